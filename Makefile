@@ -16,6 +16,7 @@ export VRAMQ_TEST_NVRTC := $(CURDIR)/.cache/nvrtc/lib
 export VRAMQ_TEST_CUDA_TOOLS := $(CURDIR)/.cache/cuda-tools
 export VRAMQ_TEST_PYTHON := $(CURDIR)/.cache/python/bin/python
 export VRAMQ_TEST_PACKAGE := $(CURDIR)/.cache/package/bin/python
+export VRAMQ_TEST_PACKAGE_OLDEST := $(CURDIR)/.cache/package-oldest/bin/python
 export VRAMQ_TEST_NODE := $(CURDIR)/.cache/node/bin/node
 export VRAMQ_TEST_NODE_MODULES := $(CURDIR)/.cache/node/node_modules
 export VRAMQ_TEST_NODE_PACKAGE := $(CURDIR)/.cache/node-package/node_modules
@@ -32,7 +33,7 @@ export VRAMQ_TEST_HISTORIES := 1000
 HOST := $(shell uname -m)-unknown-linux-gnu
 
 # What tests need of scripts/setup besides a broker.
-TEST_NEEDS := rust cxx nvrtc python package node node-package prometheus terminal model
+TEST_NEEDS := rust cxx nvrtc python package package-oldest node node-package prometheus terminal model
 # Without them scripts/test says which tests did not run.
 CUDA_TOOLS := scripts/setup cuda-tools || true
 # --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources, which the tests read.
@@ -112,11 +113,11 @@ test-pytorch: ## Run process models, and the task of docs/celery.md with Celery,
 	@$(CELERY_BEFORE)
 	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored pytorch::
 
-test-programs: ## Run process models on real ONNX Runtime, ImageMagick and PocketSphinx
+test-programs: ## Run process models on real ONNX Runtime, ImageMagick, PocketSphinx and Whisper
 	@scripts/setup rust programs rabbitmq
 	@$(BUILD)
 	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored programs::
-	@scripts/with-rabbitmq $(CARGO) test --locked -p vramq-tests --test jobs -- --ignored speech::
+	@scripts/with-rabbitmq $(CARGO) test --locked -p vramq-tests --test jobs -- --ignored speech:: whisper::
 
 test-stores: ## Read and write objects by Azure's protocol, with Azurite (some 400 MB)
 	@scripts/setup rust node stores

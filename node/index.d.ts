@@ -11,7 +11,7 @@ export type Output =
   | { sparse: { indices: Uint32Array; values: Float32Array } }
 
 export interface ConnectOptions {
-  /** From `submit` to the last reply; 0 for no limit. Default: an hour. */
+  /** From `submit` to the last reply; 0 or Infinity for no limit. Default: an hour. */
   timeoutMs?: number
   connectTimeoutMs?: number
   /** How long a lost connection is tried before everything in flight fails. Default: for ever. */
@@ -36,6 +36,7 @@ export interface PublishOptions {
   id?: string
   params?: Record<string, unknown>
   timeoutMs?: number
+  /** 0 to 255; workers' queues have 0 to 9. */
   priority?: number
   /** How long the job may wait in its queue; then it is expired, not run. */
   expirationMs?: number
@@ -43,7 +44,10 @@ export interface PublishOptions {
   batchHint?: number
   /** W3C Trace Context. */
   traceparent?: string
+  /** At most 64 KiB. A value is null, a boolean, a finite number, a string, a Buffer, an array or an object of these. */
   headers?: Record<string, unknown>
+  /** Stops waiting, as `forget` does, and rejects with the signal's reason. */
+  signal?: AbortSignal
 }
 
 export interface SubmitOptions extends PublishOptions {
@@ -70,10 +74,12 @@ export declare class Job {
   readonly id: string
   readonly model: string
   readonly itemsDone: number
-  /** Rejects with JobFailed, JobTimeout, ReplyQueueLost, InvalidReply, Disconnected or ClientClosed. */
+  /** Rejects with JobFailed, JobTimeout, ReplyQueueLost, InvalidReply, Forgotten, Disconnected or ClientClosed. */
   result(): Promise<Result>
   /** When parts have come, until the job has ended. */
   progress(): AsyncGenerator<{ itemsDone: number; items: number }>
+  /** Stops waiting for the job: its replies are dropped. The job itself still runs. */
+  forget(): void
 }
 
 export declare class Client {
@@ -86,11 +92,11 @@ export declare class Client {
   /** Replies to jobs that no caller awaits. */
   readonly strays: number
   /** Publishes a job; resolves once the broker has confirmed it. */
-  submit(model: string, inputs: Input[], options?: SubmitOptions): Promise<Job>
+  submit(model: string, inputs: readonly Input[], options?: SubmitOptions): Promise<Job>
   /** `submit`, and the result. */
-  run(model: string, inputs: Input[], options?: SubmitOptions): Promise<Result>
+  run(model: string, inputs: readonly Input[], options?: SubmitOptions): Promise<Result>
   /** Publishes a job whose replies go elsewhere: to `replyTo`, or to the model's own `vramq.replies.MODEL`. */
-  publish(model: string, inputs: Input[], options?: PublishOptions & { replyTo?: string }): Promise<string>
+  publish(model: string, inputs: readonly Input[], options?: PublishOptions & { replyTo?: string }): Promise<string>
   /** Deletes the reply queue and closes the connections. Jobs in flight fail with ClientClosed. */
   close(): Promise<void>
 }
@@ -111,6 +117,8 @@ export declare class PublishRefused extends PublishError {}
 export declare class PublishTimeout extends PublishError {}
 export declare class JobError extends VramqError {}
 export declare class ReplyQueueLost extends JobError {}
+/** The caller stopped waiting for the job with `forget`. */
+export declare class Forgotten extends JobError {}
 export declare class InvalidReply extends JobError {}
 export declare class JobFailed extends JobError {
   /** The word of the wire contract, such as "out-of-memory". */

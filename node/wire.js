@@ -10,16 +10,27 @@ export const CONTENT_TYPE = 'application/json'
 const BODY_BYTES_MAX = 16 * 1024 * 1024
 const ITEMS_MAX = 65_536
 const MODEL_NAME = /^[a-zA-Z0-9._/:-]{1,128}$/
-// An AMQP short string.
-const ID_BYTES_MAX = 255
+
+// The inputs of a job as an array. A single one is refused: split into its characters, a text would be many inputs.
+export function inputList(inputs) {
+  if (typeof inputs === 'string' || ArrayBuffer.isView(inputs) || inputs instanceof ArrayBuffer) {
+    const kind = typeof inputs === 'string' ? 'string' : inputs.constructor.name
+    throw new InvalidJob(`the inputs are a ${kind}, and have to be an array: for a single input write [input]`)
+  }
+  if (typeof inputs?.[Symbol.iterator] !== 'function') throw new InvalidJob('the inputs have to be an array')
+  return [...inputs]
+}
 
 export function encodeJob(model, inputs, params) {
-  if (!MODEL_NAME.test(model)) {
-    throw new InvalidJob(`${JSON.stringify(model)} cannot name a model: 1 to 128 characters of a-z, A-Z, 0-9, - _ . / : are allowed`)
+  if (typeof model !== 'string' || !MODEL_NAME.test(model)) {
+    throw new InvalidJob(`${JSON.stringify(String(model))} cannot name a model: 1 to 128 characters of a-z, A-Z, 0-9, - _ . / : are allowed`)
   }
   if (inputs.length === 0) throw new InvalidJob('a job without inputs has no result')
   if (inputs.length > ITEMS_MAX) throw new InvalidJob(`the job has ${inputs.length} inputs, at most ${ITEMS_MAX} are allowed`)
-  const body = Buffer.from(JSON.stringify({ model, inputs: inputs.map(encodeInput), ...(params && { params }) }))
+  if (params !== undefined && params !== null && (typeof params !== 'object' || Array.isArray(params))) {
+    throw new InvalidJob('params has to be an object')
+  }
+  const body = Buffer.from(toJson({ model, inputs: inputs.map(encodeInput), ...(params && { params }) }))
   if (body.length > BODY_BYTES_MAX) {
     throw new InvalidJob(`the job takes ${body.length} bytes, at most ${BODY_BYTES_MAX} are allowed; submit several jobs`)
   }
@@ -32,30 +43,35 @@ function encodeInput(input, at) {
     return { bytes: Buffer.from(input.buffer, input.byteOffset, input.byteLength).toString('base64') }
   }
   if (typeof input?.uri === 'string') return { uri: input.uri }
-  if (input?.json !== undefined) return { json: input.json }
+  // What JSON leaves out is no value: undefined, a function, a symbol.
+  if (input?.json !== undefined && typeof input.json !== 'function' && typeof input.json !== 'symbol') return { json: input.json }
   throw new InvalidJob(`inputs[${at}]: an input is a string of Unicode, a Uint8Array, { uri } or { json }`)
 }
 
+// A number of 64 bits has no form in JSON, and what holds itself has none.
+function toJson(job) {
+  try {
+    return JSON.stringify(job)
+  } catch (error) {
+    throw new InvalidJob(`the job has no form in JSON: ${error.message}`)
+  }
+}
+
 // Half a surrogate pair has no form in UTF-8; JSON.stringify would escape it, and workers refuse it.
-function isWellFormed(text) {
+export function isWellFormed(text) {
   return !/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/.test(text)
 }
 
-export function checkId(id) {
-  const bytes = Buffer.byteLength(id)
-  if (bytes === 0 || bytes > ID_BYTES_MAX) throw new InvalidJob(`a job id has 1 to ${ID_BYTES_MAX} bytes`)
-  return id
-}
-
 // A reply of the contract, or an Error that says why it is none; undefined for a type that this version does not know.
-export function decodeReply({ type, contentType, headers = {} }, content) {
+export function decodeReply({ type, contentType, headers }, content) {
+  headers ??= {}
   if (!['part', 'done', 'failed', 'progress'].includes(type)) return undefined
   if (contentType && contentType !== CONTENT_TYPE) throw new Error(`its content type is ${contentType}, and the job was JSON`)
   const body = JSON.parse(content.toString())
   if (type === 'failed') return { failed: { reason: String(body?.reason), error: String(body?.error) } }
   if (type === 'progress') {
     if (typeof body?.fraction !== 'number') throw new Error('its body has no fraction')
-    return { progress: { item: body.item, fraction: body.fraction, note: body.note ?? '' } }
+    return { progress: { item: count(body, 'item'), fraction: body.fraction, note: String(body.note ?? '') } }
   }
   if (!Array.isArray(body?.outputs)) throw new Error('its body has no outputs')
   if (count(headers, 'items') !== body.outputs.length) {
@@ -75,34 +91,47 @@ export function decodeReply({ type, contentType, headers = {} }, content) {
 
 function count(headers, name, absent) {
   const value = headers[name] ?? absent
-  if (!Number.isSafeInteger(value) || value < 0) throw new Error(`its header ${name} is ${JSON.stringify(value)}`)
+  if (!Number.isSafeInteger(value) || value < 0) throw new Error(`its ${name} is ${JSON.stringify(value)}`)
   return value
 }
 
 function decodeOutput(output) {
   if (output?.embedding !== undefined) return decodeEmbedding(output.embedding, output.dtype ?? 'f32')
   if (output?.json !== undefined) return { json: output.json }
-  if (output?.bytes !== undefined) return { bytes: Buffer.from(output.bytes, 'base64'), mediaType: output.media_type }
-  if (output?.uri !== undefined) return { uri: output.uri }
+  if (output?.bytes !== undefined) return { bytes: fromBase64(output.bytes), mediaType: output.media_type }
+  if (typeof output?.uri === 'string') return { uri: output.uri }
   if (output?.sparse !== undefined) return { sparse: decodeSparse(output.sparse) }
   throw new Error('an output is of no known kind')
 }
 
 function decodeEmbedding(values, dtype) {
   if (dtype !== 'f32' && dtype !== 'f16') throw new Error(`an embedding has the dtype ${JSON.stringify(dtype)}`)
-  if (typeof values !== 'string') return { embedding: Float32Array.from(values), dtype }
-  const bytes = Buffer.from(values, 'base64')
+  if (typeof values !== 'string') return { embedding: Float32Array.from(numbers(values, 'an embedding')), dtype }
+  const bytes = fromBase64(values)
   const size = dtype === 'f32' ? 4 : 2
   if (bytes.length % size !== 0) throw new Error(`an embedding of ${bytes.length} bytes is no whole number of elements`)
   const read = dtype === 'f32' ? (at) => bytes.readFloatLE(at) : (at) => fromHalf(bytes.readUInt16LE(at))
   return { embedding: Float32Array.from({ length: bytes.length / size }, (_, at) => read(at * size)), dtype }
 }
 
-function decodeSparse({ indices, values }) {
-  if (!Array.isArray(indices) || !Array.isArray(values) || indices.length !== values.length) {
-    throw new Error('a sparse vector has not as many indices as values')
-  }
+function decodeSparse(sparse) {
+  const [indices, values] = [sparse?.indices, sparse?.values].map((list) => numbers(list, 'a sparse vector'))
+  if (indices.length !== values.length) throw new Error('a sparse vector has not as many indices as values')
   return { indices: Uint32Array.from(indices), values: Float32Array.from(values) }
+}
+
+// Not whatever has a length: an object that only claims one would be given that much memory.
+function numbers(list, what) {
+  if (Array.isArray(list) && list.every((value) => typeof value === 'number')) return list
+  throw new Error(`${what} has something else than numbers`)
+}
+
+function fromBase64(text) {
+  if (typeof text !== 'string' || text.length % 4 !== 0) throw new Error('bytes are no base64')
+  const bytes = Buffer.from(text, 'base64')
+  // Node.js stops at the first character that is not of base64.
+  if (bytes.length !== Buffer.byteLength(text, 'base64')) throw new Error('bytes are no base64')
+  return bytes
 }
 
 function fromHalf(bits) {

@@ -13,6 +13,8 @@ use lapin::{Connection, ConnectionProperties, Error, ErrorKind};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
+use crate::credentials::{Credentials, InvalidCredentials, OfUrl, Secrets};
+
 /// Seconds between heartbeats, unless the URL says otherwise: a dead peer is noticed within two of them.
 const HEARTBEAT_S: u16 = 20;
 
@@ -26,9 +28,12 @@ pub struct Address {
     hosts: Vec<Host>,
     /// The host to try first; none: a random one.
     first: Option<usize>,
-    /// The URL names a user.
+    /// The URL names a user, and has a password.
     names_user: bool,
-    tls: OwnedTLSConfig,
+    has_password: bool,
+    credentials: Credentials,
+    /// Certificates in PEM that are trusted besides those of the system.
+    ca_pem: Option<String>,
 }
 
 #[derive(Clone)]
@@ -74,8 +79,15 @@ impl FromStr for Address {
             Ok(Host { uri: with_defaults(uri), mute: Arc::default() })
         };
         let hosts = hosts.split(',').map(of_host).collect::<Result<_, _>>()?;
-        let names_user = !user.split(':').next().unwrap_or_default().is_empty();
-        Ok(Self { hosts, first: None, names_user, tls: OwnedTLSConfig::default() })
+        let (name, password) = user.split_once(':').unwrap_or((user, ""));
+        Ok(Self {
+            hosts,
+            first: None,
+            names_user: !name.is_empty(),
+            has_password: !password.is_empty(),
+            credentials: Credentials::default(),
+            ca_pem: None,
+        })
     }
 }
 
@@ -89,8 +101,29 @@ impl Address {
     /// Trusts the certificates in a PEM text, besides those of the system.
     #[must_use]
     pub fn trusting(mut self, ca_pem: String) -> Self {
-        self.tls.cert_chain = Some(ca_pem);
+        self.ca_pem = Some(ca_pem);
         self
+    }
+
+    /// Says who the client is by files, which are read again for each connection.
+    ///
+    /// # Errors
+    /// All that is wrong with them: files that cannot be read, and those that do not suit the URL.
+    pub fn with_credentials(mut self, credentials: Credentials) -> Result<Self, Vec<InvalidCredentials>> {
+        let url = OfUrl {
+            is_tls: self.is_tls(),
+            names_user: self.names_user,
+            has_password: self.has_password,
+            is_external: self.is_external(),
+        };
+        let faults = credentials.faults(url);
+        self.credentials = credentials;
+        if faults.is_empty() { Ok(self) } else { Err(faults) }
+    }
+
+    /// The files that say who the client is.
+    pub fn credentials(&self) -> &Credentials {
+        &self.credentials
     }
 
     pub fn is_tls(&self) -> bool {
@@ -105,9 +138,13 @@ impl Address {
 
     /// The user that messages may name as their `user_id`: the one that the URL names, if no certificate names another.
     pub fn user_id(&self) -> Option<&str> {
+        self.user().filter(|_| self.names_user && !self.is_external())
+    }
+
+    /// Whether the certificate says who the client is.
+    fn is_external(&self) -> bool {
         let mechanisms = self.hosts.iter().filter_map(|host| host.uri.query.auth_mechanism.as_ref());
-        let is_external = mechanisms.map(|mechanism| mechanism.name()).any(|name| name == "EXTERNAL");
-        self.user().filter(|_| self.names_user && !is_external)
+        mechanisms.map(|mechanism| mechanism.name()).any(|name| name == "EXTERNAL")
     }
 
     /// The seconds between heartbeats that the broker is asked for.
@@ -132,13 +169,16 @@ impl Address {
     /// lapin's recovery stays off: it restores consumers without their prefetch.
     ///
     /// # Errors
-    /// The error of the first host that refused, else of the last host that was tried.
+    /// The error of the first host that refused, else of the last host that was tried; or a file of the credentials is unreadable.
     pub async fn connect(&self, name: &str) -> Result<Connection, ConnectError> {
         let first = self.first.unwrap_or_else(|| self.random_host());
         let (later, sooner) = self.hosts.split_at(first);
+        let secrets = self.credentials.read().await;
+        let secrets = secrets
+            .map_err(|error| ConnectError { host: "credentials".to_owned(), error: io_error(error) })?;
         let mut last = None;
         for host in sooner.iter().chain(later) {
-            let error = match self.connect_to(host, name).await {
+            let error = match self.connect_to(host, name, &secrets).await {
                 Ok(connection) => return Ok(connection),
                 Err(error) => ConnectError { host: shown(&host.uri), error },
             };
@@ -150,7 +190,7 @@ impl Address {
         Err(last.unwrap_or_else(|| ConnectError { host: String::new(), error: io_error(no_answer()) }))
     }
 
-    async fn connect_to(&self, host: &Host, name: &str) -> lapin::Result<Connection> {
+    async fn connect_to(&self, host: &Host, name: &str, secrets: &Secrets) -> lapin::Result<Connection> {
         let Host { uri, mute } = host;
         let properties = ConnectionProperties::default().with_connection_name(name.into());
         let patience = Duration::from_millis(uri.query.connection_timeout.unwrap_or(CONNECT_TIMEOUT_MS));
@@ -159,8 +199,12 @@ impl Address {
             said.unwrap_or_else(|_| Err(no_answer())).map_err(io_error)?;
         }
         let runtime = lapin::runtime::default_runtime()?;
-        let connecting =
-            Connection::connect_uri_with_config(uri.clone(), properties, self.tls.clone(), runtime);
+        let mut uri = uri.clone();
+        if let Some(password) = &secrets.password {
+            uri.authority.userinfo.password.clone_from(password);
+        }
+        let tls = OwnedTLSConfig { identity: secrets.identity.clone(), cert_chain: self.ca_pem.clone() };
+        let connecting = Connection::connect_uri_with_config(uri, properties, tls, runtime);
         // lapin bounds neither the TCP connection nor the handshake.
         let connected = tokio::time::timeout(patience, connecting).await;
         mute.store(connected.is_err(), Ordering::Relaxed);

@@ -13,8 +13,9 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// Reads this process's variables. With the prefix `VRAMQ__`, `VRAMQ__BROKER__URL` sets `broker.url`. Variables that look like
-    /// one of `known`, or like one with the prefix, and are none, are faults.
+    /// Reads this process's variables. With the prefix `VRAMQ__`, `VRAMQ__BROKER__URL` sets `broker.url`, and
+    /// `VRAMQ__MODEL__MiniLM__PATH` sets `model.MiniLM.path`. Variables that look like one of `known`, or like one with the prefix,
+    /// and are none, are faults.
     pub fn of_environment<'a>(prefix: &str, known: impl IntoIterator<Item = &'a OsStr>) -> Self {
         let variables = std::env::vars_os().filter_map(|(name, value)| {
             Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
@@ -33,9 +34,9 @@ impl Overrides {
             .into_iter()
             .map(|(name, meant)| (format!("variable {name}"), format!("is unknown; did you mean {meant}?")))
             .collect();
-        let values = variables.into_iter().filter_map(|(name, value)| {
-            Some((name.strip_prefix(prefix)?.to_ascii_lowercase().replace("__", "."), value))
-        });
+        let values = variables
+            .into_iter()
+            .filter_map(|(name, value)| Some((dotted(name.strip_prefix(prefix)?), value)));
         Self { values: values.collect(), faults }
     }
 
@@ -53,12 +54,35 @@ impl Overrides {
     }
 }
 
+/// The dotted key of a variable's name. Capitals stand for small letters; a part with small letters in it, such as the name of a
+/// model, is taken as it is.
+fn dotted(name: &str) -> String {
+    let part = |part: &str| match part.bytes().any(|letter| letter.is_ascii_lowercase()) {
+        true => part.to_owned(),
+        false => part.to_ascii_lowercase(),
+    };
+    name.split("__").map(part).collect::<Vec<_>>().join(".")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn pair(name: &str, value: &str) -> (String, String) {
         (name.to_owned(), value.to_owned())
+    }
+
+    #[test]
+    fn a_name_keeps_its_capitals_if_it_has_small_letters() {
+        for (name, key) in [
+            ("BROKER__URL", "broker.url"),
+            ("MODEL__MINILM__PATH", "model.minilm.path"),
+            ("MODEL__MiniLM__PATH", "model.MiniLM.path"),
+            ("MODEL__bge_Small__SLOTS_MAX", "model.bge_Small.slots_max"),
+            ("MODEL__A__b__PATH", "model.a.b.path"),
+        ] {
+            assert_eq!(dotted(name), key, "{name}");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ import sys
 import time
 
 from celery import Celery
+from kombu import Connection, Queue
 
 # PyTorch encodes so many texts at a time, sorted by length: larger batches only pad more on a CPU.
 BATCH = 8
@@ -44,6 +45,11 @@ def embed(texts):
 def main(path, lines, each):
     texts = open(path, encoding="utf-8").read().splitlines()[:lines]
     jobs = [texts[start : start + each] for start in range(0, len(texts), each)]
+    with Connection(os.environ["BROKER_URL"]) as connection:
+        # What a run that was cut off has left would be run first.
+        queue = Queue("vramq.bench.celery-minilm", channel=connection.channel())
+        queue.declare()
+        queue.purge()
     worker = subprocess.Popen(
         [sys.executable, "-m", "celery", "-A", "celery_minilm", "worker", "--pool=solo", "--loglevel=ERROR",
          "--without-gossip", "--without-mingle", "--without-heartbeat"],

@@ -1,9 +1,11 @@
 //! The flags that name the broker, and connecting to it.
 
+use std::path::PathBuf;
+use std::sync::Once;
 use std::time::Duration;
 
 use lapin::Connection;
-use vramq_amqp::{Address, InvalidAddress};
+use vramq_amqp::{Address, Credentials, InvalidAddress, InvalidCredentials};
 use vramq_producer::Options;
 
 use crate::exit;
@@ -32,6 +34,20 @@ pub(crate) struct Broker {
     /// Certificates of a private authority, in PEM, for amqps://.
     #[arg(long = "broker-ca", env = "VRAMQ_BROKER_CA", value_parser = certificates, value_name = "FILE", global = true)]
     ca_pem: Option<Pem>,
+    /// This command's certificate, in PEM, for amqps://.
+    #[arg(long = "broker-certificate", env = "VRAMQ_BROKER_CERTIFICATE", value_name = "FILE", global = true)]
+    certificate: Option<PathBuf>,
+    /// The private key of the certificate, in PEM.
+    #[arg(long = "broker-key", env = "VRAMQ_BROKER_KEY", value_name = "FILE", global = true)]
+    key: Option<PathBuf>,
+    /// File with the password of the URL's user.
+    #[arg(
+        long = "broker-password-file",
+        env = "VRAMQ_BROKER_PASSWORD_FILE",
+        value_name = "FILE",
+        global = true
+    )]
+    password_file: Option<PathBuf>,
 }
 
 /// The text of a file with certificates.
@@ -63,11 +79,24 @@ impl std::fmt::Debug for Secret {
     }
 }
 
+/// What is wrong with the flags. Safe to print.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InvalidBroker {
+    #[error("the broker URL {0}")]
+    Url(#[from] InvalidAddress),
+    #[error("{}", .0.iter().map(with_flag).collect::<Vec<_>>().join("; "))]
+    Credentials(Vec<InvalidCredentials>),
+}
+
+fn with_flag(InvalidCredentials { field, what }: &InvalidCredentials) -> String {
+    format!("--broker-{} {}", field.replace('_', "-"), safe(what))
+}
+
 /// Why a command has no connection. Safe to print.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectError {
-    #[error("the broker URL {0}")]
-    Url(#[from] InvalidAddress),
+    #[error(transparent)]
+    Invalid(#[from] InvalidBroker),
     #[error("connect to {0}")]
     Unreachable(String),
     #[error("connect to {0}")]
@@ -77,7 +106,7 @@ pub(crate) enum ConnectError {
 impl ConnectError {
     pub(crate) fn code(&self) -> u8 {
         match self {
-            Self::Url(_) => exit::USAGE,
+            Self::Invalid(_) => exit::USAGE,
             Self::Unreachable(_) => exit::UNREACHABLE,
             Self::Refused(_) => exit::REFUSED,
         }
@@ -88,7 +117,8 @@ impl Broker {
     /// For commands that use the client library.
     pub(crate) fn options(&self, command: &str) -> Options {
         let options = Options::new(&self.url.0);
-        let mut options = self.ca_pem.iter().fold(options, |options, Pem(pem)| options.trusting(pem));
+        let options = self.ca_pem.iter().fold(options, |options, Pem(pem)| options.trusting(pem));
+        let mut options = options.with_credentials(self.credentials());
         options.connection_name = connection_name(command);
         options.reconnect_for = Some(RECONNECT_FOR);
         // A bulk of jobs may wait for hours; --timeout limits it.
@@ -97,9 +127,25 @@ impl Broker {
     }
 
     /// For commands that speak AMQP themselves.
-    pub(crate) fn address(&self) -> Result<Address, InvalidAddress> {
+    pub(crate) fn address(&self) -> Result<Address, InvalidBroker> {
         let address = self.url.0.parse::<Address>()?;
-        Ok(self.ca_pem.iter().fold(address, |address, Pem(pem)| address.trusting(pem.clone())))
+        let address = self.ca_pem.iter().fold(address, |address, Pem(pem)| address.trusting(pem.clone()));
+        address.with_credentials(self.credentials()).map_err(InvalidBroker::Credentials)
+    }
+
+    /// Says once if others may read a secret.
+    fn credentials(&self) -> Credentials {
+        static WARNING: Once = Once::new();
+        let Self { certificate, key, password_file, .. } = self;
+        let (certificate, key, password_file) = (certificate.clone(), key.clone(), password_file.clone());
+        let credentials = Credentials { certificate, key, password_file };
+        WARNING.call_once(|| {
+            for file in credentials.exposed() {
+                let file = safe(&file.to_string_lossy());
+                eprintln!("warning: every user of this machine may read {file}: chmod o-r");
+            }
+        });
+        credentials
     }
 
     pub(crate) async fn connect(&self, command: &str) -> Result<Connection, ConnectError> {

@@ -9,7 +9,7 @@ use vramq_schemas::dead_letter::{DEAD_AT_MS, ERROR, REASON, WORKER, WORKER_VERSI
 use vramq_schemas::fields::{as_text, integer};
 use vramq_schemas::headers::{self, ATTEMPT, PUBLISH_SEQ, RETRIES};
 use vramq_schemas::topology::dead_queue;
-use vramq_schemas::{Reason, ReplyKind};
+use vramq_schemas::{Reason, ReplyKind, TraceContext};
 
 use crate::record;
 
@@ -102,7 +102,10 @@ pub struct Summary {
     pub retries: u32,
     pub body_bytes: usize,
     pub worker: Option<String>,
+    /// The beginning of the text.
     pub error: String,
+    /// The trace that the job belongs to: 32 hexadecimal digits.
+    pub trace: Option<String>,
     /// It holds results, not a job.
     pub results: Option<ReplyKind>,
 }
@@ -246,6 +249,7 @@ impl DeadLetter {
             body_bytes: self.body.len(),
             worker,
             error: error.chars().take(ERROR_CHARS_MAX).collect(),
+            trace: TraceContext::of(&self.headers).map(|trace| trace.parent.trace_id().to_owned()),
             results: self.results(),
         }
     }

@@ -1,6 +1,6 @@
 //! Counts dead letters by reason, model and worker version. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::dead_letter::{Group, Summary};
 
@@ -33,6 +33,11 @@ impl Groups {
 
     pub fn letters(&self) -> u64 {
         self.0.values().map(|count| count.letters).sum()
+    }
+
+    /// How many models have letters here.
+    pub fn models(&self) -> usize {
+        self.0.keys().map(|group| group.model.as_str()).collect::<BTreeSet<_>>().len()
     }
 
     /// The largest first.

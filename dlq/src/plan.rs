@@ -84,7 +84,7 @@ impl Plan {
     /// Considers the next dead letter of the queue. `before` is how many are selected in other queues.
     pub fn consider(&mut self, letter: &DeadLetter, query: &Query, before: u64) {
         let summary = letter.summary();
-        if !query.filter.takes(&summary) || !self.is_named(&summary, &query.names) {
+        if !query.filter.takes(letter, &summary) || !self.is_named(&summary, &query.names) {
             return;
         }
         let copies = self.copies.entry(summary.fingerprint).or_default();

@@ -248,7 +248,7 @@ mod tests {
         assert_eq!((sent.exchange.as_str(), sent.routing_key.as_str()), (RETRY_EXCHANGE, "minilm"));
         assert_eq!(
             names(&sent.headers),
-            ["batch-hint", "batch-hint-max", "history", "items-done", "mine", "retries", "vramq-queue"]
+            ["batch-hint", "batch-hint-max", "history", "items-done", "mine", "vramq-queue", "vramq-retries"]
         );
         let read = JobHeaders::read(&sent.headers).unwrap();
         assert_eq!((read.batch_hint, read.batch_hint_max, read.items_done), (Some(20), Some(20), 7));
@@ -311,7 +311,7 @@ mod tests {
                 letter.headers = without(&letter.headers, |name| name == REASON);
             }
             let sent = job(letter, &Changes::default(), 0).unwrap();
-            assert_eq!(names(&sent.headers), ["batch-hint", "batch-hint-max", "mine", "retries"]);
+            assert_eq!(names(&sent.headers), ["batch-hint", "batch-hint-max", "mine", "vramq-retries"]);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Filters and names that select dead letters. Pure.
 
-use crate::dead_letter::{FINGERPRINT_DIGITS, Summary};
+use crate::dead_letter::{DeadLetter, FINGERPRINT_DIGITS, Summary};
 
 /// The fewest digits of a fingerprint that match.
 const DIGITS_MIN: usize = 6;
@@ -14,6 +14,12 @@ pub struct Filter {
     pub since: Option<Since>,
     /// Only one group: REASON/MODEL/VERSION, as [`Group`](crate::dead_letter::Group) displays itself.
     pub group: Option<String>,
+    /// Only those whose error has this text in it, in any case.
+    pub error: Option<String>,
+    /// Only those that one of these workers dead-lettered; empty: by any, or by the broker.
+    pub worker: Vec<String>,
+    /// Only those of one trace: the 32 hexadecimal digits of its id.
+    pub trace: Option<String>,
 }
 
 /// A moment in Unix milliseconds.
@@ -28,14 +34,26 @@ pub fn unix_ms() -> u64 {
 
 impl Filter {
     pub fn is_empty(&self) -> bool {
-        self.reason.is_empty() && self.since.is_none() && self.group.is_none()
+        let Self { reason, since, group, error, worker, trace } = self;
+        reason.is_empty()
+            && since.is_none()
+            && group.is_none()
+            && error.is_none()
+            && worker.is_empty()
+            && trace.is_none()
     }
 
     /// A dead letter without a time passes `since`: it is not known to be older.
-    pub fn takes(&self, letter: &Summary) -> bool {
-        (self.reason.is_empty() || self.reason.contains(&letter.group.reason))
-            && self.since.is_none_or(|Since(at)| letter.dead_at_ms.is_none_or(|dead_at| dead_at >= at))
-            && self.group.as_ref().is_none_or(|group| *group == letter.group.to_string())
+    pub fn takes(&self, letter: &DeadLetter, summary: &Summary) -> bool {
+        (self.reason.is_empty() || self.reason.contains(&summary.group.reason))
+            && self.since.is_none_or(|Since(at)| summary.dead_at_ms.is_none_or(|dead_at| dead_at >= at))
+            && self.group.as_ref().is_none_or(|group| *group == summary.group.to_string())
+            && (self.worker.is_empty() || summary.worker.as_ref().is_some_and(|it| self.worker.contains(it)))
+            && self.trace.as_ref().is_none_or(|trace| summary.trace.as_ref() == Some(trace))
+            // The summary has only the beginning of the text.
+            && self.error.as_ref().is_none_or(|text| {
+                letter.cause().error.to_lowercase().contains(&text.to_lowercase())
+            })
     }
 }
 
@@ -74,20 +92,25 @@ impl Name {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dead_letter::tests::written;
+    use crate::dead_letter::tests::{dead_lettered_by_broker, written};
     use vramq_schemas::Reason;
+    use vramq_schemas::dead_letter::ERROR;
+    use vramq_schemas::fields::text;
+    use vramq_schemas::headers::TRACEPARENT;
 
     const NOW_MS: u64 = 1_700_000_000_000;
 
     #[test]
     fn every_condition_must_hold() {
-        let letter = written("a", Reason::OutOfMemory, |_| {}).summary();
+        let letter = written("a", Reason::OutOfMemory, |_| {});
+        let summary = letter.summary();
         let filter = |reason: &str, since, group: &str| Filter {
             reason: (!reason.is_empty()).then(|| reason.to_owned()).into_iter().collect(),
             since: Some(Since(since)),
             group: (!group.is_empty()).then(|| group.to_owned()),
+            ..Filter::default()
         };
-        assert!(Filter::default().takes(&letter) && Filter::default().is_empty());
+        assert!(Filter::default().takes(&letter, &summary) && Filter::default().is_empty());
         for (filter, takes) in [
             (filter("out-of-memory", NOW_MS, "out-of-memory/minilm/0.1.0"), true),
             (filter("", NOW_MS, ""), true),
@@ -95,11 +118,46 @@ mod tests {
             (filter("", NOW_MS + 1, ""), false),
             (filter("", 0, "out-of-memory/minilm/0.1.1"), false),
         ] {
-            assert_eq!(filter.takes(&letter), takes, "{filter:?}");
+            assert_eq!(filter.takes(&letter, &summary), takes, "{filter:?}");
             assert!(!filter.is_empty());
         }
-        let timeless = Summary { dead_at_ms: None, ..letter };
-        assert!(filter("", NOW_MS + 1, "").takes(&timeless));
+        let timeless = Summary { dead_at_ms: None, ..summary };
+        assert!(filter("", NOW_MS + 1, "").takes(&letter, &timeless));
+    }
+
+    #[test]
+    fn error_worker_and_trace_are_conditions() {
+        const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+        let letter = written("a", Reason::EngineFailed, |headers| {
+            headers.insert(TRACEPARENT.into(), text(&format!("00-{TRACE}-00f067aa0ba902b7-01")));
+            // Longer than what a list keeps of it.
+            headers.insert(ERROR.into(), text(&format!("{} CUDA error 700", "x".repeat(300))));
+        });
+        let error = |text: &str| Filter { error: Some(text.to_owned()), ..Filter::default() };
+        let worker = |names: &[&str]| Filter {
+            worker: names.iter().map(|name| (*name).to_owned()).collect(),
+            ..Filter::default()
+        };
+        let trace = |id: &str| Filter { trace: Some(id.to_owned()), ..Filter::default() };
+        for (filter, takes) in [
+            (error("cuda error"), true),
+            (error("CUDA ERROR 700"), true),
+            (error("out of memory"), false),
+            (worker(&["w1"]), true),
+            (worker(&["w0", "w1"]), true),
+            (worker(&["w"]), false),
+            (trace(TRACE), true),
+            (trace("4bf92f3577b34da6a3ce929d0e0e4737"), false),
+            (Filter { worker: vec!["w2".to_owned()], ..error("cuda") }, false),
+        ] {
+            assert_eq!(filter.takes(&letter, &letter.summary()), takes, "{filter:?}");
+            assert!(!filter.is_empty());
+        }
+        // Neither a worker nor a trace is known of what the broker dead-lettered.
+        let by_broker = dead_lettered_by_broker("expired");
+        for filter in [worker(&["w1"]), trace(TRACE)] {
+            assert!(!filter.takes(&by_broker, &by_broker.summary()), "{filter:?}");
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::jobs::{Jobs, ResultStore};
 use crate::keys::{Caller, InFlight, Keys};
 use crate::metrics::Metrics;
 use crate::operator::Operator;
+use crate::outputs::OutputStore;
 use crate::problem::Problem;
 
 /// The gateway's state. Clones are the same.
@@ -32,6 +33,8 @@ pub struct Shared {
     /// `None`: results are in memory alone.
     pub results: Option<ResultStore>,
     pub files: Option<FileStore>,
+    /// `None`: outputs in a store are references, and no more.
+    pub outputs: Option<OutputStore>,
     /// `None`: dead letters are shown, and stay.
     pub operator: Option<Arc<Operator>>,
     pub metrics: Metrics,
@@ -49,11 +52,12 @@ impl std::ops::Deref for App {
     }
 }
 
-/// The stores that outlive the gateway, if they are configured.
+/// The places that outlive the gateway, if they are configured.
 #[derive(Debug)]
 pub struct Stores {
     pub results: Option<ResultStore>,
     pub files: Option<FileStore>,
+    pub outputs: Option<OutputStore>,
 }
 
 /// Whether the gateway serves, drains, or ends.
@@ -103,6 +107,7 @@ impl App {
             client,
             link,
             files: stores.files,
+            outputs: stores.outputs,
             operator: operator.map(Arc::new),
             drain,
         }))

@@ -32,7 +32,9 @@ pub struct FileView {
     pub object: String,
     pub bytes: u64,
     pub created_at: u64,
-    pub expires_at: u64,
+    /// `None`: the gateway does not remove it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<u64>,
     pub filename: String,
     pub purpose: String,
     pub media_type: String,
@@ -86,13 +88,13 @@ impl FileStore {
         let mut upload = upload.map_err(|e| broken("store the file", &e))?;
         let mut reserved = Reserved { store: self, bytes: 0 };
         self.stream(&mut upload, &mut reserved, pieces).await?;
-        let created_at = now_s();
+        let created_at = seconds_of(SystemTime::now());
         let view = FileView {
             id,
             object: "file".to_owned(),
             bytes: reserved.bytes,
             created_at,
-            expires_at: created_at + self.settings.keep.as_secs(),
+            expires_at: Some(created_at + self.settings.keep.as_secs()),
             filename: filename[..filename.floor_char_boundary(NAME_BYTES_MAX)].to_owned(),
             purpose: "user_data".to_owned(),
             media_type: media_type[..media_type.floor_char_boundary(NAME_BYTES_MAX)].to_owned(),
@@ -176,7 +178,7 @@ impl FileStore {
     /// # Errors
     /// The listing ended early. What it had listed so far was handled.
     pub async fn sweep(&self) -> object_store::Result<()> {
-        let now = now_s();
+        let now = seconds_of(SystemTime::now());
         let is_old = |meta: &ObjectMeta| {
             let stored_at = u64::try_from(meta.last_modified.timestamp()).unwrap_or(0);
             now.saturating_sub(stored_at) > self.settings.keep.as_secs()
@@ -265,8 +267,9 @@ fn broken(what: &'static str, error: &dyn std::fmt::Display) -> Problem {
     Problem::new(StatusCode::BAD_GATEWAY, "store", "the store of uploads fails")
 }
 
-fn now_s() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+/// Seconds since 1970.
+pub fn seconds_of(at: SystemTime) -> u64 {
+    at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ pub mod keys;
 pub mod metrics;
 pub mod observe;
 pub mod operator;
+pub mod outputs;
 pub mod problem;
 pub mod routes;
 pub mod server;

@@ -23,6 +23,7 @@ use vramq_gateway::files::FileStore;
 use vramq_gateway::jobs::ResultStore;
 use vramq_gateway::keys::{self, Keys};
 use vramq_gateway::operator::Operator;
+use vramq_gateway::outputs::OutputStore;
 use vramq_gateway::routes::router;
 use vramq_gateway::server::{self, Server};
 use vramq_producer::{Client, ConnectError};
@@ -137,6 +138,12 @@ async fn run(config: Config) -> Result<Exit, String> {
         Some(settings) => Some(ResultStore::open(settings).await?),
         None => None,
     };
+    let outputs = config.outputs.as_ref().map(OutputStore::new);
+    let addresses =
+        [&config.broker.address].into_iter().chain(config.operator.as_ref().map(|it| &it.address));
+    for file in addresses.flat_map(|address| address.credentials().exposed()) {
+        tracing::warn!(file = %file.display(), "every user of this machine may read the secret: chmod o-r");
+    }
     let operator = config.operator.clone().map(Operator::open).transpose()?;
     let client = match connect(&config).await {
         Ok(client) => client,
@@ -159,7 +166,8 @@ async fn run(config: Config) -> Result<Exit, String> {
     };
     let address = server.listener.local_addr().map_err(|e| e.to_string())?;
     let drain_max = config.http.drain;
-    let app = App::new(config, keys, client, link, Stores { results, files }, operator, drained);
+    let stores = Stores { results, files, outputs };
+    let app = App::new(config, keys, client, link, stores, operator, drained);
     tracing::info!(%address, "serving");
     tokio::spawn(sweep(app.clone()));
     tokio::spawn(drain_on_signal(drain, drain_max).await?);
@@ -182,6 +190,7 @@ async fn connect(config: &Config) -> Result<Client, ConnectError> {
         // Withdrawn jobs are awaited, too, and must not keep others out.
         options.jobs_in_flight = config.limits.in_flight + WITHDRAWN_MAX;
         options.anonymous = config.broker.anonymous;
+        options = options.with_credentials(config.broker.address.credentials().clone());
         if let Some(pem) = &config.broker.ca_pem {
             options = options.trusting(pem.clone());
         }

@@ -51,6 +51,11 @@ impl Place {
     }
 }
 
+/// Whether a URL is of a place, or of something in it.
+pub fn covers(base: &Url, url: &Url) -> bool {
+    origin(base) == origin(url) && segments(url).starts_with(&segments(base))
+}
+
 /// The path of a folder from the root on, without links as far as it exists.
 fn whole(folder: &FsPath) -> PathBuf {
     let path = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
@@ -112,7 +117,7 @@ impl Storage {
 
     /// Whether a URL is of the place, or of something in it.
     pub fn covers(&self, url: &Url) -> bool {
-        origin(&self.base) == origin(url) && segments(url).starts_with(&segments(&self.base))
+        covers(&self.base, url)
     }
 
     /// Looks through the place. Removes what is ours and old, and says how many bytes the rest of ours has.

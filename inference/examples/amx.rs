@@ -5,6 +5,8 @@
 //! On a CPU without AMX it says why AMX is not used, and succeeds. It is a separate program, so that a fault of AMX does not end
 //! a test run.
 
+use std::path::Path;
+
 use anyhow::{Context, Result, bail, ensure};
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::engine::Engine;
@@ -16,6 +18,11 @@ const WORDS: [usize; 6] = [1, 2, 5, 11, 17, 30];
 
 fn main() -> Result<()> {
     let model = std::env::args().nth(1).context("usage: amx MODEL")?;
+    compare(Path::new(&model))
+}
+
+/// Compares a model's vectors, if there is the unit, and says what it did.
+pub fn compare(model: &Path) -> Result<()> {
     let source = Source::Folder(model.into());
     for parts in [Parts::Split, Parts::Rounded] {
         let units = match CpuUnits::amx(parts) {

@@ -6,6 +6,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Mutex, PoisonError};
 
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::engine::encoder::{Encoder, Source};
@@ -40,15 +41,73 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+/// Tests of one program run at a time: each measures what the whole program allocates.
+static ALONE: Mutex<()> = Mutex::new(());
+
 const MIB: usize = 1 << 20;
 
 /// The largest text that fits the body of a job.
 const TEXT: usize = 15 * MIB;
 
+fn encoder(fixture: &str) -> Encoder {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture);
+    Encoder::load(&Source::Folder(folder), CpuDevice::new(1 << 28, 1).unwrap()).unwrap()
+}
+
+/// What the items of a text are, and how many bytes more than before were allocated at most.
+fn prepared(encoder: &Encoder, text: String) -> (Result<Vec<Item>, String>, usize) {
+    let inputs = [Input::Text(text)];
+    let before = NOW.load(SeqCst);
+    MOST.store(before, SeqCst);
+    let items = encoder.prepare(&inputs, &Params::default()).map_err(|refused| refused.to_string());
+    (items, MOST.load(SeqCst) - before)
+}
+
+/// Tokenizers that are not WordPiece: of all that they read, a bounded part is tokenised.
+#[test]
+fn a_text_takes_bounded_memory_with_every_tokenizer() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let fixtures = [
+        ("tiny-camembert", 24),
+        ("tiny-gemma", 300),
+        ("tiny-gte", 300),
+        ("tiny-modernbert", 300),
+        ("tiny-mpnet", 300),
+        ("tiny-qwen3", 300),
+        ("tiny-roberta", 24),
+        ("tiny-xlm-roberta", 24),
+    ];
+    for (fixture, tokens) in fixtures {
+        let encoder = encoder(fixture);
+        for piece in ["the cat sat on the mat. ", "the\ncat\n", "中国的首都是北京市。", "😀🎉 x", "é ", "1 "]
+        {
+            let (items, grown) = prepared(&encoder, piece.repeat(TEXT / piece.len()));
+            assert!(grown < 100 * MIB, "{fixture}: {piece:?} takes {grown} bytes");
+            let items = match items {
+                Ok(items) => items,
+                // Characters that a small vocabulary does not have are one unknown token, however many.
+                Err(refused) if piece.starts_with('中') && refused.contains("fewer than the") => continue,
+                Err(refused) => panic!("{fixture}: {piece:?}: {refused}"),
+            };
+            let [Item::Tokens { ids, .. }] = &items[..] else { panic!("{items:?}") };
+            assert_eq!(ids.len(), tokens, "{fixture}: {piece:?}");
+        }
+        // Of an endless word nobody knows the first tokens but who reads it to its end: all of it, or none.
+        let (items, grown) = prepared(&encoder, "x".repeat(TEXT));
+        assert!(grown < 100 * MIB, "{fixture}: an endless word takes {grown} bytes");
+        if let Err(refused) = items {
+            assert!(refused.contains("a text of 15728640 bytes is too long"), "{fixture}: {refused}");
+            assert!(refused.contains("the first 262144 bytes"), "{fixture}: {refused}");
+        }
+        let (items, _) = prepared(&encoder, "x".repeat(64 << 10));
+        items.unwrap_or_else(|refused| panic!("{fixture}: a word of 64 KiB: {refused}"));
+    }
+}
+
 #[test]
 fn a_text_takes_memory_for_its_tokens_only() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-long");
-    let encoder = Encoder::load(&Source::Folder(folder), CpuDevice::new(1 << 28, 1).unwrap()).unwrap();
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let encoder = encoder("tiny-long");
     let every = |letters: usize| format!("{} ", "x".repeat(letters - 1));
     for (what, piece, tokens) in [
         ("one endless word", "x".to_owned(), 3),
@@ -60,11 +119,8 @@ fn a_text_takes_memory_for_its_tokens_only() {
         ("punctuation", "。".to_owned(), 512),
         ("ordinary words", "the cat sat on the mat. ".to_owned(), 512),
     ] {
-        let inputs = [Input::Text(piece.repeat(TEXT / piece.len()))];
-        let before = NOW.load(SeqCst);
-        MOST.store(before, SeqCst);
-        let items = encoder.prepare(&inputs, &Params::default()).unwrap();
-        let grown = MOST.load(SeqCst) - before;
+        let (items, grown) = prepared(&encoder, piece.repeat(TEXT / piece.len()));
+        let items = items.unwrap();
         let [Item::Tokens { ids, .. }] = &items[..] else { panic!("{items:?}") };
         assert_eq!(ids.len(), tokens, "{what}");
         assert!(grown < 4 * MIB, "{what} takes {grown} bytes");

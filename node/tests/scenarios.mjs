@@ -6,6 +6,7 @@
 
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
+import { setTimeout as sleep } from 'node:timers/promises'
 import amqp from 'amqplib'
 import * as vramq from 'vramq'
 
@@ -42,19 +43,122 @@ const scenarios = {
     assert.deepEqual(failed.outputs, [null, null])
     const missing = await client.run('nobody', ['a']).catch((error) => error)
     assert.ok(missing instanceof vramq.Unroutable && missing.retryable, `${missing}`)
-    for (const wrong of [[], ['x'.repeat(16 << 20)], new Array(65_537).fill('x'), [1], [null], ['\ud800']]) {
+    const itself = {}
+    itself.itself = itself
+    const none = [{ json: 1n }, { json: () => {} }, { json: itself }]
+    for (const wrong of [[], ['x'.repeat(16 << 20)], new Array(65_537).fill('x'), [1], [null], ['\ud800'], ...none.map((input) => [input])]) {
       await assert.rejects(client.run(MODEL, wrong), vramq.InvalidJob)
     }
-    await assert.rejects(client.run('no such name', ['a']), vramq.InvalidJob)
-    await assert.rejects(client.run(MODEL, ['a'], { id: 'x'.repeat(256) }), vramq.InvalidJob)
+    // Not split into characters.
+    for (const single of ['text', new Uint8Array(3), Buffer.from('bytes'), new ArrayBuffer(3), { uri: 's3://bucket/key' }, 7, null, undefined]) {
+      for (const call of ['run', 'submit', 'publish']) {
+        await assert.rejects(client[call](MODEL, single), (error) => error instanceof vramq.InvalidJob && error.message.includes('an array'))
+      }
+    }
+    assert.deepEqual((await client.run(MODEL, new Set(['a', 'b']))).outputs, [{ json: 'a' }, { json: 'b' }])
+    for (const model of ['no such name', '', 7, undefined]) await assert.rejects(client.run(model, ['a']), vramq.InvalidJob)
+    const wrongs = {
+      id: ['', 'x'.repeat(256), '\ud800', 'a\ufffd', 7, null],
+      batchHint: [0, -1, 2 ** 32, '4', 1.5, NaN],
+      priority: [300, -1, 'high', 2.5, NaN],
+      expirationMs: [-1, 1.5, NaN, Infinity, 2 ** 32, 'soon'],
+      timeoutMs: [-1, NaN, '1000'],
+      traceparent: [7, '\ud800'],
+      params: [7, 'ab', [], { x: 1n }, itself],
+      headers: [
+        7, 'ab', ['a'], { '': 'a' }, { ['x'.repeat(129)]: 'a' }, { x: NaN }, { x: Infinity }, { x: 1n }, { x: () => {} }, { x: Symbol('y') },
+        { x: '\ud800' }, { x: new Date() }, { x: new Uint8Array(3) }, { x: 'y'.repeat(65 << 10) }, { x: [[{ y: 1n }]] }, { x: [undefined] }, itself,
+      ],
+    }
+    for (const [name, values] of Object.entries(wrongs)) {
+      for (const value of values) {
+        for (const call of ['run', 'publish']) {
+          const error = await client[call](MODEL, ['a'], { [name]: value }).catch((error) => error)
+          assert.ok(error instanceof vramq.InvalidJob, `${name}: ${error}`)
+        }
+      }
+    }
+    for (const replyTo of ['', 'x'.repeat(256), 7]) await assert.rejects(client.publish(MODEL, ['a'], { replyTo }), vramq.InvalidJob)
+    await assert.rejects(client.submit(MODEL, ['a'], { onProgress: 7 }), vramq.InvalidJob)
+    const right = { priority: 255, expirationMs: 60_000, batchHint: 1, timeoutMs: 2 ** 40, headers: { x: ['y', { z: null }], ñ: 1.5, left: undefined } }
+    await client.run(MODEL, ['a'], right)
+    await client.run(MODEL, ['a'], { timeoutMs: Infinity })
     assert.deepEqual((await client.run(MODEL, ['still here'])).outputs, [{ json: 'still here' }])
+    assert.equal(client.reconnects, 0, 'what cannot be published has cost a connection')
     await client.close()
     for (const [address, retryable] of [[url.replace('guest:guest', 'guest:hunter2'), false], ['amqp://guest:hunter2@127.0.0.1:1/%2f', true]]) {
       const refused = await vramq.Client.connect(address).catch((error) => error)
       assert.ok(refused instanceof vramq.ConnectError && refused.retryable === retryable, `${refused}`)
       assert.ok(!refused.message.includes('hunter2'), refused.message)
     }
-    await assert.rejects(vramq.Client.connect('hunter2'), vramq.ConnectError)
+    for (const address of ['hunter2', 'amqp://%zz:guest@localhost', undefined]) await assert.rejects(vramq.Client.connect(address), vramq.ConnectError)
+    // Behind the last slash is the virtual host. The broker says what it is.
+    const host = await vramq.Client.connect(url.replace(/[^/]*$/, 'no-such-host')).catch((error) => error)
+    assert.ok(host instanceof vramq.ConnectError && !host.retryable && /vhost.*no-such-host/.test(host.message), `${host}`)
+  },
+
+  // Jobs over which the broker ends a connection or a channel, as far as the checks before do not know them: each fails, with what the
+  // broker says, and no other job of the client does.
+  async refused(url) {
+    const { limits } = await import('./node_modules/vramq/message.js')
+    const client = await vramq.Client.connect(url)
+    const checked = { ...limits }
+    let goesOn = true
+    let answered = 0
+    const lane = async () => {
+      for (; goesOn; answered += 1) assert.deepEqual((await client.run(MODEL, ['a'], { timeoutMs: 60_000 })).outputs, [{ json: 'a' }])
+    }
+    const lanes = Promise.all(Array.from({ length: 8 }, lane))
+    // A time that ends the channel.
+    Object.assign(limits, { headerBytes: Infinity, expirationMs: Infinity })
+    const wrong = { timeoutMs: 60_000, expirationMs: 2 ** 40 }
+    await assert.rejects(client.run(MODEL, ['a'], wrong), vramq.PublishRefused)
+    assert.ok(client.reconnects <= 2, `${client.reconnects}`)
+    const two = Array.from({ length: 2 }, () => client.run(MODEL, ['a'], wrong).catch((error) => error.name))
+    assert.deepEqual(await Promise.all(two), ['PublishRefused', 'PublishRefused'])
+    for (const seen = answered; answered < seen + 100; ) await Promise.race([lanes, sleep(10)])
+    // What amqplib cannot encode ends with its own job, too.
+    const reconnects = client.reconnects
+    await assert.rejects(client.run(MODEL, ['a'], { headers: { x: 'y'.repeat(200_000) } }), vramq.InvalidJob)
+    assert.equal(client.reconnects, reconnects)
+    Object.assign(limits, checked)
+    goesOn = false
+    await lanes
+    await client.close()
+  },
+
+  // Who stops waiting gives the job's slot back; and the time limit holds while a job waits for its slot. Nobody serves "slow".
+  async slots(url) {
+    const client = await vramq.Client.connect(url, { jobsInFlight: 2 })
+    const [stop, stopWaiting, stopPublishing] = Array.from({ length: 3 }, () => new AbortController())
+    const running = client.run('slow', ['a'], { signal: stop.signal })
+    const first = await client.submit('slow', ['a'])
+    const late = await client.submit('slow', ['a'], { timeoutMs: 300 }).catch((error) => error)
+    assert.ok(late instanceof vramq.PublishTimeout && late.message.includes('2 jobs are in flight, and this one had no slot'), `${late}`)
+    await assert.rejects(client.publish('slow', ['a'], { timeoutMs: 300 }), vramq.PublishTimeout)
+    stop.abort(new Error('enough'))
+    await assert.rejects(running, /enough/)
+    await assert.rejects(client.submit('slow', ['a'], { signal: stop.signal }), /enough/)
+    const second = await client.submit('slow', ['a'])
+    // One that is aborted while it waits leaves its turn to the next.
+    const waiting = [stopWaiting.signal, undefined, undefined].map((signal) => client.submit('slow', ['a'], { signal }))
+    const published = client.publish('slow', ['a'], { signal: stopPublishing.signal })
+    stopPublishing.abort(new Error('no more'))
+    await assert.rejects(published, /no more/)
+    stopWaiting.abort(new Error('enough'))
+    await assert.rejects(waiting[0], /enough/)
+    first.forget()
+    await assert.rejects(first.result(), vramq.Forgotten)
+    const third = await waiting[1]
+    second.forget()
+    const fourth = await waiting[2]
+    const last = client.submit('slow', ['a'])
+    last.catch(() => {})
+    await client.close()
+    for (const ended of [third.result(), fourth.result(), last, client.submit('slow', ['a']), client.publish('slow', ['a'])]) {
+      await assert.rejects(ended, vramq.ClientClosed)
+    }
+    await assert.rejects(vramq.Client.connect(url, { jobsInFlight: 0 }), RangeError)
   },
 
   // No worker was ever started: there is no exchange for jobs.
@@ -121,6 +225,22 @@ const scenarios = {
     await client.close()
   },
 
+  // What waits for a broker that is away ends when the client is closed, and so does the process. The broker goes away after the printed
+  // line.
+  async closed_while_away(url) {
+    const client = await vramq.Client.connect(url)
+    const job = await client.submit('slow', ['a'])
+    console.log('submitted')
+    const cutOff = async () => {
+      for (;;) await client.publish('slow', ['a'], { timeoutMs: 1000 })
+    }
+    await assert.rejects(cutOff(), vramq.PublishTimeout)
+    const waiting = [client.submit('slow', ['a']), client.publish('slow', ['a'])]
+    for (const ended of waiting) ended.catch(() => {})
+    await client.close()
+    for (const ended of [job.result(), ...waiting]) await assert.rejects(ended, vramq.ClientClosed)
+  },
+
   // Reads and writes the frozen bodies of the contract; takes no reply that contradicts its job.
   async golden(folder) {
     const { Assembly, decodeReply, encodeJob } = await import('./node_modules/vramq/wire.js')
@@ -172,7 +292,11 @@ const scenarios = {
       ['part', { items: 1 }, '{"outputs": [{"embedding": "AA==", "dtype": "f64"}]}'],
       ['part', { items: 1 }, '{"outputs": [7]}'],
       ['part', {}, 'no JSON'],
+      ...['{"bytes": {"length": 9000000000}}', '{"bytes": "?"}', '{"bytes": 7}', '{"embedding": {"length": 9000000000}}', '{"embedding": ["1"]}',
+        '{"embedding": "AA=?"}', '{"sparse": null}', '{"sparse": {"indices": ["0"], "values": [1]}}', '{"uri": 7}', '{"uri": null}',
+      ].map((output) => ['part', { items: 1 }, `{"outputs": [${output}]}`]),
       ['progress', {}, '{}'],
+      ['progress', {}, '{"fraction": 0.5, "item": "a"}'],
     ]) {
       assert.throws(() => read(type, more, body), `${type} ${JSON.stringify(more)}`)
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use vramq_amqp::InvalidAddress;
+use vramq_amqp::{InvalidAddress, InvalidCredentials};
 use vramq_schemas::topology::{InvalidModelName, JOBS_EXCHANGE};
 use vramq_schemas::{EncodeError, Output, Reason};
 
@@ -11,6 +11,8 @@ use vramq_schemas::{EncodeError, Output, Reason};
 pub enum ConnectError {
     #[error("the broker URL {0}")]
     Url(InvalidAddress),
+    #[error("the broker's {0}")]
+    Credentials(InvalidCredentials),
     #[error("cannot reach the broker at {broker}: {error}")]
     Unreachable { broker: String, error: String },
     /// The broker answered with a refusal: wrong credentials, no such vhost, no permission for the reply queue.

@@ -40,6 +40,7 @@ pub use client::{Client, Stats};
 pub use error::{ConnectError, JobError, JobFailed, PublishError};
 pub use options::{Options, SubmitOptions};
 pub use pending::{Answer, Pending, Progress};
+pub use vramq_amqp::{Credentials, InvalidCredentials};
 pub use vramq_schemas::{
     Embedding, Encoding, Input, InvalidJson, ItemProgress, Job, JsonText, Output, Params, Reason, Sparse,
     Values,

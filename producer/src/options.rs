@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use lapin::types::ShortString;
-use vramq_amqp::Address;
+use vramq_amqp::{Address, Credentials};
 use vramq_schemas::Encoding;
 
 use crate::error::ConnectError;
@@ -30,6 +30,7 @@ pub const REPLY_PREFETCH: u16 = 128;
 pub struct Options {
     url: String,
     ca_pem: Option<String>,
+    credentials: Credentials,
     /// Shown in the broker's list of connections.
     pub connection_name: String,
     /// How jobs are written; replies come in the same encoding. Bincode by default: embeddings take a third of
@@ -59,6 +60,7 @@ impl Options {
         Self {
             url: url.into(),
             ca_pem: None,
+            credentials: Credentials::default(),
             connection_name: format!("vramq-producer {}", std::process::id()),
             encoding: Encoding::Bincode,
             jobs_in_flight: JOBS_IN_FLIGHT,
@@ -79,9 +81,21 @@ impl Options {
         self
     }
 
+    /// Says who the client is by files: a certificate with its key for `amqps://`, or the password of the URL's user. They are read
+    /// for each connection, so that they can be replaced. With `?auth_mechanism=external` in the URL the certificate names the user.
+    #[must_use]
+    pub fn with_credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = credentials;
+        self
+    }
+
     pub(crate) fn address(&self) -> Result<Address, ConnectError> {
         let address: Address = self.url.parse().map_err(ConnectError::Url)?;
-        Ok(self.ca_pem.iter().cloned().fold(address, Address::trusting))
+        let address = self.ca_pem.iter().cloned().fold(address, Address::trusting);
+        // An error has at least one fault.
+        address
+            .with_credentials(self.credentials.clone())
+            .map_err(|mut faults| ConnectError::Credentials(faults.swap_remove(0)))
     }
 
     /// The user that jobs name.
@@ -110,6 +124,7 @@ impl fmt::Debug for Options {
         let Self {
             url: _,
             ca_pem: _,
+            credentials,
             connection_name,
             encoding,
             jobs_in_flight,
@@ -123,6 +138,7 @@ impl fmt::Debug for Options {
         let broker = self.address().map_or_else(|_| "invalid".to_owned(), |address| address.to_string());
         f.debug_struct("Options")
             .field("broker", &broker)
+            .field("credentials", credentials)
             .field("connection_name", connection_name)
             .field("encoding", encoding)
             .field("jobs_in_flight", jobs_in_flight)

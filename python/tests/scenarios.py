@@ -7,7 +7,9 @@ Exits with 0 if all is as the package's documentation says. tests/tests/client/p
 
 import array
 import asyncio
+import datetime
 import functools
+import gc
 import json
 import multiprocessing
 import os
@@ -25,7 +27,7 @@ def raises(kind, call, *args, **options):
         call(*args, **options)
     except kind as error:
         return error
-    raise AssertionError(f"no {kind}")
+    raise AssertionError(f"no {kind}: {args} {options}")
 
 
 async def raises_async(kind, work):
@@ -62,11 +64,44 @@ def results(url):
         assert found == {n: [f"{n}"] for n in range(20)}, found
 
         # A child of a fork has no thread of the client's: it gets an error instead of waiting for ever.
-        child = multiprocessing.get_context("fork").Process(target=raises, args=(vramq.ClientClosed, client.run, MODEL, ["x"]))
-        child.start()
-        child.join()
-        assert child.exitcode == 0
+        assert in_child(raises, vramq.ClientClosed, client.run, MODEL, ["x"]) == 0
+        assert in_child(client.close) == 0 and client.run(MODEL, ["x"]).outputs == ["x"]
+        forgotten = client.submit(MODEL, ["x"])
+        forgotten.result()
     raises(vramq.ClientClosed, client.run, MODEL, ["x"])
+    forgotten.forget()
+
+
+def in_child(function, *args):
+    """The exit code of a forked process that only calls this."""
+    child = multiprocessing.get_context("fork").Process(target=function, args=args)
+    child.start()
+    child.join()
+    return child.exitcode
+
+
+def closed_by_another_thread(url):
+    """Whatever threads are doing when another closes the client: it ends for each of them, with a result or ClientClosed."""
+    for _ in range(20):
+        client, ends = vramq.Client(url), []
+
+        def use(client=client, ends=ends):
+            try:
+                while True:
+                    assert client.run(MODEL, ["x"]).outputs == ["x"]
+            except BaseException as error:
+                ends.append(error)
+
+        users = [threading.Thread(target=use, daemon=True) for _ in range(8)]
+        for thread in users:
+            thread.start()
+        closers = [threading.Thread(target=client.close, daemon=True) for _ in range(2)]
+        for thread in closers:
+            thread.start()
+        for thread in closers + users:
+            thread.join(60)
+            assert not thread.is_alive(), "a thread waits for ever"
+        assert [type(end) for end in ends] == [vramq.ClientClosed] * 8, ends
 
 
 def msgpack(url):
@@ -91,17 +126,131 @@ def failures(url):
         assert failed.reason == "invalid-input" and "unknown" in failed.error and failed.outputs == [None, None]
         missing = raises(vramq.Unroutable, client.run, "nobody", ["a"])
         assert missing.retryable and "nobody" in str(missing)
-        for wrong in ([], ["x" * (16 << 20)], ["x"] * 65_537, [1], [None], ["\ud800"]):
+        for wrong in ([], ["x" * (16 << 20)], ["x"] * 65_537, [1], [None], ["\ud800"], None, 7):
             raises(vramq.InvalidJob, client.run, MODEL, wrong)
-        raises(vramq.InvalidJob, client.run, "no such name", ["a"])
-        raises(vramq.InvalidJob, client.run, MODEL, ["a"], id="x" * 256)
-        raises(vramq.InvalidJob, client.run, MODEL, ["a"], batch_hint=0)
+        # Not split into characters.
+        for single in ("text", b"bytes", bytearray(b"bytes"), vramq.Uri("s3://bucket/key"), {"text": 1}):
+            for call in (client.run, client.submit, client.publish, client.embed):
+                assert "a list" in str(raises(vramq.InvalidJob, call, MODEL, single))
+        assert client.run(MODEL, (text for text in "ab")).outputs == ["a", "b"]
+        for model in ("no such name", "", 7, None):
+            raises(vramq.InvalidJob, client.run, model, ["a"])
+        itself = {}
+        itself["itself"] = itself
+        for name, values in {
+            "id": ["", "x" * 256, "\ud800", "a\ufffd"],
+            "batch_hint": [0, -1, 1 << 32, "4", 1.5],
+            "priority": [300, -1, "high", 2.5],
+            "expiration": [-1, float("nan"), float("inf"), 1 << 32, "soon", [], datetime.datetime.now() - datetime.timedelta(seconds=9)],
+            "traceparent": [7, "\ud800"],
+            "headers": [
+                7, "ab", ["a"], {7: "a"}, {"": "a"}, {"\ud800": 1}, {"x" * 129: "a"}, {"x": object()}, {"x": 1 << 64}, {"x": "\ud800"},
+                {"x": "y" * (121 << 10)}, {"x": {"y": object()}}, {"x": {7: 7}}, {"x": itself}, {"x": [[object()]]},
+            ],
+            "params": [7, "ab", {"x": object()}, {"x": float("nan")}, {"x": itself}],
+        }.items():
+            for value in values:
+                raises(vramq.InvalidJob, client.run, MODEL, ["a"], **{name: value})
+                raises(vramq.InvalidJob, client.publish, MODEL, ["a"], **{name: value})
+        for reply_to in ("", "x" * 256, 7):
+            raises(vramq.InvalidJob, client.publish, MODEL, ["a"], reply_to=reply_to)
+        in_an_hour = datetime.datetime.now() + datetime.timedelta(hours=1)
+        for expiration in (60, 60.5, datetime.timedelta(minutes=1), in_an_hour):
+            client.run(MODEL, ["a"], priority=255, expiration=expiration, batch_hint=1, headers={"x": ["y", {"z": None}], "ñ": 1.5})
         assert client.run(MODEL, ["still here"]).outputs == ["still here"]
+        assert client.reconnects == 0, "what cannot be published has cost a connection"
     # Not one of them shows the password.
     for address, retryable in ((url.replace("guest:guest", "guest:hunter2"), False), ("amqp://guest:hunter2@127.0.0.1:1/%2f", True)):
         refused = raises(vramq.ConnectError, vramq.Client, address)
         assert refused.retryable == retryable and "hunter2" not in str(refused), refused
     raises(vramq.ConnectError, vramq.Client, "hunter2")
+    # Behind the last slash is the virtual host. The broker says what it is.
+    missing = raises(vramq.ConnectError, vramq.Client, url.rpartition("/")[0] + "/no-such-host")
+    assert not missing.retryable and "vhost" in str(missing) and "no-such-host" in str(missing), missing
+
+
+def refused(url):
+    """Jobs over which the broker ends a connection or a channel, as far as the checks before do not know them: each fails, with what the
+    broker says, and no other job of the client does."""
+    from vramq import _message
+
+    async def run():
+        async with vramq.AsyncClient(url) as client:
+            goes_on, answered = True, 0
+
+            async def lane():
+                nonlocal answered
+                while goes_on:
+                    assert (await client.run(MODEL, ["a"], timeout=60)).outputs == ["a"]
+                    answered += 1
+
+            lanes = [asyncio.ensure_future(lane()) for _ in range(8)]
+            unchecked = _message.HEADER_BYTES_MAX, _message._expiration
+            _message.HEADER_BYTES_MAX, _message._expiration = 1 << 30, lambda value: value
+            # More than a frame; and a time that ends the channel.
+            for wrong in ({"headers": {"x": "y" * 200_000}}, {"expiration": -1}):
+                before = client.reconnects
+                await raises_async(vramq.PublishRefused, client.run(MODEL, ["a"], timeout=60, **wrong))
+                assert client.reconnects - before <= 2, client.reconnects
+                both = await asyncio.gather(*(client.run(MODEL, ["a"], timeout=60, **wrong) for _ in range(2)), return_exceptions=True)
+                assert [type(error) for error in both] == [vramq.PublishRefused] * 2, both
+                seen = answered
+                while answered < seen + 100:
+                    await asyncio.wait(lanes, timeout=0.1)
+                    assert not any(lane.done() for lane in lanes), lanes
+            _message.HEADER_BYTES_MAX, _message._expiration = unchecked
+            goes_on = False
+            await asyncio.gather(*lanes)
+
+    asyncio.run(run())
+
+
+def slots(url):
+    """Who stops waiting gives the job's slot back; and the time limit holds while a job waits for its slot. Nobody serves "slow"."""
+
+    async def run():
+        client = await vramq.AsyncClient(url, jobs_in_flight=2).connect()
+        first = await client.submit("slow", ["a"])
+        running = asyncio.ensure_future(client.run("slow", ["a"]))
+        await asyncio.sleep(0)
+        late = await raises_async(vramq.PublishTimeout, client.submit("slow", ["a"], timeout=0.3))
+        assert "2 jobs are in flight, and this one had no slot" in str(late), late
+        await raises_async(vramq.PublishTimeout, client.publish("slow", ["a"], timeout=0.3))
+        running.cancel()
+        await raises_async(asyncio.CancelledError, running)
+        second = await client.submit("slow", ["a"], timeout=60)
+        # One that is cancelled while it waits leaves its turn to the next.
+        waiting = [asyncio.ensure_future(client.submit("slow", [f"{n}"])) for n in range(3)]
+        await asyncio.wait(waiting, timeout=0.3)
+        waiting[0].cancel()
+        first.forget()
+        await raises_async(vramq.Forgotten, first.result())
+        third = await waiting[1]
+        embedding = asyncio.ensure_future(client.embed("slow", ["a"] * 100))
+        second.forget()
+        fourth = await waiting[2]
+        for job in (third, fourth):
+            job.forget()
+        await asyncio.wait({embedding}, timeout=0.3)
+        embedding.cancel()
+        await raises_async(asyncio.CancelledError, embedding)
+        jobs = [await client.submit("slow", ["a"], timeout=60) for _ in range(2)]
+        waiting = asyncio.ensure_future(client.submit("slow", ["a"]))
+        await asyncio.wait({waiting}, timeout=0.3)
+        await client.close()
+        for ended in (waiting, jobs[0].result(), client.submit("slow", ["a"]), client.publish("slow", ["a"]), client.connect()):
+            await raises_async(vramq.ClientClosed, ended)
+        raises(ValueError, vramq.AsyncClient, url, jobs_in_flight=0)
+        # Of a corpus only as many jobs are made as there are slots: the time limits of the others do not run yet.
+        async with vramq.AsyncClient(url, jobs_in_flight=1) as client:
+            embedding = asyncio.ensure_future(client.embed("slow", ["a"] * 3, job_items=1))
+            await asyncio.wait({embedding}, timeout=0.3)
+            assert len(client._pending) == 1, client._pending
+            embedding.cancel()
+            await raises_async(asyncio.CancelledError, embedding)
+            assert not client._pending, client._pending
+
+    asyncio.run(run())
 
 
 def nothing_declared(url):
@@ -197,6 +346,24 @@ def gives_up(url):
     asyncio.run(run())
 
 
+def closed_while_away(url):
+    """What waits for a broker that is away ends when the client is closed. The broker goes away after the printed line."""
+
+    async def run():
+        client = await vramq.AsyncClient(url).connect()
+        job = await client.submit("slow", ["a"])
+        session = client._session
+        print("submitted", flush=True)
+        await session.lost
+        waiting = [asyncio.ensure_future(client.submit("slow", ["a"])), asyncio.ensure_future(client.publish("slow", ["a"]))]
+        await raises_async(vramq.PublishTimeout, client.submit("slow", ["a"], timeout=0.3))
+        await client.close()
+        for ended in (job.result(), *waiting):
+            await raises_async(vramq.ClientClosed, ended)
+
+    asyncio.run(run())
+
+
 def embed(url):
     """Reads texts as JSON from standard input, and writes their vectors."""
     import numpy
@@ -221,6 +388,20 @@ def celery(url):
     result = echo.delay(["a", "b"])
     assert result.get(timeout=60) == ["a", "b"] and result.ready() and result.successful() and result.state == "SUCCESS"
     assert app.AsyncResult(result.id) is result and result.result == ["a", "b"]
+    # A caller may keep nothing but the id, until the result is taken.
+    only_id = echo.delay(["a"]).id
+    gc.collect()
+    assert app.AsyncResult(only_id).get(timeout=60) == ["a"]
+    gc.collect()
+    raises(LookupError, app.AsyncResult, only_id)
+    dropped = echo.delay(["a"]).id
+    app.AsyncResult(dropped).forget()
+    gc.collect()
+    raises(LookupError, app.AsyncResult, dropped)
+    untaken = [echo.delay(["a"]).id for _ in range(vramq.celery.RESULTS_MAX + 1)]
+    gc.collect()
+    raises(LookupError, app.AsyncResult, untaken[0])
+    assert app.AsyncResult(untaken[1]).get(timeout=60) == ["a"]
     assert echo("alone") == "alone"
     assert echo.apply_async((["x"],), task_id="mine").id == "mine"
     failing = app.task(MODEL, params={"unknown": 1}).delay(["a"])
@@ -233,8 +414,19 @@ def celery(url):
     assert slow.state == "PENDING" and not slow.ready() and slow.result is None
     slow.forget()
     raises(LookupError, app.AsyncResult, "of another process")
+    # A child of a fork begins with nothing of the parent's, and costs the parent nothing.
+    assert in_child(celery_in_child, app, echo, slow.id) == 0
+    assert app.client.reconnects == 0 and echo("alone") == "alone"
+    raises(vramq.InvalidJob, app.task(MODEL, inputs=lambda text: text).delay, "text")
+    raises(vramq.InvalidJob, echo.apply_async, (["x"],), expires=-1)
     raises(TypeError, echo.apply_async, (["a"],), countdown=5)
     raises(TypeError, echo.delay, "a", "b")
+    app.close()
+
+
+def celery_in_child(app, echo, of_the_parent):
+    raises(LookupError, app.AsyncResult, of_the_parent)
+    assert echo("alone") == "alone"
     app.close()
 
 
@@ -266,7 +458,7 @@ def golden(folder):
         assert list(none.values) == [] and part.outputs[5] == {"label": "x", "scores": [0.25, None, "y", {}]}
         assert (part.outputs[6].data, part.outputs[6].media_type) == (b"\x89PNG\xff", "image/png")
         assert part.outputs[7].uri == "s3://bucket/key"
-        part = _wire.decode_reply("done", content_type, headers | {"items": 2}, frozen(f"sparse.{extension}"))
+        part = _wire.decode_reply("done", content_type, {**headers, "items": 2}, frozen(f"sparse.{extension}"))
         some, empty = part.outputs
         assert isinstance(some, vramq.Sparse) and list(some.indices) == [0, 7, 300, 70000], some
         assert list(some.values)[:2] == [0.5, 1.25] and _wire.plain(some)[7] == 1.25 and _wire.plain(empty) == {}

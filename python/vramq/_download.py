@@ -267,8 +267,12 @@ def _web(reference, private, timeout, ssl_context):
         ssl_context = ssl.create_default_context()
     connection = _Connection(reference, private, timeout, ssl_context if reference.scheme == "https" else None)
 
+    begin = time.monotonic()
+
     def late_or(error):
-        if connection.is_late:
+        # The socket's own limit may end a moment before the one for the whole answer.
+        is_over = isinstance(error, socket.timeout) and time.monotonic() - begin >= 0.9 * timeout
+        if connection.is_late or is_over:
             return _unavailable(f"get {reference.shown}: no complete answer within {timeout:g} s")
         why = str(error)[:SERVER_TEXT_MAX] or type(error).__name__
         return _unavailable(f"get {reference.shown}: {why}")

@@ -7,6 +7,9 @@ from urllib.parse import unquote
 
 import aio_pika
 from aiormq.exceptions import AMQPConnectionError, AMQPError, ChannelClosed
+from pamqp.commands import Connection as ConnectionFrames
+from pamqp.exceptions import PAMQPException
+from yarl import URL
 
 from . import _wire
 from .errors import ConnectError
@@ -15,15 +18,34 @@ from .errors import ConnectError
 REPLY_PREFETCH = 128
 # How long closing may take before the connections are dropped.
 CLOSE_S = 3
+# In this time those who use a lost connection learn why from aiormq. Version 6 leaves some of them waiting for ever.
+LOST_S = 1
 
 # Exceptions by which aio-pika and asyncio say that a connection is gone.
-LOST = (AMQPConnectionError, ConnectionError, OSError, asyncio.IncompleteReadError, RuntimeError, asyncio.CancelledError)
+LOST = (AMQPConnectionError, ConnectionError, OSError, asyncio.IncompleteReadError, RuntimeError)
 
 
-def is_cancelled():
-    """Whether the current task was cancelled, rather than a future of a lost connection."""
-    cancelling = getattr(asyncio.current_task(), "cancelling", None)
-    return cancelling is None or cancelling() > 0
+async def in_own_task(work, timeout=None, until=()):
+    """What `work` returns or raises; it runs as a task of its own.
+
+    So a cancellation of the caller is told from one that comes with a lost connection, which is a ConnectionAbortedError here.
+    Raises asyncio.TimeoutError after `timeout`, or when one of the futures `until` is done first.
+    """
+    task = asyncio.ensure_future(work)
+    # Whoever stops waiting does not ask for its error.
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())
+    try:
+        await asyncio.wait({task, *until}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=CLOSE_S)
+        raise asyncio.TimeoutError
+    if task.cancelled():
+        raise ConnectionAbortedError("cancelled with its connection")
+    return task.result()
 
 
 class Session:
@@ -36,7 +58,10 @@ class Session:
     def __init__(self):
         self.connections = []
         self.jobs = self.replies = self.stop_replies = None
-        self.lost = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        # `gone` follows `lost` after LOST_S.
+        self.lost, self.gone = loop.create_future(), loop.create_future()
+        self.lost.add_done_callback(lambda _: loop.call_later(LOST_S, self.gone.set_result, None))
 
     def lose(self, why):
         if not self.lost.done():
@@ -49,7 +74,7 @@ class Session:
         self.lose("dropped")
         for connection in self.connections:
             try:
-                await asyncio.wait_for(connection.close(), CLOSE_S)
+                await in_own_task(connection.close(), CLOSE_S)
             except Exception:  # It was lost already: there is nothing to close.
                 pass
 
@@ -72,31 +97,33 @@ class Connector:
 
     async def open(self):
         """A session with the first host that takes one. Raises ConnectError."""
-        session, errors = Session(), []
+        return await self._open_by(self._open_both)
+
+    async def open_alone(self):
+        """A session that only publishes, for a job that must not share a connection with others. Raises ConnectError."""
+        return await self._open_by(lambda url, session: self._open_jobs(url, session, "one job"))
+
+    async def _open_by(self, steps):
+        errors = []
         for url in self._urls:
+            session = Session()
             try:
-                await asyncio.wait_for(self._open_at(url, session), self._timeout)
+                await in_own_task(steps(url, session), self._timeout)
                 return session
+            except asyncio.CancelledError:
+                await session.drop()
+                raise
             except asyncio.TimeoutError:
                 text = f"the broker at {self._broker} did not answer within {self._timeout:g} s"
                 errors.append(ConnectError(text, True))
-            except (AMQPError, *LOST) as error:
-                if isinstance(error, asyncio.CancelledError) and is_cancelled():
-                    await session.drop()
-                    raise
+            except (AMQPError, PAMQPException, *LOST) as error:
                 errors.append(_explain(self._broker, error))
             await session.drop()
-            session = Session()
         raise next((error for error in errors if error.retryable), errors[-1])
 
-    async def _open_at(self, url, session):
+    async def _open_both(self, url, session):
         # In the order that leaves no gap: reply queue, prefetch, consumer, and only then publishing.
-        for what in ("replies", "jobs"):
-            options = {"ssl_context": self._ssl_context} if self._ssl_context else {}
-            properties = {"connection_name": f"{self._name} ({what})"}
-            session.connections.append(await aio_pika.connect(url, client_properties=properties, **options))
-            session.watch(session.connections[-1], what)
-        replies, jobs = session.connections
+        replies = await self._connect(url, session, "replies")
         missed = self._had_queue and not await self._has_queue(replies)
         channel = await replies.channel(publisher_confirms=False)
         session.watch(channel, "replies")
@@ -106,15 +133,27 @@ class Connector:
             self._missed()
         self._had_queue = True
         # A deleted queue ends the consumer and nothing else.
-        cancelled = getattr(await channel.get_underlay_channel(), "on_consumer_cancel_callbacks", None)
-        if cancelled is not None:
-            cancelled.add(lambda *_: session.lose("the broker cancelled the consumer of replies"))
+        _tell_of_cancel(
+            await channel.get_underlay_channel(), lambda *_: session.lose("the broker cancelled the consumer of replies"))
         tag = await queue.consume(self._take)
         session.replies, session.stop_replies = channel, lambda: queue.cancel(tag)
+        await self._open_jobs(url, session, "jobs")
+
+    async def _open_jobs(self, url, session, name):
+        jobs = await self._connect(url, session, name)
         publishing = await jobs.channel(publisher_confirms=True, on_return_raises=True)
         session.watch(publishing, "jobs")
         # Not declared, and not asked for: publishers need no permission but to write to it.
         session.jobs = await publishing.get_exchange(_wire.JOBS_EXCHANGE, ensure=False)
+
+    async def _connect(self, url, session, what):
+        options = {"ssl_context": self._ssl_context} if self._ssl_context else {}
+        # In the URL, because aio-pika 9 drops `client_properties` beside a URL.
+        named = URL(url).update_query(name=f"{self._name} ({what})")
+        connection = await aio_pika.connect(named, **options)
+        session.connections.append(connection)
+        session.watch(connection, what)
+        return connection
 
     async def _has_queue(self, connection):
         # On a channel of its own: the broker closes it if there is no such queue.
@@ -125,6 +164,26 @@ class Connector:
             return False
         await channel.close()
         return True
+
+
+def _tell_of_cancel(channel, told):
+    callbacks = getattr(channel, "on_consumer_cancel_callbacks", None)
+    if callbacks is not None:
+        callbacks.add(told)
+    else:
+        channel.consumers = _Consumers(told)
+
+
+class _Consumers(dict):
+    """The consumers of a channel of aiormq 6, which takes out the one that was cancelled, and tells nobody."""
+
+    def __init__(self, told):
+        super().__init__()
+        self._told = told
+
+    def pop(self, *args):
+        self._told()
+        return super().pop(*args)
 
 
 def _addresses(url):
@@ -145,13 +204,27 @@ def user_of(url):
 def _explain(broker, error):
     if isinstance(error, ssl.SSLError):
         return ConnectError(f"TLS with the broker at {broker} fails: {error}", False)
-    if isinstance(error, AMQPError) and not _is_transport(error):
-        return ConnectError(f"the broker at {broker} refuses: {_first(error)}", False)
+    if isinstance(error, (AMQPError, PAMQPException)) and not _is_transport(error):
+        return ConnectError(f"the broker at {broker} refuses: {_closing_words(error) or _first(error)}", False)
     return ConnectError(f"cannot reach the broker at {broker}: {_first(error)}", True)
 
 
 def _is_transport(error):
     return type(error) is AMQPConnectionError or isinstance(error.__cause__, (OSError, EOFError))
+
+
+def _closing_words(error):
+    """What the broker said when it closed the connection instead of opening it, as for a virtual host that does not exist.
+
+    aiormq and pamqp only say that they expected another frame. The frame that came is a variable where the error was raised.
+    """
+    at = error.__traceback__
+    while at is not None:
+        for value in at.tb_frame.f_locals.values():
+            if isinstance(value, ConnectionFrames.Close):
+                return value.reply_text
+        at = at.tb_next
+    return None
 
 
 def _first(error):

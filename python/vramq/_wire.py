@@ -6,6 +6,7 @@ import json
 import re
 import struct
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .errors import InvalidJob
@@ -40,12 +41,33 @@ def _msgpack():
     return msgpack
 
 
+def input_list(inputs):
+    """The inputs of a job as a list. Raises InvalidJob for a single input: split into its characters, a text would be many inputs."""
+    if isinstance(inputs, (str, bytes, bytearray, memoryview, Uri, Json)):
+        raise InvalidJob(f"the inputs are a {type(inputs).__name__}, and have to be a list: for a single input write [input]")
+    if isinstance(inputs, Mapping):
+        raise InvalidJob("the inputs are a mapping, and have to be a list: for a JSON value write [vramq.Json(value)]")
+    try:
+        return list(inputs)
+    except TypeError:
+        raise InvalidJob(f"the inputs are a {type(inputs).__name__}, and have to be a list") from None
+
+
+def checked_params(params):
+    """The params of a job as a dict. Raises InvalidJob."""
+    if params is None:
+        return {}
+    if not isinstance(params, Mapping):
+        raise InvalidJob(f"params is a {type(params).__name__}, and has to be a dict")
+    return dict(params)
+
+
 def encode_job(model, inputs, params, encoding="json"):
     """The body of a job.
 
     Raises InvalidJob if no worker would take it.
     """
-    if not MODEL_NAME.fullmatch(model):
+    if not isinstance(model, str) or not MODEL_NAME.fullmatch(model):
         raise InvalidJob(f"{model!r} cannot name a model: 1 to 128 characters of a-z, A-Z, 0-9, - _ . / : are allowed")
     if not inputs:
         raise InvalidJob("a job without inputs has no result")
@@ -61,8 +83,8 @@ def encode_job(model, inputs, params, encoding="json"):
             body = _dumps(job).encode()
     except InvalidJob:
         raise
-    # OverflowError: MessagePack has integers of 64 bits.
-    except (TypeError, ValueError, OverflowError) as error:
+    # OverflowError: MessagePack has integers of 64 bits. RecursionError: nested too deeply.
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidJob(f"the job has no form in {CONTENT_TYPES[encoding]}: {error}") from error
     if len(body) > BODY_BYTES_MAX:
         raise InvalidJob(f"the job takes {len(body)} bytes, at most {BODY_BYTES_MAX} are allowed; submit several jobs")

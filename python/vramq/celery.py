@@ -13,11 +13,16 @@ Celery itself is not needed, and nothing here talks to a Celery worker.
 import os
 import threading
 import weakref
+from collections import OrderedDict
 
 from .client import Client
 from .errors import VramqError
 
 __all__ = ["App", "AsyncResult", "Task"]
+
+# Results that `AsyncResult(id)` finds although the caller kept only their ids: as many as jobs are in flight by default. Each costs its
+# outputs until it is asked for.
+RESULTS_MAX = 1024
 
 
 class App:
@@ -28,15 +33,21 @@ class App:
 
     def __init__(self, url, **options):
         self._url, self._options = url, options
-        self._client, self._pid, self._lock = None, None, threading.Lock()
-        self._results = weakref.WeakValueDictionary()
+        self._begin()
+        if hasattr(os, "register_at_fork"):
+            app = weakref.ref(self)
+            os.register_at_fork(after_in_child=lambda: app() and app()._begin())
+
+    def _begin(self):
+        """As a process begins: in the child of a fork with nothing of the parent's, whose other threads may have held the locks."""
+        self._client, self._lock, self._results = None, threading.Lock(), _Results()
 
     @property
     def client(self):
         """The client, for features that Celery does not have."""
         with self._lock:
-            if self._client is None or self._pid != os.getpid():
-                self._client, self._pid = Client(self._url, **self._options), os.getpid()
+            if self._client is None:
+                self._client = Client(self._url, **self._options)
             return self._client
 
     def task(self, model, *, inputs=None, result=None, params=None, **options):
@@ -49,20 +60,43 @@ class App:
         return Task(self, model, inputs, result, params, options)
 
     def AsyncResult(self, task_id):  # noqa: N802  (Celery's name)
-        """The result of a task that this process published and still holds. Replies come to the process that asked."""
-        try:
-            return self._results[task_id]
-        except KeyError:
+        """The result of a task that this process published: one that the caller still holds, or one of the last 1,024 that `get` and
+        `forget` have not taken. Replies come to the process that asked."""
+        result = self._results.find(task_id)
+        if result is None:
             raise LookupError(
-                f"task {task_id} was not published by this process, or its result was dropped. Replies come to the "
+                f"task {task_id} was not published by this process, or its result was taken or dropped. Replies come to the "
                 "process that published the job; to read them elsewhere, publish with `client.publish(reply_to=…)`"
-            ) from None
+            )
+        return result
 
     def close(self):
         with self._lock:
-            if self._client is not None and self._pid == os.getpid():
+            if self._client is not None:
                 self._client.close()
             self._client = None
+
+
+class _Results:
+    """The results of this process by id: all that somebody holds, and the last of those that nobody has taken yet."""
+
+    def __init__(self):
+        self._lock, self._known, self._untaken = threading.Lock(), weakref.WeakValueDictionary(), OrderedDict()
+
+    def add(self, result):
+        with self._lock:
+            self._known[result.id] = self._untaken[result.id] = result
+            if len(self._untaken) > RESULTS_MAX:
+                self._untaken.popitem(last=False)
+
+    def find(self, task_id):
+        return self._known.get(task_id)
+
+    def take(self, result):
+        """From here on whoever asked for it holds it."""
+        with self._lock:
+            if self._untaken.get(result.id) is result:
+                del self._untaken[result.id]
 
 
 class Task:
@@ -87,8 +121,8 @@ class Task:
         inputs, single = self._pack(args, kwargs or {})
         renamed = {self._OPTIONS[name]: value for name, value in options.items() if value is not None}
         job = self.app.client.submit(self.name, inputs, params=self._params, **{**self._options, **renamed})
-        result = AsyncResult(job, self._result or (_first if single else _plain))
-        self.app._results[result.id] = result
+        result = AsyncResult(job, self._result or (_first if single else _plain), self.app._results.take)
+        self.app._results.add(result)
         return result
 
     def __call__(self, *args, **kwargs):
@@ -97,7 +131,7 @@ class Task:
 
     def _pack(self, args, kwargs):
         if self._inputs is not None:
-            return list(self._inputs(*args, **kwargs)), False
+            return self._inputs(*args, **kwargs), False
         if kwargs or len(args) != 1:
             raise TypeError(f"task {self.name!r} takes one argument; give `inputs=` to app.task for others")
         single = not isinstance(args[0], (list, tuple))
@@ -110,8 +144,8 @@ class Task:
 class AsyncResult:
     """The result of a task, as Celery has it."""
 
-    def __init__(self, job, result):
-        self._job, self._convert = job, result
+    def __init__(self, job, result, take):
+        self._job, self._convert, self._take = job, result, take
         self.id = self.task_id = job.id
 
     def get(self, timeout=None, propagate=True, **_):
@@ -119,10 +153,16 @@ class AsyncResult:
 
         If the task has failed it raises why (`vramq.JobFailed` and others), or returns that with `propagate=False`.
         """
+        value = self._value(timeout, propagate)
+        self._take(self)
+        return value
+
+    def _value(self, timeout, propagate):
         try:
             return self._convert(self._job.result(timeout))
         except VramqError as error:
             if propagate:
+                self._take(self)
                 raise
             return error
 
@@ -154,10 +194,11 @@ class AsyncResult:
     @property
     def result(self):
         """The return value, or the exception; None while the task has not ended."""
-        return self.get(propagate=False) if self._job.done else None
+        return self._value(None, False) if self._job.done else None
 
     def forget(self):
         """Drops the result. The task itself still runs."""
+        self._take(self)
         self._job.forget()
 
     def __repr__(self):

@@ -6,9 +6,11 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import threading
 
+from ._session import CLOSE_S
 from .aio import AsyncClient
 from .errors import ClientClosed
 
@@ -46,7 +48,7 @@ class Job:
 
     def forget(self):
         """Stops waiting for the job: its replies are dropped. The job itself still runs."""
-        self._client._loop.call_soon_threadsafe(self._job.forget)
+        self._client._call_soon(self._job.forget)
 
 
 class Client:
@@ -59,6 +61,8 @@ class Client:
     def __init__(self, url, **options):
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
+        # Whoever gives the loop something to do holds it, so that nothing is given to a loop that has stopped.
+        self._giving, self._is_closed = threading.Lock(), False
         self._thread = threading.Thread(target=self._loop.run_forever, name="vramq-client", daemon=True)
         self._thread.start()
         try:
@@ -101,9 +105,10 @@ class Client:
 
     def close(self):
         """Deletes the reply queue and closes the connections. Jobs that are in flight fail with ClientClosed."""
-        if self._loop.is_closed() or self._pid != os.getpid():
+        try:
+            self._call(self._client.close())
+        except ClientClosed:  # It was closed already, or is the parent's.
             return
-        self._call(self._client.close())
         self._stop()
 
     def __enter__(self):
@@ -113,23 +118,50 @@ class Client:
         self.close()
 
     def _call(self, work):
-        if self._pid != os.getpid() or self._loop.is_closed():
-            work.close() if asyncio.iscoroutine(work) else None
-            raise ClientClosed("the client was closed, or belongs to the process that this one was forked from")
-        if threading.current_thread() is self._thread:
-            raise RuntimeError("the blocking client cannot be used from its own thread")
-        future = asyncio.run_coroutine_threadsafe(_as_coroutine(work), self._loop)
+        try:
+            with self._given():
+                if threading.current_thread() is self._thread:
+                    raise RuntimeError("the blocking client cannot be used from its own thread")
+                future = asyncio.run_coroutine_threadsafe(_as_coroutine(work), self._loop)
+        except BaseException:
+            if asyncio.iscoroutine(work):
+                work.close()
+            raise
         try:
             return future.result()
-        except (KeyboardInterrupt, concurrent.futures.CancelledError):
+        except concurrent.futures.CancelledError:  # Another thread has closed the client meanwhile.
+            raise ClientClosed("the client was closed") from None
+        except BaseException:  # Of this thread, such as KeyboardInterrupt; or the result.
             future.cancel()
             raise
 
+    def _call_soon(self, function):
+        try:
+            with self._given():
+                self._loop.call_soon_threadsafe(function)
+        except ClientClosed:
+            pass
+
+    @contextlib.contextmanager
+    def _given(self):
+        # In a child of a fork before the lock, which another thread of the parent may have held.
+        if self._pid != os.getpid():
+            raise ClientClosed("the client belongs to the process that this one was forked from")
+        with self._giving:
+            if self._is_closed:
+                raise ClientClosed("the client was closed")
+            yield
+
     def _stop(self):
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with self._giving:
+            first, self._is_closed = not self._is_closed, True
+        if first:
+            # What was given before has begun by now, and ends here.
+            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+        if first:
+            self._loop.close()
 
 
 async def _as_coroutine(work):
@@ -141,4 +173,5 @@ async def _cancel_others():
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    if others:
+        await asyncio.wait(others, timeout=CLOSE_S)

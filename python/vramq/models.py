@@ -20,6 +20,7 @@ import collections.abc
 import gc
 import json
 import math
+import operator
 import os
 import queue
 import re
@@ -38,6 +39,8 @@ VERSION = 1
 HEADER_BYTES_MAX = 1 << 20
 # The worker's limit for a frame is 64 MiB; what is larger than this goes by a file.
 INLINE_BYTES_MAX = 16 << 20
+# What readers of JSON accept; the worker's ends at 128, with the reply around the value.
+JSON_DEPTH_MAX = 100
 # Progress is for people: more often than this it is not sent.
 PROGRESS_SECONDS_MIN = 0.1
 
@@ -54,7 +57,10 @@ class OutOfMemory(Exception):
 
 
 class InvalidInput(Exception):
-    """Raise it when an item can never be run: its job fails at once, with this message. `item` is the item, or its index."""
+    """Raise it when an item can never be run: its job fails at once, with this message. `item` is the item, or its index.
+
+    The other items of the pass run again without it. Without `item` each job of the pass runs again alone, to find the one.
+    """
 
     def __init__(self, message, item=None):
         super().__init__(message)
@@ -392,7 +398,7 @@ class _Session:
         """Says how a pass, or loading, ended by an exception, and frees what the exception holds."""
         out_of_memory = _out_of_memory(error)
         if out_of_memory is not None:
-            out_of_memory.update(type="oom", detail=str(error)[:2000])
+            out_of_memory.update(type="oom", detail=str(error)[:2000], item=_place(out_of_memory["item"], items))
             if number is not None:
                 out_of_memory["pass"] = number
             traceback.clear_frames(error.__traceback__)
@@ -408,7 +414,7 @@ class _Session:
         if isinstance(error, Cancelled):
             kind, detail, item = "cancelled", "", None
         elif isinstance(error, InvalidInput):
-            kind, detail, item = "input", str(error), error.item
+            kind, detail, item = "input", str(error), 0 if items == 1 else _place(error.item, items)
         elif isinstance(error, _InvalidOutput):
             kind, detail = "output", str(error)
         elif isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
@@ -421,12 +427,21 @@ class _Session:
         if number is not None:
             message["pass"] = number
         # A model that returns all outputs at once does not say which item it failed at.
-        if item is not None and item < items and (kind in ("input", "output") or item > 0 or items == 1):
+        if _place(item, items) is not None and (kind in ("input", "output") or item > 0 or items == 1):
             message["item"] = item
         self.connection.send(message)
         if kind == "device":
             _flush()
             os._exit(1)
+
+
+def _place(item, items):
+    """An item's index in a pass of so many, from what a model gave as one; None where it is none."""
+    try:
+        index = operator.index(item)
+    except TypeError:
+        return None
+    return index if 0 <= index < items else None
 
 
 def _inside(name):
@@ -494,9 +509,27 @@ def _encode(value):
 
 def _json(value):
     try:
-        return {"kind": "json"}, json.dumps(value, allow_nan=False).encode()
+        _check_json(value, 0)
+        # As UTF-8, which a text that is none (a lone surrogate) cannot be.
+        return {"kind": "json"}, json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise _InvalidOutput(f"the value cannot be JSON: {error}") from None
+
+
+def _check_json(value, depth):
+    """Refuses what Python writes as JSON and other programs read as something else, or not at all."""
+    if depth > JSON_DEPTH_MAX:
+        raise ValueError(f"it is nested deeper than {JSON_DEPTH_MAX}")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is {type(key).__name__}, and keys are texts")
+            _check_json(inner, depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            _check_json(inner, depth + 1)
+    elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        raise ValueError("an integer beyond 64 bits; send it as a text")
 
 
 def _file(value):
@@ -626,6 +659,7 @@ _OUT_OF_MEMORY = [
     ("", "RuntimeError", r"CUDNN_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)", "cudnn"),
     ("", "RuntimeError", r"CUDA (driver )?error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY", "cuda"),
     ("", "RuntimeError", r"(CUDA|HIP|MPS|XPU) out of memory", "torch"),
+    ("", "RuntimeError", r"(CUDA|HIP) failed with error out of memory", "ctranslate2"),
     ("", "XlaRuntimeError", r"RESOURCE_EXHAUSTED", "jax"),
     ("", "JaxRuntimeError", r"RESOURCE_EXHAUSTED", "jax"),
     ("onnxruntime", "", r"Failed to allocate memory|BFCArena|CUDA failure 2\b|out of memory", "onnxruntime"),
@@ -657,7 +691,8 @@ def _out_of_memory(error):
     for cause in _chain(error):
         if isinstance(cause, OutOfMemory):
             item = cause.item.index if isinstance(cause.item, Item) else cause.item
-            return {"item": item, "asked": cause.asked, "free": cause.free, "total": cause.total, "where": cause.where}
+            return {"item": item, "asked": _amount(cause.asked), "free": _amount(cause.free),
+                    "total": _amount(cause.total), "where": str(cause.where)}
         where = _framework(cause)
         if where is not None:
             text = str(cause)
@@ -670,6 +705,14 @@ def _out_of_memory(error):
                 "where": where,
             }
     return None
+
+
+def _amount(number):
+    """A number of bytes, from what a model gave as one: a float or a NumPy integer, too; None where it is none."""
+    try:
+        return min(max(int(number), 0), (1 << 63) - 1)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _framework(error):

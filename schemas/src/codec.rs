@@ -136,7 +136,7 @@ pub fn encode<T: Body>(body: &T, encoding: Encoding) -> Result<Vec<u8>, EncodeEr
 pub struct EncodeError(String);
 
 /// The most memory that decoding a body takes at any moment, whatever its bytes are. Most of it is the doubling of
-/// a list that grows, and JSON outputs (`JSON_MEMORY_MAX` in `output.rs`). A body's own size bounds it too: a short
+/// a list that grows, and JSON outputs (`MEMORY_MAX` in `json_budget.rs`). A body's own size bounds it too: a short
 /// one never takes more than 128 times its length and a few KiB.
 pub const DECODE_BYTES_MAX: usize = 6 * BODY_BYTES_MAX;
 

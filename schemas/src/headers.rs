@@ -7,6 +7,10 @@ use crate::fields::{as_text, integer, long, shown, text};
 use crate::reason::Reason;
 
 pub const BATCH_HINT: &str = "batch-hint";
+
+/// The batch hint by the name that it has from 1.0 on (ADR 19). If both are there, the older one counts: workers write that one.
+pub const BATCH_HINT_PREFIXED: &str = "vramq-batch-hint";
+
 pub const ATTEMPT: &str = "attempt";
 pub const ITEMS_DONE: &str = "items-done";
 pub const EXCLUSIVE: &str = "exclusive";
@@ -27,8 +31,9 @@ pub const TENANT: &str = "vramq-tenant";
 pub const USER: &str = "vramq-user";
 pub const CALLER: &str = "vramq-caller";
 
-/// How often an operator has retried the job from the dead letters. Workers keep it unread.
-pub const RETRIES: &str = "retries";
+/// How often an operator has retried the job from the dead letters. Workers keep it unread. In 0.2 it was `retries`, which is not read
+/// any more: messages of Celery have a header of that name (ADR 19).
+pub const RETRIES: &str = "vramq-retries";
 
 /// A number that identifies a publish. lapin attaches a returned message to the confirm that completes next, so the message
 /// itself must show which publish it belongs to. It also makes every copy of a job different.
@@ -105,7 +110,7 @@ pub struct JobHeaders {
     pub expires_at_ms: Option<u64>,
     /// How often a worker was lost while it held the job.
     pub crashes: u32,
-    /// How often the job waited unrun because its reply queue was full.
+    /// How often the job waited because its reply queue was full, or the queue of the workers that are to run it.
     pub waits: u32,
     /// How often the job waited unrun because the worker has another revision of the model.
     pub revision_waits: u32,
@@ -174,18 +179,9 @@ impl JobHeaders {
     /// it only informs.
     pub fn read(table: &FieldTable) -> Result<Self, InvalidHeader> {
         Ok(Self {
-            batch_hint: match unsigned(table, BATCH_HINT) {
-                Ok(Some(0)) => {
-                    return Err(InvalidHeader {
-                        name: BATCH_HINT,
-                        found: "0".to_owned(),
-                        expected: POSITIVE,
-                    });
-                }
-                Ok(hint) => hint,
-                Err(invalid) => {
-                    return Err(InvalidHeader { expected: POSITIVE, ..invalid });
-                }
+            batch_hint: match batch_hint(table, BATCH_HINT)? {
+                None => batch_hint(table, BATCH_HINT_PREFIXED)?,
+                hint => hint,
             },
             batch_hint_max: unsigned(table, BATCH_HINT_MAX)?.filter(|hint| *hint > 0),
             attempt: unsigned(table, ATTEMPT)?.unwrap_or(0),
@@ -209,8 +205,10 @@ impl JobHeaders {
     /// The hint is no number above 0.
     pub fn read_of_publisher(table: &FieldTable) -> Result<Self, InvalidHeader> {
         let mut own = FieldTable::default();
-        if let Some(hint) = table.inner().get(BATCH_HINT) {
-            own.insert(BATCH_HINT.into(), hint.clone());
+        for name in [BATCH_HINT, BATCH_HINT_PREFIXED] {
+            if let Some(hint) = table.inner().get(name) {
+                own.insert(name.into(), hint.clone());
+            }
         }
         Self::read(&own)
     }
@@ -343,6 +341,14 @@ impl ReplyHeaders {
 /// The tokens that a reply's items had, if the worker counts them.
 pub fn tokens(table: &FieldTable) -> Option<u64> {
     integer(table.inner().get(TOKENS)).and_then(|n| n.try_into().ok())
+}
+
+fn batch_hint(table: &FieldTable, name: &'static str) -> Result<Option<u32>, InvalidHeader> {
+    match unsigned(table, name) {
+        Ok(Some(0)) => Err(InvalidHeader { name, found: "0".to_owned(), expected: POSITIVE }),
+        Err(invalid) => Err(InvalidHeader { expected: POSITIVE, ..invalid }),
+        hint => hint,
+    }
 }
 
 fn unsigned(table: &FieldTable, name: &'static str) -> Result<Option<u32>, InvalidHeader> {

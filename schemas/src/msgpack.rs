@@ -13,8 +13,9 @@ use serde_json::Value;
 use crate::codec::BODY_BYTES_MAX;
 use crate::embedding::{Embedding, Values};
 use crate::job::{Input, Items, Job, NotedInput, PARAMS_BYTES_MAX, Params, text};
+use crate::json_budget::{JsonBudget, TEXT_MAX};
 use crate::notation::Notation;
-use crate::output::{JsonBudget, NotedOutput, Output};
+use crate::output::{NotedOutput, Output};
 use crate::reply::{Failure, ItemProgress, Outputs};
 
 /// How deep a body may be nested: a JSON value of 128 levels, in an input, in the inputs, in a job; rmp-serde counts one more.
@@ -134,7 +135,7 @@ fn write_outputs<S: Serializer>(outputs: &[Output], serializer: S) -> Result<S::
 }
 
 fn read_outputs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Output>, D::Error> {
-    let (budget, texts) = (JsonBudget::new(), TextBudget::new(BODY_BYTES_MAX));
+    let (budget, texts) = (JsonBudget::default(), TextBudget::new(TEXT_MAX));
     let seed = NotedOutput { budget: &budget, notation: Notation::MessagePack(&texts) };
     deserializer.deserialize_seq(Items { name: "outputs", seed })
 }

@@ -1,7 +1,6 @@
-//! The result for one item, in JSON and bincode; parsing JSON outputs within a bound.
+//! The result for one item, in JSON and bincode.
 
 use std::borrow::Cow;
-use std::cell::Cell;
 use std::fmt;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
@@ -10,9 +9,9 @@ use serde::ser::{self, SerializeMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use crate::codec::BODY_BYTES_MAX;
 use crate::embedding::{Dtype, Embedding, Values};
 use crate::job::{Items, Text};
+use crate::json_budget::JsonBudget;
 use crate::notation::Notation;
 use crate::sparse::{Sparse, SparseFields};
 
@@ -31,54 +30,9 @@ pub enum Output {
     Sparse(Sparse),
 }
 
-/// The most memory that the JSON outputs of one reply may take once parsed; a parsed value can take a hundred times
-/// its text (`{"":0}`), and a hostile reply is at most this dear.
-const JSON_MEMORY_MAX: usize = 4 * BODY_BYTES_MAX;
-
-/// What parsed JSON may still take.
-pub(crate) struct JsonBudget(Cell<usize>);
-
-impl JsonBudget {
-    pub(crate) fn new() -> Self {
-        Self(Cell::new(JSON_MEMORY_MAX))
-    }
-
-    fn parse<E: de::Error>(&self, text: &str) -> Result<Value, E> {
-        let left = self.0.get().checked_sub(parsed_bytes(text)).ok_or_else(|| {
-            E::custom(format_args!(
-                "the JSON outputs unfold to more than {JSON_MEMORY_MAX} bytes; send large results as bytes or by reference"
-            ))
-        })?;
-        self.0.set(left);
-        serde_json::from_str(text).map_err(E::custom)
-    }
-}
-
-/// An upper bound of what serde_json allocates at any moment for a text: strings by their length; 96 bytes for a
-/// value in a list that doubles; a list's first four places, and an object's first tree node.
-fn parsed_bytes(text: &str) -> usize {
-    const VALUE: usize = 96;
-    const LIST: usize = 4 * 32;
-    const OBJECT: usize = 704;
-    let (mut total, mut in_string, mut escaped) = (text.len() + VALUE, false, false);
-    for byte in text.bytes() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = in_string,
-            b'"' => in_string = !in_string,
-            _ if in_string => {}
-            b',' => total += VALUE,
-            b'[' => total += VALUE + LIST,
-            b'{' => total += VALUE + OBJECT,
-            _ => {}
-        }
-    }
-    total
-}
-
 /// Reads the outputs of a reply, which share one budget.
 pub(crate) fn outputs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Output>, D::Error> {
-    let budget = JsonBudget::new();
+    let budget = JsonBudget::default();
     deserializer.deserialize_seq(Items { name: "outputs", seed: &budget })
 }
 
@@ -177,7 +131,7 @@ impl Output {
 
 impl<'de> Deserialize<'de> for Output {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        JsonBudget::new().deserialize(deserializer)
+        JsonBudget::default().deserialize(deserializer)
     }
 }
 

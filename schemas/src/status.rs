@@ -137,6 +137,9 @@ pub struct QueueStatus {
     pub queue: String,
     /// Its share of passes and slots, in relation to those of the model's other queues.
     pub weight: u32,
+    /// The worker cannot consume it: it was deleted, is not as workers declare it, or may not be read. The others have its slots.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub missing: bool,
 }
 
 /// A place for a process of a model.

@@ -129,6 +129,32 @@ fn every_integer_type_is_taken() {
 }
 
 #[test]
+fn a_batch_hint_may_have_the_prefix_and_workers_write_the_older_name() {
+    for hint in [headers::BATCH_HINT, headers::BATCH_HINT_PREFIXED] {
+        let of_publisher = table(hint, AMQPValue::LongLongInt(32));
+        assert_eq!(JobHeaders::read_of_publisher(&of_publisher).unwrap().batch_hint, Some(32), "{hint}");
+        assert!(!JobHeaders::has_of_workers(&of_publisher), "{hint}");
+        let wrong = JobHeaders::read_of_publisher(&table(hint, AMQPValue::LongLongInt(0))).unwrap_err();
+        assert_eq!(wrong.name, hint);
+    }
+    // A worker halves the hint, and keeps headers that are not its own.
+    let mut requeued = table(headers::BATCH_HINT_PREFIXED, AMQPValue::LongLongInt(32));
+    let read = JobHeaders::read(&requeued).unwrap();
+    JobHeaders { batch_hint: Some(16), ..read }.write(&mut requeued);
+    assert_eq!(JobHeaders::read(&requeued).unwrap().batch_hint, Some(16));
+}
+
+/// Celery's messages have `retries` and `id`; a publisher may write any header.
+#[test]
+fn headers_of_other_systems_say_nothing_about_attempts() {
+    let mut of_celery = table("retries", AMQPValue::LongLongInt(3));
+    of_celery.insert(headers::ATTEMPT.into(), AMQPValue::LongLongInt(5));
+    of_celery.insert(headers::ITEMS_DONE.into(), AMQPValue::LongString("all".into()));
+    assert_eq!(JobHeaders::read_of_publisher(&of_celery).unwrap(), JobHeaders::default());
+    assert_ne!(headers::RETRIES, "retries");
+}
+
+#[test]
 fn absurd_values_are_named() {
     for value in [
         AMQPValue::LongInt(0),

@@ -23,6 +23,8 @@ pub struct Reference {
     pub segments: Vec<Vec<u8>>,
     /// The digest that the bytes must have.
     pub sha256: Option<[u8; 32]>,
+    /// For who reads the bytes elsewhere.
+    pub media_type: Option<String>,
 }
 
 /// Why a text is no reference.
@@ -46,15 +48,16 @@ impl Reference {
             Ok(url) => url,
             Err(error) => return malformed(&format!("the reference is no URL: {error}")),
         };
-        let mut sha256 = None;
+        let (mut sha256, mut media_type) = (None, None);
         for part in url.fragment().unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
             match part.split_once('=') {
                 Some(("sha256", hex)) => match digest(hex) {
                     Some(digest) => sha256 = Some(digest),
                     None => return malformed("the reference's sha256 is not 64 hexadecimal digits"),
                 },
-                // For who reads the bytes elsewhere.
-                Some(("type", _)) => {}
+                Some(("type", escaped)) => {
+                    media_type = Some(percent_decode_str(escaped).decode_utf8_lossy().into_owned());
+                }
                 _ => return malformed("the reference's fragment has something else than sha256= and type="),
             }
         }
@@ -78,7 +81,7 @@ impl Reference {
         if segments.iter().any(|segment| is_odd(segment)) {
             return denied("has a segment that is no name");
         }
-        Ok(Self { url, segments, sha256 })
+        Ok(Self { url, segments, sha256, media_type })
     }
 
     /// For errors and logs: without the query, which may be a signature.
@@ -169,10 +172,16 @@ mod tests {
     #[test]
     fn a_fragment_says_what_the_bytes_are() {
         let digest = "9F86D081884C7D659A2FEAA0C55AD015A3BF4F1B2B0B822CD15D6C15B0F00A08";
-        for fragment in [format!("sha256={digest}"), format!("type=image/png&sha256={digest}")] {
+        for fragment in
+            [format!("sha256={digest}"), format!("type=image/png;%20a=%22b%26c%22&sha256={digest}")]
+        {
             let reference = Reference::parse(&format!("https://h/x%20y?a=1#{fragment}")).unwrap();
             assert_eq!(reference.url.as_str(), "https://h/x%20y?a=1");
             assert_eq!((reference.segments.len(), &reference.segments[0][..]), (1, &b"x y"[..]));
+            assert_eq!(
+                reference.media_type.as_deref(),
+                fragment.contains("type").then_some("image/png; a=\"b&c\"")
+            );
             assert_eq!(reference.check(b"test"), Ok(()));
             let error = reference.check(b"other").unwrap_err();
             assert!(

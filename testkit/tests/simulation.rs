@@ -4,8 +4,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use vramq_testkit::simulation::agenda::{HOUR, MINUTE, Micros};
-use vramq_testkit::simulation::plan::Plan;
+use vramq_testkit::simulation::agenda::{HOUR, MILLI, MINUTE, Micros};
+use vramq_testkit::simulation::plan::{Plan, Style};
 use vramq_testkit::simulation::trace::Detail;
 use vramq_testkit::simulation::{History, Sabotage, run, shrink};
 
@@ -31,6 +31,9 @@ const REGRESSIONS: &[(u64, &str)] = &[
 /// How long a sabotaged history is, and in how many seeds a sabotage is found.
 const SABOTAGED: Micros = 30 * MINUTE;
 const SABOTAGE_SEEDS: u64 = 40;
+
+/// Histories with many large jobs and short turns.
+const OF_LARGE_JOBS: u64 = 10;
 
 /// Runs something for every number, on as many threads as the machine has.
 fn side_by_side(numbers: std::ops::Range<u64>, act: impl Fn(u64) + Sync) {
@@ -63,7 +66,7 @@ fn every_rule_holds_in_every_history() {
         Ok(number) => number.parse().expect("VRAMQ_TEST_HISTORIES is a number"),
         Err(_) => HISTORIES,
     };
-    let (jobs, withdrawn, lasted) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let [jobs, withdrawn, handed_over, lasted] = std::array::from_fn(|_| AtomicU64::new(0));
     side_by_side(1..histories + 1, |seed| {
         let history = run(Plan::new(seed, HOUR), Detail::None);
         must_hold(seed, &history);
@@ -71,6 +74,7 @@ fn every_rule_holds_in_every_history() {
         assert!(history.faults >= 10, "seed {seed}: {} faults only", history.faults);
         jobs.fetch_add(history.jobs as u64, Ordering::Relaxed);
         withdrawn.fetch_add(history.withdrawn as u64, Ordering::Relaxed);
+        handed_over.fetch_add(history.handed_over as u64, Ordering::Relaxed);
         lasted.fetch_add(history.lasted, Ordering::Relaxed);
     });
     let hours = lasted.into_inner() / HOUR;
@@ -80,10 +84,39 @@ fn every_rule_holds_in_every_history() {
         withdrawn >= WITHDRAWN_MIN * histories,
         "{withdrawn} jobs were withdrawn in {histories} histories"
     );
+    let handed_over = handed_over.into_inner();
     println!(
-        "{histories} histories, {hours} simulated hours, {} jobs, {withdrawn} of them withdrawn",
+        "{histories} histories, {hours} simulated hours, {} jobs, {withdrawn} of them withdrawn; {handed_over} times a large job \
+         was handed over",
         jobs.into_inner()
     );
+}
+
+/// A history in which a caller publishes several large jobs at once, and a turn of them is a pass.
+fn of_large_jobs(seed: u64) -> Plan {
+    const JOBS: usize = 40;
+    let mut plan = Plan::new(seed, HOUR);
+    for model in &mut plan.models {
+        (model.slots_max, model.pass_cost_max, model.micros_per_cost) = (8, 1024, 300);
+    }
+    if let Some(caller) = plan.callers.first_mut() {
+        (caller.style, caller.jobs_max) = (Style::Bulk, JOBS);
+        caller.pause = HOUR * 7 / 10 / JOBS as u64;
+    }
+    Plan { large_turn: 100 * MILLI, large_at_once: 6, ..plan }
+}
+
+#[test]
+fn large_jobs_make_room_for_each_other() {
+    let handed_over = AtomicU64::new(0);
+    side_by_side(1..OF_LARGE_JOBS + 1, |seed| {
+        let history = run(of_large_jobs(seed), Detail::None);
+        assert_eq!(history.violation, None, "seed {seed}");
+        handed_over.fetch_add(history.handed_over as u64, Ordering::Relaxed);
+    });
+    let handed_over = handed_over.into_inner();
+    println!("{handed_over} times in {OF_LARGE_JOBS} histories");
+    assert!(handed_over > 0, "no large job was handed over");
 }
 
 #[test]

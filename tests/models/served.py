@@ -37,12 +37,36 @@ class Served(vramq.Model):
                 yield {"bytes": item.bytes.hex()}
                 continue
             word, _, rest = item.text.partition(" ")
+            if word == "skip":
+                continue
             began = time.monotonic()
             getattr(self, "do_" + word)(rest, item)
             yield {"text": rest, "pid": os.getpid(), "items": len(items), "from": began, "to": time.monotonic()}
 
     def do_echo(self, rest, item):
         pass
+
+    def do_wait(self, rest, item):
+        """Until there is a file of this name."""
+        while not os.path.exists(os.path.join(self.folder, rest)):
+            time.sleep(0.01)
+
+    def do_refuse(self, rest, item):
+        raise vramq.InvalidInput(rest, item)
+
+    def do_refuse_one(self, rest, item):
+        raise vramq.InvalidInput(rest)
+
+    def do_babble(self, rest, item):
+        """Prints megabytes, and fails."""
+        line = "x" * 99 + "\n"
+        for _ in range(int(rest) * 10_000):
+            sys.stdout.write(line)
+        raise ValueError("what went wrong")
+
+    def do_garble(self, rest, item):
+        """Says to the worker what is no frame."""
+        os.write(int(os.environ["VRAMQ_FD"]), b"garbage that is no frame")
 
     def do_sleep(self, rest, item):
         time.sleep(float(rest))

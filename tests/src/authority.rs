@@ -1,14 +1,22 @@
 //! An authority for certificates, for tests of TLS.
 
 use anyhow::Result;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair,
+    KeyUsagePurpose,
+};
 
-/// A private authority, with a certificate for 127.0.0.1 and its key; all in PEM.
+/// What the certificate of a client is for.
+pub const CLIENT: &str = "a-client";
+
+/// A private authority, with a certificate for 127.0.0.1 and one for the client [`CLIENT`], and their keys; all in PEM.
 #[derive(Debug)]
 pub struct Authority {
     pub ca: String,
     pub certificate: String,
     pub key: String,
+    pub client_certificate: String,
+    pub client_key: String,
 }
 
 impl Authority {
@@ -26,6 +34,18 @@ impl Authority {
         let mut params = CertificateParams::new(["127.0.0.1".to_owned()])?;
         params.use_authority_key_identifier_extension = true;
         let certificate = params.signed_by(&key, &issuer)?;
-        Ok(Self { ca: issuer.pem(), certificate: certificate.pem(), key: key.serialize_pem() })
+        let client_key = KeyPair::generate()?;
+        let mut client = CertificateParams::default();
+        client.distinguished_name = DistinguishedName::new();
+        client.distinguished_name.push(DnType::CommonName, CLIENT);
+        client.use_authority_key_identifier_extension = true;
+        let client = client.signed_by(&client_key, &issuer)?;
+        Ok(Self {
+            ca: issuer.pem(),
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+            client_certificate: client.pem(),
+            client_key: client_key.serialize_pem(),
+        })
     }
 }

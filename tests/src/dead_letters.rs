@@ -51,11 +51,21 @@ impl Operator {
     /// # Errors
     /// There is no such program.
     pub fn command(&self, args: &[&str]) -> Result<Command> {
+        let mut command = self.command_without_model(args)?;
+        command.args(["--model", MODEL]);
+        Ok(command)
+    }
+
+    /// `vramq dlq ARGS`, about the models that it learns of.
+    ///
+    /// # Errors
+    /// There is no such program.
+    pub fn command_without_model(&self, args: &[&str]) -> Result<Command> {
         let mut command = command("vramq")?;
         command
             .arg("dlq")
             .args(args)
-            .args(["--model", MODEL, "--quiet"])
+            .arg("--quiet")
             .env("VRAMQ_BROKER_URL", &self.url)
             .env("XDG_STATE_HOME", self.folder.path())
             .current_dir(self.folder.path());
@@ -68,6 +78,14 @@ impl Operator {
     /// It does not end.
     pub async fn run(&self, args: &[&str]) -> Result<Ended> {
         run_to_end(self.command(args)?).await
+    }
+
+    /// The same without a model.
+    ///
+    /// # Errors
+    /// It does not end.
+    pub async fn run_without_model(&self, args: &[&str]) -> Result<Ended> {
+        run_to_end(self.command_without_model(args)?).await
     }
 
     /// The same where no file may become larger than so many KiB: as on a full disk, a write that would exceed it fails.

@@ -21,7 +21,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(90);
 pub fn announce_lost_sessions(env: &mut TestEnv) {
     for text in [
         "session lost, connecting again",
-        "unacknowledged jobs go back to the broker",
+        "session ended: the broker will redeliver the unacknowledged jobs",
         "no session yet",
         "it will run in isolation",
     ] {

@@ -157,12 +157,20 @@ impl VirtualHost {
     /// # Errors
     /// The management API does not answer.
     pub async fn add_user(&self, user: &str, password: &str, permissions: &Permissions) -> Result<()> {
-        let account = json!({"password": password, "tags": ""});
-        self.server.request("PUT", &format!("/api/users/{}", segment(user)), Some(&account)).await?;
+        self.set_password(user, password).await?;
         let Permissions { configure, write, read } = permissions;
         let rights = json!({"configure": configure, "write": write, "read": read});
         let path = format!("/api/permissions/{}/{}", self.name, segment(user));
         self.server.request("PUT", &path, Some(&rights)).await.map(drop)
+    }
+
+    /// Gives a user of the broker another password.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn set_password(&self, user: &str, password: &str) -> Result<()> {
+        let account = json!({"password": password, "tags": ""});
+        self.server.request("PUT", &format!("/api/users/{}", segment(user)), Some(&account)).await.map(drop)
     }
 
     /// # Errors

@@ -22,6 +22,14 @@ impl PassTickets {
     /// The system makes no named pipe.
     pub fn new(env: &mut TestEnv) -> Result<Self> {
         env.announce("a failpoint is set");
+        Self::unannounced()
+    }
+
+    /// For tests without a [`TestEnv`], which nobody asks which warnings are to be expected.
+    ///
+    /// # Errors
+    /// The system makes no named pipe.
+    pub fn unannounced() -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("tickets");
         ensure!(Command::new("mkfifo").arg(&path).status().context("run mkfifo")?.success(), "no named pipe");

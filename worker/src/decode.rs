@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use vramq_core::rejection::Rejection;
 use vramq_schemas::{Encoding, Input, Job, Reason, codec, fields, headers};
 
-use crate::broker::message::{JOB_HEADER_BYTES_MAX, ReplyAddress};
+use crate::broker::message::JOB_HEADER_BYTES_MAX;
 use crate::broker::received::ReceivedJob;
 use crate::broker::wire_size::check_reply_bytes;
 use crate::engine::Item;
@@ -17,8 +17,8 @@ use crate::stores::{Stores, Wanted};
 /// A job that was read.
 #[derive(Debug)]
 pub struct Decoded {
-    /// Where its replies go, and in which encoding.
-    pub address: ReplyAddress,
+    /// The encoding of its replies.
+    pub encoding: Encoding,
     /// Items of the whole job.
     pub items_total: u32,
     /// Index of the first item that is still to run.
@@ -138,9 +138,8 @@ fn parse(
     let items_total = u32::try_from(all.len()).unwrap_or(u32::MAX);
     let mut rest = Unprepared::new(job.inputs, first, job.params);
     let items = if runs { rest.prepare(engine, cost)? } else { Vec::new() };
-    let address = ReplyAddress::of(received, model, encoding);
     let first = headers.items_done;
-    Ok(Decoded { address, items_total, first, items, rest, wants_progress, moves_to, wanted })
+    Ok(Decoded { encoding, items_total, first, items, rest, wants_progress, moves_to, wanted })
 }
 
 /// The references among a job's inputs, from the index `first` on, with the stores that they belong to. None for a worker without

@@ -150,7 +150,7 @@ impl EventLoop {
         }
     }
 
-    fn begin(&mut self, session: Session, declares: bool) {
+    fn begin(&mut self, mut session: Session, declares: bool) {
         let meters = &self.context.meters;
         meters.worker.sessions_opened.inc();
         meters.worker.connected.set(1);
@@ -158,8 +158,9 @@ impl EventLoop {
         (self.is_closing, self.ending, self.burst) = (false, None, 0);
         let WorkerContext { aux_state, publisher_rules, reporter, .. } = &self.context;
         let (rules, reporter) = (Arc::clone(publisher_rules), Arc::clone(reporter));
+        let missing = session.take_missing();
         self.session = Some(LiveSession::new(session, aux_state, rules, reporter));
-        self.apply(Event::SessionOpened(SessionFacts { declares }));
+        self.apply(Event::SessionOpened(SessionFacts { declares, missing }));
         let slots: Vec<_> = self.core.status().models.iter().map(|model| model.slots).collect();
         tracing::info!(?slots, "consuming");
     }
@@ -230,7 +231,11 @@ impl EventLoop {
         self.ending = None;
         let jobs = self.core.unsettled();
         if jobs > 0 {
-            tracing::warn!(jobs, unconfirmed, "unacknowledged jobs go back to the broker");
+            tracing::warn!(
+                jobs,
+                unconfirmed,
+                "session ended: the broker will redeliver the unacknowledged jobs"
+            );
         }
         self.context.session_ended(end);
     }
@@ -250,7 +255,7 @@ impl EventLoop {
             self.apply(Event::Idle);
             let Some(live) = &mut self.session else { return };
             match tokio::time::timeout_at(until, live.acking.next()).await {
-                Ok(Some((model, sent))) => self.apply(Event::AcksSent { model, sent }),
+                Ok(Some((channel, sent))) => self.apply(Event::AcksSent { channel, sent }),
                 Ok(None) | Err(_) => return,
             }
         }

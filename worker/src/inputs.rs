@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
+use lapin::message::Delivery;
+use vramq_core::action::JobQueue;
 use vramq_core::event::{Event, Source};
 use vramq_core::ids::{JobKey, ModelIndex};
 
 use crate::broker::control_plane::ControlRequest;
-use crate::broker::model_channel::ConsumeError;
+use crate::broker::job_channel::JobChannel;
+use crate::broker::model_channels::{ConsumeError, Counted, Delivered};
 use crate::broker::publisher::PublishError;
 use crate::broker::received::ReceivedJob;
-use crate::broker::session::{Side, consumer_timeout, message_size_max};
+use crate::broker::session::{Side, consumer_timeout, message_size_max, why_closed};
 use crate::event_loop::{Completion, EventLoop};
 use crate::failpoint::{self, Site};
 use crate::live_session::Input;
@@ -19,34 +22,41 @@ impl EventLoop {
     pub(crate) fn handle(&mut self, input: Input) {
         match input {
             Input::Completed(completion) => self.completed(completion),
-            Input::Delivered(model, source, Some(Ok(delivery))) => {
-                let received = ReceivedJob::now(delivery, &self.context.publisher_rules);
-                self.delivered(model, source, received);
+            Input::Delivered(model, Delivered { source, channel, delivery: Some(Ok(delivery)) }) => {
+                self.delivered(model, source, &channel, delivery);
             }
-            Input::Delivered(_, _, Some(Err(error))) => self.failed("consumer", &error),
-            Input::Delivered(_, Source::Jobs(consumer) | Source::Bulk(consumer), None) => {
-                self.apply(Event::ConsumerEnded { consumer });
+            Input::Delivered(model, Delivered { source, delivery: Some(Err(error)), .. }) => {
+                self.queue_failed(model, source.queue(), "consumer", &error);
             }
-            // The quarantine has no consumer.
-            Input::Delivered(_, Source::Quarantine, None) => {}
-            Input::Started(model, Ok(deliveries)) => {
+            Input::Delivered(_, Delivered { source, delivery: None, .. }) => {
+                // The quarantine has none.
+                if let Some(consumer) = source.consumer() {
+                    self.apply(Event::ConsumerEnded { consumer });
+                }
+            }
+            Input::Started(model, _, Ok(deliveries)) => {
                 if let Some(live) = &mut self.session {
                     live.add_consumer(model, deliveries);
                 }
             }
-            Input::Started(model, Err(error)) => {
-                let what = format!("consumer of `{}`", self.context.models[model.0].name);
-                match error {
-                    ConsumeError::Broker(error) => self.failed(&what, &error),
-                    ConsumeError::Silent => self.apply(Event::SessionFailed(format!("{what}: {error}"))),
-                }
+            Input::Started(model, queue, Err(error)) => self.not_started(model, queue, &error),
+            Input::Stopped(_, _, Ok(())) => {}
+            Input::Stopped(model, queue, Err(error)) => {
+                self.queue_failed(model, Some(queue), "stop a consumer", &error);
             }
-            Input::Stopped(Ok(())) => {}
-            Input::Stopped(Err(error)) => self.failed("stop a consumer", &error),
-            Input::Counted(model, Ok(counts)) => self.apply(Event::QueuesCounted { model, counts }),
-            Input::Fetched(model, Ok(Some(delivery))) => {
-                let received = ReceivedJob::now(delivery, &self.context.publisher_rules);
-                self.delivered(model, Source::Quarantine, received);
+            Input::Counted(model, Ok(Counted { counts, lost })) => {
+                for (queue, error) in lost {
+                    self.queue_failed(model, Some(JobQueue::Jobs(queue)), "look at a further queue", &error);
+                }
+                self.apply(Event::QueuesCounted { model, counts });
+            }
+            Input::LookedFor(model, queue, found) => {
+                let Some(live) = &mut self.session else { return };
+                let result = found.map(|channel| live.session.channels_mut(model).found(queue, channel));
+                self.apply(Event::QueueLookedFor { model, queue, result });
+            }
+            Input::Fetched(model, Ok(Some((channel, delivery)))) => {
+                self.delivered(model, Source::Quarantine, &channel, delivery);
             }
             Input::Fetched(model, Ok(None)) => self.apply(Event::QuarantineEmpty { model }),
             Input::Counted(_, Err(error)) | Input::Fetched(_, Err(error)) => {
@@ -55,7 +65,7 @@ impl EventLoop {
             Input::Published(job, Ok(sent)) => self.published(job, sent),
             Input::Published(_, Err(PublishError::Closed(error))) => self.failed("publish", &error),
             Input::Published(_, Err(error)) => self.apply(Event::SessionFailed(format!("publish: {error}"))),
-            Input::Acked(model, sent) => self.apply(Event::AcksSent { model, sent }),
+            Input::Acked(channel, sent) => self.apply(Event::AcksSent { channel, sent }),
             Input::GivenBack(job, sent) => self.apply(Event::GivenBack { job, sent }),
             Input::Broker(side, event) => self.broker_event(side, event),
             Input::Request(ControlRequest::Withdrawal(withdrawn)) => self.apply(Event::Withdrawn(withdrawn)),
@@ -88,13 +98,50 @@ impl EventLoop {
         self.apply_ready();
     }
 
-    fn delivered(&mut self, model: ModelIndex, source: Source, received: ReceivedJob) {
+    fn delivered(
+        &mut self,
+        model: ModelIndex,
+        source: Source,
+        channel: &Arc<JobChannel>,
+        delivery: Delivery,
+    ) {
+        let received = ReceivedJob::now(delivery, &self.context.publisher_rules);
         failpoint::reach(Site::Received, [received.id()]);
         if received.has_ignored_headers() {
             self.context.meters.models[model.0].untrusted_headers.inc();
         }
-        let (job, received) = self.jobs.add(model, received);
-        self.apply(Event::Delivered(Box::new(received.facts(job, model, source))));
+        let (job, received) = self.jobs.add(model, channel, received);
+        self.apply(Event::Delivered(Box::new(received.facts(job, model, source, channel.id()))));
+    }
+
+    fn not_started(&mut self, model: ModelIndex, queue: JobQueue, error: &ConsumeError) {
+        let what = format!("consumer of `{}`", self.context.models[model.0].name);
+        match (error, queue) {
+            (ConsumeError::Broker(error), queue) => self.queue_failed(model, Some(queue), &what, error),
+            (ConsumeError::NoChannel, JobQueue::Jobs(queue)) if queue.is_further() => {
+                self.apply(Event::QueueLost { model, queue, error: error.to_string() });
+            }
+            (error, _) => self.apply(Event::SessionFailed(format!("{what}: {error}"))),
+        }
+    }
+
+    /// What a queue's consumers need has failed. If it was the channel of a further queue, it costs that queue; all else costs the
+    /// session, also a job that was held for too long, after which the broker wants to be told less.
+    fn queue_failed(&mut self, model: ModelIndex, queue: Option<JobQueue>, what: &str, error: &lapin::Error) {
+        let why = why_closed(error).filter(|_| consumer_timeout(error).is_none());
+        match (queue, why, &mut self.session) {
+            (Some(JobQueue::Jobs(queue)), Some(why), Some(live))
+                if queue.is_further() && live.session.is_whole() =>
+            {
+                // An error of a channel that was replaced meanwhile says nothing of its successor.
+                if live.session.channels_mut(model).has_open(queue) {
+                    return;
+                }
+                live.session.channels_mut(model).lost(queue);
+                self.apply(Event::QueueLost { model, queue, error: why });
+            }
+            _ => self.failed(what, error),
+        }
     }
 
     pub(crate) fn published(&mut self, job: JobKey, sent: Sent) {
@@ -105,9 +152,9 @@ impl EventLoop {
     fn broker_event(&mut self, side: Side, event: Option<lapin::Event>) {
         let is_whole = self.session.as_ref().is_some_and(|live| live.session.is_whole());
         match event {
-            // lapin reports the end of every channel here, also of auxiliary ones.
-            Some(lapin::Event::Error(error)) if is_whole => {
-                tracing::debug!(%error, "an auxiliary channel was closed");
+            // lapin reports the end of every channel here, also of auxiliary ones and those of further queues.
+            Some(lapin::Event::Error(error)) if is_whole && consumer_timeout(&error).is_none() => {
+                tracing::debug!(%error, "a channel was closed that the session can do without");
             }
             Some(lapin::Event::Error(error)) => self.failed(side.as_str(), &error),
             // Nothing is published on the other one.
@@ -152,10 +199,7 @@ impl EventLoop {
             self.apply(Event::ConsumerTimeoutLearned { timeout });
         }
         if let Some(bytes) = message_size_max(error) {
-            tracing::warn!(
-                bytes,
-                "the broker takes no message larger than this: it dead-letters larger ones"
-            );
+            tracing::warn!(bytes, "learned the broker's max_message_size: larger jobs are dead-lettered");
             self.body_max = bytes;
         }
         self.apply(Event::SessionFailed(format!("{what}: {error}")));

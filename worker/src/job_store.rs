@@ -7,11 +7,13 @@ use std::sync::{Arc, OnceLock};
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use lapin::Acker;
 use vramq_core::action::Run;
-use vramq_core::ids::{DeliveryTag, JobKey, ModelIndex};
+use vramq_core::ids::{ChannelId, DeliveryTag, JobKey, ModelIndex};
 use vramq_core::rejection::Rejection;
+use vramq_schemas::output_name::OutputOwner;
 use vramq_schemas::{Encoding, Output};
 
-use crate::broker::message::{Message, ReplyAddress};
+use crate::broker::job_channel::JobChannel;
+use crate::broker::message::Message;
 use crate::broker::received::{ReceivedJob, Summary};
 use crate::decode::Decoded;
 use crate::engine::Item;
@@ -20,7 +22,7 @@ use crate::prepared_items::PreparedItems;
 use crate::progress::RateLimit;
 use crate::stores::Wanted;
 use crate::stores::fetch::Fetched;
-use crate::stores::outputs::{Offered, OutputOwner, OutputStore};
+use crate::stores::outputs::{Offered, OutputStore};
 
 /// Outputs of one job that are written to a store at a time: a job of many does not keep others' waiting for all of them.
 const WRITES_PER_JOB: usize = 4;
@@ -29,8 +31,8 @@ const WRITES_PER_JOB: usize = 4;
 #[derive(Debug, Default)]
 pub struct JobStore {
     jobs: HashMap<JobKey, StoredJob>,
-    /// Of each model: deliveries that are neither acknowledged nor given back.
-    unacked: HashMap<ModelIndex, BTreeMap<DeliveryTag, Unacked>>,
+    /// Of each channel: deliveries that are neither acknowledged nor given back.
+    unacked: HashMap<ChannelId, BTreeMap<DeliveryTag, Unacked>>,
     last: u64,
 }
 
@@ -38,8 +40,9 @@ pub struct JobStore {
 #[derive(Debug)]
 pub struct StoredJob {
     pub model: ModelIndex,
-    pub tag: DeliveryTag,
-    pub summary: Summary,
+    channel: ChannelId,
+    tag: DeliveryTag,
+    pub summary: Arc<Summary>,
     /// Gone once the broker has all of it.
     pub payload: Option<Payload>,
 }
@@ -48,8 +51,8 @@ pub struct StoredJob {
 #[derive(Debug)]
 pub struct Payload {
     pub received: Arc<ReceivedJob>,
-    /// Set when the job was read.
-    pub address: Option<Arc<ReplyAddress>>,
+    /// The encoding of its replies; set when the job was read.
+    pub encoding: Option<Encoding>,
     /// Inputs that are to be fetched.
     pub wanted: Vec<Wanted>,
     /// The fetch under way, which ends with the job.
@@ -126,22 +129,33 @@ impl Drop for Fetch {
 #[derive(Clone, Debug)]
 pub struct Unacked {
     pub acker: Acker,
-    /// The job's id, for failpoints.
-    pub id: Option<String>,
+    /// An ack needs its channel, also if others are consumed on by now.
+    _channel: Arc<JobChannel>,
+    pub summary: Arc<Summary>,
 }
 
 impl JobStore {
     /// Takes in a delivery.
-    pub fn add(&mut self, model: ModelIndex, received: ReceivedJob) -> (JobKey, Arc<ReceivedJob>) {
+    pub fn add(
+        &mut self,
+        model: ModelIndex,
+        channel: &Arc<JobChannel>,
+        received: ReceivedJob,
+    ) -> (JobKey, Arc<ReceivedJob>) {
         self.last += 1;
         let key = JobKey(self.last);
-        let (tag, summary) = (DeliveryTag(received.delivery.delivery_tag), received.summary.clone());
-        let unacked = Unacked { acker: received.delivery.acker.clone(), id: summary.id.clone() };
-        self.unacked.entry(model).or_default().insert(tag, unacked);
+        let (tag, summary) = (DeliveryTag(received.delivery.delivery_tag), Arc::clone(&received.summary));
+        let unacked = Unacked {
+            acker: received.delivery.acker.clone(),
+            _channel: Arc::clone(channel),
+            summary: Arc::clone(&summary),
+        };
+        let channel = channel.id();
+        self.unacked.entry(channel).or_default().insert(tag, unacked);
         let received = Arc::new(received);
         let payload = Payload {
             received: Arc::clone(&received),
-            address: None,
+            encoding: None,
             wanted: Vec::new(),
             fetch: None,
             fetched: None,
@@ -154,7 +168,7 @@ impl JobStore {
             unconfirmed: Vec::new(),
             reply_messages: 0,
         };
-        self.jobs.insert(key, StoredJob { model, tag, summary, payload: Some(payload) });
+        self.jobs.insert(key, StoredJob { model, channel, tag, summary, payload: Some(payload) });
         (key, received)
     }
 
@@ -189,8 +203,8 @@ impl JobStore {
     }
 
     /// Takes the deliveries that an ack covers out; the last of them is the one that the frame names.
-    pub fn take_acked(&mut self, model: ModelIndex, tag: DeliveryTag, multiple: bool) -> Vec<Unacked> {
-        let Some(unacked) = self.unacked.get_mut(&model) else { return Vec::new() };
+    pub fn take_acked(&mut self, channel: ChannelId, tag: DeliveryTag, multiple: bool) -> Vec<Unacked> {
+        let Some(unacked) = self.unacked.get_mut(&channel) else { return Vec::new() };
         if !multiple {
             return unacked.remove(&tag).into_iter().collect();
         }
@@ -200,18 +214,18 @@ impl JobStore {
 
     /// Takes a delivery out that is given back.
     pub fn take_given_back(&mut self, key: JobKey) -> Option<Unacked> {
-        let StoredJob { model, tag, .. } = self.jobs.get(&key)?;
-        self.unacked.get_mut(model)?.remove(tag)
+        let StoredJob { channel, tag, .. } = self.jobs.get(&key)?;
+        self.unacked.get_mut(channel)?.remove(tag)
     }
 }
 
 impl Payload {
     /// Takes in what reading the job gave.
     pub fn decoded(&mut self, decoded: Decoded) {
-        let Decoded { address, first, items, rest, wants_progress, .. } = decoded;
-        self.address = Some(Arc::new(address));
+        let Decoded { encoding, items_total, first, items, rest, wants_progress, .. } = decoded;
+        self.encoding = Some(encoding);
         self.first = first;
-        self.progress = wants_progress.then(Arc::default);
+        self.progress = wants_progress.then(|| Arc::new(RateLimit::new(items_total)));
         self.outputs = std::iter::repeat_with(|| None).take(items.len() + rest.len()).collect();
         self.tokens = tokens(&items);
         self.items = PreparedItems::new(first, items);
@@ -225,11 +239,6 @@ impl Payload {
             tokens
         });
         self.items.extend(items);
-    }
-
-    /// The encoding of its replies.
-    pub fn encoding(&self) -> Encoding {
-        self.address.as_ref().map(|address| address.encoding).unwrap_or_default()
     }
 
     /// Takes an item out for a pass.

@@ -6,17 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{BoxStream, FuturesUnordered, SelectAll, StreamExt as _};
+use lapin::Channel;
 use lapin::message::Delivery;
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior};
-use vramq_core::event::QueueCounts;
-use vramq_core::event::Source;
-use vramq_core::ids::{JobKey, ModelIndex, RequestId};
+use vramq_core::action::JobQueue;
+use vramq_core::ids::{ChannelId, JobKey, ModelIndex, QueueIndex, RequestId};
 
 use crate::broker::aux_channel::AuxChannelState;
 use crate::broker::commands::Responder;
 use crate::broker::control_plane::{ControlPlane, ControlRequest};
-use crate::broker::model_channel::{ConsumeError, Deliveries};
+use crate::broker::job_channel::JobChannel;
+use crate::broker::model_channels::{ConsumeError, Counted, Delivered, Deliveries};
 use crate::broker::publisher::PublishError;
 use crate::broker::publisher_rules::PublisherRules;
 use crate::broker::session::{Session, Side};
@@ -30,22 +31,23 @@ const TICK: Duration = Duration::from_secs(1);
 /// Futures that give answers in any order.
 pub(crate) type Pending<T> = FuturesUnordered<Pin<Box<dyn Future<Output = T> + Send>>>;
 
-/// A consumer's delivery, or `None` for its end.
-type Delivered = (ModelIndex, Source, Option<lapin::Result<Delivery>>);
+/// A job of the quarantine, if there was one.
+type Fetched = lapin::Result<Option<(Arc<JobChannel>, Delivery)>>;
 
 /// Something that happened.
 pub(crate) enum Input {
     Completed(Completion),
-    Delivered(ModelIndex, Source, Option<lapin::Result<Delivery>>),
+    Delivered(ModelIndex, Delivered),
     /// A consumer was started, or cannot be.
-    Started(ModelIndex, Result<Deliveries, ConsumeError>),
+    Started(ModelIndex, JobQueue, Result<Deliveries, ConsumeError>),
     /// A consumer was stopped; its stream ends by itself.
-    Stopped(lapin::Result<()>),
-    Counted(ModelIndex, lapin::Result<QueueCounts>),
-    /// A job of the quarantine, if there was one.
-    Fetched(ModelIndex, lapin::Result<Option<Delivery>>),
+    Stopped(ModelIndex, JobQueue, lapin::Result<()>),
+    Counted(ModelIndex, lapin::Result<Counted>),
+    /// A further queue is there, with a channel to consume it on; or why not.
+    LookedFor(ModelIndex, QueueIndex, Result<Channel, String>),
+    Fetched(ModelIndex, Fetched),
     Published(JobKey, Result<Sent, PublishError>),
-    Acked(ModelIndex, Vec<bool>),
+    Acked(ChannelId, Vec<bool>),
     GivenBack(JobKey, bool),
     /// What happened to a connection; `None` if it ended.
     Broker(Side, Option<lapin::Event>),
@@ -62,14 +64,15 @@ pub(crate) struct LiveSession {
     /// Commands that wait for an answer.
     pub(crate) requests: HashMap<RequestId, Responder>,
     last_request: u64,
-    deliveries: SelectAll<BoxStream<'static, Delivered>>,
-    pub(crate) starting: Pending<(ModelIndex, Result<Deliveries, ConsumeError>)>,
-    pub(crate) stopping: Pending<lapin::Result<()>>,
-    pub(crate) counting: Pending<(ModelIndex, lapin::Result<QueueCounts>)>,
-    pub(crate) fetching: Pending<(ModelIndex, lapin::Result<Option<Delivery>>)>,
+    deliveries: SelectAll<BoxStream<'static, (ModelIndex, Delivered)>>,
+    pub(crate) starting: Pending<(ModelIndex, JobQueue, Result<Deliveries, ConsumeError>)>,
+    pub(crate) stopping: Pending<(ModelIndex, JobQueue, lapin::Result<()>)>,
+    pub(crate) counting: Pending<(ModelIndex, lapin::Result<Counted>)>,
+    pub(crate) looking: Pending<(ModelIndex, QueueIndex, Result<Channel, String>)>,
+    pub(crate) fetching: Pending<(ModelIndex, Fetched)>,
     /// Every publish about a job is in here: see `Publisher::publish` for why.
     pub(crate) publishing: Pending<(JobKey, Result<Sent, PublishError>)>,
-    pub(crate) acking: Pending<(ModelIndex, Vec<bool>)>,
+    pub(crate) acking: Pending<(ChannelId, Vec<bool>)>,
     pub(crate) giving_back: Pending<(JobKey, bool)>,
     tick: Interval,
 }
@@ -93,6 +96,7 @@ impl LiveSession {
             starting: FuturesUnordered::new(),
             stopping: FuturesUnordered::new(),
             counting: FuturesUnordered::new(),
+            looking: FuturesUnordered::new(),
             fetching: FuturesUnordered::new(),
             publishing: FuturesUnordered::new(),
             acking: FuturesUnordered::new(),
@@ -103,8 +107,7 @@ impl LiveSession {
 
     /// Takes deliveries of a consumer from now on.
     pub(crate) fn add_consumer(&mut self, model: ModelIndex, deliveries: Deliveries) {
-        let stream = deliveries.map(move |(source, delivery)| (model, source, delivery));
-        self.deliveries.push(stream.boxed());
+        self.deliveries.push(deliveries.map(move |delivered| (model, delivered)).boxed());
     }
 
     /// Keeps a command until it is answered.
@@ -119,12 +122,10 @@ impl LiveSession {
     pub(crate) async fn next_frequent(&mut self, completed: &mut mpsc::Receiver<Completion>) -> Input {
         tokio::select! {
             biased;
-            Some((model, sent)) = self.acking.next() => Input::Acked(model, sent),
+            Some((channel, sent)) = self.acking.next() => Input::Acked(channel, sent),
             Some((job, sent)) = self.publishing.next() => Input::Published(job, sent),
             Some(completion) = completed.recv() => Input::Completed(completion),
-            Some((model, source, delivery)) = self.deliveries.next() => {
-                Input::Delivered(model, source, delivery)
-            }
+            Some((model, delivered)) = self.deliveries.next() => Input::Delivered(model, delivered),
             else => std::future::pending().await,
         }
     }
@@ -132,17 +133,16 @@ impl LiveSession {
     /// Waits for what happens next. Cancel-safe, as each of its arms is.
     pub(crate) async fn next(&mut self) -> Input {
         tokio::select! {
-            Some((model, sent)) = self.acking.next() => Input::Acked(model, sent),
+            Some((channel, sent)) = self.acking.next() => Input::Acked(channel, sent),
             Some((job, sent)) = self.publishing.next() => Input::Published(job, sent),
-            Some((model, source, delivery)) = self.deliveries.next() => {
-                Input::Delivered(model, source, delivery)
-            }
+            Some((model, delivered)) = self.deliveries.next() => Input::Delivered(model, delivered),
             // Its streams end with an item that says so.
             Some((side, event)) = self.session.events.next() => Input::Broker(side, event),
             request = self.control_plane.next() => Input::Request(request),
-            Some((model, started)) = self.starting.next() => Input::Started(model, started),
-            Some(stopped) = self.stopping.next() => Input::Stopped(stopped),
+            Some((model, queue, started)) = self.starting.next() => Input::Started(model, queue, started),
+            Some((model, queue, stopped)) = self.stopping.next() => Input::Stopped(model, queue, stopped),
             Some((model, counts)) = self.counting.next() => Input::Counted(model, counts),
+            Some((model, queue, found)) = self.looking.next() => Input::LookedFor(model, queue, found),
             Some((model, fetched)) = self.fetching.next() => Input::Fetched(model, fetched),
             Some((job, sent)) = self.giving_back.next() => Input::GivenBack(job, sent),
             _ = self.tick.tick() => Input::Tick,

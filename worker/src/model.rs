@@ -5,7 +5,7 @@ use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 
 use vramq_core::device::PassShape;
-use vramq_core::ids::ModelIndex;
+use vramq_core::ids::{ModelIndex, QueueIndex};
 use vramq_core::settings::{ModelFacts, QueueFacts};
 use vramq_core::slots::{DoesNotFit, SlotInputs};
 use vramq_schemas::status::QueueStatus;
@@ -99,10 +99,13 @@ impl Model {
     }
 
     /// Where its jobs come from, if that is more than its own queue.
-    pub fn queue_statuses(&self) -> Vec<QueueStatus> {
-        let status =
-            |queue: &QueueFacts| QueueStatus { queue: queue.name.clone(), weight: queue.weight.get() };
-        if self.queues.len() > 1 { self.queues.iter().map(status).collect() } else { Vec::new() }
+    pub fn queue_statuses(&self, is_missing: impl Fn(QueueIndex) -> bool) -> Vec<QueueStatus> {
+        let status = |(at, queue): (usize, &QueueFacts)| QueueStatus {
+            queue: queue.name.clone(),
+            weight: queue.weight.get(),
+            missing: is_missing(QueueIndex(at)),
+        };
+        if self.queues.len() > 1 { self.queues.iter().enumerate().map(status).collect() } else { Vec::new() }
     }
 
     /// Bytes that one job needs at most.

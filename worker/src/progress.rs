@@ -21,9 +21,21 @@ pub struct RateLimit {
     last: Mutex<Option<Instant>>,
     /// The job's first pass has begun.
     started: AtomicBool,
+    /// Index within the job of its last item, and whether that was reported to be finished.
+    last_item: u32,
+    ended: AtomicBool,
 }
 
 impl RateLimit {
+    pub fn new(items_total: u32) -> Self {
+        Self { last_item: items_total.saturating_sub(1), ..Self::default() }
+    }
+
+    /// Whether a report is the one that no other follows: it goes out however soon it comes, once.
+    fn is_end(&self, item: u32, fraction: f64) -> bool {
+        item == self.last_item && fraction >= 1.0 && !self.ended.swap(true, Ordering::Relaxed)
+    }
+
     /// Whether a report may go out now; if so, it counts as sent.
     fn admits(&self, now: Instant) -> bool {
         // Nothing panics while it holds the lock.
@@ -73,7 +85,8 @@ impl ProgressSink {
     /// Hands a report on. Never waits: an event loop that is busy gets a later one.
     pub fn report(&self, at: usize, fraction: f64, mut note: String) {
         let Some(Followed { job, item, limit }) = self.items.get(at).and_then(Option::as_ref) else { return };
-        if !limit.admits(Instant::now()) {
+        let is_end = limit.is_end(*item, fraction);
+        if !limit.admits(Instant::now()) && !is_end {
             return;
         }
         note.truncate(note.floor_char_boundary(PROGRESS_NOTE_BYTES_MAX));
@@ -92,7 +105,7 @@ mod tests {
     use super::*;
 
     fn sink(reports: mpsc::Sender<Completion>) -> ProgressSink {
-        let limit = Arc::<RateLimit>::default();
+        let limit = Arc::new(RateLimit::new(6));
         let followed = |item| Some(Followed { job: JobKey(7), item, limit: Arc::clone(&limit) });
         ProgressSink::new(vec![None, followed(4), followed(5)], reports)
     }
@@ -136,6 +149,22 @@ mod tests {
         };
         assert_eq!([next(), next()], [Some((4, 0.0, String::new())), Some((5, 0.5, "half".to_owned()))]);
         assert_eq!(next(), None);
+    }
+
+    #[test]
+    fn the_end_of_the_last_item_is_reported_however_soon_it_comes_and_once() {
+        let (reports, mut received) = mpsc::channel(8);
+        let limit = Arc::new(RateLimit::new(2));
+        let followed = |item| Some(Followed { job: JobKey(7), item, limit: Arc::clone(&limit) });
+        let sink = ProgressSink::new(vec![followed(0), followed(1)], reports);
+        for (at, fraction) in [(0, 0.5), (0, 1.0), (1, 0.5), (1, 1.0), (1, 1.0)] {
+            sink.report(at, fraction, String::new());
+        }
+        let mut next = || match received.try_recv() {
+            Ok(Completion::Progress { progress, .. }) => Some((progress.item, progress.fraction)),
+            _ => None,
+        };
+        assert_eq!([next(), next(), next()], [Some((0, 0.5)), Some((1, 1.0)), None]);
     }
 
     #[test]

@@ -34,9 +34,8 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let query = args.selection.query()?;
-    common.models()?;
     let audit_log = common.changing("drop")?;
-    let (plans, all_there) = common.plan(&query).await?;
+    let (plans, all_there) = common.plan(&args.selection, &query).await?;
     let total = plans.iter().map(|(_, plan)| plan.selected.len() as u64).sum();
     for (model, plan) in &plans {
         let count = counted(plan.selected.len() as u64, "letter");

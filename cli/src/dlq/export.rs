@@ -32,14 +32,14 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let query = args.selection.query()?;
-    let models = common.models()?;
+    let models = common.models().await?;
     let access = common.access()?;
     let file = args.output.as_deref().filter(|path| *path != Path::new("-"));
     let mut archive = file.map(Archive::create).transpose()?;
     let mut stdout = BufWriter::new(std::io::stdout().lock());
     let failed = |error: std::io::Error| Error::writing("the letters", &error);
     let (mut plans, mut written) = (Vec::new(), 0);
-    for model in models {
+    for model in &models {
         let mut plan = Plan::default();
         scan(&access, model, |letter| {
             let before = plan.selected.len();

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use vramq_dlq::dead_letter::UNKNOWN;
 use vramq_dlq::select::{Filter, Since, unix_ms};
-use vramq_schemas::Reason;
+use vramq_schemas::{Reason, Traceparent};
 
 use crate::duration;
 
@@ -22,11 +23,21 @@ pub(super) struct FilterArgs {
     /// Only one group, as printed by `list`: REASON/MODEL/VERSION.
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
+    /// Only those whose error has TEXT in it, in upper or lower case.
+    #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
+    error: Option<String>,
+    /// Only those that this worker dead-lettered; may be repeated.
+    #[arg(long, value_name = "WORKER")]
+    worker: Vec<String>,
+    /// Only those of one trace: its id of 32 hexadecimal digits, or a `traceparent`.
+    #[arg(long, value_parser = trace, value_name = "TRACE")]
+    trace: Option<String>,
 }
 
 impl FilterArgs {
     pub(super) fn filter(&self) -> Filter {
-        Filter { reason: self.reason.clone(), since: self.since, group: self.group.clone() }
+        let Self { reason, since, group, error, worker, trace } = self.clone();
+        Filter { reason, since, group, error, worker, trace }
     }
 }
 
@@ -42,6 +53,14 @@ fn reason(text: &str) -> Result<String, String> {
     }
     let names: Vec<_> = known().collect();
     Err(format!("there are {}; for a reason of a later version use --group", names.join(", ")))
+}
+
+/// The id of a trace, as tracing systems show it, or as the `traceparent` of a log line has it.
+fn trace(text: &str) -> Result<String, String> {
+    let text = text.to_ascii_lowercase();
+    let parent = text.parse().or_else(|_| format!("00-{text}-0000000000000001-00").parse::<Traceparent>());
+    let parent = parent.map_err(|_| "a trace id has 32 hexadecimal digits, not all of them 0".to_owned())?;
+    Ok(parent.trace_id().to_owned())
 }
 
 fn since(text: &str) -> Result<Since, String> {
@@ -82,6 +101,17 @@ mod tests {
         }
         for text in ["", "yesterday", "2h ago", "d", "-1d", "1969-01-01T00:00:00Z"] {
             assert!(since_at(text, NOW_MS).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_trace_is_named_by_its_id_or_a_traceparent() {
+        const ID: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+        for text in [ID, &ID.to_ascii_uppercase(), &format!("00-{ID}-00f067aa0ba902b7-01")] {
+            assert_eq!(trace(text).as_deref(), Ok(ID), "{text}");
+        }
+        for text in ["", "4bf92f35", &"0".repeat(32), &format!("{ID}0"), &"g".repeat(32)] {
+            assert!(trace(text).is_err(), "{text}");
         }
     }
 

@@ -25,7 +25,9 @@ const ERROR_COLUMNS: usize = 60;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  vramq dlq list --model minilm
+  vramq dlq list
+  vramq dlq list --model minilm --error 'illegal address' --worker gpu-3
+  vramq dlq list --trace 4bf92f3577b34da6a3ce929d0e0e4736
   vramq dlq list -m minilm,bge --reason out-of-memory --since 2h --limit 100
   vramq dlq list -m minilm --reason expired --fingerprints
   vramq dlq list -m minilm --json | jq -r 'select(.kind == \"letter\" and .retries > 0) | .fingerprint'
@@ -54,10 +56,10 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     };
     let (access, filter) = (common.access()?, args.filter.filter());
     let (mut groups, mut rows) = (Groups::default(), Vec::new());
-    for model in common.models()? {
+    for model in &common.models().await? {
         scan(&access, model, |letter| {
             let summary = letter.summary();
-            if filter.takes(&summary) {
+            if filter.takes(&letter, &summary) {
                 groups.add(&summary);
                 // Only what is printed is kept: a queue may have millions.
                 if rows.len() < limit {
@@ -98,6 +100,7 @@ fn in_json(groups: &Groups, rows: &[Summary]) -> String {
             "group": row.group.to_string(), "reason": row.group.reason, "model": row.group.model,
             "worker_version": row.group.version, "worker": row.worker, "died": row.dead_at_ms.map(moment),
             "attempts": row.attempts, "retries": row.retries, "body_bytes": row.body_bytes, "error": row.error,
+            "trace": row.trace,
             "results": row.results.map(vramq_schemas::ReplyKind::as_str),
         }));
     }
@@ -126,9 +129,12 @@ fn in_words(groups: &Groups, rows: &[Summary], now_ms: u64) -> String {
         [("GROUP", left), ("LETTERS", right), ("RETRIED", right), ("OLDEST", right), ("NEWEST", right)];
     let mut out = table(&head, &counts);
     out.push('\n');
-    let lines: Vec<_> = rows.iter().map(|row| line(row, now_ms)).collect();
-    let head = [
-        ("FINGERPRINT", left),
+    // The model is told apart from its neighbours only.
+    let of_models = groups.models() > 1;
+    let lines: Vec<_> = rows.iter().map(|row| line(row, of_models, now_ms)).collect();
+    let mut head = vec![("FINGERPRINT", left)];
+    head.extend(of_models.then_some(("MODEL", left)));
+    head.extend([
         ("ID", left),
         ("REASON", left),
         ("AGE", right),
@@ -137,7 +143,7 @@ fn in_words(groups: &Groups, rows: &[Summary], now_ms: u64) -> String {
         ("BODY", right),
         ("WORKER", left),
         ("ERROR", left),
-    ];
+    ]);
     out += &table(&head, &lines);
     let more = groups.letters().saturating_sub(rows.len() as u64);
     if more > 0 {
@@ -146,14 +152,15 @@ fn in_words(groups: &Groups, rows: &[Summary], now_ms: u64) -> String {
     out
 }
 
-fn line(row: &Summary, now_ms: u64) -> Vec<String> {
+fn line(row: &Summary, with_model: bool, now_ms: u64) -> Vec<String> {
     let reason = safe(&row.group.reason);
     let reason = match row.results {
         Some(_) => format!("{reason} (results)"),
         None => reason,
     };
-    vec![
-        row.fingerprint.to_string(),
+    let mut cells = vec![row.fingerprint.to_string()];
+    cells.extend(with_model.then(|| cut(&row.group.model, ID_COLUMNS)));
+    cells.extend([
         row.id.as_deref().map_or("-".to_owned(), |id| cut(id, ID_COLUMNS)),
         reason,
         ago(row.dead_at_ms, now_ms),
@@ -162,7 +169,8 @@ fn line(row: &Summary, now_ms: u64) -> Vec<String> {
         bytes(row.body_bytes as u64),
         row.worker.as_deref().map_or("-".to_owned(), |worker| cut(worker, 24)),
         cut(&row.error, ERROR_COLUMNS),
-    ]
+    ]);
+    cells
 }
 
 #[cfg(test)]
@@ -200,6 +208,15 @@ mod tests {
         assert!(lines[4].contains("\\u{1b}[2Jjob") && lines[4].ends_with("it went wrong"), "{shown}");
         assert_eq!(lines[6], "… and 1 letter more: --limit 0 lists all");
         assert_eq!(in_words(&Groups::default(), &[], 0), "no dead letters\n");
+        assert!(!shown.contains("MODEL"), "{shown}");
+        let mut elsewhere = summary("c");
+        elsewhere.group.model = "bge".to_owned();
+        let mut of_two_models = groups.clone();
+        of_two_models.add(&elsewhere);
+        let shown_with_models = in_words(&of_two_models, &[hostile.clone(), elsewhere], 1_700_000_060_000);
+        let lines: Vec<_> = shown_with_models.lines().collect();
+        assert!(lines[4].starts_with("FINGERPRINT  MODEL   ID"), "{shown_with_models}");
+        assert!(lines[6].contains("  bge     c  "), "{shown_with_models}");
         let json = in_json(&groups, &[hostile]);
         let values: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(

@@ -6,6 +6,7 @@ mod export;
 mod filter;
 mod import;
 mod list;
+mod models;
 mod prompt;
 mod retry;
 mod show;
@@ -32,7 +33,7 @@ const LOCK_WAIT_MAX: Duration = Duration::from_secs(120);
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0 done · 1 some letters were kept or missing, or nothing was done · 2 usage or input · 3 broker unreachable or lost
+  0 done · 1 some dead letters were not moved or not found, or the action was declined · 2 usage or input · 3 broker unreachable or lost
   4 refused by the broker (no queue, queue full, no permission), or another operator holds the queue lock · 130 interrupted";
 
 /// List, explain, retry and archive dead letters.
@@ -52,8 +53,8 @@ pub(crate) struct Args {
 /// Arguments of all subcommands.
 #[derive(Debug, clap::Args)]
 struct Common {
-    /// The model (or its key); a list, or repeated. AMQP cannot list queues: `rabbitmqctl list_queues name messages` shows
-    /// those that start with vramq.dead.
+    /// The model (or its key); a list, or repeated. Without it: the models that workers serve now, by their heartbeats, which
+    /// takes some seconds.
     #[arg(
         long = "model",
         short,
@@ -68,7 +69,10 @@ struct Common {
     read_only: bool,
     /// The action log; by default vramq/actions.jsonl in $XDG_STATE_HOME or ~/.local/state.
     #[arg(long, env = "VRAMQ_ACTION_LOG", value_name = "FILE", global = true)]
-    log: Option<PathBuf>,
+    action_log: Option<PathBuf>,
+    /// The name of --action-log in 0.2: elsewhere --log is what to log.
+    #[arg(long = "log", hide = true, value_parser = renamed_log, global = true)]
+    _log: Option<String>,
     /// No progress on standard error.
     #[arg(long, short, global = true)]
     quiet: bool,
@@ -96,7 +100,7 @@ struct Selection {
     #[command(flatten)]
     filter: FilterArgs,
     /// All dead letters of the model.
-    #[arg(long, conflicts_with_all = ["names", "reason", "since", "group"])]
+    #[arg(long, conflicts_with_all = ["names", "reason", "since", "group", "error", "worker", "trace"])]
     all: bool,
     /// Only the oldest N.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -110,7 +114,8 @@ impl Selection {
         let filter = self.filter.filter();
         if self.names.is_empty() && filter.is_empty() && !self.all {
             return Err(Error::Usage(
-                "select letters: give ids, --group, --reason, --since, or --all".to_owned(),
+                "select letters: give ids, --reason, --since, --group, --error, --worker, --trace, or --all"
+                    .to_owned(),
             ));
         }
         Ok(Query {
@@ -122,20 +127,18 @@ impl Selection {
 }
 
 impl Common {
+    /// The models that are named, else the keys of those with dead letters that workers serve now.
+    ///
     /// # Errors
-    /// None is given, or one is no valid name.
-    fn models(&self) -> Result<&[String], Error> {
-        if self.models.is_empty() {
-            return Err(Error::Usage(
-                "which model? Give --model NAME (or set VRAMQ_MODEL). AMQP cannot list queues; `rabbitmqctl list_queues \
-                 name messages` shows those that start with vramq.dead."
-                    .to_owned(),
-            ));
-        }
+    /// One is no valid name; or none is named, and none can be learned.
+    async fn models(&self) -> Result<Vec<String>, Error> {
         for model in &self.models {
             check_model_name(model).map_err(|error| Error::Usage(screen::safe(&error.to_string())))?;
         }
-        Ok(&self.models)
+        if self.models.is_empty() {
+            return models::learn(&self.access()?, self.quiet).await;
+        }
+        Ok(self.models.clone())
     }
 
     /// Opens the action log for a command that changes a queue.
@@ -148,11 +151,13 @@ impl Common {
                 "{command} changes queues, and --read-only (VRAMQ_READ_ONLY) is set"
             )));
         }
-        let path = self.log.clone().or_else(default_log).ok_or_else(|| {
-            Error::Usage("there is no state folder for the action log: name a file with --log".to_owned())
+        let path = self.action_log.clone().or_else(default_log).ok_or_else(|| {
+            Error::Usage(
+                "there is no state folder for the action log: name a file with --action-log".to_owned(),
+            )
         })?;
         AuditLog::open(&path, command, who())
-            .map_err(|error| Error::Usage(format!("{error}; name another file with --log")))
+            .map_err(|error| Error::Usage(format!("{error}; name another file with --action-log")))
     }
 
     /// As whom the queues are read and changed.
@@ -160,8 +165,7 @@ impl Common {
     /// # Errors
     /// The URL is no address.
     fn access(&self) -> Result<Access, Error> {
-        let address =
-            self.broker.address().map_err(|error| Error::Usage(format!("the broker URL {error}")))?;
+        let address = self.broker.address().map_err(|error| Error::Usage(error.to_string()))?;
         Ok(Access {
             address,
             connection_name: connection_name("dlq"),
@@ -174,12 +178,23 @@ impl Common {
     /// name matches.
     ///
     /// # Errors
-    /// A queue cannot be read, or a name is ambiguous.
-    async fn plan(&self, query: &Query) -> Result<(Vec<(String, Plan)>, bool), Error> {
-        let planned = scan::plan(&self.access()?, self.models()?, query).await?;
+    /// A queue cannot be read, a name is ambiguous, or all dead letters of models that are not named are selected.
+    async fn plan(&self, selection: &Selection, query: &Query) -> Result<(Vec<(String, Plan)>, bool), Error> {
+        let models = self.models().await?;
+        // What is changed by whole queues is named: who is at the terminal may not know all models.
+        if selection.all && self.models.is_empty() && !models.is_empty() {
+            let models = models.iter().map(|model| screen::safe(model)).collect::<Vec<_>>().join(", ");
+            return Err(Error::Usage(format!("--all of which model? Give --model; there are {models}")));
+        }
+        let planned = scan::plan(&self.access()?, &models, query).await?;
         print_missing(&planned.missing);
         Ok((planned.plans, planned.missing.is_empty()))
     }
+}
+
+/// Refuses the old name of a flag, with the new one.
+fn renamed_log(_file: &str) -> Result<String, String> {
+    Err("the action log's flag is --action-log".to_owned())
 }
 
 /// Prints the names that match no letter.

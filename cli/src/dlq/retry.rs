@@ -18,7 +18,7 @@ use crate::{duration, exit};
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  vramq dlq retry --model minilm 3fa94c12ab
+  vramq dlq retry 3fa94c12ab
   vramq dlq retry -m minilm --group out-of-memory/minilm/0.2.0 --first 10 --set batch-hint=4
   vramq dlq retry -m minilm --reason expired --since 2h --rate 50 --yes
   vramq dlq retry -m minilm --reason out-of-memory --to vramq.jobs.minilm-large")]
@@ -48,9 +48,8 @@ pub(super) struct Args {
 pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let query = args.selection.query()?;
     let changes = changes(args)?;
-    common.models()?;
     let audit_log = if args.dry_run { None } else { Some(common.changing("retry")?) };
-    let (plans, all_there) = common.plan(&query).await?;
+    let (plans, all_there) = common.plan(&args.selection, &query).await?;
     let unchanged = if all_there { exit::DONE } else { exit::FAILED };
     if plans.is_empty() {
         eprintln!("no letters to retry");

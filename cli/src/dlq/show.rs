@@ -29,7 +29,7 @@ const VALUE_COLUMNS: usize = 100;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  vramq dlq show --model minilm 019a7c4e-5d1f-7e61-b1a5-33d1c0a7e6f2
+  vramq dlq show 019a7c4e-5d1f-7e61-b1a5-33d1c0a7e6f2
   vramq dlq show -m minilm 3fa94c12ab --body
   vramq dlq show -m minilm 3fa94c12ab --save body.bin")]
 pub(super) struct Args {
@@ -48,7 +48,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let name = Name { text: args.name.clone() };
     let access = common.access()?;
     let (mut found, mut more) = (Vec::new(), 0);
-    for model in common.models()? {
+    for model in &common.models().await? {
         scan(&access, model, |letter| {
             if name.matches(&letter.summary()) != NameMatch::None {
                 if found.len() < SHOWN_MAX { found.push(letter) } else { more += 1 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use vramq_schemas::status::{CeilingStatus, DeviceStatus, WorkerState};
 
 use super::fleet::Fleet;
-use super::models::{mixed_revisions, process_table};
+use super::models::{missing_queues, mixed_revisions, process_table};
 use super::queues::queue_table;
 use super::worker_snapshot::{Link, Presence, WorkerSnapshot};
 use crate::output::text::{Align, bytes, cut, safe, table};
@@ -51,6 +51,7 @@ pub(super) fn lines(fleet: &Fleet, now: Instant) -> Vec<Line> {
         lines.extend(worker_table(fleet, now));
         lines.extend(process_table(fleet, now));
         lines.extend(reasons(fleet, now));
+        lines.extend(missing_queues(fleet, now));
         lines.extend(mixed_revisions(fleet, now));
     }
     if fleet.unreadable > 0 {

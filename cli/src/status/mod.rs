@@ -15,10 +15,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch as values};
 use tokio::time::sleep;
-use vramq_amqp::InvalidAddress;
 use vramq_schemas::topology::check_model_name;
 
-use crate::broker::Broker;
+use crate::broker::{Broker, InvalidBroker};
 use crate::output::text::{safe, safe_json};
 use crate::signals::Signals;
 use crate::{duration, exit};
@@ -80,7 +79,7 @@ pub(crate) async fn run(args: Args) -> u8 {
     let mut session = match Session::open(&args) {
         Ok(session) => session,
         Err(error) => {
-            eprintln!("error: the broker URL {error}");
+            eprintln!("error: {error}");
             return exit::USAGE;
         }
     };
@@ -131,7 +130,7 @@ async fn print_once(mut session: Session, listen: Duration, json: bool) -> u8 {
 }
 
 impl Session {
-    fn open(args: &Args) -> Result<Self, InvalidAddress> {
+    fn open(args: &Args) -> Result<Self, InvalidBroker> {
         let address = args.broker.address()?;
         let fleet = Fleet::new(&args.models, Instant::now());
         let (event_sender, events) = mpsc::channel(EVENTS_MAX);

@@ -59,6 +59,27 @@ fn process_row(worker: &str, model: &str, process: &ProcessStatus) -> (Vec<Strin
     (row, severity)
 }
 
+/// Further queues that workers cannot consume.
+pub(super) fn missing_queues(fleet: &Fleet, now: Instant) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for (snapshot, _) in fleet.workers(now).filter(|(_, presence)| *presence == Presence::Here) {
+        for model in &snapshot.last.models {
+            for queue in model.queues.iter().filter(|queue| queue.missing) {
+                let cut = |name| cut(name, NAME_COLUMNS);
+                let (worker, model, queue) =
+                    (cut(&snapshot.last.worker), cut(&model.model), cut(&queue.queue));
+                let why = "it is gone, not as workers declare it, or not theirs to read";
+                let text = format!("{worker}: cannot consume `{queue}` for {model}: {why}");
+                lines.push(Line::new(text, Severity::Error));
+            }
+        }
+    }
+    if !lines.is_empty() {
+        lines.insert(0, Line::new("", Severity::Normal));
+    }
+    lines
+}
+
 /// Models that workers serve in several revisions: their outputs do not belong into one store.
 pub(super) fn mixed_revisions(fleet: &Fleet, now: Instant) -> Vec<Line> {
     let mut of_models: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
@@ -85,7 +106,7 @@ pub(super) fn mixed_revisions(fleet: &Fleet, now: Instant) -> Vec<Line> {
 
 #[cfg(test)]
 mod tests {
-    use vramq_schemas::status::{Heartbeat, WorkerState};
+    use vramq_schemas::status::{Heartbeat, QueueStatus, WorkerState};
 
     use super::super::lines::lines;
     use super::*;
@@ -108,6 +129,23 @@ mod tests {
 
     fn texts(fleet: &Fleet, now: Instant) -> String {
         lines(fleet, now).iter().map(|line| line.text.clone() + "\n").collect()
+    }
+
+    #[test]
+    fn a_queue_that_a_worker_cannot_consume_is_shown() {
+        let start = Instant::now();
+        let mut fleet = Fleet::new(&[], start);
+        fleet.connected(start);
+        let mut one = heartbeat("one", "a");
+        let queue = |queue: &str, missing| QueueStatus { queue: queue.to_owned(), weight: 1, missing };
+        one.models[0].queues = vec![queue("vramq.jobs.minilm", false), queue("team-a.jobs", true)];
+        hear(&mut fleet, &one, start);
+        let shown = texts(&fleet, start);
+        assert!(
+            shown.contains("one: cannot consume `team-a.jobs` for minilm: it is gone, not as"),
+            "{shown}"
+        );
+        assert_eq!(shown.matches("cannot consume").count(), 1);
     }
 
     #[test]

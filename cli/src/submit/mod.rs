@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use futures_util::{StreamExt as _, stream};
 use tokio::sync::mpsc;
-use vramq_producer::{Client, Encoding};
+use vramq_producer::{Client, ConnectError, Encoding};
 use vramq_schemas::ITEMS_MAX;
 
 use crate::broker::Broker;
@@ -183,7 +183,10 @@ pub(crate) async fn run(mut args: Args) -> u8 {
         Err(error) => {
             results.abandon();
             eprintln!("error: {}", safe(&error.to_string()));
-            return exit::UNREACHABLE;
+            return match error {
+                ConnectError::Url(_) | ConnectError::Credentials(_) => exit::USAGE,
+                _ => exit::UNREACHABLE,
+            };
         }
     };
     let progress = Progress::new("items", total, args.quiet);

@@ -290,7 +290,7 @@ mod tests {
         fleet.hear(&heartbeat(10, 0), now, |_| false);
         assert!(fleet.further_queues("m", now).is_empty());
         let mut with: Heartbeat = serde_json::from_slice(&heartbeat(20, 0)).unwrap();
-        let queue = |name: &str| QueueStatus { queue: name.to_owned(), weight: 1 };
+        let queue = |name: &str| QueueStatus { queue: name.to_owned(), ..QueueStatus::default() };
         with.models[0].queues = vec![queue("vramq.jobs.m"), queue("b"), queue("a"), queue("b")];
         fleet.hear(&serde_json::to_vec(&with).unwrap(), now, |_| false);
         assert_eq!(fleet.further_queues("m", now), ["a", "b"]);

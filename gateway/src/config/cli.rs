@@ -78,6 +78,15 @@ pub struct Options {
     /// Certificates of a private authority, in PEM, for amqps://.
     #[arg(long, env = "VRAMQ_BROKER_CA", value_name = "FILE")]
     pub broker_ca: Option<String>,
+    /// The gateway's certificate, in PEM, for amqps://.
+    #[arg(long, env = "VRAMQ_BROKER_CERTIFICATE", value_name = "FILE")]
+    pub broker_certificate: Option<String>,
+    /// The private key of the certificate, in PEM.
+    #[arg(long, env = "VRAMQ_BROKER_KEY", value_name = "FILE")]
+    pub broker_key: Option<String>,
+    /// File with the password of the URL's user.
+    #[arg(long, env = "VRAMQ_BROKER_PASSWORD_FILE", value_name = "FILE")]
+    pub broker_password_file: Option<String>,
     /// Where to serve HTTP, IP:PORT [default: 127.0.0.1:8080].
     #[arg(long, env = "VRAMQ_GATEWAY_LISTEN", value_name = "ADDRESS")]
     pub listen: Option<String>,
@@ -130,6 +139,9 @@ impl Options {
         for (key, value) in [
             ("broker.url", &self.broker_url),
             ("broker.ca", &self.broker_ca),
+            ("broker.certificate", &self.broker_certificate),
+            ("broker.key", &self.broker_key),
+            ("broker.password_file", &self.broker_password_file),
             ("http.listen", &self.listen),
             ("http.keys", &self.keys),
         ] {

@@ -1,5 +1,6 @@
 //! The configuration: the only reader of files, flags and environment at start. Reports all faults at once.
 
+mod broker;
 pub mod cli;
 mod operator;
 mod place;
@@ -11,10 +12,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use vramq_amqp::Address;
 use vramq_schemas::topology::check_model_name;
 use vramq_schemas::{BODY_BYTES_MAX, ITEMS_MAX};
 
+pub use broker::Broker;
 pub use operator::Operator;
 pub use table::Fault;
 use table::Values;
@@ -48,9 +49,6 @@ const RESULTS_S: u32 = 1800;
 /// Less than the 30 s between SIGTERM and SIGKILL of Kubernetes and of spot instances.
 const DRAIN_S: u32 = 25;
 
-/// A broker that starts beside the gateway is there within this.
-const CONNECT_S: u32 = 30;
-
 /// An upload; all uploads together, and all stored results. The last two bound what callers can do to the disk.
 const FILE_MIB_MAX: u32 = 512;
 const FILES_MIB_MAX: u32 = 10 * 1024;
@@ -67,32 +65,13 @@ pub struct Config {
     pub results: Results,
     /// `None`: no uploads.
     pub files: Option<Files>,
+    /// Where workers write large outputs. `None`: outputs in a store are not read.
+    pub outputs: Option<Place>,
     /// `None`: dead letters are shown, and stay.
     pub operator: Option<Operator>,
     pub tei: TeiModels,
     /// Models whose vectors may be cut to fewer dimensions.
     pub matryoshka: Vec<String>,
-}
-
-#[derive(Clone)]
-pub struct Broker {
-    pub url: String,
-    pub address: Address,
-    pub ca_pem: Option<String>,
-    /// How long to try at start before giving up.
-    pub connect: Duration,
-    /// Jobs do not name the URL's user.
-    pub anonymous: bool,
-}
-
-impl fmt::Debug for Broker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Broker")
-            .field("address", &self.address)
-            .field("connect", &self.connect)
-            .field("anonymous", &self.anonymous)
-            .finish_non_exhaustive()
-    }
 }
 
 #[derive(Clone, Debug)]
@@ -169,13 +148,13 @@ impl Config {
         for (key, value) in overrides {
             values.set(key, value);
         }
-        let broker = broker(&mut values);
+        let broker = broker::broker(&mut values);
         let http = http(&mut values);
         let limits = limits(&mut values);
         let mib = |mib: u32| mib as usize * MIB;
         let results = results(&mut values);
-        let files = place::place(&mut values, &place::FILES);
-        place::check_apart(&mut values, results.store.as_ref().map(|store| &store.place), files.as_ref());
+        let kept = results.store.as_ref().map(|store| &store.place);
+        let [files, outputs] = [place::FILES, place::OUTPUTS].map(|at| place::apart(&mut values, &at, kept));
         let (file_mib, files_mib, files_s) = (
             values.number("files.file_mib_max", FILE_MIB_MAX, 1),
             values.number("files.mib_max", FILES_MIB_MAX, 1),
@@ -202,6 +181,7 @@ impl Config {
                     total_bytes: mib(files_mib) as u64,
                     keep: seconds(files_s),
                 }),
+                outputs,
                 operator,
                 tei,
                 matryoshka: matryoshka.into_iter().filter_map(|(name, may)| may.then_some(name)).collect(),
@@ -217,26 +197,6 @@ fn results(values: &mut Values) -> Results {
     let place = place::place(values, &place::RESULTS);
     let bytes_max = u64::from(values.number("results.folder_mib_max", FILES_MIB_MAX, 1)) * MIB as u64;
     Results { bytes, keep, store: place.map(|place| Settings { place, bytes_max, keep }) }
-}
-
-fn broker(values: &mut Values) -> Option<Broker> {
-    let url = values.text("broker.url").unwrap_or_else(|| "amqp://guest:guest@localhost:5672/%2f".to_owned());
-    let address = url.parse::<Address>().map_err(|e| values.fault("broker.url", e.to_string())).ok();
-    let ca_pem = values.text("broker.ca").and_then(|file| match std::fs::read_to_string(&file) {
-        Ok(pem) if pem.contains("-----BEGIN CERTIFICATE-----") => Some(pem),
-        Ok(_) => {
-            values.fault("broker.ca", format!("is {file}, which holds no certificate in PEM"));
-            None
-        }
-        Err(e) => {
-            values.fault("broker.ca", format!("is {file}, which cannot be read: {e}"));
-            None
-        }
-    });
-    let connect = seconds(values.number("broker.connect_s", CONNECT_S, 0));
-    let address = ca_pem.iter().cloned().fold(address?, Address::trusting);
-    let anonymous = values.flag("broker.anonymous");
-    Some(Broker { url, address, ca_pem, connect, anonymous })
 }
 
 fn http(values: &mut Values) -> Option<Http> {

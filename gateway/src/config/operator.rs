@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use vramq_amqp::Address;
+use vramq_amqp::{Address, Credentials};
 
+use super::broker::with_credentials;
 use super::table::Values;
 use super::{Broker, Http};
 
@@ -22,6 +23,7 @@ pub(super) fn operator(
     http: Option<&Http>,
 ) -> Option<Operator> {
     let url = values.text("operator.broker_url");
+    let password_file = values.text("operator.broker_password_file").map(PathBuf::from);
     let folder = values.text("operator.folder").map(PathBuf::from);
     let (url, folder) = match (url, folder) {
         (Some(url), Some(folder)) => (url, folder),
@@ -36,7 +38,12 @@ pub(super) fn operator(
             values.fault("operator.broker_url", "is missing: operator.folder is for what that user does");
             return None;
         }
-        (None, None) => return None,
+        (None, None) => {
+            if password_file.is_some() {
+                values.fault("operator.broker_password_file", "has no effect without operator.broker_url");
+            }
+            return None;
+        }
     };
     let address =
         url.parse::<Address>().map_err(|e| values.fault("operator.broker_url", e.to_string())).ok()?;
@@ -52,5 +59,8 @@ pub(super) fn operator(
         values.fault("operator.broker_url", "needs http.keys: only the holder of an operator's key may act");
     }
     let address = broker.ca_pem.iter().cloned().fold(address, Address::trusting);
+    // A broker that demands certificates takes the gateway's; the password says who acts.
+    let credentials = Credentials { password_file, ..broker.address.credentials().clone() };
+    let address = with_credentials(values, "operator.broker_", address, credentials)?;
     Some(Operator { address, folder })
 }

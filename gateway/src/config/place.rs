@@ -1,4 +1,4 @@
-//! The options that results and uploads have in common: `folder`, `url`, and those of an object store.
+//! The options that the places of results, uploads and outputs have in common: `folder`, `url`, and those of an object store.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -44,6 +44,7 @@ macro_rules! keys {
 
 pub const RESULTS: Keys = keys!("results");
 pub const FILES: Keys = keys!("files");
+pub const OUTPUTS: Keys = keys!("outputs");
 
 /// Reads a place; `None` if there is none, or a wrong one.
 pub fn place(values: &mut Values, keys: &Keys) -> Option<Place> {
@@ -89,16 +90,18 @@ pub fn place(values: &mut Values, keys: &Keys) -> Option<Place> {
     }
 }
 
-/// Neither place may be inside the other one.
-pub fn check_apart(values: &mut Values, results: Option<&Place>, files: Option<&Place>) {
-    let (Some(results), Some(files)) = (results, files) else { return };
-    if files.overlaps(results) {
-        let key = match files {
-            Place::Folder(_) => FILES.folder,
-            Place::Cloud(_) => FILES.url,
+/// Reads a place that workers have as a store. Neither it nor that of results may be inside the other one: everybody who may publish jobs
+/// can read what is in workers' stores.
+pub fn apart(values: &mut Values, keys: &Keys, results: Option<&Place>) -> Option<Place> {
+    let found = place(values, keys)?;
+    if let Some(results) = results.filter(|results| found.overlaps(results)) {
+        let key = match found {
+            Place::Folder(_) => keys.folder,
+            Place::Cloud(_) => keys.url,
         };
-        values.fault(key, format!("is {files}, and results are kept in {results}: one is inside the other"));
+        values.fault(key, format!("is {found}, and results are kept in {results}: one is inside the other"));
     }
+    Some(found)
 }
 
 fn url_of(values: &mut Values, key: &'static str) -> Option<Url> {
@@ -144,15 +147,18 @@ mod tests {
     }
 
     #[test]
-    fn results_and_uploads_are_kept_apart() {
+    fn results_are_kept_apart_from_what_workers_read() {
         let with = |results: &str, files: &str| format!("[results]\n{results}\n[files]\n{files}");
         let s3 = |url: &str| format!("url = '{url}'\nanonymous = true");
         assert_eq!(faults_of(&with("folder = '/no/a'", "folder = '/no/a/b'")), ["files.folder"]);
         assert_eq!(faults_of(&with("folder = 'same'", "folder = 'same'")), ["files.folder"]);
         assert_eq!(faults_of(&with(&s3("s3://jobs/out"), &s3("s3://jobs"))), ["files.url"]);
+        let outputs = with("folder = '/no/a/b'", "folder = '/no/up'\n[outputs]\nfolder = '/no/a'");
+        assert_eq!(faults_of(&outputs), ["outputs.folder"]);
         for apart in [
             with("folder = '/no/a'", "folder = '/no/ab'"),
             with("folder = 'a'", &s3("s3://jobs")),
+            "[files]\nfolder = 'same'\n[outputs]\nfolder = 'same'".to_owned(),
             with(&s3("s3://jobs/out"), &s3("s3://jobs/in")),
         ] {
             assert!(Config::read(&apart, Vec::new()).is_ok(), "{apart}");

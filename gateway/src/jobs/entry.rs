@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use uuid::Uuid;
 use vramq_producer::{Answer, Output};
+use vramq_schemas::output_name::OutputOwner;
 
 use crate::problem::Problem;
 
@@ -30,6 +31,8 @@ pub struct Entry {
     pub created_ms: u64,
     /// The digest of what was asked for: the same id or idempotency key with another body is a mistake.
     pub fingerprint: [u8; 32],
+    /// Whose its outputs in a store may be, by their names there: workers decide whether a tenant counts.
+    pub output_owners: Vec<OutputOwner>,
     /// Shown in a withdrawal; its digest is in the job's header.
     pub secret: String,
     state: watch::Sender<State>,
@@ -131,12 +134,22 @@ impl Entry {
             items,
             created_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
             fingerprint,
+            output_owners: Vec::new(),
             // 244 random bits.
             secret: format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple()),
             state: watch::Sender::new(State::Publishing),
             events: Mutex::default(),
             withdrawn: watch::Sender::new(false),
         }
+    }
+
+    /// Names its callers, as workers may see them: none, the gateway's user, a tenant of that user.
+    #[must_use]
+    pub fn called_by(mut self, callers: &[Option<String>]) -> Self {
+        let owner =
+            |caller: &Option<String>| OutputOwner::new(&self.model, caller.as_deref(), &self.message_id);
+        self.output_owners = callers.iter().map(owner).collect();
+        self
     }
 
     pub fn state(&self) -> State {

@@ -2,6 +2,7 @@
 
 pub mod earlier;
 pub mod entry;
+pub mod output_files;
 pub mod registry;
 pub mod run;
 pub mod store;

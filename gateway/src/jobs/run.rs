@@ -11,11 +11,13 @@ use uuid::Uuid;
 use vramq_producer::{Answer, Input, Job, JobError, JobFailed, Params, Pending, Progress, SubmitOptions};
 use vramq_schemas::ItemProgress;
 use vramq_schemas::headers::{REQUEST_ID, TENANT};
+use vramq_schemas::output_name::tenant_of;
 use vramq_schemas::withdrawal::{self, Digest, Withdrawal};
 
 use super::entry::{Entry, Failure, PROGRESS, State};
 use super::registry::Added;
 use crate::app::{App, Permits};
+use crate::config::Broker;
 use crate::keys::Caller;
 use crate::observe::Trace;
 use crate::problem::{Problem, Retry};
@@ -75,8 +77,8 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
         }
     };
     let items = submission.inputs.len();
-    let entry =
-        Arc::new(Entry::new(id, message_id, owner, submission.model.clone(), items, submission.fingerprint));
+    let entry = Entry::new(id, message_id, owner, submission.model.clone(), items, submission.fingerprint);
+    let entry = Arc::new(entry.called_by(&callers(&app.config.broker, submission.caller.tenant.as_deref())));
     let kept = submission.kept || submission.idempotency_key.is_some();
     if kept && let Added::Existing(before) = app.jobs.add(&entry, submission.idempotency_key.as_deref())? {
         return Ok(before);
@@ -107,6 +109,13 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
     };
     tokio::spawn(task.run(job, options, submission.permits, submission.body));
     Ok(entry)
+}
+
+/// Whom workers may take for a job's caller: the gateway's user, or its tenant if the workers' configuration lets that user name some.
+fn callers(broker: &Broker, tenant: Option<&str>) -> Vec<Option<String>> {
+    let Some(user) = broker.address.user_id().filter(|_| !broker.anonymous) else { return vec![None] };
+    let tenant = tenant.map(|tenant| Some(tenant_of(user, tenant)));
+    [Some(user.to_owned())].into_iter().chain(tenant).collect()
 }
 
 /// The message id of a job that its caller named: such names are unique among that caller's jobs only.

@@ -6,6 +6,7 @@ use vramq_producer::{Answer, Output};
 use vramq_stores::reference::hex;
 
 use super::entry::{Entry, State};
+use super::output_files::{self, OutputFile};
 use crate::body::off_runtime;
 
 /// A job in a state, as JSON. The results are written once and straight: they may be many megabytes.
@@ -24,6 +25,7 @@ pub async fn written(entry: &Entry, state: &State) -> serde_json::Result<Vec<u8>
         "created_at_ms": entry.created_ms,
         "request_sha256": hex(&entry.fingerprint),
     });
+    let (owners, id) = (entry.output_owners.clone(), entry.id.clone());
     match state.clone() {
         State::Done(answer) => {
             let bytes = answer.outputs.iter().map(output_bytes).sum();
@@ -34,7 +36,8 @@ pub async fn written(entry: &Entry, state: &State) -> serde_json::Result<Vec<u8>
                 view["model_revisions"] = json!(answer.model_revisions);
                 view["queued_ms"] = json!(answer.queued_ms);
                 view["ran_ms"] = json!(answer.ran_ms);
-                with_outputs(&view, &answer.outputs)
+                let files = output_files::list(&owners, &id, answer.outputs.iter().map(Some));
+                with_outputs(view, files, &answer.outputs)
             })
             .await
         }
@@ -43,7 +46,8 @@ pub async fn written(entry: &Entry, state: &State) -> serde_json::Result<Vec<u8>
             off_runtime(bytes, move || {
                 view["items_done"] = json!(failure.outputs.iter().flatten().count());
                 view["error"] = json!({"code": failure.problem.code, "message": failure.problem.message});
-                with_outputs(&view, &failure.outputs)
+                let files = output_files::list(&owners, &id, failure.outputs.iter().map(Option::as_ref));
+                with_outputs(view, files, &failure.outputs)
             })
             .await
         }
@@ -81,9 +85,39 @@ pub fn answer_of(written: &[u8]) -> Option<Answer> {
     Some(Answer { outputs, tokens, model_revisions, worker, queued_ms, ran_ms })
 }
 
-/// The view's fields, and `outputs`.
-fn with_outputs(view: &serde_json::Value, outputs: &impl serde::Serialize) -> serde_json::Result<Vec<u8>> {
-    let mut written = serde_json::to_vec(view)?;
+/// The references of those outputs of a job as [`written`] that are in a store, and were the job's own when it ended; by index.
+pub fn stored_uris(written: &[u8]) -> Vec<Option<String>> {
+    #[derive(Default, Deserialize)]
+    struct Ended {
+        #[serde(default)]
+        output_files: Vec<OutputFile>,
+        #[serde(default)]
+        outputs: Vec<Option<Stored>>,
+    }
+    #[derive(Deserialize)]
+    struct Stored {
+        uri: Option<String>,
+    }
+    let Ended { output_files, mut outputs } = serde_json::from_slice(written).unwrap_or_default();
+    let mut uris = vec![None; outputs.len()];
+    for at in output_files.iter().map(|file| file.index as usize) {
+        if let (Some(uri), Some(Some(output))) = (uris.get_mut(at), outputs.get_mut(at)) {
+            *uri = output.uri.take();
+        }
+    }
+    uris
+}
+
+/// The view's fields, those of its outputs that are files, and `outputs`.
+fn with_outputs(
+    mut view: serde_json::Value,
+    files: Vec<OutputFile>,
+    outputs: &impl serde::Serialize,
+) -> serde_json::Result<Vec<u8>> {
+    if !files.is_empty() {
+        view["output_files"] = serde_json::to_value(files)?;
+    }
+    let mut written = serde_json::to_vec(&view)?;
     // An object that has fields: its last byte is the brace.
     written.pop();
     written.extend_from_slice(b",\"outputs\":");
@@ -111,7 +145,7 @@ mod tests {
 
     #[test]
     fn outputs_follow_the_other_fields() {
-        let written = with_outputs(&json!({"id": "x"}), &[1, 2]).unwrap();
+        let written = with_outputs(json!({"id": "x"}), Vec::new(), &[1, 2]).unwrap();
         assert_eq!(written, br#"{"id":"x","outputs":[1,2]}"#);
     }
 
@@ -129,6 +163,21 @@ mod tests {
         let entry = Entry::new(text("id"), text("id"), text("a"), text("m"), 2, [7; 32]);
         let written = written(&entry, &State::Done(Arc::new(answer.clone()))).await.unwrap();
         assert_eq!(answer_of(&written), Some(answer));
+    }
+
+    #[tokio::test]
+    async fn an_output_in_a_store_is_found_again_and_no_other_reference_is() {
+        let text = |text: &str| text.to_owned();
+        let entry = Entry::new(text("job"), text("a/job"), text("a"), text("m"), 3, [7; 32]);
+        let entry = entry.called_by(&[Some(text("gateway"))]);
+        let own = format!("s3://b/{}#sha256={}", entry.output_owners[0].name(2), "0".repeat(64));
+        let outputs = [Some(Output::Json(json!(1))), None, Some(Output::Uri(own.clone()))];
+        let outputs = [&outputs[..], &[Some(Output::Uri(own.clone()))]].concat();
+        let problem = crate::problem::Problem::timeout("late");
+        let failed = State::Failed(Arc::new(super::super::Failure { problem, outputs }));
+        let written = written(&entry, &failed).await.unwrap();
+        assert_eq!(stored_uris(&written), [None, None, Some(own), None]);
+        assert_eq!((stored_uris(b"{}"), stored_uris(b"")), (Vec::new(), Vec::new()));
     }
 
     #[tokio::test]

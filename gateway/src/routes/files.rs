@@ -1,16 +1,19 @@
-//! `/v1/files`: uploads for jobs, and their downloads.
+//! `/v1/files`: uploads for jobs, and downloads of them and of jobs' outputs.
 
 use axum::Json;
+use axum::body::Body;
 use axum::extract::multipart::MultipartError;
 use axum::extract::{Multipart, Path, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream;
+use bytes::Bytes;
+use futures_util::{TryStream, stream};
 use serde_json::json;
 
-use super::{Authenticated, called_by};
+use super::{Authenticated, called_by, output_files};
 use crate::app::App;
 use crate::files::{FileStore, FileView};
+use crate::jobs::output_files::OutputId;
 use crate::problem::Problem;
 
 /// Fields before the file that are skipped: OpenAI's clients send `purpose`.
@@ -58,8 +61,13 @@ pub async fn read(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> Response {
-    let answer = async { files(&app)?.view(&caller.name, &id).await.map(Json) };
-    called_by(&caller, answer.await)
+    let answer = async {
+        match OutputId::parse(&id) {
+            Some(output) => output_files::view(&app, &caller, &output).await,
+            None => files(&app)?.view(&caller.name, &id).await,
+        }
+    };
+    called_by(&caller, answer.await.map(Json))
 }
 
 /// `GET /v1/files/{id}/content`: always as a download, so that no browser runs what somebody uploaded.
@@ -69,19 +77,29 @@ pub async fn content(
     Path(id): Path<String>,
 ) -> Response {
     let answer = async {
+        if let Some(output) = OutputId::parse(&id) {
+            return output_files::content(&app, &caller, &output).await;
+        }
         let files = files(&app)?;
         let view = files.view(&caller.name, &id).await?;
         let content = files.content(&caller.name, &id).await?;
-        let mut response = axum::body::Body::from_stream(content.into_stream()).into_response();
-        let headers = response.headers_mut();
-        let media_type =
-            view.media_type.parse().unwrap_or(HeaderValue::from_static("application/octet-stream"));
-        headers.insert(header::CONTENT_TYPE, media_type);
-        headers.insert(header::CONTENT_LENGTH, view.bytes.into());
-        headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
-        Ok::<_, Problem>(response)
+        Ok(download(content.into_stream(), &view.media_type, view.bytes))
     };
     called_by(&caller, answer.await)
+}
+
+/// The response with a file's bytes.
+pub fn download<S>(pieces: S, media_type: &str, bytes: u64) -> Response
+where
+    S: TryStream<Ok = Bytes, Error: Into<axum::BoxError>> + Send + 'static,
+{
+    let mut response = Body::from_stream(pieces).into_response();
+    let headers = response.headers_mut();
+    let media_type = media_type.parse().unwrap_or(HeaderValue::from_static("application/octet-stream"));
+    headers.insert(header::CONTENT_TYPE, media_type);
+    headers.insert(header::CONTENT_LENGTH, bytes.into());
+    headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
+    response
 }
 
 /// `DELETE /v1/files/{id}`.
@@ -91,8 +109,11 @@ pub async fn delete(
     Path(id): Path<String>,
 ) -> Response {
     let answer = async {
+        if let Some(output) = OutputId::parse(&id) {
+            return Err(output_files::delete(&output));
+        }
         files(&app)?.delete(&caller.name, &id).await?;
-        Ok::<_, Problem>(Json(json!({"id": id, "object": "file", "deleted": true})))
+        Ok(Json(json!({"id": id, "object": "file", "deleted": true})))
     };
     called_by(&caller, answer.await)
 }

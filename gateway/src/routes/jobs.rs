@@ -1,5 +1,6 @@
 //! `/v1/jobs`: jobs for any model, with any inputs. A request may wait for the result or ask for it later.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,10 +15,11 @@ use url::Url;
 use vramq_producer::{Input, Params};
 
 use super::openai::{idempotency_key, name_job};
-use super::{Authenticated, called_by};
+use super::{Authenticated, called_by, output_files};
 use crate::app::{App, Drain};
 use crate::body;
 use crate::files::FileStore;
+use crate::jobs::output_files::OutputId;
 use crate::jobs::store::ResultStore;
 use crate::jobs::view::written;
 use crate::jobs::{Entry, State as JobState, Submission, earlier, start};
@@ -33,7 +35,8 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
 #[serde(deny_unknown_fields)]
 pub struct JobRequest {
     model: String,
-    /// Texts, `{"bytes": "<base64>"}`, `{"json": …}`, `{"uri": "…"}`; an uploaded file is `{"uri": "file-…"}`.
+    /// Texts, `{"bytes": "<base64>"}`, `{"json": …}`, `{"uri": "…"}`; an uploaded file is `{"uri": "file-…"}`, a
+    /// job's output in a store `{"uri": "output-…"}`.
     inputs: Vec<Input>,
     #[serde(default)]
     params: Params,
@@ -225,9 +228,10 @@ fn json_response(status: StatusCode, written: Bytes) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], written).into_response()
 }
 
-/// Puts the workers' reference in the place of an upload's id. A caller's own `file:` references are refused: they would name
-/// the files of a worker's machine. So are those into the places where this gateway keeps results and uploads: of another caller, too.
+/// Puts the workers' reference in the place of an upload's or output's id. A caller's own `file:` references are refused: they would name
+/// the files of a worker's machine. So are those into the places of results, uploads and outputs: of another caller, too.
 async fn resolve(app: &App, caller: &Caller, inputs: &mut [Input]) -> Result<(), Problem> {
+    let mut outputs = output_files::Inputs { app, caller, known: HashMap::new() };
     for input in inputs {
         let Input::Uri(uri) = input else { continue };
         if uri.starts_with("file-") {
@@ -236,8 +240,10 @@ async fn resolve(app: &App, caller: &Caller, inputs: &mut [Input]) -> Result<(),
                 return Err(Problem::invalid(message).about("inputs"));
             };
             *uri = files.reference(&caller.name, uri).await?;
+        } else if let Some(output) = OutputId::parse(uri) {
+            *uri = outputs.uri(&output).await?;
         } else if !Url::parse(uri).is_ok_and(|url| names_another_machine(uri, &url) && !keeps(app, &url)) {
-            let message = "a `uri` must be the id of an uploaded file (file-…), or a reference such as s3://… or https://…";
+            let message = "a `uri` must be the id of an uploaded file (file-…) or of a job's output (output-…), or a reference such as s3://… or https://…";
             return Err(Problem::invalid(message).about("inputs"));
         }
     }
@@ -249,11 +255,12 @@ fn names_another_machine(uri: &str, url: &Url) -> bool {
     uri.contains("://") && url.scheme() != "file"
 }
 
-/// Whether a URL leads to where this gateway keeps what belongs to one caller.
+/// Whether a URL leads to what belongs to one caller: results, uploads, outputs.
 fn keeps(app: &App, url: &Url) -> bool {
     let (results, files) =
         (app.results.as_ref().map(ResultStore::storage), app.files.as_ref().map(FileStore::storage));
-    results.into_iter().chain(files).any(|storage| storage.covers(url))
+    let is_output = app.outputs.as_ref().is_some_and(|outputs| outputs.covers(url));
+    is_output || results.into_iter().chain(files).any(|storage| storage.covers(url))
 }
 
 /// `Prefer: wait=SECONDS` (RFC 7240), at most as long as requests may wait.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use crate::harness::{Answer, ECHO, Gateway, Setup, until};
-use crate::jobs::key_file;
+use crate::keys::key_file;
 
 pub const DEAD: &str = "vramq.dead.echo";
 const JOBS: &str = "vramq.jobs.echo";

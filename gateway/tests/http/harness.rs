@@ -30,6 +30,8 @@ pub struct Setup {
     pub gateways: Vec<Gateway>,
     pub workers: Vec<Program>,
     turn: AtomicUsize,
+    /// Gateways that were started, for the names of their logs.
+    launched: usize,
 }
 
 /// A running gateway.
@@ -78,6 +80,7 @@ impl Setup {
             gateways: Vec::new(),
             workers: Vec::new(),
             turn: AtomicUsize::new(0),
+            launched: 0,
         }
     }
 
@@ -117,9 +120,14 @@ impl Setup {
 
     /// Starts a worker; does not wait for it.
     pub fn worker(&mut self, models: &[&str], options: &[&str]) {
+        self.worker_as(&self.amqp_url(), models, options);
+    }
+
+    /// The same as another user of the broker.
+    pub fn worker_as(&mut self, amqp_url: &str, models: &[&str], options: &[&str]) {
         let name = format!("worker-{}", self.workers.len());
         let mut command = clean(&program("vramq-worker"));
-        command.args(["run", "--name", &name, "--broker-url", &self.amqp_url(), "--http-listen", "off"]);
+        command.args(["run", "--name", &name, "--broker-url", amqp_url, "--http-listen", "off"]);
         command.args(["--set", "worker.heartbeat_s=1", "--set", "device.cpu.threads=1"]);
         for model in models {
             match *model {
@@ -133,17 +141,32 @@ impl Setup {
 
     /// Starts a gateway, and waits until it is ready.
     pub fn gateway(&mut self, options: &[&str]) {
-        let name = format!("gateway-{}", self.gateways.len());
+        self.gateway_as(&self.amqp_url(), options);
+    }
+
+    /// The same as another user of the broker.
+    pub fn gateway_as(&mut self, amqp_url: &str, options: &[&str]) {
+        let gateway = self.launch(amqp_url, "http", options);
+        until("the gateway is ready", || (gateway.get("/readyz").status == 200).then_some(()));
+        self.gateways.push(gateway);
+    }
+
+    /// Starts a gateway that serves TLS, and is none of those that take turns.
+    pub fn tls_gateway(&mut self, options: &[&str]) -> Gateway {
+        self.launch(&self.amqp_url(), "https", options)
+    }
+
+    fn launch(&mut self, amqp_url: &str, scheme: &str, options: &[&str]) -> Gateway {
+        let name = format!("gateway-{}", self.launched);
+        self.launched += 1;
         let mut command = clean(Path::new(env!("CARGO_BIN_EXE_vramq-gateway")));
-        command.args(["run", "--listen", "127.0.0.1:0", "--broker-url", &self.amqp_url()]).args(options);
+        command.args(["run", "--listen", "127.0.0.1:0", "--broker-url", amqp_url]).args(options);
         let program = Program::start(&mut command, &name, self.folder.path());
         let address = until("the gateway serves", || {
             let line = program.lines().into_iter().find(|line| line["message"] == "serving")?;
             line["address"].as_str().map(str::to_owned)
         });
-        let gateway = Gateway { program, url: format!("http://{address}") };
-        until("the gateway is ready", || (gateway.get("/readyz").status == 200).then_some(()));
-        self.gateways.push(gateway);
+        Gateway { program, url: format!("{scheme}://{address}") }
     }
 
     /// Waits until every gateway knows workers that take jobs of these models.

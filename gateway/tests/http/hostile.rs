@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 
-use crate::harness::{Answer, ECHO, Gateway, Setup};
+use crate::harness::{Answer, ECHO, Gateway, Setup, until};
 
 /// Idle connections of the test, if the system lets this process have so many descriptors.
 const IDLE: usize = 10_000;
@@ -20,6 +20,9 @@ const UNFINISHED_BODIES: usize = 100;
 
 /// What one of them may take of the gateway's memory.
 const CONNECTION_KIB_MAX: u64 = 64;
+
+/// Threads that requests may add to a gateway: those of the pool for blocking work, which come and go.
+const THREADS_GROWN_MAX: u64 = 16;
 
 /// How many connections this process may have, with its limit raised as far as the system allows. The gateway inherits it.
 fn idle_connections() -> usize {
@@ -47,8 +50,13 @@ fn raw(gateway: &Gateway, bytes: &[u8]) -> String {
 }
 
 fn resident_kib(gateway: &Gateway) -> u64 {
+    status_of(gateway, "VmRSS:")
+}
+
+/// A number that the system has about the gateway.
+fn status_of(gateway: &Gateway, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.program.pid())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
@@ -108,7 +116,7 @@ fn malformed_forms_leave_nothing_in_the_store() {
         400
     );
     // A broken upload is answered at once, and removed after it.
-    crate::harness::until("nothing is left of them", || {
+    until("nothing is left of them", || {
         let owners = std::fs::read_dir(&folder).unwrap().flatten();
         owners.flat_map(|owner| std::fs::read_dir(owner.path())).flatten().next().is_none().then_some(())
     });
@@ -154,11 +162,77 @@ fn idle_and_slow_connections_take_little_and_hold_up_nobody() {
     // On a slow machine the first of them are over before the last ones begin.
     assert!(open >= count as f64 / 2.0, "{open} of {count} connections");
     assert!(grown < open as u64 * CONNECTION_KIB_MAX, "{grown} KiB for {open} connections");
-    // The gateway ends them by itself.
-    let mut slow = &idle[0];
-    slow.set_read_timeout(Some(Duration::from_secs(90))).unwrap();
-    let mut rest = Vec::new();
-    let _ = slow.read_to_end(&mut rest);
+    drop(idle);
+    assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"500\""), 0.0);
+}
+
+/// Connections of one kind that [`slow_connections_are_closed_while_others_are_served`] makes.
+const SLOW_OF_EACH: usize = 50;
+
+/// Slow-loris: callers that send a byte now and then keep no connection, whatever they are slow with.
+#[test]
+fn slow_connections_are_closed_while_others_are_served() {
+    let setup = Setup::with(&[ECHO]);
+    let gateway = &setup.gateways[0];
+    let served = || {
+        let job = json!({"model": ECHO, "inputs": ["x"]});
+        let answer = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&job));
+        assert_eq!(answer.json()["state"], "done", "{answer:?}");
+    };
+    served();
+    let (threads, memory) = (status_of(gateway, "Threads:"), resident_kib(gateway));
+    let body = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n";
+    let form =
+        "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n\r\n";
+    // What each begins with, and goes on with; and the status that it gets in the end, if it gets one.
+    let kinds = [
+        ("", "", None),
+        ("", "G", None),
+        ("GET /livez HTTP/1.1\r\nX: ", "x", None),
+        (body, "", Some("408")),
+        (body, " ", Some("408")),
+        // This gateway takes no files, and does not wait for what it refuses.
+        (form, "x", Some("404")),
+    ];
+    let connect = |kind: &(&str, &'static str, Option<&'static str>)| {
+        let mut stream = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
+        stream.write_all(kind.0.as_bytes()).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        (stream, kind.1, kind.2)
+    };
+    let mut open: Vec<_> =
+        kinds.iter().flat_map(|kind| (0..SLOW_OF_EACH).map(move |_| connect(kind))).collect();
+    let mut most_memory = 0;
+    until("the gateway has closed all of them", || {
+        served();
+        most_memory = most_memory.max(resident_kib(gateway));
+        assert!(status_of(gateway, "Threads:") <= threads + THREADS_GROWN_MAX);
+        open.retain_mut(|(stream, drip, status)| {
+            let _ = stream.write_all(drip.as_bytes());
+            let mut answer = [0; 4096];
+            let answered = match stream.read(&mut answer) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return true,
+                Ok(bytes) => String::from_utf8_lossy(&answer[..bytes]).into_owned(),
+                // Reset: what came before it may be lost.
+                Err(_) => return false,
+            };
+            let expected = status.map(|status| format!("HTTP/1.1 {status}"));
+            assert!(
+                answered.is_empty() || expected.is_some_and(|start| answered.starts_with(&start)),
+                "{answered}"
+            );
+            // An answer that has come is followed by the end of the connection.
+            !answered.is_empty()
+        });
+        open.is_empty().then_some(())
+    });
+    let count = (kinds.len() * SLOW_OF_EACH) as u64;
+    let grown = most_memory.saturating_sub(memory);
+    assert!(grown < count * CONNECTION_KIB_MAX, "{grown} KiB for {count} connections");
+    // Its tasks have ended: only the connection that asks is left.
+    until("nothing is left of them", || {
+        (gateway.metric("vramq_gateway_connections ", "") == 1.0).then_some(())
+    });
     assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"500\""), 0.0);
 }
 
@@ -178,17 +252,17 @@ fn bodies_in_memory_are_bounded() {
             stream
         })
         .collect();
-    crate::harness::until("one of the announced bodies is refused", || {
+    until("one of the announced bodies is refused", || {
         let waits = |mut stream: &TcpStream| {
             stream.read(&mut [0; 1024]).is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock)
         };
         announced.iter().any(|stream| !waits(stream)).then_some(())
     });
     let refused = gateway.post("/v1/jobs", &json!({"model": ECHO, "inputs": ["x"]}));
-    assert_eq!(refused.status, 429);
-    assert_eq!(refused.header("x-should-retry"), Some("true"));
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (429, &json!("overloaded")));
+    assert_eq!((refused.header("retry-after"), refused.header("x-should-retry")), (Some("1"), Some("true")));
     drop(announced);
-    crate::harness::until("the room is free again", || {
+    until("the room is free again", || {
         let answer = gateway.post("/v1/jobs", &json!({"model": ECHO, "inputs": ["x"]}));
         (answer.status != 429).then_some(())
     });
@@ -208,11 +282,11 @@ fn bodies_without_a_length_are_bounded_as_well() {
     unfinished.write_all(head.as_bytes()).unwrap();
     unfinished.write_all(chunk(3 * MIB).as_bytes()).unwrap();
     let other = format!("{head}{}", chunk(2 * MIB));
-    crate::harness::until("another one finds no room", || {
+    until("another one finds no room", || {
         raw(gateway, format!("{other}0\r\n\r\n").as_bytes()).contains("overloaded").then_some(())
     });
     drop(unfinished);
-    crate::harness::until("the room is free again", || {
+    until("the room is free again", || {
         (!raw(gateway, format!("{other}0\r\n\r\n").as_bytes()).contains("overloaded")).then_some(())
     });
     // A million empty texts are 3 MiB, and would be tens of MiB when they are parsed.

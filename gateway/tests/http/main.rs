@@ -2,19 +2,28 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod bounds;
 mod clients;
 mod dead_letters;
+mod drain;
+mod events;
 mod failures;
+mod files;
 mod foreign;
 mod harness;
 mod hostile;
 mod jobs;
+mod keys;
 mod object_store;
+mod output_files;
 mod page;
 mod pages;
+mod permissions;
+mod program_model;
 mod request_gate;
 mod requests;
 mod scores;
 mod sparse;
+mod tls;
 mod withdrawals;
 mod withdrawn_jobs;

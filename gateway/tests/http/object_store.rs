@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use vramq_tests::object_server::{BUCKET, KEY, ObjectServer};
 
+use crate::files::{an_uploaded_file_is_an_input_of_a_job, upload};
 use crate::harness::{ECHO, Setup, until};
-use crate::jobs::{
-    an_uploaded_file_is_an_input_of_a_job, every_gateway_answers_for_a_job_that_has_ended, send, set, upload,
-};
+use crate::jobs::{every_gateway_answers_for_a_job_that_has_ended, set};
+use crate::keys::send;
+use crate::output_files::outputs_of;
 use crate::request_gate::RequestGate;
 
 /// The settings of a table for a place in the server's bucket.
@@ -45,6 +46,15 @@ fn a_file_that_was_uploaded_into_an_object_store_is_an_input_of_a_job() {
     let worker = place(&setup, &server, "store.uploads", "uploads");
     let gateway = place(&setup, &server, "files", "uploads");
     an_uploaded_file_is_an_input_of_a_job(setup, &worker, &gateway);
+}
+
+#[test]
+fn an_output_in_an_object_store_is_downloaded_by_its_key_from_every_gateway() {
+    let (setup, server) = (Setup::new(), ObjectServer::start().expect("an S3 server"));
+    let worker = place(&setup, &server, "store.out", "out/deep");
+    let gateway = place(&setup, &server, "outputs", "out/deep");
+    outputs_of(setup, &worker, &gateway);
+    assert_eq!(keys(&server).len(), 3, "nothing was removed");
 }
 
 /// The keys of the bucket's objects.
@@ -117,9 +127,12 @@ fn what_is_old_is_removed_with_few_requests() {
 #[test]
 fn callers_cannot_name_what_the_gateway_stores() {
     let (mut setup, server) = (Setup::new(), ObjectServer::start().expect("an S3 server"));
-    let settings =
-        [place(&setup, &server, "results", "kept/results"), place(&setup, &server, "files", "uploads")]
-            .concat();
+    let settings = [
+        place(&setup, &server, "results", "kept/results"),
+        place(&setup, &server, "files", "uploads"),
+        place(&setup, &server, "outputs", "out"),
+    ]
+    .concat();
     setup.worker(&[ECHO], &[]);
     let options: Vec<_> = settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
     setup.gateway(&options);
@@ -132,6 +145,7 @@ fn callers_cannot_name_what_the_gateway_stores() {
         ("kept/results/a/one.json", 400),
         ("kept/other/../%72esults/a/one.json", 400),
         ("uploads/a/file-0", 400),
+        ("out/name-0", 400),
         // The worker has no store, so that the model gets the reference.
         ("kept/other", 200),
     ] {

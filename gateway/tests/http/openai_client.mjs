@@ -1,11 +1,12 @@
-// OpenAI's client for Node.js against a gateway: `embed URL MODEL` checks results, `error URL MODEL` prints what it makes of an error.
+// OpenAI's client for Node.js against a gateway: `embed URL MODEL` checks results, `error URL MODEL` prints what it makes of an error. A key
+// may follow.
 
 import assert from "node:assert/strict";
 
 import OpenAI from "openai";
 
-const [command, url, model] = process.argv.slice(2);
-const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: "none", maxRetries: 2 });
+const [command, url, model, key] = process.argv.slice(2);
+const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: key || "none", maxRetries: 2 });
 
 async function embed() {
   const input = ["A man is eating food.", "Someone has a meal."];

@@ -1,13 +1,15 @@
-"""OpenAI's client against a gateway: `embed URL MODEL` checks results, `error URL MODEL` prints what it makes of an error."""
+"""OpenAI's client against a gateway: `embed URL MODEL` checks results, `error URL MODEL` prints what it makes of an error, and
+`file URL ID` what it downloads. A key may follow."""
 
 import base64
+import hashlib
 import json
 import sys
 
 import openai
 
-command, url, model = sys.argv[1:]
-client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=2)
+command, url, model, *key = sys.argv[1:]
+client = openai.OpenAI(base_url=url + "/v1", api_key="".join(key) or "none", max_retries=2)
 
 
 def embed():
@@ -39,4 +41,11 @@ def error():
         print(json.dumps({"class": type(refused).__name__, "status": refused.status_code}))
 
 
-{"embed": embed, "error": error}[command]()
+def file():
+    found = client.files.retrieve(model)
+    content = client.files.content(model).read()
+    assert len(content) == found.bytes
+    print(json.dumps({"id": found.id, "bytes": found.bytes, "sha256": hashlib.sha256(content).hexdigest()}))
+
+
+{"embed": embed, "error": error, "file": file}[command]()

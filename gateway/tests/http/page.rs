@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::dead_letters::{DEAD, Operated};
 use crate::foreign::node;
 use crate::harness::{ECHO, Gateway, MINILM, Setup, until};
-use crate::jobs::with_keys;
+use crate::keys::with_keys;
 
 /// A visit to the page of a gateway; what it found.
 fn visit(gateway: &Gateway, step: &str, key: &str, more: &[&str]) -> Value {

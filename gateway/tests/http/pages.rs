@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::foreign::python;
 use crate::harness::{ECHO, Setup, until};
-use crate::jobs::{send, with_keys};
+use crate::keys::{send, with_keys};
 
 #[test]
 fn the_description_names_the_routes_that_there_are() {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{ECHO, MINILM, Setup, until};
+use crate::harness::{ECHO, MINILM, Setup};
 
 fn vector(value: &Value) -> Vec<f64> {
     value.as_array().expect("a vector").iter().map(|x| x.as_f64().expect("a number")).collect()
@@ -38,6 +38,40 @@ fn embeddings_are_the_models_whatever_route_they_come_by() {
     assert_eq!(vector(&job["outputs"][2]["embedding"]), vectors[2]);
     let single = setup.next().post("/v1/embeddings", &json!({"model": MINILM, "input": texts[0]})).json();
     assert_eq!(vector(&single["data"][0]["embedding"]), vectors[0]);
+}
+
+/// The counts are those of Hugging Face's tokenizer, with the tokens that frame a text, and cut as the model's files say:
+/// `t = Tokenizer.from_file("models/all-MiniLM-L6-v2/tokenizer.json"); t.no_padding(); t.enable_truncation(256);
+/// len(t.encode(text).ids)` with tokenizers 0.22.1 for Python.
+#[test]
+fn usage_is_the_models_count_of_tokens() {
+    let setup = Setup::with(&[MINILM]);
+    let counted = [
+        ("A man is eating food.".to_owned(), 8),
+        ("Überraschung: naïve café".to_owned(), 9),
+        ("東京 is 🗼".to_owned(), 6),
+        ("unbelievably tokenised ".repeat(3), 23),
+        ("word ".repeat(1000), 256),
+    ];
+    let ask = |input: &Value| {
+        let answer = setup.next().post("/v1/embeddings", &json!({"model": MINILM, "input": input}));
+        assert_eq!((answer.status, answer.header("x-vramq-usage")), (200, None), "{answer:?}");
+        let usage = answer.json()["usage"].clone();
+        assert_eq!(usage["prompt_tokens"], usage["total_tokens"]);
+        usage["total_tokens"].as_u64().expect("a count")
+    };
+    for (text, tokens) in &counted {
+        for _ in &setup.gateways {
+            assert_eq!(ask(&json!(text)), *tokens, "{text:.40}");
+        }
+    }
+    let (texts, tokens): (Vec<_>, Vec<u64>) = counted.into_iter().unzip();
+    assert_eq!(ask(&json!(texts)), tokens.iter().sum::<u64>());
+    // As many texts as a request may have, in many passes.
+    assert_eq!(ask(&json!(vec!["A man is eating food."; 2048])), 2048 * 8);
+    let job = json!({"model": MINILM, "inputs": texts});
+    let job = setup.next().send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&job)).json();
+    assert_eq!(job["tokens"], json!(tokens.iter().sum::<u64>()));
 }
 
 /// A model that has prompts: `document` and `query`.
@@ -160,28 +194,6 @@ fn a_request_and_its_job_have_the_same_ids() {
     let lines = setup.gateways[0].program.lines();
     let line = lines.iter().find(|line| line["request_id"] == "my-request").expect("an access log line");
     assert_eq!((&line["status"], &line["job"], &line["caller"]), (&json!(200), &json!(id), &json!("local")));
-}
-
-#[test]
-fn a_queue_that_is_too_long_is_a_429_with_retry_after() {
-    let mut setup = Setup::new();
-    setup.worker(&[MINILM], &["--set", "model.minilm.slots_max=1"]);
-    setup.gateway(&["--set", "http.queue_s_max=1"]);
-    setup.wait_for_models(&[MINILM]);
-    let gateway = &setup.gateways[0];
-    let long = "word ".repeat(400);
-    let job = json!({"model": MINILM, "inputs": vec![long; 8]});
-    let refused = until("the queue is too long", || {
-        let answer = gateway.post("/v1/jobs", &job);
-        assert!(matches!(answer.status, 202 | 429), "{answer:?}");
-        (answer.status == 429 && answer.json()["error"]["code"] == "queue_too_long").then_some(answer)
-    });
-    let after: u64 = refused.header("retry-after").unwrap().parse().unwrap();
-    assert!((1..=60).contains(&after) && refused.header("x-should-retry") == Some("true"));
-    until("the queue is short again", || {
-        let answer = gateway.post("/v1/jobs", &json!({"model": MINILM, "inputs": ["x"]}));
-        (answer.status == 202).then_some(())
-    });
 }
 
 #[test]

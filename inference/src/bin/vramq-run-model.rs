@@ -13,11 +13,29 @@ use vramq_inference::process::{
 };
 use vramq_inference::process::{DeviceView as _, Need};
 
-const USAGE: &str = "usage: vramq-run-model CONFIG [MODEL]
+const USAGE: &str = "usage: vramq-run-model [--batch N] CONFIG [MODEL]
 
 Starts MODEL of the worker's configuration file CONFIG (or its only process model), and runs each line of standard input as an item:
 a JSON object {\"json\": …}, {\"uri\": \"…\"}, {\"file\": \"PATH\"} (its bytes), {\"text\": \"…\"}, or else the line as text. Outputs go to
-standard output, one JSON object a line; progress, and what the program prints, to standard error.";
+standard output, one JSON object a line; progress, and what the program prints, to standard error. With --batch, N items that
+follow each other are one pass, as those of several jobs are in a worker.";
+
+/// Keys of a model's section that are for the worker around it.
+const OF_THE_WORKER: [&str; 13] = [
+    "body_mib_max",
+    "fetch_mib_max",
+    "key",
+    "larger",
+    "name",
+    "output_above_kib",
+    "output_store",
+    "output_url",
+    "queues",
+    "reply_mib_max",
+    "reply_queue",
+    "slots_max",
+    "weight",
+];
 
 /// The worker's own exit codes.
 const EXIT_USAGE: u8 = 2;
@@ -25,19 +43,26 @@ const EXIT_UNUSABLE: u8 = 4;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let (config, model) = match &arguments[..] {
-        [argument] if argument == keeper::ARGUMENT => return keeper::keeper_main(),
-        [argument] if argument == "--help" || argument == "-h" => {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (batch, rest) = match &arguments[..] {
+        [argument] if *argument == keeper::ARGUMENT => return keeper::keeper_main(),
+        ["--help" | "-h"] => {
             println!("{USAGE}");
             return ExitCode::SUCCESS;
         }
-        [config] => (config, None),
-        [config, model] => (config, Some(model.as_str())),
+        ["--batch", batch, rest @ ..] => (batch.parse().ok().filter(|batch| *batch > 0), rest),
+        rest => (Some(1), rest),
+    };
+    let (batch, config, model) = match (batch, rest) {
+        (Some(batch), [config]) => (batch, *config, None),
+        (Some(batch), [config, model]) => (batch, *config, Some(*model)),
         _ => {
             eprintln!("{USAGE}");
             return EXIT_USAGE.into();
         }
     };
+    // What the program prints is logged.
+    tracing_subscriber::fmt().with_writer(std::io::stderr).without_time().with_target(false).init();
     let config = match read(Path::new(config), model) {
         Ok(config) => config,
         Err(faults) => {
@@ -46,7 +71,7 @@ fn main() -> ExitCode {
         }
     };
     match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(serve(config)),
+        Ok(runtime) => runtime.block_on(serve(config, batch)),
         Err(error) => {
             eprintln!("vramq-run-model: {error}");
             EXIT_UNUSABLE.into()
@@ -73,11 +98,13 @@ fn read(path: &Path, model: Option<&str>) -> Result<ProcessConfig, Vec<String>> 
     };
     let folder = std::path::absolute(path).ok().and_then(|path| path.parent().map(Path::to_owned));
     let place = Place { folder: folder.unwrap_or_else(|| PathBuf::from("/")), scratch: std::env::temp_dir() };
-    ProcessConfig::read(name, table.clone(), &place)
+    let mut table = table.clone();
+    OF_THE_WORKER.iter().for_each(|key| drop(table.remove(*key)));
+    ProcessConfig::read(name, table, &place)
         .map_err(|faults| faults.iter().map(|fault| format!("{shown}: {fault}")).collect())
 }
 
-async fn serve(config: ProcessConfig) -> ExitCode {
+async fn serve(config: ProcessConfig, batch: usize) -> ExitCode {
     let Reading { total, .. } = HostView.memory();
     let book = DeviceBook::new(std::sync::Arc::new(HostView));
     let options =
@@ -94,14 +121,21 @@ async fn serve(config: ProcessConfig) -> ExitCode {
     eprintln!("loaded: {resident_mib} MiB, up to {} process(es)", pool.instances());
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     let mut failed = false;
+    let mut items = Vec::new();
     while let Ok(Some(line)) = lines.next_line().await {
         match item(&line) {
-            Ok(item) => failed |= !run(&pool, item).await,
+            Ok(item) => items.push(item),
             Err(error) => {
                 eprintln!("vramq-run-model: {error}");
                 failed = true;
             }
         }
+        if items.len() == batch {
+            failed |= !run(&pool, std::mem::take(&mut items)).await;
+        }
+    }
+    if !items.is_empty() {
+        failed |= !run(&pool, items).await;
     }
     pool.close().await;
     u8::from(failed).into()
@@ -127,14 +161,14 @@ fn item(line: &str) -> Result<Item, String> {
     }
 }
 
-/// Runs an item by itself; whether it was done.
-async fn run(pool: &Pool, item: Item) -> bool {
-    let costs = [vramq_inference::process::Costs::new(&item)];
+/// Runs items in one pass; whether it was done.
+async fn run(pool: &Pool, items: Vec<Item>) -> bool {
+    let costs: Vec<_> = items.iter().map(vramq_inference::process::Costs::new).collect();
     let need = match pool.need(&costs) {
         Need::Bytes(bytes) => format!("{} MiB", bytes >> 20),
         Need::Unknown => "unknown".to_owned(),
     };
-    let mut pass = match pool.run(PassRequest { items: vec![item], ..PassRequest::default() }) {
+    let mut pass = match pool.run(PassRequest { items, ..PassRequest::default() }) {
         Ok(pass) => pass,
         Err(error) => {
             eprintln!("vramq-run-model: {error}");

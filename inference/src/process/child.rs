@@ -10,6 +10,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf, pipe};
 use tokio::process::Command;
+use tokio::task::JoinHandle;
 use tokio::time::{Duration, timeout};
 
 use super::keeper::{self, Death, Order, Report, Spec};
@@ -24,6 +25,12 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long the last of what a dead program printed may take to be read.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long a killed process, with all that it started, may take to be gone before its pass ends without that.
+pub(super) const GONE_LIMIT: Duration = Duration::from_secs(10);
+
+/// How often an error names a process that does not end.
+const TELL_EVERY: Duration = Duration::from_secs(60);
 
 /// How to start a keeper.
 #[derive(Clone, Debug)]
@@ -62,6 +69,8 @@ pub struct Child {
     scratch: PathBuf,
     death: Option<Death>,
     is_gone: bool,
+    /// Kills what a lost keeper left.
+    orphans: Option<JoinHandle<()>>,
 }
 
 /// A step in the end of a program.
@@ -128,8 +137,18 @@ impl Child {
             _ => return Err(failed(io::Error::other(stderr.tail()))),
         };
         let scratch = spec.scratch.clone();
-        let child =
-            Self { pid, keeper_pid, keeper, orders, reports, stderr, scratch, death: None, is_gone: false };
+        let child = Self {
+            pid,
+            keeper_pid,
+            keeper,
+            orders,
+            reports,
+            stderr,
+            scratch,
+            death: None,
+            is_gone: false,
+            orphans: None,
+        };
         Ok((child, output))
     }
 
@@ -202,16 +221,25 @@ impl Child {
     /// Waits until nothing is left of it, and says on the way what does not end.
     pub async fn all_gone(&mut self, model: &str) {
         loop {
-            match self.fate().await {
-                Fate::Gone => return,
-                Fate::Stuck(pids) => {
+            match timeout(TELL_EVERY, self.fate()).await {
+                Ok(Fate::Gone) => return,
+                Ok(Fate::Stuck(pids)) => {
                     tracing::error!(
                         model,
                         ?pids,
                         "processes of the model do not end although they were killed"
                     );
                 }
-                Fate::Died(_) | Fate::Ended => {}
+                Ok(Fate::Died(_) | Fate::Ended) => {}
+                Err(_) => {
+                    let (pid, keeper) = (self.pid, self.keeper_pid);
+                    tracing::error!(
+                        model,
+                        pid,
+                        keeper,
+                        "a process of the model, or its keeper, does not end"
+                    );
+                }
             }
         }
     }
@@ -226,7 +254,7 @@ impl Child {
         self.terminate().await;
         if timeout(grace, self.died()).await.is_err() {
             self.kill().await;
-            self.died().await;
+            let _ = timeout(GONE_LIMIT, self.died()).await;
         }
     }
 
@@ -261,17 +289,20 @@ impl Child {
     }
 
     /// After the keeper was lost: kills the processes that the program had started, and removes the scratch folder, as the keeper
-    /// would.
+    /// would. Cancel-safe: who waits again waits for the same thread.
     async fn end_orphans(&mut self) {
         let scratch = self.scratch.clone();
-        let ended = tokio::task::spawn_blocking(move || {
-            let mark = format!("{SCRATCH_VARIABLE}={}", scratch.display());
-            while kill_marked(mark.as_bytes()) > 0 {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            let _ = std::fs::remove_dir_all(scratch);
+        let ending = self.orphans.get_or_insert_with(|| {
+            tokio::task::spawn_blocking(move || {
+                let mark = format!("{SCRATCH_VARIABLE}={}", scratch.display());
+                while kill_marked(mark.as_bytes()) > 0 {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                let _ = std::fs::remove_dir_all(scratch);
+            })
         });
-        let _ = ended.await;
+        let _ = ending.await;
+        self.orphans = None;
     }
 }
 

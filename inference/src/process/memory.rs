@@ -18,8 +18,11 @@ const TOLERANCE_PART: u64 = 64;
 /// How often the device is looked at while a program waits for memory, or memory for being given back.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long to wait for an idle program that was asked to end before another one is asked. It may have taken a pass just then.
+/// How long to wait for a program that was asked to end before another one is asked.
 const EVICTION_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a program waits for idle ones before one that is busy is asked to end after its pass.
+const BUSY_AFTER: Duration = Duration::from_secs(10);
 
 /// A device, as far as programs on it are concerned. Implementations may take milliseconds: they are called off the runtime.
 pub trait DeviceView: fmt::Debug + Send + Sync {
@@ -89,14 +92,49 @@ pub struct DeviceBook {
 #[derive(Debug, Default)]
 struct Entries {
     next: u64,
-    /// Programs: the keeper of each, above all its processes, and what it was last seen to hold.
-    programs: BTreeMap<u64, (i32, u64)>,
+    programs: BTreeMap<u64, Program>,
     /// Memory for programs that are loading.
     reserved: BTreeMap<u64, u64>,
-    /// Programs with nothing to do: since when, and how to end them.
-    idle: BTreeMap<u64, (Instant, Arc<Notify>)>,
-    /// When an idle program was last asked to end; `None` once one has ended.
+    /// When a program was last asked to end; `None` once one has ended.
     evicted: Option<Instant>,
+    /// Whom the memory of that program is for.
+    promise: Option<Promise>,
+}
+
+/// Memory that a program was asked to give up, for one that waits. Without it the program that ended would be the first to take it.
+#[derive(Clone, Copy, Debug)]
+struct Promise {
+    waiter: u64,
+    bytes: u64,
+    until: Instant,
+}
+
+/// A program that was started.
+#[derive(Debug)]
+struct Program {
+    /// Above all its processes.
+    keeper: i32,
+    /// What it was last seen to hold.
+    held: u64,
+    /// Of a warm process, when it was loaded: only such may be asked to end.
+    loaded: Option<Instant>,
+    /// Since when it has nothing to do.
+    idle: Option<Instant>,
+    is_asked_to_end: bool,
+    /// Its jobs were sent away while it was not there: until then nobody asks it to end, so that they can come back.
+    kept_until: Option<Instant>,
+    /// Rings when it is asked to end.
+    evict: Arc<Notify>,
+}
+
+/// A program that waits for memory.
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    bytes: u64,
+    /// Others make room for it, even if they are busy.
+    busy_too: bool,
+    /// The device tells what programs hold, so that it can be known whether what they would give is enough.
+    is_measured: bool,
 }
 
 /// An entry in the account, removed when this is dropped.
@@ -117,7 +155,7 @@ impl DeviceBook {
 
     /// The processes of all programs.
     pub fn pids(&self) -> Vec<i32> {
-        let keepers: Vec<i32> = self.entries().programs.values().map(|(keeper, _)| *keeper).collect();
+        let keepers: Vec<i32> = self.entries().programs.values().map(|program| program.keeper).collect();
         keepers.into_iter().flat_map(tree::descendants).collect()
     }
 
@@ -128,7 +166,8 @@ impl DeviceBook {
     }
 
     fn look_now(&self) -> Look {
-        let programs: Vec<(i32, u64)> = self.entries().programs.values().copied().collect();
+        let of_program = |program: &Program| (program.keeper, program.held);
+        let programs: Vec<(i32, u64)> = self.entries().programs.values().map(of_program).collect();
         let pids: Vec<i32> = programs.iter().flat_map(|(keeper, _)| tree::descendants(*keeper)).collect();
         let measured = || programs.iter().map(|(_, held)| held).sum();
         Look { reading: self.view.memory(), ours: self.view.held_by(&pids).unwrap_or_else(measured) }
@@ -143,48 +182,78 @@ impl DeviceBook {
 
     /// Enters a program, for as long as it is there.
     pub fn enter(self: &Arc<Self>, keeper: i32) -> Entry {
+        let evict = Arc::default();
+        let program = Program {
+            keeper,
+            held: 0,
+            loaded: None,
+            idle: None,
+            is_asked_to_end: false,
+            kept_until: None,
+            evict,
+        };
         self.entry(|entries, id| {
-            entries.programs.insert(id, (keeper, 0));
+            entries.programs.insert(id, program);
         })
     }
 
-    /// Says that a program has nothing to do, and may be ended by the returned signal, until the entry is dropped.
-    pub fn idle(self: &Arc<Self>) -> (Entry, Arc<Notify>) {
-        let evict = Arc::new(Notify::new());
-        let signal = Arc::clone(&evict);
-        (self.entry(|entries, id| drop(entries.idle.insert(id, (Instant::now(), signal)))), evict)
-    }
-
     /// Waits until the device has so much free for a program, and keeps it for the program until the entry is dropped, which is when
-    /// the program has taken it. Ends idle programs for it, the one that was idle for longest first. `waiting` is called when it has to wait.
-    pub async fn admit(self: &Arc<Self>, bytes: u64, mut waiting: impl FnMut(Reading)) -> Entry {
+    /// the program has taken it. Ends other programs for it, if that is enough: idle ones, the one that was idle for longest first;
+    /// if none is idle for some seconds, and the program is the only one of its model (`is_only`), the one that was loaded for
+    /// longest, after its pass. `waiting` is called when it has to wait, with how long it has.
+    ///
+    /// # Errors
+    /// The device is smaller than that.
+    pub async fn admit(
+        self: &Arc<Self>,
+        bytes: u64,
+        is_only: impl Fn() -> bool,
+        mut waiting: impl FnMut(Reading, Duration),
+    ) -> Result<Entry, Reading> {
+        let since = Instant::now();
+        let waiter = self.entries().number();
+        let book = Arc::clone(self);
+        let is_measured =
+            tokio::task::spawn_blocking(move || book.view.held_by(&[]).is_some()).await.unwrap_or(false);
         loop {
             let reading = self.look().await.reading;
-            if let Some(entry) = self.reserve(bytes, reading) {
-                return entry;
+            // Nothing is known of a device that cannot be read.
+            if reading.total > 0 && bytes > reading.total {
+                return Err(reading);
             }
-            waiting(reading);
+            let busy_too = since.elapsed() > BUSY_AFTER && is_only();
+            if let Some(entry) = self.reserve(waiter, Request { bytes, busy_too, is_measured }, reading) {
+                return Ok(entry);
+            }
+            waiting(reading, since.elapsed());
             sleep(LOOK).await;
         }
     }
 
-    /// Keeps memory for a program, or ends an idle one for it.
-    fn reserve(self: &Arc<Self>, bytes: u64, reading: Reading) -> Option<Entry> {
+    /// Keeps memory for a program, or asks another one to end for it.
+    fn reserve(self: &Arc<Self>, waiter: u64, request: Request, reading: Reading) -> Option<Entry> {
         let mut entries = self.entries();
         let reserved: u64 = entries.reserved.values().sum();
-        if reading.free.saturating_sub(reserved) >= bytes {
+        let free = reading.free.saturating_sub(reserved).saturating_sub(entries.promised_to_others(waiter));
+        if free >= request.bytes {
+            entries.promise = entries.promise.filter(|promise| promise.waiter != waiter);
             let id = entries.number();
-            entries.reserved.insert(id, bytes);
+            entries.reserved.insert(id, request.bytes);
             return Some(Entry { book: Arc::clone(self), id });
         }
         // One after the other: the next one may not be needed.
-        let is_ending = entries.evicted.is_some_and(|evicted| evicted.elapsed() < EVICTION_LIMIT);
-        let longest = entries.idle.values().min_by_key(|(since, _)| *since).filter(|_| !is_ending);
-        if let Some((_, evict)) = longest {
-            evict.notify_one();
-            entries.evicted = Some(Instant::now());
+        if entries.evicted.is_none_or(|evicted| evicted.elapsed() >= EVICTION_LIMIT) {
+            entries.evict(waiter, request, free);
         }
         None
+    }
+
+    /// Notes what the program of this keeper holds now.
+    pub fn note_held(&self, keeper: i32, bytes: u64) {
+        let mut entries = self.entries();
+        if let Some(program) = entries.programs.values_mut().find(|program| program.keeper == keeper) {
+            program.held = bytes;
+        }
     }
 
     /// Waits until a claim is met; `missing` is called with the missing bytes at each check.
@@ -217,14 +286,84 @@ impl Entries {
         self.next += 1;
         self.next
     }
+
+    /// What was freed, or is being freed, for another program that waits.
+    fn promised_to_others(&self, waiter: u64) -> u64 {
+        let of_others = |promise: &Promise| promise.waiter != waiter && promise.until > Instant::now();
+        self.promise.filter(of_others).map_or(0, |promise| promise.bytes)
+    }
+
+    /// Asks a program to end, if what such programs hold is enough.
+    fn evict(&mut self, waiter: u64, request: Request, free: u64) {
+        let now = Instant::now();
+        let may_end = |program: &Program| {
+            program.loaded.is_some()
+                && program.kept_until.is_none_or(|until| until <= now)
+                && (program.idle.is_some() || request.busy_too)
+        };
+        let of_those = self.programs.values().filter(|program| may_end(program));
+        let held: u64 = of_those.map(|program| program.held).sum();
+        if request.is_measured && free.saturating_add(held) < request.bytes {
+            return;
+        }
+        let is_next = |program: &&mut Program| may_end(program) && !program.is_asked_to_end;
+        let first = |program: &&mut Program| (program.idle.is_none(), program.idle.or(program.loaded));
+        if let Some(program) = self.programs.values_mut().filter(is_next).min_by_key(first) {
+            program.is_asked_to_end = true;
+            program.evict.notify_one();
+            self.evicted = Some(now);
+            self.promise = Some(Promise { waiter, bytes: request.bytes, until: now + EVICTION_LIMIT });
+        }
+    }
 }
 
 impl Entry {
     /// Notes what the program holds.
     pub fn holds(&self, bytes: u64) {
-        if let Some((_, held)) = self.book.entries().programs.get_mut(&self.id) {
-            *held = bytes;
+        self.change(|program| program.held = bytes);
+    }
+
+    /// Notes that it is loaded, and may be asked to end from now on.
+    pub fn is_loaded(&self) {
+        self.change(|program| program.loaded = Some(Instant::now()));
+    }
+
+    /// Notes that its jobs were sent away before it was loaded: it is not asked to end before they can be back.
+    pub fn is_kept(&self) {
+        self.change(|program| program.kept_until = Some(Instant::now() + BUSY_AFTER));
+    }
+
+    /// Notes that it has nothing to do, until the guard is dropped.
+    pub fn idle(&self) -> Idle<'_> {
+        self.change(|program| program.idle = Some(Instant::now()));
+        Idle(self)
+    }
+
+    /// Rings when the program is asked to end.
+    pub fn evict_signal(&self) -> Arc<Notify> {
+        let entries = self.book.entries();
+        entries.programs.get(&self.id).map(|program| Arc::clone(&program.evict)).unwrap_or_default()
+    }
+
+    /// Whether the program was asked to end, because another one needs the memory.
+    pub fn is_asked_to_end(&self) -> bool {
+        self.book.entries().programs.get(&self.id).is_some_and(|program| program.is_asked_to_end)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Program)) {
+        if let Some(program) = self.book.entries().programs.get_mut(&self.id) {
+            change(program);
         }
+    }
+}
+
+/// The time in which a program has nothing to do.
+#[derive(Debug)]
+pub struct Idle<'a>(&'a Entry);
+
+impl Drop for Idle<'_> {
+    fn drop(&mut self) {
+        self.0.change(|program| program.idle = None);
     }
 }
 
@@ -235,7 +374,6 @@ impl Drop for Entry {
             entries.evicted = None;
         }
         entries.reserved.remove(&self.id);
-        entries.idle.remove(&self.id);
     }
 }
 
@@ -268,25 +406,5 @@ impl DeviceView for HostView {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MIB: u64 = 1 << 20;
-
-    fn look(free: u64, ours: u64) -> Look {
-        Look { reading: Reading { free: free * MIB, total: 8000 * MIB }, ours: ours * MIB }
-    }
-
-    #[test]
-    fn memory_that_others_hold_instead_is_missing() {
-        let claim = Claim { alive: look(3000, 4000), held: 2000 * MIB };
-        assert_eq!(claim.missing(look(5000, 2000)), 0);
-        // It is dead, and its memory is not free.
-        assert_eq!(claim.missing(look(3000, 2000)), 2000 * MIB);
-        // Another program of ours took it meanwhile: that is back, and well used.
-        assert_eq!(claim.missing(look(3000, 4000)), 0);
-        // What others took beyond what it held is not its memory.
-        assert_eq!(claim.missing(look(0, 2000)), 2000 * MIB);
-        assert_eq!(claim.missing(look(4950, 2000)), 0);
-    }
-}
+#[path = "memory_tests.rs"]
+mod tests;

@@ -23,6 +23,9 @@ const EXTRAPOLATED: f64 = 2.0;
 /// Added to what was learned: allocators round up, and fragments are lost.
 const MARGIN: f64 = 1.05;
 
+/// Loads that are remembered.
+const LOADS_MAX: usize = 4;
+
 /// Buckets of a model: 128 doublings' worth, more than there are sensible costs.
 const BUCKETS_MAX: usize = 512;
 
@@ -45,8 +48,9 @@ pub struct Declared {
 pub struct Learned {
     /// By bucket of cost.
     buckets: BTreeMap<i32, Bucket>,
-    /// Bytes that the process takes by being loaded: the largest seen.
-    resident: Option<u64>,
+    /// Bytes that the process took by being loaded, the newest last.
+    #[serde(default)]
+    loads: VecDeque<u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -122,12 +126,16 @@ impl Learned {
 
     /// Records the memory of a loaded process.
     pub fn loaded(&mut self, bytes: u64) {
-        self.resident = self.resident.max(Some(bytes));
+        if self.loads.len() >= LOADS_MAX {
+            self.loads.pop_front();
+        }
+        self.loads.push_back(bytes);
     }
 
-    /// What a process takes by being loaded, if it was ever seen.
+    /// What a process takes by being loaded, if it was ever seen: the most of the last few times. A figure that was once too large,
+    /// because something else took memory meanwhile, is forgotten.
     pub fn resident(&self) -> Option<u64> {
-        self.resident
+        self.loads.iter().copied().max()
     }
 }
 

@@ -6,10 +6,11 @@ use serde_json::{Map, Value};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until, timeout};
 use vramq_schemas::Output;
 
-use super::child::{Child, Fate};
+use super::child::{Child, Fate, GONE_LIMIT};
 use super::config::{Mode, Once, ProcessConfig};
 use super::cost::{Costs, Unit};
 use super::item::Item;
@@ -108,9 +109,18 @@ impl Template {
                 }
             }
         }
+        if argument.len() >= ARGUMENT_BYTES_MAX {
+            return Err(format!(
+                "the parameters make an argument of {} bytes, at most {ARGUMENT_BYTES_MAX} are passed",
+                argument.len()
+            ));
+        }
         Ok(argument)
     }
 }
+
+/// What Linux takes as one argument (`MAX_ARG_STRLEN`).
+const ARGUMENT_BYTES_MAX: usize = 128 << 10;
 
 fn param(name: &str, params: &Map<String, Value>) -> Result<String, String> {
     let value = match params.get(name) {
@@ -122,33 +132,37 @@ fn param(name: &str, params: &Map<String, Value>) -> Result<String, String> {
     if value.contains('\0') { Err(format!("params.{name} has a NUL character")) } else { Ok(value) }
 }
 
-/// Runs a pass, item by item, and reports its end.
+/// How a pass of a one-shot program ended.
+pub(super) struct Ended {
+    pub end: PassEnd,
+    pub learnt: Learnt,
+    /// The last program, if it does not end although it was killed.
+    pub ending: Option<JoinHandle<()>>,
+}
+
+/// Runs a pass, item by item. It ends with the first program that does not end.
 pub(super) async fn run(
     config: &ProcessConfig,
     options: &PoolOptions,
-    mut job: PassJob,
+    job: &mut PassJob,
     closing: &mut watch::Receiver<bool>,
-) -> Learnt {
+) -> Ended {
     let mut learnt = Vec::new();
     let Mode::Once(once) = &config.mode else {
-        job.end(PassEnd::NotRun { reason: "the model is not one-shot".to_owned() });
-        return learnt;
+        let end = PassEnd::NotRun { reason: "the model is not one-shot".to_owned() };
+        return Ended { end, learnt, ending: None };
     };
     for index in 0..job.request.items.len() {
         let runner = Runner { config, options, once, index };
-        let (end, peak) = runner.run(&mut job, closing).await;
+        let (end, peak, ending) = runner.run(job, closing).await;
         match end {
             Ok(output) => job.events.output(index, output),
-            Err(end) => {
-                job.end(end);
-                return learnt;
-            }
+            Err(end) => return Ended { end, learnt, ending },
         }
         let cost = Costs::new(&job.request.items[index]).of(config.vram.per);
         learnt.extend(cost.zip(peak));
     }
-    job.end(PassEnd::Done { peak: None });
-    learnt
+    Ended { end: PassEnd::Done { peak: None }, learnt, ending: None }
 }
 
 /// What items cost, and what their programs took of the device.
@@ -171,16 +185,16 @@ impl Runner<'_> {
         &self,
         job: &mut PassJob,
         closing: &mut watch::Receiver<bool>,
-    ) -> (Result<Output, PassEnd>, Option<u64>) {
+    ) -> (Result<Output, PassEnd>, Option<u64>, Option<JoinHandle<()>>) {
         let item = &job.request.items[self.index];
         let prepared = match self.prepare(item, &job.request.params) {
             Ok(prepared) => prepared,
-            Err(end) => return (Err(end), None),
+            Err(end) => return (Err(end), None, None),
         };
         let started = Child::start(&self.options.launcher.keeper, &prepared.spec, &self.config.name).await;
         let (mut child, stdout) = match started {
             Ok(started) => started,
-            Err(error) => return (Err(PassEnd::NotRun { reason: error.to_string() }), None),
+            Err(error) => return (Err(PassEnd::NotRun { reason: error.to_string() }), None, None),
         };
         let entry = self.options.book.enter(child.keeper_pid());
         let sampler = match self.config.vram.learn {
@@ -194,9 +208,14 @@ impl Runner<'_> {
         };
         let end = end.and_then(|printed| self.output(&child, &prepared, printed));
         child.finish().await;
-        child.all_gone(&self.config.name).await;
-        drop(entry);
-        (end, peak.filter(|peak| *peak > 0))
+        let name = self.config.name.clone();
+        // What does not end although it was killed does not hold up the pass.
+        let mut gone = tokio::spawn(async move {
+            child.all_gone(&name).await;
+            drop(entry);
+        });
+        let is_gone = timeout(GONE_LIMIT, &mut gone).await.is_ok();
+        (end, peak.filter(|peak| *peak > 0), (!is_gone).then_some(gone))
     }
 
     /// Writes the item to the scratch folder and fills in the arguments.

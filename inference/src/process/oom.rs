@@ -10,11 +10,12 @@ struct Sign {
 }
 
 /// The texts of each framework's own sources, as of the versions that are in use in 2026.
-const SIGNS: [Sign; 16] = [
+const SIGNS: [Sign; 17] = [
     Sign { source: "torch", parts: &["torch.cuda.OutOfMemoryError"] },
     Sign { source: "torch", parts: &["torch.OutOfMemoryError"] },
     Sign { source: "torch", parts: &["CUDA out of memory. Tried to allocate"] },
     Sign { source: "torch", parts: &["HIP out of memory. Tried to allocate"] },
+    Sign { source: "ctranslate2", parts: &["CUDA failed with error out of memory"] },
     Sign { source: "cublas", parts: &["CUBLAS_STATUS_ALLOC_FAILED"] },
     Sign { source: "cudnn", parts: &["CUDNN_STATUS_ALLOC_FAILED"] },
     Sign { source: "cudnn", parts: &["CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"] },

@@ -9,19 +9,30 @@ use super::outputs;
 use super::protocol::{FailureKind, FromModel, OomReport};
 
 /// A pass under way: what came so far, and what may come next.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Transcript {
     pass: u64,
     items: usize,
     /// Outputs so far; the next one is for this item.
     finished: usize,
+    /// The first item whose output is none, and why. Outputs after it are of no use, since they are answered in order.
+    invalid: Option<(usize, String)>,
 }
 
 /// What a frame means.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    Output { item: usize, output: Output },
-    Progress { item: usize, fraction: f64, note: String },
+    Output {
+        item: usize,
+        output: Output,
+    },
+    /// Something that is of no use; the pass goes on to its end.
+    Ignored,
+    Progress {
+        item: usize,
+        fraction: f64,
+        note: String,
+    },
     End(End),
 }
 
@@ -40,7 +51,7 @@ pub struct Fault(pub String);
 
 impl Transcript {
     pub fn new(pass: u64, items: usize) -> Self {
-        Self { pass, items, finished: 0 }
+        Self { pass, items, finished: 0, invalid: None }
     }
 
     /// Items that have their outputs: a run from the start.
@@ -78,7 +89,12 @@ impl Transcript {
                         "done after {finished} outputs for {items} items; item {finished} has none"
                     )));
                 }
-                Ok(Step::End(End::Done { peak }))
+                Ok(Step::End(match self.invalid.take() {
+                    Some((item, detail)) => {
+                        End::Failed { kind: FailureKind::Output, item: Some(item), detail }
+                    }
+                    None => End::Done { peak },
+                }))
             }
             FromModel::Oom { pass, item, memory } => {
                 self.check_pass(pass)?;
@@ -101,12 +117,15 @@ impl Transcript {
             let Self { finished, items, .. } = self;
             return Err(Fault(format!("an output for item {item}; item {finished} of {items} is next")));
         }
+        self.finished += 1;
         match output {
-            Ok(output) => {
-                self.finished += 1;
-                Ok(Step::Output { item, output })
+            Ok(output) if self.invalid.is_none() => Ok(Step::Output { item, output }),
+            Ok(_) => Ok(Step::Ignored),
+            // The frame is well formed, and the process well: the next pass may run in it.
+            Err(what) => {
+                self.invalid.get_or_insert((item, what));
+                Ok(Step::Ignored)
             }
-            Err(what) => Err(Fault(format!("item {item}: {what}"))),
         }
     }
 
@@ -155,6 +174,20 @@ mod tests {
         assert!(read(&mut pass, output(1, 2)).is_err());
         let done = FromModel::Done { pass: 1, peak: Some(7) };
         assert_eq!(read(&mut pass, done).unwrap(), Step::End(End::Done { peak: Some(7) }));
+    }
+
+    #[test]
+    fn an_output_that_is_none_ends_the_pass_and_not_the_process() {
+        let mut pass = Transcript::new(1, 3);
+        read(&mut pass, output(1, 0)).unwrap();
+        let invalid = Frame { blobs: vec![b"{".to_vec()], ..output(1, 1) };
+        assert_eq!(read(&mut pass, invalid).unwrap(), Step::Ignored);
+        assert_eq!(read(&mut pass, output(1, 2)).unwrap(), Step::Ignored);
+        let end = read(&mut pass, FromModel::Done { pass: 1, peak: None }).unwrap();
+        let Step::End(End::Failed { kind: FailureKind::Output, item: Some(1), detail }) = end else {
+            panic!("{end:?}")
+        };
+        assert!(detail.contains("no JSON"), "{detail}");
     }
 
     #[test]

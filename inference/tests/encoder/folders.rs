@@ -116,3 +116,74 @@ fn faults_of_a_layer_behind_pooling_are_named() {
         assert!(said.contains(expected), "{file}: {said}, not {expected}");
     }
 }
+
+/// One that generates text is no embedding model, though its layers are those of one.
+#[test]
+fn a_language_model_without_modules_is_refused_by_name() {
+    let folder = copy_of("tiny-qwen3");
+    let config = folder.path().join("config.json");
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text.replace("Qwen3Model", "Qwen3ForCausalLM")).unwrap();
+    Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).expect("its modules.json says what it is");
+    fs::remove_file(folder.path().join("modules.json")).unwrap();
+    let error = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
+    let found = "the architecture `Qwen3ForCausalLM`, which generates text, and no modules.json";
+    assert!(error.contains(found) && error.contains("Qwen3-Reranker"), "{error}");
+}
+
+#[test]
+fn weights_as_a_pickle_are_refused_before_all_else() {
+    let folder = copy_of("tiny-mean");
+    fs::rename(folder.path().join("model.safetensors"), folder.path().join("pytorch_model.bin")).unwrap();
+    fs::write(folder.path().join("config.json"), r#"{"model_type": "none of ours"}"#).unwrap();
+    let error = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
+    assert!(error.contains("pytorch_model.bin has weights as a pickle"), "{error}");
+    assert!(error.contains("takes model.safetensors. Convert it once in Python"), "{error}");
+}
+
+/// The same file with other names of tensors.
+fn renamed(file: &[u8], name: impl Fn(&str) -> String) -> Vec<u8> {
+    let (length, rest) = file.split_first_chunk().unwrap();
+    let (header, tensors) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(header).unwrap();
+    let header = header.into_iter().map(|(tensor, place)| (name(&tensor), place));
+    let mut text = serde_json::Value::Object(header.collect()).to_string();
+    // The tensors after it begin at a multiple of eight.
+    text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
+    [&(text.len() as u64).to_le_bytes(), text.as_bytes(), tensors].concat()
+}
+
+/// As checkpoints that came from TensorFlow have them.
+#[test]
+fn older_names_of_norms_mean_the_same() {
+    let folder = copy_of("tiny-mean");
+    let path = folder.path().join("model.safetensors");
+    let file = fs::read(&path).unwrap();
+    let other = renamed(&file, |name| {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    });
+    assert_ne!(file, other);
+    fs::write(&path, other).unwrap();
+    agrees_with("tiny-mean", &Source::Folder(folder.path().into()));
+}
+
+#[test]
+fn what_a_configuration_does_not_say_is_the_default_of_transformers() {
+    let cases: [(&str, &[&str]); 4] = [
+        ("tiny-mean", &["layer_norm_eps", "hidden_act", "type_vocab_size"]),
+        ("tiny-distilbert", &["activation"]),
+        ("tiny-qwen3", &["rms_norm_eps", "hidden_act"]),
+        ("tiny-gemma", &["rms_norm_eps", "hidden_activation"]),
+    ];
+    for (fixture, keys) in cases {
+        let folder = copy_of(fixture);
+        let path = folder.path().join("config.json");
+        let text = fs::read(&path).unwrap();
+        let mut config: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&text).unwrap();
+        for key in keys {
+            assert!(config.remove(*key).is_some(), "{fixture} has no {key}");
+        }
+        fs::write(&path, serde_json::Value::Object(config).to_string()).unwrap();
+        agrees_with(fixture, &Source::Folder(folder.path().into()));
+    }
+}

@@ -8,6 +8,7 @@ mod folders;
 mod outputs;
 mod shards;
 mod sparse;
+mod tokenizers;
 mod units;
 
 use std::fs;
@@ -126,6 +127,7 @@ fn agrees_with(reference: &str, source: &Source) {
         // Real weights keep the bound of f32. Random ones of width 32 have fewer terms whose errors would cancel out.
         "minilm" => CLOSE,
         "tiny-gte-no-types" => CLOSE_SPLIT_GATED,
+        "tiny-dense" => CLOSE_SPLIT_DENSE,
         "tiny-splade" | "tiny-splade-distilbert" => CLOSE_SPLIT_SPARSE,
         _ => CLOSE_SPLIT,
     };
@@ -147,6 +149,10 @@ const CLOSE_SPLIT: f32 = 5e-5;
 /// In split bf16 for the fixture whose vectors are large and whose feed-forward multiplies two maps: the same three products with
 /// exact sums are off by 5.9e-5 there (models/split_bf16.py).
 const CLOSE_SPLIT_GATED: f32 = 7e-5;
+
+/// In split bf16 for the fixture with one more map, behind pooling: off by less than 5e-5 where the rest is computed on AVX-512, and by
+/// 6.7e-5 where it is on AVX2 alone (AMD EPYC, 2026-11-23). The order of f32 sums decides how halves are rounded.
+const CLOSE_SPLIT_DENSE: f32 = 8e-5;
 
 /// In split bf16 for sparse vectors: one more map, whose scores are up to 15 here before the logarithm. The same three products with
 /// exact sums are off by 7.5e-5 of the largest element of `tiny-splade` (models/split_bf16.py); with the logarithm taken twice the

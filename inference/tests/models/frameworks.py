@@ -21,6 +21,7 @@ CASES = {
     "cublas": lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     "cudnn": lambda: RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     "cuda": lambda: RuntimeError("CUDA error: out of memory"),
+    "ctranslate2": lambda: RuntimeError("CUDA failed with error out of memory"),
     "jax": lambda: error("jaxlib.xla_extension", "XlaRuntimeError")(JAX),
     "onnxruntime": lambda: error("onnxruntime.capi.onnxruntime_pybind11_state", "RuntimeException")(ONNX),
     "cupy": lambda: error("cupy.cuda.memory", "OutOfMemoryError", MemoryError)("Out of memory allocating 512 bytes"),

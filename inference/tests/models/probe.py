@@ -32,6 +32,9 @@ class Probe(vramq.Model):
             self.device = Device(os.environ["DEVICE"])
             self.device.take(int(os.environ.get("BASE_MIB", "0")) * MIB)
 
+    def weights(self):
+        return int(os.environ.get("WEIGHTS_MIB", "0")) * MIB
+
     def run(self, items, params):
         for item in items:
             word, _, rest = item.text.partition(" ") if item.kind == "text" else (item.kind, "", "")
@@ -83,8 +86,20 @@ class Probe(vramq.Model):
     def do_input(self, item, rest, params):
         raise vramq.InvalidInput(rest, item)
 
+    def do_unfit(self, item, rest, params):
+        """One of the items is invalid: this one is not said, or is said to be what follows."""
+        raise vramq.InvalidInput("one of them", {"": None, "second": 1, "before": -1, "after": 99, "text": "0"}[rest])
+
     def do_oom(self, item, rest, params):
         raise vramq.OutOfMemory("the tests say so", asked=3, free=2, total=1, item=item)
+
+    def do_oom_of(self, item, rest, params):
+        """Asks for a float of bytes, as arithmetic gives it."""
+        raise vramq.OutOfMemory(asked=float(rest))
+
+    def do_value(self, item, rest, params):
+        """Any value that Python can write."""
+        return eval(rest)
 
     def do_lost(self, item, rest, params):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

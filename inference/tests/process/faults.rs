@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use vramq_inference::process::keeper::Death;
 use vramq_inference::process::protocol::FailureKind;
 use vramq_inference::process::warm::LoadError;
-use vramq_inference::process::{PassEnd, Pool};
+use vramq_inference::process::{NotTaken, PassEnd, Pool};
 
 use crate::env::{Env, done, ended, is_alive, pid, run, until};
 
@@ -75,16 +75,6 @@ async fn frames_that_the_protocol_does_not_allow_end_the_process() {
             "an output for item 1; item 0 of 3 is next",
         ),
         (json!({"header": output(json!({"item": 99})), "blob": "1"}), "an output for item 99"),
-        (json!({"header": output(json!({})), "blob": "{"}), "item 0: an output that is no JSON"),
-        (json!({"header": output(json!({}))}), "item 0: an output with 0 blobs"),
-        (
-            json!({"header": output(json!({"kind": "embedding"})), "blob": "abc"}),
-            "item 0: an embedding of 3 bytes",
-        ),
-        (
-            json!({"header": output(json!({"file": "../../etc/passwd"}))}),
-            "no name of a file in the scratch folder",
-        ),
         (json!({"header": output(json!({"kind": "painting"})), "blob": "1"}), "unknown variant `painting`"),
     ] {
         let before = pool.status();
@@ -105,6 +95,35 @@ async fn frames_that_the_protocol_does_not_allow_end_the_process() {
         assert_eq!(done(&pool, &["{}"]).await, [json!({})]);
         assert_eq!(pool.status().slots[0].starts, next_pass + 1, "{instead}");
     }
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn frames_whose_output_is_none_end_the_pass_alone() {
+    let env = Env::new();
+    let pool = raw(&env).await;
+    let starts = pool.status().slots[0].starts;
+    for (number, (more, blob, what)) in (1..).zip([
+        (json!({}), Some("{"), "an output that is no JSON"),
+        (json!({}), None, "an output with 0 blobs"),
+        (json!({"kind": "embedding"}), Some("abc"), "an embedding of 3 bytes"),
+        (json!({"file": "../../etc/passwd"}), None, "no name of a file in the scratch folder"),
+    ]) {
+        let mut header = json!({"type": "output", "pass": number, "item": 1, "kind": "json"});
+        header.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        // Frames of a pass: progress, three outputs, `done`.
+        let mut instead = json!({"instead": 2, "header": header});
+        if let Some(blob) = blob {
+            instead["blob"] = json!(blob);
+        }
+        let (outputs, end) = wish(&pool, instead).await;
+        let PassEnd::Failed { kind: FailureKind::Output, item: Some(1), detail, .. } = end else {
+            panic!("{more}: {end:?}")
+        };
+        assert!(detail.contains(what), "{detail}");
+        assert_eq!(outputs, 1);
+    }
+    assert_eq!(pool.status().slots[0].starts, starts);
     env.close(pool).await;
 }
 
@@ -199,6 +218,82 @@ async fn a_pass_that_takes_too_long_is_cancelled_and_then_killed() {
     assert_eq!(outputs.len(), 1);
     assert!(!is_alive(before));
     assert_ne!(pid(&pool).await, before);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn each_output_has_its_own_time() {
+    let env = Env::new();
+    let pool = env.probe("item_s = 2").await;
+    let (outputs, end) = ended(&pool, &["sleep 1"; 5]).await;
+    assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+    assert_eq!(outputs.len(), 5);
+    let (outputs, end) = ended(&pool, &["echo a", "sleep 100", "echo b"]).await;
+    let PassEnd::TimedOut { limit, .. } = end else { panic!("{end:?}") };
+    assert_eq!((outputs.len(), limit.as_secs()), (1, 2));
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_pass_does_not_wait_for_a_process_that_does_not_end() {
+    let env = Env::new();
+    let pool = env.probe("item_s = 1\nkill_s = 0.5\nwithheld_s = 1").await;
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid(&pool).await)).unwrap();
+    let (_, rest) = stat.rsplit_once(')').unwrap();
+    let keeper = rest.split_ascii_whitespace().nth(1).and_then(|pid| pid.parse().ok()).unwrap();
+    let keeper = rustix::process::Pid::from_raw(keeper).unwrap();
+    // It kills nothing now, as a driver that hangs lets nothing be killed.
+    rustix::process::kill_process(keeper, rustix::process::Signal::STOP).unwrap();
+    let (_, end) = ended(&pool, &["deaf"]).await;
+    assert!(matches!(end, PassEnd::TimedOut { killed: true, .. }), "{end:?}");
+    until("the slot is overdue", || pool.overdue().is_some()).await;
+    assert_eq!(pool.status().slots[0].state.as_str(), "ending");
+    rustix::process::kill_process(keeper, rustix::process::Signal::CONT).unwrap();
+    assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_model_whose_process_fails_again_and_again_takes_no_passes_until_it_is_loaded() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    for _ in 0..2 {
+        let (_, end) = ended(&pool, &["kill"]).await;
+        assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
+    }
+    let (_, end) = ended(&pool, &["echo a"]).await;
+    let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
+    assert!(reason.contains("failed 2 times in a row"), "{reason}");
+    assert!(matches!(pool.run(crate::env::texts(&["echo a"])), Err(NotTaken::Unavailable(_))));
+    until("it is loaded", || pool.status().unavailable.is_none()).await;
+    assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn what_is_no_output_costs_the_pass_and_not_the_process() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let before = pid(&pool).await;
+    for (value, what) in [
+        ("'\\ud800'", "surrogates not allowed"),
+        ("__import__('functools').reduce(lambda value, _: [value], range(200))", "nested deeper"),
+        ("10 ** 30", "beyond 64 bits"),
+        ("{1: 2, '1': 3}", "keys are texts"),
+    ] {
+        let (outputs, end) = ended(&pool, &["echo a", &format!("value {value}")]).await;
+        let PassEnd::Failed { kind: FailureKind::Output, item: Some(1), detail, .. } = end else {
+            panic!("{end:?}")
+        };
+        assert!(detail.contains(what), "{detail}");
+        assert_eq!(outputs.len(), 1);
+    }
+    for (bytes, asked) in [("1.5e6", Some(1_500_000)), ("nan", None), ("-1", Some(0))] {
+        let (_, end) = ended(&pool, &[&format!("oom_of {bytes}")]).await;
+        let PassEnd::OutOfMemory { report, .. } = end else { panic!("{end:?}") };
+        assert_eq!(report.asked, asked);
+    }
+    assert_eq!(pid(&pool).await, before);
     env.close(pool).await;
 }
 

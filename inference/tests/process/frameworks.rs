@@ -18,6 +18,7 @@ async fn each_framework_says_it_in_its_own_way() {
         ("cublas", "cublas", None),
         ("cudnn", "cudnn", None),
         ("cuda", "cuda", None),
+        ("ctranslate2", "ctranslate2", None),
         ("jax", "jax", Some(8_589_934_592)),
         ("onnxruntime", "onnxruntime", Some(1_073_741_824)),
         ("cupy", "cupy", Some(512)),

@@ -32,6 +32,63 @@ async fn a_process_holds_what_the_device_lost() {
 }
 
 #[tokio::test]
+async fn a_process_is_measured_whatever_it_says() {
+    let keys = "env = { BASE_MIB = \"300\", WEIGHTS_MIB = \"5000\" }";
+    for (by_process, resident) in [(true, 300), (false, 1000)] {
+        let (_folder, env) = env_with(1000, by_process);
+        let pool = env.probe(keys).await;
+        assert_eq!(pool.resident(), Some(resident * MIB));
+        env.close(pool).await;
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_does_not_fit_is_not_waited_for_at_start() {
+    let (_folder, env) = env_with(1000, true);
+    let start = async |keys: &str| env.start(env.config("probe.py", keys)).await.unwrap_err().to_string();
+    let error = start("vram = { base_mib = 3000 }").await;
+    assert_eq!(
+        error,
+        "loading takes 3000 MiB of device memory (as declared or measured), and 1000 of 1000 MiB are free"
+    );
+    let other = env.probe("env = { BASE_MIB = \"600\" }").await;
+    let busy = run(&other, &["sleep 100"]);
+    let error = start("vram = { base_mib = 600 }\nload_s = 1").await;
+    assert!(error.contains("takes 600 MiB") && error.contains("400 of 1000 MiB are free"), "{error}");
+    busy.cancel();
+    env.close(other).await;
+}
+
+#[tokio::test]
+async fn a_busy_process_makes_room_after_its_pass_for_a_model_that_has_none() {
+    let (_folder, env) = env_with(1000, true);
+    let more = "vram = { base_mib = 600 }\nenv = { BASE_MIB = \"600\" }";
+    let (busy, idle) = (env.probe(more).await, env.start(env.config("probe.py", more)));
+    let idle = {
+        // The first process is idle when the second model starts, and makes room for it.
+        idle.await.unwrap()
+    };
+    let began = std::time::Instant::now();
+    let passes: Vec<_> = (0..60).map(|_| run(&busy, &["sleep 0.5"])).collect();
+    // It has made room for the busy one.
+    until("the busy one is loaded", || state(&busy) == "running").await;
+    let (_, end) = ended(&idle, &["echo a"]).await;
+    let reason = match end {
+        // After some seconds its jobs go elsewhere.
+        PassEnd::NotRun { reason } => reason,
+        end => panic!("{end:?}"),
+    };
+    assert!(reason.contains("takes 600 MiB of device memory"), "{reason}");
+    until("it is loaded, while the other model has passes", || idle.status().unavailable.is_none()).await;
+    assert!(busy.status().waiting > 0, "{:?} {:?} {:?}", began.elapsed(), busy.status(), idle.status());
+    assert_eq!(done(&idle, &["echo a"]).await, [json!("a")]);
+    drop(passes);
+    busy.close().await;
+    idle.close().await;
+    env.assert_clean();
+}
+
+#[tokio::test]
 async fn what_a_pass_takes_is_learned_and_unknown_until_then() {
     let (_folder, env) = env_with(1000, true);
     let pool = env.probe("vram = { per = \"characters\" }\nenv = { BASE_MIB = \"100\" }").await;

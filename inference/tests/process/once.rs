@@ -126,3 +126,22 @@ async fn several_run_at_the_same_time() {
     assert!(began.into_iter().fold(0.0, f64::max) < done.into_iter().fold(f64::MAX, f64::min));
     env.close(pool).await;
 }
+
+#[tokio::test]
+async fn a_program_that_is_gone_takes_no_passes_until_it_is_back() {
+    let env = Env::new();
+    let folder = tempfile::tempdir().unwrap();
+    let (program_file, away) = (folder.path().join("program"), folder.path().join("away"));
+    std::fs::copy("/usr/bin/cat", &program_file).unwrap();
+    let pool = program(&env, &[program_file.to_str().unwrap(), "{input}"], "").await;
+    assert_eq!(ended(&pool, &["a"]).await.0.len(), 1);
+    std::fs::rename(&program_file, &away).unwrap();
+    let (_, end) = ended(&pool, &["a"]).await;
+    let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
+    assert!(reason.contains("No such file or directory"), "{reason}");
+    assert!(pool.status().unavailable.is_some());
+    std::fs::rename(&away, &program_file).unwrap();
+    until("it is tried again", || pool.status().unavailable.is_none()).await;
+    assert_eq!(ended(&pool, &["a"]).await.0.len(), 1);
+    env.close(pool).await;
+}

@@ -9,7 +9,7 @@ use crate::env::{Env, repository, texts};
 
 /// The vectors that the library itself made, one text at a time (`models/reference.py`).
 fn reference() -> (Vec<String>, Vec<Vec<f32>>) {
-    let folder = repository().join("worker/tests/fixtures/minilm");
+    let folder = repository().join("inference/tests/fixtures/minilm");
     let texts: Vec<String> =
         serde_json::from_slice(&std::fs::read(folder.join("texts.json")).unwrap()).unwrap();
     let bytes = std::fs::read(folder.join("vectors.f32")).unwrap();

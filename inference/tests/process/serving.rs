@@ -107,6 +107,33 @@ async fn a_failed_item_keeps_the_results_before_it_and_the_process() {
 }
 
 #[tokio::test]
+async fn an_invalid_item_is_named_where_the_model_knows_it() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let before = pid(&pool).await;
+    for (items, named) in [
+        // The only item of a pass need not be named.
+        (&["unfit"][..], Some(0)),
+        (&["unfit text"], Some(0)),
+        (&["echo a", "unfit second"], Some(1)),
+        (&["unfit second", "echo a"], Some(1)),
+        // Which one is not known, and what is no item of the pass says nothing.
+        (&["unfit", "echo a"], None),
+        (&["unfit before", "echo a"], None),
+        (&["unfit after", "echo a"], None),
+        (&["unfit text", "echo a"], None),
+    ] {
+        let (_, end) = ended(&pool, items).await;
+        let PassEnd::Failed { kind: FailureKind::Input, item, detail, .. } = end else {
+            panic!("{items:?}: {end:?}")
+        };
+        assert_eq!((item, detail.as_str()), (named, "one of them"), "{items:?}");
+    }
+    assert_eq!(pid(&pool).await, before);
+    env.close(pool).await;
+}
+
+#[tokio::test]
 async fn out_of_memory_is_typed_and_the_same_process_runs_the_next_pass() {
     let env = Env::new();
     let pool = env.probe("").await;

@@ -180,6 +180,8 @@ fn exceeds_nothing(key: &(String, String, String), found: Figures, ceiling: Figu
     let what = format!("{key:?}: {found:?}, the ceiling is {ceiling:?}");
     assert!(found.registers <= ceiling.registers && found.shared_bytes <= ceiling.shared_bytes, "{what}");
     assert_eq!([found.hmma, found.ldsm], [ceiling.hmma, ceiling.ldsm], "{what}");
+    // Without a loop that was found there is nothing to exceed.
+    assert_eq!(found.loop_hmma > 0, ceiling.loop_hmma > 0, "{what}: a hot loop");
     // Instructions per HMMA, without dividing.
     let [more, fewer] = [(found, ceiling), (ceiling, found)].map(|(a, b)| a.loop_instructions * b.loop_hmma);
     assert!(more <= fewer, "{what}");
@@ -237,6 +239,8 @@ fn a_kernel_above_its_ceiling_is_reported() {
         Figures { shared_bytes: 10, ..ceiling },
         Figures { hmma: 5, ..ceiling },
         Figures { loop_instructions: 41, ..ceiling },
+        Figures { loop_instructions: 0, loop_hmma: 0, ..ceiling },
+        Figures { loop_instructions: 50, loop_hmma: 0, ..ceiling },
     ] {
         let result = std::panic::catch_unwind(|| exceeds_nothing(&key, more, ceiling));
         assert!(result.is_err(), "{more:?}");

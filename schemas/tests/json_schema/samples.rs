@@ -31,7 +31,7 @@ pub fn heartbeats() -> Vec<Value> {
     };
     let model = ModelStatus {
         revision: Some("f32-0123456789abcdef".to_owned()),
-        queues: vec![QueueStatus::default()],
+        queues: vec![QueueStatus { missing: true, ..QueueStatus::default() }, QueueStatus::default()],
         processes: vec![ProcessStatus { pid: Some(1), ..ProcessStatus::default() }, ProcessStatus::default()],
         ..ModelStatus::default()
     };
@@ -129,7 +129,9 @@ pub fn job_headers() -> Vec<Value> {
     for name in texts {
         table.insert(name.into(), AMQPValue::LongString("text".into()));
     }
-    table.insert(headers::RETRIES.into(), AMQPValue::LongLongInt(1));
+    for name in [headers::RETRIES, headers::BATCH_HINT_PREFIXED] {
+        table.insert(name.into(), AMQPValue::LongLongInt(1));
+    }
     vec![of_table(&table), json!({})]
 }
 

@@ -105,12 +105,14 @@ fn one(seed: u64, options: &Options) -> bool {
 fn series(options: &Options) -> bool {
     let begun = Instant::now();
     let limit = options.minutes.map(|minutes| Duration::from_secs(60 * minutes));
-    let (mut histories, mut bad, mut jobs, mut lasted): (u64, u64, usize, Micros) = (0, 0, 0, 0);
+    let (mut histories, mut bad, mut lasted): (u64, u64, Micros) = (0, 0, 0);
+    let (mut jobs, mut handed_over): (usize, usize) = (0, 0);
     let mut seed = options.seeds.0;
     while seed <= options.seeds.1 && limit.is_none_or(|limit| begun.elapsed() < limit) {
         let history = run(plan(seed, options), Detail::None);
         histories += 1;
         jobs += history.jobs;
+        handed_over += history.handed_over;
         lasted += history.lasted;
         if let Some(violation) = history.violation {
             bad += 1;
@@ -120,7 +122,8 @@ fn series(options: &Options) -> bool {
     }
     let (hours, seconds) = (lasted as f64 / HOUR as f64, begun.elapsed().as_secs_f64());
     println!(
-        "{histories} histories, {hours:.0} simulated hours, {jobs} jobs in {seconds:.1} s: {:.1} hours/s; {bad} broke a rule",
+        "{histories} histories, {hours:.0} simulated hours, {jobs} jobs, {handed_over} times a large one was handed over, in {seconds:.1} s: \
+         {:.1} hours/s; {bad} broke a rule",
         hours / seconds
     );
     bad == 0

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use vramq_core::event::QueueCounts;
-use vramq_core::ids::{JobKey, ModelIndex, PassId};
+use vramq_core::ids::{ChannelId, JobKey, ModelIndex, PassId};
 
 use super::broker::Emitted;
 
@@ -61,7 +61,7 @@ pub enum Happening {
     /// The broker counted a model's queues for a session.
     Counted { life: Life, session: u32, model: ModelIndex, counts: QueueCounts },
     /// Acks were written to the session's socket, or could not be.
-    AcksSent { life: Life, session: u32, model: ModelIndex, sent: Vec<bool> },
+    AcksSent { life: Life, session: u32, channel: ChannelId, sent: Vec<bool> },
     /// A delivery was given back.
     GivenBack { life: Life, session: u32, job: JobKey, sent: bool },
     /// A pass on a device comes to its end.

@@ -137,7 +137,7 @@ impl Callers {
         if caller.published >= caller.plan.jobs_max || env.now > busy * 8 / 10 {
             return;
         }
-        let (jobs, pause) = caller.next_turn();
+        let (jobs, pause) = caller.next_turn(env.plan.large_at_once);
         env.agenda.at(env.now + pause.max(MILLI), Happening::Publish { caller: at });
         self.connect(env);
         let Some(channel) = self.publisher else { return };
@@ -196,15 +196,18 @@ impl Callers {
 
 impl Caller {
     /// How many jobs now, and how long until the next turn.
-    fn next_turn(&mut self) -> (usize, u64) {
+    fn next_turn(&mut self, large_at_once: usize) -> (usize, u64) {
         let pause = self.plan.pause;
-        match self.plan.style {
-            Style::Bursts => {
-                let jobs = 1 + self.random.below(40);
-                (jobs, pause * jobs as u64)
-            }
-            _ => (1, pause / 2 + self.random.bits() % pause.max(1)),
+        let at_once = match self.plan.style {
+            Style::Bursts => 40,
+            Style::Bulk => large_at_once,
+            Style::Steady | Style::Hostile => 1,
+        };
+        if at_once > 1 {
+            let jobs = 1 + self.random.below(at_once);
+            return (jobs, pause * jobs as u64);
         }
+        (1, pause / 2 + self.random.bits() % pause.max(1))
     }
 
     /// Writes a job: a new one, or now and then the same bytes as the last.
@@ -268,7 +271,8 @@ fn make_hostile(spec: &mut JobSpec, r: &mut Random, cost_max: usize) {
         1 => spec.nature = Nature::Huge,
         2 => spec.nature = Nature::PoisonDecode,
         3 => spec.nature = Nature::PoisonPass,
-        4 | 5 => spec.nature = Nature::Failing,
+        4 => spec.nature = Nature::Failing,
+        5 => spec.nature = Nature::Invalid,
         6 if r.chance(50) => spec.nature = Nature::Hanging,
         6 => spec.nature = Nature::DeviceKiller,
         7 => spec.reply_to = ReplyTo::Nowhere,

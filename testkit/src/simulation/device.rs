@@ -27,6 +27,8 @@ pub struct DevicePass {
 pub enum Fate {
     Ends,
     Fails,
+    /// As the engine says, for one of its items.
+    IsInvalid,
     Hangs,
     KillsProcess,
     KillsDevice,
@@ -193,6 +195,9 @@ impl Device {
             }
         } else if self.is_sick || pass.fate == Fate::Fails {
             (Some(PassFate::Failed(PassError::Failed("the engine cannot run this".to_owned()))), half)
+        } else if pass.fate == Fate::IsInvalid {
+            let text = "no picture".to_owned();
+            (Some(PassFate::Failed(PassError::InvalidInput { item: None, text })), half)
         } else if pass.fate == Fate::KillsDevice {
             (Some(PassFate::Failed(PassError::DeviceLost("illegal address".to_owned()))), half)
         } else if pass.fate == Fate::KillsProcess {

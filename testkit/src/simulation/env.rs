@@ -63,6 +63,10 @@ pub struct Env {
     broker_at: Option<Micros>,
     pub broker_is_down: bool,
     pub confirms_are_slow: bool,
+    /// Faults of the plan that last.
+    pub faults_now: usize,
+    /// When something was last wrong.
+    pub disturbed_at: Micros,
 }
 
 impl Env {
@@ -90,8 +94,15 @@ impl Env {
             broker_at: None,
             broker_is_down: false,
             confirms_are_slow: false,
+            faults_now: 0,
+            disturbed_at: 0,
             plan,
         }
+    }
+
+    /// Something is wrong.
+    pub fn disturbed(&mut self) {
+        self.disturbed_at = self.now;
     }
 
     pub fn millis(&self) -> Millis {
@@ -307,7 +318,8 @@ impl Env {
         }
     }
 
-    /// The broker's node restarts. Gives the owners of all connections.
+    /// The broker's node restarts. Gives the owners of all connections. What is on its way to readers still arrives: they take
+    /// messages without acks, and what such a reader loses no worker can repeat.
     pub fn restart_broker(&mut self) -> Vec<Owner> {
         let channels: Vec<_> = self.channels.keys().copied().collect();
         self.note_losses(&channels, RESTART_WINDOW);
@@ -316,7 +328,9 @@ impl Env {
         self.channels.clear();
         self.delivered.clear();
         self.wires.clear();
-        std::mem::take(&mut self.owners).into_values().collect()
+        let owners = self.owners.values().copied().collect();
+        self.owners.retain(|_, owner| *owner == Owner::Readers);
+        owners
     }
 
     /// Declares what a session declares.

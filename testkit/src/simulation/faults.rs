@@ -14,9 +14,12 @@ impl World {
         let Some(Fault { kind, lasts, .. }) = self.env.plan.faults.get(number).copied() else { return };
         let text = if ends { "is over" } else { "begins" };
         self.env.trace.line(self.env.now, "fault", || format!("{kind:?} {text}"));
+        self.env.disturbed();
         if ends {
+            self.env.faults_now -= 1;
             return self.fault_ends(kind);
         }
+        self.env.faults_now += 1;
         self.fault_begins(kind, lasts);
         self.env.agenda.at(self.env.now + lasts, Happening::Fault { number, ends: true });
     }

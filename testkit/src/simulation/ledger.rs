@@ -1,6 +1,8 @@
 //! The ledger of all jobs, as seen from outside: who published each job, what happened to each copy, and which faults explain
 //! duplicates. Checks the invariants about jobs at every step.
 
+use std::collections::BTreeSet;
+
 use vramq_schemas::{JobHeaders, Reason};
 
 use super::agenda::Micros;
@@ -55,6 +57,10 @@ pub struct Ledger {
     pub violation: Option<Violation>,
     /// Jobs with confirmed copies that have not ended.
     open: usize,
+    /// Jobs that the broker has, and of which no pass has started.
+    pub(super) unstarted: BTreeSet<JobNumber>,
+    /// How often a large job was handed over to others that wait.
+    pub handed_over: usize,
 }
 
 impl Ledger {
@@ -137,6 +143,9 @@ impl Ledger {
         record.accepted += 1;
         let is_open = record.is_open();
         self.open += usize::from(is_open && !was_open);
+        if record.accepted == 1 && is_open {
+            self.unstarted.insert(job);
+        }
     }
 
     /// The broker confirmed what follows a message.
@@ -242,6 +251,7 @@ impl Ledger {
         let was_open = record.is_open();
         record.ends += 1;
         record.last_end = Some(end);
+        self.unstarted.remove(&job);
         self.open -= usize::from(was_open && !record.is_open());
         let (ends, copies, repeats) = (record.ends, record.copies, record.excuses.repeats);
         let first = record.spec.headers.items_done as usize;
@@ -281,6 +291,7 @@ impl Ledger {
             }
             Reason::TimedOut => nature == Nature::Hanging || excuses.hung_alone,
             Reason::EngineFailed => nature == Nature::Failing || excuses.failed_alone,
+            Reason::InvalidInput => nature == Nature::Invalid,
             Reason::OutOfMemory => excuses.out_of_memory_alone,
             Reason::Cancelled => excuses.cancelled,
             Reason::Unroutable => excuses.replies_refused,

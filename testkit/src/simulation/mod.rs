@@ -14,6 +14,7 @@ mod record;
 mod shell;
 mod shrink;
 pub mod trace;
+mod waits;
 mod withdrawals;
 mod world;
 

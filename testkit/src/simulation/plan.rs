@@ -2,7 +2,7 @@
 //! be shortened to its cause.
 
 use super::Random;
-use super::agenda::{HOUR, MINUTE, Micros, SECOND};
+use super::agenda::{HOUR, MILLI, MINUTE, Micros, SECOND};
 use super::broker::{Generation, QueueKind};
 use super::shell::Sabotage;
 
@@ -23,6 +23,9 @@ pub const WITHDRAWALS: u64 = 0x7769_7468_6472_6177;
 /// The same for what lies in stores.
 pub const STORES: u64 = 0x0073_746f_7265_7300;
 
+/// The same for large jobs.
+const LARGE_JOBS: u64 = 0x006c_6172_6765_0000;
+
 /// A whole history before it happens.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -42,6 +45,10 @@ pub struct Plan {
     pub consumer_timeout_ms: u64,
     /// Messages that the job queue takes.
     pub jobs_max: u32,
+    /// Device time that a large job may have in one go while others wait.
+    pub large_turn: Micros,
+    /// The most large jobs that a caller publishes at once.
+    pub large_at_once: usize,
     /// How many of a hundred jobs their callers withdraw.
     pub withdrawn_percent: usize,
     /// How many of a hundred jobs refer to inputs in a store.
@@ -210,6 +217,7 @@ impl Plan {
             faults.extend((0..count.div_ceil(3)).map(|_| program_fault(&mut random, busy)));
         }
         faults.sort_by_key(|fault| fault.at);
+        let mut of_large_jobs = Random::new(seed ^ LARGE_JOBS);
         Self {
             seed,
             busy,
@@ -222,6 +230,8 @@ impl Plan {
             faults,
             job_limit,
             consumer_timeout_ms: timeout / 1_000,
+            large_turn: [100 * MILLI, SECOND, 30 * SECOND][of_large_jobs.below(3)],
+            large_at_once: 1 + of_large_jobs.below(6),
             withdrawn_percent: [0, 0, 3, 10, 30][Random::new(seed ^ WITHDRAWALS).below(5)],
             referring_percent: [0, 0, 5, 30][Random::new(seed ^ STORES).below(4)],
             sabotage: None,

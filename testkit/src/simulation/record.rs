@@ -26,6 +26,8 @@ pub enum Nature {
     PoisonPass,
     /// A pass with it fails.
     Failing,
+    /// The engine says that an item of it can never be run.
+    Invalid,
     /// A pass with it never ends by itself.
     Hanging,
     /// The device is lost in a pass with it.

@@ -29,6 +29,8 @@ pub struct History {
     pub jobs: usize,
     /// Jobs that ended because their callers withdrew them.
     pub withdrawn: usize,
+    /// How often a large job was handed over to others that waited.
+    pub handed_over: usize,
     pub faults: usize,
     pub lasted: Micros,
     /// Events that happened.
@@ -95,6 +97,7 @@ pub fn run(plan: Plan, detail: Detail) -> History {
         violation: ledger.violation.clone(),
         jobs: ledger.jobs().len(),
         withdrawn: ledger.jobs().iter().filter(|job| job.last_end == Some(End::Withdrawn)).count(),
+        handed_over: ledger.handed_over,
         faults: plan.faults.len(),
         lasted: now,
         steps,
@@ -124,9 +127,8 @@ impl World {
             Happening::Counted { life, session, model, counts } => self.with(life, |shell, env| {
                 shell.in_session(env, session, Event::QueuesCounted { model, counts });
             }),
-            Happening::AcksSent { life, session, model, sent } => {
-                self.with(life, |shell, env| shell.in_session(env, session, Event::AcksSent { model, sent }));
-            }
+            Happening::AcksSent { life, session, channel, sent } => self
+                .with(life, |shell, env| shell.in_session(env, session, Event::AcksSent { channel, sent })),
             Happening::GivenBack { life, session, job, sent } => {
                 self.with(life, |shell, env| shell.in_session(env, session, Event::GivenBack { job, sent }));
             }
@@ -163,6 +165,7 @@ impl World {
         let Some(exit) = self.workers[worker].as_ref().and_then(Shell::exit) else { return };
         let Some(shell) = self.workers[worker].take() else { return };
         let env = &mut self.env;
+        env.disturbed();
         let late = self.noticed_late.take();
         for connection in shell.connections() {
             match late {
@@ -203,6 +206,7 @@ impl World {
         self.env.agenda.at(self.env.now + SECOND, Happening::Tick(life));
         self.with(life, Shell::tick);
         self.callers.connect(&mut self.env);
+        self.watch_waits();
         self.look_for_the_end();
     }
 

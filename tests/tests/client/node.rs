@@ -23,7 +23,14 @@ on_queue_types!(
     a_lost_reply_queue_fails_its_jobs,
     reconnecting_ends_at_its_limit,
 );
-on_one_setup!(vectors_come_as_numbers_and_as_base64, the_golden_bytes_are_read, types_name_what_there_is);
+on_one_setup!(
+    a_refused_job_ends_no_other,
+    who_stops_waiting_gives_the_slot_back,
+    closing_ends_what_waits_for_the_broker,
+    vectors_come_as_numbers_and_as_base64,
+    the_golden_bytes_are_read,
+    types_name_what_there_is,
+);
 
 /// The command to run in `folder`: modules are looked for beside the program.
 fn scenario(folder: &Path, name: &str, url: &str) -> Result<Command> {
@@ -75,6 +82,24 @@ async fn a_lost_reply_queue_fails_its_jobs(env: &mut TestEnv) -> Result<()> {
 async fn reconnecting_ends_at_its_limit(env: &mut TestEnv) -> Result<()> {
     let folder = tempfile::tempdir()?;
     succeeds_when_cut_off(env, |url| scenario(folder.path(), "gives_up", url)).await
+}
+
+async fn a_refused_job_ends_no_other(env: &mut TestEnv) -> Result<()> {
+    // A job that was published twice may be answered after the client has gone, with its reply queue.
+    dead_letters_are_expected(env);
+    env.worker(&[]).await?;
+    run("refused", env).await
+}
+
+async fn who_stops_waiting_gives_the_slot_back(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
+    unserved_model(env).await?;
+    run("slots", env).await
+}
+
+async fn closing_ends_what_waits_for_the_broker(env: &mut TestEnv) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    succeeds_when_cut_off(env, |url| scenario(folder.path(), "closed_while_away", url)).await
 }
 
 async fn types_name_what_there_is(env: &mut TestEnv) -> Result<()> {

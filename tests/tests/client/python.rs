@@ -35,6 +35,11 @@ on_queue_types!(
     call_sites_of_celery_go_on,
 );
 on_one_setup!(
+    a_refused_job_ends_no_other,
+    who_stops_waiting_gives_the_slot_back,
+    closing_ends_what_other_threads_wait_for,
+    closing_ends_what_waits_for_the_broker,
+    the_oldest_python_does_the_same,
     vectors_are_those_of_the_reference,
     references_are_read,
     certificates_are_checked,
@@ -47,7 +52,11 @@ on_one_setup!(
 );
 
 fn scenario(name: &str, url: &str) -> Result<Command> {
-    let mut command = Command::new(setting("VRAMQ_TEST_PACKAGE")?);
+    scenario_with("VRAMQ_TEST_PACKAGE", name, url)
+}
+
+fn scenario_with(python: &str, name: &str, url: &str) -> Result<Command> {
+    let mut command = Command::new(setting(python)?);
     // Isolated: neither this folder nor the user's packages are looked into.
     command.arg("-I").arg(root().join("python/tests/scenarios.py")).args([name, url]);
     command.stdin(Stdio::null()).kill_on_drop(true);
@@ -95,6 +104,41 @@ async fn reconnecting_ends_at_its_limit(env: &mut TestEnv) -> Result<()> {
     succeeds_when_cut_off(env, |url| scenario("gives_up", url)).await
 }
 
+async fn a_refused_job_ends_no_other(env: &mut TestEnv) -> Result<()> {
+    // A job that was published twice may be answered after the client has gone, with its reply queue.
+    dead_letters_are_expected(env);
+    env.worker(&[]).await?;
+    succeeds(scenario("refused", &env.url)?).await
+}
+
+async fn who_stops_waiting_gives_the_slot_back(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
+    unserved_model(env).await?;
+    succeeds(scenario("slots", &env.url)?).await
+}
+
+async fn closing_ends_what_other_threads_wait_for(env: &mut TestEnv) -> Result<()> {
+    // Jobs of a closed client are answered after its reply queue was deleted.
+    dead_letters_are_expected(env);
+    env.worker(&[]).await?;
+    succeeds(scenario("closed_by_another_thread", &env.url)?).await
+}
+
+async fn closing_ends_what_waits_for_the_broker(env: &mut TestEnv) -> Result<()> {
+    succeeds_when_cut_off(env, |url| scenario("closed_while_away", url)).await
+}
+
+/// asyncio's exceptions and the versions of aio-pika differ with the version of Python.
+async fn the_oldest_python_does_the_same(env: &mut TestEnv) -> Result<()> {
+    dead_letters_are_expected(env);
+    env.worker(&[]).await?;
+    unserved_model(env).await?;
+    for name in ["failures", "slots", "refused", "reply_queue_lost", "celery"] {
+        succeeds(scenario_with("VRAMQ_TEST_PACKAGE_OLDEST", name, &env.url)?).await?;
+    }
+    Ok(())
+}
+
 async fn call_sites_of_celery_go_on(env: &mut TestEnv) -> Result<()> {
     dead_letters_are_expected(env);
     env.worker(&[]).await?;
@@ -134,7 +178,7 @@ async fn references_are_read(env: &mut TestEnv) -> Result<()> {
 
 async fn certificates_are_checked(_: &mut TestEnv) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let Authority { ca, certificate, key } = Authority::new()?;
+    let Authority { ca, certificate, key, .. } = Authority::new()?;
     for (name, text) in [("ca.pem", ca), ("certificate.pem", certificate), ("key.pem", key)] {
         std::fs::write(folder.path().join(name), text)?;
     }
@@ -190,6 +234,11 @@ async fn the_readmes_program_says_how_it_went(env: &mut TestEnv) -> Result<()> {
     std::fs::write(&file, program.replace("amqp://guest:guest@localhost:5672/%2f", &env.url))?;
     let printed = output_of(&file, &[]).await?;
     ensure!(printed.starts_with("try again later: no exchange vramq.jobs"), "{printed}");
+    // Nobody listens there.
+    let cut_off = folder.path().join("cut_off.py");
+    std::fs::write(&cut_off, program.replace("localhost:5672", "127.0.0.1:1"))?;
+    let printed = output_of(&cut_off, &[]).await?;
+    ensure!(printed.starts_with("try again later: cannot reach the broker at 127.0.0.1:1"), "{printed}");
 
     let model = setting("VRAMQ_TEST_MODEL")?;
     let worker = env.worker(&[&format!("model.minilm.path={}", model.display())]).await?;

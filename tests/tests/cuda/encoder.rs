@@ -169,6 +169,9 @@ mod bodies {
             let options = CudaOptions { cache: Some(cache()?), ..CudaOptions::default() };
             let encoder = Encoder::load_cuda(&fixture(name), open()?, &options, 2)?;
             let computes = encoder.computes().context("it does not say")?;
+            let (computes, products) = computes.split_once(", ").context("it does not say who multiplies")?;
+            ensure!(products.starts_with("matrix products by "), "{name}: {products}");
+            let computes = computes.to_owned();
             let tokens = if computes == "f32" { 2048 } else { 8192 };
             ensure!(encoder.pass_cost() == Some(tokens), "{name}: passes of {:?}", encoder.pass_cost());
             Ok(computes)

@@ -111,7 +111,7 @@ fn announce_failures(env: &mut TestEnv) {
         "failed at their start",
         "device lost",
         "it will run in isolation",
-        "unacknowledged jobs go back",
+        "will redeliver the unacknowledged jobs",
     ] {
         env.announce(text);
     }
@@ -184,8 +184,12 @@ async fn a_signal_to_all_of_them_is_one_order(env: &mut TestEnv) -> Result<()> {
 }
 
 async fn two_orders_end_them_at_once(env: &mut TestEnv) -> Result<()> {
-    for text in ["did not drain", "asked to stop twice", "a failpoint is set", "unacknowledged jobs go back"]
-    {
+    for text in [
+        "did not drain",
+        "asked to stop twice",
+        "a failpoint is set",
+        "will redeliver the unacknowledged jobs",
+    ] {
         env.announce(text);
     }
     let queue = jobs_queue(MODEL);

@@ -20,9 +20,9 @@ const LARGER: usize = 60_000;
 fn announce(env: &mut TestEnv) {
     for text in [
         "session lost",
-        "unacknowledged jobs go back",
+        "will redeliver the unacknowledged jobs",
         "no session yet",
-        "takes no message larger",
+        "learned the broker's max_message_size",
         "larger than the broker accepts",
         "larger than this",
         "job dead-lettered",

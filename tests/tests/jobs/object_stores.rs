@@ -128,7 +128,7 @@ async fn an_object_that_cannot_be_had_ends_its_job(env: &mut TestEnv) -> Result<
 async fn an_object_store_that_hangs_makes_jobs_wait_and_outputs_go_with_replies(
     env: &mut TestEnv,
 ) -> Result<()> {
-    env.announce("an output was not written to its store");
+    env.announce("cannot write the output to its store");
     let server = ObjectServer::start()?;
     let stores = Stores::of(env, &server)?;
     server.put("in/test", b"test").await?;

@@ -58,7 +58,7 @@ impl Served {
         Ok(served)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -68,7 +68,7 @@ impl Served {
 }
 
 /// The interpreter itself: a program's path is absolute.
-fn python() -> Result<PathBuf> {
+pub(crate) fn python() -> Result<PathBuf> {
     let asked = Command::new(setting("VRAMQ_TEST_PYTHON")?)
         .args(["-c", "import sys; print(sys.executable)"])
         .output()
@@ -100,7 +100,7 @@ pub(crate) async fn outputs(replies: &mut Mailbox, id: &str) -> Result<(Vec<Valu
     }
 }
 
-fn pid_of(output: &Value) -> Result<i64> {
+pub(crate) fn pid_of(output: &Value) -> Result<i64> {
     output["pid"].as_i64().with_context(|| format!("no pid: {output}"))
 }
 
@@ -204,7 +204,8 @@ async fn a_killed_process_costs_the_job_in_it_only(env: &mut TestEnv) -> Result<
 }
 
 async fn a_job_that_kills_processes_is_dead_lettered_with_what_they_printed(env: &mut TestEnv) -> Result<()> {
-    for text in ["pass failed", "it will run in isolation", "job dead-lettered"] {
+    for text in ["pass failed", "it will run in isolation", "job dead-lettered", "the model cannot be loaded"]
+    {
         env.announce(text);
     }
     let _served = Served::new(env, "vram = { mib_per_unit = 1 }", &[])?;

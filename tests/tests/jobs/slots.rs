@@ -26,8 +26,8 @@ async fn prefetch_is_the_slots_and_no_more_is_ever_held(env: &mut TestEnv) -> Re
             env.client.publish(MODEL, env.job(&at.to_string(), ["x"])?).await?;
         }
         let queue = jobs_queue(MODEL);
-        // Some are for large jobs, as soon as there are some to spare.
-        let of_bulk = (slots / 2).min(2);
+        // One is for a large job, as soon as there are some to spare; a second one once it is known that large jobs are short.
+        let of_bulk = (slots / 2).min(1);
         let full = Depth { ready: jobs - (slots - of_bulk), unacked: slots - of_bulk };
         until("as many unacknowledged jobs as slots", async || {
             let depth = env.vhost.depth(&queue).await?;

@@ -1,10 +1,14 @@
 //! Speech becomes text: the example of docs/process-models.md with PocketSphinx, on a recording. `make test-programs`.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
+use vramq_schemas::fields::as_text;
+use vramq_schemas::headers::MODEL_REVISION;
 use vramq_schemas::topology::dead_queue;
-use vramq_schemas::{Input, ItemProgress, Job, Output, Params, Reason, ReplyKind, codec};
+use vramq_schemas::{Failure, Input, ItemProgress, Job, Output, Params, Reason, ReplyKind, codec};
 use vramq_tests::client::Mailbox;
 use vramq_tests::job::Message;
 use vramq_tests::on_one_setup;
@@ -19,7 +23,7 @@ on_one_setup!(
 );
 
 /// What is read aloud in `tests/speech/dashwood.wav`.
-const SPOKEN: &str = "and mister john dashwood had then leisure to consider how much there might be prudently in his \
+pub(crate) const SPOKEN: &str = "and mister john dashwood had then leisure to consider how much there might be prudently in his \
                       power to do for them";
 
 /// How many of the 22 spoken words have to be understood, in their order. A model of this size takes some for others.
@@ -29,7 +33,10 @@ const WORDS_MIN: usize = 14;
 const SECONDS_MAX: usize = 30;
 
 /// Samples a second, of 16 bits each, in one channel.
-const RATE: usize = 16_000;
+pub(crate) const RATE: usize = 16_000;
+
+/// Bytes before the samples.
+pub(crate) const WAV_HEADER: usize = 44;
 
 /// A worker's configuration with [`MODEL`] as `docs/model-examples/speech.py`.
 fn configured(env: &mut TestEnv) -> Result<TempDir> {
@@ -51,7 +58,7 @@ fn configured(env: &mut TestEnv) -> Result<TempDir> {
 }
 
 /// A job for recordings, that asks for progress.
-fn job(env: &TestEnv, id: &str, recordings: Vec<Vec<u8>>) -> Result<Message> {
+pub(crate) fn job(env: &TestEnv, id: &str, recordings: Vec<Vec<u8>>) -> Result<Message> {
     let mut params = Params::default();
     params.ask_for_progress();
     let inputs: Vec<Input> = recordings.into_iter().map(Input::Bytes).collect();
@@ -59,18 +66,28 @@ fn job(env: &TestEnv, id: &str, recordings: Vec<Vec<u8>>) -> Result<Message> {
     Ok(env.job(id, ["x"])?.with_body(body))
 }
 
-/// Silence as a WAV file: a header of 44 bytes, and zeros.
-fn silence(seconds: usize) -> Vec<u8> {
-    let bytes = seconds * RATE * 2;
+/// The recording, as a WAV file.
+pub(crate) fn recording() -> Result<Vec<u8>> {
+    Ok(std::fs::read(root().join("tests/speech/dashwood.wav"))?)
+}
+
+/// Silence as a WAV file.
+pub(crate) fn silence(seconds: usize) -> Vec<u8> {
+    wav(&vec![0; seconds * RATE * 2])
+}
+
+/// Samples as a WAV file, with a header of [`WAV_HEADER`] bytes.
+pub(crate) fn wav(samples: &[u8]) -> Vec<u8> {
+    let bytes = samples.len();
     let number = |number: usize| u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes();
     let mut wav = [&b"RIFF"[..], &number(36 + bytes), b"WAVEfmt ", &number(16), &[1, 0, 1, 0]].concat();
     wav.extend([&number(RATE)[..], &number(RATE * 2), &[2, 0, 16, 0], b"data", &number(bytes)].concat());
-    wav.resize(wav.len() + bytes, 0);
+    wav.extend(samples);
     wav
 }
 
 /// How many words two texts have in common, in the same order: their longest common subsequence.
-fn common(one: &str, other: &str) -> usize {
+pub(crate) fn common(one: &str, other: &str) -> usize {
     let others: Vec<&str> = other.split(' ').collect();
     let mut row = vec![0; others.len() + 1];
     for word in one.split(' ') {
@@ -84,38 +101,54 @@ fn common(one: &str, other: &str) -> usize {
     row.last().copied().unwrap_or(0)
 }
 
-/// What a job's items gave, and what was reported on them until the job was done.
-async fn followed(replies: &mut Mailbox, env: &TestEnv, id: &str) -> Result<(Vec<Value>, Vec<ItemProgress>)> {
-    let (mut outputs, mut reports) = (Vec::new(), Vec::new());
-    loop {
+/// What came of a job.
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    pub(crate) outputs: Vec<Value>,
+    pub(crate) reports: Vec<ItemProgress>,
+    pub(crate) failure: Option<Failure>,
+    pub(crate) revision: Option<String>,
+}
+
+/// Follows jobs until each of them is done or has failed.
+pub(crate) async fn follow(
+    replies: &mut Mailbox,
+    env: &TestEnv,
+    ids: &[&str],
+) -> Result<BTreeMap<String, Heard>> {
+    let mut all: BTreeMap<String, Heard> =
+        ids.iter().map(|id| ((*id).to_owned(), Heard::default())).collect();
+    let mut open = ids.len();
+    while open > 0 {
         let reply = replies.next().await?;
-        ensure!(reply.id() == id, "{} instead of {id}", reply.id());
+        let heard = all.get_mut(reply.id()).with_context(|| format!("a reply to {}", reply.id()))?;
         match reply.kind()? {
-            ReplyKind::Progress => reports.push(codec::decode(&reply.body, env.setup.encoding)?),
-            ReplyKind::Failed => anyhow::bail!("failed: {:?}", reply.failure()),
-            kind => {
+            ReplyKind::Progress => heard.reports.push(codec::decode(&reply.body, env.setup.encoding)?),
+            ReplyKind::Failed => heard.failure = Some(reply.failure()?),
+            ReplyKind::Part | ReplyKind::Done => {
                 for output in reply.outputs()?.outputs {
                     let Output::Json(value) = output else { anyhow::bail!("no JSON: {output:?}") };
-                    outputs.push(value);
+                    heard.outputs.push(value);
                 }
-                if kind == ReplyKind::Done {
-                    return Ok((outputs, reports));
-                }
+                heard.revision = reply.headers().inner().get(MODEL_REVISION).and_then(as_text);
             }
         }
+        open -= usize::from(matches!(reply.kind()?, ReplyKind::Done | ReplyKind::Failed));
     }
+    Ok(all)
 }
 
 async fn a_recording_becomes_text_while_its_caller_follows(env: &mut TestEnv) -> Result<()> {
     let _folder = configured(env)?;
     let worker = consuming(env, &[]).await?;
     let mut replies = env.replies().await?;
-    let recording = std::fs::read(root().join("tests/speech/dashwood.wav"))?;
-    let seconds = (recording.len() - 44) as f64 / (2 * RATE) as f64;
+    let recording = recording()?;
+    let seconds = (recording.len() - WAV_HEADER) as f64 / (2 * RATE) as f64;
 
     env.client.publish(MODEL, job(env, "spoken", vec![recording; 3])?).await?;
-    let (outputs, reports) = followed(&mut replies, env, "spoken").await?;
-    ensure!(outputs.len() == 3, "{outputs:?}");
+    let Heard { outputs, reports, failure, .. } =
+        follow(&mut replies, env, &["spoken"]).await?.remove("spoken").unwrap_or_default();
+    ensure!(outputs.len() == 3, "{outputs:?} {failure:?}");
     let text = outputs[0]["text"].as_str().context("no text")?;
     ensure!(common(text, SPOKEN) >= WORDS_MIN, "{text}");
     ensure!(
@@ -135,25 +168,21 @@ async fn a_recording_becomes_text_while_its_caller_follows(env: &mut TestEnv) ->
     ensure!(heard.len() >= 2, "{reports:?}");
     ensure!(heard.is_sorted_by_key(|report| (report.item, report.fraction)), "{reports:?}");
     ensure!(heard.iter().any(|report| !report.note.is_empty()), "{reports:?}");
+    ensure!(heard.last().is_some_and(|last| (last.item, last.fraction) == (2, 1.0)), "{reports:?}");
 
     env.announce("pass failed");
     env.announce("job dead-lettered");
     env.leave(&dead_queue(MODEL));
     let cases = [
         // By its header alone: nobody has listened to it.
-        ("long", silence(SECONDS_MAX + 1), Reason::InvalidInput, "a long recording"),
-        ("text", b"no recording".to_vec(), Reason::EngineFailed, "no WAV file"),
+        ("long", silence(SECONDS_MAX + 1), "a long recording"),
+        ("text", b"no recording".to_vec(), "inputs[0]: no WAV file"),
     ];
-    for (id, recording, reason, why) in cases {
+    for (id, recording, why) in cases {
         env.client.publish(MODEL, job(env, id, vec![recording])?).await?;
-        let failure = loop {
-            let reply = replies.next().await?;
-            ensure!(reply.id() == id, "{} instead of {id}", reply.id());
-            if reply.kind()? != ReplyKind::Progress {
-                break reply.failure()?;
-            }
-        };
-        ensure!(failure.reason == reason && failure.error.contains(why), "{failure:?}");
+        let failure = follow(&mut replies, env, &[id]).await?.remove(id).and_then(|heard| heard.failure);
+        let failure = failure.with_context(|| format!("{id} is done"))?;
+        ensure!(failure.reason == Reason::InvalidInput && failure.error.contains(why), "{failure:?}");
     }
     worker.drain().await
 }

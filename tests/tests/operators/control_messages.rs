@@ -178,9 +178,9 @@ async fn jobs_go_on_without_the_exchanges(env: &mut TestEnv) -> Result<()> {
     for exchange in [STATUS_EXCHANGE, CONTROL_EXCHANGE, WITHDRAWALS_EXCHANGE] {
         env.vhost.delete_exchange(exchange).await?;
     }
-    env.announce("do not work; jobs go on");
+    env.announce("are unavailable; jobs are not affected");
     let worker = env.worker(&["broker.declare=false"]).await?;
-    worker.log.wait_for("do not work; jobs go on").await?;
+    worker.log.wait_for("are unavailable; jobs are not affected").await?;
     publish_many(env, 1, JOBS, |job| job).await?;
     ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
     // Somebody makes them: the worker finds them, and says nothing of it.
@@ -189,7 +189,7 @@ async fn jobs_go_on_without_the_exchanges(env: &mut TestEnv) -> Result<()> {
     ensure!(operator.ask(&worker, &Command::Pause).await?.outcome == Outcome::Done);
     worker.drain().await?;
     ensure!(
-        worker.log.count("do not work") == 1 && worker.log.count("\"consuming\"") == 1,
+        worker.log.count("are unavailable") == 1 && worker.log.count("\"consuming\"") == 1,
         "{}",
         worker.log.text()
     );
@@ -197,11 +197,11 @@ async fn jobs_go_on_without_the_exchanges(env: &mut TestEnv) -> Result<()> {
 }
 
 async fn exchanges_that_are_deleted_cost_no_session(env: &mut TestEnv) -> Result<()> {
-    env.announce("do not work; jobs go on");
+    env.announce("are unavailable; jobs are not affected");
     let worker = env.worker(&["worker.heartbeat_s=1"]).await?;
     Operator::new(env).await?.heartbeat(|_| true).await?;
     env.vhost.delete_exchange(STATUS_EXCHANGE).await?;
-    worker.log.wait_for("do not work; jobs go on").await?;
+    worker.log.wait_for("are unavailable; jobs are not affected").await?;
     publish_many(env, 1, JOBS, |job| job).await?;
     ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
     // It declares the exchange again, and is heard again.

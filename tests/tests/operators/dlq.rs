@@ -5,17 +5,18 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use lapin::types::AMQPValue;
 use rustix::process::Signal;
 use serde_json::Value;
 use vramq_schemas::topology::dead_queue;
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::answers::answered_once;
 use vramq_tests::dead_letters::{Operator, bury, ids, letter, letters, scale};
-use vramq_tests::on_queue_types;
 use vramq_tests::random::Random;
 use vramq_tests::shared_device::ECHO_ITEM_BYTES;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
+use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(
     reading_changes_nothing,
@@ -26,6 +27,7 @@ on_queue_types!(
     changes_are_refused_or_logged,
     an_operator_at_a_terminal_is_asked,
 );
+on_one_setup!(without_a_model_those_of_the_workers_are_read);
 
 /// The time that it takes if nobody interrupts it.
 async fn timed(operator: &Operator, args: &[&str]) -> Result<Duration> {
@@ -110,6 +112,11 @@ async fn a_list_is_filtered_and_a_dead_letter_is_explained(env: &mut TestEnv) ->
         (&["--since", "1h"], 0),
         (&["--since", "2023-11-01T00:00:00Z"], 9),
         (&["--limit", "4"], 4),
+        (&["--error", "FOR THE TEST: EXPIRED"], 2),
+        (&["--error", "for the test", "--reason", "out-of-memory"], 2),
+        (&["--worker", "gone"], 9),
+        (&["--worker", "gon"], 0),
+        (&["--trace", "4bf92f3577b34da6a3ce929d0e0e4736"], 0),
     ] {
         let output = operator.run_for(0, &[&["list", "--json"], args].concat()).await?;
         let letters = output.lines().filter(|line| line.contains(r#""kind":"letter""#)).count();
@@ -239,8 +246,11 @@ async fn changes_are_refused_or_logged(env: &mut TestEnv) -> Result<()> {
     ensure!(log[0]["letters"][0]["id"] == "job-0" && log[1]["count"] == 1, "{log:?}");
     ensure!(log.iter().all(|entry| entry["who"].as_str().is_some_and(|who| who.contains('@'))));
     // Where it cannot be put on record, it is not done.
-    let refused = operator.run(&["retry", "job-2", "--yes", "--log", "/proc/nothing/log"]).await?;
+    let refused = operator.run(&["retry", "job-2", "--yes", "--action-log", "/proc/nothing/log"]).await?;
     ensure!(refused.code == Some(2), "{}", refused.stderr);
+    // Elsewhere --log is what to log.
+    let renamed = operator.run(&["retry", "job-2", "--yes", "--log", "actions.jsonl"]).await?;
+    ensure!(renamed.code == Some(2) && renamed.stderr.contains("--action-log"), "{}", renamed.stderr);
     ensure!(operator.ids().await? == ["job-2", "job-3", "job-1"]);
     Ok(())
 }
@@ -259,4 +269,40 @@ async fn an_operator_at_a_terminal_is_asked(env: &mut TestEnv) -> Result<()> {
         ensure!(operator.ids().await?.len() == left, "{args:?}, {typed:?}: not {left} left");
     }
     Ok(())
+}
+
+async fn without_a_model_those_of_the_workers_are_read(env: &mut TestEnv) -> Result<()> {
+    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+    bury(env, letters(3)?).await?;
+    let operator = Operator::at(env)?;
+    // Nobody says which models there are.
+    let unknown = operator.run_without_model(&["list"]).await?;
+    ensure!(unknown.code == Some(1) && unknown.stderr.contains("give --model NAME"), "{}", unknown.stderr);
+
+    let worker = env.worker(&["model.other.engine=echo", "model.empty.engine=echo"]).await?;
+    let elsewhere = letter("elsewhere", Reason::EngineFailed, "a text")?
+        .with_header("traceparent", AMQPValue::LongString(format!("00-{TRACE}-00f067aa0ba902b7-01").into()));
+    env.client.publish_to_queue(&dead_queue("other"), &[elsewhere]).await?;
+    let (list, traced, shown, all) = tokio::join!(
+        operator.run_without_model(&["list"]),
+        operator.run_without_model(&["list", "--json", "--trace", TRACE]),
+        operator.run_without_model(&["show", "elsewhere"]),
+        operator.run_without_model(&["retry", "--all", "--yes"]),
+    );
+    let (list, traced, shown) = (list?, traced?, shown?);
+    ensure!(list.code == Some(0) && list.stdout.contains("  MODEL"), "{list:?}");
+    ensure!(["job-0", "job-1", "elsewhere"].iter().all(|id| list.stdout.contains(id)), "{list:?}");
+    let traced = traced.stdout.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    ensure!(traced.len() == 2 && traced[1]["model"] == "other" && traced[1]["trace"] == TRACE, "{traced:?}");
+    ensure!(shown.code == Some(0) && shown.stdout.contains("in vramq.dead.other"), "{shown:?}");
+    // Whole queues are not changed unnamed.
+    let all = all?;
+    ensure!(all.code == Some(2) && all.stderr.contains("there are echo, other"), "{all:?}");
+    // A filter selects in all of them.
+    let filtered = ["drop", "--error", "test: ENGINE", "--worker", "gone", "--yes-drop", "2"];
+    let dropped = operator.run_without_model(&filtered).await?;
+    ensure!(dropped.code == Some(0), "{dropped:?}");
+    ensure!(operator.ids().await? == ["job-0", "job-1"]);
+    ensure!(env.client.ready(&dead_queue("other")).await? == 0, "it is still there");
+    worker.drain().await
 }

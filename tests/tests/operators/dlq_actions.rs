@@ -74,7 +74,7 @@ async fn a_retried_job_is_answered_and_one_that_fails_again_says_so(env: &mut Te
         .await?;
         worker.drain().await?;
         let [again] = &operator.letters().await?[..] else { anyhow::bail!("not one letter") };
-        ensure!(again["headers"]["retries"]["i64"] == round, "{again}");
+        ensure!(again["headers"]["vramq-retries"]["i64"] == round, "{again}");
         ensure!(again["headers"]["mine"]["text"] == "kept", "{again}");
         let output = operator.run_for(0, &["show", "bad"]).await?;
         let times = if round == 1 { "once" } else { "2 times" };

@@ -38,7 +38,7 @@ async fn readiness_over_a_workers_life(env: &mut TestEnv) -> Result<()> {
         "a failpoint is set",
         "no session yet",
         "session lost, connecting again",
-        "unacknowledged jobs go back",
+        "will redeliver the unacknowledged jobs",
     ] {
         env.announce(text);
     }
@@ -98,9 +98,13 @@ async fn a_worker_that_loads_lives_and_is_not_ready(env: &mut TestEnv) -> Result
 
 /// Only the loop ends a worker whose device hangs, and there is no loop without a broker: an orchestrator has to.
 async fn a_pass_that_never_ends_is_reported_while_the_broker_is_away(env: &mut TestEnv) -> Result<()> {
-    for text in
-        ["a failpoint is set", "session lost", "unacknowledged jobs go back", "no session yet", "device lost"]
-    {
+    for text in [
+        "a failpoint is set",
+        "session lost",
+        "will redeliver the unacknowledged jobs",
+        "no session yet",
+        "device lost",
+    ] {
         env.announce(text);
     }
     let proxy = env.proxy().await?;
@@ -127,7 +131,9 @@ async fn a_pass_that_never_ends_is_reported_while_the_broker_is_away(env: &mut T
 
 /// The event loop has the runtime's only thread: what is beside it must not depend on that.
 async fn a_loop_that_hangs_is_reported_and_metrics_are_still_served(env: &mut TestEnv) -> Result<()> {
-    for text in ["a failpoint is set", "session lost, connecting again", "unacknowledged jobs go back"] {
+    for text in
+        ["a failpoint is set", "session lost, connecting again", "will redeliver the unacknowledged jobs"]
+    {
         env.announce(text);
     }
     let folder = tempfile::tempdir()?;

@@ -8,6 +8,7 @@ mod dlq;
 mod dlq_actions;
 mod http;
 mod monitoring;
+mod progress;
 mod start;
 mod status;
 mod traces;

@@ -51,6 +51,9 @@ fn alerts() -> Result<Vec<String>> {
     Ok(rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).map(str::to_owned).collect())
 }
 
+/// What stands for the address of the documentation as a site: one text, so that one `sed` replaces it.
+const DOCUMENTATION: &str = "https://vramq.example.org";
+
 async fn every_alert_is_explained(_: &mut TestEnv) -> Result<()> {
     let rules = std::fs::read_to_string(shipped().join("rules.yml"))?;
     let guide = std::fs::read_to_string(root().join("docs/operating.md"))?;
@@ -58,11 +61,12 @@ async fn every_alert_is_explained(_: &mut TestEnv) -> Result<()> {
     let alerts = alerts()?;
     ensure!(!alerts.is_empty());
     for alert in &alerts {
-        let runbook = format!("runbook: docs/operating.md#{}\n", alert.to_lowercase());
+        let runbook = format!("runbook_url: {DOCUMENTATION}/operating.html#{}\n", alert.to_lowercase());
         ensure!(rules.contains(&runbook), "{alert} does not say where it is explained");
         let name = alert.strip_prefix("Vramq").context("another name")?;
         ensure!(explained.contains(name), "docs/operating.md has no heading {alert}");
     }
+    ensure!(guide.contains(DOCUMENTATION), "docs/operating.md does not say what {DOCUMENTATION} stands for");
     ensure!(
         explained.len() == alerts.len(),
         "docs/operating.md explains alerts that there are not: {explained:?}"

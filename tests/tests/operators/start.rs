@@ -62,16 +62,24 @@ async fn nothing_fits(env: &mut TestEnv) -> Result<()> {
 async fn the_doctor_reports_the_same(_: &mut TestEnv) -> Result<()> {
     let well = run("doctor", &["model.echo.engine=echo", "model.echo.slots_max=7"]).await?;
     ensure!(well.code == Some(0), "{well:?}");
-    has_all(&well.stdout, &["DEVICE", "2048.0 MiB", "SLOTS", "echo", "7"])?;
+    has_all(
+        &well.stdout,
+        &["DEVICE", "2048.0 MiB", "SLOTS", "echo", "7", "jobs/s", "KEDA value for a wait of 30 s"],
+    )?;
 
     let mut json = command("vramq-worker")?;
     json.args(["doctor", "--json", "--set", "model.echo.engine=echo", "--set", "model.echo.slots_max=7"]);
     let output = run_to_end(json).await?;
     let report: serde_json::Value = serde_json::from_str(&output.stdout)?;
     ensure!(report["models"][0]["slots"] == 7 && report["device"]["total"] == 2048u64 << 20, "{report}");
+    let throughput = &report["models"][0]["throughput"];
+    let number = |field: &str| throughput[field].as_f64().with_context(|| format!("no {field} in {report}"));
+    let waited = number("jobs_per_s")? * number("wait_s")?;
+    ensure!(waited > 0.0 && (number("keda_value")? - waited).abs() <= 1.0, "{throughput}");
 
     let ill = run("doctor", &TOO_SMALL).await?;
     ensure!(ill.code == Some(4), "{ill:?}");
+    ensure!(!ill.stdout.contains("jobs/s"), "measured a model that has no slot: {ill:?}");
     has_all(&ill.stdout, &["none", "0.1 MiB are missing"])
 }
 

@@ -187,7 +187,7 @@ async fn every_job_ends_once_whatever_fails(env: &mut TestEnv, node: &Node) -> R
     println!("VRAMQ_SOAK_SEED={seed}");
     for text in [
         "session lost",
-        "unacknowledged jobs go back",
+        "will redeliver the unacknowledged jobs",
         "no session yet",
         "out of memory",
         "made to fail",

@@ -16,8 +16,8 @@ const JOBS: usize = 2000;
 
 /// Few enough that a backlog stays in the queue.
 const SLOTS: &str = "model.echo.slots_max=66";
-/// All but those for large jobs.
-const HELD: u64 = 64;
+/// All but the one for large jobs.
+const HELD: u64 = 65;
 
 on_all_setups!(two_workers_answer_every_job_once);
 on_queue_types!(
@@ -138,7 +138,7 @@ async fn a_drained_worker_loses_nothing_and_repeats_nothing(env: &mut TestEnv) -
 
 async fn a_cut_connection_loses_nothing(env: &mut TestEnv) -> Result<()> {
     env.announce("session lost, connecting again");
-    env.announce("unacknowledged jobs go back to the broker");
+    env.announce("session ended: the broker will redeliver the unacknowledged jobs");
     env.announce("no session yet");
     let mut device = BlockedDevice::new()?;
     let worker = waiting_worker(env, &device).await?;

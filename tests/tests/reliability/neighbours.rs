@@ -29,13 +29,17 @@ on_queue_types!(
 );
 
 /// Waits until a worker's figures are as wanted.
-async fn figures(worker: &Worker, what: &str, wanted: impl Fn(&Figures) -> bool) -> Result<Figures> {
+pub(crate) async fn figures(
+    worker: &Worker,
+    what: &str,
+    wanted: impl Fn(&Figures) -> bool,
+) -> Result<Figures> {
     until(what, async || Ok(Some(Figures::of(worker).await?).filter(|figures| wanted(figures))))
         .await
         .with_context(|| worker.log.text())
 }
 
-fn in_hand(figures: &Figures) -> usize {
+pub(crate) fn in_hand(figures: &Figures) -> usize {
     figures.sum("vramq_jobs_in_hand")
 }
 
@@ -144,6 +148,10 @@ async fn a_full_reply_queue_costs_its_own_caller(env: &mut TestEnv) -> Result<()
 const LARGE: usize = 8;
 const LARGE_TEXTS: usize = 20_000;
 
+/// The smallest large job: four full passes, of a text each for a unit of cost, and one more.
+const SMALLEST_LARGE_TEXTS: usize = 4 * 2048 + 1;
+const SMALLEST_LARGE_PASSES: usize = 5;
+
 /// How often small jobs are published beside the large ones: so few that none of these ends meanwhile.
 const ROUNDS: usize = 4;
 
@@ -157,8 +165,15 @@ async fn a_small_job_waits_for_three_passes_whatever_large_jobs_wait(env: &mut T
     let (bulk, other) = (Caller::new(env, "bulk").await?, Caller::new(env, "other").await?);
     let large_replies = "vramq.replies.client.large";
     bulk.client.declare_queue(large_replies, env.setup.queue.arguments()).await?;
-    // Two slots are for large jobs, which the worker moves to a queue of their own. Published one after the other, the first two
-    // are held: one with a batch hint, one without.
+    // The worker learns that large jobs are short here: then it holds two of them, which it moves to a queue of their own.
+    let texts = items(SMALLEST_LARGE_TEXTS);
+    bulk.publish(bulk.job("first", texts.clone())?).await?;
+    tickets.give(SMALLEST_LARGE_PASSES)?;
+    let mut of_bulk = bulk.mailbox().await?;
+    answered_once(&mut of_bulk, "first", &texts).await?;
+    let before = figures(&worker, "the first large job to end", |figures| in_hand(figures) == 0).await?;
+    let before = before.sum("vramq_jobs_received_total");
+    // Published one after the other, the first two are held: one with a batch hint, one without.
     let large_in_hand = 2;
     for at in 0..LARGE {
         let job = bulk.job(&format!("large {at}"), items(LARGE_TEXTS))?;
@@ -166,11 +181,11 @@ async fn a_small_job_waits_for_three_passes_whatever_large_jobs_wait(env: &mut T
         bulk.publish(if at % 2 == 0 { job.with_header("batch-hint", 1.into()) } else { job }).await?;
         let (taken, held) = (at + 1, large_in_hand.min(at + 1));
         figures(&worker, "large jobs that wait for their next pass", |figures| {
-            figures.sum("vramq_jobs_received_total") == taken + held && in_hand(figures) == held
+            figures.sum("vramq_jobs_received_total") == before + taken + held && in_hand(figures) == held
         })
         .await?;
     }
-    let (mut of_bulk, mut of_other) = (bulk.mailbox().await?, other.mailbox().await?);
+    let mut of_other = other.mailbox().await?;
     for round in 0..ROUNDS {
         let id = format!("small {round}");
         bulk.publish(bulk.job(&id, ["x"])?).await?;

@@ -31,14 +31,14 @@ const FURTHER: &str = "team-a.jobs";
 /// Items of a pass. A job of these tests has one.
 const PASS: usize = 8;
 
-/// What a worker of these tests holds: two passes. Two slots more are for large jobs.
+/// What a worker of these tests holds: two passes. One slot more is for large jobs.
 const HELD: usize = 2 * PASS;
 
 fn settings(weights: (u32, u32)) -> Vec<String> {
     vec![
         format!("model.{MODEL}.queues={}={},{FURTHER}={}", jobs_queue(MODEL), weights.0, weights.1),
         format!("model.{MODEL}.pass_tokens={PASS}"),
-        format!("model.{MODEL}.slots_max={}", HELD + 2),
+        format!("model.{MODEL}.slots_max={}", HELD + 1),
     ]
 }
 

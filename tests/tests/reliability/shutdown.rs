@@ -61,7 +61,7 @@ async fn is_served_by_the_next(env: &mut TestEnv) -> Result<()> {
 
 async fn a_second_signal_ends_a_drain(env: &mut TestEnv) -> Result<()> {
     env.announce("asked to stop twice");
-    env.announce("unacknowledged jobs go back to the broker");
+    env.announce("session ended: the broker will redeliver the unacknowledged jobs");
     let worker = holds_a_job(env, &[]).await?;
     worker.signal(Signal::TERM)?;
     worker.log.wait_for("\"draining\"").await?;
@@ -73,7 +73,7 @@ async fn a_second_signal_ends_a_drain(env: &mut TestEnv) -> Result<()> {
 
 async fn a_drain_has_a_deadline(env: &mut TestEnv) -> Result<()> {
     env.announce("drain deadline passed");
-    env.announce("unacknowledged jobs go back to the broker");
+    env.announce("session ended: the broker will redeliver the unacknowledged jobs");
     let worker = holds_a_job(env, &["worker.drain_s=1"]).await?;
     worker.signal(Signal::TERM)?;
     ensure!(worker.exited_within(AT_ONCE).await? == Some(1));

@@ -86,7 +86,7 @@ async fn a_drain_requeues_a_large_job(env: &mut TestEnv) -> Result<()> {
 /// What has not come to the device by then goes elsewhere, in time; what is on it has the rest of the time, and is held
 /// against its job if that is not enough.
 async fn a_drain_requeues_waiting_jobs_at_half_time(env: &mut TestEnv) -> Result<()> {
-    for text in ["a failpoint is set", "drain deadline passed", "unacknowledged jobs go back"] {
+    for text in ["a failpoint is set", "drain deadline passed", "will redeliver the unacknowledged jobs"] {
         env.announce(text);
     }
     let settings = ["worker.drill=pass=hang,job=0", "model.echo.pass_tokens=1", "worker.drain_s=4"];
@@ -233,7 +233,9 @@ async fn a_pass_that_never_ends_is_charged_to_its_own_jobs(env: &mut TestEnv) ->
 }
 
 async fn a_pass_of_a_lost_session_is_charged_to_its_own_jobs(env: &mut TestEnv) -> Result<()> {
-    for text in ["a failpoint is set", "session lost", "unacknowledged jobs go back", "device lost"] {
+    for text in
+        ["a failpoint is set", "session lost", "will redeliver the unacknowledged jobs", "device lost"]
+    {
         env.announce(text);
     }
     let proxy = env.proxy().await?;

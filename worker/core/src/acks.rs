@@ -47,6 +47,12 @@ impl<T> Default for Acks<T> {
 }
 
 impl<T> Acks<T> {
+    /// Deliveries whose ack is due or is being sent, and runs of settled ones beyond the first that is not.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let sending: usize = self.sending.iter().map(Vec::len).sum();
+        (self.due.len() + sending, self.settled_beyond.len())
+    }
+
     /// The ack of a delivery is due.
     pub(crate) fn add(&mut self, tag: DeliveryTag, settled: T) {
         self.due.insert(tag.0, settled);

@@ -9,14 +9,14 @@ use vramq_schemas::JobHeaders;
 
 use crate::acks::AckFrame;
 use crate::device::PassShape;
-use crate::ids::{ConsumerId, JobKey, ModelIndex, PassId, QueueIndex, RequestId};
+use crate::ids::{ChannelId, ConsumerId, JobKey, ModelIndex, PassId, QueueIndex, RequestId};
 use crate::observation::Observation;
 use crate::rejection::Rejection;
 
 /// Something to do.
 #[derive(Debug)]
 pub enum Action {
-    /// Start a consumer of a model's jobs. No answer: deliveries come, or the session fails.
+    /// Start a consumer of a model's jobs. No answer: deliveries come; or the session fails, or `QueueLost` follows.
     Consume {
         model: ModelIndex,
         queue: JobQueue,
@@ -25,9 +25,12 @@ pub enum Action {
         hold_max: Duration,
     },
     /// Stop a consumer. Answer: `ConsumerEnded`.
-    StopConsumer { model: ModelIndex, consumer: ConsumerId },
-    /// Ask how much waits. Answer: `QueuesCounted`.
+    StopConsumer { model: ModelIndex, queue: JobQueue, consumer: ConsumerId },
+    /// Ask how much waits. Answer: `QueuesCounted`, and `QueueLost` for each further queue that cannot be counted.
     CountQueues { model: ModelIndex },
+    /// Declare a further queue that was lost, or check that it is there, on a new channel. Answer: `QueueLookedFor`; if the queue is
+    /// there, its consumers start on that channel.
+    LookForQueue { model: ModelIndex, queue: QueueIndex },
     /// Take one job from the quarantine. Answer: `Delivered` or `QuarantineEmpty`.
     FetchQuarantined { model: ModelIndex },
     /// Read a job's body and prepare its first inputs: of at least so much cost together, or all. Answer: `Decoded`; or
@@ -44,8 +47,8 @@ pub enum Action {
     SkipPass { pass: PassId, model: ModelIndex },
     /// Publish something about a job and wait for the confirm. Answer: `Published`.
     Publish { job: JobKey, publication: Publication },
-    /// Acknowledge deliveries of a model's channel, in this order. Answer: `AcksSent`.
-    Ack { model: ModelIndex, frames: Vec<AckFrame> },
+    /// Acknowledge deliveries of a channel, in this order. Answer: `AcksSent`.
+    Ack { channel: ChannelId, frames: Vec<AckFrame> },
     /// Give a delivery back to its queue. Answer: `GivenBack`.
     Return { job: JobKey },
     /// Have the broker dead-letter a delivery. Answer: `GivenBack`.

@@ -4,6 +4,7 @@ use vramq_schemas::Reason;
 
 use crate::ids::RequestId;
 use crate::observation::End;
+use crate::sizes::Size;
 
 /// Cancellations in progress at a time. Each is looked at whenever a job is settled.
 const CANCELS_MAX: usize = 64;
@@ -27,6 +28,10 @@ pub(crate) struct Commands {
 }
 
 impl Commands {
+    pub(crate) fn size(&self) -> Size {
+        Size::of("cancellations", self.cancels.len(), CANCELS_MAX)
+    }
+
     pub(crate) fn wait_for_pause(&mut self, request: RequestId) {
         self.pauses.push(request);
     }

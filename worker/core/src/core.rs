@@ -14,6 +14,7 @@ use crate::event::{Event, Now, SessionFacts};
 use crate::health_watch::HealthWatch;
 use crate::ids::ModelIndex;
 use crate::jobs::JobTable;
+use crate::large_turns::HandOverBytes;
 use crate::learned_limits::LearnedLimits;
 use crate::lifecycle::Lifecycle;
 use crate::memory_watch::MemoryWatch;
@@ -49,6 +50,7 @@ pub struct Core {
     pub(crate) quarantine: Quarantine,
     pub(crate) redelivery: Redelivery,
     pub(crate) destinations: Destinations,
+    pub(crate) hand_over_bytes: HandOverBytes,
     pub(crate) withdrawals: Withdrawals,
     actions: Vec<Action>,
 }
@@ -64,7 +66,7 @@ impl Core {
             random: Random::new(settings.seed),
             timers: Timers::default(),
             standstills: Standstills::default(),
-            session: SessionState::new(models.len()),
+            session: SessionState::default(),
             lifecycle: Lifecycle::default(),
             jobs: JobTable::default(),
             consumers: consumers_of(&models),
@@ -75,6 +77,7 @@ impl Core {
             quarantine: Quarantine::new(false, now.at),
             redelivery: Redelivery::new(settings.poison),
             destinations: Destinations::default(),
+            hand_over_bytes: HandOverBytes::default(),
             withdrawals: Withdrawals::default(),
             actions: Vec::new(),
             models,
@@ -93,6 +96,8 @@ impl Core {
             Event::SessionClosed => self.session_closed(),
             Event::Delivered(delivery) => self.delivered(*delivery),
             Event::ConsumerEnded { consumer } => self.consumer_ended(consumer),
+            Event::QueueLost { model, queue, error } => self.queue_lost(model, queue, error),
+            Event::QueueLookedFor { model, queue, result } => self.queue_looked_for(model, queue, result),
             Event::QueuesCounted { model, counts } => self.queues_counted(model, counts),
             Event::QuarantineEmpty { .. } => self.quarantine_empty(),
             Event::Decoded { job, result } => self.decoded(job, result),
@@ -102,7 +107,7 @@ impl Core {
             Event::Prepared { job, result } => self.prepared(job, result),
             Event::PassEnded(end) => self.pass_ended(end),
             Event::Published { job, outcome } => self.published(job, outcome),
-            Event::AcksSent { model, sent } => self.acks_sent(model, &sent),
+            Event::AcksSent { channel, sent } => self.acks_sent(channel, &sent),
             Event::GivenBack { job, sent } => self.given_back(job, sent),
             Event::BrokerBlocked { reason } => {
                 self.session.set_blocked(true);
@@ -178,7 +183,7 @@ impl Core {
             (WorkerState::Blocked, Some("the broker blocks publishers: a memory or disk alarm"))
         } else if self.lifecycle.is_paused() {
             (WorkerState::Paused, Some("an operator paused the worker"))
-        } else if self.quarantine.isolating().is_some() {
+        } else if self.quarantine.is_isolating() {
             (WorkerState::Isolating, Some("quarantined jobs run alone"))
         } else if self.memory.has_no_slots() {
             (WorkerState::NoRoom, Some("not even one item fits the device"))
@@ -246,6 +251,7 @@ impl Core {
         self.quarantine = Quarantine::new(after_a_loss, self.now.at);
         self.destinations.session_opened();
         self.consumers = consumers_of(&self.models);
+        self.further_queues_opened(facts.missing);
         self.adjust_consumers();
     }
 
@@ -271,7 +277,7 @@ impl Core {
         for confirmed in unsent {
             self.act(Action::Release { job: confirmed.received.delivery.job });
         }
-        self.timers.forget_jobs();
+        self.timers.session_closed();
         if let Some(lasted) = self.scheduler.unblocked(self.now.at) {
             self.observe(Observation::BlockedOnMemory { lasted });
         }

@@ -14,13 +14,37 @@ const JOBS_UNKNOWN: f64 = 4.0;
 /// The weight of a new figure in its average: after some ten jobs or passes an old load is forgotten.
 const WEIGHT: f64 = 0.2;
 
+/// A second large job is held only to keep the device busy between two of them, for some tens of milliseconds. While an average
+/// one takes longer than this, that is less than a few hundredths of its time, and not worth to keep a job from an idle worker.
+const LARGE_IS_SHORT: Duration = Duration::from_secs(2);
+
+/// Large jobs count as short until an average one takes this long. Each change of mind starts or stops a consumer.
+const LARGE_IS_LONG: Duration = Duration::from_secs(4);
+
+/// How many jobs to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// From the queues that jobs come from.
+    pub(crate) jobs: u16,
+    /// From the queue of large jobs.
+    pub(crate) large: u16,
+}
+
+impl Wanted {
+    pub(crate) const NONE: Self = Self { jobs: 0, large: 0 };
+}
+
 /// What is known of a model's load.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Credit {
     /// Average cost of a job.
     job_cost: Option<f64>,
+    /// The same of a large job.
+    large_job_cost: Option<f64>,
     /// Average cost that the device runs in a second.
     cost_per_second: Option<f64>,
+    /// An average large job takes so little time that another one should be ready when it ends.
+    large_is_short: bool,
 }
 
 impl Credit {
@@ -29,14 +53,33 @@ impl Credit {
         blend(&mut self.job_cost, cost.max(1) as f64);
     }
 
+    /// A job of the queue of large jobs was decoded: so much cost of it is left.
+    pub(crate) fn large_job_decoded(&mut self, cost: usize) {
+        blend(&mut self.large_job_cost, cost.max(1) as f64);
+        self.compare_large();
+    }
+
     /// A pass of so much cost took so long.
     pub(crate) fn pass_ended(&mut self, cost: usize, took: Duration) {
         if !took.is_zero() {
             blend(&mut self.cost_per_second, cost as f64 / took.as_secs_f64());
+            self.compare_large();
         }
     }
 
-    /// How many jobs to hold, at least one.
+    fn compare_large(&mut self) {
+        if let (Some(cost), Some(per_second)) = (self.large_job_cost, self.cost_per_second) {
+            let most = if self.large_is_short { LARGE_IS_LONG } else { LARGE_IS_SHORT };
+            self.large_is_short = cost < per_second * most.as_secs_f64();
+        }
+    }
+
+    /// How many jobs to hold: at least one of each kind.
+    pub(crate) fn wanted(&self, pass_cost_max: usize) -> Wanted {
+        Wanted { jobs: self.jobs(pass_cost_max), large: if self.large_is_short { 2 } else { 1 } }
+    }
+
+    /// How many jobs to hold that are not large, at least one.
     pub(crate) fn jobs(&self, pass_cost_max: usize) -> u16 {
         let jobs = match self.job_cost {
             None => JOBS_UNKNOWN,
@@ -71,5 +114,24 @@ mod tests {
         (0..200).for_each(|_| credit.pass_ended(2000, Duration::from_millis(2)));
         let jobs = f64::from(credit.jobs(2048));
         assert!((4500.0..6000.0).contains(&jobs), "{jobs}");
+    }
+
+    #[test]
+    fn a_second_large_job_is_held_only_while_large_jobs_are_short() {
+        let mut credit = Credit::default();
+        let large = |credit: &Credit| credit.wanted(2048).large;
+        credit.large_job_decoded(10_000);
+        assert_eq!(large(&credit), 1, "nobody knows how long it takes");
+        // 10,000 a second.
+        credit.pass_ended(1000, Duration::from_millis(100));
+        assert_eq!(large(&credit), 2);
+        (0..50).for_each(|_| credit.large_job_decoded(30_000));
+        assert_eq!(large(&credit), 2, "three seconds are not worth a change");
+        (0..50).for_each(|_| credit.large_job_decoded(600_000));
+        assert_eq!(large(&credit), 1);
+        (0..50).for_each(|_| credit.large_job_decoded(30_000));
+        assert_eq!(large(&credit), 1, "nor are they now");
+        (0..50).for_each(|_| credit.pass_ended(10_000, Duration::from_millis(100)));
+        assert_eq!(large(&credit), 2, "the device is faster than before");
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::ids::Fingerprint;
+use crate::sizes::Size;
 
 /// How many are remembered: several times the most jobs that one lost connection can leave unacknowledged, at a few dozen
 /// bytes each.
@@ -46,6 +47,10 @@ impl DedupCache {
         {
             self.known.remove(&oldest);
         }
+    }
+
+    pub(crate) fn size(&self) -> Size {
+        Size::of("remembered messages", self.order.len().max(self.known.len()), REMEMBERED_MAX)
     }
 
     /// Takes over what another one remembers.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::event::PublishOutcome;
+use crate::sizes::Size;
 
 /// The most jobs with the same full reply queue that a worker holds: one whose reply is published again, and one that follows
 /// when there is room. Further ones wait unrun.
@@ -29,6 +30,12 @@ pub(crate) struct Destinations {
 }
 
 impl Destinations {
+    /// Given so many unacknowledged jobs.
+    pub(crate) fn sizes(&self, unacked: usize) -> [Size; 2] {
+        let full = Size::of("full reply queues", self.full_until.len(), FULL_MAX);
+        [full, Size::of("reply queues of jobs", self.held.len(), unacked)]
+    }
+
     /// A session begins: no job is held.
     pub(crate) fn session_opened(&mut self) {
         self.held.clear();

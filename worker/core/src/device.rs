@@ -81,6 +81,9 @@ pub enum PassError {
     /// The engine could not run these items; the device is well.
     #[error("{0}")]
     Failed(String),
+    /// The engine says that an item can never be run; the device is well. Which item, by its place in the pass, if it says that.
+    #[error("{text}")]
+    InvalidInput { item: Option<usize>, text: String },
     /// The items took longer than they may; the device is well.
     #[error("{0}")]
     TimedOut(String),

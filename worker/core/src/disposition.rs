@@ -1,9 +1,11 @@
 //! What happens to a job whose pass ended without its outputs. Pure: outcome and headers in, decision out.
 
+use vramq_schemas::topology::DELAYS_MS;
 use vramq_schemas::{Attempt, JobHeaders, Misfit, Reason};
 
 use crate::action::Route;
 use crate::device::OutOfMemory;
+use crate::ids::JobKey;
 use crate::observation::Cause;
 use crate::rejection::Rejection;
 use crate::units::Mib;
@@ -11,6 +13,10 @@ use crate::units::Mib;
 /// How often a job waits for memory that other processes hold, before it is dead-lettered: with the waits of `backoff.rs`
 /// about three minutes in all, in which a neighbour that only peaks has gone down again.
 pub(crate) const DELAYS_MAX: u32 = 8;
+
+/// How often a job waits for a full queue, its caller's or that of the workers that are to run it, before it is dead-lettered:
+/// nearly half an hour in all.
+pub(crate) const WAITS_MAX: u32 = 64;
 
 /// The decision about a job. All policies return one of these; `settling.rs` carries it out.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,8 +39,34 @@ pub(crate) struct Requeue {
     pub(crate) route: Route,
     pub(crate) headers: Box<JobHeaders>,
     pub(crate) cause: Cause,
-    /// What the job is dead-lettered as if the place where it should be tried does not take it.
-    pub(crate) otherwise: Option<Rejection>,
+    /// Of a job that other workers are to run.
+    pub(crate) otherwise: Option<Box<Otherwise>>,
+}
+
+/// What becomes of a job if the queue of the workers that are to run it does not take it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Otherwise {
+    /// There is no such queue: why the job is dead-lettered.
+    pub(crate) no_queue: Rejection,
+    /// The queue is full.
+    pub(crate) full: JobOutcome,
+}
+
+impl Otherwise {
+    /// For a job that goes to the workers of this key. While their queue is full it comes back with these headers, as it would if
+    /// it had not been sent there, and is sent again. `rejection`: why it is dead-lettered if the queue stays full.
+    pub(crate) fn new(key: &str, no_queue: Rejection, back: &JobHeaders, rejection: Rejection) -> Box<Self> {
+        let mut headers = back.clone();
+        headers.waits = headers.waits.saturating_add(1);
+        let full = if headers.waits > WAITS_MAX {
+            let error = format!("{}; the queue of the key `{key}` stayed full", rejection.error);
+            JobOutcome::dead_letter(headers, Rejection { error, ..rejection })
+        } else {
+            let turn = (headers.waits as usize - 1).min(DELAYS_MS.len() - 1);
+            JobOutcome::requeue(headers, Route::Later(DELAYS_MS[turn]), Cause::TargetQueueFull)
+        };
+        Box::new(Self { no_queue, full })
+    }
 }
 
 impl JobOutcome {
@@ -47,8 +79,22 @@ impl JobOutcome {
     }
 
     /// The unfinished job is requeued as it stands, with no attempt counted.
-    pub(crate) fn unfinished(headers: JobHeaders) -> Self {
-        Self::requeue(headers, Route::Now, Cause::HandedOver)
+    pub(crate) fn unfinished(headers: JobHeaders, cause: Cause) -> Self {
+        Self::requeue(headers, Route::Now, cause)
+    }
+
+    /// So many items are answered when it takes effect.
+    pub(crate) fn set_items_done(&mut self, items_done: u32) {
+        match self {
+            Self::Requeue(requeue) => {
+                requeue.headers.items_done = items_done;
+                if let Some(otherwise) = &mut requeue.otherwise {
+                    otherwise.full.set_items_done(items_done);
+                }
+            }
+            Self::DeadLetter { headers: Some(headers), .. } => headers.items_done = items_done,
+            Self::DeadLetter { headers: None, .. } | Self::Reply | Self::AckOnly | Self::Withdrawn => {}
+        }
     }
 }
 
@@ -139,13 +185,14 @@ pub(crate) fn after_out_of_memory(
         ..Rejection::new(Reason::OutOfMemory, explanation(item, pass, oom))
     };
     if let Some(key) = pass.larger {
+        let otherwise = Otherwise::new(key, rejection.clone(), &next, rejection);
         // A size that did not fit here says nothing about a larger device.
         (next.batch_hint, next.exclusive, next.delays) = (next.batch_hint_max, false, 0);
         return JobOutcome::Requeue(Requeue {
             route: Route::LargerDevice(key.to_owned()),
             headers: Box::new(next),
             cause: Cause::Larger,
-            otherwise: Some(rejection),
+            otherwise: Some(otherwise),
         });
     }
     JobOutcome::dead_letter(next, rejection)
@@ -161,6 +208,22 @@ pub(crate) fn after_failure(
 ) -> Option<JobOutcome> {
     let rejection = || Rejection::new(reason, error);
     (pass.jobs == 1).then(|| JobOutcome::dead_letter(headers.clone(), rejection()))
+}
+
+/// The engine says that an item of a pass can never be run. `invalid` is the item, and the job that is rejected for it, where the
+/// engine named one; nothing is decided about the other jobs, which run again without it.
+pub(crate) fn after_invalid_input(
+    headers: &JobHeaders,
+    pass: &PassFacts<'_>,
+    job: JobKey,
+    invalid: Option<(JobKey, u32)>,
+    text: &str,
+) -> Option<JobOutcome> {
+    let Some((invalid, item)) = invalid else {
+        return after_failure(headers, pass, Reason::InvalidInput, text);
+    };
+    let rejection = || Rejection::new(Reason::InvalidInput, format!("inputs[{item}]: {text}"));
+    (job == invalid).then(|| JobOutcome::dead_letter(headers.clone(), rejection()))
 }
 
 /// Why an item does not fit even alone, for a person.
@@ -179,9 +242,9 @@ fn explanation(item: u32, pass: &PassFacts<'_>, oom: &OutOfMemory) -> String {
     }
     if asked <= free {
         // The device's count says that there is room, its allocator says no.
-        text += ". The free memory is in pieces: restart what runs on the device";
+        text += ". The free memory is fragmented: restart the processes on this device";
     } else if asked <= free.saturating_add(foreign) {
-        text += ", which would have sufficed, and held it at every attempt: give them less, or this device fewer of them";
+        text += ". Without them it would have fitted, and they held it at every attempt: reduce their memory, or move some of them to another device";
     } else if asked <= free.saturating_add(foreign).saturating_add(pass.leaked) {
         text += &format!("; the worker itself has leaked {}: restart it", Mib(pass.leaked));
     } else {

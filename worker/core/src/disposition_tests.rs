@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
 const OOM: OutOfMemory = OutOfMemory { asked: 900 * MIB, free: 100 * MIB, total: 1000 * MIB, foreign: 0 };
-/// 850 MiB are with others, and would have sufficed.
+/// 850 MiB are with others; without them it would have fitted.
 const CROWDED: OutOfMemory = OutOfMemory { foreign: 850 * MIB, ..OOM };
 /// What is asked for is free, in pieces.
 const PIECES: OutOfMemory = OutOfMemory { asked: MIB, ..OOM };
@@ -38,7 +38,7 @@ fn next_of(outcome: JobOutcome) -> (&'static str, JobHeaders, Option<Rejection>)
                 Route::LargerDevice(_) => "enlarge",
                 Route::Quarantine | Route::Bulk => "elsewhere",
             };
-            (kind, *headers, otherwise)
+            (kind, *headers, otherwise.map(|otherwise| otherwise.no_queue))
         }
         JobOutcome::DeadLetter { headers: Some(headers), rejection } => {
             ("dead letter", *headers, Some(rejection))
@@ -151,9 +151,9 @@ fn the_dead_letter_says_what_would_fit() {
     assert!(rejection.error.contains("at least 900.0 MiB free"), "{}", rejection.error);
     assert!(!rejection.error.contains("other processes"), "{}", rejection.error);
     let rejection = rejection_of(CROWDED, DELAYS_MAX);
-    assert!(rejection.error.contains("other processes hold 850.0 MiB, which would"), "{}", rejection.error);
+    assert!(rejection.error.contains("other processes hold 850.0 MiB. Without them"), "{}", rejection.error);
     let rejection = rejection_of(PIECES, DELAYS_MAX);
-    assert!(rejection.error.contains("in pieces"), "{}", rejection.error);
+    assert!(rejection.error.contains("fragmented"), "{}", rejection.error);
 }
 
 #[test]
@@ -164,6 +164,37 @@ fn a_failure_dead_letters_only_a_job_that_was_alone() {
     let rejection = Rejection::new(Reason::EngineFailed, "boom");
     let alone = after_failure(&headers, &pass(5, false), Reason::EngineFailed, "boom");
     assert_eq!(alone, Some(JobOutcome::dead_letter(headers, rejection)));
+}
+
+/// A job that runs out of memory, is sent to larger devices and finds their queue full comes back as it would have been tried
+/// here next: smaller hints have failed. It waits so often, and not for ever.
+#[test]
+fn a_job_for_a_full_queue_of_larger_devices_comes_back_later_and_not_for_ever() {
+    let mut headers =
+        JobHeaders { attempt: 1, batch_hint: Some(1), batch_hint_max: Some(9), ..JobHeaders::default() };
+    for waits in 1..=WAITS_MAX + 1 {
+        let facts = PassFacts { larger: Some("xl"), ..pass(1, true) };
+        let outcome = after_out_of_memory(&headers, 0, &facts, &OOM);
+        let JobOutcome::Requeue(Requeue { headers: there, otherwise: Some(otherwise), .. }) = outcome else {
+            panic!("{outcome:?}")
+        };
+        assert_eq!(there.batch_hint, Some(9), "a size that failed here says nothing of a larger device");
+        let (kind, back, rejection) = next_of(otherwise.full);
+        assert_eq!((back.waits, back.batch_hint), (waits, Some(1)));
+        match rejection {
+            None => assert_eq!(kind, "delay"),
+            Some(rejection) => {
+                assert_eq!((waits, rejection.reason), (WAITS_MAX + 1, Reason::OutOfMemory));
+                assert!(
+                    rejection.error.ends_with("the queue of the key `xl` stayed full"),
+                    "{}",
+                    rejection.error
+                );
+                assert_eq!(rejection.requirement, otherwise.no_queue.requirement);
+            }
+        }
+        headers = back;
+    }
 }
 
 proptest! {

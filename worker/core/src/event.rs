@@ -7,8 +7,11 @@ use vramq_schemas::JobHeaders;
 use vramq_schemas::control::Command;
 use vramq_schemas::withdrawal::Digest;
 
+use crate::action::JobQueue;
 use crate::device::{Loss, Memory, PassError};
-use crate::ids::{ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, PassId, RequestId};
+use crate::ids::{
+    ChannelId, ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, PassId, QueueIndex, RequestId,
+};
 use crate::rejection::Rejection;
 
 /// The time of an event, by both clocks.
@@ -35,6 +38,18 @@ pub enum Event {
     /// core did not stop it, the broker did.
     ConsumerEnded {
         consumer: ConsumerId,
+    },
+    /// A further queue cannot be consumed: the broker closed the channel of its jobs, and its consumers have ended with that.
+    QueueLost {
+        model: ModelIndex,
+        queue: QueueIndex,
+        error: String,
+    },
+    /// Whether a further queue is there, or why it cannot be consumed; the answer to `LookForQueue`.
+    QueueLookedFor {
+        model: ModelIndex,
+        queue: QueueIndex,
+        result: Result<(), String>,
     },
     /// How much waits at the broker; the answer to `CountQueues`.
     QueuesCounted {
@@ -78,7 +93,7 @@ pub enum Event {
     },
     /// The answer to `Ack`: for each frame, in order, whether the broker was sent it.
     AcksSent {
-        model: ModelIndex,
+        channel: ChannelId,
         sent: Vec<bool>,
     },
     /// The answer to `Return` and `Reject`: whether the broker was sent it.
@@ -126,11 +141,13 @@ pub enum Event {
 }
 
 /// What a new session brings.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct SessionFacts {
     /// Sessions declare the queues: what the worker rejects is dead-lettered by the broker, and a queue that was deleted comes
     /// back with the next session.
     pub declares: bool,
+    /// Further queues that cannot be consumed, and why.
+    pub missing: Vec<(ModelIndex, QueueIndex, String)>,
 }
 
 /// A job as the broker delivered it, without its body.
@@ -139,6 +156,7 @@ pub struct Delivery {
     pub job: JobKey,
     pub model: ModelIndex,
     pub source: Source,
+    pub channel: ChannelId,
     pub tag: DeliveryTag,
     pub fingerprint: Fingerprint,
     /// The broker delivered this message before.
@@ -177,11 +195,30 @@ pub struct Withdrawn {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// One of the queues of the model's jobs, by a consumer.
-    Jobs(ConsumerId),
+    Jobs(QueueIndex, ConsumerId),
     /// The model's large jobs, which some worker took from the jobs and moved there unrun; by a consumer.
     Bulk(ConsumerId),
     /// The model's quarantine: jobs that may crash workers.
     Quarantine,
+}
+
+impl Source {
+    /// The consumer that the delivery came to.
+    pub fn consumer(self) -> Option<ConsumerId> {
+        match self {
+            Self::Jobs(_, consumer) | Self::Bulk(consumer) => Some(consumer),
+            Self::Quarantine => None,
+        }
+    }
+
+    /// The queue that it consumes.
+    pub fn queue(self) -> Option<JobQueue> {
+        match self {
+            Self::Jobs(queue, _) => Some(JobQueue::Jobs(queue)),
+            Self::Bulk(_) => Some(JobQueue::Bulk),
+            Self::Quarantine => None,
+        }
+    }
 }
 
 /// Messages of a model that wait at the broker.
@@ -190,7 +227,7 @@ pub struct QueueCounts {
     /// Of each queue that its jobs come from, in their order: first its own.
     pub jobs: Vec<QueueCount>,
     /// Large jobs, in the queue of their own.
-    pub bulk: u32,
+    pub bulk: QueueCount,
     pub quarantined: u32,
 }
 

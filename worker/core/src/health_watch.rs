@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::device_health::{DeviceHealth, Finding, ProbeResult};
 use crate::disposition::JobOutcome;
 use crate::ids::{JobKey, ModelIndex};
+use crate::sizes::Size;
 
 /// The device's health, and the jobs that depend on it.
 #[derive(Debug, Default)]
@@ -24,6 +25,11 @@ impl HealthWatch {
         self.health.forget_probe(now);
         self.pending.clear();
         self.probe = None;
+    }
+
+    /// Given so many unacknowledged jobs.
+    pub(crate) fn size(&self, unacked: usize) -> Size {
+        Size::of("jobs that wait for a probe", self.pending.len(), unacked)
     }
 
     pub(crate) fn is_sick(&self) -> bool {

@@ -16,6 +16,15 @@ macro_rules! number {
     )*};
 }
 
+/// A channel that a model's jobs are delivered on. No two of a session share one, also when one takes the place of another: an ack is
+/// meant for the channel that its delivery came by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ChannelId {
+    pub model: ModelIndex,
+    /// Counts up within the session.
+    pub number: u32,
+}
+
 number! {
     /// A model's place among the worker's models.
     ModelIndex(usize);
@@ -27,10 +36,20 @@ number! {
     PassId(u64);
     /// One consumer of a queue within this process.
     ConsumerId(u64);
-    /// A delivery's number on its model's channel: 1, 2, 3, … in the order of delivery.
+    /// A delivery's number on its channel: 1, 2, 3, … in the order of delivery.
     DeliveryTag(u64);
     /// An operator's command that waits for its answer.
     RequestId(u64);
     /// What tells one message from all others, also when the broker delivers it again.
     Fingerprint(u64);
+}
+
+impl QueueIndex {
+    /// The model's own queue.
+    pub const OWN: Self = Self(0);
+
+    /// Whether it is one that the model's jobs come from besides its own.
+    pub fn is_further(self) -> bool {
+        self != Self::OWN
+    }
 }

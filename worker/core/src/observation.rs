@@ -63,6 +63,12 @@ pub enum Observation {
     },
     /// A job has ended here.
     Settled(Settled),
+    /// Whether a further queue of the model cannot be consumed.
+    QueueMissing {
+        model: ModelIndex,
+        queue: QueueIndex,
+        is_missing: bool,
+    },
     /// Jobs that were unacknowledged when the session ended.
     Unsettled {
         model: ModelIndex,
@@ -136,7 +142,7 @@ pub enum Cause {
     Delayed,
     /// On a larger device.
     Larger,
-    /// Unfinished: at a drain, from a sick device, or after it was held for too long.
+    /// Unfinished: at a drain, from a sick device, for a quarantined job, or after it was held for too long.
     HandedOver,
     /// A worker was lost while it held the job.
     Counted,
@@ -144,6 +150,8 @@ pub enum Cause {
     Suspect,
     /// It is large: it goes to the queue of large jobs.
     Bulk,
+    /// It is large, has had the device for long, and others wait: its rest goes back to the queue of large jobs.
+    Turn,
     /// Its reply queue is full: it waits.
     ReplyQueueFull,
     /// It demands another revision of the model: it waits for a worker that has it.
@@ -152,10 +160,12 @@ pub enum Cause {
     Moved,
     /// A store does not give its inputs: it waits.
     StoreUnavailable,
+    /// The queue of the workers that are to run it is full: it waits.
+    TargetQueueFull,
 }
 
 impl Cause {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Smaller,
         Self::Exclusive,
         Self::Delayed,
@@ -164,10 +174,12 @@ impl Cause {
         Self::Counted,
         Self::Suspect,
         Self::Bulk,
+        Self::Turn,
         Self::ReplyQueueFull,
         Self::WrongRevision,
         Self::Moved,
         Self::StoreUnavailable,
+        Self::TargetQueueFull,
     ];
 
     /// Its name in metrics and spans.
@@ -181,10 +193,12 @@ impl Cause {
             Self::Counted => "counted",
             Self::Suspect => "suspect",
             Self::Bulk => "bulk",
+            Self::Turn => "turn",
             Self::ReplyQueueFull => "reply-queue-full",
             Self::WrongRevision => "wrong-revision",
             Self::Moved => "moved",
             Self::StoreUnavailable => "store-unavailable",
+            Self::TargetQueueFull => "target-queue-full",
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::event::QueueCounts;
 use crate::ids::{ModelIndex, QueueIndex};
 use crate::random::Random;
+use crate::sizes::Size;
 
 /// Checks, a second apart, at which jobs waited that this worker has slots for, before it assumes that the broker does not
 /// deliver to it. RabbitMQ 3.10 forgets the consumer of a queue that is deleted and declared again at once.
@@ -17,23 +18,24 @@ const STARVED_LOOKS: u32 = 10;
 /// those of the queue's successor.
 const STARVED_LOOKS_BESIDE_OTHERS: u32 = 30;
 
-/// How long a worker takes quarantined jobs and nothing else, before it turns to other jobs for as long.
+/// How long a worker takes no other jobs than quarantined ones, before it turns to others for as long. The wait for the jobs that it
+/// still holds is part of that.
 const ISOLATING_MAX: Duration = Duration::from_secs(10);
+
+/// Other jobs have at least so long until the next isolation, if this one cut fetches short: inputs that are fetched anew each time
+/// have to arrive.
+const FETCHING_MIN: Duration = Duration::from_secs(60);
 
 /// How long a session that follows a lost one has to stand before the worker takes quarantined jobs: if it is lost as well, others
 /// would take that for a crash, and repeated disconnects alone could dead-letter an innocent job.
 const POST_RECONNECT_DELAY: Duration = Duration::from_secs(10);
 
-/// Workers that take quarantined jobs at the same time, for each such job.
-const WORKERS_PER_JOB: u64 = 2;
-
 /// The state over one session.
 #[derive(Debug)]
 pub(crate) struct Quarantine {
-    /// The model whose quarantined jobs run, and nothing else.
-    isolating: Option<ModelIndex>,
-    /// When the first of them was asked for.
-    since: Option<Instant>,
+    isolation: Option<Isolation>,
+    /// How long the next isolation may last: twice as long after one that passes in flight outlasted.
+    time: Duration,
     /// When the quarantine may be checked again.
     look_at: Instant,
     /// Models whose queues the broker was asked to count, without an answer yet.
@@ -44,12 +46,23 @@ pub(crate) struct Quarantine {
     starved: HashMap<(ModelIndex, QueueIndex), u32>,
 }
 
+/// The worker takes quarantined jobs of a model, and nothing else.
+#[derive(Clone, Copy, Debug)]
+struct Isolation {
+    model: ModelIndex,
+    since: Instant,
+    /// Nothing else is unacknowledged any more, and the first of them was asked for.
+    has_begun: bool,
+    /// It sent jobs away whose inputs were being fetched.
+    cut_fetches: bool,
+}
+
 impl Quarantine {
     pub(crate) fn new(after_a_loss: bool, now: Instant) -> Self {
         let delay = if after_a_loss { POST_RECONNECT_DELAY } else { Duration::ZERO };
         Self {
-            isolating: None,
-            since: None,
+            isolation: None,
+            time: ISOLATING_MAX,
             look_at: now + delay,
             counting: Vec::new(),
             is_fetching: false,
@@ -57,8 +70,23 @@ impl Quarantine {
         }
     }
 
-    pub(crate) fn isolating(&self) -> Option<ModelIndex> {
-        self.isolating
+    /// Given so many queues of all models.
+    pub(crate) fn size(&self, queues: usize) -> Size {
+        Size::of("queues that are watched", self.counting.len().max(self.starved.len()), queues)
+    }
+
+    pub(crate) fn is_isolating(&self) -> bool {
+        self.isolation.is_some()
+    }
+
+    /// Whether the worker still holds other jobs, for which quarantined jobs of this model wait.
+    pub(crate) fn is_waiting_for(&self, model: ModelIndex) -> bool {
+        self.isolation.is_some_and(|isolation| isolation.model == model && !isolation.has_begun)
+    }
+
+    /// Whether a quarantined job was asked for in this isolation.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.isolation.is_some_and(|isolation| isolation.has_begun)
     }
 
     pub(crate) fn is_fetching(&self) -> bool {
@@ -68,10 +96,10 @@ impl Quarantine {
     /// The models whose queues are to be counted now; none while an answer is due. By asking each second rather than by a
     /// consumer, which would have quarantined jobs delivered beside others.
     pub(crate) fn start_counting(&mut self, models: impl Iterator<Item = ModelIndex>) -> Vec<ModelIndex> {
-        if self.isolating.is_some() || !self.counting.is_empty() {
+        if !self.counting.is_empty() {
             return Vec::new();
         }
-        self.counting = models.collect();
+        self.counting = models.filter(|model| !self.is_isolating() || self.is_waiting_for(*model)).collect();
         self.counting.clone()
     }
 
@@ -79,8 +107,8 @@ impl Quarantine {
         self.counting.retain(|other| *other != model);
     }
 
-    /// Not all workers stop for one job: each second a few of those that consume the model's own queue do, by chance. `own`
-    /// consumers of that queue are this worker's; others are taken to have as many.
+    /// Not all workers stop for one job: each second about one of those that consume the model's own queue does for each such job,
+    /// by chance. `own` consumers of that queue are this worker's; others are taken to have as many.
     pub(crate) fn is_our_turn(
         &self,
         counts: &QueueCounts,
@@ -93,22 +121,28 @@ impl Quarantine {
         }
         let consumers = counts.jobs.first().map_or(0, |own| own.consumers);
         let workers = (u64::from(consumers) / own.max(1) as u64).max(1);
-        random.below(workers) < u64::from(counts.quarantined).saturating_mul(WORKERS_PER_JOB)
+        random.below(workers) < u64::from(counts.quarantined)
     }
 
-    pub(crate) fn isolate(&mut self, model: ModelIndex) {
-        (self.isolating, self.since) = (Some(model), None);
+    pub(crate) fn isolate(&mut self, model: ModelIndex, now: Instant) {
+        self.isolation = Some(Isolation { model, since: now, has_begun: false, cut_fetches: false });
+    }
+
+    /// The isolation sends jobs away whose inputs were being fetched.
+    pub(crate) fn cuts_fetches(&mut self) {
+        if let Some(isolation) = &mut self.isolation {
+            isolation.cut_fetches = true;
+        }
     }
 
     /// Whether to ask for a quarantined job now, given that no other job is unacknowledged.
     pub(crate) fn fetch(&mut self, now: Instant) -> Option<ModelIndex> {
-        let model = self.isolating.filter(|_| !self.is_fetching)?;
-        let since = *self.since.get_or_insert(now);
-        if now.saturating_duration_since(since) >= ISOLATING_MAX {
+        if self.is_fetching || self.is_time_over(now) {
             return None;
         }
-        self.is_fetching = true;
-        Some(model)
+        let isolation = self.isolation.as_mut()?;
+        (isolation.has_begun, self.is_fetching) = (true, true);
+        Some(isolation.model)
     }
 
     pub(crate) fn fetched(&mut self) {
@@ -117,15 +151,26 @@ impl Quarantine {
 
     /// None are left, or other jobs have waited for long enough: they have as much time now.
     pub(crate) fn end_isolation(&mut self, now: Instant) {
-        let lasted = self.since.map_or(ISOLATING_MAX, |since| now.saturating_duration_since(since));
-        self.look_at = now + lasted.min(ISOLATING_MAX);
-        self.isolating = None;
+        let is_outlasted = !self.has_begun() && self.is_time_over(now);
+        let Some(isolation) = self.isolation.take() else { return };
+        let for_others = if isolation.cut_fetches { FETCHING_MIN } else { Duration::ZERO };
+        self.look_at = now + now.saturating_duration_since(isolation.since).max(for_others);
+        // However long passes are, one of the next isolations is longer.
+        self.time = if is_outlasted { self.time.saturating_mul(2) } else { ISOLATING_MAX };
     }
 
-    /// Whether the time for quarantined jobs is over, given that none is unacknowledged.
-    pub(crate) fn has_lasted_too_long(&self, now: Instant) -> bool {
-        let is_long = self.since.is_some_and(|since| now.saturating_duration_since(since) >= ISOLATING_MAX);
-        self.isolating.is_some() && is_long && !self.is_fetching
+    /// Whether the isolation has had its time.
+    pub(crate) fn is_time_over(&self, now: Instant) -> bool {
+        self.lasted(now).is_some_and(|lasted| lasted >= self.time)
+    }
+
+    /// Whether it has had half of it.
+    pub(crate) fn is_half_time_over(&self, now: Instant) -> bool {
+        self.lasted(now).is_some_and(|lasted| lasted >= self.time / 2)
+    }
+
+    fn lasted(&self, now: Instant) -> Option<Duration> {
+        self.isolation.map(|isolation| now.saturating_duration_since(isolation.since))
     }
 
     /// A job of a queue was delivered: its consumer is alive.
@@ -157,7 +202,11 @@ mod tests {
     const QUEUE: QueueIndex = QueueIndex(0);
 
     fn counts(quarantined: u32, consumers: u32) -> QueueCounts {
-        QueueCounts { jobs: vec![QueueCount { waiting: 0, consumers }], bulk: 0, quarantined }
+        QueueCounts {
+            jobs: vec![QueueCount { waiting: 0, consumers }],
+            quarantined,
+            ..QueueCounts::default()
+        }
     }
 
     #[test]
@@ -170,9 +219,10 @@ mod tests {
         assert_eq!(turns(counts(0, 10), 1), 0);
         assert_eq!(turns(counts(1, 1), 1), 1000);
         let some = turns(counts(1, 10), 1);
-        assert!((150..250).contains(&some), "{some}");
+        assert!((60..140).contains(&some), "{some}");
         // Ten consumers of two workers.
-        assert_eq!(turns(counts(1, 10), 5), 1000);
+        assert_eq!(turns(counts(2, 10), 5), 1000);
+        assert!((400..600).contains(&turns(counts(1, 10), 5)), "one of the two is enough");
     }
 
     #[test]
@@ -183,16 +233,41 @@ mod tests {
         assert!(!quarantine.is_our_turn(&counts(1, 1), 1, start, &mut random), "right after a lost session");
         let start = start + POST_RECONNECT_DELAY;
         assert!(quarantine.is_our_turn(&counts(1, 1), 1, start, &mut random));
-        quarantine.isolate(MODEL);
+        quarantine.isolate(MODEL, start);
+        assert!(quarantine.is_waiting_for(MODEL));
         assert_eq!(quarantine.fetch(start), Some(MODEL));
+        assert!(quarantine.has_begun() && !quarantine.is_waiting_for(MODEL));
         assert_eq!(quarantine.fetch(start), None, "one at a time");
         quarantine.fetched();
         let late = start + ISOLATING_MAX;
-        assert!(quarantine.fetch(late).is_none() && quarantine.has_lasted_too_long(late));
+        assert!(quarantine.fetch(late).is_none() && quarantine.is_time_over(late));
         quarantine.end_isolation(late);
-        assert_eq!(quarantine.isolating(), None);
+        assert!(!quarantine.is_isolating());
         assert!(!quarantine.is_our_turn(&counts(1, 1), 1, late + ISOLATING_MAX / 2, &mut random));
         assert!(quarantine.is_our_turn(&counts(1, 1), 1, late + ISOLATING_MAX, &mut random));
+    }
+
+    #[test]
+    fn an_isolation_that_passes_outlast_is_followed_by_a_longer_one() {
+        let mut now = Instant::now();
+        let mut quarantine = Quarantine::new(false, now);
+        let mut random = Random::new(1);
+        for time in [ISOLATING_MAX, ISOLATING_MAX * 2, ISOLATING_MAX * 4] {
+            quarantine.isolate(MODEL, now);
+            assert!(!quarantine.is_time_over(now + time - Duration::from_millis(1)));
+            now += time;
+            assert!(quarantine.is_time_over(now) && quarantine.fetch(now).is_none());
+            quarantine.end_isolation(now);
+            assert!(!quarantine.is_our_turn(&counts(1, 1), 1, now + time / 2, &mut random), "others' time");
+            now += time;
+            assert!(quarantine.is_our_turn(&counts(1, 1), 1, now, &mut random));
+        }
+        quarantine.isolate(MODEL, now);
+        assert_eq!(quarantine.fetch(now + ISOLATING_MAX * 7), Some(MODEL));
+        quarantine.fetched();
+        quarantine.end_isolation(now + ISOLATING_MAX * 7);
+        quarantine.isolate(MODEL, now);
+        assert!(quarantine.is_time_over(now + ISOLATING_MAX));
     }
 
     #[test]

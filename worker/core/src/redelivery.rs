@@ -7,6 +7,7 @@ use crate::event::{Delivery, Source};
 use crate::ids::Fingerprint;
 use crate::observation::End;
 use crate::poison_policy::{Arrival, PoisonPolicy, RedeliveryDecision, SessionLosses};
+use crate::sizes::Size;
 
 /// What this process knows of messages that it has seen.
 #[derive(Debug)]
@@ -30,6 +31,10 @@ impl Redelivery {
             settled_before: DedupCache::default(),
             given_back: DedupCache::default(),
         }
+    }
+
+    pub(crate) fn sizes(&self) -> [Size; 3] {
+        [&self.settled_now, &self.settled_before, &self.given_back].map(DedupCache::size)
     }
 
     /// True if the session follows a lost one.
@@ -72,6 +77,13 @@ impl Redelivery {
     /// The number of crashes in the header of a dead letter: if the job is retried, it runs again, in the quarantine.
     pub(crate) fn crashes_of_dead_letter(&self) -> u32 {
         self.policy.suspect_after
+    }
+
+    /// The broker was perhaps not sent the ack of a job that ended like this: its message may come again.
+    pub(crate) fn ack_lost(&mut self, message: Fingerprint, end: End, now: Instant) {
+        if !matches!(end, End::Returned | End::Rejected(_)) {
+            self.settled_before.remember(message, now);
+        }
     }
 
     /// The broker has everything of a job, which ends like this.

@@ -1,14 +1,17 @@
 //! The session with the broker: whether it stands and why it ends, and what ends with it: deliveries that may be acked, and
 //! operators' commands that wait.
 
-use crate::acks::Acks;
+use std::collections::BTreeMap;
+
+use crate::acks::{AckFrame, Acks};
 use crate::action::SessionEnd;
 use crate::commands::Commands;
-use crate::ids::ModelIndex;
+use crate::ids::ChannelId;
 use crate::jobs::Confirmed;
+use crate::sizes::Size;
 
 /// The session that stands, or the last one.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct SessionState {
     is_open: bool,
     /// The shell has the order to close it.
@@ -18,30 +21,24 @@ pub(crate) struct SessionState {
     consumers_started: u64,
     /// Jobs that were unacknowledged when the last one ended.
     unsettled: usize,
-    /// Of each model.
-    acks: Vec<Acks<Confirmed>>,
+    /// Of each channel that jobs came by. A further queue that is found again has a new one: every ten seconds at most.
+    acks: BTreeMap<ChannelId, Acks<Confirmed>>,
     commands: Commands,
 }
 
 impl SessionState {
-    /// No session yet.
-    pub(crate) fn new(models: usize) -> Self {
-        Self {
-            is_open: false,
-            end: None,
-            declares: false,
-            is_blocked: false,
-            consumers_started: 0,
-            unsettled: 0,
-            acks: (0..models).map(|_| Acks::default()).collect(),
-            commands: Commands::default(),
-        }
+    /// Given so many unacknowledged jobs.
+    pub(crate) fn sizes(&self, unacked: usize) -> [Size; 3] {
+        let (due, runs) =
+            self.acks.values().map(Acks::counts).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let acks = [Size::of("acks", due, unacked), Size::of("settled deliveries", runs, unacked)];
+        [acks[0], acks[1], self.commands.size()]
     }
 
     /// A session stands. `declares`: the worker may declare queues.
     pub(crate) fn opened(&mut self, declares: bool) {
         let unsettled = self.unsettled;
-        *self = Self { is_open: true, declares, unsettled, ..Self::new(self.acks.len()) };
+        *self = Self { is_open: true, declares, unsettled, ..Self::default() };
     }
 
     /// Takes note of why it is to end; false if it stands no more, or is ending already.
@@ -58,7 +55,7 @@ impl SessionState {
         self.is_open = false;
         self.is_blocked = false;
         self.unsettled = unsettled;
-        let unsent = self.acks.iter_mut().flat_map(|acks| std::mem::take(acks).into_unsent()).collect();
+        let unsent = std::mem::take(&mut self.acks).into_values().flat_map(Acks::into_unsent).collect();
         (self.end.take(), unsent)
     }
 
@@ -96,8 +93,14 @@ impl SessionState {
         self.consumers_started -= 1;
     }
 
-    pub(crate) fn acks_mut(&mut self, model: ModelIndex) -> &mut Acks<Confirmed> {
-        &mut self.acks[model.0]
+    pub(crate) fn acks_mut(&mut self, channel: ChannelId) -> &mut Acks<Confirmed> {
+        self.acks.entry(channel).or_default()
+    }
+
+    /// The acks that are due, of each channel that has some.
+    pub(crate) fn take_acks(&mut self) -> Vec<(ChannelId, Vec<AckFrame>)> {
+        let due = self.acks.iter_mut().map(|(channel, acks)| (*channel, acks.take()));
+        due.filter(|(_, frames)| !frames.is_empty()).collect()
     }
 
     pub(crate) fn commands(&self) -> &Commands {

@@ -38,6 +38,8 @@ pub struct Settings {
     pub pressure_tolerated: Duration,
     /// Large jobs of a model that may wait in their queue before workers move no more there.
     pub bulk_jobs_max: u32,
+    /// Device time that a large job may have in one go while others wait in their queue.
+    pub large_turn: Duration,
     pub executors: Vec<ExecutorFacts>,
     /// When the process started.
     pub started_at: Instant,

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use crate::ids::JobKey;
+use crate::ids::{JobKey, ModelIndex, QueueIndex};
+use crate::sizes::Size;
 
 /// Something that is due at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,13 +13,15 @@ pub(crate) enum Timer {
     PublishAgain(JobKey),
     /// A job that can be neither answered nor dead-lettered goes back to its queue.
     Return(JobKey),
+    /// A further queue that was lost is looked for.
+    LookForQueue(ModelIndex, QueueIndex),
     /// Half of the time of a drain is over: what is unfinished is requeued.
     HalfTime,
     /// The time of a drain is over.
     DrainDeadline,
 }
 
-/// The timers that run. There are at most two for each unacknowledged job.
+/// The timers that run. There are at most two for each unacknowledged job, and one for each further queue.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     due: BTreeMap<(Instant, u64), Timer>,
@@ -31,6 +34,11 @@ impl Timers {
         self.due.insert((at, self.last), timer);
     }
 
+    /// Given the most jobs that may be unacknowledged. A timer outlives its job by the longest wait between two tries.
+    pub(crate) fn size(&self, slots: usize) -> Size {
+        Size::of("timers", self.due.len(), 2 * slots + 2)
+    }
+
     pub(crate) fn next(&self) -> Option<Instant> {
         self.due.first_key_value().map(|((at, _), _)| *at)
     }
@@ -41,8 +49,8 @@ impl Timers {
         (entry.key().0 <= now).then(|| entry.remove())
     }
 
-    /// The session is over, and with it the timers of its jobs.
-    pub(crate) fn forget_jobs(&mut self) {
+    /// The session is over, and with it the timers of its jobs and queues.
+    pub(crate) fn session_closed(&mut self) {
         self.due.retain(|_, timer| matches!(timer, Timer::HalfTime | Timer::DrainDeadline));
     }
 }
@@ -63,7 +71,7 @@ mod tests {
         assert_eq!(timers.next(), Some(start + second));
         assert_eq!(timers.take_due(start), None);
         assert_eq!(timers.take_due(start + second), Some(Timer::Return(JobKey(1))));
-        timers.forget_jobs();
+        timers.session_closed();
         assert_eq!(timers.take_due(start + second), None);
         assert_eq!(timers.take_due(start + 3 * second), Some(Timer::HalfTime));
         assert_eq!(timers.next(), None);

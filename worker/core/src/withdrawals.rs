@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use vramq_schemas::withdrawal::REMEMBERED_S;
 
 use crate::event::{Delivery, Withdrawn};
+use crate::sizes::Size;
 
 /// How many are remembered. One takes some 600 bytes at most (its job's id, twice), so that all of them stay at 10 MiB. Of more,
 /// those that were not repeated for the longest time are forgotten; callers repeat those that still matter.
@@ -42,6 +43,10 @@ impl Withdrawals {
                 return;
             }
         }
+    }
+
+    pub(crate) fn size(&self) -> Size {
+        Size::of("withdrawals", self.known.len().max(self.order.len()), REMEMBERED_MAX)
     }
 
     /// Whether a job was withdrawn by its caller.

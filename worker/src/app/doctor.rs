@@ -1,6 +1,8 @@
-//! The report of `vramq-worker doctor`: device, memory, weights, bytes per job and slots with which a worker would start.
+//! The report of `vramq-worker doctor`: device, memory, weights, bytes per job and slots with which a worker would start, and how
+//! fast it would be.
 
 pub mod cuda;
+mod throughput;
 
 use std::fmt;
 use std::path::Path;
@@ -15,10 +17,11 @@ use vramq_schemas::status::QueueStatus;
 
 use super::open::Opened;
 use crate::device::any::AnyDevice;
-use crate::model::Model;
+use crate::model::{Fit, Model};
 use crate::unix_ms;
 
 use cuda::CudaReport;
+use throughput::Throughput;
 
 /// The report. All sizes in bytes.
 #[derive(Debug, Serialize)]
@@ -53,6 +56,10 @@ struct ModelReport {
     slots: Option<u16>,
     /// Why there are no slots.
     problem: Option<String>,
+    /// `None` for programs, and where it could not be measured.
+    throughput: Option<Throughput>,
+    /// Why it could not be measured, in words.
+    unmeasured: Option<String>,
     /// Learned limits, in words.
     ceilings: Vec<String>,
 }
@@ -92,6 +99,35 @@ impl fmt::Display for ProgramReport {
 }
 
 impl ModelReport {
+    fn new(opened: &Opened, limits: &LearnedLimits, model: &Model, fit: &Fit) -> Self {
+        let pool = opened.programs.pools().find(|(index, _)| *index == model.index).map(|(_, pool)| pool);
+        let measured = match (fit.slots, pool) {
+            (Ok(_), None) => Throughput::measure(model, opened.budget.limit()),
+            _ => Ok(None),
+        };
+        let unmeasured = measured.as_ref().err();
+        Self {
+            name: model.name.clone(),
+            queues: model.queue_statuses(|_| false),
+            weights: fit.inputs.weights,
+            job_items: model.job_shape.items,
+            job_tokens: model.job_shape.cost,
+            // JSON has no number for what is unknown; one slot says the same.
+            per_job: if fit.inputs.per_job == UNKNOWN_BYTES { 0 } else { fit.inputs.per_job },
+            computes: model.engine.computes(),
+            program: pool.map(|pool| ProgramReport::new(pool)),
+            slots: fit.slots.ok().map(std::num::NonZeroU16::get),
+            problem: fit.slots.err().map(|e| e.to_string()),
+            unmeasured: unmeasured.map(|error| format!("jobs per second were not measured: {error}")),
+            throughput: measured.ok().flatten(),
+            ceilings: limits
+                .known()
+                .filter(|(key, _)| key.model == model.name)
+                .map(|(key, limit)| in_words(model, key, limit))
+                .collect(),
+        }
+    }
+
     fn queues_in_words(&self) -> String {
         let named: Vec<_> =
             self.queues.iter().map(|queue| format!("{} (weight {})", queue.queue, queue.weight)).collect();
@@ -114,28 +150,7 @@ impl Report {
         };
         let device = opened.device.shared();
         let memory = device.memory();
-        let program = |model: &Model| {
-            let (_, pool) = opened.programs.pools().find(|(index, _)| *index == model.index)?;
-            Some(ProgramReport::new(pool))
-        };
-        let models = opened.models.iter().map(|(model, fit)| ModelReport {
-            name: model.name.clone(),
-            queues: model.queue_statuses(),
-            weights: fit.inputs.weights,
-            job_items: model.job_shape.items,
-            job_tokens: model.job_shape.cost,
-            // JSON has no number for what is unknown; one slot says the same.
-            per_job: if fit.inputs.per_job == UNKNOWN_BYTES { 0 } else { fit.inputs.per_job },
-            computes: model.engine.computes(),
-            program: program(model),
-            slots: fit.slots.ok().map(std::num::NonZeroU16::get),
-            problem: fit.slots.err().map(|e| e.to_string()),
-            ceilings: limits
-                .known()
-                .filter(|(key, _)| key.model == model.name)
-                .map(|(key, limit)| in_words(model, key, limit))
-                .collect(),
-        });
+        let models = opened.models.iter().map(|(model, fit)| ModelReport::new(opened, limits, model, fit));
         Self {
             device: DeviceReport {
                 name: device.name().to_owned(),
@@ -233,7 +248,10 @@ impl fmt::Display for Report {
             if let Some(program) = &model.program {
                 writeln!(f, "\n{}: {program}", model.name)?;
             }
-            for words in model.problem.iter().chain(&model.ceilings) {
+            if let Some(throughput) = &model.throughput {
+                writeln!(f, "\n{}: {throughput}", model.name)?;
+            }
+            for words in model.problem.iter().chain(&model.unmeasured).chain(&model.ceilings) {
                 writeln!(f, "\n{}: {words}", model.name)?;
             }
         }

@@ -148,7 +148,7 @@ fn host_slots(config: &Config) -> Result<Vec<NonZeroU16>, TooLittle> {
         let (model, configured) = (&model.name, model.slots_max);
         tracing::info!(
             model, %host_memory, %body_max, slots, configured, %held,
-            "slots by host memory: slots x the largest body, of all models, is at most the host memory for jobs"
+            "host memory limits the slots: the slots of all models, times the largest body of each, fit worker.host_memory_mib"
         );
     }
     Ok(slots)

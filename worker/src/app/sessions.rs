@@ -7,7 +7,8 @@ use vramq_schemas::status::WorkerState;
 
 use super::exit::Exit;
 use crate::broker::direct_replies::DirectReplies;
-use crate::broker::session::{Session, SessionError};
+use crate::broker::opening::{SessionError, SessionPlan};
+use crate::broker::session::Session;
 use crate::broker::topology::TopologyError;
 use crate::config::Config;
 use crate::event_loop::EventLoop;
@@ -110,8 +111,16 @@ async fn open(
     }
     loop {
         let body_max = event_loop.body_max();
-        let opening =
-            Session::open(&config.broker, &config.name, &models, body_max, &aux_state, direct_replies);
+        let plan = SessionPlan {
+            broker: &config.broker,
+            worker: &config.name,
+            models: &models,
+            body_max,
+            aux_state: &aux_state,
+            direct_replies,
+            is_first,
+        };
+        let opening = Session::open(plan);
         let error = match unless_stopped(event_loop, signals, opening).await {
             None => return Ok(None),
             Some(Ok(session)) => return Ok(Some(session)),

@@ -104,6 +104,9 @@ fn unusable(error: anyhow::Error) -> Exit {
 }
 
 fn warn_of_settings(config: &Config) {
+    for file in config.broker.url.credentials().exposed() {
+        tracing::warn!(file = %file.display(), "every user of this machine may read the secret: chmod o-r");
+    }
     if config.job_limit > CONSUMER_TIMEOUT.mul_f64(0.8) {
         tracing::warn!(
             job_s = config.job_limit.as_secs(),
@@ -238,6 +241,7 @@ fn settings(config: &Config, opened: &Opened, executors: &[Box<dyn Executor>]) -
         pressure_percent: config.pressure.percent,
         pressure_tolerated: config.pressure.tolerated,
         bulk_jobs_max: config.broker.queue_length_max,
+        large_turn: config.large_turn,
         executors: executors.iter().map(|executor| executor.facts()).collect(),
         started_at: Instant::now(),
         seed: uuid::Uuid::new_v4().as_u64_pair().0,

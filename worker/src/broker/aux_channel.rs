@@ -78,9 +78,9 @@ impl AuxChannel {
                 return;
             }
             if self.state.warned.swap(true, Ordering::Relaxed) {
-                tracing::debug!(%error, "{what} do not work");
+                tracing::debug!(%error, "{what} are unavailable");
             } else {
-                tracing::warn!(%error, "{what} do not work; jobs go on, and the channel is opened again");
+                tracing::warn!(%error, "{what} are unavailable; jobs are not affected; reopening the channel");
             }
             tokio::time::sleep(waits.next_wait()).await;
         }

@@ -22,8 +22,9 @@ use vramq_amqp::{Address, ConnectError};
 
 use crate::broker::deadline::within;
 use crate::broker::message::Message;
+use crate::broker::opening::STEP_MAX;
 use crate::broker::publisher::Answer;
-use crate::broker::session::{STEP_MAX, message_size_max};
+use crate::broker::session::message_size_max;
 use crate::failpoint;
 use crate::retry::Backoff;
 

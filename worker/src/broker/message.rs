@@ -12,21 +12,17 @@ use vramq_schemas::topology::{
     suspects_queue,
 };
 use vramq_schemas::{
-    BODY_BYTES_MAX, DeadLetter, Encoding, Failure, ItemProgress, JobHeaders, Output, Outputs, Reason,
-    ReplyHeaders, ReplyKind, TraceContext, codec,
+    BODY_BYTES_MAX, DeadLetter, Encoding, Failure, ItemProgress, JobHeaders, Outputs, Reason, ReplyHeaders,
+    ReplyKind, codec,
 };
 
 use super::direct_address::{self, DIRECT_REPLIES};
 use super::received::ReceivedJob;
-use super::wire_size::wire_bytes;
+use super::wire_size::items_within;
 use crate::failpoint::Site;
 use crate::job_store::RunOutputs;
 use crate::model::Model;
 use crate::unix_ms;
-
-/// Replies are cut into parts of about this many bytes: large enough that framing costs nothing, small enough that a caller
-/// sees progress every few hundred texts; far below the body cap.
-pub const PART_BYTES: usize = 1024 * 1024;
 
 /// The most bytes of headers that a message is published with. Headers have to fit one frame (128 KiB by default)
 /// with the other properties; above that the broker closes the connection.
@@ -121,21 +117,47 @@ pub fn is_internal_queue(name: &str) -> bool {
 }
 
 /// Where a job's replies go, and what each of them repeats of the job.
-#[derive(Debug)]
-pub struct ReplyAddress {
+#[derive(Clone, Copy, Debug)]
+pub struct ReplyAddress<'a> {
     pub encoding: Encoding,
-    routing_key: ShortString,
-    /// All but type and timestamp.
-    properties: BasicProperties,
-    trace: Option<TraceContext>,
+    received: &'a ReceivedJob,
+    /// Of jobs without a `reply_to`.
+    default_queue: &'a str,
 }
 
-impl ReplyAddress {
-    pub fn of(received: &ReceivedJob, model: &Model, encoding: Encoding) -> Self {
-        let of_job = &received.delivery.properties;
+impl<'a> ReplyAddress<'a> {
+    pub fn of(received: &'a ReceivedJob, model: &'a Model, encoding: Encoding) -> Self {
+        Self { encoding, received, default_queue: &model.reply_queue }
+    }
+
+    fn reply(&self, kind: ReplyKind, mut headers: FieldTable, body: Vec<u8>) -> Message {
+        if let Some(trace) = &self.received.summary.trace {
+            trace.write(&mut headers);
+        }
+        Message {
+            exchange: "".into(),
+            routing_key: self.queue(),
+            properties: self.properties(kind),
+            headers,
+            body,
+        }
+    }
+
+    fn queue(&self) -> ShortString {
+        let reply_to = self.received.delivery.properties.reply_to().as_ref();
+        reply_to
+            .filter(|queue| !queue.as_str().is_empty())
+            .cloned()
+            .unwrap_or_else(|| self.default_queue.into())
+    }
+
+    fn properties(&self, kind: ReplyKind) -> BasicProperties {
+        let of_job = &self.received.delivery.properties;
         let mut properties = BasicProperties::default()
             .with_delivery_mode(PERSISTENT)
-            .with_content_type(encoding.content_type().into());
+            .with_content_type(self.encoding.content_type().into())
+            .with_type(kind.as_str().into())
+            .with_timestamp(unix_ms() / 1000);
         if let Some(id) = of_job.message_id() {
             properties = properties.with_message_id(id.clone());
         }
@@ -145,22 +167,7 @@ impl ReplyAddress {
         if let Some(app) = of_job.app_id() {
             properties = properties.with_app_id(app.clone());
         }
-        let reply_to = of_job.reply_to().clone().filter(|queue| !queue.as_str().is_empty());
-        Self {
-            encoding,
-            routing_key: reply_to.unwrap_or_else(|| model.reply_queue.as_str().into()),
-            properties,
-            trace: received.summary.trace.clone(),
-        }
-    }
-
-    fn reply(&self, kind: ReplyKind, mut headers: FieldTable, body: Vec<u8>) -> Message {
-        if let Some(trace) = &self.trace {
-            trace.write(&mut headers);
-        }
-        let properties =
-            self.properties.clone().with_type(kind.as_str().into()).with_timestamp(unix_ms() / 1000);
-        Message { exchange: "".into(), routing_key: self.routing_key.clone(), properties, headers, body }
+        properties
     }
 }
 
@@ -168,11 +175,11 @@ impl ReplyAddress {
 /// that is not the last.
 ///
 /// # Errors
-/// [`Rejection`] when one item's output alone is above the body cap.
+/// [`Rejection`] when one item's output alone is above the body cap, or more than a client reads.
 pub fn replies(
     run: Run,
     of_run: RunOutputs,
-    address: &ReplyAddress,
+    address: ReplyAddress<'_>,
     model: &Model,
     identity: &Identity,
 ) -> Result<Vec<Message>, Rejection> {
@@ -181,7 +188,7 @@ pub fn replies(
     let mut messages = Vec::with_capacity(1);
     let revision = model.engine.revision();
     while !left.is_empty() || (run.is_last && messages.is_empty()) {
-        let rest = left.split_off(items_within(&left, address.encoding));
+        let rest = left.split_off(items_within(&left, address.encoding)?);
         let kind = if run.is_last && rest.is_empty() { ReplyKind::Done } else { ReplyKind::Part };
         let items = u32::try_from(left.len()).unwrap_or(u32::MAX);
         let reply = ReplyHeaders {
@@ -219,7 +226,7 @@ pub fn replies(
 pub fn progress(
     progress: &ItemProgress,
     attempt: u32,
-    address: &ReplyAddress,
+    address: ReplyAddress<'_>,
     identity: &Identity,
 ) -> Option<Message> {
     let body = codec::encode(progress, address.encoding).ok()?;
@@ -230,16 +237,6 @@ pub fn progress(
     let properties =
         reply.properties.with_delivery_mode(TRANSIENT).with_expiration(PROGRESS_EXPIRATION_MS.into());
     Some(Message { properties, ..reply })
-}
-
-/// How many outputs from the start fit one reply: at least 1, if there is one.
-fn items_within(outputs: &[Output], encoding: Encoding) -> usize {
-    let mut bytes = 0;
-    let fitting = outputs.iter().take_while(|output| {
-        bytes += wire_bytes(output, encoding);
-        bytes <= PART_BYTES
-    });
-    fitting.count().max(outputs.len().min(1))
 }
 
 /// The `failed` reply that goes out besides a dead letter, so that no caller hangs. `None` if the job's `reply_to` cannot take

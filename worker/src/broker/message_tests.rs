@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use lapin::message::Delivery;
 use vramq_core::ids::ModelIndex;
+use vramq_schemas::Output;
 
 use super::*;
 use crate::broker::publisher_rules::{Pattern, PublisherRules};
@@ -122,9 +123,10 @@ fn a_dead_lettered_reply_names_the_publisher_of_its_job() {
         .with_reply_to("replies.gone".into())
         .with_user_id("gateway".into());
     let received = delivered("vramq.jobs", job, texts(&[(headers::USER, "eve"), (headers::TENANT, "acme")]));
-    let address = ReplyAddress::of(&received, &model(), Encoding::Json);
+    let model = model();
+    let address = ReplyAddress::of(&received, &model, Encoding::Json);
     let reply = address.reply(ReplyKind::Done, FieldTable::default(), Vec::new());
-    let letter = dead_reply(reply, &received, &model(), &identity, &rejection);
+    let letter = dead_reply(reply, &received, &model, &identity, &rejection);
     let named = |header| letter.headers.inner().get(header).and_then(fields::as_text);
     assert_eq!(named(headers::USER).as_deref(), Some("gateway"));
     assert_eq!(named(headers::CALLER).as_deref(), Some("gateway/acme"));
@@ -178,4 +180,48 @@ fn a_dead_letter_repeats_no_words_that_a_publisher_put_into_a_workers_mouth() {
     assert_eq!(letter("vramq.jobs", Some(&JobHeaders::default())), ["mine"]);
     let of_worker = letter(RETRY_EXCHANGE, None);
     assert_eq!(of_worker.len(), 1 + headers::OF_JOBS.len(), "{of_worker:?}");
+}
+
+/// The replies with these JSON outputs, as a client reads them.
+fn read_replies(
+    values: Vec<serde_json::Value>,
+    encoding: Encoding,
+) -> Result<Vec<(ReplyKind, usize)>, Rejection> {
+    let received = delivered("", BasicProperties::default(), FieldTable::default());
+    let model = model();
+    let address = ReplyAddress::of(&received, &model, encoding);
+    let identity = Identity { worker: "w".to_owned(), version: "1" };
+    let items = u32::try_from(values.len()).unwrap();
+    let run = Run {
+        offset: 0,
+        items,
+        items_total: items,
+        attempt: 0,
+        queued: std::time::Duration::ZERO,
+        first_pass_at: std::time::Instant::now(),
+        is_last: true,
+        bytes: 0,
+    };
+    let of_run = RunOutputs { outputs: values.into_iter().map(Output::Json).collect(), tokens: None };
+    let messages = replies(run, of_run, address, &model, &identity)?;
+    let read = |message: &Message| {
+        let kind = message.properties.kind().as_ref().and_then(|kind| ReplyKind::of(kind.as_str())).unwrap();
+        (kind, codec::decode::<Outputs>(&message.body, encoding).unwrap().outputs.len())
+    };
+    Ok(messages.iter().map(read).collect())
+}
+
+/// Far less than a part of many small objects unfolds to more than clients accept.
+#[test]
+fn a_reply_that_no_client_could_read_is_cut_into_parts_that_every_client_reads() {
+    let objects = |count: usize| serde_json::Value::from(vec![serde_json::json!({}); count]);
+    for encoding in [Encoding::Json, Encoding::MessagePack, Encoding::Bincode] {
+        let parts = read_replies(vec![objects(30_000); 5], encoding).unwrap();
+        let expected = [(ReplyKind::Part, 2), (ReplyKind::Part, 2), (ReplyKind::Done, 1)];
+        assert_eq!(parts, expected, "{encoding:?}");
+        assert_eq!(read_replies(vec![objects(30); 5], encoding).unwrap(), [(ReplyKind::Done, 5)]);
+        let refused = read_replies(vec![objects(3), objects(80_000)], encoding).unwrap_err();
+        assert_eq!(refused.reason, Reason::TooLarge);
+        assert!(refused.error.contains("704 more for an object"), "{}", refused.error);
+    }
 }

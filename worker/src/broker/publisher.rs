@@ -45,9 +45,9 @@ pub enum PublishError {
     Closed(#[from] lapin::Error),
     #[error("the broker did not confirm it within {0} s")]
     NoConfirm(u32),
-    #[error("the broker confirmed nothing for {0} s, twice")]
+    #[error("no publisher confirm came for two periods of {0} s")]
     Silent(u32),
-    #[error("the reply queues of {0} jobs are silent")]
+    #[error("the replies to {0} jobs are not confirmed")]
     SilentQueues(usize),
 }
 

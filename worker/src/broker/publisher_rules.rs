@@ -1,5 +1,7 @@
 //! Rules for publishers: which queues a job may name in `reply_to`, and to which caller's share its passes count. Pure.
 
+use vramq_schemas::output_name::tenant_of;
+
 use super::message;
 
 /// The longest `vramq-tenant` that is taken: a name, not a text. It is written into the headers of each attempt.
@@ -33,13 +35,12 @@ impl PublisherRules {
         Some(format!("reply_to names `{reply_to}`, to which this worker's `reply.allow` permits no replies"))
     }
 
-    /// Whose share of the passes a job takes: its user's; or, if that user publishes for others, the tenant's that it names. A
-    /// tenant's name is prefixed with the user, so that no tenant can take another user's share.
+    /// Whose share of the passes a job takes: its user's; or, if that user publishes for others, the tenant's that it names.
     pub fn caller(&self, user: Option<String>, tenant: Option<String>) -> Option<String> {
         let user = user?;
         let tenant = tenant.filter(|tenant| tenant.len() <= TENANT_BYTES_MAX);
         match tenant {
-            Some(tenant) if self.tenant_users.contains(&user) => Some(format!("{user}/{tenant}")),
+            Some(tenant) if self.tenant_users.contains(&user) => Some(tenant_of(&user, &tenant)),
             _ => Some(user),
         }
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use lapin::message::Delivery;
 use lapin::types::{FieldTable, ShortString};
 use vramq_core::event::{self, Source};
-use vramq_core::ids::{DeliveryTag, Fingerprint, JobKey, ModelIndex};
+use vramq_core::ids::{ChannelId, DeliveryTag, Fingerprint, JobKey, ModelIndex};
 use vramq_schemas::fields::as_text;
 use vramq_schemas::headers::{CALLER, InvalidHeader, MODEL_REVISION, TENANT, USER};
 use vramq_schemas::topology::RETRY_EXCHANGE;
@@ -26,7 +26,7 @@ const SECONDS_MAX: u64 = 100_000_000_000;
 pub struct ReceivedJob {
     pub delivery: Delivery,
     /// What is kept of it until it is settled, longer than its body.
-    pub summary: Summary,
+    pub summary: Arc<Summary>,
     rules: Arc<PublisherRules>,
 }
 
@@ -70,7 +70,7 @@ impl ReceivedJob {
             at: Instant::now(),
             at_ms: unix_ms(),
         };
-        Self { delivery, summary, rules: Arc::clone(rules) }
+        Self { delivery, summary: Arc::new(summary), rules: Arc::clone(rules) }
     }
 
     pub fn id(&self) -> Option<&str> {
@@ -87,7 +87,7 @@ impl ReceivedJob {
         let written = self.headers().filter(|_| self.is_from_worker()).and_then(headers::expires_at_ms);
         written.or_else(|| {
             let ttl_ms = self.delivery.properties.expiration().as_ref()?.as_str().parse::<u64>().ok()?;
-            let Summary { published_ms, at_ms, .. } = self.summary;
+            let Summary { published_ms, at_ms, .. } = *self.summary;
             // A timestamp in whole seconds may stand for a moment almost a second later.
             let since = published_ms.map_or(at_ms, |ms| ms.saturating_add(999)).min(at_ms);
             Some(since.saturating_add(ttl_ms))
@@ -150,7 +150,13 @@ impl ReceivedJob {
     }
 
     /// What the core decides by.
-    pub fn facts(&self, job: JobKey, model: ModelIndex, source: Source) -> event::Delivery {
+    pub fn facts(
+        &self,
+        job: JobKey,
+        model: ModelIndex,
+        source: Source,
+        channel: ChannelId,
+    ) -> event::Delivery {
         let table = self.headers();
         let reply_to =
             self.delivery.properties.reply_to().as_ref().filter(|queue| !queue.as_str().is_empty());
@@ -158,6 +164,7 @@ impl ReceivedJob {
             job,
             model,
             source,
+            channel,
             tag: DeliveryTag(self.delivery.delivery_tag),
             fingerprint: Fingerprint(fingerprint(&self.delivery)),
             redelivered: self.delivery.redelivered,

@@ -7,26 +7,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{join, try_join_all};
+use futures_util::future::{join, join_all};
 use futures_util::stream::{self, BoxStream, StreamExt as _};
-use lapin::options::ConfirmSelectOptions;
-use lapin::protocol::{AMQPErrorKind, AMQPHardError};
 use lapin::{Channel, Connection, Event};
-use vramq_amqp::{Address, ConnectError};
-use vramq_core::ids::ModelIndex;
+use vramq_amqp::Address;
+use vramq_core::ids::{ModelIndex, QueueIndex};
 
 use super::aux_channel::{AuxChannel, AuxChannelState};
-use super::deadline::within;
 use super::direct_replies::DirectReplies;
-use super::model_channel::ModelChannel;
+use super::model_channels::ModelChannels;
+use super::opening::{MissingQueue, OpenChannels, SessionError, SessionPlan, open_further, why_missing};
 use super::publisher::Publisher;
-use super::topology::{self, TopologyError};
-use crate::config::BrokerConfig;
-use crate::model::Model;
-
-/// How long the broker may take for one step of opening a session, such as a channel or the queues of a model. A broker that is
-/// alive answers within fractions of a second; this bounds how long one that swallowed a frame is waited for.
-pub(super) const STEP_MAX: Duration = Duration::from_secs(10);
 
 /// How long an orderly close may take; after it the connections are dropped, which has the same effect for our jobs.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
@@ -67,7 +58,9 @@ pub struct Session {
     pub publisher: Publisher,
     direct_replies: DirectReplies,
     /// In the order of the models.
-    channels: Vec<ModelChannel>,
+    channels: Vec<ModelChannels>,
+    /// Further queues that could not be consumed when it was opened, and why; given once.
+    missing: Vec<MissingQueue>,
     /// Channels of the control plane, until they are taken; none if the broker allows none.
     aux: Option<AuxParts<Channel>>,
     pub events: Events,
@@ -94,48 +87,16 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// Why there is no session.
-#[derive(Debug, thiserror::Error)]
-pub enum SessionError {
-    #[error("connect to {0}")]
-    Unreachable(ConnectError),
-    /// The broker answered, and said no: credentials, vhost or permissions.
-    #[error("the broker refuses the connection: {0}")]
-    Refused(ConnectError),
-    #[error(transparent)]
-    Topology(#[from] TopologyError),
-    #[error("{step}: {error}")]
-    Lost { step: &'static str, error: lapin::Error },
-    #[error("{step}: the broker does not answer within {} s", STEP_MAX.as_secs())]
-    Silent { step: &'static str },
-}
-
-impl SessionError {
-    /// Whether trying again without changing anything can help.
-    pub fn is_retryable(&self) -> bool {
-        !matches!(self, Self::Refused(_) | Self::Topology(TopologyError::Refused { .. }))
-    }
-}
-
 impl Session {
     /// Opens a session with a host of the broker's; if that swallows a frame, with the next one.
     ///
     /// # Errors
     /// [`SessionError`] of the last host that was tried; nothing stays open.
-    pub async fn open(
-        broker: &BrokerConfig,
-        worker: &str,
-        models: &[Arc<Model>],
-        body_max: usize,
-        aux_state: &AuxChannelState,
-        direct_replies: &DirectReplies,
-    ) -> Result<Self, SessionError> {
-        let mut hosts = broker.url.in_turn();
-        let mut last = hosts.next().unwrap_or_else(|| broker.url.clone());
+    pub async fn open(plan: SessionPlan<'_>) -> Result<Self, SessionError> {
+        let mut hosts = plan.broker.url.in_turn();
+        let mut last = hosts.next().unwrap_or_else(|| plan.broker.url.clone());
         loop {
-            let opened =
-                Self::open_at(&last, broker, worker, models, body_max, aux_state, direct_replies).await;
-            match (opened, hosts.next()) {
+            match (Self::open_at(&last, plan).await, hosts.next()) {
                 (Err(SessionError::Silent { step }), Some(next)) => {
                     tracing::warn!(step, broker = %last, "the broker does not answer, trying the next host");
                     last = next;
@@ -145,17 +106,10 @@ impl Session {
         }
     }
 
-    /// Connects, and declares or checks the topology of each model. Bodies above `body_max` are not published. The control
-    /// plane's channels come last: if the broker allows none, the next sessions do without.
-    async fn open_at(
-        address: &Address,
-        broker: &BrokerConfig,
-        worker: &str,
-        models: &[Arc<Model>],
-        body_max: usize,
-        aux_state: &AuxChannelState,
-        direct_replies: &DirectReplies,
-    ) -> Result<Self, SessionError> {
+    /// Connects, and declares or checks the topology of each model. The control plane's channels come last: if the broker allows
+    /// none, the next sessions do without.
+    async fn open_at(address: &Address, plan: SessionPlan<'_>) -> Result<Self, SessionError> {
+        let SessionPlan { broker, worker, body_max, direct_replies, .. } = plan;
         let consuming = connect(address, &format!("vramq-worker {worker}")).await?;
         let publishing = match connect(address, &format!("vramq-worker {worker} publishing")).await {
             Ok(publishing) => publishing,
@@ -166,8 +120,8 @@ impl Session {
         };
         let events =
             stream::select(events_of(&consuming, Side::Consuming), events_of(&publishing, Side::Publishing));
-        let opened = Self::open_channels(&consuming, &publishing, broker, worker, models, aux_state).await;
-        let (publisher, channels, aux) = match opened {
+        let opened = OpenChannels::open(&consuming, &publishing, plan).await;
+        let OpenChannels { publisher, models, missing, aux } = match opened {
             Ok(opened) => opened,
             Err(error) => {
                 // lapin keeps a connection that is only dropped for as long as the host sends heartbeats.
@@ -181,49 +135,47 @@ impl Session {
             declare: broker.declare,
             publisher: Publisher::new(publisher, direct_replies.clone(), body_max, broker.confirm_s),
             direct_replies: direct_replies.clone(),
-            channels,
+            channels: models,
+            missing,
             aux,
             events: events.boxed(),
         })
     }
 
-    /// What a session does on its two connections before it consumes: the topology, the publisher's channel in confirm mode, a
-    /// channel for each model, and those of the control plane.
-    async fn open_channels(
-        consuming: &Connection,
-        publishing: &Connection,
-        broker: &BrokerConfig,
-        worker: &str,
-        models: &[Arc<Model>],
-        aux_state: &AuxChannelState,
-    ) -> Result<(Channel, Vec<ModelChannel>, Option<AuxParts<Channel>>), SessionError> {
-        for model in models {
-            let declared = within(STEP_MAX, topology::declare(consuming, broker, model)).await;
-            declared.ok_or(SessionError::Silent { step: "declare the topology" })??;
-        }
-        let publisher = channel(publishing).await?;
-        let confirms = publisher.confirm_select(ConfirmSelectOptions::default());
-        step("ask for confirms", confirms).await?;
-        let mut channels = Vec::with_capacity(models.len());
-        for model in models {
-            let of_jobs = channel(consuming).await?;
-            channels.push(ModelChannel::new(of_jobs, worker, &model.key, &model.queues));
-        }
-        let aux = open_aux(consuming, publishing, aux_state, broker.control).await?;
-        Ok((publisher, channels, aux))
-    }
-
-    /// The channel of a model's jobs.
-    pub fn channel(&self, model: ModelIndex) -> &ModelChannel {
+    /// The channels of a model's jobs.
+    pub fn channels(&self, model: ModelIndex) -> &ModelChannels {
         &self.channels[model.0]
     }
 
-    /// Whether both connections and all channels that jobs need are open.
+    pub fn channels_mut(&mut self, model: ModelIndex) -> &mut ModelChannels {
+        &mut self.channels[model.0]
+    }
+
+    /// Further queues that could not be consumed when the session was opened; given once.
+    pub fn take_missing(&mut self) -> Vec<MissingQueue> {
+        std::mem::take(&mut self.missing)
+    }
+
+    /// Looks for a further queue. The channel to consume it on, or why it cannot be consumed.
+    pub fn look_for(
+        &self,
+        model: ModelIndex,
+        queue: QueueIndex,
+    ) -> impl Future<Output = Result<Channel, String>> + Send + use<> {
+        let consuming = Arc::clone(&self.consuming);
+        let queue = self.channels(model).further(queue).cloned();
+        async move {
+            let queue = queue.ok_or("the model has no such queue")?;
+            open_further(&consuming, &queue).await.map_err(|error| why_missing(&error))
+        }
+    }
+
+    /// Whether both connections and all channels are open without which a model has no jobs.
     pub fn is_whole(&self) -> bool {
         self.consuming.status().connected()
             && self.publishing.status().connected()
             && self.publisher.is_open()
-            && self.channels.iter().all(ModelChannel::is_open)
+            && self.channels.iter().all(ModelChannels::is_open)
     }
 
     /// The channels of the control plane; given once.
@@ -251,16 +203,15 @@ impl Session {
     /// closes before, it forgets the rest. It does not say when that is. But it confirms publishes when they are on disk,
     /// so the time that these took is the time to wait.
     pub fn flush(&self) -> impl Future<Output = ()> + Send + use<> {
-        let counts = |_| self.channels.iter().map(ModelChannel::count).collect::<Vec<_>>();
-        let [before, after] = [(); 2].map(counts);
+        let synced = |_| self.channels.iter().map(ModelChannels::synced).collect::<Vec<_>>();
+        let [before, after] = [(); 2].map(synced);
         let written = (self.publisher.slowest_confirm() * FLUSH_CONFIRMS).clamp(FLUSH_MIN, FLUSH_MAX);
         async move {
             let flushing = async {
-                // Answers come after what was sent before: the broker has read all acks.
-                try_join_all(before).await?;
+                join_all(before).await;
                 tokio::time::sleep(written).await;
                 // And it has handed on what it held back.
-                try_join_all(after).await
+                join_all(after).await;
             };
             // A session that is lost has nothing to flush.
             let _ = tokio::time::timeout(CLOSE_MAX + written, flushing).await;
@@ -296,66 +247,15 @@ fn events_of(connection: &Connection, side: Side) -> BoxStream<'static, (Side, O
     listener.map(move |event| (side, Some(event))).chain(ended).boxed()
 }
 
-/// One step of opening a session, with its deadline.
-async fn step<T>(
-    step: &'static str,
-    request: impl Future<Output = lapin::Result<T>>,
-) -> Result<T, SessionError> {
-    match within(STEP_MAX, request).await {
-        Some(answer) => answer.map_err(|error| SessionError::Lost { step, error }),
-        None => Err(SessionError::Silent { step }),
-    }
-}
-
-async fn channel(connection: &Connection) -> Result<Channel, SessionError> {
-    step("open channel", connection.create_channel()).await
-}
-
-async fn open_aux(
-    consuming: &Connection,
-    publishing: &Connection,
-    state: &AuxChannelState,
-    has_control: bool,
-) -> Result<Option<AuxParts<Channel>>, SessionError> {
-    if state.is_refused() {
-        return Ok(None);
-    }
-    let opened = async {
-        Ok::<_, SessionError>(AuxParts {
-            heartbeats: channel(publishing).await?,
-            withdrawals: channel(consuming).await?,
-            control: match has_control {
-                true => Some(ControlParts {
-                    commands: channel(consuming).await?,
-                    answers: channel(publishing).await?,
-                }),
-                false => None,
-            },
-        })
-    };
-    match opened.await {
-        Ok(channels) => Ok(Some(channels)),
-        // Not even asked for: the broker allows a connection no more channels, and the connection is fine.
-        Err(SessionError::Lost { error, .. })
-            if matches!(error.kind(), lapin::ErrorKind::ChannelsLimitReached) =>
-        {
-            state.refuse(&error);
-            Ok(None)
+/// Whether an error is that of one channel, and concerns no other. `why` is the broker's text, if it gave one.
+pub fn why_closed(error: &lapin::Error) -> Option<String> {
+    match error.kind() {
+        lapin::ErrorKind::ProtocolError(answer) if error.is_amqp_soft_error() => {
+            Some(answer.get_message().to_string())
         }
-        Err(SessionError::Lost { error, .. }) => {
-            if is_channel_too_many(&error) {
-                state.refuse(&error);
-            }
-            Err(SessionError::Lost { step: "open channels for the control plane", error })
-        }
-        Err(error) => Err(error),
+        lapin::ErrorKind::InvalidChannelState(..) => Some(error.to_string()),
+        _ => None,
     }
-}
-
-/// Whether the broker ended the connection because of a channel that this user may not open (`max-channels`).
-fn is_channel_too_many(error: &lapin::Error) -> bool {
-    let lapin::ErrorKind::ProtocolError(answer) = error.kind() else { return false };
-    *answer.kind() == AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED)
 }
 
 /// The largest body that the broker takes, if an error says that one was larger. It has no other way to tell.

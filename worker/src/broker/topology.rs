@@ -1,8 +1,9 @@
 //! Declares the exchanges and queues of a model, or checks that they exist.
 
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, Connection, ExchangeKind};
+use vramq_core::settings::QueueFacts;
 use vramq_schemas::topology::{
     DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, RETRY_EXCHANGE, bulk_key, bulk_queue, dead_queue,
     default_reply_queue, delay_key, delay_queue, jobs_queue, quarantine_key, suspects_queue,
@@ -53,7 +54,34 @@ impl TopologyError {
     }
 }
 
-/// Declares exchanges and the queues of a model, or, with `declare = false`, checks that they are there.
+/// A further queue of a model, as its workers declare it, or check that it is there. It gets no binding: who publishes there, and
+/// through which exchange, is for its owner to say.
+#[derive(Clone, Debug)]
+pub struct FurtherQueue {
+    pub name: ShortString,
+    passive: bool,
+    arguments: FieldTable,
+}
+
+impl FurtherQueue {
+    /// Those of a model, in their order. The model's dead letter queue has to be there.
+    pub fn of(broker: &BrokerConfig, model: &Model) -> Vec<Self> {
+        let of = |queue: &QueueFacts| Self {
+            name: queue.name.as_str().into(),
+            passive: !broker.declare,
+            arguments: job_arguments(broker, &model.key),
+        };
+        model.queues.iter().skip(1).map(of).collect()
+    }
+
+    /// # Errors
+    /// [`TopologyError`], with the broker's text. It has closed the channel then.
+    pub async fn declare(&self, channel: &Channel) -> Result<(), TopologyError> {
+        queue(channel, self.passive, self.name.as_str(), self.arguments.clone()).await
+    }
+}
+
+/// Declares exchanges and the queues of a model but its further ones, or, with `declare = false`, checks that they are there.
 ///
 /// # Errors
 /// [`TopologyError`], with the broker's text on what differs.
@@ -62,7 +90,7 @@ pub async fn declare(
     broker: &BrokerConfig,
     model: &Model,
 ) -> Result<(), TopologyError> {
-    let Model { key, name, reply_queue, queues, .. } = model;
+    let Model { key, name, reply_queue, .. } = model;
     let lost = |error| TopologyError::Lost { what: "channel", name: "topology".to_owned(), error };
     let channel = connection.create_channel().await.map_err(lost)?;
     for name in [JOBS_EXCHANGE, RETRY_EXCHANGE, DEAD_EXCHANGE] {
@@ -70,10 +98,7 @@ pub async fn declare(
     }
     // The dead letters first: a job queue must have somewhere to dead-letter to.
     queue(&channel, !broker.declare, &dead_queue(key), dead_arguments(broker)).await?;
-    // First the model's own. Further ones get no binding: who publishes there, and through which exchange, is for their owner to say.
-    for jobs in queues {
-        queue(&channel, !broker.declare, &jobs.name, job_arguments(broker, key)).await?;
-    }
+    queue(&channel, !broker.declare, &jobs_queue(key), job_arguments(broker, key)).await?;
     queue(&channel, !broker.declare, &bulk_queue(key), bulk_arguments(broker, key)).await?;
     queue(&channel, !broker.declare, &suspects_queue(key), quarantine_arguments(broker, key)).await?;
     for ms in DELAYS_MS {

@@ -1,13 +1,19 @@
-//! The size of outputs on the wire: an estimate before they are written, and an upper bound before they are computed.
+//! The size of outputs on the wire: an estimate before they are written, by which replies are cut, and an upper bound before they are
+//! computed.
 
 use vramq_core::rejection::Rejection;
 use vramq_core::units::Mib;
+use vramq_schemas::json_budget::JsonSize;
 use vramq_schemas::{Dtype, Embedding, Encoding, Input, Output, Reason, Values};
 
 use crate::engine::OutputMax;
 
 /// What an output takes besides its content: its tag, its length, punctuation.
 const OVERHEAD: usize = 16;
+
+/// Replies are cut into parts of about this many bytes: large enough that framing costs nothing, small enough that a caller
+/// sees progress every few hundred texts; far below the body cap.
+const PART_BYTES: usize = 1024 * 1024;
 
 /// The most bytes of a vector's element as a number in JSON: "-0.012345678," and the like.
 const NUMBER: usize = 13;
@@ -88,7 +94,8 @@ fn bytes_max(output: OutputMax, encoding: Encoding) -> (u64, u64) {
     }
 }
 
-/// About the bytes that an output takes on the wire; only where to cut depends on it.
+/// About the bytes that an output takes on the wire; only where to cut depends on it. Of a JSON output, no less than its text takes in
+/// JSON, in any encoding.
 pub fn wire_bytes(output: &Output, encoding: Encoding) -> usize {
     OVERHEAD
         + match output {
@@ -109,6 +116,35 @@ pub fn wire_bytes(output: &Output, encoding: Encoding) -> usize {
             Output::Bytes { bytes, .. } => bytes.len() * if encoding == Encoding::Json { 4 } else { 3 } / 3,
             Output::Uri(uri) => uri.len(),
         }
+}
+
+/// How many outputs from the start fit one reply, which a client can read: at least 1, if there is one.
+///
+/// # Errors
+/// [`Rejection`] when no client reads the first one.
+pub fn items_within(outputs: &[Output], encoding: Encoding) -> Result<usize, Rejection> {
+    let (mut fitting, mut bytes) = (0, 0);
+    for output in outputs {
+        let more = bytes + wire_bytes(output, encoding);
+        if fitting > 0 && more > PART_BYTES {
+            break;
+        }
+        (fitting, bytes) = (fitting + 1, more);
+    }
+    if bytes <= JsonSize::TEXT_ALWAYS_READABLE {
+        return Ok(fitting);
+    }
+    let mut size = JsonSize::default();
+    for (at, output) in outputs[..fitting].iter().enumerate() {
+        let Output::Json(value) = output else { continue };
+        size = size + JsonSize::of(value);
+        match size.check() {
+            Ok(()) => {}
+            Err(error) if at == 0 => return Err(Rejection::new(Reason::TooLarge, error.to_string())),
+            Err(_) => return Ok(at),
+        }
+    }
+    Ok(fitting)
 }
 
 /// The most bytes of a sparse vector of so many elements.

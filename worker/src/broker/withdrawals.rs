@@ -68,7 +68,7 @@ async fn serve(
             // An `Err`: the session is over, which ends this task.
             Some(withdrawn) => drop(withdrawals.send(withdrawn).await),
             // At debug: a flood of what cannot be read must not fill the log as well.
-            None => tracing::debug!(bytes = delivery.data.len(), "no withdrawal that can be read"),
+            None => tracing::debug!(bytes = delivery.data.len(), "ignored an unreadable withdrawal"),
         }
         delivery.acker.ack(BasicAckOptions::default()).await?;
     }

@@ -41,7 +41,8 @@ Exit codes:
   0 drained · 1 killed while draining · 2 usage or configuration, or queues with other arguments
   3 broker unreachable at start · 4 device or model unusable, or no job fits · 5 restart wanted")]
     Run(Options),
-    /// Load the models and show devices, memory, weights, bytes per job and slots; does not consume.
+    /// Load the models, run some passes, and show devices, memory, weights, bytes per job, slots and jobs per second; does not
+    /// consume.
     #[command(after_help = "\
 Examples:
   vramq-worker doctor --model minilm=models/all-MiniLM-L6-v2
@@ -82,6 +83,15 @@ pub struct Options {
     /// PEM file with the certificates of a private authority, for amqps://.
     #[arg(long, env = "VRAMQ_BROKER_CA", value_name = "FILE")]
     pub broker_ca: Option<String>,
+    /// PEM file with this worker's certificate, for amqps://.
+    #[arg(long, env = "VRAMQ_BROKER_CERTIFICATE", value_name = "FILE")]
+    pub broker_certificate: Option<String>,
+    /// PEM file with the private key of the certificate.
+    #[arg(long, env = "VRAMQ_BROKER_KEY", value_name = "FILE")]
+    pub broker_key: Option<String>,
+    /// File with the password of the URL's user.
+    #[arg(long, env = "VRAMQ_BROKER_PASSWORD_FILE", value_name = "FILE")]
+    pub broker_password_file: Option<String>,
     /// This worker's name [default: host and process id].
     #[arg(long, env = "VRAMQ_WORKER_NAME", value_name = "NAME")]
     pub name: Option<String>,
@@ -137,7 +147,7 @@ impl Options {
         });
         let Overrides { values, faults: more } = self.overrides();
         faults.extend(more.into_iter().map(|(key, what)| ConfigFault { key, what }));
-        let folder = self.config.as_deref().and_then(Path::parent).unwrap_or(Path::new("."));
+        let folder = self.config.as_deref().map_or(Path::new("."), folder_of);
         match Config::read_in(folder, text.as_deref(), &values) {
             Ok(config) if faults.is_empty() => Ok(match &self.gpu {
                 Some(gpu) => config.on(gpu),
@@ -155,6 +165,9 @@ impl Options {
         for (key, value) in [
             ("broker.url", &self.broker_url),
             ("broker.ca", &self.broker_ca),
+            ("broker.certificate", &self.broker_certificate),
+            ("broker.key", &self.broker_key),
+            ("broker.password_file", &self.broker_password_file),
             ("worker.name", &self.name),
             ("device.cpu.memory_mib", &self.memory_mib),
             ("http.listen", &self.http_listen),
@@ -168,5 +181,33 @@ impl Options {
             overrides.pair("--set", pair, str::to_owned);
         }
         overrides
+    }
+}
+
+/// The folder of a file. A bare name lies in the current folder: its parent is the empty path, which is no folder.
+fn folder_of(file: &Path) -> &Path {
+    file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::EngineConfig;
+
+    #[test]
+    fn programs_run_in_the_folder_of_the_file_also_if_that_is_a_bare_name() {
+        let here = std::env::current_dir().unwrap();
+        let folders = [
+            ("worker.toml", here.clone()),
+            ("src/worker.toml", here.join("src")),
+            ("/etc/w.toml", "/etc".into()),
+        ];
+        for (file, folder) in folders {
+            let text = "[model.m]\nengine = \"process\"\ncommand = [\"/bin/sh\"]";
+            let config = Config::read_in(folder_of(Path::new(file)), Some(text), &[]);
+            let config = config.unwrap_or_else(|faults| panic!("{file}: {faults}"));
+            let EngineConfig::Process(program) = &config.models[0].engine else { panic!("{config:?}") };
+            assert_eq!(program.folder, folder, "{file}");
+        }
     }
 }

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use super::gpus::gpus;
 use super::read::{at_least_one, parsed};
 use super::section::Section;
-use super::{CpuConfig, DeviceConfig, DeviceKind};
+use super::{CpuConfig, DeviceConfig, DeviceKind, EngineConfig, ModelConfig};
 use crate::device::cuda::{Lock, Options};
+use crate::engine::encoder::ComputeType;
 
 /// Kept free on a CPU device for what is not counted: allocator rounding, other tenants' small change.
 const CPU_RESERVE_MIB_DEFAULT: u32 = 64;
@@ -40,6 +41,17 @@ pub(super) fn device(mut section: Section) -> DeviceConfig {
     let (cpu, cuda) = (cpu(section.section("cpu")), cuda(section.section("cuda")));
     section.finish();
     if is_cuda { cuda } else { cpu }
+}
+
+/// Refuses a type that the configured device never computes in. Whether this machine can is known when the device is opened.
+pub(super) fn check_types(root: &Section, models: &[ModelConfig], device: &DeviceKind) {
+    for model in models {
+        let is_f16 = matches!(model.engine, EngineConfig::Encoder { dtype: ComputeType::F16, .. });
+        if is_f16 && matches!(device, DeviceKind::Cpu(_)) {
+            let what = "is `f16`, which is for CUDA devices (`[device.cuda]`); the CPU takes `auto`, `f32` and `bf16`";
+            root.fault(&format!("model.{}.dtype", model.name), what);
+        }
+    }
 }
 
 fn mib(n: u32) -> u64 {
@@ -99,8 +111,11 @@ mod tests {
 
     fn read(device: &str) -> Result<DeviceConfig, Vec<String>> {
         let file = format!("[model.m]\nengine = 'echo'\n{device}");
-        let texts = |Invalid(faults)| faults.iter().map(ToString::to_string).collect();
         Config::read(Some(&file), &[]).map(|config| config.device).map_err(texts)
+    }
+
+    fn texts(Invalid(faults): Invalid) -> Vec<String> {
+        faults.iter().map(ToString::to_string).collect()
     }
 
     fn cuda_of(device: &str) -> Options {
@@ -137,6 +152,22 @@ mod tests {
             let faults = read(device).unwrap_err();
             let [fault] = &faults[..] else { panic!("{device}: {faults:?}") };
             assert!(fault.starts_with(&format!("{key}: ")) && fault.contains(words), "{device}: {fault}");
+        }
+    }
+
+    #[test]
+    fn a_type_that_nothing_computes_in_is_refused() {
+        let faults = |file: &str| Config::read(Some(file), &[]).map(drop).map_err(texts);
+        let encoder = "[model.m]\npath = '/x'\ndtype = 'f16'\n";
+        assert_eq!(faults(&format!("{encoder}[device.cuda]")), Ok(()));
+        for (file, words) in [
+            (encoder.to_owned(), "is `f16`, which is for CUDA devices"),
+            (format!("{encoder}[device.cpu]\nthreads = 1"), "the CPU takes `auto`, `f32` and `bf16`"),
+            ("[model.m]\nengine = 'echo'\ndtype = 'auto'".to_owned(), "`echo` computes nothing"),
+        ] {
+            let found = faults(&file).unwrap_err();
+            let [fault] = &found[..] else { panic!("{file}: {found:?}") };
+            assert!(fault.starts_with("model.m.dtype: ") && fault.contains(words), "{file}: {fault}");
         }
     }
 }

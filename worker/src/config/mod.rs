@@ -2,6 +2,7 @@
 //!
 //! Environment variables override a TOML file, and flags override both. All faults are reported at once; unknown keys are errors.
 
+mod broker;
 pub mod cli;
 mod device;
 mod gpus;
@@ -53,6 +54,8 @@ pub struct Config {
     pub drain: Duration,
     /// How long a job may be unacknowledged.
     pub job_limit: Duration,
+    /// Device time that a large job may have in one go while others wait in their queue.
+    pub large_turn: Duration,
     pub poison: PoisonPolicy,
     pub failpoint: Option<Failpoint>,
     /// Where it keeps what it learned; nowhere, if there is no folder.
@@ -330,6 +333,16 @@ mod tests {
         for key in expected {
             assert!(keys.contains(&key), "{key} not in {keys:?}");
         }
+    }
+
+    #[test]
+    fn names_that_differ_only_in_capitals_are_refused() {
+        let file = Some("[model.MiniLM]\nengine = 'echo'");
+        let same = Config::read(file, &pairs(&[("model.MiniLM.slots_max", "3")])).unwrap();
+        assert_eq!(same.models.len(), 1);
+        let Invalid(faults) = Config::read(file, &pairs(&[("model.minilm.engine", "echo")])).unwrap_err();
+        assert!(faults.len() == 1 && faults[0].key == "model.minilm", "{faults:?}");
+        assert!(faults[0].what.contains("differs from model.MiniLM only in capitals"), "{faults:?}");
     }
 
     #[test]

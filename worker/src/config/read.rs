@@ -5,22 +5,22 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use toml::{Table, Value};
-use vramq_amqp::Address;
 use vramq_core::poison_policy::PoisonPolicy;
 use vramq_schemas::BODY_BYTES_MAX;
 use vramq_schemas::topology::{check_model_name, default_reply_queue};
 
-use super::device::device;
+use super::broker::broker;
+use super::device::{check_types, device};
 use super::listen;
 use super::process;
 use super::publishers::publishers;
 use super::queues;
 use super::section::Section;
 use super::stores;
-use super::{BrokerConfig, Config, EngineConfig, Listen, ModelConfig, PressureConfig, QueueType};
+use super::{BrokerConfig, Config, EngineConfig, Listen, ModelConfig, PressureConfig};
 use crate::broker::direct_address::DIRECT_REPLIES;
 use crate::broker::message::is_internal_queue;
-use crate::engine::encoder::Source;
+use crate::engine::encoder::{ComputeType, Source};
 use crate::host_memory;
 use crate::stores::StoreConfig;
 use vramq_inference::process::Place;
@@ -31,9 +31,6 @@ const SLOTS_MAX_DEFAULT: NonZeroU16 = NonZeroU16::new(256).unwrap();
 
 /// Items of a job that a slot's memory is computed for.
 const JOB_ITEMS_DEFAULT: u32 = 32;
-
-/// Jobs that may wait in a queue before publishes are rejected.
-const QUEUE_LENGTH_MAX_DEFAULT: u32 = 100_000;
 
 /// Less than the 30 s between SIGTERM and SIGKILL of Kubernetes and of spot instances.
 const DRAIN_S_DEFAULT: u32 = 25;
@@ -59,14 +56,11 @@ const CRASHES_MAX_DEFAULT: u32 = 5;
 const PRESSURE_PERCENT_DEFAULT: u32 = 90;
 const PRESSURE_S_DEFAULT: u32 = 300;
 
+/// Long enough that reading and tokenising a job again costs little beside it, short enough that others wait for seconds, not minutes.
+const LARGE_TURN_S_DEFAULT: u32 = 30;
+
 /// Often enough that a person who looks sees what is, seldom enough that a thousand workers are no load.
 const HEARTBEAT_S_DEFAULT: u32 = 5;
-
-/// A broker that starts together with its workers is up within this.
-const CONNECT_S_DEFAULT: u32 = 30;
-
-/// 16 MiB, the largest reply, at half a megabyte a second; and several elections of a quorum queue's leader.
-const CONFIRM_S_DEFAULT: u32 = 30;
 
 /// Puts a value at a dotted path, making tables on the way. `model.NAME.key` keeps dots of the name.
 pub(super) fn put(table: &mut Table, path: &str, value: &str) -> Result<(), String> {
@@ -109,6 +103,8 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
     let state = worker.take::<String>("state").map(PathBuf::from);
     let pressure = pressure(&mut worker);
     let job_limit = Duration::from_secs(at_least_one(&mut worker, "job_s", JOB_S_DEFAULT).into());
+    let large_turn =
+        Duration::from_secs(at_least_one(&mut worker, "large_turn_s", LARGE_TURN_S_DEFAULT).into());
     let poison = poison(&mut worker);
     let device = device(root.section("device"));
     let host_memory = match worker.take::<u32>("host_memory_mib") {
@@ -136,6 +132,7 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
         models.extend(model(&name, section, place, &stores, fetch_memory));
     }
     queues::check_models(&root, &models);
+    check_types(&root, &models, &device.kind);
     publishers.job_queues = models.iter().flat_map(queues::further).map(|queue| queue.name.clone()).collect();
     if models.is_empty() {
         root.fault(
@@ -153,6 +150,7 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
         name,
         drain,
         job_limit,
+        large_turn,
         poison,
         failpoint,
         state,
@@ -213,44 +211,6 @@ fn pressure(worker: &mut Section) -> PressureConfig {
         percent: u8::try_from(percent).unwrap_or(100),
         tolerated: Duration::from_secs(tolerated.into()),
     }
-}
-
-fn broker(mut section: Section) -> Option<BrokerConfig> {
-    let url =
-        section.take::<String>("url").unwrap_or_else(|| "amqp://guest:guest@localhost:5672/%2f".to_owned());
-    let url = url.parse::<Address>().map_err(|e| section.fault("url", e.to_string())).ok();
-    let ca = certificates(&mut section);
-    if ca.is_some() && url.as_ref().is_some_and(|url| !url.is_tls()) {
-        section.fault("ca", "has no effect without an amqps:// URL");
-    }
-    let url = url.map(|url| ca.into_iter().fold(url, Address::trusting));
-    let queue_type = match section.take::<String>("queue_type").as_deref() {
-        None | Some("quorum") => QueueType::Quorum,
-        Some("classic") => QueueType::Classic,
-        Some(other) => {
-            section.fault("queue_type", format!("is `{other}`; it must be `quorum` or `classic`"));
-            QueueType::Quorum
-        }
-    };
-    let connect = Duration::from_secs(section.take("connect_s").unwrap_or(CONNECT_S_DEFAULT).into());
-    let declare = section.take("declare").unwrap_or(true);
-    let queue_length_max = at_least_one(&mut section, "queue_length_max", QUEUE_LENGTH_MAX_DEFAULT);
-    let confirm_s = at_least_one(&mut section, "confirm_s", CONFIRM_S_DEFAULT);
-    section.finish();
-    let control = true;
-    Some(BrokerConfig { url: url?, connect, declare, queue_type, queue_length_max, confirm_s, control })
-}
-
-/// The text of the file with the certificates that a private authority has.
-fn certificates(section: &mut Section) -> Option<String> {
-    let file = section.take::<String>("ca")?;
-    let fault = match std::fs::read_to_string(&file) {
-        Ok(pem) if pem.contains("-----BEGIN CERTIFICATE-----") => return Some(pem),
-        Ok(_) => format!("is {file}, which holds no certificate in PEM"),
-        Err(e) => format!("is {file}, which cannot be read: {e}"),
-    };
-    section.fault("ca", fault);
-    None
 }
 
 fn model(
@@ -338,16 +298,21 @@ fn engine(section: &mut Section, kind: Option<&str>) -> Option<EngineConfig> {
     let path = section.take::<String>("path");
     let hub = section.take::<String>("hub");
     let revision = section.take::<String>("revision");
-    let dtype = parsed(section, "dtype").unwrap_or_default();
+    let dtype = parsed::<ComputeType>(section, "dtype");
     if revision.is_some() && hub.is_none() {
         section.fault("revision", "belongs to `hub`, which is absent");
     }
-    match (kind, path, hub) {
-        (Some("echo"), None, None) => Some(EngineConfig::Echo),
-        (Some("echo"), ..) => {
+    if kind == Some("echo") {
+        if path.is_some() || hub.is_some() {
             section.fault("engine", "`echo` loads nothing: leave out `path` and `hub`");
-            None
         }
+        if dtype.is_some() {
+            section.fault("dtype", "`echo` computes nothing: leave it out");
+        }
+        return Some(EngineConfig::Echo);
+    }
+    let dtype = dtype.unwrap_or_default();
+    match (kind, path, hub) {
         (None | Some("encoder"), Some(path), None) => {
             Some(EngineConfig::Encoder { source: Source::Folder(path.into()), dtype })
         }

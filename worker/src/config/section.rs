@@ -88,10 +88,21 @@ impl Section {
         Self { path: self.key(key), table, known: Vec::new(), faults: self.faults.clone() }
     }
 
-    /// All sub-tables of a table that is keyed by names of the user's choice.
+    /// All sub-tables of a table that is keyed by names of the user's choice. Names that differ only in capitals are a fault: one of
+    /// them is a variable's or flag's that was meant for the other.
     pub fn named_sections(&mut self, key: &'static str) -> Vec<(String, Self)> {
         let Self { path, table, faults, .. } = self.section(key);
         let mut sections = Vec::new();
+        let names: Vec<_> = table.keys().collect();
+        for (at, name) in names.iter().enumerate() {
+            if let Some(other) = names[..at].iter().find(|other| other.eq_ignore_ascii_case(name)) {
+                let what = format!(
+                    "differs from {path}.{other} only in capitals; a variable in capitals, as VRAMQ__MODEL__MINILM__PATH, names \
+                     `minilm`: write the name as it is, as in VRAMQ__MODEL__MiniLM__PATH"
+                );
+                faults.add(format!("{path}.{name}"), what);
+            }
+        }
         for (name, value) in table {
             let path = format!("{path}.{name}");
             match value {

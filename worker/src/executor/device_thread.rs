@@ -124,8 +124,8 @@ fn serve(commands: &Receiver<Command>, device: &dyn Device, active: &ActivePass,
     for Command { pass, span, on_end } in commands {
         let began = Instant::now();
         active.set_waiting(pass.order.pass);
-        // Items behind those of a failed pass must not run in ignorance of it: their job may be tried again elsewhere, and
-        // they would be computed twice.
+        // A pass that was ordered before the core knew of a failure is skipped: its jobs may be requeued by now, and their items
+        // would be computed twice.
         let is_skipped = skips.take(pass.order.pass);
         let (result, outputs) = if is_skipped || pass.order.failures_known < failures {
             (PassResult::Skipped, Vec::new())

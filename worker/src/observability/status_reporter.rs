@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vramq_core::admission::Budget;
+use vramq_core::ids::QueueIndex;
 use vramq_schemas::status::{DeviceStatus, Heartbeat, ModelStatus, WorkerState};
 
 use super::metrics::Meters;
@@ -70,10 +71,12 @@ impl StatusReporter {
     fn model(&self, model: &Model) -> ModelStatus {
         let meters = &self.meters.models[model.index.0];
         let gauge = |value: i64| u64::try_from(value).unwrap_or(0);
+        let is_missing =
+            |queue: QueueIndex| meters.queue_missing.get(queue.0).is_some_and(|missing| missing.get() == 1);
         ModelStatus {
             model: model.name.clone(),
             key: model.key.clone(),
-            queues: model.queue_statuses(),
+            queues: model.queue_statuses(is_missing),
             slots: u32::try_from(meters.slots.get()).unwrap_or(0),
             in_hand: gauge(meters.unacked.get()),
             waiting: gauge(meters.waiting.get()),

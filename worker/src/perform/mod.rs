@@ -11,7 +11,7 @@ use lapin::options::{BasicAckOptions, BasicNackOptions, BasicRejectOptions};
 use vramq_core::acks::AckFrame;
 use vramq_core::action::{Action, Answer};
 use vramq_core::event::{DecodedJob, Event, FetchFault};
-use vramq_core::ids::{JobKey, ModelIndex, RequestId};
+use vramq_core::ids::{ChannelId, JobKey, RequestId};
 use vramq_core::rejection::Rejection;
 use vramq_schemas::Reason;
 use vramq_schemas::control::Outcome;
@@ -61,21 +61,26 @@ impl EventLoop {
     fn perform_on_session(&mut self, action: Action) {
         let Some(live) = &mut self.session else { return without_session(&action) };
         match action {
-            Action::Ack { model, frames } => self.ack(model, &frames),
+            Action::Ack { channel, frames } => self.ack(channel, &frames),
             _ if self.is_closing => without_session(&action),
             Action::Consume { model, queue, consumer, prefetch, hold_max } => {
-                let consume = live.session.channel(model).consume(queue, consumer, prefetch, hold_max);
-                live.starting.push(Box::pin(async move { (model, consume.await) }));
+                let consume = live.session.channels(model).consume(queue, consumer, prefetch, hold_max);
+                live.starting.push(Box::pin(async move { (model, queue, consume.await) }));
             }
-            Action::StopConsumer { model, consumer } => {
-                live.stopping.push(Box::pin(live.session.channel(model).stop(consumer)));
+            Action::StopConsumer { model, queue, consumer } => {
+                let stop = live.session.channels(model).stop(queue, consumer);
+                live.stopping.push(Box::pin(async move { (model, queue, stop.await) }));
             }
             Action::CountQueues { model } => {
-                let count = live.session.channel(model).count();
+                let count = live.session.channels(model).count();
                 live.counting.push(Box::pin(async move { (model, count.await) }));
             }
+            Action::LookForQueue { model, queue } => {
+                let look = live.session.look_for(model, queue);
+                live.looking.push(Box::pin(async move { (model, queue, look.await) }));
+            }
             Action::FetchQuarantined { model } => {
-                let fetch = live.session.channel(model).fetch_quarantined();
+                let fetch = live.session.channels(model).fetch_quarantined();
                 live.fetching.push(Box::pin(async move { (model, fetch.await) }));
             }
             Action::Return { job } => self.give_back(job, true),
@@ -86,11 +91,13 @@ impl EventLoop {
     }
 
     /// Sends acks in their order.
-    fn ack(&mut self, model: ModelIndex, frames: &[AckFrame]) {
+    fn ack(&mut self, channel: ChannelId, frames: &[AckFrame]) {
         let Some(live) = &mut self.session else { return };
         let acks: Vec<_> = frames
             .iter()
-            .map(|frame| (self.jobs.take_acked(model, frame.tag(), frame.is_multiple()), frame.is_multiple()))
+            .map(|frame| {
+                (self.jobs.take_acked(channel, frame.tag(), frame.is_multiple()), frame.is_multiple())
+            })
             .collect();
         live.acking.push(Box::pin(async move {
             // Each frame goes out when its future is first polled, which is in this order.
@@ -100,11 +107,11 @@ impl EventLoop {
                     None => false,
                 };
                 for unacked in &covered {
-                    failpoint::reach(Site::Acked, [unacked.id.as_deref()]);
+                    failpoint::reach(Site::Acked, [unacked.summary.id.as_deref()]);
                 }
                 sent
             }));
-            (model, sent.await)
+            (channel, sent.await)
         }));
     }
 
@@ -120,7 +127,7 @@ impl EventLoop {
                 true => unacked.acker.nack(BasicNackOptions { requeue, multiple: false }).await,
                 false => unacked.acker.reject(BasicRejectOptions { requeue }).await,
             };
-            failpoint::reach(Site::Acked, [unacked.id.as_deref()]);
+            failpoint::reach(Site::Acked, [unacked.summary.id.as_deref()]);
             (job, is_sent(sent))
         }));
     }
@@ -176,7 +183,8 @@ impl EventLoop {
         let Some(stored) = self.jobs.get(job) else { return };
         let model = Arc::clone(&self.context.models[stored.model.0]);
         let Some(mut rest) = self.jobs.payload_mut(job).and_then(|payload| payload.unprepared.take()) else {
-            let error = Rejection::new(Reason::EngineFailed, "inputs are lost: a fault of the worker");
+            let error =
+                Rejection::new(Reason::EngineFailed, "internal error: inputs are missing; please report it");
             return self.ready.push_back(Event::Prepared { job, result: Err(error) });
         };
         let completions = self.completions.clone();

@@ -52,6 +52,11 @@ impl EventLoop {
             }
             Observation::Parts { model, count } => drop(of(model).parts.inc_by(count.into())),
             Observation::Recomputed { model, items } => drop(of(model).recomputed.inc_by(items as u64)),
+            Observation::QueueMissing { model, queue, is_missing } => {
+                if let Some(gauge) = of(model).queue_missing.get(queue.0) {
+                    gauge.set(is_missing.into());
+                }
+            }
             Observation::Unsettled { model, jobs } => drop(of(model).returned.inc_by(jobs as u64)),
             Observation::Settled(settled) => self.settled(&settled),
         }

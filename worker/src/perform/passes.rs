@@ -25,7 +25,9 @@ impl EventLoop {
         };
         let Some(items) = items else {
             tracing::error!(pass = %order.pass, "an item of a pass is not in the store");
-            let error = PassError::Failed("an item of the pass is lost: a fault of the worker".to_owned());
+            let error = PassError::Failed(
+                "internal error: an item of the pass is missing; please report it".to_owned(),
+            );
             let pass =
                 Pass { order, model, items: Vec::new(), failpoint: None, progress: Default::default() };
             return self.did_not_run(pass, PassResult::Failed(error));
@@ -93,7 +95,7 @@ impl EventLoop {
             let payload = self.jobs.payload_mut(*job);
             sizes.push(match (output, payload) {
                 (Some(output), Some(payload)) => {
-                    let bytes = wire_bytes(&output, payload.encoding());
+                    let bytes = wire_bytes(&output, payload.encoding.unwrap_or_default());
                     payload.set_output(*index, output);
                     Some(bytes)
                 }

@@ -8,16 +8,16 @@ use vramq_core::action::{Publication, Run};
 use vramq_core::event::{Event, PublishOutcome};
 use vramq_core::ids::JobKey;
 use vramq_core::rejection::Rejection;
+use vramq_schemas::output_name::OutputOwner;
 use vramq_schemas::{ItemProgress, Reason};
 
 use super::INLINE_BYTES_MAX;
-use crate::broker::message::{self, Identity, Message};
+use crate::broker::message::{self, Identity, Message, ReplyAddress};
 use crate::broker::publisher::{Answer, PublishError, Publisher};
 use crate::broker::received::ReceivedJob;
 use crate::event_loop::{Completion, EventLoop};
 use crate::failpoint::{self, Site};
 use crate::model::Model;
-use crate::stores::outputs::OutputOwner;
 
 /// What is published.
 #[derive(Clone, Debug)]
@@ -78,7 +78,9 @@ impl EventLoop {
     pub(crate) fn publish_progress(&self, job: JobKey, progress: &ItemProgress) {
         // A job of an earlier session is gone.
         let Some(payload) = self.jobs.payload(job) else { return };
-        let (Some(address), Some(live)) = (&payload.address, &self.session) else { return };
+        let (Some(encoding), Some(live)) = (payload.encoding, &self.session) else { return };
+        let Some(stored) = self.jobs.get(job) else { return };
+        let address = ReplyAddress::of(&payload.received, &self.context.models[stored.model.0], encoding);
         let attempt = payload.received.job_headers().map_or(0, |headers| headers.attempt);
         if let Some(message) = message::progress(progress, attempt, address, &self.context.identity) {
             live.control_plane.publish_progress(message);
@@ -87,13 +89,13 @@ impl EventLoop {
 
     fn reply(&mut self, job: JobKey, run: Run, model: Arc<Model>) {
         let Some(payload) = self.jobs.payload_mut(job) else { return };
-        let of_run = payload.address.clone().zip(payload.take_outputs(&run));
+        let of_run = payload.encoding.zip(payload.take_outputs(&run));
         if run.is_last {
             failpoint::reach(Site::Ran, [payload.received.id()]);
         }
-        let Some((address, of_run)) = of_run else {
+        let Some((encoding, of_run)) = of_run else {
             tracing::error!(%job, ?run, "an output of a reply is not in the store");
-            let error = "an output is lost: a fault of the worker";
+            let error = "internal error: an output is missing; please report it";
             return self.encoded(
                 job,
                 PublicationKind::Reply,
@@ -107,8 +109,10 @@ impl EventLoop {
             let (caller, id) = (payload.received.caller(), payload.received.id().unwrap_or_default());
             (store, OutputOwner::new(&model.name, caller.as_deref(), id))
         });
+        let received = Arc::clone(&payload.received);
         let encode = move |of_run| {
-            let encode = || message::replies(run, of_run, &address, &model, &identity);
+            let address = ReplyAddress::of(&received, &model, encoding);
+            let encode = || message::replies(run, of_run, address, &model, &identity);
             catch_unwind(AssertUnwindSafe(encode)).unwrap_or_else(|_| {
                 let error = "encoding the reply panicked; see the worker's log";
                 Err(Rejection::new(Reason::EngineFailed, error))
@@ -241,7 +245,8 @@ async fn publish_all(
             Answer::Refused => PublishOutcome::Refused { destination: destination() },
             Answer::TooLarge => PublishOutcome::TooLarge,
             Answer::ConnectionLost => {
-                let why = "made the broker close the connection for direct replies twice";
+                let why =
+                    "was published twice, and each time the broker closed the connection for direct replies";
                 PublishOutcome::Unreachable { destination: destination(), why }
             }
             Answer::NoConnection => {

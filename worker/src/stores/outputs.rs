@@ -11,6 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use url::Url;
 use vramq_core::rejection::Rejection;
+use vramq_schemas::output_name::OutputOwner;
 use vramq_schemas::{Encoding, Output, Reason};
 use vramq_stores::cloud::CloudStore;
 use vramq_stores::folder::Folder;
@@ -78,30 +79,6 @@ pub struct Offered {
     pub unwritten: Option<String>,
 }
 
-/// Whose outputs they are: a hash of the model, the caller and the job's id. A job that runs again writes over its own files, and no other
-/// caller's job does.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OutputOwner(String);
-
-impl OutputOwner {
-    pub fn new(model: &str, caller: Option<&str>, id: &str) -> Self {
-        let mut hash = Sha256::new();
-        hash.update((model.len() as u64).to_le_bytes());
-        hash.update(model);
-        // No caller is told apart from one without a name, and the length tells where the id begins.
-        match caller {
-            None => hash.update([0]),
-            Some(caller) => {
-                hash.update([1]);
-                hash.update((caller.len() as u64).to_le_bytes());
-                hash.update(caller);
-            }
-        }
-        hash.update(id);
-        Self(hex(&hash.finalize()))
-    }
-}
-
 impl OutputStore {
     pub fn new(config: &OutputConfig) -> Arc<Self> {
         let OutputConfig { destination, url, above, write_max } = config.clone();
@@ -149,11 +126,11 @@ impl OutputStore {
             Ok(Ok(prepared)) => prepared,
             Ok(Err(output)) => return Ok(Offered { output, unwritten: None }),
             Err(error) => {
-                let error = format!("an output is lost: a fault of the worker: {error}");
+                let error = format!("internal error: an output is missing; please report it: {error}");
                 return Err(Rejection::new(Reason::EngineFailed, error));
             }
         };
-        let name = format!("{}-{index}", owner.0);
+        let name = owner.name(index);
         let written = self.write_in_time(&name, &prepared).await;
         Ok(match written {
             Ok(()) => {
@@ -166,7 +143,7 @@ impl OutputStore {
                     store,
                     name,
                     error,
-                    "an output was not written to its store: it goes with the reply"
+                    "cannot write the output to its store: sending it in the reply"
                 );
                 Offered { output: prepared.into_output(), unwritten: Some(error) }
             }
@@ -297,12 +274,12 @@ mod tests {
         let reference = Reference::parse(&uri).unwrap();
         assert!(uri.starts_with("https://files.example.com/out/") && uri.contains("-7#sha256="), "{uri}");
         assert!(uri.ends_with("&type=image/png;%20a=%22b%26c%22"), "{uri}");
-        let written = std::fs::read(folder.path().join(format!("{}-7", owner.0))).unwrap();
+        let written = std::fs::read(folder.path().join(owner.name(7))).unwrap();
         assert_eq!((reference.check(&written), &written[..]), (Ok(()), &b"12345"[..]));
         let json = serde_json::json!({"b": [1, 2]});
         let uri = stored(&store, &owner, 8, Output::Json(json)).await;
         assert!(uri.ends_with("&type=application/json"), "{uri}");
-        assert_eq!(std::fs::read(folder.path().join(format!("{}-8", owner.0))).unwrap(), br#"{"b":[1,2]}"#);
+        assert_eq!(std::fs::read(folder.path().join(owner.name(8))).unwrap(), br#"{"b":[1,2]}"#);
         assert!(uri.len() as u64 <= "https://files.example.com/out/".len() as u64 + REFERENCE_BYTES);
     }
 

@@ -15,6 +15,7 @@ use super::families::{self, MlmHead, SCORE_MODULES, ScoreFunction, Spec};
 use super::modules::{MODULES, MODULES_TAKEN, Module, Pooling, Task};
 use super::shards::{INDEX, Index, WEIGHTS};
 use super::sparse::SparseConfig;
+use super::text_config::{SentenceFile, TOKENIZER_CONFIG, TextConfig};
 use crate::engine::InvalidInput;
 use crate::revision::RevisionHash;
 
@@ -83,9 +84,7 @@ pub(super) struct ModelConfig {
     pub dense_normalize: bool,
     /// How scores of the vocabulary become the output; `None`: the model's vectors are not sparse.
     pub sparse: Option<SparseConfig>,
-    /// The most tokens of one item, special tokens included.
-    pub tokens_max: usize,
-    pub lowercase: bool,
+    pub texts: TextConfig,
     pub prompts: Prompts,
     /// What the outputs depend on: each file's name in the revision's hash, and where it is, if it is there.
     files: Vec<(String, PathBuf)>,
@@ -94,28 +93,14 @@ pub(super) struct ModelConfig {
 /// The file of a model's prompts, which it need not have.
 pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
 
-/// The file of what sentence-transformers adds to a transformer.
-const SENTENCE_BERT: &str = "sentence_bert_config.json";
+/// PyTorch's own files of weights. They are not read, because reading one runs what is in it.
+const PICKLES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
-/// Files in the transformer's folder that are read.
-const IN_TRANSFORMER: [&str; 5] =
-    ["config.json", SENTENCE_BERT, "tokenizer_config.json", "tokenizer.json", WEIGHTS];
-
-#[derive(Default, Deserialize)]
-struct SentenceBert {
-    max_seq_length: Option<usize>,
-    #[serde(default)]
-    do_lower_case: bool,
-    /// What the transformer is loaded for, from sentence-transformers 6 on.
-    transformer_task: Option<String>,
-}
-
-#[derive(Default, Deserialize)]
-struct TokenizerConfig {
-    /// Written as a float of 1e30 when unlimited.
-    model_max_length: Option<f64>,
-    truncation_side: Option<String>,
-}
+/// What to do with those.
+pub(super) const CONVERT: &str = "model.safetensors. Convert it once in Python, where you trust its author: \
+                                  `SentenceTransformer(\"FOLDER\").save(\"OUT\")`, or for a model of transformers \
+                                  `AutoModel.from_pretrained(\"FOLDER\").save_pretrained(\"OUT\")` with the class of its task, \
+                                  and the same of its AutoTokenizer";
 
 /// What a model wants before its texts, by name.
 #[derive(Clone, Debug, Default)]
@@ -164,17 +149,22 @@ impl ModelConfig {
             None => (folder.to_owned(), Task::Unsaid),
             Some(modules) => Task::read(folder, &modules)?,
         };
+        refuse_pickles(&transformer)?;
         let mut spec = families::read(&transformer.join("config.json"))?;
         let own_file = folder.join(PROMPTS);
         let own: SentenceTransformers = optional(&own_file)?.unwrap_or_default();
-        let in_transformer = IN_TRANSFORMER.map(|name| (name.to_owned(), transformer.join(name)));
+        let sentence = SentenceFile::read(&transformer)?;
         if task.leaves_prompts_out()? && own.prompts.values().any(|prompt| !prompt.is_empty()) {
             let found = "`include_prompt: false` in a model with prompts".into();
             return Err(unsupported(&own_file, found, "pooling over the prompt's tokens, too"));
         }
         let mut files =
             vec![(MODULES.to_owned(), folder.join(MODULES)), (PROMPTS.to_owned(), own_file.clone())];
-        files.extend(in_transformer);
+        let in_transformer = |name: &str| (name.to_owned(), transformer.join(name));
+        files.extend(
+            ["config.json", &sentence.name(), TOKENIZER_CONFIG, "tokenizer.json", WEIGHTS]
+                .map(in_transformer),
+        );
         let mut weights = transformer.join(WEIGHTS);
         let (mut dense, mut sparse) = (Vec::new(), None);
         let (pooling, normalize) = match task {
@@ -191,13 +181,14 @@ impl ModelConfig {
                 (Pooling::read(&pooling, spec.dims.hidden)?, normalize)
             }
             Task::Sparse { pooling, says_so } => {
-                needs_mlm(&transformer, says_so)?;
+                needs_mlm(&sentence, says_so)?;
                 spec.set_mlm(MlmHead::read(&transformer.join("config.json"))?);
                 files.push(("pooling".to_owned(), pooling.clone()));
                 let elements_max = own.max_active_dims.map(NonZeroU32::get);
                 sparse = Some(SparseConfig::read(&pooling, spec.dims.vocabulary, elements_max)?);
                 (Pooling::Max, false)
             }
+            Task::Unsaid if spec.generates.is_some() => return Err(generates(&transformer, &spec)),
             Task::Unsaid if spec.classifier.is_none() => (Pooling::Mean, false),
             Task::Score if spec.classifier.is_none() => {
                 let found = "the module Transformer alone, and not the head of a classifier".into();
@@ -215,7 +206,7 @@ impl ModelConfig {
                 unsupported(&own_file, format!("the activation function `{module}`"), SCORE_MODULES)
             })?;
         }
-        let (tokens_max, lowercase) = read_texts(&transformer, spec.dims.positions)?;
+        let texts = TextConfig::read(&transformer, &sentence, &spec)?;
         Ok(Self {
             weights,
             pooling,
@@ -223,8 +214,7 @@ impl ModelConfig {
             dense_normalize: normalize && !dense.is_empty(),
             dense,
             sparse,
-            tokens_max,
-            lowercase,
+            texts,
             prompts: read_prompts(own, &own_file)?,
             spec,
             transformer,
@@ -250,30 +240,37 @@ impl ModelConfig {
     }
 }
 
-/// The most tokens of one item, of so many positions, and whether texts are put into lower case first.
-fn read_texts(transformer: &Path, positions: usize) -> Result<(usize, bool), LoadError> {
-    let sentence: SentenceBert = optional(&transformer.join(SENTENCE_BERT))?.unwrap_or_default();
-    let path = transformer.join("tokenizer_config.json");
-    let tokenizer: TokenizerConfig = optional(&path)?.unwrap_or_default();
-    if let Some(side) = tokenizer.truncation_side.filter(|side| side != "right") {
-        return Err(unsupported(&path, format!("truncation_side `{side}`"), "`right`"));
+/// Refuses a folder with weights in PyTorch's own format alone, before anything else in it is read.
+fn refuse_pickles(transformer: &Path) -> Result<(), LoadError> {
+    let has = |name: &str| transformer.join(name).exists();
+    match PICKLES.iter().find(|name| has(name)) {
+        Some(name) if !has(WEIGHTS) && !has(INDEX) => {
+            Err(unsupported(&transformer.join(name), "weights as a pickle".into(), CONVERT))
+        }
+        _ => Ok(()),
     }
-    // The cast saturates, which is what "unlimited" should do.
-    let most = sentence.max_seq_length.or(tokenizer.model_max_length.map(|tokens| tokens as usize));
-    Ok((most.map_or(positions, |tokens| tokens.min(positions)), sentence.do_lower_case))
+}
+
+/// A language model without `modules.json` is no embedding model, though one could pool its tokens: it chats, or ranks by a word
+/// that it generates.
+fn generates(transformer: &Path, spec: &Spec) -> LoadError {
+    const TAKES: &str = "models for embeddings with their modules.json, and rerankers with a head (`…ForSequenceClassification`). If \
+                         it is an embedding model, take the folder as sentence-transformers saved it. A chat model or a reranker \
+                         of generated words (Qwen3-Reranker) can run as a program: see docs/process-models.md";
+    let architecture = spec.generates.as_deref().unwrap_or_default();
+    let found = format!("the architecture `{architecture}`, which generates text, and no {MODULES}");
+    unsupported(&transformer.join("config.json"), found, TAKES)
 }
 
 /// Refuses sparse vectors of a transformer that its own module and file do not take for a masked language model.
-fn needs_mlm(transformer: &Path, says_so: bool) -> Result<(), LoadError> {
+fn needs_mlm(sentence: &SentenceFile, says_so: bool) -> Result<(), LoadError> {
     const TASK: &str = "fill-mask";
-    let path = transformer.join(SENTENCE_BERT);
-    let task = optional::<SentenceBert>(&path)?.unwrap_or_default().transformer_task;
-    match task.as_deref() {
+    match sentence.content.transformer_task.as_deref() {
         Some(TASK) => Ok(()),
         None if says_so => Ok(()),
         task => {
             let found = format!("transformer_task `{}` before SpladePooling", task.unwrap_or("(none)"));
-            Err(unsupported(&path, found, &format!("`{TASK}`")))
+            Err(unsupported(&sentence.path, found, &format!("`{TASK}`")))
         }
     }
 }

@@ -7,10 +7,11 @@ use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 
 use super::LoadError;
-use super::config::{PROMPTS, optional};
+use super::config::{CONVERT, PROMPTS, optional};
 use super::dense::DenseConfig;
 use super::modules::{MODULES, Module};
 use super::shards::{INDEX, Index, WEIGHTS};
+use super::text_config::{SENTENCE_FILES, TOKENIZER_CONFIG};
 
 /// Where a model comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,9 +36,8 @@ impl fmt::Display for Source {
     }
 }
 
-/// Files of the transformer that must be there besides the weights, and those that may.
+/// Files of the transformer that must be there besides the weights. Others may.
 const REQUIRED: [&str; 2] = ["config.json", "tokenizer.json"];
-const OPTIONAL: [&str; 2] = ["sentence_bert_config.json", "tokenizer_config.json"];
 
 impl Source {
     /// The model's folder; from the hub only those files are fetched that the engine reads, and only those that the
@@ -78,6 +78,9 @@ impl Hub {
         }
         match self.fetched(id, revision) {
             Ok(folder) => Ok(folder),
+            Err(Fetch::Lacks(file)) if file.ends_with(WEIGHTS) => {
+                Err(failed(format!("the repository has no {file}; this engine takes {CONVERT}")))
+            }
             Err(Fetch::Lacks(file)) => {
                 Err(failed(format!("the repository has no {file}, which this engine reads")))
             }
@@ -151,7 +154,8 @@ fn wanted(modules: Option<&[Module]>) -> Vec<(String, bool)> {
     let mut files = vec![(MODULES.to_owned(), false), (PROMPTS.to_owned(), false)];
     let transformer = transformer(modules);
     files.extend(REQUIRED.map(|file| (within(transformer, file), true)));
-    files.extend(OPTIONAL.map(|file| (within(transformer, file), false)));
+    let optional = SENTENCE_FILES.into_iter().chain([TOKENIZER_CONFIG]);
+    files.extend(optional.map(|file| (within(transformer, file), false)));
     for module in modules.unwrap_or_default() {
         match module.kind() {
             _ if module.is_pooling() => files.push((within(&module.path, "config.json"), true)),
@@ -278,6 +282,7 @@ mod tests {
             "tokenizer.json",
             "model.safetensors",
             "sentence_bert_config.json",
+            "tokenizer_config.json",
             "1_Pooling/config.json",
             "pytorch_model.bin",
         ];
@@ -337,6 +342,7 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let endpoint = serve(fixture("tiny-mean"), &["config.json", "tokenizer.json", "pytorch_model.bin"]);
         let error = hub(cache.path(), endpoint, false).folder("a/b", "main").unwrap_err();
-        assert!(error.to_string().contains("has no model.safetensors"), "{error}");
+        assert!(error.to_string().contains("has no model.safetensors; this engine takes"), "{error}");
+        assert!(error.to_string().contains("Convert it once"), "{error}");
     }
 }

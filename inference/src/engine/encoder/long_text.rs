@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::iter::Peekable;
 use std::str::CharIndices;
 
-use tokenizers::normalizers::BertNormalizer;
+use tokenizers::normalizers::{BertNormalizer, Lowercase};
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::{
     AddedToken, ModelWrapper, NormalizedString, Normalizer as _, NormalizerWrapper, OffsetReferential,
@@ -39,9 +39,16 @@ enum Kind {
     Accent,
 }
 
+/// BERT's normalizer, and what sentence-transformers puts before it.
+#[derive(Clone, Copy)]
+struct Normalizer {
+    lowercase_first: bool,
+    bert: BertNormalizer,
+}
+
 /// How long texts are read for one tokenizer.
 pub(super) struct LongText {
-    normalizer: BertNormalizer,
+    normalizer: Normalizer,
     /// The longest word that WordPiece looks up, in normalized characters.
     word_chars_max: usize,
     ascii: [Kind; 128],
@@ -51,12 +58,10 @@ pub(super) struct LongText {
 
 impl LongText {
     /// The rules for a tokenizer; `None` if they do not hold for it. They hold for added tokens that match the text itself (and not
-    /// its normal form), take no notice of their neighbours, and begin and end with ASCII punctuation: nothing that is left out can
-    /// be part of one, or make one.
+    /// its normal form), also inside words, and begin and end with ASCII punctuation: nothing that is left out can be part of one,
+    /// or make one. One that takes the spaces beside it (MPNet's `<mask>`) takes what makes no token anyway.
     pub fn of(tokenizer: &Tokenizer) -> Option<Self> {
-        let Some(NormalizerWrapper::BertNormalizer(normalizer)) = tokenizer.get_normalizer() else {
-            return None;
-        };
+        let normalizer = Normalizer::of(tokenizer.get_normalizer()?)?;
         let Some(PreTokenizerWrapper::BertPreTokenizer(_)) = tokenizer.get_pre_tokenizer() else {
             return None;
         };
@@ -64,7 +69,7 @@ impl LongText {
         let word_chars_max = model.max_input_chars_per_word;
         let added = tokenizer.get_added_tokens_decoder();
         let is_plain = |token: &AddedToken| {
-            let is_exact = !token.lstrip && !token.rstrip && !token.single_word && !token.normalized;
+            let is_exact = !token.single_word && !token.normalized;
             let is_punctuation = |c: Option<char>| c.is_some_and(|c| c.is_ascii_punctuation());
             let mut chars = token.content.chars();
             let is_enclosed = is_punctuation(chars.next()) && is_punctuation(chars.next_back());
@@ -76,9 +81,9 @@ impl LongText {
         if !added.values().all(is_plain) {
             return None;
         }
-        let ascii = std::array::from_fn(|c| kind_of(*normalizer, c as u8 as char));
+        let ascii = std::array::from_fn(|c| kind_of(normalizer, c as u8 as char));
         let whole = added.into_values().map(|token| token.content).collect();
-        Some(Self { normalizer: *normalizer, word_chars_max, ascii, whole })
+        Some(Self { normalizer, word_chars_max, ascii, whole })
     }
 
     /// A text in pieces of about so many bytes. The tokens of all pieces, one after the other, are those of the text.
@@ -165,26 +170,47 @@ impl Iterator for Pieces<'_> {
     }
 }
 
+impl Normalizer {
+    /// `None` if it is another one.
+    fn of(normalizer: &NormalizerWrapper) -> Option<Self> {
+        match normalizer {
+            NormalizerWrapper::BertNormalizer(bert) => Some(Self { lowercase_first: false, bert: *bert }),
+            NormalizerWrapper::Sequence(all) => match all.as_ref() {
+                [NormalizerWrapper::Lowercase(_), NormalizerWrapper::BertNormalizer(bert)] => {
+                    Some(Self { lowercase_first: true, bert: *bert })
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The same, but it only removes characters.
+    fn cleaning(self) -> Self {
+        Self { bert: BertNormalizer::new(self.bert.clean_text, false, Some(false), false), ..self }
+    }
+
+    fn normalized(self, c: char) -> String {
+        let mut text = NormalizedString::from(c.to_string());
+        let first = if self.lowercase_first { Lowercase.normalize(&mut text) } else { Ok(()) };
+        match first.and_then(|()| self.bert.normalize(&mut text)) {
+            Ok(()) => text.get().to_owned(),
+            // These normalizers never fail. A punctuation mark is never left out.
+            Err(_) => ".".to_owned(),
+        }
+    }
+}
+
 /// What the normalizer makes of a character, and the pre-tokenizer of that.
-fn kind_of(normalizer: BertNormalizer, c: char) -> Kind {
-    let text = normalized(normalizer, c);
+fn kind_of(normalizer: Normalizer, c: char) -> Kind {
+    let text = normalizer.normalized(c);
     if text.is_empty() {
-        let cleaning = BertNormalizer::new(normalizer.clean_text, false, Some(false), false);
-        return if normalized(cleaning, c).is_empty() { Kind::Nothing } else { Kind::Accent };
+        return if normalizer.cleaning().normalized(c).is_empty() { Kind::Nothing } else { Kind::Accent };
     }
     match &words(&format!("x{text}x"))[..] {
         [_] => Kind::Word(text.chars().count()),
         [x, y] if x == "x" && y == "x" => Kind::Space,
         _ => Kind::Boundary,
-    }
-}
-
-fn normalized(normalizer: BertNormalizer, c: char) -> String {
-    let mut text = NormalizedString::from(c.to_string());
-    match normalizer.normalize(&mut text) {
-        Ok(()) => text.get().to_owned(),
-        // BERT's normalizer never fails. A punctuation mark is never left out.
-        Err(_) => ".".to_owned(),
     }
 }
 

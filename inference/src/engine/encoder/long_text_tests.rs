@@ -7,16 +7,30 @@ use proptest::prelude::*;
 use super::*;
 
 fn tokenizer() -> Tokenizer {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-mean/tokenizer.json");
+    tokenizer_of("tiny-mean")
+}
+
+fn tokenizer_of(fixture: &str) -> Tokenizer {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let file = fixtures.join(fixture).join("tokenizer.json");
     let mut tokenizer = Tokenizer::from_file(file).unwrap();
     tokenizer.with_truncation(None).unwrap().with_padding(None);
     tokenizer
 }
 
-/// The same tokenizer with another normalizer.
-fn with_normalizer(clean: bool, ideographs: bool, accents: Option<bool>, lowercase: bool) -> Tokenizer {
-    let mut tokenizer = tokenizer();
+/// A tokenizer with another normalizer.
+fn with_normalizer(
+    mut tokenizer: Tokenizer,
+    clean: bool,
+    ideographs: bool,
+    accents: Option<bool>,
+    lowercase: bool,
+    lowercase_first: bool,
+) -> Tokenizer {
     tokenizer.with_normalizer(Some(BertNormalizer::new(clean, ideographs, accents, lowercase)));
+    if lowercase_first {
+        super::super::tokenizer_class::lowercase_first(&mut tokenizer);
+    }
     tokenizer
 }
 
@@ -72,10 +86,11 @@ fn a_cut_is_only_made_where_the_text_before_has_ended() {
     for (clean, ideographs, accents, lowercase) in
         [(true, true, None, true), (false, false, Some(false), false), (true, true, Some(true), false)]
     {
-        let normalizer = BertNormalizer::new(clean, ideographs, accents, lowercase);
+        let bert = BertNormalizer::new(clean, ideographs, accents, lowercase);
+        let normalizer = Normalizer { lowercase_first: false, bert };
         for c in ('\0'..='\u{ffff}').chain('\u{1f000}'..='\u{20000}') {
             if kind_of(normalizer, c) == Kind::Boundary {
-                let words = words(&format!("x{}x", normalized(normalizer, c)));
+                let words = words(&format!("x{}x", normalizer.normalized(c)));
                 assert_eq!(words[0], "x", "{c:?} continues the word before it");
             }
         }
@@ -88,7 +103,7 @@ fn other_tokenizers_get_their_texts_whole() {
     tokenizer.add_tokens(&[AddedToken::from("word", false)]);
     assert!(LongText::of(&tokenizer).is_none(), "an added token without punctuation around it");
     let mut tokenizer = self::tokenizer();
-    tokenizer.with_normalizer(Some(tokenizers::normalizers::Lowercase));
+    tokenizer.with_normalizer(Some(Lowercase));
     assert!(LongText::of(&tokenizer).is_none());
 }
 
@@ -114,6 +129,8 @@ fn text() -> impl Strategy<Value = String> {
         "[\u{200b}SEP]",
         "##s",
         "sat on the mat",
+        "<mask>",
+        "</s>",
     ]);
     let piece = prop_oneof![6 => run, 2 => word.prop_map(str::to_owned)];
     prop::collection::vec(piece, 0..60).prop_map(|pieces| pieces.concat())
@@ -130,8 +147,12 @@ proptest! {
         ideographs: bool,
         accents: Option<bool>,
         lowercase: bool,
+        lowercase_first: bool,
     ) {
-        let tokenizer = with_normalizer(clean, ideographs, accents, lowercase);
-        prop_assert_eq!(of_pieces(&tokenizer, &text, bytes), tokens(&tokenizer, &text));
+        // MPNet's `<mask>` takes the spaces before it.
+        for fixture in ["tiny-mean", "tiny-mpnet"] {
+            let tokenizer = with_normalizer(tokenizer_of(fixture), clean, ideographs, accents, lowercase, lowercase_first);
+            prop_assert_eq!(of_pieces(&tokenizer, &text, bytes), tokens(&tokenizer, &text), "{}", fixture);
+        }
     }
 }

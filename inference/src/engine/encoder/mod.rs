@@ -1,8 +1,9 @@
 //! The built-in engine: embeddings, sparse vectors and scores of texts, with encoders of the families that [`families`] lists.
 //!
-//! `hub` finds the model's folder; `config` reads it with `modules` and `families`. `tokens` makes items of texts (with
-//! `long_text` for long ones), `pairs` of pairs. `checkpoint` reads the weights from the files that `shards` finds. `plan`
-//! computes a pass's bytes, and `forward` runs its layers over a device's operations.
+//! `hub` finds the model's folder; `config` reads it with `modules`, `text_config` and `families`. `tokens` makes items of texts
+//! (with `long_text` and `safe_split` for long ones, and `tokenizer_class` for what transformers changes of a tokenizer), `pairs`
+//! of pairs. `checkpoint` reads the weights from the files that `shards` finds. `plan` computes a pass's bytes, and `forward`
+//! runs its layers over a device's operations.
 //!
 //! On the CPU `pass` runs a pass, `pack` deals its items to threads, and the operations in `cpu` use `matmul`, `attention`,
 //! `rotary`, `rows` and `math`, each compiled for every vector unit in `simd`. On a CPU with a tile unit `tiles` computes the
@@ -30,6 +31,7 @@ mod pass;
 mod plan;
 mod rotary;
 mod rows;
+mod safe_split;
 mod shards;
 mod simd;
 #[cfg(target_arch = "aarch64")]
@@ -38,7 +40,9 @@ mod simd_neon;
 mod simd_x86;
 mod sparse;
 mod tensors;
+mod text_config;
 mod tiles;
+mod tokenizer_class;
 mod tokens;
 mod units;
 mod vocabulary;
@@ -176,8 +180,8 @@ impl Encoder {
     ) -> Result<Self, LoadError> {
         let config = ModelConfig::read(&source.folder()?)?;
         let backend = CudaEncoder::load(&config, device, options)?;
-        let element = backend.element();
-        Self::with(&config, threads, element, element.to_string(), Box::new(backend))
+        let (element, computes) = (backend.element(), backend.computes().to_owned());
+        Self::with(&config, threads, element, computes, Box::new(backend))
     }
 
     fn with(
@@ -198,7 +202,7 @@ impl Encoder {
                 width: config.width(),
             },
         };
-        let (tokens, tokens_max) = (Tokens::load(config, threads)?, config.tokens_max);
+        let (tokens, tokens_max) = (Tokens::load(config, threads)?, config.texts.tokens_max);
         let revision = config.revision(element.as_str())?;
         Ok(Self { backend, tokens, tokens_max, revision, computes, outputs })
     }

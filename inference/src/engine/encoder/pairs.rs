@@ -130,20 +130,22 @@ impl Tokens {
     }
 
     /// A pair's ids, special tokens included, and the first of them that is of the second token type. What is too long is cut
-    /// as the tokenizers library cuts it: the longer text first, and both to halves if neither is short.
+    /// as the tokenizers library cuts it: the longer text first, and both to halves if neither is short. The odd token of two texts
+    /// that cannot be read to their end may be the other one's.
     fn pair(&self, first: &str, second: &str) -> Result<(Box<[u32]>, usize), String> {
         let Some(template) = &self.pair_template else { return Err("this model takes no pairs".into()) };
         let room = self.tokens_max - template.len();
-        let content = |text: &str, least: usize| {
-            if self.lowercase { self.content(&text.to_lowercase(), least) } else { self.content(text, least) }
-        };
         // One token more than there is room for shows that a text is too long. Where both are, and the room is odd, the longer
         // one gets the odd token: then more of them is read until one has ended.
         let mut least = room + 1;
-        let (mut a, mut b) = (content(first, least)?, content(second, least)?);
+        let (mut a, mut b) = (self.content(first, least)?, self.content(second, least)?);
         while !room.is_multiple_of(2) && a.len() >= least && b.len() >= least {
             least *= LEAST_GROWTH;
-            (a, b) = (content(first, least)?, content(second, least)?);
+            // Texts that are not read to their end: it is unknown which is longer, which decides about one token alone.
+            let (Ok(more_a), Ok(more_b)) = (self.content(first, least), self.content(second, least)) else {
+                break;
+            };
+            (a, b) = (more_a, more_b);
         }
         let (keep_a, keep_b) = longest_first(a.len(), b.len(), room);
         Ok(template.join(&a[..keep_a], &b[..keep_b]))

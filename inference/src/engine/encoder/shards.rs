@@ -1,5 +1,6 @@
 //! A model's tensors in one safetensors file, or in several that an index lists, as transformers splits large models.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
@@ -151,15 +152,31 @@ impl Tensors {
     }
 
     pub fn has(&self, name: &str) -> bool {
+        self.has_exactly(&self.stored(name))
+    }
+
+    fn has_exactly(&self, name: &str) -> bool {
         match &self.places {
             None => self.files.iter().any(|file| file.has(name)),
             Some(places) => places.contains_key(name),
         }
     }
 
+    /// The name that a tensor has in the files: checkpoints that came from TensorFlow have other ones for those of norms.
+    fn stored<'a>(&self, name: &'a str) -> Cow<'a, str> {
+        let older = [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")];
+        let mut older =
+            older.into_iter().filter_map(|(now, then)| Some(name.strip_suffix(now)?.to_owned() + then));
+        match older.next().filter(|older| !self.has_exactly(name) && self.has_exactly(older)) {
+            Some(older) => Cow::Owned(older),
+            None => Cow::Borrowed(name),
+        }
+    }
+
     /// As [`TensorFile::read`].
     pub fn read(&mut self, name: &str, shape: &[usize], to: &mut [f32]) -> Result<(), LoadError> {
-        self.file_of(name)?.read(name, shape, to)
+        let name = self.stored(name);
+        self.file_of(&name)?.read(&name, shape, to)
     }
 
     /// As [`TensorFile::read_pieces`].
@@ -169,7 +186,8 @@ impl Tensors {
         shape: &[usize],
         take: impl FnMut(&[f32]) -> Result<(), LoadError>,
     ) -> Result<(), LoadError> {
-        self.file_of(name)?.read_pieces(name, shape, take)
+        let name = self.stored(name);
+        self.file_of(&name)?.read_pieces(&name, shape, take)
     }
 
     fn file_of(&mut self, name: &str) -> Result<&mut TensorFile, LoadError> {

@@ -14,6 +14,8 @@ use super::LoadError;
 use super::config::{ModelConfig, Prompts};
 use super::long_text::LongText;
 use super::pairs::PairTemplate;
+use super::safe_split::SafeSplit;
+use super::tokenizer_class::lowercase_first;
 
 /// A job of fewer texts is tokenised where it is: waking threads costs more than they save.
 const TEXTS_FOR_THREADS: usize = 64;
@@ -21,6 +23,16 @@ const TEXTS_FOR_THREADS: usize = 64;
 /// Bytes of text for each token that a model takes: about four times what English needs. A longer text is tokenised in pieces of
 /// so many, until there are enough tokens.
 const BYTES_PER_TOKEN: usize = 16;
+
+/// Where pieces are not tokenised apart, so many bytes of a text are tokenised first for each token that is wanted, and twice as many
+/// as long as they are too few.
+const BYTES_PER_TOKEN_FIRST: usize = 8;
+
+/// The bytes to begin with at least, because a place to cut is looked for in half of them.
+const PREFIX_BYTES_MIN: usize = 8 << 10;
+
+/// The most bytes of a text that are tokenised at once: some 80 MiB of memory and a second where every byte is a token.
+const PREFIX_BYTES_MAX: usize = 256 << 10;
 
 /// The parameter that names one of the model's prompts.
 pub(super) const PROMPT_NAME: &str = "prompt_name";
@@ -34,15 +46,32 @@ pub(super) struct Tokens {
     before: Vec<u32>,
     after: Vec<u32>,
     pub(super) tokens_max: usize,
-    pub(super) lowercase: bool,
     prompts: Prompts,
     /// What pairs of texts are made with, if the model takes them.
     pub(super) pair_template: Option<PairTemplate>,
     /// Added tokens that the model has no embedding of: EmbeddingGemma's tokenizer has one for images.
     added_beyond: Vec<u32>,
-    /// How a long text is cut before it is tokenised; `None`: it is not.
-    long: Option<LongText>,
+    long: LongTexts,
     pub(super) threads: rayon::ThreadPool,
+}
+
+/// How a long text is tokenised, of which the first tokens are wanted.
+enum LongTexts {
+    /// Piece by piece, until there are enough tokens.
+    Pieces(Box<LongText>),
+    /// So much of it that there are enough tokens.
+    Prefix(SafeSplit),
+    /// As a whole.
+    Whole,
+}
+
+impl LongTexts {
+    fn of(tokenizer: &Tokenizer) -> Self {
+        match LongText::of(tokenizer) {
+            Some(long) => Self::Pieces(Box::new(long)),
+            None => SafeSplit::of(tokenizer).map_or(Self::Whole, Self::Prefix),
+        }
+    }
 }
 
 impl Tokens {
@@ -60,7 +89,11 @@ impl Tokens {
         // The file's own truncation and padding are those of some training run; the model's length is in its config,
         // and the engine pads nothing. The library would also keep all that it cuts off.
         tokenizer.with_truncation(None).map_err(|e| fault(e.to_string()))?.with_padding(None);
-        let vocabulary = config.spec.dims.vocabulary;
+        config.texts.tokenizer.apply(&mut tokenizer);
+        if config.texts.lowercase {
+            lowercase_first(&mut tokenizer);
+        }
+        let (vocabulary, tokens_max) = (config.spec.dims.vocabulary, config.texts.tokens_max);
         let is_beyond = |id: &u32| *id as usize >= vocabulary;
         let (before, after) = special_tokens(&tokenizer).map_err(fault)?;
         let around = before.iter().chain(&after).copied();
@@ -68,18 +101,15 @@ impl Tokens {
             return Err(fault(format!("it has a token {id}, but the model only {vocabulary} embeddings")));
         }
         let added_beyond = tokenizer.get_added_tokens_decoder().into_keys().filter(is_beyond).collect();
-        if before.len() + after.len() >= config.tokens_max {
-            return Err(fault(format!(
-                "a length of {} leaves no room beside the special tokens",
-                config.tokens_max
-            )));
+        if before.len() + after.len() >= tokens_max {
+            return Err(fault(format!("a length of {tokens_max} leaves no room beside the special tokens")));
         }
         let pair_template = match &config.spec.classifier {
             None => None,
             Some(_) => Some(PairTemplate::of(&tokenizer, config.spec.segments() > 1).map_err(fault)?),
         };
-        if pair_template.as_ref().is_some_and(|template| template.len() >= config.tokens_max) {
-            return Err(fault(format!("a length of {} leaves no room for pairs", config.tokens_max)));
+        if pair_template.as_ref().is_some_and(|template| template.len() >= tokens_max) {
+            return Err(fault(format!("a length of {tokens_max} leaves no room for pairs")));
         }
         let threads = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
@@ -87,13 +117,12 @@ impl Tokens {
             .build()
             .map_err(|e| fault(format!("start threads: {e}")))?;
         Ok(Self {
-            long: LongText::of(&tokenizer),
+            long: LongTexts::of(&tokenizer),
             width: config.width(),
             tokenizer,
             before,
             after,
-            tokens_max: config.tokens_max,
-            lowercase: config.lowercase,
+            tokens_max,
             prompts: config.prompts.clone(),
             pair_template,
             added_beyond,
@@ -171,11 +200,8 @@ impl Tokens {
 
     /// The ids of one text, special tokens included.
     pub(super) fn ids(&self, prompt: &str, text: &str) -> Result<Box<[u32]>, String> {
-        let mut text =
+        let text =
             if prompt.is_empty() { Cow::Borrowed(text) } else { Cow::Owned(format!("{prompt}{text}")) };
-        if self.lowercase {
-            text = Cow::Owned(text.to_lowercase());
-        }
         let room = self.tokens_max - self.before.len() - self.after.len();
         let content = self.content(&text, room)?;
         let kept = &content[..content.len().min(room)];
@@ -184,22 +210,56 @@ impl Tokens {
 
     /// The text's tokens, at least the first `room` of them.
     pub(super) fn content(&self, text: &str, room: usize) -> Result<Vec<u32>, String> {
-        let encode = |text: &str| match self.tokenizer.encode_fast(text, false) {
-            Ok(encoding) => self.with_embeddings(encoding.get_ids().to_vec()),
-            Err(e) => Err(e.to_string()),
-        };
+        match &self.long {
+            LongTexts::Pieces(long) => self.pieces(long, text, room),
+            LongTexts::Prefix(split) => self.prefix(Some(split), text, room),
+            LongTexts::Whole => self.prefix(None, text, room),
+        }
+    }
+
+    fn pieces(&self, long: &LongText, text: &str, room: usize) -> Result<Vec<u32>, String> {
         let bytes = self.tokens_max * BYTES_PER_TOKEN;
-        let Some(long) = self.long.as_ref().filter(|_| text.len() > bytes) else {
-            return encode(text);
-        };
+        if text.len() <= bytes {
+            return self.encode(text);
+        }
         let mut content = Vec::with_capacity(room);
         for piece in long.pieces(text, bytes) {
-            content.extend(encode(&piece)?);
+            content.extend(self.encode(&piece)?);
             if content.len() >= room {
                 break;
             }
         }
         Ok(content)
+    }
+
+    /// The tokens of the text, or of a part of it that has enough of them.
+    ///
+    /// # Errors
+    /// The text is too long to be tokenised as a whole, and there is no such part.
+    fn prefix(&self, split: Option<&SafeSplit>, text: &str, room: usize) -> Result<Vec<u32>, String> {
+        let bytes_max = PREFIX_BYTES_MAX.max(self.tokens_max * BYTES_PER_TOKEN);
+        let mut bytes = PREFIX_BYTES_MIN.max(room * BYTES_PER_TOKEN_FIRST).min(bytes_max);
+        loop {
+            if text.len() <= bytes {
+                return self.encode(text);
+            }
+            let found = match split.and_then(|split| split.find(&self.tokenizer, text, bytes)) {
+                Some(end) => Some(self.encode(&text[..end])?),
+                None => None,
+            };
+            match found {
+                Some(content) if content.len() >= room => return Ok(content),
+                found if bytes == bytes_max => return Err(too_long(text.len(), bytes_max, found, room)),
+                _ => bytes = (2 * bytes).min(bytes_max),
+            }
+        }
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
+        match self.tokenizer.encode_fast(text, false) {
+            Ok(encoding) => self.with_embeddings(encoding.get_ids().to_vec()),
+            Err(e) => Err(e.to_string()),
+        }
     }
 
     /// Tokens, if the model has embeddings of all.
@@ -213,6 +273,16 @@ impl Tokens {
             }
         }
     }
+}
+
+/// Why a text is refused of which so many bytes are looked at. `found` are the tokens of a part of them, if they have one whose
+/// tokens are those of the whole text.
+fn too_long(bytes: usize, bytes_max: usize, found: Option<Vec<u32>>, room: usize) -> String {
+    let why = match found {
+        Some(content) => format!("have {} tokens, fewer than the {room} that count", content.len()),
+        None => "have no place where the tokenizer surely begins a new token (spaces make one)".to_owned(),
+    };
+    format!("a text of {bytes} bytes is too long for this tokenizer: the first {bytes_max} bytes {why}")
 }
 
 fn text_of(at: usize, input: &Input) -> Result<&str, InvalidInput> {
@@ -243,55 +313,5 @@ fn special_tokens(tokenizer: &Tokenizer) -> Result<(Vec<u32>, Vec<u32>), String>
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn tokens() -> Tokens {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-mean");
-        Tokens::load(&ModelConfig::read(&folder).unwrap(), 2).unwrap()
-    }
-
-    #[test]
-    fn a_cut_text_has_the_tokens_of_the_whole() {
-        let tokens = tokens();
-        let room = tokens.tokens_max - 2;
-        let mut pieces =
-            ["the cat sat ", "[SEP]", "漢字", "e\u{301}\u{327} ", "\u{200b}\t", "x", "![CLS] ", "ß"]
-                .iter()
-                .cycle();
-        for first in 1..40 {
-            let text: String = pieces.by_ref().take(300 + first * 7).copied().collect();
-            let whole = tokens.tokenizer.encode_fast(text.as_str(), false).unwrap();
-            let content = tokens.content(&text, room).unwrap();
-            assert!(content.len() < whole.len(), "was not cut");
-            assert_eq!(content[..room], whole.get_ids()[..room]);
-        }
-    }
-
-    #[test]
-    fn a_flood_of_one_character_is_cut() {
-        let tokens = tokens();
-        for flood in [".", "]", "[SEP]", "漢"] {
-            let text = flood.repeat(1 << 20);
-            assert_eq!(tokens.ids("", &text).unwrap().len(), tokens.tokens_max, "a flood of {flood}");
-            assert!(tokens.content(&text, 8).unwrap().len() < 1000, "a flood of {flood} is tokenised whole");
-        }
-    }
-
-    #[test]
-    fn a_text_of_one_word_is_one_token() {
-        let tokens = tokens();
-        assert_eq!(tokens.ids("", &"x".repeat(100_000)).unwrap().len(), 3);
-        assert_eq!(tokens.ids("", "").unwrap().len(), 2);
-    }
-
-    #[test]
-    fn inputs_that_are_no_text_are_named() {
-        let inputs = [Input::Text("a".into()), Input::Uri("s3://x".into())];
-        let refused = tokens().items(&inputs, &Params::default()).unwrap_err();
-        assert_eq!(refused.0, "inputs[1] is uri; this model takes text");
-        let mut params = Params::default();
-        params.0.insert("dtype".into(), "f64".into());
-        assert!(tokens().items(&inputs[..1], &params).unwrap_err().0.contains("params.dtype"));
-    }
-}
+#[path = "tokens_tests.rs"]
+mod tests;

@@ -2,6 +2,7 @@
 
 mod backoff;
 mod leak;
+mod one_shot;
 mod room;
 mod slot;
 mod status;
@@ -200,11 +201,15 @@ impl Pool {
         }
     }
 
-    /// Device bytes of an ended process that have been missing for longer than the configuration allows, and since when.
+    /// Device bytes of an ended process that have been missing for longer than the configuration allows, and since when; or those of
+    /// a process that does not end.
     pub fn overdue(&self) -> Option<(u64, Duration)> {
         let limit = self.shared.config.withheld_max?;
         let overdue = |slot: &Slot| match slot.status.state {
             SlotState::Withheld { bytes, since } if since.elapsed() > limit => Some((bytes, since.elapsed())),
+            SlotState::Ending { since } if since.elapsed() > limit + self.shared.config.kill => {
+                Some((slot.status.held_bytes, since.elapsed()))
+            }
             _ => None,
         };
         self.shared.state().slots.iter().find_map(overdue)
@@ -313,6 +318,15 @@ impl Shared {
             // An image whose header says nothing.
             None => Need::Unknown,
         }
+    }
+}
+
+impl State {
+    /// Whether a process is loaded.
+    fn is_loaded(&self) -> bool {
+        let is_loaded =
+            |slot: &Slot| matches!(slot.status.state, SlotState::Idle { .. } | SlotState::Running { .. });
+        self.slots.iter().any(is_loaded)
     }
 }
 

@@ -2,54 +2,94 @@
 
 use std::sync::Arc;
 
-use tokio::time::{Duration, Instant, sleep};
+use tokio::time::{Duration, Instant, sleep, timeout};
 
 use super::leak::Leak;
 use super::slot::{Leave, SlotTask, closed};
 use super::status::SlotState;
-use crate::process::memory::{Claim, Entry};
-use crate::process::warm::Warm;
+use crate::process::memory::{Claim, Entry, Reading};
+use crate::process::warm::{LoadError, Warm};
 
 /// How often a warning names memory that has not come back.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
+/// How long a model without a process waits for memory before its jobs go to other workers. They hold slots here, and its passes
+/// hold permits that other models need.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
 impl SlotTask {
-    /// Waits until a process may be started, and the device has room for it; false when the pool is closing.
-    pub(super) async fn admit(&mut self) -> bool {
+    /// Waits until a process may be started, and the device has room for it; false when the pool is closing. The first process has
+    /// `load_s` for that.
+    ///
+    /// # Errors
+    /// The device is too small; or the first process has waited for too long.
+    pub(super) async fn admit(&mut self, is_first: bool) -> Result<bool, LoadError> {
         let mut closing = self.closing.clone();
         tokio::select! {
-            reserved = self.wait_for_room() => {
-                self.reserved = Some(reserved);
-                true
+            reserved = self.wait_for_room(is_first) => {
+                self.reserved = Some(reserved?);
+                Ok(true)
             }
-            () = closed(&mut closing) => false,
+            () = closed(&mut closing) => Ok(false),
         }
     }
 
-    async fn wait_for_room(&self) -> Entry {
-        let wait = self.backoff.wait();
-        if !wait.is_zero() {
-            self.update(SlotState::BackingOff { until: Instant::now() + wait });
-            sleep(wait).await;
-        }
+    async fn wait_for_room(&self, is_first: bool) -> Result<Entry, LoadError> {
+        self.back_off().await;
         let shared = Arc::clone(&self.shared);
         let config = &shared.config;
-        let book = &shared.options.book;
         let bytes = shared.resident(&shared.state()).unwrap_or(0);
+        let is_only = || !shared.state().is_loaded();
+        let no_memory = |reading| LoadError::NoMemory { bytes, reading };
+        let mut last = Reading::default();
         let mut logged = false;
-        let admitted = book.admit(bytes, |reading| {
+        let admitted = shared.options.book.admit(bytes, is_only, |reading, waited| {
+            last = reading;
             if !logged {
-                tracing::info!(
-                    model = config.name,
-                    bytes,
-                    free = reading.free,
-                    "waiting for device memory to load"
-                );
+                let free = reading.free;
+                tracing::info!(model = config.name, bytes, free, "waiting for device memory to load");
                 self.update(SlotState::WaitingForMemory { bytes });
             }
             logged = true;
+            if waited > PATIENCE {
+                self.unavailable(&no_memory(reading), false);
+            }
         });
-        admitted.await
+        if !is_first {
+            return admitted.await.map_err(no_memory);
+        }
+        match timeout(config.load, admitted).await {
+            Ok(admitted) => admitted.map_err(no_memory),
+            Err(_) => Err(no_memory(last)),
+        }
+    }
+
+    /// Waits after failures. Meanwhile the jobs of a model that has no other process go to other workers, as in [`PATIENCE`].
+    pub(super) async fn back_off(&self) {
+        let wait = self.backoff.wait();
+        if wait.is_zero() {
+            return;
+        }
+        let seconds = wait.as_secs();
+        let reason = format!(
+            "its process failed {} times in a row; it is started again in {seconds} s",
+            self.backoff.failures()
+        );
+        self.unavailable(&LoadError::Start(reason), false);
+        self.update(SlotState::BackingOff { until: Instant::now() + wait });
+        sleep(wait).await;
+    }
+
+    /// Waits for something that may never end. After this long the model's jobs go to other workers, as in [`PATIENCE`].
+    pub(super) async fn unless_long<T>(&self, limit: Duration, what: impl Future<Output = T>) -> T {
+        let mut what = std::pin::pin!(what);
+        loop {
+            if let Ok(done) = timeout(limit, &mut what).await {
+                return done;
+            }
+            let reason = "its last process does not end although it was killed".to_owned();
+            self.unavailable(&LoadError::Start(reason), false);
+        }
     }
 
     /// Looks at what the process holds.
@@ -58,6 +98,7 @@ impl SlotTask {
         let alive = book.look().await;
         let before = self.last.map_or(0, |last| last.held);
         let held = book.held_under(warm.keeper_pid()).await.unwrap_or(before);
+        book.note_held(warm.keeper_pid(), held);
         self.last = Some(Claim { alive, held });
         self.shared.state().slots[self.index].status.held_bytes = held;
     }
@@ -96,6 +137,11 @@ impl SlotTask {
         let mut logged_at: Option<Instant> = None;
         let back = self.shared.options.book.reclaim(claim, |bytes| {
             self.update(SlotState::Withheld { bytes, since });
+            if since.elapsed() > PATIENCE {
+                let mib = bytes >> 20;
+                let reason = format!("{mib} MiB of its last process have not come back to the device");
+                self.unavailable(&LoadError::Start(reason), false);
+            }
             if logged_at.is_none_or(|logged_at| logged_at.elapsed() > TELL_EVERY) {
                 let seconds = since.elapsed().as_secs();
                 tracing::error!(

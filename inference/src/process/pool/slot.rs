@@ -9,12 +9,12 @@ use tokio::time::{Duration, Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::backoff::Backoff;
 use super::leak::Leak;
+use super::room::PATIENCE;
 use super::status::{SlotState, Unavailable};
 use super::{Shared, State, refuse_waiting};
 use crate::process::config::Mode;
 use crate::process::cost::{Costs, of_pass};
 use crate::process::memory::{Claim, Entry};
-use crate::process::once;
 use crate::process::pass::{PassEnd, PassJob};
 use crate::process::peak::Sampler;
 use crate::process::protocol::FailureKind;
@@ -22,6 +22,9 @@ use crate::process::warm::{LoadError, PassLimits, Warm};
 
 /// How often an idle process is asked whether it is there, and the device what it holds.
 const PING_EVERY: Duration = Duration::from_secs(10);
+
+/// Why a process ends that was asked to.
+const EVICTED: &str = "another model needs the memory";
 
 /// The task of a slot. `first` receives how the first process was loaded; with it the slot starts a process without waiting for work.
 pub(super) async fn serve(
@@ -53,7 +56,7 @@ pub(super) async fn serve(
 pub(super) struct SlotTask {
     pub(super) shared: Arc<Shared>,
     pub(super) index: usize,
-    bell: Arc<Notify>,
+    pub(super) bell: Arc<Notify>,
     pub(super) closing: watch::Receiver<bool>,
     pub(super) backoff: Backoff,
     /// What the process that lives, or lived last, held when it was last looked.
@@ -80,10 +83,12 @@ impl SlotTask {
             if !wanted && !self.wait_for_work().await {
                 return;
             }
-            if !self.admit().await {
-                return;
-            }
-            let (warm, entry) = match self.load().await {
+            let loaded = match self.admit(first.is_some()).await {
+                Ok(true) => self.load().await,
+                Ok(false) => return,
+                Err(error) => Err(error),
+            };
+            let (warm, entry) = match loaded {
                 Ok(loaded) => loaded,
                 Err(error) => {
                     self.load_failed(&error);
@@ -105,7 +110,7 @@ impl SlotTask {
                 return;
             }
             self.reclaim().await;
-            wanted = false;
+            wanted = self.shared.state().unavailable.is_some();
         }
     }
 
@@ -142,26 +147,33 @@ impl SlotTask {
         self.last = Some(Claim { alive: before, held: 0 });
         let mut entry = None;
         let began = Instant::now();
-        let stop = closed(&mut self.closing);
+        let mut closing = self.closing.clone();
         let started = |keeper| entry = Some(book.enter(keeper));
-        let warm = Warm::load(&shared.options.launcher, config, book, started, stop).await?;
+        let loading = Warm::load(&shared.options.launcher, config, book, started, closed(&mut closing));
+        let warm = self.unless_long(config.load + config.kill * 2 + PATIENCE, loading).await?;
         let entry = entry.unwrap_or_else(|| book.enter(warm.keeper_pid()));
+        let look = book.look().await;
         let held = match book.held_under(warm.keeper_pid()).await {
             Some(held) => held,
-            // By difference, which counts what others took meanwhile too: then it waits for more than it must.
+            // By difference, which counts what others took meanwhile too: then it waits for more than it must. Or as the program
+            // says, whichever is more; but no more than there is.
             None => {
-                let free = book.look().await.reading.free;
-                before.reading.free.saturating_sub(free).max(declared)
+                let taken = before.reading.free.saturating_sub(look.reading.free);
+                taken.max(declared).max(warm.ready().weights).min(look.reading.total)
             }
         };
         entry.holds(held);
+        if shared.state().unavailable.is_some() {
+            entry.is_kept();
+        }
+        entry.is_loaded();
         let look = book.look().await;
         drop(reserved);
         self.last = Some(Claim { alive: look, held });
         self.base = held;
         let revision = warm.ready().revision.clone().unwrap_or_else(|| config.revision());
         let mut state = shared.state();
-        state.learned.loaded(held.max(warm.ready().weights));
+        state.learned.loaded(held);
         state.revision = revision;
         state.ready = Some(warm.ready().clone());
         if state.unavailable.take().is_some() {
@@ -179,29 +191,29 @@ impl SlotTask {
     fn load_failed(&mut self, error: &LoadError) {
         self.backoff.failed();
         let name = &self.shared.config.name;
-        tracing::warn!(model = name, %error, stderr = error.stderr(), "load the model");
+        tracing::warn!(model = name, %error, stderr = error.stderr(), "cannot load the model");
+        self.unavailable(error, true);
+    }
+
+    /// The model has no process now, unless others of its processes are loaded: they go on. The jobs of its passes go to other
+    /// workers, until it is loaded again. `replaces`: the reason takes the place of an earlier one.
+    pub(super) fn unavailable(&self, error: &LoadError, replaces: bool) {
         let mut state = self.shared.state();
-        let attempts = self.backoff.failures();
-        let loaded = |state: &State| {
-            let is_loaded = |slot: &super::Slot| {
-                matches!(slot.status.state, SlotState::Idle { .. } | SlotState::Running { .. })
-            };
-            state.slots.iter().any(is_loaded)
-        };
-        // Those that are loaded go on.
-        if !loaded(&state) {
-            let since = state.unavailable.as_ref().map_or_else(Instant::now, |unavailable| unavailable.since);
-            let (reason, stderr) = (error.to_string(), error.stderr().to_owned());
-            refuse_waiting(&mut state, &reason);
-            state.unavailable = Some(Unavailable { reason, stderr, since, attempts });
+        if state.is_loaded() || (state.unavailable.is_some() && !replaces) {
+            return;
         }
+        let since = state.unavailable.as_ref().map_or_else(Instant::now, |unavailable| unavailable.since);
+        let (reason, stderr) = (error.to_string(), error.stderr().to_owned());
+        let attempts = self.backoff.failures();
+        state.unavailable = Some(Unavailable { reason: reason.clone(), stderr, since, attempts });
+        refuse_waiting(&mut state, &reason);
     }
 
     /// Gives a process passes until it is to end, and ends it.
     async fn use_process(&mut self, mut warm: Warm, entry: Entry) -> Leave {
         let config = self.shared.config.clone();
-        let leave = self.serve_passes(&mut warm).await;
-        self.update(SlotState::Ending);
+        let leave = self.serve_passes(&mut warm, &entry).await;
+        self.update(SlotState::Ending { since: Instant::now() });
         match &leave {
             Leave::Asked(why) => {
                 tracing::info!(
@@ -212,11 +224,11 @@ impl SlotTask {
                     "ending a process"
                 );
                 self.look(&warm).await;
-                warm.end(config.kill, &config.name).await;
+                self.unless_long(config.kill * 2 + PATIENCE, warm.end(config.kill, &config.name)).await;
             }
             Leave::Failed => {
                 self.backoff.failed();
-                warm.end_now(config.kill, &config.name).await;
+                self.unless_long(config.kill + PATIENCE, warm.end_now(config.kill, &config.name)).await;
             }
             Leave::Closing => warm.end(config.kill, &config.name).await,
         }
@@ -224,11 +236,11 @@ impl SlotTask {
         leave
     }
 
-    async fn serve_passes(&mut self, warm: &mut Warm) -> Leave {
+    async fn serve_passes(&mut self, warm: &mut Warm, entry: &Entry) -> Leave {
         let mut looked = Instant::now();
         let mut leak = Leak::default();
         loop {
-            let job = match self.next_job(warm).await {
+            let job = match self.next_job(warm, entry).await {
                 Ok(job) => job,
                 Err(leave) => return leave,
             };
@@ -258,13 +270,16 @@ impl SlotTask {
     }
 
     /// The next pass, while the process is idle.
-    async fn next_job(&mut self, warm: &mut Warm) -> Result<PassJob, Leave> {
+    async fn next_job(&mut self, warm: &mut Warm, entry: &Entry) -> Result<PassJob, Leave> {
+        if entry.is_asked_to_end() {
+            return Err(Leave::Asked(EVICTED));
+        }
         if let Some(job) = self.take_job(warm.passes) {
             return Ok(job);
         }
         let config = self.shared.config.clone();
         let ending = config.idle.map(|idle| Instant::now() + idle);
-        let (_idle, evict) = self.shared.options.book.idle();
+        let (_idle, evict) = (entry.idle(), entry.evict_signal());
         let trim = Arc::clone(&self.shared.state().slots[self.index].trim);
         let mut pings = interval(PING_EVERY);
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -291,7 +306,7 @@ impl SlotTask {
                     warm.trim().await;
                     self.look(warm).await;
                 }
-                () = evict.notified() => return Err(Leave::Asked("another model needs the memory")),
+                () = evict.notified() => return Err(Leave::Asked(EVICTED)),
                 () = at(ending) => return Err(Leave::Asked("idle_s")),
                 () = closed(&mut self.closing) => return Err(Leave::Closing),
             }
@@ -299,7 +314,7 @@ impl SlotTask {
     }
 
     /// A pass that waits; without one the slot is idle from here on.
-    fn take_job(&self, passes: u64) -> Option<PassJob> {
+    pub(super) fn take_job(&self, passes: u64) -> Option<PassJob> {
         let mut state = self.shared.state();
         state.slots[self.index].status.passes = passes;
         while let Some(job) = state.waiting.pop_front() {
@@ -358,26 +373,6 @@ impl SlotTask {
         let is_done = matches!(end, PassEnd::Done { .. });
         job.end(end);
         is_done
-    }
-
-    /// Serves by starting the program for each item.
-    async fn serve_once(&mut self) {
-        loop {
-            let job = self.take_job(0);
-            let Some(job) = job else {
-                tokio::select! {
-                    () = self.bell.notified() => continue,
-                    () = closed(&mut self.closing) => return,
-                }
-            };
-            let number = self.shared.passes.fetch_add(1, Ordering::Relaxed);
-            self.update(SlotState::Running { pass: number });
-            let starts = job.request.items.len() as u64;
-            let learnt = once::run(&self.shared.config, &self.shared.options, job, &mut self.closing).await;
-            let mut state = self.shared.state();
-            state.slots[self.index].status.starts += starts;
-            learnt.into_iter().for_each(|(cost, peak)| state.learned.took(cost, peak));
-        }
     }
 
     pub(super) fn update(&self, to: SlotState) {

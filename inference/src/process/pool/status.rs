@@ -94,7 +94,9 @@ pub enum SlotState {
         pass: u64,
     },
     /// The process is being ended.
-    Ending,
+    Ending {
+        since: Instant,
+    },
     /// The process is gone, and so many bytes that it held are not free. No other is started here until they are.
     Withheld {
         bytes: u64,
@@ -126,7 +128,7 @@ impl SlotState {
             Self::Loading => "loading",
             Self::Idle { .. } => "idle",
             Self::Running { .. } => "running",
-            Self::Ending => "ending",
+            Self::Ending { .. } => "ending",
             Self::Withheld { .. } => "withheld",
         }
     }

@@ -8,7 +8,7 @@ use crate::process::config::{Mode, ProcessConfig};
 use crate::process::frames::{Frames, Unheard, name};
 use crate::process::keeper::{Death, OutputUse};
 use crate::process::launch::{self, Launcher};
-use crate::process::memory::DeviceBook;
+use crate::process::memory::{DeviceBook, Reading};
 use crate::process::protocol::{FromModel, OomReport, ToModel, VERSION};
 
 /// Why a process is not loaded. Nothing is left of it.
@@ -16,6 +16,11 @@ use crate::process::protocol::{FromModel, OomReport, ToModel, VERSION};
 pub enum LoadError {
     #[error("{0}")]
     Start(String),
+    #[error(
+        "loading takes {} MiB of device memory (as declared or measured), and {} of {} MiB are free",
+        .bytes.div_ceil(1 << 20), .reading.free >> 20, .reading.total >> 20
+    )]
+    NoMemory { bytes: u64, reading: Reading },
     #[error("the model was not loaded within {} s (load_s)", .limit.as_secs_f64())]
     TimedOut { limit: Duration, stderr: String },
     #[error("the program {death} before the model was loaded")]
@@ -39,7 +44,7 @@ impl LoadError {
     /// The last that the program printed.
     pub fn stderr(&self) -> &str {
         match self {
-            Self::Start(_) => "",
+            Self::Start(_) | Self::NoMemory { .. } => "",
             Self::TimedOut { stderr, .. }
             | Self::Crashed { stderr, .. }
             | Self::OutOfMemory { stderr, .. }
@@ -68,8 +73,15 @@ impl Warm {
         let (child, socket) = Child::start(&launcher.keeper, &spec, &config.name).await?;
         started(child.keeper_pid());
         let (read, socket) = socket.into_split();
-        let mut warm =
-            Self { child, socket, frames: Frames::read(read), ready: Ready::default(), pings: 0, passes: 0 };
+        let mut warm = Self {
+            child,
+            socket,
+            frames: Frames::read(read),
+            ready: Ready::default(),
+            pings: 0,
+            is_stuck: false,
+            passes: 0,
+        };
         // Within the process the device is the only one of its kind.
         let device = if view.name().starts_with("cuda") { "cuda:0" } else { "cpu" }.to_owned();
         let hello = ToModel::Hello {

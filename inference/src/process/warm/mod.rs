@@ -8,7 +8,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::time::{Duration, Instant, sleep_until, timeout};
 
-use super::child::Child;
+use super::child::{Child, GONE_LIMIT};
 use super::frame::Frame;
 use super::frames::{Frames, LAST_WORD, Unheard, name, next};
 use super::item;
@@ -28,6 +28,8 @@ pub struct Warm {
     frames: Frames,
     ready: Ready,
     pings: u64,
+    /// It was killed, and does not end.
+    is_stuck: bool,
     /// Passes that it ran.
     pub passes: u64,
 }
@@ -116,7 +118,9 @@ impl Warm {
             }
         };
         let mut transcript = Transcript::new(pass.number, pass.items);
-        let mut soft = Instant::now() + pass.limits.soft(pass.items);
+        // Of the whole pass; and as soon as outputs come one by one, of the next one.
+        let whole = Instant::now() + pass.limits.soft(pass.items);
+        let (mut soft, mut limit) = (whole, pass.limits.soft(pass.items));
         let mut hard = None;
         let mut stop = None;
         let mut written = 0;
@@ -130,7 +134,7 @@ impl Warm {
             tokio::select! {
                 // Limits before all else: a program that never stops talking has them too.
                 biased;
-                () = sleep_until(hard.unwrap_or(soft)), if hard.is_some() => return self.killed(stop, &pass).await,
+                () = sleep_until(hard.unwrap_or(soft)), if hard.is_some() => return self.killed(stop, limit, pass.limits).await,
                 why = cancellation.wait(), if stop.is_none() => {
                     stop = Some(why);
                     hard = Some(Instant::now() + pass.limits.kill);
@@ -144,9 +148,12 @@ impl Warm {
                         transcript.read(frame, pass.scratch).map_err(|fault| Unheard::Fault(fault.to_string()))
                     });
                     match step {
-                        Ok(Step::Output { item, output }) => {
-                            pass.events.output(item, output);
-                            soft = soft.min(Instant::now() + pass.limits.item);
+                        Ok(step @ (Step::Output { .. } | Step::Ignored)) => {
+                            if let Step::Output { item, output } = step {
+                                pass.events.output(item, output);
+                            }
+                            let next = Instant::now() + pass.limits.item;
+                            (soft, limit) = if next < whole { (next, pass.limits.item) } else { (whole, limit) };
                         }
                         Ok(Step::Progress { item, fraction, note }) => {
                             pass.events.progress(item, fraction, note, pass.items - transcript.finished());
@@ -165,15 +172,19 @@ impl Warm {
     }
 
     /// The program did not end the pass in the time that it has for it.
-    async fn killed(&mut self, stop: Option<Stop>, pass: &Pass<'_>) -> PassEnd {
-        self.child.end(pass.limits.kill, &pass.limits.model).await;
+    async fn killed(&mut self, stop: Option<Stop>, limit: Duration, limits: &PassLimits) -> PassEnd {
+        self.end_within_limits(limits).await;
         match stop {
             Some(Stop::Cancelled) => PassEnd::Cancelled { killed: true },
-            _ => {
-                let stderr = self.child.stderr_tail();
-                PassEnd::TimedOut { limit: pass.limits.soft(pass.items), killed: true, stderr }
-            }
+            _ => PassEnd::TimedOut { limit, killed: true, stderr: self.child.stderr_tail() },
         }
+    }
+
+    /// Ends the process. If something of it does not end although it was killed, the pass ends all the same: its jobs, and the
+    /// permit that it holds, do not wait for a driver. The slot does.
+    async fn end_within_limits(&mut self, limits: &PassLimits) {
+        let end = self.child.end(limits.kill, &limits.model);
+        self.is_stuck = timeout(limits.kill + GONE_LIMIT, end).await.is_err();
     }
 
     /// The model ended the pass by itself.
@@ -193,7 +204,7 @@ impl Warm {
             (End::Failed { kind, item, detail }, _) => {
                 // The process is of no more use, and knows it.
                 if kind == FailureKind::Device {
-                    self.child.end(limits.kill, &limits.model).await;
+                    self.end_within_limits(limits).await;
                 }
                 PassEnd::Failed { kind, item, detail, stderr: self.child.stderr_tail() }
             }
@@ -204,11 +215,11 @@ impl Warm {
     async fn failed(&mut self, unheard: Unheard, limits: &PassLimits) -> PassEnd {
         match unheard {
             Unheard::Died(death) => {
-                self.child.all_gone(&limits.model).await;
+                self.end_within_limits(limits).await;
                 PassEnd::Crashed { death, stderr: self.child.stderr_tail() }
             }
             Unheard::Fault(fault) => {
-                self.child.end(limits.kill, &limits.model).await;
+                self.end_within_limits(limits).await;
                 PassEnd::Protocol { fault, stderr: self.child.stderr_tail() }
             }
         }
@@ -216,7 +227,7 @@ impl Warm {
 
     /// Whether it can run another pass.
     pub fn is_alive(&self) -> bool {
-        self.child.death().is_none()
+        self.child.death().is_none() && !self.is_stuck
     }
 
     /// Waits for an idle process to do what it should not: die, or speak unasked. Cancel-safe.

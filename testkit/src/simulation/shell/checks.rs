@@ -1,13 +1,15 @@
 //! The invariants of one worker, checked at every step.
 
 use vramq_core::action::{PassOrder, Route, Run};
+use vramq_core::device::PassShape;
 use vramq_core::event::Source;
 use vramq_core::ids::{JobKey, ModelIndex};
 use vramq_schemas::headers::PASSES_PER_GROWTH;
 use vramq_schemas::{JobHeaders, Reason};
 
-use super::Shell;
+use super::frames::bytes_of;
 use super::stored_job::{StoredJob, Withdrawn};
+use super::{Bytes, Shell};
 use crate::simulation::agenda::{Micros, SECOND};
 use crate::simulation::env::Env;
 use crate::simulation::ledger::Kind;
@@ -15,6 +17,10 @@ use crate::simulation::ledger::Kind;
 /// Passes of its model that a small job waits for, for each job beside it, at most: callers and jobs take turns.
 const PASSES_PER_NEIGHBOUR: usize = 6;
 const PASSES_BEFORE_SMALL: usize = 24;
+
+/// How long a small job may wait for its executor, which is idle, while there is memory for it: for the health probe of another one,
+/// which waits for the passes in flight, or for an exclusive job that waits for a program. Passes of programs take up to half a minute.
+const ROOM_UNUSED_MAX: Micros = 60 * SECOND;
 
 /// A worker learns from its next reading, a second later at most, that it has waited too long for a device on which a pass hung.
 const GIVEN_UP_AFTER: Micros = 2 * SECOND;
@@ -213,6 +219,46 @@ impl Shell {
         }
     }
 
+    /// Nothing that the core keeps grows without bound.
+    pub(super) fn check_sizes_of_core(&self, env: &mut Env) {
+        let who = self.life.worker;
+        if let Some(size) = self.core.sizes().find(|size| size.entries > size.most) {
+            env.ledger.fail("nothing grows without bound", || format!("worker-{who}: {size:?}"));
+        }
+    }
+
+    /// Where the device's thread is idle and has memory for a small job, the job does not wait for passes of others. Once a second.
+    pub(super) fn check_room_is_used(&mut self, env: &mut Env) {
+        let is_well = self.is_well(env.now) && self.passes.values().all(|flight| !flight.order.exclusive);
+        let (who, free) = (self.life.worker, self.budget.available());
+        let is_idle: Vec<bool> = self.models.iter().map(|model| !self.is_busy(model.executor)).collect();
+        for stored in self.jobs.values_mut() {
+            let model = &self.models[stored.model.0];
+            let spec = &env.ledger.job(stored.job).spec;
+            let cost: usize = spec.costs.iter().sum();
+            let is_small = cost <= model.pass_cost_max / 8 && !spec.headers.exclusive;
+            let waits = stored.is_decoded && !stored.has_started && !stored.is_publishing;
+            let shape = PassShape { items: spec.costs.len(), cost, longest: cost };
+            let has_room = is_idle[stored.model.0]
+                && !env.plan.models[stored.model.0].concurrent
+                && (model.pass_bytes)(shape) <= free;
+            if !(is_well && is_small && waits && has_room && stored.withdrawn == Withdrawn::No) {
+                stored.room_since = None;
+                continue;
+            }
+            let since = *stored.room_since.get_or_insert(env.now);
+            if env.now - since > ROOM_UNUSED_MAX {
+                let number = stored.job.0;
+                return env.ledger.fail("room on the device is used", || {
+                    format!(
+                        "worker-{who}: job {number} could have started {} s ago",
+                        (env.now - since) / SECOND
+                    )
+                });
+            }
+        }
+    }
+
     /// Replies leave in order, with outputs that are there.
     pub(super) fn check_reply(&self, env: &mut Env, job: JobKey, run: &Run) {
         let Some(stored) = self.jobs.get(&job) else { return };
@@ -294,6 +340,19 @@ impl Shell {
                     "job {number}: hint {hint} after {items} items, exclusive {}, by {route:?}",
                     headers.exclusive
                 )
+            });
+        }
+    }
+
+    /// A large job was handed over to others that wait: that costs a tenth of what was consumed at most.
+    pub(super) fn handed_over(&mut self, env: &mut Env, job: JobKey) {
+        let Some(stored) = self.jobs.get(&job) else { return };
+        env.ledger.handed_over += 1;
+        self.bytes.handed_over += bytes_of(&env.ledger.job(stored.job).spec);
+        let (who, Bytes { consumed, handed_over }) = (self.life.worker, self.bytes);
+        if handed_over * 10 > consumed {
+            env.ledger.fail("a tenth of what is consumed is handed over", || {
+                format!("worker-{who}: {handed_over} bytes of {consumed}")
             });
         }
     }

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use vramq_core::event::{self, Event, PublishOutcome, Source};
-use vramq_core::ids::{DeliveryTag, Fingerprint, JobKey, ModelIndex};
+use vramq_core::ids::{self, DeliveryTag, Fingerprint, JobKey, ModelIndex, QueueIndex};
 
 use super::Shell;
 use super::stored_job::{Delivered, StoredJob};
 use crate::simulation::broker::{ChannelId, Delivery, Emitted, Frame, code};
 use crate::simulation::env::{Env, letter_of};
-use crate::simulation::ledger::{Kind, ReplyTo};
+use crate::simulation::ledger::{JobSpec, Kind, ReplyTo};
 
 impl Shell {
     /// A frame has come.
@@ -46,7 +46,10 @@ impl Shell {
                 let Some(session) = &self.session else { return };
                 let of_bulk =
                     session.leases.iter().any(|lease| lease.consumer == consumer && lease.is_of_bulk);
-                let source = if of_bulk { Source::Bulk(consumer) } else { Source::Jobs(consumer) };
+                let source = match of_bulk {
+                    true => Source::Bulk(consumer),
+                    false => Source::Jobs(QueueIndex::OWN, consumer),
+                };
                 self.delivered(env, model, channel, source, &delivery);
             }
             Frame::GetOk { delivery, .. } => {
@@ -110,6 +113,7 @@ impl Shell {
             job,
             model,
             source,
+            channel: ids::ChannelId { model, number: 0 },
             tag: DeliveryTag(delivery.delivery_tag),
             fingerprint: Fingerprint(u64::from(twin.0)),
             redelivered: delivery.redelivered,
@@ -122,7 +126,7 @@ impl Shell {
                 ReplyTo::Nowhere => Some("nowhere".to_owned()),
             },
             trace_id: None,
-            bytes: spec.costs.len() * 8,
+            bytes: bytes_of(spec),
             headers: headers.map(|headers| *headers),
             expires_at_ms,
             published_ms,
@@ -135,6 +139,7 @@ impl Shell {
         };
         let stored = StoredJob::new(letter, number, delivered, spec.costs.len(), next);
         self.jobs.insert(job, stored);
+        self.bytes.consumed += facts.bytes;
         let Some(session) = &mut self.session else { return };
         session.tags[model.0].push(job);
         let known = env.broker.is_open(channel);
@@ -185,6 +190,11 @@ impl Shell {
             self.handle(env, Event::Published { job: sent.job, outcome });
         }
     }
+}
+
+/// About the bytes of a job's body.
+pub(super) fn bytes_of(spec: &JobSpec) -> usize {
+    spec.costs.len() * 8
 }
 
 pub fn id_of(job: usize) -> String {

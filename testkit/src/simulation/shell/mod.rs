@@ -26,6 +26,7 @@ use vramq_core::device::Loss;
 use vramq_core::event::{Event, Reading, SessionFacts};
 use vramq_core::ids::{ConsumerId, JobKey, ModelIndex, PassId, RequestId};
 use vramq_core::settings::ModelFacts;
+use vramq_schemas::status::WorkerState;
 
 use super::agenda::{Happening, Life, MILLI, Micros, SECOND};
 use super::broker::{ChannelId, Command, ConnectionId, Name};
@@ -72,6 +73,15 @@ struct Session {
     outboxes: BTreeMap<JobKey, Outbox>,
 }
 
+/// Bytes of jobs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bytes {
+    /// Of all that were delivered.
+    consumed: usize,
+    /// Of those that were handed over to other large jobs.
+    handed_over: usize,
+}
+
 /// What became of a process after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -94,6 +104,7 @@ pub struct Shell {
     sessions: u32,
     settled: u64,
     settled_at_open: u64,
+    bytes: Bytes,
     is_closing: bool,
     ending: Option<SessionEnd>,
     ready: VecDeque<Event>,
@@ -144,6 +155,13 @@ impl Shell {
         self.lost.get_or_insert(loss);
     }
 
+    /// It has stood for a while, and neither drains nor pauses nor lacks anything.
+    pub fn is_well(&self, now: Micros) -> bool {
+        let state = self.core.status().state;
+        let has_session = self.session.as_ref().is_some_and(|session| now > session.opened_at + 2 * SECOND);
+        has_session && self.lost.is_none() && matches!(state, WorkerState::Consuming | WorkerState::Isolating)
+    }
+
     /// The connections of the session.
     pub fn connections(&self) -> Vec<ConnectionId> {
         self.session.iter().flat_map(|session| [session.consuming, session.publishing]).collect()
@@ -188,7 +206,7 @@ impl Shell {
             outboxes: BTreeMap::new(),
         });
         env.trace.line(env.now, self.who(), || "session opened".to_owned());
-        self.handle(env, Event::SessionOpened(SessionFacts { declares: true }));
+        self.handle(env, Event::SessionOpened(SessionFacts { declares: true, missing: Vec::new() }));
     }
 
     fn connect_later(&mut self, env: &mut Env) {
@@ -259,6 +277,8 @@ impl Shell {
             env.ledger.excuses_mut(job).hung_alone = true;
         }
         self.handle(env, Event::Tick(reading));
+        self.check_sizes_of_core(env);
+        self.check_room_is_used(env);
     }
 
     pub fn timer(&mut self, env: &mut Env) {

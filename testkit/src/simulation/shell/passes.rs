@@ -69,6 +69,7 @@ impl Shell {
         for (job, _) in &order.items {
             if let Some(stored) = self.jobs.get_mut(job) {
                 stored.has_started = true;
+                env.ledger.started(stored.job);
             }
         }
         let flight = Flight {
@@ -161,8 +162,11 @@ impl Shell {
                 return self.die();
             }
             PassFate::Done => (PassResult::Done, vec![Some(OUTPUT_BYTES); items]),
-            PassFate::Failed(error) => {
+            PassFate::Failed(mut error) => {
                 self.executors[executor].failures += 1;
+                if let PassError::InvalidInput { item, .. } = &mut error {
+                    *item = self.named_item(env, pass);
+                }
                 if let Some(job) = one {
                     self.note_failure(env, job, items, &error);
                 }
@@ -183,6 +187,14 @@ impl Shell {
             }
         };
         self.pass_over(env, pass, result, outputs, took);
+    }
+
+    /// The item that an engine names as invalid: most do, with an item of a job that is.
+    fn named_item(&self, env: &mut Env, pass: PassId) -> Option<usize> {
+        let flight = self.passes.get(&pass)?;
+        let invalid = |job: &JobNumber| env.ledger.job(*job).spec.nature == Nature::Invalid;
+        let at = flight.jobs.iter().position(invalid)?;
+        env.random.chance(70).then_some(at)
     }
 
     /// A process died in a pass: of a job that does that, if there is one.
@@ -213,6 +225,8 @@ impl Shell {
             PassError::Failed(_) => excuses.failed_alone = true,
             PassError::TimedOut(_) => excuses.hung_alone = true,
             PassError::Crashed(_) | PassError::DeviceLost(_) => excuses.died_alone += 1,
+            // It is so by the job's nature, or it is nobody's.
+            PassError::InvalidInput { .. } => {}
         }
     }
 
@@ -280,6 +294,11 @@ impl Shell {
         self.passes.values().filter(move |flight| flight.has(job))
     }
 
+    /// Whether a pass of this executor is in flight.
+    pub(super) fn is_busy(&self, executor: usize) -> bool {
+        self.passes.values().any(|flight| flight.executor == executor)
+    }
+
     pub(super) fn bytes_in_flight(&self) -> u64 {
         self.passes.values().map(|flight| flight.bytes).sum()
     }
@@ -289,6 +308,7 @@ fn fate_of(nature: Nature) -> Fate {
     match nature {
         Nature::PoisonPass => Fate::KillsProcess,
         Nature::Failing => Fate::Fails,
+        Nature::Invalid => Fate::IsInvalid,
         Nature::Hanging => Fate::Hangs,
         Nature::DeviceKiller => Fate::KillsDevice,
         Nature::Good | Nature::Malformed | Nature::Huge | Nature::PoisonDecode => Fate::Ends,

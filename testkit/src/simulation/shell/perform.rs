@@ -5,8 +5,8 @@ use std::sync::Arc;
 use vramq_core::acks::AckFrame;
 use vramq_core::action::{Action, JobQueue};
 use vramq_core::event::{DecodedJob, Event, QueueCount, QueueCounts};
-use vramq_core::ids::{ConsumerId, JobKey, ModelIndex};
-use vramq_core::observation::Observation;
+use vramq_core::ids::{ChannelId, ConsumerId, JobKey, ModelIndex};
+use vramq_core::observation::{Cause, End, Observation};
 use vramq_core::rejection::Rejection;
 use vramq_schemas::Reason;
 
@@ -27,15 +27,24 @@ impl Shell {
             Action::SkipPass { pass, .. } => drop(self.skips.insert(pass)),
             Action::Publish { job, publication } if !self.is_closing => self.publish(env, job, publication),
             Action::Release { job } => drop(self.jobs.remove(&job)),
-            Action::Observe(Observation::Settled(settled)) => self.settled += u64::from(settled.acked),
+            Action::Observe(Observation::Settled(settled)) => {
+                self.settled += u64::from(settled.acked);
+                if settled.end == End::Requeued(Cause::Turn) {
+                    self.handed_over(env, settled.job);
+                }
+            }
             Action::EndSession(end) => drop(self.ending.get_or_insert(end)),
-            Action::Ack { model, frames } => self.ack(env, model, &frames),
+            Action::Ack { channel, frames } => self.ack(env, channel, &frames),
             _ if self.is_closing => {}
             Action::Consume { model, queue, consumer, prefetch, .. } => {
                 self.consume(env, model, queue, consumer, prefetch.get());
             }
-            Action::StopConsumer { model, consumer } => self.stop_consumer(env, model, consumer),
+            Action::StopConsumer { model, consumer, .. } => self.stop_consumer(env, model, consumer),
             Action::CountQueues { model } => self.count(env, model),
+            Action::LookForQueue { model, queue } => {
+                // Models of a simulation have one queue, which nobody deletes.
+                env.ledger.fail("only further queues are looked for", || format!("{model} {queue}"));
+            }
             Action::FetchQuarantined { model } => self.fetch(env, model),
             Action::Return { job } => self.give_back(env, job, true),
             Action::Reject { job } => self.give_back(env, job, false),
@@ -81,7 +90,7 @@ impl Shell {
         let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let counts = QueueCounts {
             jobs: vec![QueueCount { waiting: number(jobs.ready), consumers: number(jobs.consumers) }],
-            bulk: number(bulk.ready),
+            bulk: QueueCount { waiting: number(bulk.ready), consumers: number(bulk.consumers) },
             quarantined: number(suspects.ready),
         };
         let session = session.number;
@@ -101,8 +110,9 @@ impl Shell {
         env.send(session.channels[model.0], Command::Get { queue, no_ack: false });
     }
 
-    fn ack(&mut self, env: &mut Env, model: ModelIndex, frames: &[AckFrame]) {
+    fn ack(&mut self, env: &mut Env, of: ChannelId, frames: &[AckFrame]) {
         let Some(session) = &mut self.session else { return };
+        let model = of.model;
         let channel = session.channels[model.0];
         let mut sent = Vec::with_capacity(frames.len());
         for frame in frames {
@@ -129,11 +139,11 @@ impl Shell {
             sent.push(env.send(channel, Command::Ack { tag: frame.tag().0, multiple }));
         }
         if self.is_closing {
-            return self.ready.push_back(Event::AcksSent { model, sent });
+            return self.ready.push_back(Event::AcksSent { channel: of, sent });
         }
         let session = session.number;
         let at = env.soon(MILLI);
-        env.agenda.at(at, Happening::AcksSent { life: self.life, session, model, sent });
+        env.agenda.at(at, Happening::AcksSent { life: self.life, session, channel: of, sent });
     }
 
     fn give_back(&mut self, env: &mut Env, job: JobKey, requeue: bool) {

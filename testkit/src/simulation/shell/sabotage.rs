@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vramq_core::action::{Action, Publication, Route};
 use vramq_core::device::PassError;
 use vramq_core::event::{Event, PassResult, PublishOutcome, Source};
-use vramq_core::ids::{ConsumerId, Fingerprint};
+use vramq_core::ids::{ConsumerId, Fingerprint, QueueIndex};
 use vramq_schemas::Reason;
 use vramq_schemas::withdrawal::Digest;
 
@@ -99,6 +99,10 @@ sabotages! {
     WithdrawnJobKept,
     /// The time of a job that is held for too long never comes.
     HungPassNotNoticed,
+    /// A large job that is handed over counts an attempt.
+    HandOverCharged,
+    /// A large job that is handed over starts from the first item.
+    HandOverFromTheStart,
 }
 
 /// Whether something still happens.
@@ -144,7 +148,7 @@ impl Shell {
             (Sabotage::QuarantineShared, Event::Delivered(delivery))
                 if delivery.source == Source::Quarantine =>
             {
-                delivery.source = Source::Jobs(ConsumerId(u64::MAX));
+                delivery.source = Source::Jobs(QueueIndex::OWN, ConsumerId(u64::MAX));
             }
             (Sabotage::OutOfMemoryTakenForFailure, Event::PassEnded(end)) => {
                 if matches!(end.result, PassResult::Failed(PassError::OutOfMemory(_))) {
@@ -245,6 +249,14 @@ impl Shell {
             }
             (Sabotage::ItemsDoneNotMoved, Publication::Requeue { headers, .. }) => headers.items_done = 0,
             (Sabotage::ItemsDoneTooFar, Publication::Requeue { headers, .. }) => headers.items_done += 1,
+            (Sabotage::HandOverCharged, Publication::Requeue { headers, route: Route::Bulk })
+                if headers.items_done > 0 =>
+            {
+                headers.attempt += 1;
+            }
+            (Sabotage::HandOverFromTheStart, Publication::Requeue { headers, route: Route::Bulk }) => {
+                headers.items_done = 0;
+            }
             (Sabotage::PartSkipped, Publication::Reply(run)) if !run.is_last => {
                 self.ready.push_back(confirmed);
                 return Verdict::IsLost;

@@ -9,8 +9,8 @@ use vramq_core::learned_limits::LearnedLimits;
 use vramq_core::poison_policy::PoisonPolicy;
 use vramq_core::settings::{ExecutorFacts, ModelFacts, Settings};
 
-use super::Shell;
 use super::passes::Executor;
+use super::{Bytes, Shell};
 use crate::simulation::agenda::Life;
 use crate::simulation::env::Env;
 use crate::simulation::plan::MIB;
@@ -57,6 +57,7 @@ impl Shell {
             pressure_percent: 90,
             pressure_tolerated: std::time::Duration::from_secs(300),
             bulk_jobs_max: plan.jobs_max,
+            large_turn: std::time::Duration::from_micros(plan.large_turn),
             executors: executors.clone(),
             started_at: env.clock().at,
             seed: env.random.bits(),
@@ -73,6 +74,7 @@ impl Shell {
             session: None,
             sessions: 0,
             settled: 0,
+            bytes: Bytes::default(),
             settled_at_open: 0,
             is_closing: false,
             ending: None,

@@ -6,6 +6,7 @@ use vramq_core::event::Source;
 use vramq_core::ids::{ConsumerId, ModelIndex};
 
 use super::publications::Out;
+use crate::simulation::agenda::Micros;
 use crate::simulation::ledger::{JobNumber, Letter};
 
 /// Whether the process has heard that the job's caller withdrew it.
@@ -46,6 +47,8 @@ pub(super) struct StoredJob {
     pub(super) has_started: bool,
     /// Passes of it that fitted since it was delivered.
     pub(super) fitted: u32,
+    /// Since when it waits although the device has room for it.
+    pub(super) room_since: Option<Micros>,
     /// Passes of its model that started while it waited.
     pub(super) passed_over: usize,
     /// Its next attempt was checked: a refused one is published again, when passes that were given up may have ended.
@@ -66,10 +69,7 @@ impl StoredJob {
             job,
             model,
             tag,
-            consumer: match source {
-                Source::Jobs(consumer) | Source::Bulk(consumer) => Some(consumer),
-                Source::Quarantine => None,
-            },
+            consumer: source.consumer(),
             outputs: vec![false; items],
             next,
             prepared: next,
@@ -78,6 +78,7 @@ impl StoredJob {
             has_inputs: false,
             has_started: false,
             fitted: 0,
+            room_since: None,
             passed_over: 0,
             is_requeued: false,
             unconfirmed: VecDeque::new(),

@@ -34,12 +34,6 @@ pub(super) struct Consumers {
 }
 
 impl Consumers {
-    /// Whether it is a consumer of this queue: one that was started and has not ended, or one that jobs came to.
-    pub(super) fn has(&self, consumer: ConsumerId) -> bool {
-        let of_lease = self.leases.iter().any(|lease| lease.consumer == consumer);
-        of_lease || self.unacked.iter().any(|(to, _)| *to == consumer)
-    }
-
     /// The broker may send jobs.
     pub(super) fn is_consuming(&self) -> bool {
         self.leases.iter().any(|lease| !lease.is_stopping)
@@ -85,6 +79,11 @@ impl Consumers {
     pub(super) fn ended(&mut self, consumer: ConsumerId) -> bool {
         let Some(at) = self.leases.iter().position(|lease| lease.consumer == consumer) else { return true };
         self.leases.remove(at).is_stopping
+    }
+
+    /// All consumers have ended, with their channel.
+    pub(super) fn all_ended(&mut self) {
+        self.leases.clear();
     }
 
     /// Jobs that the broker may have under way to this worker or waits to hear about.

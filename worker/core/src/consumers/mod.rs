@@ -6,6 +6,7 @@
 mod leases;
 mod shares;
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use leases::Consumers;
 use shares::Shares;
 
 use crate::action::JobQueue;
+use crate::credit::Wanted;
 use crate::event::{QueueCounts, Source};
 use crate::ids::{ConsumerId, QueueIndex};
 
@@ -21,10 +23,10 @@ use crate::ids::{ConsumerId, QueueIndex};
 /// was on its way to that comes back to the broker.
 const TURN: Duration = Duration::from_secs(10);
 
-/// Slots for large jobs, of those of a model: one that runs, and one that is ready when it ends, as soon as there are some to
-/// spare. A model with a single slot has none: it runs large jobs like others, and takes turns where there are some already.
-fn bulk_slots(slots: u16) -> u16 {
-    (slots / 2).min(2)
+/// Slots for so many large jobs, of those of a model, as soon as there are some to spare. A model with a single slot has none: it
+/// runs large jobs like others, and takes turns where there are some already.
+fn bulk_slots(slots: u16, wanted: u16) -> u16 {
+    (slots / 2).min(wanted)
 }
 
 /// What is left of some slots.
@@ -38,6 +40,8 @@ pub(crate) struct ModelConsumers {
     /// Of each queue that jobs come from; the first is the model's own.
     queues: Vec<Consumers>,
     shares: Shares,
+    /// Further queues that cannot be consumed, and why.
+    missing: BTreeMap<QueueIndex, String>,
     bulk: Consumers,
     /// Unacknowledged deliveries from the quarantine.
     quarantined: usize,
@@ -57,6 +61,7 @@ impl ModelConsumers {
         Self {
             queues: weights.iter().map(|_| Consumers::default()).collect(),
             shares: Shares::new(weights),
+            missing: BTreeMap::new(),
             bulk: Consumers::default(),
             quarantined: 0,
             bulk_turn: false,
@@ -78,7 +83,7 @@ impl ModelConsumers {
         self.shares.looked(&counts.jobs, now, |at| queues[at].committed());
         let is_over = self.turn_since.is_none_or(|since| now.saturating_duration_since(since) >= TURN);
         let has_jobs = counts.jobs.iter().any(|count| count.waiting > 0);
-        let bulk_turn = match (has_jobs, counts.bulk > 0) {
+        let bulk_turn = match (has_jobs, counts.bulk.waiting > 0) {
             (_, false) => false,
             (false, true) => true,
             (true, true) if is_over => !self.bulk_turn,
@@ -107,6 +112,11 @@ impl ModelConsumers {
         self.queues.first().map_or(0, Consumers::live)
     }
 
+    /// Consumers of large jobs that live.
+    pub(crate) fn live_bulk(&self) -> usize {
+        self.bulk.live()
+    }
+
     /// Deliveries that are neither acknowledged nor given back.
     pub(crate) fn unacked(&self) -> usize {
         self.queues.iter().map(Consumers::unacked).sum::<usize>() + self.bulk.unacked() + self.quarantined
@@ -132,21 +142,15 @@ impl ModelConsumers {
 
     /// Whether large jobs have a queue of their own here.
     pub(crate) fn has_bulk(slots: u16) -> bool {
-        bulk_slots(slots) > 0
-    }
-
-    /// The queue that a consumer of jobs consumes; the model's own, if the consumer is not known.
-    fn queue_of(&self, consumer: ConsumerId) -> usize {
-        self.queues.iter().position(|queue| queue.has(consumer)).unwrap_or(0)
+        bulk_slots(slots, 1) > 0
     }
 
     /// A delivery came; the queue that it came from, if it is one of jobs.
     pub(crate) fn delivered(&mut self, source: Source) -> Option<QueueIndex> {
         match source {
-            Source::Jobs(consumer) => {
-                let at = self.queue_of(consumer);
-                self.queues[at].delivered(consumer);
-                return Some(QueueIndex(at));
+            Source::Jobs(queue, consumer) => {
+                self.queues[queue.0].delivered(consumer);
+                return Some(queue);
             }
             Source::Bulk(consumer) => self.bulk.delivered(consumer),
             Source::Quarantine => self.quarantined += 1,
@@ -156,31 +160,56 @@ impl ModelConsumers {
 
     pub(crate) fn settled(&mut self, source: Source) {
         match source {
-            Source::Jobs(consumer) => {
-                let at = self.queue_of(consumer);
-                self.queues[at].settled(consumer);
-            }
+            Source::Jobs(queue, consumer) => self.queues[queue.0].settled(consumer),
             Source::Bulk(consumer) => self.bulk.settled(consumer),
             Source::Quarantine => self.quarantined = self.quarantined.saturating_sub(1),
         }
     }
 
-    /// The stream of a consumer has ended. False if the core did not ask for it.
-    pub(crate) fn ended(&mut self, consumer: ConsumerId) -> bool {
-        let of_jobs = self.queues.iter_mut().all(|queue| queue.ended(consumer));
-        of_jobs && self.bulk.ended(consumer)
+    /// The stream of a consumer has ended. The queue that it consumed, if the core did not ask for its end.
+    pub(crate) fn ended(&mut self, consumer: ConsumerId) -> Option<JobQueue> {
+        if let Some(at) = self.queues.iter_mut().position(|queue| !queue.ended(consumer)) {
+            return Some(JobQueue::Jobs(QueueIndex(at)));
+        }
+        (!self.bulk.ended(consumer)).then_some(JobQueue::Bulk)
     }
 
-    /// One step towards holding `wanted` jobs, and large ones beside them, within the slots.
-    pub(crate) fn change(&mut self, wanted: u16, slots: u16, next: ConsumerId) -> Option<(JobQueue, Change)> {
-        let of_bulk = if slots == 1 && self.bulk_turn { 1 } else { bulk_slots(slots) };
-        let wanted_bulk = if wanted == 0 { 0 } else { of_bulk };
+    /// The channel of a further queue's jobs is closed: its consumers have ended. What they brought runs to its end.
+    pub(crate) fn channel_closed(&mut self, queue: QueueIndex) {
+        self.queues[queue.0].all_ended();
+    }
+
+    /// A further queue cannot be consumed, for this reason: the others have its slots. Whether that is news.
+    pub(crate) fn set_missing(&mut self, queue: QueueIndex, why: &str) -> bool {
+        self.shares.set_missing(queue.0, true);
+        self.missing.insert(queue, why.to_owned()).as_deref() != Some(why)
+    }
+
+    pub(crate) fn is_missing(&self, queue: QueueIndex) -> bool {
+        self.missing.contains_key(&queue)
+    }
+
+    /// A further queue can be consumed again.
+    pub(crate) fn set_found(&mut self, queue: QueueIndex) {
+        self.shares.set_missing(queue.0, false);
+        self.missing.remove(&queue);
+    }
+
+    /// One step towards holding the `wanted` jobs within the slots.
+    pub(crate) fn change(
+        &mut self,
+        wanted: Wanted,
+        slots: u16,
+        next: ConsumerId,
+    ) -> Option<(JobQueue, Change)> {
+        let has_turn = slots == 1 && self.bulk_turn;
+        let of_bulk = if has_turn { wanted.large.min(1) } else { bulk_slots(slots, wanted.large) };
         // When there were more slots, either kind may have come by more than is its share now: the other one has to wait.
         let free = remaining(slots, self.committed());
-        let bulk = self.bulk.change(wanted_bulk, of_bulk, free, next).map(|change| (JobQueue::Bulk, change));
+        let bulk = self.bulk.change(of_bulk, of_bulk, free, next).map(|change| (JobQueue::Bulk, change));
         bulk.or_else(|| {
             let of_jobs = remaining(slots, self.bulk.committed().max(usize::from(of_bulk)));
-            let (change, at) = self.change_of_jobs(wanted, of_jobs, free, next)?;
+            let (change, at) = self.change_of_jobs(wanted.jobs, of_jobs, free, next)?;
             Some((JobQueue::Jobs(QueueIndex(at)), change))
         })
     }
@@ -197,11 +226,12 @@ impl ModelConsumers {
         if let [queue] = &mut self.queues[..] {
             return queue.change(wanted, slots, free, next).map(|change| (change, 0));
         }
-        if usize::from(slots) >= self.queues.len() {
+        let present = self.queues.len() - self.missing.len();
+        if usize::from(slots) >= present {
             self.shares.forget_turns();
         }
         let at_most = self.shares.divide(slots);
-        let each = u16::try_from(self.queues.len()).unwrap_or(u16::MAX);
+        let each = u16::try_from(present).unwrap_or(u16::MAX);
         let wanted = match wanted {
             0 => vec![0; self.queues.len()],
             // A queue of which nothing is held cannot be seen to have jobs, but once a second.

@@ -16,6 +16,8 @@ const LOOKS_UNTIL_IDLE: u8 = 3;
 #[derive(Clone, Copy, Debug)]
 struct Claim {
     weight: NonZeroU32,
+    /// It cannot be consumed: it has no slots, and no claim on any.
+    is_missing: bool,
     /// Looks in a row at which nothing waited.
     quiet_looks: u8,
     /// Slots that it had at each look while it had jobs, divided by its weight; and what it has no claim on. Who has the least goes
@@ -25,7 +27,7 @@ struct Claim {
 
 impl Claim {
     fn has_jobs(&self) -> bool {
-        self.quiet_looks < LOOKS_UNTIL_IDLE
+        !self.is_missing && self.quiet_looks < LOOKS_UNTIL_IDLE
     }
 }
 
@@ -42,7 +44,7 @@ pub(super) struct Shares {
 impl Shares {
     /// Until the first look every queue may have jobs, and one look without shows that it has none.
     pub(super) fn new(weights: impl IntoIterator<Item = NonZeroU32>) -> Self {
-        let claim = |weight| Claim { weight, quiet_looks: LOOKS_UNTIL_IDLE - 1, had: 0.0 };
+        let claim = |weight| Claim { weight, is_missing: false, quiet_looks: LOOKS_UNTIL_IDLE - 1, had: 0.0 };
         let claims: Vec<_> = weights.into_iter().map(claim).collect();
         Self { order: (0..claims.len()).collect(), claims, turn_since: None }
     }
@@ -77,6 +79,12 @@ impl Shares {
         }
     }
 
+    /// Whether a queue cannot be consumed. When it can be again, one look without jobs shows that it has none.
+    pub(super) fn set_missing(&mut self, at: usize, is_missing: bool) {
+        let claim = &mut self.claims[at];
+        (claim.is_missing, claim.quiet_looks) = (is_missing, LOOKS_UNTIL_IDLE - 1);
+    }
+
     /// There are slots for all queues, so nobody is owed a turn.
     pub(super) fn forget_turns(&mut self) {
         self.claims.iter_mut().for_each(|claim| claim.had = 0.0);
@@ -84,18 +92,18 @@ impl Shares {
 
     /// What each queue may have of so many slots: together all of them.
     pub(super) fn divide(&self, slots: u16) -> Vec<u16> {
-        let all = self.claims.len();
-        let mut shares = vec![0; all];
-        if usize::from(slots) <= all {
-            self.order.iter().take(slots.into()).for_each(|at| shares[*at] = 1);
+        let present: Vec<usize> =
+            self.order.iter().copied().filter(|at| !self.claims[*at].is_missing).collect();
+        let mut shares = vec![0; self.claims.len()];
+        present.iter().take(slots.into()).for_each(|at| shares[*at] = 1);
+        if usize::from(slots) <= present.len() {
             return shares;
         }
-        let mut busy: Vec<usize> = (0..all).filter(|at| self.claims[*at].has_jobs()).collect();
-        if busy.is_empty() {
-            busy = (0..all).collect();
-        }
-        shares.fill(1);
-        let idle = u16::try_from(all - busy.len()).unwrap_or(u16::MAX);
+        let is_busy = |at: &usize| self.claims[*at].has_jobs();
+        let has_busy = present.iter().any(is_busy);
+        let mut busy: Vec<usize> = present.iter().copied().filter(|at| !has_busy || is_busy(at)).collect();
+        busy.sort_unstable();
+        let idle = u16::try_from(present.len() - busy.len()).unwrap_or(u16::MAX);
         self.divide_by_weight(slots.saturating_sub(idle), &busy, &mut shares);
         shares
     }

@@ -13,13 +13,19 @@ fn consumers(weights: &[u32]) -> ModelConsumers {
 
 /// So much waits in each queue of jobs, and in that of large ones.
 fn counts(jobs: &[u32], bulk: u32) -> QueueCounts {
-    let jobs = jobs.iter().map(|waiting| QueueCount { waiting: *waiting, consumers: 1 }).collect();
-    QueueCounts { jobs, bulk, quarantined: 0 }
+    let count = |waiting: u32| QueueCount { waiting, consumers: 1 };
+    let jobs = jobs.iter().map(|waiting| count(*waiting)).collect();
+    QueueCounts { jobs, bulk: count(bulk), quarantined: 0 }
+}
+
+/// So many jobs are wanted, and two large ones beside them if there are any.
+fn wanted(jobs: u16) -> Wanted {
+    Wanted { jobs, large: jobs.min(2) }
 }
 
 fn source(queue: JobQueue, consumer: ConsumerId) -> Source {
     match queue {
-        JobQueue::Jobs(_) => Source::Jobs(consumer),
+        JobQueue::Jobs(queue) => Source::Jobs(queue, consumer),
         JobQueue::Bulk => Source::Bulk(consumer),
     }
 }
@@ -36,7 +42,7 @@ impl Broker {
     fn change(
         &mut self,
         consumers: &mut ModelConsumers,
-        wanted: u16,
+        wanted: Wanted,
         slots: u16,
     ) -> Result<(), TestCaseError> {
         while let Some((queue, change)) = consumers.change(wanted, slots, ConsumerId(self.started)) {
@@ -48,7 +54,7 @@ impl Broker {
                 }
                 Change::Stop { consumer } => {
                     self.live.remove(&consumer);
-                    prop_assert!(consumers.ended(consumer));
+                    prop_assert_eq!(consumers.ended(consumer), None);
                 }
             }
         }
@@ -97,10 +103,35 @@ const SECOND: JobQueue = JobQueue::Jobs(QueueIndex(1));
 #[test]
 fn large_jobs_have_slots_of_their_own_and_both_together_stay_within() {
     let (mut consumers, mut broker) = (consumers(&[1]), Broker::default());
-    broker.change(&mut consumers, 64, 8).unwrap();
+    broker.change(&mut consumers, wanted(64), 8).unwrap();
     broker.fill(&mut consumers, |_| true);
     assert_eq!((consumers.bulk.unacked(), consumers.queues[0].unacked(), consumers.unacked()), (2, 6, 8));
     assert!(!ModelConsumers::has_bulk(1) && ModelConsumers::has_bulk(2));
+}
+
+#[test]
+fn a_large_job_that_is_not_wanted_any_more_runs_and_none_follows_it() {
+    let (mut consumers, mut broker) = (consumers(&[1]), Broker::default());
+    let one = Wanted { jobs: 64, large: 1 };
+    broker.change(&mut consumers, wanted(64), 8).unwrap();
+    broker.fill(&mut consumers, |_| true);
+    assert_eq!(consumers.bulk.unacked(), 2);
+    broker.change(&mut consumers, one, 8).unwrap();
+    broker.fill(&mut consumers, |_| true);
+    assert_eq!((consumers.bulk.unacked(), consumers.bulk.live(), consumers.unacked()), (2, 1, 8));
+    // The one of the stopped consumer ends first: its slot is for other jobs now.
+    settle_one(&mut consumers, JobQueue::Bulk);
+    broker.change(&mut consumers, one, 8).unwrap();
+    broker.fill(&mut consumers, |_| true);
+    assert_eq!((consumers.bulk.unacked(), consumers.queues[0].unacked()), (1, 7));
+    // Two again: other jobs have to end before.
+    broker.change(&mut consumers, wanted(64), 8).unwrap();
+    broker.fill(&mut consumers, |_| true);
+    assert_eq!(consumers.bulk.unacked(), 1);
+    (0..3).for_each(|_| assert!(settle_one(&mut consumers, OWN)));
+    broker.change(&mut consumers, wanted(64), 8).unwrap();
+    broker.fill(&mut consumers, |_| true);
+    assert_eq!((consumers.bulk.unacked(), consumers.unacked()), (2, 8));
 }
 
 #[test]
@@ -108,7 +139,7 @@ fn a_single_slot_takes_turns_while_both_queues_have_jobs() {
     let (mut consumers, mut broker, start) = (consumers(&[1]), Broker::default(), Instant::now());
     let mut serves = |jobs, bulk, seconds| {
         consumers.looked(&counts(&[jobs], bulk), start + Duration::from_secs(seconds));
-        broker.change(&mut consumers, 64, 1).unwrap();
+        broker.change(&mut consumers, wanted(64), 1).unwrap();
         assert_eq!(consumers.committed(), 1);
         if consumers.queues[0].is_consuming() { OWN } else { JobQueue::Bulk }
     };
@@ -127,13 +158,17 @@ fn a_single_slot_takes_turns_while_both_queues_have_jobs() {
 fn consumers_of_large_jobs_wait_while_jobs_of_more_slots_take_theirs() {
     let (mut consumers, stopped) = (consumers(&[1]), ConsumerId(99));
     for _ in 0..15 {
-        consumers.delivered(Source::Jobs(stopped));
+        consumers.delivered(source(OWN, stopped));
     }
-    assert_eq!(consumers.change(64, 13, ConsumerId(1)), None, "the slots were more when the jobs came");
-    (0..3).for_each(|_| consumers.settled(Source::Jobs(stopped)));
+    assert_eq!(
+        consumers.change(wanted(64), 13, ConsumerId(1)),
+        None,
+        "the slots were more when the jobs came"
+    );
+    (0..3).for_each(|_| consumers.settled(source(OWN, stopped)));
     let started = Change::Start { consumer: ConsumerId(1), prefetch: std::num::NonZeroU16::MIN };
-    assert_eq!(consumers.change(64, 13, ConsumerId(1)), Some((JobQueue::Bulk, started)));
-    assert_eq!(consumers.change(64, 13, ConsumerId(2)), None);
+    assert_eq!(consumers.change(wanted(64), 13, ConsumerId(1)), Some((JobQueue::Bulk, started)));
+    assert_eq!(consumers.change(wanted(64), 13, ConsumerId(2)), None);
 }
 
 #[test]
@@ -148,28 +183,28 @@ fn slots_move_between_queues_as_jobs_come_and_go() {
     };
     // 66 slots, of which two are for large jobs. Only the second queue has jobs, and it has them all.
     consumers.looked(&counts(&[0, 999], 0), now);
-    broker.change(&mut consumers, 4096, 66).unwrap();
+    broker.change(&mut consumers, wanted(4096), 66).unwrap();
     assert_eq!(prefetch(&consumers), [1, 63]);
     broker.fill(&mut consumers, |queue| queue == SECOND);
     // Jobs come to the first. What the second holds stays until it is settled; then each has its share.
     consumers.looked(&counts(&[999, 999], 0), now);
     for _ in 0..200 {
-        broker.change(&mut consumers, 4096, 66).unwrap();
+        broker.change(&mut consumers, wanted(4096), 66).unwrap();
         broker.fill(&mut consumers, |queue| queue != JobQueue::Bulk);
         settle_one(&mut consumers, SECOND);
     }
-    broker.change(&mut consumers, 4096, 66).unwrap();
+    broker.change(&mut consumers, wanted(4096), 66).unwrap();
     assert_eq!(prefetch(&consumers), [48, 16]);
 }
 
 #[test]
 fn a_delivery_is_of_the_queue_of_its_consumer_also_after_that_has_stopped() {
     let (mut consumers, mut broker) = (consumers(&[1, 1]), Broker::default());
-    broker.change(&mut consumers, 8, 8).unwrap();
+    broker.change(&mut consumers, wanted(8), 8).unwrap();
     let consumer = *broker.live.iter().find(|(_, (queue, _))| *queue == SECOND).unwrap().0;
-    let source = Source::Jobs(consumer);
+    let source = source(SECOND, consumer);
     assert_eq!(consumers.delivered(source), Some(QueueIndex(1)));
-    broker.change(&mut consumers, 0, 8).unwrap();
+    broker.change(&mut consumers, wanted(0), 8).unwrap();
     assert_eq!((consumers.unacked(), consumers.queues[1].unacked(), consumers.is_over()), (1, 1, true));
     consumers.settled(source);
     assert_eq!((consumers.unacked(), consumers.committed()), (0, 0));
@@ -178,7 +213,7 @@ fn a_delivery_is_of_the_queue_of_its_consumer_also_after_that_has_stopped() {
 #[test]
 fn a_queue_that_is_consumed_and_brings_nothing_is_noticed_also_if_it_is_not_the_first() {
     let (mut consumers, mut broker) = (consumers(&[1, 1]), Broker::default());
-    broker.change(&mut consumers, 8, 8).unwrap();
+    broker.change(&mut consumers, wanted(8), 8).unwrap();
     let second = QueueIndex(1);
     assert_eq!(consumers.starved(second, &counts(&[0, 0], 9)), None);
     assert_eq!(consumers.starved(second, &counts(&[0, 5], 0)), Some(false));
@@ -188,14 +223,55 @@ fn a_queue_that_is_consumed_and_brings_nothing_is_noticed_also_if_it_is_not_the_
     // Another queue brings jobs.
     let consumer_of =
         |wanted| broker.live.iter().find(|(_, (queue, _))| *queue == wanted).map(|(consumer, _)| *consumer);
-    consumers.delivered(Source::Jobs(consumer_of(OWN).unwrap()));
+    consumers.delivered(source(OWN, consumer_of(OWN).unwrap()));
     let both = counts(&[5, 5], 0);
     assert_eq!(
         (consumers.starved(QueueIndex(0), &both), consumers.starved(second, &both)),
         (None, Some(false))
     );
-    consumers.delivered(Source::Jobs(consumer_of(SECOND).unwrap()));
+    consumers.delivered(source(SECOND, consumer_of(SECOND).unwrap()));
     assert_eq!(consumers.starved(second, &both), None, "it holds something");
+}
+
+#[test]
+fn a_queue_that_is_missing_has_no_consumers_and_lends_all_its_slots() {
+    let (mut consumers, mut broker, now) = (consumers(&[3, 1]), Broker::default(), Instant::now());
+    consumers.looked(&counts(&[0, 999], 0), now);
+    broker.change(&mut consumers, wanted(64), 10).unwrap();
+    broker.fill(&mut consumers, |queue| queue == SECOND);
+    let second = QueueIndex(1);
+    assert!(consumers.set_missing(second, "gone") && !consumers.set_missing(second, "gone"));
+    // Its consumers are stopped; what it has brought keeps its slots.
+    broker.change(&mut consumers, wanted(64), 10).unwrap();
+    assert!(!consumers.queues[1].is_consuming() && consumers.is_missing(second));
+    assert_eq!((consumers.queues[1].unacked(), consumers.committed()), (7, 10));
+    while settle_one(&mut consumers, SECOND) {}
+    broker.change(&mut consumers, wanted(64), 10).unwrap();
+    broker.fill(&mut consumers, |queue| queue == OWN);
+    assert_eq!(consumers.queues[0].unacked(), 8, "all but those of large jobs");
+    // A single slot is for the queues that are there.
+    for second in 0..60 {
+        consumers.looked(&counts(&[5, 0], 0), now + Duration::from_secs(second));
+        assert_eq!(consumers.shares.divide(1), [1, 0]);
+    }
+    // It is back, and has its share as soon as jobs wait in it.
+    consumers.set_found(second);
+    consumers.looked(&counts(&[5, 5], 0), now);
+    assert_eq!(consumers.shares.divide(8), [6, 2]);
+    assert!(consumers.set_missing(second, "gone again"));
+}
+
+#[test]
+fn consumers_end_with_the_channel_of_their_queue() {
+    let (mut consumers, mut broker) = (consumers(&[1, 1]), Broker::default());
+    broker.change(&mut consumers, wanted(8), 8).unwrap();
+    consumers.channel_closed(QueueIndex(1));
+    assert!(!consumers.queues[1].is_consuming() && consumers.queues[0].is_consuming());
+    for (consumer, (queue, _)) in broker.live {
+        // What lapin says of the same consumer comes later.
+        let expected = (queue != SECOND).then_some(queue);
+        assert_eq!(consumers.ended(consumer), expected);
+    }
 }
 
 #[test]
@@ -205,7 +281,7 @@ fn slots_for_all_queues_leave_nobody_owed_a_turn() {
     for second in 0..1080 {
         consumers.looked(&counts(&[5, 5], 0), start + Duration::from_secs(second));
         // Four slots, of which two are for large jobs; then one.
-        broker.change(&mut consumers, 64, if second < 1000 { 4 } else { 1 }).unwrap();
+        broker.change(&mut consumers, wanted(64), if second < 1000 { 4 } else { 1 }).unwrap();
         second_has += u32::from(second >= 1000 && consumers.queues[1].is_consuming());
     }
     assert!((10..=35).contains(&second_has), "{second_has} of 80 seconds");
@@ -216,12 +292,15 @@ proptest! {
     #[test]
     fn nobody_starts_beyond_the_slots(
         weights in prop::collection::vec(1u32..9, 1..5),
-        steps in prop::collection::vec((0u16..40, 1u16..40, 0usize..30, prop::collection::vec(0u32..2, 4)), 1..40),
+        steps in prop::collection::vec(
+            ((0u16..40, 0u16..3), 1u16..40, 0usize..30, prop::collection::vec(0u32..2, 4)),
+            1..40,
+        ),
     ) {
         let (mut consumers, mut broker, now) = (consumers(&weights), Broker::default(), Instant::now());
-        for (wanted, slots, acks, waiting) in steps {
+        for ((jobs, large), slots, acks, waiting) in steps {
             consumers.looked(&counts(&waiting[..weights.len()], waiting[0]), now);
-            broker.change(&mut consumers, wanted, slots)?;
+            broker.change(&mut consumers, Wanted { jobs, large }, slots)?;
             broker.fill(&mut consumers, |_| true);
             for at in 0..acks {
                 let queue = JobQueue::Jobs(QueueIndex(at % weights.len()));
@@ -244,18 +323,18 @@ proptest! {
         let first = first % weights.len();
         let alone: Vec<_> = (0..weights.len()).map(|at| u32::from(at == first)).collect();
         consumers.looked(&counts(&alone, 0), now);
-        broker.change(&mut consumers, 4096, slots)?;
+        broker.change(&mut consumers, wanted(4096), slots)?;
         broker.fill(&mut consumers, |queue| queue == JobQueue::Jobs(QueueIndex(first)));
-        let of_jobs = slots - bulk_slots(slots);
+        let of_jobs = slots - bulk_slots(slots, 2);
         for _ in 0..2 * slots {
             consumers.looked(&counts(&vec![9; weights.len()], 0), now);
-            broker.change(&mut consumers, 4096, slots)?;
+            broker.change(&mut consumers, wanted(4096), slots)?;
             broker.fill(&mut consumers, |queue| queue != JobQueue::Bulk);
             for at in 0..weights.len() {
                 settle_one(&mut consumers, JobQueue::Jobs(QueueIndex(at)));
             }
         }
-        broker.change(&mut consumers, 4096, slots)?;
+        broker.change(&mut consumers, wanted(4096), slots)?;
         broker.fill(&mut consumers, |queue| queue != JobQueue::Bulk);
         let held: Vec<_> = consumers.queues.iter().map(Consumers::unacked).collect();
         prop_assert_eq!(held.iter().sum::<usize>(), usize::from(of_jobs), "work is left at the broker: {:?}", held);

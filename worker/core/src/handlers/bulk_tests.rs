@@ -24,7 +24,8 @@ fn moves(worker: &mut Worker, key: u64) -> bool {
 }
 
 fn counted(worker: &mut Worker, bulk: u32) {
-    let counts = QueueCounts { jobs: vec![QueueCount { waiting: 0, consumers: 1 }], bulk, quarantined: 0 };
+    let count = |waiting| QueueCount { waiting, consumers: 1 };
+    let counts = QueueCounts { jobs: vec![count(0)], bulk: count(bulk), quarantined: 0 };
     worker.apply(Event::QueuesCounted { model: MODEL, counts });
 }
 

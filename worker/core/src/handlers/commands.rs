@@ -63,7 +63,7 @@ impl Core {
         }
         self.adjust_consumers();
         let text = match self.status().reason {
-            Some(reason) => format!("not paused any more, but takes no jobs yet: {reason}"),
+            Some(reason) => format!("resumed, but not consuming yet: {reason}"),
             None if was_paused => "takes jobs".to_owned(),
             None => "was not paused".to_owned(),
         };
@@ -134,7 +134,7 @@ impl Core {
             return;
         }
         for request in self.session.commands_mut().stopped(id.as_deref()) {
-            let text = "nothing of the job waits or runs any more".to_owned();
+            let text = "the job is stopped: no pass of it waits or runs".to_owned();
             self.act(Action::Answer { request, answer: Answer::Stopped, text, last: false });
         }
     }

@@ -3,7 +3,7 @@
 use vramq_schemas::control::Command;
 use vramq_schemas::{JobHeaders, Reason};
 
-use super::test_worker::{MODEL, Worker};
+use super::test_worker::{CHANNEL, Worker};
 use crate::action::{Action, Answer, Publication};
 use crate::event::{Event, PublishOutcome};
 use crate::ids::{JobKey, RequestId};
@@ -101,7 +101,7 @@ fn a_cancelled_job_becomes_a_dead_letter_and_the_operator_hears_of_each_step() {
     let cancelled = worker.command(2, cancel("1"));
     let expected = [
         (2, Answer::Requested, "the worker holds the job, and will stop it", false),
-        (2, Answer::Stopped, "nothing of the job waits or runs any more", false),
+        (2, Answer::Stopped, "the job is stopped: no pass of it waits or runs", false),
     ];
     assert_eq!(answers(&cancelled), expected);
     let is_dead_letter = |action: &Action| {
@@ -120,7 +120,7 @@ fn a_cancelled_job_becomes_a_dead_letter_and_the_operator_hears_of_each_step() {
     assert!(noticed.iter().any(is_notice), "{noticed:?}");
     worker.apply(Event::Published { job: JobKey(1), outcome: CONFIRMED });
     worker.apply(Event::Idle);
-    let ended = worker.apply(Event::AcksSent { model: MODEL, sent: vec![true] });
+    let ended = worker.apply(Event::AcksSent { channel: CHANNEL, sent: vec![true] });
     let text = "the job is a dead letter, its slot and its memory are free";
     assert_eq!(answers(&ended), [(2, Answer::MemoryBack, text, true)]);
 }
@@ -136,6 +136,6 @@ fn a_job_that_ends_before_its_cancellation_was_cancelled_too_late() {
     assert_eq!(answers(&late), [(1, Answer::Requested, text, false)]);
     worker.apply(Event::Published { job: JobKey(1), outcome: CONFIRMED });
     worker.apply(Event::Idle);
-    let ended = worker.apply(Event::AcksSent { model: MODEL, sent: vec![true] });
+    let ended = worker.apply(Event::AcksSent { channel: CHANNEL, sent: vec![true] });
     assert_eq!(answers(&ended), [(1, Answer::TooLate, "the job ended before: it was answered", true)]);
 }

@@ -1,8 +1,9 @@
 //! Starts and stops consumers by slots, credit and the worker's state, and checks every second how many jobs wait at the broker.
 
 use crate::Core;
-use crate::action::{Action, SessionEnd};
+use crate::action::{Action, JobQueue, SessionEnd};
 use crate::consumers::{Change, ModelConsumers};
+use crate::credit::Wanted;
 use crate::event::QueueCounts;
 use crate::handlers::drain::OF_TIMEOUT;
 use crate::ids::{ConsumerId, ModelIndex, QueueIndex};
@@ -18,11 +19,12 @@ impl Core {
         let is_closed = self.lifecycle.is_draining()
             || self.lifecycle.is_paused()
             || self.health.is_sick()
-            || self.quarantine.isolating().is_some();
+            || self.quarantine.is_isolating();
         for at in 0..self.models.len() {
             let slots = self.memory.slots(at);
             let is_closed = is_closed || !self.scheduler.is_available(ModelIndex(at));
-            let wanted = if is_closed { 0 } else { self.credit[at].jobs(self.models[at].pass_cost_max) };
+            let wanted =
+                if is_closed { Wanted::NONE } else { self.credit[at].wanted(self.models[at].pass_cost_max) };
             let model = ModelIndex(at);
             loop {
                 let next = ConsumerId(self.session.next_consumer());
@@ -31,8 +33,8 @@ impl Core {
                         let hold_max = self.settings.job_limit.div_f64(OF_TIMEOUT);
                         self.act(Action::Consume { model, queue, consumer, prefetch, hold_max });
                     }
-                    Some((_, Change::Stop { consumer })) => {
-                        self.act(Action::StopConsumer { model, consumer });
+                    Some((queue, Change::Stop { consumer })) => {
+                        self.act(Action::StopConsumer { model, queue, consumer });
                     }
                     None => {
                         self.session.unused_consumer();
@@ -50,11 +52,17 @@ impl Core {
     }
 
     pub(crate) fn consumer_ended(&mut self, consumer: ConsumerId) {
-        for at in 0..self.consumers.len() {
-            if !self.consumers[at].ended(consumer) {
-                let name = &self.models[at].name;
-                let error = format!("the broker cancelled a consumer of `{name}`");
-                return self.end_session(SessionEnd::Lost(error));
+        for model in (0..self.consumers.len()).map(ModelIndex) {
+            match self.consumers[model.0].ended(consumer) {
+                None => {}
+                Some(JobQueue::Jobs(queue)) if queue.is_further() => {
+                    self.queue_missing(model, queue, "the broker cancelled its consumer".to_owned());
+                }
+                Some(_) => {
+                    let name = &self.models[model.0].name;
+                    let error = format!("the broker cancelled a consumer of `{name}`");
+                    return self.end_session(SessionEnd::Lost(error));
+                }
             }
         }
         self.adjust_consumers();
@@ -66,40 +74,19 @@ impl Core {
     pub(crate) fn may_requeue_unfinished(&self, model: ModelIndex) -> bool {
         let is_leaving = self.lifecycle.is_draining()
             || self.lifecycle.is_handing_over()
+            || self.quarantine.is_isolating()
             || !self.scheduler.is_available(model);
         !is_leaving || self.consumers[model.0].is_over()
     }
 
     /// Requeues the jobs that waited for the end of our consumers.
     pub(crate) fn requeue_waiting(&mut self) {
-        let waiting = self.jobs.running_where(|_, job| job.leaving() == Some(Leaving::Requeued));
+        let waiting = self.jobs.running_where(|_, job| matches!(job.leaving(), Some(Leaving::Requeued(_))));
         waiting.into_iter().for_each(|job| self.advance(job));
-        if self.lifecycle.is_draining() || self.lifecycle.is_handing_over() {
+        let is_waiting = self.quarantine.is_isolating() && !self.quarantine.has_begun();
+        if self.lifecycle.is_draining() || self.lifecycle.is_handing_over() || is_waiting {
             self.requeue_fetching();
         }
-    }
-
-    /// Takes the next quarantined job, if no other job is unacknowledged.
-    fn fetch_quarantined(&mut self) {
-        let is_alone = self.unacked() == 0 && self.has_stopped_consuming();
-        let may_run =
-            !self.lifecycle.is_handing_over() && !self.lifecycle.is_draining() && !self.lifecycle.is_paused();
-        if is_alone
-            && may_run
-            && let Some(model) = self.quarantine.fetch(self.now.at)
-        {
-            self.act(Action::FetchQuarantined { model });
-        }
-    }
-
-    pub(crate) fn quarantine_empty(&mut self) {
-        self.quarantine.fetched();
-        self.end_isolation();
-    }
-
-    pub(crate) fn end_isolation(&mut self) {
-        self.quarantine.end_isolation(self.now.at);
-        self.adjust_consumers();
     }
 
     /// Asks how much waits at the broker.
@@ -109,42 +96,47 @@ impl Core {
         if !may_run {
             return;
         }
-        let memory = &self.memory;
-        let with_slots = (0..self.models.len()).filter(|at| memory.slots(*at) > 0).map(ModelIndex);
+        let (memory, scheduler) = (&self.memory, &self.scheduler);
+        let is_served = |model: &ModelIndex| memory.slots(model.0) > 0 && scheduler.is_available(*model);
+        let with_slots = (0..self.models.len()).map(ModelIndex).filter(is_served);
         for model in self.quarantine.start_counting(with_slots) {
             self.act(Action::CountQueues { model });
         }
     }
 
-    /// So much waits of a model. If there are quarantined jobs, the worker stops consuming, settles what it holds, and then takes
-    /// them one by one. And where jobs wait that should have been delivered, the consumer is dead.
+    /// So much waits of a model. If there are quarantined jobs, the worker isolates them. And where jobs wait that should have been
+    /// delivered, the consumer is dead.
     pub(crate) fn queues_counted(&mut self, model: ModelIndex, counts: QueueCounts) {
         self.quarantine.counted(model);
-        self.bulk_counted(model, counts.bulk);
-        if self.quarantine.isolating().is_some() || self.lifecycle.is_paused() {
+        self.bulk_counted(model, counts.bulk.waiting);
+        if self.quarantine.is_isolating() {
+            return self.counted_while_isolating(model, counts.quarantined);
+        }
+        if self.lifecycle.is_paused() {
             return;
         }
         self.consumers[model.0].looked(&counts, self.now.at);
-        let name = &self.models[model.0].name;
         let own = self.consumers[model.0].live();
         if self.quarantine.is_our_turn(&counts, own, self.now.at, &mut self.random) {
-            tracing::info!(
-                model = name,
-                count = counts.quarantined,
-                "jobs wait in quarantine: each will run alone"
-            );
-            self.quarantine.isolate(model);
-            return self.adjust_consumers();
+            return self.isolate(model, counts.quarantined);
         }
-        let mut is_dead = false;
         for queue in (0..counts.jobs.len()).map(QueueIndex) {
             let starved = self.consumers[model.0].starved(queue, &counts);
-            is_dead |= self.quarantine.looked(model, queue, starved.is_some(), starved.unwrap_or(false));
+            if !self.quarantine.looked(model, queue, starved.is_some(), starved.unwrap_or(false)) {
+                continue;
+            }
+            if !queue.is_further() {
+                let name = &self.models[model.0].name;
+                let error = format!("the broker delivers no jobs of `{name}`, though some wait");
+                return self.end_session(SessionEnd::Lost(error));
+            }
+            self.queue_missing(
+                model,
+                queue,
+                "the broker delivers no jobs of it, though some wait".to_owned(),
+            );
         }
-        if is_dead {
-            let error = format!("the broker delivers no jobs of `{name}`, though some wait");
-            return self.end_session(SessionEnd::Lost(error));
-        }
+        self.end_large_turn(model, counts.bulk);
         self.adjust_consumers();
     }
 

@@ -2,23 +2,20 @@
 
 use vramq_schemas::headers::WORKER_LOST;
 use vramq_schemas::topology::DELAYS_MS;
-use vramq_schemas::{Attempt, Reason};
+use vramq_schemas::{Attempt, JobHeaders, Reason};
 
 use crate::Core;
 use crate::action::{Action, Route};
 use crate::backoff;
 use crate::consumers::ModelConsumers;
-use crate::disposition::{JobOutcome, Requeue};
+use crate::disposition::{JobOutcome, Otherwise, Requeue, WAITS_MAX};
 use crate::event::{DecodedJob, Delivery, Source};
 use crate::handlers::preparation::with_indices;
-use crate::ids::{JobKey, QueueIndex};
+use crate::ids::{JobKey, ModelIndex, QueueIndex};
 use crate::jobs::{Job, Received};
 use crate::observation::{Cause, Observation};
 use crate::poison_policy::RedeliveryDecision;
 use crate::rejection::Rejection;
-
-/// How often a job waits for its reply queue before it is dead-lettered: nearly half an hour in all.
-const WAITS_MAX: u32 = 64;
 
 /// How often a job waits for a worker with the revision of the model that it demands. While one in four workers has it, 16 tries
 /// find one in 99 of 100 cases; with the waits of `backoff.rs` they take about seven minutes, as long as a rolling upgrade.
@@ -26,13 +23,14 @@ const REVISION_WAITS_MAX: u32 = 16;
 
 /// A job that costs more than this many full passes is a large one. This also limits how long other jobs wait for a job that is
 /// not large.
-pub(crate) const BULK_PASSES: usize = 4;
+const BULK_PASSES: usize = 4;
 
 impl Core {
     pub(crate) fn delivered(&mut self, mut delivery: Delivery) {
         let (model, source, now) = (delivery.model, delivery.source, self.now.at);
         let queue = self.consumers[model.0].delivered(source);
         self.destinations.delivered(delivery.reply_queue.as_deref());
+        self.hand_over_bytes.consumed(delivery.bytes);
         if let Some(queue) = queue {
             self.quarantine.delivered(model, queue);
         }
@@ -44,7 +42,7 @@ impl Core {
         let of_share = self.queue_of_share(&mut delivery, queue);
         if self.redelivery.was_settled(&delivery, now) {
             let (job, trace_id) = (&delivery.id, &delivery.trace_id);
-            tracing::info!(job, trace_id, "settled before: acknowledged without running");
+            tracing::info!(job, trace_id, "the redelivered job was settled before: acknowledging it");
             let received = Received::new(delivery, self.now);
             return self.settle(received.settle(JobOutcome::AckOnly, now));
         }
@@ -52,10 +50,9 @@ impl Core {
             return self.settle(Received::new(delivery, self.now).settle(JobOutcome::Withdrawn, now));
         }
         let decision = self.redelivery.decide(&delivery, now);
-        let mut received = Received::new(delivery, self.now);
-        received.queue = of_share;
+        let mut received = Received::new(delivery, self.now).of_share(of_share);
         if let RedeliveryDecision::Run(crashes) = decision {
-            received.crashes = crashes;
+            received.set_crashes(crashes);
             if let Some(outcome) = self.must_wait(&received) {
                 return self.settle(received.settle(outcome, now));
             }
@@ -72,7 +69,7 @@ impl Core {
     fn queue_of_share(&self, delivery: &mut Delivery, came_from: Option<QueueIndex>) -> QueueIndex {
         let model = &self.models[delivery.model.0];
         let Some(headers) = &mut delivery.headers else { return QueueIndex(0) };
-        if let Some(further) = came_from.filter(|queue| queue.0 > 0) {
+        if let Some(further) = came_from.filter(|queue| queue.is_further()) {
             headers.queue = model.queues.get(further.0).map(|queue| queue.name.clone());
             return further;
         }
@@ -89,7 +86,12 @@ impl Core {
             let error = format!("the reply queue `{queue}` stayed full, or silent; the job was not run");
             return Some(JobOutcome::dead_letter(headers, Rejection::new(Reason::Unroutable, error)));
         }
-        tracing::debug!(job, trace_id, queue, "the reply queue is full or silent: the job waits unrun");
+        tracing::debug!(
+            job,
+            trace_id,
+            queue,
+            "the reply queue is full, or does not confirm: the job waits and is not run"
+        );
         let wait = backoff::for_memory(headers.waits, &mut self.random);
         let headers = Box::new(headers);
         Some(JobOutcome::Requeue(Requeue {
@@ -134,7 +136,7 @@ impl Core {
                     trace_id,
                     model,
                     crashes,
-                    "the job was redelivered: counting the lost worker in a header"
+                    "the job was redelivered after its worker was lost: adding one to its crashes"
                 );
                 // Not at once: a worker that is killed by the new message before the ack of this one has left would leave two.
                 let in_quarantine = *source == Source::Quarantine;
@@ -176,15 +178,13 @@ impl Core {
     /// A rule has the job run by other workers: it goes there unrun.
     pub(crate) fn moved(&mut self, job: JobKey, key: String) {
         let Some(received) = self.jobs.take_received(job) else { return };
-        let mut headers = Box::new(received.delivery.headers.clone().unwrap_or_default());
-        headers.moved = true;
+        let headers = received.delivery.headers.clone().unwrap_or_default();
         let error = format!("a rule of the model moves the job to the key `{key}`, which no queue takes");
-        let requeue = Requeue {
-            route: Route::LargerDevice(key),
-            headers,
-            cause: Cause::Moved,
-            otherwise: Some(Rejection::new(Reason::InvalidInput, error)),
-        };
+        let no_queue = Rejection::new(Reason::InvalidInput, error);
+        let full = Rejection::new(Reason::Unroutable, "a rule of the model moves the job to other workers");
+        let otherwise = Some(Otherwise::new(&key, no_queue, &headers, full));
+        let headers = Box::new(JobHeaders { moved: true, ..headers });
+        let requeue = Requeue { route: Route::LargerDevice(key), headers, cause: Cause::Moved, otherwise };
         self.settle(received.settle(JobOutcome::Requeue(requeue), self.now.at));
     }
 
@@ -204,15 +204,20 @@ impl Core {
         JobOutcome::Requeue(Requeue { route, headers, cause, otherwise: None })
     }
 
+    /// The most cost of a job that is not large.
+    pub(crate) fn cost_of_large(&self, model: ModelIndex) -> usize {
+        self.models[model.0].pass_cost_max.saturating_mul(BULK_PASSES)
+    }
+
     /// Whether a job is so large that jobs behind it in their queue would wait for it: it moves to the bulk queue, unrun. The
     /// items that were prepared first are enough to decide this. While the bulk queue is full the job runs like others: jobs that
     /// are published faster than they run then fill the queue that they are published to, and its length limit stops publishers.
     fn is_bulk(&self, received: &Received, cost: usize) -> bool {
         let Delivery { model, source, .. } = received.delivery;
-        let is_large = cost > self.models[model.0].pass_cost_max.saturating_mul(BULK_PASSES);
+        let is_large = cost > self.cost_of_large(model);
         let has_room = self.consumers[model.0].has_room_in_bulk(self.settings.bulk_jobs_max);
         let has_queue = ModelConsumers::has_bulk(self.memory.slots(model.0));
-        matches!(source, Source::Jobs(_)) && is_large && has_queue && has_room
+        matches!(source, Source::Jobs(..)) && is_large && has_queue && has_room
     }
 
     /// A job's items wait for passes.
@@ -231,8 +236,11 @@ impl Core {
         if running.is_complete() {
             return self.settle(running.settle(JobOutcome::Reply, self.now.at));
         }
-        if matches!(received_from, Source::Jobs(_)) {
-            self.credit[model.0].job_decoded(estimate(cost, prepared, running.items_left()));
+        let cost_left = estimate(cost, prepared, running.items_left());
+        match received_from {
+            Source::Jobs(..) => self.credit[model.0].job_decoded(cost_left),
+            Source::Bulk(_) => self.credit[model.0].large_job_decoded(cost_left),
+            Source::Quarantine => {}
         }
         self.scheduler.push(model, running.waiting(with_indices(running.items_done(), costs)));
         let is_cancelled = self.session.commands().is_cancelled(running.received.delivery.id.as_deref());

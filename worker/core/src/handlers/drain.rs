@@ -11,6 +11,7 @@ use crate::event::{OnDevice, Reading};
 use crate::handlers::health::Blame;
 use crate::ids::JobKey;
 use crate::jobs::{Leaving, Running};
+use crate::observation::Cause;
 use crate::rejection::Rejection;
 use crate::timers::Timer;
 
@@ -42,12 +43,19 @@ impl Core {
         let (half_time, deadline) = self.lifecycle.drain(self.now.at, self.settings.drain);
         self.timers.set(half_time, Timer::HalfTime);
         self.timers.set(deadline, Timer::DrainDeadline);
-        let unprepared = self.jobs.running_where(|_, job| job.has_unprepared());
+        self.requeue_large();
+        self.adjust_consumers();
+    }
+
+    /// Requeues the jobs of more than a pass, and those whose inputs are not here.
+    pub(crate) fn requeue_large(&mut self) {
+        // A health probe decides about those that it is for.
+        let is_unprepared = |key, job: &Running| job.has_unprepared() && !self.health.is_pending(key);
+        let unprepared = self.jobs.running_where(is_unprepared);
         for job in self.scheduler.large().into_iter().chain(unprepared) {
             self.requeue_unfinished(job);
         }
         self.requeue_fetching();
-        self.adjust_consumers();
     }
 
     pub(crate) fn timers_due(&mut self) {
@@ -59,6 +67,7 @@ impl Core {
                         self.act(crate::action::Action::Return { job });
                     }
                 }
+                Timer::LookForQueue(model, queue) => self.look_for_queue(model, queue),
                 Timer::HalfTime if self.lifecycle.has_deadline() => self.requeue_all_unfinished(),
                 Timer::DrainDeadline if self.lifecycle.has_deadline() => {
                     tracing::error!(jobs = self.unacked(), "drain deadline passed");
@@ -80,9 +89,14 @@ impl Core {
 
     /// Requeues a job as soon as the passes that it is in have ended.
     pub(crate) fn requeue_unfinished(&mut self, job: JobKey) {
+        self.requeue_because(job, Cause::HandedOver);
+    }
+
+    /// The same, for another reason than that the job cannot go on here.
+    pub(crate) fn requeue_because(&mut self, job: JobKey, cause: Cause) {
         let Some(running) = self.jobs.running_mut(job) else { return };
         if running.leaving().is_none() {
-            running.leave(Leaving::Requeued);
+            running.leave(Leaving::Requeued(cause));
             let model = running.received.delivery.model;
             self.scheduler.batcher_mut(model).remove(job);
         }
@@ -102,17 +116,23 @@ impl Core {
             return self.device_lost(error, blame);
         }
         let stuck = reading.on_device.filter(|pass| lasts(pass) > limit);
-        // Those that leave already wait for a pass, which may be the one that does not end.
-        let waits = |job: &Running| match job.leaving() {
-            None => true,
-            Some(leaving) => leaving == Leaving::Requeued && stuck.is_some() && job.is_in_a_pass(),
-        };
-        let is_late = |job: &Running| {
-            let is_decided = job.is_decided() && !(stuck.is_some() && job.is_in_a_pass());
-            now.saturating_duration_since(job.received.at) > limit && !is_decided && waits(job)
-        };
-        let late = self.jobs.running_where(|key, job| is_late(job) && !self.health.is_pending(key));
-        late.into_iter().for_each(|job| self.held_too_long(job, stuck));
+        for job in self.jobs.running_keys() {
+            let Some(running) = self.jobs.running(job) else { continue };
+            let is_late = now.saturating_duration_since(running.received.at) > limit;
+            // A health probe decides about those.
+            if !is_late || self.health.is_pending(job) {
+                continue;
+            }
+            // It may be decided that a job ends or is requeued, and not happen, because one of its passes does not end.
+            let is_behind_stuck_pass = stuck.is_some() && running.is_in_a_pass();
+            let is_over = running.is_decided() || matches!(running.leaving(), Some(Leaving::Requeued(_)));
+            // Its last pass is waited for as long as it takes.
+            let is_given_up = matches!(running.leaving(), Some(Leaving::Cancelled | Leaving::Withdrawn));
+            if is_given_up || (is_over && !is_behind_stuck_pass) {
+                continue;
+            }
+            self.held_too_long(job, stuck);
+        }
     }
 
     /// A job was held for long enough; `stuck` is a pass that has been on the device for as long.

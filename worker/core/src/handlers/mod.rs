@@ -4,7 +4,10 @@ mod commands;
 mod consumers;
 mod deliveries;
 pub(crate) mod drain;
+mod further_queues;
 pub(crate) mod health;
+mod isolation;
+mod large_turns;
 mod passes;
 mod preparation;
 mod references;
@@ -18,6 +21,8 @@ mod bulk_tests;
 mod commands_tests;
 #[cfg(test)]
 mod drain_tests;
+#[cfg(test)]
+mod further_queues_tests;
 #[cfg(test)]
 mod health_tests;
 #[cfg(test)]

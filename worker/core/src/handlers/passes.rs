@@ -10,14 +10,14 @@ use crate::action::Action;
 use crate::backoff;
 use crate::device::{OutOfMemory, PassError};
 use crate::device_health::ProbeResult;
-use crate::disposition::{JobOutcome, PassFacts, after_failure, after_out_of_memory};
+use crate::disposition::{JobOutcome, PassFacts, after_failure, after_invalid_input, after_out_of_memory};
 use crate::event::{Delivery, PassEnd, PassResult, Source};
 use crate::handlers::health::Blame;
 use crate::ids::{JobKey, ModelIndex};
 use crate::jobs::Leaving;
 use crate::observation::{Observation, PassOutcome};
 use crate::rejection::Rejection;
-use crate::scheduling::{Admission, InFlight, PassJob};
+use crate::scheduling::{InFlight, PassJob};
 use crate::units::Mib;
 
 impl Core {
@@ -37,21 +37,20 @@ impl Core {
         if self.lifecycle.is_handing_over() {
             return;
         }
-        while let Some(index) = self.scheduler.next_model(&self.models) {
-            if let Some(job) = self.scheduler.batcher(index).first().filter(|job| self.has_expired(*job)) {
+        self.scheduler.begin_round();
+        while let Some((turn, job)) = self.scheduler.next_turn(&self.models) {
+            if self.has_expired(job) {
                 self.dead_letter(job, None, Rejection::expired());
                 continue;
             }
-            let (model, budget_max) = (&self.models[index.0], self.budget_max());
-            match self.scheduler.admit(index, model, self.memory.limits(), budget_max, self.now.at) {
-                Admission::Admitted(pass) => self.start_pass(*pass),
-                Admission::NoRoom => return self.scheduler.blocked(self.now.at),
+            let (model, budget_max) = (&self.models[turn.model.0], self.budget_max());
+            let pass = self.scheduler.admit(turn, model, self.memory.limits(), budget_max, self.now.at);
+            if let Some(pass) = pass {
+                self.start_pass(*pass);
             }
         }
-        if !self.scheduler.has_waiting() {
-            let lasted = self.scheduler.nothing_waits(self.now.at);
-            self.was_blocked(lasted);
-        }
+        let lasted = self.scheduler.end_round(self.now.at);
+        self.was_blocked(lasted);
     }
 
     /// Whether a job that has not started yet waited past its expiration.
@@ -73,7 +72,7 @@ impl Core {
             return;
         }
         let Some(index) = self.health.take_probe() else { return };
-        match self.scheduler.probe(index, &self.models[index.0]) {
+        match self.scheduler.probe(index, &self.models[index.0], self.now.at) {
             Some(pass) => self.start_pass(pass),
             // A pass of a session that was lost still runs: later.
             None => self.health.put_probe_back(index),
@@ -137,7 +136,7 @@ impl Core {
                 if self.memory.pass_fitted(&self.models[model.0], pass.shape, self.now.unix_ms) {
                     self.act(Action::SaveLimits);
                 }
-                self.pass_fitted(&pass);
+                self.pass_fitted(&pass, took);
             }
             PassResult::Failed(PassError::DeviceLost(error)) => {
                 return self.device_lost(&error, Blame::Jobs(jobs));
@@ -186,9 +185,12 @@ impl Core {
         }
     }
 
-    fn pass_fitted(&mut self, pass: &InFlight) {
+    fn pass_fitted(&mut self, pass: &InFlight, took: Duration) {
         let items = u32::try_from(pass.items.len()).unwrap_or(u32::MAX);
         for job in pass.jobs() {
+            if let Some(running) = self.jobs.running_mut(job).filter(|running| running.is_of_bulk()) {
+                running.add_device_time(pass.time_of(job, took));
+            }
             if let Some(running) = self.jobs.running_mut(job).filter(|running| running.headers.attempt > 0) {
                 running.pass_fitted(items);
                 let hint = running.headers.batch_hint;
@@ -242,6 +244,7 @@ impl Core {
                 tracing::warn!(model = name, items, jobs, error = %other, "pass failed");
             }
         }
+        let invalid = invalid_item(&pass, outputs, error);
         let mut is_undecided = false;
         for job in jobs {
             if !lacks_output(&pass, outputs, job) {
@@ -254,16 +257,20 @@ impl Core {
                 continue;
             }
             let undecided = |job: &&crate::jobs::Running| {
-                !job.is_decided() && matches!(job.leaving(), None | Some(Leaving::Requeued))
+                !job.is_decided() && matches!(job.leaving(), None | Some(Leaving::Requeued(_)))
             };
             let Some(running) = self.jobs.running(job).filter(undecided) else { continue };
-            let item = pass.items.iter().filter(|(of, ..)| *of == job).map(|(_, item, _)| *item).min();
             let outcome = match error {
                 PassError::OutOfMemory(oom) => {
+                    let item =
+                        pass.items.iter().filter(|(of, ..)| *of == job).map(|(_, item, _)| *item).min();
                     let delay_ms =
                         backoff::for_memory(running.headers.delays.saturating_add(1), &mut self.random);
                     let facts = PassFacts { delay_ms, ..facts.clone() };
                     Some(after_out_of_memory(&running.headers, item.unwrap_or(0), &facts, oom))
+                }
+                PassError::InvalidInput { text, .. } => {
+                    after_invalid_input(&running.headers, &facts, job, invalid, text)
                 }
                 PassError::TimedOut(text) => after_failure(&running.headers, &facts, Reason::TimedOut, text),
                 other => after_failure(&running.headers, &facts, Reason::EngineFailed, &other.to_string()),
@@ -273,14 +280,15 @@ impl Core {
                 continue;
             };
             self.scheduler.batcher_mut(pass.model).remove(job);
-            if matches!(error, PassError::OutOfMemory(_)) || !is_probed {
+            if !is_probed || matches!(error, PassError::OutOfMemory(_) | PassError::InvalidInput { .. }) {
                 self.decide(job, outcome);
             } else {
                 self.health.suspect(job, pass.model, outcome);
             }
         }
         if is_undecided {
-            self.give_back(pass, outputs, true);
+            // Where nobody is named, each job runs again alone.
+            self.give_back(pass, outputs, invalid.is_none());
         }
     }
 
@@ -370,4 +378,11 @@ impl Core {
 fn lacks_output(pass: &InFlight, outputs: &[Option<usize>], job: JobKey) -> bool {
     let mut items = pass.items.iter().enumerate().filter(|(_, (of, ..))| *of == job);
     items.any(|(at, _)| outputs.get(at).is_none_or(Option::is_none))
+}
+
+/// The job and the item in it that an engine names as invalid. An item that has its output is not: it was valid.
+fn invalid_item(pass: &InFlight, outputs: &[Option<usize>], error: &PassError) -> Option<(JobKey, u32)> {
+    let PassError::InvalidInput { item: Some(at), .. } = error else { return None };
+    let has_output = outputs.get(*at).is_some_and(Option::is_some);
+    pass.items.get(*at).filter(|_| !has_output).map(|(job, item, _)| (*job, *item))
 }

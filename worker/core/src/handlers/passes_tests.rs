@@ -8,7 +8,7 @@ use vramq_schemas::{JobHeaders, Reason};
 use super::test_worker::{MODEL, Worker, consumers, replied, requeued};
 use crate::action::{Action, Publication, Route};
 use crate::device::{OutOfMemory, PassError};
-use crate::event::{Event, OnDevice, PassResult, Source};
+use crate::event::{Event, OnDevice, PassResult, PublishOutcome, Source};
 use crate::ids::JobKey;
 use crate::rejection::Rejection;
 
@@ -64,6 +64,75 @@ fn an_out_of_memory_costs_the_jobs_that_lack_an_output() {
     let actions = worker.ends(&order, PassResult::Failed(PassError::OutOfMemory(oom)), outputs.collect());
     // What is finished of the second job goes out before it is requeued.
     assert_eq!(replied(&actions), [(JobKey(1), 2, true), (JobKey(2), 1, false)]);
+}
+
+fn invalid(item: Option<usize>) -> PassResult {
+    PassResult::Failed(PassError::InvalidInput { item, text: "no picture".to_owned() })
+}
+
+/// The dead letters that are published: job, reason and text.
+fn dead_letters(actions: &[Action]) -> Vec<(JobKey, Reason, &str)> {
+    let letters = actions.iter().filter_map(|action| match action {
+        Action::Publish { job, publication: Publication::DeadLetter { rejection, .. } } => {
+            Some((*job, rejection.reason, rejection.error.as_str()))
+        }
+        _ => None,
+    });
+    letters.collect()
+}
+
+#[test]
+fn an_invalid_item_ends_its_job_and_the_others_run_again_together() {
+    let mut worker = Worker::new();
+    for job in 1..=3 {
+        worker.job(job, 2, worker.source(), JobHeaders::default());
+    }
+    let order = worker.pass();
+    let at = order.items.iter().position(|item| *item == (JobKey(2), 1)).unwrap();
+    // What was finished before is kept.
+    let outputs = order.items.iter().map(|(job, _)| (*job == JobKey(1)).then_some(10));
+    let actions = worker.ends(&order, invalid(Some(at)), outputs.collect());
+    assert_eq!(replied(&actions), [(JobKey(1), 2, true)]);
+    assert_eq!(dead_letters(&actions), [(JobKey(2), Reason::InvalidInput, "inputs[1]: no picture")]);
+    worker.job(4, 1, worker.source(), JobHeaders::default());
+    let next = worker.pass();
+    assert_eq!(next.items.len(), 3, "the third job may have company: {next:?}");
+    let actions = worker.ends(&next, PassResult::Done, vec![Some(10); 3]);
+    let mut replied = replied(&actions);
+    replied.sort_by_key(|(job, ..)| job.0);
+    assert_eq!(replied, [(JobKey(3), 2, true), (JobKey(4), 1, true)]);
+}
+
+#[test]
+fn an_invalid_item_that_nobody_names_is_found_by_running_each_job_alone() {
+    // Named by nobody; one that is not in the pass; one that has its output and so was valid.
+    for named in [None, Some(99), Some(0)] {
+        let mut worker = Worker::new();
+        for job in 1..=3 {
+            worker.job(job, 1, worker.source(), JobHeaders::default());
+        }
+        let order = worker.pass();
+        assert_eq!(order.items.len(), 3);
+        let actions = worker.ends(&order, invalid(named), vec![Some(10), None, None]);
+        assert_eq!(replied(&actions), [(JobKey(1), 1, true)], "{named:?}");
+        assert_eq!(dead_letters(&actions), [], "{named:?}");
+        let alone = worker.passes();
+        let items: Vec<_> = alone.iter().map(|order| order.items.clone()).collect();
+        assert_eq!(items, [[(JobKey(2), 0)], [(JobKey(3), 0)]], "{named:?}");
+        let actions = worker.ends(&alone[0], invalid(None), vec![None]);
+        assert_eq!(dead_letters(&actions), [(JobKey(2), Reason::InvalidInput, "no picture")], "{named:?}");
+        let actions = worker.ends(&alone[1], PassResult::Done, vec![Some(10)]);
+        assert_eq!(replied(&actions), [(JobKey(3), 1, true)], "{named:?}");
+    }
+}
+
+#[test]
+fn an_engine_that_calls_an_item_invalid_needs_no_health_probe() {
+    let mut worker = Worker::on_device();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    let actions = worker.ends(&order, invalid(Some(0)), vec![None]);
+    assert_eq!(dead_letters(&actions), [(JobKey(1), Reason::InvalidInput, "inputs[0]: no picture")]);
 }
 
 #[test]
@@ -185,6 +254,31 @@ fn a_rule_moves_a_job_unrun_and_says_so_in_its_headers() {
     let moved = requeued(&actions).pop().expect("it is published again");
     assert_eq!(moved.2, Route::LargerDevice("large".to_owned()));
     assert_eq!((moved.1.moved, moved.1.items_done, moved.1.attempt), (true, 3, 0));
+}
+
+/// While the queue of those workers is full the job waits in a delay queue of its own model, and the rule applies again: it has not
+/// been moved.
+#[test]
+fn a_job_that_a_rule_moves_to_a_full_queue_comes_back_and_moves_later() {
+    let mut worker = Worker::new();
+    let source = worker.source();
+    worker.arrives(1, source, JobHeaders { items_done: 3, ..JobHeaders::default() });
+    worker.apply(Event::Moved { job: JobKey(1), key: "large".to_owned() });
+    let full = || PublishOutcome::Refused { destination: "vramq.retry with the key large".to_owned() };
+    let mut tries = 1;
+    let back = loop {
+        let actions = worker.apply(Event::Published { job: JobKey(1), outcome: full() });
+        if let Some(back) = requeued(&actions).pop() {
+            break back;
+        }
+        worker.now += Duration::from_secs(2);
+        let again = worker.apply(Event::Timer);
+        let Some((_, _, Route::LargerDevice(_))) = requeued(&again).pop() else { panic!("{again:?}") };
+        tries += 1;
+    };
+    assert_eq!(tries, 4, "a slot is not held for long for a queue that stays full");
+    assert_eq!(back.2, Route::Later(1_000));
+    assert_eq!((back.1.moved, back.1.waits, back.1.items_done, back.1.attempt), (false, 1, 3, 0));
 }
 
 #[test]

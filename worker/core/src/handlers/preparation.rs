@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 
 use vramq_schemas::Reason;
 
-use super::deliveries::BULK_PASSES;
 use crate::Core;
 use crate::action::Action;
 use crate::disposition::JobOutcome;
@@ -19,7 +18,7 @@ const PASSES_AHEAD: usize = 4;
 impl Core {
     /// The cost of the items that are prepared when a job is read: enough to decide whether it is a large job.
     pub(crate) fn cost_at_first(&self, model: ModelIndex) -> usize {
-        self.models[model.0].pass_cost_max.saturating_mul(BULK_PASSES).saturating_add(1)
+        self.cost_of_large(model).saturating_add(1)
     }
 
     /// Has the next items of a job prepared, if few of those that are wait for a pass.
@@ -42,7 +41,7 @@ impl Core {
         let is_pending = self.health.is_pending(job);
         let Some(running) = self.jobs.running_mut(job) else { return };
         let result = result.and_then(|costs| {
-            let error = "preparing the job gave no items: a fault of the worker";
+            let error = "internal error: preparing the job gave no items; please report it";
             if costs.is_empty() { Err(Rejection::new(Reason::EngineFailed, error)) } else { Ok(costs) }
         });
         let first = running.prepared(result.as_ref().map_or(0, Vec::len));

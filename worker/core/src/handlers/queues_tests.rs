@@ -1,7 +1,5 @@
 //! Tests of jobs from several queues: which queue's share their passes count to, also when the jobs are redelivered.
 
-use std::num::NonZeroU32;
-
 use vramq_schemas::JobHeaders;
 
 use super::test_worker::{Worker, requeued};
@@ -9,15 +7,12 @@ use crate::action::Route;
 use crate::device::{OutOfMemory, PassError};
 use crate::event::PassResult;
 use crate::ids::QueueIndex;
-use crate::settings::QueueFacts;
 
 const FURTHER: &str = "team-a.jobs";
 
 /// A worker of a model with a queue of weight 3 and a further one of weight 1. A pass has room for eight items.
 fn worker() -> Worker {
-    let weight = |weight| NonZeroU32::new(weight).unwrap();
-    let own = QueueFacts { weight: weight(3), ..QueueFacts::own("m") };
-    Worker::with_queues(&[own, QueueFacts { name: FURTHER.to_owned(), weight: weight(1) }])
+    Worker::with_a_further_queue(FURTHER)
 }
 
 fn of_further() -> JobHeaders {

@@ -1,7 +1,5 @@
 //! Jobs whose inputs are references: the worker fetches the bytes from stores before it prepares the job's inputs.
 
-use vramq_schemas::JobHeaders;
-
 use crate::Core;
 use crate::action::{Action, Route};
 use crate::backoff;
@@ -25,10 +23,10 @@ impl Core {
             return self.settle(received.settle(JobOutcome::Withdrawn, now));
         }
         if received.is_expired(now) {
-            let outcome = JobOutcome::dead_letter(reached(&received), Rejection::expired());
+            let outcome = JobOutcome::dead_letter(received.reached(), Rejection::expired());
             return self.settle(received.settle(outcome, now));
         }
-        received.is_fetching = true;
+        received.set_fetching(true);
         self.jobs.insert(Job::Received(Box::new(received)));
         if self.lifecycle.is_draining() || self.lifecycle.is_handing_over() {
             // A store may take longer than the drain has.
@@ -44,7 +42,7 @@ impl Core {
         let fault = match result {
             Ok(()) => {
                 let cost = self.cost_at_first(received.delivery.model);
-                received.is_fetching = false;
+                received.set_fetching(false);
                 self.jobs.insert(Job::Received(Box::new(received)));
                 return self.act(Action::Decode { job, cost });
             }
@@ -52,14 +50,14 @@ impl Core {
         };
         let outcome = match fault.is_transient {
             true => self.wait_for_store(&received, fault.rejection),
-            false => JobOutcome::dead_letter(reached(&received), fault.rejection),
+            false => JobOutcome::dead_letter(received.reached(), fault.rejection),
         };
         self.settle(received.settle(outcome, self.now.at));
     }
 
     /// Decides about a job whose store does not work: it waits, so that it takes no slot from others.
     fn wait_for_store(&mut self, received: &Received, rejection: Rejection) -> JobOutcome {
-        let mut headers = reached(received);
+        let mut headers = received.reached();
         headers.store_waits = headers.store_waits.saturating_add(1);
         if headers.store_waits > STORE_WAITS_MAX {
             let error = format!("{}; the job waited for it {STORE_WAITS_MAX} times", rejection.error);
@@ -72,7 +70,7 @@ impl Core {
             trace_id,
             why,
             waits,
-            "a store of the job's inputs does not work: the job waits unrun"
+            "a store of the job's inputs is unavailable: the job waits and is not run"
         );
         let wait = backoff::for_memory(headers.store_waits, &mut self.random);
         let (route, cause) = (Route::Later(wait), Cause::StoreUnavailable);
@@ -84,17 +82,10 @@ impl Core {
     pub(crate) fn requeue_fetching(&mut self) {
         for job in self.jobs.fetching_where(|received| self.may_requeue_unfinished(received.delivery.model)) {
             let Some(received) = self.jobs.take_received(job) else { continue };
-            let outcome = JobOutcome::unfinished(reached(&received));
+            let outcome = JobOutcome::unfinished(received.reached(), Cause::HandedOver);
             self.settle(received.settle(outcome, self.now.at));
         }
     }
-}
-
-/// The headers of a job that has not run here.
-fn reached(received: &Received) -> JobHeaders {
-    let mut headers = received.delivery.headers.clone().unwrap_or_default();
-    headers.crashes = headers.crashes.max(received.crashes);
-    headers
 }
 
 #[cfg(test)]

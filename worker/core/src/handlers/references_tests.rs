@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use vramq_schemas::Reason;
 use vramq_schemas::withdrawal::Digest;
+use vramq_schemas::{JobHeaders, Reason};
 
 use super::*;
 use crate::action::Publication;

@@ -10,7 +10,7 @@ use crate::backoff;
 use crate::commands::describe;
 use crate::disposition::JobOutcome;
 use crate::event::PublishOutcome;
-use crate::ids::{JobKey, ModelIndex};
+use crate::ids::{ChannelId, JobKey};
 use crate::jobs::{Confirmed, Job, Leaving, Settling, Step, undeliverable};
 use crate::observation::{End, Observation};
 use crate::rejection::Rejection;
@@ -20,9 +20,9 @@ use crate::timers::Timer;
 /// waits in between: about 20 s in all, in which a consumer that only paused comes back.
 const OWN_TRIES: u32 = 8;
 
-/// The same for what goes to a caller: about 1.5 s in all. A caller whose reply queue stays full must not hold slots that others
-/// need; its results are kept beside the dead letter.
-const CALLER_TRIES: u32 = 4;
+/// The same for what goes to a caller, or to other workers: about 1.5 s in all. Those whose queue stays full must not hold slots
+/// that others need. A caller's results are kept beside the dead letter; a job for other workers waits in a delay queue.
+const OTHERS_TRIES: u32 = 4;
 
 const REFUSED_WAIT_MIN: Duration = Duration::from_millis(200);
 const REFUSED_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -60,12 +60,12 @@ impl Core {
             Some(Leaving::Cancelled) if is_idle => return self.end_cancelled(job),
             Some(Leaving::Withdrawn) if is_idle => return self.end_withdrawn(job),
             Some(Leaving::Cancelled | Leaving::Withdrawn) => return,
-            Some(Leaving::Requeued) if is_idle && !running.is_complete() && !may_requeue => return,
-            Some(Leaving::Requeued) if is_idle && !running.is_complete() => {
-                let outcome = JobOutcome::unfinished(running.headers.clone());
+            Some(Leaving::Requeued(_)) if is_idle && !running.is_complete() && !may_requeue => return,
+            Some(Leaving::Requeued(cause)) if is_idle && !running.is_complete() => {
+                let outcome = JobOutcome::unfinished(running.headers.clone(), cause);
                 return self.conclude(job, outcome);
             }
-            Some(Leaving::Requeued) | None => {}
+            Some(Leaving::Requeued(_)) | None => {}
         }
         if running.is_complete() {
             return self.conclude(job, JobOutcome::Reply);
@@ -153,7 +153,7 @@ impl Core {
                 let confirmed = settling.confirmed();
                 let delivery = &confirmed.received.delivery;
                 self.redelivery.confirmed(delivery.fingerprint, confirmed.end, self.now.at);
-                self.session.acks_mut(delivery.model).add(delivery.tag, confirmed);
+                self.session.acks_mut(delivery.channel).add(delivery.tag, confirmed);
             }
         }
     }
@@ -184,7 +184,8 @@ impl Core {
         }
         let Some(settling) = self.jobs.settling_mut(job) else { return };
         let tries = if matches!(outcome, PublishOutcome::Refused { .. }) { settling.refused() } else { 0 };
-        let may_retry = self.may_retry(tries, is_for_caller, received_at);
+        let is_for_others = is_for_caller || settling.is_for_other_workers();
+        let may_retry = self.may_retry(tries, is_for_others, received_at);
         let declares = self.session.declares();
         let Some(settling) = self.jobs.settling_mut(job) else { return };
         let was_dead_letter = matches!(settling.outcome(), JobOutcome::DeadLetter { .. });
@@ -196,8 +197,8 @@ impl Core {
     }
 
     /// Whether a refused message may be published again.
-    fn may_retry(&self, tries: u32, is_for_caller: bool, received_at: Instant) -> bool {
-        let most = if is_for_caller { CALLER_TRIES } else { OWN_TRIES };
+    fn may_retry(&self, tries: u32, is_for_others: bool, received_at: Instant) -> bool {
+        let most = if is_for_others { OTHERS_TRIES } else { OWN_TRIES };
         let longest = REFUSED_WAIT_MIN.saturating_mul(2u32.saturating_pow(tries)).min(REFUSED_WAIT_MAX);
         tries < most && self.now.at + longest <= self.publish_until(received_at)
     }
@@ -220,8 +221,7 @@ impl Core {
             && !is_withdrawn
             && let Some(part) = running.part_mut()
         {
-            part.tries += 1;
-            let tries = part.tries;
+            let tries = part.refused();
             if self.may_retry(tries, true, received_at) {
                 let wait = backoff::doubling(tries - 1, REFUSED_WAIT_MIN, REFUSED_WAIT_MAX, &mut self.random);
                 return self.after(wait, Timer::PublishAgain(job));
@@ -271,7 +271,7 @@ impl Core {
         let delivery = &confirmed.received.delivery;
         self.redelivery.confirmed(delivery.fingerprint, confirmed.end, self.now.at);
         if sent {
-            self.session.acks_mut(delivery.model).given_back(delivery.tag);
+            self.session.acks_mut(delivery.channel).given_back(delivery.tag);
         }
         self.ended(&confirmed, sent);
         self.adjust_consumers();
@@ -279,16 +279,13 @@ impl Core {
 
     /// Sends the acks that are due.
     pub(crate) fn send_acks(&mut self) {
-        for model in (0..self.models.len()).map(ModelIndex) {
-            let frames = self.session.acks_mut(model).take();
-            if !frames.is_empty() {
-                self.act(Action::Ack { model, frames });
-            }
+        for (channel, frames) in self.session.take_acks() {
+            self.act(Action::Ack { channel, frames });
         }
     }
 
-    pub(crate) fn acks_sent(&mut self, model: ModelIndex, sent: &[bool]) {
-        for (confirmed, acked) in self.session.acks_mut(model).sent(sent) {
+    pub(crate) fn acks_sent(&mut self, channel: ChannelId, sent: &[bool]) {
+        for (confirmed, acked) in self.session.acks_mut(channel).sent(sent) {
             self.ended(&confirmed, acked);
         }
         self.adjust_consumers();
@@ -297,6 +294,9 @@ impl Core {
     /// A job has ended here.
     fn ended(&mut self, confirmed: &Confirmed, acked: bool) {
         let delivery = &confirmed.received.delivery;
+        if !acked {
+            self.redelivery.ack_lost(delivery.fingerprint, confirmed.end, self.now.at);
+        }
         self.consumers[delivery.model.0].settled(delivery.source);
         self.destinations.settled(delivery.reply_queue.as_deref());
         if confirmed.end == End::Replied {

@@ -1,6 +1,6 @@
 //! A worker for tests: the core with one model, and what its actions say.
 
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,14 +14,18 @@ use crate::device::{Memory, PassShape};
 use crate::event::{
     DecodedJob, Delivery, Event, Now, OnDevice, PassEnd, PassResult, Reading, SessionFacts, Source,
 };
-use crate::ids::{ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, QueueIndex};
+use crate::ids::{ChannelId, ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, QueueIndex};
+use crate::jobs::Running;
 use crate::learned_limits::LearnedLimits;
 use crate::poison_policy::PoisonPolicy;
 use crate::settings::{ExecutorFacts, ModelFacts, QueueFacts, Settings};
 
 pub(super) const MODEL: ModelIndex = ModelIndex(0);
+pub(super) const CHANNEL: ChannelId = ChannelId { model: MODEL, number: 0 };
 /// Large jobs that may wait in their queue.
 pub(super) const BULK_JOBS_MAX: u32 = 10;
+/// Device time that a large job may have in one go.
+pub(super) const LARGE_TURN: Duration = Duration::from_secs(30);
 pub(super) const MEMORY: Memory = Memory { free: 1 << 30, total: 1 << 30, foreign: 0 };
 
 /// A worker with one model: a program of up to three processes, or one that runs on the device's own thread.
@@ -32,8 +36,12 @@ pub(super) struct Worker {
     pub(super) unix_ms: u64,
     /// Of the jobs that arrive.
     pub(super) expires_at_ms: Option<u64>,
+    /// How long its passes take.
+    pub(super) pass_takes: Duration,
     /// The first of each queue of the model's jobs.
     consumers: Vec<ConsumerId>,
+    /// The first of large jobs.
+    bulk_consumer: ConsumerId,
 }
 
 impl Worker {
@@ -46,9 +54,20 @@ impl Worker {
         Self::with(ExecutorFacts { passes_max: 3, is_serial: false }, queues)
     }
 
+    /// A worker of a model with a queue of weight 3 and a further one of weight 1.
+    pub(super) fn with_a_further_queue(name: &str) -> Self {
+        let own = QueueFacts { weight: NonZeroU32::MIN.saturating_add(2), ..QueueFacts::own("m") };
+        Self::with_queues(&[own, QueueFacts { name: name.to_owned(), weight: NonZeroU32::MIN }])
+    }
+
     /// A worker whose model runs on the device's own thread, so that health probes tell its jobs from a sick device.
     pub(super) fn on_device() -> Self {
         Self::with(ExecutorFacts { passes_max: 2, is_serial: true }, &[QueueFacts::own("m")])
+    }
+
+    /// A worker whose model has one pass at a time.
+    pub(super) fn one_by_one() -> Self {
+        Self::with(ExecutorFacts { passes_max: 1, is_serial: true }, &[QueueFacts::own("m")])
     }
 
     fn with(executor: ExecutorFacts, queues: &[QueueFacts]) -> Self {
@@ -66,6 +85,7 @@ impl Worker {
             pressure_percent: 90,
             pressure_tolerated: Duration::ZERO,
             bulk_jobs_max: BULK_JOBS_MAX,
+            large_turn: LARGE_TURN,
             executors: vec![executor],
             started_at: start,
             seed: 7,
@@ -79,7 +99,7 @@ impl Worker {
             slots: NonZeroU16::new(64).unwrap(),
             pass_cost_max: 8,
             job_shape: shape,
-            share: std::num::NonZeroU32::MIN,
+            share: NonZeroU32::MIN,
             weights: 0,
             executor: 0,
             probe: shape,
@@ -87,9 +107,20 @@ impl Worker {
         };
         let limits = LearnedLimits::new("cpu", MEMORY.total, Default::default());
         let core = Core::new(settings, vec![model], limits, Budget::new(MEMORY.free));
-        let mut worker = Self { core, now: start, unix_ms: 1, expires_at_ms: None, consumers: Vec::new() };
-        let actions = worker.apply(Event::SessionOpened(SessionFacts { declares: true }));
-        worker.consumers = (0..queues.len()).map(|at| first_consumer_of(QueueIndex(at), &actions)).collect();
+        let mut worker = Self {
+            core,
+            now: start,
+            unix_ms: 1,
+            expires_at_ms: None,
+            pass_takes: Duration::from_secs(1),
+            consumers: Vec::new(),
+            bulk_consumer: ConsumerId(0),
+        };
+        let actions =
+            worker.apply(Event::SessionOpened(SessionFacts { declares: true, missing: Vec::new() }));
+        let first = |queue| first_consumer_of(queue, &actions);
+        worker.consumers = (0..queues.len()).map(|at| first(JobQueue::Jobs(QueueIndex(at)))).collect();
+        worker.bulk_consumer = first(JobQueue::Bulk);
         worker
     }
 
@@ -103,6 +134,7 @@ impl Worker {
             job: JobKey(key),
             model: MODEL,
             source,
+            channel: CHANNEL,
             tag: DeliveryTag(key),
             fingerprint: Fingerprint(key),
             redelivered: false,
@@ -163,7 +195,7 @@ impl Worker {
             result,
             outputs,
             failures: 1,
-            took: Duration::from_secs(1),
+            took: self.pass_takes,
             memory: MEMORY,
         }))
     }
@@ -200,6 +232,10 @@ impl Worker {
         self.core.wants_restart()
     }
 
+    pub(super) fn unacked(&self) -> usize {
+        self.core.unacked()
+    }
+
     pub(super) fn is_draining(&self) -> bool {
         self.core.is_draining()
     }
@@ -217,25 +253,37 @@ impl Worker {
         self.source_of(QueueIndex(0))
     }
 
+    /// The queue of large jobs.
+    pub(super) fn source_of_large(&self) -> Source {
+        Source::Bulk(self.bulk_consumer)
+    }
+
+    /// Whether further passes of a job follow.
+    pub(super) fn goes_on(&self, key: u64) -> bool {
+        self.core.jobs.running(JobKey(key)).is_some_and(Running::goes_on)
+    }
+
     /// One of the queues of the model's jobs.
     pub(super) fn source_of(&self, queue: QueueIndex) -> Source {
-        Source::Jobs(self.consumers[queue.0])
+        Source::Jobs(queue, self.consumers[queue.0])
     }
 }
 
 /// Consumers of the model's jobs that these actions start.
 pub(super) fn consumers(actions: &[Action]) -> Vec<ConsumerId> {
-    started(actions).map(|(_, consumer)| consumer).collect()
+    let of_jobs = started(actions).filter(|(queue, _)| matches!(queue, JobQueue::Jobs(_)));
+    of_jobs.map(|(_, consumer)| consumer).collect()
 }
 
 /// The first of them of a queue.
-fn first_consumer_of(queue: QueueIndex, actions: &[Action]) -> ConsumerId {
+fn first_consumer_of(queue: JobQueue, actions: &[Action]) -> ConsumerId {
     started(actions).find(|(of, _)| *of == queue).expect("a consumer of each queue").1
 }
 
-fn started(actions: &[Action]) -> impl Iterator<Item = (QueueIndex, ConsumerId)> {
+/// The consumers that these actions start, with their queues.
+pub(super) fn started(actions: &[Action]) -> impl Iterator<Item = (JobQueue, ConsumerId)> {
     actions.iter().filter_map(|action| match action {
-        Action::Consume { consumer, queue: JobQueue::Jobs(queue), .. } => Some((*queue, *consumer)),
+        Action::Consume { consumer, queue, .. } => Some((*queue, *consumer)),
         _ => None,
     })
 }

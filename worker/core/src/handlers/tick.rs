@@ -15,9 +15,7 @@ impl Core {
         self.watch_memory(reading);
         self.watch_time(reading);
         self.health.tick(self.now.at);
-        if self.quarantine.has_lasted_too_long(self.now.at) && self.unacked() == 0 {
-            self.end_isolation();
-        }
+        self.watch_isolation();
         self.count_queues();
     }
 

@@ -6,7 +6,7 @@ use vramq_schemas::control::Command;
 use vramq_schemas::withdrawal::{Digest, REMEMBERED_S};
 use vramq_schemas::{JobHeaders, Reason};
 
-use super::test_worker::{MODEL, Worker, replied, requeued};
+use super::test_worker::{CHANNEL, Worker, replied, requeued};
 use crate::action::{Action, Answer, Publication};
 use crate::device::{OutOfMemory, PassError};
 use crate::event::{Event, PassResult, PublishOutcome, Source, Withdrawn};
@@ -51,7 +51,7 @@ impl Worker {
         let acks = self.apply(Event::Idle);
         assert!(acks.iter().any(|action| matches!(action, Action::Ack { .. })), "{acks:?}");
         assert!(!acks.iter().any(|action| matches!(action, Action::Run(_))), "{acks:?}");
-        let ended = self.apply(Event::AcksSent { model: MODEL, sent: vec![true] });
+        let ended = self.apply(Event::AcksSent { channel: CHANNEL, sent: vec![true] });
         let settled = ended.iter().find_map(|action| match action {
             Action::Observe(Observation::Settled(settled)) => Some((settled.job, settled.end)),
             _ => None,
@@ -223,7 +223,7 @@ fn a_job_that_was_requeued_is_withdrawn_where_it_comes_next() {
     assert!(worker.withdraw(1).is_empty(), "its next attempt is on its way");
     assert!(requeued(&worker.is_published(1, CONFIRMED)).is_empty());
     worker.apply(Event::Idle);
-    worker.apply(Event::AcksSent { model: MODEL, sent: vec![true] });
+    worker.apply(Event::AcksSent { channel: CHANNEL, sent: vec![true] });
     let actions = worker.deliver_again(1, 2);
     worker.ends_as_withdrawn(2, &actions);
 }
@@ -263,7 +263,7 @@ fn a_withdrawal_outweighs_an_operators_cancellation() {
     assert_eq!(notices(&actions), [JobKey(1)], "{actions:?}");
     worker.is_published(1, CONFIRMED);
     worker.apply(Event::Idle);
-    let answers = worker.apply(Event::AcksSent { model: MODEL, sent: vec![true] });
+    let answers = worker.apply(Event::AcksSent { channel: CHANNEL, sent: vec![true] });
     let late = answers.iter().filter(|action| match action {
         Action::Answer { answer: Answer::TooLate, text, .. } => text.contains("its caller withdrew it"),
         _ => false,

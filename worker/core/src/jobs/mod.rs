@@ -10,23 +10,25 @@ use std::time::{Duration, Instant};
 
 pub(crate) use running::{Leaving, Running};
 pub(crate) use settling::{Settling, Step, undeliverable};
+use vramq_schemas::JobHeaders;
 
 use crate::action::Run;
 use crate::disposition::JobOutcome;
-use crate::event::{DecodedJob, Delivery, Now};
+use crate::event::{DecodedJob, Delivery, Now, Source};
 use crate::ids::{Fingerprint, JobKey, ModelIndex, QueueIndex};
 use crate::observation::{End, Settled};
+use crate::sizes::Size;
 
 /// A job that was delivered and is being read.
 #[derive(Debug)]
 pub(crate) struct Received {
     pub(crate) delivery: Delivery,
     /// Workers that were lost while they held it, as the poison policy has counted.
-    pub(crate) crashes: u32,
+    crashes: u32,
     /// The queue that it first came from: its passes take that queue's share.
-    pub(crate) queue: QueueIndex,
+    queue: QueueIndex,
     /// The inputs that it refers to are being fetched.
-    pub(crate) is_fetching: bool,
+    is_fetching: bool,
     pub(crate) at: Instant,
     pub(crate) at_ms: u64,
 }
@@ -35,6 +37,28 @@ impl Received {
     pub(crate) fn new(delivery: Delivery, now: Now) -> Self {
         let queue = QueueIndex(0);
         Self { delivery, crashes: 0, queue, is_fetching: false, at: now.at, at_ms: now.unix_ms }
+    }
+
+    /// Its passes take the share of this queue.
+    pub(crate) fn of_share(mut self, queue: QueueIndex) -> Self {
+        self.queue = queue;
+        self
+    }
+
+    /// The poison policy has counted so many workers that were lost while they held it.
+    pub(crate) fn set_crashes(&mut self, crashes: u32) {
+        self.crashes = crashes;
+    }
+
+    pub(crate) fn set_fetching(&mut self, is_fetching: bool) {
+        self.is_fetching = is_fetching;
+    }
+
+    /// Where a job stands that has not run here.
+    pub(crate) fn reached(&self) -> JobHeaders {
+        let mut headers = self.delivery.headers.clone().unwrap_or_default();
+        headers.crashes = headers.crashes.max(self.crashes);
+        headers
     }
 
     /// How long the job had waited at a moment: since it was published, or, if it does not say, since it was delivered.
@@ -149,6 +173,11 @@ impl JobTable {
         }
     }
 
+    /// Given so many unacknowledged ones.
+    pub(crate) fn size(&self, unacked: usize) -> Size {
+        Size::of("jobs", self.0.len(), unacked)
+    }
+
     pub(crate) fn take_running(&mut self, key: JobKey) -> Option<Running> {
         match self.0.remove(&key)? {
             Job::Running(running) => Some(*running),
@@ -198,6 +227,15 @@ impl JobTable {
         self.0.values().any(|job| job.received().delivery.id.as_deref() == Some(id))
     }
 
+    /// What tells the messages of a queue's jobs from others.
+    pub(crate) fn messages_of(&self, model: ModelIndex, queue: QueueIndex) -> Vec<Fingerprint> {
+        let is_of = |delivery: &Delivery| {
+            delivery.model == model && matches!(delivery.source, Source::Jobs(of, _) if of == queue)
+        };
+        let deliveries = self.0.values().map(|job| &job.received().delivery);
+        deliveries.filter(|delivery| is_of(delivery)).map(|delivery| delivery.fingerprint).collect()
+    }
+
     /// The session is lost, and its jobs are redelivered: forgets them, and gives what tells their messages from others.
     pub(crate) fn forget_all(&mut self) -> Vec<(JobKey, ModelIndex, Fingerprint)> {
         let jobs = std::mem::take(&mut self.0).into_iter();
@@ -211,5 +249,13 @@ impl JobTable {
 pub(crate) struct PartInFlight {
     pub(crate) run: Run,
     /// How often the broker refused it.
-    pub(crate) tries: u32,
+    tries: u32,
+}
+
+impl PartInFlight {
+    /// The broker refused it: how often it has by now.
+    pub(crate) fn refused(&mut self) -> u32 {
+        self.tries += 1;
+        self.tries
+    }
 }

@@ -10,6 +10,7 @@ use super::{PartInFlight, Received, Settling};
 use crate::action::{Route, Run};
 use crate::disposition::JobOutcome;
 use crate::event::{DecodedJob, Source};
+use crate::observation::Cause;
 use crate::scheduling::Waiting;
 
 /// A part goes out as soon as about so many bytes of a job are finished: large enough that framing costs nothing, small enough
@@ -23,7 +24,7 @@ const PART_AFTER: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
     /// It is requeued unfinished.
-    Requeued,
+    Requeued(Cause),
     /// An operator cancelled it.
     Cancelled,
     /// Its caller withdrew it.
@@ -37,6 +38,8 @@ pub(crate) struct Running {
     pub(crate) headers: JobHeaders,
     progress: Progress,
     first_pass_at: Option<Instant>,
+    /// Its share of the passes here that ended well, if it is from the queue of large jobs.
+    had_device: Duration,
     /// When the last part was made.
     part_at: Instant,
     /// Passes with items of the job that fitted.
@@ -60,8 +63,7 @@ pub(crate) struct Running {
 
 impl Running {
     pub(super) fn new(received: Received, decoded: DecodedJob) -> Self {
-        let mut headers = received.delivery.headers.clone().unwrap_or_default();
-        headers.crashes = headers.crashes.max(received.crashes);
+        let headers = received.reached();
         let progress = Progress::new(decoded.items_total, headers.items_done);
         let next_unprepared = headers.items_done.saturating_add(count(decoded.costs.len()));
         let (part_at, is_isolated) = (received.at, received.delivery.source == Source::Quarantine);
@@ -70,6 +72,7 @@ impl Running {
             headers,
             progress,
             first_pass_at: None,
+            had_device: Duration::ZERO,
             part_at,
             fitted: 0,
             is_isolated,
@@ -150,6 +153,18 @@ impl Running {
 
     pub(crate) fn is_in_a_pass(&self) -> bool {
         self.passes > 0
+    }
+
+    pub(crate) fn is_of_bulk(&self) -> bool {
+        matches!(self.received.delivery.source, Source::Bulk(_))
+    }
+
+    pub(crate) fn add_device_time(&mut self, time: Duration) {
+        self.had_device += time;
+    }
+
+    pub(crate) fn had_device(&self) -> Duration {
+        self.had_device
     }
 
     /// A pass with so many items fitted: a hint that was lowered may grow back.
@@ -304,28 +319,18 @@ impl Running {
 
 /// The outcome with the items that are answered when it takes effect. A job that is requeued at once goes to the queue that it
 /// came from.
-fn at(outcome: JobOutcome, items_done: u32, source: Source) -> JobOutcome {
-    match outcome {
-        JobOutcome::Requeue(mut requeue) => {
-            requeue.headers.items_done = items_done;
-            if requeue.route == Route::Now {
-                requeue.route = match source {
-                    Source::Jobs(_) => Route::Now,
-                    Source::Bulk(_) => Route::Bulk,
-                    Source::Quarantine => Route::Quarantine,
-                };
-            }
-            JobOutcome::Requeue(requeue)
-        }
-        JobOutcome::DeadLetter { headers, rejection } => {
-            let headers = headers.map(|mut headers| {
-                headers.items_done = items_done;
-                headers
-            });
-            JobOutcome::DeadLetter { headers, rejection }
-        }
-        outcome @ (JobOutcome::Reply | JobOutcome::AckOnly | JobOutcome::Withdrawn) => outcome,
+fn at(mut outcome: JobOutcome, items_done: u32, source: Source) -> JobOutcome {
+    outcome.set_items_done(items_done);
+    if let JobOutcome::Requeue(requeue) = &mut outcome
+        && requeue.route == Route::Now
+    {
+        requeue.route = match source {
+            Source::Jobs(..) => Route::Now,
+            Source::Bulk(_) => Route::Bulk,
+            Source::Quarantine => Route::Quarantine,
+        };
     }
+    outcome
 }
 
 /// A number of items of a job, which fits.

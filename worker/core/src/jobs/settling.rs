@@ -72,13 +72,7 @@ impl Settling {
         headers_before: Option<JobHeaders>,
         now: Instant,
     ) -> Self {
-        let end = match &outcome {
-            JobOutcome::Reply => End::Replied,
-            JobOutcome::Requeue(requeue) => End::Requeued(requeue.cause),
-            JobOutcome::DeadLetter { rejection, .. } => End::DeadLettered(rejection.reason),
-            JobOutcome::AckOnly => End::AlreadySettled,
-            JobOutcome::Withdrawn => End::Withdrawn,
-        };
+        let end = end_of(&outcome);
         Self {
             received,
             outcome,
@@ -126,6 +120,13 @@ impl Settling {
     /// What was published is a reply to the caller, or word that the job failed; not a message of the worker's own.
     pub(crate) fn is_for_caller(&self) -> bool {
         matches!(self.stage, Stage::Reply | Stage::Notice)
+    }
+
+    /// What was published goes to a queue that other workers read.
+    pub(crate) fn is_for_other_workers(&self) -> bool {
+        let is_theirs = |requeue: &Requeue| requeue.otherwise.is_some();
+        self.stage == Stage::Requeue
+            && matches!(&self.outcome, JobOutcome::Requeue(requeue) if is_theirs(requeue))
     }
 
     /// The broker refused the publication: how often it has by now.
@@ -251,14 +252,17 @@ impl Settling {
         let JobOutcome::Requeue(requeue) = &mut self.outcome else { return self.give_back() };
         let delivery = &self.received.delivery;
         let (job, trace_id) = (&delivery.id, &delivery.trace_id);
-        if let Some(rejection) = requeue.otherwise.take() {
-            tracing::warn!(job, trace_id, ?outcome, "no worker with a larger device takes the job");
-            self.headers_before = Some(requeue.headers.clone());
-            self.becomes_dead_letter(rejection);
-            return self.dead_letters();
-        }
         match outcome {
             PublishOutcome::Refused { .. } | PublishOutcome::Unreachable { .. } => {
+                if let Some(otherwise) = requeue.otherwise.take() {
+                    tracing::debug!(
+                        job,
+                        trace_id,
+                        ?outcome,
+                        "the queue that the job is to go to is full: it waits"
+                    );
+                    return self.instead(otherwise.full);
+                }
                 // As it was delivered it would run again at the size that failed, and send its parts again. Holding it would
                 // occupy a slot without draining the queue. So it waits in a delay queue, which has no length limit.
                 tracing::warn!(
@@ -268,7 +272,20 @@ impl Settling {
                 );
                 self.requeue(Some(Route::Later(DELAYS_MS[0])))
             }
-            PublishOutcome::Unroutable { destination } => self.no_queue(&destination, declares),
+            PublishOutcome::Unroutable { destination } => {
+                let Some(otherwise) = requeue.otherwise.take() else {
+                    return self.no_queue(&destination, declares);
+                };
+                tracing::warn!(
+                    job,
+                    trace_id,
+                    destination,
+                    "no queue takes the job that other workers are to run"
+                );
+                self.headers_before = Some(requeue.headers.clone());
+                self.becomes_dead_letter(otherwise.no_queue);
+                self.dead_letters()
+            }
             PublishOutcome::TooLarge | PublishOutcome::Confirmed { .. } => {
                 let error = "the job has to be requeued, and is larger than the broker accepts now";
                 self.headers_before = Some(requeue.headers.clone());
@@ -280,6 +297,15 @@ impl Settling {
                 self.becomes_dead_letter(rejection);
                 self.dead_letters()
             }
+        }
+    }
+
+    /// Another outcome takes the place of the requeue that was decided on.
+    fn instead(&mut self, outcome: JobOutcome) -> Step {
+        (self.end, self.outcome) = (end_of(&outcome), outcome);
+        match self.outcome {
+            JobOutcome::Requeue(_) => self.requeue(None),
+            _ => self.dead_letters(),
         }
     }
 
@@ -318,7 +344,7 @@ impl Settling {
                     job,
                     trace_id,
                     ?outcome,
-                    "the dead letter was not taken: the job is given back to its queue"
+                    "cannot publish the dead letter: returning the job to its queue"
                 );
                 return self.give_back();
             }
@@ -380,6 +406,17 @@ impl Settling {
     pub(crate) fn confirmed(self) -> Confirmed {
         let Self { received, end, first_pass_at, ready_at, .. } = self;
         Confirmed { received, end, first_pass_at, ready_at }
+    }
+}
+
+/// How a job ends if all is published as decided.
+fn end_of(outcome: &JobOutcome) -> End {
+    match outcome {
+        JobOutcome::Reply => End::Replied,
+        JobOutcome::Requeue(requeue) => End::Requeued(requeue.cause),
+        JobOutcome::DeadLetter { rejection, .. } => End::DeadLettered(rejection.reason),
+        JobOutcome::AckOnly => End::AlreadySettled,
+        JobOutcome::Withdrawn => End::Withdrawn,
     }
 }
 

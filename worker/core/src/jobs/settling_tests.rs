@@ -5,15 +5,17 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::disposition::{Otherwise, WAITS_MAX};
 use crate::event::{Delivery, Now, Source};
-use crate::ids::{ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex};
+use crate::ids::{ChannelId, ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, QueueIndex};
 use crate::observation::Cause;
 
 fn received() -> Received {
     let delivery = Delivery {
         job: JobKey(1),
         model: ModelIndex(0),
-        source: Source::Jobs(ConsumerId(1)),
+        source: Source::Jobs(QueueIndex::OWN, ConsumerId(1)),
+        channel: ChannelId { model: ModelIndex(0), number: 0 },
         tag: DeliveryTag(1),
         fingerprint: Fingerprint(1),
         redelivered: false,
@@ -41,9 +43,16 @@ fn settling(outcome: JobOutcome, run: Option<Run>) -> Settling {
     Settling::new(received(), outcome, run, Some(headers), Instant::now())
 }
 
-fn requeue(otherwise: Option<Rejection>) -> JobOutcome {
+fn requeue(otherwise: Option<Box<Otherwise>>) -> JobOutcome {
     let headers = Box::new(JobHeaders { items_done: 5, ..JobHeaders::default() });
     JobOutcome::Requeue(Requeue { route: Route::Now, headers, cause: Cause::Smaller, otherwise })
+}
+
+/// For other workers, after so many waits for their queue.
+fn for_others(waits: u32) -> JobOutcome {
+    let back = JobHeaders { items_done: 5, waits, ..JobHeaders::default() };
+    let reason = |reason| Rejection::new(reason, "too large");
+    requeue(Some(Otherwise::new("xl", reason(Reason::OutOfMemory), &back, reason(Reason::Unroutable))))
 }
 
 fn dead_letter() -> JobOutcome {
@@ -93,7 +102,6 @@ fn steps(mut settling: Settling, outcomes: &[PublishOutcome], declares: bool) ->
 
 #[test]
 fn every_row_of_the_table() {
-    let oom = || Some(Rejection::new(Reason::OutOfMemory, "too large"));
     let not_encoded = || PublishOutcome::NotEncoded(Rejection::new(Reason::TooLarge, "output"));
     let rows: Vec<(Settling, Vec<PublishOutcome>, bool, &str, End)> = vec![
         (settling(JobOutcome::AckOnly, None), vec![], true, "ack", End::AlreadySettled),
@@ -173,11 +181,32 @@ fn every_row_of_the_table() {
             End::DeadLettered(Reason::TooLarge),
         ),
         (
-            settling(requeue(oom()), None),
+            settling(for_others(0), None),
             vec![unroutable(), CONFIRMED, CONFIRMED],
             true,
             "requeue Now, dead letter out-of-memory at 5, notice, ack",
             End::DeadLettered(Reason::OutOfMemory),
+        ),
+        (
+            settling(for_others(1), None),
+            vec![refused(), CONFIRMED],
+            true,
+            "requeue Now, requeue Later(5000), ack",
+            End::Requeued(Cause::TargetQueueFull),
+        ),
+        (
+            settling(for_others(WAITS_MAX), None),
+            vec![refused(), CONFIRMED, CONFIRMED],
+            true,
+            "requeue Now, dead letter unroutable at 5, notice, ack",
+            End::DeadLettered(Reason::Unroutable),
+        ),
+        (
+            settling(for_others(0), None),
+            vec![PublishOutcome::TooLarge, CONFIRMED, CONFIRMED],
+            true,
+            "requeue Now, dead letter too-large at 5, notice, ack",
+            End::DeadLettered(Reason::TooLarge),
         ),
         (
             settling(dead_letter(), Some(run())),
@@ -262,7 +291,7 @@ proptest! {
         let plan = match kind {
             0 => JobOutcome::Reply,
             1 => requeue(None),
-            2 => requeue(Some(Rejection::new(Reason::OutOfMemory, "x"))),
+            2 => for_others(0),
             _ => dead_letter(),
         };
         let has_run = has_run || kind == 0;

@@ -23,6 +23,15 @@ pub(super) const TURNS_PER_PASS: usize = 8;
 const TURNS_MAX: usize = 512;
 const LOOKS_MAX: usize = 64;
 
+/// Who leads a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Lead {
+    /// A job that cannot join those that share passes.
+    Alone,
+    /// Those that share passes, in their turns.
+    Shared,
+}
+
 /// The waiting jobs of one model.
 #[derive(Debug)]
 pub(crate) struct Batcher {
@@ -170,27 +179,35 @@ impl Batcher {
         self.cost >= self.limits.cost_max
     }
 
-    /// The job that the next pass starts with.
-    pub(crate) fn first(&self) -> Option<JobKey> {
-        let leader = self.leaders.front().copied();
-        let sharing = self.lanes.next_job();
-        if self.leader_had_pass { sharing.or(leader) } else { leader.or(sharing) }
+    /// Who may lead the next pass; first whose turn it is.
+    pub(crate) fn leads(&self) -> impl Iterator<Item = Lead> {
+        let turns =
+            if self.leader_had_pass { [Lead::Shared, Lead::Alone] } else { [Lead::Alone, Lead::Shared] };
+        turns.into_iter().filter(|lead| self.first(*lead).is_some())
     }
 
-    /// The shape of the next pass's first item alone, and whether the pass must be exclusive.
-    pub(crate) fn first_shape(&self) -> Option<(PassShape, bool)> {
-        let job = self.jobs.get(&self.first()?)?;
+    /// The job that a pass starts with.
+    pub(crate) fn first(&self, lead: Lead) -> Option<JobKey> {
+        match lead {
+            Lead::Alone => self.leaders.front().copied(),
+            Lead::Shared => self.lanes.next_job(),
+        }
+    }
+
+    /// The shape of a pass's first item alone, and whether the pass must be exclusive.
+    pub(crate) fn first_shape(&self, lead: Lead) -> Option<(PassShape, bool)> {
+        let job = self.jobs.get(&self.first(lead)?)?;
         let (_, cost) = job.items.front()?;
         Some((PassShape::default().with(*cost), job.exclusive))
     }
 
     /// The next pass. `fits` says whether the device has memory now for a pass of a shape. The first item is taken in any case:
     /// to wait for memory, or to let the device refuse the item, is the caller's decision.
-    pub(crate) fn next_pass(&mut self, fits: impl Fn(PassShape) -> bool) -> Option<Draft> {
-        let first = self.first()?;
+    pub(crate) fn next_pass(&mut self, lead: Lead, fits: impl Fn(PassShape) -> bool) -> Option<Draft> {
+        let first = self.first(lead)?;
         let job = self.jobs.get(&first)?;
         let (exclusive, may_be_joined) = (job.exclusive, !job.is_alone());
-        let leads = self.leaders.front() == Some(&first);
+        let leads = lead == Lead::Alone;
         let mut forming = Forming::new();
         if leads {
             self.lead(first, &mut forming, &fits);
@@ -281,7 +298,7 @@ impl Batcher {
                 if result.taken == 0 {
                     if forming.shape.items >= job.items_max() {
                         // Passes become larger than its hint allows: it leads one of its own.
-                        of_caller.jobs(is_small).remove(at);
+                        of_caller.take_out(is_small, at);
                         self.leaders.push_back(key);
                     } else {
                         result.passed_over_first |= at == 0 && is_small == first_class;
@@ -289,13 +306,10 @@ impl Batcher {
                     }
                     continue;
                 }
-                of_caller.small_had_turn = is_small;
-                if job.items.is_empty() {
-                    of_caller.jobs(is_small).remove(at);
+                let is_done = job.items.is_empty();
+                of_caller.had_turn(is_small, at, is_done);
+                if is_done {
                     self.jobs.remove(&key);
-                } else if !is_small {
-                    of_caller.large.remove(at);
-                    of_caller.large.push_back(key);
                 }
                 lane.forget_if_empty(caller);
                 return result;

@@ -34,9 +34,19 @@ fn weighted(cost_max: usize, weights: &[u32]) -> Batcher {
     Batcher::new(PassLimits { cost_max }, weights.iter().filter_map(|weight| NonZeroU32::new(*weight)))
 }
 
+/// The next pass, led by whose turn it is.
+fn next_pass(batcher: &mut Batcher, fits: impl Fn(PassShape) -> bool) -> Option<Draft> {
+    let lead = batcher.leads().next()?;
+    batcher.next_pass(lead, fits)
+}
+
+fn first_shape(batcher: &Batcher) -> Option<(PassShape, bool)> {
+    batcher.first_shape(batcher.leads().next()?)
+}
+
 /// Job and index of each item of the next pass.
 fn pass(batcher: &mut Batcher) -> Vec<(u64, u32)> {
-    let draft = batcher.next_pass(|_| true).unwrap();
+    let draft = next_pass(batcher, |_| true).unwrap();
     draft.items.iter().map(|(job, index, _)| (job.0, *index)).collect()
 }
 
@@ -52,7 +62,7 @@ fn a_lone_job_goes_at_once_with_what_there_is() {
     let mut batcher = batcher(100);
     batcher.push(job(1, &[3]));
     assert_eq!(pass(&mut batcher), [(1, 0)]);
-    assert!(batcher.next_pass(|_| true).is_none() && !batcher.has_full_pass());
+    assert!(next_pass(&mut batcher, |_| true).is_none() && !batcher.has_full_pass());
     batcher.push(job(2, &[40; 5]));
     assert_eq!(pass(&mut batcher), [(2, 0), (2, 1)]);
 }
@@ -97,8 +107,8 @@ fn exclusive_and_isolated_jobs_are_alone_and_take_turns_with_the_others() {
     batcher.push(Waiting { exclusive: true, ..job(2, &[1]) });
     batcher.push(Waiting { isolated: true, ..job(3, &[1, 1]) });
     batcher.push(job(4, &[1]));
-    assert_eq!(batcher.first_shape().map(|(_, exclusive)| exclusive), Some(true));
-    let exclusive = batcher.next_pass(|_| true).unwrap();
+    assert_eq!(first_shape(&batcher).map(|(_, exclusive)| exclusive), Some(true));
+    let exclusive = next_pass(&mut batcher, |_| true).unwrap();
     assert!(exclusive.exclusive && exclusive.items == [(JobKey(2), 0, 1)]);
     assert_eq!(pass(&mut batcher), [(1, 0), (4, 0)]);
     assert_eq!(pass(&mut batcher), [(3, 0), (3, 1)]);
@@ -120,7 +130,7 @@ fn a_job_that_fitted_may_share_passes_again() {
     batcher.push(Waiting { exclusive: true, hint: Some(1), ..job(1, &[1, 1]) });
     batcher.relax(JobKey(1), None);
     batcher.push(job(2, &[1]));
-    assert_eq!(batcher.first_shape().map(|(_, exclusive)| exclusive), Some(false));
+    assert_eq!(first_shape(&batcher).map(|(_, exclusive)| exclusive), Some(false));
     assert_eq!(jobs_of(&pass(&mut batcher)), [1, 2]);
     batcher.relax(JobKey(1), Some(3));
     assert_eq!(batcher.waiting(), 0);
@@ -135,7 +145,7 @@ fn a_removed_job_leaves_nothing_behind() {
     assert!(batcher.has_full_pass());
     assert_eq!(batcher.large(), [JobKey(1)]);
     [1, 2, 3, 9].into_iter().for_each(|key| batcher.remove(JobKey(key)));
-    assert!(batcher.next_pass(|_| true).is_none() && !batcher.has_full_pass());
+    assert!(next_pass(&mut batcher, |_| true).is_none() && !batcher.has_full_pass());
     assert!(batcher.lanes.is_empty() && batcher.leaders.is_empty());
 }
 
@@ -143,7 +153,7 @@ fn a_removed_job_leaves_nothing_behind() {
 fn items_given_back_go_first_and_in_order() {
     let mut batcher = batcher(3);
     batcher.push(Waiting { hint: Some(2), ..job(1, &[1, 1, 1]) });
-    let draft = batcher.next_pass(|_| true).unwrap();
+    let draft = next_pass(&mut batcher, |_| true).unwrap();
     assert_eq!(draft.items, [(JobKey(1), 0, 1), (JobKey(1), 1, 1)]);
     batcher.push(job(2, &[1, 1]));
     // Job 9 is not among those that go on, so its item is dropped.
@@ -152,7 +162,7 @@ fn items_given_back_go_first_and_in_order() {
     assert_eq!(pass(&mut batcher), [(1, 0), (1, 1)], "isolated: alone, with its hint");
     assert_eq!(pass(&mut batcher), [(2, 0), (2, 1)]);
     assert_eq!(pass(&mut batcher), [(1, 2)]);
-    assert!(batcher.next_pass(|_| true).is_none());
+    assert!(next_pass(&mut batcher, |_| true).is_none());
 }
 
 /// Large jobs of one caller, half of them with a hint of one item; then a job of one text of the same or another caller.
@@ -286,9 +296,10 @@ proptest! {
             batcher.push(if *caller == 0 { waiting } else { of(&caller.to_string(), waiting) });
         }
         let mut next_index = vec![0; jobs.len()];
-        while let Some(first) = batcher.first() {
-            let (shape, exclusive) = batcher.first_shape().unwrap();
-            let draft = batcher.next_pass(|shape| shape.cost <= memory).unwrap();
+        let lead = |batcher: &Batcher| batcher.leads().next().and_then(|lead| batcher.first(lead));
+        while let Some(first) = lead(&batcher) {
+            let (shape, exclusive) = first_shape(&batcher).unwrap();
+            let draft = next_pass(&mut batcher, |shape| shape.cost <= memory).unwrap();
             let hints = draft.items.iter().filter_map(|(job, ..)| jobs[job.0 as usize].1).min();
             prop_assert!(draft.items.iter().any(|(job, ..)| *job == first));
             prop_assert!(draft.items.len() == 1 || draft.shape.cost <= cost_max.min(memory));
@@ -385,14 +396,14 @@ proptest! {
             let small = batcher.lanes.small(QueueIndex(0), &Some("victim".to_owned()));
             prop_assert!(at == last || small == 0);
             for _ in 0..*passes {
-                if let Some(draft) = batcher.next_pass(|_| true) {
+                if let Some(draft) = next_pass(&mut batcher, |_| true) {
                     let mut own: Vec<_> = draft.items.iter().filter(|(job, ..)| job.0 == 0).collect();
                     own.sort_by_key(|(_, index, _)| *index);
                     ran.extend(own.into_iter().map(|(_, index, _)| *index));
                 }
             }
         }
-        while let Some(draft) = batcher.next_pass(|_| true) {
+        while let Some(draft) = next_pass(&mut batcher, |_| true) {
             let mut own: Vec<_> = draft.items.iter().filter(|(job, ..)| job.0 == 0).collect();
             own.sort_by_key(|(_, index, _)| *index);
             ran.extend(own.into_iter().map(|(_, index, _)| *index));

@@ -1,7 +1,7 @@
 //! A pass that an executor has, with its permit; and what each caller had of it.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Caller, Draft};
 use crate::admission::Permit;
@@ -24,6 +24,7 @@ pub(crate) struct InFlight {
     jobs: Vec<PassJob>,
     /// Held until the device is done with the memory.
     permit: Permit,
+    since: Instant,
 }
 
 impl InFlight {
@@ -33,8 +34,15 @@ impl InFlight {
         executor: usize,
         Draft { items, shape, exclusive }: Draft,
         permit: Permit,
+        now: Instant,
     ) -> Self {
-        Self { model, items, shape, exclusive, executor, overlapped: false, jobs: Vec::new(), permit }
+        let (overlapped, jobs, since) = (false, Vec::new(), now);
+        Self { model, items, shape, exclusive, executor, overlapped, jobs, permit, since }
+    }
+
+    /// How long the executor has had it.
+    pub(super) fn runs(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.since)
     }
 
     pub(super) fn executor(&self) -> usize {
@@ -71,6 +79,17 @@ impl InFlight {
         self.jobs.len() == 1
     }
 
+    /// What a job had of it.
+    pub(crate) fn time_of(&self, job: JobKey, took: Duration) -> Duration {
+        let of_job = self.items.iter().filter(|(of, ..)| *of == job);
+        self.part_of(took, of_job.map(|(.., cost)| cost).sum())
+    }
+
+    /// The time of so much cost in it.
+    fn part_of(&self, took: Duration, cost: usize) -> Duration {
+        took.mul_f64(cost as f64 / self.shape.cost.max(1) as f64)
+    }
+
     /// What each caller had of it. `outputs` tells which of its items have one.
     pub(crate) fn shares(&self, outputs: &[Option<usize>], took: Duration) -> Vec<PassShare> {
         let mut shares: Vec<PassShare> = Vec::new();
@@ -88,7 +107,7 @@ impl InFlight {
             share.items += usize::from(outputs.get(at).is_some_and(Option::is_some));
         }
         for share in &mut shares {
-            share.took = took.mul_f64(share.cost as f64 / self.shape.cost.max(1) as f64);
+            share.took = self.part_of(took, share.cost);
         }
         shares
     }

@@ -20,13 +20,13 @@ const FRESH_MAX: usize = super::batcher::TURNS_PER_PASS / 2;
 #[derive(Debug, Default)]
 pub(super) struct CallerQueue {
     /// Cost that it may still take in this round. Below zero after an item larger than what was left.
-    pub(super) deficit: i64,
+    deficit: i64,
     /// Jobs of at most a turn's cost, oldest first.
     small: VecDeque<JobKey>,
     /// The others take turns.
-    pub(super) large: VecDeque<JobKey>,
+    large: VecDeque<JobKey>,
     /// The last turn went to a small job.
-    pub(super) small_had_turn: bool,
+    small_had_turn: bool,
 }
 
 impl CallerQueue {
@@ -39,8 +39,29 @@ impl CallerQueue {
         self.large.is_empty() || (!self.small.is_empty() && !self.small_had_turn)
     }
 
-    pub(super) fn jobs(&mut self, is_small: bool) -> &mut VecDeque<JobKey> {
+    /// Its small jobs, or the others, in the order of their turns.
+    pub(super) fn jobs(&self, is_small: bool) -> &VecDeque<JobKey> {
+        if is_small { &self.small } else { &self.large }
+    }
+
+    fn jobs_mut(&mut self, is_small: bool) -> &mut VecDeque<JobKey> {
         if is_small { &mut self.small } else { &mut self.large }
+    }
+
+    /// The job at this place waits elsewhere from now on.
+    pub(super) fn take_out(&mut self, is_small: bool, at: usize) {
+        self.jobs_mut(is_small).remove(at);
+    }
+
+    /// The job at this place had its turn. One that is not done keeps its place if it is small, else it goes behind the others.
+    pub(super) fn had_turn(&mut self, is_small: bool, at: usize, is_done: bool) {
+        self.small_had_turn = is_small;
+        if is_done {
+            self.take_out(is_small, at);
+        } else if !is_small {
+            let job = self.large.remove(at);
+            self.large.extend(job);
+        }
     }
 
     fn next(&self) -> Option<JobKey> {
@@ -113,7 +134,7 @@ impl Lane {
                 self.turns.push_back(job.caller.clone());
             }
         }
-        let jobs = queue.jobs(job.is_small);
+        let jobs = queue.jobs_mut(job.is_small);
         if job.again { jobs.push_front(job.key) } else { jobs.push_back(job.key) }
     }
 

@@ -4,6 +4,7 @@ mod batcher;
 mod draft;
 mod in_flight;
 mod lanes;
+mod turns;
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,25 +13,16 @@ use batcher::Batcher;
 pub(crate) use draft::{Caller, Waiting};
 use draft::{Draft, PassLimits};
 pub(crate) use in_flight::{InFlight, PassJob};
+pub(crate) use turns::Turn;
+use turns::{Holder, Turns};
 
 use crate::action::PassOrder;
-use crate::admission::Budget;
+use crate::admission::{Budget, Permit};
 use crate::device::PassShape;
 use crate::ids::{JobKey, ModelIndex, PassId};
 use crate::learned_limits::LearnedLimits;
 use crate::settings::{ExecutorFacts, ModelFacts};
-
-/// How long a pass that would fit without other processes waits for them, before the device decides. Slots follow the memory
-/// within as much; then the unacknowledged jobs should go where there is room.
-const SHORTAGE_MAX: Duration = Duration::from_secs(2);
-
-/// What became of an attempt to start a pass.
-#[derive(Debug)]
-pub(crate) enum Admission {
-    Admitted(Box<InFlight>),
-    /// No memory is left for it now.
-    NoRoom,
-}
+use crate::sizes::Size;
 
 /// One executor's state.
 #[derive(Clone, Copy, Debug)]
@@ -60,8 +52,7 @@ pub(crate) struct Scheduler {
     passes_before: u64,
     /// Since when items wait for memory.
     blocked_since: Option<Instant>,
-    /// Since when other processes hold what the next pass needs.
-    short_since: Option<Instant>,
+    turns: Turns,
 }
 
 impl Scheduler {
@@ -82,7 +73,7 @@ impl Scheduler {
             next_pass: 0,
             passes_before: 0,
             blocked_since: None,
-            short_since: None,
+            turns: Turns::default(),
         }
     }
 
@@ -93,7 +84,8 @@ impl Scheduler {
         for executor in &mut self.executors {
             (executor.passes, executor.failed_since_idle) = (0, false);
         }
-        (self.blocked_since, self.short_since) = (None, None);
+        self.blocked_since = None;
+        self.turns.session_closed();
     }
 
     pub(crate) fn batcher(&self, model: ModelIndex) -> &Batcher {
@@ -155,11 +147,20 @@ impl Scheduler {
         self.budget.set_limit(bytes);
     }
 
-    /// The model whose pass starts next: of those that may have one, that which has had the device for the shortest time by its share.
-    pub(crate) fn next_model(&mut self, models: &[ModelFacts]) -> Option<ModelIndex> {
+    /// Passes are about to start: [`next_turn`](Self::next_turn) names them one by one.
+    pub(crate) fn begin_round(&mut self) {
         for executor in &mut self.executors {
             executor.failed_since_idle &= executor.passes > 0;
         }
+        let (batchers, unavailable) = (&self.batchers, &self.unavailable);
+        self.turns.begin_round(|turn| {
+            !unavailable[turn.model.0] && batchers[turn.model.0].first(turn.lead).is_some()
+        });
+    }
+
+    /// Whose pass starts next, and its first job: of the models that may have one, that which has had the device for the shortest
+    /// time by its share. A turn that was refused comes again in the next round.
+    pub(crate) fn next_turn(&self, models: &[ModelFacts]) -> Option<(Turn, JobKey)> {
         let may_start = |at: &usize| {
             let (batcher, executor) = (&self.batchers[*at], &self.executors[models[*at].executor]);
             // Behind a pass that runs only a full one is queued: more items may still join it.
@@ -167,61 +168,107 @@ impl Scheduler {
             let has_room = executor.passes < executor.facts.passes_max && !executor.failed_since_idle;
             batcher.waiting() > 0 && !self.unavailable[*at] && has_room && is_worth_it
         };
-        let candidates = (0..self.batchers.len()).filter(may_start);
-        candidates.min_by(|a, b| self.device_time[*a].total_cmp(&self.device_time[*b])).map(ModelIndex)
+        let reserved =
+            self.turns.reserved().filter(|turn| may_start(&turn.model.0) && self.turns.is_open(*turn));
+        let first_of = |turn: Turn| Some((turn, self.batchers[turn.model.0].first(turn.lead)?));
+        let of_reserved = reserved.and_then(first_of);
+        if of_reserved.is_some() {
+            return of_reserved;
+        }
+        let turn_of = |at: usize| {
+            let (model, batcher) = (ModelIndex(at), &self.batchers[at]);
+            let mut turns = batcher.leads().map(|lead| Turn { model, lead });
+            let turn = turns.find(|turn| self.turns.is_open(*turn))?;
+            Some((turn, batcher.first(turn.lead)?))
+        };
+        let candidates = (0..self.batchers.len()).filter(may_start).filter_map(turn_of);
+        let device_time = |(turn, _): &(Turn, JobKey)| self.device_time[turn.model.0];
+        candidates.min_by(|a, b| device_time(a).total_cmp(&device_time(b)))
     }
 
-    pub(crate) fn has_waiting(&self) -> bool {
+    /// Given so many unacknowledged jobs.
+    pub(crate) fn sizes(&self, unacked: usize) -> [Size; 2] {
+        let waiting = self.batchers.iter().map(Batcher::waiting).sum();
+        [Size::of("jobs that wait for passes", waiting, unacked), self.turns.size(self.batchers.len())]
+    }
+
+    fn has_waiting(&self) -> bool {
         self.batchers.iter().any(|batcher| batcher.waiting() > 0)
     }
 
-    /// The next pass of a model with its permit, if the device has the memory. `budget_max`: the budget while no other process
-    /// holds anything.
+    /// The pass of a turn with its permit, if the device has the memory. `budget_max`: the budget while no other process holds
+    /// anything.
     pub(crate) fn admit(
         &mut self,
-        index: ModelIndex,
+        turn: Turn,
         model: &ModelFacts,
         limits: &LearnedLimits,
         budget_max: u64,
         now: Instant,
-    ) -> Admission {
-        let batcher = &mut self.batchers[index.0];
-        let Some((first, exclusive)) = batcher.first_shape() else { return Admission::NoRoom };
+    ) -> Option<Box<InFlight>> {
+        match self.form(turn, model, limits, budget_max, now) {
+            Ok((draft, permit)) => {
+                self.turns.started(turn);
+                Some(Box::new(InFlight::new(turn.model, model.executor, draft, permit, now)))
+            }
+            Err(holder) => {
+                self.turns.refused(turn, holder, self.in_flight.keys().copied());
+                None
+            }
+        }
+    }
+
+    /// Forms the pass of a turn, unless somebody holds the memory that it needs.
+    fn form(
+        &mut self,
+        turn: Turn,
+        model: &ModelFacts,
+        limits: &LearnedLimits,
+        budget_max: u64,
+        now: Instant,
+    ) -> Result<(Draft, Permit), Holder> {
+        let batcher = &mut self.batchers[turn.model.0];
+        let (first, exclusive) = batcher.first_shape(turn.lead).ok_or(Holder::Processes)?;
         let (first_bytes, limit) = ((model.pass_bytes)(first), self.budget.limit());
         // What other processes hold may come back within moments; until then the pass would only run out of memory.
         if first_bytes <= limit {
-            self.short_since = None;
-        } else if !exclusive && first_bytes <= budget_max {
-            let since = *self.short_since.get_or_insert(now);
-            if now.saturating_duration_since(since) < SHORTAGE_MAX {
-                return Admission::NoRoom;
-            }
+            self.turns.is_not_short(turn);
+        } else if !exclusive && first_bytes <= budget_max && self.turns.waits_for_processes(turn, now) {
+            return Err(Holder::Processes);
         }
         // A pass that is larger than the device, or waited in vain, gets the whole budget, and the device says what is missing.
         let (whole, room) = if exclusive || first_bytes > limit {
-            let Some(whole) = self.budget.try_acquire_all() else { return Admission::NoRoom };
-            (Some(whole), limit)
-        } else if first_bytes > self.budget.available() {
-            return Admission::NoRoom;
+            (Some(self.budget.try_acquire_all().ok_or(Holder::Passes(u64::MAX))?), limit)
         } else {
-            (None, self.budget.available())
+            let in_flight = self.in_flight.iter().map(|(id, pass)| (id, pass.runs(now), pass.bytes()));
+            let room = self.budget.available().saturating_sub(self.turns.kept(turn, limit, in_flight));
+            if first_bytes > room {
+                return Err(Holder::Passes(first_bytes));
+            }
+            (None, room)
         };
+        // The need of a program is learned while it is asked for: the permit is for what was found to fit.
+        let fitted = std::cell::Cell::new(first_bytes);
         let fits = |shape: PassShape| {
-            (model.pass_bytes)(shape) <= room.min(limits.limit(&model.name, shape.longest))
+            let bytes = (model.pass_bytes)(shape);
+            let fits = bytes <= room.min(limits.limit(&model.name, shape.longest));
+            if fits {
+                fitted.set(bytes);
+            }
+            fits
         };
-        let Some(draft) = batcher.next_pass(fits) else { return Admission::NoRoom };
+        let draft = batcher.next_pass(turn.lead, fits).ok_or(Holder::Processes)?;
         // What was available a moment ago still is: nothing else takes from the budget.
-        let permit = whole.or_else(|| self.budget.try_acquire((model.pass_bytes)(draft.shape)));
-        let Some(permit) = permit else { return Admission::NoRoom };
-        Admission::Admitted(Box::new(InFlight::new(index, model.executor, draft, permit)))
+        let permit = whole.or_else(|| self.budget.try_acquire(fitted.get()));
+        Ok((draft, permit.ok_or(Holder::Processes)?))
     }
 
     /// A health probe of a model; nothing while passes hold too much.
-    pub(crate) fn probe(&self, index: ModelIndex, model: &ModelFacts) -> Option<InFlight> {
+    pub(crate) fn probe(&self, index: ModelIndex, model: &ModelFacts, now: Instant) -> Option<InFlight> {
         let bytes = (model.pass_bytes)(model.probe);
         let permit = self.budget.try_acquire(bytes).or_else(|| self.budget.try_acquire_all())?;
         let draft = Draft { items: Vec::new(), shape: model.probe, exclusive: false };
-        Some(InFlight::new(index, model.executor, draft, permit))
+        Some(InFlight::new(index, model.executor, draft, permit, now))
     }
 
     /// Takes note of a pass that starts, and of its jobs. Gives the order for its executor, and its bytes.
@@ -271,6 +318,9 @@ impl Scheduler {
         let is_ours = pass.0 > self.passes_before;
         if is_ours {
             executor.passes -= 1;
+            if !ended.is_probe() {
+                self.turns.pass_took(ended.model, took);
+            }
             self.device_time[ended.model.0] += took.as_secs_f64() / f64::from(model.share.get());
         }
         Some((ended, is_ours))
@@ -296,22 +346,18 @@ impl Scheduler {
         !self.unavailable[model.0]
     }
 
-    /// Items wait, and no pass has room.
-    pub(crate) fn blocked(&mut self, now: Instant) {
-        if self.passes() == 0 {
+    /// No more passes start now. Gives how long some waited for memory, if none waits any more.
+    pub(crate) fn end_round(&mut self, now: Instant) -> Option<Duration> {
+        if self.turns.is_any_refused() && self.passes() == 0 {
             self.blocked_since.get_or_insert(now);
         }
+        if self.has_waiting() { None } else { self.unblocked(now) }
     }
 
     /// Nothing waits for memory any more. Gives how long it did.
     pub(crate) fn unblocked(&mut self, now: Instant) -> Option<Duration> {
         let since = self.blocked_since.take()?;
         Some(now.saturating_duration_since(since))
-    }
-
-    pub(crate) fn nothing_waits(&mut self, now: Instant) -> Option<Duration> {
-        self.short_since = None;
-        self.unblocked(now)
     }
 }
 
@@ -324,83 +370,5 @@ fn batchers(models: &[ModelFacts]) -> Vec<Batcher> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::num::{NonZeroU16, NonZeroU32};
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::ids::QueueIndex;
-    use crate::settings::QueueFacts;
-
-    fn model(share: u32) -> ModelFacts {
-        ModelFacts {
-            name: share.to_string(),
-            queues: vec![QueueFacts::own("m")],
-            larger: None,
-            slots_max: NonZeroU16::MIN,
-            slots: NonZeroU16::MIN,
-            pass_cost_max: 1,
-            job_shape: PassShape::default(),
-            share: NonZeroU32::new(share).unwrap(),
-            weights: 0,
-            executor: 0,
-            probe: PassShape::default(),
-            pass_bytes: Arc::new(|_| 1),
-        }
-    }
-
-    /// Passes of each model until `passes` have run, of jobs that never run out; a pass of the n-th model takes `seconds[n]`.
-    fn passes_of(models: &[ModelFacts], seconds: &[u64], passes: usize) -> Vec<u64> {
-        let (now, limits) = (Instant::now(), LearnedLimits::new("cpu", 1, Default::default()));
-        let executor = ExecutorFacts { passes_max: 1, is_serial: true };
-        let mut scheduler = Scheduler::new(models, &[executor], Budget::new(1));
-        for index in 0..models.len() {
-            let items = (0..).zip(vec![1; passes]).collect();
-            let (key, index) = (JobKey(index as u64), ModelIndex(index));
-            let job = Waiting {
-                key,
-                queue: QueueIndex(0),
-                caller: None,
-                hint: None,
-                exclusive: false,
-                tried_at_ms: 0,
-                isolated: false,
-                items,
-                more: false,
-            };
-            scheduler.push(index, job);
-        }
-        let mut counts = vec![0; models.len()];
-        for _ in 0..passes {
-            let index = scheduler.next_model(models).unwrap();
-            let Admission::Admitted(pass) = scheduler.admit(index, &models[index.0], &limits, 1, now) else {
-                panic!("no memory")
-            };
-            let (order, ..) = scheduler.start(*pass, &models[index.0], Vec::new(), now);
-            scheduler.ended(order.pass, models, 0, Duration::from_secs(seconds[index.0]));
-            counts[index.0] += 1;
-        }
-        counts
-    }
-
-    #[test]
-    fn a_wait_for_memory_is_reported_once_with_its_length() {
-        let executor = ExecutorFacts { passes_max: 1, is_serial: true };
-        let mut scheduler = Scheduler::new(&[model(1)], &[executor], Budget::new(1));
-        let (start, second) = (Instant::now(), Duration::from_secs(1));
-        assert_eq!(scheduler.unblocked(start), None);
-        scheduler.blocked(start);
-        scheduler.blocked(start + second);
-        assert_eq!(scheduler.unblocked(start + 3 * second), Some(3 * second));
-        assert_eq!(scheduler.unblocked(start + 4 * second), None);
-    }
-
-    #[test]
-    fn models_share_the_devices_time_by_their_weights() {
-        assert_eq!(passes_of(&[model(1), model(1)], &[1, 1], 100), [50, 50]);
-        assert_eq!(passes_of(&[model(1), model(3)], &[1, 1], 100), [25, 75]);
-        // Time counts, not passes: 40 s of each.
-        assert_eq!(passes_of(&[model(1), model(1)], &[4, 1], 50), [10, 40]);
-        assert_eq!(passes_of(&[model(2), model(1), model(1)], &[1, 1, 1], 100), [50, 25, 25]);
-    }
-}
+#[path = "scheduler_tests.rs"]
+mod tests;

@@ -120,7 +120,7 @@ impl Runner {
                     for ((at, _), output) in places.iter().zip(finished) {
                         outputs[*at] = Some(output);
                     }
-                    self.result(end, budget)
+                    self.result(end, budget, &places)
                 }
                 Err(NotTaken::Unavailable(why)) => PassResult::Unavailable(why),
                 Err(NotTaken::Closed | NotTaken::Full) => PassResult::Skipped,
@@ -133,7 +133,7 @@ impl Runner {
         result
     }
 
-    fn result(&self, end: PassEnd, budget: Option<u64>) -> PassResult {
+    fn result(&self, end: PassEnd, budget: Option<u64>, places: &[(usize, &ProgramItem)]) -> PassResult {
         let error = match end {
             PassEnd::Done { .. } => return PassResult::Done,
             PassEnd::Cancelled { .. } => return PassResult::Skipped,
@@ -147,6 +147,12 @@ impl Runner {
             PassEnd::Failed { kind: FailureKind::Device, detail, stderr, .. } => PassError::Crashed(
                 with_stderr(format!("the process could not use the device any more: {detail}"), &stderr),
             ),
+            // What the program printed may be about other callers' items, and is not needed: it says what is wrong with this one.
+            PassEnd::Failed { kind: FailureKind::Input, item, detail, .. } => {
+                let item = if places.len() == 1 { Some(0) } else { item };
+                let item = item.and_then(|item| places.get(item)).map(|(at, _)| *at);
+                PassError::InvalidInput { item, text: detail }
+            }
             PassEnd::Failed { detail, stderr, item, .. } => {
                 let of_item = item.map(|item| format!(" on item {item} of the pass")).unwrap_or_default();
                 PassError::Failed(with_stderr(format!("the model failed{of_item}: {detail}"), &stderr))

@@ -103,6 +103,8 @@ pub struct ModelMeters {
     pub received: Counter,
     /// In the order of the queues that its jobs come from.
     pub received_by_queue: Vec<Counter>,
+    /// Whether one of them cannot be consumed, in the same order.
+    pub queue_missing: Vec<Gauge>,
     pub untrusted_headers: Counter,
     pub answered: Counter,
     pub dead: LabelledCounters<Reason>,
@@ -157,7 +159,11 @@ impl WorkerMeters {
         registry.register("sessions_opened", "Sessions with the broker", meters.sessions_opened.clone());
         registry.register("sessions_lost", "Sessions that were lost", meters.sessions_lost.clone());
         registry.register("broker_connected", "Whether a session stands", meters.connected.clone());
-        registry.register("broker_blocked", "Whether the broker takes no publishes", meters.blocked.clone());
+        registry.register(
+            "broker_blocked",
+            "1 while the broker blocks publishers, by a memory or disk alarm",
+            meters.blocked.clone(),
+        );
         registry.register("heartbeats", "Heartbeats published", meters.heartbeats.clone());
         for (command, outcome) in LAST_ANSWERS {
             drop(meters.commands.get_or_create(&labels([("command", command), ("outcome", outcome)])));
@@ -188,13 +194,18 @@ impl ModelMeters {
             (PassOutcome::OutOfMemory, "out-of-memory"),
             (PassOutcome::Failed, "failed"),
         ];
+        let of_queue = |name: &str| labels([("model", model), ("queue", name)]);
+        let of_queues: Vec<_> = queues.iter().map(|queue| of_queue(&queue.name)).collect();
         let kinds = [(Kind::Alone, "alone"), (Kind::Shared, "shared")];
         Self {
             received: counter(&families.received),
-            received_by_queue: queues
+            received_by_queue: of_queues
                 .iter()
-                .map(|queue| [("model", model), ("queue", queue.name.as_str())])
-                .map(|pairs| families.received_by_queue.get_or_create_owned(&labels(pairs)))
+                .map(|of_queue| families.received_by_queue.get_or_create_owned(of_queue))
+                .collect(),
+            queue_missing: of_queues
+                .iter()
+                .map(|of_queue| families.queue_missing.get_or_create_owned(of_queue))
                 .collect(),
             untrusted_headers: counter(&families.untrusted_headers),
             answered: counter(&families.answered),

@@ -68,6 +68,7 @@ impl fmt::Debug for Metrics {
 struct Families {
     received: Family<Labels, Counter>,
     received_by_queue: Family<Labels, Counter>,
+    queue_missing: Family<Labels, Gauge>,
     answered: Family<Labels, Counter>,
     untrusted_headers: Family<Labels, Counter>,
     dead_lettered: Family<Labels, Counter>,
@@ -187,6 +188,10 @@ impl Families {
             received_by_queue: all.family(
                 "queue_jobs_received",
                 "Jobs that the broker delivered, by the queue that they came from",
+            ),
+            queue_missing: all.family(
+                "queue_missing",
+                "Whether a queue that jobs come from cannot be consumed: it was deleted, or is not as workers declare it",
             ),
             untrusted_headers: all.family(
                 "untrusted_headers",

@@ -37,7 +37,7 @@ use crate::engine::{PassError, PassShape};
 
 use module::{HEAD_MAX, Kernels};
 use ops::CudaOps;
-use products::{Product, Products};
+use products::{OwnProducts, Product, Products};
 use staging::Staging;
 use weights::{CudaWeights, LinearAt};
 
@@ -62,6 +62,7 @@ pub(super) struct CudaEncoder {
     device: Arc<CudaDevice>,
     /// Passes run one at a time.
     staging: Mutex<Staging>,
+    computes: String,
 }
 
 /// What of a model the operations need.
@@ -101,14 +102,19 @@ impl CudaEncoder {
             .context()
             .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
             .map_err(|error| device.failed("ask for the multiprocessors", 0, error))?;
+        let weights = CudaWeights::load(config, element, &device)?;
+        let products = match options.own_products {
+            true => Err(OwnProducts::Configured),
+            false => Products::load(&device, element, &config.spec.dims)?,
+        };
+        let computes = match &products {
+            Ok(library) => format!("{element}, matrix products by cuBLASLt {}", library.version()),
+            Err(why) => format!("{element}, matrix products by the program's own kernels: {why}"),
+        };
         let mut model = CudaModel {
-            weights: CudaWeights::load(config, element, &device)?,
+            weights,
             kernels,
-            products: if options.own_products {
-                None
-            } else {
-                Products::load(&device, element, &config.spec.dims)?
-            },
+            products: products.ok(),
             spec: config.spec.clone(),
             pooling: config.pooling,
             normalize: config.normalize,
@@ -116,13 +122,18 @@ impl CudaEncoder {
             multiprocessors: usize::try_from(multiprocessors).unwrap_or(1),
             pass_tokens: 0,
         };
-        let chosen = || model.best_pass_tokens(&device, config.tokens_max);
+        let chosen = || model.best_pass_tokens(&device, config.texts.tokens_max);
         model.pass_tokens = options.pass_tokens.unwrap_or_else(chosen);
         if options.warm_up {
             model.warm_up(&device)?;
         }
         let staging = Mutex::new(Staging::new(Arc::clone(&device)));
-        Ok(Self { model, device, staging })
+        Ok(Self { model, device, staging, computes })
+    }
+
+    /// The type, and what computes matrix products, in words.
+    pub fn computes(&self) -> &str {
+        &self.computes
     }
 
     /// The type of weights and activations.

@@ -15,7 +15,7 @@ use vramq_core::units::Mib;
 
 use super::element::ElementType;
 use crate::device::cuda::cublaslt::{DataType, Handle, Places, Plan, Shape};
-use crate::device::cuda::{Code, CudaDevice, CudaError, CudaMemory, Meaning};
+use crate::device::cuda::{Code, CudaDevice, CudaError, CudaMemory, Meaning, Missing};
 use crate::engine::encoder::config::Dims;
 
 /// The library and what it has chosen. For the one stream of its device.
@@ -52,8 +52,21 @@ const ROWS_MIN: usize = 64;
 const ALIGNMENT_MIN: usize = 16;
 const ALIGNMENT_MAX: usize = 256;
 
+/// Why a model's products are this program's own.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum OwnProducts {
+    #[error("as it is configured")]
+    Configured,
+    #[error("libcublasLt {0}")]
+    NoLibrary(Missing),
+    #[error("a row of the model is no multiple of {ALIGNMENT_MIN} bytes, which cuBLASLt needs")]
+    OddRows,
+    #[error("cuBLASLt does not start: {0}")]
+    Refused(Code),
+}
+
 impl Products {
-    /// Nothing, if the library is not there, or does not take this device or this model.
+    /// What computes the products; the reason, if the library is not there, or does not take this device or this model.
     ///
     /// # Errors
     /// The device has no room for the workspace, or is lost.
@@ -61,18 +74,23 @@ impl Products {
         device: &Arc<CudaDevice>,
         element: ElementType,
         dims: &Dims,
-    ) -> Result<Option<Self>, CudaError> {
+    ) -> Result<Result<Self, OwnProducts>, CudaError> {
         let alignment = alignment(dims, element);
-        if device.libraries().cublaslt.is_err() || alignment < ALIGNMENT_MIN {
-            tracing::info!("matrix products are this program's own");
-            return Ok(None);
+        let own = match &device.libraries().cublaslt {
+            Err(missing) => Some(OwnProducts::NoLibrary(missing.clone())),
+            Ok(_) if alignment < ALIGNMENT_MIN => Some(OwnProducts::OddRows),
+            Ok(_) => None,
+        };
+        if let Some(why) = own {
+            tracing::info!(%why, "matrix products are this program's own");
+            return Ok(Err(why));
         }
         device.bind()?;
         let handle = match device.counting(Handle::new)? {
             Ok(handle) => handle,
             Err(code) if code.meaning() == Meaning::Refused => {
                 tracing::warn!(%code, "cuBLASLt does not start: matrix products are this program's own, which are slower");
-                return Ok(None);
+                return Ok(Err(OwnProducts::Refused(code)));
             }
             Err(code) => return Err(device.failed("start cuBLASLt", 0, code)),
         };
@@ -89,7 +107,12 @@ impl Products {
             ElementType::Bf16 => DataType::CUDA_R_16BF,
         };
         let plans = Mutex::default();
-        Ok(Some(Self { handle, workspace, data, alignment: alignment as u32, plans }))
+        Ok(Ok(Self { handle, workspace, data, alignment: alignment as u32, plans }))
+    }
+
+    /// The library's version.
+    pub fn version(&self) -> usize {
+        self.handle.version()
     }
 
     /// Bytes of the device that stay for as long as the model is loaded.

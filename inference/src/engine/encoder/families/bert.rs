@@ -25,8 +25,11 @@ pub(super) const NAMES: Names = Names {
     head: Some(HeadNames { dense: "bert.pooler.dense", activation: Activation::Tanh, out: "classifier" }),
 };
 
+/// Where a configuration does not say, as in transformers.
+pub(super) const TOKEN_TYPES: usize = 2;
+
 pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config = BertLike::read(file)?;
-    let dims = config.dims(file, config.max_position_embeddings)?;
+    let dims = config.dims(file, config.max_position_embeddings, TOKEN_TYPES)?;
     Ok(Spec::new(dims, config.layer_norm_eps, Design::bert(), Positions::Place, &NAMES))
 }

@@ -27,6 +27,7 @@ const NORM_EPS: f64 = 1e-12;
 
 #[derive(Deserialize)]
 struct Config {
+    #[serde(default = "super::gelu")]
     activation: String,
     dim: usize,
     hidden_dim: usize,

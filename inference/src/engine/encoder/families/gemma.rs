@@ -33,8 +33,10 @@ struct Config {
     num_attention_heads: usize,
     num_key_value_heads: usize,
     head_dim: usize,
+    #[serde(default = "gelu")]
     hidden_activation: String,
     max_position_embeddings: usize,
+    #[serde(default = "super::rms_eps")]
     rms_norm_eps: f64,
     #[serde(default)]
     attention_bias: bool,
@@ -54,6 +56,11 @@ struct Config {
     rope_theta: Option<f64>,
     rope_local_base_freq: Option<f64>,
     rope_scaling: Option<Parameters>,
+}
+
+/// Where a configuration does not say, as in transformers.
+fn gelu() -> String {
+    "gelu_pytorch_tanh".to_owned()
 }
 
 pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {

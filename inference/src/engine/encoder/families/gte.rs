@@ -24,6 +24,7 @@ const NAMES: Names = Names {
 
 /// Where a configuration does not say, as in the reference.
 const THETA: f64 = 160_000.0;
+const TOKEN_TYPES: usize = 1;
 
 #[derive(Deserialize)]
 struct Config {
@@ -52,7 +53,7 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
         return file
             .refuse("`logn_attention_scale` or no `pack_qkv`".into(), "plain attention of joint weights");
     }
-    let dims = Dims { is_gated: true, ..sizes.dims(file, sizes.max_position_embeddings)? };
+    let dims = Dims { is_gated: true, ..sizes.dims(file, sizes.max_position_embeddings, TOKEN_TYPES)? };
     let design = Design {
         // The gate's function is of the second half of `up_gate_proj`.
         feed_forward: FeedForward::Gated { gate, of_second: true },

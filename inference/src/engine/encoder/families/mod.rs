@@ -39,6 +39,8 @@ pub(super) use rotary::Rotary;
 /// All that loading and running a model depends on, whatever its family.
 #[derive(Clone, Debug)]
 pub(super) struct Spec {
+    /// As `config.json` has it.
+    pub model_type: String,
     pub dims: Dims,
     pub norm_eps: f32,
     pub design: Design,
@@ -51,6 +53,8 @@ pub(super) struct Spec {
     pub classifier: Option<Classifier>,
     /// `None`: vectors are not sparse.
     pub mlm: Option<&'static MlmHead>,
+    /// The architecture that the file names, if that generates text: Qwen3-Reranker and chat models have the layers of embedding models.
+    pub generates: Option<String>,
 }
 
 /// The tokens of one item.
@@ -66,6 +70,7 @@ impl Spec {
     fn new(dims: Dims, norm_eps: f64, design: Design, positions: Positions, names: &'static Names) -> Self {
         let norm_eps = norm_eps as f32;
         Self {
+            model_type: String::new(),
             dims,
             norm_eps,
             design,
@@ -75,6 +80,7 @@ impl Spec {
             names,
             classifier: None,
             mlm: None,
+            generates: None,
         }
     }
 
@@ -175,6 +181,8 @@ pub(super) fn read(path: &Path) -> Result<Spec, LoadError> {
         return file.refuse("a decoder".into(), "an encoder");
     }
     let mut spec = reader(&file)?;
+    spec.model_type = model_type.to_owned();
+    spec.generates = config.architectures.iter().find(|name| name.ends_with("ForCausalLM")).cloned();
     check_sizes(&file, &spec)?;
     spec.classifier = classifier::read(&file, spec.names.head.as_ref())?;
     Ok(spec)
@@ -188,6 +196,8 @@ struct AnyConfig {
     is_decoder: bool,
     #[serde(default)]
     add_cross_attention: bool,
+    #[serde(default)]
+    architectures: Vec<String>,
 }
 
 /// A `config.json` that has been read but not parsed.
@@ -222,9 +232,10 @@ impl ConfigFile<'_> {
     }
 }
 
-/// The keys that BERT and the families that grew from it share.
+/// The keys that BERT and the families that grew from it share. What no tensor's shape can show has transformers' defaults.
 #[derive(Deserialize)]
 struct BertLike {
+    #[serde(default = "gelu")]
     hidden_act: String,
     hidden_size: usize,
     num_hidden_layers: usize,
@@ -232,12 +243,30 @@ struct BertLike {
     intermediate_size: usize,
     vocab_size: usize,
     max_position_embeddings: usize,
+    #[serde(default = "bert_eps")]
     layer_norm_eps: f64,
     /// MPNet has none.
     type_vocab_size: Option<usize>,
     position_embedding_type: Option<String>,
     pad_token_id: Option<u32>,
     relative_attention_num_buckets: Option<usize>,
+}
+
+fn gelu() -> String {
+    "gelu".to_owned()
+}
+
+fn silu() -> String {
+    "silu".to_owned()
+}
+
+fn bert_eps() -> f64 {
+    1e-12
+}
+
+/// What a norm of the root mean square adds.
+fn rms_eps() -> f64 {
+    1e-6
 }
 
 impl BertLike {
@@ -251,7 +280,8 @@ impl BertLike {
         }
     }
 
-    fn dims(&self, file: &ConfigFile<'_>, positions: usize) -> Result<Dims, LoadError> {
+    /// `token_types`: how many there are where the file does not say.
+    fn dims(&self, file: &ConfigFile<'_>, positions: usize, token_types: usize) -> Result<Dims, LoadError> {
         Ok(Dims {
             layers: self.num_hidden_layers,
             hidden: self.hidden_size,
@@ -262,7 +292,7 @@ impl BertLike {
             is_gated: false,
             vocabulary: self.vocab_size,
             positions,
-            token_types: self.type_vocab_size.unwrap_or(0),
+            token_types: self.type_vocab_size.unwrap_or(token_types),
             is_sparse: false,
         })
     }

@@ -42,8 +42,10 @@ struct Config {
     intermediate_size: usize,
     num_hidden_layers: usize,
     num_attention_heads: usize,
+    #[serde(default = "super::gelu")]
     hidden_activation: String,
     max_position_embeddings: usize,
+    #[serde(default = "norm_eps")]
     norm_eps: f64,
     #[serde(default)]
     norm_bias: bool,
@@ -52,6 +54,7 @@ struct Config {
     #[serde(default)]
     mlp_bias: bool,
     /// Tokens that a token of the other layers sees, of both sides.
+    #[serde(default = "local_attention")]
     local_attention: usize,
     #[serde(flatten)]
     kinds: LayerKinds,
@@ -60,6 +63,15 @@ struct Config {
     global_rope_theta: Option<f64>,
     #[serde(default, deserialize_with = "given")]
     local_rope_theta: Option<Option<f64>>,
+}
+
+/// Where a configuration does not say, as in transformers.
+fn norm_eps() -> f64 {
+    1e-5
+}
+
+fn local_attention() -> usize {
+    128
 }
 
 pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {

@@ -35,7 +35,7 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
         return file.refuse(format!("{buckets} buckets of relative positions"), "4 to 511");
     }
     let (positions, rule) = config.positions_after_padding(file, PADDING)?;
-    let dims = config.dims(file, positions)?;
+    let dims = config.dims(file, positions, 0)?;
     let relative = Some(RelativeBias { buckets, distance_max: DISTANCE_MAX });
     Ok(Spec { relative, ..Spec::new(dims, config.layer_norm_eps, Design::bert(), rule, &NAMES) })
 }

@@ -38,11 +38,11 @@ struct Config {
     num_hidden_layers: usize,
     #[serde(alias = "n_head")]
     num_attention_heads: usize,
-    #[serde(alias = "activation_function")]
+    #[serde(alias = "activation_function", default = "super::silu")]
     hidden_act: String,
     #[serde(alias = "n_positions")]
     max_position_embeddings: usize,
-    #[serde(alias = "layer_norm_epsilon")]
+    #[serde(alias = "layer_norm_epsilon", default = "super::bert_eps")]
     layer_norm_eps: f64,
     type_vocab_size: usize,
     #[serde(flatten)]

@@ -46,8 +46,10 @@ struct Config {
     num_attention_heads: usize,
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
+    #[serde(default = "super::silu")]
     hidden_act: String,
     max_position_embeddings: usize,
+    #[serde(default = "super::rms_eps")]
     rms_norm_eps: f64,
     #[serde(default)]
     attention_bias: bool,

@@ -20,6 +20,6 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config = BertLike::read(file)?;
     let padding = config.pad_token_id.unwrap_or(PADDING);
     let (positions, rule) = config.positions_after_padding(file, padding)?;
-    let dims = config.dims(file, positions)?;
+    let dims = config.dims(file, positions, bert::TOKEN_TYPES)?;
     Ok(Spec::new(dims, config.layer_norm_eps, Design::bert(), rule, &NAMES))
 }

@@ -1,0 +1,256 @@
+//! Reads large outputs from the store that workers write them to, and checks their digests.
+
+use std::io;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use axum::http::StatusCode;
+use bytes::{Bytes, BytesMut};
+use futures_util::stream::{self, BoxStream, Stream, StreamExt as _};
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt as _};
+use sha2::{Digest as _, Sha256};
+use tokio::io::AsyncReadExt as _;
+use url::Url;
+use vramq_stores::Fault;
+use vramq_stores::folder::Folder;
+use vramq_stores::reference::Reference;
+
+use crate::problem::Problem;
+use crate::storage::{Place, covers};
+
+/// What is read of a file at a time.
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// A folder or an object store that workers have as `output_store`. The gateway only reads it.
+pub struct OutputStore {
+    source: Source,
+    /// What its URLs begin with.
+    base: Option<Url>,
+}
+
+enum Source {
+    /// Opened without following links: programs as models may write there, too.
+    Folder(Arc<Folder>),
+    Cloud(Arc<dyn ObjectStore>),
+}
+
+/// Without the client of a cloud, which would show its key.
+impl std::fmt::Debug for OutputStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OutputStore")
+            .field("base", &self.base.as_ref().map(Url::as_str))
+            .finish_non_exhaustive()
+    }
+}
+
+/// An output that is there.
+pub struct StoredOutput {
+    pub bytes: u64,
+    /// When it was written.
+    pub at: SystemTime,
+    pieces: BoxStream<'static, io::Result<Bytes>>,
+    reference: Reference,
+}
+
+/// Without its bytes.
+impl std::fmt::Debug for StoredOutput {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StoredOutput")
+            .field("bytes", &self.bytes)
+            .field("at", &self.at)
+            .finish_non_exhaustive()
+    }
+}
+
+impl OutputStore {
+    /// Asks nobody: a folder may be mounted later.
+    pub fn new(place: &Place) -> Self {
+        match place {
+            Place::Folder(folder) => {
+                let source = Source::Folder(Arc::new(Folder::new(folder.clone())));
+                Self { source, base: Url::from_directory_path(folder).ok() }
+            }
+            Place::Cloud(cloud) => {
+                Self { source: Source::Cloud(cloud.objects()), base: Some(cloud.url().clone()) }
+            }
+        }
+    }
+
+    /// Whether a URL is of the place, or of something in it.
+    pub fn covers(&self, url: &Url) -> bool {
+        self.base.as_ref().is_some_and(|base| covers(base, url))
+    }
+
+    /// Opens what a reference leads to: the object with its name in this place. Workers may have mounted the folder elsewhere, or give
+    /// references that begin with another URL; the name is the same.
+    ///
+    /// # Errors
+    /// It is not there, or was emptied, or the place cannot be read.
+    pub async fn open(&self, uri: &str) -> Result<StoredOutput, Problem> {
+        let reference = Reference::parse(uri).map_err(|error| broken(uri, &format!("{error:?}")))?;
+        // The jobs' own names are of ASCII letters, digits and a hyphen.
+        let name = reference.segments.last().cloned().unwrap_or_default();
+        match &self.source {
+            Source::Folder(folder) => {
+                let folder = Arc::clone(folder);
+                let opened = tokio::task::spawn_blocking(move || {
+                    let (file, bytes) = folder.open(&[name])?;
+                    let at = file.metadata().and_then(|data| data.modified());
+                    Ok((file, bytes, at.unwrap_or(SystemTime::UNIX_EPOCH)))
+                });
+                let opened = opened.await.map_err(|lost| broken(uri, &lost))?;
+                let (file, bytes, at) = opened.map_err(|fault| match fault {
+                    Fault::Missing(_) => missing(),
+                    fault => broken(uri, &format!("{fault:?}")),
+                })?;
+                not_emptied(uri, bytes, &reference)?;
+                let pieces = file_pieces(tokio::fs::File::from_std(file)).boxed();
+                Ok(StoredOutput { bytes, at, pieces, reference })
+            }
+            Source::Cloud(objects) => {
+                let path = Path::from(String::from_utf8_lossy(&name).as_ref());
+                let found = objects.get(&path).await.map_err(|error| match error {
+                    object_store::Error::NotFound { .. } => missing(),
+                    error => broken(uri, &error),
+                })?;
+                let (bytes, at) = (found.meta.size, found.meta.last_modified.into());
+                not_emptied(uri, bytes, &reference)?;
+                let pieces = found.into_stream().map(|piece| piece.map_err(io::Error::other)).boxed();
+                Ok(StoredOutput { bytes, at, pieces, reference })
+            }
+        }
+    }
+}
+
+impl StoredOutput {
+    /// As the reference has it.
+    pub fn media_type(&self) -> &str {
+        self.reference.media_type.as_deref().unwrap_or("application/octet-stream")
+    }
+
+    /// The SHA-256 that its bytes must have.
+    pub fn sha256(&self) -> Option<[u8; 32]> {
+        self.reference.sha256
+    }
+
+    /// Its bytes. The last piece comes only if all have the right digest: else the stream ends with an error before it, so that nobody
+    /// takes other bytes for the output.
+    pub fn checked(self) -> impl Stream<Item = io::Result<Bytes>> + Send + use<> {
+        let (pieces, reference) = (self.pieces.fuse(), self.reference);
+        let start = (pieces, reference, Sha256::new(), None::<Bytes>);
+        stream::try_unfold(start, |(mut pieces, reference, mut hash, mut held)| async move {
+            while let Some(piece) = pieces.next().await {
+                let piece = piece.inspect_err(|error| {
+                    tracing::error!(output = reference.shown(), %error, "read an output");
+                })?;
+                hash.update(&piece);
+                if let Some(before) = held.replace(piece) {
+                    return Ok(Some((before, (pieces, reference, hash, held))));
+                }
+            }
+            if let Err(error) = reference.check_digest(hash.clone().finalize().into()) {
+                tracing::error!(error, "an output has changed since its worker wrote it");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            }
+            Ok(held.take().map(|last| (last, (pieces, reference, hash, None))))
+        })
+    }
+}
+
+fn file_pieces(file: tokio::fs::File) -> impl Stream<Item = io::Result<Bytes>> {
+    stream::try_unfold(file, |mut file| async {
+        let mut piece = BytesMut::with_capacity(PIECE_BYTES);
+        let read = file.read_buf(&mut piece).await?;
+        Ok((read > 0).then(|| (piece.freeze(), file)))
+    })
+}
+
+/// Of an empty output no piece is sent that could be held back: its digest is checked before.
+fn not_emptied(uri: &str, bytes: u64, reference: &Reference) -> Result<(), Problem> {
+    if bytes > 0 {
+        return Ok(());
+    }
+    reference.check(b"").map_err(|error| broken(uri, &error))
+}
+
+fn missing() -> Problem {
+    Problem::not_found(
+        "such output where this gateway looks for outputs: it was removed there, or its worker writes to another place",
+    )
+}
+
+fn broken(uri: &str, error: &dyn std::fmt::Display) -> Problem {
+    let shown = uri.split(['#', '?']).next().unwrap_or_default();
+    tracing::error!(output = shown, %error, "read an output");
+    Problem::new(StatusCode::BAD_GATEWAY, "store", "the store of outputs fails")
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::TryStreamExt as _;
+
+    use super::*;
+
+    /// `printf test | sha256sum`
+    const SHA256_OF_TEST: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+    /// `printf '' | sha256sum`
+    const SHA256_OF_NOTHING: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+    async fn read(stored: StoredOutput) -> io::Result<Vec<u8>> {
+        let pieces: Vec<Bytes> = stored.checked().try_collect().await?;
+        Ok(pieces.concat())
+    }
+
+    #[tokio::test]
+    async fn an_output_is_found_by_its_name_wherever_its_worker_has_the_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("name-0"), "test").unwrap();
+        let store = OutputStore::new(&Place::Folder(folder.path().to_owned()));
+        for place in ["file:///elsewhere", "https://files.example.com/out", "s3://bucket/out"] {
+            let stored = store.open(&format!("{place}/name-0#sha256={SHA256_OF_TEST}&type=text/plain")).await;
+            let stored = stored.unwrap();
+            assert_eq!((stored.bytes, stored.media_type()), (4, "text/plain"));
+            assert_eq!(read(stored).await.unwrap(), b"test");
+        }
+        let none = store.open(&format!("file:///elsewhere/name-1#sha256={SHA256_OF_TEST}")).await;
+        assert_eq!(none.err().unwrap().status, 404);
+    }
+
+    #[tokio::test]
+    async fn other_bytes_than_were_written_do_not_end_well() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = OutputStore::new(&Place::Folder(folder.path().to_owned()));
+        let large = vec![7; 3 * PIECE_BYTES];
+        for other in [&b"tess"[..], &large] {
+            std::fs::write(folder.path().join("name-0"), other).unwrap();
+            let stored = store.open(&format!("file:///o/name-0#sha256={SHA256_OF_TEST}")).await.unwrap();
+            let pieces: Vec<_> = stored.checked().collect().await;
+            let sent: usize = pieces.iter().flatten().map(Bytes::len).sum();
+            assert!(pieces.last().unwrap().is_err() && sent < other.len(), "{sent} of {}", other.len());
+        }
+    }
+
+    #[tokio::test]
+    async fn an_output_that_was_emptied_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, uri) = (folder.path().join("name-0"), format!("file:///o/name-0#sha256={SHA256_OF_TEST}"));
+        let store = OutputStore::new(&Place::Folder(folder.path().to_owned()));
+        std::fs::write(&path, "test").unwrap();
+        let stored = store.open(&uri).await.unwrap();
+        std::fs::write(&path, "").unwrap();
+        assert!(read(stored).await.is_err(), "it was emptied after it was opened");
+        assert_eq!(store.open(&uri).await.err().unwrap().status, 502);
+        let empty = store.open(&format!("file:///o/name-0#sha256={SHA256_OF_NOTHING}")).await.unwrap();
+        assert_eq!(read(empty).await.unwrap(), b"");
+    }
+
+    #[tokio::test]
+    async fn a_link_is_not_followed() {
+        let (folder, outside) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        std::os::unix::fs::symlink(outside.path(), folder.path().join("name-0")).unwrap();
+        let store = OutputStore::new(&Place::Folder(folder.path().to_owned()));
+        let link = store.open(&format!("file:///o/name-0#sha256={SHA256_OF_TEST}")).await;
+        assert_eq!(link.err().unwrap().status, 502);
+    }
+}

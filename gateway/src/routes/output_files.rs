@@ -1,0 +1,143 @@
+//! The route `/v1/files/output-INDEX-JOB`: downloads a job's output from the store.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::response::Response;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+
+use super::files::download;
+use super::jobs::find;
+use crate::app::App;
+use crate::body::off_runtime;
+use crate::files::{FileView, seconds_of};
+use crate::jobs::State;
+use crate::jobs::output_files::{OutputId, own_uris};
+use crate::jobs::view::stored_uris;
+use crate::keys::Caller;
+use crate::outputs::StoredOutput;
+use crate::problem::Problem;
+
+/// The digest of what is sent (RFC 9530).
+const REPR_DIGEST: HeaderName = HeaderName::from_static("repr-digest");
+
+/// About what reading a reference costs, in bytes of JSON.
+const URI_BYTES: usize = 256;
+
+/// What is known of it.
+///
+/// # Errors
+/// The caller's jobs have no such output in a store, or this gateway does not find it.
+pub async fn view(app: &App, caller: &Caller, id: &OutputId) -> Result<FileView, Problem> {
+    let stored = open(app, caller, id).await?;
+    Ok(FileView {
+        id: id.to_string(),
+        object: "file".to_owned(),
+        bytes: stored.bytes,
+        created_at: seconds_of(stored.at),
+        expires_at: None,
+        filename: id.to_string(),
+        purpose: "job_output".to_owned(),
+        media_type: stored.media_type().to_owned(),
+    })
+}
+
+/// Its bytes. The connection breaks before the last of them if they are not those that the worker wrote.
+///
+/// # Errors
+/// As for [`view`].
+pub async fn content(app: &App, caller: &Caller, id: &OutputId) -> Result<Response, Problem> {
+    let stored = open(app, caller, id).await?;
+    let (media_type, bytes, sha256) = (stored.media_type().to_owned(), stored.bytes, stored.sha256());
+    let mut response = download(stored.checked(), &media_type, bytes);
+    let digest = sha256.map(|sha256| HeaderValue::try_from(format!("sha-256=:{}:", BASE64.encode(sha256))));
+    if let Some(Ok(digest)) = digest {
+        response.headers_mut().insert(REPR_DIGEST, digest);
+    }
+    Ok(response)
+}
+
+/// Nobody removes outputs but the store's own rules.
+pub fn delete(id: &OutputId) -> Problem {
+    let message = format!("`{id}` is a job's output; outputs are removed by the rules of their store");
+    Problem::new(StatusCode::CONFLICT, "output", message)
+}
+
+async fn open(app: &App, caller: &Caller, id: &OutputId) -> Result<StoredOutput, Problem> {
+    let uri = uri(app, caller, id).await?;
+    let Some(outputs) = &app.outputs else {
+        let message = format!(
+            "this gateway does not read outputs: outputs.folder and outputs.url are not set. `vramq download` reads the \
+             reference in the outputs of GET /v1/jobs/{}",
+            id.job
+        );
+        return Err(Problem::new(StatusCode::NOT_FOUND, "no_outputs", message));
+    };
+    outputs.open(&uri).await
+}
+
+async fn uri(app: &App, caller: &Caller, id: &OutputId) -> Result<String, Problem> {
+    let mut uris = uris(app, caller, &id.job).await?;
+    let found = uris.get_mut(id.index as usize).and_then(Option::take);
+    found.ok_or_else(|| not_stored(id))
+}
+
+/// The references of a job's outputs in a store, by index.
+///
+/// # Errors
+/// The caller has no such job, or it has not ended.
+async fn uris(app: &App, caller: &Caller, job: &str) -> Result<Vec<Option<String>>, Problem> {
+    let entry = match find(app, caller, job) {
+        Ok(entry) => entry,
+        Err(unknown) => {
+            let Some(results) = &app.results else { return Err(unknown) };
+            let written = results.get(&caller.name, job).await.ok_or(unknown)?;
+            return Ok(off_runtime(written.len(), move || stored_uris(&written)).await);
+        }
+    };
+    let bytes = entry.items * URI_BYTES;
+    match entry.state() {
+        State::Done(answer) => {
+            let own = move || own_uris(&entry.output_owners, answer.outputs.iter().map(Some));
+            Ok(off_runtime(bytes, own).await)
+        }
+        State::Failed(failure) => {
+            let own = move || own_uris(&entry.output_owners, failure.outputs.iter().map(Option::as_ref));
+            Ok(off_runtime(bytes, own).await)
+        }
+        State::Withdrawn => Ok(Vec::new()),
+        State::Publishing | State::Queued | State::Running { .. } => {
+            let message = format!("the job `{job}` has not ended");
+            Err(Problem::new(StatusCode::CONFLICT, "not_ended", message))
+        }
+    }
+}
+
+fn not_stored(OutputId { index, job }: &OutputId) -> Problem {
+    Problem::not_found(&format!("output {index} of the job `{job}` in a store"))
+}
+
+/// Outputs that are inputs of one request. A job is looked up once for all of its outputs: there may be many, and they are read from a
+/// store.
+#[derive(Debug)]
+pub struct Inputs<'a> {
+    pub app: &'a App,
+    pub caller: &'a Caller,
+    pub known: HashMap<String, Vec<Option<String>>>,
+}
+
+impl Inputs<'_> {
+    /// The reference that workers get for an output.
+    ///
+    /// # Errors
+    /// The caller has no such job, it has not ended, or it has no such output in a store.
+    pub async fn uri(&mut self, id: &OutputId) -> Result<String, Problem> {
+        let uris = match self.known.entry(id.job.clone()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => unknown.insert(uris(self.app, self.caller, &id.job).await?),
+        };
+        uris.get(id.index as usize).cloned().flatten().ok_or_else(|| not_stored(id))
+    }
+}

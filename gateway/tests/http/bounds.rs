@@ -1,0 +1,165 @@
+//! What a gateway has no room for gets a 429 that says when to come again; after that it is taken.
+
+use std::io::Read as _;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use vramq_tests::pass_tickets::PassTickets;
+
+use crate::harness::{Answer, DEADLINE, ECHO, Gateway, Setup, until};
+
+/// Jobs that the worker of [`a_queue_that_is_too_long_says_when_it_will_be_short_enough`] answers in a second.
+const JOBS_PER_S: u32 = 4;
+
+/// Jobs in its queue at the start.
+const JOBS: u64 = 120;
+
+/// Jobs that are answered before the estimate is judged: the rate is the average of some heartbeats, the first of which saw the worker
+/// begin.
+const JOBS_BEFORE: u64 = 40;
+
+fn job() -> Value {
+    json!({"model": ECHO, "inputs": ["x"]})
+}
+
+/// A refusal that a client obeys: it names its bound and when to come again.
+fn assert_overloaded(answer: &Answer, code: &str) {
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (429, &json!(code)), "{answer:?}");
+    assert!((1..=60).contains(&retry_after(answer)) && answer.header("x-should-retry") == Some("true"));
+}
+
+fn retry_after(answer: &Answer) -> u64 {
+    answer
+        .header("retry-after")
+        .and_then(|seconds| seconds.parse().ok())
+        .unwrap_or_else(|| panic!("{answer:?}"))
+}
+
+/// Requests of all callers, and of one of them: jobs that have not ended count.
+#[test]
+fn requests_in_flight_are_bounded() {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    let most = ["--set", "http.in_flight_max=2"];
+    setup.gateway(&most);
+    setup.gateway(&most);
+    let of_caller = ["--set", "http.in_flight_max_per_key=2"];
+    setup.gateway(&of_caller);
+    setup.wait_for_models(&[ECHO]);
+    setup.workers[0].signal("STOP");
+    for (gateway, code) in setup.gateways.iter().zip(["overloaded", "overloaded", "too_many_in_flight"]) {
+        for _ in 0..2 {
+            assert_eq!(gateway.post("/v1/jobs", &job()).status, 202);
+        }
+        let before = setup.messages("vramq.jobs.echo");
+        for path in ["/v1/jobs", "/v1/embeddings"] {
+            assert_overloaded(&gateway.post(path, &job()), code);
+        }
+        // Others are as much in flight; what takes nobody's place goes on.
+        assert_eq!((gateway.get("/v1/models").status, gateway.get("/readyz").status), (200, 200));
+        assert_eq!(setup.messages("vramq.jobs.echo"), before, "nothing was published");
+    }
+    setup.workers[0].signal("CONT");
+    for gateway in &setup.gateways {
+        until("there is room again", || (gateway.post("/v1/jobs", &job()).status != 429).then_some(()));
+    }
+}
+
+/// A connection that is one too many is closed at once, and counted.
+#[test]
+fn connections_are_bounded() {
+    let mut setup = Setup::new();
+    for _ in 0..2 {
+        setup.gateway(&["--set", "http.connections_max=8"]);
+    }
+    for gateway in &setup.gateways {
+        let connect = || TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
+        // The one that asks is one, too, until it is closed.
+        let held: Vec<_> = (0..7).map(|_| connect()).collect();
+        until("they are accepted", || {
+            (gateway.metric("vramq_gateway_connections ", "") == 8.0).then_some(())
+        });
+        let eighth = until("the last place is free", || {
+            let mut stream = connect();
+            stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+            // Closed, or reset: it has no place. One that has waits for a request.
+            let waits = stream.read(&mut [0]).is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock);
+            waits.then_some(stream)
+        });
+        for _ in 0..3 {
+            let mut refused = connect();
+            refused.set_read_timeout(Some(DEADLINE)).unwrap();
+            let closed = match refused.read(&mut [0]) {
+                Ok(bytes) => bytes == 0,
+                Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+            };
+            assert!(closed, "it has a place");
+        }
+        drop((held, eighth));
+        let refused: u64 = until("there are places again", || {
+            let metrics = ureq::get(&format!("{}/metrics", gateway.url)).call().ok()?.into_string().ok()?;
+            let counted =
+                |line: &str| line.strip_prefix("vramq_gateway_connections_refused_total ")?.parse().ok();
+            metrics.lines().find_map(counted)
+        });
+        assert!(refused >= 3, "{refused}");
+    }
+}
+
+/// One pass for each job, and so many passes a second.
+#[test]
+fn a_queue_that_is_too_long_says_when_it_will_be_short_enough() {
+    let mut setup = Setup::new();
+    let mut tickets = PassTickets::unannounced().unwrap();
+    setup.worker(&[ECHO], &["--set", "model.echo.slots_max=1", "--set", &tickets.setting()]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", "http.queue_s_max=3"]);
+    }
+    setup.wait_for_models(&[ECHO]);
+    // Nothing is known of the worker's rate yet, so that all are taken.
+    for _ in 0..JOBS {
+        assert_eq!(setup.next().post("/v1/jobs", &job()).status, 202);
+    }
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                tickets.give(1).unwrap();
+                std::thread::sleep(Duration::from_secs(1) / JOBS_PER_S);
+            }
+        });
+        // Ended also by a failed assertion.
+        let _over = Over(&is_over);
+        until("the rate is known", || setup.counter("answered").filter(|answered| *answered >= JOBS_BEFORE));
+        let refused = |gateway: &Gateway| {
+            let answer = gateway.post("/v1/jobs", &job());
+            assert_overloaded(&answer, "queue_too_long");
+            retry_after(&answer)
+        };
+        let told: Vec<_> = setup.gateways.iter().map(refused).collect();
+        let start = Instant::now();
+        until("the queue is short enough", || {
+            (setup.next().post("/v1/jobs", &job()).status == 202).then_some(())
+        });
+        let waited = start.elapsed().as_secs_f64();
+        for seconds in told {
+            // Whole seconds, rounded up, and at least one.
+            let (least, most) = (waited / 2.0 - 1.0, 2.0 * waited + 1.0);
+            assert!(
+                (least..=most).contains(&(seconds as f64)),
+                "{seconds} s were told, and {waited} s it was"
+            );
+        }
+    });
+}
+
+/// Ends the thread that gives tickets.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

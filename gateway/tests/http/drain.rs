@@ -1,0 +1,154 @@
+//! A gateway that stops: takes nothing new, answers what waits, and gives the rest its jobs' ids.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::harness::{Answer, DEADLINE, ECHO, Gateway, MINILM, Setup, until};
+
+/// Requests of each kind that wait when the drain begins.
+const WAITING: usize = 4;
+
+/// New requests of each kind that come after it.
+const NEW: usize = 10;
+
+#[test]
+fn a_drain_answers_what_waits_and_takes_no_more() {
+    let mut setup = Setup::with(&[ECHO]);
+    setup.workers[0].signal("STOP");
+    let url = setup.gateways[0].url.clone();
+    let waiting = std::thread::spawn(move || {
+        let body = json!({"model": ECHO, "inputs": ["x"]}).to_string();
+        let request = ureq::post(&format!("{url}/v1/jobs")).set("prefer", "wait=60");
+        request.set("content-type", "application/json").send_string(&body).expect("an answer").into_string()
+    });
+    until("the job is published", || setup.messages("vramq.jobs.echo").filter(|n| *n > 0));
+    setup.gateways[0].program.signal("TERM");
+    until("the drain has begun", || setup.gateways[0].program.log().contains("draining").then_some(()));
+    setup.workers[0].signal("CONT");
+    let answer: Value = serde_json::from_str(&waiting.join().unwrap().unwrap()).unwrap();
+    assert_eq!(answer["state"], "done");
+    assert_eq!(setup.gateways[0].program.wait(), Some(0));
+}
+
+#[test]
+fn a_drain_that_takes_too_long_gives_callers_their_job_ids() {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    setup.gateway(&["--set", "http.drain_s=1"]);
+    setup.wait_for_models(&[ECHO]);
+    setup.workers[0].signal("STOP");
+    let url = setup.gateways[0].url.clone();
+    let waiting = std::thread::spawn(move || {
+        let body = json!({"model": ECHO, "input": "x"}).to_string();
+        let request = ureq::post(&format!("{url}/v1/embeddings"));
+        Answer::of(request.set("content-type", "application/json").send_string(&body))
+    });
+    until("the job is published", || setup.messages("vramq.jobs.echo").filter(|n| *n > 0));
+    setup.gateways[0].program.signal("TERM");
+    let answer = waiting.join().unwrap();
+    assert_eq!((answer.status, answer.header("x-should-retry")), (503, Some("false")), "{answer:?}");
+    assert!(!answer.header("x-vramq-job-id").unwrap().is_empty());
+    assert_eq!(setup.gateways[0].program.wait(), Some(0));
+    assert_eq!(setup.messages("vramq.jobs.echo"), Some(1), "the job is still there");
+}
+
+/// A request that waits for its answer.
+fn waits(url: &str, path: &str, body: &Value) -> std::thread::JoinHandle<Answer> {
+    let request = ureq::post(&format!("{url}{path}")).timeout(Duration::from_secs(300));
+    let request = request.set("prefer", "wait=60").set("content-type", "application/json");
+    let body = body.to_string();
+    std::thread::spawn(move || Answer::of(request.send_string(&body)))
+}
+
+/// Connects, and sends the first half of a request.
+fn half(gateway: &Gateway) -> TcpStream {
+    let mut stream = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
+    stream.write_all(b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\n").unwrap();
+    stream
+}
+
+/// Sends the rest of it; what comes until the gateway closes the connection.
+fn rest(mut stream: TcpStream) -> String {
+    let body = json!({"model": ECHO, "inputs": ["new"]}).to_string();
+    let rest = format!("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    // An `Err`, here and below: it is closed already.
+    let _ = stream.write_all(rest.as_bytes());
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+fn until_published(setup: &Setup, model: &str, jobs: usize) {
+    until("the jobs are published", || {
+        (setup.messages(&format!("vramq.jobs.{model}")) == Some(jobs as u64)).then_some(())
+    });
+}
+
+#[test]
+fn new_requests_during_a_drain_are_refused_and_those_before_it_get_their_due() {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    setup.worker(&[MINILM], &[]);
+    for _ in 0..2 {
+        // The second signal ends it.
+        setup.gateway(&["--set", "http.drain_s=600"]);
+    }
+    setup.wait_for_models(&[ECHO, MINILM]);
+    for worker in &setup.workers {
+        worker.signal("STOP");
+    }
+    let url = setup.gateways[0].url.clone();
+    let echoes = json!({"model": ECHO, "inputs": ["x"]});
+    let answered: Vec<_> = (0..WAITING).map(|_| waits(&url, "/v1/jobs", &echoes)).collect();
+    let embeds = json!({"model": MINILM, "input": "x"});
+    let unanswered: Vec<_> = (0..WAITING).map(|_| waits(&url, "/v1/embeddings", &embeds)).collect();
+    until_published(&setup, ECHO, WAITING);
+    until_published(&setup, MINILM, WAITING);
+    // Connections that were made before the drain, and whose requests come after its beginning.
+    let halves: Vec<_> = (0..NEW).map(|_| half(&setup.gateways[0])).collect();
+    until("the gateway has accepted them", || {
+        (setup.gateways[0].metric("vramq_gateway_connections ", "") > (2 * WAITING + NEW) as f64)
+            .then_some(())
+    });
+    setup.gateways[0].program.signal("TERM");
+    until("nobody is accepted any more", || {
+        TcpStream::connect(url.trim_start_matches("http://")).is_err().then_some(())
+    });
+    for answer in halves.into_iter().map(rest) {
+        let lowercase = answer.to_ascii_lowercase();
+        let refused = lowercase.starts_with("http/1.1 503")
+            && ["draining", "\r\nretry-after: 1\r\n", "\r\nx-should-retry: true\r\n"]
+                .iter()
+                .all(|part| lowercase.contains(part));
+        assert!(answer.is_empty() || refused, "{answer}");
+    }
+    for _ in 0..NEW {
+        let refused = ureq::post(&format!("{url}/v1/jobs")).send_string(&echoes.to_string());
+        assert!(matches!(refused, Err(ureq::Error::Transport(_))), "{refused:?}");
+    }
+    // The other gateway takes them.
+    let elsewhere = waits(&setup.gateways[1].url, "/v1/jobs", &echoes);
+    until_published(&setup, ECHO, WAITING + 1);
+    setup.workers[0].signal("CONT");
+    for waiting in answered.into_iter().chain([elsewhere]) {
+        let answer = waiting.join().unwrap();
+        assert_eq!((answer.status, &answer.json()["state"]), (200, &json!("done")), "{answer:?}");
+    }
+    assert!(unanswered.iter().all(|waiting| !waiting.is_finished()));
+    setup.gateways[0].program.signal("TERM");
+    let ids: std::collections::BTreeSet<_> = unanswered
+        .into_iter()
+        .map(|waiting| {
+            let answer = waiting.join().unwrap();
+            assert_eq!((answer.status, answer.header("x-should-retry")), (503, Some("false")), "{answer:?}");
+            assert_eq!(answer.json()["error"]["code"], "draining");
+            answer.header("x-vramq-job-id").expect("the job's id").to_owned()
+        })
+        .collect();
+    assert_eq!((ids.len(), setup.gateways[0].program.wait()), (WAITING, Some(0)));
+    until_published(&setup, MINILM, WAITING);
+}

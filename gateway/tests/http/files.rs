@@ -1,0 +1,85 @@
+//! Uploads: stored, referred to by jobs, and removed.
+
+use serde_json::json;
+
+use crate::harness::{Answer, ECHO, Gateway, Setup};
+use crate::jobs::set;
+use crate::keys::{send, until_served, with_keys};
+
+pub fn upload(gateway: &Gateway, key: &str, content: &[u8]) -> Answer {
+    let mut body = b"--b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nuser_data\r\n".to_vec();
+    body.extend_from_slice(
+        b"--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"x.html\"\r\nContent-Type: text/html\r\n\r\n",
+    );
+    body.extend_from_slice(content);
+    body.extend_from_slice(b"\r\n--b--\r\n");
+    let request = ureq::post(&format!("{}/v1/files", gateway.url));
+    let request = request.set("authorization", key).set("content-type", "multipart/form-data; boundary=b");
+    Answer::of(request.send_bytes(&body))
+}
+
+#[test]
+fn a_file_is_stored_referred_to_and_removed() {
+    let (setup, keys) = with_keys(&[("a", ""), ("b", "")]);
+    let gateway = &setup.gateways[0];
+    let key = &keys["a"];
+    let stored = upload(gateway, key, b"<script>");
+    assert_eq!(stored.status, 200, "{stored:?}");
+    let file = stored.json();
+    assert_eq!(
+        (&file["object"], &file["bytes"], &file["filename"]),
+        (&json!("file"), &json!(8), &json!("x.html"))
+    );
+    let id = file["id"].as_str().unwrap();
+    // Both gateways have the folder, so either has the file.
+    let read = send(&setup.gateways[1], key, "GET", &format!("/v1/files/{id}/content"), None);
+    assert_eq!((read.text.as_str(), read.header("content-disposition")), ("<script>", Some("attachment")));
+    assert_eq!(read.header("x-content-type-options"), Some("nosniff"));
+    assert_eq!(send(gateway, &keys["b"], "GET", &format!("/v1/files/{id}"), None).status, 404);
+    until_served(&setup, key, ECHO);
+    let by_reference = json!({"model": ECHO, "inputs": [{"uri": id}]});
+    let job = send(gateway, key, "POST", "/v1/jobs", Some(&by_reference)).json();
+    let uri = job["outputs"][0]["uri"].as_str().unwrap_or_else(|| panic!("{job}"));
+    assert_eq!(std::fs::read(uri.strip_prefix("file://").unwrap()).unwrap(), b"<script>");
+    assert_eq!(send(gateway, &keys["b"], "POST", "/v1/jobs", Some(&by_reference)).status, 404);
+    for foreign in ["file:///etc/passwd", "FILE:/etc/passwd", "/etc/passwd"] {
+        let body = json!({"model": ECHO, "inputs": [{"uri": foreign}]});
+        assert_eq!(send(gateway, key, "POST", "/v1/jobs", Some(&body)).status, 400, "{foreign}");
+    }
+    assert_eq!(upload(gateway, key, &vec![0; 1024 * 1024 + 1]).status, 413);
+    assert_eq!(send(gateway, key, "DELETE", &format!("/v1/files/{id}"), None).json()["deleted"], json!(true));
+    assert_eq!(send(gateway, key, "GET", &format!("/v1/files/{id}"), None).status, 404);
+}
+
+#[test]
+fn a_file_that_was_uploaded_into_a_folder_is_an_input_of_a_job() {
+    let setup = Setup::new();
+    // Its name needs escapes.
+    let folder = setup.folder.path().join("up loads #1");
+    let escaped = folder.display().to_string().replace(' ', "%20").replace('#', "%23");
+    let worker = [format!("store.uploads.url=file://{escaped}")];
+    an_uploaded_file_is_an_input_of_a_job(setup, &worker, &[format!("files.folder={}", folder.display())]);
+}
+
+/// Gateways keep what is uploaded where their settings say, and workers that have the place as a store give its bytes to the model.
+pub fn an_uploaded_file_is_an_input_of_a_job(mut setup: Setup, worker: &[String], gateway: &[String]) {
+    setup.worker(&[ECHO], &set(worker));
+    for _ in 0..2 {
+        setup.gateway(&set(gateway));
+    }
+    setup.wait_for_models(&[ECHO]);
+    let stored = upload(setup.next(), "", b"what was uploaded");
+    assert_eq!(stored.status, 200, "{stored:?}");
+    let id = stored.json()["id"].clone();
+    let job = json!({"model": ECHO, "inputs": ["inline", {"uri": id}]});
+    let answer = send(setup.next(), "", "POST", "/v1/jobs", Some(&job)).json();
+    // The base64 of what was uploaded, by `printf 'what was uploaded' | base64`.
+    let bytes = json!({"bytes": "d2hhdCB3YXMgdXBsb2FkZWQ=", "media_type": "application/octet-stream"});
+    assert_eq!(answer["outputs"], json!([{"json": "inline"}, bytes]), "{answer}");
+    // Every gateway gives it back, and removes it.
+    let (file, content) =
+        (format!("/v1/files/{}", id.as_str().unwrap()), |path: &str| format!("{path}/content"));
+    assert_eq!(send(setup.next(), "", "GET", &content(&file), None).text, "what was uploaded");
+    assert_eq!(send(setup.next(), "", "DELETE", &file, None).json()["deleted"], json!(true));
+    assert_eq!(send(setup.next(), "", "GET", &content(&file), None).status, 404);
+}

@@ -1,0 +1,135 @@
+//! API keys: what each gives access to, its share, and the file that they are in.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use vramq_schemas::fields::as_text;
+use vramq_schemas::headers::TENANT;
+
+use crate::harness::{Answer, ECHO, Gateway, Setup, until};
+use crate::jobs::job;
+use crate::withdrawals::listen;
+
+/// Writes a file of keys: each with its name and the other lines of its entry. What callers send, by name.
+pub fn key_file(folder: &Path, keys: &[(&str, &str)]) -> (PathBuf, HashMap<String, String>) {
+    let mut secrets = HashMap::new();
+    let mut file = String::new();
+    for (name, rest) in keys {
+        let (key, entry) = vramq_gateway::keys::new_key(name);
+        secrets.insert((*name).to_owned(), format!("Bearer {key}"));
+        file.push_str(&format!("{entry}{rest}\n"));
+    }
+    let path = folder.join("keys.toml");
+    std::fs::write(&path, file).unwrap();
+    (path, secrets)
+}
+
+pub fn with_keys(keys: &[(&str, &str)]) -> (Setup, HashMap<String, String>) {
+    let mut setup = Setup::new();
+    let (path, secrets) = key_file(setup.folder.path(), keys);
+    let folder = setup.folder.path().join("files");
+    let (keys, files) =
+        (format!("http.keys={}", path.display()), format!("files.folder={}", folder.display()));
+    setup.worker(&[ECHO], &[]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", &keys, "--set", &files, "--set", "files.file_mib_max=1"]);
+    }
+    (setup, secrets)
+}
+
+pub fn send(gateway: &Gateway, key: &str, method: &str, path: &str, body: Option<&Value>) -> Answer {
+    gateway.send(method, path, &[("authorization", key), ("prefer", "wait=60")], body)
+}
+
+/// Waits until every gateway serves a model to a caller.
+pub fn until_served(setup: &Setup, key: &str, model: &str) {
+    for gateway in &setup.gateways {
+        until("the model is served", || {
+            let listed = send(gateway, key, "GET", "/v1/models", None).json();
+            listed["data"].as_array()?.iter().any(|served| served["id"] == model).then_some(())
+        });
+    }
+}
+
+#[test]
+fn a_key_gives_access_to_its_callers_jobs_only() {
+    let (setup, keys) = with_keys(&[("a", ""), ("b", "models = [\"other\"]"), ("boss", "operator = true")]);
+    let gateway = &setup.gateways[0];
+    until_served(&setup, &keys["a"], ECHO);
+    for wrong in ["", "Bearer", "Bearer nothing", "Basic abc", &keys["a"][..20]] {
+        let refused = send(gateway, wrong, "GET", "/v1/models", None);
+        assert_eq!((refused.status, refused.header("www-authenticate")), (401, Some("Bearer")), "{wrong}");
+    }
+    let mine = send(gateway, &keys["a"], "PUT", "/v1/jobs/one", Some(&job()));
+    assert_eq!(mine.json()["state"], "done", "{mine:?}");
+    assert_eq!(send(gateway, &keys["b"], "GET", "/v1/jobs/one", None).status, 404);
+    assert_eq!(send(gateway, &keys["b"], "DELETE", "/v1/jobs/one", None).status, 404);
+    assert_eq!(send(gateway, &keys["b"], "PUT", "/v1/jobs/one", Some(&job())).status, 403);
+    assert_eq!(send(gateway, &keys["b"], "GET", "/v1/models", None).json()["data"], json!([]));
+    for (caller, status) in [("a", 403), ("boss", 200)] {
+        let letters = send(gateway, &keys[caller], "GET", "/v1/dead-letters?model=echo", None);
+        assert_eq!(letters.status, status, "{letters:?}");
+    }
+    assert_eq!(send(gateway, &keys["a"], "GET", "/v1/status", None).json()["workers"], json!([]));
+    let log = setup.gateways[0].program.log();
+    assert!(!log.contains(keys["a"].trim_start_matches("Bearer ")), "a key was logged");
+    // A key that is taken out of the file ends within seconds; a file with a fault changes nothing.
+    let path = setup.folder.path().join("keys.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, "[[key]]\nname = 1").unwrap();
+    until("the fault is reported", || {
+        gateway.program.log().contains("the keys stay as they were").then_some(())
+    });
+    assert_eq!(send(gateway, &keys["a"], "GET", "/v1/models", None).status, 200);
+    let start = text.find("[[key]]\nname = \"boss\"").unwrap();
+    std::fs::write(&path, &text[start..]).unwrap();
+    until("the key is out", || {
+        (send(gateway, &keys["a"], "GET", "/v1/models", None).status == 401).then_some(())
+    });
+    assert_eq!(send(gateway, &keys["boss"], "GET", "/v1/models", None).status, 200);
+}
+
+#[test]
+fn a_caller_has_no_more_than_its_share() {
+    let (setup, keys) = with_keys(&[("slow", "requests_per_minute = 2"), ("one", "in_flight_max = 1")]);
+    let gateway = &setup.gateways[0];
+    until_served(&setup, &keys["one"], ECHO);
+    let answers: Vec<_> =
+        (0..3).map(|_| send(gateway, &keys["slow"], "POST", "/v1/jobs", Some(&json!({})))).collect();
+    assert_eq!(answers.iter().map(|answer| answer.status).collect::<Vec<_>>(), [400, 400, 429]);
+    let after: u64 = answers[2].header("retry-after").unwrap().parse().unwrap();
+    assert!((25..=30).contains(&after), "{after}");
+    // A job of the only place that there is, on a worker that does nothing.
+    setup.workers[0].signal("STOP");
+    let held = gateway.send("POST", "/v1/jobs", &[("authorization", &keys["one"])], Some(&job()));
+    assert_eq!(held.status, 202, "{held:?}");
+    let second = gateway.send("POST", "/v1/jobs", &[("authorization", &keys["one"])], Some(&job()));
+    assert_eq!((second.status, &second.json()["error"]["code"]), (429, &json!("too_many_in_flight")));
+    setup.workers[0].signal("CONT");
+    until("the place is free", || {
+        let third = gateway.send("POST", "/v1/jobs", &[("authorization", &keys["one"])], Some(&job()));
+        (third.status != 429).then_some(())
+    });
+}
+
+/// Workers share passes by what these jobs say (`vramq_caller_jobs_total` in the test of callers).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keys_jobs_name_the_gateways_user_and_the_keys_tenant() {
+    let (setup, keys) = with_keys(&[("a", "tenant = \"acme\""), ("b", "tenant = \"zeta\""), ("c", "")]);
+    until_served(&setup, &keys["a"], ECHO);
+    let listener = listen(&setup, ECHO).await;
+    for (turn, (key, tenant)) in
+        [("a", Some("acme")), ("b", Some("zeta")), ("c", None)].into_iter().enumerate()
+    {
+        for gateway in &setup.gateways {
+            let path = format!("/v1/jobs/{turn}-{}", gateway.program.pid());
+            let accepted = send(gateway, &keys[key], "PUT", &path, Some(&job()));
+            assert_eq!(accepted.json()["state"], "done", "{accepted:?}");
+            let properties = listener.published().await;
+            assert_eq!(properties.user_id().as_ref().map(|user| user.as_str()), Some("guest"));
+            let headers = properties.headers().clone().unwrap();
+            assert_eq!(headers.inner().get(TENANT).and_then(as_text).as_deref(), tenant);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Reads how a model folder has its texts tokenised: the most tokens of a text, and lower case.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::LoadError;
+use super::config::{optional, unsupported};
+use super::families::Spec;
+use super::tokenizer_class::TokenizerConfig;
+
+/// The files of what sentence-transformers adds to a transformer. The first that is there and not empty counts, as there.
+pub(super) const SENTENCE_FILES: [&str; 7] = [
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+];
+
+/// The file of what transformers adds to `tokenizer.json`.
+pub(super) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+
+/// All that a folder says of its texts but the tokenizer itself.
+#[derive(Clone, Debug)]
+pub(super) struct TextConfig {
+    /// The most tokens of one item, special tokens included.
+    pub tokens_max: usize,
+    /// Whether sentence-transformers puts texts into lower case.
+    pub lowercase: bool,
+    pub tokenizer: TokenizerConfig,
+}
+
+/// The first of [`SENTENCE_FILES`].
+pub(super) struct SentenceFile {
+    pub path: PathBuf,
+    pub content: SentenceConfig,
+}
+
+#[derive(Default, Deserialize)]
+pub(super) struct SentenceConfig {
+    max_seq_length: Option<usize>,
+    #[serde(default)]
+    do_lower_case: bool,
+    /// What the transformer is loaded for, from sentence-transformers 6 on.
+    pub transformer_task: Option<String>,
+    /// What counts instead of the same keys of `tokenizer_config.json`.
+    processor_kwargs: Option<Map<String, Value>>,
+    /// Its older name.
+    tokenizer_args: Option<Map<String, Value>>,
+    processing_kwargs: Option<Processing>,
+    query_length: Option<usize>,
+    document_length: Option<usize>,
+}
+
+/// Parameters of each call of the tokenizer.
+#[derive(Clone, Default, Deserialize)]
+struct Processing {
+    common: Option<ProcessingTexts>,
+    text: Option<ProcessingTexts>,
+}
+
+#[derive(Clone, Default, Deserialize)]
+struct ProcessingTexts {
+    max_length: Option<usize>,
+}
+
+impl SentenceFile {
+    /// # Errors
+    /// The file is malformed.
+    pub fn read(transformer: &Path) -> Result<Self, LoadError> {
+        for name in SENTENCE_FILES {
+            let path = transformer.join(name);
+            if optional::<Map<String, Value>>(&path)?.is_some_and(|content| !content.is_empty()) {
+                let content = optional(&path)?.unwrap_or_default();
+                return Ok(Self { path, content });
+            }
+        }
+        Ok(Self { path: transformer.join(SENTENCE_FILES[0]), content: SentenceConfig::default() })
+    }
+
+    /// The file's name.
+    pub fn name(&self) -> String {
+        self.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+    }
+}
+
+impl TextConfig {
+    /// As the transformer's folder says, for the model of its `config.json`.
+    ///
+    /// # Errors
+    /// Names the file and what in it is malformed or not supported.
+    pub fn read(transformer: &Path, sentence: &SentenceFile, spec: &Spec) -> Result<Self, LoadError> {
+        let path = transformer.join(TOKENIZER_CONFIG);
+        let own: Map<String, Value> = optional(&path)?.unwrap_or_default();
+        let SentenceFile { path: sentence_path, content: sentence } = sentence;
+        let kwargs =
+            sentence.processor_kwargs.clone().or_else(|| sentence.tokenizer_args.clone()).unwrap_or_default();
+        let own = own.into_iter().chain(kwargs.clone()).collect();
+        let mut tokenizer: TokenizerConfig = serde_json::from_value(Value::Object(own))
+            .map_err(|source| LoadError::Json { path: path.clone(), source })?;
+        if let Some(side) = tokenizer.truncation_side.as_ref().filter(|side| *side != "right") {
+            return Err(unsupported(&path, format!("truncation_side `{side}`"), "`right`"));
+        }
+        let own_length = tokenizer.model_max_length.map(|tokens| tokens as usize);
+        // The cast saturates, which is what "unlimited" should do.
+        let most = match sentence.max_seq_length {
+            Some(tokens) if !kwargs.contains_key("model_max_length") => Some(tokens),
+            _ => own_length,
+        };
+        let tokens_max = most.map_or(spec.dims.positions, |tokens| tokens.min(spec.dims.positions));
+        let processing = sentence.processing_kwargs.clone().unwrap_or_default();
+        let others = [
+            ("processing_kwargs.common.max_length", processing.common.unwrap_or_default().max_length),
+            ("processing_kwargs.text.max_length", processing.text.unwrap_or_default().max_length),
+            ("query_length", sentence.query_length),
+            ("document_length", sentence.document_length),
+        ];
+        for (key, length) in others {
+            if let Some(length) = length.filter(|length| *length != tokens_max) {
+                let takes = format!("one length for all texts, here {tokens_max}");
+                return Err(unsupported(sentence_path, format!("{key} {length}"), &takes));
+            }
+        }
+        tokenizer.model_type.clone_from(&spec.model_type);
+        Ok(Self { tokens_max, lowercase: sentence.do_lower_case, tokenizer })
+    }
+}

@@ -1,0 +1,98 @@
+//! What transformers changes of a `tokenizer.json` when it loads one: some of its classes make the normalizer or the
+//! pre-tokenizer anew, by keys of `tokenizer_config.json` and by defaults of their own. Without this a folder would get other token ids.
+
+use serde::Deserialize;
+use tokenizers::normalizers::{BertNormalizer, Lowercase, Sequence};
+use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
+use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
+use tokenizers::pre_tokenizers::sequence::Sequence as Words;
+use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
+use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
+
+/// The keys of `tokenizer_config.json` that count.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct TokenizerConfig {
+    /// Written as a float of 1e30 when unlimited.
+    pub model_max_length: Option<f64>,
+    pub truncation_side: Option<String>,
+    tokenizer_class: Option<String>,
+    do_lower_case: Option<bool>,
+    strip_accents: Option<bool>,
+    tokenize_chinese_chars: Option<bool>,
+    add_prefix_space: Option<bool>,
+    /// That of `config.json`.
+    #[serde(skip)]
+    pub model_type: String,
+}
+
+impl TokenizerConfig {
+    /// transformers' class, of either of its generations (`BertTokenizer`, `BertTokenizerFast`).
+    fn class(&self) -> &str {
+        match (self.model_type.as_str(), &self.tokenizer_class) {
+            // Folders of this family name classes that do not fit them; transformers takes their `tokenizer.json` as it is.
+            ("modernbert", _) => "TokenizersBackend",
+            (_, Some(class)) => class.strip_suffix("Fast").unwrap_or(class),
+            ("bert" | "distilbert" | "nomic_bert", None) => "BertTokenizer",
+            ("mpnet", None) => "MPNetTokenizer",
+            ("roberta", None) => "RobertaTokenizer",
+            ("gte" | "xlm-roberta", None) => "XLMRobertaTokenizer",
+            ("camembert", None) => "CamembertTokenizer",
+            ("qwen3", None) => "Qwen2Tokenizer",
+            (_, None) => "TokenizersBackend",
+        }
+    }
+
+    /// Makes a tokenizer that which transformers makes of its file.
+    pub fn apply(&self, tokenizer: &mut Tokenizer) {
+        match (self.class(), tokenizer.get_model()) {
+            (
+                "BertTokenizer" | "DistilBertTokenizer" | "ElectraTokenizer" | "MPNetTokenizer",
+                ModelWrapper::WordPiece(_),
+            ) => {
+                let ideographs = self.tokenize_chinese_chars.unwrap_or(true);
+                let lowercase = self.do_lower_case.unwrap_or(true);
+                let normalizer = BertNormalizer::new(true, ideographs, self.strip_accents, lowercase);
+                tokenizer.with_normalizer(Some(normalizer)).with_pre_tokenizer(Some(BertPreTokenizer));
+            }
+            ("RobertaTokenizer" | "Qwen2Tokenizer", ModelWrapper::BPE(_)) => {
+                let space = self.add_prefix_space.unwrap_or(false);
+                if let Some(words) = tokenizer.get_pre_tokenizer().cloned() {
+                    tokenizer.with_pre_tokenizer(Some(with_space(words, space)));
+                }
+            }
+            ("XLMRobertaTokenizer" | "CamembertTokenizer", ModelWrapper::Unigram(_))
+                if self.add_prefix_space == Some(false) =>
+            {
+                let spaces = Metaspace::new('▁', PrependScheme::Never, true);
+                let words = Words::new(vec![WhitespaceSplit.into(), spaces.into()]);
+                tokenizer.with_pre_tokenizer(Some(words));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Byte-level words with a space in front of each text, or without.
+fn with_space(words: PreTokenizerWrapper, space: bool) -> PreTokenizerWrapper {
+    match words {
+        PreTokenizerWrapper::ByteLevel(bytes) => bytes.add_prefix_space(space).into(),
+        PreTokenizerWrapper::Sequence(all) => {
+            Words::new(all.into_iter().map(|one| with_space(one, space)).collect()).into()
+        }
+        other => other,
+    }
+}
+
+/// Puts texts into lower case before all else, as sentence-transformers does: not if a part of the normalizer does so already.
+pub(super) fn lowercase_first(tokenizer: &mut Tokenizer) {
+    let parts = match tokenizer.get_normalizer() {
+        None => Vec::new(),
+        Some(NormalizerWrapper::Sequence(all)) => all.as_ref().to_vec(),
+        Some(one) => vec![one.clone()],
+    };
+    if parts.iter().any(|part| matches!(part, NormalizerWrapper::Lowercase(_))) {
+        return;
+    }
+    let all = std::iter::once(Lowercase.into()).chain(parts).collect();
+    tokenizer.with_normalizer(Some(Sequence::new(all)));
+}

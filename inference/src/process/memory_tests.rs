@@ -1,0 +1,72 @@
+//! Tests of the account: which memory is missing, and who makes room.
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+const NOBODY: [u64; 0] = [];
+const WAITER: u64 = 100;
+
+fn look(free: u64, ours: u64) -> Look {
+    Look { reading: Reading { free: free * MIB, total: 8000 * MIB }, ours: ours * MIB }
+}
+
+fn program(held: u64, loaded: Option<Instant>, idle: Option<Instant>) -> Program {
+    let (held, evict) = (held * MIB, Arc::default());
+    Program { keeper: 1, held, loaded, idle, is_asked_to_end: false, kept_until: None, evict }
+}
+
+/// The programs that are asked to end for one that needs so many MiB, of which so many are free.
+fn evicted(programs: Vec<Program>, request: Request, free: u64) -> Vec<u64> {
+    let mut entries = Entries { programs: (0..).zip(programs).collect(), ..Entries::default() };
+    entries.evict(WAITER, request, free * MIB);
+    // What is freed is for the one that waits, and for no other.
+    let is_promised = entries.evicted.is_some();
+    assert_eq!(entries.promised_to_others(WAITER + 1), if is_promised { request.bytes } else { 0 });
+    assert_eq!(entries.promised_to_others(WAITER), 0);
+    let asked = entries.programs.iter().filter(|(_, program)| program.is_asked_to_end);
+    asked.map(|(id, _)| *id).collect()
+}
+
+#[test]
+fn who_makes_room_was_idle_for_longest_or_else_loaded_for_longest() {
+    let at = |s| Some(Instant::now() + Duration::from_secs(s));
+    let request = Request { bytes: 500 * MIB, busy_too: false, is_measured: true };
+    let idle = || vec![program(300, at(0), at(9)), program(300, at(1), at(8)), program(300, at(2), None)];
+    assert_eq!(evicted(idle(), request, 0), [1]);
+    let busy = || vec![program(600, at(1), None), program(600, at(0), None), program(600, None, None)];
+    assert_eq!(evicted(busy(), request, 0), NOBODY);
+    let for_long = Request { busy_too: true, ..request };
+    assert_eq!(evicted(busy(), for_long, 0), [1]);
+    // One that was asked before, and is still in its pass, is not asked again.
+    let mut asked = busy();
+    asked[1].is_asked_to_end = true;
+    assert_eq!(evicted(asked, for_long, 0), [0, 1]);
+    // One that has come back for the jobs that it lost has time for them.
+    let mut kept = busy();
+    kept[1].kept_until = at(60);
+    assert_eq!(evicted(kept, for_long, 0), [0]);
+}
+
+#[test]
+fn nobody_ends_in_vain() {
+    let at = Some(Instant::now());
+    let programs = || vec![program(300, at, at), program(900, None, None)];
+    let request = Request { bytes: 500 * MIB, busy_too: true, is_measured: true };
+    assert_eq!(evicted(programs(), request, 199), NOBODY);
+    assert_eq!(evicted(programs(), request, 200), [0]);
+    // Where nobody knows what they hold, they are asked.
+    assert_eq!(evicted(programs(), Request { is_measured: false, ..request }, 199), [0]);
+}
+
+#[test]
+fn memory_that_others_hold_instead_is_missing() {
+    let claim = Claim { alive: look(3000, 4000), held: 2000 * MIB };
+    assert_eq!(claim.missing(look(5000, 2000)), 0);
+    // It is dead, and its memory is not free.
+    assert_eq!(claim.missing(look(3000, 2000)), 2000 * MIB);
+    // Another program of ours took it meanwhile: that is back, and well used.
+    assert_eq!(claim.missing(look(3000, 4000)), 0);
+    // What others took beyond what it held is not its memory.
+    assert_eq!(claim.missing(look(0, 2000)), 2000 * MIB);
+    assert_eq!(claim.missing(look(4950, 2000)), 0);
+}

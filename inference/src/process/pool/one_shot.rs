@@ -1,0 +1,95 @@
+//! One-shot models: a slot starts the program for each item, and does not keep a process.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::task::JoinHandle;
+use tokio::time::{Duration, Instant, sleep};
+
+use super::room::PATIENCE;
+use super::slot::{SlotTask, closed};
+use super::status::SlotState;
+use crate::process::once;
+use crate::process::pass::PassEnd;
+use crate::process::warm::LoadError;
+
+/// The least wait before a one-shot program that could not be started is tried again.
+const ONCE_WAIT_MIN: Duration = Duration::from_secs(2);
+
+impl SlotTask {
+    /// Serves by starting the program for each item.
+    pub(super) async fn serve_once(&mut self) {
+        loop {
+            let job = self.take_job(0);
+            let Some(mut job) = job else {
+                tokio::select! {
+                    () = self.bell.notified() => continue,
+                    () = closed(&mut self.closing) => return,
+                }
+            };
+            let number = self.shared.passes.fetch_add(1, Ordering::Relaxed);
+            self.update(SlotState::Running { pass: number });
+            let starts = job.request.items.len() as u64;
+            let shared = Arc::clone(&self.shared);
+            let once::Ended { end, learnt, ending } =
+                once::run(&shared.config, &shared.options, &mut job, &mut self.closing).await;
+            {
+                let mut state = shared.state();
+                state.slots[self.index].status.starts += starts;
+                learnt.into_iter().for_each(|(cost, peak)| state.learned.took(cost, peak));
+            }
+            let not_started = match &end {
+                PassEnd::NotRun { reason } => Some(reason.clone()),
+                _ => None,
+            };
+            if let Some(reason) = &not_started {
+                self.once_failed(reason);
+            } else {
+                self.backoff.succeeded();
+            }
+            job.end(end);
+            if not_started.is_some() {
+                self.try_again_later().await;
+            }
+            if let Some(ending) = ending {
+                self.wait_for_end(ending).await;
+            }
+        }
+    }
+
+    /// Waits for a one-shot program that was killed and does not end. No other is started here meanwhile.
+    async fn wait_for_end(&mut self, ending: JoinHandle<()>) {
+        self.update(SlotState::Ending { since: Instant::now() });
+        let mut closing = self.closing.clone();
+        tokio::select! {
+            // An error: the task panicked.
+            _ = self.unless_long(PATIENCE, ending) => {}
+            () = closed(&mut closing) => {}
+        }
+        self.shared.state().unavailable = None;
+    }
+
+    /// A one-shot program cannot be started. The next pass would fail in the same way: its jobs go to other workers for a while.
+    fn once_failed(&mut self, reason: &str) {
+        self.backoff.failed();
+        let model = &self.shared.config.name;
+        tracing::error!(
+            model,
+            error = reason,
+            "cannot start the program: not consuming the model's jobs until the next try"
+        );
+        self.update(SlotState::BackingOff { until: Instant::now() });
+        self.unavailable(&LoadError::Start(reason.to_owned()), true);
+    }
+
+    /// Waits, and lets passes come again: the next one shows whether the program starts.
+    async fn try_again_later(&mut self) {
+        let wait = self.backoff.wait().max(ONCE_WAIT_MIN);
+        self.update(SlotState::BackingOff { until: Instant::now() + wait });
+        tokio::select! {
+            () = sleep(wait) => {}
+            () = closed(&mut self.closing) => {}
+        }
+        self.shared.state().unavailable = None;
+    }
+}

@@ -1,0 +1,35 @@
+//! The AMX unit of this machine against the model of its tiles, if it has one: what `examples/amx.rs` does.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[allow(dead_code, reason = "its `main` is the example's")]
+#[path = "../examples/amx.rs"]
+mod example;
+
+use std::path::Path;
+use std::process::Command;
+
+/// What the child process runs.
+const CHILD: &str = "this_process_computes_as_the_model";
+
+/// In a process of its own, because a fault of the unit ends it.
+#[test]
+fn the_unit_computes_as_its_model() {
+    let child = std::env::current_exe().unwrap();
+    let output = Command::new(child).args(["--exact", CHILD, "--ignored", "--nocapture"]).output().unwrap();
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success(), "{}: {out}{err}", output.status);
+    let compared = out.matches("are those of the model, to the bit").count();
+    assert!(
+        compared == 2 || out.contains("amx: not checked here"),
+        "neither compared nor left out: {out}{err}"
+    );
+    println!("{out}");
+}
+
+#[test]
+#[ignore = "the_unit_computes_as_its_model runs it"]
+fn this_process_computes_as_the_model() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    example::compare(&folder.join("tiny-mean")).unwrap();
+}

@@ -1,0 +1,95 @@
+//! Folders whose configuration files change what `tokenizer.json` says: their token ids are those of transformers.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use vramq_inference::engine::Engine as _;
+use vramq_inference::engine::encoder::{Encoder, Source};
+use vramq_schemas::{Input, Params};
+
+use crate::{Change, copy_of, cpu, fixtures, ids, replace, spoiled};
+
+/// What models/tokenizer_cases.py has written.
+#[derive(Deserialize)]
+struct Cases {
+    texts: Vec<String>,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    fixture: String,
+    files: BTreeMap<String, Option<Map<String, Value>>>,
+    ids: Vec<Vec<u32>>,
+}
+
+/// Keys of a file become others, and those that are null go; so does a file for which there are no keys at all.
+fn change(folder: &Path, name: &str, keys: Option<&Map<String, Value>>) {
+    let path = folder.join(name);
+    let Some(keys) = keys else { return fs::remove_file(path).unwrap() };
+    let mut content: Map<String, Value> = match fs::read(&path) {
+        Ok(bytes) if !keys.is_empty() => serde_json::from_slice(&bytes).unwrap(),
+        _ => Map::new(),
+    };
+    content.extend(keys.clone());
+    content.retain(|_, value| !value.is_null());
+    fs::write(path, Value::Object(content).to_string()).unwrap();
+}
+
+#[test]
+fn ids_are_those_of_transformers_whatever_file_decides() {
+    let all = fs::read(fixtures().join("tokenizer-cases.json")).unwrap();
+    let Cases { texts, cases } = serde_json::from_slice(&all).unwrap();
+    let inputs: Vec<Input> = texts.iter().cloned().map(Input::Text).collect();
+    assert!(cases.len() > 25, "cases are missing");
+    for case in cases {
+        let folder = copy_of(&case.fixture);
+        for (name, keys) in &case.files {
+            change(folder.path(), name, keys.as_ref());
+        }
+        let what = format!("{} with {:?}", case.fixture, case.files);
+        let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1));
+        let encoder = encoder.unwrap_or_else(|error| panic!("{what}: {error}"));
+        let items = encoder.prepare(&inputs, &Params::default()).unwrap();
+        for (at, item) in items.iter().enumerate() {
+            assert_eq!(ids(item), case.ids[at], "{what}: {:?}", texts[at]);
+        }
+    }
+}
+
+#[test]
+fn lengths_of_some_texts_only_are_refused_by_name() {
+    let length = r#""max_seq_length": 24"#;
+    let cases: [(&Change, &str); 5] = [
+        (
+            &replace(length, r#""max_seq_length": 24, "query_length": 8"#),
+            "query_length 8; this engine takes one length",
+        ),
+        (&replace(length, r#""max_seq_length": 24, "document_length": 30"#), "document_length 30"),
+        (
+            &replace(length, r#""max_seq_length": 24, "processing_kwargs": {"text": {"max_length": 8}}"#),
+            "processing_kwargs.text.max_length 8",
+        ),
+        (
+            &replace(length, r#""max_seq_length": 24, "processing_kwargs": {"common": {"max_length": 8}}"#),
+            "processing_kwargs.common.max_length 8",
+        ),
+        (
+            &replace(length, r#""max_seq_length": 24, "tokenizer_args": {"truncation_side": "left"}"#),
+            "truncation_side `left`",
+        ),
+    ];
+    for (change, expected) in cases {
+        let (_folder, error) = spoiled("tiny-mean", "sentence_bert_config.json", change);
+        assert!(error.to_string().contains(expected), "{error}, not {expected}");
+    }
+    let folder = copy_of("tiny-mean");
+    let same =
+        r#"{"max_seq_length": 24, "query_length": 24, "processing_kwargs": {"text": {"max_length": 24}}}"#;
+    fs::write(folder.path().join("sentence_bert_config.json"), same).unwrap();
+    Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+}

@@ -1,0 +1,141 @@
+// A job in flight: what is known of it, who waits for it, and the slot that it has.
+
+import { Forgotten, InvalidReply, JobFailed, JobTimeout } from './errors.js'
+import { Assembly, decodeReply } from './wire.js'
+
+export class Job {
+  #pending
+
+  constructor(pending) {
+    this.#pending = pending
+    this.id = pending.id
+    this.model = pending.model
+  }
+
+  get itemsDone() {
+    return this.#pending.assembly.done
+  }
+
+  result() {
+    return this.#pending.result
+  }
+
+  async *progress() {
+    const pending = this.#pending
+    for (let seen = 0; ; ) {
+      if (pending.assembly.done > seen) {
+        seen = pending.assembly.done
+        yield { itemsDone: seen, items: pending.assembly.outputs.length }
+      } else if (pending.ended) {
+        return
+      } else {
+        await pending.changed()
+      }
+    }
+  }
+
+  forget() {
+    this.#pending.fail(new Forgotten(`job ${this.id} was forgotten`))
+  }
+}
+
+// A job from the call that makes it until its last reply.
+export class Pending {
+  ended = false
+  confirmed = false
+  #wake = () => {}
+  #change
+  #atEnd = []
+
+  constructor({ id, model, items, timeoutMs, onProgress, signal }) {
+    Object.assign(this, { id, model, timeoutMs, onProgress, assembly: new Assembly(items) })
+    this.result = new Promise((resolve, reject) => Object.assign(this, { resolve, reject }))
+    // When the job has ended, one way or the other. It also keeps Node.js from reporting an error that no caller asks for.
+    this.over = this.result.then(() => {}, () => {})
+    this.#step()
+    if (timeoutMs) {
+      const timer = setTimeout(() => this.fail(new JobTimeout(timeoutMs, this.assembly.done, items)), timeoutMs)
+      this.atEnd(() => clearTimeout(timer))
+    }
+    if (signal) {
+      const abort = () => this.fail(signal.reason)
+      signal.addEventListener('abort', abort)
+      this.atEnd(() => signal.removeEventListener('abort', abort))
+    }
+  }
+
+  // What is called when the job ends, before anybody learns of it.
+  atEnd(call) {
+    this.#atEnd.push(call)
+  }
+
+  #step() {
+    this.#wake()
+    this.#change = new Promise((resolve) => (this.#wake = resolve))
+  }
+
+  changed() {
+    return this.#change
+  }
+
+  #end(settle, value) {
+    if (this.ended) return
+    this.ended = true
+    for (const call of this.#atEnd) call()
+    settle(value)
+    this.#step()
+  }
+
+  fail(error) {
+    if (!this.ended) this.error = error
+    this.#end(this.reject, error)
+  }
+
+  take({ properties, content }) {
+    try {
+      const reply = decodeReply(properties, content)
+      if (!reply) return
+      if (reply.progress) return this.onProgress && setImmediate(this.onProgress, reply.progress)
+      if (reply.failed) return this.fail(new JobFailed(reply.failed.reason, reply.failed.error, this.assembly.outputs))
+      this.assembly.add(reply)
+    } catch (error) {
+      return this.fail(new InvalidReply(`the reply to job ${this.id} cannot be read: ${error.message}`))
+    }
+    this.#step()
+    const { assembly, id, model } = this
+    if (assembly.done < assembly.outputs.length) return
+    const { worker, attempt, queuedMs, ranMs, modelRevision } = assembly.last
+    this.#end(this.resolve, { id, model, outputs: assembly.outputs, worker, attempt, queuedMs, ranMs, modelRevision })
+  }
+}
+
+// Bounds the jobs in flight. Jobs get their slots in the order in which they ask.
+export class Slots {
+  #holders = new Set()
+  #waiting = new Map()
+
+  constructor(count) {
+    if (!Number.isSafeInteger(count) || count < 1) throw new RangeError(`jobsInFlight is ${count}, and has to be at least 1`)
+    this.count = count
+  }
+
+  // Resolves when the job has its slot, to true, or has ended without one. A job that ends gives its slot back.
+  async take(pending) {
+    pending.atEnd(() => this.#giveBack(pending))
+    if (pending.ended) return false
+    if (this.#holders.size < this.count) this.#holders.add(pending)
+    else await Promise.race([new Promise((resolve) => this.#waiting.set(pending, resolve)), pending.over])
+    return this.#holders.has(pending)
+  }
+
+  #giveBack(pending) {
+    this.#holders.delete(pending)
+    this.#waiting.delete(pending)
+    if (this.#holders.size >= this.count) return
+    for (const [following, turn] of this.#waiting) {
+      this.#waiting.delete(following)
+      this.#holders.add(following)
+      return turn()
+    }
+  }
+}

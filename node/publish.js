@@ -1,0 +1,130 @@
+// Publishes jobs until the broker has them, or has said why not.
+
+import { setTimeout as sleep } from 'node:timers/promises'
+import {
+  InvalidJob, InvalidReply, JobFailed, JobTimeout, PublishRefused, PublishTimeout, QueueFull, Unroutable,
+} from './errors.js'
+import { JOBS_EXCHANGE } from './wire.js'
+
+// AMQP's codes by which the broker closes a channel: no permission, nothing there, and something wrong with what was sent.
+const ACCESS_REFUSED = 403
+const NOT_FOUND = 404
+const PRECONDITION_FAILED = 406
+// With these the broker closes a channel or a connection over something that was sent on it: also frames, syntax, commands and
+// resources, and what is not implemented. Which of several jobs that was it does not say.
+const BLAMES = [PRECONDITION_FAILED, 501, 502, 503, 505, 506, 540]
+// So often a connection may be lost without a reason while a job is being published on it, before the job is under suspicion; and
+// so often again when it is alone on a connection. A network that fails so often at the same job is less likely than a fault of the job.
+const LOSSES_MAX = 2
+// Before another attempt to open a connection for one job, where others have theirs: the broker may limit how many a user has.
+const ALONE_WAIT_MS = 1000
+// So many jobs are published alone at a time, each on a connection.
+const ALONE_MAX = 8
+
+// Publishes on the session that jobs share. A job that may have ended a session is then published alone, on a connection of its own:
+// then no other job is ended by it, and what the broker says is about this job.
+export class Publisher {
+  #sessions
+  #openAlone
+  // The last job of each lane in which jobs are published alone, one after the other; and how often a lane was taken.
+  #lanes = Array.from({ length: ALONE_MAX }, () => Promise.resolve())
+  #next = 0
+
+  // `sessions` waits for the shared session, `openAlone` opens one for a single job.
+  constructor(sessions, openAlone) {
+    this.#sessions = sessions
+    this.#openAlone = openAlone
+  }
+
+  // Returns once the broker has the job, or the job was answered before that.
+  async publish(pending, body, properties) {
+    for (let losses = 0; losses < LOSSES_MAX; ) {
+      const session = await this.#sessions(pending)
+      const lost = session && (await publishOnce(session, pending, body, properties))
+      if (!lost) return ended(pending)
+      losses = lost.blame ? LOSSES_MAX : losses + 1
+    }
+    const lane = this.#next++ % this.#lanes.length
+    const alone = this.#lanes[lane].catch(() => {}).then(() => this.#publishAlone(pending, body, properties))
+    this.#lanes[lane] = alone
+    await Promise.race([alone, pending.over])
+    ended(pending)
+  }
+
+  async #publishAlone(pending, body, properties) {
+    for (let losses = 0; !pending.ended; ) {
+      // While the broker is away, its return is waited for where all wait for it.
+      if (!(await this.#sessions(pending))) return
+      const session = await this.#openAlone().catch(() => undefined)
+      if (!session) {
+        await Promise.race([sleep(ALONE_WAIT_MS), pending.over])
+        continue
+      }
+      try {
+        // It may have ended meanwhile, and is not to run then.
+        if (pending.ended) return
+        const lost = await publishOnce(session, pending, body, properties)
+        if (!lost) return
+        losses += 1
+        if (lost.blame || losses === LOSSES_MAX) {
+          const why = lost.blame ?? 'it closes the connection without a word whenever the job is published'
+          throw new PublishRefused(`the broker refuses this job: ${why}`)
+        }
+      } finally {
+        await session.drop()
+      }
+    }
+  }
+}
+
+// undefined once the broker has confirmed the job, or the job has ended. If the connection was lost: what the broker said, if it was
+// about something published.
+async function publishOnce(session, pending, body, properties) {
+  const outcome = await Promise.race([confirm(session, pending, body, properties), pending.over])
+  // A reply may come before the confirm.
+  if (!outcome || pending.ended) return undefined
+  if (outcome.returned) throw new Unroutable(`no queue for model ${pending.model}: is a worker for it configured?`)
+  if (!outcome.error) {
+    pending.confirmed = true
+    return undefined
+  }
+  // amqplib's words for a nack; every other error means that the channel is gone.
+  if (outcome.error.message === 'message nacked') throw new QueueFull(`the queue of model ${pending.model} is full; try again later`)
+  session.lose()
+  const { fault } = session
+  if (fault?.code === NOT_FOUND) throw new Unroutable(`no exchange ${JOBS_EXCHANGE}: was a worker ever started on this virtual host?`)
+  // For want of permission, or because of the user_id: another job of this client would be refused as well.
+  if (fault?.code === ACCESS_REFUSED || (fault?.code === PRECONDITION_FAILED && fault.message.includes('user_id'))) {
+    throw new PublishRefused(`the broker refuses jobs for exchange ${JOBS_EXCHANGE}: ${fault.message}`)
+  }
+  return { blame: BLAMES.includes(fault?.code) ? fault.message : undefined }
+}
+
+function confirm(session, pending, body, properties) {
+  return new Promise((resolve, reject) => {
+    const job = {
+      id: pending.id,
+      returned: false,
+      end(error) {
+        // One turn later, because amqplib may say only then why the channel is gone.
+        if (session.unconfirmed.delete(job)) setImmediate(resolve, { error, returned: job.returned })
+      },
+    }
+    session.unconfirmed.add(job)
+    try {
+      session.jobs.publish(JOBS_EXCHANGE, pending.model, body, properties, (error) => job.end(error ?? undefined))
+    } catch (error) {
+      // The channel is closed, or a value has no form in AMQP: then nothing was sent.
+      if (session.isLost || error.name === 'IllegalOperationError') return job.end(error)
+      session.unconfirmed.delete(job)
+      reject(new InvalidJob(`the job's headers have no form in AMQP: ${error.message}`))
+    }
+  })
+}
+
+// What became of a job that is published no more: nothing to say if it was confirmed or answered.
+function ended({ error, timeoutMs }) {
+  if (error instanceof JobFailed || error instanceof InvalidReply) return
+  if (error instanceof JobTimeout) throw new PublishTimeout(`the broker did not confirm the job within ${timeoutMs} ms`)
+  if (error) throw error
+}

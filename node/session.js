@@ -1,0 +1,191 @@
+// The connections of a client to the broker: how they are opened, watched and closed.
+
+import { setTimeout as sleep } from 'node:timers/promises'
+import amqp from 'amqplib'
+import { ConnectError } from './errors.js'
+
+// Unacknowledged replies: with 64 to 256 a consumer reaches the broker's full rate.
+const REPLY_PREFETCH = 128
+export const CLOSE_MS = 3000
+// In this time those who use a lost connection learn why from amqplib.
+const LOST_MS = 1000
+
+// What amqplib says when the broker closes the connection instead of opening the virtual host. It keeps the broker's words to itself.
+const VHOST_REFUSED = /got <ConnectionClose/
+
+// Waits for work, but not for longer. The timer keeps the process alive, so that what follows is done.
+export async function within(ms, work) {
+  const timer = new AbortController()
+  try {
+    await Promise.race([work, sleep(ms, undefined, { signal: timer.signal })])
+  } finally {
+    timer.abort()
+  }
+}
+
+// The connections to the broker. They are opened together, and dropped together when one of them is lost. Publishing and
+// consuming have one each: a broker that is short of memory stops reading from connections that publish, and on a shared one
+// it would not read the acknowledgements of the replies that fill its memory.
+export class Session {
+  connections = []
+  isLost = false
+  // What the broker said when it closed a channel or connection of jobs, an error with a code.
+  fault = undefined
+  // The jobs that wait for their confirm.
+  unconfirmed = new Set()
+
+  constructor() {
+    this.lost = new Promise((resolve) => (this.#lost = resolve))
+  }
+
+  #lost
+
+  lose() {
+    if (this.isLost) return
+    this.isLost = true
+    this.#lost()
+    const end = () => {
+      for (const job of [...this.unconfirmed]) job.end(new Error('the connection was lost'))
+    }
+    if (this.unconfirmed.size > 0) setTimeout(end, LOST_MS)
+  }
+
+  watch(thing) {
+    thing.on('error', () => this.lose())
+    thing.on('close', () => this.lose())
+    return thing
+  }
+
+  watchJobs(thing) {
+    thing.on('error', (error) => {
+      if (typeof error?.code === 'number') this.fault ??= error
+    })
+    return this.watch(thing)
+  }
+
+  async drop() {
+    this.lose()
+    await within(CLOSE_MS, Promise.all(this.connections.map((connection) => connection.close().catch(() => {}))))
+  }
+}
+
+// Opens sessions. `take` is called with each message of the reply queue; `missed` when the queue of an earlier session did not exist
+// any more, and was created again.
+export class Connector {
+  #urls
+  #options
+  #take
+  #missed
+  #hadQueue = false
+
+  constructor(url, options, replyQueue, take, missed) {
+    const parts = /^(amqps?:\/\/)((?:[^@/]*@)?)([^/?]+)(.*)$/.exec(url)
+    if (!parts) throw new ConnectError('the broker URL is not like amqp://user:password@host:5672/vhost', false)
+    const [, scheme, credentials, hosts, rest] = parts
+    this.broker = hosts
+    this.user = decoded(credentials.slice(0, -1).split(':')[0])
+    this.replyQueue = replyQueue
+    this.#urls = hosts.split(',').map((host) => `${scheme}${credentials}${host}${rest}`)
+    this.#options = options
+    this.#take = take
+    this.#missed = missed
+  }
+
+  // A session with the first host that takes one.
+  open() {
+    return this.#openBy((url, session) => this.#openBoth(url, session))
+  }
+
+  // A session that only publishes, for a job that must not share a connection with others.
+  openAlone() {
+    return this.#openBy((url, session) => this.#openJobs(url, session, 'one job'))
+  }
+
+  async #openBy(steps) {
+    let refused
+    let unreachable
+    for (const url of this.#urls) {
+      const session = new Session()
+      try {
+        await steps(url, session)
+        return session
+      } catch (error) {
+        await session.drop()
+        if (VHOST_REFUSED.test(error.message)) {
+          refused = new Error(`no vhost ${vhostOf(url)}, or none for this user, or it takes no more connections`)
+        }
+        // The broker's own answer has a code, or comes during the handshake.
+        else if (/ACCESS_REFUSED|NOT_ALLOWED|Handshake terminated/.test(error.message)) refused = error
+        else unreachable = error
+      }
+    }
+    if (unreachable) throw new ConnectError(`cannot reach the broker at ${this.broker}: ${unreachable.message || unreachable.code}`, true)
+    throw new ConnectError(`the broker at ${this.broker} refuses: ${refused.message}`, false)
+  }
+
+  // In the order that leaves no gap: reply queue, prefetch, consumer, and only then publishing.
+  async #openBoth(url, session) {
+    const replies = session.watch(await this.#connect(url, session, 'replies'))
+    const missed = this.#hadQueue && !(await hasQueue(replies, this.replyQueue))
+    const channel = session.watch(await replies.createChannel())
+    session.replies = channel
+    await channel.prefetch(REPLY_PREFETCH)
+    await channel.assertQueue(this.replyQueue, { durable: true, arguments: { 'x-expires': this.#options.replyQueueExpiresMs } })
+    if (missed) this.#missed()
+    this.#hadQueue = true
+    const { consumerTag } = await channel.consume(this.replyQueue, (message) => this.#take(session, message))
+    session.consumer = consumerTag
+    await this.#openJobs(url, session, 'jobs')
+  }
+
+  async #openJobs(url, session, what) {
+    const connection = session.watchJobs(await this.#connect(url, session, what))
+    session.jobs = session.watchJobs(await connection.createConfirmChannel())
+    session.jobs.on('return', ({ properties }) => {
+      for (const job of session.unconfirmed) job.returned ||= job.id === properties.messageId
+    })
+  }
+
+  async #connect(url, session, what) {
+    const { name, connectTimeoutMs, tls } = this.#options
+    const clientProperties = { connection_name: `${name} (${what})` }
+    // Without noDelay a small job waits for the acknowledgement of the packet before it.
+    const connection = await amqp.connect(url, { noDelay: true, timeout: connectTimeoutMs, clientProperties, ...tls })
+    session.connections.push(connection)
+    return connection
+  }
+
+  // Deletes the reply queue, and closes the connections. The queue expires by itself where this does not reach the broker.
+  async leave(session) {
+    if (!session.isLost) {
+      const deleted = session.replies.cancel(session.consumer).then(() => session.replies.deleteQueue(this.replyQueue))
+      await within(CLOSE_MS, deleted.catch(() => {}))
+    }
+    await session.drop()
+  }
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text)
+  } catch {
+    throw new ConnectError('the user in the broker URL is not percent-encoded', false)
+  }
+}
+
+function vhostOf(url) {
+  return new URL(url).pathname.slice(1) || '/'
+}
+
+async function hasQueue(connection, queue) {
+  // On a channel of its own: the broker closes it if there is no such queue.
+  const channel = await connection.createChannel()
+  channel.on('error', () => {})
+  try {
+    await channel.checkQueue(queue)
+  } catch {
+    return false
+  }
+  await channel.close()
+  return true
+}

@@ -1,0 +1,114 @@
+"""A job's AMQP message, checked before it is sent: what cannot be encoded, or what the broker refuses, would end a connection that other
+jobs share."""
+
+import datetime
+import operator
+import time
+import uuid
+from collections.abc import Mapping
+
+import aio_pika
+from pamqp.header import ContentHeader
+
+from .errors import InvalidJob
+
+# An AMQP short string.
+SHORT_BYTES_MAX = 255
+# The field names of AMQP; the encoder cuts longer ones off.
+HEADER_NAME_BYTES_MAX = 128
+# What workers take. A frame has 128 KiB, unless the broker is set otherwise.
+HEADER_BYTES_MAX = 120 << 10
+PRIORITY_MAX = 255
+BATCH_HINT_MAX = (1 << 32) - 1
+# 49 days: RabbitMQ counts milliseconds in 32 bits.
+EXPIRATION_MS_MAX = (1 << 32) - 1
+
+
+def checked_id(job_id):
+    """The id of a job, a random one for None. Raises InvalidJob."""
+    job_id = str(uuid.uuid4()) if job_id is None else str(job_id)
+    return _short_text("the job id", job_id)
+
+
+def job_message(body, content_type, job_id, reply_to, user, *, priority, expiration, batch_hint, traceparent, headers):
+    """The message that publishes a job. Raises InvalidJob if AMQP, RabbitMQ or workers would not take it."""
+    headers = _headers(headers)
+    if batch_hint is not None:
+        headers["batch-hint"] = _integer("batch_hint", batch_hint, 1, BATCH_HINT_MAX)
+    if traceparent is not None:
+        headers["traceparent"] = _short_text("traceparent", traceparent)
+    message = aio_pika.Message(
+        body, headers=headers, content_type=content_type, delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+        message_id=job_id, correlation_id=job_id, reply_to=None if reply_to is None else _short_text("reply_to", reply_to),
+        priority=None if priority is None else _integer("priority", priority, 0, PRIORITY_MAX),
+        expiration=_expiration(expiration), timestamp=int(time.time()), user_id=user,
+    )
+    try:
+        encoded = ContentHeader(body_size=len(body), properties=message.properties).marshal()
+    # Whatever the encoder raises, of whichever version it is: it is about a value that the caller gave.
+    except Exception as error:
+        raise InvalidJob(f"the job's headers have no form in AMQP: {error}") from error
+    if len(encoded) > HEADER_BYTES_MAX:
+        raise InvalidJob(f"the job's headers take {len(encoded)} bytes, at most {HEADER_BYTES_MAX} are allowed")
+    return message
+
+
+def _headers(headers):
+    if headers is None:
+        return {}
+    if not isinstance(headers, Mapping):
+        raise InvalidJob(f"headers is a {type(headers).__name__}, and has to be a dict")
+    for name in headers:
+        if not isinstance(name, str):
+            raise InvalidJob(f"the name {name!r} of a header is no str")
+        if not 0 < _utf8_bytes("the name of a header", name) <= HEADER_NAME_BYTES_MAX:
+            raise InvalidJob(f"the name {name[:HEADER_NAME_BYTES_MAX]!r} of a header has not 1 to {HEADER_NAME_BYTES_MAX} bytes")
+    return dict(headers)
+
+
+def _short_text(name, text):
+    if not isinstance(text, str):
+        raise InvalidJob(f"{name} is a {type(text).__name__}, and has to be a str")
+    if not 0 < _utf8_bytes(name, text) <= SHORT_BYTES_MAX:
+        raise InvalidJob(f"{name} has not 1 to {SHORT_BYTES_MAX} bytes")
+    if "\ufffd" in text:
+        # Workers read that for bytes that are no text, and cannot tell the two apart.
+        raise InvalidJob(f"{name} has the character U+FFFD")
+    return text
+
+
+def _utf8_bytes(name, text):
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidJob(f"{name} is no text of Unicode: {error}") from error
+
+
+def _integer(name, value, least, most):
+    try:
+        # Also those of NumPy.
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidJob(f"{name} is {value!r}, and has to be an int") from None
+    if not least <= number <= most:
+        raise InvalidJob(f"{name} is {number}, and has to be {least} to {most}")
+    return number
+
+
+def _expiration(value):
+    """Seconds, a timedelta or a datetime, as the timedelta that it is from now."""
+    if value is None:
+        return None
+    if isinstance(value, datetime.datetime):
+        milliseconds = (value - datetime.datetime.now(tz=value.tzinfo)).total_seconds() * 1000
+    elif isinstance(value, datetime.timedelta):
+        milliseconds = value.total_seconds() * 1000
+    else:
+        try:
+            milliseconds = float(value) * 1000
+        except (TypeError, ValueError):
+            raise InvalidJob(f"expiration is {value!r}, and has to be seconds, a timedelta or a datetime") from None
+    # Not a number is in no range.
+    if not 0 <= milliseconds <= EXPIRATION_MS_MAX:
+        raise InvalidJob(f"expiration is in {milliseconds / 1000:g} s, and has to be in 0 to {EXPIRATION_MS_MAX // 1000} s")
+    return datetime.timedelta(milliseconds=int(milliseconds))

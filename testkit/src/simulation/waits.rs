@@ -1,0 +1,72 @@
+//! How long jobs wait for their first pass while nothing is wrong: the bound of a caller's wait.
+
+use super::agenda::{Micros, SECOND};
+use super::ledger::{JobNumber, Ledger};
+use super::record::{JobRecord, Nature};
+use super::shell::Shell;
+use super::world::World;
+
+/// After a fault, a lost session or the end of a process: so long jobs may still wait for what it left behind. A reply queue that
+/// confirmed nothing is held off for two minutes; then backlogs drain.
+const CALM_AFTER: Micros = 180 * SECOND;
+
+/// From publish to the first pass, for a small job. A worker gives quarantined jobs ten seconds and a pass, or twenty after a turn
+/// that a program outlasted, and others wait for callers before them meanwhile. No queue of a calm history is longer.
+const WAIT_MAX: Micros = 35 * SECOND;
+
+/// A job of at most this part of a pass is a small one.
+const SMALL: usize = 8;
+
+impl World {
+    /// Every second: notes whether the world is calm, and checks what waits.
+    pub(super) fn watch_waits(&mut self) {
+        let env = &self.env;
+        let is_well = |shell: &Shell| shell.is_well(env.now) && !env.devices[shell.device()].is_hanging();
+        let are_all_well = self.workers.iter().all(|worker| worker.as_ref().is_some_and(is_well));
+        if env.faults_now > 0 || !are_all_well {
+            self.env.disturbed();
+        }
+        let since = self.env.disturbed_at + CALM_AFTER;
+        if self.env.now > since {
+            let costs: Vec<_> =
+                self.env.plan.models.iter().map(|model| model.pass_cost_max / SMALL).collect();
+            self.env.ledger.check_waits(since, WAIT_MAX, &costs);
+        }
+    }
+}
+
+impl Ledger {
+    /// A job's first item, or its next ones, are in a pass.
+    pub fn started(&mut self, job: JobNumber) {
+        self.unstarted.remove(&job);
+    }
+
+    /// No small job that was published since then has waited longer than that for its first pass. `costs`: of each model, the most
+    /// that a small job costs.
+    fn check_waits(&mut self, since: Micros, most: Micros, costs: &[usize]) {
+        let now = self.now;
+        let is_small = |job: &JobRecord| {
+            let spec = &job.spec;
+            let cost: usize = spec.costs.iter().sum();
+            spec.nature == Nature::Good && spec.hunger_tenths == 10 && cost <= costs[spec.model]
+        };
+        let waits_for_others = |job: &JobRecord| {
+            // Of copies of the same bytes one may be taken for the other; a store may not answer; a job with forged headers may
+            // belong to the quarantine; and what happened to a job may have it wait.
+            let headers = &job.spec.headers;
+            let is_forged = headers.exclusive || headers.crashes > 0 || headers.attempt > 0;
+            let was_hit = job.excuses.repeats > 0 || job.excuses.replies_refused || job.is_withdrawn;
+            job.copies > 1 || job.spec.refers || is_forged || was_hit || job.spec.headers.items_done > 0
+        };
+        let late = self.unstarted.iter().map(|job| (*job, self.job(*job))).find(|(_, job)| {
+            let waited = now - job.published_at;
+            job.published_at >= since && waited > most && is_small(job) && !waits_for_others(job)
+        });
+        if let Some((JobNumber(job), record)) = late {
+            let seconds = (now - record.published_at) / SECOND;
+            self.fail("a small job starts soon while all is well", || {
+                format!("job {job} has waited for {seconds} s")
+            });
+        }
+    }
+}

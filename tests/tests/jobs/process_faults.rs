@@ -1,0 +1,218 @@
+//! What programs call invalid or do wrong, and what is wrong in their configuration: told where it belongs, and nobody else's matter.
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use vramq_schemas::{Output, Reason, ReplyKind};
+use vramq_tests::client::Mailbox;
+use vramq_tests::metrics::Scrape;
+use vramq_tests::on_one_setup;
+use vramq_tests::shared_device::SharedDevice;
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
+use vramq_tests::worker::{Worker, command, run_to_end};
+
+use crate::process::{Served, consuming, outputs, pid_of, python};
+
+on_one_setup!(
+    an_invalid_item_ends_its_job_and_the_neighbours_run,
+    an_invalid_item_that_is_not_named_is_found,
+    what_a_program_does_wrong_is_in_the_dead_letter,
+    faults_of_the_configuration_come_all_at_once,
+    an_idle_model_makes_room_for_another,
+);
+
+const ONE_PROCESS: &str = "instances = 1\nvram = { base_mib = 10, mib_per_unit = 1, learn = false }";
+
+/// Two good jobs of two items, and between them one with an item that the program calls invalid, wait for the same pass.
+async fn together(env: &TestEnv, served: &Served, worker: &Worker, refused: &str) -> Result<Mailbox> {
+    let mut replies = env.replies().await?;
+    env.client.publish(MODEL, env.job("gate", ["wait gate"])?).await?;
+    until("the process is at the first job", async || {
+        let running = Scrape::of(worker).await?.sum("vramq_program_processes", &[("state", "running")]);
+        Ok((running == 1.0).then_some(()))
+    })
+    .await?;
+    for (id, items) in
+        [("before", ["echo 0", "echo 1"]), ("bad", ["echo 2", refused]), ("after", ["echo 4", "echo 5"])]
+    {
+        env.client.publish(MODEL, env.job(id, items)?).await?;
+    }
+    until("all three wait", async || {
+        Ok((Scrape::of(worker).await?.sum("vramq_jobs_waiting", &[]) == 3.0).then_some(()))
+    })
+    .await?;
+    std::fs::write(served.path("gate"), "")?;
+    outputs(&mut replies, "gate").await?;
+    Ok(replies)
+}
+
+/// What came of the three jobs of [`together`]: the outputs of the good ones, and how the bad one ended.
+async fn ends(replies: &mut Mailbox) -> Result<([Vec<Value>; 2], vramq_schemas::Failure)> {
+    let (mut before, mut after, mut failure, mut done) = (Vec::new(), Vec::new(), None, 0);
+    while done < 2 || failure.is_none() {
+        let reply = replies.next().await?;
+        if reply.kind()? == ReplyKind::Failed {
+            ensure!(reply.id() == "bad", "{} failed: {:?}", reply.id(), reply.failure());
+            failure = Some(reply.failure()?);
+            continue;
+        }
+        let values = reply.outputs()?.outputs.into_iter().map(|output| match output {
+            Output::Json(value) => Ok(value),
+            other => anyhow::bail!("no JSON: {other:?}"),
+        });
+        match reply.id() {
+            "before" => before.extend(values.collect::<Result<Vec<_>>>()?),
+            "after" => after.extend(values.collect::<Result<Vec<_>>>()?),
+            // Its first item was finished before.
+            "bad" => ensure!(reply.kind()? == ReplyKind::Part, "{:?}", reply.properties),
+            other => anyhow::bail!("a reply to {other}"),
+        }
+        done += usize::from(reply.kind()? == ReplyKind::Done);
+    }
+    Ok(([before, after], failure.context("no failure")?))
+}
+
+async fn an_invalid_item_ends_its_job_and_the_neighbours_run(env: &mut TestEnv) -> Result<()> {
+    for text in ["pass failed", "job dead-lettered"] {
+        env.announce(text);
+    }
+    let served = Served::new(env, ONE_PROCESS, &[])?;
+    let worker = consuming(env, &[]).await?;
+    let mut replies = together(env, &served, &worker, "refuse no picture").await?;
+    let ([before, after], failure) = ends(&mut replies).await?;
+    ensure!(
+        (failure.reason, failure.error.as_str()) == (Reason::InvalidInput, "inputs[1]: no picture"),
+        "{failure:?}"
+    );
+    ensure!(before.len() == 2 && after.len() == 2, "{before:?} {after:?}");
+    let in_one_pass = |output: &Value| output["items"] == 6;
+    ensure!(before.iter().any(in_one_pass), "they did not share a pass: {before:?} {after:?}");
+    let letter = env.dead_letters().await?.next().await?;
+    ensure!(
+        letter.id() == "bad" && letter.dead_letter()?.reason == Reason::InvalidInput,
+        "{:?}",
+        letter.properties
+    );
+    ensure!(letter.dead_letter()?.error == "inputs[1]: no picture", "{:?}", letter.dead_letter());
+    worker.drain().await?;
+    ensure!(worker.total("recomputed").await? == 0 && worker.log.count("process loaded") == 1);
+    Ok(())
+}
+
+async fn an_invalid_item_that_is_not_named_is_found(env: &mut TestEnv) -> Result<()> {
+    for text in ["pass failed", "job dead-lettered"] {
+        env.announce(text);
+    }
+    let served = Served::new(env, ONE_PROCESS, &[])?;
+    let worker = consuming(env, &[]).await?;
+    let mut replies = together(env, &served, &worker, "refuse_one no picture").await?;
+    let ([before, after], failure) = ends(&mut replies).await?;
+    // The item that was left of the job ran alone, so that it is known.
+    ensure!(
+        (failure.reason, failure.error.as_str()) == (Reason::InvalidInput, "inputs[1]: no picture"),
+        "{failure:?}"
+    );
+    ensure!(before.len() == 2 && after.len() == 2, "{before:?} {after:?}");
+    ensure!(env.dead_letters().await?.next().await?.dead_letter()?.reason == Reason::InvalidInput);
+    worker.drain().await?;
+    ensure!(worker.total("recomputed").await? == 0 && worker.log.count("process loaded") == 1);
+    Ok(())
+}
+
+/// The reason, what the letter says, and whether the process that did it serves the next job.
+const WRONG: [(&str, Reason, &str, bool); 4] = [
+    ("skip", Reason::EngineFailed, "run returned 0 outputs for 1 items; item 0 has none", true),
+    ("babble 5", Reason::EngineFailed, "ValueError: what went wrong", true),
+    ("garble", Reason::EngineFailed, "protocol fault: a header of", false),
+    ("refuse no picture", Reason::InvalidInput, "inputs[0]: no picture", true),
+];
+
+async fn what_a_program_does_wrong_is_in_the_dead_letter(env: &mut TestEnv) -> Result<()> {
+    for text in ["pass failed", "job dead-lettered"] {
+        env.announce(text);
+    }
+    let _served = Served::new(env, ONE_PROCESS, &[])?;
+    let worker = consuming(env, &[]).await?;
+    let (mut replies, mut letters) = (env.replies().await?, env.dead_letters().await?);
+    let mut pid = None;
+    for (text, reason, said, is_kept) in WRONG {
+        env.client.publish(MODEL, env.job("next", ["echo it"])?).await?;
+        let before = pid_of(&outputs(&mut replies, "next").await?.0[0])?;
+        ensure!(pid.is_none_or(|expected| expected == before), "{text}: another process came in between");
+        env.client.publish(MODEL, env.job(text, [text])?).await?;
+        let failure = replies.next().await?.failure()?;
+        ensure!(failure.reason == reason && failure.error.contains(said), "{text}: {failure:?}");
+        let letter = letters.next().await?;
+        let dossier = letter.dead_letter()?;
+        ensure!(
+            letter.id() == text && dossier.reason == reason && dossier.error.contains(said),
+            "{text}: {dossier:?}"
+        );
+        // Of what was printed, the last.
+        ensure!(dossier.error.len() < 4096, "{text}: {} bytes", dossier.error.len());
+        pid = is_kept.then_some(before);
+    }
+    worker.drain().await?;
+    ensure!(worker.log.count("process loaded") == 2);
+    Ok(())
+}
+
+async fn faults_of_the_configuration_come_all_at_once(env: &mut TestEnv) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let config = folder.path().join("worker.toml");
+    let text = format!(
+        "[model.relative]\nengine = \"process\"\ncommand = [\"python3\", \"serve.py\"]\nitem_max = 8\n\
+         [model.missing]\nengine = \"process\"\ncommand = [\"/opt/no/such/python\", \"serve.py\"]\nload_s = \"long\"\n\
+         [model.whole]\nengine = \"process\"\ncommand = [{:?}]\nvram = {{ per = \"tokens\" }}\n",
+        python()?,
+    );
+    std::fs::write(&config, text)?;
+    for subcommand in ["run", "doctor"] {
+        let mut worker = command("vramq-worker")?;
+        worker.args([subcommand, "--broker-url", &env.url, "--config"]).arg(&config);
+        let ended = run_to_end(worker).await?;
+        ensure!(ended.code == Some(2), "{subcommand}: {ended:?}");
+        for words in [
+            "model.relative.command: starts with \"python3\"; its program must be an absolute path",
+            "model.relative.item_max: is no known key",
+            "model.missing.command: the program \"/opt/no/such/python\" cannot be used",
+            "model.missing.load_s: is \"long\"; it must be a number",
+            "model.whole.vram.per: is \"tokens\"; it must be one of",
+        ] {
+            ensure!(ended.stderr.contains(words), "{subcommand}: `{words}` is not in {}", ended.stderr);
+        }
+    }
+    ensure!(env.vhost.worker_connections().await?.is_empty());
+    Ok(())
+}
+
+/// Two models of 600 MiB on a device of 1,000: the one that is warm and idle does not starve the other.
+async fn an_idle_model_makes_room_for_another(env: &mut TestEnv) -> Result<()> {
+    const BASE_MIB: &str = "600";
+    let device = SharedDevice::new(1000)?;
+    let [file, memory, reserve] = device.settings();
+    let path = file.split_once('=').context("no file")?.1.to_owned();
+    let room = format!("instances = 1\nvram = {{ base_mib = {BASE_MIB}, mib_per_unit = 1, learn = false }}");
+    let served = Served::new(env, &room, &[("DEVICE", &path), ("BASE_MIB", BASE_MIB)])?;
+    let first = std::fs::read_to_string(served.config())?;
+    let second = first.replace(&format!("[model.{MODEL}"), "[model.second");
+    std::fs::write(served.config(), first + &second)?;
+    let worker = consuming(env, &[&file, &memory, &reserve]).await?;
+    let mut replies = env.replies().await?;
+    for (round, model) in [MODEL, "second", MODEL, "second"].into_iter().enumerate() {
+        let id = format!("{round}");
+        let job = vramq_tests::job::Message::texts(
+            env.setup.encoding,
+            model,
+            &id,
+            vramq_tests::test_env::REPLIES,
+            ["echo it"],
+        )?;
+        env.client.publish(model, job).await?;
+        ensure!(outputs(&mut replies, &id).await?.0[0]["text"] == "it");
+        ensure!(device.memory().free == 400 << 20, "{:?}", device.memory());
+    }
+    worker.drain().await?;
+    ensure!(device.memory().free == 1000 << 20, "{:?}", device.memory());
+    Ok(())
+}

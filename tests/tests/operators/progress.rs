@@ -1,0 +1,28 @@
+//! The progress of `vramq submit` on a terminal: a bar while jobs wait and run, and a line when it is through.
+
+use anyhow::{Result, ensure};
+use vramq_tests::on_one_setup;
+use vramq_tests::terminal::Terminal;
+use vramq_tests::test_env::{MODEL, TestEnv};
+
+on_one_setup!(a_bar_is_drawn_and_removed);
+
+async fn a_bar_is_drawn_and_removed(env: &mut TestEnv) -> Result<()> {
+    // Its queue stays, so that jobs wait in it.
+    env.worker(&[]).await?.drain().await?;
+    let folder = tempfile::tempdir()?;
+    let output = folder.path().join("out.jsonl");
+    let terminal = Terminal::open(100, 24).await?;
+    terminal.type_line(&format!("export VRAMQ_BROKER_URL={}; clear", env.url)).await?;
+    let arguments = format!("submit --model {MODEL} --job-items 1 -o {} one two three", output.display());
+    terminal.run("vramq", &arguments).await?;
+    let bar = terminal.shows("the bar", |screen| screen.contains("0/3 items, ")).await?;
+    ensure!(bar.contains("left"), "{bar}");
+
+    let worker = env.worker(&[]).await?;
+    let through = terminal.shows("the summary", |screen| screen.contains("3 items answered in ")).await?;
+    ensure!(!through.contains("/3 items"), "the bar is still there:\n{through}");
+    ensure!(terminal.is_restored().await?, "{through}");
+    ensure!(std::fs::read_to_string(&output)?.lines().count() == 3);
+    worker.drain().await
+}

@@ -1,0 +1,193 @@
+//! Tests of further queues that cannot be consumed: they cost their own consumers, and nothing else.
+
+use std::time::Duration;
+
+use vramq_schemas::JobHeaders;
+
+use super::test_worker::{CHANNEL, MODEL, Worker, consumers};
+use crate::action::{Action, JobQueue, SessionEnd};
+use crate::event::{Event, PassResult, PublishOutcome, QueueCount, QueueCounts, SessionFacts, Source};
+use crate::ids::{ChannelId, ConsumerId, JobKey, QueueIndex};
+use crate::observation::Observation;
+
+const FURTHER: QueueIndex = QueueIndex(1);
+
+fn worker() -> Worker {
+    Worker::with_a_further_queue("team-a.jobs")
+}
+
+fn consumer_of(worker: &Worker, queue: QueueIndex) -> ConsumerId {
+    let Source::Jobs(_, consumer) = worker.source_of(queue) else { panic!("a consumer of jobs") };
+    consumer
+}
+
+fn session_end(actions: &[Action]) -> Option<&SessionEnd> {
+    actions.iter().find_map(|action| match action {
+        Action::EndSession(end) => Some(end),
+        _ => None,
+    })
+}
+
+/// What was observed of the further queue.
+fn missing(actions: &[Action]) -> Option<bool> {
+    actions.iter().rev().find_map(|action| match action {
+        Action::Observe(Observation::QueueMissing { queue: FURTHER, is_missing, .. }) => Some(*is_missing),
+        _ => None,
+    })
+}
+
+fn is_looked_for(actions: &[Action]) -> bool {
+    actions.iter().any(|action| matches!(action, Action::LookForQueue { queue: FURTHER, .. }))
+}
+
+fn consumes(actions: &[Action], wanted: QueueIndex) -> bool {
+    let is_of =
+        |action: &Action| matches!(action, Action::Consume { queue, .. } if *queue == JobQueue::Jobs(wanted));
+    actions.iter().any(is_of)
+}
+
+fn lost() -> Event {
+    Event::QueueLost { model: MODEL, queue: FURTHER, error: "NOT_FOUND".to_owned() }
+}
+
+fn looked_for(result: Result<(), &str>) -> Event {
+    let result = result.map_err(str::to_owned);
+    Event::QueueLookedFor { model: MODEL, queue: FURTHER, result }
+}
+
+/// The time of the next look comes.
+fn wait(worker: &mut Worker) -> Vec<Action> {
+    worker.now += Duration::from_secs(10);
+    worker.apply(Event::Timer)
+}
+
+#[test]
+fn a_further_queue_that_is_deleted_is_looked_for_until_it_is_back() {
+    let mut worker = worker();
+    let further = worker.source_of(FURTHER);
+    worker.job(1, 1, further, JobHeaders::default());
+    let consumer = consumer_of(&worker, FURTHER);
+    let actions = worker.apply(Event::ConsumerEnded { consumer });
+    assert_eq!((session_end(&actions), missing(&actions)), (None, Some(true)));
+    assert!(!consumes(&actions, FURTHER));
+    // Its other consumers are stopped.
+    worker.consumers_end(&actions);
+    // Its job runs to its end.
+    assert_eq!(worker.pass().items, [(JobKey(1), 0)]);
+    // So soon it is not declared: its owner may be about to make it again.
+    assert!(!is_looked_for(&worker.apply(Event::Timer)));
+    assert!(is_looked_for(&wait(&mut worker)));
+    for error in ["NOT_FOUND", "NOT_FOUND", "PRECONDITION_FAILED"] {
+        let actions = worker.apply(looked_for(Err(error)));
+        assert!(!is_looked_for(&actions) && !consumes(&actions, FURTHER));
+        assert!(is_looked_for(&wait(&mut worker)), "{error}");
+    }
+    let actions = worker.apply(looked_for(Ok(())));
+    assert_eq!(missing(&actions), Some(false));
+    assert!(consumes(&actions, FURTHER), "{actions:?}");
+    assert!(!is_looked_for(&wait(&mut worker)));
+    // Each time anew.
+    assert_eq!(missing(&worker.apply(lost())), Some(true));
+    assert!(is_looked_for(&wait(&mut worker)));
+}
+
+#[test]
+fn a_model_without_its_own_queue_has_no_session() {
+    let mut worker = worker();
+    let consumer = consumer_of(&worker, QueueIndex::OWN);
+    let actions = worker.apply(Event::ConsumerEnded { consumer });
+    assert!(matches!(session_end(&actions), Some(SessionEnd::Lost(_))), "{actions:?}");
+}
+
+#[test]
+fn what_is_said_twice_of_a_lost_queue_is_heard_once() {
+    let mut worker = worker();
+    assert_eq!(missing(&worker.apply(lost())), Some(true));
+    let consumer = consumer_of(&worker, FURTHER);
+    for event in [lost(), Event::ConsumerEnded { consumer }, lost()] {
+        let actions = worker.apply(event);
+        assert_eq!((session_end(&actions), missing(&actions)), (None, None), "{actions:?}");
+    }
+    let looks = wait(&mut worker);
+    assert_eq!(looks.iter().filter(|action| matches!(action, Action::LookForQueue { .. })).count(), 1);
+}
+
+#[test]
+fn a_drain_does_not_wait_for_consumers_of_a_channel_that_is_closed() {
+    let mut worker = worker();
+    worker.apply(lost());
+    let actions = worker.apply(Event::StopRequested { signal: "SIGTERM" });
+    let stopped: Vec<_> =
+        actions.iter().filter(|action| matches!(action, Action::StopConsumer { .. })).collect();
+    assert!(!stopped.is_empty() && session_end(&actions).is_none(), "{actions:?}");
+    let ended = worker.consumers_end(&actions);
+    assert_eq!(session_end(&ended), Some(&SessionEnd::Drained));
+    assert!(!is_looked_for(&wait(&mut worker)));
+}
+
+/// A job of one item runs and is answered; its ack is sent.
+fn ack(worker: &mut Worker, key: u64, channel: ChannelId) -> Vec<(ChannelId, u64)> {
+    let delivery = crate::event::Delivery {
+        channel,
+        tag: crate::ids::DeliveryTag(1),
+        ..Worker::delivery(key, worker.source_of(FURTHER), JobHeaders::default())
+    };
+    worker.apply(Event::Delivered(Box::new(delivery)));
+    worker.decoded(key, 1);
+    let order = worker.pass();
+    worker.ends(&order, PassResult::Done, vec![Some(1)]);
+    worker.apply(Event::Published { job: JobKey(key), outcome: PublishOutcome::Confirmed { messages: 1 } });
+    let acks = worker.apply(Event::Idle).into_iter().filter_map(|action| match action {
+        Action::Ack { channel, frames } => Some((channel, frames[0].tag().0)),
+        _ => None,
+    });
+    acks.collect()
+}
+
+#[test]
+fn acks_are_for_the_channel_that_the_delivery_came_by() {
+    let mut worker = worker();
+    let channel = |number| ChannelId { number, ..CHANNEL };
+    assert_eq!(ack(&mut worker, 1, channel(1)), [(channel(1), 1)]);
+    // The broker reads it no more: the queue is gone.
+    worker.apply(lost());
+    worker.apply(Event::AcksSent { channel: channel(1), sent: vec![false] });
+    worker.apply(looked_for(Ok(())));
+    assert_eq!(ack(&mut worker, 2, channel(2)), [(channel(2), 1)]);
+    worker.apply(Event::AcksSent { channel: channel(2), sent: vec![true] });
+    assert_eq!(worker.unacked(), 0);
+}
+
+#[test]
+fn a_further_queue_that_brings_nothing_is_consumed_anew_and_costs_no_session() {
+    let mut worker = worker();
+    let waiting = |own, further| QueueCounts {
+        jobs: [own, further].map(|waiting| QueueCount { waiting, consumers: 1 }).to_vec(),
+        ..QueueCounts::default()
+    };
+    let mut counted = |counts: QueueCounts| {
+        let looks =
+            (0..10).map(|_| worker.apply(Event::QueuesCounted { model: MODEL, counts: counts.clone() }));
+        looks.flatten().collect::<Vec<_>>()
+    };
+    let actions = counted(waiting(0, 5));
+    assert_eq!((session_end(&actions), missing(&actions)), (None, Some(true)));
+    assert!(actions.iter().any(|action| matches!(action, Action::StopConsumer { .. })), "{actions:?}");
+    let actions = counted(waiting(5, 0));
+    assert!(matches!(session_end(&actions), Some(SessionEnd::Lost(_))), "{actions:?}");
+}
+
+#[test]
+fn a_session_that_opens_without_a_further_queue_serves_the_others() {
+    let mut worker = worker();
+    worker.apply(Event::SessionFailed("broken".to_owned()));
+    worker.apply(Event::SessionClosed);
+    let missing_now = vec![(MODEL, FURTHER, "NOT_FOUND".to_owned())];
+    let facts = SessionFacts { declares: false, missing: missing_now };
+    let actions = worker.apply(Event::SessionOpened(facts));
+    assert!(consumes(&actions, QueueIndex::OWN) && !consumes(&actions, FURTHER), "{actions:?}");
+    assert!(!consumers(&actions).is_empty());
+    assert_eq!(missing(&actions), Some(true));
+    assert!(is_looked_for(&wait(&mut worker)));
+    assert!(consumes(&worker.apply(looked_for(Ok(()))), FURTHER));
+}

@@ -1,0 +1,91 @@
+//! Isolation: the worker stops consuming, settles or requeues what it holds, and then takes quarantined jobs one by one. All of it is
+//! bounded in time, so that a quarantined job costs the other callers no more than that.
+
+use crate::Core;
+use crate::action::Action;
+use crate::event::Source;
+use crate::ids::ModelIndex;
+use crate::jobs::Running;
+
+impl Core {
+    /// Quarantined jobs of a model wait. The jobs that are held are finished if about a pass is enough; others are requeued now, as
+    /// by a drain.
+    pub(crate) fn isolate(&mut self, model: ModelIndex, count: u32) {
+        let name = &self.models[model.0].name;
+        tracing::info!(
+            model = name,
+            count,
+            "not consuming: quarantined jobs run next, one at a time, once the unacknowledged jobs have ended"
+        );
+        self.quarantine.isolate(model, self.now.at);
+        if !self.jobs.fetching_where(|_| true).is_empty() {
+            self.quarantine.cuts_fetches();
+        }
+        self.requeue_large();
+        self.adjust_consumers();
+    }
+
+    /// Takes the next quarantined job, if no other job is unacknowledged.
+    pub(crate) fn fetch_quarantined(&mut self) {
+        let is_alone = self.unacked() == 0 && self.has_stopped_consuming();
+        let may_run =
+            !self.lifecycle.is_handing_over() && !self.lifecycle.is_draining() && !self.lifecycle.is_paused();
+        if is_alone
+            && may_run
+            && let Some(model) = self.quarantine.fetch(self.now.at)
+        {
+            self.act(Action::FetchQuarantined { model });
+        }
+    }
+
+    pub(crate) fn quarantine_empty(&mut self) {
+        self.quarantine.fetched();
+        self.end_isolation();
+    }
+
+    /// So many quarantined jobs of a model wait. If others have taken them all meanwhile, there is nothing to wait for.
+    pub(crate) fn counted_while_isolating(&mut self, model: ModelIndex, count: u32) {
+        if count == 0 && self.quarantine.is_waiting_for(model) {
+            self.end_isolation();
+        }
+    }
+
+    /// Every second: keeps an isolation within its time. After half of it all jobs are requeued that it still waits for; at its end
+    /// the quarantined job is, after its next pass.
+    pub(crate) fn watch_isolation(&mut self) {
+        let now = self.now.at;
+        if self.quarantine.is_time_over(now) {
+            let is_alone = self.unacked() == 0 && !self.quarantine.is_fetching();
+            // What passes hold that outlast it need not keep other jobs waiting.
+            if is_alone || !self.quarantine.has_begun() {
+                return self.end_isolation();
+            }
+            return self.requeue_quarantined();
+        }
+        if self.quarantine.is_half_time_over(now) && !self.quarantine.has_begun() {
+            self.requeue_fetching();
+            let held = self.jobs.running_where(|job, _| !self.health.is_pending(job));
+            held.into_iter().for_each(|job| self.requeue_unfinished(job));
+        }
+    }
+
+    fn requeue_quarantined(&mut self) {
+        // A job of a model that has become unavailable has no next pass.
+        let may_leave = |job: &Running| {
+            let delivery = &job.received.delivery;
+            let is_available = self.scheduler.is_available(delivery.model);
+            delivery.source == Source::Quarantine && (job.has_started() || !is_available)
+        };
+        let quarantined = self.jobs.running_where(|key, job| may_leave(job) && !self.health.is_pending(key));
+        quarantined.into_iter().for_each(|job| self.requeue_unfinished(job));
+    }
+
+    fn end_isolation(&mut self) {
+        self.quarantine.end_isolation(self.now.at);
+        self.adjust_consumers();
+    }
+}
+
+#[cfg(test)]
+#[path = "isolation_tests.rs"]
+mod tests;

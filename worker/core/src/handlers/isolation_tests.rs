@@ -1,0 +1,144 @@
+//! Tests of isolation: what becomes of the jobs that are held, and how long other callers wait.
+
+use std::time::Duration;
+
+use vramq_schemas::JobHeaders;
+
+use crate::action::{Action, PassOrder, Publication, Route};
+use crate::event::{Event, PassResult, PublishOutcome, QueueCount, QueueCounts, Source};
+use crate::handlers::test_worker::{MODEL, Worker, consumers, requeued};
+use crate::ids::JobKey;
+
+const CONFIRMED: PublishOutcome = PublishOutcome::Confirmed { messages: 1 };
+
+impl Worker {
+    /// The broker counts so many quarantined jobs, and one consumer of the model's jobs.
+    fn counts(&mut self, quarantined: u32) -> Vec<Action> {
+        let counts = QueueCounts {
+            jobs: vec![QueueCount { waiting: 0, consumers: 1 }],
+            quarantined,
+            ..QueueCounts::default()
+        };
+        self.apply(Event::QueuesCounted { model: MODEL, counts })
+    }
+
+    /// A quarantined job waits: the worker stops its consumers, and the broker confirms that.
+    fn isolates(&mut self) -> Vec<Action> {
+        let stopping = self.counts(1);
+        let stops =
+            |actions: &[Action]| actions.iter().any(|action| matches!(action, Action::StopConsumer { .. }));
+        assert!(stops(&stopping), "{stopping:?}");
+        let (mut all, mut last) = (Vec::new(), stopping);
+        while stops(&last) {
+            let next = self.consumers_end(&last);
+            all.append(&mut std::mem::replace(&mut last, next));
+        }
+        all.append(&mut last);
+        all
+    }
+
+    fn second(&mut self) -> Vec<Action> {
+        self.now += Duration::from_secs(1);
+        self.quiet_tick()
+    }
+}
+
+impl Worker {
+    /// All these passes end, and the broker confirms what is published. Gives how many items of the first job they had, and what is
+    /// requeued.
+    fn end_all(&mut self, passes: &[PassOrder]) -> (usize, Vec<(JobKey, JobHeaders, Route)>) {
+        let (mut done, mut back, mut actions) = (0, Vec::new(), Vec::new());
+        for pass in passes {
+            done += pass.items.iter().filter(|(job, _)| *job == JobKey(1)).count();
+            actions.extend(self.ends(pass, PassResult::Done, vec![Some(10); pass.items.len()]));
+        }
+        while let Some(action) = actions.pop() {
+            if let Action::Publish { job, publication: Publication::Reply(_) } = action {
+                actions.extend(self.apply(Event::Published { job, outcome: CONFIRMED }));
+            } else {
+                back.extend(requeued(&[action]));
+            }
+        }
+        (done, back)
+    }
+}
+
+fn requeued_jobs(actions: &[Action]) -> Vec<JobKey> {
+    requeued(actions).into_iter().map(|(job, ..)| job).collect()
+}
+
+fn is_fetched(actions: &[Action]) -> bool {
+    actions.iter().any(|action| matches!(action, Action::FetchQuarantined { .. }))
+}
+
+#[test]
+fn a_quarantined_job_waits_for_no_large_job() {
+    let mut worker = Worker::on_device();
+    worker.arrives(1, worker.source(), JobHeaders::default());
+    // It fills the credit: the newest consumer is stopped, and its end confirmed.
+    let actions = worker.decoded(1, 31);
+    worker.consumers_end(&actions);
+    worker.job(2, 1, worker.source(), JobHeaders::default());
+    let passes = worker.passes();
+    // It is in passes, which end first; then what is finished goes out, and the rest of it goes to other workers.
+    assert!(requeued(&worker.isolates()).is_empty());
+    let (done, back) = worker.end_all(&passes);
+    let [(JobKey(1), headers, Route::Now)] = &back[..] else { panic!("{back:?}") };
+    assert_eq!((headers.items_done as usize, headers.attempt, headers.crashes), (done, 0, 0));
+    assert!(done > 0 && done < 31);
+}
+
+#[test]
+fn what_is_left_at_half_time_is_requeued_and_the_quarantined_job_runs() {
+    let mut worker = Worker::new();
+    // They cannot share passes, and the program has three processes.
+    let alone = JobHeaders { batch_hint: Some(1), ..JobHeaders::default() };
+    for key in 1..=5 {
+        worker.job(key, 1, worker.source(), alone.clone());
+    }
+    let passes = worker.passes();
+    assert_eq!(passes.len(), 3);
+    worker.isolates();
+    for _ in 0..4 {
+        assert!(requeued(&worker.second()).is_empty(), "they may be finished in time");
+    }
+    assert_eq!(requeued_jobs(&worker.second()), [JobKey(4), JobKey(5)]);
+}
+
+#[test]
+fn other_jobs_are_taken_again_after_ten_seconds_although_a_pass_goes_on() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    worker.pass();
+    worker.isolates();
+    let started: Vec<usize> = (0..10).map(|_| consumers(&worker.second()).len()).collect();
+    assert!(started[..9].iter().all(|count| *count == 0) && started[9] > 0, "{started:?}");
+}
+
+#[test]
+fn a_worker_whose_quarantined_job_others_took_goes_on_at_once() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    worker.pass();
+    worker.isolates();
+    worker.second();
+    assert!(consumers(&worker.counts(1)).is_empty());
+    worker.second();
+    assert!(!consumers(&worker.counts(0)).is_empty());
+}
+
+/// A quarantined job of many passes has its time, and goes back to the quarantine with what is finished.
+#[test]
+fn a_long_quarantined_job_does_not_keep_the_worker_from_others() {
+    let mut worker = Worker::new();
+    assert!(is_fetched(&worker.isolates()));
+    worker.job(1, 100, Source::Quarantine, JobHeaders { crashes: 2, ..JobHeaders::default() });
+    let passes = worker.passes();
+    for _ in 0..10 {
+        assert!(requeued(&worker.second()).is_empty());
+    }
+    let (done, back) = worker.end_all(&passes);
+    let [(JobKey(1), headers, Route::Quarantine)] = &back[..] else { panic!("{back:?}") };
+    assert_eq!((headers.items_done as usize, headers.crashes, headers.attempt), (done, 2, 0));
+    assert!(done > 0 && done < 100);
+}

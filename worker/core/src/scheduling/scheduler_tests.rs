@@ -1,0 +1,262 @@
+//! Tests of the scheduler: how models share the device, and whose pass waits for memory.
+
+use std::num::{NonZeroU16, NonZeroU32};
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::ids::QueueIndex;
+use crate::settings::QueueFacts;
+
+/// A model with so large a share of the device. Its passes take a byte for each unit of cost.
+fn model(share: u32) -> ModelFacts {
+    ModelFacts {
+        name: share.to_string(),
+        queues: vec![QueueFacts::own("m")],
+        larger: None,
+        slots_max: NonZeroU16::MIN,
+        slots: NonZeroU16::MIN,
+        pass_cost_max: 1,
+        job_shape: PassShape::default(),
+        share: NonZeroU32::new(share).unwrap(),
+        weights: 0,
+        executor: 0,
+        probe: PassShape::default(),
+        pass_bytes: Arc::new(|shape| shape.cost as u64),
+    }
+}
+
+fn job(key: u64, items: usize) -> Waiting {
+    Waiting {
+        key: JobKey(key),
+        queue: QueueIndex(0),
+        caller: None,
+        hint: None,
+        exclusive: false,
+        tried_at_ms: 0,
+        isolated: false,
+        items: (0..).zip(vec![1; items]).collect(),
+        more: false,
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A scheduler with its models, at a moment.
+struct Device {
+    scheduler: Scheduler,
+    models: Vec<ModelFacts>,
+    limits: LearnedLimits,
+    now: Instant,
+    /// A pass's model and when it ends.
+    running: Vec<(PassId, ModelIndex, Vec<JobKey>, Instant, Duration)>,
+}
+
+impl Device {
+    /// Each model has an executor of its own; the first runs one pass after the other, the rest several side by side.
+    fn new(models: usize, bytes: u64, pass_cost_max: usize) -> Self {
+        let model = |executor| ModelFacts { executor, pass_cost_max, ..model(1) };
+        let executor = |at| ExecutorFacts { passes_max: 2, is_serial: at == 0 };
+        let models: Vec<_> = (0..models).map(model).collect();
+        let executors: Vec<_> = (0..models.len()).map(executor).collect();
+        Self {
+            scheduler: Scheduler::new(&models, &executors, Budget::new(bytes)),
+            models,
+            limits: LearnedLimits::new("cpu", bytes, Default::default()),
+            now: Instant::now(),
+            running: Vec::new(),
+        }
+    }
+
+    fn push(&mut self, model: usize, job: Waiting) {
+        self.scheduler.push(ModelIndex(model), job);
+    }
+
+    /// Starts passes while there is room; `takes` tells how long one of a model takes. Gives the jobs of each.
+    fn round(&mut self, takes: &[Duration]) -> Vec<Vec<JobKey>> {
+        let (now, mut started) = (self.now, Vec::new());
+        self.scheduler.begin_round();
+        while let Some((turn, _)) = self.scheduler.next_turn(&self.models) {
+            let model = &self.models[turn.model.0];
+            let limit = self.scheduler.budget.limit();
+            let Some(pass) = self.scheduler.admit(turn, model, &self.limits, limit, now) else { continue };
+            let (jobs, lasts) = (pass.jobs(), takes[turn.model.0]);
+            let (order, ..) = self.scheduler.start(*pass, model, Vec::new(), now);
+            self.running.push((order.pass, turn.model, jobs.clone(), now + lasts, lasts));
+            started.push(jobs);
+        }
+        self.scheduler.end_round(now);
+        started
+    }
+
+    /// Goes to the end of the next pass. False if none runs.
+    fn next_end(&mut self) -> bool {
+        let ends = self.running.iter().map(|(.., at, _)| *at).min();
+        let Some(at) = ends else { return false };
+        self.now = at;
+        for (pass, _, _, _, lasted) in self.running.extract_if(.., |(.., ends, _)| *ends == at) {
+            self.scheduler.ended(pass, &self.models, 0, lasted);
+        }
+        true
+    }
+}
+
+/// Passes of each model until `passes` have run, of jobs that never run out; a pass of the n-th model takes `seconds[n]`.
+fn passes_of(models: &[ModelFacts], seconds: &[u64], passes: usize) -> Vec<u64> {
+    let (now, limits) = (Instant::now(), LearnedLimits::new("cpu", 1, Default::default()));
+    let executor = ExecutorFacts { passes_max: 1, is_serial: true };
+    let mut scheduler = Scheduler::new(models, &[executor], Budget::new(1));
+    for index in 0..models.len() {
+        scheduler.push(ModelIndex(index), job(index as u64, passes));
+    }
+    let mut counts = vec![0; models.len()];
+    for _ in 0..passes {
+        scheduler.begin_round();
+        let (turn, _) = scheduler.next_turn(models).unwrap();
+        let model = &models[turn.model.0];
+        let pass = scheduler.admit(turn, model, &limits, 1, now).expect("memory");
+        let (order, ..) = scheduler.start(*pass, model, Vec::new(), now);
+        scheduler.ended(order.pass, models, 0, Duration::from_secs(seconds[turn.model.0]));
+        counts[turn.model.0] += 1;
+    }
+    counts
+}
+
+#[test]
+fn a_wait_for_memory_is_reported_once_with_its_length() {
+    let mut device = Device::new(1, 1, 1);
+    let others = device.scheduler.budget.try_acquire(1).expect("nothing holds it");
+    device.push(0, job(1, 1));
+    let start = device.now;
+    device.round(&[SECOND]);
+    device.now += 3 * SECOND;
+    device.round(&[SECOND]);
+    assert_eq!(device.scheduler.unblocked(start + 3 * SECOND), Some(3 * SECOND));
+    assert_eq!(device.scheduler.unblocked(start + 4 * SECOND), None);
+    drop(others);
+    assert_eq!(device.round(&[SECOND]), [[JobKey(1)]]);
+}
+
+#[test]
+fn models_share_the_devices_time_by_their_weights() {
+    assert_eq!(passes_of(&[model(1), model(1)], &[1, 1], 100), [50, 50]);
+    assert_eq!(passes_of(&[model(1), model(3)], &[1, 1], 100), [25, 75]);
+    // Time counts, not passes: 40 s of each.
+    assert_eq!(passes_of(&[model(1), model(1)], &[4, 1], 50), [10, 40]);
+    assert_eq!(passes_of(&[model(2), model(1), model(1)], &[1, 1, 1], 100), [50, 25, 25]);
+}
+
+/// A program's pass takes 45 s, and an exclusive job of the encoder waits for it. Meanwhile the encoder's other jobs run, and the
+/// program's next pass does not start before the exclusive one.
+#[test]
+fn an_exclusive_job_that_waits_for_a_long_pass_stops_no_short_ones() {
+    let takes = [SECOND / 10, 45 * SECOND];
+    let mut device = Device::new(2, 100, 1);
+    device.push(0, job(1, 1));
+    assert_eq!(device.round(&takes), [[JobKey(1)]]);
+    device.next_end();
+    device.push(1, job(2, 1));
+    assert_eq!(device.round(&takes), [[JobKey(2)]]);
+    device.now += SECOND;
+    device.push(0, Waiting { exclusive: true, ..job(3, 1) });
+    device.push(1, job(4, 1));
+    let mut key = 100;
+    while device.running.iter().any(|(_, model, ..)| *model == ModelIndex(1)) {
+        key += 1;
+        device.push(0, job(key, 1));
+        assert_eq!(device.round(&takes), [[JobKey(key)]], "one short pass after the other");
+        device.next_end();
+    }
+    assert!(key > 300, "{key}");
+    device.push(0, job(5, 1));
+    while !device.running.is_empty() {
+        assert_eq!(device.round(&takes), [[JobKey(0); 0]; 0], "nothing starts before it any more");
+        device.next_end();
+    }
+    assert_eq!(device.round(&takes), [[JobKey(3)]]);
+    device.next_end();
+    let both = device.round(&takes);
+    assert!(both.contains(&vec![JobKey(4)]) && both.contains(&vec![JobKey(5)]), "{both:?}");
+}
+
+/// A program's second pass does not fit beside its first. That is no reason to keep another program's from starting, if it leaves
+/// the second one the memory that it needs when the first has ended.
+#[test]
+fn a_pass_that_leaves_room_for_the_reserved_one_starts_whatever_it_takes() {
+    let takes = [SECOND / 10, 45 * SECOND, 50 * SECOND];
+    let mut device = Device::new(3, 100, 60);
+    device.push(1, job(1, 60));
+    assert_eq!(device.round(&takes), [[JobKey(1)]]);
+    device.models[1].pass_bytes = Arc::new(|_| 70);
+    device.models[2].pass_bytes = Arc::new(|_| 31);
+    device.push(1, job(2, 1));
+    device.push(2, job(3, 1));
+    assert_eq!(
+        device.round(&takes),
+        [[JobKey(0); 0]; 0],
+        "there is room, but it would keep the reserved one waiting"
+    );
+    device.models[2].pass_bytes = Arc::new(|_| 30);
+    assert_eq!(device.round(&takes), [[JobKey(3)]]);
+    device.next_end();
+    assert_eq!(device.round(&takes), [[JobKey(2)]]);
+}
+
+/// What other processes hold is waited for by the model that needs it, and by no other.
+#[test]
+fn memory_that_other_processes_may_give_back_is_waited_for_by_one_model() {
+    let mut device = Device::new(2, 1, 1);
+    device.models[0].pass_bytes = Arc::new(|_| 50);
+    let (limits, now) = (device.limits.clone(), device.now);
+    device.push(0, job(1, 1));
+    device.push(1, job(2, 1));
+    device.scheduler.begin_round();
+    let mut tried = Vec::new();
+    while let Some((turn, job)) = device.scheduler.next_turn(&device.models) {
+        tried.push(job);
+        // Without other processes there would be 100 bytes.
+        let model = &device.models[turn.model.0];
+        if let Some(pass) = device.scheduler.admit(turn, model, &limits, 100, now) {
+            assert_eq!(pass.jobs(), [JobKey(2)]);
+            device.scheduler.start(*pass, model, Vec::new(), now);
+        }
+    }
+    assert_eq!(tried, [JobKey(1), JobKey(2)]);
+}
+
+proptest! {
+    /// Passes of up to 45 s, exclusive jobs and jobs that need half of the memory, pushed as fast as they run: a job that is the
+    /// only one of its kind waits for a bounded time, whatever comes later.
+    #[test]
+    fn nobody_starves_beside_exclusive_jobs_and_long_passes(
+        millis in prop::collection::vec(prop_oneof![1u64..200, 1_000u64..45_000], 2..5),
+        flood in prop::collection::vec((0usize..5, prop::bool::weighted(0.2), 1usize..60), 600),
+        victim in 0usize..5,
+        is_exclusive: bool,
+    ) {
+        let takes: Vec<_> = millis.into_iter().map(Duration::from_millis).collect();
+        let longest = takes.iter().max().copied().unwrap_or_default();
+        let mut device = Device::new(takes.len(), 100, 60);
+        let mut flood = (1..).zip(flood);
+        let mut fill = |device: &mut Device, jobs: usize| {
+            for (key, (model, exclusive, items)) in flood.by_ref().take(jobs) {
+                device.push(model % takes.len(), Waiting { exclusive, ..job(key, items) });
+            }
+        };
+        fill(&mut device, 20);
+        let (start, before) = (device.now, 21);
+        device.push(victim % takes.len(), Waiting { exclusive: is_exclusive, ..job(10_000, 1) });
+        loop {
+            let started = device.round(&takes);
+            if started.iter().flatten().any(|key| *key == JobKey(10_000)) {
+                break;
+            }
+            // Each of the jobs before it has a turn or two, and each turn may wait for the passes that run, and for one beside them.
+            let waited = device.now - start;
+            prop_assert!(waited <= longest * 2 * 2 * before, "{waited:?} with passes of {takes:?}");
+            prop_assert!(device.next_end(), "nothing runs, and something waits");
+            fill(&mut device, started.len());
+        }
+    }
+}

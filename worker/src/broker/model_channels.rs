@@ -1,0 +1,251 @@
+//! The channels of one model's jobs: one for its own queue, its large jobs and its quarantine, and one for each further queue.
+//!
+//! The broker closes a channel on which a queue is asked for that is not there. So a further queue, which others may delete, has a
+//! channel of its own, and loses nothing but that. When the queue is found again, it gets another one: RabbitMQ's acks name a
+//! message by its number in a classic queue, and one of the deleted queue would settle whatever has that number in its successor.
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use futures_util::stream::{BoxStream, StreamExt};
+use lapin::Channel;
+use lapin::message::Delivery;
+use lapin::types::ShortString;
+use vramq_core::action::JobQueue;
+use vramq_core::event::{QueueCount, QueueCounts, Source};
+use vramq_core::ids::{ChannelId, ConsumerId, ModelIndex, QueueIndex};
+use vramq_schemas::topology::{bulk_queue, jobs_queue, suspects_queue};
+
+use super::deadline::within;
+use super::job_channel::JobChannel;
+use super::topology::FurtherQueue;
+
+/// How long the broker may take to start a consumer: one that answers nothing for so long delivers no jobs either.
+const CONSUME_MAX: Duration = Duration::from_secs(3);
+
+/// The longest consumer tag: AMQP's short string.
+const TAG_BYTES_MAX: usize = 255;
+
+/// What a consumer gives: deliveries, then one without a delivery when it has ended.
+pub type Deliveries = BoxStream<'static, Delivered>;
+
+/// A delivery, or the end of its consumer.
+#[derive(Debug)]
+pub struct Delivered {
+    pub source: Source,
+    pub channel: Arc<JobChannel>,
+    pub delivery: Option<lapin::Result<Delivery>>,
+}
+
+/// Why there is no consumer.
+#[derive(Debug, thiserror::Error)]
+pub enum ConsumeError {
+    #[error(transparent)]
+    Broker(#[from] lapin::Error),
+    #[error("the broker does not answer")]
+    Silent,
+    /// The core starts no consumer of a queue that it knows to be missing.
+    #[error("the queue has no channel")]
+    NoChannel,
+}
+
+/// What waits of a model, and the further queues that could not be counted. These have no channel any more.
+#[derive(Debug)]
+pub struct Counted {
+    pub counts: QueueCounts,
+    pub lost: Vec<(QueueIndex, lapin::Error)>,
+}
+
+/// The channels of a model in one session.
+#[derive(Clone, Debug)]
+pub struct ModelChannels {
+    model: ModelIndex,
+    own: Arc<JobChannel>,
+    jobs: ShortString,
+    bulk: ShortString,
+    quarantine: ShortString,
+    further: Vec<Further>,
+    /// What the tags of its consumers start with.
+    tag: Arc<str>,
+    /// Channels that its jobs had in this session.
+    made: u32,
+}
+
+/// A further queue.
+#[derive(Clone, Debug)]
+struct Further {
+    queue: FurtherQueue,
+    /// None while the queue cannot be consumed. Closed, if that is not known yet.
+    channel: Option<Arc<JobChannel>>,
+}
+
+impl ModelChannels {
+    /// For a model with this routing key. Its further queues have no channels yet.
+    pub fn new(
+        model: ModelIndex,
+        own: Channel,
+        worker: &str,
+        key: &str,
+        further: impl IntoIterator<Item = FurtherQueue>,
+    ) -> Self {
+        Self {
+            model,
+            own: JobChannel::new(ChannelId { model, number: 0 }, own),
+            jobs: jobs_queue(key).into(),
+            bulk: bulk_queue(key).into(),
+            quarantine: suspects_queue(key).into(),
+            further: further.into_iter().map(|queue| Further { queue, channel: None }).collect(),
+            tag: format!("{worker}.{key}").into(),
+            made: 1,
+        }
+    }
+
+    /// Whether the channel is open without which the model has no jobs.
+    pub fn is_open(&self) -> bool {
+        self.own.is_open()
+    }
+
+    /// A further queue is there, and is consumed on this channel from now on.
+    pub fn found(&mut self, queue: QueueIndex, channel: Channel) {
+        let id = ChannelId { model: self.model, number: self.made };
+        self.made += 1;
+        if let Some(further) = self.further_mut(queue) {
+            further.channel = Some(JobChannel::new(id, channel));
+        }
+    }
+
+    /// Whether a further queue has an open channel.
+    pub fn has_open(&mut self, queue: QueueIndex) -> bool {
+        let channel = self.further_mut(queue).and_then(|further| further.channel.as_ref());
+        channel.is_some_and(|channel| channel.is_open())
+    }
+
+    /// A further queue cannot be consumed.
+    pub fn lost(&mut self, queue: QueueIndex) {
+        if let Some(further) = self.further_mut(queue) {
+            further.channel = None;
+        }
+    }
+
+    /// A further queue, as it is declared.
+    pub fn further(&self, queue: QueueIndex) -> Option<&FurtherQueue> {
+        Some(&self.further.get(queue.0.checked_sub(1)?)?.queue)
+    }
+
+    fn further_mut(&mut self, queue: QueueIndex) -> Option<&mut Further> {
+        self.further.get_mut(queue.0.checked_sub(1)?)
+    }
+
+    /// A queue's name, and the channel that it is consumed on, if it has one.
+    fn of(&self, queue: JobQueue) -> (ShortString, Option<Arc<JobChannel>>) {
+        match queue {
+            JobQueue::Bulk => (self.bulk.clone(), Some(Arc::clone(&self.own))),
+            JobQueue::Jobs(QueueIndex::OWN) => (self.jobs.clone(), Some(Arc::clone(&self.own))),
+            // The core knows as many queues as there are here: both are the model's.
+            JobQueue::Jobs(queue) => {
+                let Further { queue, channel } = &self.further[queue.0 - 1];
+                (queue.name.clone(), channel.clone())
+            }
+        }
+    }
+
+    /// A tag that no other consumer of the session has or had.
+    fn tag_of(&self, consumer: ConsumerId) -> ShortString {
+        let number = format!(".{consumer}");
+        let end = self.tag.floor_char_boundary(TAG_BYTES_MAX - number.len());
+        format!("{}{number}", &self.tag[..end]).into()
+    }
+
+    /// Starts a consumer of the model's jobs. A broker that lets consumers say so takes `hold_max` for how long a job may be
+    /// held; others have their own `consumer_timeout`.
+    pub fn consume(
+        &self,
+        queue: JobQueue,
+        consumer: ConsumerId,
+        prefetch: NonZeroU16,
+        hold_max: Duration,
+    ) -> impl Future<Output = Result<Deliveries, ConsumeError>> + Send + use<> {
+        let ((name, channel), tag) = (self.of(queue), self.tag_of(consumer));
+        async move {
+            let channel = channel.ok_or(ConsumeError::NoChannel)?;
+            let started = within(CONSUME_MAX, channel.consume(name, tag, prefetch, hold_max)).await;
+            let stream = started.ok_or(ConsumeError::Silent)??;
+            let source = match queue {
+                JobQueue::Jobs(queue) => Source::Jobs(queue, consumer),
+                JobQueue::Bulk => Source::Bulk(consumer),
+            };
+            let ended = futures_util::stream::once(async { None });
+            let deliveries = stream.map(Some).chain(ended);
+            let with_source = move |delivery| Delivered { source, channel: Arc::clone(&channel), delivery };
+            Ok(deliveries.map(with_source).boxed())
+        }
+    }
+
+    /// Has the broker send no more to a consumer.
+    pub fn stop(
+        &self,
+        queue: JobQueue,
+        consumer: ConsumerId,
+    ) -> impl Future<Output = lapin::Result<()>> + Send + use<> {
+        let ((_, channel), tag) = (self.of(queue), self.tag_of(consumer));
+        async move {
+            match channel {
+                Some(channel) => channel.stop(tag).await,
+                // The consumer has ended with it.
+                None => Ok(()),
+            }
+        }
+    }
+
+    /// Asks how many messages of the model wait to be delivered.
+    pub fn count(&self) -> impl Future<Output = lapin::Result<Counted>> + Send + use<> {
+        let Self { own, jobs, bulk, quarantine, further, .. } = self.clone();
+        async move {
+            let quarantined = own.count(&quarantine).await?.waiting;
+            let bulk = own.count(&bulk).await?;
+            let (mut counts, mut lost) = (vec![own.count(&jobs).await?], Vec::new());
+            for (at, Further { queue, channel }) in (1..).map(QueueIndex).zip(further) {
+                let counted = match channel {
+                    Some(channel) => channel.count(&queue.name).await,
+                    None => Ok(QueueCount::default()),
+                };
+                counts.push(counted.unwrap_or_else(|error| {
+                    lost.push((at, error));
+                    QueueCount::default()
+                }));
+            }
+            Ok(Counted { counts: QueueCounts { jobs: counts, bulk, quarantined }, lost })
+        }
+    }
+
+    /// Waits until the broker has read all that was sent on the channels so far, acks above all: it answers in their order.
+    pub fn synced(&self) -> impl Future<Output = ()> + Send + use<> {
+        let Self { own, quarantine, further, .. } = self.clone();
+        async move {
+            let of_further = further.iter().filter_map(|Further { queue, channel }| {
+                let channel = channel.as_ref()?;
+                Some(async move { channel.count(&queue.name).await })
+            });
+            // A channel that is closed reads nothing any more.
+            let (_, _) = futures_util::join!(own.count(&quarantine), join_all(of_further));
+        }
+    }
+
+    /// Takes one job from the model's quarantine. When it answers, the broker has read all acks that were sent before. If the answer
+    /// is dropped, the job is held anyway, until the session ends.
+    pub fn fetch_quarantined(
+        &self,
+    ) -> impl Future<Output = lapin::Result<Option<(Arc<JobChannel>, Delivery)>>> + Send + use<> {
+        let (own, quarantine) = (Arc::clone(&self.own), self.quarantine.clone());
+        let synced = (!self.further.is_empty()).then(|| self.synced());
+        async move {
+            if let Some(synced) = synced {
+                synced.await;
+            }
+            let delivery = own.get(&quarantine).await?;
+            Ok(delivery.map(|delivery| (own, delivery)))
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Opens a session: declares the topology, then opens the channels for jobs, publishing, commands and counts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lapin::options::ConfirmSelectOptions;
+use lapin::protocol::{AMQPErrorKind, AMQPHardError};
+use lapin::{Channel, Connection};
+use vramq_amqp::ConnectError;
+use vramq_core::ids::{ModelIndex, QueueIndex};
+
+use super::aux_channel::AuxChannelState;
+use super::deadline::within;
+use super::direct_replies::DirectReplies;
+use super::model_channels::ModelChannels;
+use super::session::{AuxParts, ControlParts};
+use super::topology::{self, FurtherQueue, TopologyError};
+use crate::config::BrokerConfig;
+use crate::model::Model;
+
+/// How long the broker may take for one step of opening a session, such as a channel or the queues of a model. A broker that is
+/// alive answers within fractions of a second; this bounds how long one that swallowed a frame is waited for.
+pub(super) const STEP_MAX: Duration = Duration::from_secs(10);
+
+/// A further queue of a model that cannot be consumed, and why.
+pub type MissingQueue = (ModelIndex, QueueIndex, String);
+
+/// What a session is opened for.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionPlan<'a> {
+    pub broker: &'a BrokerConfig,
+    pub worker: &'a str,
+    pub models: &'a [Arc<Model>],
+    /// Larger bodies are not published.
+    pub body_max: usize,
+    pub aux_state: &'a AuxChannelState,
+    pub direct_replies: &'a DirectReplies,
+    /// The worker starts: a further queue that is not as it is configured is an error. Later it costs its own consumers only.
+    pub is_first: bool,
+}
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    #[error("connect to {0}")]
+    Unreachable(ConnectError),
+    /// The broker answered, and said no: credentials, vhost or permissions.
+    #[error("the broker refuses the connection: {0}")]
+    Refused(ConnectError),
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    #[error("{step}: {error}")]
+    Lost { step: &'static str, error: lapin::Error },
+    #[error("{step}: the broker does not answer within {} s", STEP_MAX.as_secs())]
+    Silent { step: &'static str },
+}
+
+impl SessionError {
+    /// Whether trying again without changing anything can help.
+    pub fn is_retryable(&self) -> bool {
+        !matches!(self, Self::Refused(_) | Self::Topology(TopologyError::Refused { .. }))
+    }
+}
+
+/// The channels of a session that is being opened.
+pub(super) struct OpenChannels {
+    pub(super) publisher: Channel,
+    pub(super) models: Vec<ModelChannels>,
+    pub(super) missing: Vec<MissingQueue>,
+    pub(super) aux: Option<AuxParts<Channel>>,
+}
+
+impl OpenChannels {
+    /// What a session does on its two connections before it consumes: the topology, the publisher's channel in confirm mode, the
+    /// channels of each model, and those of the control plane.
+    pub(super) async fn open(
+        consuming: &Connection,
+        publishing: &Connection,
+        plan: SessionPlan<'_>,
+    ) -> Result<Self, SessionError> {
+        let SessionPlan { broker, worker, .. } = plan;
+        for model in plan.models {
+            let declared = within(STEP_MAX, topology::declare(consuming, broker, model)).await;
+            declared.ok_or(SessionError::Silent { step: "declare the topology" })??;
+        }
+        let publisher = channel(publishing).await?;
+        let confirms = publisher.confirm_select(ConfirmSelectOptions::default());
+        step("ask for confirms", confirms).await?;
+        let (mut models, mut missing) = (Vec::with_capacity(plan.models.len()), Vec::new());
+        for model in plan.models {
+            let further = FurtherQueue::of(broker, model);
+            let own = channel(consuming).await?;
+            let mut channels = ModelChannels::new(model.index, own, worker, &model.key, further.clone());
+            for (at, queue) in (1..).map(QueueIndex).zip(&further) {
+                match open_further(consuming, queue).await {
+                    Ok(channel) => channels.found(at, channel),
+                    Err(error @ SessionError::Topology(TopologyError::Refused { .. })) if !plan.is_first => {
+                        missing.push((model.index, at, why_missing(&error)));
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            models.push(channels);
+        }
+        let aux = open_aux(consuming, publishing, plan.aux_state, broker.control).await?;
+        Ok(Self { publisher, models, missing, aux })
+    }
+}
+
+/// A channel to consume a further queue on, which is there.
+pub(super) async fn open_further(
+    connection: &Connection,
+    queue: &FurtherQueue,
+) -> Result<Channel, SessionError> {
+    let channel = channel(connection).await?;
+    let declared = within(STEP_MAX, queue.declare(&channel)).await;
+    declared.ok_or(SessionError::Silent { step: "declare a further queue" })??;
+    Ok(channel)
+}
+
+/// The broker's own words, where it has some.
+pub(super) fn why_missing(error: &SessionError) -> String {
+    match error {
+        SessionError::Topology(TopologyError::Refused { broker, .. }) => broker.clone(),
+        error => error.to_string(),
+    }
+}
+
+/// One step of opening a session, with its deadline.
+async fn step<T>(
+    step: &'static str,
+    request: impl Future<Output = lapin::Result<T>>,
+) -> Result<T, SessionError> {
+    match within(STEP_MAX, request).await {
+        Some(answer) => answer.map_err(|error| SessionError::Lost { step, error }),
+        None => Err(SessionError::Silent { step }),
+    }
+}
+
+async fn channel(connection: &Connection) -> Result<Channel, SessionError> {
+    step("open channel", connection.create_channel()).await
+}
+
+async fn open_aux(
+    consuming: &Connection,
+    publishing: &Connection,
+    state: &AuxChannelState,
+    has_control: bool,
+) -> Result<Option<AuxParts<Channel>>, SessionError> {
+    if state.is_refused() {
+        return Ok(None);
+    }
+    let opened = async {
+        Ok::<_, SessionError>(AuxParts {
+            heartbeats: channel(publishing).await?,
+            withdrawals: channel(consuming).await?,
+            control: match has_control {
+                true => Some(ControlParts {
+                    commands: channel(consuming).await?,
+                    answers: channel(publishing).await?,
+                }),
+                false => None,
+            },
+        })
+    };
+    match opened.await {
+        Ok(channels) => Ok(Some(channels)),
+        // Not even asked for: the broker allows a connection no more channels, and the connection is fine.
+        Err(SessionError::Lost { error, .. })
+            if matches!(error.kind(), lapin::ErrorKind::ChannelsLimitReached) =>
+        {
+            state.refuse(&error);
+            Ok(None)
+        }
+        Err(SessionError::Lost { error, .. }) => {
+            if is_channel_too_many(&error) {
+                state.refuse(&error);
+            }
+            Err(SessionError::Lost { step: "open channels for the control plane", error })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the broker ended the connection because of a channel that this user may not open (`max-channels`).
+fn is_channel_too_many(error: &lapin::Error) -> bool {
+    let lapin::ErrorKind::ProtocolError(answer) = error.kind() else { return false };
+    *answer.kind() == AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED)
+}

@@ -1,0 +1,98 @@
+//! The table `[broker]`: where the broker is, who the worker is there, and what it declares.
+
+use std::time::Duration;
+
+use vramq_amqp::{Address, Credentials, InvalidCredentials};
+
+use super::read::at_least_one;
+use super::section::Section;
+use super::{BrokerConfig, QueueType};
+
+/// Jobs that may wait in a queue before publishes are rejected.
+const QUEUE_LENGTH_MAX_DEFAULT: u32 = 100_000;
+
+/// A broker that starts together with its workers is up within this.
+const CONNECT_S_DEFAULT: u32 = 30;
+
+/// 16 MiB, the largest reply, at half a megabyte a second; and several elections of a quorum queue's leader.
+const CONFIRM_S_DEFAULT: u32 = 30;
+
+pub(super) fn broker(mut section: Section) -> Option<BrokerConfig> {
+    let url =
+        section.take::<String>("url").unwrap_or_else(|| "amqp://guest:guest@localhost:5672/%2f".to_owned());
+    let url = url.parse::<Address>().map_err(|e| section.fault("url", e.to_string())).ok();
+    let ca = certificates(&mut section);
+    if ca.is_some() && url.as_ref().is_some_and(|url| !url.is_tls()) {
+        section.fault("ca", "has no effect without an amqps:// URL");
+    }
+    let credentials = Credentials {
+        certificate: section.take::<String>("certificate").map(Into::into),
+        key: section.take::<String>("key").map(Into::into),
+        password_file: section.take::<String>("password_file").map(Into::into),
+    };
+    let url = url.map(|url| ca.into_iter().fold(url, Address::trusting));
+    let url = url.and_then(|url| {
+        let report = |faults: Vec<InvalidCredentials>| {
+            faults.into_iter().for_each(|fault| section.fault(fault.field, fault.what));
+        };
+        url.with_credentials(credentials).map_err(report).ok()
+    });
+    let queue_type = match section.take::<String>("queue_type").as_deref() {
+        None | Some("quorum") => QueueType::Quorum,
+        Some("classic") => QueueType::Classic,
+        Some(other) => {
+            section.fault("queue_type", format!("is `{other}`; it must be `quorum` or `classic`"));
+            QueueType::Quorum
+        }
+    };
+    let connect = Duration::from_secs(section.take("connect_s").unwrap_or(CONNECT_S_DEFAULT).into());
+    let declare = section.take("declare").unwrap_or(true);
+    let queue_length_max = at_least_one(&mut section, "queue_length_max", QUEUE_LENGTH_MAX_DEFAULT);
+    let confirm_s = at_least_one(&mut section, "confirm_s", CONFIRM_S_DEFAULT);
+    section.finish();
+    let control = true;
+    Some(BrokerConfig { url: url?, connect, declare, queue_type, queue_length_max, confirm_s, control })
+}
+
+/// The text of the file with the certificates that a private authority has.
+fn certificates(section: &mut Section) -> Option<String> {
+    let file = section.take::<String>("ca")?;
+    let fault = match std::fs::read_to_string(&file) {
+        Ok(pem) if pem.contains("-----BEGIN CERTIFICATE-----") => return Some(pem),
+        Ok(_) => format!("is {file}, which holds no certificate in PEM"),
+        Err(e) => format!("is {file}, which cannot be read: {e}"),
+    };
+    section.fault("ca", fault);
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Config, Invalid};
+
+    fn read(given: &[(&str, &str)]) -> Result<Config, Invalid> {
+        let pairs = given.iter().chain(&[("model.m.engine", "echo")]);
+        let pairs: Vec<_> = pairs.map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        Config::read(None, &pairs)
+    }
+
+    #[test]
+    fn a_certificate_and_a_password_file_are_checked_with_the_url() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("password");
+        std::fs::write(&path, "hunter2\n").unwrap();
+        let path = path.to_str().unwrap();
+        let url = ("broker.url", "amqp://me@rabbit/v");
+        let config = read(&[url, ("broker.password_file", path)]).unwrap();
+        assert!(!format!("{config:?}").contains("hunter2"));
+        let wrong = read(&[
+            ("broker.url", "amqp://me:hunter2@rabbit/v"),
+            ("broker.certificate", "/nowhere/client.pem"),
+            ("broker.password_file", path),
+        ]);
+        let Invalid(faults) = wrong.unwrap_err();
+        let keys: Vec<_> = faults.iter().map(|fault| fault.key.as_str()).collect();
+        assert_eq!(keys, ["broker.key", "broker.password_file", "broker.certificate"], "{faults:?}");
+        assert!(faults.iter().all(|fault| !fault.what.contains("hunter2")), "{faults:?}");
+    }
+}
