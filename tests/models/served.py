@@ -51,6 +51,19 @@ class Served(vramq.Model):
         while not os.path.exists(os.path.join(self.folder, rest)):
             time.sleep(0.01)
 
+    def do_heed(self, rest, item):
+        """Until its pass is cancelled. Makes a file of this name when it begins, and another one when it hears of that."""
+        with open(os.path.join(self.folder, rest), "w"):
+            pass
+        try:
+            while True:
+                time.sleep(0.01)
+                self.check()
+        except vramq.Cancelled:
+            with open(os.path.join(self.folder, rest + ".cancelled"), "w"):
+                pass
+            raise
+
     def do_refuse(self, rest, item):
         raise vramq.InvalidInput(rest, item)
 

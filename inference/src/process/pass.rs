@@ -102,20 +102,30 @@ impl PassHandle {
 
     /// Waits for the end, and returns the outputs until then with it.
     pub async fn finish(self) -> (Vec<Output>, PassEnd) {
-        self.finish_with(|_, _, _| {}).await
+        self.finish_with(|_, _, _| {}, std::future::pending()).await
     }
 
-    /// As [`finish`](Self::finish); `on_progress` gets each item's index in the pass, its fraction, and a note.
+    /// As [`finish`](Self::finish); `on_progress` gets each item's index in the pass, its fraction, and a note. When `cancelled` is
+    /// ready the pass is cancelled, and its end is still waited for.
     pub async fn finish_with(
         mut self,
         mut on_progress: impl FnMut(usize, f64, String),
+        cancelled: impl Future<Output = ()>,
     ) -> (Vec<Output>, PassEnd) {
+        let mut cancelled = std::pin::pin!(cancelled);
+        let mut is_cancelled = false;
         let mut outputs = Vec::new();
         loop {
-            match self.next_event().await {
-                PassEvent::Output { output, .. } => outputs.push(output),
-                PassEvent::Progress { item, fraction, note } => on_progress(item, fraction, note),
-                PassEvent::End(end) => return (outputs, end),
+            tokio::select! {
+                event = self.next_event() => match event {
+                    PassEvent::Output { output, .. } => outputs.push(output),
+                    PassEvent::Progress { item, fraction, note } => on_progress(item, fraction, note),
+                    PassEvent::End(end) => return (outputs, end),
+                },
+                () = &mut cancelled, if !is_cancelled => {
+                    is_cancelled = true;
+                    self.cancel();
+                }
             }
         }
     }

@@ -39,6 +39,8 @@ pub enum Fate {
 pub enum PassFate {
     Done,
     Failed(PassError),
+    /// A program stopped it.
+    Cancelled,
     ProcessDies,
 }
 
@@ -225,6 +227,14 @@ impl Device {
         let running =
             running.find(|running| running.pass.life == life && running.pass.program_limit.is_some())?;
         running.fate = Some(program_dies());
+        Some(running.ticket)
+    }
+
+    /// A program stops a pass that it runs. Gives the pass's ticket: it ends when the caller says so, or before.
+    pub fn cancel(&mut self, life: Life, pass: PassId) -> Option<u64> {
+        let mut running = self.running.iter_mut();
+        let running = running.find(|running| running.pass.life == life && running.pass.pass == pass)?;
+        running.fate = Some(PassFate::Cancelled);
         Some(running.ticket)
     }
 

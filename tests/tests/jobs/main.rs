@@ -13,6 +13,7 @@ mod model_files;
 mod object_stores;
 mod preparation;
 mod process;
+mod process_cancel;
 mod process_faults;
 mod process_jobs;
 mod process_kills;

@@ -42,9 +42,10 @@ pub enum Action {
     Prepare { job: JobKey, cost: usize },
     /// Run a pass. Answer: `PassEnded`.
     Run(PassOrder),
-    /// Do not run a pass that is not on the device yet: its outputs are not needed any more. `PassEnded` follows, with `Skipped` or,
-    /// if it was too late, as it ended.
-    SkipPass { pass: PassId, model: ModelIndex },
+    /// End a pass whose outputs nobody needs any more. The device's thread does not begin it; a program that runs it is asked to
+    /// stop, and killed if it does not. `PassEnded` follows, with `Skipped`, with `Cancelled`, or as it ended by itself. May come
+    /// more than once for a pass.
+    CancelPass { pass: PassId, model: ModelIndex },
     /// Publish something about a job and wait for the confirm. Answer: `Published`.
     Publish { job: JobKey, publication: Publication },
     /// Acknowledge deliveries of a channel, in this order. Answer: `AcksSent`.

@@ -281,6 +281,8 @@ pub enum PassResult {
     Failed(PassError),
     /// It did not run: an earlier pass failed, and this one was made before that was known; or the core asked for it.
     Skipped,
+    /// A program stopped it, or was killed, because the core asked for it. Some of its items may have outputs.
+    Cancelled,
     /// It did not run: its model cannot be loaded, and why. Its executor keeps trying, and `ModelAvailable` follows.
     Unavailable(String),
     /// It did not run, or its result is lost: the device is lost, and this pass did not cause it.

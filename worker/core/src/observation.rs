@@ -209,4 +209,5 @@ pub enum PassOutcome {
     Done,
     OutOfMemory,
     Failed,
+    Cancelled,
 }

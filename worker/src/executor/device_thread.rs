@@ -104,7 +104,8 @@ impl Executor for DeviceThread {
         &self.active
     }
 
-    fn skip(&self, pass: PassId) {
+    /// A pass that has begun goes on: nothing could stop the device.
+    fn cancel(&self, pass: PassId) {
         self.skips.add(pass);
     }
 }

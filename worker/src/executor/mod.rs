@@ -33,8 +33,9 @@ pub trait Executor: Send + Sync + fmt::Debug {
     /// Tells which pass runs.
     fn active_pass(&self) -> &ActivePass;
 
-    /// Does not run a pass that it has and has not begun: that ends as skipped. Executors that begin each pass at once have none.
-    fn skip(&self, _pass: PassId) {}
+    /// Ends a pass that it has as soon as it can, because nobody needs the outputs any more. Does not block; `on_end` of the pass is
+    /// called as for any other. A pass that has ended is ignored.
+    fn cancel(&self, pass: PassId);
 }
 
 /// A pass with all that its executor needs.

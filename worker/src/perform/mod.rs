@@ -38,8 +38,8 @@ impl EventLoop {
             Action::Fetch { job } if !self.is_closing => self.fetch(job),
             Action::Prepare { job, cost } if !self.is_closing => self.prepare(job, cost),
             Action::Run(order) => self.run(order),
-            Action::SkipPass { pass, model } => {
-                self.context.executors[self.context.executor_of[model.0]].skip(pass);
+            Action::CancelPass { pass, model } => {
+                self.context.executors[self.context.executor_of[model.0]].cancel(pass);
             }
             Action::Publish { job, publication } if !self.is_closing => self.publish(job, publication),
             Action::Release { job } => self.jobs.release(job),

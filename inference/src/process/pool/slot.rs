@@ -73,7 +73,17 @@ pub(super) enum Leave {
     Asked(&'static str),
     /// It is dead or unusable.
     Failed,
+    /// It was killed because it did not stop a cancelled pass. That is no failure: a program need not hear `cancel`.
+    Killed,
     Closing,
+}
+
+/// How a pass ended, as far as its process and the next one are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ran {
+    Done,
+    Cancelled,
+    Failed,
 }
 
 impl SlotTask {
@@ -230,6 +240,14 @@ impl SlotTask {
                 self.backoff.failed();
                 self.unless_long(config.kill + PATIENCE, warm.end_now(config.kill, &config.name)).await;
             }
+            Leave::Killed => {
+                tracing::info!(
+                    model = config.name,
+                    pid = warm.pid(),
+                    "a cancelled pass did not stop: its process was killed"
+                );
+                self.unless_long(config.kill + PATIENCE, warm.end_now(config.kill, &config.name)).await;
+            }
             Leave::Closing => warm.end(config.kill, &config.name).await,
         }
         drop(entry);
@@ -246,11 +264,11 @@ impl SlotTask {
             };
             let number = self.shared.passes.fetch_add(1, Ordering::Relaxed);
             self.update(SlotState::Running { pass: number });
-            let is_done = self.run(warm, number, job).await;
+            let ran = self.run(warm, number, job).await;
             if !warm.is_alive() {
-                return Leave::Failed;
+                return if ran == Ran::Cancelled { Leave::Killed } else { Leave::Failed };
             }
-            if is_done {
+            if ran == Ran::Done {
                 self.backoff.succeeded();
             }
             if self.shared.config.recycle_after.is_some_and(|passes| warm.passes >= passes) {
@@ -331,8 +349,8 @@ impl SlotTask {
         None
     }
 
-    /// Runs a pass; whether it was done.
-    async fn run(&mut self, warm: &mut Warm, number: u64, mut job: PassJob) -> bool {
+    /// Runs a pass.
+    async fn run(&mut self, warm: &mut Warm, number: u64, mut job: PassJob) -> Ran {
         let shared = Arc::clone(&self.shared);
         let config = &shared.config;
         if let Some((item, kind)) = refused_kind(&job, &warm.ready().accepts) {
@@ -343,7 +361,7 @@ impl SlotTask {
                 detail,
                 stderr: String::new(),
             });
-            return true;
+            return Ran::Done;
         }
         let costs: Vec<Costs> = job.request.items.iter().map(Costs::new).collect();
         let cost = of_pass(&costs, config.vram.per).filter(|_| config.vram.learn);
@@ -370,9 +388,13 @@ impl SlotTask {
         {
             shared.state().learned.took(cost, peak);
         }
-        let is_done = matches!(end, PassEnd::Done { .. });
+        let ran = match end {
+            PassEnd::Done { .. } => Ran::Done,
+            PassEnd::Cancelled { .. } => Ran::Cancelled,
+            _ => Ran::Failed,
+        };
         job.end(end);
-        is_done
+        ran
     }
 
     pub(super) fn update(&self, to: SlotState) {

@@ -20,6 +20,9 @@ const PASS_MIN: Micros = 3 * MILLI;
 /// How long a program may take for a pass.
 const PROGRAM_LIMIT: Micros = 20 * SECOND;
 
+/// How long a program may take to stop a pass that is cancelled, or to be killed over it.
+const STOP_LIMIT: Micros = 2 * SECOND;
+
 /// Bytes of an output in a reply.
 const OUTPUT_BYTES: usize = 4_096;
 
@@ -139,6 +142,20 @@ impl Shell {
         env.started(self.device, started);
     }
 
+    /// Ends a pass that nobody needs: the device's thread does not begin it, and most programs stop it. Others are done before they
+    /// hear of it.
+    pub(super) fn cancel_pass(&mut self, env: &mut Env, pass: PassId) {
+        let Some(flight) = self.passes.get(&pass) else { return };
+        if self.executors[flight.executor].facts.is_serial {
+            self.skips.insert(pass);
+        } else if env.random.chance(70)
+            && let Some(ticket) = env.devices[self.device].cancel(self.life, pass)
+        {
+            let at = env.soon(STOP_LIMIT);
+            env.agenda.at(at, Happening::PassEnds { device: self.device, ticket });
+        }
+    }
+
     /// A pass comes back without having been on the device.
     pub fn pass_returns(&mut self, env: &mut Env, pass: PassId) {
         let Some(flight) = self.passes.get(&pass) else { return };
@@ -162,6 +179,10 @@ impl Shell {
                 return self.die();
             }
             PassFate::Done => (PassResult::Done, vec![Some(OUTPUT_BYTES); items]),
+            PassFate::Cancelled => {
+                let finished = env.random.below(items.max(1));
+                (PassResult::Cancelled, first_outputs(finished, items))
+            }
             PassFate::Failed(mut error) => {
                 self.executors[executor].failures += 1;
                 if let PassError::InvalidInput { item, .. } = &mut error {
@@ -181,7 +202,7 @@ impl Shell {
                 let is_serial = self.executors[executor].facts.is_serial;
                 let finished =
                     if is_serial || env.random.chance(60) { 0 } else { env.random.below(items.max(1)) };
-                let outputs = (0..items).map(|at| (at < finished).then_some(OUTPUT_BYTES)).collect();
+                let outputs = first_outputs(finished, items);
                 let late = self.lost.as_ref().filter(|loss| loss.is_late);
                 (late.map_or(PassResult::Failed(error), |loss| PassResult::Lost(loss.error.clone())), outputs)
             }
@@ -302,6 +323,11 @@ impl Shell {
     pub(super) fn bytes_in_flight(&self) -> u64 {
         self.passes.values().map(|flight| flight.bytes).sum()
     }
+}
+
+/// The outputs of a pass that ended after so many of its items.
+fn first_outputs(finished: usize, items: usize) -> Vec<Option<usize>> {
+    (0..items).map(|at| (at < finished).then_some(OUTPUT_BYTES)).collect()
 }
 
 fn fate_of(nature: Nature) -> Fate {

@@ -24,7 +24,7 @@ impl Shell {
             Action::Fetch { job } if !self.is_closing => self.fetch_inputs(env, job),
             Action::Prepare { job, cost } if !self.is_closing => self.prepare(env, job, cost),
             Action::Run(order) => self.run(env, order),
-            Action::SkipPass { pass, .. } => drop(self.skips.insert(pass)),
+            Action::CancelPass { pass, .. } => self.cancel_pass(env, pass),
             Action::Publish { job, publication } if !self.is_closing => self.publish(env, job, publication),
             Action::Release { job } => drop(self.jobs.remove(&job)),
             Action::Observe(Observation::Settled(settled)) => {

@@ -206,7 +206,7 @@ impl Shell {
             (Sabotage::ConsumerEndedTooEarly, Action::StopConsumer { consumer, .. }) => {
                 self.ready.push_back(Event::ConsumerEnded { consumer: *consumer });
             }
-            (Sabotage::WithdrawnPassNotSkipped, Action::SkipPass { .. }) => return Verdict::IsLost,
+            (Sabotage::WithdrawnPassNotSkipped, Action::CancelPass { .. }) => return Verdict::IsLost,
             (Sabotage::ExclusiveShared, Action::Run(order)) => order.exclusive = false,
             (Sabotage::DrainDoesNotWait, Action::StopConsumer { .. }) if self.core.is_draining() => {
                 self.ending.get_or_insert(vramq_core::action::SessionEnd::Drained);

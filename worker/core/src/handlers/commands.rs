@@ -101,7 +101,7 @@ impl Core {
         jobs.into_iter().for_each(|job| self.cancel_job(job));
     }
 
-    /// Takes what waits of a job away. What runs is waited for, and dropped.
+    /// Takes what waits of a job away. What runs is cancelled or waited for, and dropped.
     pub(crate) fn cancel_job(&mut self, job: JobKey) {
         let withdrawn = self.jobs.running(job).is_some_and(Running::is_withdrawn);
         if !withdrawn {
@@ -109,7 +109,8 @@ impl Core {
         }
     }
 
-    /// Takes what waits of a job away, and ends it for this reason as soon as nothing of it runs.
+    /// Takes what waits of a job away, cancels its passes that no other job needs, and ends it for this reason as soon as nothing of
+    /// it runs.
     pub(crate) fn stop_job(&mut self, job: JobKey, why: Leaving) {
         let Some(running) = self.jobs.running_mut(job) else { return };
         running.leave(why);
@@ -118,6 +119,10 @@ impl Core {
         let model = running.received.delivery.model;
         self.scheduler.batcher_mut(model).remove(job);
         self.advance(job);
+        let is_given_up = |job: JobKey| self.jobs.running(job).is_some_and(Running::is_given_up);
+        for pass in self.scheduler.passes_of(job, is_given_up) {
+            self.act(Action::CancelPass { pass, model });
+        }
     }
 
     /// Nothing of a cancelled job waits or runs any more.

@@ -127,7 +127,7 @@ impl Core {
             let is_behind_stuck_pass = stuck.is_some() && running.is_in_a_pass();
             let is_over = running.is_decided() || matches!(running.leaving(), Some(Leaving::Requeued(_)));
             // Its last pass is waited for as long as it takes.
-            let is_given_up = matches!(running.leaving(), Some(Leaving::Cancelled | Leaving::Withdrawn));
+            let is_given_up = running.is_given_up();
             if is_given_up || (is_over && !is_behind_stuck_pass) {
                 continue;
             }

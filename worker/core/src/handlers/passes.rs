@@ -129,6 +129,10 @@ impl Core {
                 self.scheduler.failed(&self.models[model.0]);
                 self.give_back(pass, &outputs, false);
             }
+            PassResult::Cancelled => {
+                self.count(&pass, PassOutcome::Cancelled, took, &outputs);
+                self.give_back(pass, &outputs, false);
+            }
             PassResult::Done => {
                 self.count(&pass, PassOutcome::Done, took, &outputs);
                 self.credit[model.0].pass_ended(pass.shape.cost, took);
@@ -365,7 +369,7 @@ impl Core {
     fn probe_result(&mut self, model: ModelIndex, result: &PassResult) {
         let result = match result {
             // Skipped for a failure that this session had not heard of.
-            PassResult::Skipped => return self.health.put_probe_back(model),
+            PassResult::Skipped | PassResult::Cancelled => return self.health.put_probe_back(model),
             PassResult::Done => ProbeResult::Passed,
             PassResult::Failed(PassError::OutOfMemory(_)) => ProbeResult::OutOfMemory,
             PassResult::Failed(_) | PassResult::Unavailable(_) | PassResult::Lost(_) => ProbeResult::Failed,

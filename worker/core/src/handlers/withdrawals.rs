@@ -1,11 +1,11 @@
-//! Jobs that their callers withdrew: no further pass, a `failed` reply, no dead letter.
+//! Jobs that their callers withdrew: no further pass, a `failed` reply, no dead letter. A pass in flight that only such jobs need is
+//! cancelled.
 
 use crate::Core;
-use crate::action::Action;
 use crate::disposition::JobOutcome;
 use crate::event::Withdrawn;
 use crate::ids::JobKey;
-use crate::jobs::{Leaving, Received, Running};
+use crate::jobs::{Leaving, Received};
 
 impl Core {
     /// A job that is not here yet, or is still being read, is checked later. A job whose inputs are being fetched ends now. A job
@@ -23,14 +23,7 @@ impl Core {
             let Some(received) = self.jobs.take_received(job) else { continue };
             self.settle(received.settle(JobOutcome::Withdrawn, self.now.at));
         }
-        for job in jobs {
-            let Some(model) = self.jobs.running(job).map(|job| job.received.delivery.model) else { continue };
-            self.stop_job(job, Leaving::Withdrawn);
-            let is_withdrawn = |job: JobKey| self.jobs.running(job).is_some_and(Running::is_withdrawn);
-            for pass in self.scheduler.passes_of(job, is_withdrawn) {
-                self.act(Action::SkipPass { pass, model });
-            }
-        }
+        jobs.into_iter().for_each(|job| self.stop_job(job, Leaving::Withdrawn));
     }
 
     /// Nothing of a withdrawn job waits or runs any more. Outputs that were not published are dropped.

@@ -11,7 +11,7 @@ use crate::action::{Action, Answer, Publication};
 use crate::device::{OutOfMemory, PassError};
 use crate::event::{Event, PassResult, PublishOutcome, Source, Withdrawn};
 use crate::ids::{JobKey, RequestId};
-use crate::observation::{End, Observation};
+use crate::observation::{End, Observation, PassOutcome};
 use crate::rejection::Rejection;
 
 const CONFIRMED: PublishOutcome = PublishOutcome::Confirmed { messages: 1 };
@@ -129,7 +129,7 @@ fn outputs_of_a_pass_that_runs_are_dropped() {
     let order = worker.pass();
     let actions = worker.withdraw(1);
     // If it is on the device already, its slot is free when it has ended.
-    assert!(matches!(actions[..], [Action::SkipPass { pass, .. }] if pass == order.pass), "{actions:?}");
+    assert!(matches!(actions[..], [Action::CancelPass { pass, .. }] if pass == order.pass), "{actions:?}");
     assert!(worker.withdraw(1).is_empty(), "the withdrawal is repeated");
     let actions = worker.ends(&order, PassResult::Done, vec![Some(10), Some(10)]);
     worker.ends_as_withdrawn(1, &actions);
@@ -146,11 +146,46 @@ fn a_pass_that_did_not_begin_is_skipped_unless_others_need_it() {
     let own = worker.pass();
     assert!(worker.withdraw(1).is_empty(), "the pass is its neighbour's, too");
     let actions = worker.withdraw(3);
-    assert!(matches!(actions[..], [Action::SkipPass { pass, .. }] if pass == own.pass), "{actions:?}");
+    assert!(matches!(actions[..], [Action::CancelPass { pass, .. }] if pass == own.pass), "{actions:?}");
     let actions = worker.ends(&own, PassResult::Skipped, vec![]);
     worker.ends_as_withdrawn(3, &actions);
     let actions = worker.ends(&shared, PassResult::Done, vec![Some(10), Some(10)]);
     assert_eq!((notices(&actions), replied(&actions)), (vec![JobKey(1)], vec![(JobKey(2), 1, true)]));
+}
+
+#[test]
+fn a_pass_that_was_cancelled_ends_its_job_and_counts_as_cancelled() {
+    let mut worker = Worker::new();
+    worker.job(1, 2, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    worker.withdraw(1);
+    // The program had finished an item before it stopped.
+    let actions = worker.ends(&order, PassResult::Cancelled, vec![Some(10), None]);
+    let is_counted = |action: &Action| {
+        let Action::Observe(Observation::PassEnded { outcome, items, .. }) = action else { return false };
+        (*outcome, *items) == (PassOutcome::Cancelled, 0)
+    };
+    assert!(actions.iter().any(is_counted), "{actions:?}");
+    worker.ends_as_withdrawn(1, &actions);
+}
+
+#[test]
+fn a_pass_is_cancelled_when_the_last_of_its_jobs_is_given_up() {
+    let mut worker = Worker::new();
+    for job in 1..4 {
+        worker.job(job, 1, worker.source(), JobHeaders::default());
+    }
+    let order = worker.pass();
+    assert_eq!(order.items.len(), 3);
+    assert!(worker.withdraw(1).is_empty());
+    let is_cancelled = |actions: &[Action]| {
+        actions.iter().any(|action| matches!(action, Action::CancelPass { pass, .. } if *pass == order.pass))
+    };
+    let cancel = Command::Cancel { job: "2".to_owned() };
+    let actions = worker.apply(Event::Command { request: RequestId(1), command: cancel });
+    assert!(!is_cancelled(&actions), "the third job needs it: {actions:?}");
+    let actions = worker.withdraw(3);
+    assert!(is_cancelled(&actions), "{actions:?}");
 }
 
 #[test]

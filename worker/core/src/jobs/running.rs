@@ -264,6 +264,11 @@ impl Running {
         self.leaving == Some(Leaving::Withdrawn)
     }
 
+    /// Whether nobody wants any more of its results: its caller withdrew it, or an operator cancelled it.
+    pub(crate) fn is_given_up(&self) -> bool {
+        matches!(self.leaving, Some(Leaving::Cancelled | Leaving::Withdrawn))
+    }
+
     pub(crate) fn leave(&mut self, leaving: Leaving) {
         self.leaving = Some(leaving);
     }

@@ -2,13 +2,16 @@
 
 pub mod programs;
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use vramq_core::device::{OutOfMemory, PassError};
 use vramq_core::event::PassResult;
+use vramq_core::ids::PassId;
 use vramq_core::settings::{ExecutorFacts, UNKNOWN_BYTES};
 use vramq_inference::process::protocol::{FailureKind, OomReport};
 use vramq_inference::process::{NotTaken, PassEnd, PassRequest, Pool};
@@ -30,6 +33,35 @@ pub struct ProcessExecutor {
     runtime: Handle,
     passes_max: usize,
     active: ActivePass,
+    cancellations: Cancellations,
+}
+
+/// The passes that the executor has, each with the sender that cancels it.
+#[derive(Clone, Debug, Default)]
+struct Cancellations(Arc<Mutex<HashMap<PassId, watch::Sender<bool>>>>);
+
+impl Cancellations {
+    /// A pass begins. The receiver becomes true when it is to be cancelled.
+    fn begin(&self, pass: PassId) -> watch::Receiver<bool> {
+        let (cancel, cancelled) = watch::channel(false);
+        self.passes().insert(pass, cancel);
+        cancelled
+    }
+
+    fn end(&self, pass: PassId) {
+        self.passes().remove(&pass);
+    }
+
+    fn cancel(&self, pass: PassId) {
+        if let Some(cancel) = self.passes().get(&pass) {
+            cancel.send_replace(true);
+        }
+    }
+
+    /// Nothing panics while it holds the lock.
+    fn passes(&self) -> MutexGuard<'_, HashMap<PassId, watch::Sender<bool>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Debug)]
@@ -45,7 +77,13 @@ impl ProcessExecutor {
     pub fn new(pool: Arc<Pool>, device: Arc<dyn Device>, programs: Arc<Programs>) -> Self {
         let passes_max = pool.instances().max(1);
         let runner = Arc::new(Runner { pool, device, programs, failures: AtomicU64::new(0) });
-        Self { runner, runtime: Handle::current(), passes_max, active: ActivePass::default() }
+        Self {
+            runner,
+            runtime: Handle::current(),
+            passes_max,
+            active: ActivePass::default(),
+            cancellations: Cancellations::default(),
+        }
     }
 }
 
@@ -57,21 +95,32 @@ impl Executor for ProcessExecutor {
     fn submit(&self, pass: Pass, on_end: OnEnd) -> Result<(), Box<CompletedPass>> {
         let (runner, runtime, span) =
             (Arc::clone(&self.runner), self.runtime.clone(), tracing::Span::current());
+        let (id, cancellations) = (pass.order.pass, self.cancellations.clone());
+        let mut cancelled = cancellations.begin(id);
         // A thread of its own while the pass lasts: it may have to wait for the device's lock.
-        self.runtime.spawn_blocking(move || on_end(span.in_scope(|| runner.run(pass, &runtime))));
+        self.runtime.spawn_blocking(move || {
+            let completed = span.in_scope(|| runner.run(pass, &runtime, &mut cancelled));
+            cancellations.end(id);
+            on_end(completed);
+        });
         Ok(())
     }
 
     fn active_pass(&self) -> &ActivePass {
         &self.active
     }
+
+    /// A pass that its program runs is stopped by `cancel`, and after `kill_s` by the program's end.
+    fn cancel(&self, pass: PassId) {
+        self.cancellations.cancel(pass);
+    }
 }
 
 impl Runner {
-    fn run(&self, pass: Pass, runtime: &Handle) -> CompletedPass {
+    fn run(&self, pass: Pass, runtime: &Handle, cancelled: &mut watch::Receiver<bool>) -> CompletedPass {
         let began = Instant::now();
         let mut outputs = vec![None; pass.items.len()];
-        let result = self.run_locked(&pass, runtime, &mut outputs);
+        let result = self.run_locked(&pass, runtime, &mut outputs, cancelled);
         if let PassResult::Failed(error) = &result {
             self.failures.fetch_add(1, Ordering::Relaxed);
             if matches!(error, PassError::OutOfMemory(_)) {
@@ -83,7 +132,13 @@ impl Runner {
     }
 
     /// Runs a pass while no other process has the device to itself, or this pass has.
-    fn run_locked(&self, pass: &Pass, runtime: &Handle, outputs: &mut [Option<Output>]) -> PassResult {
+    fn run_locked(
+        &self,
+        pass: &Pass,
+        runtime: &Handle,
+        outputs: &mut [Option<Output>],
+        cancelled: &mut watch::Receiver<bool>,
+    ) -> PassResult {
         if let Err(error) = failpoint::act(pass.failpoint) {
             return PassResult::Failed(PassError::Failed(error));
         }
@@ -96,13 +151,21 @@ impl Runner {
             Ok(guard) => guard,
             Err(error) => return failed(error),
         };
+        if *cancelled.borrow() {
+            return PassResult::Skipped;
+        }
         pass.progress.begin();
-        runtime.block_on(self.run_groups(pass, outputs))
+        runtime.block_on(self.run_groups(pass, outputs, cancelled))
     }
 
     /// A program gets one set of parameters for a pass: jobs with other ones have a pass of their own, within the same permit. What
     /// goes wrong in one of them is no matter of the others; the first failure is the result.
-    async fn run_groups(&self, pass: &Pass, outputs: &mut [Option<Output>]) -> PassResult {
+    async fn run_groups(
+        &self,
+        pass: &Pass,
+        outputs: &mut [Option<Output>],
+        cancelled: &mut watch::Receiver<bool>,
+    ) -> PassResult {
         let bytes = pass.model.engine.pass_bytes(pass.order.shape);
         let budget = (bytes != UNKNOWN_BYTES).then_some(bytes);
         let mut result = PassResult::Done;
@@ -116,7 +179,7 @@ impl Runner {
                             pass.progress.report(*at, fraction, note);
                         }
                     };
-                    let (finished, end) = handle.finish_with(on_progress).await;
+                    let (finished, end) = handle.finish_with(on_progress, asked(cancelled)).await;
                     for ((at, _), output) in places.iter().zip(finished) {
                         outputs[*at] = Some(output);
                     }
@@ -128,6 +191,9 @@ impl Runner {
             };
             if matches!(result, PassResult::Done) {
                 result = of_group;
+            }
+            if *cancelled.borrow() {
+                return after_cancel(result, outputs);
             }
         }
         result
@@ -180,6 +246,25 @@ impl Runner {
             total: report.total.unwrap_or(memory.total),
             foreign: memory.foreign,
         }
+    }
+}
+
+/// Waits until the pass is to be cancelled.
+async fn asked(cancelled: &mut watch::Receiver<bool>) {
+    let asked = cancelled.wait_for(|is_cancelled| *is_cancelled).await.is_ok();
+    if !asked {
+        // Nobody is left who could ask.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// The result of a pass that was to be cancelled: groups of items may be left, or what ran has stopped. A pass that failed, or that was
+/// done before it was asked, has its own result.
+fn after_cancel(result: PassResult, outputs: &[Option<Output>]) -> PassResult {
+    match result {
+        PassResult::Done if outputs.iter().all(Option::is_some) => PassResult::Done,
+        PassResult::Done | PassResult::Skipped => PassResult::Cancelled,
+        result => result,
     }
 }
 

@@ -193,6 +193,7 @@ impl ModelMeters {
             (PassOutcome::Done, "done"),
             (PassOutcome::OutOfMemory, "out-of-memory"),
             (PassOutcome::Failed, "failed"),
+            (PassOutcome::Cancelled, "cancelled"),
         ];
         let of_queue = |name: &str| labels([("model", model), ("queue", name)]);
         let of_queues: Vec<_> = queues.iter().map(|queue| of_queue(&queue.name)).collect();
