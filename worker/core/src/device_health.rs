@@ -5,6 +5,9 @@
 //! Another one runs before each quarantined job, because only a job that ran on a device that was well can have made it sick. If
 //! a probe fails, the worker stops consuming until a later probe succeeds, and exits after several failures. A probe that runs
 //! out of memory shows nothing: the process that took the memory may be the reason why the pass failed.
+//!
+//! All this concerns the device's own thread. Programs have processes of their own, and go on beside a probe, unless one has shown
+//! nothing. While the device is known to be sick no pass starts.
 
 use std::time::{Duration, Instant};
 
@@ -56,9 +59,14 @@ pub(crate) enum Finding {
 }
 
 impl DeviceHealth {
-    /// Whether passes of jobs may start.
+    /// Whether passes of all models may start.
     pub(crate) fn is_well(&self) -> bool {
         matches!(self.0, State::Well)
+    }
+
+    /// Whether a probe has shown nothing, and none has told since.
+    pub(crate) fn is_unclear(&self) -> bool {
+        matches!(self.0, State::Doubtful { unclear: 1.., .. })
     }
 
     /// Whether the worker should take jobs.
@@ -164,12 +172,15 @@ mod tests {
         let now = Instant::now();
         let mut health = DeviceHealth::default();
         assert!(health.doubt());
+        assert!(!health.is_unclear());
         assert_eq!(health.probe_ended(ProbeResult::OutOfMemory, now), Finding::Unclear);
+        assert!(health.is_unclear());
         assert!(
             !health.is_well() && !health.is_sick() && !health.is_due(now) && health.is_due(now + PROBE_WAIT)
         );
         let mut cleared = health;
         assert_eq!(cleared.probe_ended(ProbeResult::Passed, now), Finding::Well);
+        assert!(!cleared.is_unclear());
         let mut failed = health;
         assert_eq!(failed.probe_ended(ProbeResult::Failed, now), Finding::Sick);
         // A sick device that has no memory is still sick, and no nearer to its end.

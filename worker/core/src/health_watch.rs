@@ -14,7 +14,7 @@ pub(crate) struct HealthWatch {
     health: DeviceHealth,
     /// Jobs whose pass failed, and what happens to them if the device is well.
     pending: Vec<(JobKey, JobOutcome)>,
-    /// The model whose probe is to run as soon as no other pass does.
+    /// The model whose probe is to run as soon as its executor runs no other pass.
     probe: Option<ModelIndex>,
     /// That of the last probe.
     last_probe: Option<ModelIndex>,
@@ -36,9 +36,14 @@ impl HealthWatch {
         self.health.is_sick()
     }
 
-    /// Whether passes of jobs may start.
-    pub(crate) fn allows_passes(&self) -> bool {
+    /// Whether passes of all models may start.
+    pub(crate) fn is_well(&self) -> bool {
         self.health.is_well() && self.probe.is_none()
+    }
+
+    /// Whether a probe showed nothing, because it ran out of memory. Nothing runs beside the next one.
+    pub(crate) fn is_unclear(&self) -> bool {
+        self.health.is_unclear()
     }
 
     /// A job's pass failed, not for want of memory: the job is blamed only if the device is well.
@@ -71,11 +76,14 @@ impl HealthWatch {
         }
     }
 
-    /// Takes the probe that is to run now.
-    pub(crate) fn take_probe(&mut self) -> Option<ModelIndex> {
-        let model = self.probe.take()?;
-        self.last_probe = Some(model);
-        Some(model)
+    /// The model whose probe is to run.
+    pub(crate) fn wanted_probe(&self) -> Option<ModelIndex> {
+        self.probe
+    }
+
+    /// The probe that was to run runs now.
+    pub(crate) fn probe_started(&mut self) {
+        self.last_probe = self.probe.take().or(self.last_probe);
     }
 
     /// A probe did not run: it is still to.

@@ -18,8 +18,9 @@ use crate::simulation::ledger::Kind;
 const PASSES_PER_NEIGHBOUR: usize = 6;
 const PASSES_BEFORE_SMALL: usize = 24;
 
-/// How long a small job may wait for its executor, which is idle, while there is memory for it: for the health probe of another one,
-/// which waits for the passes in flight, or for an exclusive job that waits for a program. Passes of programs take up to half a minute.
+/// How long a small job may wait for its executor, which is idle, while there is memory for it: for a health probe, which waits for
+/// memory or, after one that ran out of it, for the passes in flight; or for an exclusive job that waits for a program. Passes of
+/// programs take up to half a minute.
 const ROOM_UNUSED_MAX: Micros = 60 * SECOND;
 
 /// A worker learns from its next reading, a second later at most, that it has waited too long for a device on which a pass hung.

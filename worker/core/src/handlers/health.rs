@@ -52,7 +52,12 @@ impl Core {
                 self.adjust_consumers();
             }
             Finding::StillSick => tracing::warn!(device, model, "health probe failed again"),
-            Finding::Hopeless => self.device_lost("every health probe fails", Blame::Nobody),
+            Finding::Hopeless => {
+                if self.lifecycle.lose_device() {
+                    // Passes that programs still run are waited for: these end.
+                    self.give_device_up("every health probe fails", Blame::Nobody);
+                }
+            }
             Finding::Unclear => {
                 tracing::warn!(device, model, "health probe ran out of memory: another one will follow");
             }
@@ -90,6 +95,16 @@ impl Core {
         if !self.lifecycle.lose_device() {
             return;
         }
+        for job in self.jobs.running_keys() {
+            if let Some(running) = self.jobs.running_mut(job) {
+                running.forget_passes();
+            }
+        }
+        self.give_device_up(error, blame);
+    }
+
+    /// The jobs are requeued as soon as their passes have ended, and the process restarts.
+    fn give_device_up(&mut self, error: &str, blame: Blame) {
         tracing::error!(device = self.settings.device, error, "device lost: draining for a restart");
         self.lifecycle.restart();
         let pending = self.health.take_pending().into_iter().map(|(job, _)| job);
@@ -97,11 +112,6 @@ impl Core {
             // Once for each.
             let concerned: BTreeSet<_> = pending.chain(jobs).collect();
             concerned.into_iter().for_each(|job| self.count_crash(job));
-        }
-        for job in self.jobs.running_keys() {
-            if let Some(running) = self.jobs.running_mut(job) {
-                running.forget_passes();
-            }
         }
         self.requeue_all_unfinished();
         if !self.lifecycle.has_deadline() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vramq_schemas::JobHeaders;
 
-use super::test_worker::{Worker, requeued};
+use super::test_worker::{Worker, replied, requeued};
 use crate::action::{PassOrder, Route};
 use crate::device::{OutOfMemory, PassError};
 use crate::event::{PassResult, Source};
@@ -113,4 +113,67 @@ fn a_quarantined_job_of_a_program_needs_no_probe() {
     let mut worker = Worker::new();
     worker.job(1, 1, Source::Quarantine, nearly_condemned());
     worker.pass_of(1);
+}
+
+/// A probe concerns the device's own thread: it does not wait for a program's pass, and programs do not wait for it.
+#[test]
+fn a_program_goes_on_beside_a_probe() {
+    let mut worker = Worker::beside_a_program();
+    worker.job_of_program(1);
+    worker.pass_of(1);
+    worker.job(2, 1, worker.source(), JobHeaders::default());
+    let pass = worker.pass_of(2);
+    worker.ends(&pass, failed(), vec![None]);
+    worker.job_of_program(3);
+    worker.job(4, 1, worker.source(), JobHeaders::default());
+    let started = worker.passes();
+    let items: Vec<_> = started.iter().map(|pass| pass.items.clone()).collect();
+    assert_eq!(items, [vec![], vec![(JobKey(3), 0)]], "the probe, and of the jobs only the program's");
+    worker.ends(&started[0], PassResult::Done, Vec::new());
+    worker.pass_of(4);
+}
+
+/// A probe that ran out of memory shows nothing, and a program may hold the memory: the next one is alone.
+#[test]
+fn nothing_runs_beside_a_probe_after_one_that_ran_out_of_memory() {
+    let mut worker = Worker::beside_a_program();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let pass = worker.pass_of(1);
+    worker.ends(&pass, failed(), vec![None]);
+    worker.job_of_program(2);
+    let started = worker.passes();
+    assert_eq!(started.len(), 2, "{started:?}");
+    let oom = OutOfMemory { asked: 2, free: 1, total: 2, foreign: 0 };
+    worker.ends(&started[0], PassResult::Failed(PassError::OutOfMemory(oom)), Vec::new());
+    worker.job_of_program(3);
+    for _ in 0..10 {
+        worker.now += Duration::from_secs(1);
+        worker.quiet_tick();
+        assert!(worker.passes().is_empty(), "it waits for the program's pass");
+    }
+    worker.ends(&started[1], PassResult::Done, vec![Some(10)]);
+    let probe = worker.probe();
+    assert!(worker.passes().is_empty(), "nothing starts beside it");
+    worker.ends(&probe, PassResult::Done, Vec::new());
+    worker.pass_of(3);
+}
+
+#[test]
+fn a_program_finishes_its_pass_beside_a_device_that_is_given_up() {
+    let mut worker = Worker::beside_a_program();
+    worker.job_of_program(1);
+    let long = worker.pass_of(1);
+    worker.job(2, 1, worker.source(), JobHeaders::default());
+    let pass = worker.pass_of(2);
+    worker.ends(&pass, failed(), vec![None]);
+    while !worker.wants_restart() {
+        let probe = worker.next_within_a_minute();
+        assert!(probe.items.is_empty(), "a sick device runs no jobs: {probe:?}");
+        let mut actions = worker.ends(&probe, failed(), Vec::new());
+        actions.extend(worker.consumers_end(&actions));
+        let is_of_program = |(job, ..): &(JobKey, JobHeaders, Route)| *job == JobKey(1);
+        assert!(!requeued(&actions).iter().any(is_of_program), "{actions:?}");
+    }
+    let actions = worker.ends(&long, PassResult::Done, vec![Some(10)]);
+    assert_eq!(replied(&actions), [(JobKey(1), 1, true)]);
 }

@@ -31,12 +31,11 @@ impl Core {
 
     /// Gives passes to the executors while the device has room and anything waits.
     fn start_passes(&mut self) {
-        if !self.health.allows_passes() {
-            return self.send_probe();
-        }
-        if self.lifecycle.is_handing_over() {
+        let may_start = self.send_probe() && !self.health.is_sick() && !self.health.is_unclear();
+        if !may_start || self.lifecycle.is_handing_over() {
             return;
         }
+        self.scheduler.set_doubtful(!self.health.is_well());
         self.scheduler.begin_round();
         while let Some((turn, job)) = self.scheduler.next_turn(&self.models) {
             if self.has_expired(job) {
@@ -66,17 +65,22 @@ impl Core {
         }
     }
 
-    /// Starts the health probe that is wanted, when nothing else runs.
-    fn send_probe(&mut self) {
-        if self.scheduler.passes() > 0 {
-            return;
+    /// Starts the health probe that is wanted, when its executor runs nothing else. Whether other passes may start then: none while
+    /// the probe waits for memory, which they would take.
+    fn send_probe(&mut self) -> bool {
+        let Some(index) = self.health.wanted_probe() else { return true };
+        let model = &self.models[index.0];
+        let is_alone = self.health.is_unclear();
+        let others =
+            if is_alone { self.scheduler.passes() } else { self.scheduler.passes_on(model.executor) };
+        if others > 0 {
+            return !is_alone;
         }
-        let Some(index) = self.health.take_probe() else { return };
-        match self.scheduler.probe(index, &self.models[index.0], self.now.at) {
-            Some(pass) => self.start_pass(pass),
-            // A pass of a session that was lost still runs: later.
-            None => self.health.put_probe_back(index),
-        }
+        // It may be a pass of a session that was lost that holds the memory.
+        let Some(pass) = self.scheduler.probe(index, model, self.now.at) else { return false };
+        self.health.probe_started();
+        self.start_pass(pass);
+        true
     }
 
     fn start_pass(&mut self, pass: InFlight) {

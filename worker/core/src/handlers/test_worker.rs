@@ -22,13 +22,15 @@ use crate::settings::{ExecutorFacts, ModelFacts, QueueFacts, Settings};
 
 pub(super) const MODEL: ModelIndex = ModelIndex(0);
 pub(super) const CHANNEL: ChannelId = ChannelId { model: MODEL, number: 0 };
+/// The model beside it, if there is one.
+const PROGRAM: ModelIndex = ModelIndex(1);
 /// Large jobs that may wait in their queue.
 pub(super) const BULK_JOBS_MAX: u32 = 10;
 /// Device time that a large job may have in one go.
 pub(super) const LARGE_TURN: Duration = Duration::from_secs(30);
 pub(super) const MEMORY: Memory = Memory { free: 1 << 30, total: 1 << 30, foreign: 0 };
 
-/// A worker with one model: a program of up to three processes, or one that runs on the device's own thread.
+/// A worker with one model, a program of up to three processes, or one that runs on the device's own thread; or with both.
 pub(super) struct Worker {
     core: Core,
     /// The time of the next event.
@@ -42,6 +44,8 @@ pub(super) struct Worker {
     consumers: Vec<ConsumerId>,
     /// The first of large jobs.
     bulk_consumer: ConsumerId,
+    /// The first of the program's jobs, if there is a program beside the model.
+    program_consumer: Option<ConsumerId>,
 }
 
 impl Worker {
@@ -70,7 +74,19 @@ impl Worker {
         Self::with(ExecutorFacts { passes_max: 1, is_serial: true }, &[QueueFacts::own("m")])
     }
 
+    /// A worker as [`on_device`](Self::on_device), and a second model, a program of up to three processes.
+    pub(super) fn beside_a_program() -> Self {
+        let thread = ExecutorFacts { passes_max: 2, is_serial: true };
+        let program = ExecutorFacts { passes_max: 3, is_serial: false };
+        Self::with_executors(&[thread, program], &[QueueFacts::own("m")])
+    }
+
     fn with(executor: ExecutorFacts, queues: &[QueueFacts]) -> Self {
+        Self::with_executors(&[executor], queues)
+    }
+
+    /// A worker with a model for each executor. The queues are those of the first model.
+    fn with_executors(executors: &[ExecutorFacts], queues: &[QueueFacts]) -> Self {
         let start = Instant::now();
         let settings = Settings {
             worker: "w".to_owned(),
@@ -86,14 +102,14 @@ impl Worker {
             pressure_tolerated: Duration::ZERO,
             bulk_jobs_max: BULK_JOBS_MAX,
             large_turn: LARGE_TURN,
-            executors: vec![executor],
+            executors: executors.to_vec(),
             started_at: start,
             seed: 7,
         };
         let shape = PassShape::default().with(1);
-        let model = ModelFacts {
-            name: "m".to_owned(),
-            queues: queues.to_vec(),
+        let model = |executor: usize| ModelFacts {
+            name: if executor == 0 { "m".to_owned() } else { "program".to_owned() },
+            queues: if executor == 0 { queues.to_vec() } else { vec![QueueFacts::own("program")] },
             larger: None,
             slots_max: NonZeroU16::MAX,
             slots: NonZeroU16::new(64).unwrap(),
@@ -101,12 +117,13 @@ impl Worker {
             job_shape: shape,
             share: NonZeroU32::MIN,
             weights: 0,
-            executor: 0,
+            executor,
             probe: shape,
             pass_bytes: Arc::new(|shape| shape.cost as u64),
         };
         let limits = LearnedLimits::new("cpu", MEMORY.total, Default::default());
-        let core = Core::new(settings, vec![model], limits, Budget::new(MEMORY.free));
+        let models = (0..executors.len()).map(model).collect();
+        let core = Core::new(settings, models, limits, Budget::new(MEMORY.free));
         let mut worker = Self {
             core,
             now: start,
@@ -115,12 +132,17 @@ impl Worker {
             pass_takes: Duration::from_secs(1),
             consumers: Vec::new(),
             bulk_consumer: ConsumerId(0),
+            program_consumer: None,
         };
         let actions =
             worker.apply(Event::SessionOpened(SessionFacts { declares: true, missing: Vec::new() }));
         let first = |queue| first_consumer_of(queue, &actions);
         worker.consumers = (0..queues.len()).map(|at| first(JobQueue::Jobs(QueueIndex(at)))).collect();
         worker.bulk_consumer = first(JobQueue::Bulk);
+        worker.program_consumer = actions.iter().find_map(|action| match action {
+            Action::Consume { model: PROGRAM, queue: JobQueue::Jobs(_), consumer, .. } => Some(*consumer),
+            _ => None,
+        });
         worker
     }
 
@@ -155,6 +177,18 @@ impl Worker {
     pub(super) fn job(&mut self, key: u64, items: u32, source: Source, headers: JobHeaders) {
         self.arrives(key, source, headers);
         self.decoded(key, items);
+    }
+
+    /// A job of one item for the program beside the model arrives and is read.
+    pub(super) fn job_of_program(&mut self, key: u64) {
+        let source = Source::Jobs(QueueIndex(0), self.program_consumer.expect("there is a program"));
+        let delivery = Delivery {
+            model: PROGRAM,
+            channel: ChannelId { model: PROGRAM, number: 0 },
+            ..Self::delivery(key, source, JobHeaders::default())
+        };
+        self.apply(Event::Delivered(Box::new(delivery)));
+        self.decoded(key, 1);
     }
 
     pub(super) fn arrives(&mut self, key: u64, source: Source, headers: JobHeaders) -> Vec<Action> {

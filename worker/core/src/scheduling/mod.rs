@@ -53,6 +53,8 @@ pub(crate) struct Scheduler {
     /// Since when items wait for memory.
     blocked_since: Option<Instant>,
     turns: Turns,
+    /// The device may be sick.
+    is_doubtful: bool,
 }
 
 impl Scheduler {
@@ -74,6 +76,7 @@ impl Scheduler {
             passes_before: 0,
             blocked_since: None,
             turns: Turns::default(),
+            is_doubtful: false,
         }
     }
 
@@ -127,6 +130,16 @@ impl Scheduler {
         self.executors.iter().map(|executor| executor.passes).sum()
     }
 
+    /// The same of one executor.
+    pub(crate) fn passes_on(&self, executor: usize) -> usize {
+        self.executors[executor].passes
+    }
+
+    /// Whether the device may be sick: then executors that are probed start no passes of jobs.
+    pub(crate) fn set_doubtful(&mut self, is_doubtful: bool) {
+        self.is_doubtful = is_doubtful;
+    }
+
     pub(crate) fn in_flight(&self, pass: PassId) -> Option<&InFlight> {
         self.in_flight.get(&pass)
     }
@@ -166,7 +179,8 @@ impl Scheduler {
             // Behind a pass that runs only a full one is queued: more items may still join it.
             let is_worth_it = executor.passes == 0 || !executor.facts.is_serial || batcher.has_full_pass();
             let has_room = executor.passes < executor.facts.passes_max && !executor.failed_since_idle;
-            batcher.waiting() > 0 && !self.unavailable[*at] && has_room && is_worth_it
+            let is_held = self.is_doubtful && executor.facts.is_probed();
+            batcher.waiting() > 0 && !self.unavailable[*at] && !is_held && has_room && is_worth_it
         };
         let reserved =
             self.turns.reserved().filter(|turn| may_start(&turn.model.0) && self.turns.is_open(*turn));
