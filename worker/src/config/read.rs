@@ -128,18 +128,20 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
     }
     let mut publishers = publishers(root.section("reply"), root.section("fairness"));
     let mut models = Vec::new();
-    for (name, section) in root.named_sections("model") {
+    let sections = root.named_sections("model");
+    // Where models are named and none is right, the faults of each say why.
+    if sections.is_empty() {
+        root.fault(
+            "model",
+            "names no model: add a table [model.NAME] with `path` or `hub`, or --model NAME=FOLDER",
+        );
+    }
+    for (name, section) in sections {
         models.extend(model(&name, section, place, &stores, fetch_memory));
     }
     queues::check_models(&root, &models);
     check_types(&root, &models, &device.kind);
     publishers.job_queues = models.iter().flat_map(queues::further).map(|queue| queue.name.clone()).collect();
-    if models.is_empty() {
-        root.fault(
-            "model",
-            "no usable model: add a table [model.NAME] with `path` or `hub`, or --model NAME=FOLDER",
-        );
-    }
     root.finish();
     let drain = Duration::from_secs(drain.into());
     let heartbeat = Duration::from_secs(heartbeat.into());
