@@ -80,7 +80,10 @@ class _Disconnected(Exception):
 
 
 class Item:
-    """One input. `kind` is "text", "bytes", "json" or "uri"; the attribute of that name has the value."""
+    """One input. `kind` is "text", "bytes", "json" or "uri"; the attribute of that name has the value.
+
+    `media_type` of bytes is what their first bytes show, such as "image/png", or None.
+    """
 
     __slots__ = ("index", "kind", "media_type", "_payload", "_path")
 
@@ -163,7 +166,8 @@ class Uri:
 class Model:
     """What a program derives its model from."""
 
-    #: The kinds of items that `run` takes; others are rejected before they come here. None: all.
+    #: The kinds of items that `run` takes, and the media types of bytes ("image/png", "audio/*"); others are rejected before they
+    #: come here. None: all.
     accepts = None
     #: Identifies weights and element type: replies carry it as `vramq-model-revision`.
     revision = None

@@ -17,6 +17,8 @@ class Served(vramq.Model):
     def load(self, device):
         self.folder = os.environ["FOLDER"]
         self.revision = os.environ.get("REVISION")
+        if "ACCEPTS" in os.environ:
+            self.accepts = os.environ["ACCEPTS"].split()
         if os.environ.get("LOAD") == "hang":
             print("looking for weights", file=sys.stderr, flush=True)
             time.sleep(1000)

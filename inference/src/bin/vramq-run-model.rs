@@ -155,7 +155,7 @@ fn item(line: &str) -> Result<Item, String> {
         Ok(Item::Text(text))
     } else if let Some(path) = text("file") {
         let bytes = std::fs::read(&path).map_err(|error| format!("read {path}: {error}"))?;
-        Ok(Item::Bytes { media_type: None, bytes })
+        Ok(Item::bytes(bytes))
     } else {
         Err("an object has one of the keys json, uri, text, file".to_owned())
     }

@@ -7,6 +7,7 @@ use std::path::Path;
 use vramq_schemas::{Input, JsonText};
 
 use super::frame::BLOBS_BYTES_MAX;
+use super::media;
 use super::protocol::{ItemHeader, ItemKind};
 
 /// Items larger than this go by a file: a frame with them would be copied more often than it is worth.
@@ -16,12 +17,21 @@ const INLINE_BYTES_MAX: usize = 4 << 20;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
     Text(String),
-    Bytes { media_type: Option<String>, bytes: Vec<u8> },
+    /// `media_type`: if it is known.
+    Bytes {
+        media_type: Option<String>,
+        bytes: Vec<u8>,
+    },
     Json(JsonText),
     Uri(String),
 }
 
 impl Item {
+    /// Bytes with their media type, if their first bytes show it.
+    pub fn bytes(bytes: Vec<u8>) -> Self {
+        Self::Bytes { media_type: media::media_type(&bytes).map(str::to_owned), bytes }
+    }
+
     pub fn kind(&self) -> ItemKind {
         match self {
             Self::Text(_) => ItemKind::Text,
@@ -45,7 +55,7 @@ impl From<Input> for Item {
     fn from(input: Input) -> Self {
         match input {
             Input::Text(text) => Self::Text(text),
-            Input::Bytes(bytes) => Self::Bytes { media_type: None, bytes },
+            Input::Bytes(bytes) => Self::bytes(bytes),
             Input::Uri(uri) => Self::Uri(uri),
             Input::Json(value) => Self::Json(value),
         }

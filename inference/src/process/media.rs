@@ -1,4 +1,32 @@
-//! Sizes of images and audio, read from their headers. Whatever is not understood has no size.
+//! Media types and sizes of images and audio, read from their headers. Whatever is not understood has none.
+
+/// The media type of an image, of audio or of a PDF, by its first bytes. Containers that hold several (MP4, Matroska) have none.
+pub fn media_type(data: &[u8]) -> Option<&'static str> {
+    const STARTS: [(&[u8], &str); 9] = [
+        (b"\x89PNG\r\n\x1a\n", "image/png"),
+        (b"GIF87a", "image/gif"),
+        (b"GIF89a", "image/gif"),
+        (b"\xff\xd8\xff", "image/jpeg"),
+        (b"II*\0", "image/tiff"),
+        (b"MM\0*", "image/tiff"),
+        (b"fLaC", "audio/flac"),
+        (b"%PDF-", "application/pdf"),
+        (b"BM", "image/bmp"),
+    ];
+    let start = STARTS.into_iter().find(|(start, _)| data.starts_with(start));
+    match start {
+        // Two letters alone say little.
+        Some((_, "image/bmp")) => bmp(data).map(|_| "image/bmp"),
+        Some((_, media_type)) => Some(media_type),
+        None if data.starts_with(b"RIFF") => match data.get(8..12)? {
+            b"WEBP" => Some("image/webp"),
+            b"WAVE" => Some("audio/wav"),
+            _ => None,
+        },
+        None if data.starts_with(b"OggS") => ogg(data).map(|_| "audio/ogg"),
+        None => mp3(data).map(|_| "audio/mpeg"),
+    }
+}
 
 /// Width times height of a PNG, JPEG, GIF, WebP, BMP or TIFF image.
 pub fn pixels(data: &[u8]) -> Option<u64> {
@@ -248,6 +276,10 @@ mod tests {
         assert_eq!(pixels(&bmp), Some(35));
         let tiff = b"MM\0*\0\0\0\x08\0\x02\x01\0\0\x03\0\0\0\x01\0\x09\0\0\x01\x01\0\x04\0\0\0\x01\0\0\0\x0b";
         assert_eq!(pixels(tiff), Some(99));
+        let media_types =
+            [&png[..], b"GIF89a\x0a\0\x14\0", &jpeg[..], &webp[..], &bmp[..], &tiff[..]].map(media_type);
+        let expected = ["png", "gif", "jpeg", "webp", "bmp", "tiff"].map(|name| format!("image/{name}"));
+        assert_eq!(media_types.map(Option::unwrap_or_default), expected.each_ref().map(String::as_str));
     }
 
     #[test]
@@ -272,6 +304,8 @@ mod tests {
         let mut mp3 = b"\xff\xfb\x90\0".to_vec();
         mp3.resize(32_000, 0);
         assert_eq!(seconds(&mp3), Some(2.0));
+        let media_types = [&wav_of(1, 8_000)[..], &flac[..], &opus[..], &mp3[..]].map(media_type);
+        assert_eq!(media_types, ["audio/wav", "audio/flac", "audio/ogg", "audio/mpeg"].map(Some));
         mp3[36..48].copy_from_slice(b"Xing\0\0\0\x01\0\0\x03\xe8");
         assert_eq!(seconds(&mp3), Some(1_152_000.0 / 44_100.0));
     }
@@ -280,6 +314,10 @@ mod tests {
     fn what_is_neither_has_no_size() {
         for data in [&b""[..], b"hello", b"\xff\xd8\xff\xda\0\x02", b"RIFF\0\0\0\0WAVEdata\x04\0\0\0abcd"] {
             assert_eq!((pixels(data), seconds(data)), (None, None), "{data:?}");
+        }
+        for data in [&b""[..], b"hello", b"BMW", b"%PDF", b"RIFF\0\0\0\0AVI ", b"OggS", b"\0\0\0\x18ftypmp42"]
+        {
+            assert_eq!(media_type(data), None, "{data:?}");
         }
         assert_eq!(pixels(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\0\0\0\0\x09"), None);
     }
@@ -292,7 +330,7 @@ mod tests {
                 b"RIFF\0\0\0\0WAVE", b"fLaC", b"OggS",
             ];
             let data = [starts[start], &rest].concat();
-            let _ = (pixels(&data), seconds(&data));
+            let _ = (pixels(&data), seconds(&data), media_type(&data));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Programs of the user as models, each in its own processes. A worker uses [`Pool`].
 
+pub mod accepts;
 pub mod child;
 pub mod config;
 pub mod cost;

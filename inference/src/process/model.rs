@@ -50,11 +50,8 @@ impl ProcessModel {
     /// An input as an item with its cost.
     fn item(&self, at: usize, input: &Input, params: &Arc<Params>) -> Result<Item, InvalidInput> {
         let item = ProcessItem::from(input.clone());
-        let accepts = self.pool.accepts();
-        if !accepts.is_empty() && !accepts.contains(&item.kind()) {
-            let takes: Vec<_> = accepts.iter().map(|kind: &ItemKind| kind.as_str()).collect();
-            let (kind, takes) = (item.kind().as_str(), takes.join(", "));
-            return Err(InvalidInput(format!("input {at} is of kind {kind}; the model takes {takes}")));
+        if let Some(why) = self.pool.accepts().refusal(&item) {
+            return Err(InvalidInput(format!("input {at} {why}")));
         }
         let (config, costs) = (self.pool.config(), Costs::new(&item));
         let cost = match rule::decide(&config.rules, &costs) {
@@ -104,7 +101,7 @@ impl Engine for ProcessModel {
 
     /// A program that names references among what it accepts reads them itself; one that accepts all gets the bytes.
     fn takes_references(&self) -> bool {
-        self.pool.accepts().contains(&ItemKind::Uri)
+        self.pool.accepts().names(ItemKind::Uri)
     }
 
     fn processes(&self) -> Vec<ProcessStatus> {

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::accepts::Accepts;
+
 /// The version that both sides say in their first message. Fields may be added without a new one: readers ignore what they do not
 /// know. A new message that a peer must understand is a new version.
 pub const VERSION: u32 = 1;
@@ -61,9 +63,9 @@ pub enum FromModel {
         /// Device bytes of the weights, as far as the program knows.
         #[serde(default)]
         weights: u64,
-        /// The kinds of items that it takes; empty means all.
+        /// The kinds of items, and the media types of bytes, that it takes; empty means all.
         #[serde(default)]
-        accepts: Vec<ItemKind>,
+        accepts: Accepts,
         /// Identifies weights and element type, for `model-revision`.
         #[serde(default)]
         revision: Option<String>,
@@ -166,6 +168,8 @@ pub enum ItemKind {
 }
 
 impl ItemKind {
+    pub const ALL: [Self; 4] = [Self::Text, Self::Bytes, Self::Json, Self::Uri];
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Text => "text",

@@ -206,7 +206,7 @@ mod tests {
         for message in [
             FromModel::Done { pass: 2, peak: None },
             FromModel::Pong { number: 1, reserved: None },
-            FromModel::Ready { version: 1, weights: 0, accepts: Vec::new(), revision: None },
+            FromModel::Ready { version: 1, weights: 0, accepts: Default::default(), revision: None },
             FromModel::Oom { pass: None, item: None, memory: report.clone() },
             FromModel::Oom { pass: Some(1), item: Some(2), memory: report },
             failed(Some(0), None),

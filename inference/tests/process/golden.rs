@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use serde_json::json;
+use vramq_inference::process::accepts::{Accepted, Accepts};
 use vramq_inference::process::frame::Frame;
 use vramq_inference::process::protocol::{
     FailureKind, FromModel, ItemHeader, ItemKind, OomReport, OutputHeader, OutputKind, ToModel, VERSION,
@@ -57,7 +58,7 @@ fn from_model() -> Vec<(&'static str, Frame<FromModel>)> {
         media_type: Some("video/mp4".to_owned()),
         file: Some("result.mp4".to_owned()),
     };
-    let accepts = vec![ItemKind::Text, ItemKind::Bytes];
+    let accepts = Accepts([ItemKind::Text, ItemKind::Bytes].map(Accepted::Kind).to_vec());
     let memory = OomReport {
         asked: Some(2 << 30),
         free: Some(1 << 29),

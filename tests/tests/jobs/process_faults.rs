@@ -2,12 +2,13 @@
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use vramq_schemas::{Output, Reason, ReplyKind};
+use vramq_schemas::{Input, Output, Reason, ReplyKind};
 use vramq_tests::client::Mailbox;
+use vramq_tests::job::Message;
 use vramq_tests::metrics::Scrape;
 use vramq_tests::on_one_setup;
 use vramq_tests::shared_device::SharedDevice;
-use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Worker, command, run_to_end};
 
@@ -16,6 +17,7 @@ use crate::process::{Served, consuming, outputs, pid_of, python};
 on_one_setup!(
     an_invalid_item_ends_its_job_and_the_neighbours_run,
     an_invalid_item_that_is_not_named_is_found,
+    bytes_of_a_media_type_that_the_model_does_not_take_are_rejected,
     what_a_program_does_wrong_is_in_the_dead_letter,
     faults_of_the_configuration_come_all_at_once,
     an_idle_model_makes_room_for_another,
@@ -119,6 +121,32 @@ async fn an_invalid_item_that_is_not_named_is_found(env: &mut TestEnv) -> Result
     Ok(())
 }
 
+async fn bytes_of_a_media_type_that_the_model_does_not_take_are_rejected(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
+    let _served = Served::new(env, ONE_PROCESS, &[("ACCEPTS", "text audio/*")])?;
+    let worker = consuming(env, &[]).await?;
+    let mut replies = env.replies().await?;
+    let job = |id: &str, bytes: &[u8]| {
+        let inputs = vec![Input::Text("echo it".to_owned()), Input::Bytes(bytes.to_vec())];
+        Message::inputs(env.setup.encoding, MODEL, id, REPLIES, inputs)
+    };
+    env.client.publish(MODEL, job("image", b"\x89PNG\r\n\x1a\n")?).await?;
+    let failure = replies.next().await?.failure()?;
+    ensure!(failure.reason == Reason::InvalidInput, "{failure:?}");
+    ensure!(failure.error.contains("input 1 is image/png; the model takes text, audio/*"), "{failure:?}");
+    ensure!(env.dead_letters().await?.next().await?.dead_letter()?.reason == Reason::InvalidInput);
+    // What is known to be audio is taken; what nothing is known of is left to the program.
+    for (id, bytes) in [("audio", &b"fLaC"[..]), ("unknown", &b"what is it"[..])] {
+        env.client.publish(MODEL, job(id, bytes)?).await?;
+        let (found, _) = outputs(&mut replies, id).await?;
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        ensure!(found[1]["bytes"] == hex, "{found:?}");
+    }
+    worker.drain().await?;
+    ensure!(worker.log.find("pass failed").is_none(), "it came as far as the program");
+    Ok(())
+}
+
 /// The reason, what the letter says, and whether the process that did it serves the next job.
 const WRONG: [(&str, Reason, &str, bool); 4] = [
     ("skip", Reason::EngineFailed, "run returned 0 outputs for 1 items; item 0 has none", true),
@@ -201,13 +229,7 @@ async fn an_idle_model_makes_room_for_another(env: &mut TestEnv) -> Result<()> {
     let mut replies = env.replies().await?;
     for (round, model) in [MODEL, "second", MODEL, "second"].into_iter().enumerate() {
         let id = format!("{round}");
-        let job = vramq_tests::job::Message::texts(
-            env.setup.encoding,
-            model,
-            &id,
-            vramq_tests::test_env::REPLIES,
-            ["echo it"],
-        )?;
+        let job = Message::texts(env.setup.encoding, model, &id, REPLIES, ["echo it"])?;
         env.client.publish(model, job).await?;
         ensure!(outputs(&mut replies, &id).await?.0[0]["text"] == "it");
         ensure!(device.memory().free == 400 << 20, "{:?}", device.memory());

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot, watch};
 
+use super::accepts::Accepts;
 use super::config::{Instances, Mode, ProcessConfig};
 use super::cost::{Costs, of_pass};
 use super::launch::Launcher;
@@ -20,7 +21,7 @@ use super::memory::DeviceBook;
 use super::need::{Learned, Need};
 use super::once;
 use super::pass::{PassHandle, PassJob, PassRequest};
-use super::protocol::{ItemKind, PASS_ITEMS_MAX};
+use super::protocol::PASS_ITEMS_MAX;
 use super::warm::{LoadError, Ready};
 
 pub use status::{SlotState, SlotStatus, Status, Unavailable};
@@ -167,8 +168,8 @@ impl Pool {
         self.shared.resident(&self.shared.state())
     }
 
-    /// The kinds of items that the model takes; empty means all.
-    pub fn accepts(&self) -> Vec<ItemKind> {
+    /// What the model takes.
+    pub fn accepts(&self) -> Accepts {
         self.shared.state().ready.as_ref().map(|ready| ready.accepts.clone()).unwrap_or_default()
     }
 

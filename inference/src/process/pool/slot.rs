@@ -12,6 +12,7 @@ use super::leak::Leak;
 use super::room::PATIENCE;
 use super::status::{SlotState, Unavailable};
 use super::{Shared, State, refuse_waiting};
+use crate::process::accepts::Accepts;
 use crate::process::config::Mode;
 use crate::process::cost::{Costs, of_pass};
 use crate::process::memory::{Claim, Entry};
@@ -353,8 +354,8 @@ impl SlotTask {
     async fn run(&mut self, warm: &mut Warm, number: u64, mut job: PassJob) -> Ran {
         let shared = Arc::clone(&self.shared);
         let config = &shared.config;
-        if let Some((item, kind)) = refused_kind(&job, &warm.ready().accepts) {
-            let detail = format!("the model does not take {kind}");
+        if let Some((item, why)) = refused(&job, &warm.ready().accepts) {
+            let detail = format!("the item {why}");
             job.end(PassEnd::Failed {
                 kind: FailureKind::Input,
                 item: Some(item),
@@ -406,14 +407,9 @@ impl SlotTask {
     }
 }
 
-/// The first item of a kind that the model does not take.
-fn refused_kind(
-    job: &PassJob,
-    accepts: &[crate::process::protocol::ItemKind],
-) -> Option<(usize, &'static str)> {
-    let mut items = job.request.items.iter().enumerate();
-    let refused = items.find(|(_, item)| !accepts.is_empty() && !accepts.contains(&item.kind()))?;
-    Some((refused.0, refused.1.kind().as_str()))
+/// The first item that the model does not take, and why.
+fn refused(job: &PassJob, accepts: &Accepts) -> Option<(usize, String)> {
+    job.request.items.iter().enumerate().find_map(|(at, item)| Some((at, accepts.refusal(item)?)))
 }
 
 pub(super) async fn closed(closing: &mut watch::Receiver<bool>) {

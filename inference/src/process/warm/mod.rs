@@ -8,12 +8,13 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::time::{Duration, Instant, sleep_until, timeout};
 
+use super::accepts::Accepts;
 use super::child::{Child, GONE_LIMIT};
 use super::frame::Frame;
 use super::frames::{Frames, LAST_WORD, Unheard, name, next};
 use super::item;
 use super::pass::{Cancellation, Events, PassEnd, PassRequest, Stop};
-use super::protocol::{FailureKind, FromModel, ItemKind, ToModel};
+use super::protocol::{FailureKind, FromModel, ToModel};
 use super::transcript::{End, Step, Transcript};
 pub use load::LoadError;
 
@@ -38,8 +39,7 @@ pub struct Warm {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ready {
     pub weights: u64,
-    /// Empty: all.
-    pub accepts: Vec<ItemKind>,
+    pub accepts: Accepts,
     pub revision: Option<String>,
 }
 
