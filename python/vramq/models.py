@@ -166,8 +166,8 @@ class Uri:
 class Model:
     """What a program derives its model from."""
 
-    #: The kinds of items that `run` takes, and the media types of bytes ("image/png", "audio/*"); others are rejected before they
-    #: come here. None: all.
+    #: The kinds of items that `run` takes, and media types of bytes ("image/png", "audio/*"); others are rejected
+    #: before they come here. None: all.
     accepts = None
     #: Identifies weights and element type: replies carry it as `vramq-model-revision`.
     revision = None

@@ -1,6 +1,8 @@
 //! Jobs that their callers withdraw while a program runs them: the program is told to stop, and ended if it does not. A pass that
 //! another job needs goes on.
 
+use std::path::Path;
+
 use anyhow::{Context as _, Result, ensure};
 use lapin::{BasicProperties, Confirmation, ExchangeKind};
 use vramq_schemas::topology::WITHDRAWALS_EXCHANGE;
@@ -60,6 +62,11 @@ async fn is_running(worker: &Worker) -> Result<()> {
     .await
 }
 
+/// Waits until the program has made a file: it is at that item.
+async fn until_file(path: &Path) -> Result<()> {
+    until("the program to begin", async || Ok(path.exists().then_some(()))).await
+}
+
 /// Waits until so many jobs wait for a pass.
 async fn until_waiting(worker: &Worker, jobs: f64) -> Result<()> {
     until(&format!("{jobs} jobs that wait"), async || {
@@ -84,8 +91,7 @@ async fn a_program_stops_the_pass_of_a_withdrawn_job(env: &mut TestEnv) -> Resul
     let before = pid_of(&outputs(&mut replies, "before").await?.0[0])?;
 
     env.client.publish(MODEL, withdrawable(env, "long", "heed began")?).await?;
-    let began = served.path("began");
-    until("the program to begin", async || Ok(began.exists().then_some(()))).await?;
+    until_file(&served.path("began")).await?;
     withdraw(env, "long").await?;
     is_withdrawn(&mut replies, "long").await?;
     ensure!(served.path("began.cancelled").exists(), "the program did not hear of it");
@@ -107,12 +113,12 @@ async fn a_program_that_ignores_the_cancel_is_ended_and_its_memory_comes_back(
     let [file, memory, reserve] = device.settings();
     let path = file.split_once('=').context("no file")?.1.to_owned();
     let room = format!("instances = 1\nvram = {{ base_mib = {BASE_MIB}, mib_per_unit = 1, learn = false }}");
-    let _served = Served::new(env, &room, &[("DEVICE", &path), ("BASE_MIB", BASE_MIB)])?;
+    let served = Served::new(env, &room, &[("DEVICE", &path), ("BASE_MIB", BASE_MIB)])?;
     let worker = consuming(env, &[&file, &memory, &reserve]).await?;
     let mut replies = env.replies().await?;
     for id in ["first", "second"] {
-        env.client.publish(MODEL, withdrawable(env, id, "wait never")?).await?;
-        is_running(&worker).await?;
+        env.client.publish(MODEL, withdrawable(env, id, &format!("ignore {id}"))?).await?;
+        until_file(&served.path(id)).await?;
         ensure!(device.memory().free == 400 << 20, "{:?}", device.memory());
         withdraw(env, id).await?;
         is_withdrawn(&mut replies, id).await?;
