@@ -187,7 +187,12 @@ impl Cancellation {
         Stop::Cancelled
     }
 
+    /// Whether nobody waits for the end of the pass any more.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.0.has_changed().is_err()
+    }
+
     pub(super) fn is_cancelled(&self) -> bool {
-        *self.0.borrow() || self.0.has_changed().is_err()
+        *self.0.borrow() || self.is_abandoned()
     }
 }

@@ -1,6 +1,6 @@
 //! Loads a warm process: starts it, sends `hello`, and waits for `ready` or an error.
 
-use tokio::time::{Duration, timeout};
+use tokio::time::{Duration, Instant, timeout};
 
 use super::{Ready, Warm};
 use crate::process::child::{Child, StartError};
@@ -70,6 +70,7 @@ impl Warm {
         let view = book.view();
         let spec = launch::spec(config, view, config.command.clone(), OutputUse::Protocol)
             .map_err(|error| LoadError::Start(format!("make the scratch folder: {error}")))?;
+        let began = Instant::now();
         let (child, socket) = Child::start(&launcher.keeper, &spec, &config.name).await?;
         started(child.keeper_pid());
         let (read, socket) = socket.into_split();
@@ -80,6 +81,7 @@ impl Warm {
             ready: Ready::default(),
             pings: 0,
             is_stuck: false,
+            load_took: Duration::ZERO,
             passes: 0,
         };
         // Within the process the device is the only one of its kind.
@@ -98,6 +100,7 @@ impl Warm {
         let error = match loaded {
             Ok(ready) => {
                 warm.ready = ready;
+                warm.load_took = began.elapsed();
                 return Ok(warm);
             }
             Err(error) => error,

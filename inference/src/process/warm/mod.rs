@@ -31,6 +31,8 @@ pub struct Warm {
     pings: u64,
     /// It was killed, and does not end.
     is_stuck: bool,
+    /// How long its model took to load.
+    load_took: Duration,
     /// Passes that it ran.
     pub passes: u64,
 }
@@ -137,7 +139,9 @@ impl Warm {
                 () = sleep_until(hard.unwrap_or(soft)), if hard.is_some() => return self.killed(stop, limit, pass.limits).await,
                 why = cancellation.wait(), if stop.is_none() => {
                     stop = Some(why);
-                    hard = Some(Instant::now() + pass.limits.kill);
+                    // The next process loads the model again: to end this one must not cost more than it saves.
+                    let load_took = if cancellation.is_abandoned() { Duration::ZERO } else { self.load_took };
+                    hard = Some(Instant::now() + pass.limits.kill.max(load_took));
                 }
                 () = sleep_until(soft), if stop.is_none() => {
                     stop = Some(Stop::TimedOut);
