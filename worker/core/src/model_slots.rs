@@ -142,31 +142,21 @@ fn parts(total: u64, needs: &[u64]) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::num::{NonZeroU16, NonZeroU32};
+    use std::num::NonZeroU16;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use proptest::prelude::*;
 
     use super::*;
-    use crate::device::PassShape;
-    use crate::settings::QueueFacts;
 
     /// A model whose jobs need so many bytes each.
     fn model(per_job: u64, slots: u16) -> ModelFacts {
         ModelFacts {
             name: per_job.to_string(),
-            queues: vec![QueueFacts::own("m")],
-            larger: None,
-            slots_max: NonZeroU16::MAX,
             slots: NonZeroU16::new(slots).unwrap(),
-            pass_cost_max: 1,
-            job_shape: PassShape::default().with(1),
-            share: NonZeroU32::MIN,
-            weights: 0,
-            executor: 0,
-            probe: PassShape::default(),
             pass_bytes: Arc::new(move |_| per_job),
+            ..ModelFacts::for_tests()
         }
     }
 

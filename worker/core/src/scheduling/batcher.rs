@@ -340,3 +340,7 @@ struct Turn {
 #[cfg(test)]
 #[path = "batcher_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "batcher_properties.rs"]
+mod properties;

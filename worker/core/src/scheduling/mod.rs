@@ -4,6 +4,8 @@ mod batcher;
 mod draft;
 mod in_flight;
 mod lanes;
+#[cfg(test)]
+mod test_jobs;
 mod turns;
 
 use std::collections::HashMap;
