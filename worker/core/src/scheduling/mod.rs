@@ -4,6 +4,7 @@ mod batcher;
 mod draft;
 mod in_flight;
 mod lanes;
+mod pass_memory;
 #[cfg(test)]
 mod test_jobs;
 mod turns;
@@ -16,13 +17,11 @@ pub(crate) use draft::{Caller, Waiting};
 use draft::{Draft, PassLimits};
 pub(crate) use in_flight::{InFlight, PassJob};
 pub(crate) use turns::Turn;
-use turns::{Holder, Turns};
+use turns::Turns;
 
 use crate::action::PassOrder;
-use crate::admission::{Budget, Permit};
-use crate::device::PassShape;
+use crate::admission::Budget;
 use crate::ids::{JobKey, ModelIndex, PassId};
-use crate::learned_limits::LearnedLimits;
 use crate::settings::{ExecutorFacts, ModelFacts};
 use crate::sizes::Size;
 
@@ -160,32 +159,42 @@ impl Scheduler {
         });
     }
 
-    /// Whose pass starts next, and its first job: of the models that may have one, that which has had the device for the shortest
-    /// time by its share. A turn that was refused comes again in the next round.
+    /// Whose pass starts next, and its first job: the reserved one, as soon as it may start; else, of the models that may start one,
+    /// that which has had the device for the shortest time by its share. A turn that was refused comes again in the next round.
     pub(crate) fn next_turn(&self, models: &[ModelFacts]) -> Option<(Turn, JobKey)> {
-        let may_start = |at: &usize| {
-            let (batcher, executor) = (&self.batchers[*at], &self.executors[models[*at].executor]);
-            // Behind a pass that runs only a full one is queued: more items may still join it.
-            let is_worth_it = executor.passes == 0 || !executor.facts.is_serial || batcher.has_full_pass();
-            let has_room = executor.passes < executor.facts.passes_max && !executor.failed_since_idle;
-            batcher.waiting() > 0 && !self.unavailable[*at] && has_room && is_worth_it
-        };
+        let may_start = |model: &ModelIndex| self.may_start(*model, &models[model.0]);
         let reserved =
-            self.turns.reserved().filter(|turn| may_start(&turn.model.0) && self.turns.is_open(*turn));
-        let first_of = |turn: Turn| Some((turn, self.batchers[turn.model.0].first(turn.lead)?));
-        let of_reserved = reserved.and_then(first_of);
-        if of_reserved.is_some() {
-            return of_reserved;
+            self.turns.reserved().filter(|turn| may_start(&turn.model) && self.turns.is_open(*turn));
+        if let Some(turn) = reserved
+            && let Some(job) = self.first_job(turn)
+        {
+            return Some((turn, job));
         }
-        let turn_of = |at: usize| {
-            let (model, batcher) = (ModelIndex(at), &self.batchers[at]);
-            let mut turns = batcher.leads().map(|lead| Turn { model, lead });
-            let turn = turns.find(|turn| self.turns.is_open(*turn))?;
-            Some((turn, batcher.first(turn.lead)?))
+        let candidates = (0..self.batchers.len()).map(ModelIndex).filter(may_start);
+        let by_device_time = |(a, _): &(Turn, JobKey), (b, _): &(Turn, JobKey)| {
+            self.device_time[a.model.0].total_cmp(&self.device_time[b.model.0])
         };
-        let candidates = (0..self.batchers.len()).filter(may_start).filter_map(turn_of);
-        let device_time = |(turn, _): &(Turn, JobKey)| self.device_time[turn.model.0];
-        candidates.min_by(|a, b| device_time(a).total_cmp(&device_time(b)))
+        candidates.filter_map(|model| self.open_turn(model)).min_by(by_device_time)
+    }
+
+    /// Whether a pass of a model may start, as far as its executor and its items decide that.
+    fn may_start(&self, model: ModelIndex, facts: &ModelFacts) -> bool {
+        let (batcher, executor) = (&self.batchers[model.0], &self.executors[facts.executor]);
+        // Behind a pass that runs only a full one is queued: more items may still join it.
+        let is_worth_it = executor.passes == 0 || !executor.facts.is_serial || batcher.has_full_pass();
+        let has_room = executor.passes < executor.facts.passes_max && !executor.failed_since_idle;
+        batcher.waiting() > 0 && !self.unavailable[model.0] && has_room && is_worth_it
+    }
+
+    /// The first turn of a model that was not refused in this round, and its first job.
+    fn open_turn(&self, model: ModelIndex) -> Option<(Turn, JobKey)> {
+        let mut turns = self.batchers[model.0].leads().map(|lead| Turn { model, lead });
+        let turn = turns.find(|turn| self.turns.is_open(*turn))?;
+        Some((turn, self.first_job(turn)?))
+    }
+
+    fn first_job(&self, turn: Turn) -> Option<JobKey> {
+        self.batchers[turn.model.0].first(turn.lead)
     }
 
     /// Given so many unacknowledged jobs.
@@ -196,73 +205,6 @@ impl Scheduler {
 
     fn has_waiting(&self) -> bool {
         self.batchers.iter().any(|batcher| batcher.waiting() > 0)
-    }
-
-    /// The pass of a turn with its permit, if the device has the memory. `budget_max`: the budget while no other process holds
-    /// anything.
-    pub(crate) fn admit(
-        &mut self,
-        turn: Turn,
-        model: &ModelFacts,
-        limits: &LearnedLimits,
-        budget_max: u64,
-        now: Instant,
-    ) -> Option<Box<InFlight>> {
-        match self.form(turn, model, limits, budget_max, now) {
-            Ok((draft, permit)) => {
-                self.turns.started(turn);
-                Some(Box::new(InFlight::new(turn.model, model.executor, draft, permit, now)))
-            }
-            Err(holder) => {
-                self.turns.refused(turn, holder, self.in_flight.keys().copied());
-                None
-            }
-        }
-    }
-
-    /// Forms the pass of a turn, unless somebody holds the memory that it needs.
-    fn form(
-        &mut self,
-        turn: Turn,
-        model: &ModelFacts,
-        limits: &LearnedLimits,
-        budget_max: u64,
-        now: Instant,
-    ) -> Result<(Draft, Permit), Holder> {
-        let batcher = &mut self.batchers[turn.model.0];
-        let (first, exclusive) = batcher.first_shape(turn.lead).ok_or(Holder::Processes)?;
-        let (first_bytes, limit) = ((model.pass_bytes)(first), self.budget.limit());
-        // What other processes hold may come back within moments; until then the pass would only run out of memory.
-        if first_bytes <= limit {
-            self.turns.is_not_short(turn);
-        } else if !exclusive && first_bytes <= budget_max && self.turns.waits_for_processes(turn, now) {
-            return Err(Holder::Processes);
-        }
-        // A pass that is larger than the device, or waited in vain, gets the whole budget, and the device says what is missing.
-        let (whole, room) = if exclusive || first_bytes > limit {
-            (Some(self.budget.try_acquire_all().ok_or(Holder::Passes(u64::MAX))?), limit)
-        } else {
-            let in_flight = self.in_flight.iter().map(|(id, pass)| (id, pass.runs(now), pass.bytes()));
-            let room = self.budget.available().saturating_sub(self.turns.kept(turn, limit, in_flight));
-            if first_bytes > room {
-                return Err(Holder::Passes(first_bytes));
-            }
-            (None, room)
-        };
-        // The need of a program is learned while it is asked for: the permit is for what was found to fit.
-        let fitted = std::cell::Cell::new(first_bytes);
-        let fits = |shape: PassShape| {
-            let bytes = (model.pass_bytes)(shape);
-            let fits = bytes <= room.min(limits.limit(&model.name, shape.longest));
-            if fits {
-                fitted.set(bytes);
-            }
-            fits
-        };
-        let draft = batcher.next_pass(turn.lead, fits).ok_or(Holder::Processes)?;
-        // What was available a moment ago still is: nothing else takes from the budget.
-        let permit = whole.or_else(|| self.budget.try_acquire(fitted.get()));
-        Ok((draft, permit.ok_or(Holder::Processes)?))
     }
 
     /// A health probe of a model; nothing while passes hold too much.

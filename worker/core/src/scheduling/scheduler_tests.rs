@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::test_jobs::unit_job;
 use super::*;
+use crate::learned_limits::LearnedLimits;
 
 /// A model with so large a share of the device. Its passes take a byte for each unit of cost.
 fn model(share: u32) -> ModelFacts {
