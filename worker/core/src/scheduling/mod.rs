@@ -1,4 +1,5 @@
-//! Passes: which items run next, with how much memory, and what is in flight.
+//! Decides which pass starts next. What comes in are jobs with prepared items, and the ends of passes; what goes out are passes with
+//! their memory admitted. Owns a batcher for each model, the passes in flight with their permits, and the device time of each model.
 
 mod batcher;
 mod draft;
@@ -98,18 +99,18 @@ impl Scheduler {
     }
 
     pub(crate) fn push(&mut self, model: ModelIndex, job: Waiting) {
-        self.forget_claim(model);
+        self.catch_up_device_time(model);
         self.batchers[model.0].push(job);
     }
 
     /// More items of a job were prepared.
     pub(crate) fn extend(&mut self, model: ModelIndex, job: Waiting) {
-        self.forget_claim(model);
+        self.catch_up_device_time(model);
         self.batchers[model.0].extend(job);
     }
 
-    /// A model that had nothing to run has no claim on the time that others had meanwhile.
-    fn forget_claim(&mut self, model: ModelIndex) {
+    /// A model that had nothing to run does not make up for the device time that others had meanwhile.
+    fn catch_up_device_time(&mut self, model: ModelIndex) {
         if self.batchers[model.0].waiting() == 0 {
             let busy = (0..self.batchers.len()).filter(|other| self.batchers[*other].waiting() > 0);
             let least = busy.map(|other| self.device_time[other]).min_by(f64::total_cmp);
@@ -159,42 +160,32 @@ impl Scheduler {
         });
     }
 
-    /// Whose pass starts next, and its first job: the reserved one, as soon as it may start; else, of the models that may start one,
-    /// that which has had the device for the shortest time by its share. A turn that was refused comes again in the next round.
+    /// Whose pass starts next, and its first job: of the models that may have one, that which has had the device for the shortest
+    /// time by its share. A turn that was refused comes again in the next round.
     pub(crate) fn next_turn(&self, models: &[ModelFacts]) -> Option<(Turn, JobKey)> {
-        let may_start = |model: &ModelIndex| self.may_start(*model, &models[model.0]);
-        let reserved =
-            self.turns.reserved().filter(|turn| may_start(&turn.model) && self.turns.is_open(*turn));
-        if let Some(turn) = reserved
-            && let Some(job) = self.first_job(turn)
-        {
-            return Some((turn, job));
-        }
-        let candidates = (0..self.batchers.len()).map(ModelIndex).filter(may_start);
-        let by_device_time = |(a, _): &(Turn, JobKey), (b, _): &(Turn, JobKey)| {
-            self.device_time[a.model.0].total_cmp(&self.device_time[b.model.0])
+        let may_start = |at: &usize| {
+            let (batcher, executor) = (&self.batchers[*at], &self.executors[models[*at].executor]);
+            // Behind a pass that runs only a full one is queued: more items may still join it.
+            let is_worth_it = executor.passes == 0 || !executor.facts.is_serial || batcher.has_full_pass();
+            let has_room = executor.passes < executor.facts.passes_max && !executor.failed_since_idle;
+            batcher.waiting() > 0 && !self.unavailable[*at] && has_room && is_worth_it
         };
-        candidates.filter_map(|model| self.open_turn(model)).min_by(by_device_time)
-    }
-
-    /// Whether a pass of a model may start, as far as its executor and its items decide that.
-    fn may_start(&self, model: ModelIndex, facts: &ModelFacts) -> bool {
-        let (batcher, executor) = (&self.batchers[model.0], &self.executors[facts.executor]);
-        // Behind a pass that runs only a full one is queued: more items may still join it.
-        let is_worth_it = executor.passes == 0 || !executor.facts.is_serial || batcher.has_full_pass();
-        let has_room = executor.passes < executor.facts.passes_max && !executor.failed_since_idle;
-        batcher.waiting() > 0 && !self.unavailable[model.0] && has_room && is_worth_it
-    }
-
-    /// The first turn of a model that was not refused in this round, and its first job.
-    fn open_turn(&self, model: ModelIndex) -> Option<(Turn, JobKey)> {
-        let mut turns = self.batchers[model.0].leads().map(|lead| Turn { model, lead });
-        let turn = turns.find(|turn| self.turns.is_open(*turn))?;
-        Some((turn, self.first_job(turn)?))
-    }
-
-    fn first_job(&self, turn: Turn) -> Option<JobKey> {
-        self.batchers[turn.model.0].first(turn.lead)
+        let reserved =
+            self.turns.reserved().filter(|turn| may_start(&turn.model.0) && self.turns.is_open(*turn));
+        let first_of = |turn: Turn| Some((turn, self.batchers[turn.model.0].first(turn.lead)?));
+        let of_reserved = reserved.and_then(first_of);
+        if of_reserved.is_some() {
+            return of_reserved;
+        }
+        let turn_of = |at: usize| {
+            let (model, batcher) = (ModelIndex(at), &self.batchers[at]);
+            let mut turns = batcher.leads().map(|lead| Turn { model, lead });
+            let turn = turns.find(|turn| self.turns.is_open(*turn))?;
+            Some((turn, batcher.first(turn.lead)?))
+        };
+        let candidates = (0..self.batchers.len()).filter(may_start).filter_map(turn_of);
+        let device_time = |(turn, _): &(Turn, JobKey)| self.device_time[turn.model.0];
+        candidates.min_by(|a, b| device_time(a).total_cmp(&device_time(b)))
     }
 
     /// Given so many unacknowledged jobs.

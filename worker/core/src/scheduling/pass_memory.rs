@@ -1,11 +1,11 @@
-//! Forms the next pass within the memory that it may take. What comes in is a turn (a model, and which of its jobs lead); what goes out
-//! is the pass with its permit, or nothing if passes in flight, a reserved pass or other processes hold the memory.
+//! Forms the next pass within the memory that it may take. What comes in is a turn: a model, and which of its jobs lead. What goes out
+//! is the pass with its permit; or nothing, if passes in flight, a reserved turn or other processes hold the memory.
 
 use std::cell::Cell;
 use std::time::Instant;
 
 use super::draft::Draft;
-use super::turns::Holder;
+use super::turns::{Holder, PassMemory};
 use super::{InFlight, Scheduler, Turn};
 use crate::admission::Permit;
 use crate::device::PassShape;
@@ -35,7 +35,7 @@ impl Scheduler {
         }
     }
 
-    /// Forms the pass of a turn, unless somebody holds the memory that it needs.
+    /// Forms the pass of a turn, unless the memory that it needs is held.
     fn form(&mut self, turn: Turn, conditions: &Conditions<'_>) -> Result<(Draft, Permit), Holder> {
         let Conditions { model, limits, now, .. } = *conditions;
         let (shape, exclusive) =
@@ -89,7 +89,11 @@ impl Scheduler {
         if first.exclusive || first.bytes > limit {
             return self.budget.try_acquire_all().map(Room::Whole).ok_or(Holder::Passes(u64::MAX));
         }
-        let in_flight = self.in_flight.iter().map(|(id, pass)| (id, pass.runs(now), pass.bytes()));
+        let in_flight = self.in_flight.iter().map(|(id, pass)| PassMemory {
+            pass: *id,
+            runs_for: pass.runs(now),
+            bytes: pass.bytes(),
+        });
         let available = self.budget.available().saturating_sub(self.turns.kept(turn, limit, in_flight));
         if first.bytes > available { Err(Holder::Passes(first.bytes)) } else { Ok(Room::Part(available)) }
     }
