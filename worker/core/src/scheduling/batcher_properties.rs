@@ -82,7 +82,7 @@ proptest! {
                 prop_assert!(expected.remove(&(job, index)));
             }
         }
-        prop_assert!(expected.is_empty() && batcher.lanes.is_empty());
+        prop_assert!(expected.is_empty() && batcher.shared.is_empty());
         prop_assert!(!batcher.has_full_pass() || cost_max == 0);
     }
 
@@ -160,7 +160,7 @@ proptest! {
             let items = (next..).zip(costs.iter().copied()).collect();
             next += costs.len() as u32;
             batcher.extend(of("victim", Waiting { items, more: at < last, ..job(0, &[]) }));
-            let small = batcher.lanes.small(QueueIndex(0), &Some("victim".to_owned()));
+            let small = batcher.shared.small(QueueIndex(0), &Some("victim".to_owned()));
             prop_assert!(at == last || small == 0);
             for _ in 0..*passes {
                 if let Some(draft) = next_pass(&mut batcher, |_| true) {
@@ -176,6 +176,6 @@ proptest! {
             ran.extend(own.into_iter().map(|(_, index, _)| *index));
         }
         prop_assert_eq!(ran, (0..next).collect::<Vec<_>>());
-        prop_assert!(!batcher.has_full_pass() && batcher.lanes.is_empty() && batcher.cost == 0);
+        prop_assert!(!batcher.has_full_pass() && batcher.shared.is_empty() && batcher.cost == 0);
     }
 }

@@ -124,7 +124,7 @@ fn a_removed_job_leaves_nothing_behind() {
     assert_eq!(batcher.large(), [JobKey(1)]);
     [1, 2, 3, 9].into_iter().for_each(|key| batcher.remove(JobKey(key)));
     assert!(next_pass(&mut batcher, |_| true).is_none() && !batcher.has_full_pass());
-    assert!(batcher.lanes.is_empty() && batcher.leaders.is_empty());
+    assert!(batcher.shared.is_empty() && batcher.leaders.is_empty());
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn a_queue_of_which_one_job_is_held_at_a_time_keeps_its_share_and_gets_no_more()
 }
 
 #[test]
-fn a_queue_without_jobs_lends_its_share_and_has_no_claim_on_it_later() {
+fn a_queue_without_jobs_lends_its_share_and_does_not_make_up_for_it_later() {
     let mut batcher = weighted(8, &[1, 1]);
     (0..1000).for_each(|key| batcher.push(job(key, &[1])));
     (0..50).for_each(|_| assert_eq!(pass(&mut batcher).len(), 8));

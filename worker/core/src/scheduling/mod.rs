@@ -3,8 +3,8 @@
 
 mod batcher;
 mod draft;
+mod fair_queue;
 mod in_flight;
-mod lanes;
 mod pass_memory;
 #[cfg(test)]
 mod test_jobs;
