@@ -115,14 +115,14 @@ impl Core {
         if self.lifecycle.is_paused() {
             return;
         }
-        self.consumers[model.0].looked(&counts, self.now.at);
+        self.consumers[model.0].queues_counted(&counts, self.now.at);
         let own = self.consumers[model.0].live();
         if self.quarantine.is_our_turn(&counts, own, self.now.at, &mut self.random) {
             return self.isolate(model, counts.quarantined);
         }
         for queue in (0..counts.jobs.len()).map(QueueIndex) {
             let starved = self.consumers[model.0].starved(queue, &counts);
-            if !self.quarantine.looked(model, queue, starved.is_some(), starved.unwrap_or(false)) {
+            if !self.quarantine.checked(model, queue, starved) {
                 continue;
             }
             if !queue.is_further() {
