@@ -8,8 +8,8 @@ mod settling;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-pub(crate) use running::{Leaving, Running};
-pub(crate) use settling::{Settling, Step, undeliverable};
+pub(crate) use running::{Leaving, NextStep, Running};
+pub(crate) use settling::{PublishPolicy, Reader, Settling, Step, undeliverable};
 use vramq_schemas::JobHeaders;
 
 use crate::action::Run;
@@ -254,7 +254,7 @@ pub(crate) struct PartInFlight {
 
 impl PartInFlight {
     /// The broker refused it: how often it has by now.
-    pub(crate) fn refused(&mut self) -> u32 {
+    pub(crate) fn count_refusal(&mut self) -> u32 {
         self.tries += 1;
         self.tries
     }

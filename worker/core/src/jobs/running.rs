@@ -31,6 +31,25 @@ pub(crate) enum Leaving {
     Withdrawn,
 }
 
+/// What a running job does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NextStep {
+    /// Nothing: a pass, a part, or the end of our consumers is waited for.
+    Wait,
+    /// It ends by the outcome that was decided.
+    EndAsDecided,
+    /// An operator cancelled it.
+    EndCancelled,
+    /// Its caller withdrew it.
+    EndWithdrawn,
+    /// It is requeued unfinished.
+    Requeue(Cause),
+    /// It is complete: its last reply goes out.
+    Reply,
+    /// A part of it goes out.
+    PublishPart,
+}
+
 /// A job that was read. Its items are with the scheduler; which of them are finished is known here.
 #[derive(Debug)]
 pub(crate) struct Running {
@@ -264,6 +283,11 @@ impl Running {
         self.leaving == Some(Leaving::Withdrawn)
     }
 
+    /// Whether nobody wants any more of its results: its caller withdrew it, or an operator cancelled it.
+    pub(crate) fn is_given_up(&self) -> bool {
+        matches!(self.leaving, Some(Leaving::Cancelled | Leaving::Withdrawn))
+    }
+
     pub(crate) fn leave(&mut self, leaving: Leaving) {
         self.leaving = Some(leaving);
     }
@@ -277,8 +301,36 @@ impl Running {
         self.ending = outcome;
     }
 
-    pub(crate) fn take_decision_if(&mut self, is_idle: bool) -> Option<JobOutcome> {
-        if is_idle { self.ending.take() } else { None }
+    pub(crate) fn take_decision(&mut self) -> Option<JobOutcome> {
+        self.ending.take()
+    }
+
+    /// What the job does next. `may_requeue`: it may be requeued now if it is unfinished.
+    pub(crate) fn next_step(&self, may_requeue: bool, now: Instant) -> NextStep {
+        if self.has_part_in_flight() {
+            return NextStep::Wait;
+        }
+        let is_idle = !self.is_in_a_pass();
+        if self.is_decided() {
+            return if is_idle { NextStep::EndAsDecided } else { NextStep::Wait };
+        }
+        match self.leaving {
+            Some(Leaving::Cancelled | Leaving::Withdrawn) if !is_idle => return NextStep::Wait,
+            Some(Leaving::Cancelled) => return NextStep::EndCancelled,
+            Some(Leaving::Withdrawn) => return NextStep::EndWithdrawn,
+            Some(Leaving::Requeued(cause)) if is_idle && !self.is_complete() => {
+                return if may_requeue { NextStep::Requeue(cause) } else { NextStep::Wait };
+            }
+            // What its passes finish meanwhile is still published.
+            Some(Leaving::Requeued(_)) | None => {}
+        }
+        if self.is_complete() {
+            NextStep::Reply
+        } else if self.has_part(now) {
+            NextStep::PublishPart
+        } else {
+            NextStep::Wait
+        }
     }
 
     /// A device was lost, or found to be sick, while it ran the job: counts as a crash.

@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
+use vramq_schemas::Reason;
 
 use super::*;
-use crate::disposition::{Otherwise, WAITS_MAX};
+use crate::action::Route;
+use crate::disposition::{Otherwise, Requeue, WAITS_MAX};
 use crate::event::{Delivery, Now, Source};
 use crate::ids::{ChannelId, ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, QueueIndex};
 use crate::observation::Cause;
+use crate::rejection::Rejection;
 
 fn received() -> Received {
     let delivery = Delivery {
@@ -90,11 +93,16 @@ fn word(step: &Step) -> String {
     }
 }
 
+/// Nothing is offered again.
+fn policy(declares: bool) -> PublishPolicy {
+    PublishPolicy { may_retry: false, declares }
+}
+
 /// All steps, from the first on, given the outcomes of the publications.
 fn steps(mut settling: Settling, outcomes: &[PublishOutcome], declares: bool) -> (Vec<String>, End) {
     let mut steps = vec![word(&settling.begin())];
     for outcome in outcomes {
-        steps.push(word(&settling.published(outcome.clone(), false, declares)));
+        steps.push(word(&settling.published(outcome.clone(), policy(declares))));
     }
     let end = settling.confirmed().end;
     (steps, end)
@@ -261,11 +269,12 @@ fn every_row_of_the_table() {
 fn a_refused_publication_is_offered_again() {
     let mut settling = settling(JobOutcome::Reply, Some(run()));
     settling.begin();
-    assert_eq!((settling.refused(), settling.is_for_caller()), (1, true));
-    assert_eq!(word(&settling.published(refused(), true, true)), "retry");
+    assert_eq!((settling.count_refusal(), settling.reader()), (1, Reader::Caller));
+    let may_retry = PublishPolicy { may_retry: true, declares: true };
+    assert_eq!(word(&settling.published(refused(), may_retry)), "retry");
     assert_eq!(word(&settling.again()), "reply again");
-    assert_eq!(settling.refused(), 2);
-    assert_eq!(word(&settling.published(CONFIRMED, false, true)), "ack");
+    assert_eq!(settling.count_refusal(), 2);
+    assert_eq!(word(&settling.published(CONFIRMED, policy(true))), "ack");
 }
 
 fn outcome() -> impl Strategy<Value = PublishOutcome> {
@@ -303,7 +312,7 @@ proptest! {
             if matches!(outcome, PublishOutcome::Confirmed { .. }) {
                 confirmed.push(word(&Step::Publish(publication.clone())));
             }
-            step = settling.published(outcome, false, declares);
+            step = settling.published(outcome, policy(declares));
         }
         match &step {
             Step::Ack => {
