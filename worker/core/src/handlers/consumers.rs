@@ -5,7 +5,7 @@ use crate::action::{Action, JobQueue, SessionEnd};
 use crate::consumers::{Change, ModelConsumers};
 use crate::credit::Wanted;
 use crate::event::QueueCounts;
-use crate::handlers::drain::OF_TIMEOUT;
+use crate::handlers::time_limits::OF_TIMEOUT;
 use crate::ids::{ConsumerId, ModelIndex, QueueIndex};
 use crate::jobs::Leaving;
 

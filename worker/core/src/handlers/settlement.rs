@@ -269,6 +269,13 @@ impl Core {
         }
     }
 
+    /// A job that can be neither answered nor dead-lettered has waited for long enough: it goes back to its queue.
+    pub(crate) fn return_job(&mut self, job: JobKey) {
+        if self.jobs.get(job).is_some() {
+            self.act(Action::Return { job });
+        }
+    }
+
     /// A job that could be neither answered nor dead-lettered was given back, or was to be dead-lettered by the broker.
     pub(crate) fn given_back(&mut self, job: JobKey, sent: bool) {
         let Some(settling) = self.jobs.take_settling(job) else { return };
