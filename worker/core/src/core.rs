@@ -14,7 +14,7 @@ use crate::event::{Event, Now, SessionFacts};
 use crate::health_watch::HealthWatch;
 use crate::ids::ModelIndex;
 use crate::jobs::JobTable;
-use crate::large_turns::HandOverBytes;
+use crate::large_turns::RepublishAllowance;
 use crate::learned_limits::LearnedLimits;
 use crate::lifecycle::Lifecycle;
 use crate::memory_watch::MemoryWatch;
@@ -50,7 +50,7 @@ pub struct Core {
     pub(crate) quarantine: Quarantine,
     pub(crate) redelivery: Redelivery,
     pub(crate) destinations: Destinations,
-    pub(crate) hand_over_bytes: HandOverBytes,
+    pub(crate) republish_allowance: RepublishAllowance,
     pub(crate) withdrawals: Withdrawals,
     actions: Vec<Action>,
 }
@@ -77,7 +77,7 @@ impl Core {
             quarantine: Quarantine::new(false, now.at),
             redelivery: Redelivery::new(settings.poison),
             destinations: Destinations::default(),
-            hand_over_bytes: HandOverBytes::default(),
+            republish_allowance: RepublishAllowance::default(),
             withdrawals: Withdrawals::default(),
             actions: Vec::new(),
             models,

@@ -74,7 +74,8 @@ impl JobOutcome {
         Self::DeadLetter { headers: Some(Box::new(headers)), rejection }
     }
 
-    fn requeue(headers: JobHeaders, route: Route, cause: Cause) -> Self {
+    /// Another attempt with these headers, by this route.
+    pub(crate) fn requeue(headers: JobHeaders, route: Route, cause: Cause) -> Self {
         Self::Requeue(Requeue { route, headers: Box::new(headers), cause, otherwise: None })
     }
 

@@ -50,6 +50,18 @@ pub(crate) enum RedeliveryDecision {
     DeadLetter(u32),
 }
 
+impl RedeliveryDecision {
+    /// The workers that were lost with the job.
+    pub(crate) fn crashes(self) -> u32 {
+        match self {
+            Self::Run(crashes)
+            | Self::Count(crashes)
+            | Self::Quarantine(crashes)
+            | Self::DeadLetter(crashes) => crashes,
+        }
+    }
+}
+
 impl PoisonPolicy {
     pub(crate) fn decide(&self, arrival: Arrival) -> RedeliveryDecision {
         let Arrival { crashes, returns, counted, explained, quarantined } = arrival;

@@ -7,12 +7,12 @@ use crate::ids::ModelIndex;
 use crate::jobs::Running;
 use crate::observation::Cause;
 
-/// Not all workers hand a job over for one that waits: each second about as many do as jobs wait, by chance. But the only one of
-/// many that has had a job for long should not need much longer than so many seconds.
+/// Not all workers requeue a job for one that waits: each second about as many do as jobs wait, by chance. But the only one of many
+/// that has had a job for long should not need much longer than so many seconds.
 const WORKERS_MAX: u64 = 8;
 
 impl Core {
-    /// So many large jobs wait, which no worker has room for. Hands one over that has had its turn and is far from its end.
+    /// So many large jobs wait, which no worker has room for. Requeues one that has had its turn and is far from its end.
     pub(crate) fn end_large_turn(&mut self, model: ModelIndex, queue: QueueCount) {
         if queue.waiting == 0 || self.lifecycle.is_draining() {
             return;
@@ -31,7 +31,7 @@ impl Core {
         for job in had_turn {
             let Some(running) = self.jobs.running(job) else { continue };
             let delivery = &running.received.delivery;
-            if !self.hand_over_bytes.take(delivery.bytes) {
+            if !self.republish_allowance.take(delivery.bytes) {
                 continue;
             }
             let (model, waiting) = (&self.models[model.0].name, queue.waiting);

@@ -3,7 +3,7 @@
 use crate::Core;
 use crate::action::{Action, Route};
 use crate::backoff;
-use crate::disposition::{JobOutcome, Requeue};
+use crate::disposition::JobOutcome;
 use crate::event::FetchFault;
 use crate::ids::JobKey;
 use crate::jobs::{Job, Received};
@@ -73,8 +73,7 @@ impl Core {
             "a store of the job's inputs is unavailable: the job waits and is not run"
         );
         let wait = backoff::for_memory(headers.store_waits, &mut self.random);
-        let (route, cause) = (Route::Later(wait), Cause::StoreUnavailable);
-        JobOutcome::Requeue(Requeue { route, headers: Box::new(headers), cause, otherwise: None })
+        JobOutcome::requeue(headers, Route::Later(wait), Cause::StoreUnavailable)
     }
 
     /// Requeues the jobs whose inputs are being fetched: a store may take longer than there is time for. As other unfinished jobs
