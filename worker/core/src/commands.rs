@@ -6,7 +6,7 @@ use crate::ids::RequestId;
 use crate::observation::End;
 use crate::sizes::Size;
 
-/// Cancellations in progress at a time. Each is looked at whenever a job is settled.
+/// Cancellations in progress at a time. Each is checked whenever a job is settled.
 const CANCELS_MAX: usize = 64;
 
 /// A job that is to be stopped.

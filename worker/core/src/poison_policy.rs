@@ -88,7 +88,7 @@ impl PoisonPolicy {
 /// (two heartbeats), and has redelivered the jobs.
 const EXPLAINS_FOR: Duration = Duration::from_secs(180);
 
-/// Sessions that this process lost. The jobs of such a session came back, also those that it had not looked at yet. Bounded:
+/// Sessions that this process lost. The jobs of such a session came back, also those that it had not read yet. Bounded:
 /// sessions open at the pace of the reconnects.
 #[derive(Debug, Default)]
 pub(crate) struct SessionLosses(VecDeque<Instant>);

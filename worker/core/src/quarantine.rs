@@ -23,7 +23,7 @@ const STARVED_CHECKS_BESIDE_OTHERS: u32 = 30;
 /// still holds is part of that.
 const ISOLATING_MAX: Duration = Duration::from_secs(10);
 
-/// Other jobs have at least so long until the next isolation, if this one cut fetches short: inputs that are fetched anew each time
+/// Other jobs have at least so long until the next isolation, if this one cut fetches short: inputs that are fetched again each time
 /// have to arrive.
 const FETCHING_MIN: Duration = Duration::from_secs(60);
 
