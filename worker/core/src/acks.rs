@@ -1,4 +1,4 @@
-//! Acknowledging several deliveries of a channel with one frame.
+//! Acknowledges several deliveries of a channel with one frame. What comes in are deliveries whose ack is due; what goes out are frames.
 //!
 //! A broker numbers the deliveries of a channel from 1 on without gaps, and an ack with `multiple` covers all up to its number.
 //! Use `multiple` only when every earlier delivery is settled: a number that the worker has not seen yet may be a job that is

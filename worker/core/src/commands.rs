@@ -1,4 +1,5 @@
-//! Operators' commands that wait for something: pauses for the broker, cancellations for their job.
+//! Operators' commands that wait: pauses until the broker sends no more, cancellations until their job is settled. What comes in are
+//! commands and the ends of jobs; what goes out are the requests that can be answered.
 
 use vramq_schemas::Reason;
 

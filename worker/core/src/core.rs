@@ -1,4 +1,5 @@
-//! The state of a worker, and which handler an event goes to.
+//! The state of a worker. What comes in is an event; the handler that it goes to (`handlers/`) adds actions, and those go out. Each
+//! sub-state owns its own fields.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Remembers messages that this process settled, to recognise them when they are redelivered.
+//! A bounded memory of messages that this process settled, to recognise them when they are redelivered.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};

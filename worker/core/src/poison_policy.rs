@@ -1,4 +1,5 @@
-//! Decides which jobs may be the reason why workers crash. Pure.
+//! Decides which jobs may be the reason why workers crash. What comes in is how a job arrived; what goes out is whether it runs, moves to
+//! the quarantine, or is dead-lettered. Pure.
 //!
 //! A worker that dies loses all its unacknowledged jobs, one of which may have killed it. The broker only reports that they are
 //! redelivered. So a job that was redelivered once runs again. A job that was redelivered twice moves to the quarantine, from

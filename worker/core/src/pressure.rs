@@ -1,4 +1,5 @@
-//! Memory over time: a device that stays nearly full, and a process that holds a little more after every job. Pure.
+//! Detects a device that stays nearly full, and a process that holds a little more memory after every job. What comes in are readings of
+//! the device. Pure.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Decides when a worker runs quarantined jobs. Jobs that may crash workers run alone, with no other job unacknowledged: a worker
-//! that dies of one loses no other job, and no other job is blamed. Also notices consumers that the broker forgot.
+//! Decides when a worker runs quarantined jobs. Jobs that may crash workers run alone, with no other job unacknowledged: a worker that
+//! crashes with one loses no other job, and no other job is blamed. Also notices consumers that the broker has forgotten.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

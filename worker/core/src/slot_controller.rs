@@ -1,5 +1,5 @@
-//! Adjusts a model's slots to the memory. Pure, with hysteresis: a changed prefetch takes effect only when unacknowledged jobs
-//! are settled, so slots change only after a lasting change of memory.
+//! Moves a model's slots with the memory, with hysteresis: a changed prefetch takes effect only when unacknowledged jobs are settled, so
+//! slots change only after a lasting change of memory. Pure.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,6 @@
-//! All consumers of a model in one session. The slots are divided among the queue of large jobs and those that its jobs come from:
-//! the first has a few of its own, the others share by weight (`shares.rs`).
+//! All consumers of a model in one session. What comes in is how many jobs are wanted, the slots, and what waits at the broker; what goes
+//! out is which consumer starts or stops next. The queue of large jobs has a few slots of its own, and the queues that jobs come from
+//! share the others by weight (`shares.rs`).
 //!
 //! Invariant: what the live consumers may be sent, and what was sent to stopped ones and is not settled, never exceeds the slots.
 

@@ -1,4 +1,4 @@
-//! Starts and stops consumers by slots, credit and the worker's state, and checks every second how many jobs wait at the broker.
+//! Starts and stops consumers by slots, credit and the worker's state, and asks the broker every second how many jobs wait.
 
 use crate::Core;
 use crate::action::{Action, JobQueue, SessionEnd};

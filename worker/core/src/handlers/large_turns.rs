@@ -1,5 +1,5 @@
-//! Turns of large jobs: one that has had the device for long makes room for those that wait in the queue of large jobs. What is
-//! finished of it is published as a part, and the rest goes to the end of that queue.
+//! Large jobs take turns: one that has had the device for long is requeued while others wait in the queue of large jobs. What is finished
+//! of it is published as a part, and the rest goes to the end of that queue.
 
 use crate::Core;
 use crate::event::{Delivery, QueueCount};

@@ -1,4 +1,5 @@
-//! Jobs whose inputs are references: the worker fetches the bytes from stores before it prepares the job's inputs.
+//! Jobs whose inputs are references: has their bytes fetched from stores before the job is read again, and decides what a failed fetch
+//! means.
 
 use crate::Core;
 use crate::action::{Action, Route};

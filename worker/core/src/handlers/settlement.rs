@@ -1,4 +1,5 @@
-//! A job's last steps: publishes its parts and its end, and acks it.
+//! A job's last steps. What comes in are outcomes of jobs and how the broker took their messages; what goes out are publications, and an
+//! ack after the last confirm.
 
 use std::time::{Duration, Instant};
 

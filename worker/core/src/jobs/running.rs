@@ -1,4 +1,5 @@
-//! A job whose items wait or run.
+//! A job whose items wait or run. What comes in are its outputs and what was decided about it; what goes out is its next step: a part, a
+//! requeue, or its end. Owns the job's headers and progress.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What a pass is made of: the items of jobs that wait, and the pass in the making, within its limits.
+//! What a pass is made of. What comes in are the items of waiting jobs; what goes out is the content of a pass within its limits.
 
 use std::collections::VecDeque;
 
