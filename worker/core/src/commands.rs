@@ -59,7 +59,7 @@ impl Commands {
         !self.cancels.is_empty() && self.cancels.iter().any(|cancel| Some(cancel.job.as_str()) == id)
     }
 
-    /// Nothing of the jobs of this id waits or runs: the requests that are to be sent word of it.
+    /// Nothing of the jobs of this id waits or runs: the requests whose operators are to hear of it now.
     pub(crate) fn stopped(&mut self, id: Option<&str>) -> Vec<RequestId> {
         let of_job = self.cancels.iter_mut().filter(|cancel| Some(cancel.job.as_str()) == id);
         let first_time = of_job.filter_map(|cancel| {

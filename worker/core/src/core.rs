@@ -90,7 +90,7 @@ impl Core {
     /// out does not mean to wait for their answers.
     pub fn apply(&mut self, event: Event, now: Now) -> Vec<Action> {
         self.now = now;
-        self.look_for_standstill();
+        self.note_standstill();
         match event {
             Event::SessionOpened(facts) => self.session_opened(facts),
             Event::SessionFailed(error) => self.end_session(SessionEnd::Lost(error)),
@@ -137,11 +137,11 @@ impl Core {
         std::mem::take(&mut self.actions)
     }
 
-    fn look_for_standstill(&mut self) {
+    fn note_standstill(&mut self) {
         if !self.session.is_open() {
-            return self.standstills.asleep();
+            return self.standstills.no_session();
         }
-        if let Some(lasted) = self.standstills.awake(self.now.at) {
+        if let Some(lasted) = self.standstills.event_came(self.now.at) {
             let seconds = lasted.as_secs();
             tracing::info!(
                 seconds,
@@ -272,9 +272,9 @@ impl Core {
         }
         let jobs = self.jobs.forget_all();
         if matches!(end, None | Some(SessionEnd::Lost(_))) {
-            self.redelivery.session_lost(jobs.iter().map(|(_, _, message)| *message), self.now.at);
+            self.redelivery.session_lost(jobs.iter().map(|(_, message)| *message), self.now.at);
         }
-        jobs.iter().for_each(|(job, ..)| self.act(Action::Release { job: *job }));
+        jobs.iter().for_each(|(job, _)| self.act(Action::Release { job: *job }));
         for confirmed in unsent {
             self.act(Action::Release { job: confirmed.received.delivery.job });
         }

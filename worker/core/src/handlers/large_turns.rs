@@ -20,7 +20,7 @@ impl Core {
         let turn = self.settings.large_turn;
         let had_turn = self.jobs.running_where(|key, job| {
             job.received.delivery.model == model
-                && job.had_device() >= turn
+                && job.device_time() >= turn
                 && job.goes_on()
                 && !self.health.is_pending(key)
                 && self.leaves_a_large_rest(job)

@@ -237,10 +237,9 @@ impl JobTable {
     }
 
     /// The session is lost, and its jobs are redelivered: forgets them, and gives what tells their messages from others.
-    pub(crate) fn forget_all(&mut self) -> Vec<(JobKey, ModelIndex, Fingerprint)> {
+    pub(crate) fn forget_all(&mut self) -> Vec<(JobKey, Fingerprint)> {
         let jobs = std::mem::take(&mut self.0).into_iter();
-        jobs.map(|(key, job)| (key, job.received().delivery.model, job.received().delivery.fingerprint))
-            .collect()
+        jobs.map(|(key, job)| (key, job.received().delivery.fingerprint)).collect()
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vramq_schemas::JobHeaders;
 
-use super::progress::Progress;
+use super::progress::{FinishedItems, Progress};
 use super::{PartInFlight, Received, Settling};
 use crate::action::{Route, Run};
 use crate::disposition::JobOutcome;
@@ -59,7 +59,7 @@ pub(crate) struct Running {
     progress: Progress,
     first_pass_at: Option<Instant>,
     /// Its share of the passes here that ended well, if it is from the queue of large jobs.
-    had_device: Duration,
+    device_time: Duration,
     /// When the last part was made.
     part_at: Instant,
     /// Passes with items of the job that fitted.
@@ -78,7 +78,7 @@ pub(crate) struct Running {
     /// One part is published at a time. The end of the job waits for it.
     part: Option<PartInFlight>,
     /// What was decided, while a part is in flight.
-    ending: Option<JobOutcome>,
+    decision: Option<JobOutcome>,
 }
 
 impl Running {
@@ -92,7 +92,7 @@ impl Running {
             headers,
             progress,
             first_pass_at: None,
-            had_device: Duration::ZERO,
+            device_time: Duration::ZERO,
             part_at,
             fitted: 0,
             is_isolated,
@@ -102,7 +102,7 @@ impl Running {
             is_preparing: false,
             leaving: None,
             part: None,
-            ending: None,
+            decision: None,
         }
     }
 
@@ -133,7 +133,7 @@ impl Running {
 
     /// Whether the job takes part in further passes here.
     pub(crate) fn goes_on(&self) -> bool {
-        self.leaving.is_none() && self.ending.is_none()
+        self.leaving.is_none() && self.decision.is_none()
     }
 
     pub(crate) fn start_preparing(&mut self) {
@@ -180,11 +180,11 @@ impl Running {
     }
 
     pub(crate) fn add_device_time(&mut self, time: Duration) {
-        self.had_device += time;
+        self.device_time += time;
     }
 
-    pub(crate) fn had_device(&self) -> Duration {
-        self.had_device
+    pub(crate) fn device_time(&self) -> Duration {
+        self.device_time
     }
 
     /// A pass with so many items fitted: a hint that was lowered may grow back.
@@ -217,7 +217,7 @@ impl Running {
 
     /// Whether anything of the job was finished here.
     pub(crate) fn has_progress(&self) -> bool {
-        self.progress.ready().0 > 0 || self.progress.items_done() > self.headers.items_done
+        self.progress.ready() > 0 || self.progress.items_done() > self.headers.items_done
     }
 
     pub(crate) fn items_done(&self) -> u32 {
@@ -235,13 +235,13 @@ impl Running {
 
     /// Whether enough is finished for a part: by its size, or because the caller has seen nothing for a while.
     pub(crate) fn has_part(&self, now: Instant) -> bool {
-        let (ready, bytes) = self.progress.ready();
-        bytes >= PART_BYTES || (ready > 0 && now.saturating_duration_since(self.part_at) >= PART_AFTER)
+        let is_overdue = now.saturating_duration_since(self.part_at) >= PART_AFTER;
+        self.progress.ready_bytes() >= PART_BYTES || (self.progress.ready() > 0 && is_overdue)
     }
 
     /// Takes the finished run away, to publish it; nothing if it is empty and more is to come.
     fn take_run(&mut self, now: Instant) -> Option<Run> {
-        let (offset, items, bytes) = self.progress.take_ready();
+        let FinishedItems { offset, items, bytes } = self.progress.take_ready();
         let is_last = self.progress.is_empty();
         let first_pass_at = self.first_pass_at.unwrap_or(self.received.at);
         self.part_at = now;
@@ -294,16 +294,16 @@ impl Running {
     }
 
     pub(crate) fn is_decided(&self) -> bool {
-        self.ending.is_some()
+        self.decision.is_some()
     }
 
     /// The outcome of the job as soon as its part and its passes have ended.
     pub(crate) fn decide(&mut self, outcome: Option<JobOutcome>) {
-        self.ending = outcome;
+        self.decision = outcome;
     }
 
     pub(crate) fn take_decision(&mut self) -> Option<JobOutcome> {
-        self.ending.take()
+        self.decision.take()
     }
 
     /// What the job does next. `may_requeue`: it may be requeued now if it is unfinished.
