@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unsettled_delivery_forces_frames_of_their_own_on_those_behind_it() {
+    fn deliveries_behind_an_unsettled_one_are_acked_one_by_one() {
         let mut acks = Acks::default();
         add(&mut acks, [1, 3, 4]);
         assert_eq!(send(&mut acks), [frame(1, false), frame(3, false), frame(4, false)]);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_job_costs_no_memory_for_those_that_pass_it() {
+    fn acks_that_pass_a_long_job_take_no_more_memory() {
         let mut acks = Acks::default();
         for tag in 2..100_000 {
             add(&mut acks, [tag]);

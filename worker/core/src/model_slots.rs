@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_model_has_all() {
+    fn a_single_model_has_all_the_memory() {
         assert_eq!(parts(1000, &[7]), [1000]);
         assert_eq!(parts(1000, &[u64::MAX]), [1000]);
         assert_eq!(parts(0, &[5, 5]), [0, 0]);
@@ -253,7 +253,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nobody_has_less_than_an_equal_part_or_what_it_needs(
+        fn each_model_has_at_least_an_equal_part_or_what_it_needs(
             total in 0u64..10_000,
             needs in prop::collection::vec(0u64..20_000, 1..8),
         ) {

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loss_explains_for_a_while() {
+    fn a_lost_session_explains_redeliveries_for_a_while() {
         let start = Instant::now();
         let mut losses = SessionLosses::default();
         assert_eq!(losses.recent(start), 0);
@@ -192,18 +192,19 @@ mod tests {
         assert_eq!(decision, Count(RETURNS_MAX));
     }
 
-    /// A job that kills every worker, on either kind of queue: how often it does, and how often it was alone then.
-    fn victims(counted: bool) -> (u32, u32) {
-        let (mut arrival, mut victims, mut alone) = (Arrival { counted, ..CLASSIC }, 0, 0);
+    /// A job that crashes every worker, on either kind of queue: its crashes until it is dead-lettered, and how many of them it had
+    /// while it was alone.
+    fn crashes_until_dead_letter(counted: bool) -> (u32, u32) {
+        let (mut arrival, mut crashed, mut alone) = (Arrival { counted, ..CLASSIC }, 0, 0);
         loop {
             match POLICY.decide(arrival) {
-                RedeliveryDecision::DeadLetter(_) => return (victims, alone),
+                RedeliveryDecision::DeadLetter(_) => return (crashed, alone),
                 RedeliveryDecision::Count(crashes) => arrival = Arrival { crashes, returns: 0, ..arrival },
                 RedeliveryDecision::Quarantine(crashes) => {
                     arrival = Arrival { crashes, returns: 0, quarantined: true, ..arrival };
                 }
                 RedeliveryDecision::Run(_) => {
-                    victims += 1;
+                    crashed += 1;
                     alone += u32::from(arrival.quarantined);
                     arrival.returns = if counted { arrival.returns + 1 } else { 1 };
                 }
@@ -212,8 +213,8 @@ mod tests {
     }
 
     #[test]
-    fn a_killer_has_five_victims_and_takes_nobody_with_it_three_times() {
-        assert_eq!(victims(true), (5, 3));
-        assert_eq!(victims(false), (5, 3));
+    fn a_job_that_crashes_every_worker_is_dead_lettered_after_five_crashes_the_last_three_alone() {
+        assert_eq!(crashes_until_dead_letter(true), (5, 3));
+        assert_eq!(crashes_until_dead_letter(false), (5, 3));
     }
 }

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_restart_does_not_give_back_is_no_pressure() {
+    fn memory_that_a_restart_does_not_free_is_no_pressure() {
         let start = Instant::now();
         let lasting = |memory: Memory| {
             let mut pressure = Pressure::new(90, Duration::from_secs(2), TOTAL / 2);

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_queues_had_while_there_were_slots_for_all_gives_nobody_a_turn() {
+    fn slots_had_while_there_were_enough_for_all_give_no_queue_precedence() {
         let (mut shares, now) = (shares(&[3, 1]), Instant::now());
         for second in 0..1000 {
             shares.queues_counted(&counts(&[5, 5]), now + Duration::from_secs(second), |_| 1);
@@ -250,7 +250,7 @@ mod tests {
     proptest! {
         /// All slots are given, none twice; each share is by weight to within one slot, but for those that were raised to one.
         #[test]
-        fn nothing_is_left_and_nobody_goes_short(
+        fn all_slots_are_divided_and_each_share_is_by_weight(
             queues in prop::collection::vec((1u32..=1000, 0u32..2), 1..=8),
             slots in 0u16..2000,
             times in 0usize..5,

@@ -290,7 +290,7 @@ fn while_there_are_slots_for_all_queues_none_waits_for_its_turn() {
 proptest! {
     /// Slots, wishes and waiting jobs come and go. What a consumer that starts may be sent has its slots, whatever all queues hold.
     #[test]
-    fn nobody_starts_beyond_the_slots(
+    fn no_consumer_starts_beyond_the_slots(
         weights in prop::collection::vec(1u32..9, 1..5),
         steps in prop::collection::vec(
             ((0u16..40, 0u16..3), 1u16..40, 0usize..30, prop::collection::vec(0u32..2, 4)),

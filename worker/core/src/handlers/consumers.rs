@@ -73,11 +73,11 @@ impl Core {
     /// What is published now reaches none of our own consumers. RabbitMQ counts a delivery to a consumer that is being
     /// cancelled, although nobody sees it, and such counts are taken for lost workers.
     pub(crate) fn may_requeue_unfinished(&self, model: ModelIndex) -> bool {
-        let is_leaving = self.lifecycle.is_draining()
+        let is_stopping = self.lifecycle.is_draining()
             || self.lifecycle.is_handing_over()
             || self.quarantine.is_isolating()
             || !self.scheduler.is_available(model);
-        !is_leaving || self.consumers[model.0].is_over()
+        !is_stopping || self.consumers[model.0].is_over()
     }
 
     /// Requeues the jobs that waited for the end of our consumers.

@@ -100,7 +100,7 @@ fn a_model_without_its_own_queue_has_no_session() {
 }
 
 #[test]
-fn what_is_said_twice_of_a_lost_queue_is_heard_once() {
+fn a_lost_queue_that_is_reported_twice_is_handled_once() {
     let mut worker = worker();
     assert_eq!(missing(&worker.apply(lost())), Some(true));
     let consumer = consumer_of(&worker, FURTHER);
@@ -159,7 +159,7 @@ fn acks_are_for_the_channel_that_the_delivery_came_by() {
 }
 
 #[test]
-fn a_further_queue_that_brings_nothing_is_consumed_anew_and_costs_no_session() {
+fn a_further_queue_that_brings_nothing_is_consumed_again_and_costs_no_session() {
     let mut worker = worker();
     let waiting = |own, further| QueueCounts {
         jobs: [own, further].map(|waiting| QueueCount { waiting, consumers: 1 }).to_vec(),
