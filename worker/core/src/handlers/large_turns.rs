@@ -17,35 +17,37 @@ impl Core {
         if queue.waiting == 0 || self.lifecycle.is_draining() {
             return;
         }
-        let turn = self.settings.large_turn;
         let had_turn = self.jobs.running_where(|key, job| {
-            job.received.delivery.model == model
-                && job.device_time() >= turn
-                && job.goes_on()
-                && !self.health.is_pending(key)
-                && self.leaves_a_large_rest(job)
+            job.received.delivery.model == model && !self.health.is_pending(key) && self.has_had_turn(job)
         });
         if had_turn.is_empty() || !self.makes_room(model, queue) {
             return;
         }
         for job in had_turn {
             let Some(running) = self.jobs.running(job) else { continue };
-            let delivery = &running.received.delivery;
-            if !self.republish_allowance.take(delivery.bytes) {
-                continue;
+            if self.republish_allowance.take(running.received.delivery.bytes) {
+                self.log_end_of_turn(running, queue.waiting);
+                return self.requeue_because(job, Cause::Turn);
             }
-            let (model, waiting) = (&self.models[model.0].name, queue.waiting);
-            let (id, trace_id, items_left) = (&delivery.id, &delivery.trace_id, running.items_left());
-            tracing::info!(
-                job = id,
-                trace_id,
-                model,
-                waiting,
-                items_left,
-                "other large jobs wait: the rest of this one goes back to their queue"
-            );
-            return self.requeue_because(job, Cause::Turn);
         }
+    }
+
+    /// Whether a job has had the device for long enough, and a large rest of it is left.
+    fn has_had_turn(&self, job: &Running) -> bool {
+        job.device_time() >= self.settings.large_turn && job.goes_on() && self.leaves_a_large_rest(job)
+    }
+
+    fn log_end_of_turn(&self, running: &Running, waiting: u32) {
+        let Delivery { id: job, trace_id, model, .. } = &running.received.delivery;
+        let (model, items_left) = (&self.models[model.0].name, running.items_left());
+        tracing::info!(
+            job,
+            trace_id,
+            model,
+            waiting,
+            items_left,
+            "other large jobs wait: the rest of this one goes back to their queue"
+        );
     }
 
     /// Whether it is this worker that makes room for one of the large jobs that wait. Others are taken to have as many consumers.
