@@ -192,7 +192,10 @@ mod tests {
                 }
                 let started = consumers.started.clone();
                 for one in started {
-                    let held = |consumers: &QueueConsumers| consumers.unacked.iter().find(|(to, _)| *to == one.consumer).map_or(0, |(_, count)| *count);
+                    let held = |consumers: &QueueConsumers| {
+                        let unacked = consumers.unacked.iter().find(|(to, _)| *to == one.consumer);
+                        unacked.map_or(0, |(_, count)| *count)
+                    };
                     while held(&consumers) < usize::from(one.prefetch) {
                         consumers.delivered(one.consumer);
                     }

@@ -128,8 +128,8 @@ impl Core {
         self.adjust_consumers();
     }
 
-    /// Checks, for each queue in which jobs wait, whether the broker delivers them. If it delivers none of a further queue, that queue counts
-    /// as missing; if none of the model's own, this gives why the session has to end.
+    /// Checks, for each queue in which jobs wait, whether the broker delivers them. If it delivers none of a further queue, that queue
+    /// counts as missing; if none of the model's own, this gives why the session has to end.
     fn check_deliveries(&mut self, model: ModelIndex, counts: &QueueCounts) -> Option<String> {
         for queue in (0..counts.jobs.len()).map(QueueIndex) {
             let starved = self.consumers[model.0].starved(queue, counts);
