@@ -1,4 +1,4 @@
-//! Acknowledging several deliveries of a channel with one frame.
+//! Acknowledges several deliveries of a channel with one frame. What comes in are deliveries whose ack is due; what goes out are frames.
 //!
 //! A broker numbers the deliveries of a channel from 1 on without gaps, and an ack with `multiple` covers all up to its number.
 //! Use `multiple` only when every earlier delivery is settled: a number that the worker has not seen yet may be a job that is
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unsettled_delivery_forces_frames_of_their_own_on_those_behind_it() {
+    fn deliveries_behind_an_unsettled_one_are_acked_one_by_one() {
         let mut acks = Acks::default();
         add(&mut acks, [1, 3, 4]);
         assert_eq!(send(&mut acks), [frame(1, false), frame(3, false), frame(4, false)]);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_job_costs_no_memory_for_those_that_pass_it() {
+    fn acks_that_pass_a_long_job_take_no_more_memory() {
         let mut acks = Acks::default();
         for tag in 2..100_000 {
             add(&mut acks, [tag]);

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_of_nothing_is_given_once() {
+    fn an_empty_budget_is_acquired_whole_only_once() {
         let budget = Budget::new(0);
         let all = budget.try_acquire_all().unwrap();
         assert!(budget.try_acquire_all().is_none() && budget.try_acquire(0).is_none());
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_that_grows_lets_nothing_in_beside_the_whole() {
+    fn a_budget_that_grows_admits_nothing_beside_a_permit_for_all_of_it() {
         let budget = Budget::new(10);
         let all = budget.try_acquire_all().unwrap();
         budget.set_limit(30);

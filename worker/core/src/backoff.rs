@@ -1,4 +1,4 @@
-//! The waits between attempts in the core: they grow, with jitter from the core's random choices.
+//! The waits between attempts: they grow, with jitter from the core's random choices.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Operators' commands that wait for something: pauses for the broker, cancellations for their job.
+//! Operators' commands that wait: pauses until the broker sends no more, cancellations until their job is settled. What comes in are
+//! commands and the ends of jobs; what goes out are the requests that can be answered.
 
 use vramq_schemas::Reason;
 
@@ -6,7 +7,7 @@ use crate::ids::RequestId;
 use crate::observation::End;
 use crate::sizes::Size;
 
-/// Cancellations in progress at a time. Each is looked at whenever a job is settled.
+/// Cancellations in progress at a time. Each is checked whenever a job is settled.
 const CANCELS_MAX: usize = 64;
 
 /// A job that is to be stopped.
@@ -58,7 +59,7 @@ impl Commands {
         !self.cancels.is_empty() && self.cancels.iter().any(|cancel| Some(cancel.job.as_str()) == id)
     }
 
-    /// Nothing of the jobs of this id waits or runs: the requests that are to be sent word of it.
+    /// Nothing of the jobs of this id waits or runs: the requests whose operators are to hear of it now.
     pub(crate) fn stopped(&mut self, id: Option<&str>) -> Vec<RequestId> {
         let of_job = self.cancels.iter_mut().filter(|cancel| Some(cancel.job.as_str()) == id);
         let first_time = of_job.filter_map(|cancel| {

@@ -1,4 +1,5 @@
-//! The state of a worker, and which handler an event goes to.
+//! The state of a worker. What comes in is an event; the handler that it goes to (`handlers/`) adds actions, and those go out. Each
+//! sub-state owns its own fields.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use crate::event::{Event, Now, SessionFacts};
 use crate::health_watch::HealthWatch;
 use crate::ids::ModelIndex;
 use crate::jobs::JobTable;
-use crate::large_turns::HandOverBytes;
+use crate::large_turns::RepublishAllowance;
 use crate::learned_limits::LearnedLimits;
 use crate::lifecycle::Lifecycle;
 use crate::memory_watch::MemoryWatch;
@@ -50,7 +51,7 @@ pub struct Core {
     pub(crate) quarantine: Quarantine,
     pub(crate) redelivery: Redelivery,
     pub(crate) destinations: Destinations,
-    pub(crate) hand_over_bytes: HandOverBytes,
+    pub(crate) republish_allowance: RepublishAllowance,
     pub(crate) withdrawals: Withdrawals,
     actions: Vec<Action>,
 }
@@ -77,7 +78,7 @@ impl Core {
             quarantine: Quarantine::new(false, now.at),
             redelivery: Redelivery::new(settings.poison),
             destinations: Destinations::default(),
-            hand_over_bytes: HandOverBytes::default(),
+            republish_allowance: RepublishAllowance::default(),
             withdrawals: Withdrawals::default(),
             actions: Vec::new(),
             models,
@@ -89,7 +90,7 @@ impl Core {
     /// out does not mean to wait for their answers.
     pub fn apply(&mut self, event: Event, now: Now) -> Vec<Action> {
         self.now = now;
-        self.look_for_standstill();
+        self.note_standstill();
         match event {
             Event::SessionOpened(facts) => self.session_opened(facts),
             Event::SessionFailed(error) => self.end_session(SessionEnd::Lost(error)),
@@ -136,11 +137,11 @@ impl Core {
         std::mem::take(&mut self.actions)
     }
 
-    fn look_for_standstill(&mut self) {
+    fn note_standstill(&mut self) {
         if !self.session.is_open() {
-            return self.standstills.asleep();
+            return self.standstills.no_session();
         }
-        if let Some(lasted) = self.standstills.awake(self.now.at) {
+        if let Some(lasted) = self.standstills.event_came(self.now.at) {
             let seconds = lasted.as_secs();
             tracing::info!(
                 seconds,
@@ -271,9 +272,9 @@ impl Core {
         }
         let jobs = self.jobs.forget_all();
         if matches!(end, None | Some(SessionEnd::Lost(_))) {
-            self.redelivery.session_lost(jobs.iter().map(|(_, _, message)| *message), self.now.at);
+            self.redelivery.session_lost(jobs.iter().map(|(_, message)| *message), self.now.at);
         }
-        jobs.iter().for_each(|(job, ..)| self.act(Action::Release { job: *job }));
+        jobs.iter().for_each(|(job, _)| self.act(Action::Release { job: *job }));
         for confirmed in unsent {
             self.act(Action::Release { job: confirmed.received.delivery.job });
         }

@@ -1,5 +1,5 @@
-//! How many jobs a worker should hold: as many as keep its device busy, so that the rest wait at the broker, where another
-//! worker can take them. Pure. Slots (memory) stay the cap.
+//! How many jobs a worker should hold: as many as keep its device busy. The rest wait at the broker, where another worker can take them.
+//! What comes in are the costs of jobs and the times of passes. Pure. Slots (memory) stay the cap.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Remembers messages that this process settled, to recognise them when they are redelivered.
+//! A bounded memory of messages that this process settled, to recognise them when they are redelivered.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absorbed_is_the_newest() {
+    fn absorbing_keeps_the_newest() {
         let (mut one, mut other, now) = (DedupCache::default(), DedupCache::default(), Instant::now());
         (0..MAX).for_each(|message| one.remember(Fingerprint(message), now));
         [7, u64::MAX].into_iter().for_each(|message| other.remember(Fingerprint(message), now));

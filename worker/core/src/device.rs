@@ -1,4 +1,4 @@
-//! Types for a device and its passes: memory, sizes, and the ways in which a pass can fail.
+//! Types of a device and its passes: memory, sizes, and the ways in which a pass can fail.
 
 use std::fmt;
 

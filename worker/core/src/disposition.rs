@@ -1,4 +1,5 @@
-//! What happens to a job whose pass ended without its outputs. Pure: outcome and headers in, decision out.
+//! Decides what happens to a job whose pass ended without its outputs. What comes in are the job's headers and how the pass ended;
+//! what goes out is a [`JobOutcome`]. Pure.
 
 use vramq_schemas::topology::DELAYS_MS;
 use vramq_schemas::{Attempt, JobHeaders, Misfit, Reason};
@@ -74,7 +75,8 @@ impl JobOutcome {
         Self::DeadLetter { headers: Some(Box::new(headers)), rejection }
     }
 
-    fn requeue(headers: JobHeaders, route: Route, cause: Cause) -> Self {
+    /// Another attempt with these headers, by this route.
+    pub(crate) fn requeue(headers: JobHeaders, route: Route, cause: Cause) -> Self {
         Self::Requeue(Requeue { route, headers: Box::new(headers), cause, otherwise: None })
     }
 
@@ -139,7 +141,28 @@ pub(crate) fn after_out_of_memory(
     pass: &PassFacts<'_>,
     oom: &OutOfMemory,
 ) -> JobOutcome {
-    let alone = pass.alone(oom);
+    let mut next = with_attempt(headers, item, pass, oom);
+    if pass.items > 1 {
+        next.batch_hint = Some(pass.items / 2);
+        return JobOutcome::requeue(next, Route::Now, Cause::Smaller);
+    }
+    next.batch_hint = Some(1);
+    if !pass.alone(oom) {
+        next.exclusive = true;
+        return JobOutcome::requeue(next, Route::Now, Cause::Exclusive);
+    }
+    // Other processes hold what is missing, or this process has leaked it; or nothing is missing by the device's own count:
+    // another process was faster, or the free memory is in pieces. All of these are temporary, and the job causes none of them.
+    let in_time = oom.free.saturating_add(oom.foreign).saturating_add(pass.leaked);
+    if oom.asked <= in_time && next.delays < DELAYS_MAX {
+        next.delays += 1;
+        return JobOutcome::requeue(next, Route::Later(pass.delay_ms), Cause::Delayed);
+    }
+    after_all_attempts(next, item, pass, oom)
+}
+
+/// The headers with one attempt more: a pass that ran out of memory.
+fn with_attempt(headers: &JobHeaders, item: u32, pass: &PassFacts<'_>, oom: &OutOfMemory) -> JobHeaders {
     let mut next = headers.clone();
     if headers.history.last().is_some_and(|last| item > last.item) {
         // The item that it waited for before has run.
@@ -161,41 +184,33 @@ pub(crate) fn after_out_of_memory(
         free: oom.free,
         total: oom.total,
         foreign: oom.foreign,
-        alone,
+        alone: pass.alone(oom),
     });
-    if pass.items > 1 {
-        next.batch_hint = Some(pass.items / 2);
-        return JobOutcome::requeue(next, Route::Now, Cause::Smaller);
-    }
-    next.batch_hint = Some(1);
-    if !alone {
-        next.exclusive = true;
-        return JobOutcome::requeue(next, Route::Now, Cause::Exclusive);
-    }
-    // Other processes hold what is missing, or this process has leaked it; or nothing is missing by the device's own count:
-    // another process was faster, or the free memory is in pieces. All of these are temporary, and the job causes none of them.
-    let in_time = oom.free.saturating_add(oom.foreign).saturating_add(pass.leaked);
-    if oom.asked <= in_time && next.delays < DELAYS_MAX {
-        next.delays += 1;
-        return JobOutcome::requeue(next, Route::Later(pass.delay_ms), Cause::Delayed);
-    }
+    next
+}
+
+/// An item does not fit this device even alone: the job goes to larger devices, if there are some, or ends as a dead letter.
+fn after_all_attempts(
+    mut next: JobHeaders,
+    item: u32,
+    pass: &PassFacts<'_>,
+    oom: &OutOfMemory,
+) -> JobOutcome {
     let requirement = Misfit { item, cost: pass.longest, needs_bytes: oom.asked };
     let rejection = Rejection {
         requirement: Some(requirement),
         ..Rejection::new(Reason::OutOfMemory, explanation(item, pass, oom))
     };
-    if let Some(key) = pass.larger {
-        let otherwise = Otherwise::new(key, rejection.clone(), &next, rejection);
-        // A size that did not fit here says nothing about a larger device.
-        (next.batch_hint, next.exclusive, next.delays) = (next.batch_hint_max, false, 0);
-        return JobOutcome::Requeue(Requeue {
-            route: Route::LargerDevice(key.to_owned()),
-            headers: Box::new(next),
-            cause: Cause::Larger,
-            otherwise: Some(otherwise),
-        });
-    }
-    JobOutcome::dead_letter(next, rejection)
+    let Some(key) = pass.larger else { return JobOutcome::dead_letter(next, rejection) };
+    let otherwise = Otherwise::new(key, rejection.clone(), &next, rejection);
+    // A size that did not fit here says nothing about a larger device.
+    (next.batch_hint, next.exclusive, next.delays) = (next.batch_hint_max, false, 0);
+    JobOutcome::Requeue(Requeue {
+        route: Route::LargerDevice(key.to_owned()),
+        headers: Box::new(next),
+        cause: Cause::Larger,
+        otherwise: Some(otherwise),
+    })
 }
 
 /// The engine failed on a pass, and the device is well. Nothing is decided yet about jobs that shared the pass: each is

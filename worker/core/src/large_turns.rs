@@ -1,24 +1,25 @@
-//! Whether a large job may be handed over to those that wait in its queue: by what that costs the broker. Pure.
+//! Whether a large job may be requeued to make room for those that wait in its queue: by what that costs the broker. What comes in are
+//! the bytes of delivered jobs; what goes out is whether so many bytes may be published again. Pure.
 
-/// Of the bytes that a worker consumes it publishes at most one in so many again to hand large jobs over: what callers publish
-/// stays most of what the broker stores.
+/// Of the bytes that a worker consumes it publishes at most one in so many again to requeue large jobs: what callers publish stays most
+/// of what the broker stores.
 const CONSUMED_PER_BYTE: u64 = 10;
 
-/// The bytes that a worker may publish again to hand large jobs over. They do not expire: a job has the device for a while before
-/// it is handed over, so even what a week has saved up is spent slowly.
+/// The bytes that a worker may publish again to requeue large jobs. They do not expire: a job has the device for a while before it is
+/// requeued, so even what a week has saved up is spent slowly.
 #[derive(Debug, Default)]
-pub(crate) struct HandOverBytes {
-    /// Bytes of consumed jobs that no job was handed over for.
+pub(crate) struct RepublishAllowance {
+    /// Bytes of consumed jobs that no large job was requeued for.
     consumed: u64,
 }
 
-impl HandOverBytes {
+impl RepublishAllowance {
     /// A job with a body of so many bytes was delivered.
     pub(crate) fn consumed(&mut self, bytes: usize) {
         self.consumed = self.consumed.saturating_add(bytes as u64);
     }
 
-    /// Takes what handing over a job of so many bytes costs. False if it is more than there is.
+    /// Takes what requeuing a job of so many bytes costs. False if it is more than there is.
     pub(crate) fn take(&mut self, bytes: usize) -> bool {
         let Some(left) = self.consumed.checked_sub(cost(bytes)) else { return false };
         self.consumed = left;
@@ -37,8 +38,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_handed_over_for_ten_times_its_bytes() {
-        let mut bytes = HandOverBytes::default();
+    fn a_job_is_requeued_for_ten_times_its_bytes() {
+        let mut bytes = RepublishAllowance::default();
         assert!(!bytes.take(1));
         bytes.consumed(999);
         assert!(!bytes.take(100));
@@ -52,11 +53,11 @@ mod tests {
         fn a_tenth_of_what_is_consumed_is_published_again(
             jobs in prop::collection::vec((0usize..1_000_000, any::<bool>()), 0..200),
         ) {
-            let (mut bytes, mut consumed, mut again) = (HandOverBytes::default(), 0, 0);
-            for (job, is_handed_over) in jobs {
+            let (mut bytes, mut consumed, mut again) = (RepublishAllowance::default(), 0, 0);
+            for (job, is_requeued) in jobs {
                 bytes.consumed(job);
                 consumed += job;
-                again += if is_handed_over && bytes.take(job / 7) { job / 7 } else { 0 };
+                again += if is_requeued && bytes.take(job / 7) { job / 7 } else { 0 };
                 prop_assert!(again * 10 <= consumed);
             }
         }

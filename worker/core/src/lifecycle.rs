@@ -1,4 +1,4 @@
-//! Whether the worker takes jobs, is paused, drains, or requeues its unfinished jobs.
+//! Whether the worker takes jobs, is paused, drains, or requeues its unfinished jobs. Owns the deadline of a drain.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! The device's memory over time: slots follow it with hysteresis, limits are learned from passes, and a device that stays nearly
-//! full or fills up ends in a restart.
+//! The device's memory over time. What comes in are readings of the device and the ends of passes; what goes out are slots, learned limits,
+//! and whether the worker has to restart because the device stays nearly full.
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! The slots of all models on a device: they follow its memory with hysteresis, and models share it by need.
+//! The slots of all models on a device. What comes in every second is the memory that is free and how many jobs each model wants to
+//! hold; what goes out are the models' slots. They follow the memory with hysteresis, and models share it by need.
 //!
 //! A model that needs less than an equal part of the memory lends the rest to those that need more. When it needs its part again,
 //! it gets it back at once; the others lose what they borrowed within seconds. Until then passes still stay within the device's
@@ -28,7 +29,7 @@ struct OfModel {
     /// When it last had a job, and the jobs that it wanted to hold then.
     busy_at: Instant,
     wanted: u16,
-    /// The jobs that it needed room for when that was last looked at.
+    /// The jobs that it needed room for a second ago.
     needed: u16,
     /// What a job takes was known then.
     is_known: bool,
@@ -73,48 +74,67 @@ impl ModelSlots {
         let total = free.saturating_sub(reserve);
         let equal = total / (models.len() as u64).max(1);
         for (of, wanted) in self.0.iter_mut().zip(wanted) {
-            if let Some(wanted) = wanted {
-                (of.busy_at, of.wanted) = (now, *wanted);
-            } else if now.saturating_duration_since(of.busy_at) >= NEEDED_FOR {
-                of.wanted = 0;
-            }
+            of.note_wanted(*wanted, now);
         }
-        let needs = models.iter().zip(&self.0).map(|(model, of)| match model.job_bytes() {
-            // Its passes run one by one, each with the device for itself.
-            UNKNOWN_BYTES => equal,
-            bytes => bytes.saturating_mul(of.jobs_needed().min(model.slots_max.get()).into()),
-        });
-        let parts = parts(total, &needs.collect::<Vec<_>>());
-        for ((model, of), part) in models.iter().zip(&mut self.0).zip(parts) {
-            let (before, needed) = (of.controller.slots(), of.jobs_needed());
-            let fitting = model.slots_in(part);
-            of.equal.observe(model.slots_in(equal), now);
-            let is_known = model.job_bytes() != UNKNOWN_BYTES;
-            if is_known && !std::mem::replace(&mut of.is_known, is_known) {
-                // The memory has not moved: there is nothing to wait for.
-                of.equal.raise(model.slots_in(equal));
-                of.controller.raise(fitting);
-            }
-            if needed > std::mem::replace(&mut of.needed, needed) {
-                of.controller.raise(fitting.min(of.equal.slots()));
-            }
-            of.controller.observe(fitting, now);
-            let (after, model, free) = (of.controller.slots(), &model.name, Mib(free));
-            if after == before {
-                continue;
-            }
-            if after == 0 {
-                tracing::warn!(model, before, %free, "not even one item fits: not consuming");
-            } else {
-                tracing::info!(model, before, slots = after, %free, "slots follow the device's memory");
-            }
+        let needs: Vec<_> = models.iter().zip(&self.0).map(|(model, of)| of.need(model, equal)).collect();
+        for ((model, of), part) in models.iter().zip(&mut self.0).zip(parts(total, &needs)) {
+            let before = of.controller.slots();
+            of.follow(model, part, equal, now);
+            log_change(&model.name, before, of.controller.slots(), free);
         }
     }
 }
 
 impl OfModel {
+    /// Takes note of how many jobs the model wants to hold, if it has jobs.
+    fn note_wanted(&mut self, wanted: Option<u16>, now: Instant) {
+        if let Some(wanted) = wanted {
+            (self.busy_at, self.wanted) = (now, wanted);
+        } else if now.saturating_duration_since(self.busy_at) >= NEEDED_FOR {
+            self.wanted = 0;
+        }
+    }
+
     fn jobs_needed(&self) -> u16 {
         self.wanted.saturating_mul(HEADROOM).max(JOBS_MIN)
+    }
+
+    /// Bytes that the model needs. `equal`: an equal part of the memory.
+    fn need(&self, model: &ModelFacts, equal: u64) -> u64 {
+        match model.job_bytes() {
+            // Its passes run one by one, each with the device for itself.
+            UNKNOWN_BYTES => equal,
+            bytes => bytes.saturating_mul(self.jobs_needed().min(model.slots_max.get()).into()),
+        }
+    }
+
+    /// Moves the slots, given the bytes that the model may have now and those of an equal part.
+    fn follow(&mut self, model: &ModelFacts, part: u64, equal: u64, now: Instant) {
+        let (needed, fitting, fitting_equal) =
+            (self.jobs_needed(), model.slots_in(part), model.slots_in(equal));
+        self.equal.observe(fitting_equal, now);
+        let is_known = model.job_bytes() != UNKNOWN_BYTES;
+        if is_known && !std::mem::replace(&mut self.is_known, is_known) {
+            // The memory has not moved: there is nothing to wait for.
+            self.equal.raise(fitting_equal);
+            self.controller.raise(fitting);
+        }
+        if needed > std::mem::replace(&mut self.needed, needed) {
+            self.controller.raise(fitting.min(self.equal.slots()));
+        }
+        self.controller.observe(fitting, now);
+    }
+}
+
+fn log_change(model: &str, before: u16, after: u16, free: u64) {
+    let free = Mib(free);
+    if after == before {
+        return;
+    }
+    if after == 0 {
+        tracing::warn!(model, before, %free, "not even one item fits: not consuming");
+    } else {
+        tracing::info!(model, before, slots = after, %free, "slots follow the device's memory");
     }
 }
 
@@ -142,31 +162,21 @@ fn parts(total: u64, needs: &[u64]) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::num::{NonZeroU16, NonZeroU32};
+    use std::num::NonZeroU16;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use proptest::prelude::*;
 
     use super::*;
-    use crate::device::PassShape;
-    use crate::settings::QueueFacts;
 
     /// A model whose jobs need so many bytes each.
     fn model(per_job: u64, slots: u16) -> ModelFacts {
         ModelFacts {
             name: per_job.to_string(),
-            queues: vec![QueueFacts::own("m")],
-            larger: None,
-            slots_max: NonZeroU16::MAX,
             slots: NonZeroU16::new(slots).unwrap(),
-            pass_cost_max: 1,
-            job_shape: PassShape::default().with(1),
-            share: NonZeroU32::MIN,
-            weights: 0,
-            executor: 0,
-            probe: PassShape::default(),
             pass_bytes: Arc::new(move |_| per_job),
+            ..ModelFacts::for_tests()
         }
     }
 
@@ -233,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_model_has_all() {
+    fn a_single_model_has_all_the_memory() {
         assert_eq!(parts(1000, &[7]), [1000]);
         assert_eq!(parts(1000, &[u64::MAX]), [1000]);
         assert_eq!(parts(0, &[5, 5]), [0, 0]);
@@ -243,7 +253,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nobody_has_less_than_an_equal_part_or_what_it_needs(
+        fn each_model_has_at_least_an_equal_part_or_what_it_needs(
             total in 0u64..10_000,
             needs in prop::collection::vec(0u64..20_000, 1..8),
         ) {

@@ -1,4 +1,5 @@
-//! Decides which jobs may be the reason why workers crash. Pure.
+//! Decides which jobs may be the reason why workers crash. What comes in is how a job arrived; what goes out is whether it runs, moves to
+//! the quarantine, or is dead-lettered. Pure.
 //!
 //! A worker that dies loses all its unacknowledged jobs, one of which may have killed it. The broker only reports that they are
 //! redelivered. So a job that was redelivered once runs again. A job that was redelivered twice moves to the quarantine, from
@@ -50,6 +51,18 @@ pub(crate) enum RedeliveryDecision {
     DeadLetter(u32),
 }
 
+impl RedeliveryDecision {
+    /// The workers that were lost with the job.
+    pub(crate) fn crashes(self) -> u32 {
+        match self {
+            Self::Run(crashes)
+            | Self::Count(crashes)
+            | Self::Quarantine(crashes)
+            | Self::DeadLetter(crashes) => crashes,
+        }
+    }
+}
+
 impl PoisonPolicy {
     pub(crate) fn decide(&self, arrival: Arrival) -> RedeliveryDecision {
         let Arrival { crashes, returns, counted, explained, quarantined } = arrival;
@@ -76,7 +89,7 @@ impl PoisonPolicy {
 /// (two heartbeats), and has redelivered the jobs.
 const EXPLAINS_FOR: Duration = Duration::from_secs(180);
 
-/// Sessions that this process lost. The jobs of such a session came back, also those that it had not looked at yet. Bounded:
+/// Sessions that this process lost. The jobs of such a session came back, also those that it had not read yet. Bounded:
 /// sessions open at the pace of the reconnects.
 #[derive(Debug, Default)]
 pub(crate) struct SessionLosses(VecDeque<Instant>);
@@ -108,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loss_explains_for_a_while() {
+    fn a_lost_session_explains_redeliveries_for_a_while() {
         let start = Instant::now();
         let mut losses = SessionLosses::default();
         assert_eq!(losses.recent(start), 0);
@@ -179,18 +192,19 @@ mod tests {
         assert_eq!(decision, Count(RETURNS_MAX));
     }
 
-    /// A job that kills every worker, on either kind of queue: how often it does, and how often it was alone then.
-    fn victims(counted: bool) -> (u32, u32) {
-        let (mut arrival, mut victims, mut alone) = (Arrival { counted, ..CLASSIC }, 0, 0);
+    /// A job that crashes every worker, on either kind of queue: its crashes until it is dead-lettered, and how many of them it had
+    /// while it was alone.
+    fn crashes_until_dead_letter(counted: bool) -> (u32, u32) {
+        let (mut arrival, mut crashed, mut alone) = (Arrival { counted, ..CLASSIC }, 0, 0);
         loop {
             match POLICY.decide(arrival) {
-                RedeliveryDecision::DeadLetter(_) => return (victims, alone),
+                RedeliveryDecision::DeadLetter(_) => return (crashed, alone),
                 RedeliveryDecision::Count(crashes) => arrival = Arrival { crashes, returns: 0, ..arrival },
                 RedeliveryDecision::Quarantine(crashes) => {
                     arrival = Arrival { crashes, returns: 0, quarantined: true, ..arrival };
                 }
                 RedeliveryDecision::Run(_) => {
-                    victims += 1;
+                    crashed += 1;
                     alone += u32::from(arrival.quarantined);
                     arrival.returns = if counted { arrival.returns + 1 } else { 1 };
                 }
@@ -199,8 +213,8 @@ mod tests {
     }
 
     #[test]
-    fn a_killer_has_five_victims_and_takes_nobody_with_it_three_times() {
-        assert_eq!(victims(true), (5, 3));
-        assert_eq!(victims(false), (5, 3));
+    fn a_job_that_crashes_every_worker_is_dead_lettered_after_five_crashes_the_last_three_alone() {
+        assert_eq!(crashes_until_dead_letter(true), (5, 3));
+        assert_eq!(crashes_until_dead_letter(false), (5, 3));
     }
 }

@@ -1,4 +1,5 @@
-//! Memory over time: a device that stays nearly full, and a process that holds a little more after every job. Pure.
+//! Detects a device that stays nearly full, and a process that holds a little more memory after every job. What comes in are readings of
+//! the device. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_restart_does_not_give_back_is_no_pressure() {
+    fn memory_that_a_restart_does_not_free_is_no_pressure() {
         let start = Instant::now();
         let lasting = |memory: Memory| {
             let mut pressure = Pressure::new(90, Duration::from_secs(2), TOTAL / 2);

@@ -1,9 +1,10 @@
-//! Decides when a worker runs quarantined jobs. Jobs that may crash workers run alone, with no other job unacknowledged: a worker
-//! that dies of one loses no other job, and no other job is blamed. Also notices consumers that the broker forgot.
+//! Decides when a worker runs quarantined jobs. Jobs that may crash workers run alone, with no other job unacknowledged: a worker that
+//! crashes with one loses no other job, and no other job is blamed. Also notices consumers that the broker has forgotten.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use crate::consumers::Starved;
 use crate::event::QueueCounts;
 use crate::ids::{ModelIndex, QueueIndex};
 use crate::random::Random;
@@ -11,18 +12,18 @@ use crate::sizes::Size;
 
 /// Checks, a second apart, at which jobs waited that this worker has slots for, before it assumes that the broker does not
 /// deliver to it. RabbitMQ 3.10 forgets the consumer of a queue that is deleted and declared again at once.
-const STARVED_LOOKS: u32 = 10;
+const STARVED_CHECKS: u32 = 10;
 
 /// The same while the broker counts other consumers of the queue. They may be other workers, of which one should have taken the jobs;
 /// or the broker lets only one consume at a time; or, on 3.10, they are consumers of a deleted quorum queue, which it counts beside
 /// those of the queue's successor.
-const STARVED_LOOKS_BESIDE_OTHERS: u32 = 30;
+const STARVED_CHECKS_BESIDE_OTHERS: u32 = 30;
 
 /// How long a worker takes no other jobs than quarantined ones, before it turns to others for as long. The wait for the jobs that it
 /// still holds is part of that.
 const ISOLATING_MAX: Duration = Duration::from_secs(10);
 
-/// Other jobs have at least so long until the next isolation, if this one cut fetches short: inputs that are fetched anew each time
+/// Other jobs have at least so long until the next isolation, if this one cut fetches short: inputs that are fetched again each time
 /// have to arrive.
 const FETCHING_MIN: Duration = Duration::from_secs(60);
 
@@ -37,7 +38,7 @@ pub(crate) struct Quarantine {
     /// How long the next isolation may last: twice as long after one that passes in flight outlasted.
     time: Duration,
     /// When the quarantine may be checked again.
-    look_at: Instant,
+    check_at: Instant,
     /// Models whose queues the broker was asked to count, without an answer yet.
     counting: Vec<ModelIndex>,
     /// A quarantined job was asked for, without an answer yet.
@@ -63,7 +64,7 @@ impl Quarantine {
         Self {
             isolation: None,
             time: ISOLATING_MAX,
-            look_at: now + delay,
+            check_at: now + delay,
             counting: Vec::new(),
             is_fetching: false,
             starved: HashMap::new(),
@@ -116,7 +117,7 @@ impl Quarantine {
         now: Instant,
         random: &mut Random,
     ) -> bool {
-        if counts.quarantined == 0 || self.look_at > now {
+        if counts.quarantined == 0 || self.check_at > now {
             return false;
         }
         let consumers = counts.jobs.first().map_or(0, |own| own.consumers);
@@ -154,7 +155,7 @@ impl Quarantine {
         let is_outlasted = !self.has_begun() && self.is_time_over(now);
         let Some(isolation) = self.isolation.take() else { return };
         let for_others = if isolation.cut_fetches { FETCHING_MIN } else { Duration::ZERO };
-        self.look_at = now + now.saturating_duration_since(isolation.since).max(for_others);
+        self.check_at = now + now.saturating_duration_since(isolation.since).max(for_others);
         // However long passes are, one of the next isolations is longer.
         self.time = if is_outlasted { self.time.saturating_mul(2) } else { ISOLATING_MAX };
     }
@@ -178,18 +179,19 @@ impl Quarantine {
         self.starved.remove(&(model, queue));
     }
 
-    /// Records whether jobs waited at a check while the queue's consumer got none. True once the consumer counts as dead.
-    /// `has_others`: the broker counts other consumers of the queue.
-    pub(crate) fn looked(
-        &mut self,
-        model: ModelIndex,
-        queue: QueueIndex,
-        is_starved: bool,
-        has_others: bool,
-    ) -> bool {
-        let looks = self.starved.entry((model, queue)).or_default();
-        *looks = if is_starved { *looks + 1 } else { 0 };
-        *looks >= if has_others { STARVED_LOOKS_BESIDE_OTHERS } else { STARVED_LOOKS }
+    /// A check of whether jobs wait in a queue and its consumer gets none. True once the consumer counts as dead.
+    pub(crate) fn checked(&mut self, model: ModelIndex, queue: QueueIndex, starved: Option<Starved>) -> bool {
+        let checks = self.starved.entry((model, queue)).or_default();
+        let checks_max = match starved {
+            None => {
+                *checks = 0;
+                return false;
+            }
+            Some(Starved::Alone) => STARVED_CHECKS,
+            Some(Starved::BesideOthers) => STARVED_CHECKS_BESIDE_OTHERS,
+        };
+        *checks += 1;
+        *checks >= checks_max
     }
 }
 
@@ -271,17 +273,19 @@ mod tests {
     }
 
     #[test]
-    fn a_consumer_without_deliveries_is_taken_for_dead_only_after_some_looks() {
+    fn a_consumer_without_deliveries_counts_as_dead_only_after_some_checks() {
         let mut quarantine = Quarantine::new(false, Instant::now());
-        let other = QueueIndex(1);
-        assert!((1..STARVED_LOOKS).all(|_| !quarantine.looked(MODEL, QUEUE, true, false)));
+        let (other, alone, beside_others) =
+            (QueueIndex(1), Some(Starved::Alone), Some(Starved::BesideOthers));
+        assert!((1..STARVED_CHECKS).all(|_| !quarantine.checked(MODEL, QUEUE, alone)));
         quarantine.delivered(MODEL, other);
-        assert!(!quarantine.looked(MODEL, QUEUE, true, true) && quarantine.looked(MODEL, QUEUE, true, false));
+        assert!(!quarantine.checked(MODEL, QUEUE, beside_others));
+        assert!(quarantine.checked(MODEL, QUEUE, alone));
         quarantine.delivered(MODEL, QUEUE);
-        assert!(!quarantine.looked(MODEL, QUEUE, true, false));
+        assert!(!quarantine.checked(MODEL, QUEUE, alone));
         quarantine.delivered(MODEL, QUEUE);
-        assert!((1..STARVED_LOOKS_BESIDE_OTHERS).all(|_| !quarantine.looked(MODEL, QUEUE, true, true)));
-        assert!(quarantine.looked(MODEL, QUEUE, true, true));
-        assert!(!quarantine.looked(MODEL, QUEUE, false, true), "nothing waits any more");
+        assert!((1..STARVED_CHECKS_BESIDE_OTHERS).all(|_| !quarantine.checked(MODEL, QUEUE, beside_others)));
+        assert!(quarantine.checked(MODEL, QUEUE, beside_others));
+        assert!(!quarantine.checked(MODEL, QUEUE, None), "nothing waits any more");
     }
 }

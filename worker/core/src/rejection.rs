@@ -1,4 +1,4 @@
-//! Why a job will not run, or ends without all its results.
+//! A rejection: why a job will not run, or ends without all its results.
 
 use vramq_schemas::{DecodeError, Misfit, Reason};
 

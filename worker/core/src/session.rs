@@ -1,5 +1,5 @@
-//! The session with the broker: whether it stands and why it ends, and what ends with it: deliveries that may be acked, and
-//! operators' commands that wait.
+//! The session with the broker: whether it is open and why it ends. Owns what ends with it: deliveries that may be acked, and operators'
+//! commands that wait.
 
 use std::collections::BTreeMap;
 

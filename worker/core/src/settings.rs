@@ -148,3 +148,25 @@ impl ModelFacts {
         }
     }
 }
+
+#[cfg(test)]
+impl ModelFacts {
+    /// A model for tests: `m`, with one queue and 64 slots. A pass of it takes a byte for each unit of cost.
+    pub(crate) fn for_tests() -> Self {
+        let one_item = PassShape::default().with(1);
+        Self {
+            name: "m".to_owned(),
+            queues: vec![QueueFacts::own("m")],
+            larger: None,
+            slots_max: NonZeroU16::MAX,
+            slots: NonZeroU16::MIN.saturating_add(63),
+            pass_cost_max: 8,
+            job_shape: one_item,
+            share: NonZeroU32::MIN,
+            weights: 0,
+            executor: 0,
+            probe: one_item,
+            pass_bytes: Arc::new(|shape| shape.cost as u64),
+        }
+    }
+}

@@ -1,5 +1,5 @@
-//! Adjusts a model's slots to the memory. Pure, with hysteresis: a changed prefetch takes effect only when unacknowledged jobs
-//! are settled, so slots change only after a lasting change of memory.
+//! Moves a model's slots with the memory, with hysteresis: a changed prefetch takes effect only when unacknowledged jobs are settled, so
+//! slots change only after a lasting change of memory. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -92,14 +92,14 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_and_goes_moves_nothing() {
+    fn memory_that_comes_and_goes_moves_no_slots() {
         assert_eq!(moves(8, (0..100).map(|n| if n % 2 == 0 { 4 } else { 8 })), []);
         assert_eq!(moves(8, (0..100).map(|n| if n % 5 == 0 { 8 } else { 20 })), []);
         assert_eq!(moves(8, (0..100).map(|n| if n % 2 == 0 { 4 } else { 20 })), []);
     }
 
     #[test]
-    fn slots_move_to_what_was_there_all_the_time() {
+    fn slots_move_to_the_figure_that_held_all_the_time() {
         assert_eq!(moves(8, [2, 5, 3]), [(2, 5)]);
         assert_eq!(moves(8, [20, 12, 20, 20, 20, 20, 20, 20, 20, 20, 20]), [(10, 12)]);
     }

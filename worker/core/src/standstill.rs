@@ -23,7 +23,7 @@ pub(crate) struct Standstills {
 
 impl Standstills {
     /// Something happens in a session. Returns for how long the process stood still before, if it did.
-    pub(crate) fn awake(&mut self, now: Instant) -> Option<Duration> {
+    pub(crate) fn event_came(&mut self, now: Instant) -> Option<Duration> {
         let silence = now.saturating_duration_since(self.last.replace(now)?);
         if silence < SILENCE_MIN {
             return None;
@@ -36,7 +36,7 @@ impl Standstills {
     }
 
     /// There is no session: nothing needs to happen.
-    pub(crate) fn asleep(&mut self) {
+    pub(crate) fn no_session(&mut self) {
         self.last = None;
     }
 
@@ -59,11 +59,11 @@ mod tests {
     fn a_standstill_does_not_count_as_running() {
         let (start, mut standstills) = (Instant::now(), Standstills::default());
         for second in 0..=10 {
-            assert_eq!(standstills.awake(start + second * SECOND), None);
+            assert_eq!(standstills.event_came(start + second * SECOND), None);
         }
-        assert_eq!(standstills.awake(start + 45 * SECOND), Some(35 * SECOND));
-        assert_eq!(standstills.awake(start + 46 * SECOND), None);
-        assert_eq!(standstills.awake(start + 106 * SECOND), Some(60 * SECOND));
+        assert_eq!(standstills.event_came(start + 45 * SECOND), Some(35 * SECOND));
+        assert_eq!(standstills.event_came(start + 46 * SECOND), None);
+        assert_eq!(standstills.event_came(start + 106 * SECOND), Some(60 * SECOND));
         let now = start + 107 * SECOND;
         for (since, running) in [(4, 103 - 95), (20, 87 - 25 - 60), (45, 2), (46, 1), (106, 1), (107, 0)] {
             assert_eq!(
@@ -77,9 +77,9 @@ mod tests {
     #[test]
     fn the_time_between_sessions_is_no_standstill() {
         let (start, mut standstills) = (Instant::now(), Standstills::default());
-        assert_eq!(standstills.awake(start), None);
-        standstills.asleep();
-        assert_eq!(standstills.awake(start + 600 * SECOND), None);
+        assert_eq!(standstills.event_came(start), None);
+        standstills.no_session();
+        assert_eq!(standstills.event_came(start + 600 * SECOND), None);
         assert_eq!(standstills.running_since(start, start + 600 * SECOND), 600 * SECOND);
     }
 
@@ -87,7 +87,7 @@ mod tests {
     fn few_standstills_are_remembered() {
         let (start, mut standstills) = (Instant::now(), Standstills::default());
         for at in 0..100 {
-            standstills.awake(start + at * 10 * SECOND);
+            standstills.event_came(start + at * 10 * SECOND);
         }
         assert_eq!(standstills.past.len(), REMEMBERED_MAX);
     }

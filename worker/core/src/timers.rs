@@ -1,4 +1,5 @@
-//! The timers of the core: the times at which the shell must call it again.
+//! The timers of the core. What comes in are things to do at a time; what goes out is when the shell must call the core next, and what is
+//! due then.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Bytes for a person.
+//! Shows bytes as MiB, for logs and error texts.
 
 use std::fmt;
 

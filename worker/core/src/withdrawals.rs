@@ -16,8 +16,8 @@ const REMEMBERED_MAX: usize = 16 * 1024;
 /// For how long, since the caller last repeated it.
 const REMEMBERED_FOR: Duration = Duration::from_secs(REMEMBERED_S);
 
-/// A bounded memory of withdrawals. Only a job's caller can have made a withdrawal that matches the job's digest, so nobody
-/// needs to look who sent it.
+/// A bounded memory of withdrawals. Only a job's caller can have made a withdrawal that matches the job's digest, so it
+/// does not matter who sent it.
 #[derive(Debug, Default)]
 pub(crate) struct Withdrawals {
     /// When each was last received.

@@ -1,17 +1,18 @@
-//! All consumers of a model in one session. The slots are divided among the queue of large jobs and those that its jobs come from:
-//! the first has a few of its own, the others share by weight (`shares.rs`).
+//! All consumers of a model in one session. What comes in is how many jobs are wanted, the slots, and what waits at the broker; what goes
+//! out is which consumer starts or stops next. The queue of large jobs has a few slots of its own, and the queues that jobs come from
+//! share the others by weight (`shares.rs`).
 //!
 //! Invariant: what the live consumers may be sent, and what was sent to stopped ones and is not settled, never exceeds the slots.
 
-mod leases;
+mod queue_consumers;
 mod shares;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-pub(crate) use leases::Change;
-use leases::Consumers;
+pub(crate) use queue_consumers::Change;
+use queue_consumers::QueueConsumers;
 use shares::Shares;
 
 use crate::action::JobQueue;
@@ -34,15 +35,24 @@ fn remaining(slots: u16, taken: usize) -> u16 {
     u16::try_from(usize::from(slots).saturating_sub(taken)).unwrap_or(0)
 }
 
+/// A queue in which jobs wait, although a consumer of this worker could have been sent some.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Starved {
+    /// The broker counts no other consumers of it.
+    Alone,
+    /// The broker counts others, too, which should have taken the jobs.
+    BesideOthers,
+}
+
 /// All consumers of a model in one session: of its jobs, and of its large jobs.
 #[derive(Debug)]
 pub(crate) struct ModelConsumers {
     /// Of each queue that jobs come from; the first is the model's own.
-    queues: Vec<Consumers>,
+    queues: Vec<QueueConsumers>,
     shares: Shares,
     /// Further queues that cannot be consumed, and why.
     missing: BTreeMap<QueueIndex, String>,
-    bulk: Consumers,
+    bulk: QueueConsumers,
     /// Unacknowledged deliveries from the quarantine.
     quarantined: usize,
     /// A single slot is for large jobs now, and since when it has been.
@@ -59,10 +69,10 @@ impl ModelConsumers {
     pub(crate) fn new(weights: impl IntoIterator<Item = NonZeroU32>) -> Self {
         let weights: Vec<_> = weights.into_iter().collect();
         Self {
-            queues: weights.iter().map(|_| Consumers::default()).collect(),
+            queues: weights.iter().map(|_| QueueConsumers::default()).collect(),
             shares: Shares::new(weights),
             missing: BTreeMap::new(),
-            bulk: Consumers::default(),
+            bulk: QueueConsumers::default(),
             quarantined: 0,
             bulk_turn: false,
             turn_since: None,
@@ -73,17 +83,23 @@ impl ModelConsumers {
 
     /// The broker may send jobs.
     pub(crate) fn is_consuming(&self) -> bool {
-        self.queues.iter().any(Consumers::is_consuming) || self.bulk.is_consuming()
+        self.queues.iter().any(QueueConsumers::is_consuming) || self.bulk.is_consuming()
     }
 
-    /// Takes in what waits at the broker: which queues have a claim on slots, and which queue a single slot serves. Large jobs came to
-    /// their queue when there were more slots, or from workers that have more.
-    pub(crate) fn looked(&mut self, counts: &QueueCounts, now: Instant) {
+    /// The broker has counted what waits in each queue: this decides the queues' shares of the slots, and what a single slot serves.
+    pub(crate) fn queues_counted(&mut self, counts: &QueueCounts, now: Instant) {
         let queues = &self.queues;
-        self.shares.looked(&counts.jobs, now, |at| queues[at].committed());
+        self.shares.queues_counted(&counts.jobs, now, |at| queues[at].committed());
+        self.give_single_slot(counts, now);
+    }
+
+    /// Whether a single slot is for large jobs from now on. Large jobs came to their queue when there were more slots, or from workers
+    /// that have more.
+    fn give_single_slot(&mut self, counts: &QueueCounts, now: Instant) {
         let is_over = self.turn_since.is_none_or(|since| now.saturating_duration_since(since) >= TURN);
         let has_jobs = counts.jobs.iter().any(|count| count.waiting > 0);
-        let bulk_turn = match (has_jobs, counts.bulk.waiting > 0) {
+        let has_large = counts.bulk.waiting > 0;
+        let bulk_turn = match (has_jobs, has_large) {
             (_, false) => false,
             (false, true) => true,
             (true, true) if is_over => !self.bulk_turn,
@@ -94,22 +110,23 @@ impl ModelConsumers {
         }
     }
 
-    /// Whether other workers consume a queue of jobs, too, if some wait in it though this worker consumes it and holds none of it.
-    pub(crate) fn starved(&self, queue: QueueIndex, counts: &QueueCounts) -> Option<bool> {
+    /// Whether jobs wait in a queue of jobs although this worker consumes it and holds none of them.
+    pub(crate) fn starved(&self, queue: QueueIndex, counts: &QueueCounts) -> Option<Starved> {
         let (queue, count) = (self.queues.get(queue.0)?, counts.jobs.get(queue.0)?);
         let holds_nothing = queue.unacked() == 0 && self.quarantined == 0;
         let is_starved = holds_nothing && count.waiting > 0 && queue.is_consuming();
-        is_starved.then(|| count.consumers as usize > queue.live().max(1))
+        let has_others = count.consumers as usize > queue.live().max(1);
+        is_starved.then_some(if has_others { Starved::BesideOthers } else { Starved::Alone })
     }
 
     /// No consumer is there, and none is stopping.
     pub(crate) fn is_over(&self) -> bool {
-        self.queues.iter().all(Consumers::is_over) && self.bulk.is_over()
+        self.queues.iter().all(QueueConsumers::is_over) && self.bulk.is_over()
     }
 
     /// Consumers of the model's own queue that live.
     pub(crate) fn live(&self) -> usize {
-        self.queues.first().map_or(0, Consumers::live)
+        self.queues.first().map_or(0, QueueConsumers::live)
     }
 
     /// Consumers of large jobs that live.
@@ -119,7 +136,9 @@ impl ModelConsumers {
 
     /// Deliveries that are neither acknowledged nor given back.
     pub(crate) fn unacked(&self) -> usize {
-        self.queues.iter().map(Consumers::unacked).sum::<usize>() + self.bulk.unacked() + self.quarantined
+        self.queues.iter().map(QueueConsumers::unacked).sum::<usize>()
+            + self.bulk.unacked()
+            + self.quarantined
     }
 
     /// So many large jobs wait in their queue. Whether it has become full, with `max` of them.
@@ -243,7 +262,7 @@ impl ModelConsumers {
 
     /// Jobs that the broker may have under way to this worker or waits to hear about.
     fn committed(&self) -> usize {
-        let of_jobs: usize = self.queues.iter().map(Consumers::committed).sum();
+        let of_jobs: usize = self.queues.iter().map(QueueConsumers::committed).sum();
         of_jobs + self.bulk.committed() + self.quarantined
     }
 }

@@ -1,5 +1,6 @@
-//! How the queues of a model's jobs share its slots: by weight among those that have jobs, at least one for each; and by turns where
-//! there are fewer slots than queues. Pure.
+//! Divides the slots of a model among the queues that its jobs come from. What comes in is how many jobs wait in each queue, counted
+//! every second; what goes out are slots for each: by weight among the queues that have jobs, at least one for each, and in turn
+//! where there are fewer slots than queues. Pure.
 
 use std::cmp::Ordering;
 use std::num::NonZeroU32;
@@ -8,33 +9,38 @@ use std::time::Instant;
 use super::TURN;
 use crate::event::QueueCount;
 
-/// Looks in a row, a second apart, at which nothing waits in a queue until it lends its share to the others: a queue that is emptied
-/// and filled in bursts keeps its slots over the gaps.
-const LOOKS_UNTIL_IDLE: u8 = 3;
+/// Counts in a row, a second apart, that find nothing waiting in a queue until it lends its share to the others: a queue that is
+/// emptied and filled in bursts keeps its slots over the gaps.
+const EMPTY_COUNTS_UNTIL_IDLE: u8 = 3;
 
-/// One queue's claim.
+/// One queue, as far as its share depends on it.
 #[derive(Clone, Copy, Debug)]
-struct Claim {
+struct SharingQueue {
     weight: NonZeroU32,
-    /// It cannot be consumed: it has no slots, and no claim on any.
+    /// It cannot be consumed, and has no slots.
     is_missing: bool,
-    /// Looks in a row at which nothing waited.
-    quiet_looks: u8,
-    /// Slots that it had at each look while it had jobs, divided by its weight; and what it has no claim on. Who has the least goes
-    /// first.
-    had: f64,
+    /// Counts in a row that found nothing waiting.
+    empty_counts: u8,
+    /// The sum of the slots that it had at each count while it had jobs, divided by its weight. Of a queue without jobs it is moved
+    /// ahead, so that the queue does not make up later for what the others had meanwhile. The queue with the least goes first.
+    slots_had: f64,
 }
 
-impl Claim {
+impl SharingQueue {
+    fn new(weight: NonZeroU32) -> Self {
+        let empty_counts = EMPTY_COUNTS_UNTIL_IDLE - 1;
+        Self { weight, is_missing: false, empty_counts, slots_had: 0.0 }
+    }
+
     fn has_jobs(&self) -> bool {
-        !self.is_missing && self.quiet_looks < LOOKS_UNTIL_IDLE
+        !self.is_missing && self.empty_counts < EMPTY_COUNTS_UNTIL_IDLE
     }
 }
 
-/// The claims of a model's queues, in their order.
+/// The queues of a model, in their order.
 #[derive(Clone, Debug)]
 pub(super) struct Shares {
-    claims: Vec<Claim>,
+    queues: Vec<SharingQueue>,
     /// The queues that are served first where there are fewer slots than queues.
     order: Vec<usize>,
     /// When that last changed, or could have.
@@ -42,64 +48,82 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    /// Until the first look every queue may have jobs, and one look without shows that it has none.
+    /// Until the first count every queue may have jobs, and one count without jobs shows that it has none.
     pub(super) fn new(weights: impl IntoIterator<Item = NonZeroU32>) -> Self {
-        let claim = |weight| Claim { weight, is_missing: false, quiet_looks: LOOKS_UNTIL_IDLE - 1, had: 0.0 };
-        let claims: Vec<_> = weights.into_iter().map(claim).collect();
-        Self { order: (0..claims.len()).collect(), claims, turn_since: None }
+        let queues: Vec<_> = weights.into_iter().map(SharingQueue::new).collect();
+        Self { order: (0..queues.len()).collect(), queues, turn_since: None }
     }
 
-    /// A look at the queues. `taken`: the slots that each has now.
-    pub(super) fn looked(&mut self, counts: &[QueueCount], now: Instant, taken: impl Fn(usize) -> usize) {
-        for (at, claim) in self.claims.iter_mut().enumerate() {
-            let waiting = counts.get(at).map_or(0, |count| count.waiting);
-            claim.quiet_looks =
-                if waiting > 0 { 0 } else { claim.quiet_looks.saturating_add(1).min(LOOKS_UNTIL_IDLE) };
-            if claim.has_jobs() {
-                claim.had += taken(at) as f64 / f64::from(claim.weight.get());
+    /// The broker has counted what waits in each queue. `taken`: the slots that each has now.
+    pub(super) fn queues_counted(
+        &mut self,
+        counts: &[QueueCount],
+        now: Instant,
+        taken: impl Fn(usize) -> usize,
+    ) {
+        self.note_counts(counts, taken);
+        self.move_idle_ahead();
+        self.order_queues(now);
+    }
+
+    fn note_counts(&mut self, counts: &[QueueCount], taken: impl Fn(usize) -> usize) {
+        for (at, queue) in self.queues.iter_mut().enumerate() {
+            let is_empty = counts.get(at).is_none_or(|count| count.waiting == 0);
+            queue.empty_counts = match is_empty {
+                true => queue.empty_counts.saturating_add(1).min(EMPTY_COUNTS_UNTIL_IDLE),
+                false => 0,
+            };
+            if queue.has_jobs() {
+                queue.slots_had += taken(at) as f64 / f64::from(queue.weight.get());
             }
         }
-        let of_busy = self.claims.iter().filter(|claim| claim.has_jobs()).map(|claim| claim.had);
-        // Who has had no jobs has no claim on what the others had meanwhile.
-        if let Some(least) = of_busy.min_by(f64::total_cmp) {
-            for claim in self.claims.iter_mut().filter(|claim| !claim.has_jobs()) {
-                claim.had = claim.had.max(least);
-            }
+    }
+
+    fn move_idle_ahead(&mut self) {
+        let of_busy = self.queues.iter().filter(|queue| queue.has_jobs()).map(|queue| queue.slots_had);
+        let Some(least) = of_busy.min_by(f64::total_cmp) else { return };
+        for queue in self.queues.iter_mut().filter(|queue| !queue.has_jobs()) {
+            queue.slots_had = queue.slots_had.max(least);
         }
-        let (claims, first) = (&self.claims, self.order.first().copied());
+    }
+
+    /// When a turn is over, the queue that had the fewest slots goes first. A queue without jobs goes behind the others at once. Apart
+    /// from that the order stays as it is: each change cancels a consumer.
+    fn order_queues(&mut self, now: Instant) {
+        let (queues, first) = (&self.queues, self.order.first().copied());
         let since = *self.turn_since.get_or_insert(now);
         let is_over = now.saturating_duration_since(since) >= TURN;
         if is_over {
-            self.order.sort_by(|a, b| claims[*a].had.total_cmp(&claims[*b].had).then(a.cmp(b)));
+            let slots_had = |at: usize| queues[at].slots_had;
+            self.order.sort_by(|a, b| slots_had(*a).total_cmp(&slots_had(*b)).then(a.cmp(b)));
         }
-        // Who has no more jobs makes room at once. The others stay as they are: each change cancels a consumer.
-        self.order.sort_by_key(|at| !claims[*at].has_jobs());
+        self.order.sort_by_key(|at| !queues[*at].has_jobs());
         if is_over || self.order.first().copied() != first {
             self.turn_since = Some(now);
         }
     }
 
-    /// Whether a queue cannot be consumed. When it can be again, one look without jobs shows that it has none.
+    /// Whether a queue cannot be consumed. When it can be again, one count without jobs shows that it has none.
     pub(super) fn set_missing(&mut self, at: usize, is_missing: bool) {
-        let claim = &mut self.claims[at];
-        (claim.is_missing, claim.quiet_looks) = (is_missing, LOOKS_UNTIL_IDLE - 1);
+        let queue = &mut self.queues[at];
+        (queue.is_missing, queue.empty_counts) = (is_missing, EMPTY_COUNTS_UNTIL_IDLE - 1);
     }
 
-    /// There are slots for all queues, so nobody is owed a turn.
+    /// There are slots for all queues, so none of them waits for its turn.
     pub(super) fn forget_turns(&mut self) {
-        self.claims.iter_mut().for_each(|claim| claim.had = 0.0);
+        self.queues.iter_mut().for_each(|queue| queue.slots_had = 0.0);
     }
 
     /// What each queue may have of so many slots: together all of them.
     pub(super) fn divide(&self, slots: u16) -> Vec<u16> {
         let present: Vec<usize> =
-            self.order.iter().copied().filter(|at| !self.claims[*at].is_missing).collect();
-        let mut shares = vec![0; self.claims.len()];
+            self.order.iter().copied().filter(|at| !self.queues[*at].is_missing).collect();
+        let mut shares = vec![0; self.queues.len()];
         present.iter().take(slots.into()).for_each(|at| shares[*at] = 1);
         if usize::from(slots) <= present.len() {
             return shares;
         }
-        let is_busy = |at: &usize| self.claims[*at].has_jobs();
+        let is_busy = |at: &usize| self.queues[*at].has_jobs();
         let has_busy = present.iter().any(is_busy);
         let mut busy: Vec<usize> = present.iter().copied().filter(|at| !has_busy || is_busy(at)).collect();
         busy.sort_unstable();
@@ -110,7 +134,7 @@ impl Shares {
 
     /// Divides so many slots among some queues, by largest remainder, at least one for each.
     fn divide_by_weight(&self, slots: u16, among: &[usize], shares: &mut [u16]) {
-        let weight = |at: usize| f64::from(self.claims[at].weight.get());
+        let weight = |at: usize| f64::from(self.queues[at].weight.get());
         let total: f64 = among.iter().map(|at| weight(*at)).sum();
         let exact = |at: usize| f64::from(slots) * weight(at) / total;
         for at in among {
@@ -118,22 +142,21 @@ impl Shares {
         }
         // Rounding leaves less than one for each queue; shares that were raised to one take as little from the others.
         loop {
-            let short = |at: &usize| exact(*at) - f64::from(shares[*at]);
-            let by_shortage = |a: &usize, b: &usize| short(a).total_cmp(&short(b));
+            let missing = |at: &usize| exact(*at) - f64::from(shares[*at]);
+            let by_missing = |a: &usize, b: &usize| missing(a).total_cmp(&missing(b));
             let given: u32 = among.iter().map(|at| u32::from(shares[*at])).sum();
-            let (at, share) = match given.cmp(&slots.into()) {
+            match given.cmp(&slots.into()) {
                 Ordering::Equal => return,
                 Ordering::Less => {
-                    let Some(at) = among.iter().copied().max_by(by_shortage) else { return };
-                    (at, shares[at] + 1)
+                    let Some(at) = among.iter().copied().max_by(by_missing) else { return };
+                    shares[at] += 1;
                 }
                 Ordering::Greater => {
                     let may_give = among.iter().copied().filter(|at| shares[*at] > 1);
-                    let Some(at) = may_give.min_by(by_shortage) else { return };
-                    (at, shares[at] - 1)
+                    let Some(at) = may_give.min_by(by_missing) else { return };
+                    shares[at] -= 1;
                 }
-            };
-            shares[at] = share;
+            }
         }
     }
 }
@@ -157,8 +180,8 @@ mod tests {
     #[test]
     fn slots_are_divided_by_weight_among_queues_with_jobs() {
         let (mut shares, now) = (shares(&[3, 1]), Instant::now());
-        assert_eq!(shares.divide(64), [48, 16], "before the first look");
-        shares.looked(&counts(&[9, 9]), now, |_| 1);
+        assert_eq!(shares.divide(64), [48, 16], "before the first count");
+        shares.queues_counted(&counts(&[9, 9]), now, |_| 1);
         assert_eq!(shares.divide(64), [48, 16]);
         assert_eq!(shares.divide(3), [2, 1]);
         assert_eq!(shares.divide(0), [0, 0]);
@@ -169,28 +192,29 @@ mod tests {
     #[test]
     fn a_queue_without_jobs_keeps_one_slot_and_lends_the_others() {
         let (mut shares, now) = (shares(&[3, 1]), Instant::now());
-        shares.looked(&counts(&[0, 9]), now, |_| 1);
-        assert_eq!(shares.divide(64), [1, 63], "the first look tells");
-        shares.looked(&counts(&[1, 9]), now, |_| 1);
+        shares.queues_counted(&counts(&[0, 9]), now, |_| 1);
+        assert_eq!(shares.divide(64), [1, 63], "the first count is enough");
+        shares.queues_counted(&counts(&[1, 9]), now, |_| 1);
         assert_eq!(shares.divide(64), [48, 16], "at once");
-        shares.looked(&counts(&[0, 9]), now, |_| 1);
-        shares.looked(&counts(&[0, 9]), now, |_| 1);
+        shares.queues_counted(&counts(&[0, 9]), now, |_| 1);
+        shares.queues_counted(&counts(&[0, 9]), now, |_| 1);
         assert_eq!(shares.divide(64), [48, 16], "it may just have been emptied");
-        shares.looked(&counts(&[0, 9]), now, |_| 1);
+        shares.queues_counted(&counts(&[0, 9]), now, |_| 1);
         assert_eq!(shares.divide(64), [1, 63]);
-        shares.looked(&counts(&[0, 0]), now, |_| 1);
-        (0..3).for_each(|_| shares.looked(&counts(&[0, 0]), now, |_| 1));
+        shares.queues_counted(&counts(&[0, 0]), now, |_| 1);
+        (0..3).for_each(|_| shares.queues_counted(&counts(&[0, 0]), now, |_| 1));
         assert_eq!(shares.divide(64), [48, 16], "nobody has jobs: by weight");
     }
 
-    /// Looks at full queues, a second apart, with a single slot: how often each had it, and how often it changed hands.
+    /// Counts full queues every second, with a single slot: how often each had it, and how often it went to another queue.
     fn single_slot(shares: &mut Shares, start: Instant, seconds: u64) -> ([u16; 2], usize) {
         let (mut had, mut changes, mut before) = ([0, 0], 0, None);
         for second in 0..seconds {
             let held = shares.divide(1);
             had[0] += held[0];
             had[1] += held[1];
-            shares.looked(&counts(&[5, 5]), start + Duration::from_secs(second), |at| held[at].into());
+            shares
+                .queues_counted(&counts(&[5, 5]), start + Duration::from_secs(second), |at| held[at].into());
             changes += usize::from(before.as_ref().is_some_and(|before| *before != held));
             before = Some(held);
         }
@@ -205,18 +229,18 @@ mod tests {
         assert!((10..=40).contains(&changes), "{changes} changes");
         now += Duration::from_secs(400);
         // One of them has no jobs.
-        (0..LOOKS_UNTIL_IDLE).for_each(|_| shares.looked(&counts(&[0, 5]), now, |_| 0));
+        (0..EMPTY_COUNTS_UNTIL_IDLE).for_each(|_| shares.queues_counted(&counts(&[0, 5]), now, |_| 0));
         assert_eq!(shares.divide(1), [0, 1]);
-        (0..100).for_each(|_| shares.looked(&counts(&[0, 5]), now, |at| at));
+        (0..100).for_each(|_| shares.queues_counted(&counts(&[0, 5]), now, |at| at));
         let (had, _) = single_slot(&mut shares, now, 80);
-        assert!((45..=70).contains(&had[0]), "no claim on what the other had meanwhile: {had:?}");
+        assert!((45..=70).contains(&had[0]), "it does not make up for what the other had meanwhile: {had:?}");
     }
 
     #[test]
-    fn what_queues_had_while_there_were_slots_for_all_gives_nobody_a_turn() {
+    fn slots_had_while_there_were_enough_for_all_give_no_queue_precedence() {
         let (mut shares, now) = (shares(&[3, 1]), Instant::now());
         for second in 0..1000 {
-            shares.looked(&counts(&[5, 5]), now + Duration::from_secs(second), |_| 1);
+            shares.queues_counted(&counts(&[5, 5]), now + Duration::from_secs(second), |_| 1);
             shares.forget_turns();
         }
         let (had, _) = single_slot(&mut shares, now + Duration::from_secs(1000), 80);
@@ -226,19 +250,19 @@ mod tests {
     proptest! {
         /// All slots are given, none twice; each share is by weight to within one slot, but for those that were raised to one.
         #[test]
-        fn nothing_is_left_and_nobody_goes_short(
+        fn all_slots_are_divided_and_each_share_is_by_weight(
             queues in prop::collection::vec((1u32..=1000, 0u32..2), 1..=8),
             slots in 0u16..2000,
-            looks in 0usize..5,
+            times in 0usize..5,
         ) {
             let weights: Vec<_> = queues.iter().map(|(weight, _)| *weight).collect();
             let (mut shares, now) = (shares(&weights), Instant::now());
             let waiting: Vec<_> = queues.iter().map(|(_, waiting)| *waiting).collect();
-            (0..looks).for_each(|_| shares.looked(&counts(&waiting), now, |_| 1));
+            (0..times).for_each(|_| shares.queues_counted(&counts(&waiting), now, |_| 1));
             let given = shares.divide(slots);
             prop_assert_eq!(given.iter().sum::<u16>(), slots);
             prop_assert!(usize::from(slots) < queues.len() || given.iter().all(|share| *share >= 1));
-            if looks == 0 || usize::from(slots) <= queues.len() {
+            if times == 0 || usize::from(slots) <= queues.len() {
                 return Ok(());
             }
             let busy: Vec<_> = (0..queues.len()).filter(|at| waiting[*at] > 0).collect();

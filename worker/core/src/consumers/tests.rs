@@ -72,7 +72,7 @@ impl Broker {
     }
 }
 
-fn of(consumers: &ModelConsumers, queue: JobQueue) -> &Consumers {
+fn of(consumers: &ModelConsumers, queue: JobQueue) -> &QueueConsumers {
     match queue {
         JobQueue::Jobs(queue) => &consumers.queues[queue.0],
         JobQueue::Bulk => &consumers.bulk,
@@ -86,8 +86,8 @@ fn held_by(consumers: &ModelConsumers, queue: JobQueue, consumer: ConsumerId) ->
 
 /// Settles one job of a queue, if it has one.
 fn settle_one(consumers: &mut ModelConsumers, queue: JobQueue) -> bool {
-    let Consumers { leases, unacked } = of(consumers, queue);
-    let is_stopped = |consumer: &ConsumerId| leases.iter().all(|lease| lease.consumer != *consumer);
+    let QueueConsumers { started, unacked } = of(consumers, queue);
+    let is_stopped = |consumer: &ConsumerId| started.iter().all(|one| one.consumer != *consumer);
     // What came to consumers that have stopped is the oldest.
     let mut held = unacked.iter().map(|(consumer, _)| *consumer);
     let oldest = held.clone().find(is_stopped).or_else(|| held.next());
@@ -138,7 +138,7 @@ fn a_large_job_that_is_not_wanted_any_more_runs_and_none_follows_it() {
 fn a_single_slot_takes_turns_while_both_queues_have_jobs() {
     let (mut consumers, mut broker, start) = (consumers(&[1]), Broker::default(), Instant::now());
     let mut serves = |jobs, bulk, seconds| {
-        consumers.looked(&counts(&[jobs], bulk), start + Duration::from_secs(seconds));
+        consumers.queues_counted(&counts(&[jobs], bulk), start + Duration::from_secs(seconds));
         broker.change(&mut consumers, wanted(64), 1).unwrap();
         assert_eq!(consumers.committed(), 1);
         if consumers.queues[0].is_consuming() { OWN } else { JobQueue::Bulk }
@@ -176,18 +176,18 @@ fn slots_move_between_queues_as_jobs_come_and_go() {
     let (mut consumers, mut broker, now) = (consumers(&[3, 1]), Broker::default(), Instant::now());
     let prefetch = |consumers: &ModelConsumers| {
         let of = |at: usize| {
-            let live = consumers.queues[at].leases.iter().filter(|lease| !lease.is_stopping);
-            live.map(|lease| lease.prefetch).sum::<u16>()
+            let live = consumers.queues[at].started.iter().filter(|one| !one.is_stopping);
+            live.map(|one| one.prefetch).sum::<u16>()
         };
         [of(0), of(1)]
     };
     // 66 slots, of which two are for large jobs. Only the second queue has jobs, and it has them all.
-    consumers.looked(&counts(&[0, 999], 0), now);
+    consumers.queues_counted(&counts(&[0, 999], 0), now);
     broker.change(&mut consumers, wanted(4096), 66).unwrap();
     assert_eq!(prefetch(&consumers), [1, 63]);
     broker.fill(&mut consumers, |queue| queue == SECOND);
     // Jobs come to the first. What the second holds stays until it is settled; then each has its share.
-    consumers.looked(&counts(&[999, 999], 0), now);
+    consumers.queues_counted(&counts(&[999, 999], 0), now);
     for _ in 0..200 {
         broker.change(&mut consumers, wanted(4096), 66).unwrap();
         broker.fill(&mut consumers, |queue| queue != JobQueue::Bulk);
@@ -216,10 +216,10 @@ fn a_queue_that_is_consumed_and_brings_nothing_is_noticed_also_if_it_is_not_the_
     broker.change(&mut consumers, wanted(8), 8).unwrap();
     let second = QueueIndex(1);
     assert_eq!(consumers.starved(second, &counts(&[0, 0], 9)), None);
-    assert_eq!(consumers.starved(second, &counts(&[0, 5], 0)), Some(false));
+    assert_eq!(consumers.starved(second, &counts(&[0, 5], 0)), Some(Starved::Alone));
     let mut beside_others = counts(&[0, 5], 0);
     beside_others.jobs[1].consumers = 100;
-    assert_eq!(consumers.starved(second, &beside_others), Some(true));
+    assert_eq!(consumers.starved(second, &beside_others), Some(Starved::BesideOthers));
     // Another queue brings jobs.
     let consumer_of =
         |wanted| broker.live.iter().find(|(_, (queue, _))| *queue == wanted).map(|(consumer, _)| *consumer);
@@ -227,7 +227,7 @@ fn a_queue_that_is_consumed_and_brings_nothing_is_noticed_also_if_it_is_not_the_
     let both = counts(&[5, 5], 0);
     assert_eq!(
         (consumers.starved(QueueIndex(0), &both), consumers.starved(second, &both)),
-        (None, Some(false))
+        (None, Some(Starved::Alone))
     );
     consumers.delivered(source(SECOND, consumer_of(SECOND).unwrap()));
     assert_eq!(consumers.starved(second, &both), None, "it holds something");
@@ -236,7 +236,7 @@ fn a_queue_that_is_consumed_and_brings_nothing_is_noticed_also_if_it_is_not_the_
 #[test]
 fn a_queue_that_is_missing_has_no_consumers_and_lends_all_its_slots() {
     let (mut consumers, mut broker, now) = (consumers(&[3, 1]), Broker::default(), Instant::now());
-    consumers.looked(&counts(&[0, 999], 0), now);
+    consumers.queues_counted(&counts(&[0, 999], 0), now);
     broker.change(&mut consumers, wanted(64), 10).unwrap();
     broker.fill(&mut consumers, |queue| queue == SECOND);
     let second = QueueIndex(1);
@@ -251,12 +251,12 @@ fn a_queue_that_is_missing_has_no_consumers_and_lends_all_its_slots() {
     assert_eq!(consumers.queues[0].unacked(), 8, "all but those of large jobs");
     // A single slot is for the queues that are there.
     for second in 0..60 {
-        consumers.looked(&counts(&[5, 0], 0), now + Duration::from_secs(second));
+        consumers.queues_counted(&counts(&[5, 0], 0), now + Duration::from_secs(second));
         assert_eq!(consumers.shares.divide(1), [1, 0]);
     }
     // It is back, and has its share as soon as jobs wait in it.
     consumers.set_found(second);
-    consumers.looked(&counts(&[5, 5], 0), now);
+    consumers.queues_counted(&counts(&[5, 5], 0), now);
     assert_eq!(consumers.shares.divide(8), [6, 2]);
     assert!(consumers.set_missing(second, "gone again"));
 }
@@ -275,11 +275,11 @@ fn consumers_end_with_the_channel_of_their_queue() {
 }
 
 #[test]
-fn slots_for_all_queues_leave_nobody_owed_a_turn() {
+fn while_there_are_slots_for_all_queues_none_waits_for_its_turn() {
     let (mut consumers, mut broker, start) = (consumers(&[3, 1]), Broker::default(), Instant::now());
     let mut second_has = 0;
     for second in 0..1080 {
-        consumers.looked(&counts(&[5, 5], 0), start + Duration::from_secs(second));
+        consumers.queues_counted(&counts(&[5, 5], 0), start + Duration::from_secs(second));
         // Four slots, of which two are for large jobs; then one.
         broker.change(&mut consumers, wanted(64), if second < 1000 { 4 } else { 1 }).unwrap();
         second_has += u32::from(second >= 1000 && consumers.queues[1].is_consuming());
@@ -290,7 +290,7 @@ fn slots_for_all_queues_leave_nobody_owed_a_turn() {
 proptest! {
     /// Slots, wishes and waiting jobs come and go. What a consumer that starts may be sent has its slots, whatever all queues hold.
     #[test]
-    fn nobody_starts_beyond_the_slots(
+    fn no_consumer_starts_beyond_the_slots(
         weights in prop::collection::vec(1u32..9, 1..5),
         steps in prop::collection::vec(
             ((0u16..40, 0u16..3), 1u16..40, 0usize..30, prop::collection::vec(0u32..2, 4)),
@@ -299,7 +299,7 @@ proptest! {
     ) {
         let (mut consumers, mut broker, now) = (consumers(&weights), Broker::default(), Instant::now());
         for ((jobs, large), slots, acks, waiting) in steps {
-            consumers.looked(&counts(&waiting[..weights.len()], waiting[0]), now);
+            consumers.queues_counted(&counts(&waiting[..weights.len()], waiting[0]), now);
             broker.change(&mut consumers, Wanted { jobs, large }, slots)?;
             broker.fill(&mut consumers, |_| true);
             for at in 0..acks {
@@ -322,12 +322,12 @@ proptest! {
         // One of them has had all slots before.
         let first = first % weights.len();
         let alone: Vec<_> = (0..weights.len()).map(|at| u32::from(at == first)).collect();
-        consumers.looked(&counts(&alone, 0), now);
+        consumers.queues_counted(&counts(&alone, 0), now);
         broker.change(&mut consumers, wanted(4096), slots)?;
         broker.fill(&mut consumers, |queue| queue == JobQueue::Jobs(QueueIndex(first)));
         let of_jobs = slots - bulk_slots(slots, 2);
         for _ in 0..2 * slots {
-            consumers.looked(&counts(&vec![9; weights.len()], 0), now);
+            consumers.queues_counted(&counts(&vec![9; weights.len()], 0), now);
             broker.change(&mut consumers, wanted(4096), slots)?;
             broker.fill(&mut consumers, |queue| queue != JobQueue::Bulk);
             for at in 0..weights.len() {
@@ -336,7 +336,7 @@ proptest! {
         }
         broker.change(&mut consumers, wanted(4096), slots)?;
         broker.fill(&mut consumers, |queue| queue != JobQueue::Bulk);
-        let held: Vec<_> = consumers.queues.iter().map(Consumers::unacked).collect();
+        let held: Vec<_> = consumers.queues.iter().map(QueueConsumers::unacked).collect();
         prop_assert_eq!(held.iter().sum::<usize>(), usize::from(of_jobs), "work is left at the broker: {:?}", held);
         let total: u32 = weights.iter().sum();
         let raised = held.iter().filter(|held| **held == 1).count() as f64;

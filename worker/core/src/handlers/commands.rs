@@ -1,4 +1,4 @@
-//! Handles the commands of operators, and answers them.
+//! Carries out the commands of operators, and answers them as far as they have come.
 
 use vramq_schemas::control::Command;
 use vramq_schemas::{JobHeaders, Reason};

@@ -1,11 +1,11 @@
-//! Starts and stops consumers by slots, credit and the worker's state, and checks every second how many jobs wait at the broker.
+//! Starts and stops consumers by slots, credit and the worker's state, and asks the broker every second how many jobs wait.
 
 use crate::Core;
 use crate::action::{Action, JobQueue, SessionEnd};
 use crate::consumers::{Change, ModelConsumers};
 use crate::credit::Wanted;
 use crate::event::QueueCounts;
-use crate::handlers::drain::OF_TIMEOUT;
+use crate::handlers::time_limits::OF_TIMEOUT;
 use crate::ids::{ConsumerId, ModelIndex, QueueIndex};
 use crate::jobs::Leaving;
 
@@ -20,30 +20,31 @@ impl Core {
             || self.lifecycle.is_paused()
             || self.health.is_sick()
             || self.quarantine.is_isolating();
-        for at in 0..self.models.len() {
-            let slots = self.memory.slots(at);
-            let is_closed = is_closed || !self.scheduler.is_available(ModelIndex(at));
-            let wanted =
-                if is_closed { Wanted::NONE } else { self.credit[at].wanted(self.models[at].pass_cost_max) };
-            let model = ModelIndex(at);
-            loop {
-                let next = ConsumerId(self.session.next_consumer());
-                match self.consumers[at].change(wanted, slots, next) {
-                    Some((queue, Change::Start { consumer, prefetch })) => {
-                        let hold_max = self.settings.job_limit.div_f64(OF_TIMEOUT);
-                        self.act(Action::Consume { model, queue, consumer, prefetch, hold_max });
-                    }
-                    Some((queue, Change::Stop { consumer })) => {
-                        self.act(Action::StopConsumer { model, queue, consumer });
-                    }
-                    None => {
-                        self.session.unused_consumer();
-                        break;
-                    }
-                }
-            }
+        for model in (0..self.models.len()).map(ModelIndex) {
+            let is_closed = is_closed || !self.scheduler.is_available(model);
+            let cost_max = self.models[model.0].pass_cost_max;
+            let wanted = if is_closed { Wanted::NONE } else { self.credit[model.0].wanted(cost_max) };
+            self.adjust_consumers_of(model, wanted);
         }
         self.fetch_quarantined();
+    }
+
+    /// Starts and stops consumers of a model until it can hold the `wanted` jobs, as far as its slots allow.
+    fn adjust_consumers_of(&mut self, model: ModelIndex, wanted: Wanted) {
+        let slots = self.memory.slots(model.0);
+        loop {
+            let next = ConsumerId(self.session.next_consumer());
+            match self.consumers[model.0].change(wanted, slots, next) {
+                Some((queue, Change::Start { consumer, prefetch })) => {
+                    let hold_max = self.settings.job_limit.div_f64(OF_TIMEOUT);
+                    self.act(Action::Consume { model, queue, consumer, prefetch, hold_max });
+                }
+                Some((queue, Change::Stop { consumer })) => {
+                    self.act(Action::StopConsumer { model, queue, consumer });
+                }
+                None => return self.session.unused_consumer(),
+            }
+        }
     }
 
     /// The broker sends nothing any more, and has confirmed it.
@@ -72,11 +73,11 @@ impl Core {
     /// What is published now reaches none of our own consumers. RabbitMQ counts a delivery to a consumer that is being
     /// cancelled, although nobody sees it, and such counts are taken for lost workers.
     pub(crate) fn may_requeue_unfinished(&self, model: ModelIndex) -> bool {
-        let is_leaving = self.lifecycle.is_draining()
+        let is_stopping = self.lifecycle.is_draining()
             || self.lifecycle.is_handing_over()
             || self.quarantine.is_isolating()
             || !self.scheduler.is_available(model);
-        !is_leaving || self.consumers[model.0].is_over()
+        !is_stopping || self.consumers[model.0].is_over()
     }
 
     /// Requeues the jobs that waited for the end of our consumers.
@@ -115,29 +116,34 @@ impl Core {
         if self.lifecycle.is_paused() {
             return;
         }
-        self.consumers[model.0].looked(&counts, self.now.at);
+        self.consumers[model.0].queues_counted(&counts, self.now.at);
         let own = self.consumers[model.0].live();
         if self.quarantine.is_our_turn(&counts, own, self.now.at, &mut self.random) {
             return self.isolate(model, counts.quarantined);
         }
+        if let Some(error) = self.check_deliveries(model, &counts) {
+            return self.end_session(SessionEnd::Lost(error));
+        }
+        self.end_large_turn(model, counts.bulk);
+        self.adjust_consumers();
+    }
+
+    /// Checks, for each queue in which jobs wait, whether the broker delivers them. If it delivers none of a further queue, that queue
+    /// counts as missing; if none of the model's own, this gives why the session has to end.
+    fn check_deliveries(&mut self, model: ModelIndex, counts: &QueueCounts) -> Option<String> {
         for queue in (0..counts.jobs.len()).map(QueueIndex) {
-            let starved = self.consumers[model.0].starved(queue, &counts);
-            if !self.quarantine.looked(model, queue, starved.is_some(), starved.unwrap_or(false)) {
+            let starved = self.consumers[model.0].starved(queue, counts);
+            if !self.quarantine.checked(model, queue, starved) {
                 continue;
             }
             if !queue.is_further() {
                 let name = &self.models[model.0].name;
-                let error = format!("the broker delivers no jobs of `{name}`, though some wait");
-                return self.end_session(SessionEnd::Lost(error));
+                return Some(format!("the broker delivers no jobs of `{name}`, though some wait"));
             }
-            self.queue_missing(
-                model,
-                queue,
-                "the broker delivers no jobs of it, though some wait".to_owned(),
-            );
+            let why = "the broker delivers no jobs of it, though some wait".to_owned();
+            self.queue_missing(model, queue, why);
         }
-        self.end_large_turn(model, counts.bulk);
-        self.adjust_consumers();
+        None
     }
 
     /// Says when the queue of large jobs is full, once each time.

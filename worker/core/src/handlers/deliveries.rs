@@ -1,4 +1,5 @@
-//! A job's first steps: checks whether it was settled before and whether it may crash workers, and has it decoded.
+//! A job's first steps. What comes in is a delivery, and later what reading it gave; what goes out is an order to read it, items for the
+//! scheduler, or the end of a job that is not run here.
 
 use vramq_schemas::headers::WORKER_LOST;
 use vramq_schemas::topology::DELAYS_MS;
@@ -27,10 +28,23 @@ const BULK_PASSES: usize = 4;
 
 impl Core {
     pub(crate) fn delivered(&mut self, mut delivery: Delivery) {
-        let (model, source, now) = (delivery.model, delivery.source, self.now.at);
+        let queue = self.note_delivery(&delivery);
+        let of_share = self.queue_of_share(&mut delivery, queue);
+        let mut received = Received::new(delivery, self.now).of_share(of_share);
+        if let Some(outcome) = self.outcome_unrun(&mut received) {
+            return self.settle(received.settle(outcome, self.now.at));
+        }
+        let (job, model) = (received.delivery.job, received.delivery.model);
+        self.jobs.insert(Job::Received(Box::new(received)));
+        self.act(Action::Decode { job, cost: self.cost_at_first(model) });
+    }
+
+    /// Counts a delivery everywhere where deliveries are counted. Gives the queue that it came from, if it is one of jobs.
+    fn note_delivery(&mut self, delivery: &Delivery) -> Option<QueueIndex> {
+        let (model, source) = (delivery.model, delivery.source);
         let queue = self.consumers[model.0].delivered(source);
         self.destinations.delivered(delivery.reply_queue.as_deref());
-        self.hand_over_bytes.consumed(delivery.bytes);
+        self.republish_allowance.consumed(delivery.bytes);
         if let Some(queue) = queue {
             self.quarantine.delivered(model, queue);
         }
@@ -39,29 +53,28 @@ impl Core {
             self.quarantine.fetched();
         }
         self.observe(Observation::Received { model, queue, quarantined });
-        let of_share = self.queue_of_share(&mut delivery, queue);
-        if self.redelivery.was_settled(&delivery, now) {
+        queue
+    }
+
+    /// The outcome of a job that is not run now: it was settled before, its caller withdrew it, it may crash workers, or its reply
+    /// queue is full.
+    fn outcome_unrun(&mut self, received: &mut Received) -> Option<JobOutcome> {
+        let (delivery, now) = (&received.delivery, self.now.at);
+        if self.redelivery.was_settled(delivery, now) {
             let (job, trace_id) = (&delivery.id, &delivery.trace_id);
             tracing::info!(job, trace_id, "the redelivered job was settled before: acknowledging it");
-            let received = Received::new(delivery, self.now);
-            return self.settle(received.settle(JobOutcome::AckOnly, now));
+            return Some(JobOutcome::AckOnly);
         }
-        if self.withdrawals.has(&delivery, now) {
-            return self.settle(Received::new(delivery, self.now).settle(JobOutcome::Withdrawn, now));
+        if self.withdrawals.has(delivery, now) {
+            return Some(JobOutcome::Withdrawn);
         }
-        let decision = self.redelivery.decide(&delivery, now);
-        let mut received = Received::new(delivery, self.now).of_share(of_share);
-        if let RedeliveryDecision::Run(crashes) = decision {
-            received.set_crashes(crashes);
-            if let Some(outcome) = self.must_wait(&received) {
-                return self.settle(received.settle(outcome, now));
+        match self.redelivery.decide(delivery, now) {
+            RedeliveryDecision::Run(crashes) => {
+                received.set_crashes(crashes);
+                self.must_wait(received)
             }
-            let job = received.delivery.job;
-            self.jobs.insert(Job::Received(Box::new(received)));
-            return self.act(Action::Decode { job, cost: self.cost_at_first(model) });
+            decision => Some(self.after_crashes(received, decision)),
         }
-        let outcome = self.after_crashes(&received, decision);
-        self.settle(received.settle(outcome, now));
     }
 
     /// The queue whose share a job's passes take: the one that it first came from. A header carries its name, because workers
@@ -93,32 +106,22 @@ impl Core {
             "the reply queue is full, or does not confirm: the job waits and is not run"
         );
         let wait = backoff::for_memory(headers.waits, &mut self.random);
-        let headers = Box::new(headers);
-        Some(JobOutcome::Requeue(Requeue {
-            route: Route::Later(wait),
-            headers,
-            cause: Cause::ReplyQueueFull,
-            otherwise: None,
-        }))
+        Some(JobOutcome::requeue(headers, Route::Later(wait), Cause::ReplyQueueFull))
     }
 
     /// Decides about a job that may be the reason why workers crash.
     fn after_crashes(&self, received: &Received, decision: RedeliveryDecision) -> JobOutcome {
-        let Delivery { id: job, trace_id, model, source, headers, .. } = &received.delivery;
-        let model = &self.models[model.0].name;
+        let Delivery { id: job, trace_id, model, headers, .. } = &received.delivery;
+        let (model, crashes) = (&self.models[model.0].name, decision.crashes());
         let mut headers = headers.clone().unwrap_or_default();
-        let (RedeliveryDecision::Run(crashes)
-        | RedeliveryDecision::Count(crashes)
-        | RedeliveryDecision::Quarantine(crashes)
-        | RedeliveryDecision::DeadLetter(crashes)) = decision;
         if crashes > headers.crashes {
             headers.history.push(self.incident(WORKER_LOST));
         }
         headers.crashes = crashes;
-        let (route, cause) = match decision {
+        match decision {
             RedeliveryDecision::DeadLetter(_) => {
                 headers.crashes = self.redelivery.crashes_of_dead_letter();
-                return JobOutcome::dead_letter(headers, Rejection::new(Reason::Crashed, crashed(crashes)));
+                JobOutcome::dead_letter(headers, Rejection::new(Reason::Crashed, crashed(crashes)))
             }
             RedeliveryDecision::Quarantine(_) => {
                 tracing::warn!(
@@ -128,7 +131,7 @@ impl Core {
                     crashes,
                     "workers were lost while they held the job: it will run in isolation"
                 );
-                (Route::Quarantine, Cause::Suspect)
+                JobOutcome::requeue(headers, Route::Quarantine, Cause::Suspect)
             }
             RedeliveryDecision::Count(_) | RedeliveryDecision::Run(_) => {
                 tracing::info!(
@@ -138,13 +141,9 @@ impl Core {
                     crashes,
                     "the job was redelivered after its worker was lost: adding one to its crashes"
                 );
-                // Not at once: a worker that is killed by the new message before the ack of this one has left would leave two.
-                let in_quarantine = *source == Source::Quarantine;
-                let route = if in_quarantine { Route::Quarantine } else { Route::Later(DELAYS_MS[0]) };
-                (route, Cause::Counted)
+                JobOutcome::requeue(headers, route_of_counted(received.delivery.source), Cause::Counted)
             }
-        };
-        JobOutcome::Requeue(Requeue { route, headers: Box::new(headers), cause, otherwise: None })
+        }
     }
 
     /// A history entry about a job that may have crashed a worker or a device; it names who noticed.
@@ -199,9 +198,7 @@ impl Core {
         }
         tracing::debug!(job, trace_id, why = rejection.error, "the job waits for a worker with its revision");
         let wait = backoff::for_memory(headers.revision_waits, &mut self.random);
-        let headers = Box::new(headers);
-        let (route, cause) = (Route::Later(wait), Cause::WrongRevision);
-        JobOutcome::Requeue(Requeue { route, headers, cause, otherwise: None })
+        JobOutcome::requeue(headers, Route::Later(wait), Cause::WrongRevision)
     }
 
     /// The most cost of a job that is not large.
@@ -220,24 +217,23 @@ impl Core {
         matches!(source, Source::Jobs(..)) && is_large && has_queue && has_room
     }
 
-    /// A job's items wait for passes.
+    /// A job was read: its items wait for passes; or it moves to the bulk queue, or there is nothing left to run.
     fn queue(&mut self, received: Received, decoded: DecodedJob) {
-        let (job, model) = (received.delivery.job, received.delivery.model);
+        let Delivery { job, model, source, .. } = received.delivery;
         let cost: usize = decoded.costs.iter().sum();
         if self.is_bulk(&received, cost) {
             self.consumers[model.0].moved_to_bulk();
-            let headers = Box::new(received.delivery.headers.clone().unwrap_or_default());
-            let requeue = Requeue { route: Route::Bulk, headers, cause: Cause::Bulk, otherwise: None };
-            return self.settle(received.settle(JobOutcome::Requeue(requeue), self.now.at));
+            let headers = received.delivery.headers.clone().unwrap_or_default();
+            let outcome = JobOutcome::requeue(headers, Route::Bulk, Cause::Bulk);
+            return self.settle(received.settle(outcome, self.now.at));
         }
         let costs = decoded.costs.clone();
-        let (received_from, prepared) = (received.delivery.source, costs.len());
         let running = received.decoded(decoded);
         if running.is_complete() {
             return self.settle(running.settle(JobOutcome::Reply, self.now.at));
         }
-        let cost_left = estimate(cost, prepared, running.items_left());
-        match received_from {
+        let cost_left = estimate(cost, costs.len(), running.items_left());
+        match source {
             Source::Jobs(..) => self.credit[model.0].job_decoded(cost_left),
             Source::Bulk(_) => self.credit[model.0].large_job_decoded(cost_left),
             Source::Quarantine => {}
@@ -245,7 +241,7 @@ impl Core {
         self.scheduler.push(model, running.waiting(with_indices(running.items_done(), costs)));
         let is_cancelled = self.session.commands().is_cancelled(running.received.delivery.id.as_deref());
         self.jobs.insert(Job::Running(Box::new(running)));
-        if received_from == Source::Quarantine && self.scheduler.is_probed(&self.models[model.0]) {
+        if source == Source::Quarantine && self.scheduler.is_probed(&self.models[model.0]) {
             self.health.probe_before(model);
         }
         if is_cancelled {
@@ -255,6 +251,15 @@ impl Core {
         }
         self.prepare_more(job);
         self.adjust_consumers();
+    }
+}
+
+/// Where a job goes that was redelivered after its worker was lost. Not to its queue at once: a worker that is killed by the new message
+/// before the ack of this one has left would leave two.
+fn route_of_counted(source: Source) -> Route {
+    match source {
+        Source::Quarantine => Route::Quarantine,
+        Source::Jobs(..) | Source::Bulk(_) => Route::Later(DELAYS_MS[0]),
     }
 }
 

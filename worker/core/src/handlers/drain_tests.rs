@@ -14,7 +14,7 @@ impl Worker {
         self.apply(Event::StopRequested { signal: "SIGTERM" })
     }
 
-    /// Lets time pass, and looks at the timers.
+    /// Lets time pass, and has the timers that are due handled.
     fn wait(&mut self, wait: Duration) -> Vec<Action> {
         self.now += wait;
         self.apply(Event::Timer)

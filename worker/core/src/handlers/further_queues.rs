@@ -1,6 +1,6 @@
 //! Further queues of a model that cannot be consumed: their owner deleted them, made them again with other arguments, or took the
-//! worker's permission away. Such a queue costs its own consumers only. The other queues have its slots, and the worker looks for it
-//! until it is back.
+//! worker's permission away. Such a queue costs its own consumers only: the other queues have its slots, and the worker checks from time
+//! to time whether it is back.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::ids::{ModelIndex, QueueIndex};
 use crate::observation::Observation;
 use crate::timers::Timer;
 
-/// The time between two looks. Also before the first one: a worker that declares queues leaves an owner who deletes a queue, to make
+/// The time between two checks. Also before the first one: a worker that declares queues leaves an owner who deletes a queue, to make
 /// it again with other arguments, the time to do so.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+const CHECK_EVERY: Duration = Duration::from_secs(10);
 
 impl Core {
     /// A session stands: which further queues it cannot consume.
@@ -48,7 +48,7 @@ impl Core {
         self.consumers[model.0].set_missing(queue, &why);
         self.warn_of_missing(model, queue, &why);
         self.observe(Observation::QueueMissing { model, queue, is_missing: true });
-        self.after(LOOK_EVERY, Timer::LookForQueue(model, queue));
+        self.after(CHECK_EVERY, Timer::LookForQueue(model, queue));
     }
 
     fn warn_of_missing(&self, model: ModelIndex, queue: QueueIndex, why: &str) {
@@ -57,13 +57,13 @@ impl Core {
             model = facts.name,
             queue = facts.queues[queue.0].name,
             why,
-            every_s = LOOK_EVERY.as_secs(),
+            every_s = CHECK_EVERY.as_secs(),
             "a further queue cannot be consumed: the model's other queues have its slots, and the worker looks for it again. Make \
              it as workers declare it, give the worker's user its permissions back, or take it out of the model's `queues`"
         );
     }
 
-    /// It is time to look for a queue.
+    /// It is time to check whether a queue is back.
     pub(crate) fn look_for_queue(&mut self, model: ModelIndex, queue: QueueIndex) {
         if self.session.is_active() && !self.lifecycle.is_draining() {
             self.act(Action::LookForQueue { model, queue });
@@ -81,7 +81,7 @@ impl Core {
             if self.consumers[model.0].set_missing(queue, &why) {
                 self.warn_of_missing(model, queue, &why);
             }
-            return self.after(LOOK_EVERY, Timer::LookForQueue(model, queue));
+            return self.after(CHECK_EVERY, Timer::LookForQueue(model, queue));
         }
         let facts = &self.models[model.0];
         tracing::info!(model = facts.name, queue = facts.queues[queue.0].name, "a further queue is back");

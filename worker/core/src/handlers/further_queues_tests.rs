@@ -55,7 +55,7 @@ fn looked_for(result: Result<(), &str>) -> Event {
     Event::QueueLookedFor { model: MODEL, queue: FURTHER, result }
 }
 
-/// The time of the next look comes.
+/// The time of the next check comes.
 fn wait(worker: &mut Worker) -> Vec<Action> {
     worker.now += Duration::from_secs(10);
     worker.apply(Event::Timer)
@@ -86,7 +86,7 @@ fn a_further_queue_that_is_deleted_is_looked_for_until_it_is_back() {
     assert_eq!(missing(&actions), Some(false));
     assert!(consumes(&actions, FURTHER), "{actions:?}");
     assert!(!is_looked_for(&wait(&mut worker)));
-    // Each time anew.
+    // Each time again.
     assert_eq!(missing(&worker.apply(lost())), Some(true));
     assert!(is_looked_for(&wait(&mut worker)));
 }
@@ -100,7 +100,7 @@ fn a_model_without_its_own_queue_has_no_session() {
 }
 
 #[test]
-fn what_is_said_twice_of_a_lost_queue_is_heard_once() {
+fn a_lost_queue_that_is_reported_twice_is_handled_once() {
     let mut worker = worker();
     assert_eq!(missing(&worker.apply(lost())), Some(true));
     let consumer = consumer_of(&worker, FURTHER);
@@ -108,8 +108,8 @@ fn what_is_said_twice_of_a_lost_queue_is_heard_once() {
         let actions = worker.apply(event);
         assert_eq!((session_end(&actions), missing(&actions)), (None, None), "{actions:?}");
     }
-    let looks = wait(&mut worker);
-    assert_eq!(looks.iter().filter(|action| matches!(action, Action::LookForQueue { .. })).count(), 1);
+    let checks = wait(&mut worker);
+    assert_eq!(checks.iter().filter(|action| matches!(action, Action::LookForQueue { .. })).count(), 1);
 }
 
 #[test]
@@ -159,16 +159,16 @@ fn acks_are_for_the_channel_that_the_delivery_came_by() {
 }
 
 #[test]
-fn a_further_queue_that_brings_nothing_is_consumed_anew_and_costs_no_session() {
+fn a_further_queue_that_brings_nothing_is_consumed_again_and_costs_no_session() {
     let mut worker = worker();
     let waiting = |own, further| QueueCounts {
         jobs: [own, further].map(|waiting| QueueCount { waiting, consumers: 1 }).to_vec(),
         ..QueueCounts::default()
     };
     let mut counted = |counts: QueueCounts| {
-        let looks =
+        let checks =
             (0..10).map(|_| worker.apply(Event::QueuesCounted { model: MODEL, counts: counts.clone() }));
-        looks.flatten().collect::<Vec<_>>()
+        checks.flatten().collect::<Vec<_>>()
     };
     let actions = counted(waiting(0, 5));
     assert_eq!((session_end(&actions), missing(&actions)), (None, Some(true)));

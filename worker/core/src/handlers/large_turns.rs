@@ -1,5 +1,5 @@
-//! Turns of large jobs: one that has had the device for long makes room for those that wait in the queue of large jobs. What is
-//! finished of it is published as a part, and the rest goes to the end of that queue.
+//! Large jobs take turns: one that has had the device for long is requeued while others wait in the queue of large jobs. What is finished
+//! of it is published as a part, and the rest goes to the end of that queue.
 
 use crate::Core;
 use crate::event::{Delivery, QueueCount};
@@ -7,45 +7,47 @@ use crate::ids::ModelIndex;
 use crate::jobs::Running;
 use crate::observation::Cause;
 
-/// Not all workers hand a job over for one that waits: each second about as many do as jobs wait, by chance. But the only one of
-/// many that has had a job for long should not need much longer than so many seconds.
+/// Not all workers requeue a job for one that waits: each second about as many do as jobs wait, by chance. But the only one of many
+/// that has had a job for long should not need much longer than so many seconds.
 const WORKERS_MAX: u64 = 8;
 
 impl Core {
-    /// So many large jobs wait, which no worker has room for. Hands one over that has had its turn and is far from its end.
+    /// So many large jobs wait, which no worker has room for. Requeues one that has had its turn and is far from its end.
     pub(crate) fn end_large_turn(&mut self, model: ModelIndex, queue: QueueCount) {
         if queue.waiting == 0 || self.lifecycle.is_draining() {
             return;
         }
-        let turn = self.settings.large_turn;
         let had_turn = self.jobs.running_where(|key, job| {
-            job.received.delivery.model == model
-                && job.had_device() >= turn
-                && job.goes_on()
-                && !self.health.is_pending(key)
-                && self.leaves_a_large_rest(job)
+            job.received.delivery.model == model && !self.health.is_pending(key) && self.has_had_turn(job)
         });
         if had_turn.is_empty() || !self.makes_room(model, queue) {
             return;
         }
         for job in had_turn {
             let Some(running) = self.jobs.running(job) else { continue };
-            let delivery = &running.received.delivery;
-            if !self.hand_over_bytes.take(delivery.bytes) {
-                continue;
+            if self.republish_allowance.take(running.received.delivery.bytes) {
+                self.log_end_of_turn(running, queue.waiting);
+                return self.requeue_because(job, Cause::Turn);
             }
-            let (model, waiting) = (&self.models[model.0].name, queue.waiting);
-            let (id, trace_id, items_left) = (&delivery.id, &delivery.trace_id, running.items_left());
-            tracing::info!(
-                job = id,
-                trace_id,
-                model,
-                waiting,
-                items_left,
-                "other large jobs wait: the rest of this one goes back to their queue"
-            );
-            return self.requeue_because(job, Cause::Turn);
         }
+    }
+
+    /// Whether a job has had the device for long enough, and a large rest of it is left.
+    fn has_had_turn(&self, job: &Running) -> bool {
+        job.device_time() >= self.settings.large_turn && job.goes_on() && self.leaves_a_large_rest(job)
+    }
+
+    fn log_end_of_turn(&self, running: &Running, waiting: u32) {
+        let Delivery { id: job, trace_id, model, .. } = &running.received.delivery;
+        let (model, items_left) = (&self.models[model.0].name, running.items_left());
+        tracing::info!(
+            job,
+            trace_id,
+            model,
+            waiting,
+            items_left,
+            "other large jobs wait: the rest of this one goes back to their queue"
+        );
     }
 
     /// Whether it is this worker that makes room for one of the large jobs that wait. Others are taken to have as many consumers.

@@ -1,4 +1,4 @@
-//! Tests of large jobs that are handed over: when, how much of them, and at whose expense.
+//! Tests of large jobs that are requeued to make room for others: when, how much of them, and at whose expense.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const LARGE: u32 = 8 * PASSES;
 /// A pass takes a second: after so many a large job has had its turn.
 const TURN: u64 = LARGE_TURN.as_secs();
 
-/// Bytes of a large job, and what has to be consumed until it may be handed over: itself, and nine times as much.
+/// Bytes of a large job, and what has to be consumed until it may be requeued: itself, and nine times as much.
 const BYTES: usize = 100;
 const BESIDE: usize = 9 * BYTES;
 
@@ -82,7 +82,7 @@ fn confirmed(job: u64) -> Event {
     Event::Published { job: JobKey(job), outcome: PublishOutcome::Confirmed { messages: 1 } }
 }
 
-/// A worker that has run a large job for so long, and may hand it over.
+/// A worker that has run a large job for so long, and may requeue it.
 fn running_for(passes: u64) -> Worker {
     let mut worker = Worker::one_by_one();
     worker.consumes(BESIDE);
@@ -123,7 +123,7 @@ fn a_large_job_stays_while_none_waits_and_until_it_had_its_turn() {
     assert!(!worker.goes_on(1), "no pass of it follows");
 }
 
-/// The rest of a job that was handed over has a turn of its own, from where it stands.
+/// The rest of a job that was requeued has a turn of its own, from where it stands.
 #[test]
 fn the_rest_of_a_job_has_a_turn_again() {
     let mut worker = Worker::one_by_one();
@@ -136,7 +136,7 @@ fn the_rest_of_a_job_has_a_turn_again() {
 }
 
 #[test]
-fn a_large_job_that_is_nearly_done_is_not_handed_over() {
+fn a_large_job_that_is_nearly_done_is_not_requeued() {
     // Four passes are left, and one more.
     let mut worker = running_for(u64::from(PASSES) - 5);
     worker.large_wait(1);
@@ -147,7 +147,7 @@ fn a_large_job_that_is_nearly_done_is_not_handed_over() {
 }
 
 #[test]
-fn handing_over_costs_a_tenth_of_what_was_consumed() {
+fn requeuing_costs_a_tenth_of_what_was_consumed() {
     let mut worker = Worker::one_by_one();
     worker.large_arrives(1, JobHeaders::default());
     worker.consumes(BESIDE - 1);
@@ -160,7 +160,7 @@ fn handing_over_costs_a_tenth_of_what_was_consumed() {
 }
 
 #[test]
-fn jobs_that_are_not_from_the_queue_of_large_jobs_are_never_handed_over() {
+fn jobs_that_are_not_from_the_queue_of_large_jobs_never_make_room() {
     let mut worker = Worker::one_by_one();
     // The queue of large jobs is full: this one runs like others.
     worker.large_wait(BULK_JOBS_MAX);
@@ -174,7 +174,7 @@ fn jobs_that_are_not_from_the_queue_of_large_jobs_are_never_handed_over() {
 
 /// Few of many workers make room for one job, and the only one that could does so soon.
 #[test]
-fn not_all_workers_hand_over_for_one_job() {
+fn not_all_workers_make_room_for_one_job() {
     let mut worker = running_for(TURN);
     let checks = (1..1000).find(|_| {
         worker.large_wait_of(1, 1_000_000);

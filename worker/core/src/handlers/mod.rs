@@ -1,9 +1,10 @@
-//! The handlers of events: a file for each kind, in the order in which a job passes them.
+//! The handlers of events: a file for each kind of event. What comes in is an event; a handler asks the sub-states of the core, which
+//! own what is known, and adds actions.
 
 mod commands;
 mod consumers;
 mod deliveries;
-pub(crate) mod drain;
+mod drain;
 mod further_queues;
 pub(crate) mod health;
 mod isolation;
@@ -13,6 +14,7 @@ mod preparation;
 mod references;
 mod settlement;
 mod tick;
+mod time_limits;
 mod withdrawals;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Items are prepared (an encoder tokenises its texts) a few passes before they run: a job of many items takes memory for those of
-//! its next passes only. The next ones are prepared on other threads while a pass runs.
+//! Has items prepared (an encoder tokenises its texts) a few passes before they run: a job of many items takes memory for those of its
+//! next passes only. The next ones are prepared on other threads while a pass runs.
 
 use std::collections::VecDeque;
 

@@ -1,9 +1,10 @@
-//! Jobs whose inputs are references: the worker fetches the bytes from stores before it prepares the job's inputs.
+//! Jobs whose inputs are references: has their bytes fetched from stores before the job is read again, and decides what a failed fetch
+//! means.
 
 use crate::Core;
 use crate::action::{Action, Route};
 use crate::backoff;
-use crate::disposition::{JobOutcome, Requeue};
+use crate::disposition::JobOutcome;
 use crate::event::FetchFault;
 use crate::ids::JobKey;
 use crate::jobs::{Job, Received};
@@ -73,8 +74,7 @@ impl Core {
             "a store of the job's inputs is unavailable: the job waits and is not run"
         );
         let wait = backoff::for_memory(headers.store_waits, &mut self.random);
-        let (route, cause) = (Route::Later(wait), Cause::StoreUnavailable);
-        JobOutcome::Requeue(Requeue { route, headers: Box::new(headers), cause, otherwise: None })
+        JobOutcome::requeue(headers, Route::Later(wait), Cause::StoreUnavailable)
     }
 
     /// Requeues the jobs whose inputs are being fetched: a store may take longer than there is time for. As other unfinished jobs

@@ -1,17 +1,18 @@
-//! A job's last steps: publishes its parts and its end, and acks it.
+//! A job's last steps. What comes in are outcomes of jobs and how the broker took their messages; what goes out are publications, and an
+//! ack after the last confirm.
 
 use std::time::{Duration, Instant};
 
 use vramq_schemas::JobHeaders;
 
 use crate::Core;
-use crate::action::{Action, Answer, Publication, SessionEnd};
+use crate::action::{Action, Answer, Publication, Run, SessionEnd};
 use crate::backoff;
 use crate::commands::describe;
 use crate::disposition::JobOutcome;
 use crate::event::PublishOutcome;
 use crate::ids::{ChannelId, JobKey};
-use crate::jobs::{Confirmed, Job, Leaving, Settling, Step, undeliverable};
+use crate::jobs::{Confirmed, Job, NextStep, PublishPolicy, Reader, Running, Settling, Step, undeliverable};
 use crate::observation::{End, Observation};
 use crate::rejection::Rejection;
 use crate::timers::Timer;
@@ -39,40 +40,32 @@ const PUBLISHED_WITHIN: f64 = 0.95 / 0.8;
 const DRAIN_RESERVE: f64 = 0.2;
 
 impl Core {
-    /// Outputs of a job are there, or a part of it was published: ends the job if that was all, publishes a part if enough is
-    /// finished. One part of a job is in flight at a time, so that parts arrive in order.
+    /// Outputs of a job are there, a part of it was published, or one of its passes has ended: takes the next step of the job. One part
+    /// of a job is in flight at a time, so that parts arrive in order.
     pub(crate) fn advance(&mut self, job: JobKey) {
-        let now = self.now.at;
         let Some(running) = self.jobs.running(job) else { return };
         let may_requeue = self.may_requeue_unfinished(running.received.delivery.model);
-        let Some(running) = self.jobs.running_mut(job) else { return };
-        if running.has_part_in_flight() {
-            return;
-        }
-        let is_idle = !running.is_in_a_pass();
-        if running.is_decided() {
-            if let Some(outcome) = running.take_decision_if(is_idle) {
+        match running.next_step(may_requeue, self.now.at) {
+            NextStep::Wait => {}
+            NextStep::EndAsDecided => {
+                if let Some(outcome) = self.jobs.running_mut(job).and_then(Running::take_decision) {
+                    self.conclude(job, outcome);
+                }
+            }
+            NextStep::EndCancelled => self.end_cancelled(job),
+            NextStep::EndWithdrawn => self.end_withdrawn(job),
+            NextStep::Requeue(cause) => {
+                let outcome = JobOutcome::unfinished(running.headers.clone(), cause);
                 self.conclude(job, outcome);
             }
-            return;
+            NextStep::Reply => self.conclude(job, JobOutcome::Reply),
+            NextStep::PublishPart => self.publish_part(job),
         }
-        match running.leaving() {
-            Some(Leaving::Cancelled) if is_idle => return self.end_cancelled(job),
-            Some(Leaving::Withdrawn) if is_idle => return self.end_withdrawn(job),
-            Some(Leaving::Cancelled | Leaving::Withdrawn) => return,
-            Some(Leaving::Requeued(_)) if is_idle && !running.is_complete() && !may_requeue => return,
-            Some(Leaving::Requeued(cause)) if is_idle && !running.is_complete() => {
-                let outcome = JobOutcome::unfinished(running.headers.clone(), cause);
-                return self.conclude(job, outcome);
-            }
-            Some(Leaving::Requeued(_)) | None => {}
-        }
-        if running.is_complete() {
-            return self.conclude(job, JobOutcome::Reply);
-        }
-        if running.has_part(now)
-            && let Some(run) = running.start_part(now)
-        {
+    }
+
+    fn publish_part(&mut self, job: JobKey) {
+        let now = self.now.at;
+        if let Some(run) = self.jobs.running_mut(job).and_then(|running| running.start_part(now)) {
             self.act(Action::Publish { job, publication: Publication::Reply(run) });
         }
     }
@@ -113,12 +106,7 @@ impl Core {
     pub(crate) fn settle(&mut self, mut settling: Settling) {
         let job = settling.received().delivery.job;
         self.log_dead_letter(&settling);
-        if matches!(settling.outcome(), JobOutcome::Withdrawn) {
-            let delivery = &settling.received().delivery;
-            let model = &self.models[delivery.model.0].name;
-            let (job, trace_id) = (&delivery.id, &delivery.trace_id);
-            tracing::info!(job, trace_id, model, "the caller withdrew the job: no pass of it follows");
-        }
+        self.log_withdrawal(&settling);
         let step = settling.begin();
         self.jobs.insert(Job::Settling(Box::new(settling)));
         self.take_step(job, step);
@@ -134,6 +122,15 @@ impl Core {
         }
     }
 
+    fn log_withdrawal(&self, settling: &Settling) {
+        if matches!(settling.outcome(), JobOutcome::Withdrawn) {
+            let delivery = &settling.received().delivery;
+            let model = &self.models[delivery.model.0].name;
+            let (job, trace_id) = (&delivery.id, &delivery.trace_id);
+            tracing::info!(job, trace_id, model, "the caller withdrew the job: no pass of it follows");
+        }
+    }
+
     fn take_step(&mut self, job: JobKey, step: Step) {
         match step {
             Step::Publish(publication) => self.act(Action::Publish { job, publication }),
@@ -141,11 +138,8 @@ impl Core {
             Step::Reject => self.act(Action::Reject { job }),
             Step::SessionUnusable(error) => self.end_session(SessionEnd::Lost(error)),
             Step::Retry => {
-                if let Some(settling) = self.jobs.settling_mut(job) {
-                    let tries = settling.tries();
-                    let wait =
-                        backoff::doubling(tries - 1, REFUSED_WAIT_MIN, REFUSED_WAIT_MAX, &mut self.random);
-                    self.after(wait, Timer::PublishAgain(job));
+                if let Some(tries) = self.jobs.settling(job).map(Settling::tries) {
+                    self.publish_after_wait(job, tries);
                 }
             }
             Step::Ack => {
@@ -158,6 +152,12 @@ impl Core {
         }
     }
 
+    /// The broker refused a publication so many times: it is offered again after a wait.
+    fn publish_after_wait(&mut self, job: JobKey, tries: u32) {
+        let wait = backoff::doubling(tries - 1, REFUSED_WAIT_MIN, REFUSED_WAIT_MAX, &mut self.random);
+        self.after(wait, Timer::PublishAgain(job));
+    }
+
     pub(crate) fn published(&mut self, job: JobKey, outcome: PublishOutcome) {
         match self.jobs.get(job) {
             Some(Job::Running(_)) => self.part_published(job, outcome),
@@ -166,41 +166,43 @@ impl Core {
         }
     }
 
+    /// Something about a job that ends here was published, or could not be: takes its next step.
     fn settlement_published(&mut self, job: JobKey, outcome: PublishOutcome) {
         let Some(settling) = self.jobs.settling_mut(job) else { return };
+        if let PublishOutcome::Refused { .. } = outcome {
+            settling.count_refusal();
+        }
+        let (tries, reader, is_part) = (settling.tries(), settling.reader(), settling.is_part());
         let received = settling.received();
         let (received_at, model) = (received.at, received.delivery.model);
+        if reader == Reader::Caller {
+            let queue = received.delivery.reply_queue.as_deref();
+            self.destinations.published(queue, &outcome, self.now.at);
+        }
         if let PublishOutcome::Confirmed { messages } = outcome
-            && settling.is_reply()
-            && !matches!(settling.outcome(), JobOutcome::Reply)
+            && is_part
         {
             self.observe(Observation::Parts { model, count: messages });
         }
-        let Some(settling) = self.jobs.settling_mut(job) else { return };
-        let is_for_caller = settling.is_for_caller();
-        if is_for_caller {
-            let queue = settling.received().delivery.reply_queue.clone();
-            self.destinations.published(queue.as_deref(), &outcome, self.now.at);
-        }
-        let Some(settling) = self.jobs.settling_mut(job) else { return };
-        let tries = if matches!(outcome, PublishOutcome::Refused { .. }) { settling.refused() } else { 0 };
-        let is_for_others = is_for_caller || settling.is_for_other_workers();
-        let may_retry = self.may_retry(tries, is_for_others, received_at);
-        let declares = self.session.declares();
+        let may_retry = self.may_retry(tries, reader, received_at);
+        let policy = PublishPolicy { may_retry, declares: self.session.declares() };
         let Some(settling) = self.jobs.settling_mut(job) else { return };
         let was_dead_letter = matches!(settling.outcome(), JobOutcome::DeadLetter { .. });
-        let step = settling.published(outcome, may_retry, declares);
+        let step = settling.published(outcome, policy);
         if !was_dead_letter && let Some(settling) = self.jobs.settling(job) {
             self.log_dead_letter(settling);
         }
         self.take_step(job, step);
     }
 
-    /// Whether a refused message may be published again.
-    fn may_retry(&self, tries: u32, is_for_others: bool, received_at: Instant) -> bool {
-        let most = if is_for_others { OTHERS_TRIES } else { OWN_TRIES };
+    /// Whether a message that was refused so many times may be published again.
+    fn may_retry(&self, tries: u32, reader: Reader, received_at: Instant) -> bool {
+        let tries_max = match reader {
+            Reader::Caller | Reader::OtherWorkers => OTHERS_TRIES,
+            Reader::OwnQueues => OWN_TRIES,
+        };
         let longest = REFUSED_WAIT_MIN.saturating_mul(2u32.saturating_pow(tries)).min(REFUSED_WAIT_MAX);
-        tries < most && self.now.at + longest <= self.publish_until(received_at)
+        tries < tries_max && self.now.at + longest <= self.publish_until(received_at)
     }
 
     /// How long what is published for a job that was delivered then may be offered again: nearly as long as the broker lets it be
@@ -221,31 +223,35 @@ impl Core {
             && !is_withdrawn
             && let Some(part) = running.part_mut()
         {
-            let tries = part.refused();
-            if self.may_retry(tries, true, received_at) {
-                let wait = backoff::doubling(tries - 1, REFUSED_WAIT_MIN, REFUSED_WAIT_MAX, &mut self.random);
-                return self.after(wait, Timer::PublishAgain(job));
+            let tries = part.count_refusal();
+            if self.may_retry(tries, Reader::Caller, received_at) {
+                return self.publish_after_wait(job, tries);
             }
         }
-        let Some(running) = self.jobs.running_mut(job) else { return };
-        let Some(part) = running.part_ended() else { return };
-        if let PublishOutcome::Confirmed { messages } = outcome {
-            self.observe(Observation::Parts { model, count: messages });
-            return self.advance(job);
-        }
-        if is_withdrawn {
+        let Some(part) = self.jobs.running_mut(job).and_then(Running::part_ended) else { return };
+        match outcome {
+            PublishOutcome::Confirmed { messages } => {
+                self.observe(Observation::Parts { model, count: messages });
+                self.advance(job);
+            }
             // Nobody waits for the part.
-            return self.advance(job);
+            _ if is_withdrawn => self.advance(job),
+            outcome => self.part_not_taken(job, part.run, &outcome),
         }
-        let headers = JobHeaders { items_done: part.run.offset, ..running.headers.clone() };
-        let rejection = undeliverable(&outcome);
+    }
+
+    /// A part of a job was not taken: the job ends as a dead letter, at the items that were answered before.
+    fn part_not_taken(&mut self, job: JobKey, run: Run, outcome: &PublishOutcome) {
+        let Some(running) = self.jobs.running(job) else { return };
+        let headers = JobHeaders { items_done: run.offset, ..running.headers.clone() };
+        let rejection = undeliverable(outcome);
         if let PublishOutcome::NotEncoded(_) = outcome {
             return self.dead_letter(job, Some(headers), rejection);
         }
         let Some(running) = self.jobs.take_running(job) else { return };
-        self.scheduler.batcher_mut(model).remove(job);
+        self.scheduler.batcher_mut(running.received.delivery.model).remove(job);
         let outcome = JobOutcome::dead_letter(headers, rejection);
-        self.settle(running.settle_undeliverable(part.run, outcome, self.now.at));
+        self.settle(running.settle_undeliverable(run, outcome, self.now.at));
     }
 
     /// A timer of a job is due.
@@ -261,6 +267,13 @@ impl Core {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// A job that can be neither answered nor dead-lettered has waited for long enough: it goes back to its queue.
+    pub(crate) fn return_job(&mut self, job: JobKey) {
+        if self.jobs.get(job).is_some() {
+            self.act(Action::Return { job });
         }
     }
 
@@ -304,10 +317,13 @@ impl Core {
         }
         self.observe(Observation::Settled(confirmed.settled(acked)));
         self.act(Action::Release { job: delivery.job });
-        let Some(id) = delivery.id.as_deref().filter(|id| self.session.commands().is_cancelled(Some(*id)))
-        else {
-            return;
-        };
+        self.answer_cancellations(confirmed);
+    }
+
+    /// Tells the operators who cancelled a job how it ended.
+    fn answer_cancellations(&mut self, confirmed: &Confirmed) {
+        let id = confirmed.received.delivery.id.as_deref();
+        let Some(id) = id.filter(|id| self.session.commands().is_cancelled(Some(*id))) else { return };
         let others = self.jobs.has_id(id);
         for (request, is_cancelled) in self.session.commands_mut().settled(id, confirmed.end, others) {
             let (answer, text) = if is_cancelled {

@@ -1,12 +1,14 @@
-//! The checks of every second: the device, its memory, the time that jobs have been held, and the queues.
+//! Time passes: the checks of every second (the device, its memory, the time that jobs have been held, the queues), and timers that
+//! are due.
 
 use std::time::Duration;
 
 use crate::Core;
-use crate::action::Action;
+use crate::action::{Action, SessionEnd};
 use crate::device::Memory;
 use crate::event::Reading;
 use crate::ids::ModelIndex;
+use crate::timers::Timer;
 use crate::units::Mib;
 
 impl Core {
@@ -17,6 +19,22 @@ impl Core {
         self.health.tick(self.now.at);
         self.watch_isolation();
         self.count_queues();
+    }
+
+    pub(crate) fn timers_due(&mut self) {
+        while let Some(timer) = self.timers.take_due(self.now.at) {
+            match timer {
+                Timer::PublishAgain(job) => self.publish_again(job),
+                Timer::Return(job) => self.return_job(job),
+                Timer::LookForQueue(model, queue) => self.look_for_queue(model, queue),
+                Timer::HalfTime if self.lifecycle.has_deadline() => self.requeue_all_unfinished(),
+                Timer::DrainDeadline if self.lifecycle.has_deadline() => {
+                    tracing::error!(jobs = self.unacked(), "drain deadline passed");
+                    self.end_session(SessionEnd::Killed);
+                }
+                Timer::HalfTime | Timer::DrainDeadline => {}
+            }
+        }
     }
 
     /// What an ended process held does not come back, and nothing that this process can do brings it back.

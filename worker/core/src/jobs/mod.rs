@@ -8,8 +8,8 @@ mod settling;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-pub(crate) use running::{Leaving, Running};
-pub(crate) use settling::{Settling, Step, undeliverable};
+pub(crate) use running::{Leaving, NextStep, Running};
+pub(crate) use settling::{PublishPolicy, Reader, Settling, Step, undeliverable};
 use vramq_schemas::JobHeaders;
 
 use crate::action::Run;
@@ -237,10 +237,9 @@ impl JobTable {
     }
 
     /// The session is lost, and its jobs are redelivered: forgets them, and gives what tells their messages from others.
-    pub(crate) fn forget_all(&mut self) -> Vec<(JobKey, ModelIndex, Fingerprint)> {
+    pub(crate) fn forget_all(&mut self) -> Vec<(JobKey, Fingerprint)> {
         let jobs = std::mem::take(&mut self.0).into_iter();
-        jobs.map(|(key, job)| (key, job.received().delivery.model, job.received().delivery.fingerprint))
-            .collect()
+        jobs.map(|(key, job)| (key, job.received().delivery.fingerprint)).collect()
     }
 }
 
@@ -254,7 +253,7 @@ pub(crate) struct PartInFlight {
 
 impl PartInFlight {
     /// The broker refused it: how often it has by now.
-    pub(crate) fn refused(&mut self) -> u32 {
+    pub(crate) fn count_refusal(&mut self) -> u32 {
         self.tries += 1;
         self.tries
     }

@@ -16,6 +16,16 @@ pub(crate) struct Progress {
     missing: usize,
 }
 
+/// Finished items from the start, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FinishedItems {
+    /// Index of the first.
+    pub(crate) offset: u32,
+    /// May be 0.
+    pub(crate) items: u32,
+    pub(crate) bytes: usize,
+}
+
 impl Progress {
     /// A job whose items from the index `next` on are still to run.
     pub(crate) fn new(items_total: u32, next: u32) -> Self {
@@ -62,9 +72,14 @@ impl Progress {
         self.missing == 0
     }
 
-    /// How many items from the start are finished, and their bytes.
-    pub(crate) fn ready(&self) -> (usize, usize) {
-        (self.ready, self.ready_bytes)
+    /// How many items from the start are finished.
+    pub(crate) fn ready(&self) -> usize {
+        self.ready
+    }
+
+    /// The bytes of their outputs.
+    pub(crate) fn ready_bytes(&self) -> usize {
+        self.ready_bytes
     }
 
     /// Outputs behind the first missing one: they are lost if the job goes elsewhere.
@@ -72,16 +87,15 @@ impl Progress {
         self.outputs.iter().skip(self.ready).flatten().count()
     }
 
-    /// Takes the finished run from the start away, to make a reply of it. Gives the index of its first item, their number and
-    /// bytes; the number may be 0.
-    pub(crate) fn take_ready(&mut self) -> (u32, u32, usize) {
+    /// Takes the finished items from the start away, to make a reply of them.
+    pub(crate) fn take_ready(&mut self) -> FinishedItems {
         let (offset, bytes) = (self.next, self.ready_bytes);
         self.outputs.drain(..self.ready);
         // Bounded by the items of a job, which fit.
         let items = u32::try_from(self.ready).unwrap_or(u32::MAX);
         self.next += items;
         (self.ready, self.ready_bytes) = (0, 0);
-        (offset, items, bytes)
+        FinishedItems { offset, items, bytes }
     }
 
     /// Nothing is left that a reply could be made of.
@@ -98,18 +112,18 @@ mod tests {
     fn outputs_leave_in_order_whatever_order_they_come_in() {
         let mut progress = Progress::new(5, 1);
         progress.set_output(3, 10);
-        assert_eq!((progress.ready(), progress.out_of_order()), ((0, 0), 1));
+        assert_eq!((progress.ready(), progress.ready_bytes(), progress.out_of_order()), (0, 0, 1));
         progress.set_output(1, 7);
         progress.set_output(1, 100);
-        assert_eq!((progress.ready(), progress.is_complete()), ((1, 7), false));
-        assert_eq!(progress.take_ready(), (1, 1, 7));
+        assert_eq!((progress.ready(), progress.ready_bytes(), progress.is_complete()), (1, 7, false));
+        assert_eq!(progress.take_ready(), FinishedItems { offset: 1, items: 1, bytes: 7 });
         assert_eq!(progress.items_done(), 2);
         progress.set_output(0, 1);
         progress.set_output(2, 2);
         progress.set_output(4, 4);
         progress.set_output(9, 9);
         assert!(progress.is_complete() && !progress.is_empty());
-        assert_eq!(progress.take_ready(), (2, 3, 16));
+        assert_eq!(progress.take_ready(), FinishedItems { offset: 2, items: 3, bytes: 16 });
         assert!(progress.is_empty());
         assert_eq!((progress.items_done(), progress.items_total()), (5, 5));
     }

@@ -1,11 +1,12 @@
-//! A job whose items wait or run.
+//! A job whose items wait or run. What comes in are its outputs and what was decided about it; what goes out is its next step: a part, a
+//! requeue, or its end. Owns the job's headers and progress.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use vramq_schemas::JobHeaders;
 
-use super::progress::Progress;
+use super::progress::{FinishedItems, Progress};
 use super::{PartInFlight, Received, Settling};
 use crate::action::{Route, Run};
 use crate::disposition::JobOutcome;
@@ -31,6 +32,25 @@ pub(crate) enum Leaving {
     Withdrawn,
 }
 
+/// What a running job does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NextStep {
+    /// Nothing: a pass, a part, or the end of our consumers is waited for.
+    Wait,
+    /// It ends by the outcome that was decided.
+    EndAsDecided,
+    /// An operator cancelled it.
+    EndCancelled,
+    /// Its caller withdrew it.
+    EndWithdrawn,
+    /// It is requeued unfinished.
+    Requeue(Cause),
+    /// It is complete: its last reply goes out.
+    Reply,
+    /// A part of it goes out.
+    PublishPart,
+}
+
 /// A job that was read. Its items are with the scheduler; which of them are finished is known here.
 #[derive(Debug)]
 pub(crate) struct Running {
@@ -39,7 +59,7 @@ pub(crate) struct Running {
     progress: Progress,
     first_pass_at: Option<Instant>,
     /// Its share of the passes here that ended well, if it is from the queue of large jobs.
-    had_device: Duration,
+    device_time: Duration,
     /// When the last part was made.
     part_at: Instant,
     /// Passes with items of the job that fitted.
@@ -58,7 +78,7 @@ pub(crate) struct Running {
     /// One part is published at a time. The end of the job waits for it.
     part: Option<PartInFlight>,
     /// What was decided, while a part is in flight.
-    ending: Option<JobOutcome>,
+    decision: Option<JobOutcome>,
 }
 
 impl Running {
@@ -72,7 +92,7 @@ impl Running {
             headers,
             progress,
             first_pass_at: None,
-            had_device: Duration::ZERO,
+            device_time: Duration::ZERO,
             part_at,
             fitted: 0,
             is_isolated,
@@ -82,7 +102,7 @@ impl Running {
             is_preparing: false,
             leaving: None,
             part: None,
-            ending: None,
+            decision: None,
         }
     }
 
@@ -113,7 +133,7 @@ impl Running {
 
     /// Whether the job takes part in further passes here.
     pub(crate) fn goes_on(&self) -> bool {
-        self.leaving.is_none() && self.ending.is_none()
+        self.leaving.is_none() && self.decision.is_none()
     }
 
     pub(crate) fn start_preparing(&mut self) {
@@ -160,11 +180,11 @@ impl Running {
     }
 
     pub(crate) fn add_device_time(&mut self, time: Duration) {
-        self.had_device += time;
+        self.device_time += time;
     }
 
-    pub(crate) fn had_device(&self) -> Duration {
-        self.had_device
+    pub(crate) fn device_time(&self) -> Duration {
+        self.device_time
     }
 
     /// A pass with so many items fitted: a hint that was lowered may grow back.
@@ -197,7 +217,7 @@ impl Running {
 
     /// Whether anything of the job was finished here.
     pub(crate) fn has_progress(&self) -> bool {
-        self.progress.ready().0 > 0 || self.progress.items_done() > self.headers.items_done
+        self.progress.ready() > 0 || self.progress.items_done() > self.headers.items_done
     }
 
     pub(crate) fn items_done(&self) -> u32 {
@@ -215,13 +235,13 @@ impl Running {
 
     /// Whether enough is finished for a part: by its size, or because the caller has seen nothing for a while.
     pub(crate) fn has_part(&self, now: Instant) -> bool {
-        let (ready, bytes) = self.progress.ready();
-        bytes >= PART_BYTES || (ready > 0 && now.saturating_duration_since(self.part_at) >= PART_AFTER)
+        let is_overdue = now.saturating_duration_since(self.part_at) >= PART_AFTER;
+        self.progress.ready_bytes() >= PART_BYTES || (self.progress.ready() > 0 && is_overdue)
     }
 
     /// Takes the finished run away, to publish it; nothing if it is empty and more is to come.
     fn take_run(&mut self, now: Instant) -> Option<Run> {
-        let (offset, items, bytes) = self.progress.take_ready();
+        let FinishedItems { offset, items, bytes } = self.progress.take_ready();
         let is_last = self.progress.is_empty();
         let first_pass_at = self.first_pass_at.unwrap_or(self.received.at);
         self.part_at = now;
@@ -274,16 +294,44 @@ impl Running {
     }
 
     pub(crate) fn is_decided(&self) -> bool {
-        self.ending.is_some()
+        self.decision.is_some()
     }
 
     /// The outcome of the job as soon as its part and its passes have ended.
     pub(crate) fn decide(&mut self, outcome: Option<JobOutcome>) {
-        self.ending = outcome;
+        self.decision = outcome;
     }
 
-    pub(crate) fn take_decision_if(&mut self, is_idle: bool) -> Option<JobOutcome> {
-        if is_idle { self.ending.take() } else { None }
+    pub(crate) fn take_decision(&mut self) -> Option<JobOutcome> {
+        self.decision.take()
+    }
+
+    /// What the job does next. `may_requeue`: it may be requeued now if it is unfinished.
+    pub(crate) fn next_step(&self, may_requeue: bool, now: Instant) -> NextStep {
+        if self.has_part_in_flight() {
+            return NextStep::Wait;
+        }
+        let is_idle = !self.is_in_a_pass();
+        if self.is_decided() {
+            return if is_idle { NextStep::EndAsDecided } else { NextStep::Wait };
+        }
+        match self.leaving {
+            Some(Leaving::Cancelled | Leaving::Withdrawn) if !is_idle => return NextStep::Wait,
+            Some(Leaving::Cancelled) => return NextStep::EndCancelled,
+            Some(Leaving::Withdrawn) => return NextStep::EndWithdrawn,
+            Some(Leaving::Requeued(cause)) if is_idle && !self.is_complete() => {
+                return if may_requeue { NextStep::Requeue(cause) } else { NextStep::Wait };
+            }
+            // What its passes finish meanwhile is still published.
+            Some(Leaving::Requeued(_)) | None => {}
+        }
+        if self.is_complete() {
+            NextStep::Reply
+        } else if self.has_part(now) {
+            NextStep::PublishPart
+        } else {
+            NextStep::Wait
+        }
     }
 
     /// A device was lost, or found to be sick, while it ran the job: counts as a crash.

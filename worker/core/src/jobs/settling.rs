@@ -1,18 +1,22 @@
-//! Carries out what was decided about a job: publish, wait for the confirm, and only then let it be acknowledged. Pure: each
-//! outcome of a publication gives the next step.
+//! Carries out what was decided about a job: publish, wait for the confirm, and only then let it be acknowledged. What comes in is
+//! how each publication went; what goes out is the next step. Pure.
+//!
+//! A job's replies go first, then what was decided: another attempt (`settling/requeue.rs`) or a dead letter
+//! (`settling/dead_letter.rs`).
 
-use std::sync::Arc;
+mod dead_letter;
+mod requeue;
+
 use std::time::Instant;
 
-use vramq_schemas::topology::DELAYS_MS;
-use vramq_schemas::{JobHeaders, Reason};
+pub(crate) use dead_letter::undeliverable;
+use vramq_schemas::JobHeaders;
 
 use super::{Confirmed, Received};
-use crate::action::{Publication, Route, Run};
-use crate::disposition::{JobOutcome, Requeue};
+use crate::action::{Publication, Run};
+use crate::disposition::JobOutcome;
 use crate::event::PublishOutcome;
 use crate::observation::End;
-use crate::rejection::Rejection;
 
 /// What to do next for a job.
 #[derive(Debug)]
@@ -28,6 +32,26 @@ pub(crate) enum Step {
     Ack,
     /// A queue or a binding of the worker's own is gone. The next session declares it again.
     SessionUnusable(String),
+}
+
+/// What the next step after a publication depends on, besides how it went.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PublishPolicy {
+    /// A refused publication may be offered again.
+    pub(crate) may_retry: bool,
+    /// Sessions declare the queues: one that is gone comes back with the next session.
+    pub(crate) declares: bool,
+}
+
+/// Who reads a publication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// The job's caller.
+    Caller,
+    /// Other workers, from a queue of theirs.
+    OtherWorkers,
+    /// The workers of this model, or an operator, from the model's own queues.
+    OwnQueues,
 }
 
 /// What is being published.
@@ -112,25 +136,24 @@ impl Settling {
             (JobOutcome::Withdrawn, _) => self.notice(),
             (_, Some(run)) => self.publish(Stage::Reply, Publication::Reply(run)),
             (JobOutcome::Reply, None) => self.over(Step::Ack),
-            (JobOutcome::Requeue(_), None) => self.requeue(None),
+            (JobOutcome::Requeue(_), None) => self.requeue(),
             (JobOutcome::DeadLetter { .. }, None) => self.dead_letters(),
         }
     }
 
-    /// What was published is a reply to the caller, or word that the job failed; not a message of the worker's own.
-    pub(crate) fn is_for_caller(&self) -> bool {
-        matches!(self.stage, Stage::Reply | Stage::Notice)
-    }
-
-    /// What was published goes to a queue that other workers read.
-    pub(crate) fn is_for_other_workers(&self) -> bool {
-        let is_theirs = |requeue: &Requeue| requeue.otherwise.is_some();
-        self.stage == Stage::Requeue
-            && matches!(&self.outcome, JobOutcome::Requeue(requeue) if is_theirs(requeue))
+    /// Who reads what is being published.
+    pub(crate) fn reader(&self) -> Reader {
+        match (self.stage, &self.outcome) {
+            (Stage::Reply | Stage::Notice, _) => Reader::Caller,
+            (Stage::Requeue, JobOutcome::Requeue(requeue)) if requeue.otherwise.is_some() => {
+                Reader::OtherWorkers
+            }
+            _ => Reader::OwnQueues,
+        }
     }
 
     /// The broker refused the publication: how often it has by now.
-    pub(crate) fn refused(&mut self) -> u32 {
+    pub(crate) fn count_refusal(&mut self) -> u32 {
         self.tries += 1;
         self.tries
     }
@@ -139,239 +162,76 @@ impl Settling {
         self.tries
     }
 
-    /// What was published is a run of replies.
-    pub(crate) fn is_reply(&self) -> bool {
-        self.stage == Stage::Reply
+    /// What is being published are the replies of a job that does not end with them.
+    pub(crate) fn is_part(&self) -> bool {
+        self.stage == Stage::Reply && !matches!(self.outcome, JobOutcome::Reply)
     }
 
     /// The refused publication once more.
     pub(crate) fn again(&mut self) -> Step {
         let tries = self.tries;
-        let step = match (self.stage, &self.outcome) {
-            (Stage::Reply, _) => Step::Publish(Publication::ReplyAgain),
-            (Stage::Requeue, _) => self.requeue(None),
-            (Stage::RequeueLater, _) => self.requeue(Some(Route::Later(DELAYS_MS[0]))),
-            (Stage::DeadReplies, _) => self.dead_letters(),
-            (Stage::DeadLetter, _) => self.dead_letter(),
-            (Stage::Notice, _) => self.notice(),
-            (Stage::Start | Stage::Over, _) => Step::Return,
+        let step = match self.stage {
+            Stage::Reply => Step::Publish(Publication::ReplyAgain),
+            Stage::Requeue => self.requeue(),
+            Stage::RequeueLater => self.requeue_later(),
+            Stage::DeadReplies => self.dead_letters(),
+            Stage::DeadLetter => self.dead_letter(),
+            Stage::Notice => self.notice(),
+            Stage::Start | Stage::Over => Step::Return,
         };
         self.tries = tries;
         step
     }
 
-    /// The next step after a publication. `may_retry`: a refused one may be offered again. `declares`: sessions declare the
-    /// queues.
-    pub(crate) fn published(&mut self, outcome: PublishOutcome, may_retry: bool, declares: bool) -> Step {
+    /// The next step after a publication.
+    pub(crate) fn published(&mut self, outcome: PublishOutcome, policy: PublishPolicy) -> Step {
+        let PublishPolicy { may_retry, declares } = policy;
         if matches!(outcome, PublishOutcome::Refused { .. }) && may_retry {
             return Step::Retry;
         }
         match self.stage {
             Stage::Reply => self.replied(outcome),
             Stage::Requeue => self.requeued(outcome, declares),
-            Stage::RequeueLater => match outcome {
-                PublishOutcome::Confirmed { .. } => self.over(Step::Ack),
-                PublishOutcome::Unroutable { destination } => self.no_queue(&destination, declares),
-                _ => self.give_back(),
-            },
-            Stage::DeadReplies => match outcome {
-                PublishOutcome::Unroutable { destination } => self.no_queue(&destination, declares),
-                PublishOutcome::Refused { .. } => self.give_back(),
-                _ => self.dead_letter(),
-            },
+            Stage::RequeueLater => self.requeued_later(outcome, declares),
+            Stage::DeadReplies => self.replies_dead_lettered(outcome, declares),
             Stage::DeadLetter => self.dead_lettered(outcome, declares),
-            Stage::Notice => {
-                // Who withdrew a job may be gone.
-                let is_awaited = !matches!(self.outcome, JobOutcome::Withdrawn);
-                if is_awaited && !matches!(outcome, PublishOutcome::Confirmed { .. }) {
-                    let delivery = &self.received.delivery;
-                    let (job, trace_id) = (&delivery.id, &delivery.trace_id);
-                    tracing::warn!(
-                        job,
-                        trace_id,
-                        ?outcome,
-                        "the `failed` reply could not be delivered to the caller"
-                    );
-                }
-                self.end_of_dead_letter()
-            }
+            Stage::Notice => self.notified(&outcome),
             Stage::Start | Stage::Over => Step::Return,
         }
     }
 
     fn replied(&mut self, outcome: PublishOutcome) -> Step {
-        let destination = match outcome {
-            PublishOutcome::Confirmed { .. } => {
-                return match self.outcome {
-                    JobOutcome::Reply | JobOutcome::AckOnly => self.over(Step::Ack),
-                    JobOutcome::Requeue(_) => self.requeue(None),
-                    JobOutcome::DeadLetter { .. } => self.dead_letters(),
-                    JobOutcome::Withdrawn => self.notice(),
-                };
-            }
+        match outcome {
+            PublishOutcome::Confirmed { .. } => self.after_replies(),
             PublishOutcome::NotEncoded(rejection) => {
                 self.becomes_dead_letter(rejection);
-                return self.dead_letters();
+                self.dead_letters()
             }
-            other => other,
-        };
+            outcome => self.replies_not_taken(&outcome),
+        }
+    }
+
+    /// The replies are confirmed.
+    fn after_replies(&mut self) -> Step {
+        match self.outcome {
+            JobOutcome::Reply | JobOutcome::AckOnly => self.over(Step::Ack),
+            JobOutcome::Requeue(_) => self.requeue(),
+            JobOutcome::DeadLetter { .. } => self.dead_letters(),
+            JobOutcome::Withdrawn => self.notice(),
+        }
+    }
+
+    /// The replies go to the dead letters, and so does the job.
+    fn replies_not_taken(&mut self, outcome: &PublishOutcome) -> Step {
         self.has_dead_replies = true;
         match &mut self.outcome {
             JobOutcome::DeadLetter { headers: Some(headers), .. } => {
                 headers.items_done = self.run.map_or(headers.items_done, |run| run.offset);
             }
             JobOutcome::DeadLetter { headers: None, .. } => {}
-            _ => self.becomes_dead_letter(undeliverable(&destination)),
+            _ => self.becomes_dead_letter(undeliverable(outcome)),
         }
         self.dead_letters()
-    }
-
-    /// The job ends as a dead letter, at the items that were answered before the run that goes out first.
-    fn becomes_dead_letter(&mut self, rejection: Rejection) {
-        self.end = End::DeadLettered(rejection.reason);
-        self.outcome = JobOutcome::DeadLetter { headers: self.headers_before.take(), rejection };
-    }
-
-    /// Another attempt, by the route that was decided on or by `instead`.
-    fn requeue(&mut self, instead: Option<Route>) -> Step {
-        let JobOutcome::Requeue(Requeue { route, headers, .. }) = &self.outcome else {
-            return self.give_back();
-        };
-        let stage = if instead.is_some() { Stage::RequeueLater } else { Stage::Requeue };
-        let publication = Publication::Requeue {
-            headers: headers.clone(),
-            route: instead.unwrap_or_else(|| route.clone()),
-        };
-        self.publish(stage, publication)
-    }
-
-    fn requeued(&mut self, outcome: PublishOutcome, declares: bool) -> Step {
-        if matches!(outcome, PublishOutcome::Confirmed { .. }) {
-            return self.over(Step::Ack);
-        }
-        let JobOutcome::Requeue(requeue) = &mut self.outcome else { return self.give_back() };
-        let delivery = &self.received.delivery;
-        let (job, trace_id) = (&delivery.id, &delivery.trace_id);
-        match outcome {
-            PublishOutcome::Refused { .. } | PublishOutcome::Unreachable { .. } => {
-                if let Some(otherwise) = requeue.otherwise.take() {
-                    tracing::debug!(
-                        job,
-                        trace_id,
-                        ?outcome,
-                        "the queue that the job is to go to is full: it waits"
-                    );
-                    return self.instead(otherwise.full);
-                }
-                // As it was delivered it would run again at the size that failed, and send its parts again. Holding it would
-                // occupy a slot without draining the queue. So it waits in a delay queue, which has no length limit.
-                tracing::warn!(
-                    job,
-                    trace_id,
-                    "the job queue is full: a job that is requeued waits in a delay queue"
-                );
-                self.requeue(Some(Route::Later(DELAYS_MS[0])))
-            }
-            PublishOutcome::Unroutable { destination } => {
-                let Some(otherwise) = requeue.otherwise.take() else {
-                    return self.no_queue(&destination, declares);
-                };
-                tracing::warn!(
-                    job,
-                    trace_id,
-                    destination,
-                    "no queue takes the job that other workers are to run"
-                );
-                self.headers_before = Some(requeue.headers.clone());
-                self.becomes_dead_letter(otherwise.no_queue);
-                self.dead_letters()
-            }
-            PublishOutcome::TooLarge | PublishOutcome::Confirmed { .. } => {
-                let error = "the job has to be requeued, and is larger than the broker accepts now";
-                self.headers_before = Some(requeue.headers.clone());
-                self.becomes_dead_letter(Rejection::new(Reason::TooLarge, error));
-                self.dead_letters()
-            }
-            PublishOutcome::NotEncoded(rejection) => {
-                self.headers_before = Some(requeue.headers.clone());
-                self.becomes_dead_letter(rejection);
-                self.dead_letters()
-            }
-        }
-    }
-
-    /// Another outcome takes the place of the requeue that was decided on.
-    fn instead(&mut self, outcome: JobOutcome) -> Step {
-        (self.end, self.outcome) = (end_of(&outcome), outcome);
-        match self.outcome {
-            JobOutcome::Requeue(_) => self.requeue(None),
-            _ => self.dead_letters(),
-        }
-    }
-
-    /// Replies that were not taken first, then the job itself.
-    fn dead_letters(&mut self) -> Step {
-        if !self.has_dead_replies {
-            return self.dead_letter();
-        }
-        let Some(rejection) = self.rejection() else { return self.give_back() };
-        self.publish(Stage::DeadReplies, Publication::DeadReplies(rejection))
-    }
-
-    fn dead_letter(&mut self) -> Step {
-        let JobOutcome::DeadLetter { headers, rejection } = &self.outcome else { return self.give_back() };
-        let (headers, rejection) = (headers.clone(), Arc::new(rejection.clone()));
-        self.publish(Stage::DeadLetter, Publication::DeadLetter { headers, rejection })
-    }
-
-    fn dead_lettered(&mut self, outcome: PublishOutcome, declares: bool) -> Step {
-        let delivery = &self.received.delivery;
-        let (job, trace_id) = (&delivery.id, &delivery.trace_id);
-        let Some(rejection) = self.rejection() else { return self.give_back() };
-        match outcome {
-            PublishOutcome::Confirmed { .. } => {}
-            PublishOutcome::TooLarge if declares => {
-                tracing::error!(
-                    job,
-                    trace_id,
-                    "the dead letter is larger than the broker accepts: the broker dead-letters the job"
-                );
-                self.end = End::Rejected(rejection.reason);
-            }
-            PublishOutcome::Unroutable { destination } => return self.no_queue(&destination, declares),
-            outcome => {
-                tracing::error!(
-                    job,
-                    trace_id,
-                    ?outcome,
-                    "cannot publish the dead letter: returning the job to its queue"
-                );
-                return self.give_back();
-            }
-        }
-        // A caller whose reply queue is gone cannot be sent anything.
-        if self.has_dead_replies && rejection.reason == Reason::Unroutable {
-            return self.end_of_dead_letter();
-        }
-        self.notice()
-    }
-
-    fn notice(&mut self) -> Step {
-        let Some(rejection) = self.rejection() else { return self.give_back() };
-        self.publish(Stage::Notice, Publication::FailureNotice(rejection))
-    }
-
-    fn end_of_dead_letter(&mut self) -> Step {
-        let step = if matches!(self.end, End::Rejected(_)) { Step::Reject } else { Step::Ack };
-        self.over(step)
-    }
-
-    fn rejection(&self) -> Option<Arc<Rejection>> {
-        match &self.outcome {
-            JobOutcome::DeadLetter { rejection, .. } => Some(Arc::new(rejection.clone())),
-            JobOutcome::Withdrawn => Some(Arc::new(Rejection::withdrawn())),
-            _ => None,
-        }
     }
 
     /// A queue or a binding of the worker's own is gone. Where sessions declare them, the next one brings it back; where they
@@ -418,23 +278,6 @@ fn end_of(outcome: &JobOutcome) -> End {
         JobOutcome::AckOnly => End::AlreadySettled,
         JobOutcome::Withdrawn => End::Withdrawn,
     }
-}
-
-/// Why a job ends whose replies were not taken.
-pub(crate) fn undeliverable(outcome: &PublishOutcome) -> Rejection {
-    let (queue, fault) = match outcome {
-        PublishOutcome::TooLarge => {
-            let error = "the reply is larger than the broker accepts: raise its max_message_size, or ask for less at a time";
-            return Rejection::new(Reason::TooLarge, error);
-        }
-        PublishOutcome::NotEncoded(rejection) => return rejection.clone(),
-        PublishOutcome::Unroutable { destination } => (destination.as_str(), "does not exist"),
-        PublishOutcome::Refused { destination } => (destination.as_str(), "stayed full"),
-        PublishOutcome::Unreachable { destination, why } => (destination.as_str(), *why),
-        PublishOutcome::Confirmed { .. } => ("", "was not used"),
-    };
-    let error = format!("the reply queue `{queue}` {fault}; the results are beside this dead letter");
-    Rejection::new(Reason::Unroutable, error)
 }
 
 #[cfg(test)]

@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
+use vramq_schemas::Reason;
 
 use super::*;
-use crate::disposition::{Otherwise, WAITS_MAX};
+use crate::action::Route;
+use crate::disposition::{Otherwise, Requeue, WAITS_MAX};
 use crate::event::{Delivery, Now, Source};
 use crate::ids::{ChannelId, ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, QueueIndex};
 use crate::observation::Cause;
+use crate::rejection::Rejection;
 
 fn received() -> Received {
     let delivery = Delivery {
@@ -90,182 +93,204 @@ fn word(step: &Step) -> String {
     }
 }
 
+/// Nothing is offered again.
+fn policy(declares: bool) -> PublishPolicy {
+    PublishPolicy { may_retry: false, declares }
+}
+
 /// All steps, from the first on, given the outcomes of the publications.
 fn steps(mut settling: Settling, outcomes: &[PublishOutcome], declares: bool) -> (Vec<String>, End) {
     let mut steps = vec![word(&settling.begin())];
     for outcome in outcomes {
-        steps.push(word(&settling.published(outcome.clone(), false, declares)));
+        steps.push(word(&settling.published(outcome.clone(), policy(declares))));
     }
     let end = settling.confirmed().end;
     (steps, end)
 }
 
-#[test]
-fn every_row_of_the_table() {
-    let not_encoded = || PublishOutcome::NotEncoded(Rejection::new(Reason::TooLarge, "output"));
-    let rows: Vec<(Settling, Vec<PublishOutcome>, bool, &str, End)> = vec![
-        (settling(JobOutcome::AckOnly, None), vec![], true, "ack", End::AlreadySettled),
-        (settling(JobOutcome::Withdrawn, None), vec![CONFIRMED], true, "notice, ack", End::Withdrawn),
-        (settling(JobOutcome::Withdrawn, None), vec![unroutable()], true, "notice, ack", End::Withdrawn),
-        (settling(JobOutcome::Withdrawn, None), vec![refused()], false, "notice, ack", End::Withdrawn),
-        (settling(JobOutcome::Reply, Some(run())), vec![CONFIRMED], true, "reply, ack", End::Replied),
-        (
-            settling(JobOutcome::Reply, Some(run())),
-            vec![unroutable(), CONFIRMED, CONFIRMED],
-            true,
-            "reply, dead replies, dead letter unroutable at 2, ack",
-            End::DeadLettered(Reason::Unroutable),
-        ),
-        (
-            settling(JobOutcome::Reply, Some(run())),
-            vec![PublishOutcome::TooLarge, PublishOutcome::TooLarge, CONFIRMED, CONFIRMED],
-            true,
-            "reply, dead replies, dead letter too-large at 2, notice, ack",
-            End::DeadLettered(Reason::TooLarge),
-        ),
-        (
-            settling(JobOutcome::Reply, Some(run())),
-            vec![not_encoded(), CONFIRMED, unroutable()],
-            true,
-            "reply, dead letter too-large at 2, notice, ack",
-            End::DeadLettered(Reason::TooLarge),
-        ),
-        (
-            settling(requeue(None), None),
-            vec![CONFIRMED],
-            true,
-            "requeue Now, ack",
-            End::Requeued(Cause::Smaller),
-        ),
-        (
-            settling(requeue(None), Some(run())),
-            vec![CONFIRMED, refused(), CONFIRMED],
-            true,
-            "reply, requeue Now, requeue Later(1000), ack",
-            End::Requeued(Cause::Smaller),
-        ),
-        (
-            settling(requeue(None), Some(run())),
-            vec![refused(), CONFIRMED, CONFIRMED],
-            true,
-            "reply, dead replies, dead letter unroutable at 2, ack",
-            End::DeadLettered(Reason::Unroutable),
-        ),
-        (
-            settling(requeue(None), None),
-            vec![unroutable()],
-            true,
-            "requeue Now, session unusable",
-            End::Requeued(Cause::Smaller),
-        ),
-        (settling(requeue(None), None), vec![unroutable()], false, "requeue Now, return", End::Returned),
-        (
-            settling(requeue(None), None),
-            vec![refused(), refused()],
-            true,
-            "requeue Now, requeue Later(1000), return",
-            End::Returned,
-        ),
-        (
-            settling(requeue(None), None),
-            vec![refused(), unroutable()],
-            false,
-            "requeue Now, requeue Later(1000), return",
-            End::Returned,
-        ),
-        (
-            settling(requeue(None), None),
-            vec![PublishOutcome::TooLarge, CONFIRMED, CONFIRMED],
-            true,
-            "requeue Now, dead letter too-large at 5, notice, ack",
-            End::DeadLettered(Reason::TooLarge),
-        ),
-        (
-            settling(for_others(0), None),
-            vec![unroutable(), CONFIRMED, CONFIRMED],
-            true,
-            "requeue Now, dead letter out-of-memory at 5, notice, ack",
-            End::DeadLettered(Reason::OutOfMemory),
-        ),
-        (
-            settling(for_others(1), None),
-            vec![refused(), CONFIRMED],
-            true,
-            "requeue Now, requeue Later(5000), ack",
-            End::Requeued(Cause::TargetQueueFull),
-        ),
-        (
-            settling(for_others(WAITS_MAX), None),
-            vec![refused(), CONFIRMED, CONFIRMED],
-            true,
-            "requeue Now, dead letter unroutable at 5, notice, ack",
-            End::DeadLettered(Reason::Unroutable),
-        ),
-        (
-            settling(for_others(0), None),
-            vec![PublishOutcome::TooLarge, CONFIRMED, CONFIRMED],
-            true,
-            "requeue Now, dead letter too-large at 5, notice, ack",
-            End::DeadLettered(Reason::TooLarge),
-        ),
-        (
-            settling(dead_letter(), Some(run())),
-            vec![CONFIRMED, CONFIRMED, CONFIRMED],
-            true,
-            "reply, dead letter engine-failed at 5, notice, ack",
-            End::DeadLettered(Reason::EngineFailed),
-        ),
-        (
-            settling(dead_letter(), Some(run())),
-            vec![unroutable(), CONFIRMED, CONFIRMED, CONFIRMED],
-            true,
-            "reply, dead replies, dead letter engine-failed at 2, notice, ack",
-            End::DeadLettered(Reason::EngineFailed),
-        ),
-        (
-            settling(dead_letter(), None),
-            vec![PublishOutcome::TooLarge, CONFIRMED],
-            true,
-            "dead letter engine-failed at 5, notice, reject",
-            End::Rejected(Reason::EngineFailed),
-        ),
-        (
-            settling(dead_letter(), None),
-            vec![PublishOutcome::TooLarge],
-            false,
-            "dead letter engine-failed at 5, return",
-            End::Returned,
-        ),
-        (
-            settling(dead_letter(), None),
-            vec![refused()],
-            true,
-            "dead letter engine-failed at 5, return",
-            End::Returned,
-        ),
-        (
-            settling(dead_letter(), None),
-            vec![unroutable()],
-            true,
-            "dead letter engine-failed at 5, session unusable",
-            End::DeadLettered(Reason::EngineFailed),
-        ),
-    ];
-    for (at, (settling, outcomes, declares, expected, end)) in rows.into_iter().enumerate() {
+/// A job, how its publications go, and the steps and the end that follow.
+struct Row {
+    settling: Settling,
+    outcomes: Vec<PublishOutcome>,
+    /// Sessions declare the queues.
+    declares: bool,
+    steps: &'static str,
+    end: End,
+}
+
+/// A row in which sessions declare the queues.
+fn row<const N: usize>(
+    settling: Settling,
+    outcomes: [PublishOutcome; N],
+    steps: &'static str,
+    end: End,
+) -> Row {
+    Row { settling, outcomes: outcomes.into(), declares: true, steps, end }
+}
+
+/// The row where sessions do not declare them.
+fn undeclared(row: Row) -> Row {
+    Row { declares: false, ..row }
+}
+
+fn check(rows: impl IntoIterator<Item = Row>) {
+    for (at, Row { settling, outcomes, declares, steps: expected, end }) in rows.into_iter().enumerate() {
         let (steps, ended) = steps(settling, &outcomes, declares);
         assert_eq!((steps.join(", "), ended), (expected.to_owned(), end), "row {at}");
     }
 }
 
 #[test]
+fn every_row_of_jobs_that_are_not_run() {
+    let withdrawn = || settling(JobOutcome::Withdrawn, None);
+    check([
+        row(settling(JobOutcome::AckOnly, None), [], "ack", End::AlreadySettled),
+        row(withdrawn(), [CONFIRMED], "notice, ack", End::Withdrawn),
+        row(withdrawn(), [unroutable()], "notice, ack", End::Withdrawn),
+        undeclared(row(withdrawn(), [refused()], "notice, ack", End::Withdrawn)),
+    ]);
+}
+
+#[test]
+fn every_row_of_replies() {
+    let not_encoded = PublishOutcome::NotEncoded(Rejection::new(Reason::TooLarge, "output"));
+    let replies = || settling(JobOutcome::Reply, Some(run()));
+    check([
+        row(replies(), [CONFIRMED], "reply, ack", End::Replied),
+        row(
+            replies(),
+            [unroutable(), CONFIRMED, CONFIRMED],
+            "reply, dead replies, dead letter unroutable at 2, ack",
+            End::DeadLettered(Reason::Unroutable),
+        ),
+        row(
+            replies(),
+            [PublishOutcome::TooLarge, PublishOutcome::TooLarge, CONFIRMED, CONFIRMED],
+            "reply, dead replies, dead letter too-large at 2, notice, ack",
+            End::DeadLettered(Reason::TooLarge),
+        ),
+        row(
+            replies(),
+            [not_encoded, CONFIRMED, unroutable()],
+            "reply, dead letter too-large at 2, notice, ack",
+            End::DeadLettered(Reason::TooLarge),
+        ),
+    ]);
+}
+
+#[test]
+fn every_row_of_requeues() {
+    let job = || settling(requeue(None), None);
+    let with_replies = || settling(requeue(None), Some(run()));
+    let requeued = End::Requeued(Cause::Smaller);
+    check([
+        row(job(), [CONFIRMED], "requeue Now, ack", requeued),
+        row(
+            with_replies(),
+            [CONFIRMED, refused(), CONFIRMED],
+            "reply, requeue Now, requeue Later(1000), ack",
+            requeued,
+        ),
+        row(
+            with_replies(),
+            [refused(), CONFIRMED, CONFIRMED],
+            "reply, dead replies, dead letter unroutable at 2, ack",
+            End::DeadLettered(Reason::Unroutable),
+        ),
+        row(job(), [unroutable()], "requeue Now, session unusable", requeued),
+        undeclared(row(job(), [unroutable()], "requeue Now, return", End::Returned)),
+        row(job(), [refused(), refused()], "requeue Now, requeue Later(1000), return", End::Returned),
+        undeclared(row(
+            job(),
+            [refused(), unroutable()],
+            "requeue Now, requeue Later(1000), return",
+            End::Returned,
+        )),
+        row(
+            job(),
+            [PublishOutcome::TooLarge, CONFIRMED, CONFIRMED],
+            "requeue Now, dead letter too-large at 5, notice, ack",
+            End::DeadLettered(Reason::TooLarge),
+        ),
+    ]);
+}
+
+#[test]
+fn every_row_of_jobs_for_other_workers() {
+    let job = |waits| settling(for_others(waits), None);
+    check([
+        row(
+            job(0),
+            [unroutable(), CONFIRMED, CONFIRMED],
+            "requeue Now, dead letter out-of-memory at 5, notice, ack",
+            End::DeadLettered(Reason::OutOfMemory),
+        ),
+        row(
+            job(1),
+            [refused(), CONFIRMED],
+            "requeue Now, requeue Later(5000), ack",
+            End::Requeued(Cause::TargetQueueFull),
+        ),
+        row(
+            job(WAITS_MAX),
+            [refused(), CONFIRMED, CONFIRMED],
+            "requeue Now, dead letter unroutable at 5, notice, ack",
+            End::DeadLettered(Reason::Unroutable),
+        ),
+        row(
+            job(0),
+            [PublishOutcome::TooLarge, CONFIRMED, CONFIRMED],
+            "requeue Now, dead letter too-large at 5, notice, ack",
+            End::DeadLettered(Reason::TooLarge),
+        ),
+    ]);
+}
+
+#[test]
+fn every_row_of_dead_letters() {
+    let job = || settling(dead_letter(), None);
+    let with_replies = || settling(dead_letter(), Some(run()));
+    let dead_lettered = End::DeadLettered(Reason::EngineFailed);
+    check([
+        row(
+            with_replies(),
+            [CONFIRMED, CONFIRMED, CONFIRMED],
+            "reply, dead letter engine-failed at 5, notice, ack",
+            dead_lettered,
+        ),
+        row(
+            with_replies(),
+            [unroutable(), CONFIRMED, CONFIRMED, CONFIRMED],
+            "reply, dead replies, dead letter engine-failed at 2, notice, ack",
+            dead_lettered,
+        ),
+        row(
+            job(),
+            [PublishOutcome::TooLarge, CONFIRMED],
+            "dead letter engine-failed at 5, notice, reject",
+            End::Rejected(Reason::EngineFailed),
+        ),
+        undeclared(row(
+            job(),
+            [PublishOutcome::TooLarge],
+            "dead letter engine-failed at 5, return",
+            End::Returned,
+        )),
+        row(job(), [refused()], "dead letter engine-failed at 5, return", End::Returned),
+        row(job(), [unroutable()], "dead letter engine-failed at 5, session unusable", dead_lettered),
+    ]);
+}
+
+#[test]
 fn a_refused_publication_is_offered_again() {
     let mut settling = settling(JobOutcome::Reply, Some(run()));
     settling.begin();
-    assert_eq!((settling.refused(), settling.is_for_caller()), (1, true));
-    assert_eq!(word(&settling.published(refused(), true, true)), "retry");
+    assert_eq!((settling.count_refusal(), settling.reader()), (1, Reader::Caller));
+    let may_retry = PublishPolicy { may_retry: true, declares: true };
+    assert_eq!(word(&settling.published(refused(), may_retry)), "retry");
     assert_eq!(word(&settling.again()), "reply again");
-    assert_eq!(settling.refused(), 2);
-    assert_eq!(word(&settling.published(CONFIRMED, false, true)), "ack");
+    assert_eq!(settling.count_refusal(), 2);
+    assert_eq!(word(&settling.published(CONFIRMED, policy(true))), "ack");
 }
 
 fn outcome() -> impl Strategy<Value = PublishOutcome> {
@@ -303,7 +328,7 @@ proptest! {
             if matches!(outcome, PublishOutcome::Confirmed { .. }) {
                 confirmed.push(word(&Step::Publish(publication.clone())));
             }
-            step = settling.published(outcome, false, declares);
+            step = settling.published(outcome, policy(declares));
         }
         match &step {
             Step::Ack => {

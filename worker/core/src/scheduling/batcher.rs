@@ -1,6 +1,7 @@
-//! Forms passes of one model from the items of waiting jobs, fairly.
+//! Forms passes of one model from the items of waiting jobs, fairly. What comes in are jobs with prepared items; what goes out is the
+//! content of a pass. Owns the items that no pass has taken yet.
 //!
-//! The queues that jobs come from share by weight (`lanes.rs`). Within a queue callers take turns (deficit round robin with the
+//! The queues that jobs come from share by weight (`fair_queue.rs`). Within a queue callers take turns (deficit round robin with the
 //! items' cost as currency), and within a caller its jobs do. Small jobs and large ones of a caller take turns, too, so that a
 //! job of one text does not wait behind jobs of thousands. A job's items go in their own order, so that its finished items are
 //! always a run from the start. The batcher never holds items back to fill a pass: if any item waits, there is a pass.
@@ -12,16 +13,17 @@ use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
 
 use super::draft::{Caller, Draft, Forming, PassLimits, Waiting};
-use super::lanes::{Lanes, Place};
+use super::fair_queue::{FairQueue, JobClass, Place, Position};
 use crate::device::PassShape;
 use crate::ids::{JobKey, QueueIndex};
 
-/// A caller's turn is worth this part of a pass: a pass serves so many callers, and so many jobs of a caller.
-pub(super) const TURNS_PER_PASS: usize = 8;
+/// The quantum (what a caller may take in its turn) is this part of a pass: a pass serves so many callers, and so many jobs of a
+/// caller.
+pub(super) const QUANTA_PER_PASS: usize = 8;
 
-/// How many turns a pass may take, and how many jobs of a caller a turn looks at. They bound the work of forming one pass.
+/// How many turns a pass may take, and how many jobs of a caller are tried in a turn. They bound the work of forming one pass.
 const TURNS_MAX: usize = 512;
-const LOOKS_MAX: usize = 64;
+const JOBS_TRIED_MAX: usize = 64;
 
 /// Who leads a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,7 +40,7 @@ pub(crate) struct Batcher {
     limits: PassLimits,
     jobs: HashMap<JobKey, Waiting>,
     /// Those that may share a pass.
-    lanes: Lanes,
+    shared: FairQueue,
     /// Jobs that lead a pass of their own, in the order of their turns.
     leaders: VecDeque<JobKey>,
     /// The last pass was led by one of those.
@@ -53,16 +55,16 @@ impl Batcher {
         Self {
             limits,
             jobs: HashMap::new(),
-            lanes: Lanes::new(weights),
+            shared: FairQueue::new(weights),
             leaders: VecDeque::new(),
             leader_had_pass: false,
             cost: 0,
         }
     }
 
-    /// A caller's turn, in cost.
-    fn turn(&self) -> usize {
-        (self.limits.cost_max / TURNS_PER_PASS).max(1)
+    /// The cost that a caller may take in its turn.
+    fn quantum(&self) -> usize {
+        (self.limits.cost_max / QUANTA_PER_PASS).max(1)
     }
 
     pub(crate) fn push(&mut self, job: Waiting) {
@@ -70,7 +72,7 @@ impl Batcher {
             return;
         }
         self.cost += job.cost();
-        self.queue(&job, false);
+        self.queue(&job, Position::Behind);
         self.jobs.insert(job.key, job);
     }
 
@@ -87,29 +89,35 @@ impl Batcher {
         self.jobs.get(&key).map_or(0, Waiting::cost)
     }
 
-    /// Puts a job where it waits; `again` before others of its kind.
-    fn queue(&mut self, job: &Waiting, again: bool) {
+    /// Puts a job where it waits, before or behind others of its kind.
+    fn queue(&mut self, job: &Waiting, position: Position) {
         if job.is_alone() {
-            // An exclusive job has been through the broker's queue before; among exclusive jobs it has its place back.
-            let later = |key: &JobKey| {
-                let other = self.jobs.get(key);
-                other.is_some_and(|other| {
-                    job.exclusive && other.exclusive && other.tried_at_ms > job.tried_at_ms
-                })
-            };
-            let at = if again { Some(0) } else { self.leaders.iter().position(later) };
-            return self.leaders.insert(at.unwrap_or(self.leaders.len()), job.key);
+            let at = self.place_among_leaders(job, position);
+            return self.leaders.insert(at, job.key);
         }
-        let turn = self.turn();
-        let is_small = !job.more && job.cost() <= turn;
-        let place = Place { key: job.key, caller: &job.caller, is_small, again };
-        self.lanes.push(job.queue, &place, turn);
+        let quantum = self.quantum();
+        let is_small = !job.more && job.cost() <= quantum;
+        let class = if is_small { JobClass::Small } else { JobClass::Large };
+        let place = Place { key: job.key, caller: &job.caller, class, position };
+        self.shared.push(job.queue, &place, quantum);
+    }
+
+    /// The index in `leaders` that a job gets. An exclusive job has been through the broker's queue before; among exclusive jobs it
+    /// has its place back.
+    fn place_among_leaders(&self, job: &Waiting, position: Position) -> usize {
+        if position == Position::Before {
+            return 0;
+        }
+        let is_later =
+            |other: &Waiting| job.exclusive && other.exclusive && other.tried_at_ms > job.tried_at_ms;
+        let first_later = self.leaders.iter().position(|key| self.jobs.get(key).is_some_and(is_later));
+        first_later.unwrap_or(self.leaders.len())
     }
 
     /// Takes a job out of its place.
     fn unqueue(&mut self, job: &Waiting) {
         self.leaders.retain(|key| *key != job.key);
-        self.lanes.remove(job.queue, &job.caller, job.key);
+        self.shared.remove(job.queue, &job.caller, job.key);
     }
 
     /// Puts items of a pass back, before all others. `jobs`, which bring no items, tell of which jobs and how they wait from now
@@ -135,7 +143,7 @@ impl Batcher {
         }
         for mut job in again.into_iter().rev().filter(|job| !job.items.is_empty()) {
             job.items.make_contiguous().sort_by_key(|(index, _)| *index);
-            self.queue(&job, true);
+            self.queue(&job, Position::Before);
             self.jobs.insert(job.key, job);
         }
     }
@@ -147,7 +155,7 @@ impl Batcher {
             (job.hint, job.exclusive) = (hint, false);
             if was_alone && !job.is_alone() {
                 self.unqueue(&job);
-                self.queue(&job, true);
+                self.queue(&job, Position::Before);
             }
             self.jobs.insert(key, job);
         }
@@ -190,7 +198,7 @@ impl Batcher {
     pub(crate) fn first(&self, lead: Lead) -> Option<JobKey> {
         match lead {
             Lead::Alone => self.leaders.front().copied(),
-            Lead::Shared => self.lanes.next_job(),
+            Lead::Shared => self.shared.next_job(),
         }
     }
 
@@ -216,7 +224,7 @@ impl Batcher {
             self.share(&mut forming, &fits);
         }
         self.leader_had_pass = leads;
-        self.lanes.pass_formed();
+        self.shared.pass_formed();
         self.cost -= forming.shape.cost;
         Some(forming.finish(exclusive))
     }
@@ -226,7 +234,7 @@ impl Batcher {
         self.leaders.pop_front();
         let Some(job) = self.jobs.get_mut(&key) else { return };
         forming.take(job, usize::MAX, self.limits, fits);
-        self.lanes.charge(job.queue, forming.shape.cost);
+        self.shared.charge(job.queue, forming.shape.cost);
         if job.items.is_empty() {
             self.jobs.remove(&key);
         } else {
@@ -238,84 +246,86 @@ impl Batcher {
     /// Queues and their callers take turns until the pass is full. The first caller of a queue whose next job did not fit starts
     /// that queue's part of the next pass.
     fn share(&mut self, forming: &mut Forming, fits: &impl Fn(PassShape) -> bool) {
-        let turn = self.turn();
-        let mut tries: Vec<Tries> = (0..self.lanes.len()).map(|_| Tries::default()).collect();
+        let quantum = self.quantum();
+        let mut tries: Vec<Tries> = (0..self.shared.len()).map(|_| Tries::default()).collect();
         for _ in 0..TURNS_MAX {
             if forming.is_full(self.limits) {
                 break;
             }
-            let Some(queue) = self.lanes.next(|queue, lane| tries[queue.0].in_vain < lane.callers()) else {
+            let Some(queue) = self.shared.next(|queue, flow| tries[queue.0].in_vain < flow.callers()) else {
                 break;
             };
-            self.lanes.goes(queue);
-            let Some(lane) = self.lanes.get_mut(queue) else { break };
+            self.shared.goes(queue);
+            let Some(flow) = self.shared.get_mut(queue) else { break };
             // The pass starts with the job that `first` names.
-            if lane.is_round_over() && !forming.is_empty() {
-                lane.next_round(turn);
+            if flow.is_round_over() && !forming.is_empty() {
+                flow.next_round(quantum);
                 continue;
             }
-            let Some(caller) = lane.front().cloned() else { break };
-            let Turn { taken, passed_over_first } = self.take_turn(queue, &caller, turn, forming, fits);
+            let Some(caller) = flow.front().cloned() else { break };
+            let TurnResult { taken, passed_over_first } =
+                self.take_turn(queue, &caller, quantum, forming, fits);
             let tries = &mut tries[queue.0];
             tries.in_vain = if taken == 0 { tries.in_vain + 1 } else { 0 };
             if passed_over_first {
                 tries.passed_over.get_or_insert_with(|| caller.clone());
             }
-            if let Some(lane) = self.lanes.get_mut(queue) {
-                lane.took(&caller, taken);
+            if let Some(flow) = self.shared.get_mut(queue) {
+                flow.took(&caller, taken);
             }
         }
         for (at, tries) in tries.into_iter().enumerate() {
-            if let (Some(caller), Some(lane)) = (tries.passed_over, self.lanes.get_mut(QueueIndex(at))) {
-                lane.put_first(&caller);
+            if let (Some(caller), Some(flow)) = (tries.passed_over, self.shared.get_mut(QueueIndex(at))) {
+                flow.put_first(&caller);
             }
         }
     }
 
-    /// The first job of a caller that can add something takes up to a turn's cost.
+    /// The first job of a caller that can add something takes up to a quantum: its jobs of the class whose turn it is are tried
+    /// first, then the others.
     fn take_turn(
         &mut self,
         queue: QueueIndex,
         caller: &Caller,
-        turn: usize,
+        quantum: usize,
         forming: &mut Forming,
         fits: &impl Fn(PassShape) -> bool,
-    ) -> Turn {
-        let mut result = Turn { taken: 0, passed_over_first: false };
-        let is_lone = self.jobs.len() == 1;
-        let Some(lane) = self.lanes.get_mut(queue) else { return result };
-        let Some(of_caller) = lane.caller_mut(caller) else { return result };
-        let first_class = of_caller.small_is_next();
-        for is_small in [first_class, !first_class] {
+    ) -> TurnResult {
+        let mut result = TurnResult { taken: 0, passed_over_first: false };
+        // Nobody waits behind a lone job: it takes all it can.
+        let share = if self.jobs.len() == 1 { usize::MAX } else { quantum };
+        let Some(flow) = self.shared.get_mut(queue) else { return result };
+        let Some(of_caller) = flow.caller_mut(caller) else { return result };
+        let first_class = of_caller.next_class();
+        for class in [first_class, first_class.other()] {
             let mut at = 0;
-            while at < of_caller.jobs(is_small).len().min(LOOKS_MAX) {
-                let Some(key) = of_caller.jobs(is_small).get(at).copied() else { break };
+            while at < JOBS_TRIED_MAX
+                && let Some(key) = of_caller.jobs(class).get(at).copied()
+            {
                 let Some(job) = self.jobs.get_mut(&key) else { break };
                 let before = forming.shape.cost;
-                // Nobody waits behind a lone job: it takes all it can.
-                forming.take(job, if is_lone { usize::MAX } else { turn }, self.limits, fits);
+                forming.take(job, share, self.limits, fits);
                 result.taken = forming.shape.cost - before;
-                if result.taken == 0 {
-                    if forming.shape.items >= job.items_max() {
-                        // Passes become larger than its hint allows: it leads one of its own.
-                        of_caller.take_out(is_small, at);
-                        self.leaders.push_back(key);
-                    } else {
-                        result.passed_over_first |= at == 0 && is_small == first_class;
-                        at += 1;
+                if result.taken > 0 {
+                    let is_done = job.items.is_empty();
+                    of_caller.had_turn(class, at, is_done);
+                    if is_done {
+                        self.jobs.remove(&key);
                     }
-                    continue;
+                    flow.forget_if_empty(caller);
+                    return result;
                 }
-                let is_done = job.items.is_empty();
-                of_caller.had_turn(is_small, at, is_done);
-                if is_done {
-                    self.jobs.remove(&key);
+                if forming.shape.items >= job.items_max() {
+                    // Passes become larger than its hint allows: it leads one of its own.
+                    of_caller.take_out(class, at);
+                    self.leaders.push_back(key);
+                } else {
+                    result.passed_over_first |= at == 0 && class == first_class;
+                    at += 1;
                 }
-                lane.forget_if_empty(caller);
-                return result;
             }
         }
-        lane.forget_if_empty(caller);
+        flow.forget_if_empty(caller);
         result
     }
 }
@@ -330,7 +340,7 @@ struct Tries {
 }
 
 /// What became of a caller's turn.
-struct Turn {
+struct TurnResult {
     /// Cost that it took.
     taken: usize,
     /// The job that was to go next did not fit.
@@ -340,3 +350,7 @@ struct Turn {
 #[cfg(test)]
 #[path = "batcher_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "batcher_properties.rs"]
+mod properties;

@@ -1,51 +1,29 @@
 //! Tests of the batcher: which items share a pass, in which order, and how long jobs wait.
 
-use std::collections::{HashMap, HashSet};
-
-use proptest::prelude::*;
-
+use super::super::test_jobs::{job, of};
 use super::*;
 
-fn job(key: u64, costs: &[usize]) -> Waiting {
-    let items = (0..).zip(costs.iter().copied()).collect();
-    Waiting {
-        key: JobKey(key),
-        queue: QueueIndex(0),
-        caller: None,
-        hint: None,
-        exclusive: false,
-        tried_at_ms: 0,
-        isolated: false,
-        items,
-        more: false,
-    }
-}
-
-fn of(caller: &str, job: Waiting) -> Waiting {
-    Waiting { caller: Some(caller.to_owned()), ..job }
-}
-
-fn batcher(cost_max: usize) -> Batcher {
+pub(super) fn batcher(cost_max: usize) -> Batcher {
     weighted(cost_max, &[1])
 }
 
 /// For jobs of queues with these weights.
-fn weighted(cost_max: usize, weights: &[u32]) -> Batcher {
+pub(super) fn weighted(cost_max: usize, weights: &[u32]) -> Batcher {
     Batcher::new(PassLimits { cost_max }, weights.iter().filter_map(|weight| NonZeroU32::new(*weight)))
 }
 
 /// The next pass, led by whose turn it is.
-fn next_pass(batcher: &mut Batcher, fits: impl Fn(PassShape) -> bool) -> Option<Draft> {
+pub(super) fn next_pass(batcher: &mut Batcher, fits: impl Fn(PassShape) -> bool) -> Option<Draft> {
     let lead = batcher.leads().next()?;
     batcher.next_pass(lead, fits)
 }
 
-fn first_shape(batcher: &Batcher) -> Option<(PassShape, bool)> {
+pub(super) fn first_shape(batcher: &Batcher) -> Option<(PassShape, bool)> {
     batcher.first_shape(batcher.leads().next()?)
 }
 
 /// Job and index of each item of the next pass.
-fn pass(batcher: &mut Batcher) -> Vec<(u64, u32)> {
+pub(super) fn pass(batcher: &mut Batcher) -> Vec<(u64, u32)> {
     let draft = next_pass(batcher, |_| true).unwrap();
     draft.items.iter().map(|(job, index, _)| (job.0, *index)).collect()
 }
@@ -146,7 +124,7 @@ fn a_removed_job_leaves_nothing_behind() {
     assert_eq!(batcher.large(), [JobKey(1)]);
     [1, 2, 3, 9].into_iter().for_each(|key| batcher.remove(JobKey(key)));
     assert!(next_pass(&mut batcher, |_| true).is_none() && !batcher.has_full_pass());
-    assert!(batcher.lanes.is_empty() && batcher.leaders.is_empty());
+    assert!(batcher.shared.is_empty() && batcher.leaders.is_empty());
 }
 
 #[test]
@@ -230,7 +208,7 @@ fn a_queue_of_which_one_job_is_held_at_a_time_keeps_its_share_and_gets_no_more()
 }
 
 #[test]
-fn a_queue_without_jobs_lends_its_share_and_has_no_claim_on_it_later() {
+fn a_queue_without_jobs_lends_its_share_and_does_not_make_up_for_it_later() {
     let mut batcher = weighted(8, &[1, 1]);
     (0..1000).for_each(|key| batcher.push(job(key, &[1])));
     (0..50).for_each(|_| assert_eq!(pass(&mut batcher).len(), 8));
@@ -238,177 +216,5 @@ fn a_queue_without_jobs_lends_its_share_and_has_no_claim_on_it_later() {
     for _ in 0..10 {
         let of_second = pass(&mut batcher).into_iter().filter(|(key, _)| *key >= 1000).count();
         assert!((3..=5).contains(&of_second), "{of_second} of 8");
-    }
-}
-
-proptest! {
-    /// While all queues have jobs waiting, each has its share of the passes to within one item, whatever the passes' size, and every
-    /// pass is full.
-    #[test]
-    fn queues_have_their_shares_within_one_job(
-        weights in prop::collection::vec(1u32..10, 1..6),
-        cost_max in 1usize..40,
-        callers in 1u64..4,
-        passes in 1usize..60,
-    ) {
-        let mut batcher = weighted(cost_max, &weights);
-        let (mut key, mut ran, mut queue_of) = (0, vec![0; weights.len()], HashMap::new());
-        let mut waiting = vec![0; weights.len()];
-        for _ in 0..passes {
-            for (queue, held) in waiting.iter_mut().enumerate() {
-                // More than a pass takes.
-                for _ in *held..=cost_max {
-                    key += 1;
-                    queue_of.insert(key, queue);
-                    let caller = (key % callers).to_string();
-                    batcher.push(of(&caller, Waiting { queue: QueueIndex(queue), ..job(key, &[1]) }));
-                }
-                *held = cost_max + 1;
-            }
-            let items = pass(&mut batcher);
-            prop_assert_eq!(items.len(), cost_max);
-            for (key, _) in items {
-                ran[queue_of[&key]] += 1;
-                waiting[queue_of[&key]] -= 1;
-            }
-            let by_weight = |at: usize| f64::from(ran[at]) / f64::from(weights[at]);
-            for a in 0..weights.len() {
-                for b in 0..weights.len() {
-                    let one_each = 1.0 / f64::from(weights[a]) + 1.0 / f64::from(weights[b]);
-                    prop_assert!((by_weight(a) - by_weight(b)).abs() <= one_each + 1e-9, "{ran:?} by {weights:?}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn every_item_goes_once_within_the_limits_and_in_its_jobs_order(
-        jobs in prop::collection::vec((prop::collection::vec(1usize..40, 1..30), prop::option::of(1u32..9), 0u8..4, prop::bool::weighted(0.1)), 1..30),
-        cost_max in 1usize..100,
-        memory in 1usize..100,
-    ) {
-        let mut batcher = batcher(cost_max);
-        let mut expected = HashSet::new();
-        for (key, (costs, hint, caller, exclusive)) in jobs.iter().enumerate() {
-            let key = key as u64;
-            expected.extend((0..costs.len()).map(|i| (key, i as u32)));
-            let waiting = Waiting { hint: *hint, exclusive: *exclusive, ..job(key, costs) };
-            batcher.push(if *caller == 0 { waiting } else { of(&caller.to_string(), waiting) });
-        }
-        let mut next_index = vec![0; jobs.len()];
-        let lead = |batcher: &Batcher| batcher.leads().next().and_then(|lead| batcher.first(lead));
-        while let Some(first) = lead(&batcher) {
-            let (shape, exclusive) = first_shape(&batcher).unwrap();
-            let draft = next_pass(&mut batcher, |shape| shape.cost <= memory).unwrap();
-            let hints = draft.items.iter().filter_map(|(job, ..)| jobs[job.0 as usize].1).min();
-            prop_assert!(draft.items.iter().any(|(job, ..)| *job == first));
-            prop_assert!(draft.items.len() == 1 || draft.shape.cost <= cost_max.min(memory));
-            prop_assert!(draft.shape.cost >= shape.cost && draft.exclusive == exclusive);
-            prop_assert!(hints.is_none_or(|hint| draft.items.len() <= hint as usize));
-            prop_assert_eq!(draft.shape, draft.items.iter().map(|(_, _, cost)| *cost).collect::<PassShape>());
-            prop_assert!(!exclusive || draft.items.iter().all(|(job, ..)| *job == first));
-            let mut taken: Vec<_> = draft.items.iter().map(|(job, index, _)| (job.0, *index)).collect();
-            taken.sort_unstable();
-            for (job, index) in taken {
-                prop_assert_eq!(next_index[job as usize], index);
-                next_index[job as usize] += 1;
-                prop_assert!(expected.remove(&(job, index)));
-            }
-        }
-        prop_assert!(expected.is_empty() && batcher.lanes.is_empty());
-        prop_assert!(!batcher.has_full_pass() || cost_max == 0);
-    }
-
-    /// Whatever else is pushed while it waits, a job of one item runs within a number of passes that depends only on who was
-    /// there before: nobody starves.
-    #[test]
-    fn nobody_starves(
-        before in prop::collection::vec((1usize..60, 0u8..5, prop::option::of(1u32..4), prop::bool::weighted(0.1)), 0..20),
-        flood in prop::collection::vec((1usize..60, 0u8..200, prop::option::of(1u32..4)), 400),
-        cost in 1usize..60,
-    ) {
-        let mut batcher = batcher(100);
-        let mut key = 0;
-        for (cost, caller, hint, exclusive) in &before {
-            key += 1;
-            batcher.push(of(&caller.to_string(), Waiting { hint: *hint, exclusive: *exclusive, ..job(key, &[*cost; 4]) }));
-        }
-        batcher.push(of("victim", job(10_000, &[cost])));
-        let mut flood = flood.into_iter();
-        for passes in 1.. {
-            // Each of the items before may take a pass, half of the passes belong to jobs that lead their own, and half of each
-            // other pass to callers that had nothing waiting.
-            prop_assert!(passes <= 4 * (4 * before.len() + 2), "{passes} passes");
-            for (cost, caller, hint) in flood.by_ref().take(4) {
-                key += 1;
-                batcher.push(of(&format!("flood {caller}"), Waiting { hint, ..job(key, &[cost]) }));
-            }
-            if pass(&mut batcher).contains(&(10_000, 0)) {
-                break;
-            }
-        }
-    }
-
-    /// A job that runs alone (exclusive, or from the quarantine) waits for one pass of each such job before it, and as many of
-    /// the others, whatever else is pushed while it waits.
-    #[test]
-    fn a_job_that_runs_alone_waits_only_for_the_jobs_before_it(
-        before in prop::collection::vec((1usize..60, 0u8..5, prop::option::of(1u32..4), prop::bool::weighted(0.5)), 0..20),
-        flood in prop::collection::vec((1usize..60, 0u8..200, prop::option::of(1u32..4), prop::bool::weighted(0.3)), 400),
-        exclusive: bool,
-    ) {
-        let mut batcher = batcher(100);
-        for (key, (cost, caller, hint, exclusive)) in (0..).zip(&before) {
-            let waiting = Waiting { hint: *hint, exclusive: *exclusive, ..job(key, &[*cost; 4]) };
-            batcher.push(of(&caller.to_string(), waiting));
-        }
-        batcher.push(of("victim", Waiting { exclusive, isolated: !exclusive, ..job(10_000, &[1]) }));
-        let mut flood = (1000..).zip(flood);
-        for passes in 1.. {
-            prop_assert!(passes <= 2 * (before.len() + 1), "{passes} passes");
-            for (key, (cost, caller, hint, exclusive)) in flood.by_ref().take(4) {
-                let waiting = Waiting { hint, exclusive, ..job(key, &[cost]) };
-                batcher.push(of(&format!("flood {caller}"), waiting));
-            }
-            if pass(&mut batcher).contains(&(10_000, 0)) {
-                break;
-            }
-        }
-    }
-
-    /// A job whose items are prepared a few at a time runs like one that has them all: each item once, in order, and it never
-    /// counts as a small job while more are to come.
-    #[test]
-    fn a_job_that_is_extended_runs_whole_and_in_order(
-        pieces in prop::collection::vec((prop::collection::vec(1usize..40, 1..10), 0usize..3), 1..10),
-        others in prop::collection::vec(1usize..40, 0..30),
-    ) {
-        let mut batcher = batcher(100);
-        for (key, cost) in (1..).zip(&others) {
-            batcher.push(of("other", job(key, &[*cost])));
-        }
-        let (mut next, mut ran) = (0, Vec::new());
-        let last = pieces.len() - 1;
-        for (at, (costs, passes)) in pieces.iter().enumerate() {
-            let items = (next..).zip(costs.iter().copied()).collect();
-            next += costs.len() as u32;
-            batcher.extend(of("victim", Waiting { items, more: at < last, ..job(0, &[]) }));
-            let small = batcher.lanes.small(QueueIndex(0), &Some("victim".to_owned()));
-            prop_assert!(at == last || small == 0);
-            for _ in 0..*passes {
-                if let Some(draft) = next_pass(&mut batcher, |_| true) {
-                    let mut own: Vec<_> = draft.items.iter().filter(|(job, ..)| job.0 == 0).collect();
-                    own.sort_by_key(|(_, index, _)| *index);
-                    ran.extend(own.into_iter().map(|(_, index, _)| *index));
-                }
-            }
-        }
-        while let Some(draft) = next_pass(&mut batcher, |_| true) {
-            let mut own: Vec<_> = draft.items.iter().filter(|(job, ..)| job.0 == 0).collect();
-            own.sort_by_key(|(_, index, _)| *index);
-            ran.extend(own.into_iter().map(|(_, index, _)| *index));
-        }
-        prop_assert_eq!(ran, (0..next).collect::<Vec<_>>());
-        prop_assert!(!batcher.has_full_pass() && batcher.lanes.is_empty() && batcher.cost == 0);
     }
 }

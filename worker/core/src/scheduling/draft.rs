@@ -1,4 +1,4 @@
-//! What a pass is made of: the items of jobs that wait, and the pass in the making, within its limits.
+//! What a pass is made of. What comes in are the items of waiting jobs; what goes out is the content of a pass within its limits.
 
 use std::collections::VecDeque;
 
@@ -54,7 +54,7 @@ impl Waiting {
 /// The content of a pass.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Draft {
-    /// Job and index of each item, the longest item first: that is how an engine spreads items over parallel lanes evenly.
+    /// Job and index of each item, the longest item first: that is how an engine spreads items over parallel units evenly.
     pub(crate) items: Vec<(JobKey, u32, usize)>,
     pub(crate) shape: PassShape,
     /// The pass must have the device to itself.

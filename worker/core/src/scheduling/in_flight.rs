@@ -1,4 +1,4 @@
-//! A pass that an executor has, with its permit; and what each caller had of it.
+//! A pass that an executor has. Owns its permit until the pass has ended, and divides the pass's time among callers.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

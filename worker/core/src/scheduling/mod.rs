@@ -1,9 +1,13 @@
-//! Passes: which items run next, with how much memory, and what is in flight.
+//! Decides which pass starts next. What comes in are jobs with prepared items, and the ends of passes; what goes out are passes with
+//! their memory admitted. Owns a batcher for each model, the passes in flight with their permits, and the device time of each model.
 
 mod batcher;
 mod draft;
+mod fair_queue;
 mod in_flight;
-mod lanes;
+mod pass_memory;
+#[cfg(test)]
+mod test_jobs;
 mod turns;
 
 use std::collections::HashMap;
@@ -14,13 +18,11 @@ pub(crate) use draft::{Caller, Waiting};
 use draft::{Draft, PassLimits};
 pub(crate) use in_flight::{InFlight, PassJob};
 pub(crate) use turns::Turn;
-use turns::{Holder, Turns};
+use turns::Turns;
 
 use crate::action::PassOrder;
-use crate::admission::{Budget, Permit};
-use crate::device::PassShape;
+use crate::admission::Budget;
 use crate::ids::{JobKey, ModelIndex, PassId};
-use crate::learned_limits::LearnedLimits;
 use crate::settings::{ExecutorFacts, ModelFacts};
 use crate::sizes::Size;
 
@@ -100,18 +102,18 @@ impl Scheduler {
     }
 
     pub(crate) fn push(&mut self, model: ModelIndex, job: Waiting) {
-        self.forget_claim(model);
+        self.catch_up_device_time(model);
         self.batchers[model.0].push(job);
     }
 
     /// More items of a job were prepared.
     pub(crate) fn extend(&mut self, model: ModelIndex, job: Waiting) {
-        self.forget_claim(model);
+        self.catch_up_device_time(model);
         self.batchers[model.0].extend(job);
     }
 
-    /// A model that had nothing to run has no claim on the time that others had meanwhile.
-    fn forget_claim(&mut self, model: ModelIndex) {
+    /// A model that had nothing to run does not make up for the device time that others had meanwhile.
+    fn catch_up_device_time(&mut self, model: ModelIndex) {
         if self.batchers[model.0].waiting() == 0 {
             let busy = (0..self.batchers.len()).filter(|other| self.batchers[*other].waiting() > 0);
             let least = busy.map(|other| self.device_time[other]).min_by(f64::total_cmp);
@@ -208,73 +210,6 @@ impl Scheduler {
 
     fn has_waiting(&self) -> bool {
         self.batchers.iter().any(|batcher| batcher.waiting() > 0)
-    }
-
-    /// The pass of a turn with its permit, if the device has the memory. `budget_max`: the budget while no other process holds
-    /// anything.
-    pub(crate) fn admit(
-        &mut self,
-        turn: Turn,
-        model: &ModelFacts,
-        limits: &LearnedLimits,
-        budget_max: u64,
-        now: Instant,
-    ) -> Option<Box<InFlight>> {
-        match self.form(turn, model, limits, budget_max, now) {
-            Ok((draft, permit)) => {
-                self.turns.started(turn);
-                Some(Box::new(InFlight::new(turn.model, model.executor, draft, permit, now)))
-            }
-            Err(holder) => {
-                self.turns.refused(turn, holder, self.in_flight.keys().copied());
-                None
-            }
-        }
-    }
-
-    /// Forms the pass of a turn, unless somebody holds the memory that it needs.
-    fn form(
-        &mut self,
-        turn: Turn,
-        model: &ModelFacts,
-        limits: &LearnedLimits,
-        budget_max: u64,
-        now: Instant,
-    ) -> Result<(Draft, Permit), Holder> {
-        let batcher = &mut self.batchers[turn.model.0];
-        let (first, exclusive) = batcher.first_shape(turn.lead).ok_or(Holder::Processes)?;
-        let (first_bytes, limit) = ((model.pass_bytes)(first), self.budget.limit());
-        // What other processes hold may come back within moments; until then the pass would only run out of memory.
-        if first_bytes <= limit {
-            self.turns.is_not_short(turn);
-        } else if !exclusive && first_bytes <= budget_max && self.turns.waits_for_processes(turn, now) {
-            return Err(Holder::Processes);
-        }
-        // A pass that is larger than the device, or waited in vain, gets the whole budget, and the device says what is missing.
-        let (whole, room) = if exclusive || first_bytes > limit {
-            (Some(self.budget.try_acquire_all().ok_or(Holder::Passes(u64::MAX))?), limit)
-        } else {
-            let in_flight = self.in_flight.iter().map(|(id, pass)| (id, pass.runs(now), pass.bytes()));
-            let room = self.budget.available().saturating_sub(self.turns.kept(turn, limit, in_flight));
-            if first_bytes > room {
-                return Err(Holder::Passes(first_bytes));
-            }
-            (None, room)
-        };
-        // The need of a program is learned while it is asked for: the permit is for what was found to fit.
-        let fitted = std::cell::Cell::new(first_bytes);
-        let fits = |shape: PassShape| {
-            let bytes = (model.pass_bytes)(shape);
-            let fits = bytes <= room.min(limits.limit(&model.name, shape.longest));
-            if fits {
-                fitted.set(bytes);
-            }
-            fits
-        };
-        let draft = batcher.next_pass(turn.lead, fits).ok_or(Holder::Processes)?;
-        // What was available a moment ago still is: nothing else takes from the budget.
-        let permit = whole.or_else(|| self.budget.try_acquire(fitted.get()));
-        Ok((draft, permit.ok_or(Holder::Processes)?))
     }
 
     /// A health probe of a model; nothing while passes hold too much.

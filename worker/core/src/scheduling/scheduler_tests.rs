@@ -1,43 +1,21 @@
 //! Tests of the scheduler: how models share the device, and whose pass waits for memory.
 
-use std::num::{NonZeroU16, NonZeroU32};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use super::test_jobs::unit_job;
 use super::*;
-use crate::ids::QueueIndex;
-use crate::settings::QueueFacts;
+use crate::learned_limits::LearnedLimits;
 
 /// A model with so large a share of the device. Its passes take a byte for each unit of cost.
 fn model(share: u32) -> ModelFacts {
     ModelFacts {
         name: share.to_string(),
-        queues: vec![QueueFacts::own("m")],
-        larger: None,
-        slots_max: NonZeroU16::MIN,
-        slots: NonZeroU16::MIN,
         pass_cost_max: 1,
-        job_shape: PassShape::default(),
         share: NonZeroU32::new(share).unwrap(),
-        weights: 0,
-        executor: 0,
-        probe: PassShape::default(),
-        pass_bytes: Arc::new(|shape| shape.cost as u64),
-    }
-}
-
-fn job(key: u64, items: usize) -> Waiting {
-    Waiting {
-        key: JobKey(key),
-        queue: QueueIndex(0),
-        caller: None,
-        hint: None,
-        exclusive: false,
-        tried_at_ms: 0,
-        isolated: false,
-        items: (0..).zip(vec![1; items]).collect(),
-        more: false,
+        ..ModelFacts::for_tests()
     }
 }
 
@@ -108,7 +86,7 @@ fn passes_of(models: &[ModelFacts], seconds: &[u64], passes: usize) -> Vec<u64> 
     let executor = ExecutorFacts { passes_max: 1, is_serial: true };
     let mut scheduler = Scheduler::new(models, &[executor], Budget::new(1));
     for index in 0..models.len() {
-        scheduler.push(ModelIndex(index), job(index as u64, passes));
+        scheduler.push(ModelIndex(index), unit_job(index as u64, passes));
     }
     let mut counts = vec![0; models.len()];
     for _ in 0..passes {
@@ -127,7 +105,7 @@ fn passes_of(models: &[ModelFacts], seconds: &[u64], passes: usize) -> Vec<u64> 
 fn a_wait_for_memory_is_reported_once_with_its_length() {
     let mut device = Device::new(1, 1, 1);
     let others = device.scheduler.budget.try_acquire(1).expect("nothing holds it");
-    device.push(0, job(1, 1));
+    device.push(0, unit_job(1, 1));
     let start = device.now;
     device.round(&[SECOND]);
     device.now += 3 * SECOND;
@@ -153,23 +131,23 @@ fn models_share_the_devices_time_by_their_weights() {
 fn an_exclusive_job_that_waits_for_a_long_pass_stops_no_short_ones() {
     let takes = [SECOND / 10, 45 * SECOND];
     let mut device = Device::new(2, 100, 1);
-    device.push(0, job(1, 1));
+    device.push(0, unit_job(1, 1));
     assert_eq!(device.round(&takes), [[JobKey(1)]]);
     device.next_end();
-    device.push(1, job(2, 1));
+    device.push(1, unit_job(2, 1));
     assert_eq!(device.round(&takes), [[JobKey(2)]]);
     device.now += SECOND;
-    device.push(0, Waiting { exclusive: true, ..job(3, 1) });
-    device.push(1, job(4, 1));
+    device.push(0, Waiting { exclusive: true, ..unit_job(3, 1) });
+    device.push(1, unit_job(4, 1));
     let mut key = 100;
     while device.running.iter().any(|(_, model, ..)| *model == ModelIndex(1)) {
         key += 1;
-        device.push(0, job(key, 1));
+        device.push(0, unit_job(key, 1));
         assert_eq!(device.round(&takes), [[JobKey(key)]], "one short pass after the other");
         device.next_end();
     }
     assert!(key > 300, "{key}");
-    device.push(0, job(5, 1));
+    device.push(0, unit_job(5, 1));
     while !device.running.is_empty() {
         assert_eq!(device.round(&takes), [[JobKey(0); 0]; 0], "nothing starts before it any more");
         device.next_end();
@@ -186,12 +164,12 @@ fn an_exclusive_job_that_waits_for_a_long_pass_stops_no_short_ones() {
 fn a_pass_that_leaves_room_for_the_reserved_one_starts_whatever_it_takes() {
     let takes = [SECOND / 10, 45 * SECOND, 50 * SECOND];
     let mut device = Device::new(3, 100, 60);
-    device.push(1, job(1, 60));
+    device.push(1, unit_job(1, 60));
     assert_eq!(device.round(&takes), [[JobKey(1)]]);
     device.models[1].pass_bytes = Arc::new(|_| 70);
     device.models[2].pass_bytes = Arc::new(|_| 31);
-    device.push(1, job(2, 1));
-    device.push(2, job(3, 1));
+    device.push(1, unit_job(2, 1));
+    device.push(2, unit_job(3, 1));
     assert_eq!(
         device.round(&takes),
         [[JobKey(0); 0]; 0],
@@ -209,8 +187,8 @@ fn memory_that_other_processes_may_give_back_is_waited_for_by_one_model() {
     let mut device = Device::new(2, 1, 1);
     device.models[0].pass_bytes = Arc::new(|_| 50);
     let (limits, now) = (device.limits.clone(), device.now);
-    device.push(0, job(1, 1));
-    device.push(1, job(2, 1));
+    device.push(0, unit_job(1, 1));
+    device.push(1, unit_job(2, 1));
     device.scheduler.begin_round();
     let mut tried = Vec::new();
     while let Some((turn, job)) = device.scheduler.next_turn(&device.models) {
@@ -241,12 +219,12 @@ proptest! {
         let mut flood = (1..).zip(flood);
         let mut fill = |device: &mut Device, jobs: usize| {
             for (key, (model, exclusive, items)) in flood.by_ref().take(jobs) {
-                device.push(model % takes.len(), Waiting { exclusive, ..job(key, items) });
+                device.push(model % takes.len(), Waiting { exclusive, ..unit_job(key, items) });
             }
         };
         fill(&mut device, 20);
         let (start, before) = (device.now, 21);
-        device.push(victim % takes.len(), Waiting { exclusive: is_exclusive, ..job(10_000, 1) });
+        device.push(victim % takes.len(), Waiting { exclusive: is_exclusive, ..unit_job(10_000, 1) });
         loop {
             let started = device.round(&takes);
             if started.iter().flatten().any(|key| *key == JobKey(10_000)) {

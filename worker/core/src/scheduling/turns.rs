@@ -1,9 +1,11 @@
-//! Whose pass starts next while the device has no room for all of them. A pass that finds no room stops no other, and the others do
-//! not keep it waiting for ever.
+//! Decides which pass may start while the device has no memory for all of them. A turn is a pass that could start: a model, and which
+//! of its jobs lead. What comes in are turns and who holds the memory that they need; what goes out is how much memory the pass of a
+//! turn must leave free.
 //!
-//! The first pass that finds no room has its turn reserved. It waits for the passes that are in flight at that moment, whatever
-//! else happens. So others start meanwhile that leave it the memory that it needs, and beside these passes also others that are
-//! expected to be over soon. When they have ended, nothing starts before the reserved one. Batch systems call this backfilling.
+//! A turn that finds no memory stops no other, and the others do not keep it waiting for ever: the first that finds none is
+//! reserved. It waits for the passes that are in flight at that moment, and for no others. Meanwhile passes start that leave it the
+//! memory that it needs, and beside those in flight also passes that are expected to end soon. When those in flight have ended,
+//! nothing starts before the reserved one. Batch systems call this backfilling.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -39,7 +41,16 @@ pub(super) enum Holder {
     Processes,
 }
 
-/// A turn that nothing takes away.
+/// The memory of a pass in flight.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PassMemory {
+    pub(super) pass: PassId,
+    /// How long the executor has had it.
+    pub(super) runs_for: Duration,
+    pub(super) bytes: u64,
+}
+
+/// The turn that is reserved: nothing takes it away.
 #[derive(Debug)]
 struct Reservation {
     turn: Turn,
@@ -49,20 +60,21 @@ struct Reservation {
     blockers: Vec<PassId>,
 }
 
-/// The turns of all models.
+/// The turns of all models that found no memory.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     reservation: Option<Reservation>,
-    /// Turns that found no room in this round.
+    /// Those that found no memory in this round.
     refused: Vec<Turn>,
-    /// Since when other processes hold what a turn's pass needs.
+    /// Since when other processes hold what a turn needs.
     short_since: HashMap<Turn, Instant>,
     /// About the longest of each model's latest passes.
     longest: HashMap<ModelIndex, Duration>,
 }
 
 impl Turns {
-    /// Passes are about to start: what found no room before is tried again. Turns that nobody `waits` for any more are forgotten.
+    /// Passes are about to start: turns that found no memory before are tried again. Those that no job `waits` for any more are
+    /// forgotten.
     pub(super) fn begin_round(&mut self, waits: impl Fn(Turn) -> bool) {
         self.refused.clear();
         self.reservation.take_if(|reservation| !waits(reservation.turn));
@@ -89,7 +101,7 @@ impl Turns {
         !self.refused.contains(&turn)
     }
 
-    /// Whether any pass found no room in this round.
+    /// Whether any turn found no memory in this round.
     pub(super) fn is_any_refused(&self) -> bool {
         !self.refused.is_empty()
     }
@@ -99,7 +111,7 @@ impl Turns {
         self.short_since.remove(&turn);
     }
 
-    /// A turn's pass found no room. What other processes may give back is not waited for by reserving anything.
+    /// A turn found no memory. It is not reserved if other processes hold the memory: they may give it back at any time.
     pub(super) fn refused(&mut self, turn: Turn, holder: Holder, in_flight: impl Iterator<Item = PassId>) {
         self.refused.push(turn);
         if let Holder::Passes(bytes) = holder
@@ -109,26 +121,26 @@ impl Turns {
         }
     }
 
-    /// Bytes that the pass of a turn must leave of the budget, of which `limit` is all, for the one that has its turn reserved. Passes
-    /// in flight come with how long they are and their bytes.
-    pub(super) fn kept<'a>(
+    /// Bytes that the pass of a turn must leave for the reserved one, of a budget of `limit` bytes.
+    pub(super) fn kept(
         &self,
         turn: Turn,
         limit: u64,
-        in_flight: impl Iterator<Item = (&'a PassId, Duration, u64)> + Clone,
+        in_flight: impl Iterator<Item = PassMemory> + Clone,
     ) -> u64 {
         let Some(reservation) = self.reservation.as_ref().filter(|reserved| reserved.turn != turn) else {
             return 0;
         };
-        let blockers = in_flight.filter(|(pass, ..)| reservation.blockers.contains(*pass));
-        let runs = blockers.clone().map(|(_, runs, _)| runs).max();
-        let is_over_soon =
-            |longest: &Duration| runs.is_some_and(|runs| longest.saturating_mul(BESIDE) <= runs);
-        if self.longest.get(&turn.model).is_some_and(is_over_soon) {
+        let blockers = in_flight.filter(|held| reservation.blockers.contains(&held.pass));
+        let longest_blocker = blockers.clone().map(|held| held.runs_for).max();
+        let ends_soon = |longest: &Duration| {
+            longest_blocker.is_some_and(|runs_for| longest.saturating_mul(BESIDE) <= runs_for)
+        };
+        if self.longest.get(&turn.model).is_some_and(ends_soon) {
             return 0;
         }
         // The blockers' memory will be free.
-        let freed: u64 = blockers.map(|(.., bytes)| bytes).sum();
+        let freed: u64 = blockers.map(|held| held.bytes).sum();
         reservation.bytes.min(limit).saturating_sub(freed)
     }
 
@@ -138,7 +150,7 @@ impl Turns {
         *longest = longest.mul_f64(FORGET).max(took);
     }
 
-    /// Other processes hold what a turn's pass needs. Whether to wait for them still.
+    /// Other processes hold what a turn needs. Whether to wait for them still.
     pub(super) fn waits_for_processes(&mut self, turn: Turn, now: Instant) -> bool {
         let since = *self.short_since.entry(turn).or_insert(now);
         now.saturating_duration_since(since) < SHORTAGE_MAX

@@ -1,5 +1,8 @@
-//! The consumers of one queue. A prefetch does not change under a live consumer, so a worker has several, each with a share of its
-//! credit, and starts and stops them one by one: the first for one job, and each further one for as many as all before it together.
+//! The consumers of one queue. What comes in is how many jobs the worker wants to hold and may hold; what goes out is which consumer
+//! starts or stops next. Owns the started consumers with their prefetch, and counts their unacknowledged deliveries.
+//!
+//! A prefetch does not change under a live consumer. So a worker has several, each with a part of its credit, and starts and stops
+//! them one by one: the first for one job, and each further one for as many as all before it together.
 //!
 //! Invariant: what the live consumers may be sent, and what was sent to stopped ones and is not settled, never exceeds the slots.
 
@@ -8,9 +11,9 @@ use std::num::NonZeroU16;
 use super::remaining;
 use crate::ids::ConsumerId;
 
-/// A consumer that was started.
+/// A consumer that was started and has not ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Lease {
+pub(super) struct StartedConsumer {
     pub(super) consumer: ConsumerId,
     pub(super) prefetch: u16,
     /// The broker was asked to stop it; what it had sent before may still come.
@@ -26,31 +29,31 @@ pub(crate) enum Change {
 
 /// The consumers of a queue in one session.
 #[derive(Debug, Default)]
-pub(super) struct Consumers {
+pub(super) struct QueueConsumers {
     /// Oldest first.
-    pub(super) leases: Vec<Lease>,
+    pub(super) started: Vec<StartedConsumer>,
     /// Unacknowledged deliveries, by the consumer that they came to.
     pub(super) unacked: Vec<(ConsumerId, usize)>,
 }
 
-impl Consumers {
+impl QueueConsumers {
     /// The broker may send jobs.
     pub(super) fn is_consuming(&self) -> bool {
-        self.leases.iter().any(|lease| !lease.is_stopping)
+        self.started.iter().any(|one| !one.is_stopping)
     }
 
     /// No consumer is there, and none is stopping.
     pub(super) fn is_over(&self) -> bool {
-        self.leases.is_empty()
+        self.started.is_empty()
     }
 
     /// What the live consumers may be sent.
     fn prefetch(&self) -> u16 {
-        self.leases.iter().filter(|lease| !lease.is_stopping).map(|lease| lease.prefetch).sum()
+        self.started.iter().filter(|one| !one.is_stopping).map(|one| one.prefetch).sum()
     }
 
     pub(super) fn live(&self) -> usize {
-        self.leases.iter().filter(|lease| !lease.is_stopping).count()
+        self.started.iter().filter(|one| !one.is_stopping).count()
     }
 
     /// Deliveries that are neither acknowledged nor given back.
@@ -77,22 +80,21 @@ impl Consumers {
 
     /// The stream of a consumer has ended. False if the core did not ask for it.
     pub(super) fn ended(&mut self, consumer: ConsumerId) -> bool {
-        let Some(at) = self.leases.iter().position(|lease| lease.consumer == consumer) else { return true };
-        self.leases.remove(at).is_stopping
+        let Some(at) = self.started.iter().position(|one| one.consumer == consumer) else { return true };
+        self.started.remove(at).is_stopping
     }
 
     /// All consumers have ended, with their channel.
     pub(super) fn all_ended(&mut self) {
-        self.leases.clear();
+        self.started.clear();
     }
 
     /// Jobs that the broker may have under way to this worker or waits to hear about.
     pub(super) fn committed(&self) -> usize {
-        let leased: usize = self.leases.iter().map(|lease| usize::from(lease.prefetch)).sum();
-        let of_lease = |to: &ConsumerId| self.leases.iter().any(|lease| lease.consumer == *to);
-        let orphaned: usize =
-            self.unacked.iter().filter(|(to, _)| !of_lease(to)).map(|(_, count)| count).sum();
-        leased + orphaned
+        let of_started: usize = self.started.iter().map(|one| usize::from(one.prefetch)).sum();
+        let has_ended = |consumer: ConsumerId| self.started.iter().all(|one| one.consumer != consumer);
+        let of_ended = self.unacked.iter().filter(|(consumer, _)| has_ended(*consumer));
+        of_started + of_ended.map(|(_, count)| count).sum::<usize>()
     }
 
     /// One step towards holding `wanted` jobs, of at most `slots`; nothing when no step is due. `free` is how many of the model's
@@ -112,21 +114,21 @@ impl Consumers {
         let room = remaining(slots, self.committed()).min(free);
         let step = live.max(1).min(slots - live);
         let prefetch = NonZeroU16::new(step.min(room))?;
-        if prefetch.get() < step && !self.leases.is_empty() {
+        if prefetch.get() < step && !self.started.is_empty() {
             // Slots are still taken by jobs of stopped consumers: wait rather than collect many small ones.
             return None;
         }
-        self.leases.push(Lease { consumer: next, prefetch: prefetch.get(), is_stopping: false });
+        self.started.push(StartedConsumer { consumer: next, prefetch: prefetch.get(), is_stopping: false });
         Some(Change::Start { consumer: next, prefetch })
     }
 
     fn prefetch_without_newest(&self) -> u16 {
-        let newest = self.leases.iter().rev().find(|lease| !lease.is_stopping);
-        self.prefetch() - newest.map_or(0, |lease| lease.prefetch)
+        let newest = self.started.iter().rev().find(|one| !one.is_stopping);
+        self.prefetch() - newest.map_or(0, |one| one.prefetch)
     }
 
     fn stop_newest(&mut self) -> Option<Change> {
-        let newest = self.leases.iter_mut().rev().find(|lease| !lease.is_stopping)?;
+        let newest = self.started.iter_mut().rev().find(|one| !one.is_stopping)?;
         newest.is_stopping = true;
         Some(Change::Stop { consumer: newest.consumer })
     }
@@ -139,16 +141,16 @@ mod tests {
     use super::*;
 
     /// Steps until nothing is to be done; the prefetches of the live consumers.
-    fn settle(consumers: &mut Consumers, wanted: u16, slots: u16, next: &mut u64) -> Vec<u16> {
+    fn settle(consumers: &mut QueueConsumers, wanted: u16, slots: u16, next: &mut u64) -> Vec<u16> {
         while consumers.change(wanted, slots, slots, ConsumerId(*next)).is_some() {
             *next += 1;
         }
-        consumers.leases.iter().filter(|lease| !lease.is_stopping).map(|lease| lease.prefetch).collect()
+        consumers.started.iter().filter(|one| !one.is_stopping).map(|one| one.prefetch).collect()
     }
 
     #[test]
     fn consumers_double_up_to_what_is_wanted_and_never_exceed_the_slots() {
-        let (mut consumers, mut next) = (Consumers::default(), 0);
+        let (mut consumers, mut next) = (QueueConsumers::default(), 0);
         assert_eq!(settle(&mut consumers, 1, 104, &mut next), [1]);
         assert_eq!(settle(&mut consumers, 4, 104, &mut next), [1, 1, 2]);
         assert_eq!(settle(&mut consumers, 4096, 104, &mut next), [1, 1, 2, 4, 8, 16, 32, 40]);
@@ -157,21 +159,21 @@ mod tests {
 
     #[test]
     fn fewer_wanted_jobs_stop_the_newest_consumers_and_keep_the_rest() {
-        let (mut consumers, mut next) = (Consumers::default(), 0);
+        let (mut consumers, mut next) = (QueueConsumers::default(), 0);
         settle(&mut consumers, 64, 64, &mut next);
         assert_eq!(settle(&mut consumers, 40, 64, &mut next).iter().sum::<u16>(), 64, "not worth a change");
         assert_eq!(settle(&mut consumers, 1, 64, &mut next), [1, 1]);
         // What the stopped ones may still be sent takes slots.
         assert_eq!(settle(&mut consumers, 64, 64, &mut next), [1, 1]);
-        for lease in consumers.leases.clone() {
-            assert!(!lease.is_stopping || consumers.ended(lease.consumer));
+        for one in consumers.started.clone() {
+            assert!(!one.is_stopping || consumers.ended(one.consumer));
         }
         assert_eq!(settle(&mut consumers, 64, 64, &mut next).iter().sum::<u16>(), 64);
     }
 
     #[test]
     fn a_consumer_that_ends_by_itself_is_noticed() {
-        let mut consumers = Consumers::default();
+        let mut consumers = QueueConsumers::default();
         settle(&mut consumers, 1, 1, &mut 7);
         assert!(!consumers.ended(ConsumerId(7)));
     }
@@ -180,7 +182,7 @@ mod tests {
         /// A broker that sends as much as it may: unacknowledged jobs never exceed the largest of the slots since they were sent.
         #[test]
         fn unacked_never_exceeds_the_slots(steps in prop::collection::vec((0u16..40, 1u16..40, 0usize..30), 1..40), slots in 1u16..40) {
-            let (mut consumers, mut next) = (Consumers::default(), 0);
+            let (mut consumers, mut next) = (QueueConsumers::default(), 0);
             for (wanted, _, acks) in steps {
                 while let Some(change) = consumers.change(wanted, slots, slots, ConsumerId(next)) {
                     next += 1;
@@ -188,11 +190,14 @@ mod tests {
                         prop_assert!(consumers.ended(consumer));
                     }
                 }
-                let leases = consumers.leases.clone();
-                for lease in leases {
-                    let held = |consumers: &Consumers| consumers.unacked.iter().find(|(to, _)| *to == lease.consumer).map_or(0, |(_, count)| *count);
-                    while held(&consumers) < usize::from(lease.prefetch) {
-                        consumers.delivered(lease.consumer);
+                let started = consumers.started.clone();
+                for one in started {
+                    let held = |consumers: &QueueConsumers| {
+                        let unacked = consumers.unacked.iter().find(|(to, _)| *to == one.consumer);
+                        unacked.map_or(0, |(_, count)| *count)
+                    };
+                    while held(&consumers) < usize::from(one.prefetch) {
+                        consumers.delivered(one.consumer);
                     }
                 }
                 prop_assert!(consumers.unacked() <= usize::from(slots));

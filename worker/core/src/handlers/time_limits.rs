@@ -1,0 +1,107 @@
+//! Ends what takes too long: passes that do not end, and jobs that were held for too long. What comes in are readings of the device,
+//! every second, and the broker's `consumer_timeout` once it has shown it.
+
+use std::time::Duration;
+
+use vramq_schemas::Reason;
+
+use crate::Core;
+use crate::event::{OnDevice, Reading};
+use crate::handlers::health::Blame;
+use crate::ids::JobKey;
+use crate::jobs::{Leaving, Running};
+use crate::rejection::Rejection;
+
+/// The part of the broker's `consumer_timeout` for which a job may be held. The rest is for the pass that still runs then, and
+/// for replies that wait.
+pub(crate) const OF_TIMEOUT: f64 = 0.8;
+
+impl Core {
+    /// Every second: gives the device up if a pass does not end, and ends jobs that were held for too long.
+    pub(crate) fn watch_time(&mut self, reading: &Reading) {
+        if let Some(pass) = self.on_device_beyond(self.settings.pass_limit, reading) {
+            let (error, blame) = match pass.waits {
+                true => ("another process keeps the device to itself", Blame::Nobody),
+                false => ("a pass does not end", Blame::Jobs(self.jobs_in(pass.pass))),
+            };
+            return self.device_lost(error, blame);
+        }
+        let stuck = self.on_device_beyond(self.settings.job_limit, reading);
+        let overdue = self.jobs.running_where(|key, job| self.is_overdue(key, job, stuck));
+        for job in overdue {
+            self.end_overdue(job, stuck);
+        }
+    }
+
+    /// The pass that has been on the device for longer than this.
+    fn on_device_beyond(&self, limit: Duration, reading: &Reading) -> Option<OnDevice> {
+        let lasts = |pass: &OnDevice| self.standstills.running_since(pass.since, self.now.at);
+        reading.on_device.filter(|pass| lasts(pass) > limit)
+    }
+
+    /// Whether a job was held for too long, and something is to be done about it now. `stuck`: a pass that has been on the device for
+    /// as long.
+    fn is_overdue(&self, key: JobKey, job: &Running, stuck: Option<OnDevice>) -> bool {
+        let held = self.now.at.saturating_duration_since(job.received.at);
+        // Jobs that wait for a health probe are decided about when it has ended.
+        if held <= self.settings.job_limit || self.health.is_pending(key) {
+            return false;
+        }
+        // Its last pass is waited for as long as it takes.
+        if job.is_given_up() {
+            return false;
+        }
+        let is_over = job.is_decided() || matches!(job.leaving(), Some(Leaving::Requeued(_)));
+        // It may be decided that a job ends or is requeued, and not happen, because one of its passes does not end.
+        let is_behind_stuck_pass = stuck.is_some() && job.is_in_a_pass();
+        !is_over || is_behind_stuck_pass
+    }
+
+    fn end_overdue(&mut self, job: JobKey, stuck: Option<OnDevice>) {
+        let Some(running) = self.jobs.running(job) else { return };
+        let Some(stuck) = stuck else { return self.requeue_unfinished(job) };
+        let message = running.received.delivery.fingerprint;
+        let pass = self.scheduler.in_flight(stuck.pass).filter(|pass| pass.has(message));
+        let Some(pass) = pass.filter(|_| !stuck.waits) else {
+            // A job that is queued behind it would wait as long.
+            return self.leave_pass(job);
+        };
+        if pass.is_of_one() && !running.has_progress() {
+            let (headers, limit) = (running.headers.clone(), self.settings.job_limit);
+            self.dead_letter(job, Some(headers), Rejection::new(Reason::TimedOut, timed_out(limit)));
+        } else {
+            // Until a job is alone in the pass, nothing shows which of them it is.
+            self.count_crash(job);
+            self.leave_pass(job);
+        }
+    }
+
+    /// Requeues a job without waiting for its passes.
+    fn leave_pass(&mut self, job: JobKey) {
+        if let Some(running) = self.jobs.running_mut(job) {
+            running.forget_passes();
+        }
+        self.requeue_unfinished(job);
+    }
+
+    /// The broker closed a channel because a job was held for too long.
+    pub(crate) fn learn_consumer_timeout(&mut self, timeout: Duration) {
+        let limit = timeout.mul_f64(OF_TIMEOUT).min(self.settings.job_limit);
+        let (timeout_s, job_s) = (timeout.as_secs_f64(), limit.as_secs_f64());
+        tracing::warn!(
+            timeout_s,
+            job_s,
+            "the broker's consumer_timeout is shorter than a job took: from now on jobs are requeued before it; raise it, or \
+             lower worker.job_s"
+        );
+        self.settings.job_limit = limit;
+    }
+}
+
+fn timed_out(limit: Duration) -> String {
+    format!(
+        "the job was held for {} s, and nothing of it was finished: make it smaller, or raise worker.job_s and the broker's \
+         consumer_timeout",
+        limit.as_secs_f64()
+    )
+}

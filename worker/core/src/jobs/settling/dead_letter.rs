@@ -1,0 +1,130 @@
+//! A job's dead letter: first the replies that were not taken, then the job, then a `failed` reply to the caller.
+
+use std::sync::Arc;
+
+use vramq_schemas::Reason;
+
+use super::{Settling, Stage, Step};
+use crate::action::Publication;
+use crate::disposition::JobOutcome;
+use crate::event::PublishOutcome;
+use crate::observation::End;
+use crate::rejection::Rejection;
+
+impl Settling {
+    /// The job ends as a dead letter, at the items that were answered before the run that goes out first.
+    pub(super) fn becomes_dead_letter(&mut self, rejection: Rejection) {
+        self.end = End::DeadLettered(rejection.reason);
+        self.outcome = JobOutcome::DeadLetter { headers: self.headers_before.take(), rejection };
+    }
+
+    /// Replies that were not taken first, then the job itself.
+    pub(super) fn dead_letters(&mut self) -> Step {
+        if !self.has_dead_replies {
+            return self.dead_letter();
+        }
+        let Some(rejection) = self.rejection() else { return self.give_back() };
+        self.publish(Stage::DeadReplies, Publication::DeadReplies(rejection))
+    }
+
+    pub(super) fn dead_letter(&mut self) -> Step {
+        let JobOutcome::DeadLetter { headers, rejection } = &self.outcome else { return self.give_back() };
+        let (headers, rejection) = (headers.clone(), Arc::new(rejection.clone()));
+        self.publish(Stage::DeadLetter, Publication::DeadLetter { headers, rejection })
+    }
+
+    /// A `failed` reply to the caller.
+    pub(super) fn notice(&mut self) -> Step {
+        let Some(rejection) = self.rejection() else { return self.give_back() };
+        self.publish(Stage::Notice, Publication::FailureNotice(rejection))
+    }
+
+    /// The next step after the replies were published to the dead letters. The job follows also without them.
+    pub(super) fn replies_dead_lettered(&mut self, outcome: PublishOutcome, declares: bool) -> Step {
+        match outcome {
+            PublishOutcome::Unroutable { destination } => self.no_queue(&destination, declares),
+            PublishOutcome::Refused { .. } => self.give_back(),
+            _ => self.dead_letter(),
+        }
+    }
+
+    /// The next step after the job was published to the dead letters.
+    pub(super) fn dead_lettered(&mut self, outcome: PublishOutcome, declares: bool) -> Step {
+        let delivery = &self.received.delivery;
+        let (job, trace_id) = (&delivery.id, &delivery.trace_id);
+        let Some(rejection) = self.rejection() else { return self.give_back() };
+        match outcome {
+            PublishOutcome::Confirmed { .. } => {}
+            PublishOutcome::TooLarge if declares => {
+                tracing::error!(
+                    job,
+                    trace_id,
+                    "the dead letter is larger than the broker accepts: the broker dead-letters the job"
+                );
+                self.end = End::Rejected(rejection.reason);
+            }
+            PublishOutcome::Unroutable { destination } => return self.no_queue(&destination, declares),
+            outcome => {
+                tracing::error!(
+                    job,
+                    trace_id,
+                    ?outcome,
+                    "cannot publish the dead letter: returning the job to its queue"
+                );
+                return self.give_back();
+            }
+        }
+        // A caller whose reply queue is gone cannot be sent anything.
+        if self.has_dead_replies && rejection.reason == Reason::Unroutable {
+            return self.end_of_dead_letter();
+        }
+        self.notice()
+    }
+
+    /// The next step after the `failed` reply was published. The job ends also if it did not arrive.
+    pub(super) fn notified(&mut self, outcome: &PublishOutcome) -> Step {
+        // Who withdrew a job may be gone.
+        let is_awaited = !matches!(self.outcome, JobOutcome::Withdrawn);
+        if is_awaited && !matches!(outcome, PublishOutcome::Confirmed { .. }) {
+            let delivery = &self.received.delivery;
+            let (job, trace_id) = (&delivery.id, &delivery.trace_id);
+            tracing::warn!(
+                job,
+                trace_id,
+                ?outcome,
+                "the `failed` reply could not be delivered to the caller"
+            );
+        }
+        self.end_of_dead_letter()
+    }
+
+    fn end_of_dead_letter(&mut self) -> Step {
+        let step = if matches!(self.end, End::Rejected(_)) { Step::Reject } else { Step::Ack };
+        self.over(step)
+    }
+
+    fn rejection(&self) -> Option<Arc<Rejection>> {
+        match &self.outcome {
+            JobOutcome::DeadLetter { rejection, .. } => Some(Arc::new(rejection.clone())),
+            JobOutcome::Withdrawn => Some(Arc::new(Rejection::withdrawn())),
+            _ => None,
+        }
+    }
+}
+
+/// Why a job ends whose replies were not taken.
+pub(crate) fn undeliverable(outcome: &PublishOutcome) -> Rejection {
+    let (queue, fault) = match outcome {
+        PublishOutcome::TooLarge => {
+            let error = "the reply is larger than the broker accepts: raise its max_message_size, or ask for less at a time";
+            return Rejection::new(Reason::TooLarge, error);
+        }
+        PublishOutcome::NotEncoded(rejection) => return rejection.clone(),
+        PublishOutcome::Unroutable { destination } => (destination.as_str(), "does not exist"),
+        PublishOutcome::Refused { destination } => (destination.as_str(), "stayed full"),
+        PublishOutcome::Unreachable { destination, why } => (destination.as_str(), *why),
+        PublishOutcome::Confirmed { .. } => ("", "was not used"),
+    };
+    let error = format!("the reply queue `{queue}` {fault}; the results are beside this dead letter");
+    Rejection::new(Reason::Unroutable, error)
+}

@@ -1,0 +1,96 @@
+//! Another attempt of a job: where it goes, and what follows if the queue does not take it.
+
+use vramq_schemas::Reason;
+use vramq_schemas::topology::DELAYS_MS;
+
+use super::{Settling, Stage, Step, end_of};
+use crate::action::{Publication, Route};
+use crate::disposition::{JobOutcome, Requeue};
+use crate::event::PublishOutcome;
+use crate::rejection::Rejection;
+
+impl Settling {
+    /// Another attempt, by the route that was decided on.
+    pub(super) fn requeue(&mut self) -> Step {
+        let JobOutcome::Requeue(Requeue { route, headers, .. }) = &self.outcome else {
+            return self.give_back();
+        };
+        let publication = Publication::Requeue { headers: headers.clone(), route: route.clone() };
+        self.publish(Stage::Requeue, publication)
+    }
+
+    /// Another attempt by way of a delay queue, because the job's queue is full. As it was delivered it would run again at the size
+    /// that failed, and send its parts again. Holding it would occupy a slot without draining the queue. A delay queue has no length
+    /// limit.
+    pub(super) fn requeue_later(&mut self) -> Step {
+        let JobOutcome::Requeue(Requeue { headers, .. }) = &self.outcome else { return self.give_back() };
+        let publication =
+            Publication::Requeue { headers: headers.clone(), route: Route::Later(DELAYS_MS[0]) };
+        self.publish(Stage::RequeueLater, publication)
+    }
+
+    /// The next step after the attempt was published by the route that was decided on.
+    pub(super) fn requeued(&mut self, outcome: PublishOutcome, declares: bool) -> Step {
+        match outcome {
+            PublishOutcome::Confirmed { .. } => self.over(Step::Ack),
+            PublishOutcome::Refused { .. } | PublishOutcome::Unreachable { .. } => {
+                self.requeue_queue_full(&outcome)
+            }
+            PublishOutcome::Unroutable { destination } => self.requeue_unroutable(&destination, declares),
+            PublishOutcome::TooLarge => {
+                let error = "the job has to be requeued, and is larger than the broker accepts now";
+                self.requeue_impossible(Rejection::new(Reason::TooLarge, error))
+            }
+            PublishOutcome::NotEncoded(rejection) => self.requeue_impossible(rejection),
+        }
+    }
+
+    /// The next step after the attempt was published to a delay queue.
+    pub(super) fn requeued_later(&mut self, outcome: PublishOutcome, declares: bool) -> Step {
+        match outcome {
+            PublishOutcome::Confirmed { .. } => self.over(Step::Ack),
+            PublishOutcome::Unroutable { destination } => self.no_queue(&destination, declares),
+            _ => self.give_back(),
+        }
+    }
+
+    fn requeue_queue_full(&mut self, outcome: &PublishOutcome) -> Step {
+        let JobOutcome::Requeue(requeue) = &mut self.outcome else { return self.give_back() };
+        let delivery = &self.received.delivery;
+        let (job, trace_id) = (&delivery.id, &delivery.trace_id);
+        if let Some(otherwise) = requeue.otherwise.take() {
+            tracing::debug!(job, trace_id, ?outcome, "the queue that the job is to go to is full: it waits");
+            return self.instead(otherwise.full);
+        }
+        tracing::warn!(job, trace_id, "the job queue is full: a job that is requeued waits in a delay queue");
+        self.requeue_later()
+    }
+
+    fn requeue_unroutable(&mut self, destination: &str, declares: bool) -> Step {
+        let JobOutcome::Requeue(requeue) = &mut self.outcome else { return self.give_back() };
+        let Some(otherwise) = requeue.otherwise.take() else {
+            return self.no_queue(destination, declares);
+        };
+        let delivery = &self.received.delivery;
+        let (job, trace_id) = (&delivery.id, &delivery.trace_id);
+        tracing::warn!(job, trace_id, destination, "no queue takes the job that other workers are to run");
+        self.requeue_impossible(otherwise.no_queue)
+    }
+
+    /// There can be no other attempt: the job ends as a dead letter, with the headers that the attempt would have had.
+    fn requeue_impossible(&mut self, rejection: Rejection) -> Step {
+        let JobOutcome::Requeue(requeue) = &self.outcome else { return self.give_back() };
+        self.headers_before = Some(requeue.headers.clone());
+        self.becomes_dead_letter(rejection);
+        self.dead_letters()
+    }
+
+    /// Another outcome takes the place of the requeue that was decided on.
+    fn instead(&mut self, outcome: JobOutcome) -> Step {
+        (self.end, self.outcome) = (end_of(&outcome), outcome);
+        match self.outcome {
+            JobOutcome::Requeue(_) => self.requeue(),
+            _ => self.dead_letters(),
+        }
+    }
+}

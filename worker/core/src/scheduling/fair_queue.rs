@@ -1,0 +1,371 @@
+//! Decides whose items go into a pass next: the queues of a model share its passes by weight, and the callers within a queue
+//! share equally. What comes in are jobs and the cost that passes took of them; what goes out is the next job.
+//!
+//! Each queue has a flow. A flow's virtual time runs by the cost that it takes, divided by its weight, and the flow with the least
+//! goes next: start-time fair queuing (Goyal, Vin, Cheng, 1996). A flow without waiting items does not make up for what others took
+//! meanwhile, and its own past cost still counts. So a queue of which the worker holds one job at a time keeps exactly its share.
+//! Within a flow, callers take turns of a quantum each: deficit round robin (Shreedhar, Varghese, 1995).
+
+use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroU32;
+
+use super::Caller;
+use crate::ids::{JobKey, QueueIndex};
+
+/// Between two passes, so many callers of a flow that had nothing waiting and now have a small job go before its others: at most
+/// half a pass, so that a flood of callers starves nobody.
+const FRESH_MAX: usize = super::batcher::QUANTA_PER_PASS / 2;
+
+/// The size of a job. A caller's small jobs and its large ones take turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum JobClass {
+    /// It costs at most a quantum.
+    Small,
+    #[default]
+    Large,
+}
+
+impl JobClass {
+    pub(super) fn other(self) -> Self {
+        match self {
+            Self::Small => Self::Large,
+            Self::Large => Self::Small,
+        }
+    }
+}
+
+/// Where a job goes among those that wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Position {
+    /// It is new.
+    Behind,
+    /// It was in a pass: before all others.
+    Before,
+}
+
+/// One caller's waiting jobs that may share a pass with others.
+#[derive(Debug, Default)]
+pub(super) struct CallerQueue {
+    /// Cost that it may still take in this round. Below zero after an item larger than what was left.
+    deficit: i64,
+    /// Oldest first.
+    small: VecDeque<JobKey>,
+    /// They take turns.
+    large: VecDeque<JobKey>,
+    /// The class of the job that had the last turn.
+    last: JobClass,
+}
+
+impl CallerQueue {
+    fn is_empty(&self) -> bool {
+        self.small.is_empty() && self.large.is_empty()
+    }
+
+    /// The class of the job that goes next.
+    pub(super) fn next_class(&self) -> JobClass {
+        let has_small = !self.small.is_empty();
+        if self.large.is_empty() || (has_small && self.last == JobClass::Large) {
+            JobClass::Small
+        } else {
+            JobClass::Large
+        }
+    }
+
+    /// Its jobs of a class, in the order of their turns.
+    pub(super) fn jobs(&self, class: JobClass) -> &VecDeque<JobKey> {
+        match class {
+            JobClass::Small => &self.small,
+            JobClass::Large => &self.large,
+        }
+    }
+
+    fn jobs_mut(&mut self, class: JobClass) -> &mut VecDeque<JobKey> {
+        match class {
+            JobClass::Small => &mut self.small,
+            JobClass::Large => &mut self.large,
+        }
+    }
+
+    /// The job at this place waits elsewhere from now on.
+    pub(super) fn take_out(&mut self, class: JobClass, at: usize) {
+        self.jobs_mut(class).remove(at);
+    }
+
+    /// The job at this place had its turn. One that is not done keeps its place if it is small, else it goes behind the others.
+    pub(super) fn had_turn(&mut self, class: JobClass, at: usize, is_done: bool) {
+        self.last = class;
+        if is_done {
+            self.take_out(class, at);
+        } else if class == JobClass::Large {
+            let job = self.large.remove(at);
+            self.large.extend(job);
+        }
+    }
+
+    fn next(&self) -> Option<JobKey> {
+        self.jobs(self.next_class()).front().copied()
+    }
+}
+
+/// The waiting jobs of one queue that may share a pass with others.
+#[derive(Debug)]
+pub(super) struct Flow {
+    weight: f64,
+    /// The cost that it took, divided by its weight; moved ahead whenever it had nothing waiting.
+    virtual_time: f64,
+    callers: HashMap<Caller, CallerQueue>,
+    /// Its callers, in the order of their turns.
+    order: VecDeque<Caller>,
+    /// Callers that went before others since the last pass.
+    fresh: usize,
+}
+
+/// A job, as far as its place matters.
+pub(super) struct Place<'a> {
+    pub(super) key: JobKey,
+    pub(super) caller: &'a Caller,
+    pub(super) class: JobClass,
+    pub(super) position: Position,
+}
+
+impl Flow {
+    fn new(weight: NonZeroU32) -> Self {
+        Self {
+            weight: weight.get().into(),
+            virtual_time: 0.0,
+            callers: HashMap::new(),
+            order: VecDeque::new(),
+            fresh: 0,
+        }
+    }
+
+    /// Callers with jobs waiting.
+    pub(super) fn callers(&self) -> usize {
+        self.order.len()
+    }
+
+    pub(super) fn caller_mut(&mut self, caller: &Caller) -> Option<&mut CallerQueue> {
+        self.callers.get_mut(caller)
+    }
+
+    /// The caller that goes next.
+    pub(super) fn front(&self) -> Option<&Caller> {
+        self.order.front()
+    }
+
+    /// The job that goes next.
+    fn next(&self) -> Option<JobKey> {
+        self.callers.get(self.order.front()?)?.next()
+    }
+
+    fn push(&mut self, job: &Place<'_>, quantum: usize) {
+        let queue = self.callers.entry(job.caller.clone()).or_default();
+        if queue.is_empty() {
+            queue.deficit = quantum.cast_signed() as i64;
+            let is_fresh = job.class == JobClass::Small && self.fresh < FRESH_MAX;
+            if job.position == Position::Before || is_fresh {
+                let at = match job.position {
+                    Position::Before => 0,
+                    Position::Behind => self.fresh.min(self.order.len()),
+                };
+                self.fresh += 1;
+                self.order.insert(at, job.caller.clone());
+            } else {
+                self.order.push_back(job.caller.clone());
+            }
+        }
+        let jobs = queue.jobs_mut(job.class);
+        match job.position {
+            Position::Before => jobs.push_front(job.key),
+            Position::Behind => jobs.push_back(job.key),
+        }
+    }
+
+    pub(super) fn forget_if_empty(&mut self, caller: &Caller) {
+        if self.callers.get(caller).is_some_and(CallerQueue::is_empty) {
+            self.callers.remove(caller);
+            self.order.retain(|other| other != caller);
+        }
+    }
+
+    /// Whether the caller that goes next has taken all that it may in this round.
+    pub(super) fn is_round_over(&self) -> bool {
+        let front = self.front().and_then(|caller| self.callers.get(caller));
+        front.is_none_or(|queue| queue.deficit <= 0)
+    }
+
+    /// Brings a caller to the front that may take something in this round. If none may, the next round begins: as many quanta
+    /// for each caller as the first of them needs to take something.
+    pub(super) fn next_round(&mut self, quantum: usize) {
+        let may_take = |caller: &Caller| self.callers.get(caller).is_some_and(|queue| queue.deficit > 0);
+        if let Some(at) = self.order.iter().position(may_take) {
+            return self.order.rotate_left(at);
+        }
+        let quantum = quantum.cast_signed() as i64;
+        let most = self.callers.values().map(|queue| queue.deficit).max().unwrap_or(0);
+        let rounds = -most / quantum + 1;
+        self.callers.values_mut().for_each(|queue| queue.deficit += rounds * quantum);
+    }
+
+    /// A caller took so much in its turn. It is over if that was nothing, or all that it may take in this round.
+    pub(super) fn took(&mut self, caller: &Caller, cost: usize) {
+        self.charge(cost);
+        if let Some(queue) = self.callers.get_mut(caller) {
+            queue.deficit -= cost.cast_signed() as i64;
+            if (cost == 0 || queue.deficit <= 0) && self.order.front() == Some(caller) {
+                self.order.rotate_left(1);
+            }
+        }
+    }
+
+    fn charge(&mut self, cost: usize) {
+        self.virtual_time += cost as f64 / self.weight;
+    }
+
+    /// Puts a caller before the others.
+    pub(super) fn put_first(&mut self, caller: &Caller) {
+        if let Some(at) = self.order.iter().position(|other| other == caller) {
+            let caller = self.order.remove(at);
+            caller.into_iter().for_each(|caller| self.order.push_front(caller));
+        }
+    }
+}
+
+/// The flows of a model, one for each queue that its jobs come from.
+#[derive(Debug)]
+pub(super) struct FairQueue {
+    flows: Vec<Flow>,
+    /// The virtual time of the flow that went last, when it did.
+    now: f64,
+}
+
+impl FairQueue {
+    /// A flow of each weight.
+    pub(super) fn new(weights: impl IntoIterator<Item = NonZeroU32>) -> Self {
+        Self { flows: weights.into_iter().map(Flow::new).collect(), now: 0.0 }
+    }
+
+    pub(super) fn get_mut(&mut self, queue: QueueIndex) -> Option<&mut Flow> {
+        self.flows.get_mut(queue.0)
+    }
+
+    /// The flow that goes next, of those with jobs waiting that `may_go`.
+    pub(super) fn next(&self, may_go: impl Fn(QueueIndex, &Flow) -> bool) -> Option<QueueIndex> {
+        let waiting = self
+            .flows
+            .iter()
+            .enumerate()
+            .filter(|(at, flow)| !flow.order.is_empty() && may_go(QueueIndex(*at), flow));
+        waiting
+            .min_by(|(_, a), (_, b)| a.virtual_time.total_cmp(&b.virtual_time))
+            .map(|(at, _)| QueueIndex(at))
+    }
+
+    /// A flow goes now.
+    pub(super) fn goes(&mut self, queue: QueueIndex) {
+        if let Some(flow) = self.flows.get(queue.0) {
+            self.now = self.now.max(flow.virtual_time);
+        }
+    }
+
+    /// The job that goes next.
+    pub(super) fn next_job(&self) -> Option<JobKey> {
+        self.flows.get(self.next(|_, _| true)?.0)?.next()
+    }
+
+    pub(super) fn push(&mut self, queue: QueueIndex, job: &Place<'_>, quantum: usize) {
+        let now = self.now;
+        if let Some(flow) = self.flows.get_mut(queue.0) {
+            if flow.order.is_empty() {
+                flow.virtual_time = flow.virtual_time.max(now);
+            }
+            flow.push(job, quantum);
+        }
+    }
+
+    /// Takes a job out of its place.
+    pub(super) fn remove(&mut self, queue: QueueIndex, caller: &Caller, key: JobKey) {
+        let Some(flow) = self.flows.get_mut(queue.0) else { return };
+        if let Some(of_caller) = flow.callers.get_mut(caller) {
+            of_caller.small.retain(|other| *other != key);
+            of_caller.large.retain(|other| *other != key);
+            flow.forget_if_empty(caller);
+        }
+    }
+
+    /// A job of the queue took so much in a pass of its own.
+    pub(super) fn charge(&mut self, queue: QueueIndex, cost: usize) {
+        let waiting = self.flows.iter().filter(|flow| !flow.order.is_empty());
+        let least = waiting.map(|flow| flow.virtual_time).min_by(f64::total_cmp);
+        let now = self.now;
+        let Some(flow) = self.flows.get_mut(queue.0) else { return };
+        if flow.order.is_empty() {
+            flow.virtual_time = flow.virtual_time.max(now);
+        }
+        flow.charge(cost);
+        // A flow that has nothing waiting meanwhile does not make up for this pass, either.
+        self.now = now.max(least.map_or(flow.virtual_time, |least| least.min(flow.virtual_time)));
+    }
+
+    /// A pass was formed.
+    pub(super) fn pass_formed(&mut self) {
+        self.flows.iter_mut().for_each(|flow| flow.fresh = 0);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.flows.len()
+    }
+}
+
+#[cfg(test)]
+impl FairQueue {
+    pub(super) fn is_empty(&self) -> bool {
+        self.flows.iter().all(|flow| flow.callers.is_empty() && flow.order.is_empty())
+    }
+
+    /// Small jobs that a caller has waiting in a flow.
+    pub(super) fn small(&self, queue: QueueIndex, caller: &Caller) -> usize {
+        self.flows[queue.0].callers.get(caller).map_or(0, |of_caller| of_caller.small.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: QueueIndex = QueueIndex(0);
+    const SECOND: QueueIndex = QueueIndex(1);
+
+    fn flows() -> FairQueue {
+        FairQueue::new([NonZeroU32::MIN; 2])
+    }
+
+    fn push(flows: &mut FairQueue, queue: QueueIndex, key: u64) {
+        let place =
+            Place { key: JobKey(key), caller: &None, class: JobClass::Small, position: Position::Behind };
+        flows.push(queue, &place, 1);
+    }
+
+    #[test]
+    fn a_flow_without_jobs_does_not_make_up_for_a_pass_of_another_queue() {
+        let mut flows = flows();
+        flows.charge(FIRST, 1000);
+        push(&mut flows, SECOND, 1);
+        push(&mut flows, FIRST, 2);
+        assert_eq!(flows.flows[0].virtual_time, flows.flows[1].virtual_time);
+    }
+
+    #[test]
+    fn a_pass_of_its_own_is_charged_to_a_flow_that_had_nothing_waiting() {
+        let mut flows = flows();
+        push(&mut flows, FIRST, 1);
+        flows.flows[0].virtual_time = 500.0;
+        flows.goes(FIRST);
+        flows.charge(SECOND, 100);
+        assert_eq!(
+            (flows.flows[1].virtual_time, flows.now),
+            (600.0, 500.0),
+            "others wait, and now is theirs"
+        );
+    }
+}
