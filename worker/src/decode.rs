@@ -7,12 +7,12 @@ use vramq_schemas::{Encoding, Input, Job, Reason, codec, fields, headers};
 
 use crate::broker::message::JOB_HEADER_BYTES_MAX;
 use crate::broker::received::ReceivedJob;
-use crate::broker::wire_size::check_reply_bytes;
 use crate::engine::Item;
 use crate::failpoint::{self, Site};
 use crate::model::Model;
 use crate::preparation::Unprepared;
 use crate::stores::{Stores, Wanted};
+use crate::wire_size::check_reply_bytes;
 
 /// A job that was read.
 #[derive(Debug)]
@@ -202,9 +202,9 @@ mod tests {
     use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
     use super::*;
-    use crate::broker::publisher_rules::PublisherRules;
     use crate::config::Config;
     use crate::engine::{Engine, InvalidInput, OutputMax, PassError, PassShape};
+    use crate::publishers::PublisherRules;
 
     /// Takes texts; counts those that it prepares.
     #[derive(Default)]

@@ -7,22 +7,20 @@ use vramq_core::rejection::Rejection;
 use vramq_schemas::dead_letter::{EXPIRATION, OF_DEAD_LETTERS};
 use vramq_schemas::fields::{self, value_bytes};
 use vramq_schemas::headers::{self, MODEL_REVISION, TOKENS};
-use vramq_schemas::topology::{
-    DEAD_EXCHANGE, RETRY_EXCHANGE, bulk_key, bulk_queue, dead_queue, delay_key, jobs_queue, quarantine_key,
-    suspects_queue,
-};
+use vramq_schemas::topology::{DEAD_EXCHANGE, RETRY_EXCHANGE, bulk_key, delay_key, quarantine_key};
 use vramq_schemas::{
     BODY_BYTES_MAX, DeadLetter, Encoding, Failure, ItemProgress, JobHeaders, Outputs, Reason, ReplyHeaders,
     ReplyKind, codec,
 };
 
-use super::direct_address::{self, DIRECT_REPLIES};
 use super::received::ReceivedJob;
-use super::wire_size::items_within;
 use crate::failpoint::Site;
-use crate::job_store::RunOutputs;
+use crate::identity::Identity;
 use crate::model::Model;
+use crate::publishers::direct_address::{DIRECT_REPLIES, is_direct};
+use crate::run_outputs::RunOutputs;
 use crate::unix_ms;
+use crate::wire_size::items_within;
 
 /// The most bytes of headers that a message is published with. Headers have to fit one frame (128 KiB by default)
 /// with the other properties; above that the broker closes the connection.
@@ -48,13 +46,6 @@ const TRANSIENT: u8 = 1;
 /// The expiration of a `progress` reply, in milliseconds, so that a caller who is away finds results in its queue, and not many
 /// old reports of progress.
 const PROGRESS_EXPIRATION_MS: &str = "30000";
-
-/// Who publishes: named in replies and dead letters.
-#[derive(Clone, Debug)]
-pub struct Identity {
-    pub worker: String,
-    pub version: &'static str,
-}
 
 /// A message to publish; persistent, but for `progress`.
 #[derive(Clone, Debug)]
@@ -95,25 +86,8 @@ impl Message {
 
     /// Whether it goes to a caller's channel rather than to a queue (RabbitMQ's direct reply-to).
     pub fn is_direct_reply(&self) -> bool {
-        self.exchange.as_str().is_empty() && direct_address::is_direct(self.routing_key.as_str())
+        self.exchange.as_str().is_empty() && is_direct(self.routing_key.as_str())
     }
-}
-
-/// Why no reply may be sent there, if so: it would come back as a job, or crash the broker's channel that it is published on.
-pub fn reply_to_fault(name: &str) -> Option<String> {
-    if is_internal_queue(name) {
-        return Some("which is no queue for replies".to_owned());
-    }
-    let forgery = direct_address::check(name).err()?;
-    Some(format!("an address for direct replies that no broker made: {forgery}"))
-}
-
-/// Whether a queue cannot take replies: because workers consume or fill it, so that a reply would come back as a job; or
-/// because it is the placeholder that the broker replaces by a caller's own address.
-pub fn is_internal_queue(name: &str) -> bool {
-    let ours =
-        [jobs_queue(""), bulk_queue(""), suspects_queue(""), dead_queue(""), "vramq.delay.".to_owned()];
-    ours.iter().any(|prefix| name.starts_with(prefix)) || name == DIRECT_REPLIES
 }
 
 /// Where a job's replies go, and what each of them repeats of the job.

@@ -24,12 +24,12 @@ use vramq_amqp::Address;
 use vramq_core::poison_policy::PoisonPolicy;
 use vramq_core::settings::QueueFacts;
 
-use crate::broker::publisher_rules::PublisherRules;
 use crate::device::cuda;
 use crate::device::fault::Fault;
 use crate::engine::encoder::ComputeType;
 use crate::engine::encoder::Source;
 use crate::failpoint::Failpoint;
+use crate::publishers::PublisherRules;
 use crate::stores::StoreConfig;
 use crate::stores::outputs::OutputConfig;
 use vramq_inference::process::{Place, ProcessConfig};

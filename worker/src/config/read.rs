@@ -18,10 +18,10 @@ use super::queues;
 use super::section::Section;
 use super::stores;
 use super::{BrokerConfig, Config, EngineConfig, Listen, ModelConfig, PressureConfig};
-use crate::broker::direct_address::DIRECT_REPLIES;
-use crate::broker::message::is_internal_queue;
 use crate::engine::encoder::{ComputeType, Source};
 use crate::host_memory;
+use crate::publishers::direct_address::DIRECT_REPLIES;
+use crate::publishers::reply_to::is_internal_queue;
 use crate::stores::StoreConfig;
 use vramq_inference::process::Place;
 
