@@ -18,6 +18,7 @@ pub mod opening;
 mod publish_ledger;
 pub mod publisher;
 pub mod received;
+mod republished;
 pub mod session;
 pub mod topology;
 pub mod withdrawals;
