@@ -3,6 +3,8 @@
 use amq_protocol_types::{AMQPValue, FieldTable};
 
 use crate::fields::{as_text, cut, integer, long};
+#[cfg(doc)]
+use crate::headers::{DEVICE_LOST, WORKER_LOST};
 
 /// The longest text inside a `history` entry, in bytes: with three in each of 16 entries, history takes at most some
 /// 16 KiB of the frame, and a requeue never fails over what happened before.
@@ -15,8 +17,7 @@ pub struct Attempt {
     pub at_ms: u64,
     pub worker: String,
     pub device: String,
-    /// What happened: `out-of-memory`, [`WORKER_LOST`](crate::headers::WORKER_LOST) or
-    /// [`DEVICE_LOST`](crate::headers::DEVICE_LOST). For the last two only the reporting worker is known.
+    /// What happened: `out-of-memory`, [`WORKER_LOST`] or [`DEVICE_LOST`]. For the last two only the reporting worker is known.
     pub outcome: String,
     /// Index of the job's first item in the pass.
     pub item: u32,
