@@ -1,9 +1,8 @@
-//! How an action reaches the broker, and what ends it early.
+//! How an action reaches the broker.
 
 use std::time::Duration;
 
 use lapin::Connection;
-use tokio::sync::mpsc;
 use vramq_amqp::Address;
 
 use crate::error::Error;
@@ -38,36 +37,4 @@ impl Access {
 /// Closes a connection properly, so that the broker logs no warning. Best effort: what it held is settled.
 pub async fn close(connection: &Connection) {
     let _ = tokio::time::timeout(CLOSE_MAX, connection.close(200, "OK".into())).await;
-}
-
-/// Why an action is to end before it is through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
-    /// By the person who started it.
-    Interrupted,
-    /// The process is to end.
-    Terminated,
-}
-
-/// Requests to end early. The first one stops the reading, and what is under way is settled; a second one stops that, too.
-#[derive(Debug)]
-pub struct Stops(mpsc::Receiver<Stop>);
-
-impl Stops {
-    /// A sender of requests to end, and their receiver.
-    pub fn channel() -> (mpsc::Sender<Stop>, Self) {
-        // More than two change nothing.
-        let (sender, receiver) = mpsc::channel(2);
-        (sender, Self(receiver))
-    }
-
-    /// Waits for the next request.
-    ///
-    /// Cancel safety: none is lost.
-    pub async fn next(&mut self) -> Stop {
-        match self.0.recv().await {
-            Some(stop) => stop,
-            None => std::future::pending().await,
-        }
-    }
 }

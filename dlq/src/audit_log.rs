@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+use crate::dead_letter::Fingerprint;
 use crate::error::Error;
 use crate::plan::{Kind, Selected};
 use crate::text::safe;
-use crate::transfer::Outcome;
 
 /// An action log, open for one action. The file is only ever appended to, a line with one write.
 #[derive(Debug)]
@@ -53,13 +53,20 @@ impl AuditLog {
         self.write(json!({"phase": "begin", "queue": queue, "count": letters.len(), "letters": letters, "detail": detail}))
     }
 
-    /// Logs what was done.
-    pub fn log_end(&mut self, queue: &str, outcome: &Outcome, error: Option<&Error>) -> Result<(), Error> {
-        let done: Vec<_> = outcome.done.iter().map(ToString::to_string).collect();
+    /// Logs what was done: which dead letters left the queue, which are kept in it and why, and how many were gone before.
+    pub fn log_end(
+        &mut self,
+        queue: &str,
+        done: &[Fingerprint],
+        kept: &[(Fingerprint, String)],
+        gone: usize,
+        error: Option<&Error>,
+    ) -> Result<(), Error> {
+        let done: Vec<_> = done.iter().map(ToString::to_string).collect();
         let kept: Vec<_> =
-            outcome.kept.iter().map(|(of, why)| json!({"fingerprint": of.to_string(), "why": why})).collect();
+            kept.iter().map(|(of, why)| json!({"fingerprint": of.to_string(), "why": why})).collect();
         self.write(json!({
-            "phase": "end", "queue": queue, "count": done.len(), "done": done, "kept": kept, "gone": outcome.gone,
+            "phase": "end", "queue": queue, "count": done.len(), "done": done, "kept": kept, "gone": gone,
             "error": error.map(ToString::to_string),
         }))
     }

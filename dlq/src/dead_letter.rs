@@ -11,7 +11,7 @@ use vramq_schemas::headers::{self, ATTEMPT, PUBLISH_SEQ, RETRIES};
 use vramq_schemas::topology::dead_queue;
 use vramq_schemas::{Reason, ReplyKind, TraceContext};
 
-use crate::record;
+use crate::header_values;
 
 /// The version in groups of messages that the broker dead-lettered.
 pub const BY_BROKER: &str = "broker";
@@ -186,7 +186,10 @@ impl DeadLetter {
             part(text.as_ref().map_or(&[], |text| text.as_str().as_bytes()));
         }
         part(format!("{:?} {:?}", p.priority(), p.timestamp()).as_bytes());
-        part(record::headers(&self.headers, |name| ![PUBLISH_SEQ, "CC", "BCC"].contains(&name)).as_bytes());
+        part(
+            header_values::to_json(&self.headers, |name| ![PUBLISH_SEQ, "CC", "BCC"].contains(&name))
+                .as_bytes(),
+        );
         part(&self.body);
         let mut fingerprint = [0; 16];
         fingerprint.copy_from_slice(&digest.finalize()[..16]);

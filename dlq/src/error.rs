@@ -2,7 +2,7 @@
 
 use lapin::ErrorKind;
 
-use crate::access::Stop;
+use crate::stop::Stop;
 use crate::text::safe;
 
 /// Why an action ends early. Safe to print.

@@ -8,8 +8,9 @@ use lapin::{Connection, ErrorKind};
 use tokio::time::{Instant, sleep};
 use vramq_schemas::topology::dead_queue;
 
-use crate::access::{Access, Stops, close};
+use crate::access::{Access, close};
 use crate::error::Error;
+use crate::stop::Stops;
 use crate::text::safe;
 
 const LOCK_POLL: Duration = Duration::from_millis(200);

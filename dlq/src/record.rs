@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use lapin::BasicProperties;
-use lapin::types::{AMQPValue, DecimalValue, FieldTable, ShortString};
+use lapin::types::ShortString;
 use serde::{Deserialize, Serialize};
 
 use crate::dead_letter::DeadLetter;
+use crate::header_values::{HeaderValue, InvalidField, bytes_from, short_from, table_from, table_to};
 
 /// The version of the format.
 const VERSION: u32 = 1;
@@ -22,7 +23,7 @@ struct Record {
     /// For people and for searching a file. It is not read: it is computed from the rest.
     fingerprint: String,
     properties: Properties,
-    headers: BTreeMap<String, Value>,
+    headers: BTreeMap<String, HeaderValue>,
     body: String,
 }
 
@@ -57,37 +58,6 @@ struct Properties {
     cluster_id: Option<String>,
 }
 
-/// A header's value with its AMQP type, because the broker and client libraries distinguish them.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Value {
-    Bool(bool),
-    I8(i8),
-    U8(u8),
-    I16(i16),
-    U16(u16),
-    I32(i32),
-    U32(u32),
-    I64(i64),
-    /// The bits in hexadecimal: JSON has no NaN, and readers round.
-    F32Bits(String),
-    F64Bits(String),
-    Decimal {
-        scale: u8,
-        value: u32,
-    },
-    ShortText(String),
-    Text(String),
-    /// A text that is not UTF-8, in base64.
-    TextBytes(String),
-    Bytes(String),
-    /// Seconds since 1970.
-    Timestamp(u64),
-    List(Vec<Value>),
-    Table(BTreeMap<String, Value>),
-    Void,
-}
-
 /// Why a line is not a dead letter.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidRecord {
@@ -95,8 +65,8 @@ pub enum InvalidRecord {
     Json(#[from] serde_json::Error),
     #[error("version {0} is unknown; this program reads version {VERSION}")]
     Version(u32),
-    #[error("{what} is {problem}")]
-    Field { what: &'static str, problem: String },
+    #[error(transparent)]
+    Field(#[from] InvalidField),
 }
 
 /// The line, without its end.
@@ -127,14 +97,6 @@ pub fn write(letter: &DeadLetter) -> Result<String, serde_json::Error> {
     })
 }
 
-/// The headers with such names, as in a file.
-pub fn headers(table: &FieldTable, with: impl Fn(&str) -> bool) -> String {
-    let mut table = table_to(table);
-    table.retain(|name, _| with(name));
-    // Cannot fail: names are texts, and floats are written as texts.
-    serde_json::to_string(&table).unwrap_or_default()
-}
-
 /// # Errors
 /// What is wrong with the line.
 pub fn read(line: &str) -> Result<DeadLetter, InvalidRecord> {
@@ -152,7 +114,7 @@ pub fn read(line: &str) -> Result<DeadLetter, InvalidRecord> {
     let p = record.properties;
     macro_rules! texts {
         ($($field:ident => $with:ident),*) => {
-            $(if let Some(text) = p.$field { properties = properties.$with(short(stringify!($field), text)?); })*
+            $(if let Some(text) = p.$field { properties = properties.$with(short_from(stringify!($field), text)?); })*
         };
     }
     texts!(
@@ -169,101 +131,15 @@ pub fn read(line: &str) -> Result<DeadLetter, InvalidRecord> {
     if let Some(at) = p.timestamp {
         properties = properties.with_timestamp(at);
     }
-    let body = decoded("body", &record.body)?;
+    let body = bytes_from("body", &record.body)?;
     let letter = DeadLetter::new(&record.queue, properties, body);
     Ok(DeadLetter { headers: table_from(record.headers)?, ..letter })
-}
-
-fn table_to(table: &FieldTable) -> BTreeMap<String, Value> {
-    table.into_iter().map(|(name, value)| (name.as_str().to_owned(), value_to(value))).collect()
-}
-
-fn value_to(value: &AMQPValue) -> Value {
-    match value {
-        AMQPValue::Boolean(b) => Value::Bool(*b),
-        AMQPValue::ShortShortInt(n) => Value::I8(*n),
-        AMQPValue::ShortShortUInt(n) => Value::U8(*n),
-        AMQPValue::ShortInt(n) => Value::I16(*n),
-        AMQPValue::ShortUInt(n) => Value::U16(*n),
-        AMQPValue::LongInt(n) => Value::I32(*n),
-        AMQPValue::LongUInt(n) => Value::U32(*n),
-        AMQPValue::LongLongInt(n) => Value::I64(*n),
-        AMQPValue::Float(x) => Value::F32Bits(format!("{:08x}", x.to_bits())),
-        AMQPValue::Double(x) => Value::F64Bits(format!("{:016x}", x.to_bits())),
-        AMQPValue::DecimalValue(DecimalValue { scale, value }) => {
-            Value::Decimal { scale: *scale, value: *value }
-        }
-        AMQPValue::ShortString(s) => Value::ShortText(s.as_str().to_owned()),
-        AMQPValue::LongString(s) => match std::str::from_utf8(s.as_bytes()) {
-            Ok(text) => Value::Text(text.to_owned()),
-            Err(_) => Value::TextBytes(BASE64.encode(s.as_bytes())),
-        },
-        AMQPValue::ByteArray(b) => Value::Bytes(BASE64.encode(b.as_slice())),
-        AMQPValue::Timestamp(at) => Value::Timestamp(*at),
-        AMQPValue::FieldArray(items) => Value::List(items.as_slice().iter().map(value_to).collect()),
-        AMQPValue::FieldTable(table) => Value::Table(table_to(table)),
-        AMQPValue::Void => Value::Void,
-    }
-}
-
-fn table_from(table: BTreeMap<String, Value>) -> Result<FieldTable, InvalidRecord> {
-    let mut read = FieldTable::default();
-    for (name, value) in table {
-        read.insert(short("header name", name)?, value_from(value)?);
-    }
-    Ok(read)
-}
-
-fn value_from(value: Value) -> Result<AMQPValue, InvalidRecord> {
-    let bits = |text: &str| {
-        u64::from_str_radix(text, 16)
-            .map_err(|_| field("header", format!("not the bits of a number: {text:?}")))
-    };
-    Ok(match value {
-        Value::Bool(b) => AMQPValue::Boolean(b),
-        Value::I8(n) => AMQPValue::ShortShortInt(n),
-        Value::U8(n) => AMQPValue::ShortShortUInt(n),
-        Value::I16(n) => AMQPValue::ShortInt(n),
-        Value::U16(n) => AMQPValue::ShortUInt(n),
-        Value::I32(n) => AMQPValue::LongInt(n),
-        Value::U32(n) => AMQPValue::LongUInt(n),
-        Value::I64(n) => AMQPValue::LongLongInt(n),
-        Value::F32Bits(text) => {
-            let bits = u32::try_from(bits(&text)?)
-                .map_err(|_| field("header", format!("not the bits of an f32: {text:?}")))?;
-            AMQPValue::Float(f32::from_bits(bits))
-        }
-        Value::F64Bits(text) => AMQPValue::Double(f64::from_bits(bits(&text)?)),
-        Value::Decimal { scale, value } => AMQPValue::DecimalValue(DecimalValue { scale, value }),
-        Value::ShortText(text) => AMQPValue::ShortString(short("header", text)?),
-        Value::Text(text) => AMQPValue::LongString(text.into()),
-        Value::TextBytes(text) => AMQPValue::LongString(decoded("header", &text)?.into()),
-        Value::Bytes(text) => AMQPValue::ByteArray(decoded("header", &text)?.into()),
-        Value::Timestamp(at) => AMQPValue::Timestamp(at),
-        Value::List(items) => {
-            AMQPValue::FieldArray(items.into_iter().map(value_from).collect::<Result<Vec<_>, _>>()?.into())
-        }
-        Value::Table(table) => AMQPValue::FieldTable(table_from(table)?),
-        Value::Void => AMQPValue::Void,
-    })
-}
-
-fn short(what: &'static str, text: String) -> Result<ShortString, InvalidRecord> {
-    let bytes = text.len();
-    ShortString::try_new(text).map_err(|_| field(what, format!("{bytes} bytes long; at most 255 fit AMQP")))
-}
-
-fn decoded(what: &'static str, text: &str) -> Result<Vec<u8>, InvalidRecord> {
-    BASE64.decode(text).map_err(|error| field(what, format!("not base64: {error}")))
-}
-
-fn field(what: &'static str, problem: String) -> InvalidRecord {
-    InvalidRecord::Field { what, problem }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lapin::types::{AMQPValue, DecimalValue};
     use proptest::collection::{btree_map, vec};
     use proptest::option;
     use proptest::prelude::*;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep_until, timeout};
 use vramq_amqp::{PublishOutcome, Settled};
 
-use crate::access::{Access, Stops};
+use crate::access::Access;
 use crate::audit_log::AuditLog;
 use crate::dead_letter::Fingerprint;
 use crate::destination::{Destination, PendingLetter, Target};
@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::plan::{Claim, Claims, Kind, Plan, Reading};
 use crate::queue_lock::QueueLock;
 use crate::reader::{Acks, Reader, Unacked};
+use crate::stop::Stops;
 
 /// The longest time for which dead letters are held unacknowledged. The broker closes a channel that holds a delivery for longer
 /// than its `consumer_timeout`, 30 minutes by default; many dead letters at a low rate take longer.
@@ -91,7 +92,8 @@ impl Transfers<'_> {
             outcome: &mut outcome,
         };
         let ended = transfer.run(plan).await;
-        self.audit_log.log_end(&lock.queue, &outcome, ended.as_ref().err())?;
+        let Outcome { done, kept, gone, .. } = &outcome;
+        self.audit_log.log_end(&lock.queue, done, kept, *gone, ended.as_ref().err())?;
         lock.close().await;
         Ok(Ended { outcome, error: ended.err() })
     }

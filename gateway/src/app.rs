@@ -11,6 +11,7 @@ use vramq_producer::Client;
 use crate::broker::link::Link;
 use crate::broker::outlook::{self, Outlook};
 use crate::config::Config;
+use crate::drain::Drain;
 use crate::files::FileStore;
 use crate::jobs::{Jobs, ResultStore};
 use crate::keys::{Caller, InFlight, Keys};
@@ -58,16 +59,6 @@ pub struct Stores {
     pub results: Option<ResultStore>,
     pub files: Option<FileStore>,
     pub outputs: Option<OutputStore>,
-}
-
-/// Whether the gateway serves, drains, or ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drain {
-    Serving,
-    /// Takes no new requests.
-    Draining,
-    /// Requests that still wait are answered with 503.
-    Over,
 }
 
 /// A request in flight, of its caller and of all.

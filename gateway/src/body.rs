@@ -12,6 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use crate::app::App;
+use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
 
 /// How long a body may take to come: 16 MiB at 4 Mbit/s.
@@ -22,9 +23,6 @@ const ROOM_STEP: usize = 256 * 1024;
 
 /// What a parsed value takes in memory besides its text: 16 MiB of `"",` are 5 million values.
 const VALUE_BYTES: usize = 40;
-
-/// Parsed bodies from this size on are parsed off the runtime.
-const BLOCKING_BYTES: usize = 64 * 1024;
 
 /// A body that was read and parsed.
 #[derive(Debug)]
@@ -103,17 +101,6 @@ fn values(text: &[u8]) -> usize {
         }
     }
     count
-}
-
-/// Runs work over so many bytes where it does not hold up other requests.
-pub async fn off_runtime<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> T + Send + 'static) -> T {
-    if bytes < BLOCKING_BYTES {
-        return work();
-    }
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(failed) => std::panic::resume_unwind(failed.into_panic()),
-    }
 }
 
 /// Collects a body. What has no room yet must find it before more is read.

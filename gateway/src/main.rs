@@ -14,11 +14,12 @@ use tracing::Level;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
-use vramq_gateway::app::{App, Drain, Stores};
+use vramq_gateway::app::{App, Stores};
 use vramq_gateway::broker::link::Link;
 use vramq_gateway::broker::withdrawals::WITHDRAWN_MAX;
-use vramq_gateway::config::cli::{Cli, Command, LogFormat, Options};
+use vramq_gateway::config::cli::{Cli, Command, Options};
 use vramq_gateway::config::{Config, Invalid};
+use vramq_gateway::drain::Drain;
 use vramq_gateway::files::FileStore;
 use vramq_gateway::jobs::ResultStore;
 use vramq_gateway::keys::{self, Keys};
@@ -27,6 +28,7 @@ use vramq_gateway::outputs::OutputStore;
 use vramq_gateway::routes::router;
 use vramq_gateway::server::{self, Server};
 use vramq_producer::{Client, ConnectError};
+use vramq_program::LogFormat;
 
 /// How often old results and uploads are removed.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);

@@ -21,9 +21,9 @@ use vramq_dlq::select::{Filter, Name};
 use vramq_dlq::transfer::{Ended, Outcome, Transfers};
 use vramq_dlq::{Access, Error, Stop, Stops};
 
-use crate::app::Drain;
 use crate::broker::dead_letters::{Collected, Letters};
 use crate::config;
+use crate::drain::Drain;
 use crate::problem::{Problem, Retry};
 
 /// The longest wait for the lock of a queue: half a minute is what people wait at a page, and less than a proxy's patience.

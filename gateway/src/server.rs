@@ -19,7 +19,7 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::app::Drain;
+use crate::drain::Drain;
 use crate::metrics::Metrics;
 
 /// How long a request's head may take, and how long a connection may be idle.

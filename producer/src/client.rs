@@ -30,7 +30,7 @@ pub struct Client(Arc<Handle>);
 
 /// Invariant: the actor ends when this is dropped, for it holds the only sender of `close`.
 #[derive(Debug)]
-pub(crate) struct Handle {
+struct Handle {
     encoding: Encoding,
     /// Named by each job.
     user_id: Option<ShortString>,
@@ -102,7 +102,7 @@ impl Client {
         let reply_to = handle.reply_queue.as_ref().ok_or(PublishError::NoReplyQueue)?;
         let deadline = handle.deadline(&options)?;
         let (registration, receivers) = handle.send(job, options, Some(reply_to), deadline).await?;
-        Ok(Pending { registration, receivers, deadline, client: Arc::clone(handle) })
+        Ok(Pending { registration, receivers, deadline, client: handle.clone() })
     }
 
     /// Publishes a job whose replies go to the model's default reply queue, and returns its id when the broker has

@@ -25,6 +25,7 @@
 //! A large output may be a reference, [`Output::Uri`]. With the feature `download`, `download::download` fetches its bytes.
 
 mod actor;
+mod answer;
 mod assembly;
 mod client;
 mod error;
@@ -36,10 +37,11 @@ mod reply_queue;
 mod session;
 mod window;
 
+pub use answer::{Answer, Progress};
 pub use client::{Client, Stats};
 pub use error::{ConnectError, JobError, JobFailed, PublishError};
 pub use options::{Options, SubmitOptions};
-pub use pending::{Answer, Pending, Progress};
+pub use pending::Pending;
 pub use vramq_amqp::{Credentials, InvalidCredentials};
 pub use vramq_schemas::{
     Embedding, Encoding, Input, InvalidJson, ItemProgress, Job, JsonText, Output, Params, Reason, Sparse,

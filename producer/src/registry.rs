@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 use vramq_schemas::{Failure, ItemProgress, Output, ReplyHeaders};
 
+use crate::answer::{Answer, Progress};
 use crate::assembly::Assembly;
 use crate::error::{JobError, JobFailed};
-use crate::pending::{Answer, Progress};
 
 /// Invariant: a job is in here, with its permit, from before it is published until it is answered, has failed, or its caller
 /// drops it. So there are never more entries than permits, and no permit outlives its job.

@@ -1,10 +1,15 @@
-//! The commands that all programs share: `completions` writes shell completions, `man` writes manual pages.
+//! What the command lines of programs share: the commands `completions`, which writes shell completions, and `man`, which writes
+//! manual pages; and flags of the programs with a configuration file.
+
+mod options;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
+
+pub use options::{BrokerOptions, LogFormat};
 
 /// Write the completions of a shell to standard output.
 #[derive(Clone, Debug, Args)]

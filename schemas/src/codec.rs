@@ -4,14 +4,12 @@ use bincode::config::{Configuration, Limit};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::job::{ITEMS_MAX, Input, Job};
+use crate::job::{Input, Job};
+pub use crate::limits::BODY_BYTES_MAX;
+use crate::limits::ITEMS_MAX;
 use crate::msgpack::{self, MessagePack};
 use crate::output::Output;
 use crate::reply::{Failure, ItemProgress, Outputs};
-
-/// The largest body, in bytes: 16 MiB, the largest message that RabbitMQ 4 takes by default. Larger inputs and
-/// outputs travel by reference.
-pub const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 pub const JSON: &str = "application/json";
 pub const MESSAGE_PACK: &str = "application/msgpack";

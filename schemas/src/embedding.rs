@@ -3,7 +3,7 @@
 use half::f16;
 use serde::{Deserialize, Serialize};
 
-use crate::job::Params;
+use crate::params::Params;
 
 /// A vector, in the format that the job asked for.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,26 +5,16 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
-use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, DeserializeSeed, MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::value::RawValue;
-use serde_json::{Map, Value};
 
 use crate::json_text::JsonText;
+#[cfg(doc)]
+use crate::limits::ITEMS_MAX;
 use crate::notation::Notation;
-
-/// The most inputs of one job. Bounds what a body of many tiny inputs unfolds to in memory: an input costs
-/// 3 bytes of JSON but 32 bytes once decoded, so this caps that overhead at 2 MiB.
-pub const ITEMS_MAX: usize = 65_536;
-
-/// The most bytes of a job's `params`, as JSON text. They are settings, not data; parsed JSON can take ten times
-/// its text.
-pub const PARAMS_BYTES_MAX: usize = 64 * 1024;
-
-/// The longest name of a model, in bytes: with the prefixes of [`topology`](crate::topology) it still fits an
-/// AMQP short string of 255.
-pub const MODEL_NAME_BYTES_MAX: usize = 128;
+use crate::params::Params;
+use crate::reading::{Items, Text, text};
 
 /// The body of a job message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,33 +51,6 @@ impl Input {
             Self::Bytes(_) => "bytes",
             Self::Uri(_) => "uri",
             Self::Json(_) => "json",
-        }
-    }
-}
-
-/// Engine settings: a JSON object, at most [`PARAMS_BYTES_MAX`] as text. Travels as JSON text in bincode.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Params(pub Map<String, Value>);
-
-/// The one parameter that every model has, because workers take it before the engine sees the others: whether the caller wants
-/// replies of type `progress`.
-const PROGRESS: &str = "progress";
-
-impl Params {
-    /// Asks for replies of type `progress`.
-    pub fn ask_for_progress(&mut self) {
-        self.0.insert(PROGRESS.to_owned(), Value::Bool(true));
-    }
-
-    /// Takes the parameter `progress` out; what is left is for the engine.
-    ///
-    /// # Errors
-    /// The parameter is neither true nor false.
-    pub fn take_progress(&mut self) -> Result<bool, String> {
-        match self.0.remove(PROGRESS) {
-            None => Ok(false),
-            Some(Value::Bool(wanted)) => Ok(wanted),
-            Some(_) => Err(format!("params.{PROGRESS} must be true or false")),
         }
     }
 }
@@ -187,96 +150,7 @@ impl<'de> Visitor<'de> for NotedInput<'_> {
     }
 }
 
-/// Reads a text by way of a borrowed one, so that its length is checked before it is allocated (see
-/// [`codec`](crate::codec)).
-pub(crate) fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    Text.deserialize(deserializer)
-}
-
-/// [`text`], and nothing that would pass for one: MessagePack has bytes beside texts.
-pub(crate) struct Text;
-
-impl<'de> DeserializeSeed<'de> for Text {
-    type Value = String;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for Text {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text")
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<String, E> {
-        Ok(text.to_owned())
-    }
-}
-
 /// Reads inputs one by one, so that a fault names its index and a flood of them stops at the cap.
 fn inputs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Input>, D::Error> {
     deserializer.deserialize_seq(Items { name: "inputs", seed: PhantomData })
-}
-
-/// A bounded list under construction; shared with replies, which have the same cap.
-pub(crate) struct Items<S> {
-    pub(crate) name: &'static str,
-    /// Reads one item.
-    pub(crate) seed: S,
-}
-
-impl<'de, S: DeserializeSeed<'de> + Copy> Visitor<'de> for Items<S> {
-    type Value = Vec<S::Value>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a list of at most {ITEMS_MAX} {}", self.name)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<S::Value>, A::Error> {
-        let mut items = Vec::new();
-        loop {
-            let at = items.len();
-            let item = seq
-                .next_element_seed(self.seed)
-                .map_err(|e| de::Error::custom(format_args!("{}[{at}]: {e}", self.name)))?;
-            match item {
-                None => return Ok(items),
-                Some(_) if at == ITEMS_MAX => return Err(de::Error::invalid_length(at + 1, &self)),
-                Some(item) => items.push(item),
-            }
-        }
-    }
-}
-
-impl Serialize for Params {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if serializer.is_human_readable() {
-            return self.0.serialize(serializer);
-        }
-        serde_json::to_string(&self.0).map_err(serde::ser::Error::custom)?.serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Params {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = if deserializer.is_human_readable() {
-            Box::<RawValue>::deserialize(deserializer)?.get().to_owned()
-        } else {
-            text(deserializer)?
-        };
-        Self::of_text(&text).map_err(de::Error::custom)
-    }
-}
-
-impl Params {
-    /// Reads JSON text. Its size is checked before it is parsed.
-    pub(crate) fn of_text(text: &str) -> Result<Self, String> {
-        if text.len() > PARAMS_BYTES_MAX {
-            return Err(format!("params take {} bytes, at most {PARAMS_BYTES_MAX} are allowed", text.len()));
-        }
-        serde_json::from_str(text).map(Self).map_err(|e| format!("params: {e}"))
-    }
 }

@@ -8,7 +8,7 @@ use std::ops::Add;
 use serde::de;
 use serde_json::Value;
 
-use crate::codec::BODY_BYTES_MAX;
+use crate::limits::BODY_BYTES_MAX;
 
 /// The most memory that the JSON outputs of one reply may take once parsed; a parsed value can take a hundred times
 /// its text (`{"":0}`), and a hostile reply is at most this dear.

@@ -7,9 +7,9 @@ use serde::Deserializer;
 use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::codec::BODY_BYTES_MAX;
 use crate::embedding::{Dtype, Embedding, EmbeddingFormat, Values};
-use crate::msgpack::{JsonValue, TextBudget};
+use crate::limits::BODY_BYTES_MAX;
+use crate::transcript::{JsonValue, TextBudget};
 
 /// An encoding that names its fields.
 #[derive(Clone, Copy)]

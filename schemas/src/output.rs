@@ -10,9 +10,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use crate::embedding::{Dtype, Embedding, Values};
-use crate::job::{Items, Text};
 use crate::json_budget::JsonBudget;
 use crate::notation::Notation;
+use crate::reading::{Items, Text};
 use crate::sparse::{Sparse, SparseFields};
 
 /// The result for one item. In JSON one of `{"embedding": […]}`, `{"embedding": "<base64>", "dtype": "f32"}`,

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::job::text;
 use crate::output::{Output, outputs};
+use crate::reading::text;
 use crate::reason::Reason;
 
 /// The body of a `part` or `done` reply. Which items these are is in its headers.

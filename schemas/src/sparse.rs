@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 use serde::de::{self, Deserialize, DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde::{Deserializer, Serialize};
 
-use crate::job::Text;
 use crate::notation::ELEMENTS_MAX;
+use crate::reading::Text;
 
 /// A vector of which most elements are zero: the indices of the others, ascending, and their values, which are finite.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -1,6 +1,6 @@
 //! Names of exchanges and queues. Only names: the worker declares them.
 
-use crate::job::MODEL_NAME_BYTES_MAX;
+use crate::limits::MODEL_NAME_BYTES_MAX;
 
 /// Direct exchange that jobs are published to; the routing key is the model's name.
 pub const JOBS_EXCHANGE: &str = "vramq.jobs";

@@ -8,10 +8,10 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use sha2::{Digest as _, Sha256};
 
 use crate::Fault;
-use crate::cloud::{CloudOptions, CloudStore, is_cloud};
+use crate::cloud::{CloudOptions, CloudStore};
 use crate::folder_of;
 use crate::http::HttpStore;
-use crate::reference::{FILE, InvalidReference, Reference};
+use crate::reference::{FILE, InvalidReference, Reference, is_cloud};
 
 /// What is read at a time.
 const PIECE_BYTES: usize = 64 * 1024;

@@ -6,13 +6,19 @@ use percent_encoding::percent_decode_str;
 use sha2::{Digest as _, Sha256};
 use url::Url;
 
-use crate::cloud::is_cloud;
-
 /// The scheme of folders.
 pub const FILE: &str = "file";
 
+/// The schemes of object stores.
+const CLOUD_SCHEMES: [&str; 3] = ["s3", "gs", "az"];
+
 /// The longest reference, in bytes: presigned URLs have some two thousand.
 const REFERENCE_BYTES_MAX: usize = 8192;
+
+/// Whether a URL is of an object store.
+pub fn is_cloud(url: &Url) -> bool {
+    CLOUD_SCHEMES.contains(&url.scheme())
+}
 
 /// A reference that was read: `URL`, or `URL#sha256=HEX&type=MEDIA_TYPE` with either part.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,6 +5,9 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair,
     KeyUsagePurpose,
 };
+use tokio::net::TcpListener;
+
+use crate::node::Node;
 
 /// What the certificate of a client is for.
 pub const CLIENT: &str = "a-client";
@@ -47,5 +50,25 @@ impl Authority {
             client_certificate: client.pem(),
             client_key: client_key.serialize_pem(),
         })
+    }
+
+    /// Restarts a node so that it accepts TLS with the certificate for 127.0.0.1; `more` are further lines of its configuration.
+    /// Gives the port.
+    ///
+    /// # Errors
+    /// The node does not start.
+    pub async fn serve_tls(&self, node: &Node, more: &str) -> Result<u16> {
+        let port = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port();
+        let (ca, certificate, key) = (
+            node.put("ca.pem", &self.ca)?,
+            node.put("broker.pem", &self.certificate)?,
+            node.put("broker.key", &self.key)?,
+        );
+        node.configure(&format!(
+            "listeners.ssl.1 = 127.0.0.1:{port}\nssl_options.cacertfile = {ca}\nssl_options.certfile = {certificate}\n\
+             ssl_options.keyfile = {key}\n{more}"
+        ))
+        .await?;
+        Ok(port)
     }
 }

@@ -26,6 +26,7 @@ pub mod job_ledger;
 pub mod logs;
 pub mod losses;
 pub mod management;
+mod matrix;
 pub mod metrics;
 pub mod node;
 pub mod object_server;

@@ -3,16 +3,16 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use vramq_core::rejection::Rejection;
-use vramq_schemas::{Encoding, Input, Job, Reason, codec, fields, headers};
+use vramq_schemas::{Encoding, Input, Job, JobHeaders, Reason, codec, fields, headers};
 
 use crate::broker::message::JOB_HEADER_BYTES_MAX;
 use crate::broker::received::ReceivedJob;
-use crate::broker::wire_size::check_reply_bytes;
 use crate::engine::Item;
 use crate::failpoint::{self, Site};
 use crate::model::Model;
 use crate::preparation::Unprepared;
 use crate::stores::{Stores, Wanted};
+use crate::wire_size::check_reply_bytes;
 
 /// A job that was read.
 #[derive(Debug)]
@@ -59,12 +59,8 @@ pub fn decode(
     })
 }
 
-fn parse(
-    received: &ReceivedJob,
-    model: &Model,
-    references: References<'_>,
-    cost: usize,
-) -> Result<Decoded, Rejection> {
+/// Reads a job's message, and checks all of it that the engine has no say in.
+fn read_message(received: &ReceivedJob, model: &Model) -> Result<(JobHeaders, Encoding, Job), Rejection> {
     let malformed = |error: String| Rejection::new(Reason::Malformed, error);
     check_properties(received)?;
     let no_headers = Default::default();
@@ -88,7 +84,7 @@ fn parse(
     let headers = received.job_headers().map_err(|e| malformed(e.to_string()))?;
     let content_type = received.delivery.properties.content_type().as_ref();
     let encoding = Encoding::of(content_type.map(|t| t.as_str())).map_err(Rejection::from)?;
-    let mut job: Job = codec::decode(&received.delivery.data, encoding).map_err(Rejection::from)?;
+    let job: Job = codec::decode(&received.delivery.data, encoding).map_err(Rejection::from)?;
     if job.model != model.name {
         let error = format!("the job is for model `{}`, this queue is for `{}`", job.model, model.name);
         return Err(Rejection::new(Reason::WrongModel, error));
@@ -105,6 +101,16 @@ fn parse(
         return Err(Rejection::expired());
     }
     check_revision(received, model)?;
+    Ok((headers, encoding, job))
+}
+
+fn parse(
+    received: &ReceivedJob,
+    model: &Model,
+    references: References<'_>,
+    cost: usize,
+) -> Result<Decoded, Rejection> {
+    let (headers, encoding, mut job) = read_message(received, model)?;
     let wants_progress =
         job.params.take_progress().map_err(|error| Rejection::new(Reason::InvalidInput, error))?;
     let engine = &*model.engine;
@@ -202,9 +208,9 @@ mod tests {
     use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
     use super::*;
-    use crate::broker::publisher_rules::PublisherRules;
     use crate::config::Config;
     use crate::engine::{Engine, InvalidInput, OutputMax, PassError, PassShape};
+    use crate::publishers::PublisherRules;
 
     /// Takes texts; counts those that it prepares.
     #[derive(Default)]

@@ -1,29 +1,31 @@
 //! The worker: takes jobs from RabbitMQ as memory allows, runs them on a device, publishes the results, acknowledges last.
 //!
-//! This crate is the shell around [`vramq_core`], which decides. [`event_loop`] passes events to the core, [`perform`] carries
-//! its actions out.
+//! This crate is the shell around [`vramq_core`], which decides. [`event_loop`] passes events to the core and carries its
+//! actions out.
 
 pub mod app;
 pub mod broker;
 pub mod config;
+pub mod context;
 pub mod decode;
 pub mod event_loop;
 pub mod executor;
 pub mod failpoint;
 pub mod host_memory;
-mod inputs;
+pub mod identity;
 pub mod job_store;
-mod live_session;
 pub mod model;
 pub mod observability;
-pub mod perform;
 pub mod preparation;
 mod prepared_items;
 pub mod progress;
+pub mod publishers;
 pub mod retry;
+pub mod run_outputs;
 pub mod signals;
 pub mod state_file;
 pub mod stores;
+pub mod wire_size;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,6 +1,7 @@
 //! Progress of a job's items: passes it from the program that reports it to the event loop, which publishes it for the job's
 //! caller.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,8 +9,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use vramq_core::ids::JobKey;
 use vramq_schemas::{ItemProgress, PROGRESS_NOTE_BYTES_MAX};
-
-use crate::event_loop::Completion;
 
 /// The least time between two reports on a job: as often as a person looks, and seldom enough to cost a job nothing. A report
 /// that comes sooner is dropped; the next one says more.
@@ -58,19 +57,33 @@ pub struct Followed {
 }
 
 /// Takes the reports on a pass's items.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct ProgressSink {
     /// For each item of the pass, in its order; empty if no job asked.
     items: Vec<Option<Followed>>,
-    reports: Option<mpsc::Sender<Completion>>,
+    /// Sends a report on a job without waiting.
+    report: Option<Box<dyn Fn(JobKey, ItemProgress) + Send + Sync>>,
+}
+
+impl fmt::Debug for ProgressSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProgressSink").field("items", &self.items).finish_non_exhaustive()
+    }
 }
 
 impl ProgressSink {
-    pub(crate) fn new(items: Vec<Option<Followed>>, reports: mpsc::Sender<Completion>) -> Self {
-        match items.iter().any(Option::is_some) {
-            true => Self { items, reports: Some(reports) },
-            false => Self::default(),
+    /// Sends reports into a channel, each as `message` makes one of it.
+    pub fn new<T: Send + 'static>(
+        items: Vec<Option<Followed>>,
+        channel: mpsc::Sender<T>,
+        message: fn(JobKey, ItemProgress) -> T,
+    ) -> Self {
+        if !items.iter().any(Option::is_some) {
+            return Self::default();
         }
+        // An `Err`: the receiver is busy, or has ended.
+        let report = move |job, progress| drop(channel.try_send(message(job, progress)));
+        Self { items, report: Some(Box::new(report)) }
     }
 
     /// Reports the begin of the first pass of each job that asked: its first item is at 0.
@@ -94,8 +107,8 @@ impl ProgressSink {
     }
 
     fn send(&self, job: JobKey, progress: ItemProgress) {
-        if let Some(reports) = &self.reports {
-            let _ = reports.try_send(Completion::Progress { job, progress });
+        if let Some(report) = &self.report {
+            report(job, progress);
         }
     }
 }
@@ -104,10 +117,16 @@ impl ProgressSink {
 mod tests {
     use super::*;
 
-    fn sink(reports: mpsc::Sender<Completion>) -> ProgressSink {
+    type Report = (JobKey, ItemProgress);
+
+    fn report(job: JobKey, progress: ItemProgress) -> Report {
+        (job, progress)
+    }
+
+    fn sink(reports: mpsc::Sender<Report>) -> ProgressSink {
         let limit = Arc::new(RateLimit::new(6));
         let followed = |item| Some(Followed { job: JobKey(7), item, limit: Arc::clone(&limit) });
-        ProgressSink::new(vec![None, followed(4), followed(5)], reports)
+        ProgressSink::new(vec![None, followed(4), followed(5)], reports, report)
     }
 
     #[test]
@@ -126,9 +145,7 @@ mod tests {
         sink.report(9, 0.1, String::new());
         sink.report(1, 0.25, "\u{e4}".repeat(PROGRESS_NOTE_BYTES_MAX));
         sink.report(2, 0.5, String::new());
-        let Ok(Completion::Progress { job: JobKey(7), progress }) = received.try_recv() else {
-            panic!("no report")
-        };
+        let Ok((JobKey(7), progress)) = received.try_recv() else { panic!("no report") };
         assert_eq!((progress.item, progress.fraction), (4, 0.25));
         assert_eq!(progress.note, "\u{e4}".repeat(PROGRESS_NOTE_BYTES_MAX / 2));
         assert!(received.try_recv().is_err());
@@ -142,9 +159,7 @@ mod tests {
         sink.begin();
         sink.report(2, 0.5, "half".to_owned());
         let mut next = || match received.try_recv() {
-            Ok(Completion::Progress { progress, .. }) => {
-                Some((progress.item, progress.fraction, progress.note))
-            }
+            Ok((_, progress)) => Some((progress.item, progress.fraction, progress.note)),
             _ => None,
         };
         assert_eq!([next(), next()], [Some((4, 0.0, String::new())), Some((5, 0.5, "half".to_owned()))]);
@@ -156,12 +171,12 @@ mod tests {
         let (reports, mut received) = mpsc::channel(8);
         let limit = Arc::new(RateLimit::new(2));
         let followed = |item| Some(Followed { job: JobKey(7), item, limit: Arc::clone(&limit) });
-        let sink = ProgressSink::new(vec![followed(0), followed(1)], reports);
+        let sink = ProgressSink::new(vec![followed(0), followed(1)], reports, report);
         for (at, fraction) in [(0, 0.5), (0, 1.0), (1, 0.5), (1, 1.0), (1, 1.0)] {
             sink.report(at, fraction, String::new());
         }
         let mut next = || match received.try_recv() {
-            Ok(Completion::Progress { progress, .. }) => Some((progress.item, progress.fraction)),
+            Ok((_, progress)) => Some((progress.item, progress.fraction)),
             _ => None,
         };
         assert_eq!([next(), next(), next()], [Some((0, 0.5)), Some((1, 1.0)), None]);
@@ -171,10 +186,7 @@ mod tests {
     fn a_busy_event_loop_is_not_waited_for() {
         let (reports, mut received) = mpsc::channel(1);
         reports
-            .try_send(Completion::Progress {
-                job: JobKey(1),
-                progress: ItemProgress { item: 0, fraction: 0.0, note: String::new() },
-            })
+            .try_send((JobKey(1), ItemProgress { item: 0, fraction: 0.0, note: String::new() }))
             .unwrap_or_else(|_| panic!("room for one"));
         sink(reports).report(1, 0.5, String::new());
         assert!(received.try_recv().is_ok() && received.try_recv().is_err());

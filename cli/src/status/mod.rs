@@ -9,6 +9,7 @@ mod report;
 mod view;
 mod watch;
 mod worker_snapshot;
+mod workers;
 
 use std::io::{self, Write as _};
 use std::time::{Duration, Instant};

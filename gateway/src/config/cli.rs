@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use vramq_amqp::Overrides;
-use vramq_program::{Completions, Manual, completions_help, manual_help};
+use vramq_program::{BrokerOptions, Completions, LogFormat, Manual, completions_help, manual_help};
 
 use super::{Config, Fault, Invalid};
 
@@ -72,21 +72,8 @@ pub struct Options {
     /// TOML file.
     #[arg(long, env = "VRAMQ_GATEWAY_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// The broker, amqp://USER:PASSWORD@HOST:5672/VHOST.
-    #[arg(long, env = "VRAMQ_BROKER_URL", hide_env_values = true, value_name = "URL")]
-    pub broker_url: Option<String>,
-    /// Certificates of a private authority, in PEM, for amqps://.
-    #[arg(long, env = "VRAMQ_BROKER_CA", value_name = "FILE")]
-    pub broker_ca: Option<String>,
-    /// The gateway's certificate, in PEM, for amqps://.
-    #[arg(long, env = "VRAMQ_BROKER_CERTIFICATE", value_name = "FILE")]
-    pub broker_certificate: Option<String>,
-    /// The private key of the certificate, in PEM.
-    #[arg(long, env = "VRAMQ_BROKER_KEY", value_name = "FILE")]
-    pub broker_key: Option<String>,
-    /// File with the password of the URL's user.
-    #[arg(long, env = "VRAMQ_BROKER_PASSWORD_FILE", value_name = "FILE")]
-    pub broker_password_file: Option<String>,
+    #[command(flatten)]
+    pub broker: BrokerOptions,
     /// Where to serve HTTP, IP:PORT [default: 127.0.0.1:8080].
     #[arg(long, env = "VRAMQ_GATEWAY_LISTEN", value_name = "ADDRESS")]
     pub listen: Option<String>,
@@ -102,12 +89,6 @@ pub struct Options {
     /// One JSON object a line, or text.
     #[arg(long, env = "VRAMQ_LOG_FORMAT", value_enum, default_value_t = LogFormat::Json)]
     pub log_format: LogFormat,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    Text,
-    Json,
 }
 
 impl Options {
@@ -136,15 +117,8 @@ impl Options {
         let command = Self::augment_args(clap::Command::new(""));
         let known = command.get_arguments().filter_map(clap::Arg::get_env);
         let mut overrides = Overrides::of_environment(ENVIRONMENT_PREFIX, known);
-        for (key, value) in [
-            ("broker.url", &self.broker_url),
-            ("broker.ca", &self.broker_ca),
-            ("broker.certificate", &self.broker_certificate),
-            ("broker.key", &self.broker_key),
-            ("broker.password_file", &self.broker_password_file),
-            ("http.listen", &self.listen),
-            ("http.keys", &self.keys),
-        ] {
+        let own = [("http.listen", &self.listen), ("http.keys", &self.keys)];
+        for (key, value) in self.broker.keys().into_iter().chain(own) {
             overrides.flag(key, value.as_ref());
         }
         for pair in &self.set {

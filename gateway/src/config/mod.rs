@@ -20,7 +20,6 @@ pub use operator::Operator;
 pub use table::Fault;
 use table::Values;
 
-use crate::jobs::store::Settings;
 use crate::storage::Place;
 
 /// Requests at a time, of all callers: each holds a body of up to 16 MiB until its job is published, and its results until they
@@ -105,7 +104,16 @@ pub struct Results {
     pub bytes: usize,
     pub keep: Duration,
     /// `None`: in memory alone.
-    pub store: Option<Settings>,
+    pub store: Option<ResultSettings>,
+}
+
+/// The place of results, with their limits of size and time.
+#[derive(Clone, Debug)]
+pub struct ResultSettings {
+    pub place: Place,
+    /// Of all gateways together, as this one counts them.
+    pub bytes_max: u64,
+    pub keep: Duration,
 }
 
 #[derive(Clone, Debug)]
@@ -196,7 +204,7 @@ fn results(values: &mut Values) -> Results {
     let keep = seconds(values.number("results.keep_s", RESULTS_S, 1));
     let place = place::place(values, &place::RESULTS);
     let bytes_max = u64::from(values.number("results.folder_mib_max", FILES_MIB_MAX, 1)) * MIB as u64;
-    Results { bytes, keep, store: place.map(|place| Settings { place, bytes_max, keep }) }
+    Results { bytes, keep, store: place.map(|place| ResultSettings { place, bytes_max, keep }) }
 }
 
 fn http(values: &mut Values) -> Option<Http> {

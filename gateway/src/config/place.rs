@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use url::Url;
-use vramq_stores::cloud::{CloudOptions, CloudStore, is_cloud};
+use vramq_stores::cloud::{CloudOptions, CloudStore};
+use vramq_stores::reference::is_cloud;
 
 use super::table::Values;
 use crate::storage::Place;

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use sha2::{Digest as _, Sha256};
 use tokio::time::timeout;
 
-use super::run::{keyed_id, own_message_id};
+use super::store::ResultStore;
 use super::view::is_of_request;
-use crate::app::App;
-use crate::body::off_runtime;
 use crate::keys::Caller;
+use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
 
 /// How long a look into the store may take: a store that hangs must not keep callers from new jobs.
@@ -36,18 +36,35 @@ impl Name {
     }
 }
 
+/// The message id of a job that its caller named: such names are unique among that caller's jobs only.
+pub fn own_message_id(owner: &str, id: &str) -> String {
+    format!("{owner}/{id}")
+}
+
+/// The id, and message id, of a job with an idempotency key: a hash of both, so that every gateway finds what is stored of it.
+pub fn keyed_id(owner: &str, idempotency_key: &str) -> String {
+    let mut hash = Sha256::new();
+    // The length tells where the key begins.
+    hash.update((owner.len() as u64).to_le_bytes());
+    hash.update(owner);
+    hash.update(idempotency_key);
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&hash.finalize()[..16]);
+    uuid::Builder::from_custom_bytes(bytes).into_uuid().to_string()
+}
+
 /// What is stored of a job of this name, as [`written`](super::view::written). If the store cannot be read there is nothing: the job
 /// runs, as without a store.
 ///
 /// # Errors
 /// The name stands for another request.
 pub async fn find(
-    app: &App,
+    results: Option<&ResultStore>,
     caller: &Caller,
     name: &Name,
     fingerprint: [u8; 32],
 ) -> Result<Option<Bytes>, Problem> {
-    let Some(results) = &app.results else { return Ok(None) };
+    let Some(results) = results else { return Ok(None) };
     let Ok(found) = timeout(LOOK_MAX, results.get(&caller.name, &name.id)).await else {
         let (job, seconds) = (&name.message_id, LOOK_MAX.as_secs());
         tracing::warn!(job, seconds, "the store of results did not answer in time: the job runs");

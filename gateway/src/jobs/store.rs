@@ -2,7 +2,7 @@
 //! after the gateway that took it is gone.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use object_store::path::Path;
@@ -10,24 +10,16 @@ use object_store::{ObjectMeta, ObjectStoreExt as _, PutPayload};
 
 use super::entry::{Entry, State};
 use super::view;
+use crate::config::ResultSettings;
 use crate::files::is_id;
 use crate::keys::is_name;
 use crate::storage::{Place, Storage};
-
-/// The place of results, with their limits of size and time.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    pub place: Place,
-    /// Of all gateways together, as this one counts them.
-    pub bytes_max: u64,
-    pub keep: Duration,
-}
 
 /// Results of jobs that have ended, a file for each: in the folder of its caller, by the job's id.
 #[derive(Debug)]
 pub struct ResultStore {
     storage: Storage,
-    settings: Settings,
+    settings: ResultSettings,
     /// Counted at each sweep; between them this gateway's own are added.
     used: AtomicU64,
 }
@@ -38,7 +30,7 @@ impl ResultStore {
     ///
     /// # Errors
     /// The error of the file system.
-    pub async fn open(settings: Settings) -> Result<Self, String> {
+    pub async fn open(settings: ResultSettings) -> Result<Self, String> {
         let place = settings.place.clone();
         let storage = Storage::open(&place).map_err(|error| format!("results: {error}"))?;
         let this = Self { storage, settings, used: AtomicU64::new(0) };
@@ -134,11 +126,13 @@ fn is_ours(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     async fn store(folder: &std::path::Path, bytes_max: u64, keep_s: u64) -> ResultStore {
         let keep = Duration::from_secs(keep_s);
-        ResultStore::open(Settings { place: Place::Folder(folder.to_owned()), bytes_max, keep })
+        ResultStore::open(ResultSettings { place: Place::Folder(folder.to_owned()), bytes_max, keep })
             .await
             .unwrap()
     }

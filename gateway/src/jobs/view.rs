@@ -7,7 +7,7 @@ use vramq_stores::reference::hex;
 
 use super::entry::{Entry, State};
 use super::output_files::{self, OutputFile};
-use crate::body::off_runtime;
+use crate::off_runtime::off_runtime;
 
 /// A job in a state, as JSON. The results are written once and straight: they may be many megabytes.
 ///

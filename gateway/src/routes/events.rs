@@ -14,7 +14,8 @@ use tokio::sync::watch;
 
 use super::jobs::find;
 use super::{Authenticated, called_by};
-use crate::app::{App, Drain};
+use crate::app::App;
+use crate::drain::Drain;
 use crate::jobs::entry;
 use crate::jobs::{Entry, State as JobState};
 

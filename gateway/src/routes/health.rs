@@ -4,7 +4,8 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::app::{App, Drain};
+use crate::app::App;
+use crate::drain::Drain;
 use crate::metrics::Now;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

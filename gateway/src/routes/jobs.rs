@@ -16,16 +16,18 @@ use vramq_producer::{Input, Params};
 
 use super::openai::{idempotency_key, name_job};
 use super::{Authenticated, called_by, output_files};
-use crate::app::{App, Drain};
+use crate::app::App;
 use crate::body;
+use crate::drain::Drain;
 use crate::files::FileStore;
+use crate::job_task::{Submission, start};
 use crate::jobs::output_files::OutputId;
 use crate::jobs::store::ResultStore;
 use crate::jobs::view::written;
-use crate::jobs::{Entry, State as JobState, Submission, earlier, start};
+use crate::jobs::{Entry, State as JobState, earlier};
 use crate::keys::{Caller, is_name};
-use crate::observe::Trace;
 use crate::problem::Problem;
+use crate::trace::Trace;
 
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
@@ -98,7 +100,7 @@ async fn submit(
     resolve(app, caller, &mut inputs).await?;
     if !app.jobs.holds(&caller.name, id.as_deref(), idempotency_key.as_deref()) {
         if let Some(name) = earlier::Name::of(caller, id.as_deref(), idempotency_key.as_deref())
-            && let Some(written) = earlier::find(app, caller, &name, parsed.digest).await?
+            && let Some(written) = earlier::find(app.results.as_ref(), caller, &name, parsed.digest).await?
         {
             return Ok(named(json_response(StatusCode::OK, written), &name.id, &name.message_id, wait));
         }

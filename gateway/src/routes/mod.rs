@@ -26,11 +26,13 @@ use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use crate::app::{App, Drain};
+use crate::app::App;
+use crate::drain::Drain;
 use crate::jobs::{Entry, State};
 use crate::keys::Caller;
-use crate::observe::{CallerName, Trace, observe};
+use crate::observe::{CallerName, observe};
 use crate::problem::{Problem, Retry};
+use crate::trace::Trace;
 
 /// Headers of answers that a page of another origin may read.
 const EXPOSED: [&str; 7] = [

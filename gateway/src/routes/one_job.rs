@@ -15,13 +15,15 @@ use vramq_producer::{Answer, Input, Params};
 use super::openai::idempotency_key;
 use super::{Authenticated, called_by, wait};
 use crate::app::{App, Permits};
-use crate::body::{self, Parsed, off_runtime};
+use crate::body::{self, Parsed};
+use crate::job_task::{Submission, start};
+use crate::jobs::Entry;
 use crate::jobs::earlier::{self, Name};
 use crate::jobs::view::answer_of;
-use crate::jobs::{Entry, Submission, start};
 use crate::keys::Caller;
-use crate::observe::Trace;
+use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
+use crate::trace::Trace;
 
 /// A request that is to become one job: who calls, and what came.
 #[derive(Debug)]
@@ -111,7 +113,8 @@ impl Admitted {
             Sha256::new().chain_update(digest).chain_update(format!("{path}\n{model}")).finalize().into();
         if !app.jobs.holds(&caller.name, None, idempotency_key.as_deref()) {
             if let Some(name) = Name::of(&caller, None, idempotency_key.as_deref())
-                && let Some(written) = earlier::find(&app, &caller, &name, fingerprint).await?
+                && let Some(written) =
+                    earlier::find(app.results.as_ref(), &caller, &name, fingerprint).await?
                 && let Some(answer) = off_runtime(written.len(), move || answer_of(&written)).await
             {
                 let (owner, items) = (caller.name.clone(), inputs.len());

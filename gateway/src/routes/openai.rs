@@ -15,11 +15,11 @@ use vramq_producer::{Answer, Input, Output, Params, Reason};
 use super::one_job::Call;
 use super::{Authenticated, called_by};
 use crate::app::App;
-use crate::body::off_runtime;
 use crate::broker::fleet::ModelView;
 use crate::config::Config;
 use crate::jobs::Entry;
 use crate::jobs::view::output_bytes;
+use crate::off_runtime::off_runtime;
 use crate::problem::{JOB_ID, Problem};
 
 /// Says that the numbers in `usage` are not known, because the worker does not count tokens.

@@ -11,12 +11,12 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use super::files::download;
 use super::jobs::find;
 use crate::app::App;
-use crate::body::off_runtime;
 use crate::files::{FileView, seconds_of};
 use crate::jobs::State;
 use crate::jobs::output_files::{OutputId, own_uris};
 use crate::jobs::view::stored_uris;
 use crate::keys::Caller;
+use crate::off_runtime::off_runtime;
 use crate::outputs::StoredOutput;
 use crate::problem::Problem;
 

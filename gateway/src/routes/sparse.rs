@@ -11,8 +11,8 @@ use vramq_producer::{Answer, Output};
 use super::one_job::Call;
 use super::openai::{embedding_params, name_job, refused_by_model};
 use super::tei::{choose, figures, texts};
-use crate::body::off_runtime;
 use crate::jobs::view::output_bytes;
+use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
 
 /// A request for sparse vectors.

@@ -15,10 +15,10 @@ use super::one_job::{Admitted, Call, ModelQuery};
 use super::openai::{embedding_params, name_job, refused_by_model, shorten, vectors};
 use super::{Authenticated, called_by};
 use crate::app::App;
-use crate::body::off_runtime;
 use crate::config::TeiModels;
 use crate::jobs::view::output_bytes;
 use crate::keys::Caller;
+use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
 
 /// A request for embeddings.

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use vramq_core::device::PassError;
+
 use super::Device;
 use super::cpu::{Buffer, CpuDevice};
 use super::cuda::{CudaDevice, CudaError, CudaMemory};
 use super::fault::Fault;
-use crate::engine::PassError;
 
 /// A device that is ready.
 #[derive(Clone, Debug)]

@@ -22,15 +22,19 @@ use vramq_schemas::{BODY_BYTES_MAX, Encoding, Failure, ITEMS_MAX, Job, Outputs, 
 
 const DIALECT: &str = "https://json-schema.org/draft/2020-12/schema";
 
-/// The schema of each message and of its headers, by the name of its file.
-fn schemas() -> Vec<(&'static str, Value)> {
-    let of = |title: &str, (source, structure): (&str, &str), words: &[&str], samples: &[Value]| {
-        let mut schema = Inference { words }.infer("", &samples.iter().collect::<Vec<_>>());
-        describe(&mut schema, source, structure);
-        schema["$schema"] = DIALECT.into();
-        schema["title"] = title.into();
-        schema
-    };
+const HEADERS: &str = include_str!("../../src/headers.rs");
+const STATUS: &str = include_str!("../../src/status.rs");
+
+/// A schema of samples, with the descriptions from a structure in a source; `words` are the texts of which all values are known.
+fn of(title: &str, (source, structure): (&str, &str), words: &[&str], samples: &[Value]) -> Value {
+    let mut schema = Inference { words }.infer("", &samples.iter().collect::<Vec<_>>());
+    describe(&mut schema, source, structure);
+    schema["$schema"] = DIALECT.into();
+    schema["title"] = title.into();
+    schema
+}
+
+fn of_job() -> Value {
     let as_json = |job: &Job| serde_json::to_value(job).unwrap();
     let written: Vec<_> = jobs().iter().map(|(_, job)| as_json(job)).collect();
     let mut job = of("The body of a job", (include_str!("../../src/job.rs"), "Job"), &[], &written);
@@ -39,32 +43,40 @@ fn schemas() -> Vec<(&'static str, Value)> {
     job["required"] = json!(["inputs", "model"]);
     job["properties"]["inputs"]["maxItems"] = ITEMS_MAX.into();
     close(&mut job["properties"]["inputs"]["items"]);
-    let reply = include_str!("../../src/reply.rs");
-    let status = include_str!("../../src/status.rs");
-    let header = include_str!("../../src/headers.rs");
-    let control = include_str!("../../src/control.rs");
-    let withdrawal = include_str!("../../src/withdrawal.rs");
-    let dead_letter = include_str!("../../src/dead_letter.rs");
-    let mut heartbeat = of("A worker's heartbeat", (status, "Heartbeat"), &["state"], &samples::heartbeats());
+    job
+}
+
+fn of_heartbeat() -> Value {
+    let mut heartbeat = of("A worker's heartbeat", (STATUS, "Heartbeat"), &["state"], &samples::heartbeats());
     for (list, structure) in
         [("models", "ModelStatus"), ("devices", "DeviceStatus"), ("ceilings", "CeilingStatus")]
     {
-        describe(&mut heartbeat["properties"][list]["items"], status, structure);
+        describe(&mut heartbeat["properties"][list]["items"], STATUS, structure);
     }
     let of_model = &mut heartbeat["properties"]["models"]["items"]["properties"];
-    describe(&mut of_model["counters"], status, "Counters");
-    describe(&mut of_model["processes"]["items"], status, "ProcessStatus");
-    describe(&mut of_model["queues"]["items"], status, "QueueStatus");
-    let mut job_headers = of("Headers of a job", (header, "JobHeaders"), &[], &samples::job_headers());
-    describe(
-        &mut job_headers["properties"]["history"]["items"],
-        include_str!("../../src/attempt.rs"),
-        "Attempt",
-    );
+    describe(&mut of_model["counters"], STATUS, "Counters");
+    describe(&mut of_model["processes"]["items"], STATUS, "ProcessStatus");
+    describe(&mut of_model["queues"]["items"], STATUS, "QueueStatus");
+    heartbeat
+}
+
+fn of_job_headers() -> Value {
+    let mut job_headers = of("Headers of a job", (HEADERS, "JobHeaders"), &[], &samples::job_headers());
+    let attempt = include_str!("../../src/attempt.rs");
+    describe(&mut job_headers["properties"]["history"]["items"], attempt, "Attempt");
+    job_headers
+}
+
+/// The schema of each message and of its headers, by the name of its file.
+fn schemas() -> Vec<(&'static str, Value)> {
+    let reply = include_str!("../../src/reply.rs");
+    let control = include_str!("../../src/control.rs");
+    let withdrawal = include_str!("../../src/withdrawal.rs");
+    let dead_letter = include_str!("../../src/dead_letter.rs");
     let of_letters = "What a worker adds to the headers of a job that it dead-letters";
     let of_replies = "Headers of a `part` or `done` reply";
     vec![
-        ("job", job),
+        ("job", of_job()),
         (
             "outputs",
             of(
@@ -82,15 +94,15 @@ fn schemas() -> Vec<(&'static str, Value)> {
             "progress",
             of("The body of a `progress` reply", (reply, "ItemProgress"), &[], &samples::progress()),
         ),
-        ("heartbeat", heartbeat),
+        ("heartbeat", of_heartbeat()),
         ("command", of("A command to workers", (control, "Command"), &["command"], &samples::commands())),
         (
             "answer",
             of("An answer to a command", (control, "Answer"), &["outcome", "state"], &samples::answers()),
         ),
         ("withdrawal", of("A withdrawal", (withdrawal, "Withdrawal"), &[], &samples::withdrawals())),
-        ("job-headers", job_headers),
-        ("reply-headers", of(of_replies, (header, "ReplyHeaders"), &[], &samples::reply_headers())),
+        ("job-headers", of_job_headers()),
+        ("reply-headers", of(of_replies, (HEADERS, "ReplyHeaders"), &[], &samples::reply_headers())),
         (
             "dead-letter-headers",
             of(of_letters, (dead_letter, "DeadLetter"), &["reason"], &samples::dead_letter_headers()),

@@ -26,16 +26,8 @@ use crate::Fault;
 use crate::reference::{Reference, origin, segments};
 use client::{OfObject, Refused};
 
-/// The schemes of object stores.
-pub const SCHEMES: [&str; 3] = ["s3", "gs", "az"];
-
 /// The longest text of a store's error that goes into a dead letter, in bytes: servers put whole documents there.
 const CAUSE_BYTES_MAX: usize = 300;
-
-/// Whether a URL is of an object store.
-pub fn is_cloud(url: &Url) -> bool {
-    SCHEMES.contains(&url.scheme())
-}
 
 /// How to reach an object store. What is absent is as the cloud's own tools have it: the endpoint of the cloud, and credentials from
 /// the environment or from the machine's own identity.

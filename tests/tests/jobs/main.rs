@@ -1,5 +1,6 @@
 //! Jobs: their replies, their forms, and messages that are not valid jobs.
 
+mod bad_bodies;
 mod bad_input;
 mod broker_limits;
 mod direct_replies;

@@ -56,21 +56,11 @@ async fn the_next_host_is_tried_when_one_swallows_frames(env: &mut TestEnv) -> R
 
 async fn a_private_authority_is_trusted_if_told(env: &mut TestEnv, node: &Node) -> Result<()> {
     let authority = Authority::new()?;
-    let port = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port();
     let folder = tempfile::tempdir()?;
     let ca = folder.path().join("ca.pem");
     std::fs::write(&ca, &authority.ca)?;
     let ca = ca.display().to_string();
-    let (its_ca, certificate, key) = (
-        node.put("ca.pem", &authority.ca)?,
-        node.put("broker.pem", &authority.certificate)?,
-        node.put("broker.key", &authority.key)?,
-    );
-    node.configure(&format!(
-        "listeners.ssl.1 = 127.0.0.1:{port}\nssl_options.cacertfile = {its_ca}\nssl_options.certfile = {certificate}\n\
-         ssl_options.keyfile = {key}\n"
-    ))
-    .await?;
+    let port = authority.serve_tls(node, "").await?;
     env.reconnect().await?;
     let url = format!("amqps://guest:guest@127.0.0.1:{port}/{}", env.vhost.name);
 

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
-use tokio::net::TcpListener;
 use vramq_schemas::ReplyKind;
 use vramq_tests::authority::{Authority, CLIENT};
 use vramq_tests::flow::announce_lost_sessions;
@@ -34,21 +33,12 @@ fn setting(key: &str, file: &Path) -> String {
 
 async fn a_broker_that_demands_certificates(env: &mut TestEnv, node: &Node) -> Result<()> {
     let authority = Authority::new()?;
-    let port = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port();
     // With it the name in a certificate is that of a user.
     node.put("plugins", "[rabbitmq_management, rabbitmq_prometheus, rabbitmq_auth_mechanism_ssl].\n")?;
-    let (its_ca, certificate, key) = (
-        node.put("ca.pem", &authority.ca)?,
-        node.put("broker.pem", &authority.certificate)?,
-        node.put("broker.key", &authority.key)?,
-    );
-    node.configure(&format!(
-        "listeners.ssl.1 = 127.0.0.1:{port}\nssl_options.cacertfile = {its_ca}\nssl_options.certfile = {certificate}\n\
-         ssl_options.keyfile = {key}\nssl_options.verify = verify_peer\nssl_options.fail_if_no_peer_cert = true\n\
-         ssl_cert_login_from = common_name\n\
-         auth_mechanisms.1 = PLAIN\nauth_mechanisms.2 = AMQPLAIN\nauth_mechanisms.3 = EXTERNAL\n"
-    ))
-    .await?;
+    let demands = "ssl_options.verify = verify_peer\nssl_options.fail_if_no_peer_cert = true\n\
+                   ssl_cert_login_from = common_name\n\
+                   auth_mechanisms.1 = PLAIN\nauth_mechanisms.2 = AMQPLAIN\nauth_mechanisms.3 = EXTERNAL\n";
+    let port = authority.serve_tls(node, demands).await?;
     env.reconnect().await?;
     node.ctl(&["add_user", CLIENT, "not-used"]).await?;
     node.ctl(&["set_permissions", "-p", &env.vhost.name, CLIENT, ".*", ".*", ".*"]).await?;

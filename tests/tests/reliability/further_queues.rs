@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use vramq_schemas::topology::jobs_queue;
 use vramq_tests::client::Mailbox;
 use vramq_tests::flow::announce_lost_sessions;
@@ -13,13 +13,13 @@ use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
 
+use crate::queues::{self, FURTHER, figures, received};
+
 on_queue_types!(
     a_further_queue_that_is_deleted_costs_no_session,
     a_further_queue_with_other_arguments_is_left_alone,
     a_session_that_begins_without_a_further_queue_serves_the_others,
 );
-
-const FURTHER: &str = "team-a.jobs";
 
 /// What the worker says of a queue that it cannot consume.
 const MISSING: &str = "a further queue cannot be consumed";
@@ -32,24 +32,13 @@ fn settings() -> [String; 2] {
 }
 
 async fn worker(env: &mut TestEnv, others: &[&str]) -> Result<Worker> {
-    let settings = settings();
-    env.worker(&settings.iter().map(String::as_str).chain(others.iter().copied()).collect::<Vec<_>>()).await
+    queues::worker(env, &settings(), others).await
 }
 
 /// A worker that takes the queues as they are; another one has made them.
 async fn worker_that_declares_nothing(env: &mut TestEnv, others: &[&str]) -> Result<Worker> {
     worker(env, &[]).await?.drain().await?;
     worker(env, &[&["broker.declare=false"], others].concat()).await
-}
-
-async fn figures(worker: &Worker, what: &str, wanted: impl Fn(&Figures) -> bool) -> Result<Figures> {
-    until(what, async || Ok(Some(Figures::of(worker).await?).filter(|figures| wanted(figures))))
-        .await
-        .with_context(|| worker.log.text())
-}
-
-fn received(figures: &Figures, queue: &str) -> usize {
-    figures.sum_of("vramq_queue_jobs_received_total", &format!("queue=\"{queue}\""))
 }
 
 /// Whether the worker says that it cannot consume the further queue, and consumes its own.

@@ -26,7 +26,8 @@ on_queue_types!(
     a_job_of_a_further_queue_ends_like_any_other,
 );
 
-const FURTHER: &str = "team-a.jobs";
+/// A further queue of the model.
+pub(crate) const FURTHER: &str = "team-a.jobs";
 
 /// Items of a pass. A job of these tests has one.
 const PASS: usize = 8;
@@ -43,7 +44,7 @@ fn settings(weights: (u32, u32)) -> Vec<String> {
 }
 
 /// Starts a worker with these settings and others.
-async fn worker(env: &mut TestEnv, settings: &[String], others: &[&str]) -> Result<Worker> {
+pub(crate) async fn worker(env: &mut TestEnv, settings: &[String], others: &[&str]) -> Result<Worker> {
     env.worker(&settings.iter().map(String::as_str).chain(others.iter().copied()).collect::<Vec<_>>()).await
 }
 
@@ -74,14 +75,19 @@ impl Team {
     }
 }
 
-async fn figures(worker: &Worker, what: &str, wanted: impl Fn(&Figures) -> bool) -> Result<Figures> {
+/// Waits for these figures of a worker.
+pub(crate) async fn figures(
+    worker: &Worker,
+    what: &str,
+    wanted: impl Fn(&Figures) -> bool,
+) -> Result<Figures> {
     until(what, async || Ok(Some(Figures::of(worker).await?).filter(|figures| wanted(figures))))
         .await
         .with_context(|| worker.log.text())
 }
 
 /// Deliveries from a queue that the worker has taken.
-fn received(figures: &Figures, queue: &str) -> usize {
+pub(crate) fn received(figures: &Figures, queue: &str) -> usize {
     figures.sum_of("vramq_queue_jobs_received_total", &format!("queue=\"{queue}\""))
 }
 

@@ -26,6 +26,7 @@ use crate::redelivery::Redelivery;
 use crate::scheduling::Scheduler;
 use crate::session::SessionState;
 use crate::settings::{ModelFacts, Settings};
+use crate::sizes::Size;
 use crate::standstill::Standstills;
 use crate::status::{MemoryStatus, ModelStatus, Status};
 use crate::timers::{Timer, Timers};
@@ -242,6 +243,25 @@ impl Core {
     /// Bytes that this process holds beyond what it held when it started.
     pub(crate) fn leaked(&self, memory: Memory) -> u64 {
         memory.own().saturating_sub(self.settings.resident)
+    }
+
+    /// The collections that grow with jobs, callers or commands.
+    pub fn sizes(&self) -> impl Iterator<Item = Size> {
+        let unacked = self.unacked();
+        let slots = self.models.iter().map(|model| usize::from(model.slots_max.get())).sum();
+        let queues = self.models.iter().map(|model| model.queues.len()).sum();
+        let single = [
+            self.jobs.size(unacked),
+            self.health.size(unacked),
+            self.timers.size(slots + queues),
+            self.withdrawals.size(),
+            self.quarantine.size(queues),
+            Size::of("unacknowledged jobs", self.consumers.iter().map(ModelConsumers::unacked).sum(), slots),
+        ];
+        let session = self.session.sizes(unacked);
+        let scheduler = self.scheduler.sizes(unacked);
+        let destinations = self.destinations.sizes(unacked);
+        single.into_iter().chain(session).chain(scheduler).chain(destinations).chain(self.redelivery.sizes())
     }
 
     fn session_opened(&mut self, facts: SessionFacts) {

@@ -1,6 +1,5 @@
 //! The program: its commands, its start, one session after the other, its end.
 
-pub mod context;
 pub mod doctor;
 pub mod exit;
 pub mod open;

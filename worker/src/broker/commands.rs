@@ -17,8 +17,8 @@ use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, control_key};
 use super::aux_channel::{AuxChannel, is_over};
 use super::direct_replies::DirectReplies;
 use super::message::Message;
-use super::publisher_rules::PublisherRules;
 use crate::observability::status_reporter::StatusReporter;
+use crate::publishers::PublisherRules;
 use crate::unix_ms;
 
 /// Commands that wait for the event loop; more are refused. People type them.

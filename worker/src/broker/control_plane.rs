@@ -11,10 +11,10 @@ use vramq_core::event::Withdrawn;
 use super::aux_channel::AuxChannel;
 use super::commands::{self, CommandRequest};
 use super::message::Message;
-use super::publisher_rules::PublisherRules;
 use super::session::AuxParts;
 use super::{heartbeats, withdrawals};
 use crate::observability::status_reporter::StatusReporter;
+use crate::publishers::PublisherRules;
 
 /// How long the last answers and the last heartbeat may take. Nothing depends on them.
 const SHUTDOWN_MAX: Duration = Duration::from_millis(500);

@@ -8,24 +8,19 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::pin::pin;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::ErrorKind;
 use lapin::types::ShortString;
-use lapin::{Channel, Confirmation, Connection, ErrorKind};
 use tokio::sync::{mpsc, oneshot};
-use vramq_amqp::{Address, ConnectError};
+use vramq_amqp::Address;
 
-use crate::broker::deadline::within;
+use crate::broker::direct_link::{CLOSE_MAX, Link, Loss, OpenError};
 use crate::broker::message::Message;
-use crate::broker::opening::STEP_MAX;
 use crate::broker::publisher::Answer;
 use crate::broker::session::message_size_max;
-use crate::failpoint;
 use crate::retry::Backoff;
 
 /// Replies between their jobs and the connection. Jobs wait for room here, and there are no more of them than slots.
@@ -34,10 +29,6 @@ const WAITING_MAX: usize = 16;
 /// Replies without a confirm yet. The broker confirms them without a disk, so more would not be faster; and each of them is
 /// published again, alone, when the connection is lost.
 const UNCONFIRMED_MAX: usize = 64;
-
-/// How long a confirm may take, unless the broker says that it blocks publishers. The broker keeps no direct reply, so this is
-/// about the way there: 16 MiB, the largest reply, at half a megabyte a second.
-const CONFIRM_MAX: Duration = Duration::from_secs(30);
 
 /// How long a reply waits for a connection that does not come about, and the waits between attempts.
 const CONNECT_MAX: Duration = Duration::from_secs(15);
@@ -56,9 +47,6 @@ const LETHAL_MAX: usize = 1024;
 
 /// A connection that nobody needed for so long is closed: it counts against the user's limit.
 const IDLE_MAX: Duration = Duration::from_secs(300);
-
-/// How long closing may take at the worker's end, with what is still on its way.
-const CLOSE_MAX: Duration = Duration::from_secs(2);
 
 /// Hands replies to the task that owns the connection. Clones share it.
 #[derive(Clone, Debug)]
@@ -153,106 +141,6 @@ impl DirectReplies {
         // What takes longer is lost with the process.
         let _ = tokio::time::timeout(CLOSE_MAX, closing).await;
     }
-}
-
-/// A connection with a channel in confirm mode.
-#[derive(Clone)]
-struct Link {
-    connection: Arc<Connection>,
-    channel: Channel,
-}
-
-/// Why there is no confirm.
-#[derive(Debug, thiserror::Error)]
-enum Loss {
-    #[error(transparent)]
-    Closed(#[from] lapin::Error),
-    #[error("no confirm within {} s", CONFIRM_MAX.as_secs())]
-    NoConfirm,
-}
-
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-enum OpenError {
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error("open a channel for confirms: {0}")]
-    Channel(#[from] lapin::Error),
-    #[error("open a channel for confirms: the broker does not answer within {} s", STEP_MAX.as_secs())]
-    Silent,
-}
-
-impl Link {
-    /// Connects to a host of the broker's; if that swallows a frame, to the next one.
-    async fn open(broker: &Address, name: &str) -> Result<Self, OpenError> {
-        for host in broker.in_turn() {
-            match Self::open_at(&host, name).await {
-                Err(OpenError::Silent) => {
-                    tracing::warn!(broker = %host, "no channel for direct replies: the host does not answer");
-                }
-                opened => return opened,
-            }
-        }
-        Err(OpenError::Silent)
-    }
-
-    async fn open_at(host: &Address, name: &str) -> Result<Self, OpenError> {
-        let connection = Arc::new(host.connect(name).await?);
-        let opened = within(STEP_MAX, async {
-            let channel = connection.create_channel().await?;
-            channel.confirm_select(ConfirmSelectOptions::default()).await?;
-            Ok::<_, lapin::Error>(channel)
-        });
-        let error = match opened.await {
-            Some(Ok(channel)) => return Ok(Self { connection, channel }),
-            Some(Err(error)) => error.into(),
-            None => OpenError::Silent,
-        };
-        // lapin keeps a connection that is only dropped for as long as the host sends heartbeats.
-        abandon(connection);
-        Err(error)
-    }
-
-    fn is_open(&self) -> bool {
-        self.connection.status().connected() && self.channel.status().connected()
-    }
-
-    /// Publishes a reply and waits for its confirm. Not mandatory: the broker would deliver it, and return it anyway,
-    /// because no queue has answer it.
-    async fn publish(&self, message: &Message) -> Result<Answer, Loss> {
-        let properties = message.properties.clone().with_headers(message.headers.clone());
-        let (exchange, key) = (message.exchange.clone(), message.routing_key.clone());
-        let (sent, _) = message.failpoints();
-        let mut confirmed = pin!(async {
-            let options = BasicPublishOptions::default();
-            let confirm =
-                self.channel.basic_publish(exchange, key, options, &message.body, properties).await?;
-            let id = message.properties.message_id().as_ref().map(ShortString::as_str);
-            failpoint::reach(sent, [id]);
-            confirm.await
-        });
-        loop {
-            match within(CONFIRM_MAX, &mut confirmed).await {
-                Some(Ok(Confirmation::Ack(_))) => return Ok(Answer::Confirmed),
-                Some(Ok(_)) => return Ok(Answer::Refused),
-                Some(Err(error)) => return Err(error.into()),
-                // A broker that is short of memory or disk reads nothing, and says so.
-                None if self.is_open() && self.connection.status().blocked() => {}
-                None => return Err(Loss::NoConfirm),
-            }
-        }
-    }
-
-    fn abandon(self) {
-        abandon(self.connection);
-    }
-}
-
-/// Closes a connection. Nothing waits for it: the peer may have stopped to answer.
-fn abandon(connection: Arc<Connection>) {
-    tokio::spawn(tokio::time::timeout(CLOSE_MAX, async move {
-        let _ = connection.close(200, "bye".into()).await;
-    }));
 }
 
 /// What the task of the connection works with.
@@ -418,7 +306,7 @@ impl Task {
     async fn close(&mut self) {
         while self.unconfirmed.next().await.is_some() {}
         if let Some(link) = self.link.take() {
-            let _ = link.connection.close(200, "bye".into()).await;
+            link.close().await;
         }
     }
 }

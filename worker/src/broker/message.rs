@@ -5,56 +5,34 @@ use lapin::types::{FieldTable, ShortString};
 use vramq_core::action::{Route, Run};
 use vramq_core::rejection::Rejection;
 use vramq_schemas::dead_letter::{EXPIRATION, OF_DEAD_LETTERS};
-use vramq_schemas::fields::{self, value_bytes};
+use vramq_schemas::fields;
 use vramq_schemas::headers::{self, MODEL_REVISION, TOKENS};
-use vramq_schemas::topology::{
-    DEAD_EXCHANGE, RETRY_EXCHANGE, bulk_key, bulk_queue, dead_queue, delay_key, jobs_queue, quarantine_key,
-    suspects_queue,
-};
+use vramq_schemas::topology::{DEAD_EXCHANGE, RETRY_EXCHANGE, bulk_key, delay_key, quarantine_key};
 use vramq_schemas::{
     BODY_BYTES_MAX, DeadLetter, Encoding, Failure, ItemProgress, JobHeaders, Outputs, Reason, ReplyHeaders,
     ReplyKind, codec,
 };
 
-use super::direct_address::{self, DIRECT_REPLIES};
 use super::received::ReceivedJob;
-use super::wire_size::items_within;
+use super::republished::{PERSISTENT, foreign_headers, priority_again, republished, write_origin};
 use crate::failpoint::Site;
-use crate::job_store::RunOutputs;
+use crate::identity::Identity;
 use crate::model::Model;
+use crate::publishers::direct_address::is_direct;
+use crate::run_outputs::RunOutputs;
 use crate::unix_ms;
-
-/// The most bytes of headers that a message is published with. Headers have to fit one frame (128 KiB by default)
-/// with the other properties; above that the broker closes the connection.
-const HEADER_BYTES_MAX: usize = 100 * 1024;
+use crate::wire_size::items_within;
 
 /// The most bytes of headers that a job may have. The broker adds its own to a job that it delivers again
 /// (`x-delivery-count`, `x-death`), also beyond the frame. A job that leaves no space for them is rejected the first time it is
 /// delivered, before clients get it that end their session over such a frame. A worker takes it (`third-party/lapin`).
 pub const JOB_HEADER_BYTES_MAX: usize = 120 * 1024;
 
-/// The most bytes that [`DeadLetter`] and [`JobHeaders`] write; foreign headers are dropped to make space for them.
-const OWN_HEADER_BYTES: usize = 16 * 1024;
-
-/// The priorities that a job is raised to when it is tried again, so that it does not wait behind the whole backlog once
-/// more. Quorum queues of RabbitMQ 4.0 to 4.2 have two levels, of which the upper one starts at 5; from 4.3 on a job without a
-/// priority counts as one of 4. Classic queues have levels up to 9.
-const PRIORITY_AGAIN_MIN: u8 = 5;
-const PRIORITY_AGAIN_MAX: u8 = 9;
-
-const PERSISTENT: u8 = 2;
 const TRANSIENT: u8 = 1;
 
 /// The expiration of a `progress` reply, in milliseconds, so that a caller who is away finds results in its queue, and not many
 /// old reports of progress.
 const PROGRESS_EXPIRATION_MS: &str = "30000";
-
-/// Who publishes: named in replies and dead letters.
-#[derive(Clone, Debug)]
-pub struct Identity {
-    pub worker: String,
-    pub version: &'static str,
-}
 
 /// A message to publish; persistent, but for `progress`.
 #[derive(Clone, Debug)]
@@ -95,25 +73,8 @@ impl Message {
 
     /// Whether it goes to a caller's channel rather than to a queue (RabbitMQ's direct reply-to).
     pub fn is_direct_reply(&self) -> bool {
-        self.exchange.as_str().is_empty() && direct_address::is_direct(self.routing_key.as_str())
+        self.exchange.as_str().is_empty() && is_direct(self.routing_key.as_str())
     }
-}
-
-/// Why no reply may be sent there, if so: it would come back as a job, or crash the broker's channel that it is published on.
-pub fn reply_to_fault(name: &str) -> Option<String> {
-    if is_internal_queue(name) {
-        return Some("which is no queue for replies".to_owned());
-    }
-    let forgery = direct_address::check(name).err()?;
-    Some(format!("an address for direct replies that no broker made: {forgery}"))
-}
-
-/// Whether a queue cannot take replies: because workers consume or fill it, so that a reply would come back as a job; or
-/// because it is the placeholder that the broker replaces by a caller's own address.
-pub fn is_internal_queue(name: &str) -> bool {
-    let ours =
-        [jobs_queue(""), bulk_queue(""), suspects_queue(""), dead_queue(""), "vramq.delay.".to_owned()];
-    ours.iter().any(|prefix| name.starts_with(prefix)) || name == DIRECT_REPLIES
 }
 
 /// Where a job's replies go, and what each of them repeats of the job.
@@ -352,77 +313,6 @@ pub fn requeue(received: &ReceivedJob, model: &Model, next: &JobHeaders, route: 
         headers,
         body: received.delivery.data.clone(),
     }
-}
-
-/// The priority of a job that is tried again: above its own, and never below. From RabbitMQ 4.3 on a quorum queue has 32 levels, and
-/// a job may be above those that others are raised to.
-fn priority_again(own: u8) -> u8 {
-    own.saturating_add(1).clamp(PRIORITY_AGAIN_MIN, PRIORITY_AGAIN_MAX).max(own)
-}
-
-/// Who published the job, in headers that workers believe each other: the property `user_id` is lost when it is published again.
-fn write_origin(received: &ReceivedJob, headers: &mut FieldTable) {
-    for (name, value) in [(headers::USER, received.user()), (headers::CALLER, received.caller())] {
-        if let Some(value) = value {
-            headers.insert(name.into(), fields::text(&value));
-        }
-    }
-}
-
-/// The properties of a job that is published again: all but headers and `expiration`, which the caller decides on, and
-/// `user_id`, because the broker closes the channel of a publisher with another one.
-fn republished(of_job: &BasicProperties) -> BasicProperties {
-    let mut properties = BasicProperties::default().with_delivery_mode(PERSISTENT);
-    macro_rules! keep {
-        ($($get:ident => $with:ident),*) => {
-            $(if let Some(value) = of_job.$get() { properties = properties.$with(value.clone()); })*
-        };
-    }
-    keep!(
-        content_type => with_content_type, content_encoding => with_content_encoding, priority => with_priority,
-        correlation_id => with_correlation_id, reply_to => with_reply_to, message_id => with_message_id,
-        timestamp => with_timestamp, kind => with_type, app_id => with_app_id
-    );
-    if of_job.reply_to().as_ref().is_some_and(|queue| queue.as_str() == DIRECT_REPLIES) {
-        // The broker takes no publish with the placeholder, which says nothing.
-        properties = properties.with_reply_to("".into());
-    }
-    properties
-}
-
-/// The headers of a job that is published again, without those that would route copies of it elsewhere or say who published it
-/// (see [`write_origin`]), without the broker's, and cut to what fits a frame with ours: the largest are dropped first. `is_kept`
-/// decides on the others.
-fn foreign_headers(of_job: &BasicProperties, is_kept: impl Fn(&str) -> bool) -> FieldTable {
-    let Some(table) = of_job.headers() else {
-        return FieldTable::default();
-    };
-    let mut sized: Vec<_> = table
-        .into_iter()
-        .filter(|(name, _)| !matches!(name.as_str(), "CC" | "BCC" | headers::USER | headers::CALLER))
-        .filter(|(name, _)| !is_of_broker(name.as_str()) && is_kept(name.as_str()))
-        .map(|(name, value)| (1 + name.as_str().len() + value_bytes(value), name, value))
-        .collect();
-    sized.sort_by_key(|(bytes, ..)| *bytes);
-    let mut free = HEADER_BYTES_MAX - OWN_HEADER_BYTES;
-    let mut kept = FieldTable::default();
-    for (bytes, name, value) in sized {
-        let Some(left) = free.checked_sub(bytes) else {
-            tracing::warn!(header = name.as_str(), bytes, "header too large to publish again, dropped");
-            continue;
-        };
-        free = left;
-        kept.insert(name.clone(), value.clone());
-    }
-    kept
-}
-
-/// Headers that the broker writes: by `x-death` of an earlier cycle it would drop a job that goes through a delay queue as one that
-/// goes round in circles; and a dead letter with `x-death` is taken for one of the broker's.
-fn is_of_broker(name: &str) -> bool {
-    ["x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count"]
-        .iter()
-        .any(|of_broker| name.starts_with(of_broker))
 }
 
 fn millis(duration: std::time::Duration) -> u64 {

@@ -1,10 +1,10 @@
 //! A job as the broker delivered it; reads its properties and headers.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::Instant;
 
 use lapin::message::Delivery;
-use lapin::types::{FieldTable, ShortString};
+use lapin::types::FieldTable;
 use vramq_core::event::{self, Source};
 use vramq_core::ids::{ChannelId, DeliveryTag, Fingerprint, JobKey, ModelIndex};
 use vramq_schemas::fields::as_text;
@@ -13,9 +13,10 @@ use vramq_schemas::topology::RETRY_EXCHANGE;
 use vramq_schemas::withdrawal::Digest;
 use vramq_schemas::{JobHeaders, TraceContext, headers};
 
-use super::direct_address::DIRECT_REPLIES;
 use super::fingerprint::fingerprint;
-use super::publisher_rules::PublisherRules;
+use crate::observability::summary::Summary;
+use crate::publishers::PublisherRules;
+use crate::publishers::direct_address::DIRECT_REPLIES;
 use crate::unix_ms;
 
 /// Timestamps above this are milliseconds: as seconds they would be after the year 5000.
@@ -28,31 +29,6 @@ pub struct ReceivedJob {
     /// What is kept of it until it is settled, longer than its body.
     pub summary: Arc<Summary>,
     rules: Arc<PublisherRules>,
-}
-
-/// What logs and spans need of a job.
-#[derive(Clone, Debug)]
-pub struct Summary {
-    /// `message_id`, else `correlation_id`.
-    pub id: Option<String>,
-    /// Where in a trace it belongs, if its publisher says so.
-    pub trace: Option<TraceContext>,
-    /// Where it was published to.
-    pub exchange: ShortString,
-    pub routing_key: ShortString,
-    pub body_bytes: usize,
-    /// When it was published, in Unix milliseconds, if the publisher says so.
-    pub published_ms: Option<u64>,
-    /// When it was delivered, by both clocks.
-    pub at: Instant,
-    pub at_ms: u64,
-}
-
-impl Summary {
-    /// A moment after the delivery, by the system's clock.
-    pub fn system(&self, at: Instant) -> std::time::SystemTime {
-        UNIX_EPOCH + Duration::from_millis(self.at_ms) + at.saturating_duration_since(self.at)
-    }
 }
 
 impl ReceivedJob {

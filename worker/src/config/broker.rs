@@ -6,7 +6,38 @@ use vramq_amqp::{Address, Credentials, InvalidCredentials};
 
 use super::read::at_least_one;
 use super::section::Section;
-use super::{BrokerConfig, QueueType};
+
+/// How to reach the broker, and what to declare there.
+#[derive(Clone, Debug)]
+pub struct BrokerConfig {
+    pub url: Address,
+    /// How long to try at start before giving up.
+    pub connect: Duration,
+    /// Whether queues are declared, or only checked.
+    pub declare: bool,
+    pub queue_type: QueueType,
+    pub queue_length_max: u32,
+    /// Seconds that the broker has to confirm a publish.
+    pub confirm_s: u32,
+    /// Whether operators' commands are received.
+    pub control: bool,
+}
+
+/// The kind of the declared queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueType {
+    Quorum,
+    Classic,
+}
+
+impl QueueType {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Quorum => "quorum",
+            Self::Classic => "classic",
+        }
+    }
+}
 
 /// Jobs that may wait in a queue before publishes are rejected.
 const QUEUE_LENGTH_MAX_DEFAULT: u32 = 100_000;

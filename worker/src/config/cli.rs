@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use vramq_amqp::Overrides;
-use vramq_program::{Completions, Manual, completions_help, manual_help};
+use vramq_program::{BrokerOptions, Completions, LogFormat, Manual, completions_help, manual_help};
 
 use super::{Config, ConfigFault, Gpu, Invalid};
 
@@ -77,21 +77,8 @@ pub struct Options {
     /// TOML file.
     #[arg(long, env = "VRAMQ_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// The broker, amqp://USER:PASSWORD@HOST:5672/VHOST.
-    #[arg(long, env = "VRAMQ_BROKER_URL", hide_env_values = true, value_name = "URL")]
-    pub broker_url: Option<String>,
-    /// PEM file with the certificates of a private authority, for amqps://.
-    #[arg(long, env = "VRAMQ_BROKER_CA", value_name = "FILE")]
-    pub broker_ca: Option<String>,
-    /// PEM file with this worker's certificate, for amqps://.
-    #[arg(long, env = "VRAMQ_BROKER_CERTIFICATE", value_name = "FILE")]
-    pub broker_certificate: Option<String>,
-    /// PEM file with the private key of the certificate.
-    #[arg(long, env = "VRAMQ_BROKER_KEY", value_name = "FILE")]
-    pub broker_key: Option<String>,
-    /// File with the password of the URL's user.
-    #[arg(long, env = "VRAMQ_BROKER_PASSWORD_FILE", value_name = "FILE")]
-    pub broker_password_file: Option<String>,
+    #[command(flatten)]
+    pub broker: BrokerOptions,
     /// This worker's name [default: host and process id].
     #[arg(long, env = "VRAMQ_WORKER_NAME", value_name = "NAME")]
     pub name: Option<String>,
@@ -115,12 +102,6 @@ pub struct Options {
     /// Which of several GPUs. The process that runs a worker on each GPU sets this.
     #[arg(long, hide = true, value_name = "ORDINAL:UUID")]
     pub gpu: Option<Gpu>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    Text,
-    Json,
 }
 
 /// Whether the standard's variables name a collector of spans. Where it is, and all else about it, OpenTelemetry's SDK reads
@@ -162,16 +143,12 @@ impl Options {
         let command = Self::augment_args(clap::Command::new(""));
         let known = command.get_arguments().filter_map(clap::Arg::get_env);
         let mut overrides = Overrides::of_environment(ENVIRONMENT_PREFIX, known);
-        for (key, value) in [
-            ("broker.url", &self.broker_url),
-            ("broker.ca", &self.broker_ca),
-            ("broker.certificate", &self.broker_certificate),
-            ("broker.key", &self.broker_key),
-            ("broker.password_file", &self.broker_password_file),
+        let own = [
             ("worker.name", &self.name),
             ("device.cpu.memory_mib", &self.memory_mib),
             ("http.listen", &self.http_listen),
-        ] {
+        ];
+        for (key, value) in self.broker.keys().into_iter().chain(own) {
             overrides.flag(key, value.as_ref());
         }
         for pair in &self.model {

@@ -1,13 +1,62 @@
 //! The device's part of the configuration.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::gpus::gpus;
+use super::gpus::{Gpus, gpus};
 use super::read::{at_least_one, parsed};
 use super::section::Section;
-use super::{CpuConfig, DeviceConfig, DeviceKind, EngineConfig, ModelConfig};
+use super::{EngineConfig, ModelConfig};
 use crate::device::cuda::{Lock, Options};
+use crate::device::fault::Fault;
 use crate::engine::encoder::ComputeType;
+
+/// The device that models run on.
+#[derive(Clone, Debug)]
+pub struct DeviceConfig {
+    pub kind: DeviceKind,
+    /// Several GPUs: a worker is started for each (`app/supervisor.rs`), and `kind` speaks of the first.
+    pub gpus: Option<Gpus>,
+    /// Bytes of it that stay free.
+    pub reserve: u64,
+    pub fault: Option<Fault>,
+    /// Where compiled kernels are kept.
+    pub kernels: Option<PathBuf>,
+}
+
+impl DeviceConfig {
+    /// A folder with CUDA's libraries, to be looked at before all others.
+    pub fn libraries(&self) -> Option<&Path> {
+        match &self.kind {
+            DeviceKind::Cpu(_) => None,
+            DeviceKind::Cuda(options) => options.libraries.as_deref(),
+        }
+    }
+
+    /// How many bytes of the host's memory the device may take.
+    pub fn host_bytes(&self) -> u64 {
+        match &self.kind {
+            DeviceKind::Cpu(cpu) => cpu.memory,
+            DeviceKind::Cuda(_) => 0,
+        }
+    }
+}
+
+/// What device it is.
+#[derive(Clone, Debug)]
+pub enum DeviceKind {
+    Cpu(CpuConfig),
+    Cuda(Options),
+}
+
+/// The CPU as a device.
+#[derive(Clone, Debug)]
+pub struct CpuConfig {
+    /// Bytes that models and passes may take together.
+    pub memory: u64,
+    pub threads: usize,
+    /// Processes that name the same file share the memory.
+    pub file: Option<PathBuf>,
+}
 
 /// Kept free on a CPU device for what is not counted: allocator rounding, other tenants' small change.
 const CPU_RESERVE_MIB_DEFAULT: u32 = 64;

@@ -20,20 +20,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use toml::Table;
-use vramq_amqp::Address;
 use vramq_core::poison_policy::PoisonPolicy;
 use vramq_core::settings::QueueFacts;
 
-use crate::broker::publisher_rules::PublisherRules;
-use crate::device::cuda;
-use crate::device::fault::Fault;
 use crate::engine::encoder::ComputeType;
 use crate::engine::encoder::Source;
 use crate::failpoint::Failpoint;
+use crate::publishers::PublisherRules;
 use crate::stores::StoreConfig;
 use crate::stores::outputs::OutputConfig;
 use vramq_inference::process::{Place, ProcessConfig};
 
+pub use broker::{BrokerConfig, QueueType};
+pub use device::{CpuConfig, DeviceConfig, DeviceKind};
 pub use gpus::{Gpu, Gpus};
 pub use listen::Listen;
 pub use read::host_name;
@@ -72,92 +71,12 @@ pub struct Config {
     pub models: Vec<ModelConfig>,
 }
 
-/// How to reach the broker, and what to declare there.
-#[derive(Clone, Debug)]
-pub struct BrokerConfig {
-    pub url: Address,
-    /// How long to try at start before giving up.
-    pub connect: Duration,
-    /// Whether queues are declared, or only checked.
-    pub declare: bool,
-    pub queue_type: QueueType,
-    pub queue_length_max: u32,
-    /// Seconds that the broker has to confirm a publish.
-    pub confirm_s: u32,
-    /// Whether operators' commands are received.
-    pub control: bool,
-}
-
-/// The kind of the declared queues.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QueueType {
-    Quorum,
-    Classic,
-}
-
-impl QueueType {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Quorum => "quorum",
-            Self::Classic => "classic",
-        }
-    }
-}
-
 /// When a device that is nearly full makes the worker restart.
 #[derive(Clone, Copy, Debug)]
 pub struct PressureConfig {
     pub percent: u8,
     /// Zero: never.
     pub tolerated: Duration,
-}
-
-/// The device that models run on.
-#[derive(Clone, Debug)]
-pub struct DeviceConfig {
-    pub kind: DeviceKind,
-    /// Several GPUs: a worker is started for each (`app/supervisor.rs`), and `kind` speaks of the first.
-    pub gpus: Option<Gpus>,
-    /// Bytes of it that stay free.
-    pub reserve: u64,
-    pub fault: Option<Fault>,
-    /// Where compiled kernels are kept.
-    pub kernels: Option<PathBuf>,
-}
-
-impl DeviceConfig {
-    /// A folder with CUDA's libraries, to be looked at before all others.
-    pub fn libraries(&self) -> Option<&Path> {
-        match &self.kind {
-            DeviceKind::Cpu(_) => None,
-            DeviceKind::Cuda(options) => options.libraries.as_deref(),
-        }
-    }
-
-    /// How many bytes of the host's memory the device may take.
-    pub fn host_bytes(&self) -> u64 {
-        match &self.kind {
-            DeviceKind::Cpu(cpu) => cpu.memory,
-            DeviceKind::Cuda(_) => 0,
-        }
-    }
-}
-
-/// What device it is.
-#[derive(Clone, Debug)]
-pub enum DeviceKind {
-    Cpu(CpuConfig),
-    Cuda(cuda::Options),
-}
-
-/// The CPU as a device.
-#[derive(Clone, Debug)]
-pub struct CpuConfig {
-    /// Bytes that models and passes may take together.
-    pub memory: u64,
-    pub threads: usize,
-    /// Processes that name the same file share the memory.
-    pub file: Option<PathBuf>,
 }
 
 /// One model to serve.

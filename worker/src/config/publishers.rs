@@ -1,7 +1,7 @@
 //! The configuration about publishers of jobs: `[reply]` and `[fairness]`.
 
 use super::section::Section;
-use crate::broker::publisher_rules::{Pattern, PublisherRules};
+use crate::publishers::{Pattern, PublisherRules};
 
 /// Each delivery is compared with all of them.
 const PATTERNS_MAX: usize = 64;

@@ -18,10 +18,10 @@ use super::queues;
 use super::section::Section;
 use super::stores;
 use super::{BrokerConfig, Config, EngineConfig, Listen, ModelConfig, PressureConfig};
-use crate::broker::direct_address::DIRECT_REPLIES;
-use crate::broker::message::is_internal_queue;
 use crate::engine::encoder::{ComputeType, Source};
 use crate::host_memory;
+use crate::publishers::direct_address::DIRECT_REPLIES;
+use crate::publishers::reply_to::is_internal_queue;
 use crate::stores::StoreConfig;
 use vramq_inference::process::Place;
 
@@ -107,15 +107,7 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
         Duration::from_secs(at_least_one(&mut worker, "large_turn_s", LARGE_TURN_S_DEFAULT).into());
     let poison = poison(&mut worker);
     let device = device(root.section("device"));
-    let host_memory = match worker.take::<u32>("host_memory_mib") {
-        None => host_memory::default_bytes(device.host_bytes()),
-        Some(mib) => {
-            if mib == 0 {
-                worker.fault("host_memory_mib", "is 0; it must be at least 1");
-            }
-            u64::from(mib) << 20
-        }
-    };
+    let host_memory = host_bytes(&mut worker, device.host_bytes());
     let stores = stores::stores(&mut root);
     let (fetch_memory, host_memory) = stores::memory(&mut worker, host_memory, !stores.is_empty());
     let control = worker.take("control").unwrap_or(true);
@@ -164,6 +156,19 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
         publishers,
         models,
     })
+}
+
+/// Bytes of the host's memory that the worker may take, of which its device takes some.
+fn host_bytes(worker: &mut Section, of_device: u64) -> u64 {
+    match worker.take::<u32>("host_memory_mib") {
+        None => host_memory::default_bytes(of_device),
+        Some(mib) => {
+            if mib == 0 {
+                worker.fault("host_memory_mib", "is 0; it must be at least 1");
+            }
+            u64::from(mib) << 20
+        }
+    }
 }
 
 fn http(mut section: Section) -> Option<Listen> {
@@ -228,17 +233,7 @@ fn model(
     let kind = section.take::<String>("engine");
     let is_process = kind.as_deref() == Some("process");
     let engine = if is_process { None } else { engine(&mut section, kind.as_deref()) };
-    let reply_queue: String = section.take("reply_queue").unwrap_or_else(|| default_reply_queue(name));
-    if is_internal_queue(&reply_queue) {
-        section
-            .fault("reply_queue", "is a queue of jobs or dead letters: its replies would come back as jobs");
-    }
-    if reply_queue.starts_with(DIRECT_REPLIES) {
-        section.fault("reply_queue", "is an address for direct replies, which belongs to one caller");
-    }
-    if reply_queue.len() > 255 {
-        section.fault("reply_queue", "is longer than the 255 bytes of a queue's name");
-    }
+    let reply_queue = reply_queue(name, &mut section);
     let key: String = section.take("key").unwrap_or_else(|| name.to_owned());
     let larger = section.take::<String>("larger");
     let queues = queues::queues(&mut section, &key);
@@ -250,15 +245,7 @@ fn model(
     if larger.as_ref() == Some(&key) {
         section.fault("larger", "is the model's own key: its jobs would be requeued for ever");
     }
-    let slots_max =
-        match section.take::<u32>("slots_max").map(|n| u16::try_from(n).ok().and_then(NonZeroU16::new)) {
-            None => SLOTS_MAX_DEFAULT,
-            Some(Some(slots)) => slots,
-            Some(None) => {
-                section.fault("slots_max", "must be a whole number from 1 to 65535");
-                SLOTS_MAX_DEFAULT
-            }
-        };
+    let slots_max = slots_max(&mut section);
     let weight = in_range(&mut section, "weight", 1, WEIGHT_MAX);
     let body_mib_max = in_range(&mut section, "body_mib_max", BODY_MIB_MAX, BODY_MIB_MAX);
     let reply_mib_max = at_least_one(&mut section, "reply_mib_max", REPLY_MIB_MAX_DEFAULT);
@@ -293,6 +280,30 @@ fn model(
         reply_max: u64::from(reply_mib_max) << 20,
         fetch_max,
         outputs,
+    })
+}
+
+/// Where replies go of jobs that name no `reply_to`.
+fn reply_queue(model: &str, section: &mut Section) -> String {
+    let queue: String = section.take("reply_queue").unwrap_or_else(|| default_reply_queue(model));
+    if is_internal_queue(&queue) {
+        section
+            .fault("reply_queue", "is a queue of jobs or dead letters: its replies would come back as jobs");
+    }
+    if queue.starts_with(DIRECT_REPLIES) {
+        section.fault("reply_queue", "is an address for direct replies, which belongs to one caller");
+    }
+    if queue.len() > 255 {
+        section.fault("reply_queue", "is longer than the 255 bytes of a queue's name");
+    }
+    queue
+}
+
+fn slots_max(section: &mut Section) -> NonZeroU16 {
+    let Some(slots) = section.take::<u32>("slots_max") else { return SLOTS_MAX_DEFAULT };
+    u16::try_from(slots).ok().and_then(NonZeroU16::new).unwrap_or_else(|| {
+        section.fault("slots_max", "must be a whole number from 1 to 65535");
+        SLOTS_MAX_DEFAULT
     })
 }
 

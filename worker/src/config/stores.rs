@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use url::Url;
-use vramq_stores::cloud::{CloudOptions, CloudStore, is_cloud};
+use vramq_stores::cloud::{CloudOptions, CloudStore};
 use vramq_stores::folder_of;
-use vramq_stores::reference::{self, FILE};
+use vramq_stores::reference::{self, FILE, is_cloud};
 
 use super::read::at_least_one;
 use super::section::Section;

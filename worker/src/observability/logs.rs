@@ -7,9 +7,9 @@ use tracing_subscriber::filter::{ParseError, filter_fn};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
+use vramq_program::LogFormat;
 
 use crate::config::Gpu;
-use crate::config::cli::LogFormat;
 
 /// What is logged.
 #[derive(Clone, Debug)]

@@ -6,3 +6,4 @@ pub mod metrics;
 pub mod spans;
 pub mod status_board;
 pub mod status_reporter;
+pub mod summary;

@@ -19,8 +19,8 @@ use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
 use vramq_core::observation::{End, Settled};
 use vramq_schemas::TraceContext;
 
-use crate::broker::message::Identity;
-use crate::broker::received::Summary;
+use super::summary::Summary;
+use crate::identity::Identity;
 
 /// How long a collector may take for a batch of spans, and the last spans at the end of the worker.
 const EXPORT_MAX: Duration = Duration::from_secs(5);

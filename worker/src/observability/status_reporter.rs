@@ -9,8 +9,8 @@ use vramq_schemas::status::{DeviceStatus, Heartbeat, ModelStatus, WorkerState};
 
 use super::metrics::Meters;
 use super::status_board::{Now, StatusBoard};
-use crate::broker::message::Identity;
 use crate::device::Device;
+use crate::identity::Identity;
 use crate::model::Model;
 use crate::unix_ms;
 

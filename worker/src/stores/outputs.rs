@@ -17,8 +17,8 @@ use vramq_stores::cloud::CloudStore;
 use vramq_stores::folder::Folder;
 use vramq_stores::reference::hex;
 
-use crate::broker::wire_size::wire_bytes;
 use crate::engine::OutputMax;
+use crate::wire_size::wire_bytes;
 
 /// Outputs of one model that are written at a time: enough to hide the latency of an object store. A folder that hangs keeps as many
 /// threads, and the outputs that they hold.

@@ -158,14 +158,7 @@ impl ModelConfig {
             let found = "`include_prompt: false` in a model with prompts".into();
             return Err(unsupported(&own_file, found, "pooling over the prompt's tokens, too"));
         }
-        let mut files =
-            vec![(MODULES.to_owned(), folder.join(MODULES)), (PROMPTS.to_owned(), own_file.clone())];
-        let in_transformer = |name: &str| (name.to_owned(), transformer.join(name));
-        files.extend(
-            ["config.json", &sentence.name(), TOKENIZER_CONFIG, "tokenizer.json", WEIGHTS]
-                .map(in_transformer),
-        );
-        let mut weights = transformer.join(WEIGHTS);
+        let mut files = known_files(folder, &transformer, &sentence);
         let (mut dense, mut sparse) = (Vec::new(), None);
         let (pooling, normalize) = match task {
             Task::Embed { pooling, dense: layers, normalize } => {
@@ -196,11 +189,7 @@ impl ModelConfig {
             }
             Task::Unsaid | Task::Score => (Pooling::Cls, false),
         };
-        if let Some(index) = Index::of_folder(&transformer)? {
-            weights = transformer.join(INDEX);
-            files.push((INDEX.to_owned(), weights.clone()));
-            files.extend(index.files().into_iter().map(|name| (name.to_owned(), transformer.join(name))));
-        }
+        let weights = weights(&transformer, &mut files)?;
         if let (Some(classifier), Some(module)) = (&mut spec.classifier, &own.activation_fn) {
             classifier.function = ScoreFunction::of_module(module).ok_or_else(|| {
                 unsupported(&own_file, format!("the activation function `{module}`"), SCORE_MODULES)
@@ -238,6 +227,24 @@ impl ModelConfig {
         }
         Ok(hash.finish(element))
     }
+}
+
+/// The files of every model that its outputs depend on, with the names under which they count for its revision.
+fn known_files(folder: &Path, transformer: &Path, sentence: &SentenceFile) -> Vec<(String, PathBuf)> {
+    let own = [MODULES, PROMPTS].map(|name| (name.to_owned(), folder.join(name)));
+    let of_sentence = sentence.name();
+    let names = ["config.json", of_sentence.as_str(), TOKENIZER_CONFIG, "tokenizer.json", WEIGHTS];
+    let in_transformer = names.map(|name: &str| (name.to_owned(), transformer.join(name)));
+    own.into_iter().chain(in_transformer).collect()
+}
+
+/// The file with the weights, or with the index of several files, which are added to `files`.
+fn weights(transformer: &Path, files: &mut Vec<(String, PathBuf)>) -> Result<PathBuf, LoadError> {
+    let Some(index) = Index::of_folder(transformer)? else { return Ok(transformer.join(WEIGHTS)) };
+    let path = transformer.join(INDEX);
+    files.push((INDEX.to_owned(), path.clone()));
+    files.extend(index.files().into_iter().map(|name| (name.to_owned(), transformer.join(name))));
+    Ok(path)
 }
 
 /// Refuses a folder with weights in PyTorch's own format alone, before anything else in it is read.

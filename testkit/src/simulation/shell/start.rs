@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use vramq_core::Core;
 use vramq_core::admission::Budget;
+use vramq_core::device::Memory;
 use vramq_core::learned_limits::LearnedLimits;
 use vramq_core::poison_policy::PoisonPolicy;
 use vramq_core::settings::{ExecutorFacts, ModelFacts, Settings};
@@ -13,7 +15,7 @@ use super::passes::Executor;
 use super::{Bytes, Shell};
 use crate::simulation::agenda::Life;
 use crate::simulation::env::Env;
-use crate::simulation::plan::MIB;
+use crate::simulation::plan::{MIB, WorkerPlan};
 
 /// Weights and context of a worker's process.
 const RESIDENT: u64 = 300 * MIB;
@@ -43,25 +45,7 @@ impl Shell {
         if concurrent {
             executors.push(ExecutorFacts { passes_max: 3, is_serial: false });
         }
-        let limit = std::time::Duration::from_micros(plan.job_limit);
-        let settings = Settings {
-            worker: format!("worker-{}", life.worker),
-            device: format!("device-{device}"),
-            job_limit: limit,
-            pass_limit: limit,
-            drain: std::time::Duration::from_micros(worker.drain),
-            poison: PoisonPolicy { suspect_after: 2, crashes_max: 5 },
-            reserve: RESERVE,
-            resident: memory.own(),
-            total: memory.total,
-            pressure_percent: 90,
-            pressure_tolerated: std::time::Duration::from_secs(300),
-            bulk_jobs_max: plan.jobs_max,
-            large_turn: std::time::Duration::from_micros(plan.large_turn),
-            executors: executors.clone(),
-            started_at: env.clock().at,
-            seed: env.random.bits(),
-        };
+        let settings = settings(life, worker, memory, executors.clone(), env);
         let budget = Budget::new(memory.free.saturating_sub(RESERVE));
         let limits = LearnedLimits::new(&settings.device, memory.total, BTreeMap::new());
         Some(Self {
@@ -95,5 +79,34 @@ impl Shell {
             heard: BTreeMap::new(),
             skips: BTreeSet::new(),
         })
+    }
+}
+
+/// What the core of a process decides by.
+fn settings(
+    life: Life,
+    worker: &WorkerPlan,
+    memory: Memory,
+    executors: Vec<ExecutorFacts>,
+    env: &mut Env,
+) -> Settings {
+    let limit = Duration::from_micros(env.plan.job_limit);
+    Settings {
+        worker: format!("worker-{}", life.worker),
+        device: format!("device-{}", worker.device),
+        job_limit: limit,
+        pass_limit: limit,
+        drain: Duration::from_micros(worker.drain),
+        poison: PoisonPolicy { suspect_after: 2, crashes_max: 5 },
+        reserve: RESERVE,
+        resident: memory.own(),
+        total: memory.total,
+        pressure_percent: 90,
+        pressure_tolerated: Duration::from_secs(300),
+        bulk_jobs_max: env.plan.jobs_max,
+        large_turn: Duration::from_micros(env.plan.large_turn),
+        executors,
+        started_at: env.clock().at,
+        seed: env.random.bits(),
     }
 }

@@ -19,9 +19,9 @@ use prometheus_client::registry::{Registry, Unit};
 use vramq_core::admission::Budget;
 
 use super::status_board::StatusBoard;
-use crate::broker::message::Identity;
 use crate::device::Device;
 use crate::executor::process::programs::Programs;
+use crate::identity::Identity;
 use crate::model::Model;
 use programs::ProgramMetrics;
 

@@ -8,17 +8,17 @@ use vramq_core::event::Reading;
 use vramq_schemas::status::WorkerState;
 
 use crate::broker::aux_channel::AuxChannelState;
-use crate::broker::message::Identity;
-use crate::broker::publisher_rules::PublisherRules;
 use crate::device::Device;
 use crate::executor::process::programs::Programs;
 use crate::executor::{ActivePass, Executor};
+use crate::identity::Identity;
 use crate::model::Model;
 use crate::observability::logs::Logs;
 use crate::observability::metrics::Meters;
 use crate::observability::spans::Spans;
 use crate::observability::status_board::{Now, StatusBoard};
 use crate::observability::status_reporter::StatusReporter;
+use crate::publishers::PublisherRules;
 use crate::state_file::StateFile;
 use crate::stores::Stores;
 

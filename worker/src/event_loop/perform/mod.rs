@@ -2,7 +2,7 @@
 
 mod observations;
 mod passes;
-pub mod publications;
+mod publications;
 
 use std::sync::Arc;
 
@@ -18,7 +18,8 @@ use vramq_schemas::control::Outcome;
 
 use crate::decode::{Decoded, References, decode};
 use crate::engine::Item;
-use crate::event_loop::{Completion, EventLoop, without_session};
+use crate::event_loop::EventLoop;
+use crate::event_loop::completion::Completion;
 use crate::failpoint::{self, Site};
 use crate::job_store::Fetch;
 use crate::preparation::Unprepared;
@@ -273,4 +274,9 @@ impl EventLoop {
 /// That the session is lost is noticed elsewhere. That the broker was sent something, only here.
 fn is_sent(sent: lapin::Result<bool>) -> bool {
     sent.unwrap_or(false)
+}
+
+/// An action that needs a session came while there is none.
+fn without_session(action: &Action) {
+    tracing::debug!(?action, "no session for an action");
 }

@@ -7,12 +7,13 @@ use vramq_core::device::PassError;
 use vramq_core::event::{Event, PassEnd, PassResult};
 use vramq_core::ids::JobKey;
 
-use crate::broker::wire_size::wire_bytes;
 use crate::engine::Item;
-use crate::event_loop::{Completion, EventLoop};
+use crate::event_loop::EventLoop;
+use crate::event_loop::completion::Completion;
 use crate::executor::{CompletedPass, Pass};
 use crate::failpoint::{self, Site};
 use crate::progress::{Followed, ProgressSink};
+use crate::wire_size::wire_bytes;
 
 impl EventLoop {
     /// Hands a pass over. Its end is reported whatever happens: the core has admitted its memory.
@@ -53,7 +54,9 @@ impl EventLoop {
             let limit = self.jobs.payload(*job)?.progress.clone()?;
             Some(Followed { job: *job, item: *item, limit })
         };
-        ProgressSink::new(order.items.iter().map(followed).collect(), self.completions.clone())
+        let items = order.items.iter().map(followed).collect();
+        let completion = |job, progress| Completion::Progress { job, progress };
+        ProgressSink::new(items, self.completions.clone(), completion)
     }
 
     /// The items of a pass, in its order; nothing, and none is taken, if one is missing.

@@ -7,16 +7,16 @@ use vramq_core::action::JobQueue;
 use vramq_core::event::{Event, Source};
 use vramq_core::ids::{JobKey, ModelIndex};
 
+use super::EventLoop;
+use super::completion::{Completion, Sent};
+use super::live_session::Input;
 use crate::broker::control_plane::ControlRequest;
 use crate::broker::job_channel::JobChannel;
 use crate::broker::model_channels::{ConsumeError, Counted, Delivered};
 use crate::broker::publisher::PublishError;
 use crate::broker::received::ReceivedJob;
 use crate::broker::session::{Side, consumer_timeout, message_size_max, why_closed};
-use crate::event_loop::{Completion, EventLoop};
 use crate::failpoint::{self, Site};
-use crate::live_session::Input;
-use crate::perform::publications::Sent;
 
 impl EventLoop {
     pub(crate) fn handle(&mut self, input: Input) {

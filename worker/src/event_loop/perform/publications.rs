@@ -12,32 +12,13 @@ use vramq_schemas::output_name::OutputOwner;
 use vramq_schemas::{ItemProgress, Reason};
 
 use super::INLINE_BYTES_MAX;
-use crate::broker::message::{self, Identity, Message, ReplyAddress};
+use crate::broker::message::{self, Message, ReplyAddress};
 use crate::broker::publisher::{Answer, PublishError, Publisher};
-use crate::broker::received::ReceivedJob;
-use crate::event_loop::{Completion, EventLoop};
+use crate::event_loop::EventLoop;
+use crate::event_loop::completion::{Completion, PublicationKind, Sent};
 use crate::failpoint::{self, Site};
+use crate::identity::Identity;
 use crate::model::Model;
-
-/// What is published.
-#[derive(Clone, Debug)]
-pub enum PublicationKind {
-    /// Replies. Those that are not confirmed are kept.
-    Reply,
-    /// Replies to a job as dead letters. Those that are not confirmed are kept, as replies.
-    DeadReplies { received: Arc<ReceivedJob>, rejection: Arc<Rejection> },
-    /// The job, or a word on it.
-    Other,
-}
-
-/// How far a publication came.
-#[derive(Debug)]
-pub struct Sent {
-    pub kind: PublicationKind,
-    pub outcome: PublishOutcome,
-    /// From the first message on that is not confirmed.
-    pub unconfirmed: Vec<Message>,
-}
 
 impl EventLoop {
     pub(crate) fn publish(&mut self, job: JobKey, publication: Publication) {

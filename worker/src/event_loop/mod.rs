@@ -3,6 +3,11 @@
 //! It serves one session with the broker after the other. Core, models and device outlive sessions; jobs do not, because the
 //! broker redelivers unacknowledged ones.
 
+mod completion;
+mod inputs;
+mod live_session;
+mod perform;
+
 use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,24 +17,15 @@ use futures_util::future::FutureExt as _;
 use futures_util::stream::StreamExt as _;
 use tokio::sync::mpsc;
 use vramq_core::Core;
-use vramq_core::action::{Action, SessionEnd};
-use vramq_core::event::{Event, FetchFault, Now, SessionFacts};
-use vramq_core::ids::JobKey;
-use vramq_core::rejection::Rejection;
-use vramq_schemas::ItemProgress;
+use vramq_core::action::SessionEnd;
+use vramq_core::event::{Event, Now, SessionFacts};
 
-use crate::app::context::WorkerContext;
-use crate::broker::message::Message;
+use self::completion::Completion;
+use self::live_session::{Input, LiveSession};
 use crate::broker::session::Session;
-use crate::decode::Decoded;
-use crate::engine::Item;
-use crate::executor::CompletedPass;
+use crate::context::WorkerContext;
 use crate::job_store::JobStore;
-use crate::live_session::{Input, LiveSession};
-use crate::perform::publications::PublicationKind;
-use crate::preparation::Unprepared;
 use crate::signals::Signals;
-use crate::stores::fetch::Fetched;
 use crate::unix_ms;
 
 /// Completions that may wait for the event loop. Its senders are threads of the pool and of executors, which may block; there are
@@ -43,33 +39,23 @@ const BURST_MAX: usize = 64;
 /// acknowledged then, if this worker gets them.
 const LAST_ACKS_MAX: Duration = Duration::from_millis(200);
 
-/// What was done off the event loop.
-pub(crate) enum Completion {
-    Decoded { job: JobKey, result: Box<Result<Decoded, Rejection>> },
-    Fetched { job: JobKey, result: Result<Fetched, FetchFault> },
-    Prepared { job: JobKey, result: Result<Vec<Item>, Rejection>, rest: Unprepared },
-    PassEnded(Box<CompletedPass>),
-    Encoded { job: JobKey, kind: PublicationKind, result: Result<Vec<Message>, Rejection> },
-    Progress { job: JobKey, progress: ItemProgress },
-}
-
 /// The core, and the shell's part of the state.
 pub struct EventLoop {
-    pub(crate) core: Core,
-    pub(crate) context: WorkerContext,
-    pub(crate) jobs: JobStore,
+    core: Core,
+    context: WorkerContext,
+    jobs: JobStore,
     /// None between sessions.
-    pub(crate) session: Option<LiveSession>,
+    session: Option<LiveSession>,
     /// The session is about to be closed: acks are sent, and nothing else of the session is used.
-    pub(crate) is_closing: bool,
+    is_closing: bool,
     /// Set by the core's `EndSession`.
-    pub(crate) ending: Option<SessionEnd>,
+    ending: Option<SessionEnd>,
     /// Events that came out of actions, to be applied next.
-    pub(crate) ready: VecDeque<Event>,
-    pub(crate) completions: mpsc::Sender<Completion>,
+    ready: VecDeque<Event>,
+    completions: mpsc::Sender<Completion>,
     completed: mpsc::Receiver<Completion>,
     /// The largest body that the broker takes, as far as it has said.
-    pub(crate) body_max: usize,
+    body_max: usize,
     /// Inputs that were handled since passes were last started.
     burst: usize,
 }
@@ -268,9 +254,4 @@ async fn reached(at: Option<Instant>) {
         Some(at) => tokio::time::sleep_until(at.into()).await,
         None => std::future::pending().await,
     }
-}
-
-/// An action that needs a session came while there is none.
-pub(crate) fn without_session(action: &Action) {
-    tracing::debug!(?action, "no session for an action");
 }

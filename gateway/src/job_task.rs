@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use sha2::{Digest as _, Sha256};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use uuid::Uuid;
@@ -14,13 +13,14 @@ use vramq_schemas::headers::{REQUEST_ID, TENANT};
 use vramq_schemas::output_name::tenant_of;
 use vramq_schemas::withdrawal::{self, Digest, Withdrawal};
 
-use super::entry::{Entry, Failure, PROGRESS, State};
-use super::registry::Added;
 use crate::app::{App, Permits};
 use crate::config::Broker;
+use crate::jobs::earlier::{keyed_id, own_message_id};
+use crate::jobs::entry::{Entry, Failure, PROGRESS, State};
+use crate::jobs::registry::Added;
 use crate::keys::Caller;
-use crate::observe::Trace;
 use crate::problem::{Problem, Retry};
+use crate::trace::Trace;
 
 /// How long a job is awaited that nobody withdraws. A queue that moves at all is empty by then.
 const JOB_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -116,23 +116,6 @@ fn callers(broker: &Broker, tenant: Option<&str>) -> Vec<Option<String>> {
     let Some(user) = broker.address.user_id().filter(|_| !broker.anonymous) else { return vec![None] };
     let tenant = tenant.map(|tenant| Some(tenant_of(user, tenant)));
     [Some(user.to_owned())].into_iter().chain(tenant).collect()
-}
-
-/// The message id of a job that its caller named: such names are unique among that caller's jobs only.
-pub fn own_message_id(owner: &str, id: &str) -> String {
-    format!("{owner}/{id}")
-}
-
-/// The id, and message id, of a job with an idempotency key: a hash of both, so that every gateway finds what is stored of it.
-pub fn keyed_id(owner: &str, idempotency_key: &str) -> String {
-    let mut hash = Sha256::new();
-    // The length tells where the key begins.
-    hash.update((owner.len() as u64).to_le_bytes());
-    hash.update(owner);
-    hash.update(idempotency_key);
-    let mut bytes = [0; 16];
-    bytes.copy_from_slice(&hash.finalize()[..16]);
-    uuid::Builder::from_custom_bytes(bytes).into_uuid().to_string()
 }
 
 struct Task {

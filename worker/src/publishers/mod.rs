@@ -1,8 +1,9 @@
 //! Rules for publishers: which queues a job may name in `reply_to`, and to which caller's share its passes count. Pure.
 
-use vramq_schemas::output_name::tenant_of;
+pub mod direct_address;
+pub mod reply_to;
 
-use super::message;
+use vramq_schemas::output_name::tenant_of;
 
 /// The longest `vramq-tenant` that is taken: a name, not a text. It is written into the headers of each attempt.
 pub const TENANT_BYTES_MAX: usize = 128;
@@ -21,7 +22,7 @@ pub struct PublisherRules {
 impl PublisherRules {
     /// Why no reply may be sent to a job's `reply_to`, if so.
     pub fn reply_to_fault(&self, reply_to: &str) -> Option<String> {
-        if let Some(fault) = message::reply_to_fault(reply_to) {
+        if let Some(fault) = reply_to::fault(reply_to) {
             return Some(format!("reply_to names `{reply_to}`, {fault}"));
         }
         if self.job_queues.iter().any(|queue| queue == reply_to) {

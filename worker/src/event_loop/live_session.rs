@@ -13,17 +13,16 @@ use tokio::time::{Interval, MissedTickBehavior};
 use vramq_core::action::JobQueue;
 use vramq_core::ids::{ChannelId, JobKey, ModelIndex, QueueIndex, RequestId};
 
+use super::completion::{Completion, Sent};
 use crate::broker::aux_channel::AuxChannelState;
 use crate::broker::commands::Responder;
 use crate::broker::control_plane::{ControlPlane, ControlRequest};
 use crate::broker::job_channel::JobChannel;
 use crate::broker::model_channels::{ConsumeError, Counted, Delivered, Deliveries};
 use crate::broker::publisher::PublishError;
-use crate::broker::publisher_rules::PublisherRules;
 use crate::broker::session::{Session, Side};
-use crate::event_loop::Completion;
 use crate::observability::status_reporter::StatusReporter;
-use crate::perform::publications::Sent;
+use crate::publishers::PublisherRules;
 
 /// How often the device is read and the core looks at the time.
 const TICK: Duration = Duration::from_secs(1);

@@ -1,0 +1,15 @@
+//! Runs long work beside the runtime, so that it does not hold up other requests.
+
+/// Work over so many bytes and more runs off the runtime.
+const BLOCKING_BYTES: usize = 64 * 1024;
+
+/// Runs work over so many bytes where it does not hold up other requests.
+pub async fn off_runtime<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> T + Send + 'static) -> T {
+    if bytes < BLOCKING_BYTES {
+        return work();
+    }
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(failed) => std::panic::resume_unwind(failed.into_panic()),
+    }
+}

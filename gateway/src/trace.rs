@@ -1,0 +1,77 @@
+//! The ids by which a request and its job are found in logs and traces.
+
+use axum::http::{HeaderMap, HeaderName};
+use uuid::Uuid;
+use vramq_schemas::headers::{TRACEPARENT, TRACESTATE};
+
+/// The header with the id of a request, in both directions.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The longest request id that is taken from a client.
+const REQUEST_ID_BYTES_MAX: usize = 128;
+
+/// The ids by which a request and its job are found in logs and traces.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    pub request_id: String,
+    /// W3C Trace Context: the client's, or a new one.
+    pub traceparent: String,
+    /// The client's, if it sent it beside a `traceparent` that is kept, and it is one that everybody has to carry.
+    pub tracestate: Option<String>,
+}
+
+impl Trace {
+    /// The ids that a request brings, as far as they are sane, and new ones for the others.
+    pub(crate) fn of(headers: &HeaderMap) -> Self {
+        let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+        let request_id = text(&REQUEST_ID)
+            .filter(|id| {
+                (1..=REQUEST_ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic())
+            })
+            .map_or_else(|| Uuid::now_v7().to_string(), str::to_owned);
+        let given = text(&HeaderName::from_static(TRACEPARENT));
+        let given = given.filter(|text| text.parse::<vramq_schemas::Traceparent>().is_ok());
+        let tracestate = given
+            .and_then(|_| text(&HeaderName::from_static(TRACESTATE)))
+            .filter(|state| vramq_schemas::is_tracestate(state))
+            .map(str::to_owned);
+        let traceparent = given.map_or_else(new_traceparent, str::to_owned);
+        Self { request_id, traceparent, tracestate }
+    }
+}
+
+/// Unsampled: nobody collects it, but logs of gateway and worker have the same trace id.
+fn new_traceparent() -> String {
+    // A UUID is never zero.
+    let (trace, span) = (Uuid::new_v4().simple().to_string(), Uuid::new_v4().simple().to_string());
+    format!("00-{trace}-{}-00", &span[..16])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace(headers: &[(&'static str, &str)]) -> Trace {
+        let pairs = headers.iter();
+        Trace::of(
+            &pairs.map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap())).collect(),
+        )
+    }
+
+    #[test]
+    fn a_clients_ids_are_kept_if_they_are_sane() {
+        let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let kept = trace(&[("x-request-id", "abc"), ("traceparent", parent), ("tracestate", "a=b")]);
+        assert_eq!((kept.request_id.as_str(), kept.traceparent.as_str()), ("abc", parent));
+        assert_eq!(kept.tracestate.as_deref(), Some("a=b"));
+        assert_eq!(trace(&[("tracestate", "a=b")]).tracestate, None, "it belongs to another trace");
+        let large = format!("a={}", "b".repeat(511));
+        assert_eq!(trace(&[("traceparent", parent), ("tracestate", large.as_str())]).tracestate, None);
+        let long = "x".repeat(129);
+        for odd in ["", "a b", &long] {
+            let made = trace(&[("x-request-id", odd), ("traceparent", "00-zz")]);
+            assert!(Uuid::parse_str(&made.request_id).is_ok());
+            assert!(made.traceparent.parse::<vramq_schemas::Traceparent>().is_ok(), "{}", made.traceparent);
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! What a caller learns of its job: how far it is, and its result.
+
+use vramq_schemas::{ItemProgress, Output};
+
+/// How far a job is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Progress {
+    pub items_done: usize,
+    pub items: usize,
+    /// How far the item is that the model last reported on, while it has no output. Only if the job asked
+    /// ([`SubmitOptions::progress`](crate::SubmitOptions::progress)) and the model reports.
+    pub current: Option<ItemProgress>,
+}
+
+/// A job's result, with what the replies said of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// One for every input, in their order.
+    pub outputs: Vec<Output>,
+    /// The tokens of all items; `None` if the worker does not count them.
+    pub tokens: Option<u64>,
+    /// The revisions of the model that computed the outputs: one, or more if workers with other revisions continued the job, or
+    /// none if workers do not report it.
+    pub model_revisions: Vec<String>,
+    /// Who sent the last reply, and the milliseconds that the job waited and ran there.
+    pub worker: String,
+    pub queued_ms: u64,
+    pub ran_ms: u64,
+}

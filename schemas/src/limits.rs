@@ -1,0 +1,17 @@
+//! The most that a body may have.
+
+/// The largest body, in bytes: 16 MiB, the largest message that RabbitMQ 4 takes by default. Larger inputs and
+/// outputs travel by reference.
+pub const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// The most inputs of one job. Bounds what a body of many tiny inputs unfolds to in memory: an input costs
+/// 3 bytes of JSON but 32 bytes once decoded, so this caps that overhead at 2 MiB.
+pub const ITEMS_MAX: usize = 65_536;
+
+/// The most bytes of a job's `params`, as JSON text. They are settings, not data; parsed JSON can take ten times
+/// its text.
+pub const PARAMS_BYTES_MAX: usize = 64 * 1024;
+
+/// The longest name of a model, in bytes: with the prefixes of [`topology`](crate::topology) it still fits an
+/// AMQP short string of 255.
+pub const MODEL_NAME_BYTES_MAX: usize = 128;

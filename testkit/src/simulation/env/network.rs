@@ -1,0 +1,171 @@
+//! The broker goes on in steps, its frames travel to their clients, and connections are lost.
+
+use super::super::agenda::{Happening, MILLI};
+use super::super::broker::{ChannelId, ConnectionId, Emitted, Frame, Step};
+use super::super::ledger::Letter;
+use super::{Env, Owner, letter_of};
+
+/// Rounds of the broker's steps without time passing; then it goes on a moment later.
+const ROUNDS_MAX: usize = 24;
+
+/// Acknowledged deliveries of a channel that a restart of the broker may bring back: those whose acks it had read and not stored.
+const RESTART_WINDOW: usize = 256;
+
+impl Env {
+    /// The broker goes on: all that it can do now, in an order that chance decides.
+    pub fn run_broker(&mut self) {
+        if self.broker_at.is_none_or(|at| at > self.now) {
+            return;
+        }
+        self.broker_at = None;
+        if self.broker_is_down {
+            return;
+        }
+        for _ in 0..ROUNDS_MAX {
+            if !self.run_broker_once() {
+                if let Some(at) = self.broker.next_time() {
+                    let at = (at * MILLI).max(self.now + 100 * MILLI);
+                    self.wake_broker(at);
+                }
+                return;
+            }
+        }
+        self.wake_broker(self.now + MILLI);
+    }
+
+    fn run_broker_once(&mut self) -> bool {
+        let millis = self.millis();
+        let mut steps = self.broker.steps(millis);
+        if self.confirms_are_slow {
+            steps.retain(|step| !matches!(step, Step::Confirm { .. }));
+        }
+        let any = !steps.is_empty();
+        while !steps.is_empty() {
+            let step = steps.swap_remove(self.random.below(steps.len()));
+            if let Step::ConsumerTimeout(channel) = step {
+                self.note_losses(&[channel], 0);
+                self.check_timeout(channel);
+            }
+            for emitted in self.broker.perform(&step, millis) {
+                self.emit(emitted);
+            }
+        }
+        any
+    }
+
+    /// Workers settle or give back what they hold before the broker's own limit, where it is the longer one.
+    fn check_timeout(&mut self, channel: ChannelId) {
+        let owner = self.channels.get(&channel).and_then(|connection| self.owners.get(connection));
+        // A job may wait for its turn nearly as long as the broker lets it be held, and then be in a pass that hangs.
+        let since = self.now.saturating_sub(2 * self.plan.consumer_timeout_ms * MILLI);
+        let hung = self.devices.iter().any(|device| device.hung_at(self.now).is_some_and(|at| at >= since));
+        if let Some(Owner::Worker(life)) = owner
+            && !self.plan.has_short_timeout()
+            && !hung
+        {
+            let worker = life.worker;
+            self.ledger
+                .fail("no job is held for too long", || format!("worker-{worker}: {channel:?} was closed"));
+        }
+    }
+
+    /// A frame goes on its way to its client.
+    pub(super) fn emit(&mut self, emitted: Emitted) {
+        if let (Some(channel), Frame::Deliver { delivery, .. } | Frame::GetOk { delivery, .. }) =
+            (emitted.channel, &emitted.frame)
+            && let Some(letter) = letter_of(&delivery.message)
+        {
+            let tags = self.delivered.entry(channel).or_default();
+            tags.push(letter);
+            if tags.len() as u64 != delivery.delivery_tag {
+                let tag = delivery.delivery_tag;
+                self.ledger
+                    .fail("the model numbers deliveries without gaps", || format!("{channel:?}: {tag}"));
+            }
+        }
+        if !self.owners.contains_key(&emitted.connection) {
+            return;
+        }
+        let latency = if self.random.chance(2) { 200 * MILLI } else { 2 * MILLI };
+        let at = self.soon(latency).max(self.wires.get(&emitted.connection).copied().unwrap_or(0));
+        self.wires.insert(emitted.connection, at);
+        self.agenda.at(at, Happening::Frame(Box::new(emitted)));
+    }
+
+    /// The message of a delivery.
+    pub fn delivered_letter(&self, channel: ChannelId, tag: u64) -> Option<Letter> {
+        let at = usize::try_from(tag.checked_sub(1)?).ok()?;
+        self.delivered.get(&channel)?.get(at).copied()
+    }
+
+    /// What was delivered on channels and not settled comes again. So may the last acknowledged `window`.
+    fn note_losses(&mut self, channels: &[ChannelId], window: usize) {
+        let mut lost = Vec::new();
+        for channel in channels {
+            let unacked = self.broker.unacked_tags(*channel);
+            lost.extend(unacked.iter().filter_map(|tag| self.delivered_letter(*channel, *tag)));
+            let all = self.delivered.get(channel).map_or(&[][..], Vec::as_slice);
+            lost.extend_from_slice(&all[all.len().saturating_sub(window)..]);
+        }
+        if let [only] = lost[..] {
+            let job = self.ledger.letter(only).job;
+            self.ledger.excuses_mut(job).died_alone += 1;
+        }
+        lost.iter().for_each(|letter| self.ledger.lost(*letter));
+    }
+
+    fn channels_of(&self, connection: ConnectionId) -> Vec<ChannelId> {
+        self.channels.iter().filter(|(_, of)| **of == connection).map(|(channel, _)| *channel).collect()
+    }
+
+    /// A client has no connection any more; the broker may not know.
+    pub fn forget(&mut self, connection: ConnectionId) {
+        self.owners.remove(&connection);
+    }
+
+    /// The broker finds a connection gone.
+    pub fn lose(&mut self, connection: ConnectionId) {
+        self.owners.remove(&connection);
+        self.wires.remove(&connection);
+        let channels = self.channels_of(connection);
+        self.note_losses(&channels, 0);
+        self.broker.lose(connection);
+        for channel in channels {
+            self.channels.remove(&channel);
+            self.delivered.remove(&channel);
+        }
+        let at = self.soon(MILLI);
+        self.wake_broker(at);
+    }
+
+    /// The broker reads all that a connection has sent, before it is closed in good order.
+    pub fn flush(&mut self, connection: ConnectionId) {
+        let millis = self.millis();
+        for channel in self.channels_of(connection) {
+            for _ in 0..10_000 {
+                let receive = Step::Receive(channel);
+                if !self.broker.steps(millis).contains(&receive) {
+                    break;
+                }
+                for emitted in self.broker.perform(&receive, millis) {
+                    self.emit(emitted);
+                }
+            }
+        }
+    }
+
+    /// The broker's node restarts. Gives the owners of all connections. What is on its way to readers still arrives: they take
+    /// messages without acks, and what such a reader loses no worker can repeat.
+    pub fn restart_broker(&mut self) -> Vec<Owner> {
+        let channels: Vec<_> = self.channels.keys().copied().collect();
+        self.note_losses(&channels, RESTART_WINDOW);
+        let millis = self.millis();
+        self.broker.restart(millis);
+        self.channels.clear();
+        self.delivered.clear();
+        self.wires.clear();
+        let owners = self.owners.values().copied().collect();
+        self.owners.retain(|_, owner| *owner == Owner::Readers);
+        owners
+    }
+}

@@ -1,0 +1,129 @@
+//! The connection for direct replies: opens it, publishes on it and waits for confirms, closes it.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::types::ShortString;
+use lapin::{Channel, Confirmation, Connection};
+use vramq_amqp::{Address, ConnectError};
+
+use super::deadline::within;
+use super::message::Message;
+use super::opening::STEP_MAX;
+use super::publisher::Answer;
+use crate::failpoint;
+
+/// How long a confirm may take, unless the broker says that it blocks publishers. The broker keeps no direct reply, so this is
+/// about the way there: 16 MiB, the largest reply, at half a megabyte a second.
+const CONFIRM_MAX: Duration = Duration::from_secs(30);
+
+/// How long closing may take at the worker's end, with what is still on its way.
+pub(super) const CLOSE_MAX: Duration = Duration::from_secs(2);
+
+/// A connection with a channel in confirm mode.
+#[derive(Clone)]
+pub(super) struct Link {
+    connection: Arc<Connection>,
+    channel: Channel,
+}
+
+/// Why there is no confirm.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Loss {
+    #[error(transparent)]
+    Closed(#[from] lapin::Error),
+    #[error("no confirm within {} s", CONFIRM_MAX.as_secs())]
+    NoConfirm,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum OpenError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("open a channel for confirms: {0}")]
+    Channel(#[from] lapin::Error),
+    #[error("open a channel for confirms: the broker does not answer within {} s", STEP_MAX.as_secs())]
+    Silent,
+}
+
+impl Link {
+    /// Connects to a host of the broker's; if that swallows a frame, to the next one.
+    pub(super) async fn open(broker: &Address, name: &str) -> Result<Self, OpenError> {
+        for host in broker.in_turn() {
+            match Self::open_at(&host, name).await {
+                Err(OpenError::Silent) => {
+                    tracing::warn!(broker = %host, "no channel for direct replies: the host does not answer");
+                }
+                opened => return opened,
+            }
+        }
+        Err(OpenError::Silent)
+    }
+
+    async fn open_at(host: &Address, name: &str) -> Result<Self, OpenError> {
+        let connection = Arc::new(host.connect(name).await?);
+        let opened = within(STEP_MAX, async {
+            let channel = connection.create_channel().await?;
+            channel.confirm_select(ConfirmSelectOptions::default()).await?;
+            Ok::<_, lapin::Error>(channel)
+        });
+        let error = match opened.await {
+            Some(Ok(channel)) => return Ok(Self { connection, channel }),
+            Some(Err(error)) => error.into(),
+            None => OpenError::Silent,
+        };
+        // lapin keeps a connection that is only dropped for as long as the host sends heartbeats.
+        abandon(connection);
+        Err(error)
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.connection.status().connected() && self.channel.status().connected()
+    }
+
+    /// Publishes a reply and waits for its confirm. Not mandatory: the broker would deliver it, and return it anyway,
+    /// because no queue has answer it.
+    pub(super) async fn publish(&self, message: &Message) -> Result<Answer, Loss> {
+        let properties = message.properties.clone().with_headers(message.headers.clone());
+        let (exchange, key) = (message.exchange.clone(), message.routing_key.clone());
+        let (sent, _) = message.failpoints();
+        let mut confirmed = pin!(async {
+            let options = BasicPublishOptions::default();
+            let confirm =
+                self.channel.basic_publish(exchange, key, options, &message.body, properties).await?;
+            let id = message.properties.message_id().as_ref().map(ShortString::as_str);
+            failpoint::reach(sent, [id]);
+            confirm.await
+        });
+        loop {
+            match within(CONFIRM_MAX, &mut confirmed).await {
+                Some(Ok(Confirmation::Ack(_))) => return Ok(Answer::Confirmed),
+                Some(Ok(_)) => return Ok(Answer::Refused),
+                Some(Err(error)) => return Err(error.into()),
+                // A broker that is short of memory or disk reads nothing, and says so.
+                None if self.is_open() && self.connection.status().blocked() => {}
+                None => return Err(Loss::NoConfirm),
+            }
+        }
+    }
+
+    /// Closes the connection in good order, with what is still on its way. The caller bounds the time.
+    pub(super) async fn close(self) {
+        let _ = self.connection.close(200, "bye".into()).await;
+    }
+
+    /// Closes the connection without waiting for it.
+    pub(super) fn abandon(self) {
+        abandon(self.connection);
+    }
+}
+
+/// Closes a connection. Nothing waits for it: the peer may have stopped to answer.
+fn abandon(connection: Arc<Connection>) {
+    tokio::spawn(tokio::time::timeout(CLOSE_MAX, async move {
+        let _ = connection.close(200, "bye".into()).await;
+    }));
+}

@@ -1,0 +1,46 @@
+//! Results of what the event loop has started: on threads, and at the broker.
+
+use std::sync::Arc;
+
+use vramq_core::event::{FetchFault, PublishOutcome};
+use vramq_core::ids::JobKey;
+use vramq_core::rejection::Rejection;
+use vramq_schemas::ItemProgress;
+
+use crate::broker::message::Message;
+use crate::broker::received::ReceivedJob;
+use crate::decode::Decoded;
+use crate::engine::Item;
+use crate::executor::CompletedPass;
+use crate::preparation::Unprepared;
+use crate::stores::fetch::Fetched;
+
+/// What was done off the event loop.
+pub(crate) enum Completion {
+    Decoded { job: JobKey, result: Box<Result<Decoded, Rejection>> },
+    Fetched { job: JobKey, result: Result<Fetched, FetchFault> },
+    Prepared { job: JobKey, result: Result<Vec<Item>, Rejection>, rest: Unprepared },
+    PassEnded(Box<CompletedPass>),
+    Encoded { job: JobKey, kind: PublicationKind, result: Result<Vec<Message>, Rejection> },
+    Progress { job: JobKey, progress: ItemProgress },
+}
+
+/// What is published.
+#[derive(Clone, Debug)]
+pub(crate) enum PublicationKind {
+    /// Replies. Those that are not confirmed are kept.
+    Reply,
+    /// Replies to a job as dead letters. Those that are not confirmed are kept, as replies.
+    DeadReplies { received: Arc<ReceivedJob>, rejection: Arc<Rejection> },
+    /// The job, or a word on it.
+    Other,
+}
+
+/// How far a publication came.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    pub kind: PublicationKind,
+    pub outcome: PublishOutcome,
+    /// From the first message on that is not confirmed.
+    pub unconfirmed: Vec<Message>,
+}

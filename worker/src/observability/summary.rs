@@ -1,0 +1,31 @@
+//! What logs and spans need of a job. It is kept until the job is settled, longer than the job's body.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use lapin::types::ShortString;
+use vramq_schemas::TraceContext;
+
+/// What logs and spans need of a job.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// `message_id`, else `correlation_id`.
+    pub id: Option<String>,
+    /// Where in a trace it belongs, if its publisher says so.
+    pub trace: Option<TraceContext>,
+    /// Where it was published to.
+    pub exchange: ShortString,
+    pub routing_key: ShortString,
+    pub body_bytes: usize,
+    /// When it was published, in Unix milliseconds, if the publisher says so.
+    pub published_ms: Option<u64>,
+    /// When it was delivered, by both clocks.
+    pub at: Instant,
+    pub at_ms: u64,
+}
+
+impl Summary {
+    /// A moment after the delivery, by the system's clock.
+    pub fn system(&self, at: Instant) -> SystemTime {
+        UNIX_EPOCH + Duration::from_millis(self.at_ms) + at.saturating_duration_since(self.at)
+    }
+}
