@@ -228,6 +228,11 @@ impl Worker {
         }))
     }
 
+    /// When the worker wants to be woken.
+    pub(super) fn next_timer(&self) -> Option<Instant> {
+        self.core.next_timer()
+    }
+
     pub(super) fn wants_restart(&self) -> bool {
         self.core.wants_restart()
     }
