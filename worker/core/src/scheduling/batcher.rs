@@ -216,7 +216,7 @@ impl Batcher {
             self.share(&mut forming, &fits);
         }
         self.leader_had_pass = leads;
-        self.lanes.pass_formed();
+        self.lanes.pass_formed(self.turn());
         self.cost -= forming.shape.cost;
         Some(forming.finish(exclusive))
     }
@@ -263,6 +263,7 @@ impl Batcher {
             }
             if let Some(lane) = self.lanes.get_mut(queue) {
                 lane.took(&caller, taken);
+                lane.forget_if_empty(&caller);
             }
         }
         for (at, tries) in tries.into_iter().enumerate() {
@@ -272,7 +273,7 @@ impl Batcher {
         }
     }
 
-    /// The first job of a caller that can add something takes up to a turn's cost.
+    /// The first job of a caller that can add something takes up to a turn's cost. The caller may have no jobs left then.
     fn take_turn(
         &mut self,
         queue: QueueIndex,
@@ -311,11 +312,9 @@ impl Batcher {
                 if is_done {
                     self.jobs.remove(&key);
                 }
-                lane.forget_if_empty(caller);
                 return result;
             }
         }
-        lane.forget_if_empty(caller);
         result
     }
 }

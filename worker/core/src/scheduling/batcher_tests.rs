@@ -198,6 +198,34 @@ fn callers_get_equal_shares_however_many_jobs_they_have() {
     assert!((700..=900).contains(&items[&true]) && (700..=900).contains(&items[&false]), "{items:?}");
 }
 
+/// A caller sends the next job when the last one is answered. Each has an item of half a pass, of a whole one, or of several.
+#[test]
+fn a_caller_whose_jobs_come_one_by_one_gets_its_share_and_no_more_however_large_their_items_are() {
+    for (cost, others) in [(40, 4), (60, 1), (60, 4), (80, 1), (80, 9), (320, 1), (320, 9)] {
+        let mut batcher = batcher(80);
+        for other in 0..others {
+            (0..300).for_each(|key| batcher.push(of(&other.to_string(), job(other * 1000 + key, &[10; 10]))));
+        }
+        let (mut ran, mut next) = ([0, 0], 1_000_000);
+        batcher.push(of("one by one", job(next, &[cost])));
+        for _ in 0..100 * others.min(8) {
+            let draft = next_pass(&mut batcher, |_| true).unwrap();
+            for (job, _, cost) in &draft.items {
+                ran[usize::from(job.0 == next)] += *cost;
+            }
+            if draft.items.iter().any(|(job, ..)| job.0 == next) {
+                next += 1;
+                batcher.push(of("one by one", job(next, &[cost])));
+            }
+        }
+        let share = ran[1] as f64 / (ran[0] + ran[1]) as f64 * (others + 1) as f64;
+        assert!(
+            (0.9..1.3).contains(&share),
+            "{share} of its share, with {others} others and items of {cost}"
+        );
+    }
+}
+
 #[test]
 fn small_jobs_of_a_caller_do_not_starve_its_large_one() {
     let mut batcher = batcher(80);

@@ -16,6 +16,9 @@ use crate::ids::{JobKey, QueueIndex};
 /// half a pass, so that a flood of callers starves nobody.
 const FRESH_MAX: usize = super::batcher::TURNS_PER_PASS / 2;
 
+/// Debts of callers without jobs that a lane keeps. Each is of a caller that had a job a short while ago.
+const DEBTS_MAX: usize = 1024;
+
 /// One caller's waiting jobs that may share a pass with others.
 #[derive(Debug, Default)]
 pub(super) struct CallerQueue {
@@ -80,6 +83,9 @@ pub(super) struct Lane {
     turns: VecDeque<Caller>,
     /// Callers that went before others since the last pass.
     fresh: usize,
+    /// What callers took beyond their turns with their last job, below zero, while others have jobs waiting: or one that sends a
+    /// job after the other, each larger than a turn, would have more than its share.
+    debts: HashMap<Caller, i64>,
 }
 
 /// A job, as far as its place matters.
@@ -100,6 +106,7 @@ impl Lane {
             callers: HashMap::new(),
             turns: VecDeque::new(),
             fresh: 0,
+            debts: HashMap::new(),
         }
     }
 
@@ -125,8 +132,8 @@ impl Lane {
     fn push(&mut self, job: &Place<'_>, turn: usize) {
         let queue = self.callers.entry(job.caller.clone()).or_default();
         if queue.is_empty() {
-            queue.deficit = turn.cast_signed() as i64;
-            if job.again || (job.is_small && self.fresh < FRESH_MAX) {
+            queue.deficit = turn.cast_signed() as i64 + self.debts.remove(job.caller).unwrap_or(0);
+            if job.again || (job.is_small && queue.deficit > 0 && self.fresh < FRESH_MAX) {
                 let at = if job.again { 0 } else { self.fresh.min(self.turns.len()) };
                 self.fresh += 1;
                 self.turns.insert(at, job.caller.clone());
@@ -138,10 +145,19 @@ impl Lane {
         if job.again { jobs.push_front(job.key) } else { jobs.push_back(job.key) }
     }
 
+    /// Forgets a caller without jobs, but not what it owes to others.
     pub(super) fn forget_if_empty(&mut self, caller: &Caller) {
-        if self.callers.get(caller).is_some_and(CallerQueue::is_empty) {
-            self.callers.remove(caller);
-            self.turns.retain(|other| other != caller);
+        let Some(deficit) =
+            self.callers.get(caller).filter(|queue| queue.is_empty()).map(|queue| queue.deficit)
+        else {
+            return;
+        };
+        self.callers.remove(caller);
+        self.turns.retain(|other| other != caller);
+        if self.turns.is_empty() {
+            self.debts.clear();
+        } else if deficit < 0 && self.debts.len() < DEBTS_MAX {
+            self.debts.insert(caller.clone(), deficit);
         }
     }
 
@@ -162,6 +178,18 @@ impl Lane {
         let most = self.callers.values().map(|queue| queue.deficit).max().unwrap_or(0);
         let rounds = -most / turn + 1;
         self.callers.values_mut().for_each(|queue| queue.deficit += rounds * turn);
+        self.debts.retain(|_, debt| {
+            *debt += rounds * turn;
+            *debt < 0
+        });
+    }
+
+    /// A pass was formed. The next one starts with a caller that may take something in this round.
+    fn pass_formed(&mut self, turn: usize) {
+        self.fresh = 0;
+        while !self.turns.is_empty() && self.is_round_over() {
+            self.next_round(turn);
+        }
     }
 
     /// A caller took so much in its turn. It is over if that was nothing, or all that it may take in this round.
@@ -263,8 +291,8 @@ impl Lanes {
     }
 
     /// A pass was formed.
-    pub(super) fn pass_formed(&mut self) {
-        self.lanes.iter_mut().for_each(|lane| lane.fresh = 0);
+    pub(super) fn pass_formed(&mut self, turn: usize) {
+        self.lanes.iter_mut().for_each(|lane| lane.pass_formed(turn));
     }
 
     pub(super) fn len(&self) -> usize {
