@@ -181,17 +181,29 @@ impl Batcher {
 
     /// Who may lead the next pass; first whose turn it is.
     pub(crate) fn leads(&self) -> impl Iterator<Item = Lead> {
-        let turns =
-            if self.leader_had_pass { [Lead::Shared, Lead::Alone] } else { [Lead::Alone, Lead::Shared] };
+        // Otherwise a hint would give its caller more than its share.
+        let waits = self.leader_had_pass || self.next_leader().is_some_and(|key| self.owes(key));
+        let turns = if waits { [Lead::Shared, Lead::Alone] } else { [Lead::Alone, Lead::Shared] };
         turns.into_iter().filter(|lead| self.first(*lead).is_some())
     }
 
     /// The job that a pass starts with.
     pub(crate) fn first(&self, lead: Lead) -> Option<JobKey> {
         match lead {
-            Lead::Alone => self.leaders.front().copied(),
+            Lead::Alone => self.next_leader(),
             Lead::Shared => self.lanes.next_job(),
         }
+    }
+
+    /// The first of the leaders whose caller owes nothing to others; the first of all if there is none.
+    fn next_leader(&self) -> Option<JobKey> {
+        let owes_nothing = self.leaders.iter().find(|key| !self.owes(**key));
+        owes_nothing.or(self.leaders.front()).copied()
+    }
+
+    /// Whether a job's caller took more than its turns, and others wait.
+    fn owes(&self, key: JobKey) -> bool {
+        self.jobs.get(&key).is_some_and(|job| self.lanes.owes(job.queue, &job.caller))
     }
 
     /// The shape of a pass's first item alone, and whether the pass must be exclusive.
@@ -216,17 +228,17 @@ impl Batcher {
             self.share(&mut forming, &fits);
         }
         self.leader_had_pass = leads;
-        self.lanes.pass_formed(self.turn());
+        self.lanes.pass_formed(self.turn(), forming.is_cut());
         self.cost -= forming.shape.cost;
         Some(forming.finish(exclusive))
     }
 
     /// A job that cannot join others takes a pass of its own.
     fn lead(&mut self, key: JobKey, forming: &mut Forming, fits: &impl Fn(PassShape) -> bool) {
-        self.leaders.pop_front();
+        self.leaders.retain(|other| *other != key);
         let Some(job) = self.jobs.get_mut(&key) else { return };
         forming.take(job, usize::MAX, self.limits, fits);
-        self.lanes.charge(job.queue, forming.shape.cost);
+        self.lanes.led(job.queue, &job.caller, forming.shape.cost);
         if job.items.is_empty() {
             self.jobs.remove(&key);
         } else {
@@ -256,19 +268,19 @@ impl Batcher {
             }
             let Some(caller) = lane.front().cloned() else { break };
             let Turn { taken, passed_over_first } = self.take_turn(queue, &caller, turn, forming, fits);
+            let Some(lane) = self.lanes.get_mut(queue) else { break };
+            lane.took(&caller, taken);
+            // Without having taken anything: its jobs lead passes of their own.
+            let has_left = lane.forget_if_empty(&caller);
             let tries = &mut tries[queue.0];
-            tries.in_vain = if taken == 0 { tries.in_vain + 1 } else { 0 };
+            tries.in_vain = if taken == 0 { tries.in_vain + usize::from(!has_left) } else { 0 };
             if passed_over_first {
-                tries.passed_over.get_or_insert_with(|| caller.clone());
-            }
-            if let Some(lane) = self.lanes.get_mut(queue) {
-                lane.took(&caller, taken);
-                lane.forget_if_empty(&caller);
+                tries.passed_over.get_or_insert(caller);
             }
         }
         for (at, tries) in tries.into_iter().enumerate() {
-            if let (Some(caller), Some(lane)) = (tries.passed_over, self.lanes.get_mut(QueueIndex(at))) {
-                lane.put_first(&caller);
+            if let Some(lane) = self.lanes.get_mut(QueueIndex(at)) {
+                lane.put_first(tries.passed_over.as_ref());
             }
         }
     }

@@ -13,7 +13,7 @@ use super::Caller;
 use crate::ids::{JobKey, QueueIndex};
 
 /// Between two passes, so many callers of a lane that had nothing waiting and now have a small job go before its others: at most
-/// half a pass, so that a flood of callers starves nobody.
+/// half a pass, so that a flood of callers starves nobody. A pass that a hint cut short had no other half, and does not count.
 const FRESH_MAX: usize = super::batcher::TURNS_PER_PASS / 2;
 
 /// Debts of callers without jobs that a lane keeps. Each is of a caller that had a job a short while ago.
@@ -81,8 +81,10 @@ pub(super) struct Lane {
     callers: HashMap<Caller, CallerQueue>,
     /// Its callers, in the order of their turns.
     turns: VecDeque<Caller>,
-    /// Callers that went before others since the last pass.
+    /// Callers that went before others since the last pass that no hint cut short.
     fresh: usize,
+    /// The first caller's next job did not fit the last pass: nobody goes before it.
+    keeps_first: bool,
     /// What callers took beyond their turns with their last job, below zero, while others have jobs waiting: or one that sends a
     /// job after the other, each larger than a turn, would have more than its share.
     debts: HashMap<Caller, i64>,
@@ -106,6 +108,7 @@ impl Lane {
             callers: HashMap::new(),
             turns: VecDeque::new(),
             fresh: 0,
+            keeps_first: false,
             debts: HashMap::new(),
         }
     }
@@ -132,12 +135,15 @@ impl Lane {
     fn push(&mut self, job: &Place<'_>, turn: usize) {
         let queue = self.callers.entry(job.caller.clone()).or_default();
         if queue.is_empty() {
-            queue.deficit = turn.cast_signed() as i64 + self.debts.remove(job.caller).unwrap_or(0);
-            if job.again || (job.is_small && queue.deficit > 0 && self.fresh < FRESH_MAX) {
-                let at = if job.again { 0 } else { self.fresh.min(self.turns.len()) };
+            queue.deficit = self.debts.remove(job.caller).unwrap_or(0);
+            if job.again || (job.is_small && queue.deficit == 0 && self.fresh < FRESH_MAX) {
+                queue.deficit += turn.cast_signed() as i64;
+                let fresh = self.fresh + usize::from(self.keeps_first);
+                let at = if job.again { 0 } else { fresh.min(self.turns.len()) };
                 self.fresh += 1;
                 self.turns.insert(at, job.caller.clone());
             } else {
+                // It does not prolong the round, for whose end callers in debt wait.
                 self.turns.push_back(job.caller.clone());
             }
         }
@@ -145,19 +151,46 @@ impl Lane {
         if job.again { jobs.push_front(job.key) } else { jobs.push_back(job.key) }
     }
 
-    /// Forgets a caller without jobs, but not what it owes to others.
-    pub(super) fn forget_if_empty(&mut self, caller: &Caller) {
+    /// Forgets a caller without jobs, but not what it owes to others. Whether it was forgotten.
+    pub(super) fn forget_if_empty(&mut self, caller: &Caller) -> bool {
         let Some(deficit) =
             self.callers.get(caller).filter(|queue| queue.is_empty()).map(|queue| queue.deficit)
         else {
-            return;
+            return false;
         };
         self.callers.remove(caller);
         self.turns.retain(|other| other != caller);
         if self.turns.is_empty() {
             self.debts.clear();
-        } else if deficit < 0 && self.debts.len() < DEBTS_MAX {
-            self.debts.insert(caller.clone(), deficit);
+        } else {
+            self.owe(caller, deficit);
+        }
+        true
+    }
+
+    /// Keeps what a caller without jobs owes to those that have some.
+    fn owe(&mut self, caller: &Caller, deficit: i64) {
+        if deficit < 0 && (self.debts.len() < DEBTS_MAX || self.debts.contains_key(caller)) {
+            *self.debts.entry(caller.clone()).or_default() += deficit;
+        }
+    }
+
+    /// Whether a caller took more than its turns, and others wait.
+    fn owes(&self, caller: &Caller) -> bool {
+        match self.callers.get(caller) {
+            Some(queue) => queue.deficit < 0,
+            None => self.debts.contains_key(caller),
+        }
+    }
+
+    /// A caller took so much in a pass that one of its jobs led.
+    fn led(&mut self, caller: &Caller, cost: usize) {
+        self.charge(cost);
+        let cost = cost.cast_signed() as i64;
+        if let Some(queue) = self.callers.get_mut(caller) {
+            queue.deficit -= cost;
+        } else if !self.turns.is_empty() {
+            self.owe(caller, -cost);
         }
     }
 
@@ -184,9 +217,11 @@ impl Lane {
         });
     }
 
-    /// A pass was formed. The next one starts with a caller that may take something in this round.
-    fn pass_formed(&mut self, turn: usize) {
-        self.fresh = 0;
+    /// A pass was formed; a hint cut it short. The next one starts with a caller that may take something in this round.
+    fn pass_formed(&mut self, turn: usize, is_cut: bool) {
+        if !is_cut {
+            self.fresh = 0;
+        }
         while !self.turns.is_empty() && self.is_round_over() {
             self.next_round(turn);
         }
@@ -207,12 +242,14 @@ impl Lane {
         self.clock += cost as f64 / self.weight;
     }
 
-    /// Puts a caller before the others.
-    pub(super) fn put_first(&mut self, caller: &Caller) {
-        if let Some(at) = self.turns.iter().position(|other| other == caller) {
-            let caller = self.turns.remove(at);
-            caller.into_iter().for_each(|caller| self.turns.push_front(caller));
-        }
+    /// The next job of this caller did not fit a pass: it starts the next one, if the caller may take something in this round.
+    pub(super) fn put_first(&mut self, caller: Option<&Caller>) {
+        let may_take = |caller: &&Caller| self.callers.get(*caller).is_some_and(|queue| queue.deficit > 0);
+        let at =
+            caller.filter(may_take).and_then(|caller| self.turns.iter().position(|other| other == caller));
+        self.keeps_first = at.is_some();
+        let caller = at.and_then(|at| self.turns.remove(at));
+        caller.into_iter().for_each(|caller| self.turns.push_front(caller));
     }
 }
 
@@ -276,8 +313,13 @@ impl Lanes {
         }
     }
 
-    /// A job of the queue took so much in a pass of its own.
-    pub(super) fn charge(&mut self, queue: QueueIndex, cost: usize) {
+    /// Whether a caller of the queue took more than its turns, and others wait.
+    pub(super) fn owes(&self, queue: QueueIndex, caller: &Caller) -> bool {
+        self.lanes.get(queue.0).is_some_and(|lane| lane.owes(caller))
+    }
+
+    /// A job of the queue and the caller took so much in a pass of its own.
+    pub(super) fn led(&mut self, queue: QueueIndex, caller: &Caller, cost: usize) {
         let waiting = self.lanes.iter().filter(|lane| !lane.turns.is_empty());
         let least = waiting.map(|lane| lane.clock).min_by(f64::total_cmp);
         let now = self.now;
@@ -285,14 +327,14 @@ impl Lanes {
         if lane.turns.is_empty() {
             lane.clock = lane.clock.max(now);
         }
-        lane.charge(cost);
+        lane.led(caller, cost);
         // A lane that has nothing waiting meanwhile has no claim on this pass, either.
         self.now = now.max(least.map_or(lane.clock, |least| least.min(lane.clock)));
     }
 
     /// A pass was formed.
-    pub(super) fn pass_formed(&mut self, turn: usize) {
-        self.lanes.iter_mut().for_each(|lane| lane.pass_formed(turn));
+    pub(super) fn pass_formed(&mut self, turn: usize, is_cut: bool) {
+        self.lanes.iter_mut().for_each(|lane| lane.pass_formed(turn, is_cut));
     }
 
     pub(super) fn len(&self) -> usize {
@@ -331,7 +373,7 @@ mod tests {
     #[test]
     fn passes_of_its_own_give_others_no_claim_on_them_later() {
         let mut lanes = lanes();
-        lanes.charge(FIRST, 1000);
+        lanes.led(FIRST, &None, 1000);
         push(&mut lanes, SECOND, 1);
         push(&mut lanes, FIRST, 2);
         assert_eq!(lanes.lanes[0].clock, lanes.lanes[1].clock);
@@ -343,7 +385,7 @@ mod tests {
         push(&mut lanes, FIRST, 1);
         lanes.lanes[0].clock = 500.0;
         lanes.goes(FIRST);
-        lanes.charge(SECOND, 100);
+        lanes.led(SECOND, &None, 100);
         assert_eq!((lanes.lanes[1].clock, lanes.now), (600.0, 500.0), "others wait, and now is theirs");
     }
 }
