@@ -76,7 +76,7 @@ impl Core {
             health: HealthWatch::default(),
             quarantine: Quarantine::new(false, now.at),
             redelivery: Redelivery::new(settings.poison),
-            destinations: Destinations::default(),
+            destinations: Destinations::new(settings.confirm_max),
             hand_over_bytes: HandOverBytes::default(),
             withdrawals: Withdrawals::default(),
             actions: Vec::new(),

@@ -58,6 +58,7 @@ impl Shell {
             pressure_tolerated: std::time::Duration::from_secs(300),
             bulk_jobs_max: plan.jobs_max,
             large_turn: std::time::Duration::from_micros(plan.large_turn),
+            confirm_max: std::time::Duration::from_secs(30),
             executors: executors.clone(),
             started_at: env.clock().at,
             seed: env.random.bits(),

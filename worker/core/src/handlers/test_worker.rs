@@ -86,6 +86,7 @@ impl Worker {
             pressure_tolerated: Duration::ZERO,
             bulk_jobs_max: BULK_JOBS_MAX,
             large_turn: LARGE_TURN,
+            confirm_max: Duration::from_secs(30),
             executors: vec![executor],
             started_at: start,
             seed: 7,
