@@ -235,10 +235,11 @@ impl Batcher {
 
     /// A job that cannot join others takes a pass of its own.
     fn lead(&mut self, key: JobKey, forming: &mut Forming, fits: &impl Fn(PassShape) -> bool) {
+        let turn = self.turn();
         self.leaders.retain(|other| *other != key);
         let Some(job) = self.jobs.get_mut(&key) else { return };
         forming.take(job, usize::MAX, self.limits, fits);
-        self.lanes.led(job.queue, &job.caller, forming.shape.cost);
+        self.lanes.led(job.queue, &job.caller, forming.shape.cost, turn);
         if job.items.is_empty() {
             self.jobs.remove(&key);
         } else {
@@ -269,7 +270,7 @@ impl Batcher {
             let Some(caller) = lane.front().cloned() else { break };
             let Turn { taken, passed_over_first } = self.take_turn(queue, &caller, turn, forming, fits);
             let Some(lane) = self.lanes.get_mut(queue) else { break };
-            lane.took(&caller, taken);
+            lane.took(&caller, taken, turn);
             // Without having taken anything: its jobs lead passes of their own.
             let has_left = lane.forget_if_empty(&caller);
             let tries = &mut tries[queue.0];

@@ -16,6 +16,10 @@ use crate::ids::{JobKey, QueueIndex};
 /// half a pass, so that a flood of callers starves nobody. A pass that a hint cut short had no other half, and does not count.
 const FRESH_MAX: usize = super::batcher::TURNS_PER_PASS / 2;
 
+/// A caller owes at most so many turns, four full passes: whatever it took, its next job does not wait for more than that of each other
+/// caller.
+const DEBT_TURNS_MAX: i64 = 4 * super::batcher::TURNS_PER_PASS as i64;
+
 /// Debts of callers without jobs that a lane keeps. Each is of a caller that had a job a short while ago.
 const DEBTS_MAX: usize = 1024;
 
@@ -162,17 +166,10 @@ impl Lane {
         self.turns.retain(|other| other != caller);
         if self.turns.is_empty() {
             self.debts.clear();
-        } else {
-            self.owe(caller, deficit);
+        } else if deficit < 0 && self.debts.len() < DEBTS_MAX {
+            self.debts.insert(caller.clone(), deficit);
         }
         true
-    }
-
-    /// Keeps what a caller without jobs owes to those that have some.
-    fn owe(&mut self, caller: &Caller, deficit: i64) {
-        if deficit < 0 && (self.debts.len() < DEBTS_MAX || self.debts.contains_key(caller)) {
-            *self.debts.entry(caller.clone()).or_default() += deficit;
-        }
     }
 
     /// Whether a caller took more than its turns, and others wait.
@@ -184,13 +181,14 @@ impl Lane {
     }
 
     /// A caller took so much in a pass that one of its jobs led.
-    fn led(&mut self, caller: &Caller, cost: usize) {
+    fn led(&mut self, caller: &Caller, cost: usize, turn: usize) {
         self.charge(cost);
-        let cost = cost.cast_signed() as i64;
         if let Some(queue) = self.callers.get_mut(caller) {
-            queue.deficit -= cost;
-        } else if !self.turns.is_empty() {
-            self.owe(caller, -cost);
+            queue.deficit = less(queue.deficit, cost, turn);
+        } else if !self.turns.is_empty() && (self.debts.len() < DEBTS_MAX || self.debts.contains_key(caller))
+        {
+            let debt = self.debts.entry(caller.clone()).or_default();
+            *debt = less(*debt, cost, turn);
         }
     }
 
@@ -228,10 +226,10 @@ impl Lane {
     }
 
     /// A caller took so much in its turn. It is over if that was nothing, or all that it may take in this round.
-    pub(super) fn took(&mut self, caller: &Caller, cost: usize) {
+    pub(super) fn took(&mut self, caller: &Caller, cost: usize, turn: usize) {
         self.charge(cost);
         if let Some(queue) = self.callers.get_mut(caller) {
-            queue.deficit -= cost.cast_signed() as i64;
+            queue.deficit = less(queue.deficit, cost, turn);
             if (cost == 0 || queue.deficit <= 0) && self.turns.front() == Some(caller) {
                 self.turns.rotate_left(1);
             }
@@ -251,6 +249,13 @@ impl Lane {
         let caller = at.and_then(|at| self.turns.remove(at));
         caller.into_iter().for_each(|caller| self.turns.push_front(caller));
     }
+}
+
+/// What a caller may still take in this round when it has taken so much.
+fn less(deficit: i64, cost: usize, turn: usize) -> i64 {
+    let turn = turn.cast_signed() as i64;
+    let least = -turn.saturating_mul(DEBT_TURNS_MAX);
+    deficit.saturating_sub(cost.cast_signed() as i64).max(least)
 }
 
 /// The lanes of a model, one for each queue that its jobs come from.
@@ -319,7 +324,7 @@ impl Lanes {
     }
 
     /// A job of the queue and the caller took so much in a pass of its own.
-    pub(super) fn led(&mut self, queue: QueueIndex, caller: &Caller, cost: usize) {
+    pub(super) fn led(&mut self, queue: QueueIndex, caller: &Caller, cost: usize, turn: usize) {
         let waiting = self.lanes.iter().filter(|lane| !lane.turns.is_empty());
         let least = waiting.map(|lane| lane.clock).min_by(f64::total_cmp);
         let now = self.now;
@@ -327,7 +332,7 @@ impl Lanes {
         if lane.turns.is_empty() {
             lane.clock = lane.clock.max(now);
         }
-        lane.led(caller, cost);
+        lane.led(caller, cost, turn);
         // A lane that has nothing waiting meanwhile has no claim on this pass, either.
         self.now = now.max(least.map_or(lane.clock, |least| least.min(lane.clock)));
     }
@@ -373,7 +378,7 @@ mod tests {
     #[test]
     fn passes_of_its_own_give_others_no_claim_on_them_later() {
         let mut lanes = lanes();
-        lanes.led(FIRST, &None, 1000);
+        lanes.led(FIRST, &None, 1000, 1);
         push(&mut lanes, SECOND, 1);
         push(&mut lanes, FIRST, 2);
         assert_eq!(lanes.lanes[0].clock, lanes.lanes[1].clock);
@@ -385,7 +390,7 @@ mod tests {
         push(&mut lanes, FIRST, 1);
         lanes.lanes[0].clock = 500.0;
         lanes.goes(FIRST);
-        lanes.led(SECOND, &None, 100);
+        lanes.led(SECOND, &None, 100, 1);
         assert_eq!((lanes.lanes[1].clock, lanes.now), (600.0, 500.0), "others wait, and now is theirs");
     }
 }
