@@ -1,13 +1,17 @@
 //! Host memory: large bodies and jobs of many items take no more than the configuration allows.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::ReplyKind;
+use vramq_schemas::topology::{bulk_queue, jobs_queue};
 use vramq_tests::answers::items;
 use vramq_tests::caller::Caller;
+use vramq_tests::job::Message;
 use vramq_tests::on_queue_types;
-use vramq_tests::test_env::TestEnv;
+use vramq_tests::programs::root;
+use vramq_tests::test_env::{REPLIES, TestEnv};
+use vramq_tests::worker::Worker;
 
-on_queue_types!(large_jobs_stay_within_host_memory);
+on_queue_types!(large_jobs_stay_within_host_memory, jobs_of_an_encoder_stay_within_host_memory);
 
 const MIB: u64 = 1 << 20;
 
@@ -46,9 +50,56 @@ async fn large_jobs_stay_within_host_memory(env: &mut TestEnv) -> Result<()> {
             done += usize::from(kind == ReplyKind::Done);
         }
     }
-    let peak = worker.peak_bytes().unwrap_or(u64::MAX) / MIB;
+    stayed_within(&worker)
+}
+
+fn stayed_within(worker: &Worker) -> Result<()> {
+    let peak = worker.peak_bytes().context("the worker ended")? / MIB;
     let most = COPIES * HOST_MEMORY_MIB + BASE_MIB;
     println!("{peak} MiB at the peak, of {most} MiB");
     ensure!(peak <= most, "the worker took {peak} MiB, more than {most} MiB");
+    Ok(())
+}
+
+const ENCODER: &str = "tiny";
+
+/// Jobs of one text of 15 MiB each, as a caller may send them.
+const OF_ONE_TEXT: usize = 4;
+
+/// Jobs of many texts that are answered before the test ends. The worker holds one or two of them at a time, so the memory that they take
+/// shows long before all of them have run.
+const ANSWERED: usize = 2;
+
+/// A real encoder, which tokenises, and whose vectors are larger than its texts.
+async fn jobs_of_an_encoder_stay_within_host_memory(env: &mut TestEnv) -> Result<()> {
+    let path =
+        format!("model.{ENCODER}.path={}", root().join("inference/tests/fixtures/tiny-long").display());
+    let (host_memory, encoding) = (format!("worker.host_memory_mib={HOST_MEMORY_MIB}"), env.setup.encoding);
+    let worker = env.spawn_bare_worker(&[&path, &host_memory, "worker.drain_s=4"])?;
+    worker.consuming().await?;
+    let texts = items(MANY_TEXTS);
+    for at in 0..MANY {
+        if at < OF_ONE_TEXT {
+            let text = "x".repeat(LARGE_TEXT);
+            let job = Message::texts(encoding, ENCODER, &format!("one {at}"), REPLIES, [text])?;
+            env.client.publish(ENCODER, job).await?;
+        }
+        let texts = texts.iter().map(String::as_str);
+        let job = Message::texts(encoding, ENCODER, &format!("many {at}"), REPLIES, texts)?;
+        env.client.publish(ENCODER, job).await?;
+    }
+    let (mut replies, mut one, mut many) = (env.replies().await?, 0, 0);
+    while one < OF_ONE_TEXT || many < ANSWERED {
+        let reply = replies.next().await?;
+        ensure!(reply.kind()? != ReplyKind::Failed, "{:?}", reply.failure());
+        let is_done = usize::from(reply.kind()? == ReplyKind::Done);
+        if reply.id().starts_with("one") { one += is_done } else { many += is_done }
+    }
+    stayed_within(&worker)?;
+    worker.drain().await?;
+    // What is left would take minutes.
+    for queue in [jobs_queue(ENCODER), bulk_queue(ENCODER), REPLIES.to_owned()] {
+        env.leave(&queue);
+    }
     Ok(())
 }

@@ -52,6 +52,13 @@ const BLOCKED_JOBS: usize = 2_000;
 /// To find out that a job is cut off each time may cost a few sessions.
 const SESSIONS_MAX: usize = 4;
 
+/// Seconds between AMQP heartbeats of the workers that alarms block: a peer that is silent for two of them counts as lost.
+const HEARTBEAT_S: u64 = 3;
+
+/// How long an alarm lasts: several heartbeats, while the broker reads nothing from the connection that publishes. Nothing but time
+/// brings them.
+const ALARM_LASTS: Duration = Duration::from_secs(5 * HEARTBEAT_S);
+
 /// A drain has nothing to wait for any more; the rest is for a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
@@ -115,7 +122,7 @@ async fn blocked(
     drain_s: u32,
 ) -> Result<Worker> {
     let proxy = env.proxy().await?;
-    let url = format!("broker.url={}", proxy.url());
+    let url = format!("broker.url={}?heartbeat={HEARTBEAT_S}", proxy.url());
     let (slots, drain) = (format!("model.echo.slots_max={SLOTS}"), format!("worker.drain_s={drain_s}"));
     let worker = env.worker(&[&url, &slots, &drain]).await?;
     proxy.slow(SLOW_BYTES_PER_SECOND);
@@ -139,13 +146,15 @@ async fn a_blocked_broker_only_delays(env: &mut TestEnv, node: &Node) -> Result<
     a_drain_waits_but_not_for_ever(env, node).await
 }
 
-/// Under load: nothing comes twice.
+/// Under load, while heartbeats go by: nothing comes twice, and neither connection is lost.
 async fn the_session_stands(env: &mut TestEnv, node: &Node) -> Result<()> {
     let mut flow = Flow::default();
     // The broker does the same on both.
     let alarms = if full() { vec![MEMORY, DISK] } else { vec![MEMORY] };
     for alarm in alarms {
         let worker = blocked(env, node, &mut flow, &alarm, 3).await?;
+        tokio::time::sleep(ALARM_LASTS).await;
+        ensure!(worker.log.count("session lost") == 0, "{}", worker.log.text());
         node.ctl(&alarm.off).await?;
         flow.collect(&mut env.replies().await?, 0).await.with_context(|| worker.log.text())?;
         sessions_are_right(env, 1, SLOTS).await?;

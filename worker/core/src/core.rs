@@ -78,7 +78,7 @@ impl Core {
             health: HealthWatch::default(),
             quarantine: Quarantine::new(false, now.at),
             redelivery: Redelivery::new(settings.poison),
-            destinations: Destinations::default(),
+            destinations: Destinations::new(settings.confirm_max),
             republish_allowance: RepublishAllowance::default(),
             withdrawals: Withdrawals::default(),
             actions: Vec::new(),
@@ -126,7 +126,10 @@ impl Core {
             Event::ModelAvailable { model } => self.model_available(model),
             Event::MemoryWithheld { model, bytes, lasted } => self.memory_withheld(model, bytes, lasted),
             Event::Tick(reading) => self.tick(&reading),
-            Event::Timer => self.timers_due(),
+            Event::Timer => {
+                self.scheduler.round_is_due(now.at);
+                self.timers_due();
+            }
             Event::Idle => self.idle(),
         }
         if self.session.is_active() {
@@ -153,7 +156,7 @@ impl Core {
 
     /// When `Event::Timer` is due next, if it is.
     pub fn next_timer(&self) -> Option<Instant> {
-        self.timers.next()
+        self.timers.next().into_iter().chain(self.scheduler.next_round()).min()
     }
 
     /// What the worker does now. Costs a few dozen loads: made to be called whenever no other event waits.

@@ -116,6 +116,20 @@ mod tests {
         assert!((4500.0..6000.0).contains(&jobs), "{jobs}");
     }
 
+    /// Also where a pass takes a single job, as those of some programs do.
+    #[test]
+    fn of_jobs_that_take_milliseconds_at_least_64_are_held() {
+        for (pass_cost_max, millis) in [(1, 1), (1, 8), (2048, 1), (2048, 8)] {
+            let mut credit = Credit::default();
+            for _ in 0..50 {
+                credit.job_decoded(pass_cost_max);
+                credit.pass_ended(pass_cost_max, Duration::from_millis(millis));
+            }
+            let jobs = credit.jobs(pass_cost_max);
+            assert!(jobs >= 64, "{jobs} jobs of {millis} ms");
+        }
+    }
+
     #[test]
     fn a_second_large_job_is_held_only_while_large_jobs_are_short() {
         let mut credit = Credit::default();

@@ -40,6 +40,8 @@ pub struct Settings {
     pub bulk_jobs_max: u32,
     /// Device time that a large job may have in one go while others wait in their queue.
     pub large_turn: Duration,
+    /// How long the broker may take to confirm what is published.
+    pub confirm_max: Duration,
     pub executors: Vec<ExecutorFacts>,
     /// When the process started.
     pub started_at: Instant,

@@ -242,6 +242,7 @@ fn settings(config: &Config, opened: &Opened, executors: &[Box<dyn Executor>]) -
         pressure_tolerated: config.pressure.tolerated,
         bulk_jobs_max: config.broker.queue_length_max,
         large_turn: config.large_turn,
+        confirm_max: Duration::from_secs(config.broker.confirm_s.into()),
         executors: executors.iter().map(|executor| executor.facts()).collect(),
         started_at: Instant::now(),
         seed: uuid::Uuid::new_v4().as_u64_pair().0,

@@ -17,6 +17,8 @@ pub fn fingerprint(delivery: &Delivery) -> u64 {
     properties.correlation_id().hash(&mut hasher);
     properties.reply_to().hash(&mut hasher);
     properties.timestamp().hash(&mut hasher);
+    // The broker vouches for it: nobody's copy of another's job is taken for that job.
+    properties.user_id().hash(&mut hasher);
     // Not the broker's own: they change with every delivery.
     let headers = properties.headers().iter().flatten().filter(|(name, _)| !name.as_str().starts_with("x-"));
     for (name, value) in headers {
@@ -30,4 +32,39 @@ pub fn fingerprint(delivery: &Delivery) -> u64 {
     body[..body.len().min(FINGERPRINT_BYTES)].hash(&mut hasher);
     body[body.len().saturating_sub(FINGERPRINT_BYTES)..].hash(&mut hasher);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use lapin::BasicProperties;
+    use lapin::types::{AMQPValue, FieldTable};
+
+    use super::*;
+
+    fn message(properties: BasicProperties, headers: &[(&str, i64)], body: &[u8]) -> u64 {
+        let mut table = FieldTable::default();
+        for (name, value) in headers {
+            table.insert((*name).into(), AMQPValue::LongLongInt(*value));
+        }
+        let mut delivery = Delivery::mock(1, "vramq.jobs".into(), "m".into(), false, body.to_vec());
+        delivery.properties = properties.with_headers(table);
+        fingerprint(&delivery)
+    }
+
+    #[test]
+    fn a_message_that_is_redelivered_is_known_and_every_other_one_is_not() {
+        let of =
+            |user: &str| BasicProperties::default().with_message_id("j".into()).with_user_id(user.into());
+        let first = message(of("bob"), &[("attempt", 1)], b"{}");
+        assert_eq!(message(of("bob"), &[("attempt", 1), ("x-delivery-count", 1)], b"{}"), first);
+        for other in [
+            message(of("eve"), &[("attempt", 1)], b"{}"),
+            message(BasicProperties::default().with_message_id("j".into()), &[("attempt", 1)], b"{}"),
+            message(of("bob").with_message_id("k".into()), &[("attempt", 1)], b"{}"),
+            message(of("bob"), &[("attempt", 2)], b"{}"),
+            message(of("bob"), &[("attempt", 1)], b"[]"),
+        ] {
+            assert_ne!(other, first);
+        }
+    }
 }

@@ -280,6 +280,8 @@ mod tests {
             assert!(argument("x-dead-letter-exchange").is_some());
             assert_eq!(argument("x-dead-letter-strategy"), Some(&text("at-least-once")), "{arguments:?}");
             assert_eq!(argument(OVERFLOW), Some(&text(REJECT_PUBLISH)), "{arguments:?}");
+            // A queue that expires drops its jobs.
+            assert!(argument("x-expires").is_none(), "{arguments:?}");
         }
     }
 

@@ -105,6 +105,7 @@ fn settings(
         pressure_tolerated: Duration::from_secs(300),
         bulk_jobs_max: env.plan.jobs_max,
         large_turn: Duration::from_micros(env.plan.large_turn),
+        confirm_max: Duration::from_secs(30),
         executors,
         started_at: env.clock().at,
         seed: env.random.bits(),

@@ -37,7 +37,7 @@ impl Core {
         }
         self.scheduler.set_doubtful(!self.health.is_well());
         self.scheduler.begin_round();
-        while let Some((turn, job)) = self.scheduler.next_turn(&self.models) {
+        while let Some((turn, job)) = self.scheduler.next_turn(&self.models, self.now.at) {
             if self.has_expired(job) {
                 self.dead_letter(job, None, Rejection::expired());
                 continue;
@@ -108,7 +108,8 @@ impl Core {
 
     pub(crate) fn pass_ended(&mut self, end: PassEnd) {
         let PassEnd { pass, result, outputs, failures, took, memory } = end;
-        let Some((pass, is_ours)) = self.scheduler.ended(pass, &self.models, failures, took) else { return };
+        let ended = self.scheduler.ended(pass, &self.models, failures, took, self.now.at);
+        let Some((pass, is_ours)) = ended else { return };
         self.observe(Observation::DeviceBusy { took });
         if !is_ours {
             // Its jobs went with their session. They are redelivered.
@@ -140,6 +141,8 @@ impl Core {
             PassResult::Done => {
                 self.count(&pass, PassOutcome::Done, took, &outputs);
                 self.credit[model.0].pass_ended(pass.shape.cost, took);
+                let cost_max = self.models[model.0].pass_cost_max;
+                self.scheduler.pass_fitted(model, pass.shape.cost, cost_max, took);
                 self.memory.look_for_leak(&self.settings.device, memory);
                 if self.memory.pass_fitted(&self.models[model.0], pass.shape, self.now.unix_ms) {
                     self.act(Action::SaveLimits);

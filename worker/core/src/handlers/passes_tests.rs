@@ -1,7 +1,7 @@
 //! Tests of jobs and passes of programs: a process that dies, runs out of memory or cannot be loaded; and jobs that must not run
 //! here.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vramq_schemas::{JobHeaders, Reason};
 
@@ -279,6 +279,41 @@ fn a_job_that_a_rule_moves_to_a_full_queue_comes_back_and_moves_later() {
     assert_eq!(tries, 4, "a slot is not held for long for a queue that stays full");
     assert_eq!(back.2, Route::Later(1_000));
     assert_eq!((back.1.moved, back.1.waits, back.1.items_done, back.1.attempt), (false, 1, 3, 0));
+}
+
+/// The device has one pass after the other, and the next one is formed when a quarter of the one that runs is left.
+#[test]
+fn a_job_that_arrives_while_a_pass_runs_joins_the_next_one() {
+    let (mut worker, start) = (Worker::on_device(), Instant::now());
+    worker.now = start;
+    let (source, second) = (worker.source(), worker.pass_takes);
+    let done = || (PassResult::Done, vec![Some(10); 8]);
+    worker.job(1, 32, source, JobHeaders::default());
+    let both = worker.passes();
+    assert_eq!(both.len(), 2, "nobody knows how long a pass takes");
+    for order in both {
+        worker.now += second;
+        let (result, outputs) = done();
+        worker.ends(&order, result, outputs);
+    }
+    let third = worker.passes();
+    assert_eq!(third.len(), 1, "it runs for a second from now on");
+    worker.job(2, 1, source, JobHeaders::default());
+    worker.now += second / 2;
+    assert!(worker.passes().is_empty());
+    let due = start + second * 11 / 4;
+    assert_eq!(worker.next_timer(), Some(due));
+    worker.now = due;
+    worker.apply(Event::Timer);
+    let fourth = worker.passes();
+    assert!(fourth.len() == 1 && fourth[0].items.contains(&(JobKey(2), 0)), "{fourth:?}");
+    assert_eq!(worker.next_timer(), None);
+    // A pass that ends before its time keeps the device waiting for no timer.
+    let (result, outputs) = done();
+    worker.ends(&third[0], result, outputs);
+    let (result, outputs) = done();
+    worker.ends(&fourth[0], result, outputs);
+    assert_eq!(worker.passes().len(), 1);
 }
 
 #[test]

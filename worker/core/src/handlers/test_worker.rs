@@ -102,6 +102,7 @@ impl Worker {
             pressure_tolerated: Duration::ZERO,
             bulk_jobs_max: BULK_JOBS_MAX,
             large_turn: LARGE_TURN,
+            confirm_max: Duration::from_secs(30),
             executors: executors.to_vec(),
             started_at: start,
             seed: 7,
@@ -260,6 +261,11 @@ impl Worker {
             on_device,
             culprit: None,
         }))
+    }
+
+    /// When the worker wants to be woken.
+    pub(super) fn next_timer(&self) -> Option<Instant> {
+        self.core.next_timer()
     }
 
     pub(super) fn wants_restart(&self) -> bool {

@@ -7,7 +7,7 @@
 //! always a run from the start. The batcher never holds items back to fill a pass: if any item waits, there is a pass.
 //!
 //! Jobs that cannot share a pass with those chosen so far (a batch hint, `exclusive`, isolated) lead a pass of their own: every
-//! second pass belongs to the next of them.
+//! second pass belongs to the next of them whose caller did not take more than its turns.
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
@@ -189,17 +189,29 @@ impl Batcher {
 
     /// Who may lead the next pass; first whose turn it is.
     pub(crate) fn leads(&self) -> impl Iterator<Item = Lead> {
-        let turns =
-            if self.leader_had_pass { [Lead::Shared, Lead::Alone] } else { [Lead::Alone, Lead::Shared] };
+        // Otherwise a hint would give its caller more than its share.
+        let waits = self.leader_had_pass || self.next_leader().is_some_and(|key| self.owes(key));
+        let turns = if waits { [Lead::Shared, Lead::Alone] } else { [Lead::Alone, Lead::Shared] };
         turns.into_iter().filter(|lead| self.first(*lead).is_some())
     }
 
     /// The job that a pass starts with.
     pub(crate) fn first(&self, lead: Lead) -> Option<JobKey> {
         match lead {
-            Lead::Alone => self.leaders.front().copied(),
+            Lead::Alone => self.next_leader(),
             Lead::Shared => self.shared.next_job(),
         }
+    }
+
+    /// The first of the leaders whose caller owes nothing to others; the first of all if there is none.
+    fn next_leader(&self) -> Option<JobKey> {
+        let owes_nothing = self.leaders.iter().find(|key| !self.owes(**key));
+        owes_nothing.or(self.leaders.front()).copied()
+    }
+
+    /// Whether a job's caller took more than its turns, and others wait.
+    fn owes(&self, key: JobKey) -> bool {
+        self.jobs.get(&key).is_some_and(|job| self.shared.owes(job.queue, &job.caller))
     }
 
     /// The shape of a pass's first item alone, and whether the pass must be exclusive.
@@ -224,17 +236,18 @@ impl Batcher {
             self.share(&mut forming, &fits);
         }
         self.leader_had_pass = leads;
-        self.shared.pass_formed();
+        self.shared.pass_formed(self.quantum(), forming.is_cut());
         self.cost -= forming.shape.cost;
         Some(forming.finish(exclusive))
     }
 
     /// A job that cannot join others takes a pass of its own.
     fn lead(&mut self, key: JobKey, forming: &mut Forming, fits: &impl Fn(PassShape) -> bool) {
-        self.leaders.pop_front();
+        let quantum = self.quantum();
+        self.leaders.retain(|other| *other != key);
         let Some(job) = self.jobs.get_mut(&key) else { return };
         forming.take(job, usize::MAX, self.limits, fits);
-        self.shared.charge(job.queue, forming.shape.cost);
+        self.shared.led(job.queue, &job.caller, forming.shape.cost, quantum);
         if job.items.is_empty() {
             self.jobs.remove(&key);
         } else {
@@ -263,26 +276,26 @@ impl Batcher {
                 continue;
             }
             let Some(caller) = flow.front().cloned() else { break };
-            let TurnResult { taken, passed_over_first } =
-                self.take_turn(queue, &caller, quantum, forming, fits);
+            let TurnResult { taken, passed_over_first } = self.take_turn(queue, &caller, quantum, forming, fits);
+            let Some(flow) = self.shared.get_mut(queue) else { break };
+            flow.took(&caller, taken, quantum);
+            // Without having taken anything: its jobs lead passes of their own.
+            let has_left = flow.forget_if_empty(&caller);
             let tries = &mut tries[queue.0];
-            tries.in_vain = if taken == 0 { tries.in_vain + 1 } else { 0 };
+            tries.in_vain = if taken == 0 { tries.in_vain + usize::from(!has_left) } else { 0 };
             if passed_over_first {
-                tries.passed_over.get_or_insert_with(|| caller.clone());
-            }
-            if let Some(flow) = self.shared.get_mut(queue) {
-                flow.took(&caller, taken);
+                tries.passed_over.get_or_insert(caller);
             }
         }
         for (at, tries) in tries.into_iter().enumerate() {
-            if let (Some(caller), Some(flow)) = (tries.passed_over, self.shared.get_mut(QueueIndex(at))) {
-                flow.put_first(&caller);
+            if let Some(flow) = self.shared.get_mut(QueueIndex(at)) {
+                flow.put_first(tries.passed_over.as_ref());
             }
         }
     }
 
     /// The first job of a caller that can add something takes up to a quantum: its jobs of the class whose turn it is are tried
-    /// first, then the others.
+    /// first, then the others. The caller may have no jobs left then.
     fn take_turn(
         &mut self,
         queue: QueueIndex,
@@ -312,7 +325,6 @@ impl Batcher {
                     if is_done {
                         self.jobs.remove(&key);
                     }
-                    flow.forget_if_empty(caller);
                     return result;
                 }
                 if forming.shape.items >= job.items_max() {
@@ -325,7 +337,6 @@ impl Batcher {
                 }
             }
         }
-        flow.forget_if_empty(caller);
         result
     }
 }

@@ -92,7 +92,7 @@ proptest! {
     fn nobody_starves(
         before in prop::collection::vec((1usize..60, 0u8..5, prop::option::of(1u32..4), prop::bool::weighted(0.1)), 0..20),
         flood in prop::collection::vec((1usize..60, 0u8..200, prop::option::of(1u32..4)), 400),
-        cost in 1usize..60,
+        cost in 1usize..150,
     ) {
         let mut batcher = batcher(100);
         let mut key = 0;
@@ -104,8 +104,8 @@ proptest! {
         let mut flood = flood.into_iter();
         for passes in 1.. {
             // Each of the items before may take a pass, half of the passes belong to jobs that lead their own, and half of each
-            // other pass to callers that had nothing waiting.
-            prop_assert!(passes <= 4 * (4 * before.len() + 2), "{passes} passes");
+            // other pass to callers that had nothing waiting, whose hints may cut four passes in a row short.
+            prop_assert!(passes <= 8 * (4 * before.len() + 4), "{passes} passes");
             for (cost, caller, hint) in flood.by_ref().take(4) {
                 key += 1;
                 batcher.push(of(&format!("flood {caller}"), Waiting { hint, ..job(key, &[cost]) }));

@@ -176,6 +176,94 @@ fn callers_get_equal_shares_however_many_jobs_they_have() {
     assert!((700..=900).contains(&items[&true]) && (700..=900).contains(&items[&false]), "{items:?}");
 }
 
+/// A caller sends the next job when the last one is answered. Each has an item of half a pass, of a whole one, or of several.
+#[test]
+fn a_caller_whose_jobs_come_one_by_one_gets_its_share_and_no_more_however_large_their_items_are() {
+    for (cost, others) in [(40, 4), (60, 1), (60, 4), (80, 1), (80, 9), (320, 1), (320, 9)] {
+        let mut batcher = batcher(80);
+        for other in 0..others {
+            (0..300).for_each(|key| batcher.push(of(&other.to_string(), job(other * 1000 + key, &[10; 10]))));
+        }
+        let (mut ran, mut next) = ([0, 0], 1_000_000);
+        batcher.push(of("one by one", job(next, &[cost])));
+        for _ in 0..100 * others.min(8) {
+            let draft = next_pass(&mut batcher, |_| true).unwrap();
+            for (job, _, cost) in &draft.items {
+                ran[usize::from(job.0 == next)] += *cost;
+            }
+            if draft.items.iter().any(|(job, ..)| job.0 == next) {
+                next += 1;
+                batcher.push(of("one by one", job(next, &[cost])));
+            }
+        }
+        let share = ran[1] as f64 / (ran[0] + ran[1]) as f64 * (others + 1) as f64;
+        assert!(
+            (0.9..1.1).contains(&share),
+            "{share} of its share, with {others} others and items of {cost}"
+        );
+    }
+}
+
+/// Jobs with a hint lead passes of their own, which they fill.
+#[test]
+fn a_hint_gives_a_caller_no_more_than_its_share() {
+    for others in [1, 4, 9] {
+        let mut batcher = batcher(80);
+        let hinted = |key| of("hinted", Waiting { hint: Some(4), ..job(key, &[20; 4]) });
+        (0..600).for_each(|key| batcher.push(hinted(key)));
+        for other in 1..=others {
+            (0..300).for_each(|key| batcher.push(of(&other.to_string(), job(other * 1000 + key, &[10; 10]))));
+        }
+        let mut ran = [0, 0];
+        for _ in 0..300 {
+            let draft = next_pass(&mut batcher, |_| true).unwrap();
+            draft.items.iter().for_each(|(job, _, cost)| ran[usize::from(job.0 < 1000)] += *cost);
+        }
+        let share = ran[1] as f64 / (ran[0] + ran[1]) as f64 * (others + 1) as f64;
+        assert!((0.9..1.1).contains(&share), "{share} of its share, with {others} others");
+    }
+}
+
+/// Passes until a job of one item runs, while callers of small jobs come before each pass. They are others each time, or two that
+/// take turns.
+fn passes_beside_small_jobs(cost: usize, hint: Option<u32>, callers: u64) -> Option<usize> {
+    let mut batcher = batcher(80);
+    batcher.push(of("first", job(0, &[10; 8])));
+    batcher.push(of("victim", job(1, &[cost])));
+    (1..100).find(|passes| {
+        for key in [100 + 2 * *passes as u64, 101 + 2 * *passes as u64] {
+            batcher.push(of(&(key % callers).to_string(), Waiting { hint, ..job(key, &[10]) }));
+        }
+        pass(&mut batcher).contains(&(1, 0))
+    })
+}
+
+#[test]
+fn an_item_that_fits_no_pass_of_others_is_not_kept_waiting_by_small_jobs_that_go_first() {
+    for (cost, callers) in [(60, 1_000), (80, 1_000), (80, 2), (320, 1_000), (320, 2)] {
+        let passes = passes_beside_small_jobs(cost, None, callers);
+        assert!(passes.is_some_and(|passes| passes <= 6), "{passes:?} with an item of {cost} and {callers}");
+    }
+}
+
+#[test]
+fn small_jobs_that_let_nobody_share_their_passes_keep_nobody_waiting() {
+    for (cost, callers) in [(10, 1_000), (10, 2), (80, 1_000), (80, 2)] {
+        let passes = passes_beside_small_jobs(cost, Some(1), callers);
+        assert!(passes.is_some_and(|passes| passes <= 12), "{passes:?} with an item of {cost} and {callers}");
+    }
+}
+
+/// A job whose hint the pass has passed leads one of its own; the pass goes on without it.
+#[test]
+fn a_hint_of_one_job_does_not_end_the_pass_of_others() {
+    let mut batcher = batcher(80);
+    batcher.push(of("a", job(1, &[10; 8])));
+    batcher.push(of("b", Waiting { hint: Some(1), ..job(2, &[20]) }));
+    assert_eq!(pass(&mut batcher).len(), 8);
+    assert_eq!(pass(&mut batcher), [(2, 0)]);
+}
+
 #[test]
 fn small_jobs_of_a_caller_do_not_starve_its_large_one() {
     let mut batcher = batcher(80);

@@ -79,7 +79,12 @@ impl Forming {
     }
 
     pub(super) fn is_full(&self, limits: PassLimits) -> bool {
-        self.shape.items >= self.items_max || self.shape.cost >= limits.cost_max
+        self.is_cut() || self.shape.cost >= limits.cost_max
+    }
+
+    /// Whether a hint leaves no room for more items.
+    pub(super) fn is_cut(&self) -> bool {
+        self.shape.items >= self.items_max
     }
 
     /// Takes items of a job: at least one if the pass is empty, no more than fit, and no more once `share` is spent.

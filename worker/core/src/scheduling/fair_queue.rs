@@ -13,8 +13,15 @@ use super::Caller;
 use crate::ids::{JobKey, QueueIndex};
 
 /// Between two passes, so many callers of a flow that had nothing waiting and now have a small job go before its others: at most
-/// half a pass, so that a flood of callers starves nobody.
+/// half a pass, so that a flood of callers starves nobody. A pass that a hint cut short had no other half, and does not count.
 const FRESH_MAX: usize = super::batcher::QUANTA_PER_PASS / 2;
+
+/// A caller owes at most so many quanta, four full passes: whatever it took, its next job does not wait for more than that of each
+/// other caller.
+const DEBT_QUANTA_MAX: i64 = 4 * super::batcher::QUANTA_PER_PASS as i64;
+
+/// Debts of callers without jobs that a flow keeps. Each is of a caller that had a job a short while ago.
+const DEBTS_MAX: usize = 1024;
 
 /// The size of a job. A caller's small jobs and its large ones take turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -116,8 +123,13 @@ pub(super) struct Flow {
     callers: HashMap<Caller, CallerQueue>,
     /// Its callers, in the order of their turns.
     order: VecDeque<Caller>,
-    /// Callers that went before others since the last pass.
+    /// Callers that went before others since the last pass that no hint cut short.
     fresh: usize,
+    /// The first caller's next job did not fit the last pass: nobody goes before it.
+    keeps_first: bool,
+    /// What callers took beyond their quanta with their last job, below zero, while others have jobs waiting: or one that sends a
+    /// job after the other, each larger than a quantum, would have more than its share.
+    debts: HashMap<Caller, i64>,
 }
 
 /// A job, as far as its place matters.
@@ -136,6 +148,8 @@ impl Flow {
             callers: HashMap::new(),
             order: VecDeque::new(),
             fresh: 0,
+            keeps_first: false,
+            debts: HashMap::new(),
         }
     }
 
@@ -161,16 +175,19 @@ impl Flow {
     fn push(&mut self, job: &Place<'_>, quantum: usize) {
         let queue = self.callers.entry(job.caller.clone()).or_default();
         if queue.is_empty() {
-            queue.deficit = quantum.cast_signed() as i64;
-            let is_fresh = job.class == JobClass::Small && self.fresh < FRESH_MAX;
+            queue.deficit = self.debts.remove(job.caller).unwrap_or(0);
+            let is_fresh = job.class == JobClass::Small && queue.deficit == 0 && self.fresh < FRESH_MAX;
             if job.position == Position::Before || is_fresh {
+                queue.deficit += quantum.cast_signed() as i64;
+                let fresh = self.fresh + usize::from(self.keeps_first);
                 let at = match job.position {
                     Position::Before => 0,
-                    Position::Behind => self.fresh.min(self.order.len()),
+                    Position::Behind => fresh.min(self.order.len()),
                 };
                 self.fresh += 1;
                 self.order.insert(at, job.caller.clone());
             } else {
+                // It does not prolong the round, for whose end callers in debt wait.
                 self.order.push_back(job.caller.clone());
             }
         }
@@ -181,10 +198,40 @@ impl Flow {
         }
     }
 
-    pub(super) fn forget_if_empty(&mut self, caller: &Caller) {
-        if self.callers.get(caller).is_some_and(CallerQueue::is_empty) {
-            self.callers.remove(caller);
-            self.order.retain(|other| other != caller);
+    /// Forgets a caller without jobs, but not what it owes to others. Whether it was forgotten.
+    pub(super) fn forget_if_empty(&mut self, caller: &Caller) -> bool {
+        let Some(deficit) =
+            self.callers.get(caller).filter(|queue| queue.is_empty()).map(|queue| queue.deficit)
+        else {
+            return false;
+        };
+        self.callers.remove(caller);
+        self.order.retain(|other| other != caller);
+        if self.order.is_empty() {
+            self.debts.clear();
+        } else if deficit < 0 && self.debts.len() < DEBTS_MAX {
+            self.debts.insert(caller.clone(), deficit);
+        }
+        true
+    }
+
+    /// Whether a caller took more than its turns, and others wait.
+    fn owes(&self, caller: &Caller) -> bool {
+        match self.callers.get(caller) {
+            Some(queue) => queue.deficit < 0,
+            None => self.debts.contains_key(caller),
+        }
+    }
+
+    /// A caller took so much in a pass that one of its jobs led.
+    fn led(&mut self, caller: &Caller, cost: usize, quantum: usize) {
+        self.charge(cost);
+        if let Some(queue) = self.callers.get_mut(caller) {
+            queue.deficit = less(queue.deficit, cost, quantum);
+        } else if !self.order.is_empty() && (self.debts.len() < DEBTS_MAX || self.debts.contains_key(caller))
+        {
+            let debt = self.debts.entry(caller.clone()).or_default();
+            *debt = less(*debt, cost, quantum);
         }
     }
 
@@ -205,13 +252,27 @@ impl Flow {
         let most = self.callers.values().map(|queue| queue.deficit).max().unwrap_or(0);
         let rounds = -most / quantum + 1;
         self.callers.values_mut().for_each(|queue| queue.deficit += rounds * quantum);
+        self.debts.retain(|_, debt| {
+            *debt += rounds * quantum;
+            *debt < 0
+        });
+    }
+
+    /// A pass was formed; a hint cut it short. The next one starts with a caller that may take something in this round.
+    fn pass_formed(&mut self, quantum: usize, is_cut: bool) {
+        if !is_cut {
+            self.fresh = 0;
+        }
+        while !self.order.is_empty() && self.is_round_over() {
+            self.next_round(quantum);
+        }
     }
 
     /// A caller took so much in its turn. It is over if that was nothing, or all that it may take in this round.
-    pub(super) fn took(&mut self, caller: &Caller, cost: usize) {
+    pub(super) fn took(&mut self, caller: &Caller, cost: usize, quantum: usize) {
         self.charge(cost);
         if let Some(queue) = self.callers.get_mut(caller) {
-            queue.deficit -= cost.cast_signed() as i64;
+            queue.deficit = less(queue.deficit, cost, quantum);
             if (cost == 0 || queue.deficit <= 0) && self.order.front() == Some(caller) {
                 self.order.rotate_left(1);
             }
@@ -222,13 +283,22 @@ impl Flow {
         self.virtual_time += cost as f64 / self.weight;
     }
 
-    /// Puts a caller before the others.
-    pub(super) fn put_first(&mut self, caller: &Caller) {
-        if let Some(at) = self.order.iter().position(|other| other == caller) {
-            let caller = self.order.remove(at);
-            caller.into_iter().for_each(|caller| self.order.push_front(caller));
-        }
+    /// The next job of this caller did not fit a pass: it starts the next one, if the caller may take something in this round.
+    pub(super) fn put_first(&mut self, caller: Option<&Caller>) {
+        let may_take = |caller: &&Caller| self.callers.get(*caller).is_some_and(|queue| queue.deficit > 0);
+        let at =
+            caller.filter(may_take).and_then(|caller| self.order.iter().position(|other| other == caller));
+        self.keeps_first = at.is_some();
+        let caller = at.and_then(|at| self.order.remove(at));
+        caller.into_iter().for_each(|caller| self.order.push_front(caller));
     }
+}
+
+/// What a caller may still take in this round when it has taken so much.
+fn less(deficit: i64, cost: usize, quantum: usize) -> i64 {
+    let quantum = quantum.cast_signed() as i64;
+    let least = -quantum.saturating_mul(DEBT_QUANTA_MAX);
+    deficit.saturating_sub(cost.cast_signed() as i64).max(least)
 }
 
 /// The flows of a model, one for each queue that its jobs come from.
@@ -293,8 +363,13 @@ impl FairQueue {
         }
     }
 
-    /// A job of the queue took so much in a pass of its own.
-    pub(super) fn charge(&mut self, queue: QueueIndex, cost: usize) {
+    /// Whether a caller of the queue took more than its quanta, and others wait.
+    pub(super) fn owes(&self, queue: QueueIndex, caller: &Caller) -> bool {
+        self.flows.get(queue.0).is_some_and(|flow| flow.owes(caller))
+    }
+
+    /// A job of the queue and the caller took so much in a pass of its own.
+    pub(super) fn led(&mut self, queue: QueueIndex, caller: &Caller, cost: usize, quantum: usize) {
         let waiting = self.flows.iter().filter(|flow| !flow.order.is_empty());
         let least = waiting.map(|flow| flow.virtual_time).min_by(f64::total_cmp);
         let now = self.now;
@@ -302,14 +377,14 @@ impl FairQueue {
         if flow.order.is_empty() {
             flow.virtual_time = flow.virtual_time.max(now);
         }
-        flow.charge(cost);
+        flow.led(caller, cost, quantum);
         // A flow that has nothing waiting meanwhile does not make up for this pass, either.
         self.now = now.max(least.map_or(flow.virtual_time, |least| least.min(flow.virtual_time)));
     }
 
-    /// A pass was formed.
-    pub(super) fn pass_formed(&mut self) {
-        self.flows.iter_mut().for_each(|flow| flow.fresh = 0);
+    /// A pass was formed; a hint cut it short.
+    pub(super) fn pass_formed(&mut self, quantum: usize, is_cut: bool) {
+        self.flows.iter_mut().for_each(|flow| flow.pass_formed(quantum, is_cut));
     }
 
     pub(super) fn len(&self) -> usize {
@@ -349,7 +424,7 @@ mod tests {
     #[test]
     fn a_flow_without_jobs_does_not_make_up_for_a_pass_of_another_queue() {
         let mut flows = flows();
-        flows.charge(FIRST, 1000);
+        flows.led(FIRST, &None, 1000, 1);
         push(&mut flows, SECOND, 1);
         push(&mut flows, FIRST, 2);
         assert_eq!(flows.flows[0].virtual_time, flows.flows[1].virtual_time);
@@ -361,7 +436,7 @@ mod tests {
         push(&mut flows, FIRST, 1);
         flows.flows[0].virtual_time = 500.0;
         flows.goes(FIRST);
-        flows.charge(SECOND, 100);
+        flows.led(SECOND, &None, 100, 1);
         assert_eq!(
             (flows.flows[1].virtual_time, flows.now),
             (600.0, 500.0),

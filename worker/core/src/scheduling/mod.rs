@@ -5,6 +5,7 @@ mod batcher;
 mod draft;
 mod fair_queue;
 mod in_flight;
+mod pace;
 mod pass_memory;
 #[cfg(test)]
 mod test_jobs;
@@ -17,6 +18,7 @@ use batcher::Batcher;
 pub(crate) use draft::{Caller, Waiting};
 use draft::{Draft, PassLimits};
 pub(crate) use in_flight::{InFlight, PassJob};
+use pace::Pace;
 pub(crate) use turns::Turn;
 use turns::Turns;
 
@@ -36,6 +38,8 @@ struct Executor {
     passes: usize,
     /// A pass failed or was skipped, and others may be in flight that were made before that was known: their items go first.
     failed_since_idle: bool,
+    /// From when on a pass is formed behind the one that it runs.
+    next_due: Option<Instant>,
 }
 
 /// The passes of a worker.
@@ -57,6 +61,9 @@ pub(crate) struct Scheduler {
     turns: Turns,
     /// The device may be sick.
     is_doubtful: bool,
+    paces: Vec<Pace>,
+    /// When a pass is due that was not formed yet, so that jobs that arrive meanwhile can join it.
+    next_round: Option<Instant>,
 }
 
 impl Scheduler {
@@ -66,6 +73,7 @@ impl Scheduler {
             failures_known: 0,
             passes: 0,
             failed_since_idle: false,
+            next_due: None,
         };
         Self {
             batchers: batchers(models),
@@ -79,6 +87,8 @@ impl Scheduler {
             blocked_since: None,
             turns: Turns::default(),
             is_doubtful: false,
+            paces: vec![Pace::default(); models.len()],
+            next_round: None,
         }
     }
 
@@ -87,9 +97,9 @@ impl Scheduler {
         self.batchers = batchers(models);
         self.passes_before = self.next_pass;
         for executor in &mut self.executors {
-            (executor.passes, executor.failed_since_idle) = (0, false);
+            (executor.passes, executor.failed_since_idle, executor.next_due) = (0, false, None);
         }
-        self.blocked_since = None;
+        (self.blocked_since, self.next_round) = (None, None);
         self.turns.session_closed();
     }
 
@@ -175,11 +185,13 @@ impl Scheduler {
 
     /// Whose pass starts next, and its first job: of the models that may have one, that which has had the device for the shortest
     /// time by its share. A turn that was refused comes again in the next round.
-    pub(crate) fn next_turn(&self, models: &[ModelFacts]) -> Option<(Turn, JobKey)> {
+    pub(crate) fn next_turn(&self, models: &[ModelFacts], now: Instant) -> Option<(Turn, JobKey)> {
         let may_start = |at: &usize| {
             let (batcher, executor) = (&self.batchers[*at], &self.executors[models[*at].executor]);
-            // Behind a pass that runs only a full one is queued: more items may still join it.
-            let is_worth_it = executor.passes == 0 || !executor.facts.is_serial || batcher.has_full_pass();
+            // Behind a pass that runs only a full one is queued, and not long before it is needed: more items may still join it.
+            let is_due = executor.next_due.is_none_or(|due| due <= now);
+            let is_worth_it =
+                executor.passes == 0 || !executor.facts.is_serial || (is_due && batcher.has_full_pass());
             let has_room = executor.passes < executor.facts.passes_max && !executor.failed_since_idle;
             let is_held = self.is_doubtful && executor.facts.is_probed();
             batcher.waiting() > 0 && !self.unavailable[*at] && !is_held && has_room && is_worth_it
@@ -247,9 +259,36 @@ impl Scheduler {
             exclusive: pass.exclusive,
             failures_known: executor.failures_known,
         };
-        let bytes = pass.bytes();
+        let (bytes, is_first) = (pass.bytes(), executor.passes == 1);
         self.in_flight.insert(id, pass);
+        if is_first {
+            self.next_begins(model.executor, now);
+        }
         (order, bytes, self.unblocked(now))
+    }
+
+    /// An executor begins the next of its passes, if it has one.
+    fn next_begins(&mut self, executor: usize, now: Instant) {
+        let is_of_it =
+            |(id, pass): &(&PassId, &InFlight)| id.0 > self.passes_before && pass.executor() == executor;
+        let next = self.in_flight.iter().filter(is_of_it).min_by_key(|(id, _)| **id);
+        let due = next.map(|(_, pass)| now + self.paces[pass.model.0].next_after(pass.shape.cost));
+        self.executors[executor].next_due = due;
+    }
+
+    /// A pass of a model ended well: it shows how long others take.
+    pub(crate) fn pass_fitted(&mut self, model: ModelIndex, cost: usize, cost_max: usize, took: Duration) {
+        self.paces[model.0].pass_took(cost, cost_max, took);
+    }
+
+    /// When passes may start that may not yet.
+    pub(crate) fn next_round(&self) -> Option<Instant> {
+        self.next_round
+    }
+
+    /// The shell woke the core. A round that is due starts when no other event waits.
+    pub(crate) fn round_is_due(&mut self, now: Instant) {
+        self.next_round.take_if(|at| *at <= now);
     }
 
     /// A pass has ended: its memory is back. Gives it, and whether this session made it.
@@ -259,6 +298,7 @@ impl Scheduler {
         models: &[ModelFacts],
         failures: u64,
         took: Duration,
+        now: Instant,
     ) -> Option<(InFlight, bool)> {
         let ended = self.in_flight.remove(&pass)?;
         let model = &models[ended.model.0];
@@ -271,6 +311,7 @@ impl Scheduler {
                 self.turns.pass_took(ended.model, took);
             }
             self.device_time[ended.model.0] += took.as_secs_f64() / f64::from(model.share.get());
+            self.next_begins(model.executor, now);
         }
         Some((ended, is_ours))
     }
@@ -300,6 +341,11 @@ impl Scheduler {
         if self.turns.is_any_refused() && self.passes() == 0 {
             self.blocked_since.get_or_insert(now);
         }
+        let has_room = |executor: &&Executor| {
+            executor.facts.is_serial && (1..executor.facts.passes_max).contains(&executor.passes)
+        };
+        let due = self.executors.iter().filter(has_room).filter_map(|executor| executor.next_due);
+        self.next_round = due.filter(|due| *due > now && self.has_waiting()).min();
         if self.has_waiting() { None } else { self.unblocked(now) }
     }
 

@@ -55,7 +55,7 @@ impl Device {
     fn round(&mut self, takes: &[Duration]) -> Vec<Vec<JobKey>> {
         let (now, mut started) = (self.now, Vec::new());
         self.scheduler.begin_round();
-        while let Some((turn, _)) = self.scheduler.next_turn(&self.models) {
+        while let Some((turn, _)) = self.scheduler.next_turn(&self.models, now) {
             let model = &self.models[turn.model.0];
             let limit = self.scheduler.budget.limit();
             let Some(pass) = self.scheduler.admit(turn, model, &self.limits, limit, now) else { continue };
@@ -74,7 +74,7 @@ impl Device {
         let Some(at) = ends else { return false };
         self.now = at;
         for (pass, _, _, _, lasted) in self.running.extract_if(.., |(.., ends, _)| *ends == at) {
-            self.scheduler.ended(pass, &self.models, 0, lasted);
+            self.scheduler.ended(pass, &self.models, 0, lasted, at);
         }
         true
     }
@@ -91,11 +91,11 @@ fn passes_of(models: &[ModelFacts], seconds: &[u64], passes: usize) -> Vec<u64> 
     let mut counts = vec![0; models.len()];
     for _ in 0..passes {
         scheduler.begin_round();
-        let (turn, _) = scheduler.next_turn(models).unwrap();
+        let (turn, _) = scheduler.next_turn(models, now).unwrap();
         let model = &models[turn.model.0];
         let pass = scheduler.admit(turn, model, &limits, 1, now).expect("memory");
         let (order, ..) = scheduler.start(*pass, model, Vec::new(), now);
-        scheduler.ended(order.pass, models, 0, Duration::from_secs(seconds[turn.model.0]));
+        scheduler.ended(order.pass, models, 0, Duration::from_secs(seconds[turn.model.0]), now);
         counts[turn.model.0] += 1;
     }
     counts
@@ -191,7 +191,7 @@ fn memory_that_other_processes_may_give_back_is_waited_for_by_one_model() {
     device.push(1, unit_job(2, 1));
     device.scheduler.begin_round();
     let mut tried = Vec::new();
-    while let Some((turn, job)) = device.scheduler.next_turn(&device.models) {
+    while let Some((turn, job)) = device.scheduler.next_turn(&device.models, now) {
         tried.push(job);
         // Without other processes there would be 100 bytes.
         let model = &device.models[turn.model.0];

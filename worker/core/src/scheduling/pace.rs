@@ -1,0 +1,76 @@
+//! How long a pass runs at least, as the passes before it show. The pass behind it is formed shortly before that time is over: until
+//! then, jobs that arrive can still join it.
+
+use std::time::Duration;
+
+/// The next pass is formed when a quarter of that time is left: passes vary, and the device should find its next one ready.
+const PART_LEFT: u32 = 4;
+
+/// At least so much is left, for events that are handled first and for the way to the device. Behind a pass that is shorter, the
+/// next one is formed at once.
+const LEFT_MIN: Duration = Duration::from_millis(20);
+
+/// What the shortest pass counts for after each longer one.
+const FORGET: f64 = 1.1;
+
+/// How fast a model's passes run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pace {
+    /// Seconds for a unit of cost: about the fewest of the latest passes.
+    per_cost: Option<f64>,
+}
+
+impl Pace {
+    /// A pass of so much cost ended well and took so long. One of less than half of `cost_max` says little about full ones.
+    pub(super) fn pass_took(&mut self, cost: usize, cost_max: usize, took: Duration) {
+        if cost == 0 || took.is_zero() || cost.saturating_mul(2) < cost_max {
+            return;
+        }
+        let per_cost = took.as_secs_f64() / cost as f64;
+        self.per_cost = Some(self.per_cost.map_or(per_cost, |fewest| per_cost.min(fewest * FORGET)));
+    }
+
+    /// How long after a pass of so much cost began the next one is formed. Nothing if nobody knows how long passes take.
+    pub(super) fn next_after(&self, cost: usize) -> Duration {
+        let seconds = self.per_cost.unwrap_or(0.0) * cost as f64;
+        let least = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        least.saturating_sub((least / PART_LEFT).max(LEFT_MIN))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLI: Duration = Duration::from_millis(1);
+
+    fn after(passes: &[(usize, u32)]) -> Pace {
+        let mut pace = Pace::default();
+        passes.iter().for_each(|(cost, millis)| pace.pass_took(*cost, 100, *millis * MILLI));
+        pace
+    }
+
+    #[test]
+    fn the_next_pass_is_formed_when_a_quarter_of_the_shortest_is_left() {
+        assert_eq!(after(&[]).next_after(100), Duration::ZERO);
+        assert_eq!(after(&[(100, 400)]).next_after(100), 300 * MILLI);
+        assert_eq!(after(&[(100, 400)]).next_after(50), 150 * MILLI);
+        assert_eq!(
+            after(&[(100, 400), (50, 100)]).next_after(100),
+            150 * MILLI,
+            "the second is twice as fast"
+        );
+        assert_eq!(after(&[(100, 40)]).next_after(100), 20 * MILLI, "a quarter is too little");
+        assert_eq!(after(&[(100, 20)]).next_after(100), Duration::ZERO);
+    }
+
+    #[test]
+    fn one_short_pass_is_forgotten_and_small_ones_say_nothing() {
+        let mut pace = after(&[(100, 400), (100, 200)]);
+        (0..20).for_each(|_| pace.pass_took(100, 100, 400 * MILLI));
+        assert_eq!(pace.next_after(100), 300 * MILLI);
+        pace.pass_took(1, 100, 2_000 * MILLI);
+        pace.pass_took(100, 100, Duration::ZERO);
+        assert_eq!(pace.next_after(100), 300 * MILLI);
+    }
+}
