@@ -150,6 +150,19 @@ impl Fleet {
         self.queues.iter().map(|(key, known)| (key.clone(), known.further.clone())).collect()
     }
 
+    /// The keys of models that may have dead letters, by the broker's last count.
+    pub(super) fn with_letters(&self) -> Vec<String> {
+        let has = |counted: &Counted| match counted.dead {
+            // What another operator reads is not counted as ready.
+            Depth::Messages { ready, consumers } => ready > 0 || consumers > 0,
+            Depth::NoQueue => false,
+            // Reading fails, and says which permission is missing.
+            Depth::NoPermission => true,
+        };
+        let queues = self.queues.iter().filter(|(_, known)| known.counted.as_ref().is_some_and(has));
+        queues.map(|(key, _)| key.clone()).collect()
+    }
+
     /// Removes workers that have been shown as gone or silent for long enough.
     pub(super) fn forget(&mut self, now: Instant) {
         let link = self.link.clone();
