@@ -136,10 +136,11 @@ portable: ## Check the encoder on AMX if it is here, and on other CPUs by QEMU: 
 	@scripts/setup rust portable
 	@scripts/portable
 
-bench: ## Compare with named references in one run: a table, and JSON in target/bench
+bench: ## Compare with named references in one run: a table, and JSON and plots in target/bench
 	@scripts/setup rust python rabbitmq model peers
 	@$(CARGO) build --release --locked --workspace
 	@scripts/with-rabbitmq $(CARGO) run --release --locked -p vramq-bench
+	@scripts/plots target/bench/bench.json target/bench
 
 fuzz: ## Feed random bytes to the decoders for FUZZ_SECONDS (60)
 	@scripts/fuzz $(FUZZ_SECONDS)
