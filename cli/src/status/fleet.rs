@@ -345,4 +345,24 @@ mod tests {
         fleet.forget(start + 4000 * SECOND);
         assert!(fleet.is_empty());
     }
+
+    #[test]
+    fn models_with_letters_are_known_by_their_counts() {
+        let mut fleet = Fleet::new(
+            &["empty", "gone", "read", "refused", "some", "unknown"].map(str::to_owned),
+            Instant::now(),
+        );
+        let some = |ready, consumers| Depth::Messages { ready, consumers };
+        for (key, dead) in [
+            ("empty", some(0, 0)),
+            ("gone", Depth::NoQueue),
+            ("read", some(0, 1)),
+            ("refused", Depth::NoPermission),
+            ("some", some(3, 0)),
+        ] {
+            let [jobs, bulk, suspects] = [Depth::NoQueue; 3];
+            fleet.counted(key, Counted { jobs, bulk, suspects, dead, further: Vec::new() });
+        }
+        assert_eq!(fleet.with_letters(), ["read", "refused", "some"]);
+    }
 }
