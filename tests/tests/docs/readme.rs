@@ -16,6 +16,8 @@ use vramq_tests::test_env::TestEnv;
 use vramq_tests::wait::{DEADLINE, until};
 use vramq_tests::worker::{Ended, run_to_end};
 
+use super::help::shell;
+
 on_one_setup!(worker_jobs_and_gateway_run_as_written);
 
 /// The model of the README, and the width of its vectors.
@@ -42,26 +44,11 @@ impl Reader<'_> {
             bail!("not one line of the README begins with `{start}`");
         };
         let line = line.replace(BROKER, self.url).replace(PORT, &format!(":{}", self.port));
-        let mut command = Command::new("bash");
-        // What ends the shell ends the program.
-        command.args(["-c", &format!("exec {line}")]);
-        for (variable, _) in std::env::vars_os() {
-            if variable.to_string_lossy().starts_with("VRAMQ_") {
-                command.env_remove(variable);
-            }
-        }
+        // They are beside `vramq`; none may be of yesterday.
         for name in ["vramq-worker", "vramq-gateway"] {
             program(name)?;
         }
-        let vramq = program("vramq")?;
-        let programs = vramq.parent().context("no folder")?;
-        command
-            .env("PATH", format!("{}:{}", programs.display(), std::env::var("PATH")?))
-            .env("VRAMQ_BROKER_URL", self.url)
-            .current_dir(self.folder)
-            .stdin(Stdio::null())
-            .kill_on_drop(true);
-        Ok(command)
+        shell(&line, self.folder, self.url)
     }
 
     /// Runs a command that ends with 0.
