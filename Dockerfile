@@ -5,13 +5,20 @@
 ARG RUNTIME=debian:bookworm-slim
 
 FROM rust:1.95-slim-bookworm AS build
+# For scripts/sbom.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends python3 \
+    && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-# The caches survive a change of the sources, so the binaries are copied out of them.
+# The caches survive a change of the sources, so the binaries are copied out of them. The licences of everything in them, and the bill of
+# materials, are in both images.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
     cargo build --release --locked --bins -p vramq-worker -p vramq-cli -p vramq-gateway \
-    && install -D -t /out target/release/vramq-worker target/release/vramq target/release/vramq-gateway
+    && install -D -t /out target/release/vramq-worker target/release/vramq target/release/vramq-gateway \
+    && install -D -m 644 -t /notices LICENSE \
+    && scripts/sbom /notices
 
 # docker build --target gateway: the same binary without what a GPU needs.
 FROM debian:bookworm-slim AS gateway
@@ -23,6 +30,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --system --uid 10001 --create-home --home-dir /var/lib/vramq vramq
 COPY --from=build /out/vramq-gateway /usr/local/bin/
+COPY --from=build /notices/ /usr/share/doc/vramq/
 USER vramq
 WORKDIR /var/lib/vramq
 STOPSIGNAL SIGTERM
@@ -41,6 +49,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --system --uid 10001 --create-home --home-dir /var/lib/vramq vramq
 COPY --from=build /out/ /usr/local/bin/
+COPY --from=build /notices/ /usr/share/doc/vramq/
 USER vramq
 WORKDIR /var/lib/vramq
 # The worker drains on SIGTERM: it finishes what it has, replies, acknowledges, and ends.

@@ -56,7 +56,7 @@ endef
 # The task of docs/celery.md with Celery and PyTorch themselves.
 CELERY_BEFORE := scripts/with-rabbitmq .cache/peers/bin/python tests/foreign/celery_before.py models
 
-.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-model nightly test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-sample site man dist test-deb
+.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-model nightly test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-sample site site-pictures man dist test-deb
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -65,10 +65,11 @@ help: ## Show this help
 demo: ## Start RabbitMQ and two workers, embed a few thousand sentences, show neighbours
 	@scripts/demo
 
-test: ## Check format, lints and scripts; run all tests against the real model and a private RabbitMQ
+test: ## Check format, lints, scripts and the site; run all tests against the real model and a private RabbitMQ
 	@scripts/setup $(TEST_NEEDS) rabbitmq
 	@$(CUDA_TOOLS)
 	@scripts/lint quick
+	@$(MAKE) --no-print-directory site
 	@$(BUILD)
 	@scripts/with-rabbitmq scripts/test
 
@@ -136,10 +137,11 @@ portable: ## Check the encoder on AMX if it is here, and on other CPUs by QEMU: 
 	@scripts/setup rust portable
 	@scripts/portable
 
-bench: ## Compare with named references in one run: a table, and JSON in target/bench
+bench: ## Compare with named references in one run: a table, and JSON and plots in target/bench
 	@scripts/setup rust python rabbitmq model peers
 	@$(CARGO) build --release --locked --workspace
 	@scripts/with-rabbitmq $(CARGO) run --release --locked -p vramq-bench
+	@scripts/plots target/bench/bench.json target/bench
 
 fuzz: ## Feed random bytes to the decoders for FUZZ_SECONDS (60)
 	@scripts/fuzz $(FUZZ_SECONDS)
@@ -157,6 +159,10 @@ site: ## Build the documentation as a site in target/book, and check its links
 	@.cache/mdbook/bin/mdbook build
 	@cp .cache/mdbook/mermaid.min.js target/book/
 	@scripts/check-site target/book
+
+site-pictures: site ## Take pictures of the site's pages in target/pictures (Chromium)
+	@scripts/setup node chromium
+	@.cache/node/bin/node scripts/site-pictures.mjs target/book target/pictures
 
 man: ## Write manual pages and shell completions to target/share
 	@scripts/setup rust

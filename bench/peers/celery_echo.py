@@ -1,7 +1,9 @@
 """The message path in Celery: a task that returns its argument, results over RabbitMQ, acks late.
 
-    celery -A celery_echo worker --pool=solo        (from this folder; BROKER_URL in the environment)
-    python celery_echo.py JOBS                      fills the queue, starts the worker, prints jobs per second
+    python celery_echo.py JOBS POOL PROCESSES PREFETCH    fills the queue, starts the worker, prints jobs per second
+
+POOL is `solo` or `prefork`, PREFETCH the jobs that the broker may send ahead for each process. BROKER_URL is in the environment.
+Gossip, mingle, heartbeats and events are off and prefetch is set for short tasks, as Celery's guide to optimizing has it.
 """
 
 import json
@@ -13,11 +15,13 @@ import time
 from celery import Celery
 from kombu import Connection, Queue
 
+QUEUE = "vramq.bench.celery"
+
 app = Celery("bench", broker=os.environ["BROKER_URL"], backend="rpc://")
 app.conf.update(
     task_acks_late=True,
-    worker_prefetch_multiplier=4,
-    task_default_queue="vramq.bench.celery",
+    worker_prefetch_multiplier=int(os.environ.get("PREFETCH", 4)),
+    task_default_queue=QUEUE,
     result_persistent=True,
     worker_hijack_root_logger=False,
     worker_send_task_events=False,
@@ -30,17 +34,19 @@ def echo(text):
     return text
 
 
-def main(jobs):
+def main(jobs, pool, processes, prefetch):
     with Connection(os.environ["BROKER_URL"]) as connection:
-        channel = connection.channel()
-        Queue("vramq.bench.celery", channel=channel).declare()
-        channel.queue_purge("vramq.bench.celery")
+        # What a run that was cut off has left would be run first.
+        queue = Queue(QUEUE, channel=connection.channel())
+        queue.declare()
+        queue.purge()
     text = "x" * 980
     sent = [echo.apply_async((text,)) for _ in range(jobs)]
     worker = subprocess.Popen(
-        [sys.executable, "-m", "celery", "-A", "celery_echo", "worker", "--pool=solo", "--loglevel=ERROR",
+        [sys.executable, "-m", "celery", "-A", "celery_echo", "worker", f"--pool={pool}", f"--concurrency={processes}", "--loglevel=ERROR",
          "--without-gossip", "--without-mingle", "--without-heartbeat"],
         cwd=os.path.dirname(os.path.abspath(__file__)),
+        env=os.environ | {"PREFETCH": prefetch},
         stdout=subprocess.DEVNULL,
     )
     try:
@@ -55,4 +61,4 @@ def main(jobs):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

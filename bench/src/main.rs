@@ -3,6 +3,7 @@
 //! Absolute figures change with the machine; only the ratios within one run are meaningful.
 
 mod bare;
+mod celery;
 mod encoder;
 mod end_to_end;
 mod http;
@@ -18,8 +19,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use end_to_end::Load;
-use serde::{Deserialize, Serialize};
-use tokio::process::Command;
+use serde::Serialize;
 use vramq_inference::engine::encoder::ComputeType;
 
 /// About what an echoed job weighs.
@@ -123,7 +123,7 @@ enum Part {
 struct Report {
     encoder: Vec<encoder::Row>,
     path: Vec<path::Row>,
-    celery_jobs_per_s: Option<f64>,
+    celery: Vec<celery::Row>,
     end_to_end: Option<EndToEnd>,
     share: Vec<share::Row>,
     latency: Vec<share::Latency>,
@@ -140,11 +140,6 @@ struct EndToEnd {
     alone: f64,
     through: f64,
     ratio: f64,
-}
-
-#[derive(Debug, Deserialize)]
-struct CeleryFigures {
-    jobs_per_s: f64,
 }
 
 #[tokio::main]
@@ -308,27 +303,16 @@ async fn measure_path(setup: &Setup, report: &mut Report) -> anyhow::Result<()> 
         println!("  (no VRAMQ_BENCH_PYTHON: Celery is left out)");
         return Ok(());
     };
-    let mut rates = Vec::new();
-    for _ in 0..setup.rounds {
-        let mut command = Command::new(python);
-        command
-            .args(["bench/peers/celery_echo.py", &(setup.jobs / 4).to_string()])
-            .env("BROKER_URL", &setup.url);
-        let CeleryFigures { jobs_per_s } = process::figures(&mut command).await?;
-        rates.push(jobs_per_s);
+    let cores = std::thread::available_parallelism()?.get();
+    report.celery = celery::run(&setup.url, python, setup.jobs / 4, cores, setup.rounds).await?;
+    for row in &report.celery {
+        println!("{row}");
     }
-    let best = rates.iter().copied().fold(0.0, f64::max);
-    let median = middle(rates);
-    println!("  Celery   solo, classic queue: {median:.0}/s, at best {best:.0}/s");
+    let best = report.celery.iter().map(|row| row.best_jobs_per_s).fold(0.0, f64::max);
     for row in report.path.iter().filter(|row| row.queue_type == "classic") {
         let (prefetch, ours) = (row.prefetch, row.worker.jobs_per_s);
-        println!(
-            "  classic  prefetch {prefetch:<4} vramq is {:.1}x, and {:.1}x its best",
-            ours / median,
-            ours / best
-        );
+        println!("  classic  prefetch {prefetch:<4} vramq is {:.1}x Celery's best run", ours / best);
     }
-    report.celery_jobs_per_s = Some(median);
     Ok(())
 }
 
@@ -349,4 +333,56 @@ fn write(out: &Path, report: &Report) -> anyhow::Result<()> {
     std::fs::write(out, serde_json::to_vec_pretty(report)?).with_context(|| out.display().to_string())?;
     println!("figures: {}", out.display());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// scripts/plots knows a report by the names of its fields.
+    #[test]
+    fn a_report_is_drawn() -> anyhow::Result<()> {
+        let figures = encoder::Figures { sentences_per_s: 178.8, tokens_per_s: 11_390.0, peak_mib: 128.0 };
+        let served = |texts_per_s| http::Served { texts_per_s, p50_ms: 1.0, p95_ms: 2.0 };
+        let speed = |jobs_per_s| path::Speed { jobs_per_s, cpu_us_per_job: 50.0 };
+        let report = Report {
+            encoder: vec![encoder::Row {
+                engine: "vramq".to_owned(),
+                figures,
+                vramq_is: 1.0,
+                cosine_min: None,
+            }],
+            http: vec![http::Row {
+                clients: 16,
+                texts: 1,
+                gateway: served(155.4),
+                bare: served(122.5),
+                ratio: 1.27,
+                litserve: None,
+            }],
+            path: vec![path::Row {
+                queue_type: "classic",
+                prefetch: 64,
+                bare: speed(5_908.0),
+                worker: speed(6_660.0),
+                ratio: 1.13,
+            }],
+            memory: vec![memory::Row { policy: "vramq, learning it", sentences_per_s: 193.6, ratio: 1.0 }],
+            ..Report::default()
+        };
+        let folder = std::env::temp_dir().join(format!("vramq-bench-{}", std::process::id()));
+        let file = folder.join("bench.json");
+        write(&file, &report)?;
+        let plots = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/plots");
+        let drawn = std::process::Command::new(plots).args([&file, &folder]).status()?;
+        assert!(drawn.success());
+        for (name, figure) in
+            [("encoder", "178.8"), ("http", "155.4"), ("path", "6,660"), ("memory", "193.6")]
+        {
+            let picture = std::fs::read_to_string(folder.join(format!("bench-{name}.svg")))?;
+            assert!(picture.contains(&format!(">{figure}</text>")), "{picture}");
+        }
+        std::fs::remove_dir_all(&folder)?;
+        Ok(())
+    }
 }

@@ -181,6 +181,14 @@ def run_in(name, script):
     return found.stdout
 
 
+def licensed(stack):
+    """the images have the licences of everything that is in their programs"""
+    for service in ("worker", "gateway"):
+        for name in list(stack.containers(service))[:1]:
+            notices = run_in(name, "cat /usr/share/doc/vramq/LICENSE /usr/share/doc/vramq/THIRD-PARTY.txt")
+            ensure("Apache License" in notices and "=== lapin " in notices, f"{name} has no licences")
+
+
 def over_http(stack):
     """a job over HTTP is answered, and one without a key is not"""
     body = {"model": MODEL, "input": "A man is eating food."}
@@ -332,7 +340,7 @@ def stops(stack):
             ensure(one["State"]["ExitCode"] == 0, f"{name} exits with {one['State']['ExitCode']}")
 
 
-CHECKS = [starts, unprivileged, over_http, over_amqp, killed, drained, scaled, learns, scraped, alerts, broker_restarts, stops]
+CHECKS = [starts, unprivileged, licensed, over_http, over_amqp, killed, drained, scaled, learns, scraped, alerts, broker_restarts, stops]
 
 if __name__ == "__main__":
     main()

@@ -129,8 +129,17 @@ fn in_words(groups: &Groups, rows: &[Summary], now_ms: u64) -> String {
         [("GROUP", left), ("LETTERS", right), ("RETRIED", right), ("OLDEST", right), ("NEWEST", right)];
     let mut out = table(&head, &counts);
     out.push('\n');
-    // The model is told apart from its neighbours only.
-    let of_models = groups.models() > 1;
+    out += &letter_table(rows, groups.models() > 1, now_ms);
+    let more = groups.letters().saturating_sub(rows.len() as u64);
+    if more > 0 {
+        out += &format!("… and {} more: --limit 0 lists all\n", counted(more, "letter"));
+    }
+    out
+}
+
+/// A head, then a row for each dead letter; a column names the model where they are of several.
+pub(super) fn letter_table(rows: &[Summary], of_models: bool, now_ms: u64) -> String {
+    let (left, right) = (Align::Left, Align::Right);
     let lines: Vec<_> = rows.iter().map(|row| line(row, of_models, now_ms)).collect();
     let mut head = vec![("FINGERPRINT", left)];
     head.extend(of_models.then_some(("MODEL", left)));
@@ -144,12 +153,7 @@ fn in_words(groups: &Groups, rows: &[Summary], now_ms: u64) -> String {
         ("WORKER", left),
         ("ERROR", left),
     ]);
-    out += &table(&head, &lines);
-    let more = groups.letters().saturating_sub(rows.len() as u64);
-    if more > 0 {
-        out += &format!("… and {} more: --limit 0 lists all\n", counted(more, "letter"));
-    }
-    out
+    table(&head, &lines)
 }
 
 fn line(row: &Summary, with_model: bool, now_ms: u64) -> Vec<String> {

@@ -1,5 +1,6 @@
 //! `vramq dlq`: lists, explains, retries and archives dead letters.
 
+pub(crate) mod browse;
 mod drop;
 mod error;
 mod export;

@@ -150,6 +150,19 @@ impl Fleet {
         self.queues.iter().map(|(key, known)| (key.clone(), known.further.clone())).collect()
     }
 
+    /// The keys of models that may have dead letters, by the broker's last count.
+    pub(super) fn with_letters(&self) -> Vec<String> {
+        let has = |counted: &Counted| match counted.dead {
+            // What another operator reads is not counted as ready.
+            Depth::Messages { ready, consumers } => ready > 0 || consumers > 0,
+            Depth::NoQueue => false,
+            // Reading fails, and says which permission is missing.
+            Depth::NoPermission => true,
+        };
+        let queues = self.queues.iter().filter(|(_, known)| known.counted.as_ref().is_some_and(has));
+        queues.map(|(key, _)| key.clone()).collect()
+    }
+
     /// Removes workers that have been shown as gone or silent for long enough.
     pub(super) fn forget(&mut self, now: Instant) {
         let link = self.link.clone();
@@ -331,5 +344,25 @@ mod tests {
         assert!(fleet.unreadable > 5);
         fleet.forget(start + 4000 * SECOND);
         assert!(fleet.is_empty());
+    }
+
+    #[test]
+    fn models_with_letters_are_known_by_their_counts() {
+        let mut fleet = Fleet::new(
+            &["empty", "gone", "read", "refused", "some", "unknown"].map(str::to_owned),
+            Instant::now(),
+        );
+        let some = |ready, consumers| Depth::Messages { ready, consumers };
+        for (key, dead) in [
+            ("empty", some(0, 0)),
+            ("gone", Depth::NoQueue),
+            ("read", some(0, 1)),
+            ("refused", Depth::NoPermission),
+            ("some", some(3, 0)),
+        ] {
+            let [jobs, bulk, suspects] = [Depth::NoQueue; 3];
+            fleet.counted(key, Counted { jobs, bulk, suspects, dead, further: Vec::new() });
+        }
+        assert_eq!(fleet.with_letters(), ["read", "refused", "some"]);
     }
 }

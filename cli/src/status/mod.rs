@@ -1,6 +1,7 @@
 //! `vramq status`: shows workers, from their heartbeats, and queues.
 
 mod fleet;
+mod letters;
 mod lines;
 mod listen;
 mod models;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch as values};
 use tokio::time::sleep;
+use vramq_amqp::Address;
 use vramq_schemas::topology::check_model_name;
 
 use crate::broker::{Broker, InvalidBroker};
@@ -52,7 +54,7 @@ pub(crate) struct Args {
     /// How long to listen: a little more than a heartbeat interval (worker.heartbeat_s, 5 s). Twice that gives rates.
     #[arg(long = "for", value_parser = duration::parse, default_value = "6s", value_name = "TIME", conflicts_with = "watch")]
     listen: Duration,
-    /// Keep running, and show changes as they happen.
+    /// Keep running, and show changes as they happen; `d` lists dead letters and explains them.
     #[arg(long, short)]
     watch: bool,
     /// Print JSON instead of tables.
@@ -64,6 +66,8 @@ pub(crate) struct Args {
 
 /// The fleet as it is known, and the listener that updates it.
 struct Session {
+    address: Address,
+    /// The address without its password.
     broker: String,
     fleet: Fleet,
     events: mpsc::Receiver<Event>,
@@ -138,8 +142,9 @@ impl Session {
         let (to_count, counting) = values::channel(fleet.to_count());
         let broker = address.to_string();
         let name = format!("vramq status {}", std::process::id());
-        tokio::spawn(Listener { address, name, to_count: counting, events: event_sender }.run());
-        Ok(Self { broker, fleet, events, to_count })
+        let listener = Listener { address: address.clone(), name, to_count: counting, events: event_sender };
+        tokio::spawn(listener.run());
+        Ok(Self { address, broker, fleet, events, to_count })
     }
 
     /// Waits for an event, and applies it.

@@ -38,14 +38,15 @@ pub(super) fn draw(frame: &mut Frame<'_>, broker: &str, fleet: &Fleet, view: &mu
     frame.render_widget(Paragraph::new(rows).scroll((view.scrolled, 0)), body);
 
     let below = hidden_max - view.scrolled;
-    let mut text = "q quits".to_owned();
+    let mut text = "q quits   d dead letters".to_owned();
     if hidden_max > 0 {
         text += &format!("   up, down: {} lines above, {below} below", view.scrolled);
     }
     frame.render_widget(Paragraph::new(Row::styled(text, Modifier::DIM)), keys);
 }
 
-fn row(line: &Line, colours: bool) -> Row<'_> {
+/// A line with the style of its severity.
+pub(super) fn row(line: &Line, colours: bool) -> Row<'_> {
     let colour = |style: Style, colour| if colours { style.fg(colour) } else { style };
     let plain = Style::default();
     // No information by colour alone: the words have it, too.
@@ -114,7 +115,7 @@ mod tests {
         assert!(shown[2].starts_with("WORKER  STATE      DEVICE"), "{shown:?}");
         assert!(shown[3].starts_with("w00     consuming"), "{shown:?}");
         assert!(shown[4].starts_with("w01     consuming"), "{shown:?}");
-        assert_eq!(shown[7], "q quits");
+        assert_eq!(shown[7], "q quits   d dead letters");
         assert_eq!(terminal.backend().buffer()[(0, 3)].fg, Color::Green);
     }
 
@@ -140,7 +141,7 @@ mod tests {
         let mut view = ViewState { colours: true, scrolled: 0 };
         let top = shown(&drawn(60, 10, &fleet, &mut view, now));
         assert!(top[2].starts_with("WORKER"), "{top:?}");
-        assert_eq!(top[9], "q quits   up, down: 0 lines above, 14 below");
+        assert_eq!(top[9], "q quits   d dead letters   up, down: 0 lines above, 14 below");
         // Further than there is to go.
         view.scrolled = 100;
         let end = shown(&drawn(60, 10, &fleet, &mut view, now));

@@ -6,10 +6,14 @@ use std::time::{Duration, Instant};
 use crossterm::event::{Event, EventStream, KeyCode, KeyEventKind, KeyModifiers};
 use futures_util::StreamExt as _;
 use ratatui::DefaultTerminal;
+use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
+use vramq_dlq::select::unix_ms;
 
 use super::Session;
+use super::letters::LettersView;
 use super::view::{ViewState, draw};
+use crate::dlq::browse::{self, Letters};
 use crate::exit;
 use crate::signals::Signals;
 
@@ -36,11 +40,24 @@ impl Drop for Screen {
 
 /// The action of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum KeyAction {
+pub(super) enum KeyAction {
     End(u8),
+    /// Leaves what is open; without anything open, ends.
+    Back,
     Up(u16),
     Down(u16),
+    Letters,
+    Open,
     Nothing,
+}
+
+/// What the terminal shows.
+struct Views {
+    workers: ViewState,
+    /// The dead letters, while they are shown instead of the workers.
+    letters: Option<LettersView>,
+    /// Reads the dead letters. It goes on while other things are shown, because it holds the locks of queues.
+    reading: Option<JoinHandle<Letters>>,
 }
 
 /// Shows the session until a key or signal ends it; the exit code.
@@ -62,7 +79,7 @@ pub(super) async fn run(mut session: Session) -> u8 {
 async fn watch(screen: &mut Screen, session: &mut Session) -> io::Result<u8> {
     // NO_COLOR: https://no-color.org
     let colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let mut view = ViewState { colours, scrolled: 0 };
+    let mut views = Views { workers: ViewState { colours, scrolled: 0 }, letters: None, reading: None };
     let mut signals = Signals::new()?;
     let mut events = EventStream::new();
     let mut ticks = interval(REDRAW_EVERY);
@@ -71,24 +88,68 @@ async fn watch(screen: &mut Screen, session: &mut Session) -> io::Result<u8> {
         tokio::select! {
             (code, _) = signals.next() => return Ok(code),
             event = events.next() => match event {
-                Some(event) => match key_action(&event?) {
-                    KeyAction::End(code) => return Ok(code),
-                    KeyAction::Up(lines) => view.scrolled = view.scrolled.saturating_sub(lines),
-                    KeyAction::Down(lines) => view.scrolled = view.scrolled.saturating_add(lines),
-                    KeyAction::Nothing => {}
+                Some(event) => if let Some(code) = views.press(key_action(&event?), session) {
+                    return Ok(code);
                 },
                 // The terminal was closed.
                 None => return Ok(exit::DONE),
             },
             _ = ticks.tick() => {}
             () = session.hear() => {}
+            letters = read(&mut views.reading) => if let Some(view) = &mut views.letters {
+                view.show(letters);
+            },
         }
         // Redraw once for many heartbeats.
         session.hear_waiting();
         let now = Instant::now();
         session.fleet.forget(now);
         let Session { broker, fleet, .. } = session;
-        screen.0.draw(|frame| draw(frame, broker, fleet, &mut view, now))?;
+        screen.0.draw(|frame| match &mut views.letters {
+            Some(letters) => letters.draw(frame, colours, unix_ms()),
+            None => draw(frame, broker, fleet, &mut views.workers, now),
+        })?;
+    }
+}
+
+/// The dead letters, when they have been read. Never if they are not being read.
+///
+/// Cancel safety: the reading goes on.
+async fn read(reading: &mut Option<JoinHandle<Letters>>) -> Letters {
+    let Some(task) = reading else { return std::future::pending().await };
+    let ended = task.await;
+    *reading = None;
+    // A task fails only by a panic.
+    ended.unwrap_or_else(|error| Letters::unread(error.to_string()))
+}
+
+impl Views {
+    /// Carries out a key; the exit code if it ends the command.
+    fn press(&mut self, action: KeyAction, session: &Session) -> Option<u8> {
+        if let KeyAction::End(code) = action {
+            return Some(code);
+        }
+        if let Some(letters) = &mut self.letters {
+            if !letters.press(action) {
+                self.letters = None;
+            }
+            return None;
+        }
+        let scrolled = &mut self.workers.scrolled;
+        match action {
+            KeyAction::Back => return Some(exit::DONE),
+            KeyAction::Up(lines) => *scrolled = scrolled.saturating_sub(lines),
+            KeyAction::Down(lines) => *scrolled = scrolled.saturating_add(lines),
+            KeyAction::Letters => {
+                self.letters = Some(LettersView::default());
+                if self.reading.is_none() {
+                    let reading = browse::read(session.address.clone(), session.fleet.with_letters());
+                    self.reading = Some(tokio::spawn(reading));
+                }
+            }
+            KeyAction::End(_) | KeyAction::Open | KeyAction::Nothing => {}
+        }
+        None
     }
 }
 
@@ -102,7 +163,10 @@ fn key_action(event: &Event) -> KeyAction {
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
             KeyAction::End(exit::INTERRUPTED)
         }
-        KeyCode::Char('q') | KeyCode::Esc => KeyAction::End(exit::DONE),
+        KeyCode::Char('q') => KeyAction::End(exit::DONE),
+        KeyCode::Esc => KeyAction::Back,
+        KeyCode::Enter => KeyAction::Open,
+        KeyCode::Char('d') => KeyAction::Letters,
         KeyCode::Up | KeyCode::Char('k') => KeyAction::Up(1),
         KeyCode::Down | KeyCode::Char('j') => KeyAction::Down(1),
         KeyCode::PageUp => KeyAction::Up(PAGE),
@@ -121,7 +185,9 @@ mod tests {
     fn keys() {
         let key = |code, modifiers| key_action(&Event::Key(KeyEvent::new(code, modifiers)));
         assert_eq!(key(KeyCode::Char('q'), KeyModifiers::NONE), KeyAction::End(exit::DONE));
-        assert_eq!(key(KeyCode::Esc, KeyModifiers::NONE), KeyAction::End(exit::DONE));
+        assert_eq!(key(KeyCode::Esc, KeyModifiers::NONE), KeyAction::Back);
+        assert_eq!(key(KeyCode::Enter, KeyModifiers::NONE), KeyAction::Open);
+        assert_eq!(key(KeyCode::Char('d'), KeyModifiers::NONE), KeyAction::Letters);
         assert_eq!(key(KeyCode::Char('c'), KeyModifiers::CONTROL), KeyAction::End(exit::INTERRUPTED));
         assert_eq!(key(KeyCode::Char('c'), KeyModifiers::NONE), KeyAction::Nothing);
         assert_eq!(key(KeyCode::Down, KeyModifiers::NONE), KeyAction::Down(1));

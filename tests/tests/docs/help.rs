@@ -121,8 +121,8 @@ fn scratch() -> Result<TempDir> {
     Ok(folder)
 }
 
-/// A shell for one example, with the programs in its path.
-fn shell(line: &str, folder: &Path, url: &str) -> Result<Command> {
+/// A shell for one command, with the programs in its path.
+pub(super) fn shell(line: &str, folder: &Path, url: &str) -> Result<Command> {
     let programs = program("vramq")?;
     let path = format!(
         "{}:{}",

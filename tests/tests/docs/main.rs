@@ -2,4 +2,5 @@
 
 mod clients;
 mod help;
+mod readme;
 mod walkthrough;

@@ -171,6 +171,13 @@ async fn every_query_finds_what_it_asks_for(env: &mut TestEnv, node: &Node) -> R
         .await?;
     }
 
+    // The backlog has a value, once a job was answered: none waits.
+    until("the backlog in seconds", async || {
+        let backlog = prometheus.query(&format!("vramq:backlog_device_seconds{{model={MODEL:?}}}")).await?;
+        Ok((backlog.len() == 1).then_some(()))
+    })
+    .await?;
+
     let firing = prometheus.query("ALERTS").await?;
     ensure!(firing.is_empty(), "all is well, and yet: {firing:#?}");
     worker.signal(Signal::KILL)?;

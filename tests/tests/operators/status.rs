@@ -17,6 +17,7 @@ on_one_setup!(
     the_report_matches_the_broker_and_the_workers,
     nobody_is_there,
     watch_shows_workers_that_come_and_go,
+    watch_lists_dead_letters_and_explains_them,
     the_terminal_is_restored,
     foreign_messages_on_the_exchange_do_no_harm,
 );
@@ -34,6 +35,9 @@ const GREEN: &str = "\u{1b}[38;5;2m";
 
 /// The column of the table of queues that counts workers, from 0: QUEUE, READY, BULK, UNACKED, SUSPECTS, DEAD, WORKERS.
 const WORKERS: usize = 6;
+
+/// The one before it counts dead letters.
+const DEAD: usize = 5;
 
 /// Settings of a worker that is heard of soon.
 const QUICK: &str = "worker.heartbeat_s=1";
@@ -162,6 +166,43 @@ async fn watch_shows_workers_that_come_and_go(env: &mut TestEnv) -> Result<()> {
     terminal.shows("that there is more", |screen| screen.contains("lines above")).await?;
     terminal.press("Down").await?;
     terminal.shows("that it scrolled", |screen| screen.contains("1 lines above")).await?;
+    terminal.press("q").await?;
+    terminal.shows("the prompt", |screen| screen.ends_with('$')).await?;
+    ensure!(terminal.is_restored().await?);
+    Ok(())
+}
+
+async fn watch_lists_dead_letters_and_explains_them(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
+    env.worker(&[QUICK]).await?;
+    let mut replies = env.replies().await?;
+    for id in ["first", "second"] {
+        env.client.publish(MODEL, env.job(id, ["x"])?.with_body("no job")).await?;
+        // One after the other, so that their order is known.
+        replies.next().await?;
+    }
+    env.leave(&dead_queue(MODEL));
+    let terminal = watching(env, "").await?;
+    let count = |screen: &str| {
+        line(screen, MODEL).and_then(|line| line.split_whitespace().nth(DEAD)).map(str::to_owned)
+    };
+    terminal.shows("two dead letters", |screen| count(screen).as_deref() == Some("2")).await?;
+    terminal.press("d").await?;
+    let list = terminal.shows("their list", |screen| screen.contains("second")).await?;
+    ensure!(list.starts_with("dead letters  2\n"), "{list}");
+    ensure!(list.contains("first") && list.contains("malformed"), "{list}");
+
+    terminal.press("Down").await?;
+    terminal.press("Enter").await?;
+    let letter = terminal.shows("the letter", |screen| screen.contains("Job second, in vramq.dead.")).await?;
+    ensure!(letter.contains("\nWhy it ended\n") && letter.contains("\nWhat to do\n"), "{letter}");
+    terminal.press("Escape").await?;
+    terminal.shows("the list again", |screen| screen.contains("first")).await?;
+    terminal.press("Escape").await?;
+    terminal.shows("the workers again", |screen| screen.starts_with("vramq status")).await?;
+    // Looking took nothing.
+    terminal.shows("both letters", |screen| count(screen).as_deref() == Some("2")).await?;
+    ensure!(env.client.ready(&dead_queue(MODEL)).await? == 2);
     terminal.press("q").await?;
     terminal.shows("the prompt", |screen| screen.ends_with('$')).await?;
     ensure!(terminal.is_restored().await?);

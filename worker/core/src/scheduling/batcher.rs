@@ -276,7 +276,8 @@ impl Batcher {
                 continue;
             }
             let Some(caller) = flow.front().cloned() else { break };
-            let TurnResult { taken, passed_over_first } = self.take_turn(queue, &caller, quantum, forming, fits);
+            let TurnResult { taken, passed_over_first } =
+                self.take_turn(queue, &caller, quantum, forming, fits);
             let Some(flow) = self.shared.get_mut(queue) else { break };
             flow.took(&caller, taken, quantum);
             // Without having taken anything: its jobs lead passes of their own.
