@@ -74,15 +74,28 @@ pub async fn observe(State(app): State<App>, mut request: Request, next: Next) -
     if let Some(problem) =
         response.extensions_mut().remove::<Problem>().or_else(|| unshaped(&response, &route))
     {
-        let rendered = problem.render(Shape::of(&path));
-        let inner = std::mem::replace(&mut response, rendered);
-        response.extensions_mut().extend(inner.extensions().clone());
+        response = shaped(&problem, Shape::of(&path), response);
     }
     add_headers(response.headers_mut(), &trace);
     log(&method, &path, &response, &trace, start);
     let status = response.status().as_u16();
     app.metrics.requests.get_or_create(&metrics::Request { route: route.clone(), status }).inc();
     app.metrics.seconds.get_or_create(&Route { route }).observe(start.elapsed().as_secs_f64());
+    response
+}
+
+/// A problem in the shape of its API, with what the layers within have put into its response: what a page of another origin needs to
+/// read it, and the caller's name.
+fn shaped(problem: &Problem, shape: Shape, inner: Response) -> Response {
+    let (inner, _) = inner.into_parts();
+    let mut response = problem.render(shape);
+    for (name, value) in &inner.headers {
+        // These two are of the body that is replaced.
+        if *name != header::CONTENT_TYPE && *name != header::CONTENT_LENGTH {
+            response.headers_mut().append(name.clone(), value.clone());
+        }
+    }
+    response.extensions_mut().extend(inner.extensions);
     response
 }
 
@@ -104,7 +117,8 @@ fn host_problem(app: &App, headers: &HeaderMap) -> Option<Problem> {
     if app.keys.required() {
         return None;
     }
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
+    // HTTP/1.0 needs none. One that cannot be read is not this machine's.
+    let host = headers.get(header::HOST).map_or("localhost", |host| host.to_str().unwrap_or_default());
     let name = if host.starts_with('[') {
         host.split(']').next()?.trim_start_matches('[')
     } else {
@@ -147,6 +161,22 @@ fn log(method: &Method, path: &str, response: &Response, trace: &Trace, start: I
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_inner_layers_said_stays_in_the_answer() {
+        let mut inner = (StatusCode::NOT_FOUND, "a text").into_response();
+        inner
+            .headers_mut()
+            .insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("https://a"));
+        inner.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(6));
+        inner.extensions_mut().insert(CallerName("me".to_owned()));
+        let response = shaped(&Problem::not_found("such thing"), Shape::OpenAi, inner);
+        let headers = response.headers();
+        assert_eq!(headers[header::ACCESS_CONTROL_ALLOW_ORIGIN], "https://a");
+        let kinds: Vec<_> = headers.get_all(header::CONTENT_TYPE).iter().collect();
+        assert_eq!((kinds, headers.get(header::CONTENT_LENGTH)), (vec!["application/json"], None));
+        assert_eq!(response.extensions().get::<CallerName>().map(|name| name.0.as_str()), Some("me"));
+    }
 
     fn trace(headers: &[(&'static str, &str)]) -> Trace {
         let pairs = headers.iter();

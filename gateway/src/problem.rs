@@ -173,6 +173,10 @@ impl Problem {
         let mut response = (self.status, Json(self.body(shape))).into_response();
         let headers = response.headers_mut();
         match self.retry {
+            // The OpenAI clients send a conflict again by themselves, which changes nothing about it.
+            Retry::Unsaid if self.status == StatusCode::CONFLICT => {
+                drop(headers.insert(SHOULD_RETRY, HeaderValue::from_static("false")));
+            }
             Retry::Unsaid => {}
             Retry::After(wait) => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s(wait)));
@@ -273,6 +277,15 @@ mod tests {
         let lost = Problem::unpublished(&PublishError::Timeout { after }, after);
         assert_eq!((lost.status.as_u16(), lost.retry), (503, Retry::No));
         assert_eq!(Problem::timeout("late").retry, Retry::No);
+    }
+
+    #[test]
+    fn a_conflict_is_sent_again_only_if_time_ends_it() {
+        let conflict = Problem::new(StatusCode::CONFLICT, "c", "no");
+        let should_retry = |problem: &Problem| problem.render(Shape::OpenAi).headers()[SHOULD_RETRY].clone();
+        assert_eq!(should_retry(&conflict), "false");
+        assert_eq!(should_retry(&conflict.with_retry(Retry::After(Duration::ZERO))), "true");
+        assert!(!Problem::invalid("no").render(Shape::OpenAi).headers().contains_key(SHOULD_RETRY));
     }
 
     #[test]
