@@ -34,8 +34,8 @@ pub async fn events(
     let answer = find(&app, &caller, &id).map(|entry| {
         let reader = Reader {
             watched: entry.watch(),
+            last: entry.reached(last),
             entry,
-            last,
             waiting: VecDeque::new(),
             drain: app.drain.clone(),
         };

@@ -35,8 +35,7 @@ const IDEMPOTENCY_KEY_BYTES_MAX: usize = 255;
 pub struct EmbeddingsRequest {
     model: String,
     input: Value,
-    #[serde(default)]
-    encoding_format: EncodingFormat,
+    encoding_format: Option<EncodingFormat>,
     dimensions: Option<usize>,
     /// One of the model's own prompts; OpenAI's API has none.
     prompt_name: Option<String>,
@@ -89,7 +88,7 @@ async fn embed(call: Call) -> Result<Response, Problem> {
     let inputs = texts(input, call.app.config.limits.items)?;
     let params = embedding_params(&call.app.config, &model, dimensions, prompt_name)?;
     let (entry, answer) = call.run(model, inputs, params).await.map_err(refused_by_model)?;
-    render(entry, answer, encoding_format, dimensions).await
+    render(entry, answer, encoding_format.unwrap_or_default(), dimensions).await
 }
 
 /// The parameters of a job for embeddings.
@@ -294,6 +293,28 @@ mod tests {
             let problem = texts(wrong.clone(), 2).unwrap_err();
             assert_eq!((problem.status.as_u16(), problem.param), (400, Some("input")), "{wrong}");
         }
+    }
+
+    #[test]
+    fn fields_that_are_null_are_left_out() {
+        let read = |body: Value| serde_json::from_value::<EmbeddingsRequest>(body);
+        let nulls =
+            json!({"model": "m", "input": "x", "encoding_format": null, "dimensions": null, "user": null});
+        let request = read(nulls).unwrap();
+        assert_eq!((request.encoding_format, request.dimensions), (None, None));
+        for (field, value) in [
+            ("encoding_format", json!("int8")),
+            ("dimensions", json!(-1)),
+            ("dimensions", json!(1.5)),
+            ("dimensions", json!(1e300)),
+            ("model", json!(null)),
+        ] {
+            let mut body = json!({"model": "m", "input": "x"});
+            body[field] = value;
+            assert!(read(body.clone()).is_err(), "{body}");
+        }
+        let twice = r#"{"model": "m", "model": "n", "input": "x"}"#;
+        assert!(serde_json::from_str::<EmbeddingsRequest>(twice).is_err());
     }
 
     #[test]
