@@ -9,6 +9,7 @@ mod one_job;
 mod openai;
 mod output_files;
 mod page;
+mod range;
 mod scores;
 mod sparse;
 mod tei;
@@ -33,9 +34,13 @@ use crate::observe::{CallerName, Trace, observe};
 use crate::problem::{Problem, Retry};
 
 /// Headers of answers that a page of another origin may read.
-const EXPOSED: [&str; 7] = [
+const EXPOSED: [&str; 11] = [
+    "accept-ranges",
+    "content-range",
+    "etag",
     "location",
     "preference-applied",
+    "repr-digest",
     "retry-after",
     "x-request-id",
     "x-should-retry",
