@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::events::events;
+use crate::events::{by_curl, events};
 use crate::harness::{ECHO, Gateway, Setup, until};
 use crate::keys::{key_file, send, until_served};
 
@@ -44,7 +44,13 @@ fn a_job_is_accepted_followed_and_read() {
     assert!(all[0].2["queue_depth"].is_u64(), "{all:?}");
     let rest = events(gateway, &id, Some(all[0].0));
     assert_eq!(rest, all[1..]);
-    assert_eq!(events(gateway, &id, Some(all.len() as u64)), []);
+    assert_eq!(events(gateway, &id, Some(all.last().unwrap().0)), []);
+    // Of another run of the job, or of no number at all: everything.
+    assert_eq!(events(gateway, &id, Some(u64::MAX)), all);
+    for garbage in ["x", "", "-1", "1.5", "18446744073709551616", "1, 2"] {
+        assert_eq!(by_curl(gateway, &id, garbage), all, "{garbage}");
+    }
+    assert_eq!(by_curl(gateway, &id, &all[0].0.to_string()), rest);
     let elsewhere = setup.gateways[1].get(&format!("/v1/jobs/{id}"));
     assert_eq!(elsewhere.status, 404);
     assert!(elsewhere.json()["error"]["message"].as_str().unwrap().contains("on this gateway"));
@@ -120,6 +126,53 @@ fn a_failed_job_says_why_and_is_not_to_be_sent_again() {
     until("the dead letter is there", || setup.messages("vramq.dead.echo").filter(|n| *n == 1));
 }
 
+/// A job that has an id needs no idempotency key, and is not taken for another one because of it.
+#[test]
+fn a_put_is_the_job_of_its_id_whatever_its_idempotency_key_is() {
+    let setup = Setup::with(&[ECHO]);
+    for gateway in &setup.gateways {
+        let put = |id: &str, headers: &[(&str, &str)]| {
+            gateway.send("PUT", &format!("/v1/jobs/{id}"), headers, Some(&job())).json()
+        };
+        for id in ["one", "two"] {
+            let done = put(id, &[("idempotency-key", "k"), ("prefer", "wait=60")]);
+            assert_eq!((&done["id"], &done["state"]), (&json!(id), &json!("done")), "{done}");
+            assert_eq!(gateway.get(&format!("/v1/jobs/{id}")).json(), done);
+        }
+    }
+}
+
+/// However short the wait is: a job with a 202 is in the queue, and one that the broker refuses gets no 202.
+#[test]
+fn a_job_that_was_not_published_is_never_accepted() {
+    let mut setup = Setup::new();
+    let small = ["broker.queue_length_max=3", "broker.queue_type=classic", "model.echo.slots_max=1"];
+    setup.worker(&[ECHO], &set(&small.map(str::to_owned)));
+    for _ in 0..2 {
+        setup.gateway(&[]);
+    }
+    setup.wait_for_models(&[ECHO]);
+    setup.workers[0].signal("STOP");
+    let ask = |gateway: &Gateway, prefer: &str| {
+        gateway.send("POST", "/v1/jobs", &[("prefer", prefer)], Some(&job()))
+    };
+    let first = ask(setup.next(), "wait=0");
+    assert_eq!((first.status, &first.json()["state"]), (202, &json!("queued")), "{first:?}");
+    until("the queue is full", || (ask(setup.next(), "respond-async").status == 429).then_some(()));
+    for prefer in ["wait=0", "wait=1", "wait=abc", "wait=-1", "wait=99999999999999999999"] {
+        for gateway in &setup.gateways {
+            let refused = ask(gateway, prefer);
+            assert_eq!(
+                (refused.status, &refused.json()["error"]["code"]),
+                (429, &json!("queue_full")),
+                "{prefer}"
+            );
+            let after: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+            assert!((1..=60).contains(&after) && refused.header("x-should-retry") == Some("true"));
+        }
+    }
+}
+
 #[test]
 fn the_same_twice_is_one_job() {
     let setup = Setup::with(&[ECHO]);
@@ -134,6 +187,10 @@ fn the_same_twice_is_one_job() {
     let keyed = |body: &Value| {
         gateway.send("POST", "/v1/jobs", &[("idempotency-key", "k"), ("prefer", "wait=60")], Some(body))
     };
+    // What has ended stays: as it is, and for the same request alone.
+    let kept = gateway.send("DELETE", "/v1/jobs/mine-1", &[], None);
+    assert_eq!((kept.status, &kept.json()["state"]), (200, &json!("done")));
+    assert_eq!(put("mine-1", &json!({"model": ECHO, "inputs": ["one", "two"]})).status, 422);
     let (first, second) = (keyed(&job()).json(), keyed(&job()).json());
     assert_eq!((&first["id"], &first["outputs"]), (&second["id"], &second["outputs"]));
     let other = keyed(&json!({"model": ECHO, "inputs": ["another"]}));

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{ECHO, MINILM, Setup};
+use crate::harness::{Answer, ECHO, MINILM, Setup};
 
 fn vector(value: &Value) -> Vec<f64> {
     value.as_array().expect("a vector").iter().map(|x| x.as_f64().expect("a number")).collect()
@@ -157,6 +157,16 @@ fn a_wrong_request_gets_an_error_in_its_apis_shape() {
         (json!({"model": "nobody-has-this", "input": "x"}), 404, json!("model")),
         // Not an embedding model.
         (json!({"model": ECHO, "input": "x"}), 400, json!("model")),
+        (json!({"model": ECHO, "input": null}), 400, json!("input")),
+        (json!({"model": ECHO, "input": ["x", null]}), 400, json!("input")),
+        (json!({"model": null, "input": "x"}), 400, Value::Null),
+        (json!({"model": ECHO, "input": "x", "encoding_format": "int8"}), 400, Value::Null),
+        (json!({"model": ECHO, "input": "x", "dimensions": 0}), 400, json!("dimensions")),
+        (json!({"model": ECHO, "input": "x", "dimensions": -1}), 400, Value::Null),
+        (json!({"model": ECHO, "input": "x", "dimensions": 1e300}), 400, Value::Null),
+        (json!({"model": "modèle", "input": "x"}), 400, json!("model")),
+        (json!([]), 400, Value::Null),
+        (Value::Null, 400, Value::Null),
     ];
     for (body, status, param) in cases {
         let answer = setup.next().post("/v1/embeddings", &body);
@@ -178,6 +188,122 @@ fn a_wrong_request_gets_an_error_in_its_apis_shape() {
     assert_eq!(setup.next().get("/v1/nothing").json()["error"]["code"], "not_found");
     let form = setup.next().send("POST", "/v1/embeddings", &[("content-type", "text/plain")], None);
     assert_eq!(form.status, 415);
+}
+
+/// Methods that a route has not, paths that mean nothing or lead elsewhere, and ids that no job or file can have.
+#[test]
+fn what_there_is_not_is_refused_in_the_same_shape() {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    for at in 0..2 {
+        let folder = format!("files.folder={}", setup.folder.path().join(format!("files-{at}")).display());
+        setup.gateway(&["--set", &folder]);
+    }
+    setup.wait_for_models(&[ECHO]);
+    for (method, path, allowed) in [
+        ("GET", "/v1/embeddings", "POST"),
+        ("DELETE", "/v1/jobs", "POST"),
+        ("POST", "/v1/jobs/x", "GET,HEAD,PUT,DELETE"),
+        ("PATCH", "/v1/files/x", "GET,HEAD,DELETE"),
+        ("HEAD", "/embed", "POST"),
+    ] {
+        let answer = setup.next().send(method, path, &[], None);
+        assert_eq!((answer.status, answer.header("allow")), (405, Some(allowed)), "{method} {path}");
+        assert_eq!(answer.header("content-type"), Some("application/json"), "{method} {path}");
+    }
+    let options = setup.next().send("OPTIONS", "/v1/jobs/x", &[("origin", "https://evil.example")], None);
+    assert_eq!((options.status, options.header("allow")), (200, Some("GET,HEAD,PUT,DELETE")));
+    assert_eq!(options.header("access-control-allow-origin"), None);
+    let long = "x".repeat(5000);
+    for id in [
+        "%2e%2e%2fetc%2fpasswd",
+        "..%2f..%2fx",
+        "a%2Fb",
+        "%00",
+        "a%20b",
+        "%F0%9F%97%BC",
+        "file-%2e%2e",
+        &long,
+    ] {
+        for path in
+            ["/v1/jobs/ID", "/v1/jobs/ID/events", "/v1/files/ID", "/v1/files/ID/content", "/v1/models/ID"]
+        {
+            let answer = setup.next().get(&path.replace("ID", id));
+            assert_eq!(
+                (answer.status, answer.header("x-should-retry")),
+                (404, None),
+                "{path} {id:.40}: {answer:?}"
+            );
+            assert!(answer.json()["error"]["message"].is_string(), "{path} {id:.40}");
+        }
+        let put = setup.next().send(
+            "PUT",
+            &format!("/v1/jobs/{id}"),
+            &[],
+            Some(&json!({"model": ECHO, "inputs": ["x"]})),
+        );
+        assert_eq!((put.status, &put.json()["error"]["param"]), (400, &json!("id")), "{id:.40}");
+    }
+    // No UTF-8.
+    let answer = setup.next().get("/v1/jobs/%ff");
+    assert_eq!((answer.status, &answer.json()["error"]["type"]), (400, &json!("invalid_request_error")));
+    // Nobody is told of a model that is not there.
+    let info = setup.next().get("/info?model=nobody-has-this");
+    assert_eq!((info.status, &info.json()["error_type"]), (404, &json!("validation")), "{info:?}");
+    let twice = setup.next().post("/embed?model=echo&model=echo", &json!({"inputs": "x"}));
+    assert_eq!((twice.status, &twice.json()["error_type"]), (400, &json!("validation")), "{twice:?}");
+    // Without its body, a HEAD is answered as a GET is.
+    for (path, status) in [("/v1/models", 200), ("/v1/jobs/none", 404), ("/livez", 200), ("/", 200)] {
+        let head = setup.next().send("HEAD", path, &[], None);
+        assert_eq!((head.status, head.text.as_str()), (status, ""), "{path}");
+    }
+    for gateway in &setup.gateways {
+        assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"500\""), 0.0);
+    }
+}
+
+#[test]
+fn bodies_that_are_no_plain_json_are_named() {
+    let setup = Setup::with(&[ECHO]);
+    let body = json!({"model": ECHO, "inputs": ["x"]}).to_string();
+    let send = |headers: &[(&str, &str)], body: &str| {
+        let request = ureq::post(&format!("{}/v1/jobs", setup.next().url));
+        let request = headers.iter().fold(request, |request, (name, value)| request.set(name, value));
+        let answer = Answer::of(request.send_string(body));
+        (answer.status, answer.json()["error"]["code"].clone())
+    };
+    let json_type = ("content-type", "application/json");
+    assert_eq!(send(&[json_type, ("content-encoding", "gzip")], &body), (415, json!("content_encoding")));
+    assert_eq!(
+        send(&[("content-type", "application/x-www-form-urlencoded")], &body),
+        (415, json!("content_type"))
+    );
+    let twice = r#"{"model": "echo", "model": "other", "inputs": ["x"]}"#;
+    for wrong in [
+        "",
+        "null",
+        "{}",
+        "\u{feff}{}",
+        twice,
+        r#"{"model": "echo", "inputs": null}"#,
+        r#"{"model": "echo", "inputs": [null]}"#,
+        r#"{"model": "echo", "inputs": []}"#,
+        r#"{"model": "echo", "inputs": [{}]}"#,
+        r#"{"model": "echo", "inputs": [{"bytes": "no base64!"}]}"#,
+        r#"{"model": "echo", "inputs": ["\ud800"]}"#,
+        r#"{"model": "echo", "inputs": ["x"], "batch_hint": 0}"#,
+        r#"{"model": "echo", "inputs": ["x"], "batch_hint": 4294967296}"#,
+        r#"{"model": "echo", "inputs": ["x"], "params": {"a": 1e999}}"#,
+        r#"{"model": "echo", "inputs": ["x"], "colour": "red"}"#,
+    ] {
+        assert_eq!(send(&[json_type], wrong), (400, json!("invalid_request")), "{wrong}");
+    }
+    // Odd, and meant.
+    for fine in [r#"{"model": "echo", "inputs": [""]}"#, r#"{"model": "echo", "inputs": ["\u0000 🗼"]}"#] {
+        let (status, code) =
+            send(&[("content-type", "Application/JSON; charset=utf-8"), ("prefer", "wait=60")], fine);
+        assert_eq!((status, code), (200, Value::Null), "{fine}");
+    }
 }
 
 #[test]
@@ -226,10 +352,20 @@ fn a_page_of_a_named_origin_may_use_every_client_there_is() {
         assert!(allowed.split(',').any(|allowed| allowed.trim() == header), "{header} is not in `{allowed}`");
     }
     assert_eq!(preflight("https://evil.example").header("access-control-allow-origin"), None);
-    let answer = setup.gateways[0].send("GET", "/v1/models", &[("origin", "https://app.example")], None);
-    let exposed = answer.header("access-control-expose-headers").unwrap_or_default();
-    for header in ["location", "retry-after", "x-request-id", "x-should-retry", "x-vramq-job-id"] {
-        assert!(exposed.split(',').any(|exposed| exposed.trim() == header), "{header} is not in `{exposed}`");
+    // Errors are read by pages, too.
+    for (path, status) in [("/v1/models", 200), ("/v1/models/nobody-has-this", 404), ("/v1/embeddings", 405)]
+    {
+        let answer = setup.gateways[0].send("GET", path, &[("origin", "https://app.example")], None);
+        assert_eq!(answer.status, status, "{answer:?}");
+        assert_eq!(answer.header("access-control-allow-origin"), Some("https://app.example"), "{path}");
+        assert_eq!(answer.header("content-type"), Some("application/json"), "{path}");
+        let exposed = answer.header("access-control-expose-headers").unwrap_or_default();
+        for header in
+            ["content-range", "location", "retry-after", "x-request-id", "x-should-retry", "x-vramq-job-id"]
+        {
+            let is_exposed = exposed.split(',').any(|exposed| exposed.trim() == header);
+            assert!(is_exposed, "{header} is not in `{exposed}`");
+        }
     }
 }
 
