@@ -16,3 +16,4 @@ pub mod problem;
 pub mod routes;
 pub mod server;
 pub mod storage;
+pub mod vocabulary;

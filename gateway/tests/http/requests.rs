@@ -1,5 +1,7 @@
 //! Single requests: shapes, statuses, headers.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 
 use crate::harness::{Answer, ECHO, MINILM, Setup};
@@ -72,6 +74,52 @@ fn usage_is_the_models_count_of_tokens() {
     let job = json!({"model": MINILM, "inputs": texts});
     let job = setup.next().send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&job)).json();
     assert_eq!(job["tokens"], json!(tokens.iter().sum::<u64>()));
+}
+
+/// A client that sends tokens gets the vectors of their texts, from a gateway that knows the vocabulary; from another one, an error.
+#[test]
+fn token_ids_are_the_texts_that_they_stand_for() {
+    let mut setup = Setup::new();
+    setup.worker(&[MINILM], &[]);
+    let file = setup.folder.path().join("words.tiktoken");
+    // As in OpenAI's vocabularies: blanks belong to the word that follows, and a token may be a part of a character.
+    let tokens: [&[u8]; 6] = [b"A man", b" is eating", b" food.", b"caf", b"\xc3", b"\xa9"];
+    let lines =
+        tokens.iter().enumerate().map(|(at, bytes)| format!("{} {}\n", BASE64.encode(bytes), at + 10));
+    std::fs::write(&file, lines.collect::<String>()).unwrap();
+    let setting = format!("openai.vocabulary={}", file.display());
+    for _ in 0..2 {
+        setup.gateway(&["--set", &setting]);
+    }
+    setup.wait_for_models(&[MINILM]);
+    let ask = |input: &Value| setup.next().post("/v1/embeddings", &json!({"model": MINILM, "input": input}));
+    let data = |input: Value| {
+        let answer = ask(&input);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.json()
+    };
+    for (ids, texts) in [
+        (json!([10, 11, 12]), json!(["A man is eating food."])),
+        (json!([[10, 11, 12], [13, 14, 15]]), json!(["A man is eating food.", "café"])),
+    ] {
+        assert_eq!(data(ids), data(texts));
+    }
+    for wrong in [json!([10, 99]), json!([[10], [9]]), json!([[10], []]), json!([10, -1]), json!([10, "x"])] {
+        let refused = ask(&wrong);
+        assert_eq!(
+            (refused.status, &refused.json()["error"]["param"]),
+            (400, &json!("input")),
+            "{refused:?}"
+        );
+    }
+    setup.gateway(&[]);
+    setup.wait_for_models(&[MINILM]);
+    let body = json!({"model": MINILM, "input": [[10, 11, 12]]});
+    let refused = setup.gateways[2].post("/v1/embeddings", &body);
+    assert!(
+        refused.status == 400 && refused.text.contains("check_embedding_ctx_length=False"),
+        "{refused:?}"
+    );
 }
 
 /// A model that has prompts: `document` and `query`.
