@@ -64,7 +64,6 @@ fn status_of(gateway: &Gateway, field: &str) -> u64 {
 #[test]
 fn malformed_requests_are_the_clients_fault() {
     let setup = Setup::with(&[ECHO]);
-    let gateway = &setup.gateways[0];
     let post = |head: &str, body: &str| {
         format!("POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{head}\r\n{body}")
     };
@@ -80,27 +79,30 @@ fn malformed_requests_are_the_clients_fault() {
         (format!("GET /{long} HTTP/1.1\r\nHost: localhost\r\n\r\n"), "4"),
     ];
     for (bytes, status) in cases {
-        let answer = raw(gateway, bytes.as_bytes());
+        let answer = raw(setup.next(), bytes.as_bytes());
         let head: String = bytes.chars().take(80).collect();
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{head}: {answer}");
     }
     let deep = "[".repeat(100_000);
     let nested =
         post(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", deep.len()), &deep);
-    assert!(raw(gateway, nested.as_bytes()).starts_with("HTTP/1.1 400"));
-    assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"500\""), 0.0);
-    assert_eq!(gateway.get("/livez").status, 200);
+    for gateway in &setup.gateways {
+        assert!(raw(gateway, nested.as_bytes()).starts_with("HTTP/1.1 400"));
+        assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"500\""), 0.0);
+        assert_eq!(gateway.get("/livez").status, 200);
+    }
 }
 
 #[test]
 fn malformed_forms_leave_nothing_in_the_store() {
     let mut setup = Setup::new();
     let folder = setup.folder.path().join("files");
-    setup.gateway(&["--set", &format!("files.folder={}", folder.display())]);
-    let gateway = &setup.gateways[0];
+    for _ in 0..2 {
+        setup.gateway(&["--set", &format!("files.folder={}", folder.display())]);
+    }
     let upload = |kind: &str, body: &[u8]| {
         Answer::of(
-            ureq::post(&format!("{}/v1/files", gateway.url)).set("content-type", kind).send_bytes(body),
+            ureq::post(&format!("{}/v1/files", setup.next().url)).set("content-type", kind).send_bytes(body),
         )
         .status
     };
@@ -131,8 +133,11 @@ fn idle_and_slow_connections_take_little_and_hold_up_nobody() {
     let count = idle_connections();
     let mut setup = Setup::new();
     setup.worker(&[ECHO], &[]);
-    setup.gateway(&["--set", &format!("http.connections_max={}", count + 100)]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", &format!("http.connections_max={}", count + 100)]);
+    }
     setup.wait_for_models(&[ECHO]);
+    // All of them at one of two gateways.
     let gateway = &setup.gateways[0];
     let before = resident_kib(gateway);
     let address = gateway.url.trim_start_matches("http://");
@@ -153,13 +158,11 @@ fn idle_and_slow_connections_take_little_and_hold_up_nobody() {
         .collect();
     let open = gateway.metric("vramq_gateway_connections", "");
     let grown = resident_kib(gateway).saturating_sub(before);
-    let served = gateway.send(
-        "POST",
-        "/v1/jobs",
-        &[("prefer", "wait=60")],
-        Some(&json!({"model": ECHO, "inputs": ["x"]})),
-    );
-    assert_eq!(served.json()["state"], "done");
+    for gateway in &setup.gateways {
+        let job = json!({"model": ECHO, "inputs": ["x"]});
+        let served = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&job));
+        assert_eq!(served.json()["state"], "done");
+    }
     // On a slow machine the first of them are over before the last ones begin.
     assert!(open >= count as f64 / 2.0, "{open} of {count} connections");
     assert!(grown < open as u64 * CONNECTION_KIB_MAX, "{grown} KiB for {open} connections");
@@ -303,8 +306,15 @@ fn guessed_keys_open_nothing() {
 #[test]
 fn bodies_in_memory_are_bounded() {
     let mut setup = Setup::new();
-    setup.gateway(&["--set", "http.bodies_mib_max=4", "--set", "http.body_mib_max=2"]);
-    let gateway = &setup.gateways[0];
+    for _ in 0..2 {
+        setup.gateway(&["--set", "http.bodies_mib_max=4", "--set", "http.body_mib_max=2"]);
+    }
+    for gateway in &setup.gateways {
+        its_bodies_are_bounded(gateway);
+    }
+}
+
+fn its_bodies_are_bounded(gateway: &Gateway) {
     let address = gateway.url.trim_start_matches("http://");
     // Bodies that were announced and do not come: two of them fill the memory for bodies, so that one of three is refused.
     let announced: Vec<_> = (0..3)
@@ -335,10 +345,17 @@ fn bodies_in_memory_are_bounded() {
 /// Bodies without a length have no more memory than those with one, and values no more than texts.
 #[test]
 fn bodies_without_a_length_are_bounded_as_well() {
-    const MIB: usize = 1 << 20;
     let mut setup = Setup::new();
-    setup.gateway(&["--set", "http.bodies_mib_max=4", "--set", "http.body_mib_max=4"]);
-    let gateway = &setup.gateways[0];
+    for _ in 0..2 {
+        setup.gateway(&["--set", "http.bodies_mib_max=4", "--set", "http.body_mib_max=4"]);
+    }
+    for gateway in &setup.gateways {
+        its_bodies_without_a_length_are_bounded(gateway);
+    }
+}
+
+fn its_bodies_without_a_length_are_bounded(gateway: &Gateway) {
+    const MIB: usize = 1 << 20;
     let head = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
     let chunk = |size: usize| format!("{size:x}\r\n{}\r\n", " ".repeat(size));
     // One body that does not end has three quarters of the memory.

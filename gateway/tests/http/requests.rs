@@ -382,7 +382,9 @@ fn another_sites_page_cannot_use_a_gateway_of_this_machine() {
 #[test]
 fn a_page_of_a_named_origin_may_use_every_client_there_is() {
     let mut setup = Setup::new();
-    setup.gateway(&["--set", "http.cors_origins=https://app.example"]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", "http.cors_origins=https://app.example"]);
+    }
     let asked =
         "authorization, content-type, idempotency-key, prefer, traceparent, x-api-key, x-stainless-os";
     let preflight = |origin: &str| {
@@ -391,7 +393,7 @@ fn a_page_of_a_named_origin_may_use_every_client_there_is() {
             ("access-control-request-method", "POST"),
             ("access-control-request-headers", asked),
         ];
-        setup.gateways[0].send("OPTIONS", "/v1/embeddings", &headers, None)
+        setup.next().send("OPTIONS", "/v1/embeddings", &headers, None)
     };
     let named = preflight("https://app.example");
     assert_eq!(named.header("access-control-allow-origin"), Some("https://app.example"));
@@ -403,7 +405,7 @@ fn a_page_of_a_named_origin_may_use_every_client_there_is() {
     // Errors are read by pages, too.
     for (path, status) in [("/v1/models", 200), ("/v1/models/nobody-has-this", 404), ("/v1/embeddings", 405)]
     {
-        let answer = setup.gateways[0].send("GET", path, &[("origin", "https://app.example")], None);
+        let answer = setup.next().send("GET", path, &[("origin", "https://app.example")], None);
         assert_eq!(answer.status, status, "{answer:?}");
         assert_eq!(answer.header("access-control-allow-origin"), Some("https://app.example"), "{path}");
         assert_eq!(answer.header("content-type"), Some("application/json"), "{path}");
@@ -422,14 +424,18 @@ fn an_idempotency_key_stands_for_one_request_to_one_route_and_model() {
     const OTHER: &str = "echo-2";
     let mut setup = Setup::new();
     setup.worker(&[ECHO, OTHER], &[]);
-    setup.gateway(&[]);
+    for _ in 0..2 {
+        setup.gateway(&[]);
+    }
     setup.wait_for_models(&[ECHO, OTHER]);
-    let ask = |path: &str| {
-        setup.gateways[0].send("POST", path, &[("idempotency-key", "k")], Some(&json!({"inputs": ["x"]})))
-    };
-    let first = ask("/embed?model=echo");
-    let other = ask("/embed?model=echo-2");
-    assert_ne!(first.status, 422, "{first:?}");
-    assert_eq!(other.status, 422, "{other:?}");
-    assert_eq!(ask("/embed?model=echo").status, first.status);
+    for gateway in &setup.gateways {
+        let ask = |path: &str| {
+            gateway.send("POST", path, &[("idempotency-key", "k")], Some(&json!({"inputs": ["x"]})))
+        };
+        let first = ask("/embed?model=echo");
+        let other = ask("/embed?model=echo-2");
+        assert_ne!(first.status, 422, "{first:?}");
+        assert_eq!(other.status, 422, "{other:?}");
+        assert_eq!(ask("/embed?model=echo").status, first.status);
+    }
 }
