@@ -119,15 +119,34 @@ fn host_problem(app: &App, headers: &HeaderMap) -> Option<Problem> {
     }
     // HTTP/1.0 needs none. One that cannot be read is not this machine's.
     let host = headers.get(header::HOST).map_or("localhost", |host| host.to_str().unwrap_or_default());
-    let name = if host.starts_with('[') {
-        host.split(']').next()?.trim_start_matches('[')
-    } else {
-        host.split(':').next()?
-    };
-    let local = name.eq_ignore_ascii_case("localhost")
-        || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
     let message = "without keys this gateway answers requests to localhost only";
-    (!local).then(|| Problem::new(StatusCode::FORBIDDEN, "host", message))
+    (!is_local(host)).then(|| Problem::new(StatusCode::FORBIDDEN, "host", message))
+}
+
+/// Whether a host, with or without a port, is this machine by its name or address.
+fn is_local(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(address) => address.split(']').next(),
+        None => host.split(':').next(),
+    };
+    let name = name.unwrap_or_default();
+    name.eq_ignore_ascii_case("localhost")
+        || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Refuses a form that a page of another site sends to a gateway without keys. Browsers let every page send forms to everybody.
+///
+/// # Errors
+/// The page is neither of this machine nor of a named origin.
+pub fn check_origin(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
+    let Some(origin) = headers.get(header::ORIGIN).filter(|_| !app.keys.required()) else { return Ok(()) };
+    let origin = origin.to_str().unwrap_or_default();
+    let host = origin.split_once("://").map_or("", |(_, host)| host);
+    if is_local(host) || app.config.http.cors_origins.iter().any(|named| named == origin) {
+        return Ok(());
+    }
+    let message = "without keys this gateway takes no forms from pages of other sites (http.cors_origins)";
+    Err(Problem::new(StatusCode::FORBIDDEN, "origin", message))
 }
 
 fn add_headers(headers: &mut HeaderMap, trace: &Trace) {
@@ -161,6 +180,25 @@ fn log(method: &Method, path: &str, response: &Response, trace: &Trace, start: I
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn this_machine_has_few_names() {
+        for local in ["localhost", "LocalHost:80", "127.0.0.1", "127.1.2.3:8080", "[::1]", "[::1]:8080"] {
+            assert!(is_local(local), "{local}");
+        }
+        let others = [
+            "",
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "0.0.0.0",
+            "[::]",
+            "[::2]:80",
+        ];
+        for other in others.into_iter().chain(["192.168.0.1:80", "[", "::1", "localhost@evil.example"]) {
+            assert!(!is_local(other), "{other}");
+        }
+    }
 
     #[test]
     fn what_inner_layers_said_stays_in_the_answer() {

@@ -16,6 +16,7 @@ use super::{Authenticated, called_by, output_files};
 use crate::app::App;
 use crate::files::{FileStore, FileView};
 use crate::jobs::output_files::OutputId;
+use crate::observe::check_origin;
 use crate::problem::Problem;
 
 /// How long the fields before the file may take to come, each of them.
@@ -31,9 +32,11 @@ const FIELDS_MAX: usize = 16;
 pub async fn upload(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
+    headers: HeaderMap,
     form: Result<Multipart, axum::extract::multipart::MultipartRejection>,
 ) -> Response {
     let answer = async {
+        check_origin(&app, &headers)?;
         let _permits = app.admit(&caller)?;
         let form = form.map_err(|e| Problem::invalid(format!("the body is no form with a file: {e}")))?;
         let stored = timeout(UPLOAD_MAX, store(files(&app)?, &caller.name, form)).await;

@@ -3,8 +3,11 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
+use vramq_schemas::fields::as_text;
+use vramq_schemas::headers::{REQUEST_ID, TRACEPARENT};
 
 use crate::harness::{Answer, ECHO, MINILM, Setup};
+use crate::withdrawals::listen;
 
 fn vector(value: &Value) -> Vec<f64> {
     value.as_array().expect("a vector").iter().map(|x| x.as_f64().expect("a number")).collect()
@@ -354,9 +357,10 @@ fn bodies_that_are_no_plain_json_are_named() {
     }
 }
 
-#[test]
-fn a_request_and_its_job_have_the_same_ids() {
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_and_its_job_have_the_same_ids() {
     let setup = Setup::with(&[ECHO]);
+    let listener = listen(&setup, ECHO).await;
     let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let headers = [("x-request-id", "my-request"), ("traceparent", parent), ("prefer", "wait=60")];
     let job = json!({"model": ECHO, "inputs": ["x"]});
@@ -368,6 +372,14 @@ fn a_request_and_its_job_have_the_same_ids() {
     let lines = setup.gateways[0].program.lines();
     let line = lines.iter().find(|line| line["request_id"] == "my-request").expect("an access log line");
     assert_eq!((&line["status"], &line["job"], &line["caller"]), (&json!(200), &json!(id), &json!("local")));
+    let published = listener.published().await;
+    assert_eq!(published.message_id().as_ref().map(|it| it.as_str()), Some(id.as_str()));
+    let headers = published.headers().clone().unwrap();
+    let text = |name: &str| headers.inner().get(name).and_then(as_text);
+    assert_eq!(
+        (text(REQUEST_ID).as_deref(), text(TRACEPARENT).as_deref()),
+        (Some("my-request"), Some(parent))
+    );
 }
 
 #[test]
@@ -377,6 +389,25 @@ fn another_sites_page_cannot_use_a_gateway_of_this_machine() {
     assert_eq!(rebound.status, 403);
     let foreign = setup.next().send("GET", "/v1/models", &[("origin", "https://evil.example")], None);
     assert_eq!(foreign.header("access-control-allow-origin"), None);
+    // A form needs no permission of the browser.
+    let form = |origin: &str| {
+        let request = ureq::post(&format!("{}/v1/files", setup.next().url)).set("origin", origin);
+        let answer =
+            Answer::of(request.set("content-type", "multipart/form-data; boundary=b").send_string("--b--"));
+        answer.json()["error"]["code"].clone()
+    };
+    for other in [
+        "https://evil.example",
+        "null",
+        "http://localhost.evil.example",
+        "http://127.0.0.1.evil.example:8080",
+    ] {
+        assert_eq!(form(other), json!("origin"), "{other}");
+    }
+    // These gateways take no files.
+    for own in ["http://localhost:3000", "http://127.0.0.1:8080", "http://[::1]:8080"] {
+        assert_eq!(form(own), json!("no_files"), "{own}");
+    }
 }
 
 #[test]
