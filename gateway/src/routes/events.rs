@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, HeaderName};
-use axum::response::Response;
+use axum::http::{HeaderMap, HeaderName, StatusCode};
 use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse as _, Response};
 use futures_util::Stream;
 use tokio::sync::watch;
 
@@ -23,7 +23,8 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// Proxies cut connections that say nothing for a minute.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Goes on after the event that the header `Last-Event-ID` names; ends after the job's last.
+/// Goes on after the event that the header `Last-Event-ID` names; ends after the job's last. Browsers then connect again, and the 204
+/// tells them that there is no more.
 pub async fn events(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
@@ -32,14 +33,18 @@ pub async fn events(
 ) -> Response {
     let last = headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()?.parse().ok()).unwrap_or(0);
     let answer = find(&app, &caller, &id).map(|entry| {
+        let last = entry.reached(last);
+        if last > 0 && entry.state().is_end() && entry.events_after(last).is_empty() {
+            return StatusCode::NO_CONTENT.into_response();
+        }
         let reader = Reader {
             watched: entry.watch(),
-            last: entry.reached(last),
             entry,
+            last,
             waiting: VecDeque::new(),
             drain: app.drain.clone(),
         };
-        Sse::new(reader.stream()).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
+        Sse::new(reader.stream()).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
     });
     called_by(&caller, answer)
 }

@@ -27,8 +27,16 @@ impl Events {
             request = request.set("last-event-id", &after.to_string());
         }
         let response = request.call().expect("events");
+        if after.is_some() && response.status() == 204 {
+            return Self::read(std::io::empty());
+        }
         assert_eq!(response.content_type(), "text/event-stream");
-        Self(BufReader::new(response.into_reader()).lines())
+        Self::read(response.into_reader())
+    }
+
+    fn read(bytes: impl Read + Send + Sync + 'static) -> Self {
+        let bytes: Box<dyn Read + Send + Sync> = Box::new(bytes);
+        Self(BufReader::new(bytes).lines())
     }
 
     /// The next one that is no estimate of the queue: how many of these come depends on time.
@@ -74,8 +82,7 @@ pub fn by_curl(gateway: &Gateway, id: &str, last_event_id: &str) -> Vec<Event> {
         curl.args(["--header", &header]).arg(format!("{}/v1/jobs/{id}/events", gateway.url)).output();
     let output = output.expect("curl");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let read: Box<dyn Read + Send + Sync> = Box::new(Cursor::new(output.stdout));
-    Events(BufReader::new(read).lines()).collect()
+    Events::read(Cursor::new(output.stdout)).collect()
 }
 
 fn names(events: &[Event]) -> Vec<&str> {

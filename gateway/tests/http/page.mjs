@@ -86,6 +86,20 @@ const steps = {
     return JSON.parse(await page.value(result));
   },
 
+  /** A job's events as a browser's own EventSource gets them, until it connects no more. */
+  async eventSource(page, model) {
+    await visit(page);
+    await run(page, model);
+    await page.until("the result", hasResult);
+    const { id } = JSON.parse(await page.value(result));
+    return page.value(`new Promise((resolve) => {
+      const seen = [];
+      const source = new EventSource("/v1/jobs/${id}/events");
+      for (const name of ["queued", "started", "part", "done"]) source.addEventListener(name, () => seen.push(name));
+      source.addEventListener("error", () => { if (source.readyState === EventSource.CLOSED) resolve(seen); });
+    })`);
+  },
+
   /** A file through a model. */
   async file(page, model, file) {
     await visit(page);

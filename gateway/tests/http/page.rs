@@ -1,6 +1,7 @@
 //! The operators' page in a real browser: every view and every action, with their effects checked at the broker and the workers.
 //! `make test-page` runs these tests, because they need a browser, which is large.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -90,7 +91,15 @@ fn it_tries_a_model_with_texts_and_with_a_file() {
     assert_eq!(std::fs::read(uri.strip_prefix("file://").unwrap()).unwrap(), b"content");
     let shown = visit(gateway, "keyboard", "", &[ECHO]);
     assert_eq!(shown["state"], "done");
-    until("the worker has answered three jobs", || (answered(&setup) == Some(before + 3)).then_some(()));
+    for gateway in &setup.gateways {
+        let seen = visit(gateway, "eventSource", "", &[ECHO]);
+        let names: Vec<_> = seen.as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        assert_eq!((names.first(), names.last()), (Some(&"queued"), Some(&"done")), "{seen}");
+        // A browser that begins again gets them again.
+        let once: BTreeSet<_> = names.iter().collect();
+        assert_eq!(once.len(), names.len(), "{seen}");
+    }
+    until("the worker has answered five jobs", || (answered(&setup) == Some(before + 5)).then_some(()));
 }
 
 /// A large output, which its worker wrote to a store, is saved by a button: with the key, which a link could not send.
