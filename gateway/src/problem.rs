@@ -55,7 +55,7 @@ impl Shape {
     /// That of a path.
     pub fn of(path: &str) -> Self {
         match path {
-            "/embed" | "/embed_sparse" | "/rerank" | "/predict" | "/info" => Self::Tei,
+            "/" | "/embed" | "/embed_sparse" | "/rerank" | "/predict" | "/info" => Self::Tei,
             _ => Self::OpenAi,
         }
     }
@@ -302,6 +302,8 @@ mod tests {
         assert_eq!(error["error"]["type"], "invalid_request_error");
         assert_eq!(error["error"]["param"], "input");
         assert_eq!(problem.body(Shape::Tei), json!({"error": "no", "error_type": "validation"}));
-        assert_eq!((Shape::of("/embed"), Shape::of("/v1/embeddings")), (Shape::Tei, Shape::OpenAi));
+        for (path, shape) in [("/embed", Shape::Tei), ("/", Shape::Tei), ("/v1/embeddings", Shape::OpenAi)] {
+            assert_eq!(Shape::of(path), shape, "{path}");
+        }
     }
 }

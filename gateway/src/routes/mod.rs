@@ -72,7 +72,7 @@ pub fn router(app: App) -> Router {
         .route("/livez", get(health::livez))
         .route("/readyz", get(health::readyz))
         .route("/metrics", get(health::metrics))
-        .route("/", get(page::index))
+        .route("/", get(page::index).post(tei::embed))
         .route("/page/{file}", get(page::file))
         .route("/docs", get(page::docs))
         .route("/openapi.json", get(page::openapi))

@@ -35,7 +35,7 @@ fn yes() -> bool {
     true
 }
 
-/// `POST /embed`.
+/// `POST /embed`, and `POST /`: clients that are given the URL of a text-embeddings-inference send requests there.
 pub async fn embed(call: Call) -> Response {
     call.answered(embeddings).await
 }

@@ -28,10 +28,14 @@ fn embeddings_are_the_models_whatever_route_they_come_by() {
     // Sentences of one meaning are closer than others: these are MiniLM's vectors, in order.
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
     assert!(dot(&vectors[0], &vectors[1]) > 0.5 && dot(&vectors[0], &vectors[2]) < 0.3);
-    let tei = setup.next().post("/embed", &json!({"inputs": texts}));
-    assert_eq!(tei.status, 200, "{tei:?}");
-    let tei: Vec<_> = tei.json().as_array().unwrap().iter().map(vector).collect();
-    assert_eq!(tei, vectors);
+    for path in ["/embed", "/"] {
+        let tei = setup.next().post(path, &json!({"inputs": texts}));
+        assert_eq!(tei.status, 200, "{tei:?}");
+        let tei: Vec<_> = tei.json().as_array().unwrap().iter().map(vector).collect();
+        assert_eq!(tei, vectors, "{path}");
+        let refused = setup.next().post(path, &json!({"inputs": []}));
+        assert_eq!((refused.status, &refused.json()["error_type"]), (400, &json!("empty")), "{path}");
+    }
     let job = setup.next().send(
         "POST",
         "/v1/jobs",
