@@ -18,6 +18,9 @@ pub const JOB_ID: HeaderName = HeaderName::from_static("x-vramq-job-id");
 /// The longest `Retry-After`. The OpenAI clients ignore longer ones, and try again at once.
 const RETRY_AFTER_S_MAX: u64 = 60;
 
+/// What is shown of the name of an unknown model.
+const MODEL_CHARS_MAX: usize = 256;
+
 /// The error response of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -164,7 +167,9 @@ impl Problem {
     }
 
     pub fn unknown_model(model: &str) -> Self {
-        let message = format!("the model `{model}` does not exist: no worker has declared a queue for it");
+        // A path may be much longer than names are.
+        let shown: String = model.chars().take(MODEL_CHARS_MAX).collect();
+        let message = format!("the model `{shown}` does not exist: no worker has declared a queue for it");
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model")
     }
 

@@ -160,8 +160,9 @@ fn it_withdraws_a_job() {
     std::fs::write(&file, "").unwrap();
     setup.worker(&[ECHO], &["--set", &format!("worker.drill=pass=hang,while={}", file.display())]);
     setup.gateway(&[]);
+    setup.gateway(&[]);
     setup.wait_for_models(&[ECHO]);
-    let shown = visit(&setup.gateways[0], "withdraw", "", &[ECHO]);
+    let shown = visit(setup.next(), "withdraw", "", &[ECHO]);
     assert_eq!(shown["state"], "withdrawn");
     std::fs::remove_file(&file).unwrap();
     setup.until_counter("withdrawn", 1);
