@@ -57,7 +57,7 @@ pub struct StoredOutput {
 /// Where its bytes are read.
 enum Content {
     File(std::fs::File),
-    Object(Arc<dyn ObjectStore>, GetResult),
+    Object(Arc<dyn ObjectStore>, Box<GetResult>),
 }
 
 /// Without its bytes.
@@ -132,7 +132,7 @@ impl OutputStore {
                 let found = found.map_err(|error| not_read(uri, &error))?;
                 let (bytes, at) = (found.meta.size, found.meta.last_modified.into());
                 not_emptied(uri, bytes, &reference)?;
-                let content = Content::Object(Arc::clone(objects), found);
+                let content = Content::Object(Arc::clone(objects), Box::new(found));
                 Ok(StoredOutput { bytes, at, content, reference })
             }
         }
@@ -172,9 +172,7 @@ impl StoredOutput {
             Ok(held.take().map(|last| (last, (pieces, reference, hash, None))))
         })
     }
-}
 
-impl StoredOutput {
     /// Some of its bytes. They are not checked: the digest is that of all of them.
     ///
     /// # Errors
@@ -188,7 +186,7 @@ impl StoredOutput {
                 Ok(file_pieces(file.take(part.end - part.start)).boxed())
             }
             Content::Object(objects, described) => {
-                let (path, options) = (described.meta.location, GetOptions::new());
+                let (path, options) = (described.meta.location.clone(), GetOptions::new());
                 let found = objects.get_opts(&path, options.with_range(Some(GetRange::Bounded(part)))).await;
                 Ok(object_pieces(found.map_err(|error| not_read(&uri, &error))?))
             }
@@ -200,7 +198,7 @@ impl Content {
     fn pieces(self) -> BoxStream<'static, io::Result<Bytes>> {
         match self {
             Self::File(file) => file_pieces(tokio::fs::File::from_std(file)).boxed(),
-            Self::Object(_, found) => object_pieces(found),
+            Self::Object(_, found) => object_pieces(*found),
         }
     }
 }
