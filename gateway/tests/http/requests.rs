@@ -277,7 +277,7 @@ fn what_there_is_not_is_refused_in_the_same_shape() {
         "%00",
         "a%20b",
         "%F0%9F%97%BC",
-        "file-%2e%2e",
+        "file-%2e%2e%2fx",
         &long,
     ] {
         for path in
