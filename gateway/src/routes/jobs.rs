@@ -228,7 +228,7 @@ async fn view(entry: &Entry) -> Result<Bytes, Problem> {
 }
 
 /// A job that another gateway took, if it has ended and its end is stored.
-async fn stored(app: &App, caller: &Caller, id: &str) -> Option<Bytes> {
+pub async fn stored(app: &App, caller: &Caller, id: &str) -> Option<Bytes> {
     app.results.as_ref()?.get(&caller.name, id).await
 }
 

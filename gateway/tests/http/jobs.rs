@@ -66,6 +66,21 @@ fn with_a_folder_every_gateway_answers_for_a_job_that_has_ended() {
     every_gateway_answers_for_a_job_that_has_ended(setup, &[format!("results.folder={}", folder.display())]);
 }
 
+/// The last event that a gateway has of a job: its name, what it says, and its number.
+fn last_event(gateway: &Gateway, key: &str, id: &str) -> (String, Value, String) {
+    let answer = send(gateway, key, "GET", &format!("/v1/jobs/{id}/events"), None);
+    assert_eq!(
+        (answer.status, answer.header("content-type")),
+        (200, Some("text/event-stream")),
+        "{answer:?}"
+    );
+    let field = |name: &str| {
+        let value = answer.text.lines().rev().find_map(|line| line.strip_prefix(name));
+        value.unwrap_or_else(|| panic!("no {name:?} in {answer:?}")).to_owned()
+    };
+    (field("event: "), serde_json::from_str(&field("data: ")).unwrap(), field("id: "))
+}
+
 /// The results are where the settings say.
 pub fn every_gateway_answers_for_a_job_that_has_ended(mut setup: Setup, settings: &[String]) {
     let (path, keys) = key_file(setup.folder.path(), &[("a", ""), ("b", "")]);
@@ -84,6 +99,14 @@ pub fn every_gateway_answers_for_a_job_that_has_ended(mut setup: Setup, settings
     // A caller that hears of the end finds the same on every gateway.
     assert_eq!((other("a", "one").json(), other("a", "two").json()), (ran.clone(), failed));
     assert_eq!((other("b", "one").status, other("a", "three").status), (404, 404));
+    for id in ["one", "two"] {
+        let [here, there] = [0, 1].map(|at| last_event(&setup.gateways[at], &keys["a"], id));
+        assert_eq!((&here.0, &here.1), (&there.0, &there.1), "the end of {id}");
+        let path = format!("/v1/jobs/{id}/events");
+        let seen = [("authorization", keys["a"].as_str()), ("last-event-id", there.2.as_str())];
+        assert_eq!(setup.gateways[1].send("GET", &path, &seen, None).status, 204);
+        assert_eq!(send(&setup.gateways[1], &keys["b"], "GET", &path, None).status, 404);
+    }
     let kept = send(&setup.gateways[1], &keys["a"], "DELETE", "/v1/jobs/one", None);
     assert_eq!((kept.status, &kept.json()["state"]), (200, &json!("done")), "what has ended stays");
     // The same request to any gateway is the same job, and another body a mistake.
