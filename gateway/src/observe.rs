@@ -102,7 +102,7 @@ fn shaped(problem: &Problem, shape: Shape, inner: Response) -> Response {
 /// The framework's own words on a URL that it cannot read are no JSON.
 fn unshaped(response: &Response, route: &str) -> Option<Problem> {
     let status = response.status();
-    let probe = matches!(route, "/livez" | "/readyz");
+    let probe = matches!(route, "/livez" | "/readyz" | "/health");
     let text = response
         .headers()
         .get(header::CONTENT_TYPE)
@@ -170,7 +170,7 @@ fn log(method: &Method, path: &str, response: &Response, trace: &Trace, start: I
     let path = &path[..path.floor_char_boundary(256)];
     let (request_id, traceparent) = (&trace.request_id, &trace.traceparent);
     // Probes come every few seconds.
-    if matches!(path, "/livez" | "/readyz" | "/metrics") && status == 200 {
+    if matches!(path, "/livez" | "/readyz" | "/health" | "/metrics") && status == 200 {
         tracing::debug!(%method, path, status, ms, request_id, "request");
     } else {
         tracing::info!(%method, path, status, ms, caller, job, request_id, traceparent, "request");

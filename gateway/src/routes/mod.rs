@@ -71,6 +71,7 @@ pub fn router(app: App) -> Router {
         .route("/v1/dead-letters/drop", post(dead_letters::drop))
         .route("/livez", get(health::livez))
         .route("/readyz", get(health::readyz))
+        .route("/health", get(health::readyz))
         .route("/metrics", get(health::metrics))
         .route("/", get(page::index).post(tei::embed))
         .route("/page/{file}", get(page::file))

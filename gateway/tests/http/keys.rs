@@ -72,6 +72,10 @@ fn a_key_gives_access_to_its_callers_jobs_only() {
         assert_eq!(letters.status, status, "{letters:?}");
     }
     assert_eq!(send(gateway, &keys["a"], "GET", "/v1/status", None).json()["workers"], json!([]));
+    // Probes have no key.
+    for path in ["/livez", "/readyz", "/health", "/metrics"] {
+        assert_eq!(gateway.get(path).status, 200, "{path}");
+    }
     let log = setup.gateways[0].program.log();
     assert!(!log.contains(keys["a"].trim_start_matches("Bearer ")), "a key was logged");
     // A key that is taken out of the file ends within seconds; a file with a fault changes nothing.
