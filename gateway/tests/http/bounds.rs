@@ -148,6 +148,29 @@ fn a_queue_that_is_too_long_says_when_it_will_be_short_enough() {
     });
 }
 
+/// A worker that had little to do has shown little of what it can do.
+#[test]
+fn a_burst_after_a_quiet_time_is_taken() {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", "http.queue_s_max=1"]);
+    }
+    setup.wait_for_models(&[ECHO]);
+    let first = setup.next().send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&job()));
+    assert_eq!(first.json()["state"], "done", "{first:?}");
+    for gateway in &setup.gateways {
+        until("a heartbeat tells of it", || {
+            let models = gateway.get("/v1/status").json()["models"].clone();
+            models[ECHO]["workers"]["jobs_per_s"].as_f64().filter(|rate| *rate > 0.0)
+        });
+    }
+    for at in 0..100 {
+        let taken = setup.next().post("/v1/jobs", &job());
+        assert!(matches!(taken.status, 200 | 202), "job {at}: {taken:?}");
+    }
+}
+
 /// Clients of OpenAI obey no longer wait than a minute, and come again at once if they are told of one.
 #[test]
 fn a_refusal_says_a_minute_at_most() {
