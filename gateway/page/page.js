@@ -6,6 +6,7 @@ import { begin as beginDeadLetters } from "./dead.js";
 
 const REFRESH_MS = 2000;
 const SHOWN_CHARS_MAX = 20000;
+const SAVED_AFTER_MS = 60000;
 
 function trouble(text) {
   const shown = find("trouble");
@@ -149,6 +150,7 @@ async function run(event) {
   const events = find("try-events");
   events.replaceChildren();
   find("try-result").hidden = true;
+  showFiles([]);
   try {
     const body = JSON.stringify({ model: find("try-model").value, inputs: await inputs() });
     const options = { method: "POST", body, headers: { "content-type": "application/json" } };
@@ -160,6 +162,7 @@ async function run(event) {
     const shown = find("try-result");
     shown.textContent = JSON.stringify(done, null, 1).slice(0, SHOWN_CHARS_MAX);
     shown.hidden = false;
+    showFiles(done.output_files ?? []);
   } catch (error) {
     events.append(element("li", { class: "bad" }, error.message));
   } finally {
@@ -195,6 +198,35 @@ function show(block, progress) {
   const { id, ...rest } = data;
   const said = Object.entries(rest).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${value}`);
   find("try-events").append(element("li", {}, `${fields.get("event")}: ${said.join(", ")}`));
+}
+
+/** A button for each output in a store. */
+function showFiles(files) {
+  const list = find("try-files");
+  list.replaceChildren(...files.map(({ index, id, href }) => {
+    const said = element("span", { role: "status", class: "hint" });
+    const button = element("button", { type: "button" }, `Download output ${index}`);
+    button.addEventListener("click", () => download(id, href, said));
+    return element("li", { class: "row" }, button, said);
+  }));
+  list.hidden = files.length === 0;
+}
+
+/** Saves an output as a file. A link could not send the key, so the page fetches the bytes. */
+async function download(id, href, said) {
+  said.textContent = "";
+  said.className = "hint";
+  try {
+    const content = await (await ask(href)).blob();
+    const link = element("a", { href: URL.createObjectURL(content), download: id });
+    link.click();
+    // By then the browser has begun to save it.
+    setTimeout(() => URL.revokeObjectURL(link.href), SAVED_AFTER_MS);
+    said.textContent = `saved: ${content.size.toLocaleString()} bytes, ${content.type}`;
+  } catch (error) {
+    said.className = "bad";
+    said.textContent = error.message;
+  }
 }
 
 async function withdraw() {

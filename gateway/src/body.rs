@@ -134,6 +134,12 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
 
 /// A page of another site can send a form to a gateway on this machine, but no JSON.
 fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
+    let coding =
+        headers.get(header::CONTENT_ENCODING).map_or("identity", |it| it.to_str().unwrap_or_default());
+    if !coding.eq_ignore_ascii_case("identity") {
+        let message = "a compressed body cannot be read: leave out Content-Encoding";
+        return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_encoding", message));
+    }
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();
     if kind.eq_ignore_ascii_case("application/json") {
@@ -156,6 +162,24 @@ fn too_large(most: usize) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_body_is_json_and_not_compressed() {
+        let refused = |kind: &str, coding: Option<&str>| {
+            let coding = coding.map(|coding| (header::CONTENT_ENCODING, coding));
+            let pairs = [(header::CONTENT_TYPE, kind)].into_iter().chain(coding);
+            let headers = pairs.map(|(name, value)| (name, value.parse().unwrap())).collect();
+            require_json(&headers).err().map(|problem| problem.code)
+        };
+        for kind in ["application/json", "Application/JSON; charset=utf-8", "application/json ;x=y"] {
+            assert_eq!(refused(kind, None), None, "{kind}");
+        }
+        for kind in ["", "text/plain", "application/jsonx", "multipart/form-data; boundary=b"] {
+            assert_eq!(refused(kind, None), Some("content_type"), "{kind}");
+        }
+        assert_eq!(refused("application/json", Some("Identity")), None);
+        assert_eq!(refused("application/json", Some("gzip")), Some("content_encoding"));
+    }
 
     #[test]
     fn commas_within_texts_are_no_values() {

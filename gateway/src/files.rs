@@ -2,6 +2,7 @@
 
 mod upload;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +10,7 @@ use axum::http::StatusCode;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
 use object_store::path::Path;
-use object_store::{GetResult, ObjectMeta, ObjectStoreExt as _};
+use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore as _, ObjectStoreExt as _};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -148,13 +149,20 @@ impl FileStore {
         serde_json::from_slice(&bytes).map_err(|e| broken("read the file's description", &e))
     }
 
-    /// A file's bytes, as a stream.
+    /// A file's bytes, or a part of them, as a stream.
     ///
     /// # Errors
     /// There is no such file.
-    pub async fn content(&self, owner: &str, id: &str) -> Result<GetResult, Problem> {
+    pub async fn content(
+        &self,
+        owner: &str,
+        id: &str,
+        part: Option<Range<u64>>,
+    ) -> Result<GetResult, Problem> {
         check_id(id)?;
-        self.storage.objects.get(&content_path(owner, id)).await.map_err(|e| missing(id, &e))
+        let options = GetOptions::new().with_range(part.map(GetRange::Bounded));
+        let found = self.storage.objects.get_opts(&content_path(owner, id), options).await;
+        found.map_err(|e| missing(id, &e))
     }
 
     /// # Errors
@@ -302,8 +310,11 @@ mod tests {
         let store = store(folder.path()).await;
         let view = store.put("a", "x.txt", "text/plain", pieces(&["ab", "cd"])).await.unwrap();
         assert_eq!(store.view("a", &view.id).await.unwrap(), view);
-        let content = store.content("a", &view.id).await.unwrap().bytes().await.unwrap();
-        assert_eq!((&content[..], view.bytes), (&b"abcd"[..], 4));
+        for (part, expected) in [(None, "abcd"), (Some(1..3), "bc"), (Some(3..4), "d")] {
+            let content = store.content("a", &view.id, part).await.unwrap().bytes().await.unwrap();
+            assert_eq!(&content[..], expected.as_bytes());
+        }
+        assert_eq!(view.bytes, 4);
         assert_eq!(store.view("b", &view.id).await.unwrap_err().status, 404);
         for odd in ["../a/x", "file-", "file-../../../../../../etc/passwd00000", ""] {
             assert_eq!(store.view("a", odd).await.unwrap_err().status, 404, "{odd}");

@@ -20,3 +20,4 @@ pub mod routes;
 pub mod server;
 pub mod storage;
 pub mod trace;
+pub mod vocabulary;

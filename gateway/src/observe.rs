@@ -33,9 +33,7 @@ pub async fn observe(State(app): State<App>, mut request: Request, next: Next) -
     if let Some(problem) =
         response.extensions_mut().remove::<Problem>().or_else(|| unshaped(&response, &route))
     {
-        let rendered = problem.render(Shape::of(&path));
-        let inner = std::mem::replace(&mut response, rendered);
-        response.extensions_mut().extend(inner.extensions().clone());
+        response = shaped(&problem, Shape::of(&path), response);
     }
     add_headers(response.headers_mut(), &trace);
     log(&method, &path, &response, &trace, start);
@@ -45,10 +43,25 @@ pub async fn observe(State(app): State<App>, mut request: Request, next: Next) -
     response
 }
 
+/// A problem in the shape of its API, with what the layers within have put into its response: what a page of another origin needs to
+/// read it, and the caller's name.
+fn shaped(problem: &Problem, shape: Shape, inner: Response) -> Response {
+    let (inner, _) = inner.into_parts();
+    let mut response = problem.render(shape);
+    for (name, value) in &inner.headers {
+        // These two are of the body that is replaced.
+        if *name != header::CONTENT_TYPE && *name != header::CONTENT_LENGTH {
+            response.headers_mut().append(name.clone(), value.clone());
+        }
+    }
+    response.extensions_mut().extend(inner.extensions);
+    response
+}
+
 /// The framework's own words on a URL that it cannot read are no JSON.
 fn unshaped(response: &Response, route: &str) -> Option<Problem> {
     let status = response.status();
-    let probe = matches!(route, "/livez" | "/readyz");
+    let probe = matches!(route, "/livez" | "/readyz" | "/health");
     let text = response
         .headers()
         .get(header::CONTENT_TYPE)
@@ -63,16 +76,36 @@ fn host_problem(app: &App, headers: &HeaderMap) -> Option<Problem> {
     if app.keys.required() {
         return None;
     }
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
-    let name = if host.starts_with('[') {
-        host.split(']').next()?.trim_start_matches('[')
-    } else {
-        host.split(':').next()?
-    };
-    let local = name.eq_ignore_ascii_case("localhost")
-        || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    // HTTP/1.0 needs none. One that cannot be read is not this machine's.
+    let host = headers.get(header::HOST).map_or("localhost", |host| host.to_str().unwrap_or_default());
     let message = "without keys this gateway answers requests to localhost only";
-    (!local).then(|| Problem::new(StatusCode::FORBIDDEN, "host", message))
+    (!is_local(host)).then(|| Problem::new(StatusCode::FORBIDDEN, "host", message))
+}
+
+/// Whether a host, with or without a port, is this machine by its name or address.
+fn is_local(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(address) => address.split(']').next(),
+        None => host.split(':').next(),
+    };
+    let name = name.unwrap_or_default();
+    name.eq_ignore_ascii_case("localhost")
+        || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Refuses a form that a page of another site sends to a gateway without keys. Browsers let every page send forms to everybody.
+///
+/// # Errors
+/// The page is neither of this machine nor of a named origin.
+pub fn check_origin(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
+    let Some(origin) = headers.get(header::ORIGIN).filter(|_| !app.keys.required()) else { return Ok(()) };
+    let origin = origin.to_str().unwrap_or_default();
+    let host = origin.split_once("://").map_or("", |(_, host)| host);
+    if is_local(host) || app.config.http.cors_origins.iter().any(|named| named == origin) {
+        return Ok(());
+    }
+    let message = "without keys this gateway takes no forms from pages of other sites (http.cors_origins)";
+    Err(Problem::new(StatusCode::FORBIDDEN, "origin", message))
 }
 
 fn add_headers(headers: &mut HeaderMap, trace: &Trace) {
@@ -96,9 +129,50 @@ fn log(method: &Method, path: &str, response: &Response, trace: &Trace, start: I
     let path = &path[..path.floor_char_boundary(256)];
     let (request_id, traceparent) = (&trace.request_id, &trace.traceparent);
     // Probes come every few seconds.
-    if matches!(path, "/livez" | "/readyz" | "/metrics") && status == 200 {
+    if matches!(path, "/livez" | "/readyz" | "/health" | "/metrics") && status == 200 {
         tracing::debug!(%method, path, status, ms, request_id, "request");
     } else {
         tracing::info!(%method, path, status, ms, caller, job, request_id, traceparent, "request");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_has_few_names() {
+        for local in ["localhost", "LocalHost:80", "127.0.0.1", "127.1.2.3:8080", "[::1]", "[::1]:8080"] {
+            assert!(is_local(local), "{local}");
+        }
+        let others = [
+            "",
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "0.0.0.0",
+            "[::]",
+            "[::2]:80",
+        ];
+        for other in others.into_iter().chain(["192.168.0.1:80", "[", "::1", "localhost@evil.example"]) {
+            assert!(!is_local(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn what_inner_layers_said_stays_in_the_answer() {
+        let mut inner = (StatusCode::NOT_FOUND, "a text").into_response();
+        inner
+            .headers_mut()
+            .insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("https://a"));
+        inner.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(6));
+        inner.extensions_mut().insert(CallerName("me".to_owned()));
+        let response = shaped(&Problem::not_found("such thing"), Shape::OpenAi, inner);
+        let headers = response.headers();
+        assert_eq!(headers[header::ACCESS_CONTROL_ALLOW_ORIGIN], "https://a");
+        let kinds: Vec<_> = headers.get_all(header::CONTENT_TYPE).iter().collect();
+        assert_eq!(kinds, ["application/json"]);
+        assert!(!headers.contains_key(header::CONTENT_LENGTH));
+        assert_eq!(response.extensions().get::<CallerName>().map(|name| name.0.as_str()), Some("me"));
     }
 }

@@ -1,6 +1,7 @@
 //! Reads large outputs from the store that workers write them to, and checks their digests.
 
-use std::io;
+use std::io::{self, SeekFrom};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -8,9 +9,9 @@ use axum::http::StatusCode;
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::{self, BoxStream, Stream, StreamExt as _};
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt as _};
+use object_store::{GetOptions, GetRange, GetResult, ObjectStore};
 use sha2::{Digest as _, Sha256};
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncSeekExt as _};
 use url::Url;
 use vramq_stores::Fault;
 use vramq_stores::folder::Folder;
@@ -49,8 +50,14 @@ pub struct StoredOutput {
     pub bytes: u64,
     /// When it was written.
     pub at: SystemTime,
-    pieces: BoxStream<'static, io::Result<Bytes>>,
+    content: Content,
     reference: Reference,
+}
+
+/// Where its bytes are read.
+enum Content {
+    File(std::fs::File),
+    Object(Arc<dyn ObjectStore>, Box<GetResult>),
 }
 
 /// Without its bytes.
@@ -88,6 +95,18 @@ impl OutputStore {
     /// # Errors
     /// It is not there, or was emptied, or the place cannot be read.
     pub async fn open(&self, uri: &str) -> Result<StoredOutput, Problem> {
+        self.found(uri, false).await
+    }
+
+    /// The same without its bytes, of which [`StoredOutput::part`] reads some.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub async fn describe(&self, uri: &str) -> Result<StoredOutput, Problem> {
+        self.found(uri, true).await
+    }
+
+    async fn found(&self, uri: &str, head: bool) -> Result<StoredOutput, Problem> {
         let reference = Reference::parse(uri).map_err(|error| broken(uri, &format!("{error:?}")))?;
         // The jobs' own names are of ASCII letters, digits and a hyphen.
         let name = reference.segments.last().cloned().unwrap_or_default();
@@ -105,19 +124,16 @@ impl OutputStore {
                     fault => broken(uri, &format!("{fault:?}")),
                 })?;
                 not_emptied(uri, bytes, &reference)?;
-                let pieces = file_pieces(tokio::fs::File::from_std(file)).boxed();
-                Ok(StoredOutput { bytes, at, pieces, reference })
+                Ok(StoredOutput { bytes, at, content: Content::File(file), reference })
             }
             Source::Cloud(objects) => {
                 let path = Path::from(String::from_utf8_lossy(&name).as_ref());
-                let found = objects.get(&path).await.map_err(|error| match error {
-                    object_store::Error::NotFound { .. } => missing(),
-                    error => broken(uri, &error),
-                })?;
+                let found = objects.get_opts(&path, GetOptions::new().with_head(head)).await;
+                let found = found.map_err(|error| not_read(uri, &error))?;
                 let (bytes, at) = (found.meta.size, found.meta.last_modified.into());
                 not_emptied(uri, bytes, &reference)?;
-                let pieces = found.into_stream().map(|piece| piece.map_err(io::Error::other)).boxed();
-                Ok(StoredOutput { bytes, at, pieces, reference })
+                let content = Content::Object(Arc::clone(objects), Box::new(found));
+                Ok(StoredOutput { bytes, at, content, reference })
             }
         }
     }
@@ -137,7 +153,7 @@ impl StoredOutput {
     /// Its bytes. The last piece comes only if all have the right digest: else the stream ends with an error before it, so that nobody
     /// takes other bytes for the output.
     pub fn checked(self) -> impl Stream<Item = io::Result<Bytes>> + Send + use<> {
-        let (pieces, reference) = (self.pieces.fuse(), self.reference);
+        let (pieces, reference) = (self.content.pieces().fuse(), self.reference);
         let start = (pieces, reference, Sha256::new(), None::<Bytes>);
         stream::try_unfold(start, |(mut pieces, reference, mut hash, mut held)| async move {
             while let Some(piece) = pieces.next().await {
@@ -156,9 +172,42 @@ impl StoredOutput {
             Ok(held.take().map(|last| (last, (pieces, reference, hash, None))))
         })
     }
+
+    /// Some of its bytes. They are not checked: the digest is that of all of them.
+    ///
+    /// # Errors
+    /// The place cannot be read.
+    pub async fn part(self, part: Range<u64>) -> Result<BoxStream<'static, io::Result<Bytes>>, Problem> {
+        let uri = self.reference.shown();
+        match self.content {
+            Content::File(file) => {
+                let mut file = tokio::fs::File::from_std(file);
+                file.seek(SeekFrom::Start(part.start)).await.map_err(|error| broken(&uri, &error))?;
+                Ok(file_pieces(file.take(part.end - part.start)).boxed())
+            }
+            Content::Object(objects, described) => {
+                let (path, options) = (described.meta.location.clone(), GetOptions::new());
+                let found = objects.get_opts(&path, options.with_range(Some(GetRange::Bounded(part)))).await;
+                Ok(object_pieces(found.map_err(|error| not_read(&uri, &error))?))
+            }
+        }
+    }
 }
 
-fn file_pieces(file: tokio::fs::File) -> impl Stream<Item = io::Result<Bytes>> {
+impl Content {
+    fn pieces(self) -> BoxStream<'static, io::Result<Bytes>> {
+        match self {
+            Self::File(file) => file_pieces(tokio::fs::File::from_std(file)).boxed(),
+            Self::Object(_, found) => object_pieces(*found),
+        }
+    }
+}
+
+fn object_pieces(found: GetResult) -> BoxStream<'static, io::Result<Bytes>> {
+    found.into_stream().map(|piece| piece.map_err(io::Error::other)).boxed()
+}
+
+fn file_pieces<F: AsyncRead + Unpin + Send>(file: F) -> impl Stream<Item = io::Result<Bytes>> {
     stream::try_unfold(file, |mut file| async {
         let mut piece = BytesMut::with_capacity(PIECE_BYTES);
         let read = file.read_buf(&mut piece).await?;
@@ -178,6 +227,13 @@ fn missing() -> Problem {
     Problem::not_found(
         "such output where this gateway looks for outputs: it was removed there, or its worker writes to another place",
     )
+}
+
+fn not_read(uri: &str, error: &object_store::Error) -> Problem {
+    match error {
+        object_store::Error::NotFound { .. } => missing(),
+        error => broken(uri, error),
+    }
 }
 
 fn broken(uri: &str, error: &dyn std::fmt::Display) -> Problem {
@@ -215,6 +271,18 @@ mod tests {
         }
         let none = store.open(&format!("file:///elsewhere/name-1#sha256={SHA256_OF_TEST}")).await;
         assert_eq!(none.err().unwrap().status, 404);
+    }
+
+    #[tokio::test]
+    async fn a_part_of_an_output_is_read_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("name-0"), "test").unwrap();
+        let store = OutputStore::new(&Place::Folder(folder.path().to_owned()));
+        for (part, expected) in [(0..1, "t"), (1..3, "es"), (0..4, "test"), (3..4, "t")] {
+            let stored = store.describe(&format!("file:///o/name-0#sha256={SHA256_OF_TEST}")).await.unwrap();
+            let pieces: Vec<Bytes> = stored.part(part).await.unwrap().try_collect().await.unwrap();
+            assert_eq!(pieces.concat(), expected.as_bytes());
+        }
     }
 
     #[tokio::test]

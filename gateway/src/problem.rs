@@ -18,6 +18,9 @@ pub const JOB_ID: HeaderName = HeaderName::from_static("x-vramq-job-id");
 /// The longest `Retry-After`. The OpenAI clients ignore longer ones, and try again at once.
 const RETRY_AFTER_S_MAX: u64 = 60;
 
+/// What is shown of the name of an unknown model.
+const MODEL_CHARS_MAX: usize = 256;
+
 /// The error response of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -55,7 +58,7 @@ impl Shape {
     /// That of a path.
     pub fn of(path: &str) -> Self {
         match path {
-            "/embed" | "/embed_sparse" | "/rerank" | "/predict" | "/info" => Self::Tei,
+            "/" | "/embed" | "/embed_sparse" | "/rerank" | "/predict" | "/info" => Self::Tei,
             _ => Self::OpenAi,
         }
     }
@@ -164,7 +167,9 @@ impl Problem {
     }
 
     pub fn unknown_model(model: &str) -> Self {
-        let message = format!("the model `{model}` does not exist: no worker has declared a queue for it");
+        // A path may be much longer than names are.
+        let shown: String = model.chars().take(MODEL_CHARS_MAX).collect();
+        let message = format!("the model `{shown}` does not exist: no worker has declared a queue for it");
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model")
     }
 
@@ -173,6 +178,10 @@ impl Problem {
         let mut response = (self.status, Json(self.body(shape))).into_response();
         let headers = response.headers_mut();
         match self.retry {
+            // The OpenAI clients send a conflict again by themselves, which changes nothing about it.
+            Retry::Unsaid if self.status == StatusCode::CONFLICT => {
+                drop(headers.insert(SHOULD_RETRY, HeaderValue::from_static("false")));
+            }
             Retry::Unsaid => {}
             Retry::After(wait) => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s(wait)));
@@ -276,6 +285,15 @@ mod tests {
     }
 
     #[test]
+    fn a_conflict_is_sent_again_only_if_time_ends_it() {
+        let conflict = Problem::new(StatusCode::CONFLICT, "c", "no");
+        let should_retry = |problem: &Problem| problem.render(Shape::OpenAi).headers()[SHOULD_RETRY].clone();
+        assert_eq!(should_retry(&conflict), "false");
+        assert_eq!(should_retry(&conflict.with_retry(Retry::After(Duration::ZERO))), "true");
+        assert!(!Problem::invalid("no").render(Shape::OpenAi).headers().contains_key(SHOULD_RETRY));
+    }
+
+    #[test]
     fn waits_are_whole_seconds_that_clients_obey() {
         for (ms, s) in [(0, 1), (1, 1), (1_001, 2), (59_500, 60), (3_600_000, 60)] {
             assert_eq!(retry_after_s(Duration::from_millis(ms)), s);
@@ -289,6 +307,8 @@ mod tests {
         assert_eq!(error["error"]["type"], "invalid_request_error");
         assert_eq!(error["error"]["param"], "input");
         assert_eq!(problem.body(Shape::Tei), json!({"error": "no", "error_type": "validation"}));
-        assert_eq!((Shape::of("/embed"), Shape::of("/v1/embeddings")), (Shape::Tei, Shape::OpenAi));
+        for (path, shape) in [("/embed", Shape::Tei), ("/", Shape::Tei), ("/v1/embeddings", Shape::OpenAi)] {
+            assert_eq!(Shape::of(path), shape, "{path}");
+        }
     }
 }

@@ -36,9 +36,18 @@ pub struct Fleet {
 struct Seen {
     heartbeat: Heartbeat,
     at: Instant,
-    /// Jobs a second that it can answer, by model.
-    rates: HashMap<String, f64>,
+    /// By model.
+    rates: HashMap<String, Rate>,
     samples: VecDeque<Sample>,
+}
+
+/// Jobs a second of a worker and a model.
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    per_s: f64,
+    /// It was measured while the worker had more to do than it could: it is what the worker can do. Else the worker can do at least so
+    /// much, which says nothing of how long jobs will wait.
+    is_full: bool,
 }
 
 /// Memory and work at one moment, for the timeline of the page.
@@ -81,7 +90,7 @@ pub struct ModelView {
     pub unacknowledged: u64,
     /// When the oldest of its workers started, in Unix seconds.
     pub since_s: u64,
-    /// Jobs a second; `None` while nothing was measured.
+    /// Jobs a second that they can answer at least; `None` while nothing was measured.
     pub jobs_per_s: Option<f64>,
 }
 
@@ -129,7 +138,7 @@ impl Fleet {
                 view.slots += u64::from(model.slots);
                 view.unacknowledged += model.in_hand;
                 if let (Some(rate), true) = (seen.rates.get(&model.model), model.consuming) {
-                    view.jobs_per_s = Some(view.jobs_per_s.unwrap_or_default() + rate);
+                    view.jobs_per_s = Some(view.jobs_per_s.unwrap_or_default() + rate.per_s);
                 }
             }
         }
@@ -147,9 +156,15 @@ impl Fleet {
         names.into_iter().take(FURTHER_QUEUES_MAX).map(str::to_owned).collect()
     }
 
-    /// Jobs of a model that its workers answer in a second; `None` while nothing was measured.
+    /// Jobs of a model that its workers can answer in a second; `None` until one of them had more to do than it could.
     pub fn jobs_per_s(&self, model: &str, now: Instant) -> Option<f64> {
-        self.models(now).get(model).and_then(|view| view.jobs_per_s)
+        let serves = |seen: &&Seen| {
+            let mut models = seen.heartbeat.models.iter();
+            seen.alive(now) && models.any(|it| it.model == model && it.key == model && it.consuming)
+        };
+        let serving = self.workers.values().filter(serves);
+        let rates: Vec<_> = serving.filter_map(|seen| seen.rates.get(model)).collect();
+        rates.iter().any(|rate| rate.is_full).then(|| rates.iter().map(|rate| rate.per_s).sum())
     }
 
     /// Every worker, by name; also who went a moment ago.
@@ -198,9 +213,10 @@ impl Seen {
     }
 }
 
-/// A worker that had jobs waiting shows what it can do; one that idles shows only that it can do at least so much.
+/// A worker that had more to do than it could, at both heartbeats, shows what it can do; another one only that it can do at least so
+/// much.
 fn update_rates(
-    rates: &mut HashMap<String, f64>,
+    rates: &mut HashMap<String, Rate>,
     before: &Heartbeat,
     now: &Heartbeat,
     backlog: impl Fn(&str) -> bool,
@@ -215,15 +231,25 @@ fn update_rates(
         let Some(earlier) = before.models.iter().find(|earlier| earlier.key == model.key) else { continue };
         let ended = |m: &ModelStatus| m.counters.answered + m.counters.dead_lettered + m.counters.withdrawn;
         let measured = ended(model).saturating_sub(ended(earlier)) as f64 / seconds;
-        let known = rates.get(&model.model).copied();
-        let rate = match known {
-            Some(known) if backlog(&model.model) => known + RATE_WEIGHT * (measured - known),
-            Some(known) => known.max(measured),
-            None if measured > 0.0 => measured,
+        let has_backlog = backlog(&model.model);
+        let is_full = is_full(earlier, has_backlog) && is_full(model, has_backlog);
+        let rate = match rates.get(&model.model) {
+            Some(Rate { per_s, is_full: true }) if is_full => {
+                Rate { per_s: per_s + RATE_WEIGHT * (measured - per_s), is_full }
+            }
+            _ if is_full && measured > 0.0 => Rate { per_s: measured, is_full },
+            Some(known) => Rate { per_s: known.per_s.max(measured), ..*known },
+            None if measured > 0.0 => Rate { per_s: measured, is_full },
             None => continue,
         };
         rates.insert(model.model.clone(), rate);
     }
+}
+
+/// Whether a worker had more to do than it could: jobs that wait for a pass, no slot left, or jobs in hand beside those in the queue when
+/// it was last counted, which may be long ago.
+fn is_full(model: &ModelStatus, has_backlog: bool) -> bool {
+    model.waiting > 0 || model.in_hand >= u64::from(model.slots.max(1)) || (model.in_hand > 0 && has_backlog)
 }
 
 fn failures(heartbeat: &Heartbeat) -> u64 {
@@ -250,11 +276,18 @@ mod tests {
     use vramq_schemas::status::{Counters, QueueStatus};
 
     fn heartbeat(second: u64, answered: u64) -> Vec<u8> {
+        heartbeat_with(second, answered, 0, 0)
+    }
+
+    /// With so many jobs in hand, and waiting for a pass.
+    fn heartbeat_with(second: u64, answered: u64, in_hand: u64, waiting: u64) -> Vec<u8> {
         let counters = Counters { answered, ..Counters::default() };
         let model = ModelStatus {
             model: "m".to_owned(),
             key: "m".to_owned(),
             slots: 4,
+            in_hand,
+            waiting,
             consuming: true,
             counters,
             ..ModelStatus::default()
@@ -274,14 +307,59 @@ mod tests {
     #[test]
     fn a_rate_is_what_a_busy_worker_does_and_at_least_what_an_idle_one_did() {
         let (mut fleet, now) = (Fleet::default(), Instant::now());
-        fleet.hear(&heartbeat(10, 0), now, |_| false);
+        for (second, answered, in_hand, can, why) in [
+            (10, 0, 0, None, "nothing was measured"),
+            (20, 1, 0, None, "a single job says nothing of a wait"),
+            (30, 2, 4, None, "busy at one end"),
+            (40, 102, 4, Some(10.0), "busy at both"),
+            (50, 102, 4, Some(8.0), "busy, and nothing answered"),
+            (60, 102, 0, Some(8.0), "idle: it can still do as much"),
+            (70, 102, 0, Some(8.0), "and still"),
+            (80, 302, 1, Some(20.0), "it can do more than was known"),
+        ] {
+            // A backlog that was counted once says nothing of workers without jobs.
+            fleet.hear(&heartbeat_with(second, answered, in_hand, 0), now, |_| in_hand == 0);
+            assert_eq!(fleet.jobs_per_s("m", now), can, "{second}: {why}");
+        }
+        assert_eq!(fleet.models(now)["m"].jobs_per_s, Some(20.0));
+    }
+
+    #[test]
+    fn a_worker_is_busy_if_jobs_wait_in_it_or_for_it() {
+        for (in_hand, waiting, backlog, is_busy) in [
+            (4, 0, false, true),
+            (2, 1, false, true),
+            (2, 0, true, true),
+            (2, 0, false, false),
+            (0, 0, true, false),
+        ] {
+            let (mut fleet, now) = (Fleet::default(), Instant::now());
+            for (second, answered) in [(10, 0), (20, 10)] {
+                fleet.hear(&heartbeat_with(second, answered, in_hand, waiting), now, |_| backlog);
+            }
+            let can = fleet.jobs_per_s("m", now);
+            assert_eq!(can, is_busy.then_some(1.0), "{in_hand} in hand, {waiting} wait, backlog: {backlog}");
+            assert_eq!(fleet.models(now)["m"].jobs_per_s, Some(1.0));
+        }
+    }
+
+    #[test]
+    fn busy_workers_are_estimated_together_with_others() {
+        let (mut fleet, now) = (Fleet::default(), Instant::now());
+        let of = |worker: &str, heartbeat: Vec<u8>| {
+            String::from_utf8(heartbeat)
+                .unwrap()
+                .replace("\"worker\":\"w\"", &format!("\"worker\":\"{worker}\""))
+        };
+        for (second, answered) in [(10, 0), (20, 10)] {
+            fleet.hear(of("idle", heartbeat(second, answered)).as_bytes(), now, |_| false);
+        }
         assert_eq!(fleet.jobs_per_s("m", now), None);
-        fleet.hear(&heartbeat(20, 100), now, |_| false);
-        assert_eq!(fleet.jobs_per_s("m", now), Some(10.0));
-        fleet.hear(&heartbeat(30, 100), now, |_| false);
-        assert_eq!(fleet.jobs_per_s("m", now), Some(10.0), "idle: it can still do as much");
-        fleet.hear(&heartbeat(40, 100), now, |_| true);
-        assert_eq!(fleet.jobs_per_s("m", now), Some(8.0), "a backlog, and nothing answered");
+        for (second, answered) in [(10, 0), (20, 40)] {
+            fleet.hear(of("busy", heartbeat_with(second, answered, 4, 0)).as_bytes(), now, |_| false);
+        }
+        assert_eq!(fleet.jobs_per_s("m", now), Some(5.0));
+        assert_eq!(fleet.jobs_per_s("m", now + Duration::from_secs(16)), None, "both are silent");
     }
 
     #[test]

@@ -36,7 +36,7 @@ const RECONNECT_WAIT: Duration = Duration::from_secs(1);
 /// How long the broker may take to answer a question.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// Questions that may wait for the link. Further callers get the error that the link is busy.
+/// Questions that may wait for the link. Further callers wait until one of them is answered: they are bounded by the requests in flight.
 const QUESTIONS_MAX: usize = 256;
 
 /// A request to the link.
@@ -108,8 +108,7 @@ impl Link {
             return Ok(depth);
         }
         let (answer, answered) = oneshot::channel();
-        self.ask(Question::Depth { model: model.to_owned(), answer })?;
-        timeout(ANSWER_WITHIN, answered).await.ok().and_then(Result::ok).ok_or(NoAnswer)
+        self.ask(Question::Depth { model: model.to_owned(), answer }, answered).await
     }
 
     /// The oldest dead letters of a model.
@@ -118,19 +117,19 @@ impl Link {
     /// In words: no such queue, no permission, no connection.
     pub async fn dead_letters(&self, model: &str) -> Result<Letters, String> {
         let (answer, answered) = oneshot::channel();
-        let no_answer = |_| NoAnswer.to_string();
-        self.ask(Question::DeadLetters { model: model.to_owned(), answer }).map_err(no_answer)?;
-        match timeout(ANSWER_WITHIN, answered).await {
-            Ok(Ok(letters)) => letters,
-            _ => Err(NoAnswer.to_string()),
-        }
+        let letters = self.ask(Question::DeadLetters { model: model.to_owned(), answer }, answered).await;
+        letters.unwrap_or_else(|no_answer| Err(no_answer.to_string()))
     }
 
-    fn ask(&self, question: Question) -> Result<(), NoAnswer> {
+    async fn ask<T>(&self, question: Question, answered: oneshot::Receiver<T>) -> Result<T, NoAnswer> {
         if !self.is_connected() {
             return Err(NoAnswer);
         }
-        self.questions.try_send(question).map_err(|_| NoAnswer)
+        let answer = async {
+            self.questions.send(question).await.map_err(|_| NoAnswer)?;
+            answered.await.map_err(|_| NoAnswer)
+        };
+        timeout(ANSWER_WITHIN, answer).await.unwrap_or(Err(NoAnswer))
     }
 }
 
@@ -285,4 +284,41 @@ async fn withdraw(channel: Option<&Channel>, withdrawals: Vec<Withdrawal>) -> la
 /// Whether an error has closed a channel and left the connection open.
 fn is_of_a_channel(error: &lapin::Error) -> bool {
     matches!(error.kind(), ErrorKind::ProtocolError(refused) if matches!(refused.kind(), AMQPErrorKind::Soft(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_burst_of_callers_is_answered() {
+        let (link, mut task) = Link::new("amqp://localhost".parse().unwrap(), "test".to_owned());
+        *lock(&link.connected) = Some(Instant::now());
+        let depth = |link: &Arc<Link>| {
+            let link = Arc::clone(link);
+            tokio::spawn(async move { link.depth("m").await })
+        };
+        let callers: Vec<_> = (0..3 * QUESTIONS_MAX).map(|_| depth(&link)).collect();
+        for _ in &callers {
+            let question = timeout(ANSWER_WITHIN, task.questions.recv()).await.expect("another question");
+            match question.expect("the link is there") {
+                Question::Depth { answer, .. } => answer.send(Depth::NoQueue).expect("somebody listens"),
+                Question::DeadLetters { .. } => panic!("nobody asked for them"),
+            }
+        }
+        for caller in callers {
+            assert_eq!(caller.await.unwrap(), Ok(Depth::NoQueue));
+        }
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_a_broker_that_is_away() {
+        let (link, task) = Link::new("amqp://localhost".parse().unwrap(), "test".to_owned());
+        assert_eq!(link.depth("m").await, Err(NoAnswer));
+        // It goes away with the questions that it got.
+        *lock(&link.connected) = Some(Instant::now());
+        drop(task);
+        assert_eq!(link.depth("m").await, Err(NoAnswer));
+        assert!(link.dead_letters("m").await.is_err());
+    }
 }

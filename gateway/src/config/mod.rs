@@ -9,7 +9,8 @@ mod table;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use vramq_schemas::topology::check_model_name;
@@ -21,6 +22,7 @@ pub use table::Fault;
 use table::Values;
 
 use crate::storage::Place;
+use crate::vocabulary::Vocabulary;
 
 /// Requests at a time, of all callers: each holds a body of up to 16 MiB until its job is published, and its results until they
 /// are sent. With bodies of some 10 KiB that is little; `BODIES_MIB` bounds the large ones.
@@ -69,6 +71,8 @@ pub struct Config {
     /// `None`: dead letters are shown, and stay.
     pub operator: Option<Operator>,
     pub tei: TeiModels,
+    /// Of the token ids that OpenAI's clients may send. `None`: they are refused.
+    pub vocabulary: Option<Arc<Vocabulary>>,
     /// Models whose vectors may be cut to fewer dimensions.
     pub matryoshka: Vec<String>,
 }
@@ -175,6 +179,7 @@ impl Config {
             rerank: model(&mut values, "tei.rerank"),
             predict: model(&mut values, "tei.predict"),
         };
+        let vocabulary = vocabulary(&mut values);
         let matryoshka: BTreeMap<_, _> = values.flags_by_name("model", "matryoshka");
         let faults = values.finish();
         match (broker, http) {
@@ -192,6 +197,7 @@ impl Config {
                 outputs,
                 operator,
                 tei,
+                vocabulary,
                 matryoshka: matryoshka.into_iter().filter_map(|(name, may)| may.then_some(name)).collect(),
             }),
             _ => Err(Invalid(faults)),
@@ -264,6 +270,12 @@ fn limits(values: &mut Values) -> Limits {
         request: seconds(values.number("http.request_s", REQUEST_S, 1)),
         queue: seconds(values.number("http.queue_s_max", QUEUE_S_MAX, 1)),
     }
+}
+
+fn vocabulary(values: &mut Values) -> Option<Arc<Vocabulary>> {
+    let file = values.text("openai.vocabulary")?;
+    let read = Vocabulary::read(Path::new(&file));
+    read.map_err(|what| values.fault("openai.vocabulary", format!("is {file}, {what}"))).ok().map(Arc::new)
 }
 
 fn model(values: &mut Values, key: &'static str) -> Option<String> {
@@ -339,6 +351,15 @@ mod tests {
         ];
         let config = Config::read("[http]\nrequest_s = 5", over).unwrap();
         assert_eq!((config.limits.request, config.matryoshka), (seconds(7), vec!["a.b".to_owned()]));
+    }
+
+    #[test]
+    fn a_vocabulary_is_read_at_the_start() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let with = || format!("[openai]\nvocabulary = '{}'", file.path().display());
+        assert_eq!(faults(&with()), ["openai.vocabulary"], "it is empty");
+        std::fs::write(file.path(), "IQ== 0\n").unwrap();
+        assert!(Config::read(&with(), Vec::new()).unwrap().vocabulary.is_some());
     }
 
     #[test]

@@ -212,6 +212,11 @@ impl Entry {
         });
     }
 
+    /// The event that a client goes on after. One that the job has not reached is of another run of it: then from the beginning.
+    pub fn reached(&self, number: u64) -> u64 {
+        if number <= self.events().last { number } else { 0 }
+    }
+
     /// Those after one.
     pub fn events_after(&self, number: u64) -> Vec<Event> {
         self.events().kept.iter().filter(|event| event.number > number).cloned().collect()
@@ -239,6 +244,10 @@ mod tests {
         assert_eq!(entry.events_after(0).len(), 2);
         let rest = entry.events_after(1);
         assert_eq!((rest[0].number, rest[0].name, &rest[0].data["id"]), (2, "part", &json!("id")));
+        assert_eq!(
+            (entry.reached(1), entry.reached(2), entry.reached(3), entry.reached(u64::MAX)),
+            (1, 2, 0, 0)
+        );
         for number in 0..2 * EVENTS_MAX {
             entry.happened(PROGRESS, json!({"number": number}), None);
         }

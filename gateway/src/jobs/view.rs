@@ -1,7 +1,7 @@
 //! A job as callers read it: one JSON object, the same from memory and from the store of results.
 
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use vramq_producer::{Answer, Output};
 use vramq_stores::reference::hex;
 
@@ -85,6 +85,39 @@ pub fn answer_of(written: &[u8]) -> Option<Answer> {
     Some(Answer { outputs, tokens, model_revisions, worker, queued_ms, ran_ms })
 }
 
+/// The last event of a job as [`written`], its name and what it says; `None` of one that has not ended.
+pub fn end_of(written: &[u8]) -> Option<(&'static str, Value)> {
+    #[derive(Deserialize)]
+    struct Ended {
+        id: String,
+        state: String,
+        items: Value,
+        #[serde(default)]
+        worker: Value,
+        #[serde(default)]
+        tokens: Value,
+        #[serde(default)]
+        queued_ms: Value,
+        #[serde(default)]
+        ran_ms: Value,
+        #[serde(default)]
+        error: Value,
+    }
+    let Ended { id, state, items, worker, tokens, queued_ms, ran_ms, error } =
+        serde_json::from_slice(written).ok()?;
+    match state.as_str() {
+        "done" => {
+            let data = json!({
+                "id": id, "items": items, "worker": worker, "tokens": tokens, "queued_ms": queued_ms, "ran_ms": ran_ms,
+            });
+            Some(("done", data))
+        }
+        "failed" => Some(("failed", json!({"id": id, "reason": error["code"], "error": error["message"]}))),
+        "withdrawn" => Some(("withdrawn", json!({"id": id}))),
+        _ => None,
+    }
+}
+
 /// The references of those outputs of a job as [`written`] that are in a store, and were the job's own when it ended; by index.
 pub fn stored_uris(written: &[u8]) -> Vec<Option<String>> {
     #[derive(Default, Deserialize)]
@@ -110,7 +143,7 @@ pub fn stored_uris(written: &[u8]) -> Vec<Option<String>> {
 
 /// The view's fields, those of its outputs that are files, and `outputs`.
 fn with_outputs(
-    mut view: serde_json::Value,
+    mut view: Value,
     files: Vec<OutputFile>,
     outputs: &impl serde::Serialize,
 ) -> serde_json::Result<Vec<u8>> {
@@ -178,6 +211,40 @@ mod tests {
         let written = written(&entry, &failed).await.unwrap();
         assert_eq!(stored_uris(&written), [None, None, Some(own), None]);
         assert_eq!((stored_uris(b"{}"), stored_uris(b"")), (Vec::new(), Vec::new()));
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_job_is_told_from_what_is_stored() {
+        let text = |text: &str| text.to_owned();
+        let answer = Answer {
+            outputs: vec![Output::Json(json!(1))],
+            tokens: None,
+            model_revisions: Vec::new(),
+            worker: text("w"),
+            queued_ms: 1,
+            ran_ms: 2,
+        };
+        let problem = crate::problem::Problem::invalid("why");
+        let failure = super::super::Failure { problem, outputs: Vec::new() };
+        for (state, expected) in [
+            (
+                State::Done(Arc::new(answer)),
+                Some((
+                    "done",
+                    json!({"id": "id", "items": 1, "worker": "w", "tokens": null, "queued_ms": 1, "ran_ms": 2}),
+                )),
+            ),
+            (
+                State::Failed(Arc::new(failure)),
+                Some(("failed", json!({"id": "id", "reason": "invalid_request", "error": "why"}))),
+            ),
+            (State::Withdrawn, Some(("withdrawn", json!({"id": "id"})))),
+            (State::Queued, None),
+        ] {
+            let entry = Entry::new(text("id"), text("id"), text("a"), text("m"), 1, [7; 32]);
+            assert_eq!(end_of(&written(&entry, &state).await.unwrap()), expected);
+        }
+        assert_eq!(end_of(b"{}"), None);
     }
 
     #[tokio::test]

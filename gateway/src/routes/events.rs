@@ -6,43 +6,69 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, HeaderName};
-use axum::response::Response;
+use axum::http::{HeaderMap, HeaderName, StatusCode};
 use axum::response::sse::{Event, KeepAlive, Sse};
-use futures_util::Stream;
+use axum::response::{IntoResponse as _, Response};
+use futures_util::{Stream, stream};
 use tokio::sync::watch;
 
-use super::jobs::find;
+use super::jobs::{find, stored};
 use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::drain::Drain;
 use crate::jobs::entry;
+use crate::jobs::view::end_of;
 use crate::jobs::{Entry, State as JobState};
+use crate::keys::Caller;
+use crate::off_runtime::off_runtime;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// Proxies cut connections that say nothing for a minute.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Goes on after the event that the header `Last-Event-ID` names; ends after the job's last.
+/// The number of the only event that is stored of a job that another gateway took: its end. Larger than those of other events.
+const STORED_END: u64 = 1 << 32;
+
+/// Goes on after the event that the header `Last-Event-ID` names; ends after the job's last. Browsers then connect again, and the 204
+/// tells them that there is no more.
 pub async fn events(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Response {
-    let last = headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()?.parse().ok()).unwrap_or(0);
-    let answer = find(&app, &caller, &id).map(|entry| {
-        let reader = Reader {
-            watched: entry.watch(),
-            entry,
-            last,
-            waiting: VecDeque::new(),
-            drain: app.drain.clone(),
-        };
-        Sse::new(reader.stream()).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
-    });
+    let last = headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()?.parse::<u64>().ok()).unwrap_or(0);
+    let answer = match find(&app, &caller, &id) {
+        Ok(entry) => Ok(followed(&app, entry, last)),
+        Err(problem) => stored_end(&app, &caller, &id, last).await.ok_or(problem),
+    };
     called_by(&caller, answer)
+}
+
+fn followed(app: &App, entry: Arc<Entry>, last: u64) -> Response {
+    let last = entry.reached(last);
+    if last > 0 && entry.state().is_end() && entry.events_after(last).is_empty() {
+        return StatusCode::NO_CONTENT.into_response();
+    }
+    let watched = entry.watch();
+    let reader = Reader { watched, entry, last, waiting: VecDeque::new(), drain: app.drain.clone() };
+    Sse::new(reader.stream()).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+}
+
+/// The end of a job that another gateway took, as the store of results has it.
+async fn stored_end(app: &App, caller: &Caller, id: &str, last: u64) -> Option<Response> {
+    let job = stored(app, caller, id).await?;
+    let (name, data) = off_runtime(job.len(), move || end_of(&job)).await?;
+    if last == STORED_END {
+        return Some(StatusCode::NO_CONTENT.into_response());
+    }
+    let end = written(&entry::Event { number: STORED_END, name, data });
+    Some(Sse::new(stream::iter([Ok::<_, Infallible>(end)])).into_response())
+}
+
+fn written(event: &entry::Event) -> Event {
+    Event::default().id(event.number.to_string()).event(event.name).data(event.data.to_string())
 }
 
 struct Reader {
@@ -55,11 +81,9 @@ struct Reader {
 
 impl Reader {
     fn stream(self) -> impl Stream<Item = Result<Event, Infallible>> + use<> {
-        futures_util::stream::unfold(self, |mut reader| async {
+        stream::unfold(self, |mut reader| async {
             let event = reader.next().await?;
-            let written =
-                Event::default().id(event.number.to_string()).event(event.name).data(event.data.to_string());
-            Some((Ok(written), reader))
+            Some((Ok(written(&event)), reader))
         })
     }
 

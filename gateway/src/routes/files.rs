@@ -1,20 +1,29 @@
 //! `/v1/files`: uploads for jobs, and downloads of them and of jobs' outputs.
 
+use std::time::Duration;
+
 use axum::Json;
-use axum::body::Body;
 use axum::extract::multipart::MultipartError;
 use axum::extract::{Multipart, Path, State};
-use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
-use futures_util::{TryStream, stream};
+use axum::http::{HeaderMap, Method, StatusCode};
+use axum::response::Response;
+use futures_util::stream;
 use serde_json::json;
+use tokio::time::timeout;
 
+use super::range::{Asked, Sent, Wanted, download, unsatisfiable};
 use super::{Authenticated, called_by, output_files};
 use crate::app::App;
 use crate::files::{FileStore, FileView};
 use crate::jobs::output_files::OutputId;
+use crate::observe::check_origin;
 use crate::problem::Problem;
+
+/// How long the fields before the file may take to come, each of them.
+const FIELD_MAX: Duration = Duration::from_secs(30);
+
+/// How long an upload may take: the largest by default, 512 MiB, at 1.2 Mbit/s.
+const UPLOAD_MAX: Duration = Duration::from_secs(3600);
 
 /// Fields before the file that are skipped: OpenAI's clients send `purpose`.
 const FIELDS_MAX: usize = 16;
@@ -23,12 +32,15 @@ const FIELDS_MAX: usize = 16;
 pub async fn upload(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
+    headers: HeaderMap,
     form: Result<Multipart, axum::extract::multipart::MultipartRejection>,
 ) -> Response {
     let answer = async {
+        check_origin(&app, &headers)?;
         let _permits = app.admit(&caller)?;
         let form = form.map_err(|e| Problem::invalid(format!("the body is no form with a file: {e}")))?;
-        store(files(&app)?, &caller.name, form).await.map(Json)
+        let stored = timeout(UPLOAD_MAX, store(files(&app)?, &caller.name, form)).await;
+        stored.unwrap_or_else(|_| Err(too_slow())).map(Json)
     };
     called_by(&caller, answer.await)
 }
@@ -40,7 +52,9 @@ async fn store(files: &FileStore, owner: &str, mut form: Multipart) -> Result<Fi
         Problem::new(status, "multipart", format!("the form is malformed: {e}"))
     };
     for _ in 0..FIELDS_MAX {
-        let Some(field) = form.next_field().await.map_err(malformed)? else { break };
+        // What is left of the field before it is skipped, however much there is.
+        let field = timeout(FIELD_MAX, form.next_field()).await.map_err(|_| too_slow())?;
+        let Some(field) = field.map_err(malformed)? else { break };
         if field.name() != Some("file") {
             continue;
         }
@@ -70,36 +84,35 @@ pub async fn read(
     called_by(&caller, answer.await.map(Json))
 }
 
-/// `GET /v1/files/{id}/content`: always as a download, so that no browser runs what somebody uploaded.
+/// `GET /v1/files/{id}/content`: all of it, or the part that the header `Range` names.
 pub async fn content(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
+    method: Method,
+    headers: HeaderMap,
 ) -> Response {
+    let asked = Asked { method, headers };
     let answer = async {
-        if let Some(output) = OutputId::parse(&id) {
-            return output_files::content(&app, &caller, &output).await;
+        match OutputId::parse(&id) {
+            Some(output) => output_files::content(&app, &caller, &output, &asked).await,
+            None => uploaded(files(&app)?, &caller.name, &id, &asked).await,
         }
-        let files = files(&app)?;
-        let view = files.view(&caller.name, &id).await?;
-        let content = files.content(&caller.name, &id).await?;
-        Ok(download(content.into_stream(), &view.media_type, view.bytes))
     };
     called_by(&caller, answer.await)
 }
 
-/// The response with a file's bytes.
-pub fn download<S>(pieces: S, media_type: &str, bytes: u64) -> Response
-where
-    S: TryStream<Ok = Bytes, Error: Into<axum::BoxError>> + Send + 'static,
-{
-    let mut response = Body::from_stream(pieces).into_response();
-    let headers = response.headers_mut();
-    let media_type = media_type.parse().unwrap_or(HeaderValue::from_static("application/octet-stream"));
-    headers.insert(header::CONTENT_TYPE, media_type);
-    headers.insert(header::CONTENT_LENGTH, bytes.into());
-    headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
-    response
+async fn uploaded(files: &FileStore, owner: &str, id: &str, asked: &Asked) -> Result<Response, Problem> {
+    let view = files.view(owner, id).await?;
+    // An id stands for the same bytes for ever.
+    let sent = Sent { media_type: view.media_type, bytes: view.bytes, etag: format!("\"{}\"", view.id) };
+    let part = match asked.of(&sent) {
+        Wanted::Whole => None,
+        Wanted::Part(part) => Some(part),
+        Wanted::Nothing => return Ok(unsatisfiable(&sent)),
+    };
+    let content = files.content(owner, id, part.clone()).await?;
+    Ok(download(content.into_stream(), &sent, part))
 }
 
 /// `DELETE /v1/files/{id}`.
@@ -116,6 +129,10 @@ pub async fn delete(
         Ok(Json(json!({"id": id, "object": "file", "deleted": true})))
     };
     called_by(&caller, answer.await)
+}
+
+fn too_slow() -> Problem {
+    Problem::new(StatusCode::REQUEST_TIMEOUT, "slow_body", "the form did not come in time")
 }
 
 fn files(app: &App) -> Result<&FileStore, Problem> {

@@ -1,4 +1,4 @@
-//! `/livez`, `/readyz` and `/metrics`: for orchestrators and Prometheus. No key is needed.
+//! `/livez`, `/readyz`, its name in text-embeddings-inference `/health`, and `/metrics`: for orchestrators and Prometheus. No key is needed.
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};

@@ -87,7 +87,8 @@ async fn submit(
     body: Body,
 ) -> Result<Response, Problem> {
     let permits = app.admit(caller)?;
-    let idempotency_key = idempotency_key(headers)?;
+    // A caller's own id says already which job it is.
+    let idempotency_key = if id.is_some() { None } else { idempotency_key(headers)? };
     let wait = wait_of(headers, app.config.limits.request);
     let parsed = body::json::<JobRequest>(app, headers, body).await?;
     let JobRequest { model, mut inputs, params, batch_hint, model_revision } = parsed.value;
@@ -124,19 +125,26 @@ async fn submit(
             body: parsed.room,
         },
     )?;
-    if let Some(wait) = wait {
-        let mut drain = app.drain.clone();
-        tokio::select! {
-            _ = timeout(wait, entry.ended()) => {}
-            Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {}
+    follow(app, &entry, wait).await;
+    answer(&entry, wait).await
+}
+
+/// Waits for a job's end for as long as its caller wants to, and in any case until the broker has the job, or refuses it: a 202 for a
+/// job that was never published would be a lie.
+async fn follow(app: &App, entry: &Entry, wait: Option<Duration>) {
+    let mut drain = app.drain.clone();
+    let following = async {
+        if let Some(wait) = wait {
+            let _ = timeout(wait, entry.ended()).await;
         }
-    } else {
-        // Until the broker has it, or refuses it: a 202 for a job that was never published would be a lie.
         let mut watched = entry.watch();
         let _ = timeout(app.config.limits.request, watched.wait_for(|s| !matches!(s, JobState::Publishing)))
             .await;
+    };
+    tokio::select! {
+        () = following => {}
+        Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {}
     }
-    answer(&entry, wait).await
 }
 
 /// 200 with the results, 202 while there are none, or the problem that kept the job from being published.
@@ -222,7 +230,7 @@ async fn view(entry: &Entry) -> Result<Bytes, Problem> {
 }
 
 /// A job that another gateway took, if it has ended and its end is stored.
-async fn stored(app: &App, caller: &Caller, id: &str) -> Option<Bytes> {
+pub async fn stored(app: &App, caller: &Caller, id: &str) -> Option<Bytes> {
     app.results.as_ref()?.get(&caller.name, id).await
 }
 
@@ -271,11 +279,15 @@ fn wait_of(headers: &HeaderMap, most: Duration) -> Option<Duration> {
     let mut preferences = preferences.flat_map(|value| value.split([',', ';']));
     let seconds = preferences.find_map(|preference| {
         let (name, value) = preference.split_once('=')?;
-        name.trim()
-            .eq_ignore_ascii_case("wait")
-            .then(|| value.trim().trim_matches('"').parse::<u32>().ok())?
+        if !name.trim().eq_ignore_ascii_case("wait") {
+            return None;
+        }
+        let digits = value.trim().trim_matches('"');
+        let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+        // More than a number holds is more than requests may wait.
+        is_number.then(|| digits.parse().unwrap_or(u64::MAX))
     })?;
-    Some(Duration::from_secs(seconds.into()).min(most))
+    Some(Duration::from_secs(seconds).min(most))
 }
 
 #[cfg(test)]
@@ -288,8 +300,13 @@ mod tests {
         let wait = |value: &str| wait_of(&[(PREFER, value.parse().unwrap())].into_iter().collect(), most);
         assert_eq!(wait("wait=5"), Some(Duration::from_secs(5)));
         assert_eq!(wait("respond-async, Wait = 7"), Some(Duration::from_secs(7)));
-        assert_eq!(wait("wait=3600"), Some(most));
-        assert_eq!((wait("wait=x"), wait("respond-async"), wait("wait")), (None, None, None));
+        for long in ["wait=3600", "wait=4294967296", "wait=99999999999999999999999"] {
+            assert_eq!(wait(long), Some(most), "{long}");
+        }
+        assert_eq!(wait("wait=x, wait=0"), Some(Duration::ZERO));
+        for none in ["wait=x", "wait=-5", "wait=+5", "wait=", "wait=1.5", "wait", "respond-async", ""] {
+            assert_eq!(wait(none), None, "{none}");
+        }
     }
 
     fn is_elsewhere(uri: &str) -> bool {

@@ -9,6 +9,7 @@ mod one_job;
 mod openai;
 mod output_files;
 mod page;
+mod range;
 mod scores;
 mod sparse;
 mod tei;
@@ -35,9 +36,13 @@ use crate::problem::{Problem, Retry};
 use crate::trace::Trace;
 
 /// Headers of answers that a page of another origin may read.
-const EXPOSED: [&str; 7] = [
+const EXPOSED: [&str; 11] = [
+    "accept-ranges",
+    "content-range",
+    "etag",
     "location",
     "preference-applied",
+    "repr-digest",
     "retry-after",
     "x-request-id",
     "x-should-retry",
@@ -68,8 +73,9 @@ pub fn router(app: App) -> Router {
         .route("/v1/dead-letters/drop", post(dead_letters::drop))
         .route("/livez", get(health::livez))
         .route("/readyz", get(health::readyz))
+        .route("/health", get(health::readyz))
         .route("/metrics", get(health::metrics))
-        .route("/", get(page::index))
+        .route("/", get(page::index).post(tei::embed))
         .route("/page/{file}", get(page::file))
         .route("/docs", get(page::docs))
         .route("/openapi.json", get(page::openapi))

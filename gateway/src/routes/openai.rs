@@ -16,11 +16,12 @@ use super::one_job::Call;
 use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::broker::fleet::ModelView;
-use crate::config::Config;
+use crate::config::{Config, Limits};
 use crate::jobs::Entry;
 use crate::jobs::view::output_bytes;
 use crate::off_runtime::off_runtime;
 use crate::problem::{JOB_ID, Problem};
+use crate::vocabulary::{NoText, Vocabulary};
 
 /// Says that the numbers in `usage` are not known, because the worker does not count tokens.
 const USAGE: HeaderName = HeaderName::from_static("x-vramq-usage");
@@ -30,13 +31,15 @@ pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key
 /// The longest idempotency key, in bytes.
 const IDEMPOTENCY_KEY_BYTES_MAX: usize = 255;
 
+/// About what decoding a token costs, in bytes of a body.
+const TOKEN_BYTES: usize = 16;
+
 /// A request for embeddings. Unknown fields are ignored, as by OpenAI's own.
 #[derive(Debug, Deserialize)]
 pub struct EmbeddingsRequest {
     model: String,
     input: Value,
-    #[serde(default)]
-    encoding_format: EncodingFormat,
+    encoding_format: Option<EncodingFormat>,
     dimensions: Option<usize>,
     /// One of the model's own prompts; OpenAI's API has none.
     prompt_name: Option<String>,
@@ -86,10 +89,13 @@ pub async fn embeddings(call: Call) -> Response {
 async fn embed(call: Call) -> Result<Response, Problem> {
     let (body, call) = call.read::<EmbeddingsRequest>().await?;
     let EmbeddingsRequest { model, input, encoding_format, dimensions, prompt_name } = body;
-    let inputs = texts(input, call.app.config.limits.items)?;
+    let (app, bytes) = (call.app.clone(), TOKEN_BYTES * tokens(&input));
+    let inputs =
+        off_runtime(bytes, move || texts(input, &app.config.limits, app.config.vocabulary.as_deref()));
+    let inputs = inputs.await?;
     let params = embedding_params(&call.app.config, &model, dimensions, prompt_name)?;
     let (entry, answer) = call.run(model, inputs, params).await.map_err(refused_by_model)?;
-    render(entry, answer, encoding_format, dimensions).await
+    render(entry, answer, encoding_format.unwrap_or_default(), dimensions).await
 }
 
 /// The parameters of a job for embeddings.
@@ -174,8 +180,14 @@ pub fn name_job(response: &mut Response, id: &str) {
     }
 }
 
-/// The texts of `input`: one, or a list.
-fn texts(input: Value, most: usize) -> Result<Vec<Input>, Problem> {
+/// How many token ids `input` may hold.
+fn tokens(input: &Value) -> usize {
+    let list = input.as_array().map(Vec::as_slice).unwrap_or_default();
+    list.iter().map(|item| item.as_array().map_or(1, Vec::len)).sum()
+}
+
+/// The texts of `input`: one, or a list. Each may be a list of token ids, if there is a vocabulary for them.
+fn texts(input: Value, limits: &Limits, vocabulary: Option<&Vocabulary>) -> Result<Vec<Input>, Problem> {
     let invalid = |message: String| Err(Problem::invalid(message).about("input"));
     let list = match input {
         Value::String(text) => return Ok(vec![Input::Text(text)]),
@@ -185,6 +197,12 @@ fn texts(input: Value, most: usize) -> Result<Vec<Input>, Problem> {
     if list.is_empty() {
         return invalid("`input` is an empty list".to_owned());
     }
+    // What is decoded is no larger than bodies may be.
+    let mut room = limits.body_bytes;
+    if list[0].is_number() {
+        return Ok(vec![Input::Text(decoded(&list, vocabulary, &mut room)?)]);
+    }
+    let most = limits.items;
     if list.len() > most {
         return invalid(format!("`input` has {} items, at most {most} are allowed", list.len()));
     }
@@ -192,17 +210,38 @@ fn texts(input: Value, most: usize) -> Result<Vec<Input>, Problem> {
     for (at, item) in list.into_iter().enumerate() {
         match item {
             Value::String(text) => inputs.push(Input::Text(text)),
-            Value::Number(_) | Value::Array(_) => {
-                return invalid(
-                    "`input` holds token ids, which mean something to OpenAI's own models only; send texts (with \
-                     LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)"
-                        .to_owned(),
-                );
-            }
+            Value::Array(ids) => inputs.push(Input::Text(decoded(&ids, vocabulary, &mut room)?)),
             _ => return invalid(format!("`input[{at}]` is no text")),
         }
     }
     Ok(inputs)
+}
+
+/// The text of token ids. Its bytes are taken from `room`.
+fn decoded(ids: &[Value], vocabulary: Option<&Vocabulary>, room: &mut usize) -> Result<String, Problem> {
+    const INSTEAD: &str = "send texts (with LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)";
+    let invalid = |message: String| Err(Problem::invalid(message).about("input"));
+    let Some(vocabulary) = vocabulary else {
+        return invalid(format!(
+            "`input` holds token ids, which mean something to OpenAI's own models only; {INSTEAD}"
+        ));
+    };
+    if ids.is_empty() {
+        return invalid("`input` holds an empty list of token ids".to_owned());
+    }
+    match vocabulary.text(ids, *room) {
+        Ok(text) => {
+            *room = room.saturating_sub(text.len());
+            Ok(text)
+        }
+        Err(NoText::Unknown(id)) => {
+            invalid(format!("`input` holds {id}, which is no token id of openai.vocabulary; {INSTEAD}"))
+        }
+        Err(NoText::TooLong) => {
+            let message = "the texts of these token ids are larger than a body may be: send fewer at a time";
+            Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message).about("input"))
+        }
+    }
 }
 
 /// The outputs as vectors.
@@ -283,17 +322,78 @@ fn model_object(name: &str, view: &ModelView) -> Value {
 mod tests {
     use super::*;
 
+    /// Two texts at most.
+    fn limits() -> Limits {
+        Config::read("[http]\nitems_max = 2\nbody_mib_max = 1", Vec::new()).unwrap().limits
+    }
+
     #[test]
     fn inputs_are_texts_and_token_ids_are_refused_by_name() {
-        assert_eq!(texts(json!("a"), 2).unwrap(), [Input::Text("a".to_owned())]);
-        assert_eq!(texts(json!(["a", "b"]), 2).unwrap().len(), 2);
-        for tokens in [json!([1, 2]), json!([[1, 2], [3]])] {
-            assert!(texts(tokens, 9).unwrap_err().message.contains("check_embedding_ctx_length=False"));
+        let texts = |input: Value| texts(input, &limits(), None);
+        assert_eq!(texts(json!("a")).unwrap(), [Input::Text("a".to_owned())]);
+        assert_eq!(texts(json!(["a", "b"])).unwrap().len(), 2);
+        for tokens in [json!([1, 2, 3]), json!([[1, 2], [3]]), json!([[]])] {
+            assert!(texts(tokens).unwrap_err().message.contains("check_embedding_ctx_length=False"));
         }
-        for wrong in [json!([]), json!(["a", "b", "c"]), json!({}), json!([null]), json!(1), json!(null)] {
-            let problem = texts(wrong.clone(), 2).unwrap_err();
+        for wrong in [
+            json!([]),
+            json!(["a", "b", "c"]),
+            json!({}),
+            json!([null]),
+            json!(1),
+            json!(null),
+            json!(["a", 1]),
+            json!([1, "a"]),
+        ] {
+            let problem = texts(wrong.clone()).unwrap_err();
             assert_eq!((problem.status.as_u16(), problem.param), (400, Some("input")), "{wrong}");
         }
+    }
+
+    #[test]
+    fn token_ids_of_a_vocabulary_are_texts() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        // `a`, `b`, and a token of half a MiB.
+        let long = BASE64.encode("c".repeat(1 << 19));
+        std::fs::write(file.path(), format!("YQ== 0\nYg== 1\n{long} 2\n")).unwrap();
+        let vocabulary = Vocabulary::read(file.path()).unwrap();
+        let texts = |input: Value| texts(input, &limits(), Some(&vocabulary));
+        let text = |text: &str| Input::Text(text.to_owned());
+        assert_eq!(texts(json!([0, 1, 0])).unwrap(), [text("aba")]);
+        assert_eq!(texts(json!([[0], [1, 1]])).unwrap(), [text("a"), text("bb")]);
+        assert_eq!(texts(json!(["x", [0]])).unwrap(), [text("x"), text("a")]);
+        for (wrong, status) in [
+            (json!([0, 3]), 400),
+            (json!([[0], []]), 400),
+            (json!([[0], [0], [0]]), 400),
+            (json!([[2], [2, 0]]), 413),
+            (json!([2, 2, 0]), 413),
+        ] {
+            let problem = texts(wrong.clone()).unwrap_err();
+            assert_eq!((problem.status.as_u16(), problem.param), (status, Some("input")), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn fields_that_are_null_are_left_out() {
+        let read = |body: Value| serde_json::from_value::<EmbeddingsRequest>(body);
+        let nulls =
+            json!({"model": "m", "input": "x", "encoding_format": null, "dimensions": null, "user": null});
+        let request = read(nulls).unwrap();
+        assert_eq!((request.encoding_format, request.dimensions), (None, None));
+        for (field, value) in [
+            ("encoding_format", json!("int8")),
+            ("dimensions", json!(-1)),
+            ("dimensions", json!(1.5)),
+            ("dimensions", json!(1e300)),
+            ("model", json!(null)),
+        ] {
+            let mut body = json!({"model": "m", "input": "x"});
+            body[field] = value;
+            assert!(read(body.clone()).is_err(), "{body}");
+        }
+        let twice = r#"{"model": "m", "model": "n", "input": "x"}"#;
+        assert!(serde_json::from_str::<EmbeddingsRequest>(twice).is_err());
     }
 
     #[test]

@@ -7,9 +7,10 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use vramq_stores::reference::hex;
 
-use super::files::download;
 use super::jobs::find;
+use super::range::{Asked, Sent, Wanted, download, unsatisfiable};
 use crate::app::App;
 use crate::files::{FileView, seconds_of};
 use crate::jobs::State;
@@ -17,7 +18,7 @@ use crate::jobs::output_files::{OutputId, own_uris};
 use crate::jobs::view::stored_uris;
 use crate::keys::Caller;
 use crate::off_runtime::off_runtime;
-use crate::outputs::StoredOutput;
+use crate::outputs::{OutputStore, StoredOutput};
 use crate::problem::Problem;
 
 /// The digest of what is sent (RFC 9530).
@@ -31,7 +32,8 @@ const URI_BYTES: usize = 256;
 /// # Errors
 /// The caller's jobs have no such output in a store, or this gateway does not find it.
 pub async fn view(app: &App, caller: &Caller, id: &OutputId) -> Result<FileView, Problem> {
-    let stored = open(app, caller, id).await?;
+    let uri = uri(app, caller, id).await?;
+    let stored = outputs(app, id)?.describe(&uri).await?;
     Ok(FileView {
         id: id.to_string(),
         object: "file".to_owned(),
@@ -44,19 +46,42 @@ pub async fn view(app: &App, caller: &Caller, id: &OutputId) -> Result<FileView,
     })
 }
 
-/// Its bytes. The connection breaks before the last of them if they are not those that the worker wrote.
+/// Its bytes, or a part of them. If all are sent, the connection breaks before the last of them unless they are those that the worker
+/// wrote. Who puts parts together compares the digest.
 ///
 /// # Errors
 /// As for [`view`].
-pub async fn content(app: &App, caller: &Caller, id: &OutputId) -> Result<Response, Problem> {
-    let stored = open(app, caller, id).await?;
-    let (media_type, bytes, sha256) = (stored.media_type().to_owned(), stored.bytes, stored.sha256());
-    let mut response = download(stored.checked(), &media_type, bytes);
+pub async fn content(app: &App, caller: &Caller, id: &OutputId, asked: &Asked) -> Result<Response, Problem> {
+    let uri = uri(app, caller, id).await?;
+    let outputs = outputs(app, id)?;
+    if asked.has_range() {
+        let stored = outputs.describe(&uri).await?;
+        let (sent, sha256) = (sent(&stored, id), stored.sha256());
+        match asked.of(&sent) {
+            Wanted::Whole => {}
+            Wanted::Nothing => return Ok(unsatisfiable(&sent)),
+            Wanted::Part(part) => {
+                let pieces = stored.part(part.clone()).await?;
+                return Ok(with_digest(download(pieces, &sent, Some(part)), sha256));
+            }
+        }
+    }
+    let stored = outputs.open(&uri).await?;
+    let (sent, sha256) = (sent(&stored, id), stored.sha256());
+    Ok(with_digest(download(stored.checked(), &sent, None), sha256))
+}
+
+fn sent(stored: &StoredOutput, id: &OutputId) -> Sent {
+    let validator = stored.sha256().map_or_else(|| id.to_string(), |sha256| hex(&sha256));
+    Sent { media_type: stored.media_type().to_owned(), bytes: stored.bytes, etag: format!("\"{validator}\"") }
+}
+
+fn with_digest(mut response: Response, sha256: Option<[u8; 32]>) -> Response {
     let digest = sha256.map(|sha256| HeaderValue::try_from(format!("sha-256=:{}:", BASE64.encode(sha256))));
     if let Some(Ok(digest)) = digest {
         response.headers_mut().insert(REPR_DIGEST, digest);
     }
-    Ok(response)
+    response
 }
 
 /// Nobody removes outputs but the store's own rules.
@@ -65,17 +90,19 @@ pub fn delete(id: &OutputId) -> Problem {
     Problem::new(StatusCode::CONFLICT, "output", message)
 }
 
-async fn open(app: &App, caller: &Caller, id: &OutputId) -> Result<StoredOutput, Problem> {
-    let uri = uri(app, caller, id).await?;
-    let Some(outputs) = &app.outputs else {
+/// The store of outputs, for the one that a caller has the right to.
+///
+/// # Errors
+/// There is none.
+fn outputs<'a>(app: &'a App, id: &OutputId) -> Result<&'a OutputStore, Problem> {
+    app.outputs.as_ref().ok_or_else(|| {
         let message = format!(
             "this gateway does not read outputs: outputs.folder and outputs.url are not set. `vramq download` reads the \
              reference in the outputs of GET /v1/jobs/{}",
             id.job
         );
-        return Err(Problem::new(StatusCode::NOT_FOUND, "no_outputs", message));
-    };
-    outputs.open(&uri).await
+        Problem::new(StatusCode::NOT_FOUND, "no_outputs", message)
+    })
 }
 
 async fn uri(app: &App, caller: &Caller, id: &OutputId) -> Result<String, Problem> {

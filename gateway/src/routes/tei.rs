@@ -35,7 +35,7 @@ fn yes() -> bool {
     true
 }
 
-/// `POST /embed`.
+/// `POST /embed`, and `POST /`: clients that are given the URL of a text-embeddings-inference send requests there.
 pub async fn embed(call: Call) -> Response {
     call.answered(embeddings).await
 }
@@ -171,7 +171,17 @@ pub async fn info(
     Query(query): Query<ModelQuery>,
 ) -> Response {
     let limits = &app.config.limits;
-    let answer = model_of(&app, &caller, query.model, |tei| &tei.embed, "tei.embed").map(|model| {
+    let is_named = query.model.is_some();
+    let answer = model_of(&app, &caller, query.model, |tei| &tei.embed, "tei.embed").and_then(|model| {
+        // The configured one may have no worker at the moment.
+        if is_named
+            && !(caller.may_use(&model) && app.link.fleet().models(Instant::now()).contains_key(&model))
+        {
+            return Err(Problem::unknown_model(&model));
+        }
+        Ok(model)
+    });
+    let answer = answer.map(|model| {
         Json(json!({
             "model_id": model,
             "model_sha": null,

@@ -10,11 +10,14 @@ use vramq_tests::pass_tickets::PassTickets;
 
 use crate::harness::{Answer, DEADLINE, ECHO, Gateway, Setup, until};
 
-/// Jobs that the worker of [`a_queue_that_is_too_long_says_when_it_will_be_short_enough`] answers in a second.
+/// Jobs that the worker answers in a second, of those that get one pass each.
 const JOBS_PER_S: u32 = 4;
 
 /// Jobs in its queue at the start.
 const JOBS: u64 = 120;
+
+/// Jobs of much more than a minute, and fewer than two callers may have in flight.
+const JOBS_OF_MINUTES: u64 = 440;
 
 /// Jobs that are answered before the estimate is judged: the rate is the average of some heartbeats, the first of which saw the worker
 /// begin.
@@ -122,17 +125,7 @@ fn a_queue_that_is_too_long_says_when_it_will_be_short_enough() {
     for _ in 0..JOBS {
         assert_eq!(setup.next().post("/v1/jobs", &job()).status, 202);
     }
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                tickets.give(1).unwrap();
-                std::thread::sleep(Duration::from_secs(1) / JOBS_PER_S);
-            }
-        });
-        // Ended also by a failed assertion.
-        let _over = Over(&is_over);
-        until("the rate is known", || setup.counter("answered").filter(|answered| *answered >= JOBS_BEFORE));
+    while_jobs_are_answered(&setup, &mut tickets, || {
         let refused = |gateway: &Gateway| {
             let answer = gateway.post("/v1/jobs", &job());
             assert_overloaded(&answer, "queue_too_long");
@@ -152,6 +145,68 @@ fn a_queue_that_is_too_long_says_when_it_will_be_short_enough() {
                 "{seconds} s were told, and {waited} s it was"
             );
         }
+    });
+}
+
+/// A worker that had little to do has shown little of what it can do.
+#[test]
+fn a_burst_after_a_quiet_time_is_taken() {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", "http.queue_s_max=1"]);
+    }
+    setup.wait_for_models(&[ECHO]);
+    let first = setup.next().send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&job()));
+    assert_eq!(first.json()["state"], "done", "{first:?}");
+    for gateway in &setup.gateways {
+        until("a heartbeat tells of it", || {
+            let models = gateway.get("/v1/status").json()["models"].clone();
+            models[ECHO]["workers"]["jobs_per_s"].as_f64().filter(|rate| *rate > 0.0)
+        });
+    }
+    for at in 0..100 {
+        let taken = setup.next().post("/v1/jobs", &job());
+        assert!(matches!(taken.status, 200 | 202), "job {at}: {taken:?}");
+    }
+}
+
+/// Clients of OpenAI obey no longer wait than a minute, and come again at once if they are told of one.
+#[test]
+fn a_refusal_says_a_minute_at_most() {
+    let mut setup = Setup::new();
+    let mut tickets = PassTickets::unannounced().unwrap();
+    setup.worker(&[ECHO], &["--set", "model.echo.slots_max=1", "--set", &tickets.setting()]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", "http.queue_s_max=1"]);
+    }
+    setup.wait_for_models(&[ECHO]);
+    for _ in 0..JOBS_OF_MINUTES {
+        assert_eq!(setup.next().post("/v1/jobs", &job()).status, 202);
+    }
+    while_jobs_are_answered(&setup, &mut tickets, || {
+        for gateway in &setup.gateways {
+            let refused = gateway.post("/v1/jobs", &job());
+            assert_overloaded(&refused, "queue_too_long");
+            assert_eq!(retry_after(&refused), 60, "{refused:?}");
+        }
+    });
+}
+
+/// Has the worker answer its jobs at [`JOBS_PER_S`], and does something as soon as the rate is known.
+fn while_jobs_are_answered(setup: &Setup, tickets: &mut PassTickets, then: impl FnOnce()) {
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                tickets.give(1).unwrap();
+                std::thread::sleep(Duration::from_secs(1) / JOBS_PER_S);
+            }
+        });
+        // Ended also by a failed assertion.
+        let _over = Over(&is_over);
+        until("the rate is known", || setup.counter("answered").filter(|answered| *answered >= JOBS_BEFORE));
+        then();
     });
 }
 

@@ -16,6 +16,18 @@ fn openais_client_gets_the_models_vectors() {
 }
 
 #[test]
+fn openais_client_stores_reads_and_removes_a_file() {
+    let mut setup = Setup::new();
+    let folder = format!("files.folder={}", setup.folder.path().join("files").display());
+    for _ in 0..2 {
+        setup.gateway(&["--set", &folder]);
+    }
+    for gateway in &setup.gateways {
+        python(&["openai_client.py", "upload", &gateway.url, "Grüße 🗼.txt"]);
+    }
+}
+
+#[test]
 fn hugging_faces_client_gets_the_models_vectors() {
     let setup = Setup::with(&[MINILM]);
     for gateway in &setup.gateways {

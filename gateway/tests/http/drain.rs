@@ -37,22 +37,23 @@ fn a_drain_answers_what_waits_and_takes_no_more() {
 fn a_drain_that_takes_too_long_gives_callers_their_job_ids() {
     let mut setup = Setup::new();
     setup.worker(&[ECHO], &[]);
-    setup.gateway(&["--set", "http.drain_s=1"]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", "http.drain_s=1"]);
+    }
     setup.wait_for_models(&[ECHO]);
     setup.workers[0].signal("STOP");
-    let url = setup.gateways[0].url.clone();
-    let waiting = std::thread::spawn(move || {
-        let body = json!({"model": ECHO, "input": "x"}).to_string();
-        let request = ureq::post(&format!("{url}/v1/embeddings"));
-        Answer::of(request.set("content-type", "application/json").send_string(&body))
-    });
-    until("the job is published", || setup.messages("vramq.jobs.echo").filter(|n| *n > 0));
-    setup.gateways[0].program.signal("TERM");
-    let answer = waiting.join().unwrap();
-    assert_eq!((answer.status, answer.header("x-should-retry")), (503, Some("false")), "{answer:?}");
-    assert!(!answer.header("x-vramq-job-id").unwrap().is_empty());
-    assert_eq!(setup.gateways[0].program.wait(), Some(0));
-    assert_eq!(setup.messages("vramq.jobs.echo"), Some(1), "the job is still there");
+    let body = json!({"model": ECHO, "input": "x"});
+    let waiting: Vec<_> =
+        setup.gateways.iter().map(|gateway| waits(&gateway.url, "/v1/embeddings", &body)).collect();
+    until_published(&setup, ECHO, waiting.len());
+    for (gateway, waiting) in setup.gateways.iter_mut().zip(waiting) {
+        gateway.program.signal("TERM");
+        let answer = waiting.join().unwrap();
+        assert_eq!((answer.status, answer.header("x-should-retry")), (503, Some("false")), "{answer:?}");
+        assert!(!answer.header("x-vramq-job-id").unwrap().is_empty());
+        assert_eq!(gateway.program.wait(), Some(0));
+    }
+    until_published(&setup, ECHO, 2);
 }
 
 /// A request that waits for its answer.

@@ -79,7 +79,63 @@ pub fn an_uploaded_file_is_an_input_of_a_job(mut setup: Setup, worker: &[String]
     // Every gateway gives it back, and removes it.
     let (file, content) =
         (format!("/v1/files/{}", id.as_str().unwrap()), |path: &str| format!("{path}/content"));
-    assert_eq!(send(setup.next(), "", "GET", &content(&file), None).text, "what was uploaded");
+    parts_are_sent(&setup, "", &content(&file), "what was uploaded");
     assert_eq!(send(setup.next(), "", "DELETE", &file, None).json()["deleted"], json!(true));
     assert_eq!(send(setup.next(), "", "GET", &content(&file), None).status, 404);
+}
+
+/// Every gateway sends a file of text, and parts of it to clients that go on with a download.
+pub fn parts_are_sent(setup: &Setup, key: &str, path: &str, whole: &str) {
+    let ask = |method: &str, headers: &[(&str, &str)]| {
+        let headers = [&[("authorization", key)][..], headers].concat();
+        setup.next().send(method, path, &headers, None)
+    };
+    let (bytes, first) = (whole.len(), ask("GET", &[]));
+    assert_eq!(
+        (first.status, first.text.as_str(), first.header("accept-ranges")),
+        (200, whole, Some("bytes"))
+    );
+    let etag = first.header("etag").expect("a validator");
+    for (range, part) in [
+        ("bytes=0-0", 0..1),
+        ("bytes=2-5", 2..6),
+        ("bytes=3-", 3..bytes),
+        ("bytes=-4", bytes - 4..bytes),
+        ("bytes=0-99999999999999999999", 0..bytes),
+    ] {
+        for _ in &setup.gateways {
+            let answer = ask("GET", &[("range", range), ("if-range", etag)]);
+            assert_eq!((answer.status, answer.text.as_str()), (206, &whole[part.clone()]), "{range}");
+            let (length, content) =
+                (part.len().to_string(), format!("bytes {}-{}/{bytes}", part.start, part.end - 1));
+            for (name, value) in [
+                ("content-range", Some(content.as_str())),
+                ("content-length", Some(length.as_str())),
+                ("etag", Some(etag)),
+                ("repr-digest", first.header("repr-digest")),
+                ("content-disposition", Some("attachment")),
+            ] {
+                assert_eq!(answer.header(name), value, "{range}: {name}");
+            }
+        }
+    }
+    for range in ["bytes=999999-", "bytes=-0"] {
+        let refused = ask("GET", &[("range", range)]);
+        assert_eq!((refused.status, &refused.json()["error"]["code"]), (416, &json!("range")), "{range}");
+        assert_eq!(refused.header("content-range"), Some(format!("bytes */{bytes}").as_str()));
+    }
+    let other = "\"other\"";
+    for headers in [
+        &[("range", "bytes=5-2")][..],
+        &[("range", "lines=1-2")],
+        &[("range", "bytes=0-1,3-4")],
+        &[("range", "bytes=0-1"), ("if-range", other)],
+    ] {
+        let answer = ask("GET", headers);
+        assert_eq!((answer.status, answer.text.as_str()), (200, whole), "{headers:?}");
+        assert_eq!(answer.header("content-range"), None, "{headers:?}");
+    }
+    let head = ask("HEAD", &[("range", "bytes=0-1")]);
+    assert_eq!((head.status, head.text.as_str()), (200, ""));
+    assert_eq!(head.header("content-length"), Some(bytes.to_string().as_str()));
 }

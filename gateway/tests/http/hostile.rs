@@ -8,6 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 
 use crate::harness::{Answer, ECHO, Gateway, Setup, until};
+use crate::keys::{send, until_served, with_keys};
 
 /// Idle connections of the test, if the system lets this process have so many descriptors.
 const IDLE: usize = 10_000;
@@ -63,7 +64,6 @@ fn status_of(gateway: &Gateway, field: &str) -> u64 {
 #[test]
 fn malformed_requests_are_the_clients_fault() {
     let setup = Setup::with(&[ECHO]);
-    let gateway = &setup.gateways[0];
     let post = |head: &str, body: &str| {
         format!("POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{head}\r\n{body}")
     };
@@ -79,27 +79,30 @@ fn malformed_requests_are_the_clients_fault() {
         (format!("GET /{long} HTTP/1.1\r\nHost: localhost\r\n\r\n"), "4"),
     ];
     for (bytes, status) in cases {
-        let answer = raw(gateway, bytes.as_bytes());
+        let answer = raw(setup.next(), bytes.as_bytes());
         let head: String = bytes.chars().take(80).collect();
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{head}: {answer}");
     }
     let deep = "[".repeat(100_000);
     let nested =
         post(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", deep.len()), &deep);
-    assert!(raw(gateway, nested.as_bytes()).starts_with("HTTP/1.1 400"));
-    assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"500\""), 0.0);
-    assert_eq!(gateway.get("/livez").status, 200);
+    for gateway in &setup.gateways {
+        assert!(raw(gateway, nested.as_bytes()).starts_with("HTTP/1.1 400"));
+        assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"500\""), 0.0);
+        assert_eq!(gateway.get("/livez").status, 200);
+    }
 }
 
 #[test]
 fn malformed_forms_leave_nothing_in_the_store() {
     let mut setup = Setup::new();
     let folder = setup.folder.path().join("files");
-    setup.gateway(&["--set", &format!("files.folder={}", folder.display())]);
-    let gateway = &setup.gateways[0];
+    for _ in 0..2 {
+        setup.gateway(&["--set", &format!("files.folder={}", folder.display())]);
+    }
     let upload = |kind: &str, body: &[u8]| {
         Answer::of(
-            ureq::post(&format!("{}/v1/files", gateway.url)).set("content-type", kind).send_bytes(body),
+            ureq::post(&format!("{}/v1/files", setup.next().url)).set("content-type", kind).send_bytes(body),
         )
         .status
     };
@@ -130,8 +133,11 @@ fn idle_and_slow_connections_take_little_and_hold_up_nobody() {
     let count = idle_connections();
     let mut setup = Setup::new();
     setup.worker(&[ECHO], &[]);
-    setup.gateway(&["--set", &format!("http.connections_max={}", count + 100)]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", &format!("http.connections_max={}", count + 100)]);
+    }
     setup.wait_for_models(&[ECHO]);
+    // All of them at one of two gateways.
     let gateway = &setup.gateways[0];
     let before = resident_kib(gateway);
     let address = gateway.url.trim_start_matches("http://");
@@ -152,13 +158,11 @@ fn idle_and_slow_connections_take_little_and_hold_up_nobody() {
         .collect();
     let open = gateway.metric("vramq_gateway_connections", "");
     let grown = resident_kib(gateway).saturating_sub(before);
-    let served = gateway.send(
-        "POST",
-        "/v1/jobs",
-        &[("prefer", "wait=60")],
-        Some(&json!({"model": ECHO, "inputs": ["x"]})),
-    );
-    assert_eq!(served.json()["state"], "done");
+    for gateway in &setup.gateways {
+        let job = json!({"model": ECHO, "inputs": ["x"]});
+        let served = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&job));
+        assert_eq!(served.json()["state"], "done");
+    }
     // On a slow machine the first of them are over before the last ones begin.
     assert!(open >= count as f64 / 2.0, "{open} of {count} connections");
     assert!(grown < open as u64 * CONNECTION_KIB_MAX, "{grown} KiB for {open} connections");
@@ -172,41 +176,55 @@ const SLOW_OF_EACH: usize = 50;
 /// Slow-loris: callers that send a byte now and then keep no connection, whatever they are slow with.
 #[test]
 fn slow_connections_are_closed_while_others_are_served() {
-    let setup = Setup::with(&[ECHO]);
-    let gateway = &setup.gateways[0];
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    setup.gateway(&[]);
+    // The second one takes files.
+    setup.gateway(&["--set", &format!("files.folder={}", setup.folder.path().join("files").display())]);
+    setup.wait_for_models(&[ECHO]);
+    let gateways = &setup.gateways;
     let served = || {
-        let job = json!({"model": ECHO, "inputs": ["x"]});
-        let answer = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&job));
-        assert_eq!(answer.json()["state"], "done", "{answer:?}");
+        for gateway in gateways {
+            let job = json!({"model": ECHO, "inputs": ["x"]});
+            let answer = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&job));
+            assert_eq!(answer.json()["state"], "done", "{answer:?}");
+        }
     };
     served();
-    let (threads, memory) = (status_of(gateway, "Threads:"), resident_kib(gateway));
+    let before: Vec<_> = gateways.iter().map(|it| (status_of(it, "Threads:"), resident_kib(it))).collect();
     let body = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n";
     let form =
         "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n\r\n";
-    // What each begins with, and goes on with; and the status that it gets in the end, if it gets one.
+    // A form whose first field, which nobody wants, does not end.
+    let field = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n\
+                 Content-Length: 1000000\r\n\r\n--b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nx";
+    // Whom each calls, what it begins with, and goes on with; and the status that it gets in the end, if it gets one.
     let kinds = [
-        ("", "", None),
-        ("", "G", None),
-        ("GET /livez HTTP/1.1\r\nX: ", "x", None),
-        (body, "", Some("408")),
-        (body, " ", Some("408")),
-        // This gateway takes no files, and does not wait for what it refuses.
-        (form, "x", Some("404")),
+        (0, "", "", None),
+        (0, "", "G", None),
+        (0, "GET /livez HTTP/1.1\r\nX: ", "x", None),
+        (0, body, "", Some("408")),
+        (1, body, " ", Some("408")),
+        // The first gateway takes no files, and does not wait for what it refuses.
+        (0, form, "x", Some("404")),
+        (1, field, "", Some("408")),
+        (1, field, "x", Some("408")),
     ];
-    let connect = |kind: &(&str, &'static str, Option<&'static str>)| {
-        let mut stream = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
-        stream.write_all(kind.0.as_bytes()).unwrap();
+    let connect = |(at, begin, drip, status): (usize, &str, &'static str, Option<&'static str>)| {
+        let mut stream = TcpStream::connect(gateways[at].url.trim_start_matches("http://")).unwrap();
+        stream.write_all(begin.as_bytes()).unwrap();
         stream.set_nonblocking(true).unwrap();
-        (stream, kind.1, kind.2)
+        (stream, drip, status)
     };
     let mut open: Vec<_> =
-        kinds.iter().flat_map(|kind| (0..SLOW_OF_EACH).map(move |_| connect(kind))).collect();
-    let mut most_memory = 0;
-    until("the gateway has closed all of them", || {
+        kinds.iter().flat_map(|kind| (0..SLOW_OF_EACH).map(move |_| connect(*kind))).collect();
+    let mut most_memory = vec![0; gateways.len()];
+    until("the gateways have closed all of them", || {
         served();
-        most_memory = most_memory.max(resident_kib(gateway));
-        assert!(status_of(gateway, "Threads:") <= threads + THREADS_GROWN_MAX);
+        for ((gateway, most), (threads, _)) in gateways.iter().zip(&mut most_memory).zip(&before) {
+            *most = resident_kib(gateway).max(*most);
+            assert!(status_of(gateway, "Threads:") <= threads + THREADS_GROWN_MAX);
+        }
         open.retain_mut(|(stream, drip, status)| {
             let _ = stream.write_all(drip.as_bytes());
             let mut answer = [0; 4096];
@@ -226,21 +244,77 @@ fn slow_connections_are_closed_while_others_are_served() {
         });
         open.is_empty().then_some(())
     });
-    let count = (kinds.len() * SLOW_OF_EACH) as u64;
-    let grown = most_memory.saturating_sub(memory);
-    assert!(grown < count * CONNECTION_KIB_MAX, "{grown} KiB for {count} connections");
-    // Its tasks have ended: only the connection that asks is left.
-    until("nothing is left of them", || {
-        (gateway.metric("vramq_gateway_connections ", "") == 1.0).then_some(())
+    for (at, gateway) in gateways.iter().enumerate() {
+        let count = (kinds.iter().filter(|kind| kind.0 == at).count() * SLOW_OF_EACH) as u64;
+        let grown = most_memory[at].saturating_sub(before[at].1);
+        assert!(grown < count * CONNECTION_KIB_MAX, "{grown} KiB for {count} connections");
+        // Its tasks have ended: only the connection that asks is left.
+        until("nothing is left of them", || {
+            (gateway.metric("vramq_gateway_connections ", "") == 1.0).then_some(())
+        });
+        assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"500\""), 0.0);
+    }
+}
+
+/// Keys that are guessed in [`guessed_keys_open_nothing`].
+const GUESSES: usize = 3_000;
+
+/// What one of them may take of a gateway's memory, the gateway's own growth included.
+const GUESS_KIB_MAX: u64 = 4;
+
+/// Callers that guess keys are refused, one after the other and many at once; they learn nothing, and take no memory.
+#[test]
+fn guessed_keys_open_nothing() {
+    let (setup, keys) = with_keys(&[("a", "")]);
+    until_served(&setup, &keys["a"], ECHO);
+    let secret = keys["a"].trim_start_matches("Bearer ");
+    let guess = |n: usize| match n % 4 {
+        // Of the right form, one that is cut off, and one that goes on.
+        0 => format!("Bearer vramq-{n:064x}"),
+        1 => format!("Bearer {}", &secret[..n % secret.len()]),
+        2 => format!("bearer {secret}{n}"),
+        _ => format!("Basic {secret}"),
+    };
+    let before: Vec<_> = setup.gateways.iter().map(resident_kib).collect();
+    std::thread::scope(|scope| {
+        for caller in 0..6 {
+            let (setup, guess) = (&setup, &guess);
+            scope.spawn(move || {
+                for n in (caller..GUESSES).step_by(6) {
+                    let headers = [("authorization", guess(n))];
+                    let headers = headers.each_ref().map(|(name, key)| (*name, key.as_str()));
+                    let refused = setup.next().send("GET", "/v1/jobs/one", &headers, None);
+                    assert_eq!((refused.status, refused.header("x-should-retry")), (401, None), "{n}");
+                }
+            });
+        }
     });
-    assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"500\""), 0.0);
+    for (gateway, before) in setup.gateways.iter().zip(before) {
+        let grown = resident_kib(gateway).saturating_sub(before);
+        assert!(grown < GUESSES as u64 * GUESS_KIB_MAX, "{grown} KiB");
+        let counted =
+            |status: &str| gateway.metric("vramq_gateway_requests_total", &format!("status=\"{status}\""));
+        assert_eq!((counted("401"), counted("500")), (GUESSES as f64 / 2.0, 0.0));
+        // The key itself opens, in each of the ways that clients write it.
+        for name in [keys["a"].as_str(), &format!("bearer  {secret}"), &format!("BEARER {secret}")] {
+            assert_eq!(send(gateway, name, "GET", "/v1/models", None).status, 200, "{name}");
+        }
+        assert!(!gateway.program.log().contains(secret), "a key was logged");
+    }
 }
 
 #[test]
 fn bodies_in_memory_are_bounded() {
     let mut setup = Setup::new();
-    setup.gateway(&["--set", "http.bodies_mib_max=4", "--set", "http.body_mib_max=2"]);
-    let gateway = &setup.gateways[0];
+    for _ in 0..2 {
+        setup.gateway(&["--set", "http.bodies_mib_max=4", "--set", "http.body_mib_max=2"]);
+    }
+    for gateway in &setup.gateways {
+        its_bodies_are_bounded(gateway);
+    }
+}
+
+fn its_bodies_are_bounded(gateway: &Gateway) {
     let address = gateway.url.trim_start_matches("http://");
     // Bodies that were announced and do not come: two of them fill the memory for bodies, so that one of three is refused.
     let announced: Vec<_> = (0..3)
@@ -271,10 +345,17 @@ fn bodies_in_memory_are_bounded() {
 /// Bodies without a length have no more memory than those with one, and values no more than texts.
 #[test]
 fn bodies_without_a_length_are_bounded_as_well() {
-    const MIB: usize = 1 << 20;
     let mut setup = Setup::new();
-    setup.gateway(&["--set", "http.bodies_mib_max=4", "--set", "http.body_mib_max=4"]);
-    let gateway = &setup.gateways[0];
+    for _ in 0..2 {
+        setup.gateway(&["--set", "http.bodies_mib_max=4", "--set", "http.body_mib_max=4"]);
+    }
+    for gateway in &setup.gateways {
+        its_bodies_without_a_length_are_bounded(gateway);
+    }
+}
+
+fn its_bodies_without_a_length_are_bounded(gateway: &Gateway) {
+    const MIB: usize = 1 << 20;
     let head = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
     let chunk = |size: usize| format!("{size:x}\r\n{}\r\n", " ".repeat(size));
     // One body that does not end has three quarters of the memory.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::events::events;
+use crate::events::{by_curl, events};
 use crate::harness::{ECHO, Gateway, Setup, until};
 use crate::keys::{key_file, send, until_served};
 
@@ -44,7 +44,16 @@ fn a_job_is_accepted_followed_and_read() {
     assert!(all[0].2["queue_depth"].is_u64(), "{all:?}");
     let rest = events(gateway, &id, Some(all[0].0));
     assert_eq!(rest, all[1..]);
-    assert_eq!(events(gateway, &id, Some(all.len() as u64)), []);
+    // Whoever has seen the last one is told that there is no more.
+    let last = all.last().unwrap().0.to_string();
+    let over = gateway.send("GET", &format!("/v1/jobs/{id}/events"), &[("last-event-id", &last)], None);
+    assert_eq!((over.status, over.text.as_str()), (204, ""));
+    // Of another run of the job, or of no number at all: everything.
+    assert_eq!(events(gateway, &id, Some(u64::MAX)), all);
+    for garbage in ["x", "", "-1", "1.5", "18446744073709551616", "1, 2"] {
+        assert_eq!(by_curl(gateway, &id, garbage), all, "{garbage}");
+    }
+    assert_eq!(by_curl(gateway, &id, &all[0].0.to_string()), rest);
     let elsewhere = setup.gateways[1].get(&format!("/v1/jobs/{id}"));
     assert_eq!(elsewhere.status, 404);
     assert!(elsewhere.json()["error"]["message"].as_str().unwrap().contains("on this gateway"));
@@ -55,6 +64,21 @@ fn with_a_folder_every_gateway_answers_for_a_job_that_has_ended() {
     let setup = Setup::new();
     let folder = setup.folder.path().join("results");
     every_gateway_answers_for_a_job_that_has_ended(setup, &[format!("results.folder={}", folder.display())]);
+}
+
+/// The last event that a gateway has of a job: its name, what it says, and its number.
+fn last_event(gateway: &Gateway, key: &str, id: &str) -> (String, Value, String) {
+    let answer = send(gateway, key, "GET", &format!("/v1/jobs/{id}/events"), None);
+    assert_eq!(
+        (answer.status, answer.header("content-type")),
+        (200, Some("text/event-stream")),
+        "{answer:?}"
+    );
+    let field = |name: &str| {
+        let value = answer.text.lines().rev().find_map(|line| line.strip_prefix(name));
+        value.unwrap_or_else(|| panic!("no {name:?} in {answer:?}")).to_owned()
+    };
+    (field("event: "), serde_json::from_str(&field("data: ")).unwrap(), field("id: "))
 }
 
 /// The results are where the settings say.
@@ -75,6 +99,14 @@ pub fn every_gateway_answers_for_a_job_that_has_ended(mut setup: Setup, settings
     // A caller that hears of the end finds the same on every gateway.
     assert_eq!((other("a", "one").json(), other("a", "two").json()), (ran.clone(), failed));
     assert_eq!((other("b", "one").status, other("a", "three").status), (404, 404));
+    for id in ["one", "two"] {
+        let [here, there] = [0, 1].map(|at| last_event(&setup.gateways[at], &keys["a"], id));
+        assert_eq!((&here.0, &here.1), (&there.0, &there.1), "the end of {id}");
+        let path = format!("/v1/jobs/{id}/events");
+        let seen = [("authorization", keys["a"].as_str()), ("last-event-id", there.2.as_str())];
+        assert_eq!(setup.gateways[1].send("GET", &path, &seen, None).status, 204);
+        assert_eq!(send(&setup.gateways[1], &keys["b"], "GET", &path, None).status, 404);
+    }
     let kept = send(&setup.gateways[1], &keys["a"], "DELETE", "/v1/jobs/one", None);
     assert_eq!((kept.status, &kept.json()["state"]), (200, &json!("done")), "what has ended stays");
     // The same request to any gateway is the same job, and another body a mistake.
@@ -120,6 +152,53 @@ fn a_failed_job_says_why_and_is_not_to_be_sent_again() {
     until("the dead letter is there", || setup.messages("vramq.dead.echo").filter(|n| *n == 1));
 }
 
+/// A job that has an id needs no idempotency key, and is not taken for another one because of it.
+#[test]
+fn a_put_is_the_job_of_its_id_whatever_its_idempotency_key_is() {
+    let setup = Setup::with(&[ECHO]);
+    for gateway in &setup.gateways {
+        let put = |id: &str, headers: &[(&str, &str)]| {
+            gateway.send("PUT", &format!("/v1/jobs/{id}"), headers, Some(&job())).json()
+        };
+        for id in ["one", "two"] {
+            let done = put(id, &[("idempotency-key", "k"), ("prefer", "wait=60")]);
+            assert_eq!((&done["id"], &done["state"]), (&json!(id), &json!("done")), "{done}");
+            assert_eq!(gateway.get(&format!("/v1/jobs/{id}")).json(), done);
+        }
+    }
+}
+
+/// However short the wait is: a job with a 202 is in the queue, and one that the broker refuses gets no 202.
+#[test]
+fn a_job_that_was_not_published_is_never_accepted() {
+    let mut setup = Setup::new();
+    let small = ["broker.queue_length_max=3", "broker.queue_type=classic", "model.echo.slots_max=1"];
+    setup.worker(&[ECHO], &set(&small.map(str::to_owned)));
+    for _ in 0..2 {
+        setup.gateway(&[]);
+    }
+    setup.wait_for_models(&[ECHO]);
+    setup.workers[0].signal("STOP");
+    let ask = |gateway: &Gateway, prefer: &str| {
+        gateway.send("POST", "/v1/jobs", &[("prefer", prefer)], Some(&job()))
+    };
+    let first = ask(setup.next(), "wait=0");
+    assert_eq!((first.status, &first.json()["state"]), (202, &json!("queued")), "{first:?}");
+    until("the queue is full", || (ask(setup.next(), "respond-async").status == 429).then_some(()));
+    for prefer in ["wait=0", "wait=1", "wait=abc", "wait=-1", "wait=99999999999999999999"] {
+        for gateway in &setup.gateways {
+            let refused = ask(gateway, prefer);
+            assert_eq!(
+                (refused.status, &refused.json()["error"]["code"]),
+                (429, &json!("queue_full")),
+                "{prefer}"
+            );
+            let after: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+            assert!((1..=60).contains(&after) && refused.header("x-should-retry") == Some("true"));
+        }
+    }
+}
+
 #[test]
 fn the_same_twice_is_one_job() {
     let setup = Setup::with(&[ECHO]);
@@ -134,6 +213,10 @@ fn the_same_twice_is_one_job() {
     let keyed = |body: &Value| {
         gateway.send("POST", "/v1/jobs", &[("idempotency-key", "k"), ("prefer", "wait=60")], Some(body))
     };
+    // What has ended stays: as it is, and for the same request alone.
+    let kept = gateway.send("DELETE", "/v1/jobs/mine-1", &[], None);
+    assert_eq!((kept.status, &kept.json()["state"]), (200, &json!("done")));
+    assert_eq!(put("mine-1", &json!({"model": ECHO, "inputs": ["one", "two"]})).status, 422);
     let (first, second) = (keyed(&job()).json(), keyed(&job()).json());
     assert_eq!((&first["id"], &first["outputs"]), (&second["id"], &second["outputs"]));
     let other = keyed(&json!({"model": ECHO, "inputs": ["another"]}));

@@ -72,6 +72,10 @@ fn a_key_gives_access_to_its_callers_jobs_only() {
         assert_eq!(letters.status, status, "{letters:?}");
     }
     assert_eq!(send(gateway, &keys["a"], "GET", "/v1/status", None).json()["workers"], json!([]));
+    // Probes have no key.
+    for path in ["/livez", "/readyz", "/health", "/metrics"] {
+        assert_eq!(gateway.get(path).status, 200, "{path}");
+    }
     let log = setup.gateways[0].program.log();
     assert!(!log.contains(keys["a"].trim_start_matches("Bearer ")), "a key was logged");
     // A key that is taken out of the file ends within seconds; a file with a fault changes nothing.
@@ -113,20 +117,46 @@ fn a_caller_has_no_more_than_its_share() {
     });
 }
 
+/// Two callers may come upon the same idempotency key, and one may learn the id of the other's job.
+#[test]
+fn an_idempotency_key_is_its_callers_alone() {
+    let (setup, keys) = with_keys(&[("a", ""), ("b", "")]);
+    until_served(&setup, &keys["a"], ECHO);
+    for gateway in &setup.gateways {
+        let ask = |key: &str, text: &str| {
+            let headers =
+                [("authorization", keys[key].as_str()), ("idempotency-key", "k"), ("prefer", "wait=60")];
+            gateway.send("POST", "/v1/jobs", &headers, Some(&json!({"model": ECHO, "inputs": [text]})))
+        };
+        let (mine, theirs) = (ask("a", "mine").json(), ask("b", "theirs").json());
+        assert_eq!(mine["outputs"], json!([{"json": "mine"}]), "{mine}");
+        assert_eq!(theirs["outputs"], json!([{"json": "theirs"}]), "{theirs}");
+        assert_eq!(ask("a", "theirs").status, 422);
+        let path = format!("/v1/jobs/{}", mine["id"].as_str().unwrap());
+        for (method, path) in
+            [("GET", path.clone()), ("DELETE", path.clone()), ("GET", format!("{path}/events"))]
+        {
+            assert_eq!(send(gateway, &keys["b"], method, &path, None).status, 404, "{method} {path}");
+        }
+    }
+}
+
 /// Workers share passes by what these jobs say (`vramq_caller_jobs_total` in the test of callers).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_keys_jobs_name_the_gateways_user_and_the_keys_tenant() {
-    let (setup, keys) = with_keys(&[("a", "tenant = \"acme\""), ("b", "tenant = \"zeta\""), ("c", "")]);
+    let (setup, keys) =
+        with_keys(&[("a", "tenant = \"acme\"\npriority = 7"), ("b", "tenant = \"zeta\""), ("c", "")]);
     until_served(&setup, &keys["a"], ECHO);
     let listener = listen(&setup, ECHO).await;
-    for (turn, (key, tenant)) in
-        [("a", Some("acme")), ("b", Some("zeta")), ("c", None)].into_iter().enumerate()
+    for (turn, (key, tenant, priority)) in
+        [("a", Some("acme"), Some(7)), ("b", Some("zeta"), None), ("c", None, None)].into_iter().enumerate()
     {
         for gateway in &setup.gateways {
             let path = format!("/v1/jobs/{turn}-{}", gateway.program.pid());
             let accepted = send(gateway, &keys[key], "PUT", &path, Some(&job()));
             assert_eq!(accepted.json()["state"], "done", "{accepted:?}");
             let properties = listener.published().await;
+            assert_eq!(*properties.priority(), priority, "{key}");
             assert_eq!(properties.user_id().as_ref().map(|user| user.as_str()), Some("guest"));
             let headers = properties.headers().clone().unwrap();
             assert_eq!(headers.inner().get(TENANT).and_then(as_text).as_deref(), tenant);

@@ -1,5 +1,5 @@
-"""OpenAI's client against a gateway: `embed URL MODEL` checks results, `error URL MODEL` prints what it makes of an error, and
-`file URL ID` what it downloads. A key may follow."""
+"""OpenAI's client against a gateway: `embed URL MODEL` checks results, `error URL MODEL` prints what it makes of an error,
+`file URL ID` what it downloads, and `upload URL NAME` stores, reads and removes a file of this name. A key may follow."""
 
 import base64
 import hashlib
@@ -48,4 +48,21 @@ def file():
     print(json.dumps({"id": found.id, "bytes": found.bytes, "sha256": hashlib.sha256(content).hexdigest()}))
 
 
-{"embed": embed, "error": error, "file": file}[command]()
+def upload():
+    content = b"what was uploaded"
+    stored = client.files.create(file=(model, content), purpose="user_data")
+    assert (stored.object, stored.bytes, stored.filename) == ("file", len(content), model), stored
+    assert client.files.retrieve(stored.id).id == stored.id
+    assert client.files.content(stored.id).read() == content
+    part = client.files.content(stored.id, extra_headers={"range": "bytes=5-7"})
+    assert (part.response.status_code, part.read()) == (206, content[5:8])
+    assert client.files.delete(stored.id).deleted
+    try:
+        client.files.retrieve(stored.id)
+    except openai.NotFoundError as missing:
+        assert missing.body["code"] == "not_found", missing
+    else:
+        raise AssertionError("the file is still there")
+
+
+{"embed": embed, "error": error, "file": file, "upload": upload}[command]()

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use vramq_stores::reference::hex;
 
+use crate::files::parts_are_sent;
 use crate::foreign::python;
 use crate::harness::{ECHO, Gateway, Setup, until};
 use crate::jobs::set;
@@ -151,6 +152,8 @@ fn outputs_are_their_owners_files(stored: &Stored) {
             assert_eq!(stored.status(gateway, "a", "GET", &path).0, 404, "{none}");
         }
     }
+    let text = String::from_utf8(text).unwrap();
+    parts_are_sent(&stored.setup, &stored.keys["a"], "/v1/files/output-2-one/content", &text);
     an_output_is_an_input_of_its_owners_jobs(stored);
 }
 

@@ -2,7 +2,7 @@
 //
 // Each step is a visit of its own; what an action does at the broker is for the caller to check.
 
-import { readFileSync, writeFileSync } from "node:fs";
+import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
@@ -49,6 +49,14 @@ async function run(page, model) {
   await page.click("#try-form button[type=submit]");
 }
 
+/** Waits until the browser has saved a file. */
+async function saved(file) {
+  for (let tries = 0; !existsSync(file); tries += 1) {
+    check(tries < 600, `${file} is not saved`);
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+}
+
 const result = "document.querySelector('#try-result').textContent";
 const hasResult = "!document.querySelector('#try-result').hidden";
 
@@ -78,6 +86,20 @@ const steps = {
     return JSON.parse(await page.value(result));
   },
 
+  /** A job's events as a browser's own EventSource gets them, until it connects no more. */
+  async eventSource(page, model) {
+    await visit(page);
+    await run(page, model);
+    await page.until("the result", hasResult);
+    const { id } = JSON.parse(await page.value(result));
+    return page.value(`new Promise((resolve) => {
+      const seen = [];
+      const source = new EventSource("/v1/jobs/${id}/events");
+      for (const name of ["queued", "started", "part", "done"]) source.addEventListener(name, () => seen.push(name));
+      source.addEventListener("error", () => { if (source.readyState === EventSource.CLOSED) resolve(seen); });
+    })`);
+  },
+
   /** A file through a model. */
   async file(page, model, file) {
     await visit(page);
@@ -85,6 +107,25 @@ const steps = {
     await run(page, model);
     await page.until("the result", hasResult);
     return JSON.parse(await page.value(result));
+  },
+
+  /** An output in a store, saved to a folder by its button; or what the page says instead. */
+  async outputs(page, model, text, folder) {
+    await browser.send("Browser.setDownloadBehavior", { behavior: "allow", downloadPath: folder });
+    await visit(page);
+    await page.fill("#try-text", text);
+    await run(page, model);
+    await page.until("the result", hasResult);
+    const [{ id }] = JSON.parse(await page.value(result)).output_files;
+    await page.click("#try-files button");
+    const status = "document.querySelector('#try-files [role=status]').textContent";
+    await page.until("it says what became of it", `${status} !== ""`);
+    await accessible(page, "the outputs");
+    const said = await page.value(status);
+    // A browser reports an answer of 404 as an error.
+    if (!said.startsWith("saved")) page.faults = page.faults.filter((fault) => !String(fault).includes("404"));
+    else await saved(join(folder, id));
+    return { id, said };
   },
 
   /** A job that does not end, withdrawn by the button. */

@@ -1,6 +1,7 @@
 //! The operators' page in a real browser: every view and every action, with their effects checked at the broker and the workers.
 //! `make test-page` runs these tests, because they need a browser, which is large.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -8,7 +9,8 @@ use serde_json::{Value, json};
 use crate::dead_letters::{DEAD, Operated};
 use crate::foreign::node;
 use crate::harness::{ECHO, Gateway, MINILM, Setup, until};
-use crate::keys::with_keys;
+use crate::jobs::set;
+use crate::keys::{key_file, until_served, with_keys};
 
 /// A visit to the page of a gateway; what it found.
 fn visit(gateway: &Gateway, step: &str, key: &str, more: &[&str]) -> Value {
@@ -89,7 +91,47 @@ fn it_tries_a_model_with_texts_and_with_a_file() {
     assert_eq!(std::fs::read(uri.strip_prefix("file://").unwrap()).unwrap(), b"content");
     let shown = visit(gateway, "keyboard", "", &[ECHO]);
     assert_eq!(shown["state"], "done");
-    until("the worker has answered three jobs", || (answered(&setup) == Some(before + 3)).then_some(()));
+    for gateway in &setup.gateways {
+        let seen = visit(gateway, "eventSource", "", &[ECHO]);
+        let names: Vec<_> = seen.as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        assert_eq!((names.first(), names.last()), (Some(&"queued"), Some(&"done")), "{seen}");
+        // A browser that begins again gets them again.
+        let once: BTreeSet<_> = names.iter().collect();
+        assert_eq!(once.len(), names.len(), "{seen}");
+    }
+    until("the worker has answered five jobs", || (answered(&setup) == Some(before + 5)).then_some(()));
+}
+
+/// A large output, which its worker wrote to a store, is saved by a button: with the key, which a link could not send.
+#[test]
+#[ignore = "needs Chromium: make test-page"]
+fn it_saves_an_output_that_is_in_a_store() {
+    let mut setup = Setup::new();
+    let folder = |name: &str| {
+        let folder = setup.folder.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        folder.display().to_string()
+    };
+    let (out, saved) = (folder("out"), folder("saved"));
+    let (path, keys) = key_file(setup.folder.path(), &[("boss", "operator = true")]);
+    let worker = [
+        format!("store.out.url=file://{out}"),
+        "model.echo.output_store=out".to_owned(),
+        "model.echo.output_above_kib=1".to_owned(),
+    ];
+    setup.worker(&[ECHO], &set(&worker));
+    let settings = [format!("http.keys={}", path.display()), format!("outputs.folder={out}")];
+    setup.gateway(&set(&settings));
+    // It does not know the store.
+    setup.gateway(&set(&settings[..1]));
+    until_served(&setup, &keys["boss"], ECHO);
+    let (key, text) = (keys["boss"].trim_start_matches("Bearer "), "x".repeat(2000));
+    let seen = visit(&setup.gateways[0], "outputs", key, &[ECHO, &text, &saved]);
+    assert!(seen["said"].as_str().unwrap().ends_with("application/json"), "{seen}");
+    let file = Path::new(&saved).join(seen["id"].as_str().unwrap());
+    assert_eq!(std::fs::read_to_string(file).unwrap(), format!("\"{text}\""));
+    let seen = visit(&setup.gateways[1], "outputs", key, &[ECHO, &text, &saved]);
+    assert!(seen["said"].as_str().unwrap().contains("outputs.folder"), "{seen}");
 }
 
 #[test]
@@ -118,8 +160,9 @@ fn it_withdraws_a_job() {
     std::fs::write(&file, "").unwrap();
     setup.worker(&[ECHO], &["--set", &format!("worker.drill=pass=hang,while={}", file.display())]);
     setup.gateway(&[]);
+    setup.gateway(&[]);
     setup.wait_for_models(&[ECHO]);
-    let shown = visit(&setup.gateways[0], "withdraw", "", &[ECHO]);
+    let shown = visit(setup.next(), "withdraw", "", &[ECHO]);
     assert_eq!(shown["state"], "withdrawn");
     std::fs::remove_file(&file).unwrap();
     setup.until_counter("withdrawn", 1);

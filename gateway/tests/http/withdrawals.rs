@@ -119,22 +119,25 @@ async fn a_client_that_hangs_up_withdraws_its_job_until_it_has_ended() {
 async fn a_job_is_withdrawn_by_its_caller_or_when_its_time_is_up() {
     let mut setup = Setup::new();
     setup.worker(&[ECHO], &[]);
-    setup.gateway(&["--set", "http.request_s=2"]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", "http.request_s=2"]);
+    }
     setup.wait_for_models(&[ECHO]);
     let mut listener = listen(&setup, ECHO).await;
     setup.workers[0].signal("STOP");
-    let gateway = &setup.gateways[0];
-    let accepted = gateway.post("/v1/jobs", &json!({"model": ECHO, "inputs": ["x"]})).json();
-    let withdrawn =
-        gateway.send("DELETE", &format!("/v1/jobs/{}", accepted["id"].as_str().unwrap()), &[], None);
-    assert_eq!(withdrawn.json()["state"], "withdrawn");
-    let (job, digest) = listener.job().await;
-    assert_eq!(listener.withdrawal(&job).await.digest().to_string(), digest);
-    let late = gateway.post("/v1/embeddings", &json!({"model": ECHO, "input": "x"}));
-    assert_eq!((late.status, late.header("x-should-retry")), (504, Some("false")));
-    let (job, digest) = listener.job().await;
-    assert_eq!(late.header("x-vramq-job-id"), Some(job.as_str()));
-    assert_eq!(listener.withdrawal(&job).await.digest().to_string(), digest);
+    for gateway in &setup.gateways {
+        let accepted = gateway.post("/v1/jobs", &json!({"model": ECHO, "inputs": ["x"]})).json();
+        let withdrawn =
+            gateway.send("DELETE", &format!("/v1/jobs/{}", accepted["id"].as_str().unwrap()), &[], None);
+        assert_eq!(withdrawn.json()["state"], "withdrawn");
+        let (job, digest) = listener.job().await;
+        assert_eq!(listener.withdrawal(&job).await.digest().to_string(), digest);
+        let late = gateway.post("/v1/embeddings", &json!({"model": ECHO, "input": "x"}));
+        assert_eq!((late.status, late.header("x-should-retry")), (504, Some("false")));
+        let (job, digest) = listener.job().await;
+        assert_eq!(late.header("x-vramq-job-id"), Some(job.as_str()));
+        assert_eq!(listener.withdrawal(&job).await.digest().to_string(), digest);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
