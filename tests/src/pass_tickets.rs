@@ -51,6 +51,15 @@ impl PassTickets {
         Ok(pipe.write_all(&vec![0; passes])?)
     }
 
+    /// Tickets that no pass has taken yet.
+    ///
+    /// # Errors
+    /// Passes need no tickets any more, or the system does not tell.
+    pub fn left(&self) -> Result<u64> {
+        let pipe = self.pipe.as_ref().context("passes need no tickets any more")?;
+        Ok(rustix::io::ioctl_fionread(pipe)?)
+    }
+
     /// From now on passes run freely.
     pub fn release(&mut self) {
         self.pipe = None;
