@@ -13,7 +13,7 @@ pub(crate) struct Lifecycle {
     /// The device is unusable until the process restarts.
     device_lost: bool,
     /// No pass starts any more: all jobs are requeued.
-    is_handing_over: bool,
+    requeues_all: bool,
     /// When the drain of this session is out of time.
     deadline: Option<Instant>,
 }
@@ -21,7 +21,7 @@ pub(crate) struct Lifecycle {
 impl Lifecycle {
     /// A session begins; on an unusable device it requeues every job that it gets.
     pub(crate) fn session_opened(&mut self, is_sick: bool) {
-        (self.is_handing_over, self.device_lost, self.deadline) = (is_sick, false, None);
+        (self.requeues_all, self.device_lost, self.deadline) = (is_sick, false, None);
     }
 
     pub(crate) fn is_paused(&self) -> bool {
@@ -52,17 +52,17 @@ impl Lifecycle {
         (now + within / 2, now + within)
     }
 
-    pub(crate) fn is_handing_over(&self) -> bool {
-        self.is_handing_over
+    pub(crate) fn requeues_all(&self) -> bool {
+        self.requeues_all
     }
 
-    pub(crate) fn hand_over(&mut self) {
-        self.is_handing_over = true;
+    pub(crate) fn requeue_all(&mut self) {
+        self.requeues_all = true;
     }
 
     /// The device works again: jobs may run, unless the worker drains.
     pub(crate) fn device_recovered(&mut self) {
-        self.is_handing_over = self.is_draining;
+        self.requeues_all = self.is_draining;
     }
 
     pub(crate) fn restarts(&self) -> bool {

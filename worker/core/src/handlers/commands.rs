@@ -6,7 +6,7 @@ use vramq_schemas::{JobHeaders, Reason};
 use crate::Core;
 use crate::action::{Action, Answer};
 use crate::ids::{JobKey, RequestId};
-use crate::jobs::{Leaving, Running};
+use crate::jobs::{Running, StopReason};
 use crate::rejection::Rejection;
 
 /// The longest filter for logs.
@@ -105,15 +105,15 @@ impl Core {
     pub(crate) fn cancel_job(&mut self, job: JobKey) {
         let withdrawn = self.jobs.running(job).is_some_and(Running::is_withdrawn);
         if !withdrawn {
-            self.stop_job(job, Leaving::Cancelled);
+            self.stop_job(job, StopReason::Cancelled);
         }
     }
 
     /// Takes what waits of a job away, cancels its passes that no other job needs, and ends it for this reason as soon as nothing of
     /// it runs.
-    pub(crate) fn stop_job(&mut self, job: JobKey, why: Leaving) {
+    pub(crate) fn stop_job(&mut self, job: JobKey, why: StopReason) {
         let Some(running) = self.jobs.running_mut(job) else { return };
-        running.leave(why);
+        running.stop(why);
         // A decision would wait for a part that is in flight, and so does this.
         running.decide(None);
         let model = running.received.delivery.model;

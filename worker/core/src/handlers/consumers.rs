@@ -7,7 +7,7 @@ use crate::credit::Wanted;
 use crate::event::QueueCounts;
 use crate::handlers::time_limits::OF_TIMEOUT;
 use crate::ids::{ConsumerId, ModelIndex, QueueIndex};
-use crate::jobs::Leaving;
+use crate::jobs::StopReason;
 
 impl Core {
     /// Brings the consumers in line with the slots and the work: none while draining, paused or sick, or while quarantined jobs
@@ -74,7 +74,7 @@ impl Core {
     /// cancelled, although nobody sees it, and such counts are taken for lost workers.
     pub(crate) fn may_requeue_unfinished(&self, model: ModelIndex) -> bool {
         let is_stopping = self.lifecycle.is_draining()
-            || self.lifecycle.is_handing_over()
+            || self.lifecycle.requeues_all()
             || self.quarantine.is_isolating()
             || !self.scheduler.is_available(model);
         !is_stopping || self.consumers[model.0].is_over()
@@ -82,10 +82,11 @@ impl Core {
 
     /// Requeues the jobs that waited for the end of our consumers.
     pub(crate) fn requeue_waiting(&mut self) {
-        let waiting = self.jobs.running_where(|_, job| matches!(job.leaving(), Some(Leaving::Requeued(_))));
+        let waiting =
+            self.jobs.running_where(|_, job| matches!(job.stop_reason(), Some(StopReason::Requeued(_))));
         waiting.into_iter().for_each(|job| self.advance(job));
         let is_waiting = self.quarantine.is_isolating() && !self.quarantine.has_begun();
-        if self.lifecycle.is_draining() || self.lifecycle.is_handing_over() || is_waiting {
+        if self.lifecycle.is_draining() || self.lifecycle.requeues_all() || is_waiting {
             self.requeue_fetching();
         }
     }
@@ -93,7 +94,7 @@ impl Core {
     /// Asks how much waits at the broker.
     pub(crate) fn count_queues(&mut self) {
         let may_run =
-            !self.lifecycle.is_draining() && !self.lifecycle.is_paused() && !self.lifecycle.is_handing_over();
+            !self.lifecycle.is_draining() && !self.lifecycle.is_paused() && !self.lifecycle.requeues_all();
         if !may_run {
             return;
         }

@@ -246,7 +246,7 @@ impl Core {
         }
         if is_cancelled {
             self.cancel_job(job);
-        } else if self.lifecycle.is_handing_over() {
+        } else if self.lifecycle.requeues_all() {
             self.requeue_unfinished(job);
         }
         self.prepare_more(job);

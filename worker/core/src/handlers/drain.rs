@@ -4,7 +4,7 @@
 use crate::Core;
 use crate::action::SessionEnd;
 use crate::ids::JobKey;
-use crate::jobs::{Leaving, Running};
+use crate::jobs::{Running, StopReason};
 use crate::observation::Cause;
 use crate::timers::Timer;
 
@@ -49,7 +49,7 @@ impl Core {
 
     /// Starts no pass any more, and requeues all jobs.
     pub(crate) fn requeue_all_unfinished(&mut self) {
-        self.lifecycle.hand_over();
+        self.lifecycle.requeue_all();
         self.requeue_fetching();
         for job in self.jobs.running_keys() {
             self.requeue_unfinished(job);
@@ -64,8 +64,8 @@ impl Core {
     /// The same, for another reason than that the job cannot go on here.
     pub(crate) fn requeue_because(&mut self, job: JobKey, cause: Cause) {
         let Some(running) = self.jobs.running_mut(job) else { return };
-        if running.leaving().is_none() {
-            running.leave(Leaving::Requeued(cause));
+        if running.stop_reason().is_none() {
+            running.stop(StopReason::Requeued(cause));
             let model = running.received.delivery.model;
             self.scheduler.batcher_mut(model).remove(job);
         }

@@ -29,7 +29,7 @@ impl Core {
     pub(crate) fn fetch_quarantined(&mut self) {
         let is_alone = self.unacked() == 0 && self.has_stopped_consuming();
         let may_run =
-            !self.lifecycle.is_handing_over() && !self.lifecycle.is_draining() && !self.lifecycle.is_paused();
+            !self.lifecycle.requeues_all() && !self.lifecycle.is_draining() && !self.lifecycle.is_paused();
         if is_alone
             && may_run
             && let Some(model) = self.quarantine.fetch(self.now.at)

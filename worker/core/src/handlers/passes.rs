@@ -14,7 +14,7 @@ use crate::disposition::{JobOutcome, PassFacts, after_failure, after_invalid_inp
 use crate::event::{Delivery, PassEnd, PassResult, Source};
 use crate::handlers::health::Blame;
 use crate::ids::{JobKey, ModelIndex};
-use crate::jobs::Leaving;
+use crate::jobs::StopReason;
 use crate::observation::{Observation, PassOutcome};
 use crate::rejection::Rejection;
 use crate::scheduling::{InFlight, PassJob};
@@ -32,7 +32,7 @@ impl Core {
     /// Gives passes to the executors while the device has room and anything waits.
     fn start_passes(&mut self) {
         let may_start = self.send_probe() && !self.health.is_sick() && !self.health.is_unclear();
-        if !may_start || self.lifecycle.is_handing_over() {
+        if !may_start || self.lifecycle.requeues_all() {
             return;
         }
         self.scheduler.set_doubtful(!self.health.is_well());
@@ -168,7 +168,7 @@ impl Core {
             if self
                 .jobs
                 .running(job)
-                .is_some_and(|running| running.leaving().is_some() || running.is_decided())
+                .is_some_and(|running| running.stop_reason().is_some() || running.is_decided())
             {
                 self.advance(job);
             }
@@ -216,7 +216,7 @@ impl Core {
         let mut waiting = Vec::new();
         for job in pass.jobs() {
             let running = self.jobs.running_mut(job);
-            let Some(running) = running.filter(|job| !job.is_decided() && job.leaving().is_none()) else {
+            let Some(running) = running.filter(|job| !job.is_decided() && job.stop_reason().is_none()) else {
                 continue;
             };
             if isolated {
@@ -268,7 +268,7 @@ impl Core {
                 continue;
             }
             let undecided = |job: &&crate::jobs::Running| {
-                !job.is_decided() && matches!(job.leaving(), None | Some(Leaving::Requeued(_)))
+                !job.is_decided() && matches!(job.stop_reason(), None | Some(StopReason::Requeued(_)))
             };
             let Some(running) = self.jobs.running(job).filter(undecided) else { continue };
             let outcome = match error {

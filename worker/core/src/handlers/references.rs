@@ -29,7 +29,7 @@ impl Core {
         }
         received.set_fetching(true);
         self.jobs.insert(Job::Received(Box::new(received)));
-        if self.lifecycle.is_draining() || self.lifecycle.is_handing_over() {
+        if self.lifecycle.is_draining() || self.lifecycle.requeues_all() {
             // A store may take longer than the drain has.
             return self.requeue_fetching();
         }

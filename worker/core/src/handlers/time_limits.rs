@@ -9,7 +9,7 @@ use crate::Core;
 use crate::event::{OnDevice, Reading};
 use crate::handlers::health::Blame;
 use crate::ids::JobKey;
-use crate::jobs::{Leaving, Running};
+use crate::jobs::{Running, StopReason};
 use crate::rejection::Rejection;
 
 /// The part of the broker's `consumer_timeout` for which a job may be held. The rest is for the pass that still runs then, and
@@ -51,7 +51,7 @@ impl Core {
         if job.is_given_up() {
             return false;
         }
-        let is_over = job.is_decided() || matches!(job.leaving(), Some(Leaving::Requeued(_)));
+        let is_over = job.is_decided() || matches!(job.stop_reason(), Some(StopReason::Requeued(_)));
         // It may be decided that a job ends or is requeued, and not happen, because one of its passes does not end.
         let is_behind_stuck_pass = stuck.is_some() && job.is_in_a_pass();
         !is_over || is_behind_stuck_pass

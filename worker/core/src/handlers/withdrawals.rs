@@ -5,7 +5,7 @@ use crate::Core;
 use crate::disposition::JobOutcome;
 use crate::event::Withdrawn;
 use crate::ids::JobKey;
-use crate::jobs::{Leaving, Received};
+use crate::jobs::{Received, StopReason};
 
 impl Core {
     /// A job that is not here yet, or is still being read, is checked later. A job whose inputs are being fetched ends now. A job
@@ -23,7 +23,7 @@ impl Core {
             let Some(received) = self.jobs.take_received(job) else { continue };
             self.settle(received.settle(JobOutcome::Withdrawn, self.now.at));
         }
-        jobs.into_iter().for_each(|job| self.stop_job(job, Leaving::Withdrawn));
+        jobs.into_iter().for_each(|job| self.stop_job(job, StopReason::Withdrawn));
     }
 
     /// Nothing of a withdrawn job waits or runs any more. Outputs that were not published are dropped.

@@ -8,7 +8,7 @@ mod settling;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-pub(crate) use running::{Leaving, NextStep, Running};
+pub(crate) use running::{NextStep, Running, StopReason};
 pub(crate) use settling::{PublishPolicy, Reader, Settling, Step, undeliverable};
 use vramq_schemas::JobHeaders;
 

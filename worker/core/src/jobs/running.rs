@@ -23,7 +23,7 @@ const PART_AFTER: Duration = Duration::from_secs(1);
 
 /// Why a job takes part in no more passes here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Leaving {
+pub(crate) enum StopReason {
     /// It is requeued unfinished.
     Requeued(Cause),
     /// An operator cancelled it.
@@ -74,7 +74,7 @@ pub(crate) struct Running {
     next_unprepared: u32,
     /// The next items are being prepared.
     is_preparing: bool,
-    leaving: Option<Leaving>,
+    stop_reason: Option<StopReason>,
     /// One part is published at a time. The end of the job waits for it.
     part: Option<PartInFlight>,
     /// What was decided, while a part is in flight.
@@ -100,7 +100,7 @@ impl Running {
             passes: 0,
             next_unprepared,
             is_preparing: false,
-            leaving: None,
+            stop_reason: None,
             part: None,
             decision: None,
         }
@@ -133,7 +133,7 @@ impl Running {
 
     /// Whether the job takes part in further passes here.
     pub(crate) fn goes_on(&self) -> bool {
-        self.leaving.is_none() && self.decision.is_none()
+        self.stop_reason.is_none() && self.decision.is_none()
     }
 
     pub(crate) fn start_preparing(&mut self) {
@@ -276,21 +276,21 @@ impl Running {
         self.part.is_some()
     }
 
-    pub(crate) fn leaving(&self) -> Option<Leaving> {
-        self.leaving
+    pub(crate) fn stop_reason(&self) -> Option<StopReason> {
+        self.stop_reason
     }
 
     pub(crate) fn is_withdrawn(&self) -> bool {
-        self.leaving == Some(Leaving::Withdrawn)
+        self.stop_reason == Some(StopReason::Withdrawn)
     }
 
     /// Whether nobody wants any more of its results: its caller withdrew it, or an operator cancelled it.
     pub(crate) fn is_given_up(&self) -> bool {
-        matches!(self.leaving, Some(Leaving::Cancelled | Leaving::Withdrawn))
+        matches!(self.stop_reason, Some(StopReason::Cancelled | StopReason::Withdrawn))
     }
 
-    pub(crate) fn leave(&mut self, leaving: Leaving) {
-        self.leaving = Some(leaving);
+    pub(crate) fn stop(&mut self, why: StopReason) {
+        self.stop_reason = Some(why);
     }
 
     pub(crate) fn is_decided(&self) -> bool {
@@ -315,15 +315,15 @@ impl Running {
         if self.is_decided() {
             return if is_idle { NextStep::EndAsDecided } else { NextStep::Wait };
         }
-        match self.leaving {
-            Some(Leaving::Cancelled | Leaving::Withdrawn) if !is_idle => return NextStep::Wait,
-            Some(Leaving::Cancelled) => return NextStep::EndCancelled,
-            Some(Leaving::Withdrawn) => return NextStep::EndWithdrawn,
-            Some(Leaving::Requeued(cause)) if is_idle && !self.is_complete() => {
+        match self.stop_reason {
+            Some(StopReason::Cancelled | StopReason::Withdrawn) if !is_idle => return NextStep::Wait,
+            Some(StopReason::Cancelled) => return NextStep::EndCancelled,
+            Some(StopReason::Withdrawn) => return NextStep::EndWithdrawn,
+            Some(StopReason::Requeued(cause)) if is_idle && !self.is_complete() => {
                 return if may_requeue { NextStep::Requeue(cause) } else { NextStep::Wait };
             }
             // What its passes finish meanwhile is still published.
-            Some(Leaving::Requeued(_)) | None => {}
+            Some(StopReason::Requeued(_)) | None => {}
         }
         if self.is_complete() {
             NextStep::Reply
