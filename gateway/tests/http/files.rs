@@ -97,7 +97,8 @@ pub fn parts_are_sent(setup: &Setup, key: &str, path: &str, whole: &str) {
     );
     let etag = first.header("etag").expect("a validator");
     for (range, part) in [
-        ("bytes=0-0", 0..1),
+        // Not `0-0`: s3rver takes that for the whole object.
+        ("bytes=0-1", 0..2),
         ("bytes=2-5", 2..6),
         ("bytes=3-", 3..bytes),
         ("bytes=-4", bytes - 4..bytes),

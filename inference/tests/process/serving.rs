@@ -276,6 +276,6 @@ async fn the_example_in_perl_serves() {
     let PassEnd::Failed { kind: FailureKind::Input, item: Some(0), detail, .. } = end else {
         panic!("{end:?}")
     };
-    assert_eq!(detail, "the model does not take uri");
+    assert_eq!(detail, "the item is of kind uri; the model takes text");
     env.close(pool).await;
 }

@@ -15,11 +15,12 @@ const HELD_MAX: usize = 2;
 const FULL_FOR: Duration = Duration::from_secs(10);
 
 /// The same after it did not confirm one, in times of what a confirm may take, because that is how long it takes to notice again. From
-/// the third time in a row on twice as long each time, up to [`SILENT_MAX`].
+/// the third time in a row on twice as long each time, up to [`SILENT_MAX`]: less than a job waits for a full queue before it is
+/// dead-lettered, so that a queue that confirms again is noticed in time.
 const SILENT_FOR: u32 = 4;
-const SILENT_MAX: Duration = Duration::from_secs(3600);
+const SILENT_MAX: Duration = Duration::from_secs(600);
 
-/// Such reply queues that are kept in mind; more than a worker's slots can meet in that time.
+/// Such reply queues that are kept in mind.
 const FULL_MAX: usize = 1024;
 
 /// A reply queue that does not take replies.
@@ -115,7 +116,7 @@ impl Destinations {
             _ => return,
         };
         self.closed.retain(|_, closed| !closed.is_forgotten(now));
-        if self.closed.len() < FULL_MAX {
+        if self.closed.len() < FULL_MAX || self.closed.contains_key(queue) {
             self.closed.insert(queue.to_owned(), closed);
         }
     }
@@ -132,6 +133,11 @@ impl Destinations {
         let longer = 2_u32.saturating_pow(silences.saturating_sub(2));
         let lasts = self.confirm_max.saturating_mul(SILENT_FOR).saturating_mul(longer).min(SILENT_MAX);
         Closed { at: now, lasts, silences }
+    }
+
+    /// Whether the queue did not confirm what was sent to it, more than once, and is not to be tried now.
+    pub(crate) fn is_silent(&self, queue: &str, now: Instant) -> bool {
+        self.closed.get(queue).is_some_and(|closed| closed.tries(now) == 0)
     }
 
     /// Whether a job that was just delivered, with replies to this queue, has to wait unrun.
@@ -177,9 +183,13 @@ mod tests {
         let mut lasts = CONFIRM * SILENT_FOR;
         for _ in 0..9 {
             destinations.delivered(Some("silent"));
-            assert!(destinations.must_wait("silent", now + lasts - Duration::from_secs(1)));
+            let before = now + lasts - Duration::from_secs(1);
+            assert!(destinations.must_wait("silent", before) && destinations.is_silent("silent", before));
             now += lasts;
-            assert!(!destinations.must_wait("silent", now), "one tries it");
+            assert!(
+                !destinations.must_wait("silent", now) && !destinations.is_silent("silent", now),
+                "one tries it"
+            );
             destinations.delivered(Some("silent"));
             assert!(destinations.must_wait("silent", now));
             (0..2).for_each(|_| destinations.settled(Some("silent")));
@@ -187,7 +197,7 @@ mod tests {
             destinations.published(Some("silent"), &silent(), now);
             lasts = (lasts * 2).min(SILENT_MAX);
         }
-        assert_eq!(lasts, SILENT_MAX, "at least once an hour");
+        assert_eq!(lasts, SILENT_MAX, "at least every ten minutes");
         (0..9).for_each(|_| destinations.delivered(Some("silent")));
         destinations.published(Some("silent"), &PublishOutcome::Confirmed { messages: 1 }, now);
         assert!(!destinations.must_wait("silent", now), "it confirms again");

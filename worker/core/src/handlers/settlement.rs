@@ -132,7 +132,7 @@ impl Core {
     }
 
     fn take_step(&mut self, job: JobKey, step: Step) {
-        match step {
+        match self.without_notice_to_silence(job, step) {
             Step::Publish(publication) => self.act(Action::Publish { job, publication }),
             Step::Return => self.after(RETURN_WAIT, Timer::Return(job)),
             Step::Reject => self.act(Action::Reject { job }),
@@ -150,6 +150,15 @@ impl Core {
                 self.session.acks_mut(delivery.channel).add(delivery.tag, confirmed);
             }
         }
+    }
+
+    /// A reply queue that confirms nothing gets no `failed` reply, which might hold up the replies of others.
+    fn without_notice_to_silence(&mut self, job: JobKey, step: Step) -> Step {
+        let Step::Publish(Publication::FailureNotice(_)) = step else { return step };
+        let Some(settling) = self.jobs.settling_mut(job) else { return step };
+        let queue = settling.received().delivery.reply_queue.as_deref();
+        let is_silent = queue.is_some_and(|queue| self.destinations.is_silent(queue, self.now.at));
+        if is_silent { settling.notice_skipped() } else { step }
     }
 
     /// The broker refused a publication so many times: it is offered again after a wait.

@@ -12,7 +12,8 @@ use crate::action::{Action, JobQueue, PassOrder, Publication, Route};
 use crate::admission::Budget;
 use crate::device::{Memory, PassShape};
 use crate::event::{
-    DecodedJob, Delivery, Event, Now, OnDevice, PassEnd, PassResult, Reading, SessionFacts, Source,
+    DecodedJob, Delivery, Event, Now, OnDevice, PassEnd, PassResult, PublishOutcome, Reading, SessionFacts,
+    Source,
 };
 use crate::ids::{ChannelId, ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, QueueIndex};
 use crate::jobs::Running;
@@ -149,6 +150,16 @@ impl Worker {
 
     pub(super) fn apply(&mut self, event: Event) -> Vec<Action> {
         self.core.apply(event, Now { at: self.now, unix_ms: self.unix_ms })
+    }
+
+    /// A reply queue has not confirmed what was sent to it, twice.
+    pub(super) fn is_silent(&mut self, queue: &str) {
+        for _ in 0..2 {
+            let outcome =
+                PublishOutcome::Unreachable { destination: queue.to_owned(), why: "did not confirm" };
+            self.core.destinations.published(Some(queue), &outcome, self.now);
+            self.now += self.core.settings.confirm_max;
+        }
     }
 
     /// A job as the broker delivers it. Its withdrawal has to match the digest of its number.

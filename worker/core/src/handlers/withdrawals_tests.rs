@@ -9,7 +9,7 @@ use vramq_schemas::{JobHeaders, Reason};
 use super::test_worker::{CHANNEL, Worker, replied, requeued};
 use crate::action::{Action, Answer, Publication};
 use crate::device::{OutOfMemory, PassError};
-use crate::event::{Event, PassResult, PublishOutcome, Source, Withdrawn};
+use crate::event::{Delivery, Event, PassResult, PublishOutcome, Source, Withdrawn};
 use crate::ids::{JobKey, RequestId};
 use crate::observation::{End, Observation, PassOutcome};
 use crate::rejection::Rejection;
@@ -86,6 +86,27 @@ fn a_job_that_comes_after_its_withdrawal_is_not_even_read() {
     // Nor when it is redelivered: from a delay, or because the ack was lost.
     let again = worker.deliver_again(1, 2);
     worker.ends_as_withdrawn(2, &again);
+}
+
+/// A reply to a queue that confirms nothing may hold up those of other callers.
+#[test]
+fn a_reply_queue_that_confirms_nothing_gets_no_word_of_a_withdrawal() {
+    let mut worker = Worker::new();
+    worker.is_silent("silent");
+    worker.withdraw(1);
+    let source = worker.source();
+    let to_silent = |key, queue: &str| Delivery {
+        reply_queue: Some(queue.to_owned()),
+        id: Some("1".to_owned()),
+        withdrawal: Some(Digest::of("1")),
+        ..Worker::delivery(key, source, JobHeaders::default())
+    };
+    let actions = worker.apply(Event::Delivered(Box::new(to_silent(1, "silent"))));
+    assert!(notices(&actions).is_empty(), "{actions:?}");
+    let acks = worker.apply(Event::Idle);
+    assert!(acks.iter().any(|action| matches!(action, Action::Ack { .. })), "{acks:?}");
+    let actions = worker.apply(Event::Delivered(Box::new(to_silent(2, "other"))));
+    assert_eq!(notices(&actions), [JobKey(2)], "{actions:?}");
 }
 
 #[test]

@@ -188,10 +188,9 @@ impl Scheduler {
     pub(crate) fn next_turn(&self, models: &[ModelFacts], now: Instant) -> Option<(Turn, JobKey)> {
         let may_start = |at: &usize| {
             let (batcher, executor) = (&self.batchers[*at], &self.executors[models[*at].executor]);
-            // Behind a pass that runs only a full one is queued, and not long before it is needed: more items may still join it.
-            let is_due = executor.next_due.is_none_or(|due| due <= now);
-            let is_worth_it =
-                executor.passes == 0 || !executor.facts.is_serial || (is_due && batcher.has_full_pass());
+            let is_worth_it = executor.passes == 0
+                || !executor.facts.is_serial
+                || self.may_queue(models[*at].executor, models, now);
             let has_room = executor.passes < executor.facts.passes_max && !executor.failed_since_idle;
             let is_held = self.is_doubtful && executor.facts.is_probed();
             batcher.waiting() > 0 && !self.unavailable[*at] && !is_held && has_room && is_worth_it
@@ -212,6 +211,17 @@ impl Scheduler {
         let candidates = (0..self.batchers.len()).filter(may_start).filter_map(turn_of);
         let device_time = |(turn, _): &(Turn, JobKey)| self.device_time[turn.model.0];
         candidates.min_by(|a, b| device_time(a).total_cmp(&device_time(b)))
+    }
+
+    /// Whether a pass may be queued behind the one that a serial executor runs: not long before it is needed, and only while a model
+    /// fills one, because more items may still join it. Then any model's may: a model with few jobs gets its turn beside one whose
+    /// full passes never end.
+    fn may_queue(&self, executor: usize, models: &[ModelFacts], now: Instant) -> bool {
+        let is_due = self.executors[executor].next_due.is_none_or(|due| due <= now);
+        let fills_a_pass = |(at, model): (usize, &ModelFacts)| {
+            model.executor == executor && !self.unavailable[at] && self.batchers[at].has_full_pass()
+        };
+        is_due && models.iter().enumerate().any(fills_a_pass)
     }
 
     /// Given so many unacknowledged jobs.

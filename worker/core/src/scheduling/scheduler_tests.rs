@@ -125,6 +125,23 @@ fn models_share_the_devices_time_by_their_weights() {
     assert_eq!(passes_of(&[model(2), model(1), model(1)], &[1, 1, 1], 100), [50, 25, 25]);
 }
 
+/// Two models on one thread. A pass of the first one is always queued behind the one that runs.
+#[test]
+fn a_model_with_one_job_gets_its_turn_beside_one_whose_full_passes_never_end() {
+    let takes = [SECOND; 2];
+    let mut device = Device::new(2, 100, 2);
+    device.models[1].executor = 0;
+    device.push(0, unit_job(10, 2));
+    assert_eq!(device.round(&takes), [[JobKey(10)]]);
+    device.now += SECOND / 2;
+    device.push(0, unit_job(11, 2));
+    assert_eq!(device.round(&takes), [[JobKey(11)]]);
+    device.push(1, unit_job(1, 1));
+    device.push(0, unit_job(12, 2));
+    assert!(device.next_end());
+    assert_eq!(device.round(&takes), [[JobKey(1)]], "behind the pass that runs");
+}
+
 /// A program's pass takes 45 s, and an exclusive job of the encoder waits for it. Meanwhile the encoder's other jobs run, and the
 /// program's next pass does not start before the exclusive one.
 #[test]

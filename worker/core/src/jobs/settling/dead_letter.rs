@@ -98,6 +98,12 @@ impl Settling {
         self.end_of_dead_letter()
     }
 
+    /// The next step when no `failed` reply is published, because the caller's reply queue confirms nothing.
+    pub(crate) fn notice_skipped(&mut self) -> Step {
+        let destination = self.received.delivery.reply_queue.clone().unwrap_or_default();
+        self.notified(&PublishOutcome::Unreachable { destination, why: "confirms nothing" })
+    }
+
     fn end_of_dead_letter(&mut self) -> Step {
         let step = if matches!(self.end, End::Rejected(_)) { Step::Reject } else { Step::Ack };
         self.over(step)
