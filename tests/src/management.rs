@@ -128,14 +128,14 @@ impl VirtualHost {
             .collect()
     }
 
-    /// Deliveries that each channel holds, of those that hold any.
+    /// Deliveries that each channel holds, of those that hold any. The broker has not counted those of a new channel yet.
     ///
     /// # Errors
     /// The management API does not answer.
     pub async fn unacked_by_channel(&self) -> Result<Vec<u64>> {
         let channels = self.list("vhosts", "/channels").await?;
-        let held = channels.iter().map(|channel| number(channel, "/messages_unacknowledged"));
-        Ok(held.collect::<Result<Vec<_>>>()?.into_iter().filter(|held| *held > 0).collect())
+        let held = channels.iter().filter_map(|channel| channel.get("messages_unacknowledged")?.as_u64());
+        Ok(held.filter(|held| *held > 0).collect())
     }
 
     /// The names of workers' connections, by the broker's name of the connection.
