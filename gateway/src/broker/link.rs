@@ -244,7 +244,8 @@ impl LinkTask {
 impl Link {
     fn hear(&self, body: &[u8]) {
         let queues = self.queues();
-        self.fleet().hear(body, Instant::now(), |model| queues.has_backlog(model));
+        let now = Instant::now();
+        self.fleet().hear(body, now, |model| queues.has_backlog(model, now));
     }
 }
 
