@@ -97,6 +97,14 @@ pub struct Admitted {
 }
 
 impl Admitted {
+    /// Gives the inputs that were made of the body so many bytes of the memory for bodies. The body has had its own.
+    ///
+    /// # Errors
+    /// Other bodies have the memory, or all of it is too little.
+    pub fn hold(&mut self, bytes: usize) -> Result<(), Problem> {
+        self.app.bodies.grow(&mut self.room, bytes)
+    }
+
     /// Publishes the inputs as one job, and waits for its results.
     ///
     /// # Errors
