@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use vramq_amqp::Depth;
 use vramq_producer::Client;
 
+use crate::body_memory::BodyMemory;
 use crate::broker::link::Link;
 use crate::broker::outlook::{self, Outlook};
 use crate::config::Config;
@@ -40,8 +41,7 @@ pub struct Shared {
     pub operator: Option<Arc<Operator>>,
     pub metrics: Metrics,
     in_flight: Arc<Semaphore>,
-    /// In units of [`BODY_UNIT`].
-    bodies: Arc<Semaphore>,
+    pub bodies: BodyMemory,
     pub drain: watch::Receiver<Drain>,
 }
 
@@ -68,9 +68,6 @@ pub struct Permits {
     _of_caller: InFlight,
 }
 
-/// Bytes that a permit for bodies stands for: a semaphore's permits fit 32 bits also for many GiB.
-const BODY_UNIT: usize = 1024;
-
 /// When to try again while others fill the gateway: requests take a fraction of a second.
 const FULL_RETRY: Duration = Duration::from_secs(1);
 
@@ -91,7 +88,7 @@ impl App {
             jobs: Jobs::new(config.results.bytes, config.results.keep),
             results: stores.results,
             in_flight: Arc::new(Semaphore::new(config.limits.in_flight)),
-            bodies: Arc::new(Semaphore::new(config.limits.bodies_bytes / BODY_UNIT)),
+            bodies: BodyMemory::new(config.limits.bodies_bytes),
             metrics: Metrics::default(),
             config,
             keys,
@@ -144,18 +141,6 @@ impl App {
             )
         })?;
         Ok(Permits { _all: all, _of_caller: of_caller })
-    }
-
-    /// Room for a body of so many bytes.
-    ///
-    /// # Errors
-    /// Other bodies fill the memory that there is for them.
-    pub fn body_room(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Problem> {
-        let units = u32::try_from(bytes.div_ceil(BODY_UNIT)).unwrap_or(u32::MAX);
-        Arc::clone(&self.bodies).try_acquire_many_owned(units).map_err(|_| {
-            let message = "the bodies of other requests fill this gateway's memory";
-            Problem::busy(StatusCode::TOO_MANY_REQUESTS, "overloaded", message, FULL_RETRY)
-        })
     }
 
     /// Whether a job of this model may be published now.

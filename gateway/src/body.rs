@@ -12,6 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use crate::app::App;
+use crate::body_memory::BodyMemory;
 use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
 
@@ -49,7 +50,8 @@ pub async fn json<T: DeserializeOwned + Send + 'static>(
     if length.is_some_and(|length| length > most) {
         return Err(too_large(most));
     }
-    let mut room = Room { app, permit: app.body_room(length.unwrap_or(0))?, bytes: length.unwrap_or(0) };
+    let bytes = length.unwrap_or(0);
+    let mut room = Room { memory: &app.bodies, permit: app.bodies.room(bytes)?, bytes };
     let reading = timeout(BODY_MAX, read(Limited::new(body, most), most, &mut room)).await;
     let bytes = reading.map_err(|_| {
         Problem::new(StatusCode::REQUEST_TIMEOUT, "slow_body", "the body did not come in time")
@@ -64,7 +66,7 @@ pub async fn json<T: DeserializeOwned + Send + 'static>(
 
 /// What a body has of the memory for bodies.
 struct Room<'a> {
-    app: &'a App,
+    memory: &'a BodyMemory,
     permit: OwnedSemaphorePermit,
     bytes: usize,
 }
@@ -73,17 +75,8 @@ impl Room<'_> {
     /// # Errors
     /// Other bodies have the memory, or all of it is too little.
     fn grow_to(&mut self, bytes: usize) -> Result<(), Problem> {
-        let most = self.app.config.limits.bodies_bytes;
-        if bytes > most {
-            let message = format!(
-                "the body takes {bytes} bytes once it is parsed, and all bodies may have {most}: send fewer values"
-            );
-            return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message));
-        }
-        if bytes > self.bytes {
-            self.permit.merge(self.app.body_room(bytes - self.bytes)?);
-            self.bytes = bytes;
-        }
+        self.memory.grow(&mut self.permit, bytes)?;
+        self.bytes = self.bytes.max(bytes);
         Ok(())
     }
 }

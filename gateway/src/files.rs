@@ -23,6 +23,12 @@ use upload::Upload;
 /// The longest name of a file that is kept, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
+/// Every upload may take so long: the largest file by default, 512 MiB, at 1.2 Mbit/s.
+const UPLOAD_MAX_LEAST: Duration = Duration::from_secs(3600);
+
+/// A slow client sends so many bytes a second. Where files may be larger, an upload may take as long as the largest takes such a client.
+const SLOW_BYTES_PER_S: u64 = 150_000;
+
 /// How long one piece of an upload may take to come.
 const PIECE_MAX: Duration = Duration::from_secs(30);
 
@@ -66,6 +72,11 @@ impl FileStore {
             this.sweep().await.map_err(|error| format!("files: {place}: {error}"))?;
         }
         Ok(this)
+    }
+
+    /// How long an upload may take.
+    pub fn upload_max(&self) -> Duration {
+        UPLOAD_MAX_LEAST.max(Duration::from_secs(self.settings.file_bytes / SLOW_BYTES_PER_S))
     }
 
     /// Where the files are.
@@ -322,6 +333,16 @@ mod tests {
         store.delete("a", &view.id).await.unwrap();
         assert_eq!(store.view("a", &view.id).await.unwrap_err().status, 404);
         assert_eq!(counted(&store), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn an_upload_may_take_as_long_as_the_largest_file_does() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut store = store(folder.path()).await;
+        for (file_bytes, seconds) in [(10, 3_600), (512 << 20, 3_600), (15_000_000_000, 100_000)] {
+            store.settings.file_bytes = file_bytes;
+            assert_eq!(store.upload_max().as_secs(), seconds, "{file_bytes}");
+        }
     }
 
     #[test]

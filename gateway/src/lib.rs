@@ -3,6 +3,7 @@
 
 pub mod app;
 pub mod body;
+pub mod body_memory;
 pub mod broker;
 pub mod config;
 pub mod drain;

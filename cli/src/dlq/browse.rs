@@ -8,13 +8,13 @@ use vramq_dlq::Access;
 use vramq_dlq::dead_letter::{DeadLetter, Summary};
 use vramq_dlq::explain::explain;
 use vramq_dlq::preview::preview;
-use vramq_dlq::scan::scan;
+use vramq_dlq::scan::scan_first;
 
 use super::list::letter_table;
 use crate::broker::connection_name;
 use crate::output::text::safe;
 
-/// The most letters that are kept. A person does not go through more; `vramq dlq list` lists all.
+/// The most letters that are kept, of all models together. A person does not go through more; `vramq dlq list` lists all.
 const LETTERS_MAX: usize = 500;
 
 /// The longest wait for another operator to release the lock of a queue. A person looks at the screen meanwhile.
@@ -53,27 +53,30 @@ impl Letters {
     }
 
     fn add(&mut self, letter: &DeadLetter) {
-        if self.kept.len() < LETTERS_MAX {
-            self.kept.push(Letter { summary: letter.summary(), dossier: dossier(letter) });
-        } else {
-            self.more += 1;
-        }
+        self.kept.push(Letter { summary: letter.summary(), dossier: dossier(letter) });
+    }
+
+    /// How many letters of the next model are kept: what earlier models left, in equal parts for it and those after it.
+    fn share(&self, models_left: usize) -> usize {
+        LETTERS_MAX.saturating_sub(self.kept.len()) / models_left.max(1)
     }
 }
 
-/// Reads the dead letters of these models, and changes none. A queue that cannot be read is a fault; the others are read.
+/// Reads the oldest dead letters of these models, and changes none. A queue that cannot be read is a fault; the others are read.
 pub(crate) async fn read(address: Address, models: Vec<String>) -> Letters {
     let connection_name = connection_name("status");
     // Nothing may write to the terminal that shows the letters.
     let access = Access { address, connection_name, lock_wait_max: LOCK_WAIT_MAX, on_lock_wait: |_| {} };
     let mut letters = Letters::default();
-    for model in &models {
-        let read = scan(&access, model, |letter| {
+    for (at, model) in models.iter().enumerate() {
+        let (share, kept_before) = (letters.share(models.len() - at), letters.kept.len());
+        let read = scan_first(&access, model, share as u64, |letter| {
             letters.add(&letter);
             Ok(())
         });
-        if let Err(error) = read.await {
-            letters.faults.push(format!("{}: {error}", safe(model)));
+        match read.await {
+            Ok(count) => letters.more += count.saturating_sub((letters.kept.len() - kept_before) as u64),
+            Err(error) => letters.faults.push(format!("{}: {error}", safe(model))),
         }
     }
     letters
@@ -97,16 +100,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_letters_are_kept_without_their_bodies() {
+    fn letters_are_kept_without_their_bodies() {
         let body = vec![b'x'; 100_000];
         let letter = DeadLetter::new("vramq.dead.minilm", BasicProperties::default(), body);
         let mut letters = Letters::default();
-        for _ in 0..LETTERS_MAX + 2 {
+        for _ in 0..3 {
             letters.add(&letter);
         }
-        assert_eq!((letters.kept.len(), letters.more), (LETTERS_MAX, 2));
         let table = letters.table(0);
-        assert_eq!(table.len(), LETTERS_MAX + 1);
+        assert_eq!((letters.kept.len(), table.len()), (3, 4));
         assert!(table[0].starts_with("FINGERPRINT  ID"), "{}", table[0]);
         let dossier = &letters.kept[0].dossier;
         assert!(
@@ -114,5 +116,21 @@ mod tests {
             "{dossier:?}"
         );
         assert!(dossier.concat().len() < 10_000, "{dossier:?}");
+    }
+
+    #[test]
+    fn each_model_has_a_share_of_the_letters() {
+        let letter = DeadLetter::new("vramq.dead.minilm", BasicProperties::default(), Vec::new());
+        let mut letters = Letters::default();
+        // What a model does not need is shared by those after it.
+        for (models_left, share, there) in
+            [(4, 125, 50), (3, 150, 1_000), (2, 150, 0), (1, 300, 300), (1, 0, 9)]
+        {
+            assert_eq!(letters.share(models_left), share, "{models_left} models left");
+            for _ in 0..share.min(there) {
+                letters.add(&letter);
+            }
+        }
+        assert_eq!(letters.kept.len(), LETTERS_MAX);
     }
 }

@@ -95,7 +95,7 @@ pub struct ModelView {
 }
 
 impl Fleet {
-    /// Takes a heartbeat in. `backlog` says whether jobs of a model waited in its queue when they were last counted.
+    /// Takes a heartbeat in. `backlog` says whether jobs of a model waited in its queue when they were counted a moment ago.
     pub fn hear(&mut self, body: &[u8], now: Instant, backlog: impl Fn(&str) -> bool) {
         if body.len() > HEARTBEAT_BYTES_MAX {
             return;
@@ -246,8 +246,8 @@ fn update_rates(
     }
 }
 
-/// Whether a worker had more to do than it could: jobs that wait for a pass, no slot left, or jobs in hand beside those in the queue when
-/// it was last counted, which may be long ago.
+/// Whether a worker had more to do than it could: jobs that wait for a pass, no slot left, or jobs in hand beside those that waited in the
+/// queue a moment ago.
 fn is_full(model: &ModelStatus, has_backlog: bool) -> bool {
     model.waiting > 0 || model.in_hand >= u64::from(model.slots.max(1)) || (model.in_hand > 0 && has_backlog)
 }
@@ -272,8 +272,11 @@ fn sample(heartbeat: &Heartbeat, out_of_memory: u64) -> Sample {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use vramq_amqp::Depth;
     use vramq_schemas::status::{Counters, QueueStatus};
+
+    use super::super::outlook::Queues;
+    use super::*;
 
     fn heartbeat(second: u64, answered: u64) -> Vec<u8> {
         heartbeat_with(second, answered, 0, 0)
@@ -316,6 +319,7 @@ mod tests {
             (60, 102, 0, Some(8.0), "idle: it can still do as much"),
             (70, 102, 0, Some(8.0), "and still"),
             (80, 302, 1, Some(20.0), "it can do more than was known"),
+            (90, 303, 1, Some(20.0), "a job in hand, and no backlog: it can still do as much"),
         ] {
             // A backlog that was counted once says nothing of workers without jobs.
             fleet.hear(&heartbeat_with(second, answered, in_hand, 0), now, |_| in_hand == 0);
@@ -340,6 +344,21 @@ mod tests {
             let can = fleet.jobs_per_s("m", now);
             assert_eq!(can, is_busy.then_some(1.0), "{in_hand} in hand, {waiting} wait, backlog: {backlog}");
             assert_eq!(fleet.models(now)["m"].jobs_per_s, Some(1.0));
+        }
+    }
+
+    #[test]
+    fn an_old_count_of_the_queue_makes_no_worker_busy() {
+        let counted = Instant::now();
+        let mut queues = Queues::default();
+        queues.note("m", Depth::Messages { ready: 5, consumers: 1 }, counted);
+        for (age_s, can) in [(0, Some(1.0)), (9, Some(1.0)), (10, None), (3_600, None)] {
+            let (mut fleet, now) = (Fleet::default(), counted + Duration::from_secs(age_s));
+            for (second, answered) in [(10, 0), (20, 10)] {
+                let heartbeat = heartbeat_with(second, answered, 1, 0);
+                fleet.hear(&heartbeat, now, |model| queues.has_backlog(model, now));
+            }
+            assert_eq!(fleet.jobs_per_s("m", now), can, "counted {age_s} s ago");
         }
     }
 

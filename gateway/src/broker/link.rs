@@ -36,7 +36,8 @@ const RECONNECT_WAIT: Duration = Duration::from_secs(1);
 /// How long the broker may take to answer a question.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// Questions that may wait for the link. Further callers wait until one of them is answered: they are bounded by the requests in flight.
+/// Questions that may wait for the link. Further callers wait until there is a place for theirs, and no longer than [`ANSWER_WITHIN`]. Each
+/// belongs to a request, and requests are bounded by their connections.
 const QUESTIONS_MAX: usize = 256;
 
 /// A request to the link.
@@ -44,6 +45,16 @@ const QUESTIONS_MAX: usize = 256;
 enum Question {
     Depth { model: String, answer: oneshot::Sender<Depth> },
     DeadLetters { model: String, answer: oneshot::Sender<Result<Letters, String>> },
+}
+
+impl Question {
+    /// Whether its caller has left: it hung up, or waited for [`ANSWER_WITHIN`].
+    fn is_abandoned(&self) -> bool {
+        match self {
+            Self::Depth { answer, .. } => answer.is_closed(),
+            Self::DeadLetters { answer, .. } => answer.is_closed(),
+        }
+    }
 }
 
 /// The handle of the link for the rest of the gateway.
@@ -187,7 +198,7 @@ impl LinkTask {
                 () = link.withdrawals.added.notified() => {
                     withdraw(withdrawing.as_ref(), link.withdrawals.take_unsent()).await?;
                 }
-                Some(question) = self.questions.recv() => self.answer(connection, question).await?,
+                Some(question) = next_question(&mut self.questions) => self.answer(connection, question).await?,
             }
         }
     }
@@ -195,6 +206,10 @@ impl LinkTask {
     /// The depth of a model's own queue, with what waits of its large jobs, and in the further queues that its workers name.
     async fn count(&self, connection: &Connection, model: &str) -> lapin::Result<Depth> {
         let mut depth = queue_depth(connection, &jobs_queue(model)).await?;
+        if depth == Depth::NoQueue {
+            // Names come from requests: one that no worker serves costs a single request to the broker.
+            return Ok(depth);
+        }
         let further = self.link.fleet().further_queues(model, Instant::now());
         for queue in std::iter::once(bulk_queue(model)).chain(further) {
             let counted = queue_depth(connection, &queue).await?;
@@ -220,7 +235,7 @@ impl LinkTask {
                         depth
                     }
                 };
-                // Nobody listens if the request was given up.
+                // Nobody listens if the request was given up meanwhile.
                 let _ = answer.send(depth);
             }
             Question::DeadLetters { model, answer } => {
@@ -244,7 +259,20 @@ impl LinkTask {
 impl Link {
     fn hear(&self, body: &[u8]) {
         let queues = self.queues();
-        self.fleet().hear(body, Instant::now(), |model| queues.has_backlog(model));
+        let now = Instant::now();
+        self.fleet().hear(body, now, |model| queues.has_backlog(model, now));
+    }
+}
+
+/// The next question whose caller still waits: counting queues for those that have left would only make the others wait longer.
+///
+/// Cancel safe: it drops nothing but questions of callers that have left.
+async fn next_question(questions: &mut mpsc::Receiver<Question>) -> Option<Question> {
+    loop {
+        let question = questions.recv().await?;
+        if !question.is_abandoned() {
+            return Some(question);
+        }
     }
 }
 
@@ -309,6 +337,26 @@ mod tests {
         for caller in callers {
             assert_eq!(caller.await.unwrap(), Ok(Depth::NoQueue));
         }
+    }
+
+    #[tokio::test]
+    async fn callers_who_have_left_are_not_answered() {
+        let (sender, mut questions) = mpsc::channel(QUESTIONS_MAX);
+        let depth = |model: &str| {
+            let (answer, answered) = oneshot::channel();
+            (Question::Depth { model: model.to_owned(), answer }, answered)
+        };
+        let (letters, of_letters) = oneshot::channel();
+        let ((gone, of_gone), (waits, _waiting)) = (depth("gone"), depth("waits"));
+        let letters = Question::DeadLetters { model: "gone".to_owned(), answer: letters };
+        for question in [gone, letters, waits] {
+            sender.send(question).await.unwrap();
+        }
+        drop((of_gone, of_letters));
+        let next = next_question(&mut questions).await;
+        assert!(matches!(&next, Some(Question::Depth { model, .. }) if model == "waits"), "{next:?}");
+        drop(sender);
+        assert!(next_question(&mut questions).await.is_none());
     }
 
     #[tokio::test]

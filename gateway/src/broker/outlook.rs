@@ -12,6 +12,10 @@ const QUEUES_MAX: usize = 1_000;
 /// A count of a queue is good for so long. Jobs published since are added to it.
 const FRESH: Duration = Duration::from_secs(1);
 
+/// A count says for so long whether there is a backlog: two heartbeats at the default interval. An older one may be of a backlog that has
+/// ended since.
+const BACKLOG_RECENT: Duration = Duration::from_secs(10);
+
 /// The depths of queues, as they were counted.
 #[derive(Debug, Default)]
 pub struct Queues {
@@ -59,9 +63,12 @@ impl Queues {
         }
     }
 
-    /// Whether jobs waited when the queue was last counted.
-    pub fn has_backlog(&self, model: &str) -> bool {
-        matches!(self.by_model.get(model), Some(Counted { depth: Depth::Messages { ready: 1.., .. }, .. }))
+    /// Whether jobs waited when the queue was last counted, within the last 10 s.
+    pub fn has_backlog(&self, model: &str, now: Instant) -> bool {
+        self.by_model.get(model).is_some_and(|counted| {
+            matches!(counted.depth, Depth::Messages { ready: 1.., .. })
+                && now.saturating_duration_since(counted.at) < BACKLOG_RECENT
+        })
     }
 
     /// The last count, however old.
@@ -103,7 +110,16 @@ mod tests {
         queues.published("m");
         assert_eq!(queues.fresh("m", now), Some(Depth::Messages { ready: 5, consumers: 1 }));
         assert_eq!(queues.fresh("m", now + FRESH), None);
-        assert!(queues.has_backlog("m") && !queues.has_backlog("other"));
+    }
+
+    #[test]
+    fn a_backlog_is_one_that_was_counted_recently() {
+        let (mut queues, now) = (Queues::default(), Instant::now());
+        queues.note("m", Depth::Messages { ready: 1, consumers: 1 }, now);
+        queues.note("empty", Depth::Messages { ready: 0, consumers: 1 }, now);
+        assert!(queues.has_backlog("m", now) && queues.has_backlog("m", now + Duration::from_secs(9)));
+        assert!(!queues.has_backlog("m", now + BACKLOG_RECENT));
+        assert!(!queues.has_backlog("empty", now) && !queues.has_backlog("other", now));
     }
 
     #[test]

@@ -47,13 +47,21 @@ pub async fn events(
 }
 
 fn followed(app: &App, entry: Arc<Entry>, last: u64) -> Response {
-    let last = entry.reached(last);
-    if last > 0 && entry.state().is_end() && entry.events_after(last).is_empty() {
+    if has_seen_end(&entry, last) {
         return StatusCode::NO_CONTENT.into_response();
     }
+    let last = entry.reached(last);
     let watched = entry.watch();
     let reader = Reader { watched, entry, last, waiting: VecDeque::new(), drain: app.drain.clone() };
     Sse::new(reader.stream()).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+}
+
+/// Whether the event that a client goes on after is the job's end: this gateway's own, or the one that another gateway had from the store.
+fn has_seen_end(entry: &Entry, last: u64) -> bool {
+    // The state first: an end that happens meanwhile is among the events.
+    let has_ended = entry.state().is_end();
+    let reached = entry.reached(last);
+    has_ended && (last == STORED_END || (reached > 0 && entry.events_after(reached).is_empty()))
 }
 
 /// The end of a job that another gateway took, as the store of results has it.
@@ -107,6 +115,30 @@ impl Reader {
                 changed = self.watched.changed() => changed.ok()?,
                 _ = self.drain.wait_for(|drain| *drain == Drain::Over) => return None,
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_client_has_seen_the_end_here_or_at_another_gateway() {
+        let name = |text: &str| text.to_owned();
+        let entry = Entry::new(name("id"), name("id"), name("me"), name("m"), 1, [0; 32]);
+        entry.happened("queued", json!({}), Some(JobState::Queued));
+        // The end in the store is that of another run: this one goes on.
+        for unfinished in [0, 1, STORED_END] {
+            assert!(!has_seen_end(&entry, unfinished), "{unfinished}");
+        }
+        entry.happened("withdrawn", json!({}), Some(JobState::Withdrawn));
+        for (last, is_end) in
+            [(0, false), (1, false), (2, true), (3, false), (STORED_END, true), (u64::MAX, false)]
+        {
+            assert_eq!(has_seen_end(&entry, last), is_end, "{last}");
         }
     }
 }

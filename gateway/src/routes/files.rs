@@ -22,9 +22,6 @@ use crate::problem::Problem;
 /// How long the fields before the file may take to come, each of them.
 const FIELD_MAX: Duration = Duration::from_secs(30);
 
-/// How long an upload may take: the largest by default, 512 MiB, at 1.2 Mbit/s.
-const UPLOAD_MAX: Duration = Duration::from_secs(3600);
-
 /// Fields before the file that are skipped: OpenAI's clients send `purpose`.
 const FIELDS_MAX: usize = 16;
 
@@ -39,7 +36,8 @@ pub async fn upload(
         check_origin(&app, &headers)?;
         let _permits = app.admit(&caller)?;
         let form = form.map_err(|e| Problem::invalid(format!("the body is no form with a file: {e}")))?;
-        let stored = timeout(UPLOAD_MAX, store(files(&app)?, &caller.name, form)).await;
+        let files = files(&app)?;
+        let stored = timeout(files.upload_max(), store(files, &caller.name, form)).await;
         stored.unwrap_or_else(|_| Err(too_slow())).map(Json)
     };
     called_by(&caller, answer.await)

@@ -26,7 +26,7 @@ use crate::jobs::store::ResultStore;
 use crate::jobs::view::written;
 use crate::jobs::{Entry, State as JobState, earlier};
 use crate::keys::{Caller, is_name};
-use crate::problem::Problem;
+use crate::problem::{Problem, Retry};
 use crate::trace::Trace;
 
 const PREFER: HeaderName = HeaderName::from_static("prefer");
@@ -129,8 +129,8 @@ async fn submit(
     answer(&entry, wait).await
 }
 
-/// Waits for a job's end for as long as its caller wants to, and in any case until the broker has the job, or refuses it: a 202 for a
-/// job that was never published would be a lie.
+/// Waits for a job's end for as long as its caller wants to. Then until the broker has the job or refuses it, at most
+/// `http.request_s`, and not beyond the end of a drain.
 async fn follow(app: &App, entry: &Entry, wait: Option<Duration>) {
     let mut drain = app.drain.clone();
     let following = async {
@@ -147,7 +147,8 @@ async fn follow(app: &App, entry: &Entry, wait: Option<Duration>) {
     }
 }
 
-/// 200 with the results, 202 while there are none, or the problem that kept the job from being published.
+/// 200 with the results, 202 while there are none, or the problem that kept the job from being published. A job that the broker has
+/// not confirmed gets no 202: it may never be published.
 async fn answer(entry: &Arc<Entry>, waited: Option<Duration>) -> Result<Response, Problem> {
     let state = entry.state();
     if let JobState::Failed(failure) = &state
@@ -155,8 +156,22 @@ async fn answer(entry: &Arc<Entry>, waited: Option<Duration>) -> Result<Response
     {
         return Err(failure.problem.clone());
     }
+    if matches!(state, JobState::Publishing) {
+        return Err(unconfirmed(entry));
+    }
     let status = if state.is_end() { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok(named(json_response(status, view(entry).await?), &entry.id, &entry.message_id, waited))
+}
+
+/// The gateway goes on publishing the job; whether the broker gets it is open.
+fn unconfirmed(entry: &Entry) -> Problem {
+    let message = format!(
+        "the broker has not confirmed the job `{}` yet; it may still run, and GET /v1/jobs/{} says what became of it",
+        entry.id, entry.id
+    );
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unconfirmed", message)
+        .with_retry(Retry::No)
+        .of_job(&entry.message_id)
 }
 
 /// The response with the headers that name its job.
@@ -307,6 +322,20 @@ mod tests {
         for none in ["wait=x", "wait=-5", "wait=+5", "wait=", "wait=1.5", "wait", "respond-async", ""] {
             assert_eq!(wait(none), None, "{none}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_job_that_the_broker_has_not_confirmed_is_not_accepted() {
+        let (id, message_id) = ("mine".to_owned(), "message-1".to_owned());
+        let entry = Arc::new(Entry::new(id, message_id, "me".to_owned(), "m".to_owned(), 1, [0; 32]));
+        let problem = answer(&entry, None).await.unwrap_err();
+        assert_eq!((problem.status.as_u16(), problem.code, problem.retry), (503, "unconfirmed", Retry::No));
+        assert_eq!(problem.job.as_deref(), Some("message-1"));
+        assert!(problem.message.contains("/v1/jobs/mine"), "{}", problem.message);
+        entry.happened("queued", serde_json::json!({}), Some(JobState::Queued));
+        assert_eq!(answer(&entry, None).await.unwrap().status(), StatusCode::ACCEPTED);
+        entry.happened("withdrawn", serde_json::json!({}), Some(JobState::Withdrawn));
+        assert_eq!(answer(&entry, None).await.unwrap().status(), StatusCode::OK);
     }
 
     fn is_elsewhere(uri: &str) -> bool {

@@ -32,7 +32,8 @@ pub struct Call {
     pub caller: Arc<Caller>,
     /// The model that the URL names.
     pub model: Option<String>,
-    path: String,
+    /// See [`route_of`].
+    route: String,
     trace: Trace,
     headers: HeaderMap,
     body: Body,
@@ -53,9 +54,14 @@ impl FromRequest<App> for Call {
         let query = Query::<ModelQuery>::from_request_parts(&mut parts, app).await;
         let Query(ModelQuery { model }) = query.map_err(|e| Problem::invalid(e.to_string()))?;
         let trace = Trace::from_request_parts(&mut parts, app).await?;
-        let path = parts.uri.path().to_owned();
-        Ok(Self { app: app.clone(), caller, model, path, trace, headers: parts.headers, body })
+        let route = route_of(parts.uri.path()).to_owned();
+        Ok(Self { app: app.clone(), caller, model, route, trace, headers: parts.headers, body })
     }
+}
+
+/// The route of a path. `POST /` is `POST /embed`, so that a request to either is the same request.
+fn route_of(path: &str) -> &str {
+    if path == "/" { "/embed" } else { path }
 }
 
 impl Call {
@@ -73,11 +79,11 @@ impl Call {
     /// # Errors
     /// The caller has too many requests in flight, or the headers or the body are wrong.
     pub async fn read<T: DeserializeOwned + Send + 'static>(self) -> Result<(T, Admitted), Problem> {
-        let Self { app, caller, model, path, trace, headers, body } = self;
+        let Self { app, caller, model, route, trace, headers, body } = self;
         let permits = app.admit(&caller)?;
         let idempotency_key = idempotency_key(&headers)?;
         let Parsed { value, digest, room } = body::json(&app, &headers, body).await?;
-        Ok((value, Admitted { app, caller, model, path, trace, digest, room, permits, idempotency_key }))
+        Ok((value, Admitted { app, caller, model, route, trace, digest, room, permits, idempotency_key }))
     }
 }
 
@@ -88,7 +94,8 @@ pub struct Admitted {
     pub caller: Arc<Caller>,
     /// The model that the URL names.
     pub model: Option<String>,
-    path: String,
+    /// See [`route_of`].
+    route: String,
     trace: Trace,
     digest: [u8; 32],
     room: OwnedSemaphorePermit,
@@ -97,6 +104,14 @@ pub struct Admitted {
 }
 
 impl Admitted {
+    /// Gives the inputs that were made of the body so many bytes of the memory for bodies. The body has had its own.
+    ///
+    /// # Errors
+    /// Other bodies have the memory, or all of it is too little.
+    pub fn hold(&mut self, bytes: usize) -> Result<(), Problem> {
+        self.app.bodies.grow(&mut self.room, bytes)
+    }
+
     /// Publishes the inputs as one job, and waits for its results.
     ///
     /// # Errors
@@ -107,10 +122,10 @@ impl Admitted {
         inputs: Vec<Input>,
         params: Params,
     ) -> Result<(Arc<Entry>, Arc<Answer>), Problem> {
-        let Self { app, caller, path, trace, digest, room, permits, idempotency_key, .. } = self;
+        let Self { app, caller, route, trace, digest, room, permits, idempotency_key, .. } = self;
         // The same body asks for something else on another route, or of another model.
         let fingerprint: [u8; 32] =
-            Sha256::new().chain_update(digest).chain_update(format!("{path}\n{model}")).finalize().into();
+            Sha256::new().chain_update(digest).chain_update(format!("{route}\n{model}")).finalize().into();
         if !app.jobs.holds(&caller.name, None, idempotency_key.as_deref()) {
             if let Some(name) = Name::of(&caller, None, idempotency_key.as_deref())
                 && let Some(written) =

@@ -87,12 +87,14 @@ pub async fn embeddings(call: Call) -> Response {
 }
 
 async fn embed(call: Call) -> Result<Response, Problem> {
-    let (body, call) = call.read::<EmbeddingsRequest>().await?;
+    let (body, mut call) = call.read::<EmbeddingsRequest>().await?;
     let EmbeddingsRequest { model, input, encoding_format, dimensions, prompt_name } = body;
     let (app, bytes) = (call.app.clone(), TOKEN_BYTES * tokens(&input));
     let inputs =
         off_runtime(bytes, move || texts(input, &app.config.limits, app.config.vocabulary.as_deref()));
     let inputs = inputs.await?;
+    // A token id may stand for a long text.
+    call.hold(text_bytes(&inputs))?;
     let params = embedding_params(&call.app.config, &model, dimensions, prompt_name)?;
     let (entry, answer) = call.run(model, inputs, params).await.map_err(refused_by_model)?;
     render(entry, answer, encoding_format.unwrap_or_default(), dimensions).await
@@ -215,6 +217,14 @@ fn texts(input: Value, limits: &Limits, vocabulary: Option<&Vocabulary>) -> Resu
         }
     }
     Ok(inputs)
+}
+
+fn text_bytes(inputs: &[Input]) -> usize {
+    let bytes = |input: &Input| match input {
+        Input::Text(text) => text.len(),
+        _ => 0,
+    };
+    inputs.iter().map(bytes).sum()
 }
 
 /// The text of token ids. Its bytes are taken from `room`.

@@ -5,8 +5,10 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use vramq_tests::node::Node;
 
 use crate::harness::{Answer, DEADLINE, ECHO, Gateway, MINILM, Setup, until};
+use crate::jobs::ended;
 
 /// Requests of each kind that wait when the drain begins.
 const WAITING: usize = 4;
@@ -152,4 +154,45 @@ fn new_requests_during_a_drain_are_refused_and_those_before_it_get_their_due() {
         .collect();
     assert_eq!((ids.len(), setup.gateways[0].program.wait()), (WAITING, Some(0)));
     until_published(&setup, MINILM, WAITING);
+}
+
+/// A broker that blocks publishers confirms nothing: the job may be published later, or never.
+#[tokio::test(flavor = "multi_thread")]
+async fn own_node_a_job_that_is_not_confirmed_is_not_accepted() {
+    let node = Node::start().await.unwrap();
+    let mut setup = Setup::on(&node);
+    setup.worker(&[ECHO], &[]);
+    setup.gateway(&["--set", "http.request_s=1"]);
+    setup.gateway(&["--set", "http.drain_s=1"]);
+    setup.wait_for_models(&[ECHO]);
+    node.ctl(&["set_vm_memory_high_watermark", "0.0000001"]).await.unwrap();
+    let body = json!({"model": ECHO, "inputs": ["x"]});
+    let assert_unconfirmed = |answer: &Answer| {
+        assert_eq!((answer.status, answer.header("x-should-retry")), (503, Some("false")), "{answer:?}");
+        assert_eq!(answer.json()["error"]["code"], "unconfirmed");
+        assert!(answer.header("x-vramq-job-id").is_some_and(|id| !id.is_empty()), "{answer:?}");
+    };
+    // The broker has not confirmed it when the time is over.
+    let mut count = 0;
+    let late = until("the broker blocks", || {
+        count += 1;
+        let answer = setup.gateways[0].send("PUT", &format!("/v1/jobs/job-{count}"), &[], Some(&body));
+        (!matches!(answer.status, 200 | 202)).then_some(answer)
+    });
+    assert_unconfirmed(&late);
+    // Nor when the gateway stops.
+    let url = format!("{}/v1/jobs/mine", setup.gateways[1].url);
+    let text = body.to_string();
+    let waiting = std::thread::spawn(move || {
+        let request = ureq::put(&url).timeout(Duration::from_secs(300)).set("prefer", "wait=60");
+        Answer::of(request.set("content-type", "application/json").send_string(&text))
+    });
+    until("the job is being published", || {
+        (setup.gateways[1].get("/v1/jobs/mine").json()["state"] == "publishing").then_some(())
+    });
+    setup.gateways[1].program.signal("TERM");
+    assert_unconfirmed(&waiting.join().unwrap());
+    // The first gateway has gone on with its job.
+    node.ctl(&["set_vm_memory_high_watermark", "0.4"]).await.unwrap();
+    assert_eq!(ended(&setup.gateways[0], &format!("job-{count}"))["state"], "done");
 }

@@ -93,7 +93,9 @@ fn token_ids_are_the_texts_that_they_stand_for() {
     let tokens: [&[u8]; 6] = [b"A man", b" is eating", b" food.", b"caf", b"\xc3", b"\xa9"];
     let lines =
         tokens.iter().enumerate().map(|(at, bytes)| format!("{} {}\n", BASE64.encode(bytes), at + 10));
-    std::fs::write(&file, lines.collect::<String>()).unwrap();
+    let long = "x ".repeat(300_000);
+    let lines = lines.collect::<String>() + &format!("{} 20\n", BASE64.encode(&long));
+    std::fs::write(&file, lines).unwrap();
     let setting = format!("openai.vocabulary={}", file.display());
     for _ in 0..2 {
         setup.gateway(&["--set", &setting]);
@@ -127,6 +129,13 @@ fn token_ids_are_the_texts_that_they_stand_for() {
         refused.status == 400 && refused.text.contains("check_embedding_ctx_length=False"),
         "{refused:?}"
     );
+    // Texts that are decoded take room like those that are sent: of each there may be so much, of both together not.
+    setup.gateway(&["--set", &setting, "--set", "http.body_mib_max=1", "--set", "http.bodies_mib_max=1"]);
+    setup.wait_for_models(&[MINILM]);
+    for (input, status) in [(json!([&long]), 200), (json!([[20]]), 200), (json!([&long, [20]]), 413)] {
+        let answer = setup.gateways[3].post("/v1/embeddings", &json!({"model": MINILM, "input": input}));
+        assert_eq!(answer.status, status, "{}", answer.text.chars().take(300).collect::<String>());
+    }
 }
 
 /// A model that has prompts: `document` and `query`.
@@ -471,6 +480,10 @@ fn an_idempotency_key_stands_for_one_request_to_one_route_and_model() {
         let other = ask("/embed?model=echo-2");
         assert_ne!(first.status, 422, "{first:?}");
         assert_eq!(other.status, 422, "{other:?}");
-        assert_eq!(ask("/embed?model=echo").status, first.status);
+        // `POST /` is the same route.
+        for same in ["/embed?model=echo", "/?model=echo"] {
+            assert_eq!(ask(same).status, first.status, "{same}");
+        }
+        assert_eq!(ask("/?model=echo-2").status, 422);
     }
 }
