@@ -3,6 +3,7 @@
 mod backoff;
 mod leak;
 mod one_shot;
+mod passes;
 mod room;
 mod slot;
 mod status;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tokio::time::{Duration, Instant, sleep, timeout};
 
 use super::leak::Leak;
-use super::slot::{Leave, SlotTask, closed};
+use super::passes::Leave;
+use super::slot::{SlotTask, closed};
 use super::status::SlotState;
 use crate::process::memory::{Claim, Entry, Reading};
 use crate::process::warm::{LoadError, Warm};
