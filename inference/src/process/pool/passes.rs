@@ -159,11 +159,8 @@ impl SlotTask {
     pub(super) fn take_job(&self, passes: u64) -> Option<PassJob> {
         let mut state = self.shared.state();
         state.slots[self.index].status.passes = passes;
-        while let Some(job) = state.waiting.pop_front() {
-            if job.cancellation.is_cancelled() {
-                job.end(PassEnd::Cancelled { killed: false });
-                continue;
-            }
+        state.drop_cancelled();
+        if let Some(job) = state.waiting.pop_front() {
             return Some(job);
         }
         let is_idle = matches!(state.slots[self.index].status.state, SlotState::Idle { .. });

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::backoff::Backoff;
 use super::passes::Leave;
-use super::room::PATIENCE;
+use super::room::{Admitted, PATIENCE};
 use super::status::{SlotState, Unavailable};
 use super::{Shared, State, refuse_waiting};
 use crate::process::config::Mode;
@@ -23,16 +23,8 @@ pub(super) async fn serve(
     first: Option<oneshot::Sender<Result<(), LoadError>>>,
 ) {
     let closing = shared.closing.subscribe();
-    let mut slot = SlotTask {
-        shared,
-        index,
-        bell,
-        closing,
-        backoff: Backoff::default(),
-        last: None,
-        base: 0,
-        reserved: None,
-    };
+    let mut slot =
+        SlotTask { shared, index, bell, closing, backoff: Backoff::default(), last: None, base: 0 };
     if matches!(slot.shared.config.mode, Mode::Once(_)) {
         if let Some(first) = first {
             let _ = first.send(Ok(()));
@@ -52,8 +44,6 @@ pub(super) struct SlotTask {
     pub(super) last: Option<Claim>,
     /// What the process held when it was loaded.
     pub(super) base: u64,
-    /// Room on the device for the next process.
-    pub(super) reserved: Option<Entry>,
 }
 
 impl SlotTask {
@@ -64,8 +54,12 @@ impl SlotTask {
                 return;
             }
             let loaded = match self.admit(first.is_some()).await {
-                Ok(true) => self.load().await,
-                Ok(false) => return,
+                Ok(Admitted::Room(reserved)) => self.load(reserved).await,
+                Ok(Admitted::Unwanted) => {
+                    wanted = false;
+                    continue;
+                }
+                Ok(Admitted::Closing) => return,
                 Err(error) => Err(error),
             };
             let (warm, entry) = match loaded {
@@ -102,6 +96,7 @@ impl SlotTask {
                 if state.closed {
                     return false;
                 }
+                state.drop_cancelled();
                 let is_wanted = !state.waiting.is_empty();
                 self.set(&mut state, if is_wanted { SlotState::Starting } else { SlotState::Unloaded });
                 if is_wanted {
@@ -115,9 +110,8 @@ impl SlotTask {
         }
     }
 
-    /// Starts a process. The room for it is kept until it has taken it.
-    async fn load(&mut self) -> Result<(Warm, Entry), LoadError> {
-        let reserved = self.reserved.take();
+    /// Starts a process. The room that is `reserved` for it is kept until it has taken it.
+    async fn load(&mut self, reserved: Entry) -> Result<(Warm, Entry), LoadError> {
         let shared = Arc::clone(&self.shared);
         let config = &shared.config;
         let book = &shared.options.book;
