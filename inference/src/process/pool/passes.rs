@@ -38,7 +38,10 @@ pub(super) enum Leave {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ran {
     Done,
-    Cancelled,
+    /// `killed`: its process was killed over it.
+    Cancelled {
+        killed: bool,
+    },
     Failed,
 }
 
@@ -89,8 +92,14 @@ impl SlotTask {
             let number = self.shared.passes.fetch_add(1, Ordering::Relaxed);
             self.update(SlotState::Running { pass: number });
             let ran = self.run(warm, number, job).await;
+            let is_closing = *self.closing.borrow();
             if !warm.is_alive() {
-                return if ran == Ran::Cancelled { Leave::Killed } else { Leave::Failed };
+                return match ran {
+                    // It was ended for that.
+                    _ if is_closing => Leave::Closing,
+                    Ran::Cancelled { killed: true } => Leave::Killed,
+                    _ => Leave::Failed,
+                };
             }
             if ran == Ran::Done {
                 self.backoff.succeeded();
@@ -211,7 +220,7 @@ impl SlotTask {
         }
         let ran = match end {
             PassEnd::Done { .. } => Ran::Done,
-            PassEnd::Cancelled { .. } => Ran::Cancelled,
+            PassEnd::Cancelled { killed } => Ran::Cancelled { killed },
             _ => Ran::Failed,
         };
         job.end(end);
