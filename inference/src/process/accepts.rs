@@ -9,7 +9,7 @@ use super::protocol::ItemKind;
 const MEDIA_BYTES_MAX: usize = 127 + 1 + 127;
 
 /// Other names of media types that [`Item::bytes`] recognises.
-const ALIASES: [(&str, &str); 7] = [
+const ALIASES: [(&str, &str); 10] = [
     ("image/jpg", "image/jpeg"),
     ("image/x-ms-bmp", "image/bmp"),
     ("audio/x-wav", "audio/wav"),
@@ -17,6 +17,9 @@ const ALIASES: [(&str, &str); 7] = [
     ("audio/vnd.wave", "audio/wav"),
     ("audio/x-flac", "audio/flac"),
     ("audio/mp3", "audio/mpeg"),
+    ("audio/opus", "audio/ogg"),
+    ("audio/vorbis", "audio/ogg"),
+    ("application/ogg", "audio/ogg"),
 ];
 
 /// What a program takes, as its `ready` says. Empty: everything.
@@ -92,6 +95,12 @@ impl TryFrom<String> for Accepted {
         if let Some(kind) = ItemKind::ALL.into_iter().find(|kind| kind.as_str() == text) {
             return Ok(Self::Kind(kind));
         }
+        // Media types of items have no parameters: one with them would be of nothing.
+        if text.contains(';') {
+            return Err(format!(
+                "`accepts` has {text:?}, which has parameters after `;`: name the media type alone, as image/png"
+            ));
+        }
         let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_graphic() && c != '/');
         let is_media = text.split_once('/').is_some_and(|(group, name)| is_name(group) && is_name(name));
         if is_media && text.len() <= MEDIA_BYTES_MAX {
@@ -144,6 +153,10 @@ mod tests {
         for (meant, found, is_of) in [
             ("image/jpg", "image/jpeg", true),
             ("audio/x-wav", "audio/wav", true),
+            ("audio/opus", "audio/ogg", true),
+            ("audio/vorbis", "audio/ogg", true),
+            ("application/ogg", "audio/ogg", true),
+            ("audio/opus", "audio/mpeg", false),
             ("IMAGE/PNG", "image/png", true),
             ("*/*", "audio/wav", true),
             ("image/*", "audio/wav", false),
@@ -161,6 +174,10 @@ mod tests {
         for wrong in ["", "texts", "image/", "/png", "image/a/b", "image/a b"] {
             let error = read(&serde_json::to_string(&[wrong]).unwrap()).unwrap_err().to_string();
             assert!(error.contains("which is none of text, bytes, json, uri"), "{error}");
+        }
+        for wrong in ["audio/ogg;codecs=opus", "image/png; q=1"] {
+            let error = read(&serde_json::to_string(&[wrong]).unwrap()).unwrap_err().to_string();
+            assert!(error.contains("has parameters after `;`"), "{error}");
         }
     }
 }

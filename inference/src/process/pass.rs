@@ -1,7 +1,9 @@
 //! A pass of a program: its items, the outputs and progress while it runs, and its result.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Duration;
 use vramq_schemas::Output;
 
@@ -73,7 +75,19 @@ pub enum Stop {
 pub struct PassHandle {
     events: mpsc::Receiver<PassEvent>,
     cancel: watch::Sender<bool>,
+    /// After `cancel`: fields are dropped in this order, and what rings is to be seen.
+    bell: Bell,
     ended: bool,
+}
+
+/// Tells the pool that a pass was cancelled, which may still wait there; also when it is dropped.
+#[derive(Debug)]
+struct Bell(Arc<Notify>);
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
 }
 
 impl PassHandle {
@@ -95,9 +109,10 @@ impl PassHandle {
         })
     }
 
-    /// Asks for the pass to stop. Its end says whether it did.
+    /// Asks for the pass to stop. Its end says whether it did. A pass that has not begun ends without having run.
     pub fn cancel(&self) {
         self.cancel.send_replace(true);
+        self.bell.0.notify_one();
     }
 
     /// Waits for the end, and returns the outputs until then with it.
@@ -140,12 +155,14 @@ pub(super) struct PassJob {
 }
 
 impl PassJob {
-    pub fn new(request: PassRequest) -> (Self, PassHandle) {
+    /// `cancelled` rings when the handle cancels the pass.
+    pub fn new(request: PassRequest, cancelled: &Arc<Notify>) -> (Self, PassHandle) {
         // Room for everything that must come: an output is never waited for, and never lost.
         let (sender, events) = mpsc::channel(request.items.len() + PROGRESS_WAITING_MAX + 1);
-        let (cancel, cancelled) = watch::channel(false);
-        let job = Self { request, events: Events(sender), cancellation: Cancellation(cancelled) };
-        (job, PassHandle { events, cancel, ended: false })
+        let (cancel, is_cancelled) = watch::channel(false);
+        let job = Self { request, events: Events(sender), cancellation: Cancellation(is_cancelled) };
+        let bell = Bell(Arc::clone(cancelled));
+        (job, PassHandle { events, cancel, bell, ended: false })
     }
 
     pub fn end(self, end: PassEnd) {

@@ -28,6 +28,8 @@ class Probe(vramq.Model):
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "needs-file" and not os.path.exists(os.environ["FILE"]):
             raise ValueError("the file is not there")
+        while how == "while-file" and os.path.exists(os.environ["FILE"]):
+            time.sleep(0.01)
         if "DEVICE" in os.environ:
             self.device = Device(os.environ["DEVICE"])
             self.device.take(int(os.environ.get("BASE_MIB", "0")) * MIB)

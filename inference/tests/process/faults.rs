@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use vramq_inference::process::keeper::Death;
 use vramq_inference::process::protocol::FailureKind;
 use vramq_inference::process::warm::LoadError;
-use vramq_inference::process::{NotTaken, PassEnd, PassEvent, Pool};
+use vramq_inference::process::{NotTaken, PassEnd, Pool};
 
 use crate::env::{Env, done, ended, is_alive, pid, run, until};
 
@@ -294,37 +294,6 @@ async fn what_is_no_output_costs_the_pass_and_not_the_process() {
         assert_eq!(report.asked, asked);
     }
     assert_eq!(pid(&pool).await, before);
-    env.close(pool).await;
-}
-
-#[tokio::test]
-async fn a_cancelled_pass_reports_how_it_ended() {
-    let env = Env::new();
-    let pool = env.probe("kill_s = 0.5").await;
-    let before = pid(&pool).await;
-    let running = |pool: &Pool| pool.status().slots[0].state.as_str() == "running";
-    let pass = run(&pool, &["sleep 100"]);
-    until("it runs", || running(&pool)).await;
-    pass.cancel();
-    assert!(matches!(pass.finish().await.1, PassEnd::Cancelled { killed: false }));
-    assert_eq!(pid(&pool).await, before);
-    // Nobody waits any more.
-    drop(run(&pool, &["sleep 100"]));
-    assert_eq!(pid(&pool).await, before);
-    let (first, waiting) = (run(&pool, &["sleep 100"]), run(&pool, &["pid"]));
-    waiting.cancel();
-    first.cancel();
-    assert!(
-        matches!(waiting.finish().await, (outputs, PassEnd::Cancelled { killed: false }) if outputs.is_empty())
-    );
-    // Twice in a row: a process that is ended over a cancelled pass is no failure, after which the next one would wait.
-    for _ in 0..2 {
-        let mut pass = run(&pool, &["echo a", "deaf"]);
-        assert!(matches!(pass.next().await, Some(PassEvent::Output { item: 0, .. })));
-        pass.cancel();
-        assert!(matches!(pass.finish().await.1, PassEnd::Cancelled { killed: true }));
-    }
-    assert_ne!(pid(&pool).await, before);
     env.close(pool).await;
 }
 

@@ -167,7 +167,8 @@ async fn the_session_stands(env: &mut TestEnv, node: &Node) -> Result<()> {
 
 async fn a_drain_waits_but_not_for_ever(env: &mut TestEnv, node: &Node) -> Result<()> {
     let mut flow = Flow::default();
-    let worker = blocked(env, node, &mut flow, &MEMORY, 30).await?;
+    // Longer than any `rabbitmqctl` takes, which takes tens of seconds on a machine under load.
+    let worker = blocked(env, node, &mut flow, &MEMORY, 300).await?;
     worker.signal(Signal::TERM)?;
     worker.log.wait_for("\"draining\"").await?;
     node.ctl(&MEMORY.off).await?;

@@ -303,8 +303,17 @@ mod tests {
     fn a_broken_file_and_an_empty_one_are_explained() {
         let broken = Config::read(Some("[broker"), &[]).unwrap_err().to_string();
         assert!(broken.contains("file:") && broken.contains("line 1"), "{broken}");
-        let empty = Config::read(None, &[]).unwrap_err().to_string();
-        assert!(empty.contains("[model.NAME]"), "{empty}");
+        for empty in [None, Some("[model]")] {
+            let empty = Config::read(empty, &[]).unwrap_err().to_string();
+            assert!(empty.contains("[model.NAME]"), "{empty}");
+        }
+        // What is there is wrong, and that is all there is to say.
+        for (file, key) in [("model = 'models/x'", "model"), ("[model]\nminilm = 'models/x'", "model.minilm")]
+        {
+            let Invalid(faults) = Config::read(Some(file), &[]).unwrap_err();
+            assert!(faults.len() == 1 && faults[0].key == key, "{faults:?}");
+            assert!(faults[0].what.contains("must be a table"), "{faults:?}");
+        }
     }
 
     #[test]

@@ -120,15 +120,14 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
     }
     let mut publishers = publishers(root.section("reply"), root.section("fairness"));
     let mut models = Vec::new();
-    let sections = root.named_sections("model");
     // Where models are named and none is right, the faults of each say why.
-    if sections.is_empty() {
+    if root.is_empty_at("model") {
         root.fault(
             "model",
             "names no model: add a table [model.NAME] with `path` or `hub`, or --model NAME=FOLDER",
         );
     }
-    for (name, section) in sections {
+    for (name, section) in root.named_sections("model") {
         models.extend(model(&name, section, place, &stores, fetch_memory));
     }
     queues::check_models(&root, &models);

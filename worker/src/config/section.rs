@@ -62,6 +62,15 @@ impl Section {
         self.table.contains_key(key)
     }
 
+    /// Whether the key is not set, or is a table without keys.
+    pub fn is_empty_at(&self, key: &str) -> bool {
+        match self.table.get(key) {
+            None => true,
+            Some(Value::Table(table)) => table.is_empty(),
+            Some(_) => false,
+        }
+    }
+
     /// A value, if the key is there and right. A wrong one is a fault, and read as absent.
     pub fn take<T: FromValue>(&mut self, key: &'static str) -> Option<T> {
         self.known.push(key);

@@ -3,6 +3,7 @@
 mod backoff;
 mod leak;
 mod one_shot;
+mod passes;
 mod room;
 mod slot;
 mod status;
@@ -20,7 +21,7 @@ use super::launch::Launcher;
 use super::memory::DeviceBook;
 use super::need::{Learned, Need};
 use super::once;
-use super::pass::{PassHandle, PassJob, PassRequest};
+use super::pass::{PassEnd, PassHandle, PassJob, PassRequest};
 use super::protocol::PASS_ITEMS_MAX;
 use super::warm::{LoadError, Ready};
 
@@ -72,6 +73,8 @@ struct Shared {
     state: Mutex<State>,
     /// True: all is to end.
     closing: watch::Sender<bool>,
+    /// Rings when a pass was cancelled, which may still wait.
+    cancelled: Arc<Notify>,
     /// The number of the next pass.
     passes: std::sync::atomic::AtomicU64,
 }
@@ -113,8 +116,10 @@ impl Pool {
             options,
             state: Mutex::new(state),
             closing,
+            cancelled: Arc::default(),
             passes: std::sync::atomic::AtomicU64::new(1),
         });
+        tokio::spawn(end_cancelled(Arc::clone(&shared), shared.closing.subscribe()));
         let pool = Self { shared };
         let (loaded, first) = oneshot::channel();
         pool.shared.add_slot(&mut pool.shared.state(), Some(loaded));
@@ -147,7 +152,7 @@ impl Pool {
         if state.waiting.len() >= WAITING_MAX {
             return Err(NotTaken::Full);
         }
-        let (job, handle) = PassJob::new(request);
+        let (job, handle) = PassJob::new(request, &self.shared.cancelled);
         state.waiting.push_back(job);
         self.shared.call_for(&mut state);
         Ok(handle)
@@ -329,11 +334,40 @@ impl State {
             |slot: &Slot| matches!(slot.status.state, SlotState::Idle { .. } | SlotState::Running { .. });
         self.slots.iter().any(is_loaded)
     }
+
+    /// Whether a process is to be started: passes wait, or somebody has to find out when the model can be loaded again.
+    fn wants_process(&self) -> bool {
+        !self.waiting.is_empty() || self.unavailable.is_some()
+    }
+
+    /// Ends the waiting passes that were cancelled.
+    fn drop_cancelled(&mut self) {
+        let (cancelled, waiting): (VecDeque<_>, _) =
+            std::mem::take(&mut self.waiting).into_iter().partition(|job| job.cancellation.is_cancelled());
+        self.waiting = waiting;
+        cancelled.into_iter().for_each(|job| job.end(PassEnd::Cancelled { killed: false }));
+    }
 }
 
 /// Ends all passes that wait.
 fn refuse_waiting(state: &mut State, reason: &str) {
     for job in std::mem::take(&mut state.waiting) {
-        job.end(super::pass::PassEnd::NotRun { reason: reason.to_owned() });
+        job.end(PassEnd::NotRun { reason: reason.to_owned() });
+    }
+}
+
+/// Ends passes that are cancelled while they wait. The slots that are about to start a process for them hear of it.
+async fn end_cancelled(shared: Arc<Shared>, mut closing: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            () = shared.cancelled.notified() => {}
+            () = slot::closed(&mut closing) => return,
+        }
+        let mut state = shared.state();
+        state.drop_cancelled();
+        if !state.wants_process() {
+            let coming = state.slots.iter().filter(|slot| slot.status.state.is_coming());
+            coming.for_each(|slot| slot.bell.notify_one());
+        }
     }
 }

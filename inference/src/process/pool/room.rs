@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tokio::time::{Duration, Instant, sleep, timeout};
 
 use super::leak::Leak;
-use super::slot::{Leave, SlotTask, closed};
+use super::passes::Leave;
+use super::slot::{SlotTask, closed};
 use super::status::SlotState;
 use crate::process::memory::{Claim, Entry, Reading};
 use crate::process::warm::{LoadError, Warm};
@@ -17,20 +18,36 @@ const TELL_EVERY: Duration = Duration::from_secs(60);
 /// hold permits that other models need.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
+/// What a slot is to do that waited for room.
+pub(super) enum Admitted {
+    /// Start a process, for which this room is reserved.
+    Room(Entry),
+    /// Start none: the passes that it was for were cancelled.
+    Unwanted,
+    Closing,
+}
+
 impl SlotTask {
-    /// Waits until a process may be started, and the device has room for it; false when the pool is closing. The first process has
-    /// `load_s` for that.
+    /// Waits until a process may be started, and the device has room for it. The first process has `load_s` for that, and is started
+    /// even if no pass waits.
     ///
     /// # Errors
     /// The device is too small; or the first process has waited for too long.
-    pub(super) async fn admit(&mut self, is_first: bool) -> Result<bool, LoadError> {
+    pub(super) async fn admit(&self, is_first: bool) -> Result<Admitted, LoadError> {
         let mut closing = self.closing.clone();
-        tokio::select! {
-            reserved = self.wait_for_room(is_first) => {
-                self.reserved = Some(reserved?);
-                Ok(true)
+        let mut room = std::pin::pin!(self.wait_for_room(is_first));
+        loop {
+            tokio::select! {
+                // Room for nobody is not taken.
+                biased;
+                () = closed(&mut closing) => return Ok(Admitted::Closing),
+                () = self.bell.notified(), if !is_first => {
+                    if !self.shared.state().wants_process() {
+                        return Ok(Admitted::Unwanted);
+                    }
+                }
+                reserved = &mut room => return Ok(Admitted::Room(reserved?)),
             }
-            () = closed(&mut closing) => Ok(false),
         }
     }
 

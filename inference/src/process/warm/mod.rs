@@ -139,9 +139,8 @@ impl Warm {
                 () = sleep_until(hard.unwrap_or(soft)), if hard.is_some() => return self.killed(stop, limit, pass.limits).await,
                 why = cancellation.wait(), if stop.is_none() => {
                     stop = Some(why);
-                    // The next process loads the model again: to end this one must not cost more than it saves.
                     let load_took = if cancellation.is_abandoned() { Duration::ZERO } else { self.load_took };
-                    hard = Some(Instant::now() + pass.limits.kill.max(load_took));
+                    hard = Some(pass.limits.end_of_cancelled(Instant::now(), soft, load_took));
                 }
                 () = sleep_until(soft), if stop.is_none() => {
                     stop = Some(Stop::TimedOut);
@@ -316,6 +315,12 @@ impl PassLimits {
     fn soft(&self, items: usize) -> Duration {
         self.item.saturating_mul(items.try_into().unwrap_or(u32::MAX))
     }
+
+    /// When the process of a pass that was cancelled `now` is ended. The next process loads the model again: to end this one must
+    /// not cost more than it saves. But it has no longer than a pass that nobody cancelled, whose own time ends at `soft`.
+    fn end_of_cancelled(&self, now: Instant, soft: Instant, load_took: Duration) -> Instant {
+        (now + self.kill.max(load_took)).min(soft.max(now) + self.kill)
+    }
 }
 
 /// What the loop of a pass needs besides the process.
@@ -325,4 +330,33 @@ struct Pass<'a> {
     scratch: &'a Path,
     limits: &'a PassLimits,
     events: &'a Events,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cancelled_pass_has_the_time_of_a_load_but_no_more_than_its_own() {
+        let limits = PassLimits {
+            model: "m".to_owned(),
+            item: Duration::from_secs(600),
+            kill: Duration::from_secs(10),
+        };
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        // Cancelled after 50 seconds. Until when its own time lasts, how long the load took, and when its process is ended.
+        for (soft, load, end) in [
+            (600, 3, 60),
+            (600, 120, 170),
+            (100, 120, 110),
+            // Its own time ends now.
+            (50, 120, 60),
+            (40, 120, 60),
+            (40, 0, 60),
+        ] {
+            let ends = limits.end_of_cancelled(at(50), at(soft), Duration::from_secs(load));
+            assert_eq!(ends - start, Duration::from_secs(end), "{soft} {load}");
+        }
+    }
 }

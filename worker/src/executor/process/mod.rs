@@ -110,7 +110,9 @@ impl Executor for ProcessExecutor {
         &self.active
     }
 
-    /// A pass that its program runs is stopped by `cancel`, and after `kill_s` by the program's end.
+    /// A pass that waits for a process ends at once. The program that runs one is told to stop. If it does not, it gets SIGTERM after
+    /// `kill_s`, or after the time that its model took to load if that is longer, but not later than `kill_s` after the end of the
+    /// pass's own time; and SIGKILL after `kill_s` more.
     fn cancel(&self, pass: PassId) {
         self.cancellations.cancel(pass);
     }

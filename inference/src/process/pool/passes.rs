@@ -1,0 +1,241 @@
+//! What a slot does with its process: gives it one pass after the other until it is to end, and ends it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::time::{Duration, Instant, MissedTickBehavior, interval, sleep_until};
+
+use super::leak::Leak;
+use super::room::PATIENCE;
+use super::slot::{SlotTask, closed};
+use super::status::SlotState;
+use crate::process::accepts::Accepts;
+use crate::process::cost::{Costs, of_pass};
+use crate::process::memory::Entry;
+use crate::process::pass::{PassEnd, PassJob};
+use crate::process::peak::Sampler;
+use crate::process::protocol::FailureKind;
+use crate::process::warm::{PassLimits, Warm};
+
+/// How often an idle process is asked whether it is there, and the device what it holds.
+const PING_EVERY: Duration = Duration::from_secs(10);
+
+/// Why a process ends that was asked to.
+const EVICTED: &str = "another model needs the memory";
+
+/// Why a process is no longer wanted, or no longer there.
+pub(super) enum Leave {
+    /// It is alive, and is asked to end.
+    Asked(&'static str),
+    /// It is dead or unusable.
+    Failed,
+    /// It was killed because it did not stop a cancelled pass. That is no failure: a program need not hear `cancel`.
+    Killed,
+    Closing,
+}
+
+/// How a pass ended, as far as its process and the next one are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ran {
+    Done,
+    /// `killed`: its process was killed over it.
+    Cancelled {
+        killed: bool,
+    },
+    Failed,
+}
+
+impl SlotTask {
+    /// Gives a process passes until it is to end, and ends it.
+    pub(super) async fn use_process(&mut self, mut warm: Warm, entry: Entry) -> Leave {
+        let config = self.shared.config.clone();
+        let leave = self.serve_passes(&mut warm, &entry).await;
+        self.update(SlotState::Ending { since: Instant::now() });
+        match &leave {
+            Leave::Asked(why) => {
+                tracing::info!(
+                    model = config.name,
+                    pid = warm.pid(),
+                    why,
+                    passes = warm.passes,
+                    "ending a process"
+                );
+                self.look(&warm).await;
+                self.unless_long(config.kill * 2 + PATIENCE, warm.end(config.kill, &config.name)).await;
+            }
+            Leave::Failed => {
+                self.backoff.failed();
+                self.unless_long(config.kill + PATIENCE, warm.end_now(config.kill, &config.name)).await;
+            }
+            Leave::Killed => {
+                tracing::info!(
+                    model = config.name,
+                    pid = warm.pid(),
+                    "a cancelled pass did not stop: its process was killed"
+                );
+                self.unless_long(config.kill + PATIENCE, warm.end_now(config.kill, &config.name)).await;
+            }
+            Leave::Closing => warm.end(config.kill, &config.name).await,
+        }
+        drop(entry);
+        leave
+    }
+
+    async fn serve_passes(&mut self, warm: &mut Warm, entry: &Entry) -> Leave {
+        let mut looked = Instant::now();
+        let mut leak = Leak::default();
+        loop {
+            let job = match self.next_job(warm, entry).await {
+                Ok(job) => job,
+                Err(leave) => return leave,
+            };
+            let number = self.shared.passes.fetch_add(1, Ordering::Relaxed);
+            self.update(SlotState::Running { pass: number });
+            let ran = self.run(warm, number, job).await;
+            let is_closing = *self.closing.borrow();
+            if !warm.is_alive() {
+                return match ran {
+                    // It was ended for that.
+                    _ if is_closing => Leave::Closing,
+                    Ran::Cancelled { killed: true } => Leave::Killed,
+                    _ => Leave::Failed,
+                };
+            }
+            if ran == Ran::Done {
+                self.backoff.succeeded();
+            }
+            if self.shared.config.recycle_after.is_some_and(|passes| warm.passes >= passes) {
+                return Leave::Asked("recycle_after");
+            }
+            if Leak::is_due(warm.passes) {
+                if let Some(leave) = self.look_for_leak(warm, &mut leak).await {
+                    return leave;
+                }
+                looked = Instant::now();
+            }
+            if looked.elapsed() > PING_EVERY {
+                self.look(warm).await;
+                looked = Instant::now();
+            }
+        }
+    }
+
+    /// The next pass, while the process is idle.
+    async fn next_job(&mut self, warm: &mut Warm, entry: &Entry) -> Result<PassJob, Leave> {
+        if entry.is_asked_to_end() {
+            return Err(Leave::Asked(EVICTED));
+        }
+        if let Some(job) = self.take_job(warm.passes) {
+            return Ok(job);
+        }
+        let config = self.shared.config.clone();
+        let ending = config.idle.map(|idle| Instant::now() + idle);
+        let (_idle, evict) = (entry.idle(), entry.evict_signal());
+        let trim = Arc::clone(&self.shared.state().slots[self.index].trim);
+        let mut pings = interval(PING_EVERY);
+        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        pings.reset();
+        loop {
+            tokio::select! {
+                () = self.bell.notified() => {
+                    if let Some(job) = self.take_job(warm.passes) {
+                        return Ok(job);
+                    }
+                }
+                _ = pings.tick() => {
+                    if let Err(error) = warm.ping().await {
+                        tracing::warn!(model = config.name, pid = warm.pid(), error, "ping a process");
+                        return Err(Leave::Failed);
+                    }
+                    self.look(warm).await;
+                }
+                error = warm.misbehaved() => {
+                    tracing::warn!(model = config.name, pid = warm.pid(), error, stderr = warm.stderr_tail(), "an idle process failed");
+                    return Err(Leave::Failed);
+                }
+                () = trim.notified() => {
+                    warm.trim().await;
+                    self.look(warm).await;
+                }
+                () = evict.notified() => return Err(Leave::Asked(EVICTED)),
+                () = at(ending) => return Err(Leave::Asked("idle_s")),
+                () = closed(&mut self.closing) => return Err(Leave::Closing),
+            }
+        }
+    }
+
+    /// A pass that waits; without one the slot is idle from here on.
+    pub(super) fn take_job(&self, passes: u64) -> Option<PassJob> {
+        let mut state = self.shared.state();
+        state.slots[self.index].status.passes = passes;
+        state.drop_cancelled();
+        if let Some(job) = state.waiting.pop_front() {
+            return Some(job);
+        }
+        let is_idle = matches!(state.slots[self.index].status.state, SlotState::Idle { .. });
+        if !is_idle {
+            self.set(&mut state, SlotState::Idle { since: Instant::now() });
+        }
+        None
+    }
+
+    /// Runs a pass.
+    async fn run(&mut self, warm: &mut Warm, number: u64, mut job: PassJob) -> Ran {
+        let shared = Arc::clone(&self.shared);
+        let config = &shared.config;
+        if let Some((item, why)) = refused(&job, &warm.ready().accepts) {
+            let detail = format!("the item {why}");
+            job.end(PassEnd::Failed {
+                kind: FailureKind::Input,
+                item: Some(item),
+                detail,
+                stderr: String::new(),
+            });
+            return Ran::Done;
+        }
+        let costs: Vec<Costs> = job.request.items.iter().map(Costs::new).collect();
+        let cost = of_pass(&costs, config.vram.per).filter(|_| config.vram.learn);
+        job.request.measure = cost.is_some_and(|cost| shared.state().learned.should_measure(cost));
+        let sampler = if job.request.measure {
+            Sampler::start(&shared.options.book, warm.keeper_pid(), self.base).await
+        } else {
+            None
+        };
+        let limits = PassLimits { model: config.name.clone(), item: config.item, kill: config.kill };
+        let end = tokio::select! {
+            end = warm.run(number, &job.request, &limits, &job.events, &mut job.cancellation) => end,
+            () = closed(&mut self.closing) => {
+                warm.end_now(config.kill, &config.name).await;
+                PassEnd::Cancelled { killed: true }
+            }
+        };
+        let sampled = match sampler {
+            Some(sampler) => sampler.stop().await,
+            None => None,
+        };
+        if let (PassEnd::Done { peak }, Some(cost)) = (&end, cost.filter(|_| job.request.measure))
+            && let Some(peak) = sampled.max(*peak)
+        {
+            shared.state().learned.took(cost, peak);
+        }
+        let ran = match end {
+            PassEnd::Done { .. } => Ran::Done,
+            PassEnd::Cancelled { killed } => Ran::Cancelled { killed },
+            _ => Ran::Failed,
+        };
+        job.end(end);
+        ran
+    }
+}
+
+/// The first item that the model does not take, and why.
+fn refused(job: &PassJob, accepts: &Accepts) -> Option<(usize, String)> {
+    job.request.items.iter().enumerate().find_map(|(at, item)| Some((at, accepts.refusal(item)?)))
+}
+
+async fn at(when: Option<Instant>) {
+    match when {
+        Some(when) => sleep_until(when).await,
+        None => std::future::pending().await,
+    }
+}
