@@ -65,7 +65,9 @@ impl SlotTask {
             let (warm, entry) = match loaded {
                 Ok(loaded) => loaded,
                 Err(error) => {
-                    self.load_failed(&error);
+                    if !*self.closing.borrow() {
+                        self.load_failed(&error);
+                    }
                     self.reclaim().await;
                     if let Some(first) = first.take() {
                         let _ = first.send(Err(error));
