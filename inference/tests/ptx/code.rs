@@ -97,10 +97,11 @@ pub enum Operation {
         bytes: usize,
         address: Address,
     },
-    /// 16 bytes, from global to shared memory.
+    /// 16 bytes, from global to shared memory; so many of them are read, the rest are zeros.
     Copy {
         to: Address,
         from: Address,
+        read: Operand,
     },
     CommitCopies,
     /// Until at most so many groups are under way.

@@ -71,14 +71,23 @@ impl Warp<'_> {
         &mut self,
         to: Address,
         from: Address,
+        read: Operand,
         lanes: u32,
         around: &mut Surroundings<'_>,
     ) -> Result<(), Fault> {
-        self.check(&[to.base, from.base], lanes)?;
+        self.check(&[to.base, from.base, read], lanes)?;
         for lane in lanes_of(lanes) {
             let (to, from, now) = (self.address(to, lane), self.address(from, lane), self.now(lane, around));
+            let from = match self.get(read, lane) {
+                0 => None,
+                16 => Some(from),
+                // More is undefined; a part of them is nothing that a kernel here asks for.
+                _ => return Err(Fault::Undefined),
+            };
             // Whether it may be read; what is copied is what is there at the end.
-            around.global.read(from, &mut [0; 16], now)?;
+            if let Some(from) = from {
+                around.global.read(from, &mut [0; 16], now)?;
+            }
             around.shared.begin_copy(to, 16, now)?;
             if let Some(open) = self.copies[lane].0.last_mut() {
                 open.push((to, from));
@@ -99,7 +108,9 @@ impl Warp<'_> {
             let committed = self.copies[lane].0.len() - 1;
             for (to, from) in self.copies[lane].0.drain(..committed.saturating_sub(left)).flatten() {
                 let mut bytes = [0; 16];
-                around.global.read(from, &mut bytes, now)?;
+                if let Some(from) = from {
+                    around.global.read(from, &mut bytes, now)?;
+                }
                 around.shared.end_copy(to, &bytes, now)?;
             }
         }

@@ -69,9 +69,9 @@ fn run_linear(text: &Text) -> Result<(), Wrong> {
     )
 }
 
-/// Two tiles of keys.
+/// Two tiles of keys that need no masks, and one that does.
 fn run_attention(text: &Text) -> Result<(), Wrong> {
-    attention::check(text, &Attention::plain(&[100, 3], 1, 32))
+    attention::check(text, &Attention::plain(&[150, 3], 1, 32))
 }
 
 /// One tile of keys.
@@ -134,8 +134,11 @@ fn without_a_warps_barrier_attention_is_a_race() {
 fn copies_that_are_not_waited_for_are_seen() {
     let linear = Source::of("f16-80", "linear_small").without("cp.async.wait_group", 0);
     assert!(matches!(fault(run_linear(&linear)), Fault::CopyUnderWay { .. }));
-    let attention = Source::of("f16-80", "attention_32").without("cp.async.wait_group", 0);
-    assert!(matches!(fault(run_attention(&attention)), Fault::CopyUnderWay { .. }));
+    let attention = Source::of("f16-80", "attention_32");
+    for number in 0..attention.count("cp.async.wait_group") {
+        let fault = fault(run_attention(&attention.without("cp.async.wait_group", number)));
+        assert!(matches!(fault, Fault::CopyUnderWay { .. }), "wait {number}: {fault:?}");
+    }
     // One group too many is left under way.
     let more = |line: &str| line.replace('2', "3");
     let late = Source::of("f16-80", "linear_small").with("cp.async.wait_group", 0, more);
@@ -243,6 +246,14 @@ fn copies_loops_and_divisions_without_end_are_seen() {
     assert!(matches!(run_body(32, &own), Err(Fault::CopyUnderWay { .. })));
     let waited = format!("{copy}\ncp.async.commit_group;\ncp.async.wait_group 0;\nld.shared.u32 %r3, [%r2];");
     assert_eq!(run_body(32, &waited), Ok(()));
+    // Zeros are copied without reading, also from where nothing may be read.
+    let zeros = |bytes: u32| {
+        let body = waited.replace("[%rd1], 16;", "[%rd2], 16, %r4;");
+        run_body(32, &format!("mov.u64 %rd2, 16;\nmov.u32 %r4, {bytes};\n{body}"))
+    };
+    assert_eq!(zeros(0), Ok(()));
+    assert!(matches!(zeros(16), Err(Fault::OutOfBounds { space: "global", .. })));
+    assert_eq!(zeros(17), Err(Fault::Undefined));
     assert!(matches!(run_body(32, "$again:\nbra.uni $again;"), Err(Fault::Endless { .. })));
     assert_eq!(run_body(32, "div.u32 %r2, %r1, %r1;"), Err(Fault::Undefined));
     assert!(matches!(run_body(32, "ld.shared.u32 %r2, [s];"), Err(Fault::Unwritten { .. })));

@@ -223,8 +223,13 @@ impl Draft {
     /// What several lanes do together, and copies.
     fn warp_operation(&mut self, name: &str, operands: &[&str]) -> Result<Operation> {
         match (name, operands) {
-            ("cp.async.cg.shared.global" | "cp.async.ca.shared.global", [to, from, "16"]) => {
-                Ok(Operation::Copy { to: self.address(to)?, from: self.address(from)? })
+            ("cp.async.cg.shared.global" | "cp.async.ca.shared.global", [to, from, "16", read @ ..]) => {
+                let read = match read {
+                    [] => Operand::Number(16),
+                    [read] => self.operand(read)?,
+                    _ => bail!("too many operands"),
+                };
+                Ok(Operation::Copy { to: self.address(to)?, from: self.address(from)?, read })
             }
             ("cp.async.commit_group", []) => Ok(Operation::CommitCopies),
             ("cp.async.wait_group", [left]) => Ok(Operation::WaitForCopies { left: left.parse()? }),

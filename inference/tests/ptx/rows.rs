@@ -1,5 +1,7 @@
 //! Kernels that process rows one by one: rotary positions, gates, GELU after a library's product; and the pooling of sequences.
 
+use half::{bf16, f16};
+
 use super::fault::Report;
 use super::harness::{Element, Results, Text, gelu, is_close, numbers, on_texts};
 
@@ -134,6 +136,34 @@ fn gelus(text: &Text) {
     }
 }
 on_texts!(gelus);
+
+/// Of all numbers from -8 to 8 that the elements can be: no further off than by the rounding of the result and, relative, 7e-6.
+fn gelu_of_every_number(text: &Text) {
+    let element = text.element;
+    // Half of the distance between two elements, relative and among subnormal ones.
+    let (half, smallest) = match element {
+        Element::F16 => (2.0_f64.powi(-11), 2.0_f64.powi(-25)),
+        Element::F32 | Element::Bf16 => (2.0_f64.powi(-8), 2.0_f64.powi(-134)),
+    };
+    let all = (0..=u16::MAX).map(|bits| match element {
+        Element::F16 => f16::from_bits(bits).to_f32(),
+        Element::F32 | Element::Bf16 => bf16::from_bits(bits).to_f32(),
+    });
+    let mut x: Vec<f32> = all.filter(|x| x.abs() <= 8.0).collect();
+    x.resize(x.len().next_multiple_of(element.chunk()), 1.0);
+    let chunks = x.len() / element.chunk();
+    let launch = text.launch("bias_gelu").in_place("x", &x).floats("bias", &vec![0.0; x.len()]);
+    let launch = launch.number(x.len()).number(chunks);
+    let results = launch.run((chunks.div_ceil(256), 1), 256).unwrap();
+    for (x, got) in x.iter().zip(results.elements("x")) {
+        let want = gelu(f64::from(*x));
+        // Behind -6 the result is as good as zero.
+        let inexact = if *x < -6.0 { 1e-8 } else { 7e-6 * want.abs() };
+        let bound = half * want.abs() + smallest + inexact;
+        assert!((got - want).abs() <= bound, "{}: gelu({x}) = {got}, not {want}", text.file);
+    }
+}
+on_texts!(gelu_of_every_number: f16_75 = "f16-75", f16_80 = "f16-80", bf16_80 = "bf16-80");
 
 /// `x = gelu(x + bias)`.
 pub fn bias_gelu(text: &Text, rows: usize, columns: usize) -> Result<Results, Report> {

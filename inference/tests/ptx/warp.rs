@@ -46,9 +46,9 @@ struct Group {
     waits: bool,
 }
 
-/// Copies that a thread has begun, by groups; the last group is still open.
+/// Copies that a thread has begun, by groups; the last group is still open. To where, and from where; none: zeros.
 #[derive(Clone, Debug)]
-pub struct Copies(pub Vec<Vec<(u64, u64)>>);
+pub struct Copies(pub Vec<Vec<(u64, Option<u64>)>>);
 
 #[derive(Debug)]
 pub struct Warp<'k> {
@@ -251,7 +251,7 @@ impl<'k> Warp<'k> {
             Operation::Store { space, from, bytes, address } => {
                 self.store(*space, from, *bytes, *address, lanes, around)?;
             }
-            Operation::Copy { to, from } => self.begin_copy(*to, *from, lanes, around)?,
+            Operation::Copy { to, from, read } => self.begin_copy(*to, *from, *read, lanes, around)?,
             Operation::CommitCopies => lanes_of(lanes).for_each(|lane| self.copies[lane].0.push(Vec::new())),
             Operation::WaitForCopies { left } => self.end_copies(*left, lanes, around)?,
             Operation::LoadMatrices { to, address, transposed } => {

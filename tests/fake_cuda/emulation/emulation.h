@@ -108,6 +108,12 @@ inline unsigned pack(float first, float second, bf16) {
     return emulation::narrow_bf16(first) | static_cast<unsigned>(emulation::narrow_bf16(second)) << 16;
 }
 
+// Zero where a float would be subnormal.
+inline float power_of_two(float x) {
+    const float power = std::exp2(x);
+    return power < 0x1p-126f ? 0.0f : power;
+}
+
 inline void load_matrices(unsigned (&to)[4], const void *row) {
     emulation::load_matrices(to, row, false);
 }
@@ -124,7 +130,9 @@ inline void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, u
     emulation::multiply_add(sum, a, b0, b1, true);
 }
 
-void copy_begin(void *to_shared, const void *from);
+constexpr bool ASYNCHRONOUS = true;
+
+void copy_begin(void *to_shared, const void *from, bool is_there);
 void copy_group();
 
 template <int LEFT> inline void copy_wait() {

@@ -12,9 +12,13 @@ void copy_wait(unsigned left) {
     size_t kept = 0;
     for (const Copy &copy : own.copies) {
         if (copy.group + left < own.groups) {
-            look_at(copy.from, 16, false);
+            if (copy.from) look_at(copy.from, 16, false);
             look_at(copy.to, 16, true);
-            std::memcpy(copy.to, copy.from, 16);
+            if (copy.from) {
+                std::memcpy(copy.to, copy.from, 16);
+            } else {
+                std::memset(copy.to, 0, 16);
+            }
         } else {
             own.copies[kept++] = copy;
         }
@@ -131,12 +135,13 @@ float __shfl_xor_sync(unsigned mask, float x, unsigned apart) {
     return own.shuffled[mine];
 }
 
-void copy_begin(void *to_shared, const void *from) {
+void copy_begin(void *to_shared, const void *from, bool is_there) {
     if (reinterpret_cast<uintptr_t>(to_shared) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
         fail("an asynchronous copy of 16 bytes from %p to %p", from, to_shared);
     }
+    if (!is_there) from = nullptr;
+    if (from) look_at(from, 16, false);
     // From now until it is waited for, nobody may touch what is copied to.
-    look_at(from, 16, false);
     begin_write(to_shared, 16);
     Thread &own = this_thread();
     own.copies.push_back({to_shared, from, own.groups});

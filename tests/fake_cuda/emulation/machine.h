@@ -16,6 +16,7 @@ enum class Together { Sync, Shuffle, LoadMatrices, MultiplyAdd };
 // An asynchronous copy that is under way.
 struct Copy {
     void *to;
+    // Null: zeros.
     const void *from;
     // How many groups had been ended before it.
     unsigned group;

@@ -85,7 +85,7 @@ KERNEL not_all_lanes(float *to) {
 
 KERNEL copy_not_waited_for(float *to) {
     SHARED(float, row, THREADS);
-    if (threadIdx.x % 4 == 0) copy_begin(row + threadIdx.x, to + threadIdx.x);
+    if (threadIdx.x % 4 == 0) copy_begin(row + threadIdx.x, to + threadIdx.x, true);
     copy_group();
     copy_wait<1>();
     __syncthreads();
@@ -94,7 +94,7 @@ KERNEL copy_not_waited_for(float *to) {
 
 KERNEL copy_left_behind(float *to) {
     SHARED(float, row, THREADS);
-    copy_begin(row + threadIdx.x / 4 * 4, to);
+    copy_begin(row + threadIdx.x / 4 * 4, to, true);
 }
 
 KERNEL copied_over_what_is_read(float *to) {
@@ -102,7 +102,7 @@ KERNEL copied_over_what_is_read(float *to) {
     row[threadIdx.x] = 1.0f;
     __syncthreads();
     const float read = row[THREADS - 1 - threadIdx.x];
-    if (threadIdx.x % 4 == 0) copy_begin(row + threadIdx.x, to + threadIdx.x);
+    if (threadIdx.x % 4 == 0) copy_begin(row + threadIdx.x, to + threadIdx.x, true);
     copy_group();
     copy_wait<0>();
     __syncthreads();

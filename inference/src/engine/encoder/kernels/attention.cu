@@ -4,7 +4,8 @@
 // A block takes QUERIES tokens of one head of one sequence, a warp 16 of them. It goes over the sequence's keys and
 // values KEYS at a time; while one pair of tiles is used, the next is copied. Of each query only the largest score so
 // far, the sum of exponentials and the weighted sum of values are kept; when a larger score comes, both sums shrink
-// by the same factor. Scores become the first factor of the second product in the registers where they are: the
+// by the same factor. Tiles that all queries see all of, which is most of a long sequence, have a loop of their own
+// without masks (`plain`). Scores become the first factor of the second product in the registers where they are: the
 // fragment of a sum has the layout of half a fragment `a`.
 
 constexpr unsigned QUERIES = 64;
@@ -34,54 +35,36 @@ __device__ inline void attention_tile(const element *qkv, const unsigned *cu_seq
     const size_t stride = (heads + 2 * kv_heads) * static_cast<size_t>(head);
     const element *const q = qkv + (start + first) * stride + blockIdx.y * head;
     const element *const k = qkv + start * stride + (heads + blockIdx.y / (heads / kv_heads)) * head;
-    const element *const v = k + kv_heads * head;
+    // From a key to its value.
+    const size_t to_values = kv_heads * head;
     // Tiles that some of the queries see a key of.
     const unsigned begin = sees.begin(first) / KEYS;
     const unsigned steps = (sees.end(first + queries - 1, length) + KEYS - 1) / KEYS;
 
-    const auto copy_keys = [&](unsigned step) {
-        const unsigned at = step * KEYS;
-        const unsigned rows = length - at;
-        copy_tile<KEYS, ROW, ATTENTION_THREADS>(&tiles_k[step % 2 * TILE], k + at * stride, stride, rows, 0, head,
-                                                aligned);
-        copy_tile<KEYS, ROW, ATTENTION_THREADS>(&tiles_v[step % 2 * TILE], v + at * stride, stride, rows, 0, head,
+    // The keys that are copied next, how many there are, and where: the first or the second tile.
+    const element *next = k + begin * KEYS * stride;
+    unsigned next_keys = length - begin * KEYS, next_tile = begin % 2 * TILE;
+    const auto copy_next = [&](bool aligned) {
+        copy_tile<KEYS, ROW, ATTENTION_THREADS>(tiles_k + next_tile, next, stride, next_keys, 0, head, aligned);
+        copy_tile<KEYS, ROW, ATTENTION_THREADS>(tiles_v + next_tile, next + to_values, stride, next_keys, 0, head,
                                                 aligned);
         copy_group();
+        next += KEYS * stride;
+        next_keys -= KEYS;
+        next_tile ^= TILE;
     };
     copy_tile<QUERIES, ROW, ATTENTION_THREADS>(tile_q, q, stride, queries, 0, head, aligned);
-    copy_keys(begin);
-
-    // Index 0 is the query of row g, 1 that of row g + 8.
-    float largest[2] = {minus_infinity(), minus_infinity()};
-    float total[2] = {};
-    float sums[HEAD / 8][4] = {};
+    copy_next(aligned);
+    copy_wait<0>();
+    __syncthreads();
     unsigned fragments_q[HEAD / 16][4];
-    for (unsigned step = begin; step < steps; step++) {
-        copy_wait<0>();
-        // All copies of this step are there, and none reads any more the tiles of the step before.
-        __syncthreads();
-        if (step + 1 < steps) copy_keys(step + 1);
-        const Chunk *const tile_k = &tiles_k[step % 2 * TILE];
-        const Chunk *const tile_v = &tiles_v[step % 2 * TILE];
-        if (step == begin) {
 #pragma unroll
-            for (unsigned i = 0; i < HEAD / 16; i++) {
-                load_a<ROW>(fragments_q[i], tile_q, warp * 16, 2 * i);
-            }
-        }
+    for (unsigned i = 0; i < HEAD / 16; i++) {
+        load_a<ROW>(fragments_q[i], tile_q + warp * 16 * ROW, 0, 2 * i);
+    }
 
-        float scores[KEYS / 8][4] = {};
-#pragma unroll
-        for (unsigned i = 0; i < HEAD / 16; i++) {
-#pragma unroll
-            for (unsigned j = 0; j < KEYS / 16; j++) {
-                unsigned fragments_k[4];
-                load_b_of_rows<ROW>(fragments_k, tile_k, j * 16, 2 * i);
-                multiply_add(scores[2 * j], fragments_q[i], fragments_k[0], fragments_k[1], element());
-                multiply_add(scores[2 * j + 1], fragments_q[i], fragments_k[2], fragments_k[3], element());
-            }
-        }
-
+    // Adds biases to a tile's scores, and hides keys that a query does not see, or that are none.
+    const auto adjust = [&](float (&scores)[KEYS / 8][4], unsigned step) {
         const unsigned keys = length - step * KEYS;
         if (bias != nullptr) {
 #pragma unroll
@@ -113,26 +96,55 @@ __device__ inline void attention_tile(const element *qkv, const unsigned *cu_seq
                 }
             }
         }
+        if (keys < KEYS) {
+#pragma unroll
+            for (unsigned j = 0; j < KEYS / 8; j++) {
+#pragma unroll
+                for (unsigned i = 0; i < 4; i++) {
+                    if (j * 8 + lane % 4 * 2 + i % 2 >= keys) scores[j][i] = minus_infinity();
+                }
+            }
+        }
+    };
+
+    // Index 0 is the query of row g, 1 that of row g + 8. The largest scores are not scaled.
+    float largest[2] = {minus_infinity(), minus_infinity()};
+    float total[2] = {};
+    float sums[HEAD / 8][4] = {};
+    // `plain`, a constant of each call: rows are aligned, and the tile's scores need no adjusting.
+    const auto attend = [&](unsigned step, bool plain) {
+        copy_wait<0>();
+        // All copies of this step are there, and none reads any more the tiles of the step before.
+        __syncthreads();
+        if (step + 1 < steps) copy_next(plain || aligned);
+        const Chunk *const tile_k = &tiles_k[step % 2 * TILE];
+        const Chunk *const tile_v = &tiles_v[step % 2 * TILE];
+        float scores[KEYS / 8][4] = {};
+#pragma unroll
+        for (unsigned i = 0; i < HEAD / 16; i++) {
+#pragma unroll
+            for (unsigned j = 0; j < KEYS / 16; j++) {
+                unsigned fragments_k[4];
+                load_b_of_rows<ROW>(fragments_k, tile_k, j * 16, 2 * i);
+                multiply_add(scores[2 * j], fragments_q[i], fragments_k[0], fragments_k[1], element());
+                multiply_add(scores[2 * j + 1], fragments_q[i], fragments_k[2], fragments_k[3], element());
+            }
+        }
+        if (!plain) adjust(scores, step);
         float shrink[2];
 #pragma unroll
         for (unsigned half = 0; half < 2; half++) {
             float most = largest[half];
 #pragma unroll
             for (unsigned j = 0; j < KEYS / 8; j++) {
-#pragma unroll
-                for (unsigned i = 0; i < 2; i++) {
-                    float &score = scores[j][2 * half + i];
-                    // Scaled by log2 e as well, so that the exponential is one of 2.
-                    score = j * 8 + lane % 4 * 2 + i < keys ? score * scale : minus_infinity();
-                    most = fmaxf(most, score);
-                }
+                most = fmaxf(most, fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));
             }
             // The four lanes of a row.
             most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
             most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
             // As long as a query has seen no key, there is no largest score to subtract.
-            const float base = most == minus_infinity() ? 0.0f : most;
-            shrink[half] = exp2f(largest[half] - base);
+            const float base = !plain && most == minus_infinity() ? 0.0f : most * scale;
+            shrink[half] = power_of_two(fmaf(largest[half], scale, -base));
             largest[half] = most;
             float part = 0.0f;
 #pragma unroll
@@ -140,7 +152,8 @@ __device__ inline void attention_tile(const element *qkv, const unsigned *cu_seq
 #pragma unroll
                 for (unsigned i = 0; i < 2; i++) {
                     float &score = scores[j][2 * half + i];
-                    score = exp2f(score - base);
+                    // `scale` has the factor log2 e, so that the exponential is one of 2.
+                    score = power_of_two(fmaf(score, scale, -base));
                     part += score;
                 }
             }
@@ -170,10 +183,16 @@ __device__ inline void attention_tile(const element *qkv, const unsigned *cu_seq
                 multiply_add(sums[2 * i + 1], weights, fragments_v[2], fragments_v[3], element());
             }
         }
+    };
+    // The tiles whose keys all of the queries see.
+    const unsigned plain_begin = (sees.begin(first + queries - 1) + KEYS - 1) / KEYS;
+    const unsigned plain_end = aligned && bias == nullptr ? sees.end(first, length) / KEYS : 0;
+    for (unsigned step = begin; step < steps; step++) {
+        for (; plain_begin <= step && step < plain_end; step++) attend(step, true);
+        if (step < steps) attend(step, false);
     }
 
-    // The results go where the warp's queries were, which all of its lanes have in registers now.
-    __syncwarp();
+    // The results go where the warp's queries were: it took them into registers before the barriers of the loop.
 #pragma unroll
     for (unsigned half = 0; half < 2; half++) {
         total[half] += __shfl_xor_sync(0xffffffff, total[half], 1);

@@ -11,8 +11,12 @@ KERNEL(BIAS_GELU_THREADS, bias_gelu)
     const float *const of_columns = bias + chunk % (columns / CHUNK) * CHUNK;
     Chunk values = read_chunk(at, CHUNK, true);
 #pragma unroll
-    for (unsigned i = 0; i < CHUNK; i++) {
-        narrow(gelu(widen(values.elements[i]) + of_columns[i]), values.elements[i]);
+    for (unsigned i = 0; i < CHUNK; i += 4) {
+        const Quad quad = read_quad(of_columns + i);
+#pragma unroll
+        for (unsigned j = 0; j < 4; j++) {
+            narrow(gelu(widen(values.elements[i + j]) + quad.numbers[j]), values.elements[i + j]);
+        }
     }
     write_chunk(at, values, CHUNK, true);
 }

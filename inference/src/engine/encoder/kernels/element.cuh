@@ -31,6 +31,19 @@ union Chunk {
     element elements[CHUNK];
 };
 
+// Four floats as they lie in memory.
+union Quad {
+    uint4 bits;
+    float numbers[4];
+};
+
+// Reads four floats, which begin at a multiple of 16 bytes.
+__device__ inline Quad read_quad(const float *from) {
+    Quad quad;
+    quad.bits = *reinterpret_cast<const uint4 *>(from);
+    return quad;
+}
+
 // How much of the chunk that begins at element `at` is inside a row of `len` elements: 0 to CHUNK elements.
 __device__ inline unsigned inside(unsigned at, unsigned len) {
     return at >= len ? 0 : (len - at < CHUNK ? len - at : CHUNK);
@@ -60,15 +73,6 @@ __device__ inline void write_chunk(element *to, const Chunk &chunk, unsigned val
 #pragma unroll
     for (unsigned i = 0; i < CHUNK; i++) {
         if (i < valid) to[i] = chunk.elements[i];
-    }
-}
-
-// `read_chunk` into shared memory, asynchronous where it can be: see `copy_begin`.
-__device__ inline void copy_chunk(Chunk *to_shared, const element *from, unsigned valid, bool aligned) {
-    if (aligned && valid == CHUNK) {
-        copy_begin(to_shared, from);
-    } else {
-        *to_shared = read_chunk(from, valid, aligned);
     }
 }
 

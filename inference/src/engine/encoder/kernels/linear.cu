@@ -59,12 +59,12 @@ __device__ inline void linear_tile(const element *from, const element *weights, 
             unsigned fragments_a[WARP_ROWS / 16][4];
 #pragma unroll
             for (unsigned i = 0; i < WARP_ROWS / 16; i++) {
-                load_a<STEP_ROW>(fragments_a[i], tile_a, warp_row + i * 16, chunk);
+                load_a<STEP_ROW>(fragments_a[i], tile_a + warp_row * STEP_ROW, i * 16, chunk);
             }
 #pragma unroll
             for (unsigned j = 0; j < WARP_COLUMNS / 16; j++) {
                 unsigned fragments_b[4];
-                load_b_of_rows<STEP_ROW>(fragments_b, tile_b, warp_column + j * 16, chunk);
+                load_b_of_rows<STEP_ROW>(fragments_b, tile_b + warp_column * STEP_ROW, j * 16, chunk);
 #pragma unroll
                 for (unsigned i = 0; i < WARP_ROWS / 16; i++) {
                     multiply_add(sums[i][2 * j], fragments_a[i], fragments_b[0], fragments_b[1], element());
@@ -108,7 +108,9 @@ __device__ inline void linear_tile(const element *from, const element *weights, 
 }
 
 // Tiles for many tokens, and smaller ones for so few that large tiles would leave multiprocessors without work.
-// Registers and shared memory of both let two blocks or more run on a multiprocessor at a time.
+// Registers and shared memory of both let two blocks or more run on a multiprocessor at a time. Where copies are done at
+// once, as on Turing, more than two stages would take memory for nothing.
+constexpr unsigned LARGE_STAGES = ASYNCHRONOUS ? 3 : 2, SMALL_STAGES = ASYNCHRONOUS ? 4 : 2;
 #define LINEAR(name, threads, rows, columns, down, across, stages, gelu)                                              \
     KERNEL(threads, name)                                                                                              \
     (const element *from, const element *weights, const float *bias, element *to, unsigned rows_, unsigned inner,     \
@@ -116,8 +118,8 @@ __device__ inline void linear_tile(const element *from, const element *weights, 
         linear_tile<rows, columns, down, across, stages, gelu>(from, weights, bias, to, rows_, inner, columns_,       \
                                                                aligned);                                              \
     }
-LINEAR(linear_large, 256, 128, 128, 2, 4, 3, false)
-LINEAR(linear_large_gelu, 256, 128, 128, 2, 4, 3, true)
-LINEAR(linear_small, 128, 64, 64, 2, 2, 4, false)
-LINEAR(linear_small_gelu, 128, 64, 64, 2, 2, 4, true)
+LINEAR(linear_large, 256, 128, 128, 2, 4, LARGE_STAGES, false)
+LINEAR(linear_large_gelu, 256, 128, 128, 2, 4, LARGE_STAGES, true)
+LINEAR(linear_small, 128, 64, 64, 2, 2, SMALL_STAGES, false)
+LINEAR(linear_small_gelu, 128, 64, 64, 2, 2, SMALL_STAGES, true)
 #undef LINEAR

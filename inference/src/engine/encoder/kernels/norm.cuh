@@ -22,7 +22,7 @@ __device__ inline float block_sum(float x, float *parts) {
     return sum;
 }
 
-// How a row is normed.
+// How a row is normed. Weights and biases begin at multiples of 16 bytes.
 struct Norm {
     const float *weight, *bias;
     float eps;
@@ -65,12 +65,23 @@ __device__ inline void norm_of_sum(element *to, element *sum_to, const element *
     const float variance = block_sum(square, squares) / static_cast<float>(hidden);
     const float scale = 1.0f / sqrtf(variance + norm.eps);
     Chunk normed;
+    if (valid == CHUNK) {
 #pragma unroll
-    for (unsigned i = 0; i < CHUNK; i++) {
+        for (unsigned i = 0; i < CHUNK; i += 4) {
+            const Quad weight = read_quad(norm.weight + at + i), bias = read_quad(norm.bias + at + i);
+#pragma unroll
+            for (unsigned j = 0; j < 4; j++) {
+                narrow(x[i + j] * scale * weight.numbers[j] + bias.numbers[j], normed.elements[i + j]);
+            }
+        }
+    } else {
         // There are no weights for what is beyond the row.
-        const float w = i < valid ? norm.weight[at + i] : 0.0f;
-        const float b = i < valid ? norm.bias[at + i] : 0.0f;
-        narrow(x[i] * scale * w + b, normed.elements[i]);
+#pragma unroll
+        for (unsigned i = 0; i < CHUNK; i++) {
+            const float weight = i < valid ? norm.weight[at + i] : 0.0f;
+            const float bias = i < valid ? norm.bias[at + i] : 0.0f;
+            narrow(x[i] * scale * weight + bias, normed.elements[i]);
+        }
     }
     write_chunk(to + at, normed, valid, aligned);
 }

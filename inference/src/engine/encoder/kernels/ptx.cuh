@@ -66,6 +66,13 @@ __device__ inline unsigned pack(float first, float second, bf16) {
 }
 #endif
 
+// 2^x in one instruction, with a relative error of 2^-22; zero where a float would be subnormal.
+__device__ inline float power_of_two(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+}
+
 __device__ inline unsigned shared_address(const void *in_shared) {
     return static_cast<unsigned>(__cvta_generic_to_shared(in_shared));
 }
@@ -117,13 +124,18 @@ __device__ inline void multiply_add(float (&sum)[4], const unsigned (&a)[4], uns
 }
 #endif
 
-// Begins to copy 16 bytes from global to shared memory, both at multiples of 16. Where the hardware has no such
-// copies, it is done at once.
-__device__ inline void copy_begin(void *to_shared, const void *from) {
+// Whether there are asynchronous copies.
+constexpr bool ASYNCHRONOUS = __CUDA_ARCH__ >= 800;
+
+// Begins to copy 16 bytes from global to shared memory, both at multiples of 16; or zeros, for which nothing is read.
+// Where the hardware has no such copies, it is done at once.
+__device__ inline void copy_begin(void *to_shared, const void *from, bool is_there) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to_shared)), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to_shared)), "l"(from),
+                 "r"(is_there ? 16 : 0)
+                 : "memory");
 #else
-    *static_cast<uint4 *>(to_shared) = *static_cast<const uint4 *>(from);
+    *static_cast<uint4 *>(to_shared) = is_there ? *static_cast<const uint4 *>(from) : make_uint4(0, 0, 0, 0);
 #endif
 }
 
