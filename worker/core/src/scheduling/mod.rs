@@ -42,6 +42,8 @@ pub(crate) struct Scheduler {
     batchers: Vec<Batcher>,
     /// Of each model: seconds of the device that it has had, by its configured share, as far as they count against the others.
     device_time: Vec<f64>,
+    /// That of the model whose pass started last, when it did.
+    clock: f64,
     executors: Vec<Executor>,
     /// Of each model: it cannot be loaded.
     unavailable: Vec<bool>,
@@ -66,6 +68,7 @@ impl Scheduler {
         Self {
             batchers: batchers(models),
             device_time: vec![0.0; models.len()],
+            clock: 0.0,
             executors: executors.iter().map(executor).collect(),
             unavailable: vec![false; models.len()],
             budget,
@@ -107,13 +110,14 @@ impl Scheduler {
         self.batchers[model.0].extend(job);
     }
 
-    /// A model that had nothing to run has no claim on the time that others had meanwhile.
+    /// A model that had nothing to run has no claim on the time that others had meanwhile, also not where they have nothing that
+    /// waits at this moment.
     fn forget_claim(&mut self, model: ModelIndex) {
         if self.batchers[model.0].waiting() == 0 {
             let busy = (0..self.batchers.len()).filter(|other| self.batchers[*other].waiting() > 0);
             let least = busy.map(|other| self.device_time[other]).min_by(f64::total_cmp);
             let own = &mut self.device_time[model.0];
-            *own = least.map_or(*own, |least| own.max(least));
+            *own = own.max(least.unwrap_or(self.clock));
         }
     }
 
@@ -161,10 +165,18 @@ impl Scheduler {
     /// Whose pass starts next, and its first job: of the models that may have one, that which has had the device for the shortest
     /// time by its share. A turn that was refused comes again in the next round.
     pub(crate) fn next_turn(&self, models: &[ModelFacts]) -> Option<(Turn, JobKey)> {
+        let has_full_pass = |executor: usize| {
+            let mut batchers = self.batchers.iter().enumerate();
+            batchers.any(|(at, batcher)| {
+                models[at].executor == executor && !self.unavailable[at] && batcher.has_full_pass()
+            })
+        };
         let may_start = |at: &usize| {
             let (batcher, executor) = (&self.batchers[*at], &self.executors[models[*at].executor]);
-            // Behind a pass that runs only a full one is queued: more items may still join it.
-            let is_worth_it = executor.passes == 0 || !executor.facts.is_serial || batcher.has_full_pass();
+            // Behind a pass that runs none is queued but where a model has a full one: more items may still join it. Where a model
+            // has, the others have their turns too, or they would wait for as long as it has.
+            let is_worth_it =
+                executor.passes == 0 || !executor.facts.is_serial || has_full_pass(models[*at].executor);
             let has_room = executor.passes < executor.facts.passes_max && !executor.failed_since_idle;
             batcher.waiting() > 0 && !self.unavailable[*at] && has_room && is_worth_it
         };
@@ -281,6 +293,9 @@ impl Scheduler {
     ) -> (PassOrder, u64, Option<Duration>) {
         self.next_pass += 1;
         let id = PassId(self.next_pass);
+        if !pass.is_probe() {
+            self.clock = self.clock.max(self.device_time[pass.model.0]);
+        }
         pass.set_jobs(jobs);
         let is_serial = self.executors[model.executor].facts.is_serial;
         // Passes of one serial executor never hold memory at the same time.
