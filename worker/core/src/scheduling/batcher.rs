@@ -239,14 +239,13 @@ impl Batcher {
     /// that queue's part of the next pass.
     fn share(&mut self, forming: &mut Forming, fits: &impl Fn(PassShape) -> bool) {
         let turn = self.turn();
-        let mut tries: Vec<Tries> = (0..self.lanes.len()).map(|_| Tries::default()).collect();
+        // Of each queue: the first caller whose next job did not fit.
+        let mut passed_over: Vec<Option<Caller>> = vec![None; self.lanes.len()];
         for _ in 0..TURNS_MAX {
             if forming.is_full(self.limits) {
                 break;
             }
-            let Some(queue) = self.lanes.next(|queue, lane| tries[queue.0].in_vain < lane.callers()) else {
-                break;
-            };
+            let Some(queue) = self.lanes.next(|_, lane| lane.may_add()) else { break };
             self.lanes.goes(queue);
             let Some(lane) = self.lanes.get_mut(queue) else { break };
             // The pass starts with the job that `first` names.
@@ -256,17 +255,15 @@ impl Batcher {
             }
             let Some(caller) = lane.front().cloned() else { break };
             let Turn { taken, passed_over_first } = self.take_turn(queue, &caller, turn, forming, fits);
-            let tries = &mut tries[queue.0];
-            tries.in_vain = if taken == 0 { tries.in_vain + 1 } else { 0 };
             if passed_over_first {
-                tries.passed_over.get_or_insert_with(|| caller.clone());
+                passed_over[queue.0].get_or_insert_with(|| caller.clone());
             }
             if let Some(lane) = self.lanes.get_mut(queue) {
                 lane.took(&caller, taken);
             }
         }
-        for (at, tries) in tries.into_iter().enumerate() {
-            if let (Some(caller), Some(lane)) = (tries.passed_over, self.lanes.get_mut(QueueIndex(at))) {
+        for (at, caller) in passed_over.into_iter().enumerate() {
+            if let (Some(caller), Some(lane)) = (caller, self.lanes.get_mut(QueueIndex(at))) {
                 lane.put_first(&caller);
             }
         }
@@ -318,15 +315,6 @@ impl Batcher {
         lane.forget_if_empty(caller);
         result
     }
-}
-
-/// A queue's turns in one pass.
-#[derive(Default)]
-struct Tries {
-    /// Callers in a row that could add nothing: when each has tried, nothing more of the queue fits.
-    in_vain: usize,
-    /// The first caller whose next job did not fit.
-    passed_over: Option<Caller>,
 }
 
 /// What became of a caller's turn.

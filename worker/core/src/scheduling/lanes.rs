@@ -27,6 +27,8 @@ pub(super) struct CallerQueue {
     large: VecDeque<JobKey>,
     /// The last turn went to a small job.
     small_had_turn: bool,
+    /// Nothing of it fits the pass that is being formed.
+    is_out: bool,
 }
 
 impl CallerQueue {
@@ -80,6 +82,8 @@ pub(super) struct Lane {
     turns: VecDeque<Caller>,
     /// Callers that went before others since the last pass.
     fresh: usize,
+    /// Callers of which nothing fits the pass that is being formed.
+    out: usize,
 }
 
 /// A job, as far as its place matters.
@@ -100,12 +104,13 @@ impl Lane {
             callers: HashMap::new(),
             turns: VecDeque::new(),
             fresh: 0,
+            out: 0,
         }
     }
 
-    /// Callers with jobs waiting.
-    pub(super) fn callers(&self) -> usize {
-        self.turns.len()
+    /// Whether a caller is left of which something may fit the pass that is being formed.
+    pub(super) fn may_add(&self) -> bool {
+        self.turns.len() > self.out
     }
 
     pub(super) fn caller_mut(&mut self, caller: &Caller) -> Option<&mut CallerQueue> {
@@ -140,34 +145,44 @@ impl Lane {
 
     pub(super) fn forget_if_empty(&mut self, caller: &Caller) {
         if self.callers.get(caller).is_some_and(CallerQueue::is_empty) {
-            self.callers.remove(caller);
+            let was_out = self.callers.remove(caller).is_some_and(|queue| queue.is_out);
+            self.out -= usize::from(was_out);
             self.turns.retain(|other| other != caller);
         }
     }
 
-    /// Whether the caller that goes next has taken all that it may in this round.
+    /// Whether the caller that goes next has taken all that it may in this round, or all that fits.
     pub(super) fn is_round_over(&self) -> bool {
         let front = self.front().and_then(|caller| self.callers.get(caller));
-        front.is_none_or(|queue| queue.deficit <= 0)
+        front.is_none_or(|queue| queue.deficit <= 0 || queue.is_out)
     }
 
     /// Brings a caller to the front that may take something in this round. If none may, the next round begins: as many turns
-    /// for each caller as the first of them needs to take something.
+    /// for each caller as the first of them needs to take something. Those of which nothing fits keep nobody waiting, and their claim.
     pub(super) fn next_round(&mut self, turn: usize) {
-        let may_take = |caller: &Caller| self.callers.get(caller).is_some_and(|queue| queue.deficit > 0);
+        let may_take = |caller: &Caller| {
+            self.callers.get(caller).is_some_and(|queue| queue.deficit > 0 && !queue.is_out)
+        };
         if let Some(at) = self.turns.iter().position(may_take) {
             return self.turns.rotate_left(at);
         }
         let turn = turn.cast_signed() as i64;
-        let most = self.callers.values().map(|queue| queue.deficit).max().unwrap_or(0);
+        let left = self.callers.values_mut().filter(|queue| !queue.is_out);
+        let most = left.map(|queue| queue.deficit).max().unwrap_or(0);
         let rounds = -most / turn + 1;
-        self.callers.values_mut().for_each(|queue| queue.deficit += rounds * turn);
+        self.callers
+            .values_mut()
+            .filter(|queue| !queue.is_out)
+            .for_each(|queue| queue.deficit += rounds * turn);
     }
 
     /// A caller took so much in its turn. It is over if that was nothing, or all that it may take in this round.
     pub(super) fn took(&mut self, caller: &Caller, cost: usize) {
         self.charge(cost);
         if let Some(queue) = self.callers.get_mut(caller) {
+            if cost == 0 && !std::mem::replace(&mut queue.is_out, true) {
+                self.out += 1;
+            }
             queue.deficit -= cost.cast_signed() as i64;
             if (cost == 0 || queue.deficit <= 0) && self.turns.front() == Some(caller) {
                 self.turns.rotate_left(1);
@@ -264,7 +279,12 @@ impl Lanes {
 
     /// A pass was formed.
     pub(super) fn pass_formed(&mut self) {
-        self.lanes.iter_mut().for_each(|lane| lane.fresh = 0);
+        for lane in &mut self.lanes {
+            lane.fresh = 0;
+            if std::mem::take(&mut lane.out) > 0 {
+                lane.callers.values_mut().for_each(|queue| queue.is_out = false);
+            }
+        }
     }
 
     pub(super) fn len(&self) -> usize {
