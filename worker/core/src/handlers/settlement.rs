@@ -199,7 +199,7 @@ impl Core {
     /// Whether a refused message may be published again.
     fn may_retry(&self, tries: u32, is_for_others: bool, received_at: Instant) -> bool {
         let most = if is_for_others { OTHERS_TRIES } else { OWN_TRIES };
-        let longest = REFUSED_WAIT_MIN.saturating_mul(2u32.saturating_pow(tries)).min(REFUSED_WAIT_MAX);
+        let longest = backoff::doubling_max(tries.saturating_sub(1), REFUSED_WAIT_MIN, REFUSED_WAIT_MAX);
         tries < most && self.now.at + longest <= self.publish_until(received_at)
     }
 

@@ -228,6 +228,12 @@ impl Worker {
         }))
     }
 
+    /// Lets time pass until the next timer is due.
+    pub(super) fn next_timer(&mut self) -> Vec<Action> {
+        self.now = self.core.next_timer().expect("a timer is set");
+        self.apply(Event::Timer)
+    }
+
     pub(super) fn wants_restart(&self) -> bool {
         self.core.wants_restart()
     }
