@@ -9,6 +9,10 @@ use vramq_core::learned_limits::LearnedLimits;
 use vramq_core::poison_policy::PoisonPolicy;
 use vramq_core::settings::{ExecutorFacts, ModelFacts, Settings};
 
+use super::books::Books;
+use super::figures::{Load, Memories};
+use super::operators::Operators;
+use super::pace::{Drain, Health};
 use super::passes::Executor;
 use super::{Bytes, Shell};
 use crate::simulation::agenda::Life;
@@ -16,8 +20,8 @@ use crate::simulation::env::Env;
 use crate::simulation::plan::MIB;
 
 /// Weights and context of a worker's process.
-const RESIDENT: u64 = 300 * MIB;
-const RESERVE: u64 = 64 * MIB;
+pub(super) const RESIDENT: u64 = 300 * MIB;
+pub(super) const RESERVE: u64 = 64 * MIB;
 
 impl Shell {
     /// Starts a process, unless the device has no room for a job.
@@ -63,7 +67,8 @@ impl Shell {
             seed: env.random.bits(),
         };
         let budget = Budget::new(memory.free.saturating_sub(RESERVE));
-        let limits = LearnedLimits::new(&settings.device, memory.total, BTreeMap::new());
+        let learned = env.limit_files.get(&life.worker).cloned().unwrap_or_default();
+        let limits = LearnedLimits::new(&settings.device, memory.total, learned);
         Some(Self {
             core: Core::new(settings, own.clone(), limits, budget.clone()),
             life,
@@ -82,7 +87,21 @@ impl Shell {
             jobs: BTreeMap::new(),
             last_job: 0,
             passes: BTreeMap::new(),
-            requests: 0,
+            operators: Operators::default(),
+            books: Books::default(),
+            health: Health::default(),
+            drain: Drain::default(),
+            memories: Memories::default(),
+            load: vec![Load::default(); models.len()],
+            ran_out: Vec::new(),
+            seen_limits: BTreeMap::new(),
+            model_time: vec![0; models.len()],
+            longest_pass: 0,
+            answered: BTreeMap::new(),
+            gave_back: false,
+            is_blocked: false,
+            learned_timeout: None,
+            idle_ticks: 0,
             die_after: None,
             exit: None,
             timer_at: None,
