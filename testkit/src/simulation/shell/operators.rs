@@ -176,8 +176,8 @@ impl Shell {
     /// A job of this id is in a pass that its worker still waits for.
     fn is_in_a_pass(&self, env: &Env, id: &str) -> bool {
         let is_given_up = self.lost.is_some() || env.devices[self.device].hung_at(env.now).is_some();
-        let keys = self.jobs.iter().filter(|(_, stored)| id_of(stored.job.0) == id).map(|(key, _)| *key);
-        !is_given_up && keys.into_iter().any(|key| self.passes_with(key).next().is_some())
+        let mut keys = self.jobs.iter().filter(|(_, stored)| id_of(stored.job.0) == id).map(|(key, _)| *key);
+        !is_given_up && keys.any(|key| self.passes_with(key).next().is_some())
     }
 
     /// Every second: no command waits for too long.
