@@ -142,6 +142,7 @@ impl Shell {
             Observation::Settled(settled) => {
                 self.check_settled(env, settled);
                 self.settled += u64::from(settled.acked);
+                self.leak.answered += u64::from(settled.end == End::Replied);
                 if settled.end == End::Requeued(Cause::Turn) {
                     self.handed_over(env, settled.job);
                 }

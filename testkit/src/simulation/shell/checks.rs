@@ -21,6 +21,9 @@ const PASSES_BEFORE_SMALL: usize = 24;
 /// which waits for the passes in flight, or for an exclusive job that waits for a program. Passes of programs take up to half a minute.
 const ROOM_UNUSED_MAX: Micros = 60 * SECOND;
 
+/// The same for a job that has started: items are prepared in milliseconds.
+const NEXT_ITEM_MAX: Micros = 45 * SECOND;
+
 /// A worker learns from its next reading, a second later at most, that it has waited too long for a device on which a pass hung.
 const GIVEN_UP_AFTER: Micros = 2 * SECOND;
 
@@ -49,6 +52,14 @@ impl Shell {
         let who = self.life.worker;
         if self.exit.is_none() && self.core.next_timer().is_some_and(|at| at <= env.clock().at) {
             env.ledger.fail("a timer that is due is taken", || format!("worker-{who}"));
+        }
+    }
+
+    /// A session is over, and with it what its jobs wait for.
+    pub(super) fn check_timers_of_session(&self, env: &mut Env) {
+        if !self.core.is_draining() && self.core.next_timer().is_some() {
+            let who = self.life.worker;
+            env.ledger.fail("timers of jobs end with their session", || format!("worker-{who}"));
         }
     }
 
@@ -173,6 +184,13 @@ impl Shell {
         let turn = env.plan.models[order.model.0].pass_cost_max / 8;
         let most = PASSES_BEFORE_SMALL + PASSES_PER_NEIGHBOUR * self.jobs.len();
         let who = self.life.worker;
+        let model = &self.models[order.model.0];
+        let full = PassShape { items: 1, cost: model.pass_cost_max, longest: model.pass_cost_max };
+        let limit = self.core.learned_limits().limit(&model.name, order.shape.longest);
+        if self.budget.limit().min(limit) < (model.pass_bytes)(full) {
+            // Where memory is short, or was, passes are small, and there are more of them.
+            return;
+        }
         for (key, stored) in &mut self.jobs {
             let waits = stored.is_decoded && !stored.has_started && !stored.is_publishing;
             if stored.model != order.model || !waits || jobs.contains(key) {
@@ -204,7 +222,8 @@ impl Shell {
         }
     }
 
-    /// Where the device's thread is idle and has memory for a small job, the job does not wait for passes of others. Once a second.
+    /// Where the device's thread is idle and has memory for a small job, or for the next item of one that has started, the job does not
+    /// wait. Once a second.
     pub(super) fn check_room_is_used(&mut self, env: &mut Env) {
         let is_well = self.is_well(env.now) && self.passes.values().all(|flight| !flight.order.exclusive);
         let (who, free) = (self.life.worker, self.budget.available());
@@ -212,9 +231,12 @@ impl Shell {
         for stored in self.jobs.values_mut() {
             let model = &self.models[stored.model.0];
             let spec = &env.ledger.job(stored.job).spec;
-            let cost: usize = spec.costs.iter().sum();
+            let left: usize = spec.costs.iter().skip(stored.next as usize).sum();
+            let longest = spec.costs.iter().max().copied().unwrap_or(0);
+            let cost = if stored.has_started { longest } else { left };
             let is_small = cost <= model.pass_cost_max / 8 && !spec.headers.exclusive;
-            let waits = stored.is_decoded && !stored.has_started && !stored.is_publishing;
+            let is_whole = stored.outputs.iter().skip(stored.next as usize).all(|there| *there);
+            let waits = stored.is_decoded && !stored.is_publishing && !stored.is_cancelled && !is_whole;
             let shape = PassShape { items: spec.costs.len(), cost, longest: cost };
             let has_room = is_idle[stored.model.0]
                 && !env.plan.models[stored.model.0].concurrent
@@ -224,13 +246,11 @@ impl Shell {
                 continue;
             }
             let since = *stored.room_since.get_or_insert(env.now);
-            if env.now - since > ROOM_UNUSED_MAX {
-                let number = stored.job.0;
+            let most = if stored.has_started { NEXT_ITEM_MAX } else { ROOM_UNUSED_MAX };
+            if env.now - since > most {
+                let (number, seconds) = (stored.job.0, (env.now - since) / SECOND);
                 return env.ledger.fail("room on the device is used", || {
-                    format!(
-                        "worker-{who}: job {number} could have started {} s ago",
-                        (env.now - since) / SECOND
-                    )
+                    format!("worker-{who}: job {number} could have been in a pass {seconds} s ago")
                 });
             }
         }

@@ -68,6 +68,8 @@ impl Shell {
         let wrong =
             wrong.or_else(|| self.wrong_memory(env, reading)).or_else(|| self.wrong_slots(reading, &status));
         let wrong = wrong.or_else(|| self.wrong_hold(env, &status));
+        let told = self.core.memory_status(env.clock().at);
+        let wrong = wrong.or_else(|| self.wrong_leak(env, reading, &status, &told));
         if let Some(what) = wrong {
             env.ledger.fail("a heartbeat says what is so", || format!("worker-{who}: {what}: {status:?}"));
         }
@@ -142,11 +144,8 @@ impl Shell {
         let told = self.core.memory_status(env.clock().at);
         let used = (memory.total - memory.free - active) as f64 / memory.total as f64;
         let is_told = (told.pressure_ratio - used).abs() < 0.001 && told.resident == RESIDENT;
-        let is_serial = self.models.iter().all(|model| self.executors[model.executor].is_serial());
         let has_budget = self.budget.limit() == (memory.free + active).saturating_sub(RESERVE);
-        // Nothing that is simulated leaks; but what programs hold beside a pass looks like that.
-        let has_leak = (is_serial && told.leaked_per_job > 0) || !told.pressure_lasted.is_zero();
-        (!is_told || !has_budget || has_leak).then_some("other memory")
+        (!is_told || !has_budget).then_some("other memory")
     }
 
     /// Slots follow the memory: down within seconds, up when it lasts.

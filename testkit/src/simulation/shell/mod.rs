@@ -8,6 +8,7 @@ mod figures;
 mod frames;
 mod fullness;
 mod intake;
+mod leaks;
 mod limits;
 mod operators;
 mod pace;
@@ -45,6 +46,7 @@ use super::env::{Env, Owner};
 use super::ledger::{JobNumber, Letter};
 use books::Books;
 use figures::{Load, Memories};
+use leaks::Leak;
 use limits::Seen;
 use operators::Operators;
 use pace::{Drain, Health};
@@ -103,6 +105,7 @@ pub struct Shell {
     health: Health,
     drain: Drain,
     memories: Memories,
+    leak: Leak,
     /// Of each model: what its jobs cost.
     load: Vec<Load>,
     /// Passes that ran out of memory alone, by model and length of the longest item, and their bytes; until that is saved.
@@ -330,7 +333,7 @@ impl Shell {
             if self.tamper_event(&mut event) == Verdict::IsLost {
                 continue;
             }
-            let (expected, may_drain) = (self.expect(&event), self.note_event(&event));
+            let (expected, may_drain) = (self.expect(&event), self.note_event(env.now, &event));
             let actions = self.core.apply(event, env.clock());
             for mut action in actions {
                 if let Some(left) = &mut self.die_after {
@@ -390,6 +393,7 @@ impl Shell {
         env.lose(session.publishing);
         env.trace.line(env.now, self.who(), || format!("session closed: {end:?}"));
         self.apply(env, Event::SessionClosed);
+        self.check_timers_of_session(env);
         self.jobs.clear();
         self.ending = None;
         match end {

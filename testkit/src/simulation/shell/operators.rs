@@ -28,6 +28,8 @@ struct Request {
     is_requested: bool,
     /// A job of that id has ended as cancelled.
     is_cancelled: bool,
+    /// How the last one ended.
+    end: Option<End>,
 }
 
 /// What operators have asked of a process.
@@ -50,7 +52,10 @@ impl Operators {
             matches!(settled.end, End::DeadLettered(Reason::Cancelled) | End::Rejected(Reason::Cancelled));
         let is_about =
             |request: &&mut Request| matches!(&request.command, Command::Cancel { job } if job == id);
-        self.open.values_mut().filter(is_about).for_each(|request| request.is_cancelled |= as_asked);
+        for request in self.open.values_mut().filter(is_about) {
+            request.is_cancelled |= as_asked;
+            request.end = Some(settled.end);
+        }
     }
 }
 
@@ -67,8 +72,13 @@ impl Shell {
             Command::Resume if !self.core.is_draining() => self.operators.is_paused = false,
             _ => {}
         }
-        let asked =
-            Request { command: command.clone(), at: env.now, is_requested: false, is_cancelled: false };
+        let asked = Request {
+            command: command.clone(),
+            at: env.now,
+            is_requested: false,
+            is_cancelled: false,
+            end: None,
+        };
         self.operators.open.insert(request, asked);
         self.handle(env, vramq_core::event::Event::Command { request, command });
         // Only these wait for something.
@@ -128,7 +138,7 @@ impl Shell {
         };
         let is_requested = asked.is_requested;
         asked.is_requested |= answer == Answer::Requested;
-        let (command, is_cancelled) = (asked.command.clone(), asked.is_cancelled);
+        let (command, is_cancelled, end) = (asked.command.clone(), asked.is_cancelled, asked.end);
         let is_true = match (&command, answer) {
             (Command::Pause, Answer::Done) => self.operators.is_paused && self.takes_nothing() && last,
             (Command::Pause, Answer::Refused) => {
@@ -144,7 +154,9 @@ impl Shell {
                 is_requested && !self.is_in_a_pass(env, job) && !last
             }
             (Command::Cancel { job }, Answer::MemoryBack) => is_cancelled && !self.is_unsettled(job) && last,
-            (Command::Cancel { job }, Answer::TooLate) => !is_cancelled && !self.is_unsettled(job) && last,
+            (Command::Cancel { job }, Answer::TooLate) => {
+                !is_cancelled && !self.is_unsettled(job) && last && end.is_some_and(|end| is_told(end, text))
+            }
             _ => false,
         };
         let held = self.jobs.len();
@@ -164,7 +176,7 @@ impl Shell {
     }
 
     /// No consumer is there, and nothing is being fetched.
-    fn takes_nothing(&self) -> bool {
+    pub(super) fn takes_nothing(&self) -> bool {
         self.session.as_ref().is_none_or(|session| session.leases.is_empty() && session.fetching.is_none())
     }
 
@@ -187,6 +199,17 @@ impl Shell {
             let (who, command) = (self.life.worker, format!("{:?}", asked.command));
             env.ledger.fail("an operator's command is answered", || format!("worker-{who}: {command}"));
         }
+    }
+}
+
+/// Whether a text says how a job ended.
+fn is_told(end: End, text: &str) -> bool {
+    match end {
+        End::Replied | End::AlreadySettled => text.contains("answered"),
+        End::Requeued(_) => text.contains("requeued"),
+        End::DeadLettered(reason) | End::Rejected(reason) => text.contains(reason.as_str()),
+        End::Withdrawn => text.contains("withdrew"),
+        End::Returned => text.contains("given back"),
     }
 }
 

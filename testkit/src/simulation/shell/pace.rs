@@ -121,14 +121,16 @@ impl Shell {
     }
 
     /// Takes note of what bears on the drain and on the device's health, before the core hears of it.
-    pub(super) fn note_event(&mut self, event: &Event) -> bool {
+    pub(super) fn note_event(&mut self, now: Micros, event: &Event) -> bool {
         match event {
             Event::StopRequested { .. } => {
                 self.drain.signals += 1;
                 true
             }
             Event::Command { command: Command::Drain, .. } => true,
-            Event::Tick(reading) => reading.lost.is_some() || reading.on_device.is_some(),
+            Event::Tick(reading) => {
+                reading.lost.is_some() || reading.on_device.is_some() || self.is_full(now)
+            }
             Event::PassEnded(end) => {
                 let is_lost =
                     matches!(end.result, PassResult::Lost(_) | PassResult::Failed(PassError::DeviceLost(_)));
@@ -187,6 +189,18 @@ impl Shell {
         if *end == SessionEnd::Killed && !is_over && self.drain.signals < 2 {
             env.ledger
                 .fail("a drain has its time", || format!("worker-{who} ends with {} jobs", self.jobs.len()));
+        }
+        // What is not in a pass, or on its way to the broker, was requeued at half time.
+        let is_kept = |(key, stored): (&JobKey, &StoredJob)| {
+            stored.is_decoded
+                && !stored.is_publishing
+                && stored.end.is_none()
+                && self.passes_with(*key).next().is_none()
+        };
+        let kept = self.jobs.iter().filter(|job| is_kept(*job)).count();
+        if *end == SessionEnd::Killed && self.drain.signals < 2 && self.takes_nothing() && kept > 0 {
+            env.ledger
+                .fail("a drain requeues what it cannot finish", || format!("worker-{who} keeps {kept} jobs"));
         }
     }
 

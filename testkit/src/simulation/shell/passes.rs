@@ -305,6 +305,9 @@ impl Shell {
         }
         let took = u64::try_from(end.took.as_micros()).unwrap_or(u64::MAX);
         self.note_times(env, &flight, &end);
+        if fitted.is_some() {
+            self.note_held(env, end.memory.own(), end.memory.total);
+        }
         self.books.pass_ended(env, flight, &end, is_ours);
         self.pass_is_over(env, end);
         if is_ours && self.exit.is_none() {

@@ -11,6 +11,7 @@ use vramq_core::settings::{ExecutorFacts, ModelFacts, Settings};
 
 use super::books::Books;
 use super::figures::{Load, Memories};
+use super::leaks::{FULL_FOR, FULL_PERCENT, Leak};
 use super::operators::Operators;
 use super::pace::{Drain, Health};
 use super::passes::Executor;
@@ -58,8 +59,8 @@ impl Shell {
             reserve: RESERVE,
             resident: memory.own(),
             total: memory.total,
-            pressure_percent: 90,
-            pressure_tolerated: std::time::Duration::from_secs(300),
+            pressure_percent: FULL_PERCENT,
+            pressure_tolerated: std::time::Duration::from_micros(FULL_FOR),
             bulk_jobs_max: plan.jobs_max,
             large_turn: std::time::Duration::from_micros(plan.large_turn),
             executors: executors.clone(),
@@ -92,6 +93,7 @@ impl Shell {
             health: Health::default(),
             drain: Drain::default(),
             memories: Memories::default(),
+            leak: Leak::default(),
             load: vec![Load::default(); models.len()],
             ran_out: Vec::new(),
             seen_limits: BTreeMap::new(),
