@@ -26,6 +26,11 @@ const REGRESSIONS: &[(u64, &str)] = &[
     (4, "a pass beside an exclusive one"),
     (99, "passes beside a permit for the whole budget, which had grown"),
     (22, "consumers of large jobs, while jobs of consumers that had been stopped took all slots"),
+    (11, "a model with less than a pass waited while another one had full passes"),
+    (226, "a model's backlog had a claim on all time that another model had had before"),
+    (28, "a caller whose next item did not fit kept others from the pass"),
+    (19, "a large job whose inputs were being fetched went back to the queue of all jobs"),
+    (223, "a refused message was offered again too late, because its wait was capped before its jitter"),
 ];
 
 /// How long a sabotaged history is, and in how many seeds a sabotage is found.

@@ -95,6 +95,12 @@ impl Device {
         self.residents.push((life, bytes));
     }
 
+    /// A process holds more for ever.
+    pub fn leak(&mut self, life: Life, bytes: u64) {
+        let own = self.residents.iter_mut().find(|(of, _)| *of == life);
+        own.into_iter().for_each(|(_, held)| *held += bytes);
+    }
+
     pub fn set_strangers(&mut self, bytes: u64) {
         self.strangers = bytes;
     }

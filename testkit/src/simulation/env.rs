@@ -13,8 +13,9 @@ use super::broker::{Broker, ChannelId, Command, ConnectionId, Message, Millis, N
 use super::device::{Device, Started};
 use super::ledger::{Kind, Ledger, Letter};
 use super::names::Names;
-use super::plan::{Plan, STORES, WITHDRAWALS};
+use super::plan::{OPERATORS, Plan, STORES, WITHDRAWALS};
 use super::random::Random;
+use super::shell::{LimitsFile, RanOut};
 use super::trace::Trace;
 
 /// Unix time when a history begins: any will do.
@@ -42,6 +43,12 @@ pub struct Env {
     pub withdrawing: Random,
     /// Chooses which jobs refer to stores, and how those answer: apart, for the same reason.
     pub stores: Random,
+    /// Chooses what operators try: apart, for the same reason.
+    pub operating: Random,
+    /// What each worker wrote to its file of learned limits; it outlives the process.
+    pub limit_files: BTreeMap<usize, LimitsFile>,
+    /// What ran out of memory alone, by worker, as far as its file tells it.
+    pub ran_out: BTreeMap<usize, RanOut>,
     pub agenda: Agenda,
     pub broker: Broker,
     pub ledger: Ledger,
@@ -76,6 +83,9 @@ impl Env {
             random: Random::new(plan.seed ^ 0x5eed),
             withdrawing: Random::new(plan.seed ^ WITHDRAWALS),
             stores: Random::new(plan.seed ^ STORES),
+            operating: Random::new(plan.seed ^ OPERATORS),
+            limit_files: BTreeMap::new(),
+            ran_out: BTreeMap::new(),
             agenda: Agenda::default(),
             broker,
             ledger: Ledger::default(),

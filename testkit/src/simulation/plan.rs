@@ -23,6 +23,12 @@ pub const WITHDRAWALS: u64 = 0x7769_7468_6472_6177;
 /// The same for what lies in stores.
 pub const STORES: u64 = 0x0073_746f_7265_7300;
 
+/// The same for what operators try.
+pub const OPERATORS: u64 = 0x6f70_6572_6174_6f72;
+
+/// The same for leaks.
+const LEAKS: u64 = 0x6c65_616b_7300_0000;
+
 /// The same for large jobs.
 const LARGE_JOBS: u64 = 0x006c_6172_6765_0000;
 
@@ -53,6 +59,10 @@ pub struct Plan {
     pub withdrawn_percent: usize,
     /// How many of a hundred jobs refer to inputs in a store.
     pub referring_percent: usize,
+    /// How many of a thousand seconds an operator tries something at a worker that changes nothing.
+    pub commanded_permille: usize,
+    /// Bytes that a worker's process holds for ever after each pass on the device's own thread.
+    pub leaked_by_pass: u64,
     /// A fault put into every worker on purpose.
     pub sabotage: Option<Sabotage>,
 }
@@ -217,6 +227,7 @@ impl Plan {
             faults.extend((0..count.div_ceil(3)).map(|_| program_fault(&mut random, busy)));
         }
         faults.sort_by_key(|fault| fault.at);
+        let is_serial = models.iter().all(|model| !model.concurrent);
         let mut of_large_jobs = Random::new(seed ^ LARGE_JOBS);
         Self {
             seed,
@@ -234,6 +245,13 @@ impl Plan {
             large_at_once: 1 + of_large_jobs.below(6),
             withdrawn_percent: [0, 0, 3, 10, 30][Random::new(seed ^ WITHDRAWALS).below(5)],
             referring_percent: [0, 0, 5, 30][Random::new(seed ^ STORES).below(4)],
+            commanded_permille: [0, 5, 30][Random::new(seed ^ OPERATORS).below(3)],
+            // Programs come and go with what they hold.
+            leaked_by_pass: if is_serial {
+                [0, 0, 0, 1, 6][Random::new(seed ^ LEAKS).below(5)] * MIB
+            } else {
+                0
+            },
             sabotage: None,
             jobs_max: if r.chance(30) { 60 } else { 100_000 },
         }

@@ -32,7 +32,10 @@ fn size(plan: &Plan) -> (usize, usize, usize, usize) {
         plan.workers.len() + plan.callers.len(),
         plan.faults.len(),
         jobs,
-        plan.withdrawn_percent + plan.referring_percent,
+        plan.withdrawn_percent
+            + plan.referring_percent
+            + plan.commanded_permille
+            + usize::from(plan.leaked_by_pass > 0),
     )
 }
 
@@ -61,6 +64,8 @@ fn cuts(plan: &Plan) -> Vec<Plan> {
     cut(&|plan| plan.faults.clear());
     cut(&|plan| plan.withdrawn_percent = 0);
     cut(&|plan| plan.referring_percent = 0);
+    cut(&|plan| plan.commanded_permille = 0);
+    cut(&|plan| plan.leaked_by_pass = 0);
     for at in 0..plan.faults.len() {
         cut(&|plan| {
             plan.faults.remove(at);

@@ -205,6 +205,9 @@ impl World {
         }
         self.env.agenda.at(self.env.now + SECOND, Happening::Tick(life));
         self.with(life, Shell::tick);
+        if self.env.operating.below(1_000) < self.env.plan.commanded_permille {
+            self.with(life, Shell::idle_command);
+        }
         self.callers.connect(&mut self.env);
         self.watch_waits();
         self.look_for_the_end();

@@ -9,8 +9,16 @@ use crate::random::Random;
 /// The `tries`th wait (from 0) of a sequence that doubles from `min` to `max`; spread by half up or down so that workers do
 /// not move in step.
 pub(crate) fn doubling(tries: u32, min: Duration, max: Duration, random: &mut Random) -> Duration {
-    let wait = min.saturating_mul(2u32.saturating_pow(tries.min(31))).min(max);
-    wait.mul_f64(0.5 + random.fraction())
+    middle(tries, min, max).mul_f64(0.5 + random.fraction())
+}
+
+/// The longest that the same wait can be.
+pub(crate) fn doubling_max(tries: u32, min: Duration, max: Duration) -> Duration {
+    middle(tries, min, max).mul_f64(1.5)
+}
+
+fn middle(tries: u32, min: Duration, max: Duration) -> Duration {
+    min.saturating_mul(2u32.saturating_pow(tries.min(31))).min(max)
 }
 
 /// How long a job waits for memory that other processes hold, before its `delays`th try: the milliseconds of one of the
@@ -36,6 +44,9 @@ mod tests {
         let (min, max) = (Duration::from_millis(100), Duration::from_secs(2));
         let mut random = Random::new(1);
         let waits: Vec<_> = (0..200).map(|tries| doubling(tries, min, max, &mut random)).collect();
+        let longest = |tries| doubling_max(tries, min, max);
+        assert!((0..200).all(|tries| waits[tries as usize] <= longest(tries)), "longer than the longest");
+        assert_eq!((longest(0), longest(1), longest(199)), (min * 3 / 2, min * 3, max * 3 / 2));
         assert!(waits[0] >= min / 2 && waits[0] <= min * 3 / 2, "{:?}", waits[0]);
         assert!(waits[10..].iter().all(|wait| *wait >= max / 2 && *wait <= max * 3 / 2));
         assert!(waits[10..].windows(2).any(|pair| pair[0] != pair[1]), "no jitter");

@@ -21,8 +21,11 @@ impl Env {
         if self.broker_is_down {
             return;
         }
+        let mut only_offers = false;
         for _ in 0..ROUNDS_MAX {
-            if !self.run_broker_once() {
+            if let Some(only) = self.run_broker_once() {
+                only_offers = only;
+            } else {
                 if let Some(at) = self.broker.next_time() {
                     let at = (at * MILLI).max(self.now + 100 * MILLI);
                     self.wake_broker(at);
@@ -30,16 +33,19 @@ impl Env {
                 return;
             }
         }
-        self.wake_broker(self.now + MILLI);
+        self.wake_broker(self.now + if only_offers { 100 * MILLI } else { MILLI });
     }
 
-    fn run_broker_once(&mut self) -> bool {
+    /// Nothing, if the broker could do nothing; else whether it did nothing but offer dead letters, which a full queue refuses again
+    /// and again.
+    fn run_broker_once(&mut self) -> Option<bool> {
         let millis = self.millis();
         let mut steps = self.broker.steps(millis);
         if self.confirms_are_slow {
             steps.retain(|step| !matches!(step, Step::Confirm { .. }));
         }
-        let any = !steps.is_empty();
+        let is_offer = |step: &Step| matches!(step, Step::DeadLetter(_) | Step::ApplyDead { .. });
+        let only_offers = (!steps.is_empty()).then(|| steps.iter().all(is_offer));
         while !steps.is_empty() {
             let step = steps.swap_remove(self.random.below(steps.len()));
             if let Step::ConsumerTimeout(channel) = step {
@@ -50,7 +56,7 @@ impl Env {
                 self.emit(emitted);
             }
         }
-        any
+        only_offers
     }
 
     /// Workers settle or give back what they hold before the broker's own limit, where it is the longer one.

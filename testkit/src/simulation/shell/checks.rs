@@ -2,15 +2,14 @@
 
 use vramq_core::action::{PassOrder, Route, Run};
 use vramq_core::device::PassShape;
-use vramq_core::event::Source;
-use vramq_core::ids::{JobKey, ModelIndex};
+use vramq_core::ids::JobKey;
 use vramq_schemas::headers::PASSES_PER_GROWTH;
 use vramq_schemas::{JobHeaders, Reason};
 
 use super::frames::bytes_of;
-use super::stored_job::{StoredJob, Withdrawn};
+use super::stored_job::Withdrawn;
 use super::{Bytes, Shell};
-use crate::simulation::agenda::{Micros, SECOND};
+use crate::simulation::agenda::{MILLI, Micros, SECOND};
 use crate::simulation::env::Env;
 use crate::simulation::ledger::Kind;
 
@@ -23,6 +22,9 @@ const PASSES_BEFORE_SMALL: usize = 24;
 /// programs take up to half a minute.
 const ROOM_UNUSED_MAX: Micros = 60 * SECOND;
 
+/// The same for a job that has started: items are prepared in milliseconds.
+const NEXT_ITEM_MAX: Micros = 45 * SECOND;
+
 /// A worker learns from its next reading, a second later at most, that it has waited too long for a device on which a pass hung.
 const GIVEN_UP_AFTER: Micros = 2 * SECOND;
 
@@ -30,10 +32,11 @@ impl Shell {
     /// After every event.
     pub(super) fn check(&mut self, env: &mut Env) {
         let who = self.life.worker;
-        if self.passes.is_empty() && self.budget.used() > 0 {
-            let used = self.budget.used();
+        let (used, admitted) =
+            (self.budget.used(), self.passes.values().map(|flight| flight.admitted).sum::<u64>());
+        if used != admitted {
             env.ledger.fail("a permit comes back with its pass", || {
-                format!("worker-{who}: {used} bytes and no pass")
+                format!("worker-{who}: permits of {used} bytes, and passes of {admitted}")
             });
         }
         let held = self.core.unacked();
@@ -53,54 +56,17 @@ impl Shell {
         }
     }
 
+    /// A session is over, and with it what its jobs wait for.
+    pub(super) fn check_timers_of_session(&self, env: &mut Env) {
+        if !self.core.is_draining() && self.core.next_timer().is_some() {
+            let who = self.life.worker;
+            env.ledger.fail("timers of jobs end with their session", || format!("worker-{who}"));
+        }
+    }
+
     /// Deliveries that are neither acknowledged nor given back.
-    fn held(&self) -> usize {
+    pub(super) fn held(&self) -> usize {
         self.jobs.len()
-    }
-
-    /// What live and stopping consumers may be sent, and what is left of those that ended, is within the slots.
-    pub(super) fn check_consume(&self, env: &mut Env, model: ModelIndex, prefetch: u16) {
-        let Some(session) = &self.session else { return };
-        let leases = || session.leases.iter().filter(|lease| lease.model == model);
-        let leased: usize = leases().map(|lease| usize::from(lease.prefetch)).sum();
-        let is_leased = |consumer| leases().any(|lease| Some(lease.consumer) == consumer);
-        let orphans = self.jobs.values().filter(|job| job.model == model && !is_leased(job.consumer)).count();
-        let slots = usize::from(self.core.status().models[model.0].slots);
-        let committed = leased + orphans + usize::from(prefetch);
-        if committed > slots {
-            let who = self.life.worker;
-            env.ledger.fail("prefetch stays within the slots", || {
-                format!("worker-{who}: {leased} for consumers, {orphans} others and {prefetch} more, with {slots} slots")
-            });
-        }
-    }
-
-    /// Quarantined jobs are taken one at a time, with nothing beside them.
-    pub(super) fn check_fetch(&self, env: &mut Env) {
-        let held = self.held();
-        if held > 0 || self.session.as_ref().is_some_and(|session| !session.leases.is_empty()) {
-            let who = self.life.worker;
-            env.ledger.fail("quarantined jobs run alone", || {
-                format!("worker-{who} fetches one beside {held} jobs")
-            });
-        }
-    }
-
-    pub(super) fn check_isolation(&self, env: &mut Env, source: Source) {
-        let quarantined = self.jobs.values().filter(|job| job.consumer.is_none()).count();
-        let leases = || self.session.iter().flat_map(|session| &session.leases);
-        let is_late =
-            |job: &StoredJob| job.consumer.is_some_and(|own| leases().all(|lease| lease.consumer != own));
-        // What a quorum queue delivers after the consumer's end is nobody's fault.
-        if self.jobs.values().any(is_late) {
-            return;
-        }
-        if (source == Source::Quarantine || quarantined > 0) && self.held() > 1 {
-            let (who, held) = (self.life.worker, self.held());
-            env.ledger.fail("quarantined jobs run alone", || {
-                format!("worker-{who} holds {held} jobs, {quarantined} of them quarantined")
-            });
-        }
     }
 
     /// A pass is within the budget, alone if it must be, and of a size that has not failed.
@@ -109,6 +75,10 @@ impl Shell {
         jobs.sort_unstable();
         jobs.dedup();
         self.check_room(env, order);
+        self.check_half_time(env, order);
+        self.check_probe(env, order);
+        self.check_limit(env, order);
+        self.check_fullness(env, order, &jobs);
         self.check_sizes(env, order, &jobs);
         self.check_items(env, order);
         self.check_share(env, order, &jobs);
@@ -145,6 +115,17 @@ impl Shell {
                 env.ledger.fail("a withdrawn job starts no pass", || {
                     format!("worker-{who}: a pass of job {number}")
                 });
+            }
+            if stored.is_cancelled {
+                let number = stored.job.0;
+                env.ledger.fail("a cancelled job starts no pass", || {
+                    format!("worker-{who}: a pass of job {number}")
+                });
+            }
+            if stored.must_move {
+                let number = stored.job.0;
+                env.ledger
+                    .fail("large jobs do not run among others", || format!("worker-{who}: job {number}"));
             }
             if stored.consumer.is_none() && jobs.len() > 1 {
                 env.ledger.fail("quarantined jobs run alone", || {
@@ -204,12 +185,26 @@ impl Shell {
         let turn = env.plan.models[order.model.0].pass_cost_max / 8;
         let most = PASSES_BEFORE_SMALL + PASSES_PER_NEIGHBOUR * self.jobs.len();
         let who = self.life.worker;
+        let model = &self.models[order.model.0];
+        let full = PassShape { items: 1, cost: model.pass_cost_max, longest: model.pass_cost_max };
+        let limit = self.core.learned_limits().limit(&model.name, order.shape.longest);
+        if self.budget.limit().min(limit) < (model.pass_bytes)(full) {
+            // Where memory is short, or was, passes are small, and there are more of them.
+            return;
+        }
         for (key, stored) in &mut self.jobs {
             let waits = stored.is_decoded && !stored.has_started && !stored.is_publishing;
             if stored.model != order.model || !waits || jobs.contains(key) {
                 continue;
             }
             stored.passed_over += 1;
+            // An exclusive pass waits for those in flight, and short ones start meanwhile.
+            let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else {
+                continue;
+            };
+            if headers.exclusive {
+                continue;
+            }
             let cost: usize = env.ledger.job(stored.job).spec.costs.iter().sum();
             let (passed_over, number) = (stored.passed_over, stored.job.0);
             if cost <= turn && passed_over > most {
@@ -228,7 +223,8 @@ impl Shell {
         }
     }
 
-    /// Where the device's thread is idle and has memory for a small job, the job does not wait for passes of others. Once a second.
+    /// Where the device's thread is idle and has memory for a small job, or for the next item of one that has started, the job does not
+    /// wait. Once a second.
     pub(super) fn check_room_is_used(&mut self, env: &mut Env) {
         let is_well = self.is_well(env.now) && self.passes.values().all(|flight| !flight.order.exclusive);
         let (who, free) = (self.life.worker, self.budget.available());
@@ -236,9 +232,12 @@ impl Shell {
         for stored in self.jobs.values_mut() {
             let model = &self.models[stored.model.0];
             let spec = &env.ledger.job(stored.job).spec;
-            let cost: usize = spec.costs.iter().sum();
+            let left: usize = spec.costs.iter().skip(stored.next as usize).sum();
+            let longest = spec.costs.iter().max().copied().unwrap_or(0);
+            let cost = if stored.has_started { longest } else { left };
             let is_small = cost <= model.pass_cost_max / 8 && !spec.headers.exclusive;
-            let waits = stored.is_decoded && !stored.has_started && !stored.is_publishing;
+            let is_whole = stored.outputs.iter().skip(stored.next as usize).all(|there| *there);
+            let waits = stored.is_decoded && !stored.is_publishing && !stored.is_cancelled && !is_whole;
             let shape = PassShape { items: spec.costs.len(), cost, longest: cost };
             let has_room = is_idle[stored.model.0]
                 && !env.plan.models[stored.model.0].concurrent
@@ -248,13 +247,11 @@ impl Shell {
                 continue;
             }
             let since = *stored.room_since.get_or_insert(env.now);
-            if env.now - since > ROOM_UNUSED_MAX {
-                let number = stored.job.0;
+            let most = if stored.has_started { NEXT_ITEM_MAX } else { ROOM_UNUSED_MAX };
+            if env.now - since > most {
+                let (number, seconds) = (stored.job.0, (env.now - since) / SECOND);
                 return env.ledger.fail("room on the device is used", || {
-                    format!(
-                        "worker-{who}: job {number} could have started {} s ago",
-                        (env.now - since) / SECOND
-                    )
+                    format!("worker-{who}: job {number} could have been in a pass {seconds} s ago")
                 });
             }
         }
@@ -288,6 +285,13 @@ impl Shell {
             let items =
                 self.passes_with(job).flat_map(|flight| &flight.order.items).filter(|(of, _)| *of == job);
             items.for_each(|(_, item)| env.ledger.in_vain(stored.job, *item));
+        }
+        let stale = stored.outputs.iter().skip(stored.next as usize).filter(|there| **there).count();
+        if !given_up && stale != stored.recomputed {
+            let told = stored.recomputed;
+            env.ledger.fail("what is counted is what happened", || {
+                format!("job {number}: {told} outputs are to be computed again, and {stale} are lost")
+            });
         }
         let is_finished = !given_up && stored.outputs.get(stored.next as usize) == Some(&true);
         if is_finished || headers.items_done != stored.next {
@@ -349,6 +353,12 @@ impl Shell {
     pub(super) fn handed_over(&mut self, env: &mut Env, job: JobKey) {
         let Some(stored) = self.jobs.get(&job) else { return };
         env.ledger.handed_over += 1;
+        let had = stored.had_device / 1_000;
+        if had + MILLI < env.plan.large_turn {
+            let (number, had) = (stored.job.0, had / MILLI);
+            env.ledger
+                .fail("a large job has its turn", || format!("job {number} is handed over after {had} ms"));
+        }
         self.bytes.handed_over += bytes_of(&env.ledger.job(stored.job).spec);
         let (who, Bytes { consumed, handed_over }) = (self.life.worker, self.bytes);
         if handed_over * 10 > consumed {

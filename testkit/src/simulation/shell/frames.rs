@@ -7,6 +7,7 @@ use vramq_core::ids::{self, DeliveryTag, Fingerprint, JobKey, ModelIndex, QueueI
 
 use super::Shell;
 use super::stored_job::{Delivered, StoredJob};
+use crate::simulation::agenda::MILLI;
 use crate::simulation::broker::{ChannelId, Delivery, Emitted, Frame, code};
 use crate::simulation::env::{Env, letter_of};
 use crate::simulation::ledger::{JobSpec, Kind, ReplyTo};
@@ -17,9 +18,13 @@ impl Shell {
         let Some(session) = &self.session else { return };
         match (emitted.channel, emitted.frame) {
             (None, Frame::Blocked) => {
+                self.is_blocked = true;
                 self.handle(env, Event::BrokerBlocked { reason: "memory alarm".to_owned() });
             }
-            (None, Frame::Unblocked) => self.handle(env, Event::BrokerUnblocked),
+            (None, Frame::Unblocked) => {
+                self.is_blocked = false;
+                self.handle(env, Event::BrokerUnblocked);
+            }
             (None, _) => self.session_failed(env, "the connection was closed"),
             (Some(channel), frame) if channel == session.publisher => self.publisher_frame(env, frame),
             (Some(channel), frame) => {
@@ -86,6 +91,7 @@ impl Shell {
                 });
             }
             let timeout = Duration::from_millis(env.plan.consumer_timeout_ms);
+            self.learned_timeout = Some(env.plan.consumer_timeout_ms * MILLI);
             self.handle(env, Event::ConsumerTimeoutLearned { timeout });
         }
         self.session_failed(env, "the broker closed a channel");
@@ -136,6 +142,10 @@ impl Shell {
             source,
             tag: delivery.delivery_tag,
             withdrawn: self.known_withdrawal(env.now, number),
+            returns: if delivery.redelivered { delivery.delivery_count.unwrap_or(1).max(1) } else { 0 },
+            at: env.now,
+            at_ms: env.unix_ms(),
+            findings: self.health.findings,
         };
         let stored = StoredJob::new(letter, number, delivered, spec.costs.len(), next);
         self.jobs.insert(job, stored);

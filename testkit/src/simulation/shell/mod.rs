@@ -1,19 +1,31 @@
 //! A worker's process: a real core, and a thin shell that speaks to the simulated world as `vramq-worker` does to the real one. It
 //! decides nothing.
 
+mod accounts;
+mod books;
 mod checks;
+mod figures;
 mod frames;
+mod fullness;
+mod intake;
+mod leaks;
+mod limits;
+mod operators;
+mod pace;
 mod passes;
 mod perform;
 mod publications;
 mod references;
+mod results;
 mod sabotage;
+mod session;
 mod start;
 mod stored_job;
 mod trace;
 mod withdrawals;
 
 pub use frames::id_of;
+pub use limits::{LimitsFile, RanOut};
 pub use sabotage::Sabotage;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -24,17 +36,23 @@ use vramq_core::action::SessionEnd;
 use vramq_core::admission::Budget;
 use vramq_core::device::Loss;
 use vramq_core::event::{Event, Reading, SessionFacts};
-use vramq_core::ids::{ConsumerId, JobKey, ModelIndex, PassId, RequestId};
+use vramq_core::ids::{JobKey, PassId};
 use vramq_core::settings::ModelFacts;
 use vramq_schemas::status::WorkerState;
 
 use super::agenda::{Happening, Life, MILLI, Micros, SECOND};
-use super::broker::{ChannelId, Command, ConnectionId, Name};
+use super::broker::{Command, ConnectionId};
 use super::env::{Env, Owner};
-use super::ledger::JobNumber;
+use super::ledger::{JobNumber, Letter};
+use books::Books;
+use figures::{Load, Memories};
+use leaks::Leak;
+use limits::Seen;
+use operators::Operators;
+use pace::{Drain, Health};
 use passes::{Executor, Flight};
-use publications::{Outbox, Sent};
 use sabotage::Verdict;
+use session::{Lease, Session};
 use stored_job::StoredJob;
 
 /// Waits between two attempts to connect: doubled from the first to the last.
@@ -43,35 +61,6 @@ const RECONNECT_MAX: Micros = 30 * SECOND;
 
 /// A session that stood this long was no failure.
 const SESSION_STEADY: Micros = 60 * SECOND;
-
-/// A consumer that was asked for.
-#[derive(Debug)]
-struct Lease {
-    consumer: ConsumerId,
-    model: ModelIndex,
-    prefetch: u16,
-    tag: Name,
-    is_of_bulk: bool,
-}
-
-#[derive(Debug)]
-struct Session {
-    number: u32,
-    consuming: ConnectionId,
-    publishing: ConnectionId,
-    channels: Vec<ChannelId>,
-    publisher: ChannelId,
-    opened_at: Micros,
-    leases: Vec<Lease>,
-    /// Of each channel: the jobs by their delivery tags.
-    tags: Vec<Vec<JobKey>>,
-    fetching: Option<ModelIndex>,
-    /// Deliveries that were given back, by model and tag.
-    given_back: BTreeSet<(usize, u64)>,
-    published: u64,
-    confirms: BTreeMap<u64, Sent>,
-    outboxes: BTreeMap<JobKey, Outbox>,
-}
 
 /// Bytes of jobs.
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,7 +100,30 @@ pub struct Shell {
     jobs: BTreeMap<JobKey, StoredJob>,
     last_job: u64,
     passes: BTreeMap<PassId, Flight>,
-    requests: u64,
+    operators: Operators,
+    books: Books,
+    health: Health,
+    drain: Drain,
+    memories: Memories,
+    leak: Leak,
+    /// Of each model: what its jobs cost.
+    load: Vec<Load>,
+    /// Passes that ran out of memory alone, by model and length of the longest item, and their bytes; until that is saved.
+    ran_out: Vec<((usize, usize), u64)>,
+    seen_limits: Seen,
+    /// Of each model: what its passes took, and the longest pass of all.
+    model_time: Vec<Micros>,
+    longest_pass: Micros,
+    /// The messages that it sent acks of: when, and in which session.
+    answered: BTreeMap<Letter, (Micros, u32)>,
+    /// It gave a job back to its queue.
+    gave_back: bool,
+    /// The broker accepts no publishes.
+    is_blocked: bool,
+    /// The broker's limit for a delivery, as it told when it closed a channel.
+    learned_timeout: Option<Micros>,
+    /// Seconds without a pass.
+    idle_ticks: u32,
     /// It dies after so many more actions.
     die_after: Option<u32>,
     exit: Option<Exit>,
@@ -190,6 +202,7 @@ impl Shell {
         self.sessions += 1;
         (self.is_closing, self.ending) = (false, None);
         self.settled_at_open = self.settled;
+        (self.is_blocked, self.books.busy_at) = (false, env.now);
         self.session = Some(Session {
             number: self.sessions,
             consuming,
@@ -276,9 +289,21 @@ impl Shell {
         if let Some(job) = hanging {
             env.ledger.excuses_mut(job).hung_alone = true;
         }
-        self.handle(env, Event::Tick(reading));
+        if env.devices[self.device].is_hanging() {
+            self.jobs.values_mut().for_each(|stored| stored.was_behind_hung = true);
+        }
+        let is_busy = self.passes.values().any(|flight| flight.session == self.sessions);
+        self.idle_ticks = if is_busy { 0 } else { self.idle_ticks + 1 };
+        self.check_trimmed(env);
+        self.handle(env, Event::Tick(reading.clone()));
+        if self.exit.is_some() || self.session.is_none() {
+            return;
+        }
         self.check_sizes_of_core(env);
         self.check_room_is_used(env);
+        self.check_requests(env);
+        self.check_pace(env);
+        self.check_figures(env, &reading);
     }
 
     pub fn timer(&mut self, env: &mut Env) {
@@ -287,16 +312,6 @@ impl Shell {
             self.handle(env, Event::Timer);
             self.check_timers(env);
         }
-    }
-
-    /// An operator's command.
-    pub fn command(&mut self, env: &mut Env, command: vramq_schemas::control::Command) {
-        if self.session.is_none() {
-            return;
-        }
-        self.requests += 1;
-        let request = RequestId(self.requests);
-        self.handle(env, Event::Command { request, command });
     }
 
     /// A signal that asks the process to stop.
@@ -318,6 +333,7 @@ impl Shell {
             if self.tamper_event(&mut event) == Verdict::IsLost {
                 continue;
             }
+            let (expected, may_drain) = (self.expect(&event), self.note_event(env.now, &event));
             let actions = self.core.apply(event, env.clock());
             for mut action in actions {
                 if let Some(left) = &mut self.die_after {
@@ -335,6 +351,8 @@ impl Shell {
                     return;
                 }
             }
+            self.check_counted(env, &expected);
+            self.check_drain(env, may_drain);
             self.check(env);
         }
     }
@@ -357,11 +375,14 @@ impl Shell {
     /// Closes the session. What is confirmed is acknowledged first, or it would run again elsewhere.
     fn finish(&mut self, env: &mut Env, end: SessionEnd) {
         self.is_closing = true;
+        self.check_end(env, &end);
         if end != SessionEnd::Drained {
             self.apply(env, Event::Idle);
             self.apply(env, Event::Idle);
         }
         let Some(session) = self.session.take() else { return };
+        self.operators.session_ended();
+        self.memories.session_ended();
         if end == SessionEnd::Drained {
             self.check_drained(env);
             env.flush(session.consuming);
@@ -372,6 +393,7 @@ impl Shell {
         env.lose(session.publishing);
         env.trace.line(env.now, self.who(), || format!("session closed: {end:?}"));
         self.apply(env, Event::SessionClosed);
+        self.check_timers_of_session(env);
         self.jobs.clear();
         self.ending = None;
         match end {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use vramq_core::action::PassOrder;
-use vramq_core::device::{Loss, PassError};
+use vramq_core::device::{Loss, OutOfMemory, PassError};
 use vramq_core::event::{Event, PassEnd, PassResult};
 use vramq_core::ids::{JobKey, ModelIndex, PassId};
 use vramq_core::settings::ExecutorFacts;
@@ -24,7 +24,7 @@ const PROGRAM_LIMIT: Micros = 20 * SECOND;
 const STOP_LIMIT: Micros = 2 * SECOND;
 
 /// Bytes of an output in a reply.
-const OUTPUT_BYTES: usize = 4_096;
+pub(super) const OUTPUT_BYTES: usize = 4_096;
 
 #[derive(Debug)]
 pub(super) struct Executor {
@@ -38,6 +38,10 @@ impl Executor {
     pub(super) fn new(facts: ExecutorFacts) -> Self {
         Self { facts, queue: VecDeque::new(), is_busy: false, failures: 0 }
     }
+
+    pub(super) fn is_serial(&self) -> bool {
+        self.facts.is_serial
+    }
 }
 
 /// A pass that an executor has.
@@ -47,11 +51,22 @@ pub(super) struct Flight {
     /// The jobs in the order of their items.
     pub(super) jobs: Vec<JobNumber>,
     pub(super) bytes: u64,
-    executor: usize,
+    pub(super) executor: usize,
     since: Micros,
+    /// The session that it was started in.
+    pub(super) session: u32,
+    /// Bytes that it was admitted with.
+    pub(super) admitted: u64,
+    /// Another pass of this process could have been on the device with it.
+    beside: bool,
 }
 
 impl Flight {
+    /// Whether an out-of-memory can only be the pass's own.
+    pub(super) fn was_alone(&self, oom: &OutOfMemory) -> bool {
+        self.order.exclusive || (!self.beside && oom.foreign == 0)
+    }
+
     pub(super) fn has(&self, job: JobKey) -> bool {
         self.order.items.iter().any(|(of, _)| *of == job)
     }
@@ -66,22 +81,33 @@ impl Flight {
 impl Shell {
     pub(super) fn run(&mut self, env: &mut Env, order: PassOrder) {
         self.check_run(env, &order);
+        self.check_first_passes(env, &order);
         let model = &self.models[order.model.0];
         let jobs: Vec<_> =
             order.items.iter().filter_map(|(job, _)| self.jobs.get(job)).map(|stored| stored.job).collect();
         for (job, _) in &order.items {
             if let Some(stored) = self.jobs.get_mut(job) {
                 stored.has_started = true;
+                stored.first_pass_at.get_or_insert(env.now);
                 env.ledger.started(stored.job);
             }
         }
-        let flight = Flight {
+        let mut flight = Flight {
             bytes: (model.pass_bytes)(order.shape),
             jobs,
             executor: model.executor,
             since: env.now,
+            session: self.sessions,
+            admitted: std::mem::take(&mut self.books.admitted),
+            beside: false,
             order,
         };
+        let is_serial = self.executors[flight.executor].facts.is_serial;
+        let others = self.passes.values_mut().filter(|other| !is_serial || other.executor != flight.executor);
+        for other in others {
+            (other.beside, flight.beside) = (true, true);
+        }
+        (self.books.busy_at, self.idle_ticks) = (env.now, 0);
         let (pass, executor) = (flight.order.pass, flight.executor);
         self.passes.insert(pass, flight);
         if self.executors[executor].facts.is_serial {
@@ -276,6 +302,13 @@ impl Shell {
                 }
             }
         }
+        let is_ours = self.session.is_some() && flight.session == self.sessions;
+        let (model, shape, is_probe) =
+            (flight.order.model, flight.order.shape, flight.order.items.is_empty());
+        let fitted = (is_ours && !is_probe && matches!(result, PassResult::Done)).then_some((model, shape));
+        if is_ours {
+            self.note_result(env, &flight, &result);
+        }
         let executor = &mut self.executors[flight.executor];
         let end = PassEnd {
             pass,
@@ -291,7 +324,18 @@ impl Shell {
         if is_serial {
             self.next_pass(env, flight.executor);
         }
+        let took = u64::try_from(end.took.as_micros()).unwrap_or(u64::MAX);
+        self.note_times(env, &flight, &end);
+        if fitted.is_some() {
+            self.note_held(env, end.memory.own(), end.memory.total);
+        }
+        self.books.pass_ended(env, flight, &end, is_ours);
         self.pass_is_over(env, end);
+        if is_ours && self.exit.is_none() {
+            self.check_limits(env, fitted);
+            let is_calm = self.is_well(env.now) && env.faults_now == 0;
+            self.check_turns_of_models(env, model, took, is_calm);
+        }
     }
 
     fn take_output(&mut self, env: &mut Env, key: JobKey, job: JobNumber, item: u32) {

@@ -4,18 +4,21 @@ use std::sync::Arc;
 
 use vramq_core::acks::AckFrame;
 use vramq_core::action::{Action, JobQueue};
-use vramq_core::event::{DecodedJob, Event, QueueCount, QueueCounts};
+use vramq_core::event::{DecodedJob, Event, QueueCount, QueueCounts, Source};
 use vramq_core::ids::{ChannelId, ConsumerId, JobKey, ModelIndex};
-use vramq_core::observation::{Cause, End, Observation};
 use vramq_core::rejection::Rejection;
 use vramq_schemas::Reason;
 
-use super::stored_job::Withdrawn;
+use super::accounts::PASSES_OF_SMALL;
+use super::stored_job::{SeenEnd, Withdrawn};
 use super::{Lease, Sabotage, Shell};
 use crate::simulation::agenda::{Happening, MILLI};
 use crate::simulation::broker::{Command, Name};
 use crate::simulation::env::Env;
 use crate::simulation::ledger::{Kind, Nature};
+
+/// More jobs than callers publish.
+const JOBS_PER_HISTORY: u32 = 10_000;
 
 impl Shell {
     pub(super) fn perform(&mut self, env: &mut Env, action: Action) {
@@ -26,17 +29,19 @@ impl Shell {
             Action::Run(order) => self.run(env, order),
             Action::CancelPass { pass, .. } => self.cancel_pass(env, pass),
             Action::Publish { job, publication } if !self.is_closing => self.publish(env, job, publication),
-            Action::Release { job } => drop(self.jobs.remove(&job)),
-            Action::Observe(Observation::Settled(settled)) => {
-                self.settled += u64::from(settled.acked);
-                if settled.end == End::Requeued(Cause::Turn) {
-                    self.handed_over(env, settled.job);
-                }
-            }
+            Action::Release { job } => self.release(env, job),
+            Action::Observe(observation) => self.observe(env, observation),
             Action::EndSession(end) => drop(self.ending.get_or_insert(end)),
             Action::Ack { channel, frames } => self.ack(env, channel, &frames),
+            Action::SaveLimits => self.save_limits(env),
+            Action::Answer { request, answer, text, last } => {
+                self.answered(env, request, answer, &text, last)
+            }
+            Action::SetLog { request, directives } => self.log_set(env, request, &directives),
+            Action::TrimDevice => self.check_trim(env),
             _ if self.is_closing => {}
-            Action::Consume { model, queue, consumer, prefetch, .. } => {
+            Action::Consume { model, queue, consumer, prefetch, hold_max } => {
+                self.check_hold(env, hold_max);
                 self.consume(env, model, queue, consumer, prefetch.get());
             }
             Action::StopConsumer { model, consumer, .. } => self.stop_consumer(env, model, consumer),
@@ -46,9 +51,21 @@ impl Shell {
                 env.ledger.fail("only further queues are looked for", || format!("{model} {queue}"));
             }
             Action::FetchQuarantined { model } => self.fetch(env, model),
-            Action::Return { job } => self.give_back(env, job, true),
+            Action::Return { job } => {
+                self.check_return(env, job);
+                self.give_back(env, job, true);
+            }
             Action::Reject { job } => self.give_back(env, job, false),
             _ => {}
+        }
+    }
+
+    /// A job is forgotten: its end was counted, unless its session is over.
+    fn release(&mut self, env: &mut Env, job: JobKey) {
+        let was_counted = self.jobs.remove(&job).is_some_and(|stored| stored.is_counted);
+        if self.session.is_some() && !was_counted {
+            let who = self.life.worker;
+            env.ledger.fail("every end is counted as what it was", || format!("worker-{who}: {job:?}"));
         }
     }
 
@@ -61,10 +78,18 @@ impl Shell {
         prefetch: u16,
     ) {
         self.check_consume(env, model, prefetch);
+        self.check_takes(env);
         let Some(session) = &mut self.session else { return };
         let tag = tag_of(consumer);
         let is_of_bulk = queue == JobQueue::Bulk;
-        session.leases.push(Lease { consumer, model, prefetch, tag: tag.clone(), is_of_bulk });
+        session.leases.push(Lease {
+            consumer,
+            model,
+            prefetch,
+            tag: tag.clone(),
+            is_of_bulk,
+            is_stopping: false,
+        });
         let channel = session.channels[model.0];
         env.send(channel, Command::Qos { prefetch });
         let names = &env.names.models[model.0];
@@ -73,7 +98,9 @@ impl Shell {
     }
 
     fn stop_consumer(&mut self, env: &mut Env, model: ModelIndex, consumer: ConsumerId) {
-        let Some(session) = &self.session else { return };
+        let Some(session) = &mut self.session else { return };
+        let stopped = session.leases.iter_mut().find(|lease| lease.consumer == consumer);
+        stopped.into_iter().for_each(|lease| lease.is_stopping = true);
         env.send(session.channels[model.0], Command::Cancel { tag: tag_of(consumer) });
     }
 
@@ -104,6 +131,7 @@ impl Shell {
 
     fn fetch(&mut self, env: &mut Env, model: ModelIndex) {
         self.check_fetch(env);
+        self.check_takes(env);
         let Some(session) = &mut self.session else { return };
         session.fetching = Some(model);
         let queue = env.names.models[model.0].suspects.clone();
@@ -134,6 +162,7 @@ impl Shell {
                     let is_withdrawn = stored.is_some_and(|stored| stored.withdrawn != Withdrawn::No);
                     let who = format_args!("worker-{}", self.life.worker);
                     env.ledger.acked(letter, is_withdrawn, who);
+                    self.answered.insert(env.ledger.letter(letter).twin, (env.now, session.number));
                 }
             }
             sent.push(env.send(channel, Command::Ack { tag: frame.tag().0, multiple }));
@@ -147,10 +176,12 @@ impl Shell {
     }
 
     fn give_back(&mut self, env: &mut Env, job: JobKey, requeue: bool) {
-        let (Some(session), Some(stored)) = (&mut self.session, self.jobs.get(&job)) else { return };
+        let (Some(session), Some(stored)) = (&mut self.session, self.jobs.get_mut(&job)) else { return };
         session.given_back.insert((stored.model.0, stored.tag));
+        self.gave_back = true;
         if requeue {
             env.ledger.lost(stored.letter);
+            stored.end = Some(SeenEnd::Returned);
         }
         let channel = session.channels[stored.model.0];
         let sent = env.send(channel, Command::Nack { tag: stored.tag, multiple: false, requeue });
@@ -159,6 +190,7 @@ impl Shell {
     }
 
     fn decode(&mut self, env: &mut Env, job: JobKey, cost: usize) {
+        self.check_decode(env, job);
         let Some(stored) = self.jobs.get_mut(&job) else { return };
         stored.asked = cost;
         if stored.withdrawn == Withdrawn::Yes {
@@ -192,7 +224,15 @@ impl Shell {
         } else {
             stored.is_decoded = true;
             let items_total = u32::try_from(spec.costs.len()).unwrap_or(u32::MAX);
-            Ok(DecodedJob { items_total, costs: stored.prepare_next(&spec.costs) })
+            let costs = stored.prepare_next(&spec.costs);
+            let (cost, model) = (costs.iter().sum::<usize>(), stored.model.0);
+            self.load[model].decoded(cost);
+            // The queue of large jobs is never full in such a history.
+            let has_room = env.plan.jobs_max > JOBS_PER_HISTORY && matches!(stored.source, Source::Jobs(..));
+            if has_room && cost > PASSES_OF_SMALL * self.models[model].pass_cost_max {
+                stored.must_move = self.core.status().models[model].slots > 1;
+            }
+            Ok(DecodedJob { items_total, costs })
         };
         self.ready.push_back(Event::Decoded { job, result });
     }

@@ -9,6 +9,7 @@ use vramq_schemas::headers::HISTORY_MAX;
 use vramq_schemas::{JobHeaders, Reason};
 
 use super::Shell;
+use super::stored_job::SeenEnd;
 use crate::simulation::broker::{Name, Properties};
 use crate::simulation::env::Env;
 use crate::simulation::ledger::{Kind, Letter, Nature, ReplyTo};
@@ -20,6 +21,33 @@ pub(super) struct Out {
     exchange: Name,
     routing_key: Name,
     priority: Option<u8>,
+}
+
+/// What a publication is, so that the same is recognised when it is offered again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    Reply,
+    Requeue(Route),
+    DeadReplies,
+    DeadLetter,
+    Notice,
+}
+
+impl What {
+    fn of(publication: &Publication) -> Self {
+        match publication {
+            Publication::Reply(_) | Publication::ReplyAgain => Self::Reply,
+            Publication::Requeue { route, .. } => Self::Requeue(route.clone()),
+            Publication::DeadReplies(_) => Self::DeadReplies,
+            Publication::DeadLetter { .. } => Self::DeadLetter,
+            Publication::FailureNotice(_) => Self::Notice,
+        }
+    }
+
+    /// It is for a caller, or for workers with larger devices.
+    fn is_for_others(&self) -> bool {
+        matches!(self, Self::Reply | Self::Notice | Self::Requeue(Route::LargerDevice(_)))
+    }
 }
 
 /// What is being published about a job.
@@ -42,6 +70,7 @@ pub(super) struct Sent {
 impl Shell {
     pub(super) fn publish(&mut self, env: &mut Env, job: JobKey, publication: Publication) {
         self.check_withdrawn(env, job, &publication);
+        self.check_publication(env, job, &publication);
         let Some(stored) = self.jobs.get_mut(&job) else {
             return env.ledger.fail("what is published was not released", || format!("{publication:?}"));
         };
@@ -75,6 +104,7 @@ impl Shell {
             Publication::FailureNotice(_) => vec![to(&plain, &reply_queue, Kind::Failed)],
             Publication::DeadLetter { rejection, .. } if spec.nature == Nature::Huge => {
                 let reason = rejection.reason;
+                stored.end = Some(SeenEnd::Rejected(reason));
                 if reason != Reason::TooLarge {
                     env.ledger.fail("nobody is blamed for others", || format!("job {}: {reason}", number.0));
                 }
@@ -94,6 +124,45 @@ impl Shell {
             .first()
             .is_some_and(|out| matches!(out.kind, Kind::Reply { .. } | Kind::DeadReply { .. }));
         self.send_all(env, job, messages, is_reply);
+    }
+
+    /// Checks what is published about a job, and takes note of it.
+    fn check_publication(&mut self, env: &mut Env, job: JobKey, publication: &Publication) {
+        let recomputed = std::mem::take(&mut self.books.recomputed);
+        if let Some(stored) = self.jobs.get_mut(&job) {
+            stored.recomputed += recomputed;
+        }
+        let what = What::of(publication);
+        let Some(stored) = self.jobs.get(&job) else { return };
+        let is_again = stored.tries.is_refused() && stored.what.as_ref() == Some(&what);
+        if is_again {
+            self.check_again(env, stored);
+        }
+        self.check_probed(env, stored, publication);
+        match publication {
+            Publication::DeadLetter { headers, rejection } => {
+                self.check_dead_letter(env, job, headers.as_deref(), rejection);
+            }
+            Publication::Requeue { headers, route } => self.check_account(env, job, headers, route),
+            Publication::Reply(run) => self.check_run_figures(env, job, run),
+            _ => {}
+        }
+        let Some(stored) = self.jobs.get_mut(&job) else { return };
+        if !is_again {
+            stored.tries.begin();
+            stored.what = Some(what);
+        }
+        stored.is_part_out &= matches!(publication, Publication::ReplyAgain);
+        match publication {
+            Publication::Requeue { headers, route } => {
+                stored.requeue = Some((headers.clone(), route.clone()))
+            }
+            Publication::FailureNotice(rejection) if rejection.reason == Reason::Withdrawn => {
+                stored.end = Some(SeenEnd::Withdrawn);
+            }
+            Publication::Reply(run) => (stored.is_part_out, stored.reply_from) = (!run.is_last, run.offset),
+            _ => {}
+        }
     }
 
     fn requeued(&self, env: &Env, job: JobKey, headers: JobHeaders, route: &Route) -> Out {
@@ -190,14 +259,19 @@ impl Shell {
         let stored = self.jobs.get_mut(&job)?;
         let session = self.session.as_mut()?;
         let outbox = session.outboxes.get_mut(&job)?;
+        let is_for_others = stored.what.as_ref().is_some_and(What::is_for_others);
         if let Some(outcome) = refused {
             let outbox = session.outboxes.remove(&job)?;
+            stored.tries.answered(Some(&outcome), is_for_others, env.now);
+            stored.was_refused = true;
             if outbox.is_reply {
                 env.ledger.excuses_mut(stored.job).replies_refused = true;
                 stored.unconfirmed = outbox.left;
+                stored.refused_from.get_or_insert(stored.reply_from);
             }
             return Some(outcome);
         }
+        stored.tries.answered(None, is_for_others, env.now);
         let follows = match env.ledger.letter(letter).kind {
             Kind::Job { .. } | Kind::DeadLetter { .. } => true,
             Kind::Reply { is_last, .. } => is_last,
@@ -212,6 +286,18 @@ impl Shell {
             return None;
         }
         let Outbox { is_reply, messages, .. } = session.outboxes.remove(&job)?;
+        stored.tries.begin();
+        match env.ledger.letter(letter).kind {
+            Kind::Reply { is_last, .. } => {
+                stored.refused_from = None;
+                stored.end = is_last.then_some(SeenEnd::Replied);
+            }
+            Kind::Job { .. } => {
+                stored.end = stored.requeue.take().map(|(headers, route)| SeenEnd::Requeued(headers, route));
+            }
+            Kind::DeadLetter { reason } => stored.end = Some(SeenEnd::DeadLettered(reason)),
+            Kind::DeadReply { .. } | Kind::Failed => {}
+        }
         // After a part the job goes on.
         stored.is_publishing = follows || !is_reply;
         let messages = if is_reply { stored.reply_messages } else { messages };

@@ -29,7 +29,10 @@ impl Shell {
             Err(FetchFault { rejection: Rejection::new(reason, "the store says so"), is_transient })
         };
         let result = match env.stores.below(100) {
-            0..10 => fault(Reason::StoreUnavailable, true),
+            0..10 => {
+                stored.store_failed = !stored.is_publishing;
+                fault(Reason::StoreUnavailable, true)
+            }
             10..13 => {
                 env.ledger.excuses_mut(stored.job).reference_missing = true;
                 fault(Reason::ReferenceMissing, false)

@@ -3,11 +3,13 @@
 
 use std::sync::Arc;
 
-use vramq_core::action::{Action, Publication, Route};
+use vramq_core::action::{Action, Answer, Publication, Route};
 use vramq_core::device::PassError;
 use vramq_core::event::{Event, PassResult, PublishOutcome, Source};
 use vramq_core::ids::{ConsumerId, Fingerprint, QueueIndex};
+use vramq_core::observation::Observation;
 use vramq_schemas::Reason;
+use vramq_schemas::topology::DELAYS_MS;
 use vramq_schemas::withdrawal::Digest;
 
 use super::Shell;
@@ -103,6 +105,26 @@ sabotages! {
     HandOverCharged,
     /// A large job that is handed over starts from the first item.
     HandOverFromTheStart,
+    /// A large job that should make room goes back among the others.
+    LargeJobKept,
+    /// An attempt that ran out of memory is not written into the history.
+    HistoryNotWritten,
+    /// Waits between attempts do not grow.
+    WaitsDoNotGrow,
+    /// A dead letter asks for half of the memory that its job needs.
+    NeedMisstated,
+    /// A job's end is not counted.
+    EndNotCounted,
+    /// What a caller had of a pass counts twice.
+    ShareCountedTwice,
+    /// A learned limit is not saved.
+    LimitNotSaved,
+    /// An operator's command is not answered.
+    AnswerLost,
+    /// A consumer is asked for with a shorter time to hold jobs than the worker takes.
+    HeldTooShort,
+    /// A cancelled job counts as one that ended before.
+    CancelMisreported,
 }
 
 /// Whether something still happens.
@@ -182,7 +204,7 @@ impl Shell {
         Verdict::Happens
     }
 
-    fn holds(&self, id: &str) -> bool {
+    pub(super) fn holds(&self, id: &str) -> bool {
         self.jobs.values().any(|stored| id_of(stored.job.0) == id)
     }
 
@@ -206,7 +228,15 @@ impl Shell {
             (Sabotage::ConsumerEndedTooEarly, Action::StopConsumer { consumer, .. }) => {
                 self.ready.push_back(Event::ConsumerEnded { consumer: *consumer });
             }
-            (Sabotage::WithdrawnPassNotSkipped, Action::CancelPass { .. }) => return Verdict::IsLost,
+            (Sabotage::WithdrawnPassNotSkipped, Action::CancelPass { .. })
+            | (Sabotage::EndNotCounted, Action::Observe(Observation::Settled(_)))
+            | (Sabotage::LimitNotSaved, Action::SaveLimits)
+            | (Sabotage::AnswerLost, Action::Answer { .. }) => return Verdict::IsLost,
+            (Sabotage::ShareCountedTwice, Action::Observe(Observation::PassShare(share))) => share.cost *= 2,
+            (Sabotage::HeldTooShort, Action::Consume { hold_max, .. }) => *hold_max /= 2,
+            (Sabotage::CancelMisreported, Action::Answer { answer: answer @ Answer::MemoryBack, .. }) => {
+                *answer = Answer::TooLate;
+            }
             (Sabotage::ExclusiveShared, Action::Run(order)) => order.exclusive = false,
             (Sabotage::DrainDoesNotWait, Action::StopConsumer { .. }) if self.core.is_draining() => {
                 self.ending.get_or_insert(vramq_core::action::SessionEnd::Drained);
@@ -256,6 +286,20 @@ impl Shell {
             }
             (Sabotage::HandOverFromTheStart, Publication::Requeue { headers, route: Route::Bulk }) => {
                 headers.items_done = 0;
+            }
+            (Sabotage::LargeJobKept, Publication::Requeue { route: route @ Route::Bulk, .. }) => {
+                *route = Route::Now;
+            }
+            (Sabotage::HistoryNotWritten, Publication::Requeue { headers, .. }) => {
+                headers.history.retain(|past| past.outcome != Reason::OutOfMemory.as_str());
+            }
+            (Sabotage::WaitsDoNotGrow, Publication::Requeue { route: Route::Later(ms), .. }) => {
+                *ms = DELAYS_MS[0];
+            }
+            (Sabotage::NeedMisstated, Publication::DeadLetter { rejection, .. }) => {
+                if let Some(needs) = &mut Arc::make_mut(rejection).requirement {
+                    needs.needs_bytes /= 2;
+                }
             }
             (Sabotage::PartSkipped, Publication::Reply(run)) if !run.is_last => {
                 self.ready.push_back(confirmed);

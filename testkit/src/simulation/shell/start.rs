@@ -11,6 +11,11 @@ use vramq_core::learned_limits::LearnedLimits;
 use vramq_core::poison_policy::PoisonPolicy;
 use vramq_core::settings::{ExecutorFacts, ModelFacts, Settings};
 
+use super::books::Books;
+use super::figures::{Load, Memories};
+use super::leaks::{FULL_FOR, FULL_PERCENT, Leak};
+use super::operators::Operators;
+use super::pace::{Drain, Health};
 use super::passes::Executor;
 use super::{Bytes, Shell};
 use crate::simulation::agenda::Life;
@@ -18,8 +23,8 @@ use crate::simulation::env::Env;
 use crate::simulation::plan::{MIB, WorkerPlan};
 
 /// Weights and context of a worker's process.
-const RESIDENT: u64 = 300 * MIB;
-const RESERVE: u64 = 64 * MIB;
+pub(super) const RESIDENT: u64 = 300 * MIB;
+pub(super) const RESERVE: u64 = 64 * MIB;
 
 impl Shell {
     /// Starts a process, unless the device has no room for a job.
@@ -47,7 +52,8 @@ impl Shell {
         }
         let settings = settings(life, worker, memory, executors.clone(), env);
         let budget = Budget::new(memory.free.saturating_sub(RESERVE));
-        let limits = LearnedLimits::new(&settings.device, memory.total, BTreeMap::new());
+        let learned = env.limit_files.get(&life.worker).cloned().unwrap_or_default();
+        let limits = LearnedLimits::new(&settings.device, memory.total, learned);
         Some(Self {
             core: Core::new(settings, own.clone(), limits, budget.clone()),
             life,
@@ -66,7 +72,22 @@ impl Shell {
             jobs: BTreeMap::new(),
             last_job: 0,
             passes: BTreeMap::new(),
-            requests: 0,
+            operators: Operators::default(),
+            books: Books::default(),
+            health: Health::default(),
+            drain: Drain::default(),
+            memories: Memories::default(),
+            leak: Leak::default(),
+            load: vec![Load::default(); models.len()],
+            ran_out: Vec::new(),
+            seen_limits: BTreeMap::new(),
+            model_time: vec![0; models.len()],
+            longest_pass: 0,
+            answered: BTreeMap::new(),
+            gave_back: false,
+            is_blocked: false,
+            learned_timeout: None,
+            idle_ticks: 0,
             die_after: None,
             exit: None,
             timer_at: None,
@@ -101,8 +122,8 @@ fn settings(
         reserve: RESERVE,
         resident: memory.own(),
         total: memory.total,
-        pressure_percent: 90,
-        pressure_tolerated: Duration::from_secs(300),
+        pressure_percent: FULL_PERCENT,
+        pressure_tolerated: Duration::from_micros(FULL_FOR),
         bulk_jobs_max: env.plan.jobs_max,
         large_turn: Duration::from_micros(env.plan.large_turn),
         confirm_max: Duration::from_secs(30),

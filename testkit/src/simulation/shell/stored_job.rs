@@ -2,10 +2,13 @@
 
 use std::collections::VecDeque;
 
+use vramq_core::action::Route;
 use vramq_core::event::Source;
 use vramq_core::ids::{ConsumerId, ModelIndex};
+use vramq_schemas::{Attempt, JobHeaders, Reason};
 
-use super::publications::Out;
+use super::pace::Tries;
+use super::publications::{Out, What};
 use crate::simulation::agenda::Micros;
 use crate::simulation::ledger::{JobNumber, Letter};
 
@@ -24,6 +27,24 @@ pub(super) struct Delivered {
     pub(super) source: Source,
     pub(super) tag: u64,
     pub(super) withdrawn: Withdrawn,
+    /// How often the broker delivered it before, as far as it says so.
+    pub(super) returns: u32,
+    /// When, by both clocks.
+    pub(super) at: Micros,
+    pub(super) at_ms: u64,
+    /// How often the device had been found to be sick by then.
+    pub(super) findings: u32,
+}
+
+/// What the broker confirmed last about a job that ends here, or what the worker told it.
+#[derive(Clone, Debug)]
+pub(super) enum SeenEnd {
+    Replied,
+    Requeued(Box<JobHeaders>, Route),
+    DeadLettered(Reason),
+    Rejected(Reason),
+    Withdrawn,
+    Returned,
 }
 
 /// A job that this process holds.
@@ -34,6 +55,11 @@ pub(super) struct StoredJob {
     pub(super) model: ModelIndex,
     pub(super) tag: u64,
     pub(super) consumer: Option<ConsumerId>,
+    pub(super) source: Source,
+    pub(super) returns: u32,
+    pub(super) delivered_at: Micros,
+    pub(super) delivered_ms: u64,
+    pub(super) first_pass_at: Option<Micros>,
     /// Outputs that are there, by item.
     pub(super) outputs: Vec<bool>,
     /// The first item that no reply was made of.
@@ -47,12 +73,50 @@ pub(super) struct StoredJob {
     pub(super) has_started: bool,
     /// Passes of it that fitted since it was delivered.
     pub(super) fitted: u32,
+    /// What its share of them took, in nanoseconds.
+    pub(super) had_device: u64,
+    /// The out-of-memories of passes with it, as its history may tell them.
+    pub(super) ran_out: Vec<Attempt>,
+    /// When a pass with it on the device's own thread failed otherwise.
+    pub(super) failed_at: Option<Micros>,
+    /// A pass with it failed on any executor: it may run without others from then on.
+    pub(super) may_be_alone: bool,
+    /// Programs that died in a pass with it.
+    pub(super) programs_lost: u32,
+    /// A pass hung on the device while it was held.
+    pub(super) was_behind_hung: bool,
+    pub(super) findings_before: u32,
+    /// A store did not give its inputs.
+    pub(super) store_failed: bool,
+    /// It has to go to the queue of large jobs.
+    pub(super) must_move: bool,
+    /// An operator was told that it is to be stopped.
+    pub(super) is_cancelled: bool,
+    /// What its model and another one had of the device when it was seen to wait.
+    pub(super) time_before: Option<(Micros, Micros)>,
     /// Since when it waits although the device has room for it.
     pub(super) room_since: Option<Micros>,
     /// Passes of its model that started while it waited.
     pub(super) passed_over: usize,
     /// Its next attempt was checked: a refused one is published again, when passes that were given up may have ended.
     pub(super) is_requeued: bool,
+    /// Outputs of it that count as lost with its requeue.
+    pub(super) recomputed: usize,
+    /// What is being published, and how often it was refused.
+    pub(super) what: Option<What>,
+    pub(super) tries: Tries,
+    /// The other attempt that is being published.
+    pub(super) requeue: Option<(Box<JobHeaders>, Route)>,
+    /// The last reply is a part: more follow.
+    pub(super) is_part_out: bool,
+    /// Where the last reply begins; and where the one begins that nobody took.
+    pub(super) reply_from: u32,
+    pub(super) refused_from: Option<u32>,
+    /// A full queue refused another message about it.
+    pub(super) was_refused: bool,
+    pub(super) end: Option<SeenEnd>,
+    /// Its end was counted.
+    pub(super) is_counted: bool,
     pub(super) unconfirmed: VecDeque<Out>,
     pub(super) reply_messages: u32,
     /// Something about it is being published, and more may follow from that.
@@ -63,13 +127,18 @@ pub(super) struct StoredJob {
 impl StoredJob {
     /// A job that was just delivered, of so many items. Those before `next` were answered earlier.
     pub(super) fn new(letter: Letter, job: JobNumber, delivered: Delivered, items: usize, next: u32) -> Self {
-        let Delivered { model, source, tag, withdrawn } = delivered;
+        let Delivered { model, source, tag, withdrawn, returns, at, at_ms, findings } = delivered;
         Self {
             letter,
             job,
             model,
             tag,
             consumer: source.consumer(),
+            source,
+            returns,
+            delivered_at: at,
+            delivered_ms: at_ms,
+            first_pass_at: None,
             outputs: vec![false; items],
             next,
             prepared: next,
@@ -78,9 +147,30 @@ impl StoredJob {
             has_inputs: false,
             has_started: false,
             fitted: 0,
+            had_device: 0,
+            ran_out: Vec::new(),
+            failed_at: None,
+            may_be_alone: false,
+            programs_lost: 0,
+            was_behind_hung: false,
+            findings_before: findings,
+            store_failed: false,
+            must_move: false,
+            is_cancelled: false,
+            time_before: None,
             room_since: None,
             passed_over: 0,
             is_requeued: false,
+            recomputed: 0,
+            what: None,
+            tries: Tries::default(),
+            requeue: None,
+            is_part_out: false,
+            reply_from: next,
+            refused_from: None,
+            was_refused: false,
+            end: None,
+            is_counted: false,
             unconfirmed: VecDeque::new(),
             reply_messages: 0,
             is_publishing: false,

@@ -6,7 +6,7 @@ use vramq_schemas::JobHeaders;
 
 use super::test_worker::{Worker, requeued};
 use crate::action::{Action, Route, SessionEnd};
-use crate::event::Event;
+use crate::event::{Event, PublishOutcome};
 use crate::ids::JobKey;
 
 impl Worker {
@@ -76,6 +76,29 @@ fn a_drain_ends_at_its_deadline_whatever_still_runs() {
     worker.consumers_end(&stopping);
     assert_eq!(end(&worker.wait(Duration::from_millis(9_999))), None);
     assert_eq!(end(&worker.wait(Duration::from_millis(1))), Some(&SessionEnd::Killed));
+}
+
+#[test]
+fn a_full_queue_is_offered_a_job_until_a_fifth_of_the_drain_is_left() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let until = worker.now + Duration::from_secs(8);
+    let stopping = worker.stop();
+    worker.consumers_end(&stopping);
+    let mut actions = worker.wait(Duration::from_secs(5));
+    let mut offered = 0;
+    while let Some((_, _, Route::Now)) = requeued(&actions).pop() {
+        assert!(worker.now <= until, "offered {offered} times, and once more too late");
+        offered += 1;
+        let outcome = PublishOutcome::Refused { destination: "m".to_owned() };
+        actions = worker.apply(Event::Published { job: JobKey(1), outcome });
+        if requeued(&actions).is_empty() {
+            actions = worker.to_next_timer();
+        }
+    }
+    // While there was time it was offered again.
+    assert!(offered >= 3 && worker.now <= until, "{offered} times");
+    assert_eq!(requeued(&actions).pop().map(|(.., route)| route), Some(Route::Later(1_000)));
 }
 
 #[test]

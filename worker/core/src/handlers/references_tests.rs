@@ -7,7 +7,7 @@ use vramq_schemas::{JobHeaders, Reason};
 
 use super::*;
 use crate::action::Publication;
-use crate::event::{Event, Withdrawn};
+use crate::event::{Event, Source, Withdrawn};
 use crate::handlers::test_worker::{Worker, requeued};
 
 const JOB: JobKey = JobKey(1);
@@ -102,6 +102,21 @@ fn a_drain_waits_for_no_store() {
     assert!(actions.is_empty(), "{actions:?}");
     let actions = worker.consumers_end(&stopping);
     assert_eq!(requeued(&actions).len(), 1, "{actions:?}");
+}
+
+#[test]
+fn a_job_that_no_store_is_waited_for_goes_back_to_the_queue_that_it_came_from() {
+    for (source, back_to) in
+        [(Worker::new().source_of_large(), Route::Bulk), (Source::Quarantine, Route::Quarantine)]
+    {
+        let mut worker = Worker::new();
+        worker.arrives(JOB.0, source, JobHeaders::default());
+        worker.apply(Event::Referring { job: JOB });
+        let stopping = worker.apply(Event::StopRequested { signal: "SIGTERM" });
+        let actions = worker.consumers_end(&stopping);
+        let (job, _, route) = requeued(&actions).pop().expect("it is requeued");
+        assert_eq!((job, route), (JOB, back_to));
+    }
 }
 
 #[test]

@@ -210,7 +210,7 @@ impl Core {
             Reader::Caller | Reader::OtherWorkers => OTHERS_TRIES,
             Reader::OwnQueues => OWN_TRIES,
         };
-        let longest = REFUSED_WAIT_MIN.saturating_mul(2u32.saturating_pow(tries)).min(REFUSED_WAIT_MAX);
+        let longest = backoff::doubling_max(tries.saturating_sub(1), REFUSED_WAIT_MIN, REFUSED_WAIT_MAX);
         tries < tries_max && self.now.at + longest <= self.publish_until(received_at)
     }
 

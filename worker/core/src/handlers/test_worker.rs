@@ -279,6 +279,12 @@ impl Worker {
         self.core.next_timer()
     }
 
+    /// Lets time pass until the next timer is due.
+    pub(super) fn to_next_timer(&mut self) -> Vec<Action> {
+        self.now = self.core.next_timer().expect("a timer is set");
+        self.apply(Event::Timer)
+    }
+
     pub(super) fn wants_restart(&self) -> bool {
         self.core.wants_restart()
     }

@@ -82,6 +82,7 @@ impl Received {
 
     /// The last but one stage of a job that will not run here.
     pub(crate) fn settle(self, outcome: JobOutcome, now: Instant) -> Settling {
+        let outcome = running::back_to(self.delivery.source, outcome);
         Settling::new(self, outcome, None, None, now)
     }
 }

@@ -370,10 +370,14 @@ impl Running {
     }
 }
 
-/// The outcome with the items that are answered when it takes effect. A job that is requeued at once goes to the queue that it
-/// came from.
+/// The outcome of a job from this queue with the items that are answered when it takes effect.
 fn at(mut outcome: JobOutcome, items_done: u32, source: Source) -> JobOutcome {
     outcome.set_items_done(items_done);
+    back_to(source, outcome)
+}
+
+/// The outcome of a job from this queue: if it is requeued at once, it goes back there.
+pub(super) fn back_to(source: Source, mut outcome: JobOutcome) -> JobOutcome {
     if let JobOutcome::Requeue(requeue) = &mut outcome
         && requeue.route == Route::Now
     {

@@ -260,14 +260,13 @@ impl Batcher {
     /// that queue's part of the next pass.
     fn share(&mut self, forming: &mut Forming, fits: &impl Fn(PassShape) -> bool) {
         let quantum = self.quantum();
-        let mut tries: Vec<Tries> = (0..self.shared.len()).map(|_| Tries::default()).collect();
+        // Of each queue: the first caller whose next job did not fit.
+        let mut passed_over: Vec<Option<Caller>> = vec![None; self.shared.len()];
         for _ in 0..TURNS_MAX {
             if forming.is_full(self.limits) {
                 break;
             }
-            let Some(queue) = self.shared.next(|queue, flow| tries[queue.0].in_vain < flow.callers()) else {
-                break;
-            };
+            let Some(queue) = self.shared.next(|_, flow| flow.may_add()) else { break };
             self.shared.goes(queue);
             let Some(flow) = self.shared.get_mut(queue) else { break };
             // The pass starts with the job that `first` names.
@@ -280,17 +279,14 @@ impl Batcher {
                 self.take_turn(queue, &caller, quantum, forming, fits);
             let Some(flow) = self.shared.get_mut(queue) else { break };
             flow.took(&caller, taken, quantum);
-            // Without having taken anything: its jobs lead passes of their own.
-            let has_left = flow.forget_if_empty(&caller);
-            let tries = &mut tries[queue.0];
-            tries.in_vain = if taken == 0 { tries.in_vain + usize::from(!has_left) } else { 0 };
+            flow.forget_if_empty(&caller);
             if passed_over_first {
-                tries.passed_over.get_or_insert(caller);
+                passed_over[queue.0].get_or_insert(caller);
             }
         }
-        for (at, tries) in tries.into_iter().enumerate() {
+        for (at, caller) in passed_over.iter().enumerate() {
             if let Some(flow) = self.shared.get_mut(QueueIndex(at)) {
-                flow.put_first(tries.passed_over.as_ref());
+                flow.put_first(caller.as_ref());
             }
         }
     }
@@ -340,15 +336,6 @@ impl Batcher {
         }
         result
     }
-}
-
-/// A queue's turns in one pass.
-#[derive(Default)]
-struct Tries {
-    /// Callers in a row that could add nothing: when each has tried, nothing more of the queue fits.
-    in_vain: usize,
-    /// The first caller whose next job did not fit.
-    passed_over: Option<Caller>,
 }
 
 /// What became of a caller's turn.

@@ -65,6 +65,31 @@ fn a_gap_is_filled_by_another_job_and_the_one_that_did_not_fit_goes_first_next()
 }
 
 #[test]
+fn a_caller_whose_next_item_does_not_fit_keeps_nobody_from_the_pass() {
+    let mut batcher = batcher(80);
+    batcher.push(of("a", job(1, &[4, 79])));
+    (2..10).for_each(|key| batcher.push(of("b", job(key, &[10]))));
+    let first = next_pass(&mut batcher, |_| true).unwrap();
+    assert_eq!((first.items.len(), first.shape.cost), (8, 74));
+    assert_eq!(pass(&mut batcher), [(1, 1)], "it goes first next");
+    assert_eq!(jobs_of(&pass(&mut batcher)), [9]);
+}
+
+/// A job whose hint keeps it from a pass leads the next one. Its caller has no other claim to be the next.
+#[test]
+fn a_caller_whose_job_leads_the_next_pass_does_not_start_the_one_after_it() {
+    let mut batcher = batcher(10);
+    batcher.push(of("x", job(1, &[5, 5, 5])));
+    batcher.push(of("y", job(3, &[6])));
+    batcher.push(of("y", Waiting { hint: Some(1), ..job(2, &[1]) }));
+    batcher.push(of("z", job(4, &[5])));
+    assert_eq!(jobs_of(&pass(&mut batcher)), [1, 4]);
+    assert_eq!(pass(&mut batcher), [(2, 0)]);
+    assert_eq!(pass(&mut batcher), [(1, 1), (1, 2)]);
+    assert_eq!(pass(&mut batcher), [(3, 0)]);
+}
+
+#[test]
 fn a_hint_limits_the_whole_pass_in_either_order() {
     let mut batcher = batcher(100);
     batcher.push(Waiting { hint: Some(2), ..job(1, &[1, 1, 1]) });

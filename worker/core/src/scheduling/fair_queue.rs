@@ -61,9 +61,16 @@ pub(super) struct CallerQueue {
     large: VecDeque<JobKey>,
     /// The class of the job that had the last turn.
     last: JobClass,
+    /// Nothing of it fits the pass that is being formed.
+    is_out: bool,
 }
 
 impl CallerQueue {
+    /// Whether it may take something of the pass that is being formed, in this round.
+    fn may_take(&self) -> bool {
+        self.deficit > 0 && !self.is_out
+    }
+
     fn is_empty(&self) -> bool {
         self.small.is_empty() && self.large.is_empty()
     }
@@ -125,6 +132,8 @@ pub(super) struct Flow {
     order: VecDeque<Caller>,
     /// Callers that went before others since the last pass that no hint cut short.
     fresh: usize,
+    /// Callers of which nothing fits the pass that is being formed.
+    out: usize,
     /// The first caller's next job did not fit the last pass: nobody goes before it.
     keeps_first: bool,
     /// What callers took beyond their quanta with their last job, below zero, while others have jobs waiting: or one that sends a
@@ -148,14 +157,15 @@ impl Flow {
             callers: HashMap::new(),
             order: VecDeque::new(),
             fresh: 0,
+            out: 0,
             keeps_first: false,
             debts: HashMap::new(),
         }
     }
 
-    /// Callers with jobs waiting.
-    pub(super) fn callers(&self) -> usize {
-        self.order.len()
+    /// Whether a caller is left of which something may fit the pass that is being formed.
+    pub(super) fn may_add(&self) -> bool {
+        self.order.len() > self.out
     }
 
     pub(super) fn caller_mut(&mut self, caller: &Caller) -> Option<&mut CallerQueue> {
@@ -198,13 +208,15 @@ impl Flow {
         }
     }
 
-    /// Forgets a caller without jobs, but not what it owes to others. Whether it was forgotten.
-    pub(super) fn forget_if_empty(&mut self, caller: &Caller) -> bool {
-        let Some(deficit) =
-            self.callers.get(caller).filter(|queue| queue.is_empty()).map(|queue| queue.deficit)
+    /// Forgets a caller without jobs, but not what it owes to others.
+    pub(super) fn forget_if_empty(&mut self, caller: &Caller) {
+        let Some(CallerQueue { deficit, is_out, .. }) =
+            self.callers.get(caller).filter(|queue| queue.is_empty())
         else {
-            return false;
+            return;
         };
+        let deficit = *deficit;
+        self.out -= usize::from(*is_out);
         self.callers.remove(caller);
         self.order.retain(|other| other != caller);
         if self.order.is_empty() {
@@ -212,7 +224,6 @@ impl Flow {
         } else if deficit < 0 && self.debts.len() < DEBTS_MAX {
             self.debts.insert(caller.clone(), deficit);
         }
-        true
     }
 
     /// Whether a caller took more than its turns, and others wait.
@@ -235,23 +246,24 @@ impl Flow {
         }
     }
 
-    /// Whether the caller that goes next has taken all that it may in this round.
+    /// Whether the caller that goes next has taken all that it may in this round, or all that fits.
     pub(super) fn is_round_over(&self) -> bool {
         let front = self.front().and_then(|caller| self.callers.get(caller));
-        front.is_none_or(|queue| queue.deficit <= 0)
+        front.is_none_or(|queue| !queue.may_take())
     }
 
     /// Brings a caller to the front that may take something in this round. If none may, the next round begins: as many quanta
-    /// for each caller as the first of them needs to take something.
+    /// for each caller as the first of them needs to take something. Callers of which nothing fits the pass have no part in it.
     pub(super) fn next_round(&mut self, quantum: usize) {
-        let may_take = |caller: &Caller| self.callers.get(caller).is_some_and(|queue| queue.deficit > 0);
+        let may_take = |caller: &Caller| self.callers.get(caller).is_some_and(CallerQueue::may_take);
         if let Some(at) = self.order.iter().position(may_take) {
             return self.order.rotate_left(at);
         }
         let quantum = quantum.cast_signed() as i64;
-        let most = self.callers.values().map(|queue| queue.deficit).max().unwrap_or(0);
-        let rounds = -most / quantum + 1;
-        self.callers.values_mut().for_each(|queue| queue.deficit += rounds * quantum);
+        let most = self.callers.values().filter(|queue| !queue.is_out).map(|queue| queue.deficit).max();
+        let rounds = -most.unwrap_or(0) / quantum + 1;
+        let of_round = self.callers.values_mut().filter(|queue| !queue.is_out);
+        of_round.for_each(|queue| queue.deficit += rounds * quantum);
         self.debts.retain(|_, debt| {
             *debt += rounds * quantum;
             *debt < 0
@@ -263,6 +275,9 @@ impl Flow {
         if !is_cut {
             self.fresh = 0;
         }
+        if std::mem::take(&mut self.out) > 0 {
+            self.callers.values_mut().for_each(|queue| queue.is_out = false);
+        }
         while !self.order.is_empty() && self.is_round_over() {
             self.next_round(quantum);
         }
@@ -272,6 +287,9 @@ impl Flow {
     pub(super) fn took(&mut self, caller: &Caller, cost: usize, quantum: usize) {
         self.charge(cost);
         if let Some(queue) = self.callers.get_mut(caller) {
+            if cost == 0 && !std::mem::replace(&mut queue.is_out, true) {
+                self.out += 1;
+            }
             queue.deficit = less(queue.deficit, cost, quantum);
             if (cost == 0 || queue.deficit <= 0) && self.order.front() == Some(caller) {
                 self.order.rotate_left(1);

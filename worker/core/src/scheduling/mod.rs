@@ -48,6 +48,8 @@ pub(crate) struct Scheduler {
     batchers: Vec<Batcher>,
     /// Of each model: seconds of the device that it has had, by its configured share, as far as they count against the others.
     device_time: Vec<f64>,
+    /// That of the model whose pass started last, when it did.
+    clock: f64,
     executors: Vec<Executor>,
     /// Of each model: it cannot be loaded.
     unavailable: Vec<bool>,
@@ -78,6 +80,7 @@ impl Scheduler {
         Self {
             batchers: batchers(models),
             device_time: vec![0.0; models.len()],
+            clock: 0.0,
             executors: executors.iter().map(executor).collect(),
             unavailable: vec![false; models.len()],
             budget,
@@ -122,13 +125,14 @@ impl Scheduler {
         self.batchers[model.0].extend(job);
     }
 
-    /// A model that had nothing to run does not make up for the device time that others had meanwhile.
+    /// A model that had nothing to run does not make up for the device time that others had meanwhile, also not where they have nothing
+    /// that waits at this moment.
     fn catch_up_device_time(&mut self, model: ModelIndex) {
         if self.batchers[model.0].waiting() == 0 {
             let busy = (0..self.batchers.len()).filter(|other| self.batchers[*other].waiting() > 0);
             let least = busy.map(|other| self.device_time[other]).min_by(f64::total_cmp);
             let own = &mut self.device_time[model.0];
-            *own = least.map_or(*own, |least| own.max(least));
+            *own = own.max(least.unwrap_or(self.clock));
         }
     }
 
@@ -252,6 +256,9 @@ impl Scheduler {
     ) -> (PassOrder, u64, Option<Duration>) {
         self.next_pass += 1;
         let id = PassId(self.next_pass);
+        if !pass.is_probe() {
+            self.clock = self.clock.max(self.device_time[pass.model.0]);
+        }
         pass.set_jobs(jobs);
         let is_serial = self.executors[model.executor].facts.is_serial;
         // Passes of one serial executor never hold memory at the same time.

@@ -1,6 +1,7 @@
 //! Tests of the scheduler: how models share the device, and whose pass waits for memory.
 
-use std::num::NonZeroU32;
+use std::collections::VecDeque;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -125,21 +126,79 @@ fn models_share_the_devices_time_by_their_weights() {
     assert_eq!(passes_of(&[model(2), model(1), model(1)], &[1, 1, 1], 100), [50, 25, 25]);
 }
 
-/// Two models on one thread. A pass of the first one is always queued behind the one that runs.
+/// A scheduler whose one executor runs the passes of two models, at most so many at a time with those that wait in it.
+struct Shared {
+    scheduler: Scheduler,
+    models: [ModelFacts; 2],
+    in_flight: VecDeque<PassId>,
+}
+
+impl Shared {
+    fn new(passes_max: usize) -> Self {
+        let models = [(); 2].map(|()| ModelFacts { pass_cost_max: 10, ..model(1) });
+        let executor = ExecutorFacts { passes_max, is_serial: true };
+        Self {
+            scheduler: Scheduler::new(&models, &[executor], Budget::new(100)),
+            models,
+            in_flight: VecDeque::new(),
+        }
+    }
+
+    fn push(&mut self, model: usize, job: Waiting) {
+        self.scheduler.push(ModelIndex(model), job);
+    }
+
+    /// Starts what may start, and lets the oldest pass end after a second. Gives the models of the passes that started.
+    fn second(&mut self) -> Vec<usize> {
+        let (now, limits) = (Instant::now(), LearnedLimits::new("cpu", 100, Default::default()));
+        let mut started = Vec::new();
+        self.scheduler.begin_round();
+        while let Some((turn, _)) = self.scheduler.next_turn(&self.models, now) {
+            let model = &self.models[turn.model.0];
+            let pass = self.scheduler.admit(turn, model, &limits, 100, now).expect("memory");
+            let (order, ..) = self.scheduler.start(*pass, model, Vec::new(), now);
+            self.in_flight.push_back(order.pass);
+            started.push(turn.model.0);
+        }
+        self.scheduler.end_round(now);
+        let pass = self.in_flight.pop_front().expect("a pass runs");
+        self.scheduler.ended(pass, &self.models, 0, SECOND, now);
+        started
+    }
+}
+
 #[test]
-fn a_model_with_one_job_gets_its_turn_beside_one_whose_full_passes_never_end() {
-    let takes = [SECOND; 2];
-    let mut device = Device::new(2, 100, 2);
-    device.models[1].executor = 0;
-    device.push(0, unit_job(10, 2));
-    assert_eq!(device.round(&takes), [[JobKey(10)]]);
-    device.now += SECOND / 2;
-    device.push(0, unit_job(11, 2));
-    assert_eq!(device.round(&takes), [[JobKey(11)]]);
-    device.push(1, unit_job(1, 1));
-    device.push(0, unit_job(12, 2));
-    assert!(device.next_end());
-    assert_eq!(device.round(&takes), [[JobKey(1)]], "behind the pass that runs");
+fn a_job_that_fills_no_pass_has_its_turn_beside_full_passes_of_another_model() {
+    let mut shared = Shared::new(2);
+    shared.push(0, unit_job(1, 1000));
+    assert_eq!(shared.second(), [0, 0], "one runs, and one is ready");
+    shared.push(1, unit_job(2, 1));
+    let passes: Vec<_> = (0..3).flat_map(|_| shared.second()).collect();
+    assert_eq!(passes, [0, 1, 0]);
+}
+
+#[test]
+fn a_job_that_fills_no_pass_is_not_queued_behind_another_for_more_to_join_it() {
+    let mut shared = Shared::new(2);
+    shared.push(0, unit_job(1, 5));
+    shared.push(1, unit_job(2, 5));
+    assert_eq!(shared.second(), [0]);
+    assert_eq!(shared.second(), [1]);
+}
+
+/// A model that had the device for long, alone, waits for nobody who comes later: also if nothing of it waits at that moment.
+#[test]
+fn a_model_has_no_claim_on_what_another_had_before_it() {
+    let mut shared = Shared::new(1);
+    for number in 0..100 {
+        shared.push(0, unit_job(number, 1));
+        assert_eq!(shared.second(), [0]);
+    }
+    shared.push(1, unit_job(200, 1000));
+    assert_eq!(shared.second(), [1]);
+    shared.push(0, unit_job(300, 1));
+    let passes = [shared.second(), shared.second()].concat();
+    assert!(passes.contains(&0), "{passes:?}");
 }
 
 /// A program's pass takes 45 s, and an exclusive job of the encoder waits for it. Meanwhile the encoder's other jobs run, and the

@@ -1,0 +1,286 @@
+//! What the headers of another attempt, or of a dead letter, say of the job's past: the truth, in numbers and in order.
+
+use vramq_core::action::Route;
+use vramq_core::event::Source;
+use vramq_core::ids::JobKey;
+use vramq_core::observation::{Cause, End, Settled};
+use vramq_core::rejection::Rejection;
+use vramq_core::units::Mib;
+use vramq_schemas::headers::{DEVICE_LOST, PROCESS_LOST, WORKER_LOST};
+use vramq_schemas::topology::DELAYS_MS;
+use vramq_schemas::{Attempt, JobHeaders, Misfit, Reason};
+
+use super::Shell;
+use super::stored_job::{SeenEnd, StoredJob};
+use crate::simulation::env::Env;
+use crate::simulation::ledger::Kind;
+
+/// A job of more full passes than this is a large one.
+pub(super) const PASSES_OF_SMALL: usize = 4;
+
+/// Workers that a job takes along before it runs alone.
+pub(super) const SUSPECT_AFTER: u32 = 2;
+
+impl Shell {
+    /// The headers that a job was delivered with.
+    pub(super) fn headers_of(&self, env: &Env, stored: &StoredJob) -> JobHeaders {
+        match &env.ledger.letter(stored.letter).kind {
+            Kind::Job { headers, .. } => headers.as_deref().cloned().unwrap_or_default(),
+            _ => JobHeaders::default(),
+        }
+    }
+
+    /// What another attempt says of those before it, and where it goes.
+    pub(super) fn check_account(&self, env: &mut Env, job: JobKey, headers: &JobHeaders, route: &Route) {
+        let Some(stored) = self.jobs.get(&job) else { return };
+        let (who, number) = (self.life.worker, stored.job.0);
+        let before = self.headers_of(env, stored);
+        let wrong = self.wrong_account(env, stored, &before, headers).or_else(|| {
+            let ran_out = before.attempt > 0 || !stored.ran_out.is_empty();
+            let is_kept =
+                headers.batch_hint == before.batch_hint || (ran_out && headers.batch_hint != Some(0));
+            (!is_kept).then_some("a hint that nothing changed")
+        });
+        let wrong = wrong.or_else(|| self.wrong_route(env, stored, &before, headers, route));
+        if let Some(what) = wrong {
+            env.ledger.fail("an attempt tells the truth about those before", || {
+                format!("worker-{who}: job {number}: {what}: {headers:?} by {route:?} after {before:?}")
+            });
+        }
+    }
+
+    /// What is not true in the headers, of what is the same for attempts and dead letters.
+    fn wrong_account(
+        &self,
+        env: &Env,
+        stored: &StoredJob,
+        before: &JobHeaders,
+        headers: &JobHeaders,
+    ) -> Option<&'static str> {
+        let known = before.history.len();
+        if headers.history.get(..known) != Some(&before.history[..]) {
+            return Some("history was rewritten");
+        }
+        let (new, mut tried, mut incidents) = (&headers.history[known..], 0_u32, 0_u32);
+        for attempt in new {
+            let is_now = (stored.delivered_ms..=env.unix_ms()).contains(&attempt.at_ms);
+            if attempt.worker != format!("worker-{}", self.life.worker) || !is_now {
+                return Some("an entry of another worker, or of another time");
+            }
+            match attempt.outcome.as_str() {
+                DEVICE_LOST | PROCESS_LOST | WORKER_LOST => incidents += 1,
+                _ if stored.ran_out.contains(attempt) => tried += 1,
+                _ => return Some("an out-of-memory that never was"),
+            }
+        }
+        if tried > 1 || headers.attempt != before.attempt.saturating_add(tried) {
+            return Some("the attempts are miscounted");
+        }
+        let crashes = headers.crashes.checked_sub(before.crashes);
+        if crashes.is_none_or(|crashes| crashes < incidents || crashes > self.crashes_max(stored)) {
+            return Some("the crashes are miscounted");
+        }
+        let is_same = headers.expires_at_ms == before.expires_at_ms
+            && headers.revision_waits == before.revision_waits
+            && headers.moved == before.moved
+            && headers.queue == before.queue;
+        let own = env.ledger.job(stored.job).spec.headers.batch_hint;
+        let is_forged = !env.ledger.job(stored.job).spec.headers.history.is_empty();
+        let is_remembered = headers.batch_hint_max == own || headers.attempt == 0 || is_forged;
+        if !is_same || !is_remembered && env.ledger.job(stored.job).spec.headers.attempt == 0 {
+            return Some("a header was lost");
+        }
+        if headers.delays > before.delays.saturating_add(tried)
+            || headers.waits > before.waits.saturating_add(1)
+        {
+            return Some("the waits are miscounted");
+        }
+        let waited_for_store = u32::from(stored.store_failed && tried == 0);
+        let is_counted = headers.store_waits == before.store_waits + waited_for_store;
+        (!is_counted).then_some("the waits for a store are miscounted")
+    }
+
+    /// Workers, devices and programs that may have been lost with a job, since it was delivered here or when it came back.
+    fn crashes_max(&self, stored: &StoredJob) -> u32 {
+        let sick = self.health.findings - stored.findings_before;
+        let hung = u32::from(stored.was_behind_hung);
+        stored.returns + stored.programs_lost + sick + hung + u32::from(self.lost.is_some())
+    }
+
+    /// What is wrong with the way that another attempt goes.
+    fn wrong_route(
+        &self,
+        env: &Env,
+        stored: &StoredJob,
+        before: &JobHeaders,
+        headers: &JobHeaders,
+        route: &Route,
+    ) -> Option<&'static str> {
+        let spec = &env.ledger.job(stored.job).spec;
+        let large = PASSES_OF_SMALL * self.models[stored.model.0].pass_cost_max;
+        let left = spec.costs.iter().skip(before.items_done as usize);
+        let is_large = left.sum::<usize>() > large;
+        match (route, stored.source) {
+            (Route::Now, Source::Jobs(..)) | (Route::Quarantine, Source::Quarantine) => None,
+            (Route::Bulk, Source::Bulk(_)) => None,
+            (Route::Bulk, Source::Jobs(..)) => (!is_large).then_some("a small job among the large ones"),
+            (Route::Quarantine, _) => {
+                (headers.crashes < SUSPECT_AFTER).then_some("quarantined without a reason")
+            }
+            (Route::Now | Route::Bulk, _) => Some("back by another queue"),
+            (Route::LargerDevice(key), _) => {
+                let has_key = self.models[stored.model.0].larger.as_ref() == Some(key);
+                (!has_key || stored.ran_out.is_empty()).then_some("sent to a larger device without need")
+            }
+            (Route::Later(ms), _) => {
+                let (turn, last) = (wait_of(before, headers), DELAYS_MS.len() - 1);
+                // A full queue, or a worker that was lost: always the shortest.
+                let turns = turn.map_or(0..=0, |turn| turn.min(last).saturating_sub(1)..=turn.min(last) + 1);
+                let is_due = turns.map(|turn| turn.min(last)).any(|turn| DELAYS_MS[turn] == *ms);
+                // Instead of a queue that is full.
+                let is_instead = stored.was_refused && *ms == DELAYS_MS[0];
+                (!is_due && !is_instead).then_some("another wait than its turn's")
+            }
+        }
+    }
+
+    /// A dead letter tells why, what was answered, and what would fit.
+    pub(super) fn check_dead_letter(
+        &self,
+        env: &mut Env,
+        job: JobKey,
+        headers: Option<&JobHeaders>,
+        rejection: &Rejection,
+    ) {
+        let Some(stored) = self.jobs.get(&job) else { return };
+        let (who, number) = (self.life.worker, stored.job.0);
+        let wrong = self.wrong_dead_letter(env, stored, headers, rejection);
+        if let Some(what) = wrong {
+            env.ledger.fail("a dead letter tells the truth", || {
+                format!("worker-{who}: job {number}: {what}: {headers:?}, {rejection:?}")
+            });
+        }
+    }
+
+    fn wrong_dead_letter(
+        &self,
+        env: &Env,
+        stored: &StoredJob,
+        headers: Option<&JobHeaders>,
+        rejection: &Rejection,
+    ) -> Option<&'static str> {
+        let is_crasher = rejection.reason == Reason::Crashed;
+        let before = self.headers_of(env, stored);
+        if rejection.error.len() < 8 {
+            return Some("it does not say why");
+        }
+        if let Some(headers) = headers {
+            if headers.items_done != stored.refused_from.unwrap_or(stored.next) {
+                return Some("other items than these were answered");
+            }
+            if is_crasher && headers.crashes != SUSPECT_AFTER {
+                return Some("once retried it would not run alone");
+            }
+            let crashes = if is_crasher { before.crashes } else { headers.crashes };
+            let mut headers = JobHeaders { crashes, ..headers.clone() };
+            if is_crasher {
+                // Who is lost is written down; the number is the one that a retry needs.
+                headers.history.truncate(before.history.len());
+            }
+            if let Some(what) = self.wrong_account(env, stored, &before, &headers) {
+                return Some(what);
+            }
+        } else if stored.has_started {
+            return Some("it tells nothing of its attempts");
+        }
+        let last = headers.and_then(|headers| headers.history.last());
+        match (rejection.reason, rejection.requirement, last) {
+            (Reason::OutOfMemory, Some(needs), Some(last)) => {
+                wrong_requirement(needs, last, &rejection.error)
+            }
+            (Reason::OutOfMemory, ..) => Some("what would fit is missing"),
+            (_, Some(_), _) => Some("a need of memory that is not the reason"),
+            _ => None,
+        }
+    }
+
+    /// A job has ended here: as what the broker confirmed last about it.
+    pub(super) fn check_settled(&self, env: &mut Env, settled: &Settled) {
+        let Some(stored) = self.jobs.get(&settled.job) else {
+            return env.ledger.fail("every end is counted as what it was", || format!("{settled:?}"));
+        };
+        let caller = format!("caller-{}", env.ledger.job(stored.job).spec.caller);
+        let is_true = match (settled.end, &stored.end) {
+            (End::Replied, Some(SeenEnd::Replied))
+            | (End::Returned, Some(SeenEnd::Returned))
+            | (End::Withdrawn, Some(SeenEnd::Withdrawn))
+            | (End::AlreadySettled, None) => true,
+            (End::DeadLettered(reason), Some(SeenEnd::DeadLettered(seen)))
+            | (End::Rejected(reason), Some(SeenEnd::Rejected(seen))) => reason == *seen,
+            (End::Requeued(cause), Some(SeenEnd::Requeued(headers, route))) => {
+                is_cause(cause, &self.headers_of(env, stored), headers, route)
+            }
+            _ => false,
+        };
+        let first_pass_at = settled.first_pass_at.map(|at| env.micros_of(at));
+        let ready_at = env.micros_of(settled.ready_at);
+        let is_timed =
+            (stored.delivered_at..=env.now).contains(&ready_at) && first_pass_at == stored.first_pass_at;
+        let is_his = settled.caller.as_deref() == Some(&caller) && settled.model == stored.model;
+        if !(is_true && is_timed && is_his) {
+            let (who, end) = (self.life.worker, stored.end.clone());
+            env.ledger.fail("every end is counted as what it was", || {
+                format!("worker-{who}: job {}: {settled:?}, and the broker confirmed {end:?}", stored.job.0)
+            });
+        }
+    }
+}
+
+/// The smallest device that a dead letter asks for is that of the last attempt, and its text tells the same.
+fn wrong_requirement(needs: Misfit, last: &Attempt, error: &str) -> Option<&'static str> {
+    let is_true = needs == Misfit { item: last.item, cost: last.longest, needs_bytes: last.asked };
+    let texts = [format!("item {}", last.item), Mib(last.asked).to_string(), Mib(last.free).to_string()];
+    let is_told = texts.iter().all(|text| error.contains(text.as_str())) && error.contains(&last.device);
+    let names_others = error.contains("other processes hold") == (last.foreign > 0);
+    let is_for_larger = !error.contains("needs a device with") || last.asked > last.free + last.foreign;
+    let is_in_pieces = error.contains("fragmented") == (last.asked <= last.free);
+    match (is_true, is_told && names_others && is_for_larger && is_in_pieces) {
+        (false, _) => Some("it asks for another size than the last attempt"),
+        (_, false) => Some("its text is not about the last attempt"),
+        _ => None,
+    }
+}
+
+/// The how many-th wait of its kind another attempt has, from 0, if it is one that grows.
+fn wait_of(before: &JobHeaders, headers: &JobHeaders) -> Option<usize> {
+    let counts = [
+        (before.waits, headers.waits),
+        (before.store_waits, headers.store_waits),
+        (before.attempt, headers.attempt),
+    ];
+    let at = counts.iter().position(|(before, now)| now > before)?;
+    let turn = if at == 2 { headers.delays } else { counts[at].1 };
+    Some((turn as usize).saturating_sub(1))
+}
+
+/// Whether headers that changed like this, by this route, can have that cause.
+fn is_cause(cause: Cause, before: &JobHeaders, headers: &JobHeaders, route: &Route) -> bool {
+    let ran_out = headers.attempt > before.attempt;
+    let last_items = headers.history.last().map_or(0, |last| last.items);
+    let waited = headers.waits > before.waits;
+    match cause {
+        Cause::Smaller => ran_out && last_items > 1,
+        Cause::Exclusive => ran_out && last_items == 1 && headers.exclusive,
+        Cause::Delayed => {
+            ran_out && last_items == 1 && matches!(route, Route::Later(_)) && headers.delays > 0
+        }
+        Cause::Larger => ran_out && matches!(route, Route::LargerDevice(_)),
+        Cause::TargetQueueFull => ran_out && waited,
+        Cause::ReplyQueueFull => waited && !ran_out,
+        Cause::StoreUnavailable => headers.store_waits > before.store_waits && !ran_out,
+        Cause::Suspect => matches!(route, Route::Quarantine) && !ran_out,
+        Cause::Bulk | Cause::Turn => !ran_out && headers.crashes == before.crashes,
+        Cause::Counted | Cause::HandedOver => !ran_out && !waited,
+        Cause::WrongRevision | Cause::Moved => false,
+    }
+}

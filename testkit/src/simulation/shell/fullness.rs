@@ -1,0 +1,134 @@
+//! Passes are as full as they can be, and the models of a device have it in turns.
+
+use vramq_core::action::PassOrder;
+use vramq_core::device::PassShape;
+use vramq_core::event::Source;
+use vramq_core::ids::{JobKey, ModelIndex};
+use vramq_schemas::status::WorkerState;
+
+use super::Shell;
+use super::stored_job::{StoredJob, Withdrawn};
+use crate::simulation::agenda::{Micros, SECOND};
+use crate::simulation::env::Env;
+use crate::simulation::ledger::Kind;
+
+/// How much longer than its own model other models may have the device while a job waits: some of the longest passes.
+const PASSES_OF_OTHERS: u64 = 4;
+
+impl Shell {
+    /// A pass is of the size that its order says, and no item is left behind that could have shared it.
+    pub(super) fn check_fullness(&self, env: &mut Env, order: &PassOrder, jobs: &[JobKey]) {
+        if order.items.is_empty() {
+            return;
+        }
+        let who = self.life.worker;
+        let cost_of = |job: &JobKey, item: u32| {
+            let stored = self.jobs.get(job)?;
+            env.ledger.job(stored.job).spec.costs.get(item as usize).map(|cost| (*cost).max(1))
+        };
+        let shape: PassShape = order.items.iter().filter_map(|(job, item)| cost_of(job, *item)).collect();
+        if shape != order.shape {
+            let pass = order.pass;
+            return env.ledger.fail("a pass is of the size that it is admitted with", || {
+                format!("worker-{who}: {pass} of {shape:?} instead of {:?}", order.shape)
+            });
+        }
+        let model = &self.models[order.model.0];
+        if order.shape.cost > model.pass_cost_max && order.items.len() > 1 {
+            return env.ledger.fail("a pass has a cost that its model allows", || {
+                format!("worker-{who}: {:?}", order.shape)
+            });
+        }
+        // Beside others the room is for those whose turn is reserved.
+        let is_lone = self.passes.is_empty() && !order.exclusive && self.models.len() == 1;
+        let of_pass: Vec<_> = jobs.iter().filter_map(|key| self.jobs.get(key)).collect();
+        if !is_lone
+            || !of_pass.iter().all(|stored| self.may_share(env, stored))
+            || of_pass.len() != jobs.len()
+        {
+            return;
+        }
+        let limits = self.core.learned_limits();
+        let left_behind = self.jobs.iter().find(|(key, stored)| {
+            let next = self.next_item(order, **key, stored);
+            let Some(cost) = next.and_then(|item| cost_of(key, item)) else { return false };
+            let larger = shape.with(cost);
+            let bytes = (model.pass_bytes)(larger);
+            stored.model == order.model
+                && self.may_share(env, stored)
+                && larger.cost <= model.pass_cost_max
+                && bytes <= self.budget.limit().min(limits.limit(&model.name, larger.longest))
+        });
+        if let Some((_, stored)) = left_behind.filter(|_| self.core.status().state == WorkerState::Consuming)
+        {
+            let number = stored.job.0;
+            let (most, of) = (model.pass_cost_max, self.budget.limit());
+            env.ledger.fail("passes are as full as they can be", || {
+                format!("worker-{who}: {shape:?} of {most} on {of} bytes, without an item of job {number}")
+            });
+        }
+    }
+
+    /// A job that may be in any pass of its model: it goes on here, and has no hint and no history.
+    fn may_share(&self, env: &Env, stored: &StoredJob) -> bool {
+        let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else {
+            return false;
+        };
+        let is_plain = headers.batch_hint.is_none() && !headers.exclusive && headers.attempt == 0;
+        // One that was held for long is requeued soon, and a large one may be handed over.
+        let is_fresh =
+            env.now < stored.delivered_at + env.plan.job_limit && matches!(stored.source, Source::Jobs(..));
+        let goes_on = stored.withdrawn == Withdrawn::No && !stored.is_cancelled && is_fresh;
+        let was_hit = !stored.ran_out.is_empty() || stored.may_be_alone || stored.programs_lost > 0;
+        is_plain && goes_on && stored.is_decoded && !stored.is_publishing && !was_hit
+    }
+
+    /// The first item of a job that no pass has taken, if it is prepared.
+    fn next_item(&self, order: &PassOrder, key: JobKey, stored: &StoredJob) -> Option<u32> {
+        let is_taken = |item: u32| {
+            order.items.contains(&(key, item))
+                || stored.outputs.get(item as usize) == Some(&true)
+                || self.passes_with(key).any(|flight| flight.order.items.contains(&(key, item)))
+        };
+        (stored.next..stored.prepared).find(|item| !is_taken(*item))
+    }
+
+    /// A pass is over: the jobs of other models on the same executor have not waited for more than their share of it.
+    pub(super) fn check_turns_of_models(
+        &mut self,
+        env: &mut Env,
+        model: ModelIndex,
+        took: Micros,
+        is_calm: bool,
+    ) {
+        if self.models.len() == 1 {
+            return;
+        }
+        self.model_time[model.0] += took;
+        self.longest_pass = self.longest_pass.max(took);
+        let (who, time) = (self.life.worker, self.model_time.clone());
+        let most = PASSES_OF_OTHERS * self.longest_pass + SECOND / 10;
+        let executor = self.models[model.0].executor;
+        for stored in self.jobs.values_mut() {
+            let waits =
+                stored.is_decoded && !stored.has_started && !stored.is_publishing && stored.model != model;
+            if !waits || !is_calm || self.models[stored.model.0].executor != executor {
+                stored.time_before = None;
+                continue;
+            }
+            let own = stored.model.0;
+            let (before_own, before_other) =
+                *stored.time_before.get_or_insert((time[own], time[model.0] - took));
+            let (had, others) = (time[own] - before_own, time[model.0] - before_other);
+            if others > had + most {
+                let number = stored.job.0;
+                return env.ledger.fail("models have the device in turns", || {
+                    format!(
+                        "worker-{who}: job {number} waits while others had {} ms more",
+                        (others - had) / 1_000
+                    )
+                });
+            }
+        }
+    }
+}

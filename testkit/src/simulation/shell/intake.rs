@@ -1,0 +1,96 @@
+//! What a worker takes: within its slots, nothing while it is paused or drains, nothing twice, and dangerous jobs alone.
+
+use vramq_core::event::Source;
+use vramq_core::ids::{JobKey, ModelIndex};
+
+use super::Shell;
+use super::accounts::SUSPECT_AFTER;
+use super::stored_job::StoredJob;
+use crate::simulation::agenda::{Micros, SECOND};
+use crate::simulation::env::Env;
+use crate::simulation::ledger::Kind;
+
+/// For how long a process knows what it has settled.
+const REMEMBERED: Micros = 280 * SECOND;
+
+/// Losses of quarantined jobs after which they are dead-lettered.
+const CRASHES_MAX: u32 = 5;
+
+impl Shell {
+    /// What live and stopping consumers may be sent, and what is left of those that ended, is within the slots.
+    pub(super) fn check_consume(&self, env: &mut Env, model: ModelIndex, prefetch: u16) {
+        let Some(session) = &self.session else { return };
+        let leases = || session.leases.iter().filter(|lease| lease.model == model);
+        let leased: usize = leases().map(|lease| usize::from(lease.prefetch)).sum();
+        let is_leased = |consumer| leases().any(|lease| Some(lease.consumer) == consumer);
+        let orphans = self.jobs.values().filter(|job| job.model == model && !is_leased(job.consumer)).count();
+        let slots = usize::from(self.core.status().models[model.0].slots);
+        let committed = leased + orphans + usize::from(prefetch);
+        if committed > slots {
+            let who = self.life.worker;
+            env.ledger.fail("prefetch stays within the slots", || {
+                format!("worker-{who}: {leased} for consumers, {orphans} others and {prefetch} more, with {slots} slots")
+            });
+        }
+    }
+
+    /// Quarantined jobs are taken one at a time, with nothing beside them.
+    pub(super) fn check_fetch(&self, env: &mut Env) {
+        let held = self.held();
+        if held > 0 || self.session.as_ref().is_some_and(|session| !session.leases.is_empty()) {
+            let who = self.life.worker;
+            env.ledger.fail("quarantined jobs run alone", || {
+                format!("worker-{who} fetches one beside {held} jobs")
+            });
+        }
+    }
+
+    pub(super) fn check_isolation(&self, env: &mut Env, source: Source) {
+        let quarantined = self.jobs.values().filter(|job| job.consumer.is_none()).count();
+        let leases = || self.session.iter().flat_map(|session| &session.leases);
+        let is_late =
+            |job: &StoredJob| job.consumer.is_some_and(|own| leases().all(|lease| lease.consumer != own));
+        // What a quorum queue delivers after the consumer's end is nobody's fault.
+        if self.jobs.values().any(is_late) {
+            return;
+        }
+        if (source == Source::Quarantine || quarantined > 0) && self.held() > 1 {
+            let (who, held) = (self.life.worker, self.held());
+            env.ledger.fail("quarantined jobs run alone", || {
+                format!("worker-{who} holds {held} jobs, {quarantined} of them quarantined")
+            });
+        }
+    }
+
+    /// A worker that is paused, or that drains, takes no jobs.
+    pub(super) fn check_takes(&self, env: &mut Env) {
+        if self.operators.is_paused || self.is_draining() {
+            let who = self.life.worker;
+            env.ledger.fail("a worker that is paused or drains takes no jobs", || format!("worker-{who}"));
+        }
+    }
+
+    /// What was answered here is not read again, and what may crash workers is not read among others.
+    pub(super) fn check_decode(&self, env: &mut Env, job: JobKey) {
+        let Some(stored) = self.jobs.get(&job) else { return };
+        let (who, number) = (self.life.worker, stored.job.0);
+        let twin = env.ledger.letter(stored.letter).twin;
+        let is_answered = self.answered.get(&twin).is_some_and(|(at, session)| {
+            env.now - at < REMEMBERED && self.sessions > *session && stored.returns > 0
+        });
+        if is_answered && env.ledger.job(stored.job).copies == 1 {
+            env.ledger
+                .fail("what was settled here is only acknowledged", || format!("worker-{who}: job {number}"));
+        }
+        let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else { return };
+        // A worker's own losses explain what comes back to it.
+        let returns = if self.sessions > 1 || self.gave_back { 0 } else { stored.returns };
+        let most = if stored.consumer.is_some() { SUSPECT_AFTER } else { CRASHES_MAX };
+        if headers.crashes.saturating_add(returns) >= most {
+            let crashes = headers.crashes;
+            env.ledger.fail("a job that may crash workers runs alone, and not for ever", || {
+                format!("worker-{who}: job {number} after {crashes} crashes and {returns} returns")
+            });
+        }
+    }
+}

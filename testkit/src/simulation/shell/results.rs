@@ -1,0 +1,86 @@
+//! What the end of a pass means for the jobs in it, as the world sees it: for the checks of what the worker makes of it.
+
+use vramq_core::action::PassOrder;
+use vramq_core::device::{OutOfMemory, PassError};
+use vramq_core::event::{PassEnd, PassResult};
+use vramq_schemas::{Attempt, Reason};
+
+use super::Shell;
+use super::passes::Flight;
+use crate::simulation::env::Env;
+
+impl Shell {
+    /// Takes note of what a pass's end means for its jobs, the limits and the device.
+    pub(super) fn note_result(&mut self, env: &Env, flight: &Flight, result: &PassResult) {
+        if flight.order.items.is_empty() {
+            return self.probed(env, result);
+        }
+        let mut keys: Vec<_> = flight.order.items.iter().map(|(key, _)| *key).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let is_serial = self.executors[flight.executor].is_serial();
+        match result {
+            PassResult::Failed(PassError::OutOfMemory(oom)) => {
+                let (alone, PassOrder { model, shape, items, .. }) = (flight.was_alone(oom), &flight.order);
+                self.ran_out(*model, *shape, oom, alone);
+                for key in keys {
+                    let first = items.iter().filter(|(of, _)| *of == key).map(|(_, item)| *item).min();
+                    let attempt = self.attempt(env, flight, oom, first.unwrap_or(0));
+                    self.jobs
+                        .get_mut(&key)
+                        .into_iter()
+                        .for_each(|stored| stored.ran_out.push(attempt.clone()));
+                }
+            }
+            PassResult::Failed(PassError::Crashed(_)) => {
+                for key in keys {
+                    self.jobs.get_mut(&key).into_iter().for_each(|stored| stored.programs_lost += 1);
+                }
+            }
+            PassResult::Failed(_) => {
+                for key in keys {
+                    if let Some(stored) = self.jobs.get_mut(&key) {
+                        stored.may_be_alone = true;
+                        stored.failed_at = if is_serial { Some(env.now) } else { stored.failed_at };
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// What the history of a job in a pass says of an out-of-memory. `item`: the first of the job in the pass.
+    fn attempt(&self, env: &Env, flight: &Flight, oom: &OutOfMemory, item: u32) -> Attempt {
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        Attempt {
+            at_ms: env.unix_ms(),
+            worker: format!("worker-{}", self.life.worker),
+            device: format!("device-{}", self.device),
+            outcome: Reason::OutOfMemory.as_str().to_owned(),
+            item,
+            items: count(flight.order.items.len()),
+            longest: count(flight.order.shape.longest),
+            asked: oom.asked,
+            free: oom.free,
+            total: oom.total,
+            foreign: oom.foreign,
+            alone: flight.was_alone(oom),
+        }
+    }
+
+    /// Takes note of what each job had of a pass that fitted, by what its items cost.
+    pub(super) fn note_times(&mut self, env: &Env, flight: &Flight, end: &PassEnd) {
+        if !matches!(end.result, PassResult::Done) {
+            return;
+        }
+        let took = u64::try_from(end.took.as_micros()).unwrap_or(u64::MAX);
+        for ((key, item), job) in flight.order.items.iter().zip(&flight.jobs) {
+            let cost =
+                env.ledger.job(*job).spec.costs.get(*item as usize).copied().unwrap_or(0).max(1) as u64;
+            if let Some(stored) = self.jobs.get_mut(key) {
+                // To the nanosecond, or a thousand items would lose a millisecond.
+                stored.had_device += took * 1_000 * cost / (flight.order.shape.cost.max(1) as u64);
+            }
+        }
+    }
+}
