@@ -78,6 +78,7 @@ impl Ended {
         match &end.result {
             _ if !self.is_ours => {}
             PassResult::Lost(_) | PassResult::Skipped => {}
+            PassResult::Cancelled => expected.pass = pass(PassOutcome::Cancelled, 0),
             PassResult::Done if is_probe => expected.probe = Some(ProbeResult::Passed),
             PassResult::Failed(PassError::OutOfMemory(_)) if is_probe => {
                 expected.probe = Some(ProbeResult::OutOfMemory);

@@ -147,7 +147,10 @@ impl Shell {
             PassResult::Failed(PassError::OutOfMemory(_)) if self.health.failed > 0 => {
                 self.health.failed_at = env.now;
             }
-            PassResult::Failed(PassError::OutOfMemory(_)) | PassResult::Skipped | PassResult::Lost(_) => {}
+            PassResult::Failed(PassError::OutOfMemory(_))
+            | PassResult::Skipped
+            | PassResult::Cancelled
+            | PassResult::Lost(_) => {}
             PassResult::Failed(_) | PassResult::Unavailable(_) => {
                 self.health.findings += u32::from(self.health.failed == 0);
                 (self.health.failed, self.health.failed_at) = (self.health.failed + 1, env.now);

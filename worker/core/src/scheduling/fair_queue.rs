@@ -253,7 +253,8 @@ impl Flow {
     }
 
     /// Brings a caller to the front that may take something in this round. If none may, the next round begins: as many quanta
-    /// for each caller as the first of them needs to take something. Callers of which nothing fits the pass have no part in it.
+    /// for each caller as the first of them needs to take something. Callers of which nothing fits the pass keep
+    /// nobody waiting.
     pub(super) fn next_round(&mut self, quantum: usize) {
         let may_take = |caller: &Caller| self.callers.get(caller).is_some_and(CallerQueue::may_take);
         if let Some(at) = self.order.iter().position(may_take) {
@@ -262,8 +263,7 @@ impl Flow {
         let quantum = quantum.cast_signed() as i64;
         let most = self.callers.values().filter(|queue| !queue.is_out).map(|queue| queue.deficit).max();
         let rounds = -most.unwrap_or(0) / quantum + 1;
-        let of_round = self.callers.values_mut().filter(|queue| !queue.is_out);
-        of_round.for_each(|queue| queue.deficit += rounds * quantum);
+        self.callers.values_mut().for_each(|queue| queue.deficit += rounds * quantum);
         self.debts.retain(|_, debt| {
             *debt += rounds * quantum;
             *debt < 0

@@ -1,7 +1,7 @@
 //! Tests of the scheduler: how models share the device, and whose pass waits for memory.
 
 use std::collections::VecDeque;
-use std::num::{NonZeroU16, NonZeroU32};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use proptest::prelude::*;
