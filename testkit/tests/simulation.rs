@@ -30,6 +30,7 @@ const REGRESSIONS: &[(u64, &str)] = &[
     (226, "a model's backlog had a claim on all time that another model had had before"),
     (28, "a caller whose next item did not fit kept others from the pass"),
     (19, "a large job whose inputs were being fetched went back to the queue of all jobs"),
+    (523, "the first wait for memory of a job's next item was as long as the last one of the item before"),
     (223, "a refused message was offered again too late, because its wait was capped before its jitter"),
 ];
 

@@ -218,7 +218,9 @@ impl World {
         if *now < plan.busy {
             return;
         }
-        if ledger.open() > 0 || self.left_in_queues().is_some() {
+        // A pass of a lost session may hang, until its worker gives it up.
+        let is_busy = self.workers.iter().flatten().any(Shell::has_passes);
+        if ledger.open() > 0 || is_busy || self.left_in_queues().is_some() {
             self.ended_at = None;
             self.is_over = *now > plan.busy + SETTLED_WITHIN;
             return;

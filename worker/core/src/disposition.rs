@@ -164,10 +164,7 @@ pub(crate) fn after_out_of_memory(
 /// The headers with one attempt more: a pass that ran out of memory.
 fn with_attempt(headers: &JobHeaders, item: u32, pass: &PassFacts<'_>, oom: &OutOfMemory) -> JobHeaders {
     let mut next = headers.clone();
-    if headers.history.last().is_some_and(|last| item > last.item) {
-        // The item that it waited for before has run.
-        next.delays = 0;
-    }
+    next.delays = delays_before(headers, item);
     if headers.attempt == 0 {
         next.batch_hint_max = headers.batch_hint;
     }
@@ -211,6 +208,12 @@ fn after_all_attempts(
         cause: Cause::Larger,
         otherwise: Some(otherwise),
     })
+}
+
+/// How often a job has waited for memory for its item of this index: none for an item that it did not wait for before, which has run.
+pub(crate) fn delays_before(headers: &JobHeaders, item: u32) -> u32 {
+    let is_another = headers.history.last().is_some_and(|last| item > last.item);
+    if is_another { 0 } else { headers.delays }
 }
 
 /// The engine failed on a pass, and the device is well. Nothing is decided yet about jobs that shared the pass: each is

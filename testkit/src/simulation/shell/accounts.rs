@@ -279,7 +279,8 @@ fn is_cause(cause: Cause, before: &JobHeaders, headers: &JobHeaders, route: &Rou
         Cause::ReplyQueueFull => waited && !ran_out,
         Cause::StoreUnavailable => headers.store_waits > before.store_waits && !ran_out,
         Cause::Suspect => matches!(route, Route::Quarantine) && !ran_out,
-        Cause::Bulk | Cause::Turn => !ran_out && headers.crashes == before.crashes,
+        Cause::Bulk => !ran_out && headers.crashes == before.crashes,
+        Cause::Turn => !ran_out,
         Cause::Counted | Cause::HandedOver => !ran_out && !waited,
         Cause::WrongRevision | Cause::Moved => false,
     }

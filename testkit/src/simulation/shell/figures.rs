@@ -205,7 +205,8 @@ impl Shell {
             // A model keeps slots for large jobs.
             let slots = usize::from(told.slots.saturating_sub(2).max(1));
             let least = passes.div_ceil(*largest).min(slots).min(slots / 2 + 1);
-            if load.backlog > SETTLED_AFTER && prefetch + others < least {
+            // A single slot serves large jobs and others in turns.
+            if told.slots > 1 && load.backlog > SETTLED_AFTER && prefetch + others < least {
                 return Some("too little work for its device");
             }
             let per_second = 1_000_000 / env.plan.models[at].micros_per_cost as usize;

@@ -155,6 +155,11 @@ impl Shell {
         self.exit
     }
 
+    /// Passes are with its executors, of whatever session.
+    pub fn has_passes(&self) -> bool {
+        !self.passes.is_empty()
+    }
+
     pub fn die_after(&mut self, actions: u32) {
         self.die_after = Some(actions);
     }

@@ -10,7 +10,9 @@ use crate::action::Action;
 use crate::backoff;
 use crate::device::{OutOfMemory, PassError};
 use crate::device_health::ProbeResult;
-use crate::disposition::{JobOutcome, PassFacts, after_failure, after_invalid_input, after_out_of_memory};
+use crate::disposition::{
+    JobOutcome, PassFacts, after_failure, after_invalid_input, after_out_of_memory, delays_before,
+};
 use crate::event::{Delivery, PassEnd, PassResult, Source};
 use crate::handlers::health::Blame;
 use crate::ids::{JobKey, ModelIndex};
@@ -273,12 +275,12 @@ impl Core {
             let Some(running) = self.jobs.running(job).filter(undecided) else { continue };
             let outcome = match error {
                 PassError::OutOfMemory(oom) => {
-                    let item =
-                        pass.items.iter().filter(|(of, ..)| *of == job).map(|(_, item, _)| *item).min();
-                    let delay_ms =
-                        backoff::for_memory(running.headers.delays.saturating_add(1), &mut self.random);
+                    let items = pass.items.iter().filter(|(of, ..)| *of == job).map(|(_, item, _)| *item);
+                    let item = items.min().unwrap_or(0);
+                    let delays = delays_before(&running.headers, item).saturating_add(1);
+                    let delay_ms = backoff::for_memory(delays, &mut self.random);
                     let facts = PassFacts { delay_ms, ..facts.clone() };
-                    Some(after_out_of_memory(&running.headers, item.unwrap_or(0), &facts, oom))
+                    Some(after_out_of_memory(&running.headers, item, &facts, oom))
                 }
                 PassError::InvalidInput { text, .. } => {
                     after_invalid_input(&running.headers, &facts, job, invalid, text)
