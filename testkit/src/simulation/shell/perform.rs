@@ -35,7 +35,7 @@ impl Shell {
             Action::Ack { channel, frames } => self.ack(env, channel, &frames),
             Action::SaveLimits => self.save_limits(env),
             Action::Answer { request, answer, text, last } => {
-                self.answered(env, request, answer, &text, last)
+                self.answered(env, request, answer, &text, last);
             }
             Action::SetLog { request, directives } => self.log_set(env, request, &directives),
             Action::TrimDevice => self.check_trim(env),

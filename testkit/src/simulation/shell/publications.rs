@@ -155,7 +155,7 @@ impl Shell {
         stored.is_part_out &= matches!(publication, Publication::ReplyAgain);
         match publication {
             Publication::Requeue { headers, route } => {
-                stored.requeue = Some((headers.clone(), route.clone()))
+                stored.requeue = Some((headers.clone(), route.clone()));
             }
             Publication::FailureNotice(rejection) if rejection.reason == Reason::Withdrawn => {
                 stored.end = Some(SeenEnd::Withdrawn);

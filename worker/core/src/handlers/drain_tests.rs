@@ -93,7 +93,7 @@ fn a_full_queue_is_offered_a_job_until_a_fifth_of_the_drain_is_left() {
         let outcome = PublishOutcome::Refused { destination: "m".to_owned() };
         actions = worker.apply(Event::Published { job: JobKey(1), outcome });
         if requeued(&actions).is_empty() {
-            actions = worker.to_next_timer();
+            actions = worker.until_next_timer();
         }
     }
     // While there was time it was offered again.

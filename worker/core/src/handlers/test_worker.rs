@@ -280,7 +280,7 @@ impl Worker {
     }
 
     /// Lets time pass until the next timer is due.
-    pub(super) fn to_next_timer(&mut self) -> Vec<Action> {
+    pub(super) fn until_next_timer(&mut self) -> Vec<Action> {
         self.now = self.core.next_timer().expect("a timer is set");
         self.apply(Event::Timer)
     }
