@@ -1,5 +1,5 @@
-//! Who a client is, from files: a certificate with its key, or a password. They are read for each connection, so that they can be
-//! replaced while a program runs.
+//! Reads a client's credentials from files: a certificate with its key, or a password. Each connection reads them again, so that you can
+//! replace the files while a program runs.
 
 use std::io;
 use std::path::{Path, PathBuf};

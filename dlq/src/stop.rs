@@ -1,4 +1,4 @@
-//! Requests to end an action before it is through.
+//! Requests to end an action before it has finished.
 
 use tokio::sync::mpsc;
 

@@ -1,4 +1,4 @@
-//! Whether the gateway takes requests.
+//! Whether the gateway still takes requests, or drains.
 
 /// Whether the gateway serves, drains, or ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

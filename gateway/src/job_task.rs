@@ -1,4 +1,4 @@
-//! The task of one job: publishes it, follows it, and after a withdrawal waits until it has ended.
+//! The task of one job: publishes the job, follows it, and after a withdrawal waits until the job has ended.
 
 use std::sync::Arc;
 use std::time::Duration;

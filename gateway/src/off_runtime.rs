@@ -1,4 +1,4 @@
-//! Runs long work beside the runtime, so that it does not hold up other requests.
+//! Runs long work outside the runtime's threads, so that it does not hold up other requests.
 
 /// Work over so many bytes and more runs off the runtime.
 const BLOCKING_BYTES: usize = 64 * 1024;

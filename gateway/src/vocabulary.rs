@@ -1,5 +1,5 @@
-//! A vocabulary of OpenAI's tokenizers (tiktoken). Its clients may send token ids instead of texts; the vocabulary turns these ids into
-//! the texts again.
+//! A vocabulary of OpenAI's tokenizers (tiktoken). OpenAI's clients may send token ids instead of texts; the vocabulary turns these ids
+//! back into texts.
 
 use std::fmt;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! The AMX unit of this machine against the model of its tiles, if it has one: what `examples/amx.rs` does.
+//! Compares the machine's AMX unit, if it has one, with the model of AMX tiles, as `examples/amx.rs` does.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,4 @@
-//! What a caller learns of its job: how far it is, and its result.
+//! What a caller learns about its job: its progress and its result.
 
 use vramq_schemas::{ItemProgress, Output};
 

@@ -1,5 +1,5 @@
-//! What the JSON outputs of a reply may take. Workers count before they publish exactly what clients count while they read, so that
-//! no reply is published that its caller cannot read.
+//! How many bytes the JSON outputs of a reply may take. Before they publish, workers count exactly what clients count while they read. So
+//! workers publish no reply that its caller cannot read.
 
 use std::cell::Cell;
 use std::io;

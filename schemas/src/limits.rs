@@ -1,4 +1,4 @@
-//! The most that a body may have.
+//! Upper limits for what a body may hold.
 
 /// The largest body, in bytes: 16 MiB, the largest message that RabbitMQ 4 takes by default. Larger inputs and
 /// outputs travel by reference.

@@ -1,5 +1,5 @@
-//! The names that workers give to outputs in a store. From its job's facts alone a reader knows which names a job's outputs have, and so
-//! that no job can pass off another one's output as its own.
+//! The names that workers give to outputs in a store. A reader computes the names of a job's outputs from facts of the job alone. So no
+//! job can pass off another job's output as its own.
 
 use std::fmt::Write as _;
 

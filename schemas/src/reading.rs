@@ -1,4 +1,4 @@
-//! Reads texts, and lists of which the length is bounded.
+//! Reads texts, and lists of bounded length.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Macros that make tests out of test bodies: one for each set-up that a body runs on.
+//! Macros that make several tests of one test body: a test for each set-up.
 
 /// Makes one test per kind of queue and encoding out of each async function over a `TestEnv`.
 #[macro_export]

@@ -1,4 +1,4 @@
-//! Who this worker is.
+//! The name and version of this worker.
 
 /// The worker's name and version: named in replies, dead letters, heartbeats, metrics and spans.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! The outputs of a run of items, on their way into a reply.
+//! The outputs of consecutive items of a job, on their way into a reply.
 
 use std::sync::OnceLock;
 

@@ -1,5 +1,5 @@
-//! The size of outputs on the wire: an estimate before they are written, by which replies are cut, and an upper bound before they are
-//! computed.
+//! The size of outputs on the wire: an estimate before outputs are encoded, by which replies are cut into parts, and an upper bound before
+//! they are computed.
 
 use vramq_core::rejection::Rejection;
 use vramq_core::units::Mib;

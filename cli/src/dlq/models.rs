@@ -1,5 +1,5 @@
-//! Learns which models have dead letters: AMQP cannot list queues, so workers name their models, and the broker is asked about
-//! each.
+//! Finds out which models have dead letters. AMQP cannot list queues, so it takes the models from the workers' heartbeats and asks the
+//! broker about each.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The dead letters in `vramq status --watch`: a list, and what explains the letter that is opened. Pure.
+//! The dead letters in `vramq status --watch`: a list, and the explanation of the one that is open. Pure.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};

@@ -1,4 +1,4 @@
-//! The table `[broker]`: where the broker is, and who the gateway is there.
+//! The table `[broker]`: where the broker is, and as which user the gateway connects.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Jobs that came over HTTP: each has an entry with its state and events. Its task is in [`job_task`](crate::job_task).
+//! Jobs that came over HTTP. Each has an entry with its state and events. The task of a job is in [`job_task`](crate::job_task).
 
 pub mod earlier;
 pub mod entry;

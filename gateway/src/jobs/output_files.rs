@@ -1,4 +1,4 @@
-//! Outputs that a worker wrote to a store: which of them are a job's own, and their ids as files.
+//! Outputs that a worker wrote to a store: which of them belong to a job, and their ids as files.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! `/livez`, `/readyz`, its name in text-embeddings-inference `/health`, and `/metrics`: for orchestrators and Prometheus. No key is needed.
+//! `/livez`, `/readyz` and `/metrics`, for orchestrators and Prometheus. `/health`, as in text-embeddings-inference, is `/readyz`. No key
+//! is needed.
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};

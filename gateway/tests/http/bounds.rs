@@ -1,4 +1,4 @@
-//! What a gateway has no room for gets a 429 that says when to come again; after that it is taken.
+//! A request for which the gateway has no room gets a 429 that says when to try again. The gateway takes it at that time.
 
 use std::io::Read as _;
 use std::net::TcpStream;

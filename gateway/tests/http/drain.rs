@@ -1,4 +1,4 @@
-//! A gateway that stops: takes nothing new, answers what waits, and gives the rest its jobs' ids.
+//! A gateway that stops takes no new requests, answers those that wait, and gives the others the ids of their jobs.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! The events of jobs: their order, what they say, and how a client that lost its connection goes on.
+//! The events of jobs: their order, what they say, and how a client that lost its connection resumes.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Cursor, Lines, Read};

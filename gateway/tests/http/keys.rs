@@ -1,4 +1,4 @@
-//! API keys: what each gives access to, its share, and the file that they are in.
+//! API keys: what each key gives access to, its share, and the file with the keys.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! The least permissions of docs/security.md suffice for a gateway, with its second user for operators, and protect what is not its own.
+//! The least permissions of docs/security.md suffice for a gateway, with its second user for operators, and give it no access to what
+//! belongs to others.
 
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueBindOptions};
 use lapin::types::FieldTable;

@@ -1,4 +1,4 @@
-//! Media types and sizes of images and audio, read from their headers. Whatever is not understood has none.
+//! Media types and sizes of images and audio, read from their headers. Bytes of an unknown format have no media type.
 
 /// The media type of an image, of audio or of a PDF, by its first bytes. Containers that hold several (MP4, Matroska) have none.
 pub fn media_type(data: &[u8]) -> Option<&'static str> {

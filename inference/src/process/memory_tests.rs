@@ -1,4 +1,4 @@
-//! Tests of the account: which memory is missing, and who makes room.
+//! Tests of the memory account of processes: which memory is missing, and which process makes room.
 
 use super::*;
 

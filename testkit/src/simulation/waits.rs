@@ -1,4 +1,4 @@
-//! How long jobs wait for their first pass while nothing is wrong: the bound of a caller's wait.
+//! Checks how long jobs wait for their first pass while nothing is wrong.
 
 use super::agenda::{Micros, SECOND};
 use super::ledger::{JobNumber, Ledger};

@@ -1,4 +1,4 @@
-//! Rejected bodies: broken in each encoding, no job, or too large. Each job ends once and is reported to its caller.
+//! Rejected bodies: broken in one of the encodings, not a job, or too large. Each ends once, and its caller gets a report.
 
 use anyhow::{Result, ensure};
 use vramq_schemas::{BODY_BYTES_MAX, Encoding, Input, Reason, ReplyKind, codec};

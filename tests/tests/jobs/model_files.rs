@@ -1,4 +1,4 @@
-//! `models/fetch`: a model whose bytes are not the expected ones is not put in place.
+//! `models/fetch`: it installs no model whose bytes differ from the expected ones.
 
 use std::path::Path;
 

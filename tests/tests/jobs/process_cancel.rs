@@ -1,5 +1,5 @@
-//! Jobs that their callers withdraw while a program runs them: the program is told to stop, and ended if it does not. A pass that
-//! another job needs goes on.
+//! Jobs that their callers withdraw while a program runs them: the worker cancels the pass, and ends the program if it does not stop. A
+//! pass that another job needs goes on.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! What programs call invalid or do wrong, and what is wrong in their configuration: told where it belongs, and nobody else's matter.
+//! Items that programs call invalid, mistakes of programs, and faults in their configuration. Each is reported where it belongs and
+//! affects no other job.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;

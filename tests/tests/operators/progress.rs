@@ -1,4 +1,4 @@
-//! The progress of `vramq submit` on a terminal: a bar while jobs wait and run, and a line when it is through.
+//! The progress of `vramq submit` on a terminal: a bar while jobs wait and run, and a line at the end.
 
 use anyhow::{Result, ensure};
 use vramq_tests::on_one_setup;

@@ -1,4 +1,5 @@
-//! How a program says who it is: by a certificate of its own, by the name in it, by a password in a file that is replaced.
+//! How a program logs in at the broker: with a certificate, by the name in the certificate, or with a password from a file that is
+//! replaced.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! A further queue of a model that its owner deletes, or makes again with other arguments: it costs its own consumers, and no session.
+//! The owner of a model's further queue deletes it, or makes it again with other arguments. The worker loses that queue's consumers, and
+//! no session.
 
 use std::collections::BTreeSet;
 

@@ -1,8 +1,8 @@
 //! Acknowledges several deliveries of a channel with one frame. What comes in are deliveries whose ack is due; what goes out are frames.
 //!
-//! A broker numbers the deliveries of a channel from 1 on without gaps, and an ack with `multiple` covers all up to its number.
-//! Use `multiple` only when every earlier delivery is settled: a number that the worker has not seen yet may be a job that is
-//! being delivered; all deliveries after it are then acked one by one.
+//! A broker numbers the deliveries of a channel from 1 on without gaps, and an ack with `multiple` covers all up to its number. Use
+//! `multiple` only when every earlier delivery is settled. A number that the worker has not seen yet may be a job that is being delivered.
+//! All deliveries after such a number are acked one by one.
 
 use std::collections::BTreeMap;
 

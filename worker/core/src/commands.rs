@@ -1,5 +1,5 @@
-//! Operators' commands that wait: pauses until the broker sends no more, cancellations until their job is settled. What comes in are
-//! commands and the ends of jobs; what goes out are the requests that can be answered.
+//! Operators' commands that wait. A pause waits until the broker sends no more jobs; a cancellation waits until its job is settled. What
+//! comes in are commands and the ends of jobs; what goes out are the requests that can be answered.
 
 use vramq_schemas::Reason;
 

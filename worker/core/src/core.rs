@@ -1,5 +1,5 @@
-//! The state of a worker. What comes in is an event; the handler that it goes to (`handlers/`) adds actions, and those go out. Each
-//! sub-state owns its own fields.
+//! The state of a worker. What comes in is an event. Its handler (`handlers/`) adds actions, and these go out. Each sub-state owns its own
+//! fields.
 
 use std::time::{Duration, Instant};
 

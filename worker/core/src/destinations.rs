@@ -1,5 +1,5 @@
 //! Remembers reply queues that are full or silent, so that the jobs of their callers do not take the slots of others. What comes in is how
-//! each reply was taken; what goes out is whether a job has to wait unrun.
+//! the broker took each reply; what goes out is whether a job has to wait unrun.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -1,13 +1,13 @@
 //! Decides whether the device and its engine work. Pure.
 //!
-//! If a pass fails although it had memory, the job or the device is at fault. A sick device would fail one job after the other,
-//! and all of them would be dead-lettered. So before a job is blamed, a health probe runs: a small pass that is known to be good.
-//! Another one runs before each quarantined job, because only a job that ran on a device that was well can have made it sick. If
-//! a probe fails, the worker stops consuming until a later probe succeeds, and exits after several failures. A probe that runs
-//! out of memory shows nothing: the process that took the memory may be the reason why the pass failed.
+//! If a pass fails although it had memory, the job or the device is at fault. A sick device would fail one job after the other, and all of
+//! them would be dead-lettered. So before a job is blamed, a health probe runs: a small pass that is known to be good. Another probe runs
+//! before each quarantined job: a job made the device sick only if the device was well before. If a probe fails, the worker stops
+//! consuming until a later probe succeeds, and exits after several failures. A probe that runs out of memory shows nothing: the process
+//! that took the memory may be the reason why the pass failed.
 //!
-//! All this concerns the device's own thread. Programs have processes of their own, and go on beside a probe, unless one has shown
-//! nothing. While the device is known to be sick no pass starts.
+//! All this concerns the device's own thread. Programs have processes of their own and go on beside a probe, unless an earlier probe has
+//! shown nothing. While the device is known to be sick, no pass starts.
 
 use std::time::{Duration, Instant};
 

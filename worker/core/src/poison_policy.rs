@@ -1,10 +1,10 @@
 //! Decides which jobs may be the reason why workers crash. What comes in is how a job arrived; what goes out is whether it runs, moves to
 //! the quarantine, or is dead-lettered. Pure.
 //!
-//! A worker that dies loses all its unacknowledged jobs, one of which may have killed it. The broker only reports that they are
-//! redelivered. So a job that was redelivered once runs again. A job that was redelivered twice moves to the quarantine, from
-//! which a worker takes one job at a time and runs nothing else meanwhile. If a job is redelivered from there, the worker that
-//! died held only this job.
+//! A worker that dies loses all its unacknowledged jobs. One of them may have killed it. The broker only reports that they are
+//! redelivered. So a job that was redelivered once runs again. A job that was redelivered twice moves to the quarantine, from which a
+//! worker takes one job at a time and runs nothing else meanwhile. If a job is redelivered from there, the worker that died held only this
+//! job.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
 //! Decides what a redelivery means: the message was settled before, was given back, was lost with a session, or a worker crashed. Owns
-//! what this process remembers of messages that it has seen.
+//! what this process remembers about messages that it has seen.
 
 use std::time::Instant;
 

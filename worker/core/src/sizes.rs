@@ -1,4 +1,5 @@
-//! How much the core keeps, and what bounds it. Each state knows its own bound; the simulation checks all of them every second.
+//! How many entries the collections of the core hold, and the bound of each. Each state knows its own bounds; the simulation checks all of
+//! them every second.
 
 /// A collection of the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

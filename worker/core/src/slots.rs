@@ -1,5 +1,5 @@
-//! How many jobs a worker may hold. What comes in is the memory that is free and what a job needs; what goes out are slots, or why no job
-//! fits. Pure.
+//! How many jobs a worker may hold. What comes in is the free memory and what a job needs; what goes out are slots, or the reason why no
+//! job fits. Pure.
 
 use std::fmt;
 use std::num::NonZeroU16;

@@ -1,5 +1,5 @@
-//! The report of `vramq-worker doctor`: device, memory, weights, bytes per job and slots with which a worker would start, and how
-//! fast it would be.
+//! The report of `vramq-worker doctor`: the device, memory, weights, bytes per job and slots that a worker would start with, and how fast
+//! the device is.
 
 pub mod cuda;
 mod throughput;

@@ -1,8 +1,8 @@
 //! The channels of one model's jobs: one for its own queue, its large jobs and its quarantine, and one for each further queue.
 //!
-//! The broker closes a channel on which a queue is asked for that is not there. So a further queue, which others may delete, has a
-//! channel of its own, and loses nothing but that. When the queue is found again, it gets another one: RabbitMQ's acks name a
-//! message by its number in a classic queue, and one of the deleted queue would settle whatever has that number in its successor.
+//! The broker closes a channel that asks for a queue that does not exist. So a further queue, which others may delete, has a channel of
+//! its own, and its loss costs only that channel. When the worker finds the queue again, it opens a new channel. In a classic queue
+//! RabbitMQ acks a message by its number: an ack for the deleted queue would settle the message that has this number in the new queue.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;

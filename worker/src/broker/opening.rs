@@ -1,4 +1,4 @@
-//! Opens a session: declares the topology, then opens the channels for jobs, publishing, commands and counts.
+//! Opens a session with the broker: declares the topology, then opens the channels for jobs, publishing, commands and counts.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What of a job goes along when it is published again: its properties, its publisher, the headers of others. Pure.
+//! What a republished job keeps: its properties, its publisher, and the headers that are not the workers' own. Pure.
 
 use lapin::BasicProperties;
 use lapin::types::FieldTable;

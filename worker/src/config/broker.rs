@@ -1,4 +1,4 @@
-//! The table `[broker]`: where the broker is, who the worker is there, and what it declares.
+//! The table `[broker]`: where the broker is, as which user the worker connects, and what it declares.
 
 use std::time::Duration;
 

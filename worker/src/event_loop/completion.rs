@@ -1,4 +1,4 @@
-//! Results of what the event loop has started: on threads, and at the broker.
+//! Results of operations that the event loop has started: on threads, and at the broker.
 
 use std::sync::Arc;
 

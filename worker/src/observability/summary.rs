@@ -1,4 +1,4 @@
-//! What logs and spans need of a job. It is kept until the job is settled, longer than the job's body.
+//! The facts of a job that logs and spans need. The worker keeps them until the job is settled, longer than the job's body.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

@@ -1,15 +1,15 @@
 //! Finds where a long text can be cut so that the tokens before the cut are those of the whole text: for BPE and Unigram.
 //!
-//! Both models have a property in common: if no token reaches across a place, what is before it is tokenised as if nothing
-//! followed. BPE merges neighbours, so that nothing behind such a place takes part in a merge before it; Unigram's best path leads
-//! through it, and is the best one up to there. So a place is safe if
+//! Both models have a property in common: if no token reaches across a place, the text before it has the same tokens as if nothing
+//! followed. BPE merges neighbours, so nothing behind such a place takes part in a merge before it. Unigram's best path leads through the
+//! place, and is also the best path up to it. So a place is safe if
 //!
 //! 1. the normalizer makes the same of the text before it, whatever follows,
 //! 2. no piece of text around it is a token of the vocabulary or an added token, and
 //! 3. the pre-tokenizer's words before it are the same, whatever follows: regular expressions look ahead behind spaces, and take
 //!    contractions such as `'re` as a whole.
 //!
-//! This holds for the normalizers, pre-tokenizers and models that are listed here. Texts of other tokenizers are not cut.
+//! This holds for the normalizers, pre-tokenizers and models that this file lists. Texts of other tokenizers are not cut.
 
 use tokenizers::normalizers::Replace;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;

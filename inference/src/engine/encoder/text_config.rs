@@ -1,4 +1,4 @@
-//! Reads how a model folder has its texts tokenised: the most tokens of a text, and lower case.
+//! Reads how texts of a model folder are tokenised: the most tokens of a text, and whether texts are put into lower case.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,6 @@
-//! What transformers changes of a `tokenizer.json` when it loads one: some of its classes make the normalizer or the
-//! pre-tokenizer anew, by keys of `tokenizer_config.json` and by defaults of their own. Without this a folder would get other token ids.
+//! What transformers changes in a `tokenizer.json` when it loads one. Some of its classes build the normalizer or the pre-tokenizer again,
+//! from keys of `tokenizer_config.json` and from their own defaults. Without these changes the token ids would differ from those of
+//! transformers.
 
 use serde::Deserialize;
 use tokenizers::normalizers::{BertNormalizer, Lowercase, Sequence};

@@ -1,4 +1,4 @@
-//! What a slot does with its process: gives it one pass after the other until it is to end, and ends it.
+//! Gives a slot's process one pass after the other until the process has to end, and ends it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

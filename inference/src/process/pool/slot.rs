@@ -1,5 +1,5 @@
-//! A slot for one process: starts the process when there is work and memory, has it run passes (`passes.rs`) until it ends, and waits
-//! until its memory returned.
+//! A slot for one process: starts the process when there is work and memory, lets it run passes (`passes.rs`) until it ends, and waits
+//! until the device has its memory back.
 
 use std::sync::Arc;
 

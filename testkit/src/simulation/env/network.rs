@@ -1,4 +1,4 @@
-//! The broker goes on in steps, its frames travel to their clients, and connections are lost.
+//! Moves the broker on in steps, delivers its frames to the clients, and breaks connections.
 
 use super::super::agenda::{Happening, MILLI};
 use super::super::broker::{ChannelId, ConnectionId, Emitted, Frame, Step};

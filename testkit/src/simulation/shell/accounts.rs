@@ -1,4 +1,4 @@
-//! What the headers of another attempt, or of a dead letter, say of the job's past: the truth, in numbers and in order.
+//! Checks what the headers of another attempt or of a dead letter say about the job's past: that numbers and order are true.
 
 use vramq_core::action::Route;
 use vramq_core::event::Source;

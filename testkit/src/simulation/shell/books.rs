@@ -1,4 +1,4 @@
-//! What a worker counts for metrics and heartbeats: exactly what happened, event by event.
+//! Checks what a worker counts for metrics and heartbeats: exactly what happened, event by event.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What heartbeats say, second by second: the jobs that are there, the memory that is there, and a state that is explained by it.
+//! Checks each second what heartbeats say: the jobs and the memory are those of the worker, and they explain the state.
 
 use std::collections::VecDeque;
 

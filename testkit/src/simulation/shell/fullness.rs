@@ -1,4 +1,4 @@
-//! Passes are as full as they can be, and the models of a device have it in turns.
+//! Checks that passes are as full as they can be, and that the models of a device take turns.
 
 use vramq_core::action::PassOrder;
 use vramq_core::device::PassShape;

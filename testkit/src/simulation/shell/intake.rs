@@ -1,4 +1,4 @@
-//! What a worker takes: within its slots, nothing while it is paused or drains, nothing twice, and dangerous jobs alone.
+//! Checks what a worker takes: no more than its slots, nothing while it is paused or drains, nothing twice, and quarantined jobs alone.
 
 use vramq_core::event::Source;
 use vramq_core::ids::{JobKey, ModelIndex};

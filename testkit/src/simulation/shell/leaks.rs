@@ -1,4 +1,5 @@
-//! Leaks: a worker tells how much its process holds more than after its first passes, and ends in a restart when that fills the device.
+//! Checks leaks: a worker reports how much more memory its process holds than after its first passes, and restarts when that fills the
+//! device.
 
 use vramq_core::event::Reading;
 use vramq_core::status::{MemoryStatus, Status};

@@ -1,5 +1,5 @@
-//! Learned limits: what ran out of memory alone on its device is not tried again, the limits grow back in small steps, and a worker
-//! that starts again knows them.
+//! Checks learned limits: a size that ran out of memory on an otherwise idle device is not tried again, the limits grow back in small
+//! steps, and a worker that starts again knows them.
 
 use std::collections::BTreeMap;
 

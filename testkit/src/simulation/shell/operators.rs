@@ -1,4 +1,4 @@
-//! Operators' commands and their answers: each has one last answer in time, and says what the worker then does.
+//! Checks operators' commands and their answers: each command gets one last answer in time, and the worker does what that answer says.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! When a worker does things: refused messages are offered again with growing waits, drains end in time, and a sick device is probed.
+//! Checks when a worker acts: it offers refused messages again with growing waits, drains end in time, and it probes a sick device.
 
 use std::time::Duration;
 

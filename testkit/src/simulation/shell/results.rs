@@ -1,4 +1,4 @@
-//! What the end of a pass means for the jobs in it, as the world sees it: for the checks of what the worker makes of it.
+//! What the end of a pass means for the jobs in it, as the simulated world sees it. Checks compare it with what the worker decides.
 
 use vramq_core::action::PassOrder;
 use vramq_core::device::{OutOfMemory, PassError};

@@ -1,4 +1,4 @@
-//! A session with the broker, as the shell keeps it.
+//! A session with the broker, as the simulated shell keeps it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,7 +2,8 @@
 //! out is which consumer starts or stops next. The queue of large jobs has a few slots of its own, and the queues that jobs come from
 //! share the others by weight (`shares.rs`).
 //!
-//! Invariant: what the live consumers may be sent, and what was sent to stopped ones and is not settled, never exceeds the slots.
+//! Invariant: the jobs that the broker may send to live consumers, and the unsettled jobs of stopped consumers, together never exceed the
+//! slots.
 
 mod queue_consumers;
 mod shares;

@@ -1,10 +1,11 @@
 //! The consumers of one queue. What comes in is how many jobs the worker wants to hold and may hold; what goes out is which consumer
 //! starts or stops next. Owns the started consumers with their prefetch, and counts their unacknowledged deliveries.
 //!
-//! A prefetch does not change under a live consumer. So a worker has several, each with a part of its credit, and starts and stops
-//! them one by one: the first for one job, and each further one for as many as all before it together.
+//! A prefetch does not change under a live consumer. So a worker has several, each with a part of its credit, and starts and stops them
+//! one by one: the first consumer is for one job, and each further one for as many as all before it together.
 //!
-//! Invariant: what the live consumers may be sent, and what was sent to stopped ones and is not settled, never exceeds the slots.
+//! Invariant: the jobs that the broker may send to live consumers, and the unsettled jobs of stopped consumers, together never exceed the
+//! slots.
 
 use std::num::NonZeroU16;
 

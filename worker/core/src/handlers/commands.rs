@@ -1,4 +1,4 @@
-//! Carries out the commands of operators, and answers them as far as they have come.
+//! Carries out the commands of operators, and answers each with what has been reached so far.
 
 use vramq_schemas::control::Command;
 use vramq_schemas::{JobHeaders, Reason};

@@ -1,5 +1,5 @@
-//! A job's first steps. What comes in is a delivery, and later what reading it gave; what goes out is an order to read it, items for the
-//! scheduler, or the end of a job that is not run here.
+//! A job's first steps. What comes in is a delivery, and later the result of reading it; what goes out is an order to read it, items for
+//! the scheduler, or the end of a job that is not run here.
 
 use vramq_schemas::headers::WORKER_LOST;
 use vramq_schemas::topology::DELAYS_MS;

@@ -1,6 +1,6 @@
-//! Further queues of a model that cannot be consumed: their owner deleted them, made them again with other arguments, or took the
-//! worker's permission away. Such a queue costs its own consumers only: the other queues have its slots, and the worker checks from time
-//! to time whether it is back.
+//! Further queues of a model that cannot be consumed: their owner deleted them, made them again with other arguments, or took the worker's
+//! permission away. Only that queue's consumers stop: the other queues have its slots, and the worker checks from time to time whether it
+//! is back.
 
 use std::time::Duration;
 

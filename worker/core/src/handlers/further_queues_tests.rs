@@ -1,4 +1,4 @@
-//! Tests of further queues that cannot be consumed: they cost their own consumers, and nothing else.
+//! Tests of further queues that cannot be consumed: only their own consumers stop.
 
 use std::time::Duration;
 

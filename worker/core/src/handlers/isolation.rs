@@ -1,5 +1,5 @@
-//! Isolation: the worker stops consuming, settles or requeues what it holds, and then takes quarantined jobs one by one. All of it is
-//! bounded in time, so that a quarantined job costs the other callers no more than that.
+//! Isolation: the worker stops consuming, settles or requeues what it holds, and then takes quarantined jobs one by one. Each step has a
+//! time limit, which bounds how long a quarantined job holds up other callers.
 
 use crate::Core;
 use crate::action::Action;

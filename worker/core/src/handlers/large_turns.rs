@@ -1,5 +1,5 @@
-//! Large jobs take turns: one that has had the device for long is requeued while others wait in the queue of large jobs. What is finished
-//! of it is published as a part, and the rest goes to the end of that queue.
+//! Large jobs take turns: one that has had the device for long is requeued while others wait in the queue of large jobs. Its finished
+//! items are published as a part, and the rest goes to the end of that queue.
 
 use crate::Core;
 use crate::event::{Delivery, QueueCount};
@@ -7,12 +7,13 @@ use crate::ids::ModelIndex;
 use crate::jobs::Running;
 use crate::observation::Cause;
 
-/// Not all workers requeue a job for one that waits: each second about as many do as jobs wait, by chance. But the only one of many
-/// that has had a job for long should not need much longer than so many seconds.
+/// Not all workers requeue a job: each second, chance picks about as many workers as jobs wait. If only one of many workers has a job that
+/// had its turn, it should not need much longer than this number of seconds.
 const WORKERS_MAX: u64 = 8;
 
 impl Core {
-    /// So many large jobs wait, which no worker has room for. Requeues one that has had its turn and is far from its end.
+    /// `queue` counts large jobs that wait because no worker has room for them. Requeues one job that has had its turn and is far from its
+    /// end.
     pub(crate) fn end_large_turn(&mut self, model: ModelIndex, queue: QueueCount) {
         if queue.waiting == 0 || self.lifecycle.is_draining() {
             return;
@@ -50,7 +51,7 @@ impl Core {
         );
     }
 
-    /// Whether it is this worker that makes room for one of the large jobs that wait. Others are taken to have as many consumers.
+    /// Whether this worker makes room for one of the large jobs that wait. It assumes that the others have as many consumers.
     fn makes_room(&mut self, model: ModelIndex, queue: QueueCount) -> bool {
         let own = self.consumers[model.0].live_bulk().max(1);
         let workers = (u64::from(queue.consumers) / own as u64).clamp(1, WORKERS_MAX);

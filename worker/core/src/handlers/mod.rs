@@ -1,5 +1,5 @@
-//! The handlers of events: a file for each kind of event. What comes in is an event; a handler asks the sub-states of the core, which
-//! own what is known, and adds actions.
+//! The handlers of events: a file for each kind of event. What comes in is an event. A handler asks the sub-states of the core, which own
+//! all facts, and adds actions.
 
 mod commands;
 mod consumers;

@@ -1,5 +1,5 @@
-//! Has items prepared (an encoder tokenises its texts) a few passes before they run: a job of many items takes memory for those of its
-//! next passes only. The next ones are prepared on other threads while a pass runs.
+//! Has items prepared (an encoder tokenises its texts) a few passes before they run. So a job of many items takes memory only for the
+//! items of its next passes. Other threads prepare them while a pass runs.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,5 @@
-//! Jobs whose inputs are references: has their bytes fetched from stores before the job is read again, and decides what a failed fetch
-//! means.
+//! Jobs whose inputs are references. The handler has the bytes fetched from stores, then has the job read again, and decides what a failed
+//! fetch means.
 
 use crate::Core;
 use crate::action::{Action, Route};

@@ -1,4 +1,4 @@
-//! What a pass is made of. What comes in are the items of waiting jobs; what goes out is the content of a pass within its limits.
+//! Chooses the items of a pass. What comes in are the items of waiting jobs; what goes out is the content of a pass within its limits.
 
 use std::collections::VecDeque;
 

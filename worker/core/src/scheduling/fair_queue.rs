@@ -1,10 +1,10 @@
-//! Decides whose items go into a pass next: the queues of a model share its passes by weight, and the callers within a queue
-//! share equally. What comes in are jobs and the cost that passes took of them; what goes out is the next job.
+//! Decides whose items go into a pass next: the queues of a model share its passes by weight, and the callers within a queue share
+//! equally. What comes in are jobs, and the cost of the items that passes took from them; what goes out is the next job.
 //!
-//! Each queue has a flow. A flow's virtual time runs by the cost that it takes, divided by its weight, and the flow with the least
-//! goes next: start-time fair queuing (Goyal, Vin, Cheng, 1996). A flow without waiting items does not make up for what others took
-//! meanwhile, and its own past cost still counts. So a queue of which the worker holds one job at a time keeps exactly its share.
-//! Within a flow, callers take turns of a quantum each: deficit round robin (Shreedhar, Varghese, 1995).
+//! Each queue has a flow. A flow's virtual time advances by the cost that the flow takes, divided by its weight. The flow with the least
+//! virtual time goes next: start-time fair queuing (Goyal, Vin, Cheng, 1996). A flow without waiting items does not make up for what
+//! others took meanwhile, and its own past cost still counts. So a queue of which the worker holds one job at a time keeps exactly its
+//! share. Within a flow, callers take turns of a quantum each: deficit round robin (Shreedhar, Varghese, 1995).
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;

@@ -1,5 +1,5 @@
-//! How long a pass runs at least, as the passes before it show. The pass behind it is formed shortly before that time is over: until
-//! then, jobs that arrive can still join it.
+//! Estimates from earlier passes how long a pass runs at least. The scheduler forms the next pass shortly before that time is over. Until
+//! then, jobs that arrive can still join the next pass.
 
 use std::time::Duration;
 

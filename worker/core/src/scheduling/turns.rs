@@ -2,10 +2,10 @@
 //! of its jobs lead. What comes in are turns and who holds the memory that they need; what goes out is how much memory the pass of a
 //! turn must leave free.
 //!
-//! A turn that finds no memory stops no other, and the others do not keep it waiting for ever: the first that finds none is
-//! reserved. It waits for the passes that are in flight at that moment, and for no others. Meanwhile passes start that leave it the
-//! memory that it needs, and beside those in flight also passes that are expected to end soon. When those in flight have ended,
-//! nothing starts before the reserved one. Batch systems call this backfilling.
+//! A turn that finds no memory stops no other turn, and the others do not keep it waiting for ever: the first turn that finds none is
+//! reserved. It waits for the passes that are in flight at that moment, and for no others. Meanwhile passes may start that leave it the
+//! memory that it needs. Passes that are expected to end soon may also start beside those in flight. When the passes in flight have ended,
+//! nothing starts before the reserved turn. Batch systems call this backfilling.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! How much of a model's work the device does in a second, measured by real passes, and what follows for scaling.
+//! Measures with real passes how much work of a model the device does in a second, and computes the value for scaling.
 
 use std::fmt;
 use std::time::{Duration, Instant};

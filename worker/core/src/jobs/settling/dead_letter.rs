@@ -1,4 +1,4 @@
-//! A job's dead letter: first the replies that were not taken, then the job, then a `failed` reply to the caller.
+//! A job's dead letter: first the replies that the reply queue did not take, then the job, then a `failed` reply to the caller.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Another attempt of a job: where it goes, and what follows if the queue does not take it.
+//! Another attempt of a job: to which queue the job goes, and what follows if that queue does not take it.
 
 use vramq_schemas::Reason;
 use vramq_schemas::topology::DELAYS_MS;
