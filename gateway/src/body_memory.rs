@@ -22,12 +22,12 @@ pub struct BodyMemory {
 }
 
 impl BodyMemory {
-    /// Of so many bytes, a multiple of 1,024.
+    /// A budget of `bytes_max` bytes, a multiple of 1,024.
     pub fn new(bytes_max: usize) -> Self {
         Self { units: Arc::new(Semaphore::new(bytes_max / UNIT)), bytes_max }
     }
 
-    /// Room for a body of so many bytes.
+    /// Takes room for a body of `bytes` bytes.
     ///
     /// # Errors
     /// Other bodies fill the memory that there is for them.
@@ -39,7 +39,7 @@ impl BodyMemory {
         })
     }
 
-    /// Adds to the room of a body what it lacks of so many bytes. More than that stays.
+    /// Grows the room of a body to `bytes` bytes. Room that is larger already stays as it is.
     ///
     /// # Errors
     /// Other bodies have the memory, or all of it is too little.

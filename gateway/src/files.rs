@@ -26,7 +26,8 @@ const NAME_BYTES_MAX: usize = 255;
 /// Every upload may take so long: the largest file by default, 512 MiB, at 1.2 Mbit/s.
 const UPLOAD_MAX_LEAST: Duration = Duration::from_secs(3600);
 
-/// A slow client sends so many bytes a second. Where files may be larger, an upload may take as long as the largest takes such a client.
+/// The rate of a slow client, in bytes per second. If the largest file takes such a client more than an hour, an upload may take that
+/// long.
 const SLOW_BYTES_PER_S: u64 = 150_000;
 
 /// How long one piece of an upload may take to come.

@@ -43,7 +43,8 @@ pub struct JsonSize {
 pub struct JsonTooLarge(pub JsonSize);
 
 impl JsonSize {
-    /// A reply of at most so many bytes as JSON is read whatever is in it: no byte unfolds to more than the one that begins an object.
+    /// Clients read every reply of at most this many bytes as JSON, whatever is in it: no byte unfolds to more memory than one that begins
+    /// an object.
     pub const TEXT_ALWAYS_READABLE: usize = MEMORY_MAX / (1 + VALUE + OBJECT);
 
     /// What a value takes. Costs as much as writing it.

@@ -104,7 +104,7 @@ pub struct Admitted {
 }
 
 impl Admitted {
-    /// Gives the inputs that were made of the body so many bytes of the memory for bodies. The body has had its own.
+    /// Grows this request's share of the memory for bodies to `bytes` bytes, for the inputs that were made of its body.
     ///
     /// # Errors
     /// Other bodies have the memory, or all of it is too little.

@@ -84,7 +84,7 @@ fn with_digest(mut response: Response, sha256: Option<[u8; 32]>) -> Response {
     response
 }
 
-/// Nobody removes outputs but the store's own rules.
+/// Refuses to remove an output: only the store's own rules remove outputs.
 pub fn delete(id: &OutputId) -> Problem {
     let message = format!("`{id}` is a job's output; outputs are removed by the rules of their store");
     Problem::new(StatusCode::CONFLICT, "output", message)

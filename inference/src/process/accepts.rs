@@ -42,8 +42,8 @@ impl Accepts {
         self.0.contains(&Accepted::Kind(kind))
     }
 
-    /// Why an item is not taken: what it is, and what the program takes. Bytes whose media type is not known are left to a program
-    /// that takes any media type.
+    /// Why the program does not take an item: what the item is, and what the program takes. A program that takes any media type also takes
+    /// bytes of an unknown media type.
     pub fn refusal(&self, item: &Item) -> Option<String> {
         if self.0.is_empty() || self.names(item.kind()) {
             return None;

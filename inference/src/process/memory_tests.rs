@@ -15,7 +15,7 @@ fn program(held: u64, loaded: Option<Instant>, idle: Option<Instant>) -> Program
     Program { keeper: 1, held, loaded, idle, is_asked_to_end: false, kept_until: None, evict }
 }
 
-/// The programs that are asked to end for one that needs so many MiB, of which so many are free.
+/// The programs that are asked to end for `request`, while `free` MiB are free.
 fn evicted(programs: Vec<Program>, request: Request, free: u64) -> Vec<u64> {
     let mut entries = Entries { programs: (0..).zip(programs).collect(), ..Entries::default() };
     entries.evict(WAITER, request, free * MIB);

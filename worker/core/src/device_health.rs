@@ -64,7 +64,7 @@ impl DeviceHealth {
         matches!(self.0, State::Well)
     }
 
-    /// Whether a probe has shown nothing, and none has told since.
+    /// Whether a probe has shown nothing, and no later probe has shown the device's state.
     pub(crate) fn is_unclear(&self) -> bool {
         matches!(self.0, State::Doubtful { unclear: 1.., .. })
     }

@@ -85,7 +85,7 @@ impl JobOutcome {
         Self::requeue(headers, Route::Now, cause)
     }
 
-    /// So many items are answered when it takes effect.
+    /// Sets how many items are answered when this outcome takes effect.
     pub(crate) fn set_items_done(&mut self, items_done: u32) {
         match self {
             Self::Requeue(requeue) => {

@@ -24,8 +24,8 @@ const TEXTS_FOR_THREADS: usize = 64;
 /// so many, until there are enough tokens.
 const BYTES_PER_TOKEN: usize = 16;
 
-/// Where pieces are not tokenised apart, so many bytes of a text are tokenised first for each token that is wanted, and twice as many
-/// as long as they are too few.
+/// If pieces cannot be tokenised apart, this many bytes of a text are tokenised first for each wanted token. The number doubles while the
+/// tokens are too few.
 const BYTES_PER_TOKEN_FIRST: usize = 8;
 
 /// The bytes to begin with at least, because a place to cut is looked for in half of them.
@@ -275,8 +275,8 @@ impl Tokens {
     }
 }
 
-/// Why a text is refused of which so many bytes are looked at. `found` are the tokens of a part of them, if they have one whose
-/// tokens are those of the whole text.
+/// Why a text of `bytes` bytes is refused, of which the first `bytes_max` are examined. `found` are the tokens of a beginning that has the
+/// tokens of the whole text, if there is one.
 fn too_long(bytes: usize, bytes_max: usize, found: Option<Vec<u32>>, room: usize) -> String {
     let why = match found {
         Some(content) => format!("have {} tokens, fewer than the {room} that count", content.len()),

@@ -335,7 +335,7 @@ impl State {
         self.slots.iter().any(is_loaded)
     }
 
-    /// Whether a process is to be started: passes wait, or somebody has to find out when the model can be loaded again.
+    /// Whether the pool has to start a process: passes wait, or the pool has to find out when the model can be loaded again.
     fn wants_process(&self) -> bool {
         !self.waiting.is_empty() || self.unavailable.is_some()
     }

@@ -25,8 +25,8 @@ use crate::ids::{ConsumerId, QueueIndex};
 /// was on its way to that comes back to the broker.
 const TURN: Duration = Duration::from_secs(10);
 
-/// Slots for so many large jobs, of those of a model, as soon as there are some to spare. A model with a single slot has none: it
-/// runs large jobs like others, and takes turns where there are some already.
+/// How many of a model's `slots` serve large jobs, if the worker wants to hold `wanted` of them. A model with a single slot has none for
+/// them: it runs large jobs like others, and its queues take turns while both have jobs.
 fn bulk_slots(slots: u16, wanted: u16) -> u16 {
     (slots / 2).min(wanted)
 }
