@@ -144,7 +144,7 @@ async fn run(config: Config) -> Result<Exit, String> {
     let addresses =
         [&config.broker.address].into_iter().chain(config.operator.as_ref().map(|it| &it.address));
     for file in addresses.flat_map(|address| address.credentials().exposed()) {
-        tracing::warn!(file = %file.display(), "every user of this machine may read the secret: chmod o-r");
+        tracing::warn!(file = %file.display(), "every user of this machine can read this secret file: run chmod o-r");
     }
     let operator = config.operator.clone().map(Operator::open).transpose()?;
     let client = match connect(&config).await {

@@ -240,7 +240,7 @@ async fn properties_that_would_stop_a_republish(env: &mut TestEnv) -> Result<()>
 
 async fn headers_too_large_to_keep(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[]).await?;
-    env.announce("header too large to publish again, dropped");
+    env.announce("dropped a header that is too large to publish again");
     env.announce("job dead-lettered");
     let (mut dead, mut replies) = (env.dead_letters().await?, env.replies().await?);
     let blob = |bytes: usize| AMQPValue::LongString("h".repeat(bytes).into());

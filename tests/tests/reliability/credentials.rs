@@ -119,7 +119,7 @@ async fn a_password_that_is_replaced(env: &mut TestEnv) -> Result<()> {
 }
 
 async fn a_secret_that_is_exposed_or_missing(env: &mut TestEnv) -> Result<()> {
-    env.announce("every user of this machine may read the secret");
+    env.announce("every user of this machine can read this secret file");
     let folder = tempfile::tempdir()?;
     let file = secret(&folder, "password", "guest")?;
     let (user, host) =
@@ -130,7 +130,11 @@ async fn a_secret_that_is_exposed_or_missing(env: &mut TestEnv) -> Result<()> {
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644))?;
     let worker = env.spawn_worker(&settings)?;
     worker.consuming().await?;
-    ensure!(worker.log.count("every user of this machine may read the secret") == 1, "{}", worker.log.text());
+    ensure!(
+        worker.log.count("every user of this machine can read this secret file") == 1,
+        "{}",
+        worker.log.text()
+    );
     worker.drain().await?;
 
     std::fs::remove_file(&file)?;

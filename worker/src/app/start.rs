@@ -105,7 +105,7 @@ fn unusable(error: anyhow::Error) -> Exit {
 
 fn warn_of_settings(config: &Config) {
     for file in config.broker.url.credentials().exposed() {
-        tracing::warn!(file = %file.display(), "every user of this machine may read the secret: chmod o-r");
+        tracing::warn!(file = %file.display(), "every user of this machine can read this secret file: run chmod o-r");
     }
     if config.job_limit > CONSUMER_TIMEOUT.mul_f64(0.8) {
         tracing::warn!(

@@ -79,7 +79,11 @@ pub(super) fn foreign_headers(of_job: &BasicProperties, is_kept: impl Fn(&str) -
     let mut kept = FieldTable::default();
     for (bytes, name, value) in sized {
         let Some(left) = free.checked_sub(bytes) else {
-            tracing::warn!(header = name.as_str(), bytes, "header too large to publish again, dropped");
+            tracing::warn!(
+                header = name.as_str(),
+                bytes,
+                "dropped a header that is too large to publish again"
+            );
             continue;
         };
         free = left;

@@ -156,7 +156,7 @@ impl SlotTask {
             self.update(SlotState::Withheld { bytes, since });
             if since.elapsed() > PATIENCE {
                 let mib = bytes >> 20;
-                let reason = format!("{mib} MiB of its last process have not come back to the device");
+                let reason = format!("the device has not got back {mib} MiB of its last process");
                 self.unavailable(&LoadError::Start(reason), false);
             }
             if logged_at.is_none_or(|logged_at| logged_at.elapsed() > TELL_EVERY) {

@@ -141,7 +141,7 @@ impl Core {
                 let name = &self.models[model.0].name;
                 return Some(format!("the broker delivers no jobs of `{name}`, though some wait"));
             }
-            let why = "the broker delivers no jobs of it, though some wait".to_owned();
+            let why = "the broker delivers no jobs from this queue, though some wait".to_owned();
             self.queue_missing(model, queue, why);
         }
         None

@@ -96,7 +96,8 @@ impl Core {
         let mut headers = headers.clone()?;
         headers.waits = headers.waits.saturating_add(1);
         if headers.waits > WAITS_MAX {
-            let error = format!("the reply queue `{queue}` stayed full, or silent; the job was not run");
+            let error =
+                format!("the reply queue `{queue}` stayed full or did not confirm; the job was not run");
             return Some(JobOutcome::dead_letter(headers, Rejection::new(Reason::Unroutable, error)));
         }
         tracing::debug!(

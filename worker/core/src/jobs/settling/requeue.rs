@@ -62,7 +62,7 @@ impl Settling {
             tracing::debug!(job, trace_id, ?outcome, "the queue that the job is to go to is full: it waits");
             return self.instead(otherwise.full);
         }
-        tracing::warn!(job, trace_id, "the job queue is full: a job that is requeued waits in a delay queue");
+        tracing::warn!(job, trace_id, "the job queue is full: the requeued job waits in a delay queue");
         self.requeue_later()
     }
 
