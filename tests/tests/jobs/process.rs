@@ -58,6 +58,14 @@ impl Served {
         Ok(served)
     }
 
+    /// One process that holds 600 MiB of a device.
+    pub(crate) fn of_600_mib(env: &mut TestEnv, device: &SharedDevice) -> Result<Self> {
+        let [file, ..] = device.settings();
+        let path = file.split_once('=').context("no file")?.1;
+        let more = "instances = 1\nvram = { base_mib = 600, mib_per_unit = 1, learn = false }";
+        Self::new(env, more, &[("DEVICE", path), ("BASE_MIB", "600")])
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use lapin::{BasicProperties, Confirmation, ExchangeKind};
 use vramq_schemas::topology::WITHDRAWALS_EXCHANGE;
 use vramq_schemas::withdrawal::{DIGEST, Digest, TYPE, Withdrawal};
@@ -108,12 +108,9 @@ async fn a_program_stops_the_pass_of_a_withdrawn_job(env: &mut TestEnv) -> Resul
 async fn a_program_that_ignores_the_cancel_is_ended_and_its_memory_comes_back(
     env: &mut TestEnv,
 ) -> Result<()> {
-    const BASE_MIB: &str = "600";
     let device = SharedDevice::new(1000)?;
+    let served = Served::of_600_mib(env, &device)?;
     let [file, memory, reserve] = device.settings();
-    let path = file.split_once('=').context("no file")?.1.to_owned();
-    let room = format!("instances = 1\nvram = {{ base_mib = {BASE_MIB}, mib_per_unit = 1, learn = false }}");
-    let served = Served::new(env, &room, &[("DEVICE", &path), ("BASE_MIB", BASE_MIB)])?;
     let worker = consuming(env, &[&file, &memory, &reserve]).await?;
     let mut replies = env.replies().await?;
     for id in ["first", "second"] {

@@ -217,12 +217,9 @@ async fn faults_of_the_configuration_come_all_at_once(env: &mut TestEnv) -> Resu
 
 /// Two models of 600 MiB on a device of 1,000: the one that is warm and idle does not starve the other.
 async fn an_idle_model_makes_room_for_another(env: &mut TestEnv) -> Result<()> {
-    const BASE_MIB: &str = "600";
     let device = SharedDevice::new(1000)?;
+    let served = Served::of_600_mib(env, &device)?;
     let [file, memory, reserve] = device.settings();
-    let path = file.split_once('=').context("no file")?.1.to_owned();
-    let room = format!("instances = 1\nvram = {{ base_mib = {BASE_MIB}, mib_per_unit = 1, learn = false }}");
-    let served = Served::new(env, &room, &[("DEVICE", &path), ("BASE_MIB", BASE_MIB)])?;
     let first = std::fs::read_to_string(served.config())?;
     let second = first.replace(&format!("[model.{MODEL}"), "[model.second");
     std::fs::write(served.config(), first + &second)?;
