@@ -175,11 +175,23 @@ impl Client {
     /// # Errors
     /// No such queue.
     pub async fn ready(&self, queue: &str) -> Result<u32> {
+        Ok(self.look_at(queue).await?.message_count())
+    }
+
+    /// Consumers of a queue, at this moment.
+    ///
+    /// # Errors
+    /// No such queue.
+    pub async fn consumers(&self, queue: &str) -> Result<u32> {
+        Ok(self.look_at(queue).await?.consumer_count())
+    }
+
+    async fn look_at(&self, queue: &str) -> Result<lapin::Queue> {
         let options = QueueDeclareOptions { passive: true, ..Default::default() };
         let channel = self.connection.create_channel().await?;
-        let declared = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
+        let queue = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
         channel.close(200, "looked".into()).await?;
-        Ok(declared.message_count())
+        Ok(queue)
     }
 
     /// Removes all messages of a queue that wait for a consumer.
