@@ -11,12 +11,12 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-# The caches survive a change of the sources, so the binaries are copied out of them. The licences of everything in them, and the bill of
-# materials, are in both images.
+# The caches survive a change of the sources, so the binaries are copied out of them, stripped as in the packages. The licences of
+# everything in them, and the bill of materials, are in both images.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
     cargo build --release --locked --bins -p vramq-worker -p vramq-cli -p vramq-gateway \
-    && install -D -t /out target/release/vramq-worker target/release/vramq target/release/vramq-gateway \
+    && install -s -D -t /out target/release/vramq-worker target/release/vramq target/release/vramq-gateway \
     && install -D -m 644 -t /notices LICENSE \
     && scripts/sbom /notices
 

@@ -90,7 +90,7 @@ test-model: ## Check the model of RabbitMQ by 500 random scripts on each type of
 	@scripts/with-rabbitmq $(MODEL_SCRIPTS)
 	@$(MODEL_ON_4)
 
-test-compose: ## Build the images of docker-compose.yml and use what it starts (Docker, or root to install it)
+test-compose: ## Build the images of docker-compose.yml, use what it starts, run the README's commands in a container (Docker, or root to install it)
 	@scripts/test-compose
 
 test-page: ## Run the tests of the operators' page in Chromium

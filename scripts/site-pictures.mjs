@@ -10,7 +10,7 @@ import { pathToFileURL } from "node:url";
 
 import { Browser } from "../gateway/tests/http/browser.mjs";
 
-const PAGES = ["repository/overview", "celery", "capacity", "memory", "bench/index", "troubleshooting"];
+const PAGES = ["repository/overview", "first-job", "celery", "capacity", "memory", "bench/index", "troubleshooting"];
 const SIZE = { width: 1200, height: 1500 };
 
 const [site, folder] = process.argv.slice(2);

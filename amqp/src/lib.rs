@@ -1,5 +1,6 @@
-//! Shared code of worker, client library, gateway and command: the broker's address and credentials for it, publishing with confirms, reading heartbeats
-//! and queue depths, finding misspelt environment variables, and applying environment and flags over a configuration file.
+//! Shared code of worker, client library, gateway and command: the broker's address and credentials for it, publishing with
+//! confirms, reading heartbeats and queue depths, finding misspelt environment variables, and applying environment and flags over
+//! a configuration file.
 
 mod address;
 mod confirms;

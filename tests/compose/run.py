@@ -18,12 +18,15 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from page import ROOT, Page
+
 PROJECT = "vramq-test-compose"
 FILES = ["docker-compose.yml", "tests/compose/small-passes.yml"]
 # An image that is missing takes its service with it; compose starts the others.
 OPTIONAL = {"grafana": "grafana/grafana"}
 KEY = "vramq-local-demo"
+# What scripts/test-compose makes of reader.Dockerfile.
+READER_IMAGE = "vramq-test-reader"
 MODEL = "minilm"
 WIDTH = 384
 PASSAGES = ROOT / "models/corpus/passages.txt"
@@ -80,8 +83,10 @@ class Stack:
         return subprocess.run(command, cwd=ROOT, env=self.environment, check=check, capture_output=True, text=True, **options)
 
     def up(self, workers, *arguments):
-        services = sorted(set(self.compose("config", "--services").stdout.split()) - self.left_out)
-        self.compose("up", "--detach", "--no-build", "--scale", f"worker={workers}", *arguments, *services)
+        self.compose("up", "--detach", "--no-build", "--scale", f"worker={workers}", *arguments, *self.services())
+
+    def services(self):
+        return sorted(set(self.compose("config", "--services").stdout.split()) - self.left_out)
 
     def vramq(self, *arguments, **options):
         """The command of the workers' image, in a container of its own on their network."""
@@ -158,8 +163,9 @@ def ensure(right, what):
 
 
 def starts(stack):
-    """three workers, the gateway, RabbitMQ and Prometheus become healthy"""
-    stack.up(3, "--wait", "--wait-timeout", str(START_S))
+    """the README's first command: with three workers, the gateway, RabbitMQ and Prometheus it ends when all are healthy"""
+    words = Page("README.md").command("docker compose up").split()[2:]
+    stack.compose(*words, "--wait-timeout", str(START_S), "--scale", "worker=3", *stack.services())
     ensure(len(stack.containers("worker")) == 3, "there are not three workers")
     until("three workers that consume", lambda: [one["state"] for one in stack.workers()] == ["consuming"] * 3)
 
@@ -196,6 +202,23 @@ def over_http(stack):
     ensure(status == 200 and len(found["data"][0]["embedding"]) == WIDTH, f"the gateway answers {status}: {found}")
     status, _ = stack.http("/v1/embeddings", body, key="wrong")
     ensure(status == 401, f"a wrong key is answered with {status}")
+
+
+def first_screen(stack):
+    """the README's first request and its first program, as they are written, where the gateway is at localhost:8080"""
+    [gateway] = stack.containers("gateway")
+    readme = Page("README.md")
+    found = json.loads(read(gateway, "bash", "-c", readme.command("curl localhost:8080/v1/embeddings -H 'authorization")))
+    ensure(len(found["data"][0]["embedding"]) == WIDTH, f"the gateway answers {found}")
+    *lines, last = readme.program("py").splitlines()
+    printed = read(gateway, "python", "-c", "\n".join([*lines, f"print(len({last}))"]))
+    ensure(printed == f"{WIDTH}\n", f"OpenAI's client gets a vector of {printed}")
+
+
+def read(name, *command):
+    """What a command prints in a reader's container that shares a container's network."""
+    reader = ["docker", "run", "--rm", "--network", f"container:{name}", READER_IMAGE]
+    return subprocess.run([*reader, *command], check=True, capture_output=True, text=True).stdout
 
 
 def over_amqp(stack):
@@ -340,7 +363,7 @@ def stops(stack):
             ensure(one["State"]["ExitCode"] == 0, f"{name} exits with {one['State']['ExitCode']}")
 
 
-CHECKS = [starts, unprivileged, licensed, over_http, over_amqp, killed, drained, scaled, learns, scraped, alerts, broker_restarts, stops]
+CHECKS = [starts, unprivileged, licensed, over_http, first_screen, over_amqp, killed, drained, scaled, learns, scraped, alerts, broker_restarts, stops]
 
 if __name__ == "__main__":
     main()

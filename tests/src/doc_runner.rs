@@ -3,7 +3,8 @@
 //!
 //! A fence `sh` has commands, one per line, which exit with 0 unless their comment says `exits with N`. A fence `text` has the
 //! output of the fence before it: its lines must occur in this order; other lines may stand between them, and figures may differ.
-//! A line that ends in `…` may continue.
+//! A line that ends in `…` may continue, also within its last word. A fence `python` shows a program that a command runs, and is not
+//! typed.
 
 use anyhow::{Context as _, Result, bail, ensure};
 
@@ -138,6 +139,7 @@ fn steps(page: &str) -> Result<Vec<Step>> {
                 steps.push(Step { line: at + 1, commands: body.collect(), ..Step::default() });
             }
             ("text", Some(step)) if step.example.is_empty() => step.example = body.collect(),
+            ("python", _) => body.for_each(drop),
             _ => bail!("line {}: a fence of `{kind}` that shows the output of no commands", at + 1),
         }
     }
@@ -159,11 +161,21 @@ fn looks_like(example: &[String], shown: &str) -> Result<()> {
         let wanted = shape(start);
         let found = lines.any(|line| {
             let shape = shape(line);
-            shape == wanted || goes_on && shape.starts_with(&wanted)
+            shape == wanted || goes_on && begins(&shape, &wanted, !start.ends_with(' '))
         });
         ensure!(found, "there is no line like `{expected}`, or not there, in:\n{shown}");
     }
     Ok(())
+}
+
+/// Whether the words of a line begin with those of an example, whose last word may be the beginning of the line's.
+fn begins(words: &[&str], example: &[&str], breaks_a_word: bool) -> bool {
+    match example.split_last() {
+        Some((last, before)) if breaks_a_word => {
+            words.starts_with(before) && words.get(before.len()).is_some_and(|word| word.starts_with(*last))
+        }
+        _ => words.starts_with(example),
+    }
 }
 
 /// The words of a line, with one mark for however many figures in a row.
@@ -193,18 +205,31 @@ mod tests {
     #[test]
     fn figures_may_differ_and_words_may_not() {
         let shown = "HEAD  SIZE\na  1.5 GiB  -  deadbeef01\n\nw-1: gone for 3s, at last\n";
-        for good in ["HEAD SIZE\na 20 MiB 17 0a1b2c3d", "w-1: gone for 99m, at last", "…\nw-1: gone …", ""]
-        {
+        for good in [
+            "HEAD SIZE\na 20 MiB 17 0a1b2c3d",
+            "w-1: gone for 99m, at last",
+            "…\nw-1: gone …",
+            "w-1: go…",
+            "",
+        ] {
             looks_like(&example(good), shown).unwrap_or_else(|error| panic!("{good}: {error:#}"));
         }
-        for bad in ["HEAD", "b 1", "w-1: gone for 3s", "w-2: gone …", "w-1: gone …\nHEAD SIZE"] {
+        for bad in [
+            "HEAD",
+            "b 1",
+            "w-1: gone for 3s",
+            "w-2: gone …",
+            "w-1: go …",
+            "w-1: one…",
+            "w-1: gone …\nHEAD SIZE",
+        ] {
             assert!(looks_like(&example(bad), shown).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn fences_are_commands_and_what_they_show() {
-        let page = "text\n```sh\na  # exits with 3\nb\n```\nmore\n```text\nx\n```\n```sh\nc\n```\n";
+        let page = "text\n```sh\na  # exits with 3\nb\n```\nmore\n```text\nx\n```\n```python\nimport a\n```\n```sh\nc\n```\n";
         let [one, two] = &steps(page).unwrap()[..] else { panic!("not two") };
         assert_eq!(
             (&one.commands[..], &one.example[..], one.line),

@@ -1,6 +1,7 @@
 //! Runs the commands and programs of the documents, the help texts and the shipped configurations as they are written.
 
 mod clients;
+mod first_job;
 mod help;
 mod readme;
 mod walkthrough;

@@ -24,9 +24,9 @@ on_one_setup!(worker_jobs_and_gateway_run_as_written);
 const MODEL: &str = "minilm";
 const WIDTH: usize = 384;
 
-/// What the README names as broker and as the gateway's port.
-const BROKER: &str = "amqp://guest:guest@localhost:5672/%2f";
-const PORT: &str = ":8080";
+/// What the README and other pages name as broker and as the gateway's port.
+pub(super) const BROKER: &str = "amqp://guest:guest@localhost:5672/%2f";
+pub(super) const PORT: &str = ":8080";
 
 /// The README's commands, and where they run.
 struct Reader<'a> {
