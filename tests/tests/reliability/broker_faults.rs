@@ -207,7 +207,7 @@ async fn a_drain_waits_but_not_for_ever(env: &mut TestEnv, node: &Node) -> Resul
 /// `consumer_timeout` closes the channel of a worker that holds a job for longer, and leaves the connection.
 async fn make_impatient(env: &mut TestEnv, node: &Node, timeout_ms: u32) -> Result<()> {
     announce_lost_sessions(env);
-    env.announce("consumer_timeout is shorter");
+    env.announce("held for longer than the broker's consumer_timeout");
     let eval = format!(
         "application:set_env(rabbit, consumer_timeout, {timeout_ms}), \
          application:set_env(rabbit, channel_tick_interval, 300)."
