@@ -228,11 +228,19 @@ impl Ledger<'_> {
 /// Adds to an error what every queue holds.
 async fn with_queues(env: &TestEnv, result: Result<()>) -> Result<()> {
     let Err(error) = result else { return Ok(()) };
-    let mut held = Vec::new();
+    let queues = match depths(env).await {
+        Ok(depths) => depths.join(", "),
+        Err(unknown) => format!("{unknown:#}"),
+    };
+    Err(error.context(format!("the queues: {queues}")))
+}
+
+async fn depths(env: &TestEnv) -> Result<Vec<String>> {
+    let mut depths = Vec::new();
     for queue in env.vhost.queues().await? {
-        held.push(format!("{queue}: {:?}", env.vhost.depth(&queue).await?));
+        depths.push(format!("{queue} {:?}", env.vhost.depth(&queue).await?));
     }
-    Err(error.context(format!("the queues hold {}", held.join(", "))))
+    Ok(depths)
 }
 
 /// What an undisturbed worker makes of the texts.

@@ -71,7 +71,7 @@ impl<'a> Silence<'a> {
             return Ok(Self::Suspended(node));
         }
         let peer = node.start_peer().await?;
-        // The leader has to be at the node that lives: a queue without a leader would not even take messages.
+        // Its leader is at the node that lives. There it takes messages, and has no majority that confirms them.
         arguments.insert("x-queue-leader-locator".into(), AMQPValue::LongString("client-local".into()));
         env.client.declare_queue(SILENT, arguments).await?;
         until("a reply queue with two members", async || {
