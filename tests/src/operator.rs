@@ -94,8 +94,8 @@ impl Operator {
         Ok(self.asked)
     }
 
-    /// Has the broker itself send the first command that was put aside: nothing is published, so a broker that blocks publishers does
-    /// it, too.
+    /// Has the broker itself send the first command that was put aside. Nothing is published, so it works while the broker blocks
+    /// publishers.
     ///
     /// # Errors
     /// There is none.

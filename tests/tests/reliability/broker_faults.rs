@@ -160,8 +160,8 @@ async fn the_session_stands(env: &mut TestEnv, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// The worker receives commands on the connection on which it publishes nothing. That the answer to the first one waits does not keep it
-/// from carrying out the second one.
+/// The worker receives commands on the connection on which it publishes nothing. The answer to the first one waits, and the second
+/// one is carried out nevertheless.
 async fn commands_take_effect(env: &TestEnv, operator: &Operator, worker: &Worker) -> Result<()> {
     let consumers = async || {
         let consumers = env.vhost.consumers().await?;

@@ -1,5 +1,5 @@
-//! A reply queue that takes replies and confirms none: its own caller's jobs end as dead letters or wait unrun, and the jobs of others go
-//! on. Each test has its own broker.
+//! A reply queue that takes replies and confirms none: its own caller's jobs end as dead letters or wait unrun, and the jobs of
+//! others go on. Each test has its own broker.
 //!
 //! `VRAMQ_TEST_FULL=1` waits until the queue confirms again and all jobs are answered, which takes a minute more.
 
@@ -50,7 +50,7 @@ const HELD_MAX: usize = 2;
 const FOLLOWING: usize = 6;
 const OTHERS: usize = 20;
 
-/// The longest that a job of the silent queue waits after that confirms again: until the worker tries the queue once more, and in a delay
+/// The longest that a job of the silent queue waits once the queue confirms again: until the worker tries the queue, and in a delay
 /// queue. A worker that found the queue silent three times tries it after half a minute.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(180);
 
