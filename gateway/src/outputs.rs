@@ -239,7 +239,11 @@ fn not_read(uri: &str, error: &object_store::Error) -> Problem {
 fn broken(uri: &str, error: &dyn std::fmt::Display) -> Problem {
     let shown = uri.split(['#', '?']).next().unwrap_or_default();
     tracing::error!(output = shown, %error, "read an output");
-    Problem::new(StatusCode::BAD_GATEWAY, "store", "the store of outputs fails")
+    Problem::new(
+        StatusCode::BAD_GATEWAY,
+        "store",
+        "the store that holds the output failed; the gateway's log says how",
+    )
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::fs::{File, TryLockError};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -13,13 +13,14 @@ use tempfile::TempDir;
 use crate::broker::Broker;
 use crate::programs::{root, target};
 
-/// Starts the node, waits for the end of its input, stops the node. Its input is a pipe from the test's process and
-/// from nobody else: it ends when the test drops the node, and also when the process is killed.
-const KEEPER: &str = r#""$0" start "$1" >/dev/null && echo ready; cat >/dev/null; "$0" stop "$1""#;
+/// Starts the node in the folder `$1`, in the cluster of the one in the folder `$2` if there is one; waits for the end of its input;
+/// stops the node. Its input is a pipe from the test's process and from nobody else: it ends when the test drops the node, and also
+/// when the process is killed.
+const KEEPER: &str = r#""$0" start "$@" >/dev/null && echo ready; cat >/dev/null; "$0" stop "$1""#;
 
 /// How many of these nodes run at once, over all processes that run tests of one target folder. A node takes a core for some
 /// seconds to start, and more at once would start no sooner. `.config/nextest.toml` has the same number, so that tests which
-/// wait here keep no others from running.
+/// wait here keep no others from running, and lets no other of these tests run beside one with two nodes.
 const NODES_MAX: usize = 2;
 
 /// How often a test that waits looks whether another node has ended.
@@ -33,8 +34,9 @@ pub struct Node {
     broker: Broker,
     /// Removed after the node's own folder in it.
     _around: TempDir,
-    /// Unlocked when it is closed, last of all.
-    _permit: File,
+    /// Unlocked when it is closed, last of all. None of a node that joined another: two tests that each waited for a second permit
+    /// would wait for ever.
+    _permit: Option<File>,
 }
 
 impl Node {
@@ -43,17 +45,27 @@ impl Node {
     /// # Errors
     /// It does not start; why is on standard error.
     pub async fn start() -> Result<Self> {
-        tokio::task::spawn_blocking(Self::start_now).await?
+        tokio::task::spawn_blocking(|| Self::start_now(Some(permit()?), None)).await?
     }
 
-    fn start_now() -> Result<Self> {
-        let permit = permit()?;
+    /// Starts another one in the cluster of this one, and waits until it answers. The other one has to be dropped first. A quorum queue
+    /// that is declared from then on has a member on each; one that was there before keeps its only member.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start). There is no cluster of containers (`VRAMQ_RABBITMQ=docker`).
+    pub async fn start_peer(&self) -> Result<Self> {
+        let seed = self.folder.clone();
+        tokio::task::spawn_blocking(move || Self::start_now(None, Some(&seed))).await?
+    }
+
+    fn start_now(permit: Option<File>, seed: Option<&Path>) -> Result<Self> {
         let around = tempfile::tempdir().context("make a folder")?;
         let folder = around.path().join("broker");
         let mut keeper = Command::new("sh")
             .args(["-c", KEEPER])
             .arg(script())
             .arg(&folder)
+            .args(seed)
             // Ports that somebody chose are those of the broker that all tests share.
             .env_remove("VRAMQ_AMQP_PORT")
             .env_remove("VRAMQ_MANAGEMENT_PORT")

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
+use lapin::types::AMQPValue;
 use lapin::{BasicProperties, Confirmation, ExchangeKind};
 use vramq_schemas::control::{Answer, Command};
 use vramq_schemas::status::Heartbeat;
-use vramq_schemas::topology::{CONTROL_EXCHANGE, STATUS_EXCHANGE, control_key};
+use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, control_key};
 
 use crate::client::{Client, Mailbox};
 use crate::job::Message;
@@ -17,6 +18,9 @@ use crate::worker::Worker;
 
 const ANSWERS: &str = "operator.answers";
 const HEARTBEATS: &str = "operator.heartbeats";
+
+/// Commands that wait to be sent. What is rejected there goes to all workers.
+const PUT_ASIDE: &str = "operator.put-aside";
 
 /// An operator: receives heartbeats and answers, and sends commands.
 #[derive(Debug)]
@@ -57,11 +61,7 @@ impl Operator {
     /// # Errors
     /// Nobody ever does.
     pub async fn say(&mut self, key: &str, body: impl Into<Vec<u8>>) -> Result<()> {
-        self.asked += 1;
-        let properties = BasicProperties::default()
-            .with_reply_to(ANSWERS.into())
-            .with_correlation_id(self.asked.to_string().into());
-        let message = Message { properties, body: body.into(), as_worker: false };
+        let message = self.next_message(body);
         until("a worker that listens", async || {
             let confirmation = self.client.publish_to(CONTROL_EXCHANGE, key, message.clone()).await?;
             Ok(matches!(confirmation, Confirmation::Ack(None)).then_some(()))
@@ -69,13 +69,54 @@ impl Operator {
         .await
     }
 
+    fn next_message(&mut self, body: impl Into<Vec<u8>>) -> Message {
+        self.asked += 1;
+        let properties = BasicProperties::default()
+            .with_reply_to(ANSWERS.into())
+            .with_correlation_id(self.asked.to_string().into());
+        Message { properties, body: body.into(), as_worker: false }
+    }
+
+    /// Publishes a command to all workers to a queue of the operator's own, behind those that are there. Its number, for
+    /// [`answer_to`](Self::answer_to).
+    ///
+    /// # Errors
+    /// The broker does not take it.
+    pub async fn put_aside(&mut self, command: &Command) -> Result<usize> {
+        let mut arguments = Queue::Classic.arguments();
+        let text = |text: &str| AMQPValue::LongString(text.into());
+        arguments.insert("x-dead-letter-exchange".into(), text(CONTROL_EXCHANGE));
+        arguments.insert("x-dead-letter-routing-key".into(), text(CONTROL_ALL));
+        self.client.declare_queue(PUT_ASIDE, arguments).await?;
+        let message = self.next_message(serde_json::to_vec(command)?);
+        let confirms = self.client.publish_to_queue(PUT_ASIDE, &[message]).await?;
+        ensure!(matches!(confirms[..], [Confirmation::Ack(None)]), "{confirms:?}");
+        Ok(self.asked)
+    }
+
+    /// Has the broker itself send the first command that was put aside. Nothing is published, so it works while the broker blocks
+    /// publishers.
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn send_put_aside(&self) -> Result<()> {
+        self.client.reject(PUT_ASIDE).await
+    }
+
     /// The next answer, which is one to the last command.
     ///
     /// # Errors
     /// None comes, or one to another command.
     pub async fn answer(&mut self) -> Result<Answer> {
-        let message = self.answers.next().await?;
-        let asked = self.asked.to_string();
+        self.answer_to(self.asked).await
+    }
+
+    /// The next answer, which is one to the command of this number.
+    ///
+    /// # Errors
+    /// As for [`answer`](Self::answer).
+    pub async fn answer_to(&mut self, asked: usize) -> Result<Answer> {
+        let (message, asked) = (self.answers.next().await?, asked.to_string());
         ensure!(message.correlation_id() == asked, "an answer to {}, not {asked}", message.correlation_id());
         serde_json::from_slice(&message.body).context("no answer")
     }

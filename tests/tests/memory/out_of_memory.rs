@@ -179,17 +179,14 @@ async fn a_full_queue_takes_a_job_back_later(env: &mut TestEnv) -> Result<()> {
 }
 
 async fn what_does_not_fit_goes_to_a_larger_device(env: &mut TestEnv) -> Result<()> {
-    for text in [
-        "out of memory",
-        "made to fail",
-        "job dead-lettered",
-        "no queue takes the job that other workers are to run",
-    ] {
+    for text in
+        ["out of memory", "made to fail", "job dead-lettered", "cannot pass the job on to other workers"]
+    {
         env.announce(text);
     }
     let small = env.worker(&["device.cpu.fault=above=1000", "model.echo.larger=echo-large"]).await?;
     let job = env.job("large", items(2))?.with_header("mine", 7.into());
-    // There is no queue takes the job that other workers are to run yet.
+    // No worker has made the queue for larger devices yet.
     env.client.publish(MODEL, job.clone()).await?;
     let mut letters = env.dead_letters().await?;
     let mut replies = env.replies().await?;

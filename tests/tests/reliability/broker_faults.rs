@@ -1,19 +1,18 @@
-//! Faults of the broker: killed, out of memory or disk, with a short `consumer_timeout`, with a queue that stands still. Each test
-//! has its own node.
+//! Faults of the broker: killed, out of memory or disk, with a short `consumer_timeout`. Each test has its own node.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use tempfile::NamedTempFile;
 use vramq_schemas::Reason;
-use vramq_schemas::topology::{dead_queue, jobs_queue};
+use vramq_schemas::control::{Command, Outcome};
+use vramq_schemas::topology::jobs_queue;
 use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::flow::{Flow, announce_lost_sessions, sessions_are_right};
 use vramq_tests::job::Message;
-use vramq_tests::metrics::Figures;
 use vramq_tests::node::Node;
+use vramq_tests::operator::Operator;
 use vramq_tests::setup::{Queue, full};
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
@@ -21,18 +20,6 @@ use vramq_tests::worker::Worker;
 use vramq_tests::{on_own_node, on_own_nodes};
 
 on_own_nodes!(a_killed_broker_loses_nothing, a_job_that_is_cut_off_each_time_ends,);
-mod a_reply_queue_that_confirms_nothing_costs_its_own_caller {
-    use super::*;
-    // A classic queue whose process stands still confirms nothing. Of a quorum queue the channel itself waits for its process.
-    vramq_tests::test_over!(
-        run_on_own_node,
-        own_node_classic,
-        Classic,
-        Json,
-        a_reply_queue_that_confirms_nothing_costs_its_own_caller,
-        #[ignore = "takes a minute on a busy machine"]
-    );
-}
 on_own_node!(
     a_blocked_broker_only_delays,
     an_impatient_broker_closes_the_channel_alone,
@@ -149,13 +136,21 @@ async fn a_blocked_broker_only_delays(env: &mut TestEnv, node: &Node) -> Result<
 /// Under load, while heartbeats go by: nothing comes twice, and neither connection is lost.
 async fn the_session_stands(env: &mut TestEnv, node: &Node) -> Result<()> {
     let mut flow = Flow::default();
+    let mut operator = Operator::new(env).await?;
     // The broker does the same on both.
     let alarms = if full() { vec![MEMORY, DISK] } else { vec![MEMORY] };
     for alarm in alarms {
+        let pause = operator.put_aside(&Command::Pause).await?;
+        let resume = operator.put_aside(&Command::Resume).await?;
         let worker = blocked(env, node, &mut flow, &alarm, 3).await?;
+        commands_take_effect(env, &operator, &worker).await?;
         tokio::time::sleep(ALARM_LASTS).await;
         ensure!(worker.log.count("session lost") == 0, "{}", worker.log.text());
+        ensure!(operator.hears_nothing().await?, "the alarm did not block what the worker publishes");
         node.ctl(&alarm.off).await?;
+        let paused = operator.answer_to(pause).await?;
+        ensure!(paused.text.starts_with("takes no more jobs"), "{paused:?}");
+        ensure!(operator.answer_to(resume).await?.outcome == Outcome::Done);
         flow.collect(&mut env.replies().await?, 0).await.with_context(|| worker.log.text())?;
         sessions_are_right(env, 1, SLOTS).await?;
         worker.drain().await?;
@@ -163,6 +158,28 @@ async fn the_session_stands(env: &mut TestEnv, node: &Node) -> Result<()> {
         ensure!(flow.counter.duplicates() == 0, "{} duplicates", flow.counter.duplicates());
     }
     Ok(())
+}
+
+/// The worker receives commands on the connection on which it publishes nothing. The answer to the first one waits, and the second
+/// one is carried out nevertheless.
+async fn commands_take_effect(env: &TestEnv, operator: &Operator, worker: &Worker) -> Result<()> {
+    let consumers = async || {
+        let consumers = env.vhost.consumers().await?;
+        Ok::<_, anyhow::Error>(consumers.iter().filter(|it| it.queue == jobs_queue(MODEL)).count())
+    };
+    until("a consumer", async || Ok((consumers().await? > 0).then_some(()))).await?;
+    let carried_out = async |commands: usize| {
+        operator.send_put_aside().await?;
+        until("a command to be carried out", async || {
+            Ok((worker.log.count("command answered") == commands).then_some(()))
+        })
+        .await
+        .with_context(|| worker.log.text())
+    };
+    carried_out(1).await?;
+    until("no consumer after the pause", async || Ok((consumers().await? == 0).then_some(()))).await?;
+    // How many jobs the worker may hold on top of those without a confirmed reply depends: it need not consume again at once.
+    carried_out(2).await
 }
 
 async fn a_drain_waits_but_not_for_ever(env: &mut TestEnv, node: &Node) -> Result<()> {
@@ -190,7 +207,7 @@ async fn a_drain_waits_but_not_for_ever(env: &mut TestEnv, node: &Node) -> Resul
 /// `consumer_timeout` closes the channel of a worker that holds a job for longer, and leaves the connection.
 async fn make_impatient(env: &mut TestEnv, node: &Node, timeout_ms: u32) -> Result<()> {
     announce_lost_sessions(env);
-    env.announce("consumer_timeout is shorter");
+    env.announce("held for longer than the broker's consumer_timeout");
     let eval = format!(
         "application:set_env(rabbit, consumer_timeout, {timeout_ms}), \
          application:set_env(rabbit, channel_tick_interval, 300)."
@@ -271,66 +288,4 @@ async fn a_job_of_which_nothing_gets_done_in_time_ends(env: &mut TestEnv, node: 
     let sessions = worker.log.count("\"consuming\"");
     ensure!(sessions <= SESSIONS_MAX, "{sessions} sessions");
     worker.drain().await
-}
-
-/// Stops or continues the process of a queue: it takes what is published, and confirms nothing, as one without its majority does.
-async fn stands_still(env: &TestEnv, node: &Node, queue: &str, still: bool) -> Result<()> {
-    let vhost = &env.vhost.name;
-    let act = if still { "suspend" } else { "resume" };
-    let eval = format!(
-        "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"{vhost}\">>, queue, <<\"{queue}\">>)), \
-         ok = sys:{act}(amqqueue:get_pid(Q))."
-    );
-    node.ctl(&["eval", &eval]).await.map(drop)
-}
-
-/// The job whose reply is not confirmed ends with its results in a dead letter; of those that follow it all but two wait unrun.
-async fn a_reply_queue_that_confirms_nothing_costs_its_own_caller(
-    env: &mut TestEnv,
-    node: &Node,
-) -> Result<()> {
-    const SILENT: &str = "silent-replies";
-    const FOLLOWING: usize = 6;
-    env.announce("job dead-lettered");
-    // Those that ran before the queue went on, and that may be answered as well.
-    env.leave(&dead_queue(MODEL));
-    env.client.declare_queue(SILENT, env.setup.queue.arguments()).await?;
-    let silent =
-        |id: &str| Ok::<_, anyhow::Error>(env.job(id, ["x"])?.with(|p| p.with_reply_to(SILENT.into())));
-    let (before, first) = (silent("before")?, silent("first")?);
-    let following =
-        (0..FOLLOWING).map(|at| silent(&format!("following {at}"))).collect::<Result<Vec<_>>>()?;
-    let worker = env.worker(&["broker.confirm_s=4", &format!("model.echo.slots_max={SLOTS}")]).await?;
-    env.client.publish(MODEL, before).await?;
-    ensure!(env.client.mailbox(SILENT).await?.next().await?.id() == "before");
-    stands_still(env, node, SILENT, true).await?;
-    env.client.publish(MODEL, first).await?;
-    let letters = env.dead_letters().await?.take(2).await?;
-    for letter in &letters {
-        let dossier = letter.dead_letter()?;
-        ensure!(letter.id() == "first" && dossier.reason == Reason::Unroutable, "{dossier:?}");
-        ensure!(dossier.error.contains("did not confirm"), "{}", dossier.error);
-    }
-    env.client.publish_all(MODEL, following).await?;
-    let waiting = r#"cause="reply-queue-full""#;
-    until("a job that waits unrun", async || {
-        Ok((Figures::of(&worker).await?.sum_of("vramq_jobs_requeued_total", waiting) > 0).then_some(()))
-    })
-    .await?;
-    let mut flow = Flow::default();
-    flow.publish(env, 20).await?;
-    flow.collect(&mut env.replies().await?, 0).await?;
-    ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
-
-    stands_still(env, node, SILENT, false).await?;
-    // What was published before it stood still comes late, and is not lost.
-    let mut answered = BTreeSet::new();
-    let mut replies = env.client.mailbox(SILENT).await?;
-    while answered.len() <= FOLLOWING {
-        answered.insert(replies.next().await?.id().to_owned());
-    }
-    drop(replies);
-    worker.drain().await?;
-    env.leave(SILENT);
-    Ok(())
 }

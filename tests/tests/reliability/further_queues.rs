@@ -169,7 +169,7 @@ async fn a_session_that_begins_without_a_further_queue_serves_the_others(env: &m
     env.announce(MISSING);
     env.announce("cannot start");
     let worker = worker_that_declares_nothing(env, &[]).await?;
-    env.vhost.delete_queue(FURTHER).await?;
+    delete_further(env).await?;
     missing(&worker).await?;
     until("the worker's connections to be cut", async || {
         Ok((env.vhost.cut_worker(&worker.name).await? > 0).then_some(()))

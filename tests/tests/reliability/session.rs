@@ -390,7 +390,7 @@ async fn a_dead_letter_that_is_not_confirmed_ends_the_session(env: &mut TestEnv)
     env.client.publish(MODEL, env.job("bad", ["x"])?.with_body("{")).await?;
     let line = worker.log.wait_for("session lost").await?;
     proxy.pass();
-    ensure!(line.text().contains("did not confirm it within 3 s"), "{}", line.text());
+    ensure!(line.text().contains("did not confirm a message within 3 s"), "{}", line.text());
     let mut replies = env.replies().await?;
     ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
     env.client.publish(MODEL, env.job("good", ["x"])?).await?;

@@ -34,7 +34,7 @@ pub(super) struct Link {
 pub(super) enum Loss {
     #[error(transparent)]
     Closed(#[from] lapin::Error),
-    #[error("no confirm within {} s", CONFIRM_MAX.as_secs())]
+    #[error("the broker did not confirm a direct reply within {} s", CONFIRM_MAX.as_secs())]
     NoConfirm,
 }
 

@@ -43,11 +43,11 @@ pub enum PublishError {
     /// The connection or channel is closed.
     #[error(transparent)]
     Closed(#[from] lapin::Error),
-    #[error("the broker did not confirm it within {0} s")]
+    #[error("the broker did not confirm a message within {0} s (`broker.confirm_s`)")]
     NoConfirm(u32),
-    #[error("no publisher confirm came for two periods of {0} s")]
+    #[error("the broker confirmed no message during two periods of {0} s (`broker.confirm_s`)")]
     Silent(u32),
-    #[error("the replies to {0} jobs are not confirmed")]
+    #[error("{0} replies are still not confirmed by their queues, the most that a session waits for")]
     SilentQueues(usize),
 }
 

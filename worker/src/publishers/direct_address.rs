@@ -31,7 +31,7 @@ const KEY_BYTES: usize = 16;
 /// Why an address cannot come from a broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Forgery {
-    #[error("it has no two parts separated by a dot")]
+    #[error("what follows the name is not two parts separated by a dot")]
     Parts,
     #[error("its first part is not the base64 of a process id")]
     ProcessId,

@@ -11,7 +11,10 @@ pub(super) fn fault(name: &str) -> Option<String> {
         return Some("which is no queue for replies".to_owned());
     }
     let forgery = direct_address::check(name).err()?;
-    Some(format!("an address for direct replies that no broker made: {forgery}"))
+    Some(format!(
+        "which is no address that RabbitMQ gives a caller for direct replies: {forgery}. Callers write `{DIRECT_REPLIES}` alone, and the \
+         broker completes it"
+    ))
 }
 
 /// Whether a queue cannot take replies: because workers consume or fill it, so that a reply would come back as a job; or

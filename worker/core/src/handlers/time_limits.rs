@@ -91,8 +91,9 @@ impl Core {
         tracing::warn!(
             timeout_s,
             job_s,
-            "the broker's consumer_timeout is shorter than a job took: from now on jobs are requeued before it; raise it, or \
-             lower worker.job_s"
+            "a job was held for longer than the broker's consumer_timeout (timeout_s), so the broker closed the channel: from now on \
+             this worker requeues unfinished jobs after job_s seconds. Raise consumer_timeout at the broker, or set worker.job_s to \
+             four fifths of it"
         );
         self.settings.job_limit = limit;
     }

@@ -82,14 +82,14 @@ impl Products {
             Ok(_) => None,
         };
         if let Some(why) = own {
-            tracing::info!(%why, "matrix products are this program's own");
+            tracing::info!(%why, "not using cuBLASLt: this program's own kernels compute the matrix products, which is slower");
             return Ok(Err(why));
         }
         device.bind()?;
         let handle = match device.counting(Handle::new)? {
             Ok(handle) => handle,
             Err(code) if code.meaning() == Meaning::Refused => {
-                tracing::warn!(%code, "cuBLASLt does not start: matrix products are this program's own, which are slower");
+                tracing::warn!(%code, "cuBLASLt does not start: this program's own kernels compute the matrix products, which is slower");
                 return Ok(Err(OwnProducts::Refused(code)));
             }
             Err(code) => return Err(device.failed("start cuBLASLt", 0, code)),
@@ -99,7 +99,7 @@ impl Products {
         tracing::info!(
             version = handle.version(),
             workspace = %Mib(bytes as u64),
-            "matrix products are cuBLASLt's"
+            "cuBLASLt computes the matrix products"
         );
         let data = match element {
             ElementType::F32 => DataType::CUDA_R_32F,
@@ -131,11 +131,11 @@ impl Products {
         match self.multiply_each(device, maps, rows) {
             Ok(rows) => {
                 let (code, ms) = (Mib(device.overhead() - before), begun.elapsed().as_millis());
-                tracing::info!(rows, %code, ms, "matrix products are ready");
+                tracing::info!(rows, %code, ms, "the kernels of matrix products are loaded");
                 Ok(())
             }
             Err(CudaError::OutOfMemory(error)) => {
-                tracing::warn!(%error, rows, "not enough memory to load the code of matrix products: it is loaded with the first passes");
+                tracing::warn!(%error, rows, "not enough memory to load the kernels of matrix products now: the first passes load them");
                 Ok(())
             }
             Err(error) => Err(error),

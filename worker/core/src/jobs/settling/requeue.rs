@@ -73,7 +73,12 @@ impl Settling {
         };
         let delivery = &self.received.delivery;
         let (job, trace_id) = (&delivery.id, &delivery.trace_id);
-        tracing::warn!(job, trace_id, destination, "no queue takes the job that other workers are to run");
+        tracing::warn!(
+            job,
+            trace_id,
+            destination,
+            "cannot pass the job on to other workers: no queue is bound for their routing key; dead-lettering it"
+        );
         self.requeue_impossible(otherwise.no_queue)
     }
 

@@ -1,0 +1,189 @@
+//! A reply queue that takes replies and confirms none: its own caller's jobs end as dead letters or wait unrun, and the jobs of
+//! others go on. Each test has its own broker.
+//!
+//! `VRAMQ_TEST_FULL=1` waits until the queue confirms again and all jobs are answered, which takes a minute more.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use lapin::types::AMQPValue;
+use vramq_schemas::Reason;
+use vramq_schemas::topology::{DELAYS_MS, dead_queue, delay_queue, jobs_queue};
+use vramq_tests::flow::Flow;
+use vramq_tests::job::Message;
+use vramq_tests::metrics::Figures;
+use vramq_tests::node::Node;
+use vramq_tests::setup::{Queue, full};
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
+
+mod a_reply_queue_that_confirms_nothing_costs_its_own_caller {
+    // A quorum queue of two members, one of which is lost.
+    vramq_tests::test_over!(
+        run_on_own_node,
+        own_node_cluster,
+        Quorum,
+        Json,
+        a_reply_queue_that_confirms_nothing_costs_its_own_caller,
+    );
+    // A queue whose process stands still.
+    vramq_tests::test_over!(
+        run_on_own_node,
+        own_node_classic,
+        Classic,
+        Json,
+        a_reply_queue_that_confirms_nothing_costs_its_own_caller,
+        #[ignore = "takes a minute on a busy machine"]
+    );
+}
+
+const SILENT: &str = "silent-replies";
+
+/// Far more than the jobs that the worker may hold for the silent queue.
+const SLOTS: usize = 16;
+
+/// Jobs of a reply queue that does not confirm which a worker runs at a time.
+const HELD_MAX: usize = 2;
+
+/// Jobs of the caller with the silent queue after the first one, and of others.
+const FOLLOWING: usize = 6;
+const OTHERS: usize = 20;
+
+/// The longest that a job of the silent queue waits once the queue confirms again: until the worker tries the queue, and in a delay
+/// queue. A worker that found the queue silent three times tries it after half a minute.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(180);
+
+/// What keeps the queue from confirming.
+enum Silence<'a> {
+    /// The process of a classic queue is suspended. Of a quorum queue the publisher's channel would wait for it.
+    Suspended(&'a Node),
+    /// A quorum queue has two members, and the node of one of them is dead. All other queues have one.
+    NoMajority(Node),
+}
+
+impl<'a> Silence<'a> {
+    /// Declares the queue. The queues of the workers are there: with one member each, they lose no majority.
+    async fn declare(env: &TestEnv, node: &'a Node) -> Result<Self> {
+        let mut arguments = env.setup.queue.arguments();
+        if env.setup.queue == Queue::Classic {
+            env.client.declare_queue(SILENT, arguments).await?;
+            return Ok(Self::Suspended(node));
+        }
+        let peer = node.start_peer().await?;
+        // Its leader is at the node that lives. There it takes messages, and has no majority that confirms them.
+        arguments.insert("x-queue-leader-locator".into(), AMQPValue::LongString("client-local".into()));
+        env.client.declare_queue(SILENT, arguments).await?;
+        until("a reply queue with two members", async || {
+            let listed = env.vhost.queue(SILENT).await?;
+            let members = listed["members"].as_array().map(Vec::len);
+            Ok((members == Some(2)).then_some(()))
+        })
+        .await?;
+        Ok(Self::NoMajority(peer))
+    }
+
+    /// From now on the queue confirms nothing.
+    async fn begin(&self, env: &TestEnv) -> Result<()> {
+        match self {
+            Self::Suspended(node) => suspend(env, node, "suspend").await,
+            Self::NoMajority(peer) => peer.kill().await,
+        }
+    }
+
+    async fn end(&self, env: &TestEnv) -> Result<()> {
+        match self {
+            Self::Suspended(node) => suspend(env, node, "resume").await,
+            Self::NoMajority(peer) => peer.restart().await,
+        }
+    }
+}
+
+/// Suspends or resumes the queue's process.
+async fn suspend(env: &TestEnv, node: &Node, act: &str) -> Result<()> {
+    let vhost = &env.vhost.name;
+    let eval = format!(
+        "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"{vhost}\">>, queue, <<\"{SILENT}\">>)), \
+         ok = sys:{act}(amqqueue:get_pid(Q))."
+    );
+    node.ctl(&["eval", &eval]).await.map(drop)
+}
+
+fn silent(env: &TestEnv, id: &str) -> Result<Message> {
+    Ok(env.job(id, ["x"])?.with(|properties| properties.with_reply_to(SILENT.into())))
+}
+
+/// Computed items. Each job has one, so no job was computed twice if there are no more of them than jobs.
+fn items(figures: &Figures) -> usize {
+    figures.sum("vramq_items_total")
+}
+
+/// The job whose reply is not confirmed ends with its results in a dead letter; of those that follow it all but two wait unrun.
+async fn a_reply_queue_that_confirms_nothing_costs_its_own_caller(
+    env: &mut TestEnv,
+    node: &Node,
+) -> Result<()> {
+    env.announce("job dead-lettered");
+    // Those that ran before the queue confirmed again, and that may be answered as well.
+    env.leave(&dead_queue(MODEL));
+    let worker = env.worker(&["broker.confirm_s=4", &format!("model.echo.slots_max={SLOTS}")]).await?;
+    let silence = Silence::declare(env, node).await?;
+    // RabbitMQ 3.10 holds up a channel for the first message that it publishes to a quorum queue without its majority
+    // (docs/reliability.md). This is the first message, and the majority is there.
+    env.client.publish(MODEL, silent(env, "before")?).await?;
+    ensure!(env.client.mailbox(SILENT).await?.next().await?.id() == "before");
+    silence.begin(env).await?;
+    env.client.publish(MODEL, silent(env, "first")?).await?;
+    for letter in env.dead_letters().await?.take(2).await? {
+        let dossier = letter.dead_letter()?;
+        ensure!(letter.id() == "first" && dossier.reason == Reason::Unroutable, "{dossier:?}");
+        ensure!(dossier.error.contains("did not confirm"), "{}", dossier.error);
+    }
+    let following: BTreeSet<_> = (0..FOLLOWING).map(|at| format!("following {at}")).collect();
+    let jobs = following.iter().map(|id| silent(env, id)).collect::<Result<_>>()?;
+    env.client.publish_all(MODEL, jobs).await?;
+    let waiting = r#"cause="reply-queue-full""#;
+    until("the jobs that wait unrun", async || {
+        let waits = Figures::of(&worker).await?.sum_of("vramq_jobs_requeued_total", waiting);
+        Ok((waits >= FOLLOWING - HELD_MAX).then_some(()))
+    })
+    .await?;
+    let mut flow = Flow::default();
+    flow.publish(env, OTHERS).await?;
+    flow.collect(&mut env.replies().await?, 0).await?;
+    let now = Figures::of(&worker).await?;
+    let held = items(&now) - 1 - OTHERS - now.sum("vramq_jobs_dead_lettered_total");
+    ensure!(held <= HELD_MAX, "{held} jobs of the silent queue are held with their results");
+    ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
+
+    silence.end(env).await?;
+    let mut open = BTreeSet::from(["first".to_owned()]);
+    if full() {
+        open.extend(following);
+    } else {
+        // Those of its jobs that wait go on waiting for the next worker.
+        for ms in DELAYS_MS {
+            env.leave(&delay_queue(MODEL, ms));
+        }
+        env.leave(&jobs_queue(MODEL));
+    }
+    all_are_answered(env, open).await.with_context(|| worker.log.text())?;
+    if full() {
+        let (ran, jobs) = (items(&Figures::of(&worker).await?), 2 + OTHERS + FOLLOWING);
+        ensure!(ran == jobs, "{ran} items of {jobs} jobs with one each were computed");
+    }
+    worker.drain().await?;
+    // While all its members are there to agree.
+    env.vhost.delete_queue(SILENT).await
+}
+
+/// What was published while the queue was silent comes late, and is not lost.
+async fn all_are_answered(env: &TestEnv, mut open: BTreeSet<String>) -> Result<()> {
+    let mut replies = env.client.mailbox(SILENT).await?;
+    while !open.is_empty() {
+        let reply = replies.next_within(ANSWERED_WITHIN).await?;
+        let reply = reply.with_context(|| format!("no reply to {open:?}"))?;
+        open.remove(reply.id());
+    }
+    Ok(())
+}
