@@ -2,6 +2,10 @@
 
 use std::process::ExitCode;
 
+/// A job takes some hundred small allocations, and its memory comes and goes in different threads: docs/bench/README.md.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     match vramq_worker::app::keep() {
         Some(code) => code,
