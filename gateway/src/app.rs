@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use vramq_amqp::Depth;
 use vramq_producer::Client;
 
+use crate::adoption::Adoption;
 use crate::body_memory::BodyMemory;
 use crate::broker::link::Link;
 use crate::broker::outlook::{self, Outlook};
@@ -34,6 +35,8 @@ pub struct Shared {
     pub jobs: Jobs,
     /// `None`: results are in memory alone.
     pub results: Option<ResultStore>,
+    /// What gateways with a common store of results do for each other; there if `results` is.
+    pub adoption: Option<Adoption>,
     pub files: Option<FileStore>,
     /// `None`: outputs in a store are references, and no more.
     pub outputs: Option<OutputStore>,
@@ -56,7 +59,8 @@ impl std::ops::Deref for App {
 /// The places that outlive the gateway, if they are configured.
 #[derive(Debug)]
 pub struct Stores {
-    pub results: Option<ResultStore>,
+    /// With what makes unfinished jobs known to the other gateways.
+    pub results: Option<(ResultStore, Adoption)>,
     pub files: Option<FileStore>,
     pub outputs: Option<OutputStore>,
 }
@@ -84,9 +88,11 @@ impl App {
         operator: Option<Operator>,
         drain: watch::Receiver<Drain>,
     ) -> Self {
+        let (results, adoption) = stores.results.unzip();
         Self(Arc::new(Shared {
             jobs: Jobs::new(config.results.bytes, config.results.keep),
-            results: stores.results,
+            results,
+            adoption,
             in_flight: Arc::new(Semaphore::new(config.limits.in_flight)),
             bodies: BodyMemory::new(config.limits.bodies_bytes),
             metrics: Metrics::default(),
@@ -181,10 +187,17 @@ impl App {
                     wait.as_secs_f64(),
                     most.as_secs()
                 );
-                Err(Problem::busy(StatusCode::TOO_MANY_REQUESTS, "queue_too_long", message, wait - most))
+                let after = self.accepted_after(model);
+                Err(Problem::busy(StatusCode::TOO_MANY_REQUESTS, "queue_too_long", message, after))
             }
             _ => Ok(()),
         }
+    }
+
+    /// When a job of a model that is refused now will be accepted.
+    pub fn accepted_after(&self, model: &str) -> Duration {
+        let after = self.estimate(model).and_then(|outlook| outlook.accepted_after(self.config.limits.queue));
+        after.unwrap_or(FULL_RETRY)
     }
 
     /// What awaits a job of a model, by the last count of its queue; `None` if it was never counted.

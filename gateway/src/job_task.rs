@@ -3,11 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::StatusCode;
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use uuid::Uuid;
-use vramq_producer::{Answer, Input, Job, JobError, JobFailed, Params, Pending, Progress, SubmitOptions};
+use vramq_producer::{
+    Answer, Client, Input, Job, JobError, JobFailed, Params, Pending, Progress, Reason, Receipt,
+    SubmitOptions,
+};
 use vramq_schemas::ItemProgress;
 use vramq_schemas::headers::{REQUEST_ID, TENANT};
 use vramq_schemas::output_name::tenant_of;
@@ -33,7 +37,7 @@ const WITHDRAWN_MAX: Duration = Duration::from_secs(3600);
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
 /// How long storing a result may take: a shared folder that hangs must not keep the caller waiting, nor its permits.
-const STORED_WITHIN: Duration = Duration::from_secs(10);
+pub(crate) const STORED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The job that a request asks for.
 #[derive(Debug)]
@@ -78,7 +82,7 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
     };
     let items = submission.inputs.len();
     let entry = Entry::new(id, message_id, owner, submission.model.clone(), items, submission.fingerprint);
-    let entry = Arc::new(entry.called_by(&callers(&app.config.broker, submission.caller.tenant.as_deref())));
+    let entry = Arc::new(entry.called_by(&callers(&app.config.broker, &submission.caller)));
     let kept = submission.kept || submission.idempotency_key.is_some();
     if kept && let Added::Existing(before) = app.jobs.add(&entry, submission.idempotency_key.as_deref())? {
         return Ok(before);
@@ -107,33 +111,42 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
         idempotency_key: submission.idempotency_key,
         kept,
     };
-    tokio::spawn(task.run(job, options, submission.permits, submission.body));
+    let (permits, body) = (submission.permits, submission.body);
+    tokio::spawn(async move { task.run(task.live(job, options, body), Some(permits)).await });
     Ok(entry)
 }
 
 /// Whom workers may take for a job's caller: the gateway's user, or its tenant if the workers' configuration lets that user name some.
-fn callers(broker: &Broker, tenant: Option<&str>) -> Vec<Option<String>> {
+pub(crate) fn callers(broker: &Broker, caller: &Caller) -> Vec<Option<String>> {
     let Some(user) = broker.address.user_id().filter(|_| !broker.anonymous) else { return vec![None] };
-    let tenant = tenant.map(|tenant| Some(tenant_of(user, tenant)));
+    let tenant = caller.tenant.as_deref().map(|tenant| Some(tenant_of(user, tenant)));
     [Some(user.to_owned())].into_iter().chain(tenant).collect()
 }
 
-struct Task {
-    app: App,
-    entry: Arc<Entry>,
-    idempotency_key: Option<String>,
-    kept: bool,
+/// A job with its entry, on its way to an end.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) app: App,
+    pub(crate) entry: Arc<Entry>,
+    pub(crate) idempotency_key: Option<String>,
+    pub(crate) kept: bool,
 }
 
-/// How a job ended, and whether it was published.
-enum End {
+/// How a job ended.
+pub(crate) enum End {
     Unpublished(Problem),
-    Answered(Result<Answer, JobError>),
+    /// With the right to its replies, which other gateways can have until the end is stored.
+    Answered(Result<Answer, JobError>, Option<Receipt>),
+    /// Another gateway has stored it.
+    Stored(State),
+    /// Another gateway has had it, and has not stored it.
+    Unknown,
 }
 
 impl Task {
-    async fn run(self, job: Job, options: SubmitOptions, permits: Permits, body: OwnedSemaphorePermit) {
-        let life = timeout(JOB_MAX, self.live(job, options, body));
+    /// Follows the job's life until its end, or its withdrawal and then its end.
+    pub(crate) async fn run(&self, life: impl Future<Output = End>, permits: Option<Permits>) {
+        let life = timeout(JOB_MAX, life);
         let mut life = std::pin::pin!(life);
         let withdrawn = tokio::select! {
             end = &mut life => {
@@ -147,6 +160,12 @@ impl Task {
         if !withdrawn {
             return;
         }
+        if self.entry.is_taken_elsewhere()
+            && let Some(state) = self.stored_end().await
+        {
+            // What has ended stays as it is.
+            return self.end(Some(End::Stored(state))).await;
+        }
         self.store(&State::Withdrawn).await;
         self.entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
         self.keep();
@@ -156,36 +175,40 @@ impl Task {
         if let Some(_withdrawn) = self.app.link.withdrawals.add(withdrawal) {
             let _ = timeout(WITHDRAWN_MAX, life).await;
         }
+        self.remove_record().await;
     }
 
     /// From the publish to the last reply.
     async fn live(&self, job: Job, options: SubmitOptions, body: OwnedSemaphorePermit) -> End {
         let model = job.model.clone();
-        let pending = match self.app.client.submit(job, options).await {
+        let client = self.recorded().map_or(&self.app.client, |(_, adoption)| &adoption.client);
+        let pending = match client.submit(job, options).await {
             Ok(pending) => pending,
             Err(error) => {
-                let outlook = self.app.estimate(&model);
-                let wait = outlook.and_then(|outlook| outlook.wait).unwrap_or(Duration::from_secs(1));
-                return End::Unpublished(Problem::unpublished(&error, wait.min(Duration::from_secs(60))));
+                let after = self.app.accepted_after(&model);
+                return End::Unpublished(Problem::unpublished(&error, &self.entry.message_id, after));
             }
         };
         drop(body);
         self.app.link.queues().published(&model);
+        self.put_record(client).await;
         self.entry.happened("queued", self.estimate(), Some(State::Queued));
-        End::Answered(self.follow(pending).await)
+        self.follow(pending, client).await
     }
 
-    async fn follow(&self, pending: Pending) -> Result<Answer, JobError> {
+    /// Follows a job that is in its queue, by the replies to it.
+    pub(crate) async fn follow(&self, pending: Pending, client: &Client) -> End {
+        let (reconnects, mut ticks_since) = (client.stats().reconnects, 0_u32);
         let mut progress = pending.progress();
         let mut before = progress.borrow().clone();
-        let mut answer = std::pin::pin!(pending.answer());
+        let mut answer = std::pin::pin!(pending.answer_with_receipt());
         let mut ticks = interval_at(Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 // The answer first: its last part is no progress any more.
                 biased;
-                answer = &mut answer => return answer,
+                (answer, receipt) = &mut answer => return End::Answered(answer, Some(receipt)),
                 Ok(()) = progress.changed() => {
                     let now = progress.borrow_and_update().clone();
                     self.progressed(&before, &now);
@@ -194,6 +217,14 @@ impl Task {
                 _ = ticks.tick() => {
                     if matches!(self.entry.state(), State::Queued) {
                         self.entry.happened(PROGRESS, self.estimate(), None);
+                    }
+                    // While this gateway was away another one may have taken the replies. Looked for less and less often: most connections
+                    // come back before.
+                    ticks_since += u32::from(client.stats().reconnects != reconnects);
+                    if ticks_since.is_power_of_two()
+                        && let Some(state) = self.stored_end().await
+                    {
+                        return End::Stored(state);
                     }
                 }
             }
@@ -219,7 +250,7 @@ impl Task {
     }
 
     /// How many jobs wait in the queue, and how long that takes.
-    fn estimate(&self) -> serde_json::Value {
+    pub(crate) fn estimate(&self) -> serde_json::Value {
         let outlook = self.app.estimate(&self.entry.model);
         json!({
             "queue_depth": outlook.map(|outlook| outlook.depth),
@@ -228,31 +259,21 @@ impl Task {
     }
 
     async fn end(&self, end: Option<End>) {
-        let (name, state) = match end {
-            // The withdrawal that follows ends it.
-            None => return,
-            Some(End::Unpublished(problem)) => {
-                let again = problem.retry != Retry::No;
-                let state = State::Failed(Arc::new(Failure { problem, outputs: Vec::new() }));
-                if again {
-                    self.app.jobs.forget(&self.entry, self.idempotency_key.as_deref());
-                    self.entry.happened("failed", failed(&state), Some(state));
-                    return;
-                }
-                ("failed", state)
-            }
-            Some(End::Answered(Ok(answer))) => ("done", State::Done(Arc::new(answer))),
-            Some(End::Answered(Err(error))) => {
-                let problem = Problem::unanswered(&error).of_job(&self.entry.message_id);
-                let outputs = match error {
-                    JobError::Failed(JobFailed { outputs, .. }) => outputs,
-                    _ => Vec::new(),
-                };
-                ("failed", State::Failed(Arc::new(Failure { problem, outputs })))
-            }
-        };
-        self.store(&state).await;
-        self.app.metrics.ended(name);
+        // A timeout of a day: the withdrawal that follows ends it.
+        let Some(end) = end else { return };
+        let Ended { state, receipt, is_to_be_stored, is_to_be_kept } = self.ended(end);
+        if is_to_be_stored {
+            self.store(&state).await;
+            // The replies first: without the record nobody could tell what to make of them.
+            drop(receipt);
+            self.remove_record().await;
+        }
+        let name = state.as_str();
+        if is_to_be_kept {
+            self.app.metrics.ended(name);
+        } else {
+            self.app.jobs.forget(&self.entry, self.idempotency_key.as_deref());
+        }
         let data = match &state {
             State::Done(answer) => json!({
                 "items": self.entry.items, "worker": answer.worker, "tokens": answer.tokens,
@@ -261,7 +282,48 @@ impl Task {
             other => failed(other),
         };
         self.entry.happened(name, data, Some(state));
-        self.keep();
+        if is_to_be_kept {
+            self.keep();
+        }
+    }
+
+    /// What is to be done about an end.
+    fn ended(&self, end: End) -> Ended {
+        let failed = |problem, outputs, is_published| {
+            State::Failed(Arc::new(Failure { problem, outputs, is_published }))
+        };
+        let (state, receipt, is_to_be_stored) = match end {
+            End::Unpublished(problem) => {
+                let is_final = problem.retry == Retry::No;
+                let state = failed(problem, Vec::new(), false);
+                return Ended { state, receipt: None, is_to_be_stored: is_final, is_to_be_kept: is_final };
+            }
+            End::Answered(Ok(answer), receipt) => (State::Done(Arc::new(answer)), receipt, true),
+            End::Answered(Err(error), receipt) => {
+                let problem = Problem::unanswered(&error).of_job(&self.entry.message_id);
+                // Its replies go on coming, and the other gateways can have them.
+                let is_left = self.recorded().is_some()
+                    && matches!(error, JobError::Closed | JobError::Disconnected(_));
+                let state = match error {
+                    // By its caller, who asked another gateway.
+                    JobError::Failed(JobFailed { reason: Reason::Withdrawn, .. }) => State::Withdrawn,
+                    JobError::Failed(JobFailed { outputs, .. }) => failed(problem, outputs, true),
+                    _ => failed(problem, Vec::new(), true),
+                };
+                (state, receipt, !is_left)
+            }
+            // The store has it for every gateway, and that one has counted it.
+            End::Stored(state) => {
+                return Ended { state, receipt: None, is_to_be_stored: false, is_to_be_kept: false };
+            }
+            End::Unknown => {
+                let message = "the job has ended, and its end is not in the store of results";
+                let problem = Problem::new(StatusCode::BAD_GATEWAY, "store", message).with_retry(Retry::No);
+                let state = failed(problem.of_job(&self.entry.message_id), Vec::new(), true);
+                return Ended { state, receipt: None, is_to_be_stored: false, is_to_be_kept: false };
+            }
+        };
+        Ended { state, receipt, is_to_be_stored, is_to_be_kept: true }
     }
 
     /// Stores the end before callers hear of it, so that they find it on every gateway.
@@ -285,6 +347,15 @@ impl Task {
             self.app.jobs.finish(&self.entry, self.idempotency_key.as_deref());
         }
     }
+}
+
+/// An end, and what is to be done about it.
+struct Ended {
+    state: State,
+    receipt: Option<Receipt>,
+    is_to_be_stored: bool,
+    /// Whether this gateway answers for it. If not, its name is free here: the job was not published, or others know it.
+    is_to_be_kept: bool,
 }
 
 /// Whether the job has no end yet although its task is through with it.

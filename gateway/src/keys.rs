@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
-use subtle::ConstantTimeEq as _;
+use subtle::{Choice, ConstantTimeEq as _};
 
 /// How often the file is looked at. A key that was taken out of it works no longer than this.
 const RELOAD_EVERY: Duration = Duration::from_secs(1);
@@ -94,6 +94,19 @@ impl Caller {
 #[derive(Debug, Default)]
 struct KeyRing(Vec<([u8; 32], Arc<Caller>)>);
 
+impl KeyRing {
+    /// The caller whose digest it is. Compares all of them: the time says nothing of where the right one is.
+    fn find(&self, mut is_it: impl FnMut(&[u8; 32]) -> Choice) -> Option<Arc<Caller>> {
+        let mut found = None;
+        for (known, caller) in &self.0 {
+            if bool::from(is_it(known)) {
+                found = Some(Arc::clone(caller));
+            }
+        }
+        found
+    }
+}
+
 /// All keys, as the file has them now.
 #[derive(Debug)]
 pub struct Keys {
@@ -151,13 +164,7 @@ impl Keys {
         let digest: [u8; 32] = Sha256::digest(key?).into();
         // Nothing panics while it holds the lock.
         let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
-        let mut found = None;
-        for (expected, caller) in &ring.0 {
-            if bool::from(digest.ct_eq(expected)) {
-                found = Some(Arc::clone(caller));
-            }
-        }
-        found
+        ring.find(|known| digest.ct_eq(known))
     }
 
     /// Reads the file again whenever it has changed. Ends only with the process.
@@ -305,6 +312,22 @@ mod tests {
             assert!(keys.caller(Some(wrong)).is_none());
         }
         assert!(keys.caller(None).is_none());
+    }
+
+    #[test]
+    fn every_key_is_compared_wherever_the_right_one_is() {
+        let entries: String = ["a", "b", "c"].map(|name| new_key(name).1).concat();
+        let ring = parse(&entries, &KeyRing::default()).unwrap();
+        let digests: Vec<_> = ring.0.iter().map(|(digest, _)| *digest).collect();
+        for (digest, name) in digests.iter().zip([Some("a"), Some("b"), Some("c")]).chain([(&[0; 32], None)])
+        {
+            let mut compared = 0;
+            let found = ring.find(|known| {
+                compared += 1;
+                digest.ct_eq(known)
+            });
+            assert_eq!((found.map(|caller| caller.name.clone()).as_deref(), compared), (name, 3));
+        }
     }
 
     #[test]

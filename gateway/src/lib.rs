@@ -1,6 +1,7 @@
 //! `vramq-gateway`: an HTTP gateway to vramq workers. It turns a request into a job in RabbitMQ, and the job's replies into the
 //! response.
 
+pub mod adoption;
 pub mod app;
 pub mod body;
 pub mod body_memory;

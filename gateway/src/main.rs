@@ -14,6 +14,7 @@ use tracing::Level;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
+use vramq_gateway::adoption::Adoption;
 use vramq_gateway::app::{App, Stores};
 use vramq_gateway::broker::link::Link;
 use vramq_gateway::broker::withdrawals::WITHDRAWN_MAX;
@@ -147,15 +148,15 @@ async fn run(config: Config) -> Result<Exit, String> {
         tracing::warn!(file = %file.display(), "every user of this machine can read this secret file: run chmod o-r");
     }
     let operator = config.operator.clone().map(Operator::open).transpose()?;
-    let client = match connect(&config).await {
-        Ok(client) => client,
+    let name = format!("vramq-gateway {}", std::process::id());
+    let (link, task) = Link::new(config.broker.address.clone(), name);
+    let (client, adoption) = match connect(&config, &link).await {
+        Ok(connected) => connected,
         Err(error) => {
             tracing::error!(%error, "cannot start");
             return Ok(Exit::Unreachable);
         }
     };
-    let name = format!("vramq-gateway {}", std::process::id());
-    let (link, task) = Link::new(config.broker.address.clone(), name);
     tokio::spawn(task.run());
     tokio::spawn(Arc::clone(&keys).watch());
     let (drain, drained) = watch::channel(Drain::Serving);
@@ -168,7 +169,7 @@ async fn run(config: Config) -> Result<Exit, String> {
     };
     let address = server.listener.local_addr().map_err(|e| e.to_string())?;
     let drain_max = config.http.drain;
-    let stores = Stores { results, files, outputs };
+    let stores = Stores { results: results.zip(adoption), files, outputs };
     let app = App::new(config, keys, client, link, stores, operator, drained);
     tracing::info!(%address, "serving");
     tokio::spawn(sweep(app.clone()));
@@ -178,25 +179,49 @@ async fn run(config: Config) -> Result<Exit, String> {
         // One whose caller has hung up. The end of the drain stops it.
         let _ = timeout(drain_max + LAST_ANSWERS, operator.idle()).await;
     }
+    if let Some(adoption) = &app.adoption {
+        adoption.client.close().await;
+    }
     app.client.close().await;
     tracing::info!(all_answered, "drained");
     Ok(if all_answered { Exit::Drained } else { Exit::CutOff })
 }
 
-/// Tries until the time for starting is over. A refusal is final.
-async fn connect(config: &Config) -> Result<Client, ConnectError> {
+/// Connects the client, and with a store of results what unfinished jobs need to be known to other gateways.
+async fn connect(config: &Config, link: &Arc<Link>) -> Result<(Client, Option<Adoption>), ConnectError> {
     let deadline = Instant::now() + config.broker.connect;
-    loop {
-        let mut options = vramq_producer::Options::new(config.broker.url.clone());
-        options.connection_name = format!("vramq-gateway {}", std::process::id());
-        // Withdrawn jobs are awaited, too, and must not keep others out.
-        options.jobs_in_flight = config.limits.in_flight + WITHDRAWN_MAX;
-        options.anonymous = config.broker.anonymous;
-        options = options.with_credentials(config.broker.address.credentials().clone());
-        if let Some(pem) = &config.broker.ca_pem {
-            options = options.trusting(pem.clone());
+    let options = client_options(config);
+    let client = until_reached(deadline, || Client::connect(options.clone())).await?;
+    let adoption = match &config.results.store {
+        None => None,
+        Some(store) => {
+            let connect = || Adoption::connect(options.clone(), Arc::clone(link), store.keep);
+            Some(until_reached(deadline, connect).await?)
         }
-        match Client::connect(options).await {
+    };
+    Ok((client, adoption))
+}
+
+fn client_options(config: &Config) -> vramq_producer::Options {
+    let mut options = vramq_producer::Options::new(config.broker.url.clone());
+    options.connection_name = format!("vramq-gateway {}", std::process::id());
+    // Withdrawn jobs are awaited, too, and must not keep others out.
+    options.jobs_in_flight = config.limits.in_flight + WITHDRAWN_MAX;
+    options.anonymous = config.broker.anonymous;
+    options = options.with_credentials(config.broker.address.credentials().clone());
+    match &config.broker.ca_pem {
+        Some(pem) => options.trusting(pem.clone()),
+        None => options,
+    }
+}
+
+/// Tries until the time for starting is over. A refusal is final.
+async fn until_reached<T, F: Future<Output = Result<T, ConnectError>>>(
+    deadline: Instant,
+    connect: impl Fn() -> F,
+) -> Result<T, ConnectError> {
+    loop {
+        match connect().await {
             Err(error) if error.is_retryable() && Instant::now() < deadline => {
                 tracing::warn!(%error, "connect to the broker");
                 sleep(CONNECT_PAUSE).await;

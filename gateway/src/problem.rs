@@ -107,8 +107,8 @@ impl Problem {
         self
     }
 
-    /// A job that did not reach its queue.
-    pub fn unpublished(error: &PublishError, retry_after: Duration) -> Self {
+    /// A job that did not reach its queue, or may be there all the same.
+    pub fn unpublished(error: &PublishError, job: &str, retry_after: Duration) -> Self {
         let message = error.to_string();
         match error {
             PublishError::QueueFull { .. } => {
@@ -127,7 +127,9 @@ impl Problem {
             }
             // It may be in the queue anyway.
             PublishError::Timeout { .. } | PublishError::Disconnected(_) | PublishError::Closed => {
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, "broker_lost", message).with_retry(Retry::No)
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "broker_lost", message)
+                    .with_retry(Retry::No)
+                    .of_job(job)
             }
             PublishError::Refused { .. } | PublishError::NoReplyQueue => {
                 tracing::error!(%error, "the broker refuses jobs of this gateway");
@@ -160,6 +162,23 @@ impl Problem {
             }
         };
         problem.with_retry(Retry::No)
+    }
+
+    /// Why a job has no result, by the code and the message of [`unanswered`](Self::unanswered).
+    pub fn of_code(code: &str, message: String) -> Self {
+        if let Ok(reason) = code.parse::<Reason>() {
+            return Self::unanswered(&JobError::Failed(JobFailed {
+                reason,
+                error: message,
+                outputs: Vec::new(),
+            }));
+        }
+        let (status, code) = match code {
+            "timeout" => return Self::timeout(&message),
+            "invalid_reply" => (StatusCode::BAD_GATEWAY, "invalid_reply"),
+            _ => (StatusCode::SERVICE_UNAVAILABLE, "broker_lost"),
+        };
+        Self::new(status, code, message).with_retry(Retry::No)
     }
 
     pub fn timeout(message: &str) -> Self {
@@ -276,11 +295,23 @@ mod tests {
     #[test]
     fn only_what_was_not_published_is_to_be_sent_again() {
         let after = Duration::from_millis(2_100);
-        let full = Problem::unpublished(&PublishError::QueueFull { model: "m".to_owned() }, after);
+        let full = Problem::unpublished(&PublishError::QueueFull { model: "m".to_owned() }, "a/job", after);
         let headers = full.render(Shape::OpenAi).headers().clone();
+        assert!(!headers.contains_key(JOB_ID));
         assert_eq!((full.status.as_u16(), &headers[header::RETRY_AFTER]), (429, &HeaderValue::from(3)));
-        let lost = Problem::unpublished(&PublishError::Timeout { after }, after);
-        assert_eq!((lost.status.as_u16(), lost.retry), (503, Retry::No));
+        for error in [
+            PublishError::Timeout { after },
+            PublishError::Disconnected("gone".to_owned()),
+            PublishError::Closed,
+        ] {
+            // It may be in the queue: its id tells what became of it.
+            let lost = Problem::unpublished(&error, "a/job", after);
+            assert_eq!((lost.status.as_u16(), lost.retry), (503, Retry::No));
+            assert_eq!(lost.body(Shape::OpenAi)["error"]["job_id"], "a/job");
+            for shape in [Shape::OpenAi, Shape::Tei] {
+                assert_eq!(lost.render(shape).headers()[JOB_ID], "a/job");
+            }
+        }
         assert_eq!(Problem::timeout("late").retry, Retry::No);
     }
 

@@ -16,7 +16,7 @@ use vramq_amqp::{ConfirmedPublisher, Settled};
 use crate::error::{ConnectError, JobError, PublishError};
 use crate::outgoing::Outgoing;
 use crate::registry::Registry;
-use crate::reply_queue::hand_over;
+use crate::reply_queue::{hand_over, hand_over_held, settle};
 use crate::session::{Connector, Session};
 use crate::window::Window;
 
@@ -76,8 +76,12 @@ impl Actor {
         loop {
             match self.serve(&mut session).await {
                 End::Closed => {
+                    let done = self.registry.is_done();
+                    // Before the jobs fail, which releases their replies: those are for the client that adopts the queue. An error means that
+                    // the session is lost, so that the broker keeps all replies.
+                    let _ = settle(&self.registry).await;
                     self.fail(&PublishError::Closed, &JobError::Closed);
-                    session.close(self.connector.reply_queue()).await;
+                    session.close(self.connector.queue_to_delete(done)).await;
                     return;
                 }
                 End::Lost(error) => {
@@ -105,10 +109,15 @@ impl Actor {
     }
 
     async fn serve(&mut self, session: &mut Session) -> End {
-        let mut replies = session
-            .replies
-            .as_ref()
-            .map(|replies| tokio::spawn(hand_over(replies.consumer.clone(), Arc::clone(&self.registry))));
+        let mut replies = session.replies.as_ref().map(|replies| {
+            let (consumer, registry) = (replies.consumer.clone(), Arc::clone(&self.registry));
+            if self.connector.holds() {
+                registry.held.clear();
+                tokio::spawn(hand_over_held(consumer, registry, self.connector.adopts()))
+            } else {
+                tokio::spawn(hand_over(consumer, registry))
+            }
+        });
         let mut connection = session.events();
         let publisher = &mut session.jobs;
         self.window.begin_session();

@@ -116,6 +116,33 @@ impl Client {
         Ok(registration.id().to_owned())
     }
 
+    /// Awaits a job that another client has published, after this one has [adopted](Options::adopt) its reply queue: for `within` at
+    /// most. The job has `items` inputs.
+    ///
+    /// # Errors
+    /// The client is closed, or awaits the job already.
+    pub async fn await_published(
+        &self,
+        id: &str,
+        items: usize,
+        within: Duration,
+    ) -> Result<Pending, PublishError> {
+        let handle = &self.0;
+        let permit = Arc::clone(&handle.jobs_in_flight).acquire_owned().await;
+        let permit = permit.map_err(|_| PublishError::Closed)?;
+        let registered = handle.registry.register(id, items, permit, true);
+        let (registration, receivers) =
+            registered.ok_or_else(|| PublishError::DuplicateId { id: id.to_owned() })?;
+        // A client that ends from now on fails this job, too.
+        if let Some(end) = handle.shared.end.get() {
+            return Err(end.clone());
+        }
+        handle.registry.mark_sent(id);
+        handle.registry.held.requeue_strays();
+        let deadline = Instant::now().checked_add(within).map(|at| Deadline { at, after: within });
+        Ok(Pending { registration, receivers, deadline, client: handle.clone() })
+    }
+
     /// The queue that replies come to, if there is one.
     pub fn reply_queue(&self) -> Option<&str> {
         self.0.reply_queue.as_ref().map(ShortString::as_str)
@@ -130,7 +157,8 @@ impl Client {
         }
     }
 
-    /// Closes the connection and deletes the reply queue. Jobs in flight fail with `Closed` here; in their queue they stay.
+    /// Closes the connection and deletes the reply queue. Jobs in flight fail with `Closed` here; in their queue they stay. A client that
+    /// [holds replies](Options::hold_replies) leaves the reply queue to others while jobs are in flight.
     pub async fn close(&self) {
         self.0.close.send_replace(true);
         let actor = self.0.actor.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -29,6 +29,7 @@ mod answer;
 mod assembly;
 mod client;
 mod error;
+mod held;
 mod options;
 mod outgoing;
 mod pending;
@@ -41,7 +42,7 @@ pub use answer::{Answer, Progress};
 pub use client::{Client, Stats};
 pub use error::{ConnectError, JobError, JobFailed, PublishError};
 pub use options::{Options, SubmitOptions};
-pub use pending::Pending;
+pub use pending::{Pending, Receipt};
 pub use vramq_amqp::{Credentials, InvalidCredentials};
 pub use vramq_schemas::{
     Embedding, Encoding, Input, InvalidJson, ItemProgress, Job, JsonText, Output, Params, Reason, Sparse,

@@ -48,6 +48,14 @@ pub struct Options {
     pub reply_queue_expires: Duration,
     /// Without a reply queue only [`Client::publish`](crate::Client::publish) works.
     pub replies: bool,
+    /// Acknowledges the replies to a job when its handle is dropped ([`Pending`](crate::Pending) or
+    /// [`Receipt`](crate::Receipt)), not as they come. If this client dies before, the broker gives all of them to a client that adopts
+    /// the reply queue.
+    pub hold_replies: bool,
+    /// The reply queue of a client that is gone, to consume instead of an own one: see
+    /// [`Client::await_published`](crate::Client::await_published). It must exist. Replies to jobs that are not awaited stay in it. Implies
+    /// `hold_replies`.
+    pub adopt: Option<String>,
     /// Leaves the URL's user out of the jobs. Otherwise they name it as `user_id`: workers share passes between users, and let some
     /// of them name tenants. The broker closes the channel if that is not the connection's own user, as where a token names another.
     pub anonymous: bool,
@@ -69,6 +77,8 @@ impl Options {
             reconnect_for: None,
             reply_queue_expires: Duration::from_secs(600),
             replies: true,
+            hold_replies: false,
+            adopt: None,
             anonymous: false,
         }
     }
@@ -133,6 +143,8 @@ impl fmt::Debug for Options {
             reconnect_for,
             reply_queue_expires,
             replies,
+            hold_replies,
+            adopt,
             anonymous,
         } = self;
         let broker = self.address().map_or_else(|_| "invalid".to_owned(), |address| address.to_string());
@@ -147,6 +159,8 @@ impl fmt::Debug for Options {
             .field("reconnect_for", reconnect_for)
             .field("reply_queue_expires", reply_queue_expires)
             .field("replies", replies)
+            .field("hold_replies", hold_replies)
+            .field("adopt", adopt)
             .field("anonymous", anonymous)
             .finish()
     }

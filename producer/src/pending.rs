@@ -58,20 +58,34 @@ impl Pending {
     /// # Errors
     /// [`JobError`]; that of a failed job has the items that were answered before.
     pub async fn answer(self) -> Result<Answer, JobError> {
-        let Self {
-            registration: _registration,
-            receivers: Receivers { progress, result },
-            deadline,
-            client: _client,
-        } = self;
+        self.answer_with_receipt().await.0
+    }
+
+    /// The same with the right to the job's replies: a client that [holds replies](crate::Options::hold_replies) acknowledges them when
+    /// the receipt is dropped. A caller that keeps the answer somewhere drops it afterwards.
+    ///
+    /// Cancel safety: as for [`Pending::answer`].
+    pub async fn answer_with_receipt(self) -> (Result<Answer, JobError>, Receipt) {
+        let Self { registration, receivers: Receivers { progress, result }, deadline, client } = self;
+        let receipt = Receipt { _registration: registration, _client: client };
         // The sender is dropped unsent only by a registry that is gone.
         let answered = async { result.await.unwrap_or(Err(JobError::Closed)) };
         let Some(Deadline { at, after }) = deadline else {
-            return answered.await;
+            return (answered.await, receipt);
         };
-        timeout_at(at, answered).await.unwrap_or_else(|_| {
+        let answer = timeout_at(at, answered).await.unwrap_or_else(|_| {
             let Progress { items_done, items, .. } = *progress.borrow();
             Err(JobError::Timeout { after, items_done, items })
-        })
+        });
+        (answer, receipt)
     }
+}
+
+/// The right to the replies of a job that has ended.
+#[derive(Debug)]
+#[must_use = "dropping it lets the job's replies go"]
+pub struct Receipt {
+    _registration: Registration,
+    /// Keeps the connection open on which the replies are acknowledged.
+    _client: Arc<dyn fmt::Debug + Send + Sync>,
 }

@@ -5,12 +5,15 @@ use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use lapin::Acker;
 use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
+use tokio::time::Instant;
 use vramq_schemas::{Failure, ItemProgress, Output, ReplyHeaders};
 
 use crate::answer::{Answer, Progress};
 use crate::assembly::Assembly;
 use crate::error::{JobError, JobFailed};
+use crate::held::Held;
 
 /// Invariant: a job is in here, with its permit, from before it is published until it is answered, has failed, or its caller
 /// drops it. So there are never more entries than permits, and no permit outlives its job.
@@ -20,6 +23,8 @@ pub(crate) struct Registry {
     registrations: AtomicU64,
     pub(crate) stray_replies: AtomicU64,
     pub(crate) duplicate_items: AtomicU64,
+    /// The replies of clients that hold them.
+    pub(crate) held: Held<Acker>,
 }
 
 #[derive(Debug)]
@@ -65,7 +70,7 @@ pub(crate) enum Reply {
     Invalid(String),
 }
 
-/// Removes its job from the registry on drop.
+/// Removes its job from the registry on drop, and lets the replies go that are held for it.
 #[derive(Debug)]
 pub(crate) struct Registration {
     registry: Arc<Registry>,
@@ -87,6 +92,8 @@ impl Drop for Registration {
                 entry.remove();
             }
         }
+        // After the removal: from then on no reply is held for the job.
+        self.registry.held.release(self.number);
     }
 }
 
@@ -133,16 +140,26 @@ impl Registry {
         self.jobs().contains_key(id)
     }
 
-    /// Adds a reply to the job `id`. A reply to a job that is not in flight is counted and dropped.
-    pub(crate) fn take(&self, id: &str, reply: Reply) {
+    /// Adds a reply to the job `id`, and holds it for the job if it is given with its acker. Gives the acker back if the reply is not to be
+    /// held. A reply to a job that is not in flight is counted and dropped.
+    pub(crate) fn take(&self, id: &str, reply: Reply, acker: Option<Acker>) -> Option<Acker> {
         let mut jobs = self.jobs();
         let Entry::Occupied(mut entry) = jobs.entry(id.to_owned()) else {
             self.count_stray();
-            return;
+            return acker;
         };
+        let registration = entry.get().registration;
         let Some(awaited) = &mut entry.get_mut().awaited else {
             self.count_stray();
-            return;
+            return acker;
+        };
+        // A report is worth nothing to a client that comes later.
+        let unheld = match acker {
+            Some(acker) if !matches!(reply, Reply::Progress(_)) => {
+                self.held.hold(registration, acker, Instant::now());
+                None
+            }
+            acker => acker,
         };
         let end = match reply {
             Reply::Outputs { headers, tokens, revision, outputs } => {
@@ -184,6 +201,12 @@ impl Registry {
         {
             awaited.finish(end);
         }
+        unheld
+    }
+
+    /// Whether no job is in flight, and none waits for its replies to be let go.
+    pub(crate) fn is_done(&self) -> bool {
+        self.jobs().is_empty() && self.held.is_empty()
     }
 
     /// Fails every job in flight.

@@ -5,12 +5,16 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
+use lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, QueueDeclareOptions,
+};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{Channel, Connection, Consumer, ErrorKind};
+use lapin::{Acker, BasicProperties, Channel, Connection, Consumer, ErrorKind};
+use tokio::time::{Instant, interval};
 use vramq_schemas::fields::as_text;
 use vramq_schemas::{Encoding, Failure, ItemProgress, Outputs, ReplyHeaders, ReplyKind, codec, headers};
 
+use crate::held::Due;
 use crate::options::REPLY_PREFETCH;
 use crate::outgoing::off_runtime;
 use crate::registry::{Registry, Reply};
@@ -18,6 +22,9 @@ use crate::registry::{Registry, Reply};
 /// Replies acknowledged with one frame at most; a quarter of the prefetch, so that the broker always has room to
 /// send the next.
 const REPLIES_PER_ACK: usize = REPLY_PREFETCH as usize / 4;
+
+/// How often a client looks for replies that it holds for too long.
+const HELD_LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// AMQP's code for a queue that does not exist.
 const NOT_FOUND: u16 = 404;
@@ -37,19 +44,22 @@ pub(crate) async fn exists(connection: &Connection, queue: &ShortString) -> lapi
     }
 }
 
-/// Declares the queue and starts to consume it. Durable and not exclusive: it and the replies in it survive this
-/// client's connection, for as long as `expires`.
-pub(crate) async fn consume(
-    channel: &Channel,
-    queue: &ShortString,
-    expires: Duration,
-) -> lapin::Result<Consumer> {
+/// Declares the queue. Durable and not exclusive: it and the replies in it survive this client's connection, for as long as `expires`.
+pub(crate) async fn declare(channel: &Channel, queue: &ShortString, expires: Duration) -> lapin::Result<()> {
     let mut arguments = FieldTable::default();
     let expires_ms = i64::try_from(expires.as_millis()).unwrap_or(i64::MAX);
     arguments.insert("x-expires".into(), AMQPValue::LongLongInt(expires_ms));
     let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-    channel.queue_declare(queue.clone(), durable, arguments).await?;
-    channel.basic_qos(REPLY_PREFETCH, BasicQosOptions::default()).await?;
+    channel.queue_declare(queue.clone(), durable, arguments).await.map(drop)
+}
+
+/// Starts to consume the queue.
+pub(crate) async fn consume(
+    channel: &Channel,
+    queue: &ShortString,
+    prefetch: u16,
+) -> lapin::Result<Consumer> {
+    channel.basic_qos(prefetch, BasicQosOptions::default()).await?;
     channel
         .basic_consume(
             queue.clone(),
@@ -70,14 +80,7 @@ pub(crate) async fn hand_over(consumer: Consumer, registry: Arc<Registry>) -> la
         let mut last = None;
         for delivery in batch {
             let Delivery { properties, data, acker, .. } = delivery?;
-            let known = [properties.correlation_id(), properties.message_id()]
-                .into_iter()
-                .flatten()
-                .find(|id| registry.contains(id.as_str()));
-            match known {
-                Some(id) => registry.take(id.as_str(), read(&properties, data).await),
-                None => registry.count_stray(),
-            }
+            give(&registry, &properties, data, None).await;
             last = Some(acker);
         }
         if let Some(acker) = last {
@@ -87,14 +90,90 @@ pub(crate) async fn hand_over(consumer: Consumer, registry: Arc<Registry>) -> la
     Ok(())
 }
 
-async fn read(properties: &lapin::BasicProperties, data: Vec<u8>) -> Reply {
+/// The same for a client that holds its replies: acknowledges each when its job is released. Replies to unknown jobs are dropped, or held if
+/// the client has `adopted` the queue, and may be asked for these jobs later.
+///
+/// # Errors
+/// As for [`hand_over`].
+pub(crate) async fn hand_over_held(
+    mut consumer: Consumer,
+    registry: Arc<Registry>,
+    adopted: bool,
+) -> lapin::Result<()> {
+    let mut look = interval(HELD_LOOK_EVERY);
+    loop {
+        tokio::select! {
+            delivery = consumer.next() => {
+                let Some(delivery) = delivery else { return Ok(()) };
+                let Delivery { properties, data, acker, .. } = delivery?;
+                let is_report = kind(&properties) == Some(ReplyKind::Progress);
+                match give(&registry, &properties, data, Some(acker)).await {
+                    Some(acker) if adopted && !is_report => {
+                        registry.held.hold_stray(acker, Instant::now());
+                        if known(&registry, &properties).is_some() {
+                            // Asked for at this moment.
+                            registry.held.requeue_strays();
+                        }
+                    }
+                    Some(acker) => registry.held.drop_reply(acker),
+                    None => {}
+                }
+            }
+            () = registry.held.due() => {}
+            _ = look.tick() => registry.held.requeue_old(Instant::now()),
+        }
+        settle(&registry).await?;
+    }
+}
+
+/// Settles the held replies that are due.
+///
+/// # Errors
+/// Why the channel was lost.
+pub(crate) async fn settle(registry: &Registry) -> lapin::Result<()> {
+    let Due { acknowledge, requeue } = registry.held.take_due();
+    for acker in acknowledge {
+        acker.ack(BasicAckOptions::default()).await?;
+    }
+    for acker in requeue {
+        acker.nack(BasicNackOptions { requeue: true, multiple: false }).await?;
+    }
+    Ok(())
+}
+
+/// Gives a reply to the job that awaits it; gives the acker back unless it is held for the job.
+async fn give(
+    registry: &Registry,
+    properties: &BasicProperties,
+    data: Vec<u8>,
+    acker: Option<Acker>,
+) -> Option<Acker> {
+    let Some(id) = known(registry, properties) else {
+        registry.count_stray();
+        return acker;
+    };
+    registry.take(id.as_str(), read(properties, data).await, acker)
+}
+
+/// The id of the job that a reply is to, if the job is in flight.
+fn known<'a>(registry: &Registry, properties: &'a BasicProperties) -> Option<&'a ShortString> {
+    let mut named = [properties.correlation_id(), properties.message_id()].into_iter().flatten();
+    named.find(|id| registry.contains(id.as_str()))
+}
+
+fn kind(properties: &BasicProperties) -> Option<ReplyKind> {
+    ReplyKind::of(properties.kind().as_ref().map_or("", |kind| kind.as_str()))
+}
+
+async fn read(properties: &BasicProperties, data: Vec<u8>) -> Reply {
     let parsed = parse(properties, data).await;
     parsed.unwrap_or_else(Reply::Invalid)
 }
 
-async fn parse(properties: &lapin::BasicProperties, data: Vec<u8>) -> Result<Reply, String> {
-    let named = properties.kind().as_ref().map_or("", |kind| kind.as_str());
-    let kind = ReplyKind::of(named).ok_or_else(|| format!("its type is `{named}`"))?;
+async fn parse(properties: &BasicProperties, data: Vec<u8>) -> Result<Reply, String> {
+    let kind = kind(properties).ok_or_else(|| {
+        format!("its type is `{}`", properties.kind().as_ref().map_or("", |kind| kind.as_str()))
+    })?;
     let content_type = properties.content_type().as_ref().map(|named| named.as_str());
     let encoding = Encoding::of(content_type).map_err(|e| e.to_string())?;
     let bytes = data.len();

@@ -14,7 +14,8 @@ use vramq_amqp::{Address, CONFIRMS_IN_FLIGHT, ConfirmedPublisher, Limits, MatchB
 use vramq_schemas::BODY_BYTES_MAX;
 
 use crate::error::ConnectError;
-use crate::options::{BODY_BYTES_IN_FLIGHT, Options};
+use crate::held::HELD_MAX;
+use crate::options::{BODY_BYTES_IN_FLIGHT, Options, REPLY_PREFETCH};
 use crate::reply_queue;
 
 /// Jobs that may await their confirm.
@@ -23,6 +24,9 @@ const LIMITS: Limits =
 
 /// How long closing may take before the connections are dropped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Unacknowledged replies of a client that holds them: the broker must have room to send the next.
+const HOLDING_PREFETCH: u16 = HELD_MAX + REPLY_PREFETCH;
 
 /// Opens sessions.
 #[derive(Debug)]
@@ -55,8 +59,13 @@ pub(crate) struct Replies {
 impl Connector {
     pub(crate) fn new(options: Options) -> Result<Self, ConnectError> {
         let address = options.address()?;
-        let reply_queue =
-            options.replies.then(|| format!("vramq.replies.client.{}", uuid::Uuid::new_v4()).into());
+        let reply_queue = match &options.adopt {
+            Some(queue) => Some(ShortString::try_new(queue.as_str()).map_err(|_| ConnectError::Refused {
+                broker: address.to_string(),
+                error: "no queue can have a name of more than 255 bytes".to_owned(),
+            })?),
+            None => options.replies.then(|| format!("vramq.replies.client.{}", uuid::Uuid::new_v4()).into()),
+        };
         Ok(Self {
             options,
             address,
@@ -68,6 +77,30 @@ impl Connector {
 
     pub(crate) fn reply_queue(&self) -> Option<&ShortString> {
         self.reply_queue.as_ref()
+    }
+
+    /// Whether replies are held until their job is released.
+    pub(crate) fn holds(&self) -> bool {
+        self.options.hold_replies || self.adopts()
+    }
+
+    /// Whether the reply queue is that of another client.
+    pub(crate) fn adopts(&self) -> bool {
+        self.options.adopt.is_some()
+    }
+
+    /// The reply queue if nobody needs it after this client: `done` says whether all jobs are.
+    pub(crate) fn queue_to_delete(&self, done: bool) -> Option<&ShortString> {
+        self.reply_queue.as_ref().filter(|_| !self.adopts() && (done || !self.holds()))
+    }
+
+    fn prefetch(&self) -> u16 {
+        match (self.adopts(), self.holds()) {
+            // Replies to jobs that nobody asks for are held, too, and must not keep out the others.
+            (true, _) => u16::MAX,
+            (false, true) => HOLDING_PREFETCH,
+            (false, false) => REPLY_PREFETCH,
+        }
     }
 
     pub(crate) fn broker(&self) -> String {
@@ -96,8 +129,10 @@ impl Connector {
                 self.missed_reply_queue.store(true, Ordering::Relaxed);
             }
             let channel = connection.create_channel().await?;
-            let expires = self.options.reply_queue_expires;
-            let consumer = reply_queue::consume(&channel, queue, expires).await?;
+            if !self.adopts() {
+                reply_queue::declare(&channel, queue, self.options.reply_queue_expires).await?;
+            }
+            let consumer = reply_queue::consume(&channel, queue, self.prefetch()).await?;
             self.has_reply_queue.store(true, Ordering::Relaxed);
             lost_replies = self.missed_reply_queue.swap(false, Ordering::Relaxed);
             replies = Some(Replies { connection, channel, consumer });
@@ -133,12 +168,14 @@ impl Session {
         self.publishing.events_listener().boxed()
     }
 
-    /// Deletes the reply queue with everything in it, and closes the connections properly.
-    pub(crate) async fn close(self, reply_queue: Option<&ShortString>) {
+    /// Deletes a reply queue with everything in it, if one is given, and closes the connections properly.
+    pub(crate) async fn close(self, to_delete: Option<&ShortString>) {
         let closing = async {
-            if let (Some(replies), Some(queue)) = (&self.replies, reply_queue) {
-                let options = QueueDeleteOptions::default();
-                replies.channel.queue_delete(queue.clone(), options).await?;
+            if let Some(replies) = &self.replies {
+                if let Some(queue) = to_delete {
+                    let options = QueueDeleteOptions::default();
+                    replies.channel.queue_delete(queue.clone(), options).await?;
+                }
                 replies.connection.close(200, "OK".into()).await?;
             }
             self.publishing.close(200, "OK".into()).await

@@ -44,6 +44,7 @@ const QUESTIONS_MAX: usize = 256;
 #[derive(Debug)]
 enum Question {
     Depth { model: String, answer: oneshot::Sender<Depth> },
+    Queue { name: String, answer: oneshot::Sender<Depth> },
     DeadLetters { model: String, answer: oneshot::Sender<Result<Letters, String>> },
 }
 
@@ -51,7 +52,7 @@ impl Question {
     /// Whether its caller has left: it hung up, or waited for [`ANSWER_WITHIN`].
     fn is_abandoned(&self) -> bool {
         match self {
-            Self::Depth { answer, .. } => answer.is_closed(),
+            Self::Depth { answer, .. } | Self::Queue { answer, .. } => answer.is_closed(),
             Self::DeadLetters { answer, .. } => answer.is_closed(),
         }
     }
@@ -120,6 +121,15 @@ impl Link {
         }
         let (answer, answered) = oneshot::channel();
         self.ask(Question::Depth { model: model.to_owned(), answer }, answered).await
+    }
+
+    /// Messages and consumers of one queue, counted now.
+    ///
+    /// # Errors
+    /// There is no connection, or the broker is too slow.
+    pub async fn queue(&self, name: &str) -> Result<Depth, NoAnswer> {
+        let (answer, answered) = oneshot::channel();
+        self.ask(Question::Queue { name: name.to_owned(), answer }, answered).await
     }
 
     /// The oldest dead letters of a model.
@@ -238,6 +248,9 @@ impl LinkTask {
                 // Nobody listens if the request was given up meanwhile.
                 let _ = answer.send(depth);
             }
+            Question::Queue { name, answer } => {
+                let _ = answer.send(queue_depth(connection, &name).await?);
+            }
             Question::DeadLetters { model, answer } => {
                 let connection = Arc::clone(connection);
                 tokio::spawn(async move {
@@ -331,7 +344,7 @@ mod tests {
             let question = timeout(ANSWER_WITHIN, task.questions.recv()).await.expect("another question");
             match question.expect("the link is there") {
                 Question::Depth { answer, .. } => answer.send(Depth::NoQueue).expect("somebody listens"),
-                Question::DeadLetters { .. } => panic!("nobody asked for them"),
+                other => panic!("nobody asked: {other:?}"),
             }
         }
         for caller in callers {

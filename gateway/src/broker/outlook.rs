@@ -39,6 +39,17 @@ pub struct Outlook {
     pub wait: Option<Duration>,
 }
 
+impl Outlook {
+    /// When a job that is refused now will be accepted, if no others come: the next worker has taken a job out of a full queue, and the estimated
+    /// wait is no longer than `most`. `None` while the workers' rate is not known.
+    pub fn accepted_after(&self, most: Duration) -> Option<Duration> {
+        let wait = self.wait?;
+        // The wait gets shorter with each job that is taken.
+        let one = wait / self.depth.max(1);
+        Some(one.max(wait.saturating_sub(most)))
+    }
+}
+
 impl Queues {
     /// The count of a model's queue, if it is fresh.
     pub fn fresh(&self, model: &str, now: Instant) -> Option<Depth> {
@@ -128,6 +139,24 @@ mod tests {
         assert_eq!(wait(10, Some(4.0)), Some(Duration::from_millis(2_500)));
         assert_eq!((wait(10, None), wait(10, Some(0.0))), (None, None));
         assert!(wait(u32::MAX, Some(1e-300)).is_some());
+    }
+
+    /// Workers that take a job every 1 / rate seconds, and a client that asks again and again.
+    #[test]
+    fn a_retry_after_is_the_time_until_a_job_is_accepted() {
+        for (depth, rate, most_s) in
+            [(1, 0.5, 60), (10, 4.0, 60), (1_000, 10.0, 60), (100, 0.5, 0), (500, 100.0, 60), (130, 2.0, 60)]
+        {
+            let most = Duration::from_secs(most_s);
+            let estimate = |depth| Outlook { depth, wait: wait(depth, Some(rate)) };
+            let taken = (1..=depth).find(|taken| estimate(depth - taken).wait.unwrap() <= most).unwrap();
+            let real = f64::from(taken) / rate;
+            let said = estimate(depth).accepted_after(most).unwrap().as_secs_f64();
+            assert!((said..=2.0 * said).contains(&(real + 1e-9)), "{depth} at {rate}/s: {said} for {real}");
+        }
+        assert_eq!(Outlook { depth: 3, wait: None }.accepted_after(Duration::ZERO), None);
+        let empty = Outlook { depth: 0, wait: Some(Duration::ZERO) };
+        assert_eq!(empty.accepted_after(Duration::ZERO), Some(Duration::ZERO));
     }
 
     #[test]

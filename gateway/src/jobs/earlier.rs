@@ -21,7 +21,7 @@ pub struct Name {
     pub id: String,
     pub message_id: String,
     /// What it is of the request.
-    what: &'static str,
+    pub what: &'static str,
 }
 
 impl Name {

@@ -18,6 +18,9 @@ const EVENTS_MAX: usize = 256;
 /// The name of events that only say how far something is.
 pub const PROGRESS: &str = "progress";
 
+/// The number of the last event of a job that another gateway took. Larger than those of other events.
+pub const LAST_ELSEWHERE: u64 = 1 << 32;
+
 /// A job and its state. Shared by its task and by all requests that look at it.
 #[derive(Debug)]
 pub struct Entry {
@@ -63,6 +66,8 @@ pub struct Failure {
     pub problem: Problem,
     /// One entry for every input, if some are answered; else empty.
     pub outputs: Vec<Option<Output>>,
+    /// Whether the broker has confirmed the job.
+    pub is_published: bool,
 }
 
 /// Something that happened to a job.
@@ -78,6 +83,8 @@ pub struct Event {
 struct Events {
     last: u64,
     kept: VecDeque<Event>,
+    /// Another gateway took the job, and counts events of its own.
+    are_of_another: bool,
 }
 
 impl State {
@@ -152,6 +159,23 @@ impl Entry {
         self
     }
 
+    /// Makes it the entry of a job that another gateway took. Its events are numbered by the clock, from now on: a client that goes on after an
+    /// event of the other gateway, whose numbers are small, gets all that happens here; and the end has the same number everywhere.
+    #[must_use]
+    pub fn taken_elsewhere(self, created_ms: u64, secret: String) -> Self {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let events = Events {
+            last: now.as_secs().min(LAST_ELSEWHERE / 4 * 3),
+            are_of_another: true,
+            ..Events::default()
+        };
+        Self { created_ms, secret, events: Mutex::new(events), ..self }
+    }
+
+    pub fn is_taken_elsewhere(&self) -> bool {
+        self.events().are_of_another
+    }
+
     pub fn state(&self) -> State {
         self.state.borrow().clone()
     }
@@ -191,7 +215,8 @@ impl Entry {
         if self.state.borrow().is_end() {
             return;
         }
-        events.last += 1;
+        let is_last = state.as_ref().is_some_and(State::is_end);
+        events.last = if is_last && events.are_of_another { LAST_ELSEWHERE } else { events.last + 1 };
         if let Value::Object(fields) = &mut data {
             fields.insert("id".to_owned(), json!(self.id));
         }
@@ -257,6 +282,21 @@ mod tests {
             entry.happened("part", json!({}), None);
         }
         assert_eq!(entry.events_after(0).len(), EVENTS_MAX);
+    }
+
+    #[test]
+    fn a_client_of_another_gateway_gets_all_events_of_this_one() {
+        let entry = entry().taken_elsewhere(7, "secret".to_owned());
+        assert_eq!((entry.created_ms, entry.secret.as_str()), (7, "secret"));
+        entry.happened("queued", json!({}), Some(State::Queued));
+        entry.happened("part", json!({}), Some(State::Running { items_done: 1 }));
+        let seen = entry.events_after(0);
+        // A gateway counts its own events from 1.
+        assert_eq!(entry.events_after(entry.reached(1_000)), seen);
+        assert_eq!(entry.events_after(entry.reached(seen[0].number)), seen[1..]);
+        entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
+        assert_eq!(entry.events_after(0)[2].number, LAST_ELSEWHERE);
+        assert!(seen[1].number < LAST_ELSEWHERE);
     }
 
     #[tokio::test]

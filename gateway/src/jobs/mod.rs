@@ -3,6 +3,7 @@
 pub mod earlier;
 pub mod entry;
 pub mod output_files;
+pub mod record;
 pub mod registry;
 pub mod store;
 pub mod view;

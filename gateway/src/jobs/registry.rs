@@ -13,7 +13,8 @@ const ENTRY_BYTES: usize = 4 * 1024;
 /// The owner, and the id or key that the owner gave. A caller never sees another one's.
 type Key = (String, String);
 
-/// Invariant: unfinished jobs are bounded by the requests in flight, finished ones by `bytes_max` and `keep`.
+/// Invariant: unfinished jobs are bounded by the requests in flight and by the jobs of other gateways that are followed, finished ones by
+/// `bytes_max` and `keep`.
 #[derive(Debug)]
 pub struct Jobs {
     bytes_max: usize,
@@ -106,7 +107,7 @@ impl Jobs {
         self.evict(&mut kept, Instant::now());
     }
 
-    /// Forgets an unfinished job: it was not published, and may be asked for again under the same name.
+    /// Forgets a job that this gateway does not answer for: it was not published, or its end is known elsewhere. Its name may be used again.
     pub fn forget(&self, entry: &Arc<Entry>, idempotency_key: Option<&str>) {
         self.kept().remove(entry, idempotency_key);
     }

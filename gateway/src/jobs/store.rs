@@ -9,7 +9,7 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStoreExt as _, PutPayload};
 
 use super::entry::{Entry, State};
-use super::view;
+use super::{record, view};
 use crate::config::ResultSettings;
 use crate::files::is_id;
 use crate::keys::is_name;
@@ -104,7 +104,9 @@ impl ResultStore {
     fn is_old(&self, meta: &ObjectMeta) -> bool {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         let stored = u64::try_from(meta.last_modified.timestamp()).unwrap_or(0);
-        now.saturating_sub(stored) >= self.settings.keep.as_secs()
+        let keep = self.settings.keep;
+        let keep = if record::is_record(&meta.location) { keep.max(record::KEPT_LEAST) } else { keep };
+        now.saturating_sub(stored) >= keep.as_secs()
     }
 
     fn release(&self, bytes: u64) {
@@ -118,8 +120,11 @@ fn path(owner: &str, id: &str) -> Path {
     Path::from_iter([owner, &format!("{id}.json")])
 }
 
-/// Whether something in the place has the name of a result, which is not that of an upload's description.
+/// Whether something in the place has the name of a result, which is not that of an upload's description, or of an unfinished job's record.
 fn is_ours(path: &Path) -> bool {
+    if record::is_record(path) {
+        return true;
+    }
     let Some((owner, name)) = path.as_ref().split_once('/') else { return false };
     is_name(owner) && name.strip_suffix(".json").is_some_and(|id| is_name(id) && !is_id(id))
 }
@@ -157,8 +162,12 @@ mod tests {
     #[test]
     fn what_others_wrote_is_known_by_its_name() {
         assert!(is_ours(&path("a", "job")) && is_ours(&path("a.b", "file-1")));
+        assert!(is_ours(&record::path("a", "job")));
         let upload = format!("a/file-{}.json", "0a".repeat(16));
         for other in ["job.json", "a/b/job.json", "a/job", "a/.json", "a/b c.json", "a", "", &upload] {
+            assert!(!is_ours(&Path::from(other)), "{other}");
+        }
+        for other in ["job.open", "a/.open", "a/b/job.open", "a/b c.open"] {
             assert!(!is_ours(&Path::from(other)), "{other}");
         }
     }

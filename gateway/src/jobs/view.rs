@@ -1,13 +1,16 @@
 //! A job as callers read it: one JSON object, the same from memory and from the store of results.
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 use serde_json::{Value, json};
 use vramq_producer::{Answer, Output};
 use vramq_stores::reference::hex;
 
-use super::entry::{Entry, State};
+use super::entry::{Entry, Failure, State};
 use super::output_files::{self, OutputFile};
 use crate::off_runtime::off_runtime;
+use crate::problem::Problem;
 
 /// A job in a state, as JSON. The results are written once and straight: they may be many megabytes.
 ///
@@ -83,6 +86,34 @@ pub fn answer_of(written: &[u8]) -> Option<Answer> {
     let Done { outputs, tokens, model_revisions, worker, queued_ms, ran_ms } =
         serde_json::from_slice(written).ok()?;
     Some(Answer { outputs, tokens, model_revisions, worker, queued_ms, ran_ms })
+}
+
+/// The end of a job as [`written`]; `None` of one that has not ended.
+pub fn state_of(written: &[u8]) -> Option<State> {
+    #[derive(Deserialize)]
+    struct Ended {
+        message_id: String,
+        state: String,
+        error: Option<Error>,
+        outputs: Option<Vec<Option<Output>>>,
+    }
+    #[derive(Deserialize)]
+    struct Error {
+        code: String,
+        message: String,
+    }
+    let Ended { message_id, state, error, outputs } = serde_json::from_slice(written).ok()?;
+    match state.as_str() {
+        "done" => answer_of(written).map(|answer| State::Done(Arc::new(answer))),
+        "failed" => {
+            let Error { code, message } = error?;
+            let problem = Problem::of_code(&code, message).of_job(&message_id);
+            let outputs = outputs.unwrap_or_default();
+            Some(State::Failed(Arc::new(Failure { problem, outputs, is_published: true })))
+        }
+        "withdrawn" => Some(State::Withdrawn),
+        _ => None,
+    }
 }
 
 /// The last event of a job as [`written`], its name and what it says; `None` of one that has not ended.
@@ -172,8 +203,6 @@ pub fn output_bytes(output: &Output) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     #[test]
@@ -206,11 +235,39 @@ mod tests {
         let own = format!("s3://b/{}#sha256={}", entry.output_owners[0].name(2), "0".repeat(64));
         let outputs = [Some(Output::Json(json!(1))), None, Some(Output::Uri(own.clone()))];
         let outputs = [&outputs[..], &[Some(Output::Uri(own.clone()))]].concat();
-        let problem = crate::problem::Problem::timeout("late");
-        let failed = State::Failed(Arc::new(super::super::Failure { problem, outputs }));
+        let problem = Problem::timeout("late");
+        let failed = State::Failed(Arc::new(Failure { problem, outputs, is_published: true }));
         let written = written(&entry, &failed).await.unwrap();
         assert_eq!(stored_uris(&written), [None, None, Some(own), None]);
         assert_eq!((stored_uris(b"{}"), stored_uris(b"")), (Vec::new(), Vec::new()));
+    }
+
+    #[tokio::test]
+    async fn an_end_is_read_as_it_was_written() {
+        use vramq_producer::{JobError, JobFailed, Reason};
+        let text = |text: &str| text.to_owned();
+        let outputs = vec![Some(Output::Json(json!(1))), None];
+        let failed = |reason| JobFailed { reason, error: text("why"), outputs: Vec::new() }.into();
+        let errors = [
+            failed(Reason::InvalidInput),
+            failed(Reason::OutOfMemory),
+            JobError::InvalidReply(text("why")),
+            JobError::ReplyQueueLost,
+        ];
+        let problems = errors.iter().map(|error| Problem::unanswered(error).of_job("message"));
+        let late = Problem::timeout("no result in time").of_job("message");
+        for problem in problems.chain([late]) {
+            let entry = Entry::new(text("id"), text("message"), text("a"), text("m"), 2, [7; 32]);
+            let failure = Failure { problem, outputs: outputs.clone(), is_published: true };
+            let written = written(&entry, &State::Failed(Arc::new(failure.clone()))).await.unwrap();
+            let Some(State::Failed(read)) = state_of(&written) else { panic!("{written:?}") };
+            assert_eq!((&read.problem, &read.outputs), (&failure.problem, &failure.outputs));
+        }
+        let entry = Entry::new(text("id"), text("message"), text("a"), text("m"), 2, [7; 32]);
+        for (state, has_ended) in [(State::Withdrawn, true), (State::Queued, false)] {
+            let written = written(&entry, &state).await.unwrap();
+            assert_eq!(state_of(&written).map(|state| state.as_str()), has_ended.then_some("withdrawn"));
+        }
     }
 
     #[tokio::test]
@@ -224,8 +281,8 @@ mod tests {
             queued_ms: 1,
             ran_ms: 2,
         };
-        let problem = crate::problem::Problem::invalid("why");
-        let failure = super::super::Failure { problem, outputs: Vec::new() };
+        let problem = Problem::invalid("why");
+        let failure = Failure { problem, outputs: Vec::new(), is_published: true };
         for (state, expected) in [
             (
                 State::Done(Arc::new(answer)),

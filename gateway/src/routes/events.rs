@@ -9,26 +9,23 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderName, StatusCode};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
 use futures_util::{Stream, stream};
 use tokio::sync::watch;
 
-use super::jobs::{find, stored};
+use super::jobs::{Known, find, unknown};
 use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::drain::Drain;
-use crate::jobs::entry;
+use crate::jobs::entry::{self, LAST_ELSEWHERE};
 use crate::jobs::view::end_of;
 use crate::jobs::{Entry, State as JobState};
-use crate::keys::Caller;
 use crate::off_runtime::off_runtime;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// Proxies cut connections that say nothing for a minute.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-
-/// The number of the only event that is stored of a job that another gateway took: its end. Larger than those of other events.
-const STORED_END: u64 = 1 << 32;
 
 /// Goes on after the event that the header `Last-Event-ID` names; ends after the job's last. Browsers then connect again, and the 204
 /// tells them that there is no more.
@@ -39,9 +36,10 @@ pub async fn events(
     headers: HeaderMap,
 ) -> Response {
     let last = headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()?.parse::<u64>().ok()).unwrap_or(0);
-    let answer = match find(&app, &caller, &id) {
-        Ok(entry) => Ok(followed(&app, entry, last)),
-        Err(problem) => stored_end(&app, &caller, &id, last).await.ok_or(problem),
+    let answer = match find(&app, &caller, &id).await {
+        Ok(Known::Here(entry)) => Ok(followed(&app, entry, last)),
+        Ok(Known::Stored(job)) => stored_end(job, last).await.ok_or_else(|| unknown(&app, &id)),
+        Err(problem) => Err(problem),
     };
     called_by(&caller, answer)
 }
@@ -61,17 +59,16 @@ fn has_seen_end(entry: &Entry, last: u64) -> bool {
     // The state first: an end that happens meanwhile is among the events.
     let has_ended = entry.state().is_end();
     let reached = entry.reached(last);
-    has_ended && (last == STORED_END || (reached > 0 && entry.events_after(reached).is_empty()))
+    has_ended && (last == LAST_ELSEWHERE || (reached > 0 && entry.events_after(reached).is_empty()))
 }
 
 /// The end of a job that another gateway took, as the store of results has it.
-async fn stored_end(app: &App, caller: &Caller, id: &str, last: u64) -> Option<Response> {
-    let job = stored(app, caller, id).await?;
+async fn stored_end(job: Bytes, last: u64) -> Option<Response> {
     let (name, data) = off_runtime(job.len(), move || end_of(&job)).await?;
-    if last == STORED_END {
+    if last == LAST_ELSEWHERE {
         return Some(StatusCode::NO_CONTENT.into_response());
     }
-    let end = written(&entry::Event { number: STORED_END, name, data });
+    let end = written(&entry::Event { number: LAST_ELSEWHERE, name, data });
     Some(Sse::new(stream::iter([Ok::<_, Infallible>(end)])).into_response())
 }
 
@@ -131,12 +128,12 @@ mod tests {
         let entry = Entry::new(name("id"), name("id"), name("me"), name("m"), 1, [0; 32]);
         entry.happened("queued", json!({}), Some(JobState::Queued));
         // The end in the store is that of another run: this one goes on.
-        for unfinished in [0, 1, STORED_END] {
+        for unfinished in [0, 1, LAST_ELSEWHERE] {
             assert!(!has_seen_end(&entry, unfinished), "{unfinished}");
         }
         entry.happened("withdrawn", json!({}), Some(JobState::Withdrawn));
         for (last, is_end) in
-            [(0, false), (1, false), (2, true), (3, false), (STORED_END, true), (u64::MAX, false)]
+            [(0, false), (1, false), (2, true), (3, false), (LAST_ELSEWHERE, true), (u64::MAX, false)]
         {
             assert_eq!(has_seen_end(&entry, last), is_end, "{last}");
         }

@@ -16,6 +16,7 @@ use vramq_producer::{Input, Params};
 
 use super::openai::{idempotency_key, name_job};
 use super::{Authenticated, called_by, output_files};
+use crate::adoption;
 use crate::app::App;
 use crate::body;
 use crate::drain::Drain;
@@ -100,10 +101,19 @@ async fn submit(
     }
     resolve(app, caller, &mut inputs).await?;
     if !app.jobs.holds(&caller.name, id.as_deref(), idempotency_key.as_deref()) {
-        if let Some(name) = earlier::Name::of(caller, id.as_deref(), idempotency_key.as_deref())
-            && let Some(written) = earlier::find(app.results.as_ref(), caller, &name, parsed.digest).await?
-        {
-            return Ok(named(json_response(StatusCode::OK, written), &name.id, &name.message_id, wait));
+        if let Some(name) = earlier::Name::of(caller, id.as_deref(), idempotency_key.as_deref()) {
+            let (stored, followed) = tokio::try_join!(
+                earlier::find(app.results.as_ref(), caller, &name, parsed.digest),
+                adoption::find_same(app, caller, &name, parsed.digest),
+            )?;
+            if let Some(written) = stored {
+                return Ok(named(json_response(StatusCode::OK, written), &name.id, &name.message_id, wait));
+            }
+            if let Some(entry) = followed {
+                drop(parsed.room);
+                follow(app, &entry, wait).await;
+                return answer(&entry, wait).await;
+            }
         }
         app.check_model(caller, &model).await?;
     }
@@ -152,7 +162,7 @@ async fn follow(app: &App, entry: &Entry, wait: Option<Duration>) {
 async fn answer(entry: &Arc<Entry>, waited: Option<Duration>) -> Result<Response, Problem> {
     let state = entry.state();
     if let JobState::Failed(failure) = &state
-        && failure.problem.job.is_none()
+        && !failure.is_published
     {
         return Err(failure.problem.clone());
     }
@@ -193,9 +203,10 @@ pub async fn read(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> Response {
-    let answer = match find(&app, &caller, &id) {
-        Ok(entry) => view(&entry).await,
-        Err(problem) => stored(&app, &caller, &id).await.ok_or(problem),
+    let answer = match find(&app, &caller, &id).await {
+        Ok(Known::Here(entry)) => view(&entry).await,
+        Ok(Known::Stored(written)) => Ok(written),
+        Err(problem) => Err(problem),
     };
     called_by(&caller, answer.map(|written| json_response(StatusCode::OK, written)))
 }
@@ -206,34 +217,60 @@ pub async fn delete(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> Response {
-    let answer = match find(&app, &caller, &id) {
-        Ok(entry) => {
+    let answer = match find(&app, &caller, &id).await {
+        Ok(Known::Here(entry)) => {
             entry.withdraw();
             // The job's task does it at once.
             entry.ended().await;
             view(&entry).await
         }
-        Err(problem) => stored(&app, &caller, &id).await.ok_or(problem),
+        Ok(Known::Stored(written)) => Ok(written),
+        Err(problem) => Err(problem),
     };
     called_by(&caller, answer.map(|written| json_response(StatusCode::OK, written)))
 }
 
-/// The caller's job.
+/// A caller's job.
+#[derive(Debug)]
+pub enum Known {
+    /// With its task on this gateway: it may belong to another one, and be followed here.
+    Here(Arc<Entry>),
+    /// Ended, as it is stored.
+    Stored(Bytes),
+}
+
+/// The caller's job, in memory, in the store of results, or with another gateway.
 ///
 /// # Errors
-/// There is none, or no more, on this gateway.
-pub fn find(app: &App, caller: &Caller, id: &str) -> Result<Arc<Entry>, Problem> {
-    app.jobs.find(&caller.name, id).ok_or_else(|| {
-        let keep = app.config.results.keep.as_secs();
-        let others = match app.results {
-            Some(_) => "; other gateways know it when it has ended",
-            None => "",
-        };
-        Problem::not_found(&format!(
-            "job `{}` on this gateway; jobs are known to the gateway that took them, until {keep} s after their end{others}",
-            id.chars().take(64).collect::<String>()
-        ))
-    })
+/// There is none, or this gateway does not know of it.
+pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Known, Problem> {
+    if let Some(entry) = app.jobs.find(&caller.name, id) {
+        return Ok(Known::Here(entry));
+    }
+    if let Some(results) = &app.results {
+        if let Some(written) = results.get(&caller.name, id).await {
+            return Ok(Known::Stored(written));
+        }
+        if let Some(entry) = adoption::find(app, caller, id).await? {
+            return Ok(Known::Here(entry));
+        }
+        // It may have ended meanwhile.
+        if let Some(written) = results.get(&caller.name, id).await {
+            return Ok(Known::Stored(written));
+        }
+    }
+    Err(unknown(app, id))
+}
+
+/// The caller has no job of this name, as far as this gateway knows.
+pub fn unknown(app: &App, id: &str) -> Problem {
+    let keep = app.config.results.keep.as_secs();
+    let where_ = match app.results {
+        Some(_) => "in the store of results",
+        None => "on this gateway; jobs are known to the gateway that took them",
+    };
+    let id: String = id.chars().take(64).collect();
+    Problem::not_found(&format!("job `{id}` {where_}, until {keep} s after their end"))
 }
 
 /// A job as JSON.
@@ -242,11 +279,6 @@ async fn view(entry: &Entry) -> Result<Bytes, Problem> {
     let written =
         written.map_err(|e| Problem::invalid(format!("the results cannot be written as JSON: {e}")))?;
     Ok(written.into())
-}
-
-/// A job that another gateway took, if it has ended and its end is stored.
-pub async fn stored(app: &App, caller: &Caller, id: &str) -> Option<Bytes> {
-    app.results.as_ref()?.get(&caller.name, id).await
 }
 
 fn json_response(status: StatusCode, written: Bytes) -> Response {

@@ -14,6 +14,7 @@ use vramq_producer::{Answer, Input, Params};
 
 use super::openai::idempotency_key;
 use super::{Authenticated, called_by, wait};
+use crate::adoption;
 use crate::app::{App, Permits};
 use crate::body::{self, Parsed};
 use crate::job_task::{Submission, start};
@@ -127,14 +128,23 @@ impl Admitted {
         let fingerprint: [u8; 32] =
             Sha256::new().chain_update(digest).chain_update(format!("{route}\n{model}")).finalize().into();
         if !app.jobs.holds(&caller.name, None, idempotency_key.as_deref()) {
-            if let Some(name) = Name::of(&caller, None, idempotency_key.as_deref())
-                && let Some(written) =
-                    earlier::find(app.results.as_ref(), &caller, &name, fingerprint).await?
-                && let Some(answer) = off_runtime(written.len(), move || answer_of(&written)).await
-            {
-                let (owner, items) = (caller.name.clone(), inputs.len());
-                let entry = Entry::new(name.id, name.message_id, owner, model, items, fingerprint);
-                return Ok((Arc::new(entry), Arc::new(answer)));
+            if let Some(name) = Name::of(&caller, None, idempotency_key.as_deref()) {
+                let (stored, followed) = tokio::try_join!(
+                    earlier::find(app.results.as_ref(), &caller, &name, fingerprint),
+                    adoption::find_same(&app, &caller, &name, fingerprint),
+                )?;
+                if let Some(written) = stored
+                    && let Some(answer) = off_runtime(written.len(), move || answer_of(&written)).await
+                {
+                    let (owner, items) = (caller.name.clone(), inputs.len());
+                    let entry = Entry::new(name.id, name.message_id, owner, model, items, fingerprint);
+                    return Ok((Arc::new(entry), Arc::new(answer)));
+                }
+                if let Some(entry) = followed {
+                    drop(room);
+                    let answer = wait(&app, &entry, true).await?;
+                    return Ok((entry, answer));
+                }
             }
             app.check_model(&caller, &model).await?;
         }

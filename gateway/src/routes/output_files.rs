@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use vramq_stores::reference::hex;
 
-use super::jobs::find;
+use super::jobs::{Known, find};
 use super::range::{Asked, Sent, Wanted, download, unsatisfiable};
 use crate::app::App;
 use crate::files::{FileView, seconds_of};
@@ -116,11 +116,9 @@ async fn uri(app: &App, caller: &Caller, id: &OutputId) -> Result<String, Proble
 /// # Errors
 /// The caller has no such job, or it has not ended.
 async fn uris(app: &App, caller: &Caller, job: &str) -> Result<Vec<Option<String>>, Problem> {
-    let entry = match find(app, caller, job) {
-        Ok(entry) => entry,
-        Err(unknown) => {
-            let Some(results) = &app.results else { return Err(unknown) };
-            let written = results.get(&caller.name, job).await.ok_or(unknown)?;
+    let entry = match find(app, caller, job).await? {
+        Known::Here(entry) => entry,
+        Known::Stored(written) => {
             return Ok(off_runtime(written.len(), move || stored_uris(&written)).await);
         }
     };

@@ -189,17 +189,20 @@ impl Setup {
 
     /// How many messages a queue holds, ready and unacknowledged; `None` if there is no such queue.
     pub fn messages(&self, queue: &str) -> Option<u64> {
-        let path = format!("/api/queues/{}?disable_stats=false", self.vhost);
-        let listed = management(&self.broker.1, "GET", &path, None);
-        let queues = listed.as_array().cloned().unwrap_or_default();
-        let found = queues.iter().find(|listed| listed["name"] == queue)?;
+        let listed = self.manage("GET", &format!("/api/queues/{}?disable_stats=false", self.vhost));
+        let found = listed.as_array()?.iter().find(|listed| listed["name"] == queue)?;
         found["messages"].as_u64()
     }
 
     /// How many queues an exchange passes messages on to.
     pub fn bindings(&self, exchange: &str) -> usize {
         let path = format!("/api/exchanges/{}/{exchange}/bindings/source", self.vhost);
-        management(&self.broker.1, "GET", &path, None).as_array().map_or(0, Vec::len)
+        self.manage("GET", &path).as_array().map_or(0, Vec::len)
+    }
+
+    /// Asks the broker's management.
+    pub fn manage(&self, method: &str, path: &str) -> Value {
+        management(&self.broker.1, method, path, None)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::jobs::set;
 use crate::keys::{key_file, send, until_served};
 
 /// A user with a role's permissions: its URL.
-fn user(setup: &mut Setup, role: &str) -> String {
+pub fn user(setup: &mut Setup, role: &str) -> String {
     let may = documented(role).unwrap();
     setup.add_user([&may.configure, &may.write, &may.read]).1
 }

@@ -1,0 +1,131 @@
+//! Tells from the consumers of a reply queue whether its gateway is gone. Pure.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use vramq_amqp::Depth;
+
+/// How long a reply queue must be without a consumer before another gateway adopts it. A gateway that lost its connection tries to
+/// reconnect every 10 s at most.
+const GONE_AFTER: Duration = Duration::from_secs(15);
+
+/// A look at a queue is good for so long: the jobs of a gateway share one queue.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// After so long without a look nobody can tell whether the gateway was there in between.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
+
+/// The reply queues of other gateways, as they were last seen.
+#[derive(Debug, Default)]
+pub struct Attendance {
+    by_queue: HashMap<String, Seen>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    at: Instant,
+    /// Since when it has no consumer, if it has none.
+    alone_since: Option<Instant>,
+    exists: bool,
+}
+
+/// What is known of the gateway that a reply queue belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is there, or may come back.
+    Wait,
+    /// It is gone, and the replies wait.
+    Gone,
+    /// It is gone, and so is the queue.
+    Lost,
+}
+
+impl Attendance {
+    /// What a fresh look has shown; `None`: look again.
+    pub fn fresh(&self, queue: &str, now: Instant) -> Option<Verdict> {
+        let seen = self.by_queue.get(queue)?;
+        (now.saturating_duration_since(seen.at) < FRESH).then(|| seen.verdict(now))
+    }
+
+    /// Takes a look in; `None`: the broker did not answer.
+    pub fn note(&mut self, queue: &str, depth: Option<Depth>, now: Instant) -> Verdict {
+        self.by_queue.retain(|_, seen| now.saturating_duration_since(seen.at) < FORGOTTEN_AFTER);
+        let is_alone = matches!(depth, Some(Depth::Messages { consumers: 0, .. } | Depth::NoQueue));
+        let before = self.by_queue.get(queue).and_then(|seen| seen.alone_since);
+        let alone_since = is_alone.then_some(before.unwrap_or(now));
+        let seen = Seen { at: now, alone_since, exists: depth != Some(Depth::NoQueue) };
+        self.by_queue.insert(queue.to_owned(), seen);
+        seen.verdict(now)
+    }
+
+    /// What was seen counts no more: another one has consumed the queue since.
+    pub fn forget(&mut self, queue: &str) {
+        self.by_queue.remove(queue);
+    }
+}
+
+impl Seen {
+    fn verdict(&self, now: Instant) -> Verdict {
+        let is_gone =
+            self.alone_since.is_some_and(|since| now.saturating_duration_since(since) >= GONE_AFTER);
+        match (is_gone, self.exists) {
+            (false, _) => Verdict::Wait,
+            (true, true) => Verdict::Gone,
+            (true, false) => Verdict::Lost,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALONE: Option<Depth> = Some(Depth::Messages { ready: 1, consumers: 0 });
+    const ATTENDED: Option<Depth> = Some(Depth::Messages { ready: 0, consumers: 1 });
+
+    /// The last verdict, with a look each second.
+    fn after(looks: impl IntoIterator<Item = Option<Depth>>) -> Verdict {
+        let (mut attendance, start) = (Attendance::default(), Instant::now());
+        let verdicts = looks.into_iter().zip(0..).map(|(look, second)| {
+            let now = start + Duration::from_secs(second);
+            let verdict = attendance.note("q", look, now);
+            assert_eq!(attendance.fresh("q", now), Some(verdict));
+            assert_eq!(attendance.fresh("q", now + FRESH), None);
+            verdict
+        });
+        verdicts.last().unwrap()
+    }
+
+    #[test]
+    fn a_gateway_is_gone_when_its_queue_has_long_had_no_consumer() {
+        assert_eq!(after([ALONE; 15]), Verdict::Wait);
+        assert_eq!(after([ALONE; 16]), Verdict::Gone);
+        assert_eq!(after([Some(Depth::NoQueue); 16]), Verdict::Lost);
+        for other in [ATTENDED, None, Some(Depth::NoPermission)] {
+            assert_eq!(after([other; 30]), Verdict::Wait);
+            assert_eq!(after([ALONE; 15].into_iter().chain([other]).chain([ALONE; 15])), Verdict::Wait);
+            assert_eq!(after([ALONE; 15].into_iter().chain([other]).chain([ALONE; 16])), Verdict::Gone);
+        }
+    }
+
+    #[test]
+    fn what_is_forgotten_is_looked_at_from_the_beginning() {
+        let (mut attendance, start) = (Attendance::default(), Instant::now());
+        attendance.note("q", ALONE, start);
+        attendance.note("q", ALONE, start + GONE_AFTER / 2);
+        assert_eq!(attendance.note("q", ALONE, start + GONE_AFTER), Verdict::Gone);
+        attendance.forget("q");
+        assert_eq!(attendance.fresh("q", start + GONE_AFTER), None);
+        assert_eq!(attendance.note("q", ALONE, start + GONE_AFTER), Verdict::Wait);
+    }
+
+    #[test]
+    fn a_look_long_ago_says_nothing() {
+        let (mut attendance, start) = (Attendance::default(), Instant::now());
+        for at in [Duration::ZERO, 2 * GONE_AFTER] {
+            assert_eq!(attendance.note("q", ALONE, start + at), Verdict::Wait);
+        }
+        attendance.note("other", ALONE, start + 4 * GONE_AFTER);
+        assert_eq!(attendance.by_queue.len(), 1);
+    }
+}

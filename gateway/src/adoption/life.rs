@@ -1,0 +1,79 @@
+//! The life of a job of another gateway, as this one sees it: that gateway stores its end, or is gone, and this one takes its replies.
+
+use std::time::{Duration, SystemTime};
+
+use tokio::time::{sleep, timeout};
+use vramq_producer::JobError;
+
+use super::NotAdopted;
+use super::queue::AdoptedQueue;
+use crate::job_task::{End, STORED_WITHIN, Task};
+use crate::jobs::record::{KEPT_LEAST, Record};
+
+/// Between looks for the job's end: at first short, for callers that wait.
+const LOOK_FIRST: Duration = Duration::from_millis(100);
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// How long a job is awaited beyond its own gateway's patience, which stores its failure then.
+const BEYOND: Duration = Duration::from_secs(60);
+
+/// Follows the job until its end is known.
+pub(super) async fn life(task: &Task, record: &Record) -> End {
+    let Some(adoption) = &task.app.adoption else { return End::Unknown };
+    let patience = adoption.options.timeout.unwrap_or(KEPT_LEAST);
+    let mut pause = LOOK_FIRST;
+    loop {
+        if let Some(state) = task.stored_end().await {
+            return End::Stored(state);
+        }
+        if is_unrecorded(task, record).await {
+            // Stored just before the record was removed.
+            return task.stored_end().await.map_or(End::Unknown, End::Stored);
+        }
+        let left = (patience + BEYOND).saturating_sub(age(record));
+        if left.is_zero() {
+            return End::Answered(Err(late(patience, record)), None);
+        }
+        match adoption.adopt(&record.reply_queue).await {
+            Ok(None) => {}
+            Ok(Some(queue)) => {
+                if let Some(end) = replies(task, record, &queue, left).await {
+                    return end;
+                }
+                adoption.attendance().forget(&record.reply_queue);
+            }
+            Err(NotAdopted::Lost) => return End::Answered(Err(JobError::ReplyQueueLost), None),
+            Err(error) => tracing::warn!(queue = record.reply_queue, %error, "adopt a reply queue"),
+        }
+        sleep(pause).await;
+        pause = (2 * pause).min(LOOK_EVERY);
+    }
+}
+
+/// The end by the replies in an adopted queue; `None` if another one consumes it before.
+async fn replies(task: &Task, record: &Record, queue: &AdoptedQueue, left: Duration) -> Option<End> {
+    let awaited = queue.client.await_published(&record.message_id, record.items, left).await;
+    let pending = awaited.inspect_err(|error| tracing::debug!(%error, "await an adopted job")).ok()?;
+    match task.follow(pending, &queue.client).await {
+        End::Answered(Err(JobError::Closed | JobError::Disconnected(_) | JobError::ReplyQueueLost), _) => {
+            None
+        }
+        end => Some(end),
+    }
+}
+
+/// Whether the job's gateway has removed the record: the job has ended.
+async fn is_unrecorded(task: &Task, record: &Record) -> bool {
+    let Some(results) = &task.app.results else { return true };
+    let found = timeout(STORED_WITHIN, results.record(&task.entry.owner, &record.id)).await;
+    matches!(found, Ok(Ok(None)))
+}
+
+fn age(record: &Record) -> Duration {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    now.saturating_sub(Duration::from_millis(record.created_at_ms))
+}
+
+fn late(after: Duration, record: &Record) -> JobError {
+    JobError::Timeout { after, items_done: 0, items: record.items }
+}

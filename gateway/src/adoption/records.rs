@@ -1,0 +1,57 @@
+//! What the store of results knows of a job on this gateway: its record while it is unfinished, and its end.
+
+use tokio::time::timeout;
+use vramq_producer::Client;
+
+use super::Adoption;
+use crate::job_task::{STORED_WITHIN, Task};
+use crate::jobs::record::Record;
+use crate::jobs::view::state_of;
+use crate::jobs::{ResultStore, State};
+use crate::off_runtime::off_runtime;
+
+impl Task {
+    /// The end that another gateway has stored. After a withdrawal that is none: the job's own end is still to come.
+    pub(crate) async fn stored_end(&self) -> Option<State> {
+        let (results, _) = self.recorded().filter(|_| !self.entry.state().is_end())?;
+        let written = timeout(STORED_WITHIN, results.get(&self.entry.owner, &self.entry.id)).await.ok()??;
+        off_runtime(written.len(), move || state_of(&written)).await
+    }
+
+    /// The store, if the job's record is in there while it is unfinished.
+    pub(crate) fn recorded(&self) -> Option<(&ResultStore, &Adoption)> {
+        self.app.results.as_ref().zip(self.app.adoption.as_ref()).filter(|_| self.kept)
+    }
+
+    /// Makes the job known to the other gateways. A job that cannot be recorded is known to this one alone.
+    pub(crate) async fn put_record(&self, client: &Client) {
+        let (Some((results, _)), Some(reply_queue)) = (self.recorded(), client.reply_queue()) else { return };
+        let record = Record {
+            id: self.entry.id.clone(),
+            message_id: self.entry.message_id.clone(),
+            model: self.entry.model.clone(),
+            items: self.entry.items,
+            created_at_ms: self.entry.created_ms,
+            request_sha256: self.entry.fingerprint,
+            secret: self.entry.secret.clone(),
+            reply_queue: reply_queue.to_owned(),
+        };
+        match timeout(STORED_WITHIN, results.put_record(&self.entry.owner, &record)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(job = record.id, %error, "store a job's record"),
+            Err(_) => tracing::warn!(
+                job = record.id,
+                seconds = STORED_WITHIN.as_secs(),
+                "a job's record could not be stored in time"
+            ),
+        }
+    }
+
+    pub(crate) async fn remove_record(&self) {
+        if let Some((results, _)) = self.recorded() {
+            let removed = results.remove_record(&self.entry.owner, &self.entry.id);
+            // It goes by its age, too.
+            let _ = timeout(STORED_WITHIN, removed).await;
+        }
+    }
+}

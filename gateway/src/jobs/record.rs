@@ -1,0 +1,121 @@
+//! What gateways that share a store of results need to know of each other's unfinished jobs: one record for each, removed when the job's
+//! end is stored.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use object_store::path::Path;
+use object_store::{ObjectStoreExt as _, PutPayload};
+use serde::{Deserialize, Serialize};
+
+use super::store::ResultStore;
+use crate::keys::is_name;
+
+/// How long a record is kept at least: longer than any job is awaited.
+pub const KEPT_LEAST: Duration = Duration::from_secs(2 * 3600);
+
+/// An unfinished job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    pub id: String,
+    pub message_id: String,
+    pub model: String,
+    pub items: usize,
+    pub created_at_ms: u64,
+    /// The digest of what was asked for.
+    pub request_sha256: [u8; 32],
+    /// Withdraws the job. Whoever may read the store could read the job's results as well.
+    pub secret: String,
+    /// Where the replies come, and stay until the job's end is stored.
+    pub reply_queue: String,
+}
+
+impl ResultStore {
+    /// # Errors
+    /// The store fails.
+    pub async fn put_record(&self, owner: &str, record: &Record) -> object_store::Result<()> {
+        // Texts and numbers: cannot fail.
+        let written = serde_json::to_vec(record).unwrap_or_default();
+        self.storage().objects.put(&path(owner, &record.id), PutPayload::from(written)).await.map(drop)
+    }
+
+    /// The record of a caller's job, if it is unfinished.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn record(&self, owner: &str, id: &str) -> object_store::Result<Option<Record>> {
+        // No other text becomes part of a path.
+        if !is_name(id) {
+            return Ok(None);
+        }
+        let found = match self.storage().objects.get(&path(owner, id)).await {
+            Ok(found) => found.bytes().await?,
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        Ok(read(&found))
+    }
+
+    /// Removes the record: the job has ended.
+    pub async fn remove_record(&self, owner: &str, id: &str) {
+        match self.storage().objects.delete(&path(owner, id)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+            Err(error) => tracing::warn!(job = id, %error, "remove the record of a job that has ended"),
+        }
+    }
+}
+
+fn read(written: &Bytes) -> Option<Record> {
+    serde_json::from_slice(written).inspect_err(|error| tracing::error!(%error, "read a job's record")).ok()
+}
+
+/// Names of callers and ids of jobs are made of letters, digits, `-`, `_` and `.`, and are not `.` or `..`.
+pub(super) fn path(owner: &str, id: &str) -> Path {
+    Path::from_iter([owner, &format!("{id}.open")])
+}
+
+/// Whether something in the place has the name of a record.
+pub(super) fn is_record(path: &Path) -> bool {
+    let Some((owner, name)) = path.as_ref().split_once('/') else { return false };
+    is_name(owner) && name.strip_suffix(".open").is_some_and(is_name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ResultSettings;
+    use crate::storage::Place;
+
+    #[tokio::test]
+    async fn a_record_is_its_owners_until_it_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = |keep| ResultSettings {
+            place: Place::Folder(folder.path().to_owned()),
+            bytes_max: 1 << 20,
+            keep,
+        };
+        let text = |text: &str| text.to_owned();
+        let record = Record {
+            id: text("job"),
+            message_id: text("a/job"),
+            model: text("m"),
+            items: 2,
+            created_at_ms: 1,
+            request_sha256: [7; 32],
+            secret: text("s"),
+            reply_queue: text("q"),
+        };
+        let store = ResultStore::open(settings(Duration::from_secs(60))).await.unwrap();
+        store.put_record("a", &record).await.unwrap();
+        // It is no result, and outlives results.
+        assert!(store.get("a", "job").await.is_none() && store.get("a", "job.open").await.is_none());
+        let other = ResultStore::open(settings(Duration::ZERO)).await.unwrap();
+        assert_eq!(other.record("a", "job").await.unwrap(), Some(record));
+        for (owner, id) in [("b", "job"), ("a", "other"), ("a", "../a/job"), ("a", "")] {
+            assert_eq!(other.record(owner, id).await.unwrap(), None, "{owner} {id}");
+        }
+        other.remove_record("a", "job").await;
+        other.remove_record("a", "job").await;
+        assert_eq!(store.record("a", "job").await.unwrap(), None);
+    }
+}

@@ -1,0 +1,221 @@
+//! Replies that have come and are not acknowledged yet. The broker gives them to the client that adopts the reply queue if this one dies.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// Replies of a client's own jobs that are held at most. Of more, those of the oldest job are acknowledged: the broker must always have room
+/// to send the next. A job has one reply for each MiB of its outputs, so that jobs in flight seldom have some thousand.
+pub(crate) const HELD_MAX: u16 = 16_384;
+
+/// How long a reply is held before it goes back to its queue, and comes again at once. The broker closes a channel that holds a delivery
+/// for longer than its `consumer_timeout`, 30 minutes by default.
+const HELD_FOR_MAX: Duration = Duration::from_secs(20 * 60);
+
+/// The replies of a session. `R` settles one: lapin's acker, a number in tests.
+#[derive(Debug)]
+pub(crate) struct Held<R> {
+    replies: Mutex<Replies<R>>,
+    /// Some are to be settled.
+    due: Notify,
+}
+
+#[derive(Debug)]
+struct Replies<R> {
+    /// By the number of their job's registration: the oldest job first.
+    by_job: BTreeMap<u64, Vec<Reply<R>>>,
+    /// Replies in `by_job`.
+    count: usize,
+    /// Replies to jobs that nobody has asked this client for.
+    strays: VecDeque<Reply<R>>,
+    due: Due<R>,
+}
+
+#[derive(Debug)]
+struct Reply<R> {
+    since: Instant,
+    settle: R,
+}
+
+/// Replies that are to be settled now.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Due<R> {
+    pub(crate) acknowledge: Vec<R>,
+    /// They come again.
+    pub(crate) requeue: Vec<R>,
+}
+
+impl<R> Default for Due<R> {
+    fn default() -> Self {
+        Self { acknowledge: Vec::new(), requeue: Vec::new() }
+    }
+}
+
+impl<R> Default for Replies<R> {
+    fn default() -> Self {
+        Self { by_job: BTreeMap::new(), count: 0, strays: VecDeque::new(), due: Due::default() }
+    }
+}
+
+impl<R> Default for Held<R> {
+    fn default() -> Self {
+        Self { replies: Mutex::default(), due: Notify::new() }
+    }
+}
+
+impl<R> Held<R> {
+    /// Holds a reply until its job is released.
+    pub(crate) fn hold(&self, job: u64, settle: R, now: Instant) {
+        let mut replies = self.replies();
+        replies.by_job.entry(job).or_default().push(Reply { since: now, settle });
+        replies.count += 1;
+        if replies.count > usize::from(HELD_MAX)
+            && let Some((_, oldest)) = replies.by_job.pop_first()
+        {
+            replies.acknowledge_all(oldest);
+            self.due.notify_one();
+        }
+    }
+
+    /// Holds a reply to a job that this client may be asked for later.
+    pub(crate) fn hold_stray(&self, settle: R, now: Instant) {
+        self.replies().strays.push_back(Reply { since: now, settle });
+    }
+
+    /// The job needs its replies no more.
+    pub(crate) fn release(&self, job: u64) {
+        let mut replies = self.replies();
+        if let Some(released) = replies.by_job.remove(&job) {
+            replies.acknowledge_all(released);
+            self.due.notify_one();
+        }
+    }
+
+    /// Nobody needs this reply.
+    pub(crate) fn drop_reply(&self, settle: R) {
+        self.replies().due.acknowledge.push(settle);
+    }
+
+    /// Lets the replies to unknown jobs come again: one of the jobs is known now.
+    pub(crate) fn requeue_strays(&self) {
+        let mut replies = self.replies();
+        let strays = std::mem::take(&mut replies.strays);
+        replies.due.requeue.extend(strays.into_iter().map(|reply| reply.settle));
+        self.due.notify_one();
+    }
+
+    /// Lets replies come again that have been held for too long.
+    pub(crate) fn requeue_old(&self, now: Instant) {
+        let is_old = |reply: &mut Reply<R>| now.saturating_duration_since(reply.since) >= HELD_FOR_MAX;
+        let mut replies = self.replies();
+        let Replies { by_job, count, strays, due } = &mut *replies;
+        let mut old = Vec::new();
+        for held in by_job.values_mut() {
+            old.extend(held.extract_if(.., is_old));
+        }
+        *count -= old.len();
+        while strays.front_mut().is_some_and(is_old)
+            && let Some(stray) = strays.pop_front()
+        {
+            old.push(stray);
+        }
+        due.requeue.extend(old.into_iter().map(|reply| reply.settle));
+    }
+
+    /// Resolves when some are to be settled.
+    pub(crate) async fn due(&self) {
+        self.due.notified().await;
+    }
+
+    pub(crate) fn take_due(&self) -> Due<R> {
+        std::mem::take(&mut self.replies().due)
+    }
+
+    /// A new session begins: the broker sends all of them again.
+    pub(crate) fn clear(&self) {
+        *self.replies() = Replies::default();
+    }
+
+    /// Whether no job's replies are held. Those to unknown jobs do not count.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.replies().count == 0
+    }
+
+    fn replies(&self) -> MutexGuard<'_, Replies<R>> {
+        // Nothing panics while it holds the lock.
+        self.replies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<R> Replies<R> {
+    fn acknowledge_all(&mut self, released: Vec<Reply<R>>) {
+        self.count -= released.len();
+        self.due.acknowledge.extend(released.into_iter().map(|reply| reply.settle));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn due(held: &Held<u32>) -> (Vec<u32>, Vec<u32>) {
+        let Due { acknowledge, requeue } = held.take_due();
+        (acknowledge, requeue)
+    }
+
+    #[test]
+    fn replies_are_acknowledged_when_their_job_is_released() {
+        let (held, now) = (Held::default(), Instant::now());
+        for (job, reply) in [(1, 10), (2, 20), (1, 11)] {
+            held.hold(job, reply, now);
+        }
+        assert_eq!(due(&held), (vec![], vec![]));
+        held.release(1);
+        assert_eq!(due(&held), (vec![10, 11], vec![]));
+        held.release(1);
+        assert!(!held.is_empty());
+        held.release(2);
+        assert_eq!((due(&held), held.is_empty()), ((vec![20], vec![]), true));
+    }
+
+    #[test]
+    fn replies_to_unknown_jobs_come_again_when_a_job_is_known() {
+        let (held, now) = (Held::default(), Instant::now());
+        held.hold_stray(1, now);
+        held.hold(1, 10, now);
+        held.hold_stray(2, now);
+        held.requeue_strays();
+        assert_eq!(due(&held), (vec![], vec![1, 2]));
+        held.requeue_strays();
+        assert_eq!(due(&held), (vec![], vec![]));
+    }
+
+    #[test]
+    fn what_is_held_for_too_long_comes_again() {
+        let (held, now) = (Held::default(), Instant::now());
+        held.hold(1, 10, now);
+        held.hold_stray(1, now);
+        let later = now + HELD_FOR_MAX;
+        held.hold(1, 11, later);
+        held.hold_stray(2, later);
+        held.requeue_old(later);
+        assert_eq!(due(&held), (vec![], vec![10, 1]));
+        held.release(1);
+        assert_eq!((due(&held), held.is_empty()), ((vec![11], vec![]), true));
+    }
+
+    #[test]
+    fn of_too_many_those_of_the_oldest_job_go() {
+        let (held, now) = (Held::default(), Instant::now());
+        held.hold(1, 0, now);
+        for reply in 1..=HELD_MAX {
+            held.hold(2, u32::from(reply), now);
+        }
+        assert_eq!(due(&held), (vec![0], vec![]));
+        held.clear();
+        assert!(held.is_empty());
+    }
+}
