@@ -5,16 +5,20 @@ mod address;
 mod confirms;
 mod credentials;
 mod environment;
+mod ledger;
 mod monitor;
 mod overrides;
+mod pipeline;
 mod publisher;
+mod returns;
 
 pub use address::{Address, ConnectError, InvalidAddress};
-pub use confirms::{Confirms, Verdict};
+pub use confirms::PublishOutcome;
 pub use credentials::{Credentials, InvalidCredentials};
 pub use environment::misspelt;
+pub use ledger::UnknownOutcome;
 pub use monitor::{Depth, is_missing, next_delivery, queue_depth, reply_code, subscribe_to_heartbeats};
 pub use overrides::Overrides;
-pub use publisher::{
-    CONFIRMS_IN_FLIGHT, ConfirmedPublisher, Limits, MatchBy, Message, PublishOutcome, Settled,
-};
+pub use pipeline::{CONFIRMS_IN_FLIGHT, Limits, PublishPipeline, Settled};
+pub use publisher::{ConfirmedPublisher, Message, Unconfirmed};
+pub use returns::MatchBy;
