@@ -1,5 +1,8 @@
 //! Shared code of worker, client library, gateway and command: the broker's address and credentials for it, publishing with confirms, reading heartbeats
 //! and queue depths, finding misspelt environment variables, and applying environment and flags over a configuration file.
+//!
+//! This crate works with `lapin` as published. vramq's programs are built with a patched `lapin`, because they read what strangers
+//! publish; [`missing_patches`] says what a program lacks.
 
 mod address;
 mod confirms;
@@ -8,6 +11,7 @@ mod environment;
 mod ledger;
 mod monitor;
 mod overrides;
+mod patches;
 mod pipeline;
 mod publisher;
 mod returns;
@@ -19,6 +23,7 @@ pub use environment::misspelt;
 pub use ledger::UnknownOutcome;
 pub use monitor::{Depth, is_missing, next_delivery, queue_depth, reply_code, subscribe_to_heartbeats};
 pub use overrides::Overrides;
+pub use patches::{MissingPatch, missing_patches};
 pub use pipeline::{CONFIRMS_IN_FLIGHT, Limits, PublishPipeline, Settled};
 pub use publisher::{ConfirmedPublisher, Message, Unconfirmed};
 pub use returns::MatchBy;
