@@ -10,6 +10,7 @@ use lapin::types::ShortString;
 use lapin::{Confirmation, PublisherConfirm};
 use tokio::sync::oneshot;
 
+use crate::confirm_clock::ConfirmClock;
 use crate::confirms::{Confirms, PublishOutcome};
 use crate::returns::{MatchBy, Returns};
 
@@ -32,34 +33,6 @@ pub enum UnknownOutcome {
     Silent(u32),
     #[error("the replies to {0} jobs are not confirmed")]
     SilentQueues(usize),
-}
-
-/// Time that the broker has for confirms: it stands still while the broker blocks publishers, because then it reads nothing of
-/// what was sent.
-#[derive(Clone, Copy, Debug, Default)]
-struct ConfirmClock {
-    /// The time until it last started or stopped.
-    before: Duration,
-    /// Since when it runs.
-    since: Option<Instant>,
-}
-
-impl ConfirmClock {
-    fn running(now: Instant) -> Self {
-        Self { before: Duration::ZERO, since: Some(now) }
-    }
-
-    fn read(&self, now: Instant) -> Duration {
-        self.before + self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
-    }
-
-    fn stop(&mut self, now: Instant) {
-        *self = Self { before: self.read(now), since: None };
-    }
-
-    fn start(&mut self, now: Instant) {
-        *self = Self { before: self.read(now), since: Some(now) };
-    }
 }
 
 /// A publish that waits for its confirm.
@@ -160,7 +133,7 @@ impl Ledger {
     /// then each confirm shows that it still has earlier ones to read, over a slow network for example. If no confirm comes at all,
     /// the broker may be stuck at the oldest publish: that is given up first, and all if nothing is confirmed after it either.
     pub(crate) fn tick(&mut self) {
-        if self.clock.since.is_none() {
+        if !self.clock.is_running() {
             return;
         }
         self.seconds += 1;

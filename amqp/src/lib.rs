@@ -5,6 +5,7 @@
 //! publish; [`missing_patches`] says what a program lacks.
 
 mod address;
+mod confirm_clock;
 mod confirms;
 mod credentials;
 mod environment;
