@@ -49,7 +49,6 @@ pub fn missing_patches() -> Vec<MissingPatch> {
 /// lapin's constant if it has one, else the one above: names in an inner scope come first.
 fn header_frame_factor() -> usize {
     #[allow(unused_imports, reason = "of no use in a build without the patch")]
-    #[allow(clippy::wildcard_imports, reason = "a name that does not exist would be an error")]
     use lapin::*;
     HEADER_FRAME_FACTOR
 }
