@@ -56,7 +56,7 @@ endef
 # The task of docs/celery.md with Celery and PyTorch themselves.
 CELERY_BEFORE := scripts/with-rabbitmq .cache/peers/bin/python tests/foreign/celery_before.py models
 
-.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-model nightly test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-sample site site-pictures man dist test-deb
+.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-model nightly test-published test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-sample site site-pictures man dist test-deb
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -108,6 +108,10 @@ nightly: ## Run all tests at full length, those included that take minutes each 
 	@scripts/with-rabbitmq scripts/test nightly
 	@$(CELERY_BEFORE)
 	@$(MODEL_ON_4)
+	@scripts/check-published
+
+test-published: ## Build the crates that are published without the patches of third-party/, and see that programs say so (crates.io)
+	@scripts/check-published
 
 test-pytorch: ## Run process models, and the task of docs/celery.md with Celery, on real PyTorch (several GB)
 	@scripts/setup rust model peers rabbitmq

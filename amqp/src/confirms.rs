@@ -7,19 +7,22 @@
 
 use std::collections::{HashMap, HashSet};
 
-/// The broker's answer to a publish.
+/// What the broker did with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    Accepted,
-    /// Nacked: the queue's length limit is reached.
-    Rejected,
-    /// No queue is bound for it.
+pub enum PublishOutcome {
+    /// The broker has it: on disk, and on a majority of nodes for a quorum queue.
+    Confirmed,
+    /// No queue is bound for it. It is gone.
     Returned,
+    /// Nacked: the length limit of a queue with `reject-publish` is reached.
+    Refused,
+    /// Larger than [`Limits::body_bytes`](crate::Limits::body_bytes), and not sent: the broker would close the channel.
+    TooLarge,
 }
 
-/// Completed confirms whose verdict is not known yet.
+/// Completed confirms of publishes whose outcome is not known yet.
 #[derive(Debug, Default)]
-pub struct Confirms {
+pub(crate) struct Confirms {
     completed: HashMap<u64, Completed>,
     returned: HashSet<u64>,
 }
@@ -33,19 +36,19 @@ struct Completed {
 
 impl Confirms {
     /// Notes that publish `seq` is confirmed, and whose return its confirm carried.
-    pub fn complete(&mut self, seq: u64, ack: bool, carried: Option<u64>) {
+    pub(crate) fn complete(&mut self, seq: u64, ack: bool, carried: Option<u64>) {
         self.returned.extend(carried);
         self.completed.insert(seq, Completed { ack, carried });
     }
 
-    /// Removes and returns the known verdicts. Confirms must be noted in the order in which they completed; `open` says whether
+    /// Removes and returns the known outcomes. Confirms must be noted in the order in which they completed; `open` says whether
     /// a publish still awaits its confirm.
     ///
     /// Why the chain is enough: returns arrive before the confirm of their publish and are handed out first in,
     /// first out, one to each completed confirm. If `a` took the return of `b`, the return of `a` is either taken
     /// already, or waits behind that of `b` and is taken at the latest when `b` completes; and so on along the
     /// chain.
-    pub fn settle(&mut self, open: impl Fn(u64) -> bool) -> Vec<(u64, Verdict)> {
+    pub(crate) fn settle(&mut self, open: impl Fn(u64) -> bool) -> Vec<(u64, PublishOutcome)> {
         let settled = self
             .completed
             .keys()
@@ -56,12 +59,12 @@ impl Confirms {
             .into_iter()
             .filter_map(|seq| {
                 let completed = self.completed.remove(&seq)?;
-                let verdict = match (self.returned.remove(&seq), completed.ack) {
-                    (true, _) => Verdict::Returned,
-                    (false, true) => Verdict::Accepted,
-                    (false, false) => Verdict::Rejected,
+                let outcome = match (self.returned.remove(&seq), completed.ack) {
+                    (true, _) => PublishOutcome::Returned,
+                    (false, true) => PublishOutcome::Confirmed,
+                    (false, false) => PublishOutcome::Refused,
                 };
-                Some((seq, verdict))
+                Some((seq, outcome))
             })
             .collect()
     }
@@ -86,7 +89,7 @@ mod tests {
     use super::*;
 
     /// Completes, then settles with the given publishes still open; sorted.
-    fn settle(confirms: &mut Confirms, open: &[u64]) -> Vec<(u64, Verdict)> {
+    fn settle(confirms: &mut Confirms, open: &[u64]) -> Vec<(u64, PublishOutcome)> {
         let mut settled = confirms.settle(|seq| open.contains(&seq));
         settled.sort_by_key(|(seq, _)| *seq);
         settled
@@ -100,7 +103,7 @@ mod tests {
         confirms.complete(3, true, Some(3));
         assert_eq!(
             settle(&mut confirms, &[]),
-            [(1, Verdict::Accepted), (2, Verdict::Rejected), (3, Verdict::Returned)]
+            [(1, PublishOutcome::Confirmed), (2, PublishOutcome::Refused), (3, PublishOutcome::Returned)]
         );
     }
 
@@ -110,35 +113,38 @@ mod tests {
         confirms.complete(1, true, Some(3));
         assert_eq!(settle(&mut confirms, &[2, 3]), []);
         confirms.complete(3, true, None);
-        assert_eq!(settle(&mut confirms, &[2]), [(1, Verdict::Accepted), (3, Verdict::Returned)]);
+        assert_eq!(
+            settle(&mut confirms, &[2]),
+            [(1, PublishOutcome::Confirmed), (3, PublishOutcome::Returned)]
+        );
         confirms.complete(2, true, None);
-        assert_eq!(settle(&mut confirms, &[]), [(2, Verdict::Accepted)]);
+        assert_eq!(settle(&mut confirms, &[]), [(2, PublishOutcome::Confirmed)]);
     }
 
     #[test]
     fn a_multiple_ack_in_any_order_of_completion() {
         // Three unroutable publishes and a routed one, acked together: lapin completes them in a hash map's order
-        // and hands out the returns first in, first out. Whatever is seen at any moment, the verdicts are right.
+        // and hands out the returns first in, first out. Whatever is seen at any moment, the outcomes are right.
         for order in permutations(&[1, 2, 3, 4]) {
             for looks in 0..16u32 {
                 let mut returns = [1, 2, 4].into_iter();
                 let mut confirms = Confirms::default();
-                let mut verdicts = Vec::new();
+                let mut outcomes = Vec::new();
                 for (n, seq) in order.iter().enumerate() {
                     confirms.complete(*seq, true, returns.next());
                     if looks & (1 << n) != 0 {
-                        verdicts.extend(settle(&mut confirms, &order[n + 1..]));
+                        outcomes.extend(settle(&mut confirms, &order[n + 1..]));
                     }
                 }
-                verdicts.extend(settle(&mut confirms, &[]));
-                verdicts.sort_by_key(|(seq, _)| *seq);
+                outcomes.extend(settle(&mut confirms, &[]));
+                outcomes.sort_by_key(|(seq, _)| *seq);
                 assert_eq!(
-                    verdicts,
+                    outcomes,
                     [
-                        (1, Verdict::Returned),
-                        (2, Verdict::Returned),
-                        (3, Verdict::Accepted),
-                        (4, Verdict::Returned)
+                        (1, PublishOutcome::Returned),
+                        (2, PublishOutcome::Returned),
+                        (3, PublishOutcome::Confirmed),
+                        (4, PublishOutcome::Returned)
                     ],
                     "order {order:?}, looked at {looks:b}"
                 );

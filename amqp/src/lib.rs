@@ -1,21 +1,31 @@
 //! Shared code of worker, client library, gateway and command: the broker's address and credentials for it, publishing with
 //! confirms, reading heartbeats and queue depths, finding misspelt environment variables, and applying environment and flags over
 //! a configuration file.
+//!
+//! This crate works with `lapin` as published. vramq's programs are built with a patched `lapin`, because they read what strangers
+//! publish; [`missing_patches`] says what a program lacks.
 
 mod address;
+mod confirm_clock;
 mod confirms;
 mod credentials;
 mod environment;
+mod ledger;
 mod monitor;
 mod overrides;
+mod patches;
+mod pipeline;
 mod publisher;
+mod returns;
 
 pub use address::{Address, ConnectError, InvalidAddress};
-pub use confirms::{Confirms, Verdict};
+pub use confirms::PublishOutcome;
 pub use credentials::{Credentials, InvalidCredentials};
 pub use environment::misspelt;
+pub use ledger::UnknownOutcome;
 pub use monitor::{Depth, is_missing, next_delivery, queue_depth, reply_code, subscribe_to_heartbeats};
 pub use overrides::Overrides;
-pub use publisher::{
-    CONFIRMS_IN_FLIGHT, ConfirmedPublisher, Limits, MatchBy, Message, PublishOutcome, Settled,
-};
+pub use patches::{MissingPatch, missing_patches};
+pub use pipeline::{CONFIRMS_IN_FLIGHT, Limits, PublishPipeline, Settled};
+pub use publisher::{ConfirmedPublisher, Message, Unconfirmed};
+pub use returns::MatchBy;

@@ -1,282 +1,199 @@
-//! Publishes messages on a channel of its own, many at a time, and reports what the broker did with each of them.
+//! Publishes on a channel in confirm mode, and finds out what the broker did with each message.
 
-use std::collections::HashMap;
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt as _, StreamExt as _};
-use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::options::BasicPublishOptions;
 use lapin::types::{FieldTable, ShortString};
-use lapin::{BasicProperties, Channel, Confirmation, Connection};
-use vramq_schemas::fields::{integer, long};
+use lapin::{BasicProperties, Channel, Confirmation, PublisherConfirm};
+use vramq_schemas::fields::long;
 use vramq_schemas::headers::PUBLISH_SEQ;
 
-use crate::confirms::{Confirms, Verdict};
-
-/// Publishes that await their confirm. One at a time gives about 1/15 of the pipelined rate; 64 in flight reach it on a
-/// local broker, and 256 leave room for the round trip of a remote one.
-pub const CONFIRMS_IN_FLIGHT: usize = 256;
-
-/// What the broker did with a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PublishOutcome {
-    /// The broker has it: on disk, and on a majority of nodes for a quorum queue.
-    Confirmed,
-    /// No queue is bound for it. It is gone.
-    Returned,
-    /// Nacked: the length limit of a queue with `reject-publish` is reached.
-    Refused,
-    /// Larger than [`Limits::body_bytes`], and not sent: the broker would close the channel.
-    TooLarge,
-}
-
-/// How much may wait for its confirm.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    pub messages: usize,
-    /// Bytes of all bodies. One message may exceed it, so that a large body is not stuck for ever.
-    pub bytes: usize,
-    /// The largest body that the broker accepts.
-    pub body_bytes: usize,
-}
-
-/// By what a returned message is matched with its publish.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MatchBy {
-    /// By a number that the publisher adds as the header `publish-seq`. It makes every copy of a message different.
-    PublishSeq,
-    /// By the property `message_id`, which the caller keeps unique among the messages in flight. The message is sent as it
-    /// is, so a copy that is published again is the same message.
-    MessageId,
-}
+use crate::confirms::PublishOutcome;
+use crate::ledger::{Ledger, UnknownOutcome};
+use crate::returns::MatchBy;
 
 /// A message to publish.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Message {
+pub struct Message<B = Bytes> {
     /// Empty for the default exchange, which routes to the queue that the routing key names.
     pub exchange: ShortString,
     pub routing_key: ShortString,
     /// Without headers.
     pub properties: BasicProperties,
     pub headers: FieldTable,
-    pub body: Bytes,
+    pub body: B,
     /// The broker returns the message if no queue is bound for it. Only direct replies do without.
     pub mandatory: bool,
 }
 
-/// What a call of [`ConfirmedPublisher::next`] found out.
-#[derive(Debug)]
-pub struct Settled<T> {
-    /// The tokens of messages whose outcome is known.
-    pub outcomes: Vec<(T, PublishOutcome)>,
-    /// The channel is closed, and why; said by this call and each later one. Whether the broker has the messages in
-    /// [`ConfirmedPublisher::unconfirmed`] is unknown.
-    pub lost: Option<lapin::Error>,
-}
-
-/// A channel in confirm mode, and the messages on it whose outcome is not known yet. `T` is the caller's token for a
-/// message: it comes back with the outcome.
+/// A channel in confirm mode, and what is published on it without a known outcome. Clones share both.
 ///
-/// The owner publishes while there is room, and calls [`next`](Self::next) for as long as messages are in flight; messages
-/// are sent only while `next` runs. It decides nothing: whether a refused message is published again is the caller's choice.
+/// Its users differ in who holds the messages that wait for their confirm. The worker has one future for each job, which publishes
+/// several messages in turn: it calls [`send`](Self::send) and [`outcome`](Self::outcome). All others hand their messages over to a
+/// [`PublishPipeline`](crate::PublishPipeline), which limits them and returns outcomes with the caller's token.
 ///
-/// Invariant: no other code publishes on the channel. All confirms are awaited in one `FuturesUnordered`, which yields them in
-/// the order in which they completed; [`Confirms`] needs that to match returned messages with their publishes.
-pub struct ConfirmedPublisher<T> {
+/// Invariants: no other code publishes on the channel, and all futures that wait for an outcome are in one `FuturesUnordered`, each
+/// with one confirm at a time. It polls them in the order in which their confirms completed, which matching returned messages with
+/// their publishes needs.
+#[derive(Clone)]
+pub struct ConfirmedPublisher {
     channel: Channel,
-    limits: Limits,
     match_by: MatchBy,
-    last: u64,
-    /// Without a confirm.
-    open: HashMap<u64, InFlight<T>>,
-    /// Bytes of the bodies of `open`.
-    bytes: usize,
-    /// The numbers of `open` and `confirmed` by message id, for [`MatchBy::MessageId`].
-    numbers: HashMap<ShortString, u64>,
-    confirming: FuturesUnordered<BoxFuture<'static, Confirmed>>,
-    confirms: Confirms,
-    /// With a confirm, but the outcome depends on the confirm of another message.
-    confirmed: HashMap<u64, InFlight<T>>,
-    too_large: Vec<T>,
-    /// Why the channel is closed, once it is: nothing more is known of the messages that are in flight then.
-    lost: Option<lapin::Error>,
+    ledger: Arc<Mutex<Ledger>>,
 }
 
-type Confirmed = (u64, lapin::Result<Confirmation>);
-
-struct InFlight<T> {
-    token: T,
-    bytes: usize,
-    id: Option<ShortString>,
+/// A message that was sent and is not confirmed.
+#[derive(Debug)]
+pub struct Unconfirmed {
+    sequence: u64,
+    confirm: PublisherConfirm,
 }
 
-impl<T> fmt::Debug for ConfirmedPublisher<T> {
+impl fmt::Debug for ConfirmedPublisher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConfirmedPublisher")
-            .field("channel", &self.channel.id())
-            .field("open", &self.open.len())
-            .finish_non_exhaustive()
+        f.debug_struct("ConfirmedPublisher").field("channel", &self.channel.id()).finish_non_exhaustive()
     }
 }
 
-impl<T> ConfirmedPublisher<T> {
-    /// Opens a channel in confirm mode.
+impl ConfirmedPublisher {
+    /// `channel` is in confirm mode. The broker has `confirm_s` seconds for each confirm, which [`tick`](Self::tick) counts; without a
+    /// number, confirms are waited for as long as the channel is open.
+    pub fn new(channel: Channel, match_by: MatchBy, confirm_s: Option<u32>) -> Self {
+        // A random start below 2^62, with room to count on: no two publishers use the same numbers.
+        let last = uuid::Uuid::new_v4().as_u64_pair().0 >> 2;
+        let ledger = Ledger::new(last, match_by, confirm_s, Instant::now());
+        Self { channel, match_by, ledger: Arc::new(Mutex::new(ledger)) }
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.channel.status().connected()
+    }
+
+    /// The longest recent time that the broker took for a confirm, without the time for which it blocked publishers.
+    pub fn slowest_confirm(&self) -> Duration {
+        self.ledger().slowest()
+    }
+
+    /// The broker blocks publishers: it reads nothing from now on.
+    pub fn blocked(&self) {
+        self.ledger().stop_clock(Instant::now());
+    }
+
+    /// The broker reads again.
+    pub fn unblocked(&self) {
+        self.ledger().start_clock(Instant::now());
+    }
+
+    /// A second has passed in which confirms could be taken: those that are due are not waited for any more.
+    pub fn tick(&self) {
+        self.ledger().tick();
+    }
+
+    /// Sends a message. What becomes of it, [`outcome`](Self::outcome) says.
     ///
     /// # Errors
-    /// The broker does not open it.
-    pub async fn open(connection: &Connection, limits: Limits, match_by: MatchBy) -> lapin::Result<Self> {
-        let channel = connection.create_channel().await?;
-        channel.confirm_select(ConfirmSelectOptions::default()).await?;
-        Ok(Self {
-            channel,
-            limits,
-            match_by,
-            // Random, with room to count on: no two publishers use the same numbers.
-            last: uuid::Uuid::new_v4().as_u64_pair().0 >> 2,
-            open: HashMap::new(),
-            bytes: 0,
-            numbers: HashMap::new(),
-            confirming: FuturesUnordered::new(),
-            confirms: Confirms::default(),
-            confirmed: HashMap::new(),
-            too_large: Vec::new(),
-            lost: None,
+    /// The channel is closed. Whether the broker has the message is unknown.
+    pub async fn send<B: AsRef<[u8]>>(&self, message: Message<B>) -> lapin::Result<Unconfirmed> {
+        let sequence = self.register(&message);
+        self.send_as(sequence, message).await
+    }
+
+    /// Numbers a message that is about to be sent. Messages are sent in the order of their numbers.
+    pub(crate) fn register<B>(&self, message: &Message<B>) -> u64 {
+        self.ledger().register(message.properties.message_id().as_ref(), Instant::now())
+    }
+
+    /// Sends a message that has its number.
+    pub(crate) async fn send_as<B: AsRef<[u8]>>(
+        &self,
+        sequence: u64,
+        message: Message<B>,
+    ) -> lapin::Result<Unconfirmed> {
+        let Message { exchange, routing_key, properties, mut headers, body, mandatory } = message;
+        if self.match_by == MatchBy::PublishSeq {
+            headers.insert(PUBLISH_SEQ.into(), long(sequence));
+        }
+        let properties = properties.with_headers(headers);
+        let options = BasicPublishOptions { mandatory, immediate: false };
+        let publish = self.channel.basic_publish(exchange, routing_key, options, body.as_ref(), properties);
+        // lapin copies the body into frames, so it is not kept until the confirm.
+        Ok(Unconfirmed { sequence, confirm: publish.await? })
+    }
+
+    /// What the broker did with a message: [`Confirmed`](PublishOutcome::Confirmed), [`Returned`](PublishOutcome::Returned) or
+    /// [`Refused`](PublishOutcome::Refused).
+    ///
+    /// A return reaches lapin before the confirm of its publish, and lapin attaches it to the next confirm that completes, of
+    /// whichever publish. So a confirm is judged only when all that completed before it are noted.
+    ///
+    /// # Errors
+    /// [`UnknownOutcome`]: no confirm came, or none in time.
+    pub async fn outcome(&self, unconfirmed: Unconfirmed) -> Result<PublishOutcome, UnknownOutcome> {
+        let sequence = unconfirmed.sequence;
+        let confirmation = self.confirmation(unconfirmed).await?;
+        self.note(sequence, &confirmation);
+        after_the_others().await;
+        let judged = {
+            let mut ledger = self.ledger();
+            ledger.note_late();
+            ledger.judge(sequence)
+        };
+        Ok(match judged {
+            Ok(outcome) => outcome,
+            // The sender is in the ledger, which `self` keeps.
+            Err(outcome) => outcome.await.unwrap_or(PublishOutcome::Refused),
         })
     }
 
-    /// Whether another message may be published.
-    pub fn has_room(&self) -> bool {
-        self.open.len() + self.confirmed.len() + self.too_large.len() < self.limits.messages
-            && self.bytes < self.limits.bytes
-    }
-
-    /// Whether no outcome is outstanding.
-    pub fn is_empty(&self) -> bool {
-        self.open.is_empty() && self.confirmed.is_empty() && self.too_large.is_empty()
-    }
-
-    /// How many messages await their confirm.
-    pub fn in_flight(&self) -> usize {
-        self.open.len()
-    }
-
-    /// The tokens of messages without a confirm.
-    pub fn unconfirmed(&self) -> impl Iterator<Item = &T> {
-        self.open.values().map(|in_flight| &in_flight.token)
-    }
-
-    /// Forgets the messages in flight if the channel is lost: their outcomes will not be known.
-    pub fn forget_lost(&mut self) {
-        if self.lost.is_some() {
-            self.open.clear();
-            self.confirmed.clear();
-            self.numbers.clear();
-            self.bytes = 0;
-        }
-    }
-
-    /// Takes a message, to be sent by the next call of [`next`](Self::next). To be called only while
-    /// [`has_room`](Self::has_room).
-    pub fn publish(&mut self, token: T, message: Message) {
-        debug_assert!(self.has_room(), "publish without room");
-        if message.body.len() > self.limits.body_bytes {
-            self.too_large.push(token);
-            return;
-        }
-        self.last += 1;
-        let number = self.last;
-        let Message { exchange, routing_key, properties, mut headers, body, mandatory } = message;
-        let id = match self.match_by {
-            MatchBy::PublishSeq => {
-                headers.insert(PUBLISH_SEQ.into(), long(number));
-                None
+    /// Waits for a confirm, as long as the ledger says. One that may still come stays in the ledger.
+    pub(crate) async fn confirmation(
+        &self,
+        unconfirmed: Unconfirmed,
+    ) -> Result<Confirmation, UnknownOutcome> {
+        let Unconfirmed { sequence, confirm } = unconfirmed;
+        let mut confirm = Some(confirm);
+        poll_fn(|context| {
+            let Some(waiting) = &mut confirm else { return Poll::Pending };
+            if let Poll::Ready(confirmation) = Pin::new(waiting).poll(context) {
+                return Poll::Ready(confirmation.map_err(UnknownOutcome::Closed));
             }
-            MatchBy::MessageId => properties.message_id().clone(),
-        };
-        self.numbers.extend(id.clone().map(|id| (id, number)));
-        self.bytes += body.len();
-        self.open.insert(number, InFlight { token, bytes: body.len(), id });
-        let channel = self.channel.clone();
-        let properties = properties.with_headers(headers);
-        let options = BasicPublishOptions { mandatory, immediate: false };
-        let publish = async move {
-            let confirm = channel.basic_publish(exchange, routing_key, options, &body, properties).await?;
-            // lapin has copied it into frames.
-            drop(body);
-            confirm.await
-        };
-        self.confirming.push(publish.map(move |result| (number, result)).boxed());
+            self.ledger().wait(sequence, &mut confirm, context.waker()).map(Err)
+        })
+        .await
     }
 
-    /// Sends what was published, and waits until some outcomes are known or the channel is lost. Returns at once if no outcome is
-    /// outstanding, or if the channel was lost before.
-    ///
-    /// Cancel safety: an outcome that a dropped call has not returned is returned by the next one.
-    pub async fn next(&mut self) -> Settled<T> {
-        let too_large = self.too_large.drain(..).map(|token| (token, PublishOutcome::TooLarge));
-        let mut settled = Settled { outcomes: too_large.collect(), lost: self.lost.clone() };
-        while settled.outcomes.is_empty() && settled.lost.is_none() {
-            let mut completed = self.confirming.next().await;
-            if completed.is_none() {
-                break;
-            }
-            while let Some((number, result)) = completed {
-                match result {
-                    Ok(confirmation) => self.note(number, confirmation),
-                    // Several publishes fail together. What the broker says tells more than that the channel is closed.
-                    Err(error) if self.lost.is_none() || error.is_amqp_error() => self.lost = Some(error),
-                    Err(_) => {}
-                }
-                completed = self.confirming.next().now_or_never().flatten();
-            }
-            self.settle(&mut settled.outcomes);
-            settled.lost.clone_from(&self.lost);
-        }
-        settled
+    /// Takes in a confirm.
+    pub(crate) fn note(&self, sequence: u64, confirmation: &Confirmation) {
+        self.ledger().note(sequence, confirmation, Instant::now());
     }
 
-    fn note(&mut self, number: u64, confirmation: Confirmation) {
-        let ack = !confirmation.is_nack();
-        let carried = confirmation.take_message().and_then(|returned| self.number_of(&returned.properties));
-        if let Some(in_flight) = self.open.remove(&number) {
-            self.bytes -= in_flight.bytes;
-            self.confirmed.insert(number, in_flight);
-        }
-        self.confirms.complete(number, ack, carried);
+    /// The outcomes that are known and that no call of [`outcome`](Self::outcome) waits for; each is given once.
+    pub(crate) fn settle(&self) -> Vec<(u64, PublishOutcome)> {
+        self.ledger().settle()
     }
 
-    /// The publish that a returned message belongs to.
-    fn number_of(&self, returned: &BasicProperties) -> Option<u64> {
-        match self.match_by {
-            MatchBy::PublishSeq => {
-                let number = integer(returned.headers().as_ref()?.inner().get(PUBLISH_SEQ))?;
-                u64::try_from(number).ok()
-            }
-            MatchBy::MessageId => self.numbers.get(returned.message_id().as_ref()?).copied(),
-        }
-    }
-
-    fn settle(&mut self, outcomes: &mut Vec<(T, PublishOutcome)>) {
-        let open = &self.open;
-        for (number, verdict) in self.confirms.settle(|number| open.contains_key(&number)) {
-            let Some(InFlight { token, id, .. }) = self.confirmed.remove(&number) else { continue };
-            // The id may belong to a younger message by now.
-            if let Some(id) = id.filter(|id| self.numbers.get(id) == Some(&number)) {
-                self.numbers.remove(&id);
-            }
-            outcomes.push((token, verdict.into()));
-        }
+    /// Nothing panics while it holds the lock, and every entry stands by itself.
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl From<Verdict> for PublishOutcome {
-    fn from(verdict: Verdict) -> Self {
-        match verdict {
-            Verdict::Accepted => Self::Confirmed,
-            Verdict::Rejected => Self::Refused,
-            Verdict::Returned => Self::Returned,
+/// Lets the other futures of the same `FuturesUnordered` go first. It polls in the order of waking, so this comes back
+/// when all that were woken before have been polled: every confirm that completed before ours is noted then.
+async fn after_the_others() {
+    let mut first = true;
+    poll_fn(|context| {
+        if std::mem::take(&mut first) {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
         }
-    }
+        Poll::Ready(())
+    })
+    .await;
 }

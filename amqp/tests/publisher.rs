@@ -5,10 +5,14 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use lapin::options::{BasicGetOptions, QueueDeclareOptions, QueuePurgeOptions};
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+
+use lapin::options::{BasicGetOptions, ConfirmSelectOptions, QueueDeclareOptions, QueuePurgeOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Connection};
-use vramq_amqp::{Address, ConfirmedPublisher, Limits, MatchBy, Message, PublishOutcome, Settled};
+use vramq_amqp::{
+    Address, ConfirmedPublisher, Limits, MatchBy, Message, PublishOutcome, PublishPipeline, Settled,
+};
 
 /// Far beyond what a loaded machine needs.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -42,13 +46,13 @@ fn message(queue: &ShortString, number: usize, body: usize) -> Message {
     }
 }
 
-async fn next<T>(publisher: &mut ConfirmedPublisher<T>) -> Settled<T> {
+async fn next<T>(publisher: &mut PublishPipeline<T>) -> Settled<T> {
     tokio::time::timeout(DEADLINE, publisher.next()).await.expect("in time")
 }
 
 /// Publishes all of them, never more than there is room for; each number with its outcome.
 async fn publish_all(
-    publisher: &mut ConfirmedPublisher<usize>,
+    publisher: &mut PublishPipeline<usize>,
     messages: impl IntoIterator<Item = Message>,
 ) -> HashMap<usize, PublishOutcome> {
     let mut messages = messages.into_iter().enumerate().peekable();
@@ -79,7 +83,7 @@ async fn every_message_gets_its_own_outcome() {
     let full = queue(&channel, Some(1)).await;
     let missing = ShortString::from("vramq.test.no-such-queue");
     for match_by in [MatchBy::PublishSeq, MatchBy::MessageId] {
-        let mut publisher = ConfirmedPublisher::open(&connection, LIMITS, match_by).await.unwrap();
+        let mut publisher = PublishPipeline::open(&connection, LIMITS, match_by).await.unwrap();
         // The first one fills the queue, whichever of the two rounds this is.
         publish_all(&mut publisher, [message(&full, 0, 1)]).await;
         let messages = (0..4_000).map(|number| match number % 4 {
@@ -104,13 +108,54 @@ async fn every_message_gets_its_own_outcome() {
     assert_eq!(arrived, 2_000);
 }
 
+/// The same, as the worker publishes: a future for each message, and each future waits for its own outcome.
+#[tokio::test]
+async fn every_future_gets_the_outcome_of_its_own_message() {
+    let connection = connect().await;
+    let channel = connection.create_channel().await.unwrap();
+    let routed = queue(&channel, None).await;
+    let full = queue(&channel, Some(1)).await;
+    let missing = ShortString::from("vramq.test.no-such-queue");
+    for match_by in [MatchBy::PublishSeq, MatchBy::MessageId] {
+        let channel = connection.create_channel().await.unwrap();
+        channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+        let publisher = ConfirmedPublisher::new(channel, match_by, Some(60));
+        let publish = async |number: usize, queue: &ShortString| {
+            let unconfirmed = publisher.send(message(queue, number, 10)).await.unwrap();
+            (number, publisher.outcome(unconfirmed).await.unwrap())
+        };
+        // The first one fills the queue, whichever of the two rounds this is.
+        publish(0, &full).await;
+        let kinds = [
+            (&routed, PublishOutcome::Confirmed),
+            (&missing, PublishOutcome::Returned),
+            (&full, PublishOutcome::Refused),
+        ];
+        let mut numbers = 0..3_000;
+        let mut publishing = FuturesUnordered::new();
+        let mut ended = 0;
+        loop {
+            while publishing.len() < LIMITS.messages
+                && let Some(number) = numbers.next()
+            {
+                publishing.push(publish(number, kinds[number % 3].0));
+            }
+            let next = tokio::time::timeout(DEADLINE, publishing.next()).await.expect("in time");
+            let Some((number, outcome)) = next else { break };
+            assert_eq!(outcome, kinds[number % 3].1, "{match_by:?}, message {number}");
+            ended += 1;
+        }
+        assert_eq!(ended, 3_000);
+    }
+}
+
 #[tokio::test]
 async fn the_bytes_in_flight_are_bounded() {
     let connection = connect().await;
     let channel = connection.create_channel().await.unwrap();
     let queue = queue(&channel, None).await;
     let limits = Limits { messages: 1_000, bytes: 10_000, body_bytes: 4_096 };
-    let mut publisher = ConfirmedPublisher::open(&connection, limits, MatchBy::PublishSeq).await.unwrap();
+    let mut publisher = PublishPipeline::open(&connection, limits, MatchBy::PublishSeq).await.unwrap();
     let mut taken = 0;
     while publisher.has_room() {
         publisher.publish(taken, message(&queue, taken, 4_000));
@@ -131,7 +176,7 @@ async fn only_numbered_messages_get_a_header() {
     let channel = connection.create_channel().await.unwrap();
     let queue = queue(&channel, None).await;
     for (match_by, headers) in [(MatchBy::PublishSeq, 1), (MatchBy::MessageId, 0)] {
-        let mut publisher = ConfirmedPublisher::open(&connection, LIMITS, match_by).await.unwrap();
+        let mut publisher = PublishPipeline::open(&connection, LIMITS, match_by).await.unwrap();
         publish_all(&mut publisher, [message(&queue, 7, 3), message(&queue, 8, 3)]).await;
         let mut seen = Vec::new();
         for _ in 0..2 {
@@ -148,7 +193,7 @@ async fn only_numbered_messages_get_a_header() {
 #[tokio::test]
 async fn a_lost_channel_reports_what_is_unconfirmed() {
     let connection = connect().await;
-    let mut publisher = ConfirmedPublisher::open(&connection, LIMITS, MatchBy::PublishSeq).await.unwrap();
+    let mut publisher = PublishPipeline::open(&connection, LIMITS, MatchBy::PublishSeq).await.unwrap();
     let faulty = Message { exchange: "vramq.test.no-such-exchange".into(), ..message(&"x".into(), 0, 1) };
     for token in 0..3 {
         publisher.publish(token, faulty.clone());

@@ -133,7 +133,7 @@ impl Broker {
         address.with_credentials(self.credentials()).map_err(InvalidBroker::Credentials)
     }
 
-    /// Says once if others may read a secret.
+    /// Says once if others may read a secret, or if this program lacks a patch.
     fn credentials(&self) -> Credentials {
         static WARNING: Once = Once::new();
         let Self { certificate, key, password_file, .. } = self;
@@ -143,6 +143,9 @@ impl Broker {
             for file in credentials.exposed() {
                 let file = safe(&file.to_string_lossy());
                 eprintln!("warning: every user of this machine may read {file}: chmod o-r");
+            }
+            for patch in vramq_amqp::missing_patches() {
+                eprintln!("warning: {patch}");
             }
         });
         credentials

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lapin::Connection;
 use tokio::time::Instant;
-use vramq_amqp::{CONFIRMS_IN_FLIGHT, ConfirmedPublisher, Limits, MatchBy, PublishOutcome, Settled};
+use vramq_amqp::{CONFIRMS_IN_FLIGHT, Limits, MatchBy, PublishOutcome, PublishPipeline, Settled};
 
 use crate::access::Access;
 use crate::archive::Archive;
@@ -23,8 +23,8 @@ const LIMITS: Limits =
     Limits { messages: CONFIRMS_IN_FLIGHT, bytes: 32 * 1024 * 1024, body_bytes: 512 * 1024 * 1024 };
 
 /// Opens the publisher of this command.
-pub async fn publisher<T>(connection: &Connection) -> lapin::Result<ConfirmedPublisher<T>> {
-    ConfirmedPublisher::open(connection, LIMITS, MatchBy::PublishSeq).await
+pub async fn publisher<T>(connection: &Connection) -> lapin::Result<PublishPipeline<T>> {
+    PublishPipeline::open(connection, LIMITS, MatchBy::PublishSeq).await
 }
 
 /// What a destination is to be.
@@ -44,7 +44,7 @@ pub enum Destination<'a> {
     /// waits at its byte limiter.
     Queues {
         _connection: Box<Connection>,
-        publisher: Box<ConfirmedPublisher<PendingLetter>>,
+        publisher: Box<PublishPipeline<PendingLetter>>,
         changes: &'a Changes,
         rate_limit: Option<RateLimit>,
     },

@@ -147,6 +147,9 @@ async fn run(config: Config) -> Result<Exit, String> {
     for file in addresses.flat_map(|address| address.credentials().exposed()) {
         tracing::warn!(file = %file.display(), "every user of this machine can read this secret file: run chmod o-r");
     }
+    for patch in vramq_amqp::missing_patches() {
+        tracing::error!("{patch}");
+    }
     let operator = config.operator.clone().map(Operator::open).transpose()?;
     let name = format!("vramq-gateway {}", std::process::id());
     let (link, task) = Link::new(config.broker.address.clone(), name);

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
-use vramq_amqp::{ConfirmedPublisher, Settled};
+use vramq_amqp::{PublishPipeline, Settled};
 
 use crate::error::{ConnectError, JobError, PublishError};
 use crate::outgoing::Outgoing;
@@ -155,7 +155,7 @@ impl Actor {
     /// Cancel safety: no arm loses anything when it is dropped.
     async fn select(
         &mut self,
-        publisher: &mut ConfirmedPublisher<u64>,
+        publisher: &mut PublishPipeline<u64>,
         replies: &mut Option<JoinHandle<lapin::Result<()>>>,
         connection: &mut BoxStream<'static, lapin::Event>,
     ) -> Event {

@@ -22,6 +22,8 @@
 //! same id, and workers may repeat work after a crash. Duplicate replies are dropped here; the caller gets
 //! a result once.
 //!
+//! This crate works with `lapin` as published; its README says what the patches of vramq's own programs are for.
+//!
 //! A large output may be a reference, [`Output::Uri`]. With the feature `download`, `download::download` fetches its bytes.
 
 mod actor;

@@ -10,7 +10,7 @@ use lapin::options::QueueDeleteOptions;
 use lapin::types::ShortString;
 use lapin::{Channel, Connection, Consumer, ErrorKind};
 use tokio::time::timeout;
-use vramq_amqp::{Address, CONFIRMS_IN_FLIGHT, ConfirmedPublisher, Limits, MatchBy};
+use vramq_amqp::{Address, CONFIRMS_IN_FLIGHT, Limits, MatchBy, PublishPipeline};
 use vramq_schemas::BODY_BYTES_MAX;
 
 use crate::error::ConnectError;
@@ -44,7 +44,7 @@ pub(crate) struct Connector {
 /// publish, and on a shared one it would not read the acknowledgements of the replies that fill its memory.
 pub(crate) struct Session {
     publishing: Connection,
-    pub(crate) jobs: ConfirmedPublisher<u64>,
+    pub(crate) jobs: PublishPipeline<u64>,
     pub(crate) replies: Option<Replies>,
     /// The reply queue of an earlier session did not exist any more, and was created again.
     pub(crate) lost_replies: bool,
@@ -118,7 +118,7 @@ impl Connector {
 
     async fn open_unbounded(&self) -> lapin::Result<Session> {
         let publishing = self.connect("jobs").await?;
-        let jobs = ConfirmedPublisher::open(&publishing, LIMITS, MatchBy::MessageId).await?;
+        let jobs = PublishPipeline::open(&publishing, LIMITS, MatchBy::MessageId).await?;
         let (mut replies, mut lost_replies) = (None, false);
         if let Some(queue) = &self.reply_queue {
             let connection = self.connect("replies").await?;

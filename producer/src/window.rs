@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use lapin::ErrorKind;
-use vramq_amqp::{CONFIRMS_IN_FLIGHT, ConfirmedPublisher, PublishOutcome, Settled};
+use vramq_amqp::{CONFIRMS_IN_FLIGHT, PublishOutcome, PublishPipeline, Settled};
 use vramq_schemas::BODY_BYTES_MAX;
 
 use crate::error::PublishError;
@@ -37,7 +37,7 @@ impl Window {
     }
 
     /// Whether a new job may be taken.
-    pub(crate) fn has_room(&self, publisher: &ConfirmedPublisher<u64>) -> bool {
+    pub(crate) fn has_room(&self, publisher: &PublishPipeline<u64>) -> bool {
         self.backlog.is_empty()
             && self.unconfirmed.len() < CONFIRMS_IN_FLIGHT
             && publisher.in_flight() < self.width()
@@ -47,7 +47,7 @@ impl Window {
     /// Publishes a new job, unless its caller has given up on it.
     pub(crate) fn send(
         &mut self,
-        publisher: &mut ConfirmedPublisher<u64>,
+        publisher: &mut PublishPipeline<u64>,
         outgoing: Outgoing,
         registry: &Registry,
     ) {
@@ -61,7 +61,7 @@ impl Window {
     }
 
     /// Publishes jobs of an earlier session again, as far as there is room.
-    pub(crate) fn resend(&mut self, publisher: &mut ConfirmedPublisher<u64>, registry: &Registry) {
+    pub(crate) fn resend(&mut self, publisher: &mut PublishPipeline<u64>, registry: &Registry) {
         while publisher.in_flight() < self.width()
             && publisher.has_room()
             && let Some(number) = self.backlog.pop_front()
@@ -84,7 +84,7 @@ impl Window {
     /// Why the channel was lost, if it was.
     pub(crate) fn settle(
         &mut self,
-        publisher: &ConfirmedPublisher<u64>,
+        publisher: &PublishPipeline<u64>,
         settled: Settled<u64>,
     ) -> lapin::Result<()> {
         for (number, outcome) in settled.outcomes {

@@ -1,4 +1,8 @@
 //! The wire contract of vramq: jobs, replies, dead letters, headers, heartbeats, commands, withdrawals, topology names. No I/O.
+//!
+//! Headers are values of `amq-protocol-types`, as `lapin` reads them. The published crate cannot read all that RabbitMQ delivers: names
+//! that are not UTF-8 are errors, and nested tables have no limit. vramq's programs are built with a patched one, which keeps such headers
+//! as bytes in `unreadable-headers` ([`headers::unreadable`]). With the published crate that header does not occur.
 
 mod attempt;
 pub mod codec;

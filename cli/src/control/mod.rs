@@ -14,7 +14,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Connection, Consumer};
 use serde_json::json;
 use tokio::time::{Instant, timeout_at};
-use vramq_amqp::{CONFIRMS_IN_FLIGHT, ConfirmedPublisher, Limits, MatchBy, Message, PublishOutcome};
+use vramq_amqp::{CONFIRMS_IN_FLIGHT, Limits, MatchBy, Message, PublishOutcome, PublishPipeline};
 use vramq_schemas::control::{Answer, Command, Outcome};
 use vramq_schemas::status::{Heartbeat, WorkerState};
 use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, control_key};
@@ -55,7 +55,7 @@ pub(crate) async fn run(args: Args) -> u8 {
 
 /// Publishes commands, and consumes answers and heartbeats.
 struct Control {
-    publisher: ConfirmedPublisher<()>,
+    publisher: PublishPipeline<()>,
     /// The user that is connected: workers log who asked. The broker takes a message only with its publisher's own.
     user: Option<ShortString>,
     queue: ShortString,
@@ -99,7 +99,7 @@ impl Control {
             .basic_consume(queue.clone(), "".into(), options, FieldTable::default())
             .await
             .context("consume answers")?;
-        let publisher = ConfirmedPublisher::open(connection, LIMITS, MatchBy::MessageId).await;
+        let publisher = PublishPipeline::open(connection, LIMITS, MatchBy::MessageId).await;
         Ok(Self { publisher: publisher.context("open channel")?, user, queue, heard })
     }
 

@@ -18,7 +18,7 @@ use crate::output::text::{counted, safe};
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  vramq dlq drop --model minilm --group malformed/minilm/0.2.0
+  vramq dlq drop --model minilm --group malformed/minilm/0.3.0
   vramq dlq drop -m minilm --reason expired --archive expired.jsonl
   vramq dlq drop -m minilm --all --yes-drop 1200")]
 pub(super) struct Args {

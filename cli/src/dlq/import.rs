@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use serde_json::json;
-use vramq_amqp::{ConfirmedPublisher, PublishOutcome};
+use vramq_amqp::{PublishOutcome, PublishPipeline};
 use vramq_dlq::archive::{Line, Lines};
 use vramq_dlq::dead_letter::{DeadLetter, Fingerprint};
 use vramq_dlq::destination::publisher;
@@ -102,7 +102,7 @@ struct DeadQueue {
     /// How often each dead letter was read from the current file. After a `drop` was killed, one dead letter may be in several
     /// files; twice in the same file, it is two.
     in_file: HashMap<Fingerprint, u32>,
-    publisher: ConfirmedPublisher<()>,
+    publisher: PublishPipeline<()>,
 }
 
 impl Import<'_> {

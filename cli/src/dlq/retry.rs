@@ -19,7 +19,7 @@ use crate::{duration, exit};
 #[command(after_long_help = "\
 Examples:
   vramq dlq retry 3fa94c12ab
-  vramq dlq retry -m minilm --group out-of-memory/minilm/0.2.0 --first 10 --set batch-hint=4
+  vramq dlq retry -m minilm --group out-of-memory/minilm/0.3.0 --first 10 --set batch-hint=4
   vramq dlq retry -m minilm --reason expired --since 2h --rate 50 --yes
   vramq dlq retry -m minilm --reason out-of-memory --to vramq.jobs.minilm-large")]
 pub(super) struct Args {

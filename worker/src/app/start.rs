@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use tokio::runtime::Handle;
+use vramq_amqp::missing_patches;
 use vramq_core::Core;
 use vramq_core::settings::{Settings, UNKNOWN_BYTES};
 use vramq_core::units::Mib;
@@ -104,6 +105,9 @@ fn unusable(error: anyhow::Error) -> Exit {
 }
 
 fn warn_of_settings(config: &Config) {
+    for patch in missing_patches() {
+        tracing::error!("{patch}");
+    }
     for file in config.broker.url.credentials().exposed() {
         tracing::warn!(file = %file.display(), "every user of this machine can read this secret file: run chmod o-r");
     }

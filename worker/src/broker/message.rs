@@ -66,6 +66,18 @@ impl Message {
         }
     }
 
+    /// What the publisher takes. The body is not copied.
+    pub fn to_send(&self) -> vramq_amqp::Message<&[u8]> {
+        vramq_amqp::Message {
+            exchange: self.exchange.clone(),
+            routing_key: self.routing_key.clone(),
+            properties: self.properties.clone(),
+            headers: self.headers.clone(),
+            body: &self.body,
+            mandatory: true,
+        }
+    }
+
     /// Whether it is a reply; all else goes to exchanges of the workers' own.
     pub fn is_for_caller(&self) -> bool {
         self.exchange.as_str().is_empty()

@@ -16,7 +16,6 @@ pub mod job_channel;
 pub mod message;
 pub mod model_channels;
 pub mod opening;
-mod publish_ledger;
 pub mod publisher;
 pub mod received;
 mod republished;

@@ -174,7 +174,7 @@ impl Session {
     pub fn is_whole(&self) -> bool {
         self.consuming.status().connected()
             && self.publishing.status().connected()
-            && self.publisher.is_open()
+            && self.publisher.confirmed.is_open()
             && self.channels.iter().all(ModelChannels::is_open)
     }
 
@@ -205,7 +205,8 @@ impl Session {
     pub fn flush(&self) -> impl Future<Output = ()> + Send + use<> {
         let synced = |_| self.channels.iter().map(ModelChannels::synced).collect::<Vec<_>>();
         let [before, after] = [(); 2].map(synced);
-        let written = (self.publisher.slowest_confirm() * FLUSH_CONFIRMS).clamp(FLUSH_MIN, FLUSH_MAX);
+        let written =
+            (self.publisher.confirmed.slowest_confirm() * FLUSH_CONFIRMS).clamp(FLUSH_MIN, FLUSH_MAX);
         async move {
             let flushing = async {
                 join_all(before).await;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use lapin::message::Delivery;
+use vramq_amqp::UnknownOutcome;
 use vramq_core::action::JobQueue;
 use vramq_core::event::{Event, Source};
 use vramq_core::ids::{JobKey, ModelIndex};
@@ -13,7 +14,6 @@ use super::live_session::Input;
 use crate::broker::control_plane::ControlRequest;
 use crate::broker::job_channel::JobChannel;
 use crate::broker::model_channels::{ConsumeError, Counted, Delivered};
-use crate::broker::publisher::PublishError;
 use crate::broker::received::ReceivedJob;
 use crate::broker::session::{Side, consumer_timeout, message_size_max, why_closed};
 use crate::failpoint::{self, Site};
@@ -63,7 +63,7 @@ impl EventLoop {
                 self.failed("look at the queues", &error);
             }
             Input::Published(job, Ok(sent)) => self.published(job, sent),
-            Input::Published(_, Err(PublishError::Closed(error))) => self.failed("publish", &error),
+            Input::Published(_, Err(UnknownOutcome::Closed(error))) => self.failed("publish", &error),
             Input::Published(_, Err(error)) => self.apply(Event::SessionFailed(format!("publish: {error}"))),
             Input::Acked(channel, sent) => self.apply(Event::AcksSent { channel, sent }),
             Input::GivenBack(job, sent) => self.apply(Event::GivenBack { job, sent }),
@@ -160,13 +160,13 @@ impl EventLoop {
             // Nothing is published on the other one.
             Some(lapin::Event::ConnectionBlocked(reason)) if side == Side::Publishing => {
                 if let Some(live) = &self.session {
-                    live.session.publisher.blocked();
+                    live.session.publisher.confirmed.blocked();
                 }
                 self.apply(Event::BrokerBlocked { reason });
             }
             Some(lapin::Event::ConnectionUnblocked) if side == Side::Publishing => {
                 if let Some(live) = &self.session {
-                    live.session.publisher.unblocked();
+                    live.session.publisher.confirmed.unblocked();
                 }
                 self.apply(Event::BrokerUnblocked);
             }
@@ -178,7 +178,7 @@ impl EventLoop {
     fn tick(&mut self) {
         self.publish_slow_status();
         if let Some(live) = &self.session {
-            live.session.publisher.tick();
+            live.session.publisher.confirmed.tick();
         }
         let programs = Arc::clone(&self.context.programs);
         for (model, pool) in programs.pools() {

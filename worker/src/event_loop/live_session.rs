@@ -10,6 +10,7 @@ use lapin::Channel;
 use lapin::message::Delivery;
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior};
+use vramq_amqp::UnknownOutcome;
 use vramq_core::action::JobQueue;
 use vramq_core::ids::{ChannelId, JobKey, ModelIndex, QueueIndex, RequestId};
 
@@ -19,7 +20,6 @@ use crate::broker::commands::Responder;
 use crate::broker::control_plane::{ControlPlane, ControlRequest};
 use crate::broker::job_channel::JobChannel;
 use crate::broker::model_channels::{ConsumeError, Counted, Delivered, Deliveries};
-use crate::broker::publisher::PublishError;
 use crate::broker::session::{Session, Side};
 use crate::observability::status_reporter::StatusReporter;
 use crate::publishers::PublisherRules;
@@ -45,7 +45,7 @@ pub(crate) enum Input {
     /// A further queue is there, with a channel to consume it on; or why not.
     LookedFor(ModelIndex, QueueIndex, Result<Channel, String>),
     Fetched(ModelIndex, Fetched),
-    Published(JobKey, Result<Sent, PublishError>),
+    Published(JobKey, Result<Sent, UnknownOutcome>),
     Acked(ChannelId, Vec<bool>),
     GivenBack(JobKey, bool),
     /// What happened to a connection; `None` if it ended.
@@ -69,8 +69,8 @@ pub(crate) struct LiveSession {
     pub(crate) counting: Pending<(ModelIndex, lapin::Result<Counted>)>,
     pub(crate) looking: Pending<(ModelIndex, QueueIndex, Result<Channel, String>)>,
     pub(crate) fetching: Pending<(ModelIndex, Fetched)>,
-    /// Every publish about a job is in here: see `Publisher::publish` for why.
-    pub(crate) publishing: Pending<(JobKey, Result<Sent, PublishError>)>,
+    /// Every publish about a job is in here: see `ConfirmedPublisher` for why.
+    pub(crate) publishing: Pending<(JobKey, Result<Sent, UnknownOutcome>)>,
     pub(crate) acking: Pending<(ChannelId, Vec<bool>)>,
     pub(crate) giving_back: Pending<(JobKey, bool)>,
     tick: Interval,

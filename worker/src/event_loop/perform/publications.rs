@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use vramq_amqp::UnknownOutcome;
 use vramq_core::action::{Publication, Run};
 use vramq_core::event::{Event, PublishOutcome};
 use vramq_core::ids::JobKey;
@@ -13,7 +14,7 @@ use vramq_schemas::{ItemProgress, Reason};
 
 use super::INLINE_BYTES_MAX;
 use crate::broker::message::{self, Message, ReplyAddress};
-use crate::broker::publisher::{Answer, PublishError, Publisher};
+use crate::broker::publisher::{Answer, Publisher};
 use crate::event_loop::EventLoop;
 use crate::event_loop::completion::{Completion, PublicationKind, Sent};
 use crate::failpoint::{self, Site};
@@ -207,7 +208,7 @@ async fn publish_all(
     left: &mut VecDeque<Message>,
     model: &Model,
     identity: &Identity,
-) -> Result<Option<PublishOutcome>, PublishError> {
+) -> Result<Option<PublishOutcome>, UnknownOutcome> {
     while let Some(message) = left.front() {
         let destination = || message.destination();
         let answer = match kind {

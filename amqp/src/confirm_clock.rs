@@ -1,0 +1,35 @@
+//! The time that the broker had for confirms.
+
+use std::time::{Duration, Instant};
+
+/// Time that the broker has for confirms: it stands still while the broker blocks publishers, because then it reads nothing of
+/// what was sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ConfirmClock {
+    /// The time until it last started or stopped.
+    before: Duration,
+    /// Since when it runs.
+    since: Option<Instant>,
+}
+
+impl ConfirmClock {
+    pub(crate) fn running(now: Instant) -> Self {
+        Self { before: Duration::ZERO, since: Some(now) }
+    }
+
+    pub(crate) fn read(&self, now: Instant) -> Duration {
+        self.before + self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+
+    pub(crate) fn stop(&mut self, now: Instant) {
+        *self = Self { before: self.read(now), since: None };
+    }
+
+    pub(crate) fn start(&mut self, now: Instant) {
+        *self = Self { before: self.read(now), since: Some(now) };
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.since.is_some()
+    }
+}
