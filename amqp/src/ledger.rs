@@ -29,9 +29,9 @@ pub enum UnknownOutcome {
     Closed(#[from] lapin::Error),
     #[error("the broker did not confirm a message within {0} s")]
     NoConfirm(u32),
-    #[error("no publisher confirm came for two periods of {0} s")]
+    #[error("the broker confirmed no message during two periods of {0} s")]
     Silent(u32),
-    #[error("the replies to {0} jobs are not confirmed")]
+    #[error("{0} messages are still not confirmed by their queues, the most that a session waits for")]
     SilentQueues(usize),
 }
 
