@@ -81,7 +81,7 @@ async fn whoever_adopts_a_reply_queue_gets_all_replies_of_unfinished_jobs() {
     in_time(client.close()).await;
     drop(receipt);
     assert!(matches!(in_time(unfinished.outputs()).await, Err(JobError::Closed)));
-    assert_eq!(broker.queues("vramq.replies.client."), [queue.clone()]);
+    assert_eq!(broker.queues("vramq.replies.client."), std::slice::from_ref(&queue));
 
     let mut options = Options::new(broker.url());
     options.adopt = Some(queue.clone());
