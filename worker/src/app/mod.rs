@@ -107,7 +107,9 @@ fn diagnose(config: &Config, json: bool) -> Exit {
                 // What is there explains what is not.
                 print!("{}", CudaReport::new(None, config.device.libraries()));
             }
-            eprintln!("vramq-worker: {:#}", anyhow::Error::from(error));
+            for text in error.in_words() {
+                eprintln!("vramq-worker: {text}");
+            }
             return Exit::Unusable;
         }
     };
