@@ -81,15 +81,17 @@ pub fn slots(host_memory: u64, wants: &[Want]) -> Result<Vec<NonZeroU16>, TooLit
 /// the process's control group allows, if that is less. `cpu_device` is the memory of that device in bytes, 0 with a GPU.
 pub fn default_bytes(cpu_device: u64) -> u64 {
     let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
-    let group = group_of(&read("/proc/self/cgroup"));
-    let limits = [
-        total_of(&read("/proc/meminfo")),
-        // Inside a container the group is the root of what is visible.
-        limit_of(&read(&format!("{CGROUP}/memory.max"))),
-        group.and_then(|group| limit_of(&read(&format!("{CGROUP}{group}/memory.max")))),
-        limit_of(&read(CGROUP_V1_LIMIT)),
-    ];
-    part_for_bodies(limits.into_iter().flatten().min().unwrap_or(MACHINE_UNKNOWN), cpu_device)
+    let group = group_of(&read("/proc/self/cgroup")).unwrap_or_default();
+    let of_groups = groups_above(&group).map(|group| limit_of(&read(&format!("{CGROUP}{group}/memory.max"))));
+    let of_machine = [total_of(&read("/proc/meminfo")), limit_of(&read(CGROUP_V1_LIMIT))];
+    let limits = of_machine.into_iter().chain(of_groups).flatten();
+    part_for_bodies(limits.min().unwrap_or(MACHINE_UNKNOWN), cpu_device)
+}
+
+/// A group, and those that it is in, whose limits are its own, too. The last is the root of what is visible in a container.
+fn groups_above(group: &str) -> impl Iterator<Item = &str> {
+    let own = group.trim_end_matches('/');
+    std::iter::successors(Some(own), |group| Some(&group[..group.rfind('/')?]))
 }
 
 fn part_for_bodies(machine: u64, cpu_device: u64) -> u64 {
@@ -170,6 +172,9 @@ mod tests {
             group_of("1:memory:/x\n0::/system.slice/w.service\n").as_deref(),
             Some("/system.slice/w.service")
         );
+        let above = |group| groups_above(group).collect::<Vec<_>>();
+        assert_eq!(above("/system.slice/w.service"), ["/system.slice/w.service", "/system.slice", ""]);
+        assert_eq!((above("/"), above("")), (vec![""], vec![""]));
         assert_eq!((limit_of("max\n"), limit_of("3221225472\n"), limit_of("")), (None, Some(3 << 30), None));
         assert!(default_bytes(0) > 64 * MIB);
     }

@@ -13,6 +13,7 @@ use tokio::process::Command;
 use tokio::task::JoinHandle;
 use tokio::time::{Duration, timeout};
 
+use super::cgroup::Group;
 use super::keeper::{self, Death, Order, Report, Spec};
 use super::stderr::Stderr;
 
@@ -67,6 +68,7 @@ pub struct Child {
     reports: Lines<BufReader<OwnedReadHalf>>,
     stderr: Stderr,
     scratch: PathBuf,
+    cgroup: Option<Group>,
     death: Option<Death>,
     is_gone: bool,
     /// Kills what a lost keeper left.
@@ -100,6 +102,7 @@ impl Child {
         if started.is_err() {
             // A keeper that got so far has removed it.
             let _ = std::fs::remove_dir_all(&spec.scratch);
+            let _ = spec.cgroup.clone().map(Group::at).map(|group| group.remove());
         }
         started
     }
@@ -136,7 +139,7 @@ impl Child {
             }
             _ => return Err(failed(io::Error::other(stderr.tail()))),
         };
-        let scratch = spec.scratch.clone();
+        let (scratch, cgroup) = (spec.scratch.clone(), spec.cgroup.clone().map(Group::at));
         let child = Self {
             pid,
             keeper_pid,
@@ -145,6 +148,7 @@ impl Child {
             reports,
             stderr,
             scratch,
+            cgroup,
             death: None,
             is_gone: false,
             orphans: None,
@@ -288,17 +292,19 @@ impl Child {
         }
     }
 
-    /// After the keeper was lost: kills the processes that the program had started, and removes the scratch folder, as the keeper
-    /// would. Cancel-safe: who waits again waits for the same thread.
+    /// After the keeper was lost: kills the processes that the program had started, and removes the scratch folder and the control
+    /// group, as the keeper would. Cancel-safe: who waits again waits for the same thread.
     async fn end_orphans(&mut self) {
-        let scratch = self.scratch.clone();
+        let (scratch, cgroup) = (self.scratch.clone(), self.cgroup.clone());
         let ending = self.orphans.get_or_insert_with(|| {
             tokio::task::spawn_blocking(move || {
                 let mark = format!("{SCRATCH_VARIABLE}={}", scratch.display());
-                while kill_marked(mark.as_bytes()) > 0 {
+                // A process may have another environment, but not another group.
+                while kill_group(cgroup.as_ref()) | (kill_marked(mark.as_bytes()) > 0) {
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 let _ = std::fs::remove_dir_all(scratch);
+                let _ = cgroup.map(|cgroup| cgroup.remove());
             })
         });
         let _ = ending.await;
@@ -309,6 +315,13 @@ impl Child {
 async fn next_report(reports: &mut Lines<BufReader<OwnedReadHalf>>) -> io::Result<Option<Report>> {
     let line = reports.next_line().await?;
     line.map(|line| serde_json::from_str(&line).map_err(io::Error::from)).transpose()
+}
+
+/// Kills what is in a group; whether there was anything.
+fn kill_group(group: Option<&Group>) -> bool {
+    let Some(group) = group.filter(|group| !group.is_empty()) else { return false };
+    group.kill();
+    true
 }
 
 /// Kills all processes that have this variable in their environment; how many there were.

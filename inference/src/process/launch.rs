@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::cgroup::Cgroups;
 use super::child::{KeeperProgram, SCRATCH_VARIABLE};
 use super::config::ProcessConfig;
 use super::keeper::{Limits, OutputUse, Spec};
@@ -17,31 +18,37 @@ const INHERITED: [&str; 3] = ["PATH", "LANG", "LD_LIBRARY_PATH"];
 #[derive(Clone, Debug, Default)]
 pub struct Launcher {
     pub keeper: KeeperProgram,
+    /// Where each program has a control group, if the worker may make any.
+    pub cgroups: Option<Cgroups>,
 }
 
-/// What to start for a model: its command, or one made of it. Its scratch folder exists.
-///
-/// # Errors
-/// The scratch folder cannot be made.
-pub fn spec(
-    config: &ProcessConfig,
-    device: &dyn DeviceView,
-    command: Vec<String>,
-    output: OutputUse,
-) -> std::io::Result<Spec> {
-    let scratch = scratch::create(&config.scratch)?;
-    let mut env = environment(&config.env, device, &scratch);
-    if output == OutputUse::Protocol {
-        env.insert(FD_VARIABLE.to_owned(), FD.to_string());
+impl Launcher {
+    /// What to start for a model: its command, or one made of it. Its scratch folder exists.
+    ///
+    /// # Errors
+    /// The scratch folder cannot be made.
+    pub fn spec(
+        &self,
+        config: &ProcessConfig,
+        device: &dyn DeviceView,
+        command: Vec<String>,
+        output: OutputUse,
+    ) -> std::io::Result<Spec> {
+        let scratch = scratch::create(&config.scratch)?;
+        let mut env = environment(&config.env, device, &scratch);
+        if output == OutputUse::Protocol {
+            env.insert(FD_VARIABLE.to_owned(), FD.to_string());
+        }
+        Ok(Spec {
+            command,
+            folder: config.folder.clone(),
+            env,
+            cgroup: self.cgroups.as_ref().and_then(|cgroups| cgroups.folder(&scratch)),
+            scratch,
+            output,
+            limits: Limits { host_memory_bytes: config.host_memory_bytes, ..Limits::default() },
+        })
     }
-    Ok(Spec {
-        command,
-        folder: config.folder.clone(),
-        env,
-        scratch,
-        output,
-        limits: Limits { host_memory_bytes: config.host_memory_bytes, ..Limits::default() },
-    })
 }
 
 fn environment(

@@ -1,6 +1,7 @@
 //! Programs of the user as models, each in its own processes. A worker uses [`Pool`].
 
 pub mod accepts;
+pub mod cgroup;
 pub mod child;
 pub mod config;
 pub mod cost;

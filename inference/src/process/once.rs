@@ -15,7 +15,6 @@ use super::config::{Mode, Once, ProcessConfig};
 use super::cost::{Costs, Unit};
 use super::item::Item;
 use super::keeper::{Death, OutputUse};
-use super::launch;
 use super::oom::{Verdict, judge};
 use super::outputs::{self, FILE_BYTES_MAX};
 use super::pass::{PassEnd, PassJob, Stop};
@@ -225,7 +224,8 @@ impl Runner<'_> {
             failed(FailureKind::HostMemory, format!("prepare the scratch folder: {error}"))
         };
         let view = self.options.book.view();
-        let mut spec = launch::spec(self.config, view, Vec::new(), OutputUse::Stdout).map_err(host)?;
+        let launcher = &self.options.launcher;
+        let mut spec = launcher.spec(self.config, view, Vec::new(), OutputUse::Stdout).map_err(host)?;
         let input = spec.scratch.join(format!("input{}", self.once.input_suffix));
         let output = spec.scratch.join(format!("output{}", self.once.output_suffix));
         let templates: Result<Vec<_>, _> =

@@ -46,7 +46,9 @@ pub enum Verdict {
 pub fn judge(death: Death, stderr: &str) -> Verdict {
     match death {
         // 137 is how a shell, or a container, tells of SIGKILL.
-        Death::Killed(libc::SIGKILL) | Death::Exited(137) | Death::HostMemory(_) => return Verdict::Host,
+        Death::Killed(libc::SIGKILL) | Death::Exited(137) | Death::HostMemory(_) | Death::HostFull(_) => {
+            return Verdict::Host;
+        }
         Death::Exited(0) => return Verdict::Other,
         _ => {}
     }
@@ -158,7 +160,9 @@ mod tests {
     #[test]
     fn the_host_is_not_the_device() {
         let text = "CUDA out of memory. Tried to allocate 2.00 GiB.";
-        for death in [Death::Exited(137), Death::Killed(libc::SIGKILL), Death::HostMemory(1)] {
+        for death in
+            [Death::Exited(137), Death::Killed(libc::SIGKILL), Death::HostMemory(1), Death::HostFull(1)]
+        {
             assert_eq!(judge(death, text), Verdict::Host);
         }
         assert_eq!(judge(Death::Exited(1), "MemoryError"), Verdict::Other);

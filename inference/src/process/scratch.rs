@@ -28,6 +28,11 @@ pub fn create(root: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
+/// The process id of the worker that made the scratch folder of this name.
+pub(super) fn worker_of(name: &str) -> Option<i32> {
+    name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
+}
+
 /// Keeps a scratch folder from being swept up, for as long as the lock is held.
 ///
 /// # Errors
@@ -77,6 +82,16 @@ mod tests {
         drop(lock);
         assert_eq!(sweep(root.path()), 1);
         assert!(!held.exists());
+    }
+
+    #[test]
+    fn the_name_says_whose_a_folder_is() {
+        let root = tempfile::tempdir().unwrap();
+        let path = create(root.path()).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert_eq!(worker_of(name), Some(std::process::id().try_into().unwrap()));
+        assert_eq!(worker_of("vramq-model-x-1"), None);
+        assert_eq!(worker_of("system.slice"), None);
     }
 
     #[test]

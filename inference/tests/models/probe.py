@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 
@@ -148,6 +149,10 @@ class Probe(vramq.Model):
         while pids.count(b" ") < 3:
             pids += os.read(read, 100)
         return [int(pid) for pid in pids.split()]
+
+    def do_unmarked(self, item, rest, params):
+        """A child in a session of its own, whose environment does not say where it comes from."""
+        return subprocess.Popen(["/bin/sleep", "1000"], env={}, start_new_session=True).pid
 
     def do_self(self, item, rest, params):
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

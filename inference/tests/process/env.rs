@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
+use vramq_inference::process::cgroup::Cgroups;
 use vramq_inference::process::child::KeeperProgram;
 use vramq_inference::process::launch::Launcher;
 use vramq_inference::process::warm::LoadError;
@@ -27,6 +28,8 @@ pub struct Env {
     pub book: Arc<DeviceBook>,
     pub budget: u64,
     pub learned: Learned,
+    /// Where programs have control groups of their own.
+    pub cgroups: Option<Cgroups>,
 }
 
 impl Env {
@@ -36,7 +39,8 @@ impl Env {
 
     pub fn on(view: Arc<dyn DeviceView>) -> Self {
         let scratch = tempfile::tempdir().unwrap();
-        Self { scratch, book: DeviceBook::new(view), budget: 0, learned: Learned::default() }
+        let (book, learned) = (DeviceBook::new(view), Learned::default());
+        Self { scratch, book, budget: 0, learned, cgroups: None }
     }
 
     /// The configuration of `models/SCRIPT`, with more keys in TOML.
@@ -56,7 +60,8 @@ impl Env {
     }
 
     pub async fn start(&self, config: ProcessConfig) -> Result<Pool, LoadError> {
-        let launcher = Launcher { keeper: KeeperProgram { path: PROGRAM.into() } };
+        let launcher =
+            Launcher { keeper: KeeperProgram { path: PROGRAM.into() }, cgroups: self.cgroups.clone() };
         let (book, learned) = (Arc::clone(&self.book), self.learned.clone());
         Pool::start(config, PoolOptions { launcher, book, budget: self.budget, learned }).await
     }

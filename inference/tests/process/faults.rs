@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use vramq_inference::process::keeper::Death;
 use vramq_inference::process::protocol::FailureKind;
@@ -143,6 +144,20 @@ async fn a_process_that_speaks_unasked_is_replaced() {
     env.close(pool).await;
 }
 
+/// Half a minute: it has that long to answer, as a process has that a busy machine swapped out.
+#[tokio::test]
+async fn an_idle_process_that_does_not_answer_is_replaced() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let before = pid(&pool).await;
+    // It is there, and does nothing any more.
+    kill_process(Pid::from_raw(before).unwrap(), Signal::STOP).unwrap();
+    until("the process is ended", || pool.status().slots[0].pid.is_none()).await;
+    assert!(!is_alive(before));
+    assert_ne!(pid(&pool).await, before);
+    env.close(pool).await;
+}
+
 #[tokio::test]
 async fn a_model_that_does_not_load_says_why() {
     let env = Env::new();
@@ -241,14 +256,14 @@ async fn a_pass_does_not_wait_for_a_process_that_does_not_end() {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid(&pool).await)).unwrap();
     let (_, rest) = stat.rsplit_once(')').unwrap();
     let keeper = rest.split_ascii_whitespace().nth(1).and_then(|pid| pid.parse().ok()).unwrap();
-    let keeper = rustix::process::Pid::from_raw(keeper).unwrap();
+    let keeper = Pid::from_raw(keeper).unwrap();
     // It kills nothing now, as a driver that hangs lets nothing be killed.
-    rustix::process::kill_process(keeper, rustix::process::Signal::STOP).unwrap();
+    kill_process(keeper, Signal::STOP).unwrap();
     let (_, end) = ended(&pool, &["deaf"]).await;
     assert!(matches!(end, PassEnd::TimedOut { killed: true, .. }), "{end:?}");
     until("the slot is overdue", || pool.overdue().is_some()).await;
     assert_eq!(pool.status().slots[0].state.as_str(), "ending");
-    rustix::process::kill_process(keeper, rustix::process::Signal::CONT).unwrap();
+    kill_process(keeper, Signal::CONT).unwrap();
     assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
     env.close(pool).await;
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod cancels;
+mod cgroups;
 mod configuration;
 mod device;
 mod env;

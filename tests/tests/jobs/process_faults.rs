@@ -21,6 +21,7 @@ on_one_setup!(
     bytes_of_a_media_type_that_the_model_does_not_take_are_rejected,
     what_a_program_does_wrong_is_in_the_dead_letter,
     faults_of_the_configuration_come_all_at_once,
+    every_model_that_cannot_be_loaded_is_named,
     an_idle_model_makes_room_for_another,
 );
 
@@ -212,6 +213,45 @@ async fn faults_of_the_configuration_come_all_at_once(env: &mut TestEnv) -> Resu
         }
     }
     ensure!(env.vhost.worker_connections().await?.is_empty());
+    Ok(())
+}
+
+/// Three models that cannot be loaded, each for a reason of its own, beside one that can.
+async fn every_model_that_cannot_be_loaded_is_named(env: &mut TestEnv) -> Result<()> {
+    for text in ["cannot start", "cannot load the model"] {
+        env.announce(text);
+    }
+    let served = Served::new(env, "load_s = 2", &[("LOAD", "hang")])?;
+    let hangs = std::fs::read_to_string(served.config())?;
+    let fails = hangs.replace(&format!("[model.{MODEL}"), "[model.second");
+    let fails = fails.replace("load_s = 2", "").replace("LOAD = \"hang\"", "");
+    std::fs::write(served.config(), hangs + &fails)?;
+    std::fs::remove_file(served.path("weights"))?;
+    let empty = tempfile::tempdir()?;
+    let encoder = format!("model.third.path={}", empty.path().display());
+    let settings = [&*encoder, "model.beside.engine=echo"];
+    let broken =
+        [(MODEL, "not loaded within 2 s"), ("second", "the weights are gone"), ("third", "config.json")];
+
+    let worker = env.spawn_bare_worker(&settings)?;
+    ensure!(worker.exited().await? == Some(4));
+    for (model, cause) in broken {
+        let line = worker.log.find(&format!("cannot start: load model `{model}`"));
+        let line = line.with_context(|| format!("{model} is not named"))?;
+        ensure!(line.text().contains(cause), "`{cause}` is not in: {}", line.text());
+    }
+    ensure!(worker.log.count("cannot start") == broken.len());
+    ensure!(env.vhost.worker_connections().await?.is_empty());
+
+    let mut doctor = command("vramq-worker")?;
+    doctor.args(["doctor", "--config"]).arg(served.config());
+    doctor.args(settings.iter().flat_map(|setting| ["--set", setting]));
+    let ended = run_to_end(doctor).await?;
+    ensure!(ended.code == Some(4), "{ended:?}");
+    for (model, cause) in broken {
+        let text = ended.stderr.split("vramq-worker: ").find(|text| text.contains(&format!("`{model}`")));
+        ensure!(text.is_some_and(|text| text.contains(cause)), "{model}: `{cause}` is not in {ended:?}");
+    }
     Ok(())
 }
 

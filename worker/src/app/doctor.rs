@@ -12,6 +12,7 @@ use vramq_core::device::PassShape;
 use vramq_core::learned_limits::{LearnedLimit, LearnedLimits, LimitKey};
 use vramq_core::settings::UNKNOWN_BYTES;
 use vramq_core::units::Mib;
+use vramq_inference::process::cgroup::{Cgroups, NotDelegated};
 use vramq_inference::process::{Need, Pool};
 use vramq_schemas::status::QueueStatus;
 
@@ -28,7 +29,32 @@ use throughput::Throughput;
 pub struct Report {
     device: DeviceReport,
     models: Vec<ModelReport>,
+    /// Only with models that are programs.
+    cgroups: Option<CgroupsReport>,
     cuda: CudaReport,
+}
+
+/// Whether each program has a control group of its own.
+#[derive(Debug, Serialize)]
+struct CgroupsReport {
+    delegated: bool,
+    /// Whether the groups bound host memory.
+    memory: bool,
+    in_words: String,
+}
+
+impl CgroupsReport {
+    fn new(cgroups: &Result<Cgroups, NotDelegated>) -> Self {
+        match cgroups {
+            Ok(cgroups) => {
+                Self { delegated: true, memory: cgroups.has_memory(), in_words: cgroups.to_string() }
+            }
+            Err(reason) => {
+                let in_words = format!("programs have no cgroups of their own: {reason}");
+                Self { delegated: false, memory: false, in_words }
+            }
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -160,6 +186,7 @@ impl Report {
                 budget: opened.budget.limit(),
             },
             models: models.collect(),
+            cgroups: opened.programs.cgroups().map(CgroupsReport::new),
             cuda: CudaReport::new(cuda, libraries),
         }
     }
@@ -238,6 +265,9 @@ impl fmt::Display for Report {
             )?;
         }
         write!(f, "\n{}", self.cuda)?;
+        if let Some(cgroups) = &self.cgroups {
+            writeln!(f, "\n{}", cgroups.in_words)?;
+        }
         for model in &self.models {
             if !model.queues.is_empty() {
                 writeln!(f, "\n{}: {}", model.name, model.queues_in_words())?;

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use crate::config::cli::{Cli, Command, Options};
-use crate::config::{Config, Gpu, Gpus};
+use crate::config::{Config, EngineConfig, Gpu, Gpus};
 use crate::observability::logs::{self, Logs};
 use crate::state_file::StateFile;
 use doctor::Report;
@@ -21,6 +21,7 @@ use doctor::cuda::CudaReport;
 use exit::Exit;
 use open::{OpenError, Opened};
 use vramq_core::learned_limits::LearnedLimits;
+use vramq_inference::process::cgroup::Cgroups;
 use vramq_inference::process::keeper;
 
 /// Watches over a program, if this process was started by a worker to do that. To be called before all else: a keeper has one thread
@@ -35,11 +36,11 @@ pub fn keep() -> Option<ExitCode> {
 pub fn main() -> ! {
     let result = match Cli::parse().command {
         Command::Run(options) => prepare(&options).map(|(config, logs)| match config.device.gpus.clone() {
-            Some(gpus) => on_several(&gpus, |gpus| supervisor::serve(config.drain, gpus)),
+            Some(gpus) => on_several(&config, &gpus, |gpus| supervisor::serve(config.drain, gpus)),
             None => start::run(config, logs, options.gpu.is_some()).unwrap_or_else(|exit| exit),
         }),
         Command::Doctor { options, json } => prepare(&options).map(|(config, _)| match &config.device.gpus {
-            Some(gpus) => on_several(gpus, supervisor::one_after_the_other),
+            Some(gpus) => on_several(&config, gpus, supervisor::one_after_the_other),
             None => diagnose(&config, json),
         }),
         Command::CheckConfig(options) => prepare(&options).map(|(config, _)| {
@@ -74,7 +75,7 @@ fn prepare(options: &Options) -> Result<(Config, Logs), Box<dyn std::error::Erro
 }
 
 /// Does the same on each of several GPUs, in processes of their own.
-fn on_several<F>(gpus: &Gpus, run: impl FnOnce(Vec<Gpu>) -> F) -> Exit
+fn on_several<F>(config: &Config, gpus: &Gpus, run: impl FnOnce(Vec<Gpu>) -> F) -> Exit
 where
     F: Future<Output = std::io::Result<Exit>>,
 {
@@ -85,6 +86,11 @@ where
             return if error.is_usage() { Exit::Usage } else { Exit::Unusable };
         }
     };
+    if config.models.iter().any(|model| matches!(model.engine, EngineConfig::Process(_))) {
+        // Before the processes start, which share this process's control group: it would be in their way there. They log what came
+        // of it.
+        let _ = Cgroups::prepare();
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.and_then(|runtime| runtime.block_on(run(gpus))).unwrap_or_else(|error| {
         tracing::error!("cannot run a process for each GPU: {error}");
@@ -107,7 +113,9 @@ fn diagnose(config: &Config, json: bool) -> Exit {
                 // What is there explains what is not.
                 print!("{}", CudaReport::new(None, config.device.libraries()));
             }
-            eprintln!("vramq-worker: {:#}", anyhow::Error::from(error));
+            for text in error.in_words() {
+                eprintln!("vramq-worker: {text}");
+            }
             return Exit::Unusable;
         }
     };

@@ -41,6 +41,31 @@ pub enum OpenError {
     Cpu(#[from] cpu::OpenError),
     #[error(transparent)]
     Cuda(#[from] cuda::OpenError),
+    #[error(transparent)]
+    HostMemory(#[from] TooLittle),
+    /// Every model that cannot be served, in the order in which they were loaded.
+    #[error("{} model(s) cannot be served", .0.len())]
+    Models(Vec<ModelError>),
+}
+
+impl OpenError {
+    /// What to print: a text for each model that cannot be served.
+    pub fn in_words(self) -> Vec<String> {
+        match self {
+            Self::Models(models) => models.into_iter().map(|model| in_full(model.into())).collect(),
+            other => vec![in_full(other.into())],
+        }
+    }
+}
+
+/// An error with its causes.
+fn in_full(error: anyhow::Error) -> String {
+    format!("{error:#}")
+}
+
+/// Why a model cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
     #[error("load model `{model}` from {folder}")]
     Load {
         model: String,
@@ -48,8 +73,6 @@ pub enum OpenError {
         #[source]
         error: Box<LoadError>,
     },
-    #[error(transparent)]
-    HostMemory(#[from] TooLittle),
     #[error("load model `{model}`: {error}{}", printed(error.stderr()))]
     Program { model: String, error: Box<process::warm::LoadError> },
     #[error("model `{model}` on {device}: {error}")]
@@ -61,38 +84,13 @@ impl Opened {
     /// where `runtime` may be waited for: programs live on it.
     ///
     /// # Errors
-    /// A model that cannot be loaded. A model without slots is no error here: see [`slots`](Self::slots).
+    /// Models that cannot be loaded, all of them: one that fails does not keep the next one from being tried. A model without slots is
+    /// no error here: see [`slots`](Self::slots).
     pub fn open(config: &Config, runtime: &Handle) -> Result<Self, OpenError> {
         let slots_max = host_slots(config)?;
         let device = open(&config.device.kind)?;
         let mut programs = Programs::new(device.shared(), StateFile::in_folder(config.state.as_deref()));
-        let mut models = Vec::with_capacity(config.models.len());
-        let is_program = |model: &ModelConfig| matches!(model.engine, EngineConfig::Process(_));
-        let (last, first): (Vec<_>, Vec<_>) =
-            config.models.iter().enumerate().partition(|(_, model)| is_program(model));
-        for (index, model) in first.into_iter().chain(last) {
-            let (slots_max, reserve) = (slots_max[index], config.device.reserve);
-            let index = ModelIndex(index);
-            let loaded = match &model.engine {
-                EngineConfig::Process(process) => runtime.block_on(start(
-                    index,
-                    model,
-                    slots_max,
-                    process,
-                    &device,
-                    reserve,
-                    &mut programs,
-                ))?,
-                EngineConfig::Echo => {
-                    Model::new(index, model, slots_max, Arc::new(Echo::new(device.clone())))
-                }
-                EngineConfig::Encoder { source, dtype } => {
-                    let encoder = load(model, source, *dtype, &device, config)?;
-                    Model::new(index, model, slots_max, encoder)
-                }
-            };
-            models.push(Arc::new(loaded));
-        }
+        let mut models = load_all(config, &slots_max, &device, &mut programs, runtime)?;
         models.sort_by_key(|model| model.index);
         let encodes = config.models.iter().any(|model| matches!(model.engine, EngineConfig::Encoder { .. }));
         if encodes && matches!(device, AnyDevice::Cuda(_)) {
@@ -121,20 +119,55 @@ impl Opened {
     /// The models with their slots.
     ///
     /// # Errors
-    /// The first model without room for one job, with the arithmetic.
+    /// The models without room for one job, with the arithmetic.
     pub fn slots(&self) -> Result<Vec<(Arc<Model>, NonZeroU16)>, OpenError> {
-        self.models
-            .iter()
-            .map(|(model, fit)| match fit.slots {
-                Ok(slots) => Ok((Arc::clone(model), slots)),
-                Err(error) => Err(OpenError::DoesNotFit {
+        let (mut models, mut unusable) = (Vec::with_capacity(self.models.len()), Vec::new());
+        for (model, fit) in &self.models {
+            match fit.slots {
+                Ok(slots) => models.push((Arc::clone(model), slots)),
+                Err(error) => unusable.push(ModelError::DoesNotFit {
                     model: model.name.clone(),
                     device: self.device.shared().name().to_owned(),
                     error,
                 }),
-            })
-            .collect()
+            }
+        }
+        if unusable.is_empty() { Ok(models) } else { Err(OpenError::Models(unusable)) }
     }
+}
+
+/// Loads every model, programs last.
+fn load_all(
+    config: &Config,
+    slots_max: &[NonZeroU16],
+    device: &AnyDevice,
+    programs: &mut Programs,
+    runtime: &Handle,
+) -> Result<Vec<Arc<Model>>, OpenError> {
+    let (mut models, mut unusable) = (Vec::with_capacity(config.models.len()), Vec::new());
+    let is_program = |model: &ModelConfig| matches!(model.engine, EngineConfig::Process(_));
+    let (last, first): (Vec<_>, Vec<_>) =
+        config.models.iter().enumerate().partition(|(_, model)| is_program(model));
+    for (index, model) in first.into_iter().chain(last) {
+        let (slots_max, reserve) = (slots_max[index], config.device.reserve);
+        let index = ModelIndex(index);
+        let loaded = match &model.engine {
+            EngineConfig::Process(process) => {
+                device.read().map_err(cuda::OpenError::from)?;
+                runtime.block_on(start(index, model, slots_max, process, device, reserve, programs))
+            }
+            EngineConfig::Echo => {
+                Ok(Model::new(index, model, slots_max, Arc::new(Echo::new(device.clone()))))
+            }
+            EngineConfig::Encoder { source, dtype } => load(model, source, *dtype, device, config)
+                .map(|encoder| Model::new(index, model, slots_max, encoder)),
+        };
+        match loaded {
+            Ok(loaded) => models.push(Arc::new(loaded)),
+            Err(error) => unusable.push(error),
+        }
+    }
+    if unusable.is_empty() { Ok(models) } else { Err(OpenError::Models(unusable)) }
 }
 
 /// The most slots of each model by the host's memory, with the arithmetic in the log.
@@ -175,12 +208,11 @@ async fn start(
     device: &AnyDevice,
     reserve: u64,
     programs: &mut Programs,
-) -> Result<Model, OpenError> {
-    device.read().map_err(cuda::OpenError::from)?;
+) -> Result<Model, ModelError> {
     let budget = device.shared().memory().free.saturating_sub(reserve);
     let started = programs.start(index, process.clone(), budget).await;
     let pool =
-        started.map_err(|error| OpenError::Program { model: model.name.clone(), error: Box::new(error) })?;
+        started.map_err(|error| ModelError::Program { model: model.name.clone(), error: Box::new(error) })?;
     let pass_tokens = ProcessModel::pass_cost_max(&pool, budget);
     let config = ModelConfig { pass_tokens: Some(pass_tokens), ..model.clone() };
     Ok(Model::new(index, &config, slots_max, Arc::new(ProcessModel::new(pool))))
@@ -198,7 +230,7 @@ fn load(
     dtype: ComputeType,
     device: &AnyDevice,
     config: &Config,
-) -> Result<Arc<dyn Engine>, OpenError> {
+) -> Result<Arc<dyn Engine>, ModelError> {
     let loaded = match device {
         AnyDevice::Cpu(device) => Encoder::load_as(source, Arc::clone(device), dtype),
         AnyDevice::Cuda(device) => {
@@ -215,7 +247,7 @@ fn load(
             Encoder::load_cuda(source, Arc::clone(device), &options, cores())
         }
     };
-    let failed = |error| OpenError::Load {
+    let failed = |error| ModelError::Load {
         model: model.name.clone(),
         folder: source.to_string(),
         error: Box::new(error),

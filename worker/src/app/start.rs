@@ -12,7 +12,7 @@ use vramq_core::settings::{Settings, UNKNOWN_BYTES};
 use vramq_core::units::Mib;
 
 use super::exit::Exit;
-use super::open::Opened;
+use super::open::{OpenError, Opened};
 use super::{end, learned_limits, sessions};
 use crate::config::cli::has_span_collector;
 use crate::config::{self, Config, DeviceKind};
@@ -66,8 +66,8 @@ pub(super) fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, 
     let signals = async { if has_parent { Signals::listen_to_parent() } else { Signals::listen() } };
     let mut signals = runtime.block_on(signals).context("listen for signals").map_err(unusable)?;
     listen(&config, HttpState { board: Arc::clone(&board), metrics: Arc::clone(&metrics) })?;
-    let opened = runtime.block_on(load(&config, &mut signals)).map_err(unusable)?;
-    let models = opened.slots().map_err(|e| unusable(e.into()))?;
+    let opened = runtime.block_on(load(&config, &mut signals))?;
+    let models = opened.slots().map_err(not_opened)?;
     warn_of_settings(&config);
     for (model, slots) in &models {
         let weights = Mib(model.engine.resident_bytes());
@@ -101,6 +101,14 @@ pub(super) fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, 
 
 fn unusable(error: anyhow::Error) -> Exit {
     tracing::error!("cannot start: {error:#}");
+    Exit::Unusable
+}
+
+/// A line for each model that cannot be served.
+fn not_opened(error: OpenError) -> Exit {
+    for text in error.in_words() {
+        tracing::error!("cannot start: {text}");
+    }
     Exit::Unusable
 }
 
@@ -142,12 +150,12 @@ fn listen(config: &Config, state: HttpState) -> Result<(), Exit> {
 }
 
 /// Loads the models, which may take minutes, unless a signal ends the process first.
-async fn load(config: &Config, signals: &mut Signals) -> anyhow::Result<Opened> {
+async fn load(config: &Config, signals: &mut Signals) -> Result<Opened, Exit> {
     let config = config.clone();
     let runtime = Handle::current();
     let loading = tokio::task::spawn_blocking(move || Opened::open(&config, &runtime));
     tokio::select! {
-        opened = loading => Ok(opened??),
+        opened = loading => opened.map_err(|panic| unusable(panic.into()))?.map_err(not_opened),
         signal = signals.next() => {
             tracing::info!(signal, "stopped while loading");
             end(Exit::Drained)

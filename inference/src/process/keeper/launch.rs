@@ -1,7 +1,8 @@
 //! Starts a program in its own session, without the worker's descriptors or environment.
 
 use std::ffi::CString;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
@@ -40,12 +41,12 @@ impl Default for Limits {
     }
 }
 
-/// Starts the program. The keeper's standard output goes to it as `spec.output` says, and what it prints to the keeper's standard
-/// error.
+/// Starts the program, in the control group of this `entrance`. The keeper's standard output goes to it as `spec.output` says, and what
+/// it prints to the keeper's standard error.
 ///
 /// # Errors
 /// What `exec` failed with.
-pub fn launch(spec: &Spec) -> io::Result<Child> {
+pub fn launch(spec: &Spec, entrance: Option<File>) -> io::Result<Child> {
     let (program, arguments) = spec.command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let image = Image::new(spec)?;
     let output: OwnedFd = io::stdout().as_fd().try_clone_to_owned()?;
@@ -66,6 +67,10 @@ pub fn launch(spec: &Spec) -> io::Result<Child> {
     // SAFETY: the keeper has one thread, so the forked process may do what the keeper may.
     unsafe {
         command.pre_exec(move || {
+            if let Some(mut entrance) = entrance.as_ref() {
+                // 0 is the process that writes.
+                entrance.write_all(b"0")?;
+            }
             in_child(keeper, limits, is_protocol.then_some(socket))?;
             Err(image.exec())
         })
@@ -73,7 +78,7 @@ pub fn launch(spec: &Spec) -> io::Result<Child> {
     let child = command.spawn();
     drop(output);
     // The program's death then ends the connection, unless its own children hold it.
-    let nowhere = std::fs::File::options().write(true).open("/dev/null")?;
+    let nowhere = File::options().write(true).open("/dev/null")?;
     // SAFETY: the keeper has one thread, and prints nothing: nobody uses the descriptor meanwhile.
     if unsafe { libc::dup2(nowhere.as_raw_fd(), libc::STDOUT_FILENO) } < 0 {
         return Err(io::Error::last_os_error());

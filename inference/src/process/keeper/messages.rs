@@ -22,6 +22,8 @@ pub struct Spec {
     /// What the keeper's standard output is for the program.
     pub output: OutputUse,
     pub limits: Limits,
+    /// Where the keeper makes a control group for the program, if the worker has such groups.
+    pub cgroup: Option<PathBuf>,
 }
 
 /// What a keeper's standard output becomes.
@@ -76,8 +78,10 @@ pub enum Report {
 pub enum Death {
     Exited(i32),
     Killed(i32),
-    /// Killed by its keeper: the processes together held so many bytes of the host's memory.
+    /// Killed by its keeper, or by the kernel, at its own limit: the processes together held so many bytes of the host's memory.
     HostMemory(u64),
+    /// Killed by the kernel, because the machine or the worker's control group had no memory left. It held so many bytes of it at most.
+    HostFull(u64),
     /// Killed by its keeper: it had so many processes.
     Processes(usize),
     /// Its keeper died, and took it along.
@@ -93,6 +97,12 @@ impl fmt::Display for Death {
                 write!(
                     f,
                     "was killed, because it held {bytes} bytes of the host's memory, above host_memory_mib"
+                )
+            }
+            Self::HostFull(bytes) => {
+                write!(
+                    f,
+                    "was killed by the kernel, because the host's memory ran out; it held {bytes} bytes at most"
                 )
             }
             Self::Processes(count) => write!(f, "was killed, because it had {count} processes"),

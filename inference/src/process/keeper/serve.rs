@@ -1,5 +1,6 @@
 //! The keeper's loop: orders from the worker, the program's death, and the end of all its descendants.
 
+use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -15,6 +16,7 @@ use rustix::process::{
 
 use super::launch::{IGNORED, launch};
 use super::{Death, Order, OutputUse, Report, Spec, tree};
+use crate::process::cgroup::{Group, HostOom};
 use crate::process::scratch;
 
 /// The interval at which the keeper checks the program's use of the host, and reaps adopted processes. A program that allocates
@@ -49,15 +51,17 @@ fn keep() -> io::Result<()> {
     let mut line = String::new();
     BufReader::new(&worker).take(SPEC_BYTES_MAX).read_line(&mut line)?;
     let spec: Spec = serde_json::from_str(&line)?;
-    let started = scratch::hold(&spec.scratch).and_then(|lock| Ok((lock, launch(&spec)?)));
+    let (group, entrance) = make_group(&spec).unzip();
+    let started = scratch::hold(&spec.scratch).and_then(|lock| Ok((lock, launch(&spec, entrance)?)));
     let (_lock, child) = match started {
         Ok(started) => started,
         Err(error) => {
             let _ = std::fs::remove_dir_all(&spec.scratch);
+            remove_group(group.as_ref());
             return report(&worker, &Report::NotStarted { error: error.to_string() });
         }
     };
-    let mut keeper = Keeper::new(worker, spec, child)?;
+    let mut keeper = Keeper::new(worker, spec, child, group)?;
     keeper.watch();
     keeper.end_all();
     if keeper.spec.output == OutputUse::Stdout {
@@ -66,9 +70,25 @@ fn keep() -> io::Result<()> {
         keeper.order();
     }
     keeper.remove_scratch();
+    remove_group(keeper.group.as_ref());
     // The worker may be gone.
     let _ = report(&keeper.worker, &Report::Gone);
     Ok(())
+}
+
+/// The program's control group, and the file by which a process enters it. Without one the keeper finds processes by their parents.
+fn make_group(spec: &Spec) -> Option<(Group, File)> {
+    let made = Group::make(spec.cgroup.clone()?, spec.limits.host_memory_bytes).and_then(|group| {
+        let entrance = group.entrance().inspect_err(|_| remove_group(Some(&group)))?;
+        Ok((group, entrance))
+    });
+    made.inspect_err(|error| eprintln!("vramq keeper: the program has no cgroup of its own: {error}")).ok()
+}
+
+fn remove_group(group: Option<&Group>) {
+    if let Some(Err(error)) = group.map(Group::remove) {
+        eprintln!("vramq keeper: remove the program's cgroup: {error}");
+    }
 }
 
 /// Out of the worker's session, so that no terminal's signal comes here; the reaper of all descendants; free of what else the
@@ -104,6 +124,8 @@ struct Keeper {
     death: Option<Death>,
     /// Why the keeper killed it, if it did.
     verdict: Option<Death>,
+    /// What the program and all its descendants are in.
+    group: Option<Group>,
 }
 
 /// What made [`Keeper::watch`] wake.
@@ -114,12 +136,12 @@ enum Wake {
 }
 
 impl Keeper {
-    fn new(worker: UnixStream, spec: Spec, child: Child) -> io::Result<Self> {
+    fn new(worker: UnixStream, spec: Spec, child: Child, group: Option<Group>) -> io::Result<Self> {
         // It is reaped here, by its id; `child` would not wait for it.
         let pid = Pid::from_child(&child);
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
         let _ = report(&worker, &Report::Started { pid: pid.as_raw_nonzero().get() });
-        Ok(Self { worker, spec, pid, pidfd, death: None, verdict: None })
+        Ok(Self { worker, spec, pid, pidfd, death: None, verdict: None, group })
     }
 
     /// Until the program is dead, or everything is to be killed.
@@ -173,6 +195,10 @@ impl Keeper {
         if pids.len() > limits.processes {
             return Some(Death::Processes(pids.len()));
         }
+        // The kernel sees to that.
+        if self.group.as_ref().is_some_and(Group::bounds_memory) {
+            return None;
+        }
         let limit = limits.host_memory_bytes?;
         let held = pids.into_iter().map(tree::resident_bytes).sum();
         (held > limit).then_some(Death::HostMemory(held))
@@ -189,7 +215,7 @@ impl Keeper {
                 Ok(Some((pid, status))) if pid == self.pid => {
                     let by_signal = status.terminating_signal().map(Death::Killed);
                     let death = by_signal.unwrap_or(Death::Exited(status.exit_status().unwrap_or(-1)));
-                    let death = self.verdict.unwrap_or(death);
+                    let death = self.verdict.or_else(|| self.host_oom(death)).unwrap_or(death);
                     self.death = Some(death);
                     let _ = report(&self.worker, &Report::Died(death));
                 }
@@ -202,16 +228,32 @@ impl Keeper {
         }
     }
 
+    /// That the kernel killed it because host memory ran out, if it did.
+    fn host_oom(&self, death: Death) -> Option<Death> {
+        if death == Death::Exited(0) {
+            return None;
+        }
+        let HostOom { at_own_limit, peak } = self.group.as_ref()?.host_oom()?;
+        Some(if at_own_limit { Death::HostMemory(peak) } else { Death::HostFull(peak) })
+    }
+
     /// Kills until nothing is left. A process that moved to its own session is found by its parent: when the parent dies, the
     /// keeper adopts it.
     fn end_all(&mut self) {
         let began = Instant::now();
         let mut reported = false;
-        while self.reap() {
+        while self.reap() || self.group.as_ref().is_some_and(|group| !group.is_empty()) {
+            let mut left = self.descendants();
+            if let Some(group) = &self.group {
+                // All at once, so that none has the time to fork.
+                group.kill();
+                left.extend(group.pids());
+                left.sort_unstable();
+                left.dedup();
+            }
             if self.death.is_none() {
                 let _ = kill_process_group(self.pid, Signal::KILL);
             }
-            let left = self.descendants();
             for pid in left.iter().filter_map(|pid| Pid::from_raw(*pid)) {
                 let _ = kill_process(pid, Signal::KILL);
             }

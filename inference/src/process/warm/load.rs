@@ -7,7 +7,7 @@ use crate::process::child::{Child, StartError};
 use crate::process::config::{Mode, ProcessConfig};
 use crate::process::frames::{Frames, Unheard, name};
 use crate::process::keeper::{Death, OutputUse};
-use crate::process::launch::{self, Launcher};
+use crate::process::launch::Launcher;
 use crate::process::memory::{DeviceBook, Reading};
 use crate::process::protocol::{FromModel, OomReport, ToModel, VERSION};
 
@@ -68,7 +68,8 @@ impl Warm {
     ) -> Result<Self, LoadError> {
         debug_assert_eq!(config.mode, Mode::Warm);
         let view = book.view();
-        let spec = launch::spec(config, view, config.command.clone(), OutputUse::Protocol)
+        let spec = launcher
+            .spec(config, view, config.command.clone(), OutputUse::Protocol)
             .map_err(|error| LoadError::Start(format!("make the scratch folder: {error}")))?;
         let began = Instant::now();
         let (child, socket) = Child::start(&launcher.keeper, &spec, &config.name).await?;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use vramq_core::ids::ModelIndex;
+use vramq_inference::process::cgroup::{Cgroups, NotDelegated};
 use vramq_inference::process::launch::Launcher;
 use vramq_inference::process::warm::LoadError;
 use vramq_inference::process::{DeviceBook, Learned, Pool, PoolOptions, ProcessConfig, WorkerDevice};
@@ -31,6 +32,8 @@ pub struct Programs {
     pools: Vec<(ModelIndex, Arc<Pool>)>,
     /// Where what is learned outlives the process, and what of it is there.
     state_file: StateFile,
+    /// Where programs have control groups of their own, or why they have none; known with the first program.
+    cgroups: Option<Result<Cgroups, NotDelegated>>,
     saved: Mutex<BTreeMap<ProgramKey, ProgramMemory>>,
     /// Bytes of the device that the programs hold, passes included.
     held: AtomicU64,
@@ -47,6 +50,7 @@ impl Programs {
             device,
             pools: Vec::new(),
             state_file,
+            cgroups: None,
             saved,
             held: AtomicU64::new(0),
             resident: AtomicU64::new(0),
@@ -63,13 +67,27 @@ impl Programs {
         config: ProcessConfig,
         budget: u64,
     ) -> Result<Arc<Pool>, LoadError> {
-        let learned = self.learned_before(&config);
-        let options =
-            PoolOptions { launcher: Launcher::default(), book: Arc::clone(&self.book), budget, learned };
+        let (launcher, learned) = (self.launcher(), self.learned_before(&config));
+        let options = PoolOptions { launcher, book: Arc::clone(&self.book), budget, learned };
         let pool = Arc::new(Pool::start(config, options).await?);
         self.pools.push((model, Arc::clone(&pool)));
         self.look().await;
         Ok(pool)
+    }
+
+    /// How programs are started. Before the first one this process moves into the leaf of its control group, if it is delegated.
+    fn launcher(&mut self) -> Launcher {
+        let cgroups = self.cgroups.get_or_insert_with(|| {
+            Cgroups::prepare()
+                .inspect(|cgroups| tracing::info!(%cgroups, "programs have cgroups of their own"))
+                .inspect_err(|reason| tracing::info!(%reason, "programs have no cgroups of their own"))
+        });
+        Launcher { cgroups: cgroups.as_ref().ok().cloned(), ..Launcher::default() }
+    }
+
+    /// Where programs have control groups of their own, or why they have none; nothing without programs.
+    pub fn cgroups(&self) -> Option<&Result<Cgroups, NotDelegated>> {
+        self.cgroups.as_ref()
     }
 
     /// What an earlier worker learned of the same program on the same device.
