@@ -33,7 +33,7 @@ export VRAMQ_TEST_HISTORIES := 1000
 HOST := $(shell uname -m)-unknown-linux-gnu
 
 # What tests need of scripts/setup besides a broker.
-TEST_NEEDS := rust cxx nvrtc python package package-oldest node node-package prometheus terminal model
+TEST_NEEDS := rust cxx nvrtc python package package-oldest node node-package prometheus terminal model small-models
 # Without them scripts/test says which tests did not run.
 CUDA_TOOLS := scripts/setup cuda-tools || true
 # --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources, which the tests read.

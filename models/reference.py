@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Make reference vectors with sentence-transformers, the independent library.
+"""Make reference vectors of the models of models/fetch with sentence-transformers, the independent library.
 
-    python models/reference.py            # inference/tests/fixtures/minilm
+    python models/reference.py            # minilm, splade and xlm-roberta in inference/tests/fixtures
+    python models/reference.py splade     # one of them
 
 Needs `pip install sentence-transformers` (any PyTorch, CPU is enough) and the
-model of models/fetch. Each text is encoded alone, in f32, on the CPU, so that no
-padding and no neighbour has a part in the numbers. inference/tests/fixtures/README.md
-describes the files.
+models that models/fetch gets. Each text is encoded alone, in f32, on the CPU, so
+that no padding and no neighbour has a part in the numbers.
+inference/tests/fixtures/README.md describes the files.
 """
 
 import json
@@ -97,6 +98,10 @@ TEXTS = [
     "   leading and trailing   ",
 ]
 
+# Longer than what the encoder looks at first (8 KiB), so that its beginning alone is tokenised: every script and every kind of space,
+# and words without one.
+LONG_TEXTS = [" ".join(TEXTS), "".join(text for text in TEXTS if "hello" not in text and "SEP" not in text)]
+
 
 def write(model, folder, texts):
     """Encodes each text alone; writes texts.json, tokens.json, vectors.f32 there."""
@@ -113,16 +118,48 @@ def write(model, folder, texts):
             tokens.append(model.preprocess([text])["input_ids"][0].tolist())
     vectors = np.stack(rows).astype("<f4")
     assert np.isfinite(vectors).all()
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(text, ensure_ascii=True) for text in texts)
-    (folder / "texts.json").write_text(f"[\n{lines}\n]\n")
-    lines = ",\n".join(json.dumps(ids, separators=(",", ":")) for ids in tokens)
-    (folder / "tokens.json").write_text(f"[\n{lines}\n]\n")
+    write_tokens(folder, texts, tokens)
     (folder / "vectors.f32").write_bytes(vectors.tobytes())
 
     together = model.encode(texts, batch_size=len(texts), convert_to_numpy=True, show_progress_bar=False)
     print(f"{folder.relative_to(ROOT)}: {vectors.shape[0]} x {vectors.shape[1]}, "
           f"tokens {min(map(len, tokens))} to {max(map(len, tokens))}; "
+          f"the library's own difference between alone and padded together: {abs(together - vectors).max():.1e}")
+
+
+def write_tokens(folder, texts, tokens):
+    """Writes texts.json and tokens.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_lines(folder / "texts.json", texts)
+    write_lines(folder / "tokens.json", tokens)
+
+
+def write_lines(path, rows):
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+    path.write_text(f"[\n{lines}\n]\n")
+
+
+def write_sparse(model, folder, texts):
+    """As `write`, but of a SparseEncoder with a large vocabulary: elements that are not zero, in indices.json and values.f32."""
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(1)
+    model.eval()
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    rows, tokens = [], []
+    with torch.inference_mode():
+        for text in texts:
+            rows.append(model.encode([text], batch_size=1, convert_to_sparse_tensor=False, show_progress_bar=False)[0].numpy())
+            tokens.append(model.preprocess([text])["input_ids"][0].tolist())
+        together = model.encode(texts, batch_size=len(texts), convert_to_sparse_tensor=False, show_progress_bar=False).numpy()
+    vectors = np.stack(rows).astype("<f4")
+    assert np.isfinite(vectors).all()
+    write_tokens(folder, texts, tokens)
+    write_lines(folder / "indices.json", [np.flatnonzero(row).tolist() for row in vectors])
+    (folder / "values.f32").write_bytes(vectors[vectors != 0].tobytes())
+    elements = (vectors != 0).sum(1)
+    print(f"{folder.relative_to(ROOT)}: {len(texts)} texts, {elements.min()} to {elements.max()} elements up to {vectors.max():.2f}; "
           f"the library's own difference between alone and padded together: {abs(together - vectors).max():.1e}")
 
 
@@ -139,19 +176,48 @@ def versions():
     return ", ".join([*named, f"Python {platform.python_version()}", platform.machine()])
 
 
-def main():
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError:
-        sys.exit("models/reference.py: needs sentence-transformers: pip install sentence-transformers")
+def minilm(source, folder):
+    from sentence_transformers import SentenceTransformer
 
-    assert len(set(TEXTS)) == len(TEXTS)
-    source = ROOT / "models" / "all-MiniLM-L6-v2"
-    if not source.is_dir():
-        sys.exit(f"models/reference.py: {source} is missing: run models/fetch")
-    folder = FIXTURES / "minilm"
     write(SentenceTransformer(str(source), device="cpu", local_files_only=True), folder, TEXTS)
-    (folder / "versions.txt").write_text(versions() + "\n")
+
+
+def splade(source, folder):
+    from sentence_transformers import SparseEncoder
+
+    write_sparse(SparseEncoder(str(source), device="cpu", local_files_only=True), folder, TEXTS)
+
+
+def xlm_roberta(source, folder):
+    """Token ids alone: there are no weights."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(source), local_files_only=True)
+    texts = [*TEXTS, *LONG_TEXTS]
+    write_tokens(folder, texts, [tokenizer(text, truncation=True)["input_ids"] for text in texts])
+    print(f"{folder.relative_to(ROOT)}: {len(texts)} texts, ids by {type(tokenizer).__name__}")
+
+
+# The folder of the fixture; the model of models/fetch; what writes it.
+REFERENCES = {
+    "minilm": ("all-MiniLM-L6-v2", minilm),
+    "splade": ("splade-tiny", splade),
+    "xlm-roberta": ("xlm-roberta", xlm_roberta),
+}
+
+
+def main():
+    assert len(set(TEXTS)) == len(TEXTS)
+    for name in sys.argv[1:] or REFERENCES:
+        model, make = REFERENCES[name]
+        source, folder = ROOT / "models" / model, FIXTURES / name
+        if not source.is_dir():
+            sys.exit(f"models/reference.py: {source} is missing: run models/fetch --model {model}")
+        try:
+            make(source, folder)
+        except ImportError:
+            sys.exit("models/reference.py: needs sentence-transformers: pip install sentence-transformers")
+        (folder / "versions.txt").write_text(versions() + "\n")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,9 @@ Needs numpy, scipy and safetensors:
 
     python models/split_bf16.py inference/tests/fixtures/tiny-gte-no-types
     python models/split_bf16.py inference/tests/fixtures/tiny-splade
+    python models/split_bf16.py models/splade-tiny inference/tests/fixtures/splade
+
+The reference is in the model's folder, or in the second one.
 """
 
 import json
@@ -122,12 +125,26 @@ def sparse_vector(ids, config, tensors, linear):
     return np.log1p(np.maximum(scores, 0).max(0))
 
 
+def vectors(folder, vocabulary, texts):
+    """As models/reference.py has written them."""
+    if (folder / "vectors.f32").exists():
+        return np.fromfile(folder / "vectors.f32", np.float32).reshape(texts, -1)
+    made = np.zeros((texts, vocabulary), np.float32)
+    values = np.fromfile(folder / "values.f32", np.float32)
+    for row, indices in zip(made, json.loads((folder / "indices.json").read_text())):
+        row[indices], values = values[: len(indices)], values[len(indices) :]
+    return made
+
+
 def main():
-    folder = Path(sys.argv[1])
+    folder, expected = Path(sys.argv[1]), Path(sys.argv[-1])
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
-    tokens = json.loads((folder / "tokens.json").read_text())
-    reference = np.fromfile(folder / "vectors.f32", np.float32).reshape(len(tokens), -1)
+    # Older names of norms.
+    for name in list(tensors):
+        tensors[name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")] = tensors[name]
+    tokens = json.loads((expected / "tokens.json").read_text())
+    reference = vectors(expected, config["vocab_size"], len(tokens))
     largest = np.maximum(1, abs(reference).max(1))
     make = sparse_vector if "BertForMaskedLM" in config["architectures"] else vector
     for name, linear in [("exact", exact), ("split bf16", split)]:

@@ -30,6 +30,7 @@ TEXTS = [
     "",
     "  two  spaces\n",
     "the city was part of the state and of the war " * 3,
+    " \t ",
 ]
 
 BERT = ["tiny-mean", "tiny-distilbert", "tiny-mpnet", "tiny-nomic"]
@@ -53,6 +54,12 @@ CASES = (
        ("tiny-xlm-roberta", {"tokenizer_config.json": {"add_prefix_space": False}}),
        ("tiny-camembert", {"tokenizer_config.json": {"add_prefix_space": False}}),
        ("tiny-gte", {"tokenizer_config.json": {"add_prefix_space": False, "tokenizer_class": "XLMRobertaTokenizerFast"}})]
+    # As in the published files of these families: transformers' classes build the normalizer and the pre-tokenizer again.
+    + [(name, {"tokenizer.json": {"pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": True}}})
+       for name in ["tiny-xlm-roberta", "tiny-camembert", "tiny-gte"]]
+    + [("tiny-xlm-roberta", {"tokenizer.json": {"normalizer": {"type": "Lowercase"}}}),
+       ("tiny-xlm-roberta", {"tokenizer.json": {"pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": True}},
+                             "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"}})]
     + [(name, {"sentence_bert_config.json": {"do_lower_case": True}})
        for name in ["tiny-mean", "tiny-mpnet", "tiny-roberta", "tiny-xlm-roberta", "tiny-modernbert", "tiny-gemma"]]
     + [("tiny-mean", {"tokenizer_config.json": {"do_lower_case": False}, "sentence_bert_config.json": {"do_lower_case": True}}),

@@ -4,4 +4,5 @@
 pub mod device;
 pub mod engine;
 pub mod process;
+mod process_tree;
 pub mod revision;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{Memory, OutOfMemory};
-use crate::process::keeper::tree;
+use crate::process_tree;
 
 /// What a shared file begins with; another version of the format has another.
 const MAGIC: &[u8; 16] = b"vramq-memory-1\n\0";
@@ -122,7 +122,7 @@ impl Ledger {
     /// What these processes hold together: by their rows in the file, or else what is resident of them.
     pub fn held_by(&self, pids: &[i32]) -> u64 {
         match self {
-            Self::Own { .. } => pids.iter().map(|pid| tree::resident_bytes(*pid)).sum(),
+            Self::Own { .. } => pids.iter().map(|pid| process_tree::resident_bytes(*pid)).sum(),
             Self::Shared(shared) => shared.held_by(pids),
         }
     }

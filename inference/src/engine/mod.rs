@@ -7,7 +7,7 @@ use std::sync::Arc;
 pub use vramq_core::device::{PassError, PassShape};
 
 use vramq_schemas::status::ProcessStatus;
-use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
+use vramq_schemas::{EmbeddingFormat, Input, JsonText, Output, Params};
 
 use crate::device::cpu::AllocError;
 use crate::device::cuda::CudaError;
@@ -63,9 +63,22 @@ pub struct ScoredItem {
 /// An input for a program, with the parameters of its job and its cost in the unit that the model's memory goes by.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProgramItem {
-    pub item: crate::process::Item,
+    pub item: ProgramInput,
     pub params: Arc<Params>,
     pub cost: usize,
+}
+
+/// One input of a program.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ProgramInput {
+    Text(String),
+    /// `media_type`: if it is known.
+    Bytes {
+        media_type: Option<String>,
+        bytes: Vec<u8>,
+    },
+    Json(JsonText),
+    Uri(String),
 }
 
 /// The most that an item's output takes, before it is encoded for a reply.

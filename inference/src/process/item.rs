@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use vramq_schemas::{Input, JsonText};
+use vramq_schemas::Input;
 
 use super::frame::BLOBS_BYTES_MAX;
 use super::media;
@@ -14,17 +14,7 @@ use super::protocol::{ItemHeader, ItemKind};
 const INLINE_BYTES_MAX: usize = 4 << 20;
 
 /// One input.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Item {
-    Text(String),
-    /// `media_type`: if it is known.
-    Bytes {
-        media_type: Option<String>,
-        bytes: Vec<u8>,
-    },
-    Json(JsonText),
-    Uri(String),
-}
+pub use crate::engine::ProgramInput as Item;
 
 impl Item {
     /// Bytes with their media type, if their first bytes show it.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant, sleep};
 
-use super::keeper::tree;
+use crate::process_tree;
 
 /// How far the device's figures may be from what they were and still count as the same: rounding, and what a driver keeps for
 /// itself. At most this, and at most a 64th of the device.
@@ -156,7 +156,7 @@ impl DeviceBook {
     /// The processes of all programs.
     pub fn pids(&self) -> Vec<i32> {
         let keepers: Vec<i32> = self.entries().programs.values().map(|program| program.keeper).collect();
-        keepers.into_iter().flat_map(tree::descendants).collect()
+        keepers.into_iter().flat_map(process_tree::descendants).collect()
     }
 
     /// Looks at the device.
@@ -168,7 +168,8 @@ impl DeviceBook {
     fn look_now(&self) -> Look {
         let of_program = |program: &Program| (program.keeper, program.held);
         let programs: Vec<(i32, u64)> = self.entries().programs.values().map(of_program).collect();
-        let pids: Vec<i32> = programs.iter().flat_map(|(keeper, _)| tree::descendants(*keeper)).collect();
+        let pids: Vec<i32> =
+            programs.iter().flat_map(|(keeper, _)| process_tree::descendants(*keeper)).collect();
         let measured = || programs.iter().map(|(_, held)| held).sum();
         Look { reading: self.view.memory(), ours: self.view.held_by(&pids).unwrap_or_else(measured) }
     }
@@ -176,7 +177,7 @@ impl DeviceBook {
     /// What the processes under a keeper hold, if the device can tell.
     pub async fn held_under(self: &Arc<Self>, keeper: i32) -> Option<u64> {
         let book = Arc::clone(self);
-        let held = move || book.view.held_by(&tree::descendants(keeper));
+        let held = move || book.view.held_by(&process_tree::descendants(keeper));
         tokio::task::spawn_blocking(held).await.ok().flatten()
     }
 
@@ -397,7 +398,7 @@ impl DeviceView for HostView {
     }
 
     fn held_by(&self, pids: &[i32]) -> Option<u64> {
-        Some(pids.iter().map(|pid| tree::resident_bytes(*pid)).sum())
+        Some(pids.iter().map(|pid| process_tree::resident_bytes(*pid)).sum())
     }
 
     fn env(&self) -> Vec<(String, String)> {

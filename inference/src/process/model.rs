@@ -8,12 +8,11 @@ use vramq_schemas::{Input, Output, Params};
 
 use super::config::Mode;
 use super::cost::{Costs, Unit};
-use super::item::Item as ProcessItem;
 use super::need::Need;
 use super::pool::Pool;
 use super::protocol::ItemKind;
 use super::rule::{self, Consequence};
-use crate::engine::{Engine, InvalidInput, Item, PassError, PassShape, ProgramItem};
+use crate::engine::{Engine, InvalidInput, Item, PassError, PassShape, ProgramInput, ProgramItem};
 
 /// The cost of an item whose cost is unknown, such as an image without a known header: more than any item has, and so little that
 /// the sum over a job's items fits a `usize`.
@@ -49,7 +48,7 @@ impl ProcessModel {
 
     /// An input as an item with its cost.
     fn item(&self, at: usize, input: &Input, params: &Arc<Params>) -> Result<Item, InvalidInput> {
-        let item = ProcessItem::from(input.clone());
+        let item = ProgramInput::from(input.clone());
         if let Some(why) = self.pool.accepts().refusal(&item) {
             return Err(InvalidInput(format!("input {at} {why}")));
         }
@@ -91,7 +90,7 @@ impl Engine for ProcessModel {
             return None;
         }
         inputs.iter().find_map(|input| {
-            let costs = Costs::new(&ProcessItem::from(input.clone()));
+            let costs = Costs::new(&ProgramInput::from(input.clone()));
             match rule::decide(rules, &costs) {
                 Some(Consequence::To(key)) => Some(key.clone()),
                 _ => None,

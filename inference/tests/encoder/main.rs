@@ -15,6 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::de::DeserializeOwned;
 use vramq_inference::device::Device as _;
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::engine::encoder::{CpuUnits, Encoder, Level, LoadError, Parts, Source};
@@ -30,16 +31,28 @@ fn fixtures() -> PathBuf {
 
 /// The real model. `make test` fetches it, and says where it has to be; a bare `cargo test` does without.
 fn minilm() -> Option<Source> {
-    let needed = std::env::var_os("VRAMQ_TEST_MODEL").map(PathBuf::from);
+    fetched(std::env::var_os("VRAMQ_TEST_MODEL").map(PathBuf::from), "all-MiniLM-L6-v2", "model.safetensors")
+        .map(Source::Folder)
+}
+
+/// The folder of a model that models/fetch gets: `needed`, or else where it puts it.
+fn fetched(needed: Option<PathBuf>, name: &str, file: &str) -> Option<PathBuf> {
     let is_needed = needed.is_some();
-    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/all-MiniLM-L6-v2");
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../models").join(name);
     let folder = needed.unwrap_or_else(default);
-    if folder.join("model.safetensors").exists() {
-        return Some(Source::Folder(folder));
+    if folder.join(file).exists() {
+        return Some(folder);
     }
-    assert!(!is_needed, "{} is not there: run models/fetch", folder.display());
-    eprintln!("left out, because {} is not there: run models/fetch", folder.display());
+    let missing = format!("{} is not there: run models/fetch --model {name}", folder.display());
+    assert!(!is_needed, "{missing}");
+    eprintln!("left out: {missing}");
     None
+}
+
+/// A model of which `make test` fetches more than [`minilm`]: it is beside it then.
+fn small(name: &str, file: &str) -> Option<PathBuf> {
+    let needed = std::env::var_os("VRAMQ_TEST_MODEL").map(|minilm| Path::new(&minilm).with_file_name(name));
+    fetched(needed, name, file)
 }
 
 fn tiny(name: &str) -> Source {
@@ -60,16 +73,10 @@ struct Reference {
 impl Reference {
     fn read(name: &str) -> Self {
         let folder = fixtures().join(name);
-        let json = |file: &str| fs::read(folder.join(file)).unwrap();
-        let texts: Vec<String> = serde_json::from_slice(&json("texts.json")).unwrap();
-        let bytes = json("vectors.f32");
-        let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-        let width = numbers.len() / texts.len();
-        Self {
-            tokens: serde_json::from_slice(&json("tokens.json")).unwrap(),
-            vectors: numbers.chunks(width).map(<[f32]>::to_vec).collect(),
-            inputs: texts.into_iter().map(Input::Text).collect(),
-        }
+        let numbers = floats(&folder.join("vectors.f32"));
+        let (inputs, tokens) = texts_and_tokens(&folder);
+        let width = numbers.len() / inputs.len();
+        Self { tokens, vectors: numbers.chunks(width).map(<[f32]>::to_vec).collect(), inputs }
     }
 
     /// Checks outputs for the texts from `first` on. An element may be off by `close`, relative to the vector's largest if that is
@@ -86,6 +93,20 @@ impl Reference {
             assert!(off <= close * largest, "{what}: off by {off} for {text:?}");
         }
     }
+}
+
+/// A fixture's texts, and their token ids.
+fn texts_and_tokens(folder: &Path) -> (Vec<Input>, Vec<Vec<u32>>) {
+    let texts: Vec<String> = json(&folder.join("texts.json"));
+    (texts.into_iter().map(Input::Text).collect(), json(&folder.join("tokens.json")))
+}
+
+fn json<T: DeserializeOwned>(path: &Path) -> T {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+fn floats(path: &Path) -> Vec<f32> {
+    fs::read(path).unwrap().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
 /// All elements of an output that is to have so many.
@@ -118,11 +139,8 @@ fn ids(item: &Item) -> &[u32] {
     }
 }
 
-/// Every text alone and all in one pass, at every level; at the best one with other numbers of threads; and by the tile model.
+/// As [`agrees`], with a fixture's reference and its bound for split bf16.
 fn agrees_with(reference: &str, source: &Source) {
-    let best = [(Level::best(), 1), (Level::best(), 5)];
-    let levels = Level::available().into_iter().map(|level| (level, 2));
-    let levels = levels.chain(best).map(|(level, threads)| (CpuUnits::vectors(level), threads));
     let split = match reference {
         // Real weights keep the bound of f32. Random ones of width 32 have fewer terms whose errors would cancel out.
         "minilm" => CLOSE,
@@ -131,7 +149,15 @@ fn agrees_with(reference: &str, source: &Source) {
         "tiny-splade" | "tiny-splade-distilbert" => CLOSE_SPLIT_SPARSE,
         _ => CLOSE_SPLIT,
     };
-    let mut reference = Reference::read(reference);
+    agrees(Reference::read(reference), source, split);
+}
+
+/// Every text alone and all in one pass, at every level; at the best one with other numbers of threads; and by the tile model, to
+/// the bound for split bf16.
+fn agrees(mut reference: Reference, source: &Source, split: f32) {
+    let best = [(Level::best(), 1), (Level::best(), 5)];
+    let levels = Level::available().into_iter().map(|level| (level, 2));
+    let levels = levels.chain(best).map(|(level, threads)| (CpuUnits::vectors(level), threads));
     agrees_on(&reference, source, levels, CLOSE);
     let tiles = CpuUnits::tile_model(Level::best(), Parts::Split);
     // The model is slow. One of these texts has 255 tokens.

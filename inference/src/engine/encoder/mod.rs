@@ -7,8 +7,8 @@
 //!
 //! On the CPU `pass` runs a pass, `pack` deals its items to threads, and the operations in `cpu` use `matmul`, `attention`,
 //! `rotary`, `rows` and `math`, each compiled for every vector unit in `simd`. On a CPU with a tile unit `tiles` computes the
-//! matrix products; `units` chooses. `cuda` runs a pass on a GPU. After a pass `dense` transforms vectors, `head` computes
-//! scores, and `vocabulary` and `sparse` make sparse vectors.
+//! matrix products; `units` chooses. `cuda` runs a pass on a GPU. `outputs` makes outputs of a pass's vectors: `dense`
+//! transforms them, `head` computes scores, and `vocabulary` and `sparse` make sparse vectors.
 
 mod attention;
 mod checkpoint;
@@ -25,6 +25,7 @@ mod long_text;
 mod math;
 mod matmul;
 mod modules;
+mod outputs;
 mod pack;
 mod pairs;
 mod pass;
@@ -51,7 +52,7 @@ mod weights;
 use std::fmt;
 use std::sync::Arc;
 
-use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
+use vramq_schemas::{Input, Output, Params};
 
 pub use config::Dims;
 pub use hub::Source;
@@ -63,16 +64,13 @@ pub use units::{ComputeType, CpuUnits, TypeUnavailable};
 
 use crate::device::cpu::CpuDevice;
 use crate::device::cuda::CudaDevice;
-use crate::engine::{Engine, InvalidInput, Item, OutputMax, PassError, PassShape, ScoredItem, SparseItem};
+use crate::engine::{Engine, InvalidInput, Item, OutputMax, PassError, PassShape};
 
-use checkpoint::Checkpoint;
 use config::ModelConfig;
 use cuda::{CudaEncoder, CudaOptions, ElementType};
-use dense::Dense;
 use families::Sequence;
-use head::Head;
+use outputs::Outputs;
 use pass::CpuEncoder;
-use sparse::SparseConfig;
 use tiles::Tiles;
 use tokens::Tokens;
 use units::Chosen;
@@ -103,18 +101,6 @@ pub struct Encoder {
     /// The types and units that it is computed with, in words.
     computes: String,
     outputs: Outputs,
-}
-
-/// What becomes of the vectors that the device makes.
-enum Outputs {
-    Embeddings {
-        /// What makes other vectors of them before.
-        dense: Option<Dense>,
-        /// Elements of an output.
-        width: usize,
-    },
-    Sparse(SparseConfig),
-    Scores(Head),
 }
 
 impl Encoder {
@@ -191,17 +177,7 @@ impl Encoder {
         computes: String,
         backend: Box<dyn Backend>,
     ) -> Result<Self, LoadError> {
-        let outputs = match (&config.sparse, &config.spec.classifier) {
-            (Some(sparse), _) => Outputs::Sparse(sparse.clone()),
-            (None, Some(classifier)) => {
-                let hidden = config.spec.dims.hidden;
-                Outputs::Scores(Head::load(&mut Checkpoint::open(config)?, classifier, hidden)?)
-            }
-            (None, None) => Outputs::Embeddings {
-                dense: Dense::load(&config.dense, config.dense_normalize)?,
-                width: config.width(),
-            },
-        };
+        let outputs = Outputs::load(config)?;
         let (tokens, tokens_max) = (Tokens::load(config, threads)?, config.texts.tokens_max);
         let revision = config.revision(element.as_str())?;
         Ok(Self { backend, tokens, tokens_max, revision, computes, outputs })
@@ -216,15 +192,8 @@ impl Encoder {
     fn checked<'a>(&self, items: &'a [Item]) -> Result<Vec<Sequence<'a>>, PassError> {
         let (tokens_max, vocabulary) = (self.tokens_max, self.dims().vocabulary);
         let check = |(at, item): (usize, &'a Item)| {
-            let sequence = match (item, &self.outputs) {
-                (Item::Tokens { ids, .. }, Outputs::Embeddings { .. })
-                | (Item::Sparse(SparseItem { ids, .. }), Outputs::Sparse(_)) => {
-                    Sequence { ids, second_from: ids.len() }
-                }
-                (Item::Scored(item), Outputs::Scores(_)) => {
-                    Sequence { ids: &item.ids, second_from: item.second_from }
-                }
-                _ => return Err(PassError::Failed(format!("item {at} is not of this model"))),
+            let Some(sequence) = self.outputs.sequence(item) else {
+                return Err(PassError::Failed(format!("item {at} is not of this model")));
             };
             let ids = sequence.ids;
             if ids.len() > tokens_max {
@@ -242,81 +211,6 @@ impl Encoder {
             checked.push(check((at, item))?);
         }
         Ok(checked)
-    }
-
-    /// The vector of each item, as pooling makes it. All are checked: activations behind pooling make finite numbers of others.
-    fn vectors(&self, sequences: &[Sequence<'_>]) -> Result<Vec<Vec<f32>>, PassError> {
-        let mut vectors: Vec<Vec<f32>> = Vec::with_capacity(sequences.len());
-        self.backend.run(sequences, &mut |_, vector| vectors.push(vector))?;
-        for (at, vector) in vectors.iter().enumerate() {
-            finite(at, vector.iter().position(|element| !element.is_finite()))?;
-        }
-        Ok(vectors)
-    }
-
-    /// An embedding of each item.
-    fn embed(
-        &self,
-        dense: Option<&Dense>,
-        sequences: &[Sequence<'_>],
-        items: &[Item],
-    ) -> Result<Vec<Output>, PassError> {
-        let mut outputs = Vec::with_capacity(items.len());
-        let mut checked = Ok(());
-        let mut take = |at: usize, vector: Vec<f32>| {
-            let format = match items.get(at) {
-                Some(Item::Tokens { format, .. }) => *format,
-                // `checked` has refused it.
-                _ => EmbeddingFormat::default(),
-            };
-            let embedding = format.embedding(vector);
-            if checked.is_ok() {
-                checked = finite(at, embedding.values.first_not_finite());
-            }
-            outputs.push(Output::Embedding(embedding));
-        };
-        match dense {
-            None => self.backend.run(sequences, &mut take)?,
-            Some(dense) => {
-                let vectors = dense.apply(self.vectors(sequences)?, &self.tokens.threads);
-                vectors.into_iter().enumerate().for_each(|(at, vector)| take(at, vector));
-            }
-        }
-        checked.map(|()| outputs)
-    }
-
-    /// A sparse vector of each item, from its scores of the vocabulary.
-    fn sparse(
-        &self,
-        sparse: &SparseConfig,
-        sequences: &[Sequence<'_>],
-        items: &[Item],
-    ) -> Result<Vec<Output>, PassError> {
-        // One after the other, because the scores of all would take far more memory than the outputs.
-        let mut outputs = Vec::with_capacity(items.len());
-        let mut checked = Ok(());
-        let mut take = |at: usize, scores: Vec<f32>| {
-            let Some(item) = items.get(at) else { return };
-            match sparse.output(item, &scores) {
-                Ok(output) => outputs.push(output),
-                Err(error) => checked = Err(PassError::Failed(format!("item {at}: {error}"))),
-            }
-        };
-        self.backend.run(sequences, &mut take)?;
-        checked.map(|()| outputs)
-    }
-
-    /// The scores of items, once their vectors are known.
-    fn score(
-        &self,
-        head: &Head,
-        sequences: &[Sequence<'_>],
-        items: &[Item],
-    ) -> Result<Vec<Output>, PassError> {
-        let vectors = self.vectors(sequences)?;
-        let raw: Vec<bool> =
-            items.iter().map(|item| matches!(item, Item::Scored(ScoredItem { raw: true, .. }))).collect();
-        Ok(head.outputs(&vectors, &raw, &self.tokens.threads))
     }
 }
 
@@ -346,24 +240,11 @@ impl Engine for Encoder {
     }
 
     fn output_max(&self, _: &Input, params: &Params) -> Option<OutputMax> {
-        Some(match &self.outputs {
-            Outputs::Embeddings { width, .. } => {
-                // Parameters that cannot be read are refused by `check`.
-                let format = self.tokens.format(params).unwrap_or_default();
-                let elements = format.dimensions.map_or(*width as u64, u64::from);
-                OutputMax::Embedding { elements, format }
-            }
-            Outputs::Sparse(sparse) => sparse.output_max(params),
-            Outputs::Scores(head) => OutputMax::Text(head.output_bytes_max()),
-        })
+        Some(self.outputs.max(&self.tokens, params))
     }
 
     fn check(&self, inputs: &[Input], params: &Params) -> Result<(), InvalidInput> {
-        match &self.outputs {
-            Outputs::Embeddings { .. } => self.tokens.check(inputs, params),
-            Outputs::Sparse(sparse) => sparse.check(&self.tokens, inputs, params),
-            Outputs::Scores(_) => self.tokens.check_scored(inputs, params),
-        }
+        self.outputs.check(&self.tokens, inputs, params)
     }
 
     fn prepares_in_pieces(&self) -> bool {
@@ -371,11 +252,7 @@ impl Engine for Encoder {
     }
 
     fn prepare(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
-        match &self.outputs {
-            Outputs::Embeddings { .. } => self.tokens.items(inputs, params),
-            Outputs::Sparse(sparse) => sparse.items(&self.tokens, inputs, params),
-            Outputs::Scores(_) => self.tokens.scored(inputs, params),
-        }
+        self.outputs.items(&self.tokens, inputs, params)
     }
 
     fn run(&self, items: &[Item]) -> Result<Vec<Output>, PassError> {
@@ -383,25 +260,7 @@ impl Engine for Encoder {
             return Ok(Vec::new());
         }
         let sequences = self.checked(items)?;
-        match &self.outputs {
-            Outputs::Embeddings { dense, .. } => self.embed(dense.as_ref(), &sequences, items),
-            Outputs::Sparse(sparse) => self.sparse(sparse, &sequences, items),
-            Outputs::Scores(head) => self.score(head, &sequences, items),
-        }
-    }
-}
-
-/// An item's vector, by its first element that is infinite or not a number. It would spoil every comparison in its reader's
-/// store, so its pass fails; the worker then finds the item by running jobs alone.
-///
-/// # Errors
-/// There is such an element.
-fn finite(item: usize, first_not_finite: Option<usize>) -> Result<(), PassError> {
-    match first_not_finite {
-        None => Ok(()),
-        Some(element) => Err(PassError::Failed(format!(
-            "element {element} of the vector of item {item} is not a finite number"
-        ))),
+        self.outputs.run(&*self.backend, &sequences, items, &self.tokens.threads)
     }
 }
 

@@ -124,7 +124,7 @@ impl SparseConfig {
     pub fn output(&self, item: &Item, scores: &[f32]) -> Result<Output, String> {
         let elements_max = match item {
             Item::Sparse(SparseItem { elements_max, .. }) => *elements_max,
-            // `Encoder::checked` has refused it.
+            // `Outputs::sequence` has refused it.
             _ => None,
         };
         // A score that is not a number is no zero, so that it is found below.

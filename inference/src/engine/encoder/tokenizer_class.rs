@@ -61,12 +61,18 @@ impl TokenizerConfig {
                     tokenizer.with_pre_tokenizer(Some(with_space(words, space)));
                 }
             }
-            ("XLMRobertaTokenizer" | "CamembertTokenizer", ModelWrapper::Unigram(_))
-                if self.add_prefix_space == Some(false) =>
-            {
-                let spaces = Metaspace::new('▁', PrependScheme::Never, true);
+            // Published files have a normalizer that leaves a space of several, and no `WhitespaceSplit`: a text of nothing but
+            // spaces would have a token, and so would the spaces at a text's end.
+            ("XLMRobertaTokenizer" | "CamembertTokenizer", ModelWrapper::Unigram(_)) => {
+                let parts = normalizers(tokenizer);
+                let table = parts.into_iter().find(|part| matches!(part, NormalizerWrapper::Precompiled(_)));
+                let prepend = match self.add_prefix_space {
+                    Some(false) => PrependScheme::Never,
+                    Some(true) | None => PrependScheme::Always,
+                };
+                let spaces = Metaspace::new('▁', prepend, true);
                 let words = Words::new(vec![WhitespaceSplit.into(), spaces.into()]);
-                tokenizer.with_pre_tokenizer(Some(words));
+                tokenizer.with_normalizer(table).with_pre_tokenizer(Some(words));
             }
             _ => {}
         }
@@ -84,13 +90,18 @@ fn with_space(words: PreTokenizerWrapper, space: bool) -> PreTokenizerWrapper {
     }
 }
 
-/// Puts texts into lower case before all else, as sentence-transformers does: not if a part of the normalizer does so already.
-pub(super) fn lowercase_first(tokenizer: &mut Tokenizer) {
-    let parts = match tokenizer.get_normalizer() {
+/// The parts of a tokenizer's normalizer.
+fn normalizers(tokenizer: &Tokenizer) -> Vec<NormalizerWrapper> {
+    match tokenizer.get_normalizer() {
         None => Vec::new(),
         Some(NormalizerWrapper::Sequence(all)) => all.as_ref().to_vec(),
         Some(one) => vec![one.clone()],
-    };
+    }
+}
+
+/// Puts texts into lower case before all else, as sentence-transformers does: not if a part of the normalizer does so already.
+pub(super) fn lowercase_first(tokenizer: &mut Tokenizer) {
+    let parts = normalizers(tokenizer);
     if parts.iter().any(|part| matches!(part, NormalizerWrapper::Lowercase(_))) {
         return;
     }

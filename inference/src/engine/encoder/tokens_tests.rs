@@ -42,6 +42,31 @@ fn a_prefix_has_the_tokens_of_the_whole() {
     }
 }
 
+/// The vocabulary of 250,002 pieces that XLM-RoBERTa's descendants share. `make test` fetches it, a bare `cargo test` does without.
+#[test]
+fn ids_of_the_published_vocabulary_of_xlm_roberta_are_those_of_transformers() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let needed =
+        std::env::var_os("VRAMQ_TEST_MODEL").map(|minilm| Path::new(&minilm).with_file_name("xlm-roberta"));
+    let is_needed = needed.is_some();
+    let folder = needed.unwrap_or_else(|| root.join("../models/xlm-roberta"));
+    if !folder.join("tokenizer.json").exists() {
+        let missing = format!("{} is not there: run models/fetch --model xlm-roberta", folder.display());
+        assert!(!is_needed, "{missing}");
+        eprintln!("left out: {missing}");
+        return;
+    }
+    let tokens = Tokens::load(&ModelConfig::read(&folder).unwrap(), 2).unwrap();
+    let read = |file| std::fs::read(root.join("tests/fixtures/xlm-roberta").join(file)).unwrap();
+    let texts: Vec<String> = serde_json::from_slice(&read("texts.json")).unwrap();
+    let expected: Vec<Vec<u32>> = serde_json::from_slice(&read("tokens.json")).unwrap();
+    assert!(texts.iter().any(|text| text.len() > PREFIX_BYTES_MIN), "no text of which a part is tokenised");
+    assert_eq!(texts.len(), expected.len());
+    for (text, expected) in texts.iter().zip(expected) {
+        assert_eq!(*tokens.ids("", text).unwrap(), *expected, "{text:?}");
+    }
+}
+
 #[test]
 fn a_cut_text_has_the_tokens_of_the_whole() {
     let tokens = tokens();

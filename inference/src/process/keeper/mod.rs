@@ -7,7 +7,6 @@
 mod launch;
 mod messages;
 mod serve;
-pub mod tree;
 
 pub use launch::Limits;
 pub use messages::{Death, Order, OutputUse, Report, Spec};

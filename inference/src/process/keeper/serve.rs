@@ -15,9 +15,10 @@ use rustix::process::{
 };
 
 use super::launch::{IGNORED, launch};
-use super::{Death, Order, OutputUse, Report, Spec, tree};
+use super::{Death, Order, OutputUse, Report, Spec};
 use crate::process::cgroup::{Group, HostOom};
 use crate::process::scratch;
+use crate::process_tree;
 
 /// The interval at which the keeper checks the program's use of the host, and reaps adopted processes. A program that allocates
 /// some GB/s is noticed within a few GB.
@@ -200,12 +201,12 @@ impl Keeper {
             return None;
         }
         let limit = limits.host_memory_bytes?;
-        let held = pids.into_iter().map(tree::resident_bytes).sum();
+        let held = pids.into_iter().map(process_tree::resident_bytes).sum();
         (held > limit).then_some(Death::HostMemory(held))
     }
 
     fn descendants(&self) -> Vec<i32> {
-        tree::descendants(rustix::process::getpid().as_raw_nonzero().get())
+        process_tree::descendants(rustix::process::getpid().as_raw_nonzero().get())
     }
 
     /// Reaps what is dead; whether there is anything left.
