@@ -258,6 +258,18 @@ API CUresult cuCtxSetFlags(unsigned flags) {
     });
 }
 
+/* For libraries beside this one: code of theirs comes to the device with its first use, and stays. */
+API CUresult fake_cuda_load_code(size_t bytes) {
+    ENTRY({
+        if (!bound)
+            result = CUDA_ERROR_INVALID_CONTEXT;
+        else if (device_free(bound->device) < bytes)
+            result = CUDA_ERROR_OUT_OF_MEMORY;
+        else
+            bound->device->contexts += bytes;
+    });
+}
+
 API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
     ENTRY({
         if (!bound) {

@@ -9,7 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NON_BLOCKING = 1, NOT_READY = 600 };
+enum { NON_BLOCKING = 1, DISABLE_TIMING = 2, NOT_READY = 600 };
+
+/* What any piece of work takes, in milliseconds of a clock that nothing else moves; products take what they are told. */
+static const double PIECE_MS = 0.001;
+static double clock_ms;
 
 /* Something to do. Numbers count what all streams were given. */
 struct piece {
@@ -32,9 +36,13 @@ struct stream {
 struct event {
     struct stream *stream;
     unsigned long long number;
+    /* When the newest of its records was reached. */
+    double reached_ms;
+    unsigned long long records;
+    int has_time, is_destroyed;
 };
 
-/* Streams live as long as the process: events may name them after their end. */
+/* Streams and events live as long as the process: events may name streams, and streams events, after their end. */
 static struct stream *streams;
 static struct stream default_stream = {.is_blocking = 1, .last = &default_stream.first};
 static unsigned long long given;
@@ -66,6 +74,7 @@ static CUresult run_until(struct stream *stream, unsigned long long number, int 
         stream->first = piece->next;
         if (!stream->first)
             stream->last = &stream->first;
+        clock_ms += PIECE_MS;
         CUresult result = piece->run(piece->data);
         stream->done = piece->number;
         free(piece);
@@ -182,26 +191,44 @@ API CUresult cuCtxSynchronize(void) {
     });
 }
 
+/* For libraries beside this one, while their work runs: it takes so long. */
+API void fake_cuda_takes(double ms) {
+    clock_ms += ms;
+}
+
 API CUresult cuEventCreate(CUevent *event, unsigned flags) {
-    (void)flags;
     ENTRY({
         *event = calloc(1, sizeof **event);
         if (!*event)
             abort();
+        (*event)->has_time = !(flags & DISABLE_TIMING);
     });
 }
 
-static CUresult nothing(void *data) {
-    (void)data;
+/* One of an event's. */
+struct record {
+    struct event *event;
+    unsigned long long number;
+};
+
+static CUresult reach(void *data) {
+    const struct record *record = data;
+    if (record->event->records == record->number)
+        record->event->reached_ms = clock_ms;
     return CUDA_SUCCESS;
 }
 
 API CUresult cuEventRecord(CUevent event, CUstream stream) {
     struct host_range none = {0, 0};
     ENTRY({
-        result = give_work(stream, nothing, NULL, 0, none);
-        event->stream = stream ? stream : &default_stream;
-        event->number = given;
+        if (event->is_destroyed) {
+            result = CUDA_ERROR_INVALID_HANDLE;
+        } else {
+            struct record record = {event, ++event->records};
+            result = give_work(stream, reach, &record, sizeof record, none);
+            event->stream = stream ? stream : &default_stream;
+            event->number = given;
+        }
     });
 }
 
@@ -212,8 +239,24 @@ static int is_done(const struct event *event) {
 
 API CUresult cuEventSynchronize(CUevent event) {
     ENTRY({
-        if (!is_done(event) && !is_ignored())
+        if (event->is_destroyed)
+            result = CUDA_ERROR_INVALID_HANDLE;
+        else if (!is_done(event) && !is_ignored())
             result = run_until(event->stream, event->number, 1);
+    });
+}
+
+/* The reference: both are recorded, have a time, and have been reached. */
+API CUresult cuEventElapsedTime(float *ms, CUevent start, CUevent end) {
+    ENTRY({
+        CUevent both[] = {start, end};
+        for (int i = 0; i < 2; i++)
+            if (both[i]->is_destroyed || !both[i]->has_time || !both[i]->stream)
+                result = CUDA_ERROR_INVALID_HANDLE;
+        if (result == CUDA_SUCCESS && !(is_done(start) && is_done(end)))
+            result = NOT_READY;
+        if (result == CUDA_SUCCESS)
+            *ms = (float)(end->reached_ms - start->reached_ms);
     });
 }
 
@@ -240,6 +283,11 @@ API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     ENTRY({ result = give_work(stream, wait_for, event, sizeof *event, none); });
 }
 
+/* A record of it that is under way is still reached. */
 API CUresult cuEventDestroy_v2(CUevent event) {
-    ENTRY({ free(event); });
+    ENTRY({
+        if (event->is_destroyed)
+            result = CUDA_ERROR_INVALID_HANDLE;
+        event->is_destroyed = 1;
+    });
 }

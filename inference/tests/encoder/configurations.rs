@@ -1,12 +1,14 @@
 //! Configurations of published models, and configurations that the encoder refuses.
 
 use std::fs;
+use std::path::Path;
 
+use serde_json::{Map, Value, json};
 use vramq_inference::engine::Engine as _;
 use vramq_inference::engine::encoder::{Encoder, Source};
 use vramq_schemas::Params;
 
-use crate::{CLOSE, Change, Reference, copy_of, cpu, replace, spoiled};
+use crate::{CLOSE, Change, Reference, copy_of, cpu, ids, replace, spoiled};
 
 /// The keys of configurations that came before transformers had these families, of models that are published with them.
 #[test]
@@ -59,6 +61,54 @@ fn configurations_of_published_models_mean_the_same() {
         let reference = Reference::read(name);
         let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
         reference.check(0, &encoder.run(&items).unwrap(), CLOSE, &format!("{name} as published"));
+    }
+}
+
+/// Changes keys of a JSON file, or puts them there.
+fn set(file: &Path, keys: &[(&str, Value)]) {
+    let mut all: Map<String, Value> = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    all.extend(keys.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+    fs::write(file, serde_json::to_vec(&all).unwrap()).unwrap();
+}
+
+/// Tools that write all keys of a configuration write `null` for those that say nothing. Of `rope_parameters` transformers itself takes
+/// a kind that is `null` as one that is not there (`Gemma3TextConfig.convert_rope_params_to_dict`, 5.23).
+#[test]
+fn keys_that_are_null_mean_the_same_as_keys_that_are_not_there() {
+    let own = |keys: &[&'static str]| keys.iter().map(|key| (*key, Value::Null)).collect::<Vec<_>>();
+    let all = [
+        "text_config",
+        "is_decoder",
+        "add_cross_attention",
+        "architectures",
+        "attention_bias",
+        "id2label",
+        "problem_type",
+    ];
+    let texts = ["do_lower_case", "transformer_task", "processor_kwargs", "tokenizer_args", "query_length"];
+    let tokenizer =
+        ["model_max_length", "truncation_side", "do_lower_case", "strip_accents", "add_prefix_space"];
+    let gemma = ["attn_logit_softcapping", "rope_scaling", "rope_theta", "rope_local_base_freq"];
+    let qwen =
+        ["use_sliding_window", "is_causal", "use_bidirectional_attention", "rope_scaling", "rope_theta"];
+    let no_rotation_of_windows =
+        json!({"full_attention": {"rope_theta": 1000000.0, "rope_type": null}, "sliding_attention": null});
+    let cases = [
+        ("tiny-gemma", [own(&gemma), vec![("rope_parameters", no_rotation_of_windows)]].concat()),
+        ("tiny-qwen3", own(&qwen)),
+    ];
+    for (name, keys) in cases {
+        let folder = copy_of(name);
+        set(&folder.path().join("config.json"), &[own(&all), keys].concat());
+        set(&folder.path().join("sentence_bert_config.json"), &own(&texts));
+        set(&folder.path().join("tokenizer_config.json"), &own(&tokenizer));
+        let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(2)).unwrap();
+        let reference = Reference::read(name);
+        let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
+        for (item, expected) in items.iter().zip(&reference.tokens) {
+            assert_eq!(ids(item), expected, "{name} with nulls");
+        }
+        reference.check(0, &encoder.run(&items).unwrap(), CLOSE, &format!("{name} with nulls"));
     }
 }
 
@@ -134,7 +184,16 @@ fn what_a_family_has_and_this_engine_does_not_is_refused_by_name() {
 
 #[test]
 fn what_gemma_has_and_this_engine_does_not_is_refused_by_name() {
-    let cases: [(&str, &Change, &str); 6] = [
+    let cases: [(&str, &Change, &str); 7] = [
+        (
+            // The model of texts and pictures, whose layers for texts are in an object of their own.
+            "tiny-gemma",
+            &replace(
+                r#""model_type": "gemma3_text""#,
+                r#""model_type": "gemma3", "text_config": {"model_type": null, "head_dim": null}"#,
+            ),
+            "the architecture `gemma3`; this engine takes `bert`",
+        ),
         (
             "tiny-gemma",
             &replace(r#""use_bidirectional_attention": true"#, r#""use_bidirectional_attention": false"#),

@@ -36,7 +36,7 @@ fn run(tool: &str, arguments: &[&str], file: &Path) -> (String, String) {
 
 /// What a kernel is made of on an architecture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Figures {
+pub struct Figures {
     registers: u32,
     shared_bytes: u32,
     /// Tensor core instructions, and loads of their factors from shared memory, in the whole kernel.
@@ -45,12 +45,17 @@ struct Figures {
     /// Of the loop with the most tensor core instructions, of those that have no such loop inside: its instructions, and how
     /// many of them are those. All paths through the loop are counted, also those that a launch does not take: in linear maps
     /// the copies of rows that are no whole chunks.
-    loop_instructions: u32,
-    loop_hmma: u32,
+    pub loop_instructions: u32,
+    pub loop_hmma: u32,
 }
 
 /// By text, architecture and kernel.
-type Table = BTreeMap<(String, String, String), Figures>;
+pub type Table = BTreeMap<(String, String, String), Figures>;
+
+/// What `ceilings.txt` has.
+pub fn ceilings() -> Table {
+    from_text(&std::fs::read_to_string(CEILINGS).unwrap_or_default())
+}
 
 const HEAD: &str = "# Of each kernel: registers, bytes of shared memory, HMMA, LDSM, and instructions and HMMA of its hottest loop.\n\
                     # Written by the tests in assembler.rs; see there.\n";
@@ -155,8 +160,7 @@ fn assembles(file: &str, architectures: &[&str]) {
     let found: Table = architectures.iter().flat_map(|architecture| figures_of(file, architecture)).collect();
     let kernels = unpack(file).matches(".entry ").count();
     assert_eq!(found.len(), kernels * architectures.len(), "{file}: kernels in the machine code");
-    let text = std::fs::read_to_string(CEILINGS).unwrap_or_default();
-    let mut table = from_text(&text);
+    let mut table = ceilings();
     if std::env::var_os("VRAMQ_TEST_WRITE_CEILINGS").is_some() {
         table.retain(|(of, _, _), _| of != file);
         table.extend(found);

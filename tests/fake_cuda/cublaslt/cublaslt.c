@@ -1,7 +1,13 @@
 /* A fake of NVIDIA's cuBLASLt, beside that for the driver, for tests on machines without a GPU: real products on what the
  * fake driver calls device memory, and a refusal of all that the reference refuses or does not promise.
  *
- * Written from the public reference, "Using the cuBLASLt API". It fails as FAKE_CUDA_FAIL says, with statuses as codes. */
+ * Written from the public reference, "Using the cuBLASLt API". It fails as FAKE_CUDA_FAIL says, with statuses as codes.
+ *
+ *   FAKE_CUDA_ALGORITHMS  MS[,MS...]: how many algorithms the library has for each product, and what a product by each of them
+ *                         takes by the fake driver's clock; that first which the library expects to be the fastest. Unless
+ *                         set, there is one
+ *   FAKE_CUDA_EVEN        the number of an algorithm, from 0, that takes no odd numbers of rows
+ *   FAKE_CUDA_CODE_MIB    what the code of each takes of the device from its first product on, 0 */
 #include "cublaslt.h"
 
 #include <dlfcn.h>
@@ -10,15 +16,34 @@
 
 enum { MARK = 0x7374616e64696e, ALIGNMENT_MIN = 16, ALIGNMENT_DEFAULT = 256, WORKSPACE = 1 << 20, ROWS_LARGE = 128 };
 
-static size_t heuristics, products;
+enum { ALGORITHMS_MAX = 7 };
 
-/* How often algorithms were asked for, and products made. */
+static size_t heuristics, products, products_by[ALGORITHMS_MAX];
+static int is_loaded[ALGORITHMS_MAX];
+
+/* How often algorithms were asked for, and products made: all, and those by an algorithm. */
 API size_t fake_cuda_heuristics(void) {
     return heuristics;
 }
 
 API size_t fake_cuda_products(void) {
     return products;
+}
+
+API size_t fake_cuda_products_by(size_t number) {
+    return number < ALGORITHMS_MAX ? products_by[number] : 0;
+}
+
+/* How many algorithms there are, with what a product by each takes; one that takes nothing, if nobody says. */
+static int algorithms(double *ms) {
+    const char *at = getenv("FAKE_CUDA_ALGORITHMS");
+    int count = 0;
+    while (at && *at && count < ALGORITHMS_MAX) {
+        char *end;
+        ms[count++] = strtod(at, &end);
+        at = *end == ',' ? end + 1 : end;
+    }
+    return count ? count : 1;
 }
 
 static void *driver(const char *symbol) {
@@ -177,16 +202,17 @@ API int cublasLtMatmulAlgoGetHeuristic(
     if ((desc->epilogue != EPILOGUE_DEFAULT && desc->epilogue != EPILOGUE_BIAS) || alignment < ALIGNMENT_MIN ||
         workspace > preference->workspace)
         return NOT_SUPPORTED;
-    /* One that is of no use, as there may be, then one that is. */
+    /* One that is of no use, as there may be, then those that are. */
     memset(results, 0, (size_t)wanted * sizeof *results);
     results[0].state = 4711;
     *count = 1;
-    if (wanted > 1) {
-        uint64_t inner = desc->transposed[0] == OP_T ? a->rows : a->columns;
-        results[1].algorithm =
-            (struct algorithm){MARK, d->rows, inner, workspace, alignment, d->data, desc->epilogue, {0, 0}};
-        results[1].workspace = workspace;
-        *count = 2;
+    uint64_t inner = desc->transposed[0] == OP_T ? a->rows : a->columns;
+    double ms[ALGORITHMS_MAX] = {0};
+    for (int number = 0; number < algorithms(ms) && *count < wanted; number++) {
+        results[*count].algorithm = (struct algorithm){
+            MARK, d->rows, inner, workspace, alignment, d->data, desc->epilogue, (uint64_t)number, 0
+        };
+        results[(*count)++].workspace = workspace;
     }
     return SUCCESS;
 }
@@ -216,6 +242,7 @@ struct product {
     const void *a_at, *b_at;
     void *d_at, *workspace;
     size_t workspace_bytes;
+    double ms;
 };
 
 static int run(void *data) {
@@ -229,6 +256,18 @@ static int run(void *data) {
     if (product->workspace_bytes)
         memset(product->workspace, 0xff, product->workspace_bytes);
     multiply(desc, &product->a, product->a_at, &product->b, product->b_at, &product->d, product->d_at);
+    ((void (*)(double))driver("fake_cuda_takes"))(product->ms);
+    return SUCCESS;
+}
+
+/* The code of an algorithm comes to the device with its first product. */
+static int load(uint64_t number) {
+    const char *mib = getenv("FAKE_CUDA_CODE_MIB");
+    if (is_loaded[number] || !mib)
+        return SUCCESS;
+    if (((int (*)(size_t))driver("fake_cuda_load_code"))((size_t)atol(mib) << 20))
+        return ALLOC_FAILED;
+    is_loaded[number] = 1;
     return SUCCESS;
 }
 
@@ -243,10 +282,15 @@ API int cublasLtMatmul(
     if (!handle || !stream || !algorithm || algorithm->mark != MARK || !fit(desc, a, b, c, d))
         return INVALID_VALUE;
     uint64_t inner = desc->transposed[0] == OP_T ? a->rows : a->columns;
+    double ms[ALGORITHMS_MAX] = {0};
     if (algorithm->rows != d->rows || algorithm->inner != inner || algorithm->data != d->data ||
-        algorithm->epilogue != desc->epilogue)
+        algorithm->epilogue != desc->epilogue || algorithm->number >= (uint64_t)algorithms(ms))
         return INVALID_VALUE;
+    const char *even = getenv("FAKE_CUDA_EVEN");
     if (*alpha != 1 || *beta != 0 || c_at != d_at)
+        return NOT_SUPPORTED;
+    /* What the worker calls rows are columns here. */
+    if (even && algorithm->number == (uint64_t)atol(even) && d->columns % 2)
         return NOT_SUPPORTED;
     if (workspace_bytes < algorithm->workspace ||
         (algorithm->workspace && ((uintptr_t)workspace % ALIGNMENT_DEFAULT || !is_on_device(workspace, workspace_bytes))))
@@ -255,10 +299,16 @@ API int cublasLtMatmul(
         return INVALID_VALUE;
     if (desc->epilogue == EPILOGUE_BIAS && !is_on_device(desc->bias, d->rows * element(d->data)))
         return INVALID_VALUE;
-    struct product product = {*desc, *a, *b, *d, a_at, b_at, d_at, workspace, algorithm->workspace};
+    int is_here = load(algorithm->number);
+    if (is_here != SUCCESS)
+        return is_here;
+    struct product product = {
+        *desc, *a, *b, *d, a_at, b_at, d_at, workspace, algorithm->workspace, ms[algorithm->number]
+    };
     int given = ((int (*)(void *, int (*)(void *), const void *, size_t))driver("fake_cuda_give_work"))(
         stream, run, &product, sizeof product
     );
     products++;
+    products_by[algorithm->number]++;
     return given ? EXECUTION_FAILED : SUCCESS;
 }

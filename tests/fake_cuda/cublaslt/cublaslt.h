@@ -7,7 +7,7 @@
 
 #define API __attribute__((visibility("default")))
 
-enum { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
+enum { SUCCESS = 0, NOT_INITIALIZED = 1, ALLOC_FAILED = 3, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 enum { R_32F = 0, R_16F = 2, R_16BF = 14 };
 enum { COMPUTE_32F = 68, OP_N = 0, OP_T = 1, EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4 };
 
@@ -35,7 +35,8 @@ struct algorithm {
     uint64_t mark, rows, inner, workspace, alignment;
     int32_t data;
     uint32_t epilogue;
-    uint64_t rest[2];
+    /* Among those that the library has for a product. */
+    uint64_t number, rest;
 };
 
 /* cublasLtMatmulHeuristicResult_t */

@@ -36,7 +36,12 @@ fn in_emulation_all_of_it_runs_to_its_end() -> Result<(), Failed> {
                 value["figures"].as_array().is_some_and(|all| all.iter().any(|one| one["figure"] == figure));
             ensure!(has, "no figure `{figure}` in {json}");
         }
-        for words in ["| tiny | bf16 | cuBLASLt | yes", "| tiny | f32 | own | yes", "halvings", "Short:"] {
+        let kinds = [
+            "| tiny | bf16 | cuBLASLt | yes",
+            "| tiny | f16 | cuBLASLt, timed | yes",
+            "| tiny | f32 | own | yes",
+        ];
+        for words in kinds.into_iter().chain(["halvings", "Short:"]) {
             ensure!(markdown.contains(words), "`{words}` is not in {markdown}");
         }
         Ok(())

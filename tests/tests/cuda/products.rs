@@ -32,6 +32,24 @@ with_libraries! { [gpu()?, cublaslt()?];
     it_may_start_without_memory = out_of_memory_at_the_start_is_told: ["FAKE_CUDA_FAIL" = "cublasLtCreate:1:3"];
     it_is_tried_while_the_model_loads = products_are_tried_at_load: [];
     it_may_run_out_of_memory_at_load = a_full_device_is_no_reason_not_to_load: ["FAKE_CUDA_FAIL" = "cublasLtMatmul:3:3"];
+    its_fastest_algorithm_is_used = the_second_algorithm_is_used: ["FAKE_CUDA_ALGORITHMS" = "5,2,9"];
+    its_first_algorithm_is_used_if_others_are_hardly_faster = the_first_algorithm_is_used:
+        ["FAKE_CUDA_ALGORITHMS" = "5,4.9,9"];
+    its_algorithms_are_timed_at_load_only = without_a_warm_start: ["FAKE_CUDA_ALGORITHMS" = "5,2"];
+    its_algorithms_are_timed_four_at_most = the_first_algorithm_is_used: ["FAKE_CUDA_ALGORITHMS" = "5,6,7,8,1"];
+    its_algorithms_may_be_refused = the_second_algorithm_is_used_elsewhere:
+        ["FAKE_CUDA_ALGORITHMS" = "5,2,9", "FAKE_CUDA_FAIL" = "cublasLtMatmul:3:15"];
+    its_algorithms_may_take_even_numbers_only = the_first_algorithm_is_used:
+        ["FAKE_CUDA_ALGORITHMS" = "5,2", "FAKE_CUDA_EVEN" = "1"];
+    its_algorithms_cannot_be_timed_without_times = the_first_algorithm_is_used:
+        ["FAKE_CUDA_ALGORITHMS" = "5,2", "FAKE_CUDA_FAIL" = "cuEventElapsedTime:1:801:0"];
+    its_algorithms_cannot_be_timed_without_events = the_first_algorithm_is_used:
+        ["FAKE_CUDA_ALGORITHMS" = "5,2", "FAKE_CUDA_FAIL" = "cuEventCreate:2:801:0"];
+    its_algorithms_may_find_no_room = the_first_algorithm_is_used:
+        ["FAKE_CUDA_ALGORITHMS" = "5,2", "FAKE_CUDA_FAIL" = "cublasLtMatmul:3:3"];
+    code_of_its_algorithms_is_counted: ["FAKE_CUDA_ALGORITHMS" = "5,2,9", "FAKE_CUDA_CODE_MIB" = "40"];
+    a_device_may_be_lost_while_algorithms_are_timed = a_lost_device_does_not_load:
+        ["FAKE_CUDA_ALGORITHMS" = "5,2", "FAKE_CUDA_FAIL" = "cuEventElapsedTime:1:700"];
     it_may_fail = a_product_that_fails_ends_its_pass_only: ["FAKE_CUDA_FAIL" = "cublasLtMatmul:2:13"];
 }
 
@@ -117,7 +135,7 @@ mod bodies {
         for length in 1..=130 {
             encoder.run(&tokens(&encoder, &[length]))?;
         }
-        // Four maps in a layer; rows up to 64, to 128, to 256.
+        // Four maps in a layer; rows up to 64, to 128, to 192.
         ensure!(counted("fake_cuda_products")? == 130 * 8, "{} products", counted("fake_cuda_products")?);
         ensure!(
             counted("fake_cuda_heuristics")? == 4 * 3,
@@ -148,6 +166,87 @@ mod bodies {
             encoder.run(&tokens(&encoder, &[length]))?;
         }
         ensure!(counted("fake_cuda_heuristics")? == 8, "asked {} times", counted("fake_cuda_heuristics")?);
+        Ok(())
+    }
+
+    /// Which algorithms make the products of a pass, whose vectors are to be the CPU's: how many are by each of the first three.
+    fn algorithms_of_a_pass(warm_up: bool) -> Result<[usize; 3]> {
+        let options = CudaOptions {
+            element: Some(ElementType::F32),
+            pass_tokens: Some(100),
+            warm_up,
+            cache: Some(cache()?),
+            ..CudaOptions::default()
+        };
+        let encoder = Encoder::load_cuda(&fixture("tiny-long"), open()?, &options, 2)?;
+        let cpu = Encoder::load(&fixture("tiny-long"), CpuDevice::new(1 << 30, 2)?)?;
+        let items = tokens(&cpu, &[9, 31]);
+        let counts = || [counted_by(0), counted_by(1), counted_by(2)].into_iter().collect::<Result<Vec<_>>>();
+        let before = counts()?;
+        for (found, expected) in vectors(&encoder.run(&items)?)?.iter().zip(&vectors(&cpu.run(&items)?)?) {
+            close(ElementType::F32, found, expected)?;
+        }
+        let after = counts()?;
+        Ok([0, 1, 2].map(|at| after[at] - before[at]))
+    }
+
+    /// Four maps in each layer.
+    fn products_of_a_pass() -> Result<usize> {
+        Ok(4 * Encoder::load(&fixture("tiny-long"), CpuDevice::new(1 << 30, 2)?)?.dims().layers)
+    }
+
+    pub fn the_second_algorithm_is_used() -> Result<()> {
+        let (found, all) = (algorithms_of_a_pass(true)?, products_of_a_pass()?);
+        ensure!(found == [0, all, 0], "{found:?}");
+        // Two buckets of four maps; one product as before, one of each algorithm, and three measurements of four.
+        let at_load = 8 * (1 + 3 + 3 * 3 * 4);
+        ensure!(counted("fake_cuda_products")? == at_load + all, "{}", counted("fake_cuda_products")?);
+        ensure!(counted("fake_cuda_heuristics")? == 8, "asked {} times", counted("fake_cuda_heuristics")?);
+        Ok(())
+    }
+
+    pub fn the_first_algorithm_is_used() -> Result<()> {
+        let (found, all) = (algorithms_of_a_pass(true)?, products_of_a_pass()?);
+        ensure!(found == [all, 0, 0], "{found:?}");
+        Ok(())
+    }
+
+    pub fn without_a_warm_start() -> Result<()> {
+        let (found, all) = (algorithms_of_a_pass(false)?, products_of_a_pass()?);
+        ensure!(found == [all, 0, 0] && counted("fake_cuda_products")? == all, "{found:?}");
+        Ok(())
+    }
+
+    /// The library refuses the second algorithm for the first map, once: that is enough.
+    pub fn the_second_algorithm_is_used_elsewhere() -> Result<()> {
+        let (found, all) = (algorithms_of_a_pass(true)?, products_of_a_pass()?);
+        ensure!(found == [all / 4, all - all / 4, 0], "{found:?}");
+        Ok(())
+    }
+
+    /// Of three algorithms, 40 MiB each.
+    pub fn code_of_its_algorithms_is_counted() -> Result<()> {
+        const CODE: u64 = 120 << 20;
+        let device = open()?;
+        let (before, overhead) = (device.memory(), device.overhead());
+        let encoder = load_warm(Arc::clone(&device))?;
+        ensure!(device.overhead() - overhead == CODE, "{} bytes of code", device.overhead() - overhead);
+        let after = device.memory();
+        ensure!(before.free - after.free == encoder.resident_bytes() + CODE, "{before:?}, {after:?}");
+        ensure!(after.foreign == before.foreign, "{before:?}, {after:?}");
+        for length in [1, 64, 65, 100] {
+            encoder.run(&tokens(&encoder, &[length]))?;
+        }
+        device.read()?;
+        ensure!(device.memory() == after, "{:?}, {after:?}", device.memory());
+        Ok(())
+    }
+
+    pub fn a_lost_device_does_not_load() -> Result<()> {
+        let device = open()?;
+        let refused = load_warm(Arc::clone(&device)).err().context("it loads")?;
+        ensure!(format!("{refused:#}").contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)"), "{refused:#}");
+        ensure!(device.lost().is_some());
         Ok(())
     }
 
@@ -186,6 +285,17 @@ mod bodies {
         ensure!(matches!(&refused, PassError::Failed(text) if text.contains(message)), "{refused:?}");
         ensure!(encoder.run(&items)?.len() == 2);
         Ok(())
+    }
+}
+
+/// Products that the fake cuBLASLt has made by an algorithm.
+fn counted_by(number: usize) -> Result<usize> {
+    // SAFETY: the library is loaded already, and the function is as in tests/fake_cuda/cublaslt.
+    unsafe {
+        let library = libloading::Library::new("libcublasLt.so.13")?;
+        let counted: libloading::Symbol<'_, unsafe extern "C" fn(usize) -> usize> =
+            library.get(b"fake_cuda_products_by")?;
+        Ok(counted(number))
     }
 }
 

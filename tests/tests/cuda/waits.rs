@@ -1,13 +1,13 @@
 //! Every wait for the GPU is needed: a test fails without it. The fake driver does a stream's work as late as allowed
 //! (tests/fake_cuda/stream.c), and skips single waits on request.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use vramq_inference::device::Device as _;
 use vramq_inference::device::cpu::CpuDevice;
-use vramq_inference::device::cuda::CudaDevice;
+use vramq_inference::device::cuda::{CudaDevice, Timer};
 use vramq_inference::engine::encoder::Encoder;
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::{Engine as _, Item, PassError};
@@ -19,7 +19,7 @@ use vramq_tests::setup::Failed;
 use vramq_tests::with_libraries;
 
 /// Every wait of the product: its file below inference/src, its line, and what is tried here with it and without it.
-const WAITS: [(&str, &str, &str); 8] = [
+const WAITS: [(&str, &str, &str); 9] = [
     (
         "device/cuda/pool.rs",
         "let waited = unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) };",
@@ -37,6 +37,7 @@ const WAITS: [(&str, &str, &str); 8] = [
         "self.wait().map_err(|code| self.failed(\"wait for the device\", 0, code))",
         "a_pass",
     ),
+    ("device/cuda/timer.rs", ".and_then(|()| calls::cuEventSynchronize(end))", "a_time"),
     ("engine/encoder/cuda/mod.rs", "self.device.synchronize()", "a_pass"),
     ("engine/encoder/cuda/mod.rs", "self.device.synchronize_asleep()", "a_long_pass"),
     ("engine/encoder/cuda/weights.rs", "Ok(device.synchronize()?)", "an_upload"),
@@ -63,6 +64,8 @@ with_libraries! { [gpu()?];
         ["FAKE_CUDA_FAIL" = "kernel:2:700,cuLaunchKernel:4:1"];
     a_long_wait_is_one = a_long_pass_with: [];
     a_long_wait_is_needed = a_long_pass_without: [];
+    a_time_is_of_work_that_has_ended = a_time_with: [];
+    a_time_is_not_known_without_the_wait = a_time_without: [];
     a_trim_waits_for_what_is_freed = a_trim_with: ["FAKE_CUDA_FAIL" = "cuMemAllocFromPoolAsync:2:2"];
     a_trim_gives_nothing_back_without_the_wait = a_trim_without: ["FAKE_CUDA_FAIL" = "cuMemAllocFromPoolAsync:2:2"];
     memory_is_not_freed_under_a_copy = an_early_end_with: ["FAKE_CUDA_POOLS" = "0"];
@@ -84,9 +87,13 @@ fn every_wait_is_listed() -> Result<(), Failed> {
 fn listed() -> Result<()> {
     let sources = root().join("inference/src");
     let mut found = Vec::new();
-    for folder in ["device/cuda", "engine/encoder/cuda"] {
-        for file in std::fs::read_dir(sources.join(folder))? {
-            found.extend(waits_of(&sources, &file?.path())?);
+    let mut folders = ["device/cuda", "engine/encoder/cuda"].map(|folder| sources.join(folder)).to_vec();
+    while let Some(folder) = folders.pop() {
+        let all = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+        let (inner, files): (Vec<PathBuf>, Vec<PathBuf>) = all.into_iter().partition(|path| path.is_dir());
+        folders.extend(inner);
+        for file in files {
+            found.extend(waits_of(&sources, &file)?);
         }
     }
     found.sort();
@@ -257,6 +264,31 @@ mod bodies {
 
     pub fn a_long_pass_without() -> Result<()> {
         shows(long_pass(THE_NEXT), "[0, 0, 0, 0,")
+    }
+
+    /// Two pieces of work, each of which takes a microsecond by the fake driver's clock, and the record behind them.
+    fn time(left_out: LeftOut) -> Result<()> {
+        let device = open()?;
+        let memory = device.alloc(64)?;
+        let bytes = [7; 64];
+        let timer = Timer::new(&device)?;
+        timer.start()?;
+        for _ in 0..2 {
+            // SAFETY: as many bytes, which are not touched before the memory is freed, which waits.
+            unsafe { device.copy_in("copy in", memory.start(), &bytes) }?;
+        }
+        leave_out(left_out)?;
+        let ms = timer.stop()?;
+        ensure!((ms - 0.003).abs() < 1e-5, "{ms} ms");
+        Ok(())
+    }
+
+    pub fn a_time_with() -> Result<()> {
+        time(NONE)
+    }
+
+    pub fn a_time_without() -> Result<()> {
+        shows(time(THE_NEXT), "measure how long work takes: CUDA_ERROR_NOT_READY (600)")
     }
 
     /// The driver refuses an allocation once; what a pass has left goes back to the system before it is asked again.

@@ -50,10 +50,16 @@ functions! { driver, Code::Driver;
     fn cuCtxSetCurrent(context: CUcontext);
     /// Waits for a stream.
     fn cuStreamSynchronize(stream: CUstream);
+    /// Makes an event.
+    fn cuEventCreate(event: *mut CUevent, flags: u32);
     /// Marks a place in a stream.
     fn cuEventRecord(event: CUevent, stream: CUstream);
     /// Waits for it.
     fn cuEventSynchronize(event: CUevent);
+    /// Milliseconds between two places.
+    fn cuEventElapsedTime(ms: *mut f32, start: CUevent, end: CUevent);
+    /// Destroys an event.
+    fn cuEventDestroy_v2(event: CUevent);
     /// Free and total bytes.
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     /// A pool's figures.

@@ -159,7 +159,7 @@ pub struct Shape {
     pub alignment: u32,
 }
 
-/// A product of a shape with the algorithm that the library has for about so many rows.
+/// A product of a shape with the algorithms that the library has for about so many rows, of which one is used.
 #[derive(Debug)]
 pub struct Plan {
     desc: Desc,
@@ -167,7 +167,9 @@ pub struct Plan {
     from: Layout,
     to: Layout,
     has_bias: bool,
-    algorithm: cublasLtMatmulAlgo_t,
+    /// At least one, in the library's order: that first which it expects to be the fastest.
+    algorithms: Vec<cublasLtMatmulAlgo_t>,
+    used: usize,
 }
 
 /// The places of a product's matrices on the device. No bias only where the shape has none.
@@ -186,11 +188,12 @@ const REDUCTIONS: u32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEM
 /// `CUBLAS_OP_T`, which cudarc has beside the older library only.
 const TRANSPOSED: u32 = 1;
 
-/// How many algorithms are asked for. The first that can be used is taken.
-const CANDIDATES: usize = 4;
+/// How many algorithms are asked for, and how many of those that can be used are kept: each that is tried brings code to the device.
+const CANDIDATES: usize = 8;
+const KEPT: usize = 4;
 
 impl Plan {
-    /// Asks for the best algorithm for `rows`, with a workspace of so many bytes.
+    /// Asks for the best algorithms for `rows`, with a workspace of so many bytes. The library's first is used.
     ///
     /// # Errors
     /// What the library says: `CUBLAS_STATUS_NOT_SUPPORTED` if it has none.
@@ -241,9 +244,21 @@ impl Plan {
             )
         }?;
         let count = usize::try_from(count).unwrap_or(0).min(CANDIDATES);
-        let algorithm = results[..count].iter().find_map(usable);
-        let not_supported = Code::Cublas(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED as u32);
-        Ok(Self { desc, weights, from, to, has_bias, algorithm: algorithm.ok_or(not_supported)? })
+        let algorithms: Vec<_> = results[..count].iter().filter_map(usable).take(KEPT).collect();
+        if algorithms.is_empty() {
+            return Err(Code::Cublas(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED as u32));
+        }
+        Ok(Self { desc, weights, from, to, has_bias, algorithms, used: 0 })
+    }
+
+    /// How many algorithms there are to choose from.
+    pub fn algorithms(&self) -> usize {
+        self.algorithms.len()
+    }
+
+    /// Uses that of a number from here on; there is one.
+    pub fn choose(&mut self, number: usize) {
+        self.used = number;
     }
 
     /// Adds the product to a stream.
@@ -287,7 +302,7 @@ impl Plan {
                 self.to.0,
                 to,
                 self.to.0,
-                &raw const self.algorithm,
+                &raw const self.algorithms[self.used],
                 at(workspace.0),
                 workspace.1,
                 stream.cast(),

@@ -1,7 +1,7 @@
 //! A CUDA device: its context, one stream, its memory, and what its errors mean.
 //!
 //! `find` lists devices and `libraries` finds the libraries, before any call that would panic without them. `open` prepares a
-//! device. `stream` gives it work; `pool` allocates, `reading` computes memory figures, `memory` is what engines hold. `calls`
+//! device. `stream` gives it work, and `timer` measures how long that takes; `pool` allocates, `reading` computes memory figures, `memory` is what engines hold. `calls`
 //! calls the libraries, and `error` interprets their codes. `watch` polls the driver, `nvml` reads sensors. `cublaslt` has
 //! NVIDIA's matrix products, `nvrtc` its kernel compiler.
 
@@ -17,6 +17,7 @@ mod open;
 mod pool;
 mod reading;
 mod stream;
+mod timer;
 mod watch;
 
 use std::fmt;
@@ -35,6 +36,7 @@ use nvml::Monitor;
 pub use nvml::nvml_path;
 pub use open::{Lock, OpenError, Options};
 pub use reading::Reading;
+pub use timer::Timer;
 
 use super::fault::{Fault, Injection};
 use super::lock::DeviceLock;

@@ -5,8 +5,8 @@ use std::fs;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::LoadError;
@@ -294,6 +294,15 @@ fn read_prompts(own: SentenceTransformers, path: &Path) -> Result<Prompts, LoadE
         },
     };
     Ok(Prompts { by_name: own.prompts, default })
+}
+
+/// For keys that are false or empty where a file does not say: `null` says nothing either.
+pub(super) fn null_as_default<'de, D, T>(from: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
 pub(super) fn unsupported(path: &Path, found: String, takes: &str) -> LoadError {

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::LoadError;
-use super::config::{optional, unsupported};
+use super::config::{null_as_default, optional, unsupported};
 use super::families::Spec;
 use super::tokenizer_class::TokenizerConfig;
 
@@ -43,7 +43,7 @@ pub(super) struct SentenceFile {
 #[derive(Default, Deserialize)]
 pub(super) struct SentenceConfig {
     max_seq_length: Option<usize>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     do_lower_case: bool,
     /// What the transformer is loaded for, from sentence-transformers 6 on.
     pub transformer_task: Option<String>,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use vramq_core::units::Mib;
-use vramq_inference::device::cuda::{CudaDevice, CudaError};
+use vramq_inference::device::cuda::{CudaDevice, CudaError, Timer};
 use vramq_inference::device::{Device as _, OutOfMemory};
 
 use crate::figures;
@@ -30,6 +30,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("telemetry", telemetry),
     ("memory comes back", memory_comes_back),
     ("an allocation and its end, 64 MiB", allocation_time),
+    ("the device measures how long work takes", time_is_measured),
     ("an out-of-memory error has the bytes", out_of_memory_has_the_bytes),
     ("a cap is kept", a_cap_is_kept),
     ("10,000 out-of-memory errors leak nothing", failures_leak_nothing),
@@ -118,6 +119,20 @@ fn allocation_time(device: &Arc<CudaDevice>) -> Result<String> {
         drop(device.alloc_arena(bytes)?);
     }
     Ok(format!("{:.1} us, from what the pool keeps", start.elapsed().as_secs_f64() * 1e6 / f64::from(ROUNDS)))
+}
+
+fn time_is_measured(device: &Arc<CudaDevice>) -> Result<String> {
+    let bytes = vec![7; 64 * MIB as usize];
+    let memory = device.alloc(bytes.len())?;
+    let timer = Timer::new(device)?;
+    let start = Instant::now();
+    timer.start()?;
+    // SAFETY: as many bytes, which stay as they are until the wait that `stop` is.
+    unsafe { device.copy_in("copy in", memory.start(), &bytes) }?;
+    let (by_device, by_clock) = (f64::from(timer.stop()?), start.elapsed().as_secs_f64() * 1e3);
+    // The clock's time has the calls in it, too; two clocks may differ by a thousandth.
+    ensure!(by_device > 0.0 && by_device <= by_clock * 1.001, "{by_device} ms in {by_clock} ms");
+    Ok(format!("a copy of 64 MiB: {by_device:.2} ms by the device, {by_clock:.2} ms by the clock"))
 }
 
 /// An allocation that is larger than the device.

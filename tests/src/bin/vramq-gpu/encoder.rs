@@ -16,6 +16,7 @@ use vramq_tests::random::Random;
 
 use crate::Scale;
 use crate::figures;
+use crate::kind::Kind;
 use crate::model::Named;
 
 /// How far vectors may be from the CPU's, in f32: the norm of the difference by that of the vector.
@@ -44,7 +45,6 @@ const CPU_BYTES: u64 = 64 << 30;
 pub fn run(device: &Arc<CudaDevice>, models: &[&str], scale: Scale) -> Result<bool> {
     let seed = SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos();
     let mut random = Random::new(u64::from(seed));
-    let kinds: &[bool] = if device.libraries().cublaslt.is_ok() { &[false, true] } else { &[true] };
     println!("Random lengths, ids and weights by seed {seed}.\n");
     println!("| model | elements | products | holds | against the CPU, the worst | alone and packed |");
     println!("|---|---|---|---|---|---|");
@@ -57,19 +57,13 @@ pub fn run(device: &Arc<CudaDevice>, models: &[&str], scale: Scale) -> Result<bo
         let expected = vectors(&cpu, &items)?;
         drop(cpu);
         for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
-            for own_products in kinds {
-                let options = CudaOptions {
-                    element: Some(element),
-                    own_products: *own_products,
-                    cache: scale.cache(),
-                    ..CudaOptions::default()
-                };
+            for kind in Kind::all(device) {
+                let options = kind.options(element, items.iter().map(Item::cost).sum(), scale);
                 let row = match compare(device, &source, &options, &items, &expected) {
                     Ok(row) => row,
                     Err(error) => format!("**no** | {} |", format!("{error:#}").replace(['|', '\n'], " ")),
                 };
-                let (products, holds) =
-                    (if *own_products { "own" } else { "cuBLASLt" }, row.starts_with("yes"));
+                let (products, holds) = (kind.name(), row.starts_with("yes"));
                 all &= holds;
                 println!("| {} | {element} | {products} | {row}", named.name);
                 figures::put(&json!({

@@ -18,6 +18,7 @@ mod checks;
 mod encoder;
 mod figures;
 mod kernel;
+mod kind;
 mod measure;
 mod model;
 mod pressure;

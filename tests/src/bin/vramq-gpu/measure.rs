@@ -16,18 +16,19 @@ use vramq_tests::random::Random;
 use crate::Scale;
 use crate::encoder::{LONGEST, sequence};
 use crate::figures;
+use crate::kind::Kind;
 use crate::model::Named;
 
 /// Sizes of the products that the ceiling is the best of: square ones, as in NVIDIA's own figures.
 const SQUARES: &[usize] = &[4096, 8192];
 const SQUARES_SHORT: &[usize] = &[64];
 
-/// Tokens of a pass.
-const PASS_TOKENS: &[usize] = &[2048, 8192, 32_768];
+/// Tokens of a pass. 4,200 are just above a power of two: algorithms for the next one would be poor ones for them.
+const PASS_TOKENS: &[usize] = &[2048, 4200, 8192, 32_768];
 const PASS_TOKENS_SHORT: &[usize] = &[96];
 
 /// How long each figure is measured for.
-const MEASURED: Duration = Duration::from_secs(1);
+const MEASURED: Duration = Duration::from_millis(500);
 
 const WORKSPACE_BYTES: usize = 32 << 20;
 
@@ -67,14 +68,13 @@ pub fn run(device: &Arc<CudaDevice>, models: &[&str], scale: Scale) -> Result<bo
     for model in models {
         let named = Named::of(model, &mut random)?;
         for element in [ElementType::F16, ElementType::Bf16, ElementType::F32] {
-            for own_products in if has_library { &[false, true][..] } else { &[true] } {
-                let options = CudaOptions {
-                    element: Some(element),
-                    own_products: *own_products,
-                    cache: scale.cache(),
-                    ..CudaOptions::default()
-                };
-                let products = if *own_products { "own" } else { "cuBLASLt" };
+            for kind in Kind::all(device) {
+                // Products in f32 take so long that timing those of the largest passes would take minutes on small GPUs.
+                if element == ElementType::F32 && *kind == Kind::Timed {
+                    continue;
+                }
+                let options = kind.options(element, *passes.iter().max().unwrap_or(&0), scale);
+                let products = kind.name();
                 let ceiling = ceilings.iter().find(|(of, _)| *of == element).map(|(_, ceiling)| *ceiling);
                 let row = rates(device, &named, &options, passes, products, ceiling, &mut random)
                     .unwrap_or_else(|error| format!(" {} |", format!("{error:#}").replace(['|', '\n'], " ")));

@@ -52,7 +52,8 @@ pub struct CudaOptions {
     pub own_products: bool,
     /// The most tokens of a pass, as configured; none: by the model and the device.
     pub pass_tokens: Option<usize>,
-    /// Products of passes of all sizes are made once while the model loads: their code is then on the device, and counted.
+    /// Products of passes of all sizes are made while the model loads: their code is then on the device, and counted, and the
+    /// fastest algorithms are chosen.
     pub warm_up: bool,
 }
 
@@ -210,7 +211,7 @@ impl CudaModel {
         which == Linear::Up && self.spec.design.feed_forward == FeedForward::Gelu
     }
 
-    /// Makes each product that passes will need once.
+    /// Makes the products that passes will need, and chooses their algorithms.
     fn warm_up(&self, device: &Arc<CudaDevice>) -> Result<(), CudaError> {
         let Some(products) = &self.products else { return Ok(()) };
         // All layers have the shapes of the first.

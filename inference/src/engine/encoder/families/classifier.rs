@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::ConfigFile;
 use crate::engine::encoder::LoadError;
+use crate::engine::encoder::config::null_as_default;
 
 /// A head: a linear map, an activation, and a linear map with a row for each label.
 #[derive(Clone, Debug)]
@@ -66,7 +67,7 @@ const LABELS_DEFAULT: usize = 2;
 
 #[derive(Deserialize)]
 struct Config {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     architectures: Vec<String>,
     id2label: Option<HashMap<usize, String>>,
     problem_type: Option<String>,

@@ -6,7 +6,7 @@ use super::layer_kinds::{LayerKinds, attentions};
 use super::rotary::Parameters;
 use super::{ConfigFile, Design, FeedForward, Gate, Names, NormKind, Norms, Positions, Spec, qwen3};
 use crate::engine::encoder::LoadError;
-use crate::engine::encoder::config::Dims;
+use crate::engine::encoder::config::{Dims, null_as_default};
 use crate::engine::encoder::forward::Norm;
 
 const NAMES: Names = Names {
@@ -38,7 +38,7 @@ struct Config {
     max_position_embeddings: usize,
     #[serde(default = "super::rms_eps")]
     rms_norm_eps: f64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     attention_bias: bool,
     /// Attention divides scores by the root of this number.
     query_pre_attn_scalar: f64,
@@ -46,7 +46,7 @@ struct Config {
     /// Tokens that a token of the layers with a window sees, of both sides together.
     sliding_window: usize,
     use_bidirectional_attention: Option<bool>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     architectures: Vec<String>,
     #[serde(flatten)]
     kinds: LayerKinds,

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use super::rotary::RotaryConfig;
 use super::{Attention, BertLike, ConfigFile, Design, FeedForward, Gate, Names, Positions, Sees, Spec, bert};
 use crate::engine::encoder::LoadError;
-use crate::engine::encoder::config::Dims;
+use crate::engine::encoder::config::{Dims, null_as_default};
 use crate::engine::encoder::forward::{Linear, Norm};
 
 const NAMES: Names = Names {
@@ -34,7 +34,7 @@ struct Config {
     rotary: RotaryConfig,
     /// What the published models' code can do besides, and none of the published models does.
     layer_norm_type: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     logn_attention_scale: bool,
     pack_qkv: Option<bool>,
 }

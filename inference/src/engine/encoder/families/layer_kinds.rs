@@ -15,7 +15,7 @@ pub(super) struct LayerKinds {
     /// The kind of each layer.
     layer_types: Option<Vec<String>>,
     /// The rotation of each kind.
-    rope_parameters: Option<HashMap<String, Parameters>>,
+    rope_parameters: Option<HashMap<String, Option<Parameters>>>,
 }
 
 /// What configurations call the kinds.
@@ -53,7 +53,8 @@ impl LayerKinds {
     /// # Errors
     /// Rotations that this engine does not have.
     pub fn rotary(&self, file: &ConfigFile<'_>, thetas: [f64; 2]) -> Result<Vec<Rotary>, LoadError> {
-        let of_kind = |(kind, theta)| match self.rope_parameters.as_ref().and_then(|all| all.get(kind)) {
+        let given = |kind: &str| self.rope_parameters.as_ref().and_then(|all| all.get(kind)?.as_ref());
+        let of_kind = |(kind, theta)| match given(kind) {
             Some(parameters) => parameters.read(file, theta),
             None => Rotary::new(file, theta, 1.0),
         };

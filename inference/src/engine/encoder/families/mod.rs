@@ -27,7 +27,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::LoadError;
-use super::config::Dims;
+use super::config::{Dims, null_as_default};
 use super::forward::{Linear, Norm};
 
 pub(super) use classifier::{Activation, Classifier, HeadNames, SCORE_MODULES, ScoreFunction};
@@ -192,11 +192,11 @@ pub(super) fn read(path: &Path) -> Result<Spec, LoadError> {
 #[derive(Deserialize)]
 struct AnyConfig {
     model_type: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     is_decoder: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     add_cross_attention: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     architectures: Vec<String>,
 }
 

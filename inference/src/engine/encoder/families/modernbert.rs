@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer};
 use super::layer_kinds::{LayerKinds, attentions};
 use super::{Attention, ConfigFile, Design, FeedForward, Gate, Names, Norms, Positions, Rotary, Spec, bert};
 use crate::engine::encoder::LoadError;
-use crate::engine::encoder::config::Dims;
+use crate::engine::encoder::config::{Dims, null_as_default};
 use crate::engine::encoder::forward::{Linear, Norm};
 
 const NAMES: Names = Names {
@@ -47,11 +47,11 @@ struct Config {
     max_position_embeddings: usize,
     #[serde(default = "norm_eps")]
     norm_eps: f64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     norm_bias: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     attention_bias: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     mlp_bias: bool,
     /// Tokens that a token of the other layers sees, of both sides.
     #[serde(default = "local_attention")]

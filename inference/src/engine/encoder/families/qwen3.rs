@@ -8,7 +8,7 @@ use super::{
     Attention, ConfigFile, Design, FeedForward, Gate, Names, NormKind, Norms, Positions, Sees, Spec, bert,
 };
 use crate::engine::encoder::LoadError;
-use crate::engine::encoder::config::Dims;
+use crate::engine::encoder::config::{Dims, null_as_default};
 use crate::engine::encoder::forward::{Linear, Norm};
 
 pub(super) const NAMES: Names = Names {
@@ -51,15 +51,15 @@ struct Config {
     max_position_embeddings: usize,
     #[serde(default = "super::rms_eps")]
     rms_norm_eps: f64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     attention_bias: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     use_sliding_window: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     architectures: Vec<String>,
     /// Both make tokens see those behind them, too: the first is transformers' key, the second text-embeddings-inference's.
     is_causal: Option<bool>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     use_bidirectional_attention: bool,
     #[serde(flatten)]
     rotary: RotaryConfig,

@@ -1,13 +1,16 @@
 //! Matrix products by cuBLASLt, if it is installed. It is faster than this program's own kernel.
 //!
-//! The best algorithm depends on the number of rows, which differs from pass to pass, and asking for it takes longer than a small
-//! product. So the library is asked once for each shape and power of two of rows. Products that the library refuses are computed
-//! by this program's own kernel.
+//! The best algorithm depends on the number of rows, which differs from pass to pass. So the library is asked once for each shape
+//! and bucket of rows (`buckets`). While a model loads, `warm_up` makes all products that passes will need, and `candidates` times
+//! the algorithms that the library names. Products that the library refuses are computed by this program's own kernel.
+
+mod buckets;
+mod candidates;
+mod warm_up;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use cudarc::cublaslt::sys::cublasStatus_t;
 use cudarc::driver::sys::CUdeviceptr;
@@ -18,6 +21,8 @@ use crate::device::cuda::cublaslt::{DataType, Handle, Places, Plan, Shape};
 use crate::device::cuda::{Code, CudaDevice, CudaError, CudaMemory, Meaning, Missing};
 use crate::engine::encoder::config::Dims;
 
+use buckets::bucket;
+
 /// The library and what it has chosen. For the one stream of its device.
 #[derive(Debug)]
 pub(super) struct Products {
@@ -26,7 +31,7 @@ pub(super) struct Products {
     workspace: CudaMemory,
     data: DataType,
     alignment: u32,
-    /// By shape and power of two of rows; none where the library has nothing.
+    /// By shape and bucket of rows; none where the library has nothing.
     plans: Mutex<HashMap<(Shape, usize), Option<Plan>>>,
 }
 
@@ -44,9 +49,6 @@ pub(super) struct Product {
 /// What NVIDIA recommends as workspace: for compute capability 9.0 and newer, and for older ones.
 const WORKSPACE_BYTES: usize = 32 << 20;
 const WORKSPACE_BYTES_OLD: usize = 4 << 20;
-
-/// Fewer rows are planned for as so many.
-const ROWS_MIN: usize = 64;
 
 /// Tensor cores want matrices that begin at multiples of as many bytes, at least; more than the most makes no difference.
 const ALIGNMENT_MIN: usize = 16;
@@ -120,53 +122,16 @@ impl Products {
         self.workspace.len() as u64
     }
 
-    /// Makes the products of some maps once for each number of rows that is planned for, up to `rows`. The library brings code
-    /// to the device when an algorithm is first used: after this it is there, and counted in the device's overhead, and no pass
-    /// finds the device too full for it. What there is no room for now is left to the passes, beginning with the most rows.
-    ///
-    /// # Errors
-    /// As for [`multiply`](Self::multiply), but that the device has no room.
-    pub fn warm_up(&self, device: &Arc<CudaDevice>, maps: &[Product], rows: usize) -> Result<(), CudaError> {
-        let (before, begun) = (device.overhead(), Instant::now());
-        match self.multiply_each(device, maps, rows) {
-            Ok(rows) => {
-                let (code, ms) = (Mib(device.overhead() - before), begun.elapsed().as_millis());
-                tracing::info!(rows, %code, ms, "the kernels of matrix products are loaded");
-                Ok(())
-            }
-            Err(CudaError::OutOfMemory(error)) => {
-                tracing::warn!(%error, rows, "not enough memory to load the kernels of matrix products now: the first passes load them");
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
+    /// What a product's plan is found by.
+    fn key(&self, product: &Product) -> (Shape, usize) {
+        let Product { inner, columns, bias, rows, .. } = *product;
+        let (data, alignment) = (self.data, self.alignment);
+        (Shape { data, inner, columns, has_bias: bias.is_some(), alignment }, bucket(rows))
     }
 
-    /// The most rows that there was room for.
-    fn multiply_each(
-        &self,
-        device: &Arc<CudaDevice>,
-        maps: &[Product],
-        rows: usize,
-    ) -> Result<usize, CudaError> {
-        let widest = maps.iter().map(|map| map.inner.max(map.columns)).max().unwrap_or(0);
-        let side_of = |rows: usize| rows * widest * element_bytes(self.data);
-        let (most, scratch) = most_rows(rows, |rows| device.alloc(2 * side_of(rows)))?;
-        let side = side_of(most);
-        let (from, to) = (scratch.start(), scratch.start() + side as CUdeviceptr);
-        let mut rows = ROWS_MIN;
-        while rows <= most {
-            for map in maps {
-                let product = Product { rows, ..*map };
-                // SAFETY: both sides have room for as many rows of the widest map, and live until `scratch` is dropped, which waits
-                // for the stream; weights and bias live longer.
-                unsafe { self.multiply(device, &product, from, to) }?;
-            }
-            rows *= 2;
-        }
-        // What a product of uninitialised numbers comes to is of no interest; that it has run is.
-        drop(scratch);
-        device.check().map(|()| most)
+    /// Where it is, and its bytes.
+    fn workspace(&self) -> (CUdeviceptr, usize) {
+        (self.workspace.start(), self.workspace.len())
     }
 
     /// Adds a product to the device's stream. False: the library does not take it, and nothing is done.
@@ -188,10 +153,7 @@ impl Products {
         if rows == 0 {
             return Ok(true);
         }
-        let (data, alignment) = (self.data, self.alignment);
-        let shape = Shape { data, inner, columns, has_bias: bias.is_some(), alignment };
-        let bucket = rows.next_power_of_two().max(ROWS_MIN);
-        let workspace = (self.workspace.start(), self.workspace.len());
+        let ((shape, bucket), workspace) = (self.key(product), self.workspace());
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = plans.entry((shape, bucket));
         let is_new = matches!(entry, Entry::Vacant(_));
@@ -234,18 +196,6 @@ impl Products {
     }
 }
 
-/// The power of two above `rows`, or the largest below it that there is memory for, with that memory.
-fn most_rows<T>(rows: usize, alloc: impl Fn(usize) -> Result<T, CudaError>) -> Result<(usize, T), CudaError> {
-    let mut most = rows.next_power_of_two().max(ROWS_MIN);
-    loop {
-        match alloc(most) {
-            Ok(memory) => return Ok((most, memory)),
-            Err(CudaError::OutOfMemory(_)) if most > ROWS_MIN => most /= 2,
-            Err(error) => return Err(error),
-        }
-    }
-}
-
 fn element_bytes(data: DataType) -> usize {
     if data == DataType::CUDA_R_32F { 4 } else { 2 }
 }
@@ -283,7 +233,6 @@ fn alignment(dims: &Dims, element: ElementType) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::OutOfMemory;
 
     #[test]
     fn matrices_begin_where_rows_do() {
@@ -305,17 +254,5 @@ mod tests {
         assert_eq!(alignment(&dims(200, 96), ElementType::F16), 16);
         assert_eq!(alignment(&dims(200, 100), ElementType::F16), 8);
         assert_eq!(alignment(&dims(200, 100), ElementType::F32), 16);
-    }
-
-    #[test]
-    fn where_memory_is_short_fewer_rows_are_tried() {
-        let oom = OutOfMemory { asked: 2, free: 1, total: 3, foreign: 0 };
-        let of = |rows: usize, room: usize| {
-            let alloc = |rows: usize| if rows <= room { Ok(()) } else { Err(CudaError::OutOfMemory(oom)) };
-            most_rows(rows, alloc).map(|(most, ())| most)
-        };
-        assert_eq!([of(100, 128), of(5000, 8192), of(1, 64)].map(Result::ok), [128, 8192, 64].map(Some));
-        assert_eq!([of(8192, 8191), of(8192, 300), of(8192, 64)].map(Result::ok), [4096, 256, 64].map(Some));
-        assert!(matches!(of(8192, 63), Err(CudaError::OutOfMemory(_))));
     }
 }
