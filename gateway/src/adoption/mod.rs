@@ -134,7 +134,8 @@ pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Option<Arc<Ent
     }
 }
 
-/// The same for a request that names the job.
+/// The same for a request that names the job. Asked before [`earlier::find`](crate::jobs::earlier::find): an end is stored before the
+/// record is removed, so that one of the two finds a job that ends meanwhile.
 ///
 /// # Errors
 /// As for [`find`]; or the name stands for another request.

@@ -102,11 +102,8 @@ async fn submit(
     resolve(app, caller, &mut inputs).await?;
     if !app.jobs.holds(&caller.name, id.as_deref(), idempotency_key.as_deref()) {
         if let Some(name) = earlier::Name::of(caller, id.as_deref(), idempotency_key.as_deref()) {
-            let (stored, followed) = tokio::try_join!(
-                earlier::find(app.results.as_ref(), caller, &name, parsed.digest),
-                adoption::find_same(app, caller, &name, parsed.digest),
-            )?;
-            if let Some(written) = stored {
+            let followed = adoption::find_same(app, caller, &name, parsed.digest).await?;
+            if let Some(written) = earlier::find(app.results.as_ref(), caller, &name, parsed.digest).await? {
                 return Ok(named(json_response(StatusCode::OK, written), &name.id, &name.message_id, wait));
             }
             if let Some(entry) = followed {

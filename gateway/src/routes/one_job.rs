@@ -129,10 +129,8 @@ impl Admitted {
             Sha256::new().chain_update(digest).chain_update(format!("{route}\n{model}")).finalize().into();
         if !app.jobs.holds(&caller.name, None, idempotency_key.as_deref()) {
             if let Some(name) = Name::of(&caller, None, idempotency_key.as_deref()) {
-                let (stored, followed) = tokio::try_join!(
-                    earlier::find(app.results.as_ref(), &caller, &name, fingerprint),
-                    adoption::find_same(&app, &caller, &name, fingerprint),
-                )?;
+                let followed = adoption::find_same(&app, &caller, &name, fingerprint).await?;
+                let stored = earlier::find(app.results.as_ref(), &caller, &name, fingerprint).await?;
                 if let Some(written) = stored
                     && let Some(answer) = off_runtime(written.len(), move || answer_of(&written)).await
                 {
