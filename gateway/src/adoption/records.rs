@@ -11,11 +11,13 @@ use crate::jobs::{ResultStore, State};
 use crate::off_runtime::off_runtime;
 
 impl Task {
-    /// The end that another gateway has stored. After a withdrawal that is none: the job's own end is still to come.
+    /// The end that another gateway has stored. After a withdrawal that is none: the job's own end is still to come. Nor is that of an
+    /// earlier run under the same name.
     pub(crate) async fn stored_end(&self) -> Option<State> {
         let (results, _) = self.recorded().filter(|_| !self.entry.state().is_end())?;
         let written = timeout(STORED_WITHIN, results.get(&self.entry.owner, &self.entry.id)).await.ok()??;
-        off_runtime(written.len(), move || state_of(&written)).await
+        let created_ms = self.entry.created_ms;
+        off_runtime(written.len(), move || state_of(&written, created_ms)).await
     }
 
     /// The store, if the job's record is in there while it is unfinished.
