@@ -143,20 +143,32 @@ pub(crate) enum End {
     Unknown,
 }
 
+impl End {
+    /// Whether it is an error that no reply tells of: the replies may have gone to another gateway.
+    fn is_without_reply(&self) -> bool {
+        matches!(self, Self::Answered(Err(error), _) if !matches!(error, JobError::Failed(_)))
+    }
+}
+
 impl Task {
     /// Follows the job's life until its end, or its withdrawal and then its end.
     pub(crate) async fn run(&self, life: impl Future<Output = End>, permits: Option<Permits>) {
         let life = timeout(JOB_MAX, life);
         let mut life = std::pin::pin!(life);
+        let mut is_stored = false;
         let withdrawn = tokio::select! {
             end = &mut life => {
-                self.end(end.ok()).await;
+                is_stored = self.end(end.ok()).await;
                 // A timeout of a day: no caller needs it any more.
                 end_is_late(&self.entry)
             }
             () = self.entry.withdrawn() => true,
         };
         drop(permits);
+        if is_stored {
+            // Nobody waits for it: the job has ended for its callers.
+            self.remove_record().await;
+        }
         if !withdrawn {
             return;
         }
@@ -164,7 +176,8 @@ impl Task {
             && let Some(state) = self.stored_end().await
         {
             // What has ended stays as it is.
-            return self.end(Some(End::Stored(state))).await;
+            self.end(Some(End::Stored(state))).await;
+            return;
         }
         self.store(&State::Withdrawn).await;
         self.entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
@@ -218,9 +231,10 @@ impl Task {
                     if matches!(self.entry.state(), State::Queued) {
                         self.entry.happened(PROGRESS, self.estimate(), None);
                     }
-                    // While this gateway was away another one may have taken the replies. Looked for less and less often: most connections
-                    // come back before.
-                    ticks_since += u32::from(client.stats().reconnects != reconnects);
+                    // While this gateway was away another one may have taken the replies; and of two that adopt a queue one may take them
+                    // all and be through before it leaves. Looked for less and less often: mostly there is none.
+                    let may_be_elsewhere = self.entry.is_taken_elsewhere() || client.stats().reconnects != reconnects;
+                    ticks_since += u32::from(may_be_elsewhere);
                     if ticks_since.is_power_of_two()
                         && let Some(state) = self.stored_end().await
                     {
@@ -258,15 +272,21 @@ impl Task {
         })
     }
 
-    async fn end(&self, end: Option<End>) {
+    /// Whether the end was stored by this gateway: then the record is to be removed.
+    async fn end(&self, end: Option<End>) -> bool {
         // A timeout of a day: the withdrawal that follows ends it.
-        let Some(end) = end else { return };
+        let Some(mut end) = end else { return false };
+        if end.is_without_reply()
+            && let Some(state) = self.stored_end().await
+        {
+            // Another gateway has had the replies.
+            end = End::Stored(state);
+        }
         let Ended { state, receipt, is_to_be_stored, is_to_be_kept } = self.ended(end);
         if is_to_be_stored {
             self.store(&state).await;
-            // The replies first: without the record nobody could tell what to make of them.
+            // The record goes later: without it nobody could tell what to make of the replies.
             drop(receipt);
-            self.remove_record().await;
         }
         let name = state.as_str();
         if is_to_be_kept {
@@ -285,6 +305,7 @@ impl Task {
         if is_to_be_kept {
             self.keep();
         }
+        is_to_be_stored
     }
 
     /// What is to be done about an end.
@@ -306,7 +327,11 @@ impl Task {
                     && matches!(error, JobError::Closed | JobError::Disconnected(_));
                 let state = match error {
                     // By its caller, who asked another gateway.
-                    JobError::Failed(JobFailed { reason: Reason::Withdrawn, .. }) => State::Withdrawn,
+                    JobError::Failed(JobFailed { reason: Reason::Withdrawn, .. })
+                        if self.recorded().is_some() =>
+                    {
+                        State::Withdrawn
+                    }
                     JobError::Failed(JobFailed { outputs, .. }) => failed(problem, outputs, true),
                     _ => failed(problem, Vec::new(), true),
                 };

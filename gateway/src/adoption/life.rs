@@ -50,14 +50,21 @@ pub(super) async fn life(task: &Task, record: &Record) -> End {
     }
 }
 
-/// The end by the replies in an adopted queue; `None` if another one consumes it before.
+/// The end by the replies in an adopted queue; `None` if another one consumes it before, or the time is up.
 async fn replies(task: &Task, record: &Record, queue: &AdoptedQueue, left: Duration) -> Option<End> {
     let awaited = queue.client.await_published(&record.message_id, record.items, left).await;
     let pending = awaited.inspect_err(|error| tracing::debug!(%error, "await an adopted job")).ok()?;
     match task.follow(pending, &queue.client).await {
-        End::Answered(Err(JobError::Closed | JobError::Disconnected(_) | JobError::ReplyQueueLost), _) => {
-            None
-        }
+        // After a timeout, too, the store is asked before the job fails.
+        End::Answered(
+            Err(
+                JobError::Closed
+                | JobError::Disconnected(_)
+                | JobError::ReplyQueueLost
+                | JobError::Timeout { .. },
+            ),
+            _,
+        ) => None,
         end => Some(end),
     }
 }
