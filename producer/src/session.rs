@@ -23,7 +23,7 @@ const LIMITS: Limits =
     Limits { messages: CONFIRMS_IN_FLIGHT, bytes: BODY_BYTES_IN_FLIGHT, body_bytes: BODY_BYTES_MAX };
 
 /// How long closing may take before the connections are dropped.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Unacknowledged replies of a client that holds them: the broker must have room to send the next.
 const HOLDING_PREFETCH: u16 = HELD_MAX + REPLY_PREFETCH;
