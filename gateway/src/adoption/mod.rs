@@ -2,6 +2,7 @@
 //! queue until the end is stored. So another gateway that is asked for such a job follows it, and consumes the queue if its gateway is gone.
 
 mod attendance;
+mod follows;
 mod life;
 mod queue;
 mod records;
@@ -11,7 +12,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use vramq_producer::{Client, ConnectError, Options};
 
@@ -19,16 +19,14 @@ use crate::app::App;
 use crate::broker::link::Link;
 use crate::job_task::{STORED_WITHIN, Task, callers};
 use crate::jobs::earlier::Name;
-use crate::jobs::record::Record;
+use crate::jobs::record::{KEPT_LEAST, Record};
 use crate::jobs::registry::Added;
 use crate::jobs::{Entry, State};
 use crate::keys::Caller;
 use crate::problem::Problem;
 use attendance::{Attendance, Verdict};
+use follows::Follows;
 use queue::AdoptedQueue;
-
-/// Jobs of other gateways that this one follows at a time: as many as it has of its own by default.
-const FOLLOWED_MAX: usize = 1_024;
 
 /// When to ask again while it follows as many as it may.
 const FULL_RETRY: Duration = Duration::from_secs(10);
@@ -45,14 +43,16 @@ pub struct Adoption {
     options: Options,
     link: Arc<Link>,
     attendance: Mutex<Attendance>,
-    /// Locked while this gateway adopts one: a second connection would take half of its replies.
-    adopted: tokio::sync::Mutex<HashMap<String, Weak<AdoptedQueue>>>,
-    followed: Arc<Semaphore>,
+    adopted: Mutex<HashMap<String, Arc<Adopted>>>,
+    follows: Follows,
 }
+
+/// A queue that this gateway may have adopted. Locked while it does: a second connection would take half of its replies.
+type Adopted = tokio::sync::Mutex<Weak<AdoptedQueue>>;
 
 impl Adoption {
     /// Connects the client for recorded jobs. `options` are those of the gateway's other client; the broker keeps the replies for as long
-    /// as results are kept, while no gateway consumes them.
+    /// as results are kept, while no gateway consumes them; but no longer than any job is awaited.
     ///
     /// # Errors
     /// The broker's.
@@ -63,15 +63,15 @@ impl Adoption {
     ) -> Result<Self, ConnectError> {
         let mut own = options.clone();
         own.hold_replies = true;
-        own.reply_queue_expires = options.reply_queue_expires.max(keep);
+        own.reply_queue_expires = options.reply_queue_expires.max(keep.min(KEPT_LEAST));
         options.reconnect_for = Some(RECONNECT_FOR);
         Ok(Self {
             client: Client::connect(own).await?,
             options,
             link,
             attendance: Mutex::default(),
-            adopted: tokio::sync::Mutex::default(),
-            followed: Arc::new(Semaphore::new(FOLLOWED_MAX)),
+            adopted: Mutex::default(),
+            follows: Follows::default(),
         })
     }
 
@@ -80,8 +80,9 @@ impl Adoption {
     /// # Errors
     /// The queue is lost, or the broker does not let this gateway consume it.
     async fn adopt(&self, queue: &str) -> Result<Option<Arc<AdoptedQueue>>, NotAdopted> {
-        let mut adopted = self.adopted.lock().await;
-        if let Some(found) = adopted.get(queue).and_then(Weak::upgrade).filter(|found| !found.is_left()) {
+        let adopted = self.adopted(queue);
+        let mut adopted = adopted.lock().await;
+        if let Some(found) = adopted.upgrade().filter(|found| !found.is_left()) {
             return Ok(Some(found));
         }
         match self.look(queue).await {
@@ -91,12 +92,22 @@ impl Adoption {
         }
         let mut options = self.options.clone();
         options.adopt = Some(queue.to_owned());
-        let client = Client::connect(options).await?;
+        // After an error it is not tried again before the queue has once more been without a consumer for so long.
+        let client = Client::connect(options).await.inspect_err(|_| self.attendance().forget(queue))?;
         tracing::info!(queue, "its gateway is gone: this one has adopted the reply queue");
         let new = AdoptedQueue::new(client, Arc::clone(&self.link), queue.to_owned());
-        adopted.retain(|_, queue| queue.strong_count() > 0);
-        adopted.insert(queue.to_owned(), Arc::downgrade(&new));
+        *adopted = Arc::downgrade(&new);
         Ok(Some(new))
+    }
+
+    fn adopted(&self, queue: &str) -> Arc<Adopted> {
+        // Nothing panics while it holds the lock.
+        let mut adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those that somebody adopts or looks for at this moment stay.
+        adopted.retain(|_, queue| {
+            Arc::strong_count(queue) > 1 || queue.try_lock().is_ok_and(|queue| queue.strong_count() > 0)
+        });
+        Arc::clone(adopted.entry(queue.to_owned()).or_default())
     }
 
     async fn look(&self, queue: &str) -> Verdict {
@@ -126,7 +137,7 @@ enum NotAdopted {
 /// The unfinished job of this name that the caller gave to another gateway, followed by this one from now on.
 ///
 /// # Errors
-/// This gateway follows as many jobs as it may.
+/// This gateway follows as many jobs as it may, or as many of this caller's.
 pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Option<Arc<Entry>>, Problem> {
     match record(app, caller, id).await {
         Some(record) => follow(app, caller, record),
@@ -172,7 +183,7 @@ async fn record(app: &App, caller: &Caller, id: &str) -> Option<Record> {
 /// Follows a job from its record on, until its end.
 fn follow(app: &App, caller: &Caller, record: Record) -> Result<Option<Arc<Entry>>, Problem> {
     let Some(adoption) = &app.adoption else { return Ok(None) };
-    let place = Arc::clone(&adoption.followed).try_acquire_owned().map_err(|_| {
+    let place = adoption.follows.place(&caller.name).ok_or_else(|| {
         let message = "this gateway follows as many jobs of other gateways as it may";
         Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message, FULL_RETRY)
     })?;
@@ -191,7 +202,7 @@ fn follow(app: &App, caller: &Caller, record: Record) -> Result<Option<Arc<Entry
     Ok(Some(entry))
 }
 
-async fn run(task: Task, record: Record, place: OwnedSemaphorePermit) {
+async fn run(task: Task, record: Record, place: follows::Place) {
     task.run(life::life(&task, &record), None).await;
     drop(place);
 }
