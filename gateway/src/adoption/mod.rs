@@ -163,11 +163,11 @@ pub async fn find_same(
     }
 }
 
-/// If the store cannot be read there is none, as without a store.
+/// If the store cannot be read there is none, as without a store. Nor does one count that is too old: it was left behind.
 async fn record(app: &App, caller: &Caller, id: &str) -> Option<Record> {
-    let reading = app.results.as_ref()?.record(&caller.name, id);
-    match timeout(STORED_WITHIN, reading).await {
-        Ok(Ok(record)) => record,
+    let (results, adoption) = app.results.as_ref().zip(app.adoption.as_ref())?;
+    match timeout(STORED_WITHIN, results.record(&caller.name, id)).await {
+        Ok(Ok(record)) => record.filter(|record| !life::left(adoption, record).is_zero()),
         Ok(Err(error)) => {
             tracing::error!(job = id, %error, "read a job's record");
             None

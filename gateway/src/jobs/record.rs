@@ -58,10 +58,13 @@ impl ResultStore {
     }
 
     /// Removes the record: the job has ended.
-    pub async fn remove_record(&self, owner: &str, id: &str) {
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn remove_record(&self, owner: &str, id: &str) -> object_store::Result<()> {
         match self.storage().objects.delete(&path(owner, id)).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-            Err(error) => tracing::warn!(job = id, %error, "remove the record of a job that has ended"),
+            Err(object_store::Error::NotFound { .. }) => Ok(()),
+            removed => removed,
         }
     }
 }
@@ -86,10 +89,11 @@ pub(super) fn path(owner: &str, id: &str) -> Path {
     Path::from_iter([owner, &format!("{id}.open")])
 }
 
-/// Whether something in the place has the name of a record.
-pub(super) fn is_record(path: &Path) -> bool {
-    let Some((owner, name)) = path.as_ref().split_once('/') else { return false };
-    is_name(owner) && name.strip_suffix(".open").is_some_and(is_name)
+/// The owner and id of a job's record, if something in the place has the name of one.
+pub(super) fn named(path: &Path) -> Option<(&str, &str)> {
+    let (owner, name) = path.as_ref().split_once('/')?;
+    let id = name.strip_suffix(".open")?;
+    (is_name(owner) && is_name(id)).then_some((owner, id))
 }
 
 #[cfg(test)]
@@ -126,8 +130,9 @@ mod tests {
         for (owner, id) in [("b", "job"), ("a", "other"), ("a", "../a/job"), ("a", "")] {
             assert_eq!(other.record(owner, id).await.unwrap(), None, "{owner} {id}");
         }
-        other.remove_record("a", "job").await;
-        other.remove_record("a", "job").await;
+        for _ in 0..2 {
+            other.remove_record("a", "job").await.unwrap();
+        }
         assert_eq!(store.record("a", "job").await.unwrap(), None);
         let of_others = Record { reply_queue: text("vramq.jobs.m"), ..record };
         store.put_record("a", &of_others).await.unwrap();
