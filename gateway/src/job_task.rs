@@ -1,6 +1,7 @@
 //! The task of one job: publishes the job, follows it, and after a withdrawal waits until the job has ended.
 
 mod end;
+mod records;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,35 +1,22 @@
-//! Unfinished jobs of other gateways. With a common store of results each gateway records its jobs there, and leaves their replies in its
-//! queue until the end is stored. So another gateway that is asked for such a job follows it, and consumes the queue if its gateway is gone.
+//! The reply queues of gateways that are gone. With a common store of results each gateway leaves the replies to its jobs in its queue until
+//! the end is stored. So another gateway can consume the queue.
 
 mod attendance;
-mod follows;
-mod life;
+mod places;
 mod queue;
-mod records;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use axum::http::StatusCode;
-use tokio::time::timeout;
 use vramq_producer::{Client, ConnectError, Options};
 
-use crate::app::App;
 use crate::broker::link::Link;
-use crate::job_task::{STORED_WITHIN, Task, callers};
-use crate::jobs::earlier::Name;
-use crate::jobs::record::{KEPT_LEAST, Record};
-use crate::jobs::registry::Added;
-use crate::jobs::{Entry, State};
-use crate::keys::Caller;
-use crate::problem::Problem;
+use crate::jobs::record::KEPT_LEAST;
 use attendance::{Attendance, Verdict};
-use follows::Follows;
-use queue::AdoptedQueue;
-
-/// When to ask again while it follows as many as it may.
-const FULL_RETRY: Duration = Duration::from_secs(10);
+pub use places::Place;
+use places::Places;
+pub use queue::AdoptedQueue;
 
 /// How long this gateway tries to get the connection to an adopted queue back, before it looks whether the queue is still to be adopted.
 const RECONNECT_FOR: Duration = Duration::from_secs(10);
@@ -44,7 +31,7 @@ pub struct Adoption {
     link: Arc<Link>,
     attendance: Mutex<Attendance>,
     adopted: Mutex<HashMap<String, Arc<Adopted>>>,
-    follows: Follows,
+    places: Places,
 }
 
 /// A queue that this gateway may have adopted. Locked while it does: a second connection would take half of its replies.
@@ -71,7 +58,7 @@ impl Adoption {
             link,
             attendance: Mutex::default(),
             adopted: Mutex::default(),
-            follows: Follows::default(),
+            places: Places::default(),
         })
     }
 
@@ -79,7 +66,7 @@ impl Adoption {
     ///
     /// # Errors
     /// The queue is lost, or the broker does not let this gateway consume it.
-    async fn adopt(&self, queue: &str) -> Result<Option<Arc<AdoptedQueue>>, NotAdopted> {
+    pub async fn adopt(&self, queue: &str) -> Result<Option<Arc<AdoptedQueue>>, NotAdopted> {
         let adopted = self.adopted(queue);
         let mut adopted = adopted.lock().await;
         if let Some(found) = adopted.upgrade().filter(|found| !found.is_left()) {
@@ -93,7 +80,7 @@ impl Adoption {
         let mut options = self.options.clone();
         options.adopt = Some(queue.to_owned());
         // After an error it is not tried again before the queue has once more been without a consumer for so long.
-        let client = Client::connect(options).await.inspect_err(|_| self.attendance().forget(queue))?;
+        let client = Client::connect(options).await.inspect_err(|_| self.forget(queue))?;
         tracing::info!(queue, "its gateway is gone: this one has adopted the reply queue");
         let new = AdoptedQueue::new(client, Arc::clone(&self.link), queue.to_owned());
         *adopted = Arc::downgrade(&new);
@@ -119,6 +106,21 @@ impl Adoption {
         self.attendance().note(queue, depth, Instant::now())
     }
 
+    /// Another one has consumed the queue: it is to be looked at anew.
+    pub fn forget(&self, queue: &str) {
+        self.attendance().forget(queue);
+    }
+
+    /// For how long a job is awaited, if there is a limit.
+    pub fn patience(&self) -> Option<Duration> {
+        self.options.timeout
+    }
+
+    /// A place for a job of this caller that this gateway is to follow; `None`: all are taken, or all that the caller may have.
+    pub fn place(&self, caller: &str) -> Option<Place> {
+        self.places.place(caller)
+    }
+
     fn attendance(&self) -> MutexGuard<'_, Attendance> {
         // Nothing panics while it holds the lock.
         self.attendance.lock().unwrap_or_else(PoisonError::into_inner)
@@ -127,82 +129,9 @@ impl Adoption {
 
 /// Why a reply queue was not adopted.
 #[derive(Debug, thiserror::Error)]
-enum NotAdopted {
+pub enum NotAdopted {
     #[error("the reply queue is lost")]
     Lost,
     #[error(transparent)]
     Refused(#[from] ConnectError),
-}
-
-/// The unfinished job of this name that the caller gave to another gateway, followed by this one from now on.
-///
-/// # Errors
-/// This gateway follows as many jobs as it may, or as many of this caller's.
-pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Option<Arc<Entry>>, Problem> {
-    match record(app, caller, id).await {
-        Some(record) => follow(app, caller, record),
-        None => Ok(None),
-    }
-}
-
-/// The same for a request that names the job. Asked before [`earlier::find`](crate::jobs::earlier::find): an end is stored before the
-/// record is removed, so that one of the two finds a job that ends meanwhile.
-///
-/// # Errors
-/// As for [`find`]; or the name stands for another request.
-pub async fn find_same(
-    app: &App,
-    caller: &Caller,
-    name: &Name,
-    fingerprint: [u8; 32],
-) -> Result<Option<Arc<Entry>>, Problem> {
-    match record(app, caller, &name.id).await {
-        Some(record) if record.request_sha256 == fingerprint => follow(app, caller, record),
-        Some(_) => Err(Problem::reused(name.what)),
-        None => Ok(None),
-    }
-}
-
-/// If the store cannot be read there is none, as without a store. Nor does one count that is too old: it was left behind.
-async fn record(app: &App, caller: &Caller, id: &str) -> Option<Record> {
-    let (results, adoption) = app.results.as_ref().zip(app.adoption.as_ref())?;
-    match timeout(STORED_WITHIN, results.record(&caller.name, id)).await {
-        Ok(Ok(record)) => record.filter(|record| !life::left(adoption, record).is_zero()),
-        Ok(Err(error)) => {
-            tracing::error!(job = id, %error, "read a job's record");
-            None
-        }
-        Err(_) => {
-            let seconds = STORED_WITHIN.as_secs();
-            tracing::warn!(job = id, seconds, "the store of results did not answer in time");
-            None
-        }
-    }
-}
-
-/// Follows a job from its record on, until its end.
-fn follow(app: &App, caller: &Caller, record: Record) -> Result<Option<Arc<Entry>>, Problem> {
-    let Some(adoption) = &app.adoption else { return Ok(None) };
-    let place = adoption.follows.place(&caller.name).ok_or_else(|| {
-        let message = "this gateway follows as many jobs of other gateways as it may";
-        Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message, FULL_RETRY)
-    })?;
-    let Record { id, message_id, model, items, request_sha256, .. } = record.clone();
-    let entry = Entry::new(id, message_id, caller.name.clone(), model, items, request_sha256)
-        .called_by(&callers(&app.config.broker, caller))
-        .taken_elsewhere(record.created_at_ms, record.secret.clone());
-    let entry = Arc::new(entry);
-    if let Added::Existing(before) = app.jobs.add(&entry, None)? {
-        // Asked for twice at the same moment.
-        return Ok(Some(before));
-    }
-    let task = Task { app: app.clone(), entry: Arc::clone(&entry), idempotency_key: None, kept: true };
-    entry.happened("queued", task.estimate(), Some(State::Queued));
-    tokio::spawn(run(task, record, place));
-    Ok(Some(entry))
-}
-
-async fn run(task: Task, record: Record, place: follows::Place) {
-    task.run(life::life(&task, &record), None).await;
-    drop(place);
 }

@@ -5,8 +5,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::{sleep, timeout};
 use vramq_producer::JobError;
 
-use super::queue::AdoptedQueue;
-use super::{Adoption, NotAdopted};
+use crate::adoption::{AdoptedQueue, Adoption, NotAdopted};
 use crate::job_task::{End, STORED_WITHIN, Task};
 use crate::jobs::record::{KEPT_LEAST, Record};
 
@@ -39,7 +38,7 @@ pub(super) async fn life(task: &Task, record: &Record) -> End {
                 if let Some(end) = replies(task, record, &queue, left).await {
                     return end;
                 }
-                adoption.attendance().forget(&record.reply_queue);
+                adoption.forget(&record.reply_queue);
             }
             Err(NotAdopted::Lost) => return End::Answered(Err(JobError::ReplyQueueLost), None),
             Err(error) => tracing::warn!(queue = record.reply_queue, %error, "adopt a reply queue"),
@@ -81,7 +80,7 @@ pub(super) fn left(adoption: &Adoption, record: &Record) -> Duration {
 }
 
 fn patience(adoption: &Adoption) -> Duration {
-    adoption.options.timeout.unwrap_or(KEPT_LEAST)
+    adoption.patience().unwrap_or(KEPT_LEAST)
 }
 
 fn age(record: &Record) -> Duration {

@@ -13,7 +13,7 @@ const FOLLOWED_PER_CALLER_MAX: usize = 256;
 
 /// Places for jobs that are followed.
 #[derive(Debug)]
-pub(super) struct Follows {
+pub(super) struct Places {
     all: Arc<Semaphore>,
     /// Of callers that have a place.
     by_caller: Mutex<HashMap<String, Weak<Semaphore>>>,
@@ -21,18 +21,18 @@ pub(super) struct Follows {
 
 /// The place of a job that is followed.
 #[derive(Debug)]
-pub(super) struct Place {
+pub struct Place {
     _of_all: OwnedSemaphorePermit,
     _of_caller: OwnedSemaphorePermit,
 }
 
-impl Default for Follows {
+impl Default for Places {
     fn default() -> Self {
         Self { all: Arc::new(Semaphore::new(FOLLOWED_MAX)), by_caller: Mutex::default() }
     }
 }
 
-impl Follows {
+impl Places {
     /// A place for a job of this caller; `None`: all are taken, or all that it may have.
     pub(super) fn place(&self, caller: &str) -> Option<Place> {
         let of_caller = self.of_caller(caller).try_acquire_owned().ok()?;
@@ -59,20 +59,20 @@ mod tests {
 
     #[test]
     fn no_caller_takes_the_places_of_others() {
-        let follows = Follows::default();
+        let all = Places::default();
         let places = |caller: &str| {
-            std::iter::from_fn(|| follows.place(caller)).take(FOLLOWED_MAX + 1).collect::<Vec<_>>()
+            std::iter::from_fn(|| all.place(caller)).take(FOLLOWED_MAX + 1).collect::<Vec<_>>()
         };
         let mut of_a = places("a");
         assert_eq!(of_a.len(), FOLLOWED_PER_CALLER_MAX);
         of_a.pop();
-        let again = follows.place("a");
-        assert!(again.is_some() && follows.place("a").is_none());
+        let again = all.place("a");
+        assert!(again.is_some() && all.place("a").is_none());
         let others = ["b", "c", "d"].map(places);
         assert!(others.iter().all(|places| places.len() == FOLLOWED_PER_CALLER_MAX));
-        assert!(follows.place("e").is_none());
+        assert!(all.place("e").is_none());
         drop((of_a, again, others));
-        assert!(follows.place("e").is_some());
-        assert_eq!(follows.by_caller.lock().unwrap().len(), 1, "only callers that follow are counted");
+        assert!(all.place("e").is_some());
+        assert_eq!(all.by_caller.lock().unwrap().len(), 1, "only callers that follow are counted");
     }
 }

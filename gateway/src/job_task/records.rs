@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use vramq_producer::Client;
 
-use super::Adoption;
-use crate::job_task::{STORED_WITHIN, Task};
+use super::{STORED_WITHIN, Task};
+use crate::adoption::Adoption;
 use crate::jobs::record::Record;
 use crate::jobs::view::state_of;
 use crate::jobs::{ResultStore, State};
