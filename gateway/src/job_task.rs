@@ -1,17 +1,16 @@
 //! The task of one job: publishes the job, follows it, and after a withdrawal waits until the job has ended.
 
+mod end;
+mod records;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use uuid::Uuid;
-use vramq_producer::{
-    Answer, Client, Input, Job, JobError, JobFailed, Params, Pending, Progress, Reason, Receipt,
-    SubmitOptions,
-};
+use vramq_producer::{Client, Input, Job, Params, Pending, Progress, SubmitOptions};
 use vramq_schemas::ItemProgress;
 use vramq_schemas::headers::{REQUEST_ID, TENANT};
 use vramq_schemas::output_name::tenant_of;
@@ -20,11 +19,13 @@ use vramq_schemas::withdrawal::{self, Digest, Withdrawal};
 use crate::app::{App, Permits};
 use crate::config::Broker;
 use crate::jobs::earlier::{keyed_id, own_message_id};
-use crate::jobs::entry::{Entry, Failure, PROGRESS, State};
+use crate::jobs::entry::{Entry, PROGRESS, State};
 use crate::jobs::registry::Added;
 use crate::keys::Caller;
-use crate::problem::{Problem, Retry};
+use crate::problem::Problem;
 use crate::trace::Trace;
+pub(crate) use end::End;
+use end::Ended;
 
 /// How long a job is awaited that nobody withdraws. A queue that moves at all is empty by then.
 const JOB_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -132,31 +133,25 @@ pub(crate) struct Task {
     pub(crate) kept: bool,
 }
 
-/// How a job ended.
-pub(crate) enum End {
-    Unpublished(Problem),
-    /// With the right to its replies, which other gateways can have until the end is stored.
-    Answered(Result<Answer, JobError>, Option<Receipt>),
-    /// Another gateway has stored it.
-    Stored(State),
-    /// Another gateway has had it, and has not stored it.
-    Unknown,
-}
-
 impl Task {
     /// Follows the job's life until its end, or its withdrawal and then its end.
     pub(crate) async fn run(&self, life: impl Future<Output = End>, permits: Option<Permits>) {
         let life = timeout(JOB_MAX, life);
         let mut life = std::pin::pin!(life);
+        let mut is_stored = false;
         let withdrawn = tokio::select! {
             end = &mut life => {
-                self.end(end.ok()).await;
+                is_stored = self.end(end.ok()).await;
                 // A timeout of a day: no caller needs it any more.
                 end_is_late(&self.entry)
             }
             () = self.entry.withdrawn() => true,
         };
         drop(permits);
+        if is_stored {
+            // Nobody waits for it: the job has ended for its callers.
+            self.remove_record().await;
+        }
         if !withdrawn {
             return;
         }
@@ -164,7 +159,8 @@ impl Task {
             && let Some(state) = self.stored_end().await
         {
             // What has ended stays as it is.
-            return self.end(Some(End::Stored(state))).await;
+            self.end(Some(End::Stored(state))).await;
+            return;
         }
         self.store(&State::Withdrawn).await;
         self.entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
@@ -218,9 +214,10 @@ impl Task {
                     if matches!(self.entry.state(), State::Queued) {
                         self.entry.happened(PROGRESS, self.estimate(), None);
                     }
-                    // While this gateway was away another one may have taken the replies. Looked for less and less often: most connections
-                    // come back before.
-                    ticks_since += u32::from(client.stats().reconnects != reconnects);
+                    // While this gateway was away another one may have taken the replies; and of two that adopt a queue one may take them
+                    // all and be through before it leaves. Looked for less and less often: mostly there is none.
+                    let was_away = client.stats().reconnects != reconnects;
+                    ticks_since += u32::from(was_away || self.entry.is_taken_elsewhere());
                     if ticks_since.is_power_of_two()
                         && let Some(state) = self.stored_end().await
                     {
@@ -258,15 +255,21 @@ impl Task {
         })
     }
 
-    async fn end(&self, end: Option<End>) {
+    /// Whether the end was stored by this gateway: then the record is to be removed.
+    async fn end(&self, end: Option<End>) -> bool {
         // A timeout of a day: the withdrawal that follows ends it.
-        let Some(end) = end else { return };
+        let Some(mut end) = end else { return false };
+        if end.is_without_reply()
+            && let Some(state) = self.stored_end().await
+        {
+            // Another gateway has had the replies.
+            end = End::Stored(state);
+        }
         let Ended { state, receipt, is_to_be_stored, is_to_be_kept } = self.ended(end);
         if is_to_be_stored {
             self.store(&state).await;
-            // The replies first: without the record nobody could tell what to make of them.
+            // The record goes later: without it nobody could tell what to make of the replies.
             drop(receipt);
-            self.remove_record().await;
         }
         let name = state.as_str();
         if is_to_be_kept {
@@ -285,45 +288,7 @@ impl Task {
         if is_to_be_kept {
             self.keep();
         }
-    }
-
-    /// What is to be done about an end.
-    fn ended(&self, end: End) -> Ended {
-        let failed = |problem, outputs, is_published| {
-            State::Failed(Arc::new(Failure { problem, outputs, is_published }))
-        };
-        let (state, receipt, is_to_be_stored) = match end {
-            End::Unpublished(problem) => {
-                let is_final = problem.retry == Retry::No;
-                let state = failed(problem, Vec::new(), false);
-                return Ended { state, receipt: None, is_to_be_stored: is_final, is_to_be_kept: is_final };
-            }
-            End::Answered(Ok(answer), receipt) => (State::Done(Arc::new(answer)), receipt, true),
-            End::Answered(Err(error), receipt) => {
-                let problem = Problem::unanswered(&error).of_job(&self.entry.message_id);
-                // Its replies go on coming, and the other gateways can have them.
-                let is_left = self.recorded().is_some()
-                    && matches!(error, JobError::Closed | JobError::Disconnected(_));
-                let state = match error {
-                    // By its caller, who asked another gateway.
-                    JobError::Failed(JobFailed { reason: Reason::Withdrawn, .. }) => State::Withdrawn,
-                    JobError::Failed(JobFailed { outputs, .. }) => failed(problem, outputs, true),
-                    _ => failed(problem, Vec::new(), true),
-                };
-                (state, receipt, !is_left)
-            }
-            // The store has it for every gateway, and that one has counted it.
-            End::Stored(state) => {
-                return Ended { state, receipt: None, is_to_be_stored: false, is_to_be_kept: false };
-            }
-            End::Unknown => {
-                let message = "the job has ended, and its end is not in the store of results";
-                let problem = Problem::new(StatusCode::BAD_GATEWAY, "store", message).with_retry(Retry::No);
-                let state = failed(problem.of_job(&self.entry.message_id), Vec::new(), true);
-                return Ended { state, receipt: None, is_to_be_stored: false, is_to_be_kept: false };
-            }
-        };
-        Ended { state, receipt, is_to_be_stored, is_to_be_kept: true }
+        is_to_be_stored
     }
 
     /// Stores the end before callers hear of it, so that they find it on every gateway.
@@ -347,15 +312,6 @@ impl Task {
             self.app.jobs.finish(&self.entry, self.idempotency_key.as_deref());
         }
     }
-}
-
-/// An end, and what is to be done about it.
-struct Ended {
-    state: State,
-    receipt: Option<Receipt>,
-    is_to_be_stored: bool,
-    /// Whether this gateway answers for it. If not, its name is free here: the job was not published, or others know it.
-    is_to_be_kept: bool,
 }
 
 /// Whether the job has no end yet although its task is through with it.

@@ -9,6 +9,7 @@ pub mod broker;
 pub mod config;
 pub mod drain;
 pub mod files;
+pub mod followed;
 pub mod job_task;
 pub mod jobs;
 pub mod keys;

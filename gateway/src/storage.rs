@@ -127,7 +127,7 @@ impl Storage {
     pub async fn sweep(
         &self,
         is_ours: impl Fn(&Path) -> bool,
-        is_old: impl Fn(&ObjectMeta) -> bool,
+        mut is_old: impl FnMut(&ObjectMeta) -> bool,
     ) -> object_store::Result<u64> {
         let mut listed = self.objects.list(None);
         let (mut bytes, mut old, mut ended) = (0, Vec::new(), Ok(()));

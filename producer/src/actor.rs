@@ -9,7 +9,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinHandle};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 use vramq_amqp::{PublishPipeline, Settled};
 
@@ -17,7 +17,7 @@ use crate::error::{ConnectError, JobError, PublishError};
 use crate::outgoing::Outgoing;
 use crate::registry::Registry;
 use crate::reply_queue::{hand_over, hand_over_held, settle};
-use crate::session::{Connector, Session};
+use crate::session::{CLOSE_TIMEOUT, Connector, Session};
 use crate::window::Window;
 
 /// The first wait before reconnecting, doubled with every failure.
@@ -78,8 +78,8 @@ impl Actor {
                 End::Closed => {
                     let done = self.registry.is_done();
                     // Before the jobs fail, which releases their replies: those are for the client that adopts the queue. An error means that
-                    // the session is lost, so that the broker keeps all replies.
-                    let _ = settle(&self.registry).await;
+                    // the session is lost, or slow, so that the broker keeps all replies.
+                    let _ = timeout(CLOSE_TIMEOUT, settle(&self.registry)).await;
                     self.fail(&PublishError::Closed, &JobError::Closed);
                     session.close(self.connector.queue_to_delete(done)).await;
                     return;
@@ -148,6 +148,8 @@ impl Actor {
         };
         if let Some(replies) = replies {
             replies.abort();
+            // From here on it takes no reply.
+            let _ = replies.await;
         }
         end
     }

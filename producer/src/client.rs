@@ -138,7 +138,7 @@ impl Client {
             return Err(end.clone());
         }
         handle.registry.mark_sent(id);
-        handle.registry.held.requeue_strays();
+        handle.registry.held.requeue_strays(id);
         let deadline = Instant::now().checked_add(within).map(|at| Deadline { at, after: within });
         Ok(Pending { registration, receivers, deadline, client: handle.clone() })
     }

@@ -1,6 +1,6 @@
 //! Replies that have come and are not acknowledged yet. The broker gives them to the client that adopts the reply queue if this one dies.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,8 +29,8 @@ struct Replies<R> {
     by_job: BTreeMap<u64, Vec<Reply<R>>>,
     /// Replies in `by_job`.
     count: usize,
-    /// Replies to jobs that nobody has asked this client for.
-    strays: VecDeque<Reply<R>>,
+    /// Replies to jobs that nobody has asked this client for, by the job's id.
+    strays: HashMap<String, Vec<Reply<R>>>,
     due: Due<R>,
 }
 
@@ -56,7 +56,7 @@ impl<R> Default for Due<R> {
 
 impl<R> Default for Replies<R> {
     fn default() -> Self {
-        Self { by_job: BTreeMap::new(), count: 0, strays: VecDeque::new(), due: Due::default() }
+        Self { by_job: BTreeMap::new(), count: 0, strays: HashMap::new(), due: Due::default() }
     }
 }
 
@@ -81,8 +81,9 @@ impl<R> Held<R> {
     }
 
     /// Holds a reply to a job that this client may be asked for later.
-    pub(crate) fn hold_stray(&self, settle: R, now: Instant) {
-        self.replies().strays.push_back(Reply { since: now, settle });
+    pub(crate) fn hold_stray(&self, job: &str, settle: R, now: Instant) {
+        let stray = Reply { since: now, settle };
+        self.replies().strays.entry(job.to_owned()).or_default().push(stray);
     }
 
     /// The job needs its replies no more.
@@ -99,12 +100,13 @@ impl<R> Held<R> {
         self.replies().due.acknowledge.push(settle);
     }
 
-    /// Lets the replies to unknown jobs come again: one of the jobs is known now.
-    pub(crate) fn requeue_strays(&self) {
+    /// Lets the replies to a job come again: it is known now. Not those to others: a quorum queue drops what comes too often.
+    pub(crate) fn requeue_strays(&self, job: &str) {
         let mut replies = self.replies();
-        let strays = std::mem::take(&mut replies.strays);
-        replies.due.requeue.extend(strays.into_iter().map(|reply| reply.settle));
-        self.due.notify_one();
+        if let Some(strays) = replies.strays.remove(job) {
+            replies.due.requeue.extend(strays.into_iter().map(|reply| reply.settle));
+            self.due.notify_one();
+        }
     }
 
     /// Lets replies come again that have been held for too long.
@@ -117,11 +119,10 @@ impl<R> Held<R> {
             old.extend(held.extract_if(.., is_old));
         }
         *count -= old.len();
-        while strays.front_mut().is_some_and(is_old)
-            && let Some(stray) = strays.pop_front()
-        {
-            old.push(stray);
+        for held in strays.values_mut() {
+            old.extend(held.extract_if(.., is_old));
         }
+        strays.retain(|_, held| !held.is_empty());
         due.requeue.extend(old.into_iter().map(|reply| reply.settle));
     }
 
@@ -182,27 +183,32 @@ mod tests {
     }
 
     #[test]
-    fn replies_to_unknown_jobs_come_again_when_a_job_is_known() {
+    fn replies_to_an_unknown_job_come_again_when_it_is_known() {
         let (held, now) = (Held::default(), Instant::now());
-        held.hold_stray(1, now);
+        held.hold_stray("a", 1, now);
         held.hold(1, 10, now);
-        held.hold_stray(2, now);
-        held.requeue_strays();
-        assert_eq!(due(&held), (vec![], vec![1, 2]));
-        held.requeue_strays();
+        held.hold_stray("b", 2, now);
+        held.hold_stray("a", 3, now);
+        held.requeue_strays("a");
+        assert_eq!(due(&held), (vec![], vec![1, 3]));
+        held.requeue_strays("a");
         assert_eq!(due(&held), (vec![], vec![]));
+        held.requeue_strays("b");
+        assert_eq!(due(&held), (vec![], vec![2]));
     }
 
     #[test]
     fn what_is_held_for_too_long_comes_again() {
         let (held, now) = (Held::default(), Instant::now());
         held.hold(1, 10, now);
-        held.hold_stray(1, now);
+        held.hold_stray("a", 1, now);
         let later = now + HELD_FOR_MAX;
         held.hold(1, 11, later);
-        held.hold_stray(2, later);
+        held.hold_stray("a", 2, later);
         held.requeue_old(later);
         assert_eq!(due(&held), (vec![], vec![10, 1]));
+        held.requeue_strays("a");
+        assert_eq!(due(&held), (vec![], vec![2]));
         held.release(1);
         assert_eq!((due(&held), held.is_empty()), ((vec![11], vec![]), true));
     }

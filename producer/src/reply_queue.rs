@@ -109,10 +109,11 @@ pub(crate) async fn hand_over_held(
                 let is_report = kind(&properties) == Some(ReplyKind::Progress);
                 match give(&registry, &properties, data, Some(acker)).await {
                     Some(acker) if adopted && !is_report => {
-                        registry.held.hold_stray(acker, Instant::now());
-                        if known(&registry, &properties).is_some() {
+                        let job = stray(&properties);
+                        registry.held.hold_stray(job, acker, Instant::now());
+                        if registry.contains(job) {
                             // Asked for at this moment.
-                            registry.held.requeue_strays();
+                            registry.held.requeue_strays(job);
                         }
                     }
                     Some(acker) => registry.held.drop_reply(acker),
@@ -159,6 +160,11 @@ async fn give(
 fn known<'a>(registry: &Registry, properties: &'a BasicProperties) -> Option<&'a ShortString> {
     let mut named = [properties.correlation_id(), properties.message_id()].into_iter().flatten();
     named.find(|id| registry.contains(id.as_str()))
+}
+
+/// The id of the job that a reply to an unknown job is to: this library names it as the correlation id of its jobs, too.
+fn stray(properties: &BasicProperties) -> &str {
+    properties.correlation_id().as_ref().map_or("", |id| id.as_str())
 }
 
 fn kind(properties: &BasicProperties) -> Option<ReplyKind> {

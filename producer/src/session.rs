@@ -12,6 +12,7 @@ use lapin::{Channel, Connection, Consumer, ErrorKind};
 use tokio::time::timeout;
 use vramq_amqp::{Address, CONFIRMS_IN_FLIGHT, Limits, MatchBy, PublishPipeline};
 use vramq_schemas::BODY_BYTES_MAX;
+use vramq_schemas::topology::CLIENT_REPLIES;
 
 use crate::error::ConnectError;
 use crate::held::HELD_MAX;
@@ -23,7 +24,7 @@ const LIMITS: Limits =
     Limits { messages: CONFIRMS_IN_FLIGHT, bytes: BODY_BYTES_IN_FLIGHT, body_bytes: BODY_BYTES_MAX };
 
 /// How long closing may take before the connections are dropped.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Unacknowledged replies of a client that holds them: the broker must have room to send the next.
 const HOLDING_PREFETCH: u16 = HELD_MAX + REPLY_PREFETCH;
@@ -64,7 +65,7 @@ impl Connector {
                 broker: address.to_string(),
                 error: "no queue can have a name of more than 255 bytes".to_owned(),
             })?),
-            None => options.replies.then(|| format!("vramq.replies.client.{}", uuid::Uuid::new_v4()).into()),
+            None => options.replies.then(|| format!("{CLIENT_REPLIES}{}", uuid::Uuid::new_v4()).into()),
         };
         Ok(Self {
             options,

@@ -81,6 +81,9 @@ pub fn default_reply_queue(model: &str) -> String {
     format!("vramq.replies.{model}")
 }
 
+/// What the names of the reply queues begin with that clients declare for themselves.
+pub const CLIENT_REPLIES: &str = "vramq.replies.client.";
+
 /// Why a text cannot name a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{ObjectStoreExt as _, PutPayload};
 use serde::{Deserialize, Serialize};
+use vramq_schemas::topology::CLIENT_REPLIES;
 
 use super::store::ResultStore;
 use crate::keys::is_name;
@@ -57,16 +58,30 @@ impl ResultStore {
     }
 
     /// Removes the record: the job has ended.
-    pub async fn remove_record(&self, owner: &str, id: &str) {
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn remove_record(&self, owner: &str, id: &str) -> object_store::Result<()> {
         match self.storage().objects.delete(&path(owner, id)).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-            Err(error) => tracing::warn!(job = id, %error, "remove the record of a job that has ended"),
+            Err(object_store::Error::NotFound { .. }) => Ok(()),
+            removed => removed,
         }
     }
 }
 
+/// A record is none if its reply queue is not one of a client: who may write to the place must not have any queue emptied.
 fn read(written: &Bytes) -> Option<Record> {
-    serde_json::from_slice(written).inspect_err(|error| tracing::error!(%error, "read a job's record")).ok()
+    let read = serde_json::from_slice::<Record>(written);
+    let record = read.inspect_err(|error| tracing::error!(%error, "read a job's record")).ok()?;
+    if !record.reply_queue.starts_with(CLIENT_REPLIES) {
+        tracing::error!(
+            job = record.message_id,
+            queue = record.reply_queue,
+            "a record names a queue of others"
+        );
+        return None;
+    }
+    Some(record)
 }
 
 /// Names of callers and ids of jobs are made of letters, digits, `-`, `_` and `.`, and are not `.` or `..`.
@@ -74,10 +89,11 @@ pub(super) fn path(owner: &str, id: &str) -> Path {
     Path::from_iter([owner, &format!("{id}.open")])
 }
 
-/// Whether something in the place has the name of a record.
-pub(super) fn is_record(path: &Path) -> bool {
-    let Some((owner, name)) = path.as_ref().split_once('/') else { return false };
-    is_name(owner) && name.strip_suffix(".open").is_some_and(is_name)
+/// The owner and id of a job's record, if something in the place has the name of one.
+pub(super) fn named(path: &Path) -> Option<(&str, &str)> {
+    let (owner, name) = path.as_ref().split_once('/')?;
+    let id = name.strip_suffix(".open")?;
+    (is_name(owner) && is_name(id)).then_some((owner, id))
 }
 
 #[cfg(test)]
@@ -103,19 +119,23 @@ mod tests {
             created_at_ms: 1,
             request_sha256: [7; 32],
             secret: text("s"),
-            reply_queue: text("q"),
+            reply_queue: format!("{CLIENT_REPLIES}q"),
         };
         let store = ResultStore::open(settings(Duration::from_secs(60))).await.unwrap();
         store.put_record("a", &record).await.unwrap();
         // It is no result, and outlives results.
         assert!(store.get("a", "job").await.is_none() && store.get("a", "job.open").await.is_none());
         let other = ResultStore::open(settings(Duration::ZERO)).await.unwrap();
-        assert_eq!(other.record("a", "job").await.unwrap(), Some(record));
+        assert_eq!(other.record("a", "job").await.unwrap().as_ref(), Some(&record));
         for (owner, id) in [("b", "job"), ("a", "other"), ("a", "../a/job"), ("a", "")] {
             assert_eq!(other.record(owner, id).await.unwrap(), None, "{owner} {id}");
         }
-        other.remove_record("a", "job").await;
-        other.remove_record("a", "job").await;
+        for _ in 0..2 {
+            other.remove_record("a", "job").await.unwrap();
+        }
+        assert_eq!(store.record("a", "job").await.unwrap(), None);
+        let of_others = Record { reply_queue: text("vramq.jobs.m"), ..record };
+        store.put_record("a", &of_others).await.unwrap();
         assert_eq!(store.record("a", "job").await.unwrap(), None);
     }
 }

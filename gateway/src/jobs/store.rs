@@ -15,6 +15,9 @@ use crate::files::is_id;
 use crate::keys::is_name;
 use crate::storage::{Place, Storage};
 
+/// Of a record so old a sweep asks whether its job has ended: most jobs have by then, and their records are gone.
+const RECORD_OLD_S: u64 = 600;
+
 /// Results of jobs that have ended, a file for each: in the folder of its caller, by the job's id.
 #[derive(Debug)]
 pub struct ResultStore {
@@ -96,23 +99,52 @@ impl ResultStore {
     /// # Errors
     /// The listing ended early. What it had listed so far was handled.
     pub async fn sweep(&self) -> object_store::Result<()> {
-        let used = self.storage.sweep(is_ours, |meta| self.is_old(meta)).await?;
+        let mut records = Vec::new();
+        let is_old = |meta: &ObjectMeta| {
+            let is_old = self.is_old(meta);
+            if !is_old && age_s(meta) >= RECORD_OLD_S && record::named(&meta.location).is_some() {
+                records.push(meta.clone());
+            }
+            is_old
+        };
+        let used = self.storage.sweep(is_ours, is_old).await?;
         self.used.store(used, Ordering::Release);
+        for left in records {
+            self.remove_if_ended(&left).await;
+        }
         Ok(())
     }
 
+    /// Removes a record that was left behind: the job's end was stored after it.
+    async fn remove_if_ended(&self, left: &ObjectMeta) {
+        let Some((owner, id)) = record::named(&left.location) else { return };
+        let removed = match self.storage.objects.head(&path(owner, id)).await {
+            Ok(end) if end.last_modified > left.last_modified => self.remove_record(owner, id).await,
+            Ok(_) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = removed {
+            tracing::warn!(job = id, %error, "remove a record that was left behind");
+        }
+    }
+
     fn is_old(&self, meta: &ObjectMeta) -> bool {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-        let stored = u64::try_from(meta.last_modified.timestamp()).unwrap_or(0);
         let keep = self.settings.keep;
-        let keep = if record::is_record(&meta.location) { keep.max(record::KEPT_LEAST) } else { keep };
-        now.saturating_sub(stored) >= keep.as_secs()
+        let is_record = record::named(&meta.location).is_some();
+        let keep = if is_record { keep.max(record::KEPT_LEAST) } else { keep };
+        age_s(meta) >= keep.as_secs()
     }
 
     fn release(&self, bytes: u64) {
         let less = |used: u64| Some(used.saturating_sub(bytes));
         let _ = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
     }
+}
+
+fn age_s(meta: &ObjectMeta) -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let stored = u64::try_from(meta.last_modified.timestamp()).unwrap_or(0);
+    now.saturating_sub(stored)
 }
 
 /// Names of callers and ids of jobs are made of letters, digits, `-`, `_` and `.`, and are not `.` or `..`.
@@ -122,7 +154,7 @@ fn path(owner: &str, id: &str) -> Path {
 
 /// Whether something in the place has the name of a result, which is not that of an upload's description, or of an unfinished job's record.
 fn is_ours(path: &Path) -> bool {
-    if record::is_record(path) {
+    if record::named(path).is_some() {
         return true;
     }
     let Some((owner, name)) = path.as_ref().split_once('/') else { return false };
@@ -183,6 +215,34 @@ mod tests {
         let forgetful = store(folder.path(), 200, 0).await;
         assert!(theirs.exists() && !old.exists());
         assert_eq!(forgetful.used.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn a_record_beside_a_younger_end_goes_with_a_sweep() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path(), 1 << 20, 3_600).await;
+        let minutes_ago = |name: &str, minutes: u64| {
+            let path = folder.path().join("a").join(name);
+            let file = std::fs::File::options().create(true).append(true).open(path).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_secs(60 * minutes)).unwrap();
+        };
+        std::fs::create_dir(folder.path().join("a")).unwrap();
+        // One whose gateway died before it removed the record; one that runs again; one that runs; one that has just ended.
+        for (name, minutes) in [
+            ("ended.open", 30),
+            ("ended.json", 20),
+            ("again.open", 20),
+            ("again.json", 30),
+            ("running.open", 30),
+            ("just.open", 2),
+            ("just.json", 1),
+        ] {
+            minutes_ago(name, minutes);
+        }
+        store.sweep().await.unwrap();
+        let is_there = |name: &str| folder.path().join("a").join(name).exists();
+        assert!(!is_there("ended.open") && is_there("ended.json"));
+        assert!(["again.open", "running.open", "just.open"].into_iter().all(is_there));
     }
 
     #[tokio::test]

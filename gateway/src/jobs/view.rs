@@ -88,11 +88,12 @@ pub fn answer_of(written: &[u8]) -> Option<Answer> {
     Some(Answer { outputs, tokens, model_revisions, worker, queued_ms, ran_ms })
 }
 
-/// The end of a job as [`written`]; `None` of one that has not ended.
-pub fn state_of(written: &[u8]) -> Option<State> {
+/// The end of a job as [`written`]; `None` of one that has not ended, or was created before `created_ms`.
+pub fn state_of(written: &[u8], created_ms: u64) -> Option<State> {
     #[derive(Deserialize)]
     struct Ended {
         message_id: String,
+        created_at_ms: u64,
         state: String,
         error: Option<Error>,
         outputs: Option<Vec<Option<Output>>>,
@@ -102,7 +103,10 @@ pub fn state_of(written: &[u8]) -> Option<State> {
         code: String,
         message: String,
     }
-    let Ended { message_id, state, error, outputs } = serde_json::from_slice(written).ok()?;
+    let Ended { message_id, created_at_ms, state, error, outputs } = serde_json::from_slice(written).ok()?;
+    if created_at_ms < created_ms {
+        return None;
+    }
     match state.as_str() {
         "done" => answer_of(written).map(|answer| State::Done(Arc::new(answer))),
         "failed" => {
@@ -260,13 +264,17 @@ mod tests {
             let entry = Entry::new(text("id"), text("message"), text("a"), text("m"), 2, [7; 32]);
             let failure = Failure { problem, outputs: outputs.clone(), is_published: true };
             let written = written(&entry, &State::Failed(Arc::new(failure.clone()))).await.unwrap();
-            let Some(State::Failed(read)) = state_of(&written) else { panic!("{written:?}") };
+            let Some(State::Failed(read)) = state_of(&written, entry.created_ms) else {
+                panic!("{written:?}")
+            };
             assert_eq!((&read.problem, &read.outputs), (&failure.problem, &failure.outputs));
+            // The name stands for a younger run of the job.
+            assert!(state_of(&written, entry.created_ms + 1).is_none());
         }
         let entry = Entry::new(text("id"), text("message"), text("a"), text("m"), 2, [7; 32]);
         for (state, has_ended) in [(State::Withdrawn, true), (State::Queued, false)] {
             let written = written(&entry, &state).await.unwrap();
-            assert_eq!(state_of(&written).map(|state| state.as_str()), has_ended.then_some("withdrawn"));
+            assert_eq!(state_of(&written, 0).map(|state| state.as_str()), has_ended.then_some("withdrawn"));
         }
     }
 

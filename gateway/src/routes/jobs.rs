@@ -16,11 +16,11 @@ use vramq_producer::{Input, Params};
 
 use super::openai::{idempotency_key, name_job};
 use super::{Authenticated, called_by, output_files};
-use crate::adoption;
 use crate::app::App;
 use crate::body;
 use crate::drain::Drain;
 use crate::files::FileStore;
+use crate::followed;
 use crate::job_task::{Submission, start};
 use crate::jobs::output_files::OutputId;
 use crate::jobs::store::ResultStore;
@@ -102,11 +102,8 @@ async fn submit(
     resolve(app, caller, &mut inputs).await?;
     if !app.jobs.holds(&caller.name, id.as_deref(), idempotency_key.as_deref()) {
         if let Some(name) = earlier::Name::of(caller, id.as_deref(), idempotency_key.as_deref()) {
-            let (stored, followed) = tokio::try_join!(
-                earlier::find(app.results.as_ref(), caller, &name, parsed.digest),
-                adoption::find_same(app, caller, &name, parsed.digest),
-            )?;
-            if let Some(written) = stored {
+            let followed = followed::find_same(app, caller, &name, parsed.digest).await?;
+            if let Some(written) = earlier::find(app.results.as_ref(), caller, &name, parsed.digest).await? {
                 return Ok(named(json_response(StatusCode::OK, written), &name.id, &name.message_id, wait));
             }
             if let Some(entry) = followed {
@@ -251,7 +248,7 @@ pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Known, Problem
         if let Some(written) = results.get(&caller.name, id).await {
             return Ok(Known::Stored(written));
         }
-        if let Some(entry) = adoption::find(app, caller, id).await? {
+        if let Some(entry) = followed::find(app, caller, id).await? {
             return Ok(Known::Here(entry));
         }
         // It may have ended meanwhile.

@@ -14,9 +14,9 @@ use vramq_producer::{Answer, Input, Params};
 
 use super::openai::idempotency_key;
 use super::{Authenticated, called_by, wait};
-use crate::adoption;
 use crate::app::{App, Permits};
 use crate::body::{self, Parsed};
+use crate::followed;
 use crate::job_task::{Submission, start};
 use crate::jobs::Entry;
 use crate::jobs::earlier::{self, Name};
@@ -129,10 +129,8 @@ impl Admitted {
             Sha256::new().chain_update(digest).chain_update(format!("{route}\n{model}")).finalize().into();
         if !app.jobs.holds(&caller.name, None, idempotency_key.as_deref()) {
             if let Some(name) = Name::of(&caller, None, idempotency_key.as_deref()) {
-                let (stored, followed) = tokio::try_join!(
-                    earlier::find(app.results.as_ref(), &caller, &name, fingerprint),
-                    adoption::find_same(&app, &caller, &name, fingerprint),
-                )?;
+                let followed = followed::find_same(&app, &caller, &name, fingerprint).await?;
+                let stored = earlier::find(app.results.as_ref(), &caller, &name, fingerprint).await?;
                 if let Some(written) = stored
                     && let Some(answer) = off_runtime(written.len(), move || answer_of(&written)).await
                 {

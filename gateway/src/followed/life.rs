@@ -5,8 +5,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::{sleep, timeout};
 use vramq_producer::JobError;
 
-use super::NotAdopted;
-use super::queue::AdoptedQueue;
+use crate::adoption::{AdoptedQueue, Adoption, NotAdopted};
 use crate::job_task::{End, STORED_WITHIN, Task};
 use crate::jobs::record::{KEPT_LEAST, Record};
 
@@ -20,7 +19,6 @@ const BEYOND: Duration = Duration::from_secs(60);
 /// Follows the job until its end is known.
 pub(super) async fn life(task: &Task, record: &Record) -> End {
     let Some(adoption) = &task.app.adoption else { return End::Unknown };
-    let patience = adoption.options.timeout.unwrap_or(KEPT_LEAST);
     let mut pause = LOOK_FIRST;
     loop {
         if let Some(state) = task.stored_end().await {
@@ -30,9 +28,9 @@ pub(super) async fn life(task: &Task, record: &Record) -> End {
             // Stored just before the record was removed.
             return task.stored_end().await.map_or(End::Unknown, End::Stored);
         }
-        let left = (patience + BEYOND).saturating_sub(age(record));
+        let left = left(adoption, record);
         if left.is_zero() {
-            return End::Answered(Err(late(patience, record)), None);
+            return End::Answered(Err(late(patience(adoption), record)), None);
         }
         match adoption.adopt(&record.reply_queue).await {
             Ok(None) => {}
@@ -40,7 +38,7 @@ pub(super) async fn life(task: &Task, record: &Record) -> End {
                 if let Some(end) = replies(task, record, &queue, left).await {
                     return end;
                 }
-                adoption.attendance().forget(&record.reply_queue);
+                adoption.forget(&record.reply_queue);
             }
             Err(NotAdopted::Lost) => return End::Answered(Err(JobError::ReplyQueueLost), None),
             Err(error) => tracing::warn!(queue = record.reply_queue, %error, "adopt a reply queue"),
@@ -50,14 +48,21 @@ pub(super) async fn life(task: &Task, record: &Record) -> End {
     }
 }
 
-/// The end by the replies in an adopted queue; `None` if another one consumes it before.
+/// The end by the replies in an adopted queue; `None` if another one consumes it before, or the time is up.
 async fn replies(task: &Task, record: &Record, queue: &AdoptedQueue, left: Duration) -> Option<End> {
     let awaited = queue.client.await_published(&record.message_id, record.items, left).await;
     let pending = awaited.inspect_err(|error| tracing::debug!(%error, "await an adopted job")).ok()?;
     match task.follow(pending, &queue.client).await {
-        End::Answered(Err(JobError::Closed | JobError::Disconnected(_) | JobError::ReplyQueueLost), _) => {
-            None
-        }
+        // After a timeout, too, the store is asked before the job fails.
+        End::Answered(
+            Err(
+                JobError::Closed
+                | JobError::Disconnected(_)
+                | JobError::ReplyQueueLost
+                | JobError::Timeout { .. },
+            ),
+            _,
+        ) => None,
         end => Some(end),
     }
 }
@@ -67,6 +72,15 @@ async fn is_unrecorded(task: &Task, record: &Record) -> bool {
     let Some(results) = &task.app.results else { return true };
     let found = timeout(STORED_WITHIN, results.record(&task.entry.owner, &record.id)).await;
     matches!(found, Ok(Ok(None)))
+}
+
+/// For how long the job is still awaited: no longer than its own gateway awaits it, which has removed the record by then.
+pub(super) fn left(adoption: &Adoption, record: &Record) -> Duration {
+    (patience(adoption) + BEYOND).saturating_sub(age(record))
+}
+
+fn patience(adoption: &Adoption) -> Duration {
+    adoption.patience().unwrap_or(KEPT_LEAST)
 }
 
 fn age(record: &Record) -> Duration {

@@ -1,21 +1,31 @@
 //! What the store of results knows of a job on this gateway: its record while it is unfinished, and its end.
 
-use tokio::time::timeout;
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
 use vramq_producer::Client;
 
-use super::Adoption;
-use crate::job_task::{STORED_WITHIN, Task};
+use super::{STORED_WITHIN, Task};
+use crate::adoption::Adoption;
 use crate::jobs::record::Record;
 use crate::jobs::view::state_of;
 use crate::jobs::{ResultStore, State};
 use crate::off_runtime::off_runtime;
 
+/// How often the removal of a record is tried: with the record the other gateways take the job for unfinished.
+const REMOVALS_MAX: usize = 3;
+
+/// The time between two of them.
+const REMOVE_AGAIN: Duration = Duration::from_secs(5);
+
 impl Task {
-    /// The end that another gateway has stored. After a withdrawal that is none: the job's own end is still to come.
+    /// The end that another gateway has stored. After a withdrawal that is none: the job's own end is still to come. Nor is that of an
+    /// earlier run under the same name.
     pub(crate) async fn stored_end(&self) -> Option<State> {
         let (results, _) = self.recorded().filter(|_| !self.entry.state().is_end())?;
         let written = timeout(STORED_WITHIN, results.get(&self.entry.owner, &self.entry.id)).await.ok()??;
-        off_runtime(written.len(), move || state_of(&written)).await
+        let created_ms = self.entry.created_ms;
+        off_runtime(written.len(), move || state_of(&written, created_ms)).await
     }
 
     /// The store, if the job's record is in there while it is unfinished.
@@ -47,11 +57,22 @@ impl Task {
         }
     }
 
+    /// Removes the record: the job has ended. What cannot be removed goes with a sweep.
     pub(crate) async fn remove_record(&self) {
-        if let Some((results, _)) = self.recorded() {
-            let removed = results.remove_record(&self.entry.owner, &self.entry.id);
-            // It goes by its age, too.
-            let _ = timeout(STORED_WITHIN, removed).await;
+        let Some((results, _)) = self.recorded() else { return };
+        let job = &self.entry.id;
+        for _ in 0..REMOVALS_MAX {
+            match timeout(STORED_WITHIN, results.remove_record(&self.entry.owner, job)).await {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => {
+                    tracing::warn!(job, %error, "remove the record of a job that has ended");
+                }
+                Err(_) => {
+                    let seconds = STORED_WITHIN.as_secs();
+                    tracing::warn!(job, seconds, "a job's record could not be removed in time");
+                }
+            }
+            sleep(REMOVE_AGAIN).await;
         }
     }
 }

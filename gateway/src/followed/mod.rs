@@ -1,0 +1,96 @@
+//! Unfinished jobs of other gateways. With a common store of results each gateway records its jobs there: so another gateway that is asked
+//! for such a job follows it, and takes its replies if its gateway is gone.
+
+mod life;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use tokio::time::timeout;
+
+use crate::adoption::Place;
+use crate::app::App;
+use crate::job_task::{STORED_WITHIN, Task, callers};
+use crate::jobs::earlier::Name;
+use crate::jobs::record::Record;
+use crate::jobs::registry::Added;
+use crate::jobs::{Entry, State};
+use crate::keys::Caller;
+use crate::problem::Problem;
+
+/// When to ask again while it follows as many as it may.
+const FULL_RETRY: Duration = Duration::from_secs(10);
+
+/// The unfinished job of this name that the caller gave to another gateway, followed by this one from now on.
+///
+/// # Errors
+/// This gateway follows as many jobs as it may, or as many of this caller's.
+pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Option<Arc<Entry>>, Problem> {
+    match record(app, caller, id).await {
+        Some(record) => follow(app, caller, record),
+        None => Ok(None),
+    }
+}
+
+/// The same for a request that names the job. Asked before [`earlier::find`](crate::jobs::earlier::find): an end is stored before the
+/// record is removed, so that one of the two finds a job that ends meanwhile.
+///
+/// # Errors
+/// As for [`find`]; or the name stands for another request.
+pub async fn find_same(
+    app: &App,
+    caller: &Caller,
+    name: &Name,
+    fingerprint: [u8; 32],
+) -> Result<Option<Arc<Entry>>, Problem> {
+    match record(app, caller, &name.id).await {
+        Some(record) if record.request_sha256 == fingerprint => follow(app, caller, record),
+        Some(_) => Err(Problem::reused(name.what)),
+        None => Ok(None),
+    }
+}
+
+/// If the store cannot be read there is none, as without a store. Nor does one count that is too old: it was left behind.
+async fn record(app: &App, caller: &Caller, id: &str) -> Option<Record> {
+    let (results, adoption) = app.results.as_ref().zip(app.adoption.as_ref())?;
+    match timeout(STORED_WITHIN, results.record(&caller.name, id)).await {
+        Ok(Ok(record)) => record.filter(|record| !life::left(adoption, record).is_zero()),
+        Ok(Err(error)) => {
+            tracing::error!(job = id, %error, "read a job's record");
+            None
+        }
+        Err(_) => {
+            let seconds = STORED_WITHIN.as_secs();
+            tracing::warn!(job = id, seconds, "the store of results did not answer in time");
+            None
+        }
+    }
+}
+
+/// Follows a job from its record on, until its end.
+fn follow(app: &App, caller: &Caller, record: Record) -> Result<Option<Arc<Entry>>, Problem> {
+    let Some(adoption) = &app.adoption else { return Ok(None) };
+    let place = adoption.place(&caller.name).ok_or_else(|| {
+        let message = "this gateway follows as many jobs of other gateways as it may";
+        Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message, FULL_RETRY)
+    })?;
+    let Record { id, message_id, model, items, request_sha256, .. } = record.clone();
+    let entry = Entry::new(id, message_id, caller.name.clone(), model, items, request_sha256)
+        .called_by(&callers(&app.config.broker, caller))
+        .taken_elsewhere(record.created_at_ms, record.secret.clone());
+    let entry = Arc::new(entry);
+    if let Added::Existing(before) = app.jobs.add(&entry, None)? {
+        // Asked for twice at the same moment.
+        return Ok(Some(before));
+    }
+    let task = Task { app: app.clone(), entry: Arc::clone(&entry), idempotency_key: None, kept: true };
+    entry.happened("queued", task.estimate(), Some(State::Queued));
+    tokio::spawn(run(task, record, place));
+    Ok(Some(entry))
+}
+
+async fn run(task: Task, record: Record, place: Place) {
+    task.run(life::life(&task, &record), None).await;
+    drop(place);
+}

@@ -1,0 +1,101 @@
+//! How a job ended, and what is to be done about it. Pure.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use vramq_producer::{Answer, JobError, JobFailed, Reason, Receipt};
+
+use super::Task;
+use crate::jobs::entry::{Failure, State};
+use crate::problem::{Problem, Retry};
+
+/// How a job ended.
+pub(crate) enum End {
+    Unpublished(Problem),
+    /// With the right to its replies, which other gateways can have until the end is stored.
+    Answered(Result<Answer, JobError>, Option<Receipt>),
+    /// Another gateway has stored it.
+    Stored(State),
+    /// Another gateway has had it, and has not stored it.
+    Unknown,
+}
+
+impl End {
+    /// Whether it is an error that no reply tells of: the replies may have gone to another gateway.
+    pub(super) fn is_without_reply(&self) -> bool {
+        matches!(self, Self::Answered(Err(error), _) if !matches!(error, JobError::Failed(_)))
+    }
+}
+
+/// An end, and what is to be done about it.
+pub(super) struct Ended {
+    pub(super) state: State,
+    pub(super) receipt: Option<Receipt>,
+    pub(super) is_to_be_stored: bool,
+    /// Whether this gateway answers for it. If not, its name is free here: the job was not published, or others know it.
+    pub(super) is_to_be_kept: bool,
+}
+
+impl Task {
+    /// What is to be done about an end.
+    pub(super) fn ended(&self, end: End) -> Ended {
+        let failed = |problem, outputs, is_published| {
+            State::Failed(Arc::new(Failure { problem, outputs, is_published }))
+        };
+        let (state, receipt, is_to_be_stored) = match end {
+            End::Unpublished(problem) => {
+                let is_final = problem.retry == Retry::No;
+                let state = failed(problem, Vec::new(), false);
+                return Ended { state, receipt: None, is_to_be_stored: is_final, is_to_be_kept: is_final };
+            }
+            End::Answered(Ok(answer), receipt) => (State::Done(Arc::new(answer)), receipt, true),
+            End::Answered(Err(error), receipt) => {
+                let problem = Problem::unanswered(&error).of_job(&self.entry.message_id);
+                // Its replies go on coming, and the other gateways can have them.
+                let is_left = self.recorded().is_some()
+                    && matches!(error, JobError::Closed | JobError::Disconnected(_));
+                let state = match error {
+                    // By its caller, who asked another gateway.
+                    JobError::Failed(JobFailed { reason: Reason::Withdrawn, .. })
+                        if self.recorded().is_some() =>
+                    {
+                        State::Withdrawn
+                    }
+                    JobError::Failed(JobFailed { outputs, .. }) => failed(problem, outputs, true),
+                    _ => failed(problem, Vec::new(), true),
+                };
+                (state, receipt, !is_left)
+            }
+            // The store has it for every gateway, and that one has counted it.
+            End::Stored(state) => {
+                return Ended { state, receipt: None, is_to_be_stored: false, is_to_be_kept: false };
+            }
+            End::Unknown => {
+                let message = "the job has ended, and its end is not in the store of results";
+                let problem = Problem::new(StatusCode::BAD_GATEWAY, "store", message).with_retry(Retry::No);
+                let state = failed(problem.of_job(&self.entry.message_id), Vec::new(), true);
+                return Ended { state, receipt: None, is_to_be_stored: false, is_to_be_kept: false };
+            }
+        };
+        Ended { state, receipt, is_to_be_stored, is_to_be_kept: true }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn only_an_error_without_a_reply_may_be_anothers_answer() {
+        let failed = JobFailed { reason: Reason::Withdrawn, error: String::new(), outputs: Vec::new() };
+        let late = JobError::Timeout { after: Duration::ZERO, items_done: 0, items: 1 };
+        for (error, expected) in
+            [(late, true), (JobError::ReplyQueueLost, true), (JobError::Failed(failed), false)]
+        {
+            assert_eq!(End::Answered(Err(error), None).is_without_reply(), expected);
+        }
+        assert!(!End::Unknown.is_without_reply());
+    }
+}
