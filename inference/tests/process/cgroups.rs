@@ -134,6 +134,21 @@ async fn a_program_that_cannot_be_started_leaves_no_group() {
 }
 
 #[tokio::test]
+async fn a_program_that_may_not_enter_its_group_runs_without_one() {
+    let Some(root) = Root::new("entrance") else { return };
+    // Groups below a threaded one can be made, and the kernel lets no process into them.
+    if let Err(error) = std::fs::write(root.0.join("cgroup.type"), "threaded") {
+        println!("not run: {error}");
+        return;
+    }
+    let env = root.env();
+    let pool = env.probe("").await;
+    assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
+    assert!(root.programs().is_empty(), "{:?}", root.programs());
+    env.close(pool).await;
+}
+
+#[tokio::test]
 async fn what_exceeds_the_limit_is_killed_by_the_kernel_as_a_whole() {
     let Some(root) = Root::new("memory") else { return };
     let env = root.env();
