@@ -8,7 +8,7 @@ use vramq_inference::process::cgroup::Cgroups;
 use vramq_inference::process::keeper::Death;
 use vramq_inference::process::{PassEnd, Pool};
 
-use crate::env::{Env, done, ended, is_alive, pid, run, until};
+use crate::env::{Env, done, ended, is_alive, parent, pid, run, until};
 
 /// A group below this process's own, for the groups of programs.
 struct Root(PathBuf);
@@ -66,11 +66,6 @@ fn group_of(process: &str) -> Option<String> {
 fn is_in(process: i32, group: &Path) -> bool {
     let group = group.file_name().unwrap().to_str().unwrap();
     group_of(&process.to_string()).is_some_and(|own| own.ends_with(&format!("/{group}")))
-}
-
-fn parent(process: i32) -> i32 {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 async fn forked(pool: &Pool) -> Vec<i32> {

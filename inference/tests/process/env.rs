@@ -135,6 +135,12 @@ pub fn is_alive(pid: i32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
 }
 
+/// A program's keeper.
+pub fn parent(process: i32) -> i32 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
 /// Processes that were started with a scratch folder in `root`.
 pub fn processes_of(root: &Path) -> Vec<i32> {
     let mark = format!("VRAMQ_SCRATCH={}/", root.display());
