@@ -83,6 +83,12 @@ impl Env {
         assert!(left.is_empty(), "processes are left: {left:?}");
     }
 
+    /// Waits until nothing is left.
+    pub async fn cleaned(&self) {
+        until("all is gone", || self.scratch_folders() == 0 && processes_of(self.scratch.path()).is_empty())
+            .await;
+    }
+
     pub fn scratch_folders(&self) -> usize {
         std::fs::read_dir(self.scratch.path()).unwrap().count()
     }

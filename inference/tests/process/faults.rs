@@ -9,7 +9,7 @@ use vramq_inference::process::protocol::FailureKind;
 use vramq_inference::process::warm::LoadError;
 use vramq_inference::process::{NotTaken, PassEnd, Pool};
 
-use crate::env::{Env, done, ended, is_alive, parent, pid, processes_of, run, until};
+use crate::env::{Env, done, ended, is_alive, parent, pid, run, until};
 
 async fn raw(env: &Env) -> Pool {
     env.start(env.config("raw.py", "")).await.unwrap()
@@ -378,25 +378,5 @@ async fn a_pool_that_is_dropped_or_closed_while_loading_leaves_nothing() {
     let config = env.config("probe.py", "env = { LOAD = \"hang\" }");
     let start = env.start(config);
     assert!(tokio::time::timeout(Duration::from_secs(2), start).await.is_err());
-    until("all is gone", || env.scratch_folders() == 0 && processes_of(env.scratch.path()).is_empty()).await;
-}
-
-#[tokio::test]
-async fn a_start_does_not_wait_for_a_process_that_does_not_end() {
-    let env = Env::new();
-    let config = env.config("probe.py", "load_s = 4\nkill_s = 0.5\nenv = { LOAD = \"hang\" }");
-    let stop = async {
-        let programs = || processes_of(env.scratch.path());
-        until("it runs", || !programs().is_empty()).await;
-        // The keeper reports the start, and kills nothing from then on.
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let keeper = Pid::from_raw(parent(programs()[0])).unwrap();
-        kill_process(keeper, Signal::STOP).unwrap();
-        keeper
-    };
-    let (started, keeper) = tokio::join!(env.start(config), stop);
-    assert!(matches!(started, Err(LoadError::TimedOut { .. })), "{started:?}");
-    assert!(!processes_of(env.scratch.path()).is_empty());
-    kill_process(keeper, Signal::CONT).unwrap();
-    until("all is gone", || env.scratch_folders() == 0 && processes_of(env.scratch.path()).is_empty()).await;
+    env.cleaned().await;
 }
