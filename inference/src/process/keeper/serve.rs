@@ -61,7 +61,9 @@ fn keep() -> io::Result<()> {
         }
     };
     let mut keeper = Keeper::new(worker, spec, child, group.clone()).inspect_err(|_| {
-        group.iter().for_each(end_group);
+        if let Some(group) = &group {
+            end_group(group);
+        }
     })?;
     keeper.watch();
     keeper.end_all();
