@@ -10,11 +10,12 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf, pipe};
 use tokio::process::Command;
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot;
 use tokio::time::{Duration, timeout};
 
 use super::cgroup::Group;
 use super::keeper::{self, Death, Order, Report, Spec};
+use super::orphans;
 use super::stderr::Stderr;
 
 /// The variable that names the scratch folder. Each program has its own, so the variable also shows to which program a process
@@ -72,7 +73,7 @@ pub struct Child {
     death: Option<Death>,
     is_gone: bool,
     /// Kills what a lost keeper left.
-    orphans: Option<JoinHandle<()>>,
+    orphans: Option<oneshot::Receiver<()>>,
 }
 
 /// A step in the end of a program.
@@ -272,6 +273,12 @@ impl Child {
         self.order(Order::Kill).await;
     }
 
+    /// Ends it as [`end`](Self::end) does, but waits only so long for what does not end although it was killed: that is left to the
+    /// keeper. Whether nothing is left.
+    pub async fn end_within_limits(&mut self, grace: Duration, model: &str) -> bool {
+        timeout(grace + GONE_LIMIT, self.end(grace, model)).await.is_ok()
+    }
+
     /// Ends it: SIGTERM, after `grace` SIGKILL, and returns when nothing is left.
     pub async fn end(&mut self, grace: Duration, model: &str) {
         if self.death.is_none() {
@@ -297,15 +304,13 @@ impl Child {
     async fn end_orphans(&mut self) {
         let (scratch, cgroup) = (self.scratch.clone(), self.cgroup.clone());
         let ending = self.orphans.get_or_insert_with(|| {
-            tokio::task::spawn_blocking(move || {
-                let mark = format!("{SCRATCH_VARIABLE}={}", scratch.display());
-                // A process may have another environment, but not another group.
-                while kill_group(cgroup.as_ref()) | (kill_marked(mark.as_bytes()) > 0) {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                let _ = std::fs::remove_dir_all(scratch);
-                let _ = cgroup.map(|cgroup| cgroup.remove());
-            })
+            let (ended, ending) = oneshot::channel();
+            // Not one of the runtime's, which waits for its threads when it ends.
+            std::thread::spawn(move || {
+                orphans::end(&scratch, cgroup.as_ref());
+                let _ = ended.send(());
+            });
+            ending
         });
         let _ = ending.await;
         self.orphans = None;
@@ -315,28 +320,6 @@ impl Child {
 async fn next_report(reports: &mut Lines<BufReader<OwnedReadHalf>>) -> io::Result<Option<Report>> {
     let line = reports.next_line().await?;
     line.map(|line| serde_json::from_str(&line).map_err(io::Error::from)).transpose()
-}
-
-/// Kills what is in a group; whether there was anything.
-fn kill_group(group: Option<&Group>) -> bool {
-    let Some(group) = group.filter(|group| !group.is_empty()) else { return false };
-    group.kill();
-    true
-}
-
-/// Kills all processes that have this variable in their environment; how many there were.
-fn kill_marked(mark: &[u8]) -> usize {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let marked = pids.filter(|pid| {
-        // Empty once it is a zombie.
-        std::fs::read(format!("/proc/{pid}/environ"))
-            .is_ok_and(|env| env.split(|byte| *byte == 0).any(|variable| variable == mark))
-    });
-    let killed = marked.filter_map(rustix::process::Pid::from_raw).map(|pid| {
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-    });
-    killed.count()
 }
 
 /// Both ends of what connects a keeper.

@@ -16,6 +16,7 @@ pub mod model;
 pub mod need;
 pub mod once;
 pub mod oom;
+mod orphans;
 pub mod outputs;
 pub mod pass;
 mod peak;

@@ -8,7 +8,7 @@ use vramq_inference::process::cgroup::Cgroups;
 use vramq_inference::process::keeper::Death;
 use vramq_inference::process::{PassEnd, Pool};
 
-use crate::env::{Env, done, ended, is_alive, pid, run, until};
+use crate::env::{Env, done, ended, is_alive, parent, pid, run, until};
 
 /// A group below this process's own, for the groups of programs.
 struct Root(PathBuf);
@@ -66,11 +66,6 @@ fn group_of(process: &str) -> Option<String> {
 fn is_in(process: i32, group: &Path) -> bool {
     let group = group.file_name().unwrap().to_str().unwrap();
     group_of(&process.to_string()).is_some_and(|own| own.ends_with(&format!("/{group}")))
-}
-
-fn parent(process: i32) -> i32 {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 async fn forked(pool: &Pool) -> Vec<i32> {
@@ -131,6 +126,21 @@ async fn a_program_that_cannot_be_started_leaves_no_group() {
     assert!(error.to_string().contains("No such file"), "{error}");
     assert!(root.programs().is_empty(), "{:?}", root.programs());
     env.assert_clean();
+}
+
+#[tokio::test]
+async fn a_program_that_may_not_enter_its_group_runs_without_one() {
+    let Some(root) = Root::new("entrance") else { return };
+    // Groups below a threaded one can be made, and the kernel lets no process into them.
+    if let Err(error) = std::fs::write(root.0.join("cgroup.type"), "threaded") {
+        println!("not run: {error}");
+        return;
+    }
+    let env = root.env();
+    let pool = env.probe("").await;
+    assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
+    assert!(root.programs().is_empty(), "{:?}", root.programs());
+    env.close(pool).await;
 }
 
 #[tokio::test]

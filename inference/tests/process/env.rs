@@ -83,6 +83,12 @@ impl Env {
         assert!(left.is_empty(), "processes are left: {left:?}");
     }
 
+    /// Waits until nothing is left.
+    pub async fn cleaned(&self) {
+        until("all is gone", || self.scratch_folders() == 0 && processes_of(self.scratch.path()).is_empty())
+            .await;
+    }
+
     pub fn scratch_folders(&self) -> usize {
         std::fs::read_dir(self.scratch.path()).unwrap().count()
     }
@@ -133,6 +139,12 @@ pub async fn until(what: &str, mut look: impl FnMut() -> bool) {
 pub fn is_alive(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+/// A program's keeper.
+pub fn parent(process: i32) -> i32 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 /// Processes that were started with a scratch folder in `root`.

@@ -9,7 +9,7 @@ use vramq_inference::process::protocol::FailureKind;
 use vramq_inference::process::warm::LoadError;
 use vramq_inference::process::{NotTaken, PassEnd, Pool};
 
-use crate::env::{Env, done, ended, is_alive, pid, run, until};
+use crate::env::{Env, done, ended, is_alive, parent, pid, run, until};
 
 async fn raw(env: &Env) -> Pool {
     env.start(env.config("raw.py", "")).await.unwrap()
@@ -253,10 +253,7 @@ async fn each_output_has_its_own_time() {
 async fn a_pass_does_not_wait_for_a_process_that_does_not_end() {
     let env = Env::new();
     let pool = env.probe("item_s = 1\nkill_s = 0.5\nwithheld_s = 1").await;
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid(&pool).await)).unwrap();
-    let (_, rest) = stat.rsplit_once(')').unwrap();
-    let keeper = rest.split_ascii_whitespace().nth(1).and_then(|pid| pid.parse().ok()).unwrap();
-    let keeper = Pid::from_raw(keeper).unwrap();
+    let keeper = Pid::from_raw(parent(pid(&pool).await)).unwrap();
     // It kills nothing now, as a driver that hangs lets nothing be killed.
     kill_process(keeper, Signal::STOP).unwrap();
     let (_, end) = ended(&pool, &["deaf"]).await;
@@ -381,8 +378,5 @@ async fn a_pool_that_is_dropped_or_closed_while_loading_leaves_nothing() {
     let config = env.config("probe.py", "env = { LOAD = \"hang\" }");
     let start = env.start(config);
     assert!(tokio::time::timeout(Duration::from_secs(2), start).await.is_err());
-    until("all is gone", || {
-        env.scratch_folders() == 0 && crate::env::processes_of(env.scratch.path()).is_empty()
-    })
-    .await;
+    env.cleaned().await;
 }

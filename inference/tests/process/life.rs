@@ -2,13 +2,16 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use vramq_inference::process::PassEnd;
 use vramq_inference::process::keeper::Death;
+use vramq_inference::process::warm::LoadError;
 
 use crate::env::{
-    Env, PROGRAM, done, ended, is_alive, models, pid, processes_of, python, repository, run, until,
+    Env, PROGRAM, done, ended, is_alive, models, parent, pid, processes_of, python, repository, run, until,
 };
 
 /// The three processes that a pass forked: one plain, one in its own session, one an orphan.
@@ -164,4 +167,24 @@ async fn too_much_of_the_hosts_memory_is_the_process_own_death() {
     assert!(bytes > 200 << 20);
     assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
     env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_start_does_not_wait_for_a_process_that_does_not_end() {
+    let env = Env::new();
+    let config = env.config("probe.py", "load_s = 4\nkill_s = 0.5\nenv = { LOAD = \"hang\" }");
+    let stop = async {
+        let programs = || processes_of(env.scratch.path());
+        until("it runs", || !programs().is_empty()).await;
+        // The keeper reports the start, and kills nothing from then on.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let keeper = Pid::from_raw(parent(programs()[0])).unwrap();
+        kill_process(keeper, Signal::STOP).unwrap();
+        keeper
+    };
+    let (started, keeper) = tokio::join!(env.start(config), stop);
+    assert!(matches!(started, Err(LoadError::TimedOut { .. })), "{started:?}");
+    assert!(!processes_of(env.scratch.path()).is_empty());
+    kill_process(keeper, Signal::CONT).unwrap();
+    env.cleaned().await;
 }

@@ -106,16 +106,15 @@ fn diagnose(config: &Config, json: bool) -> Exit {
             return Exit::Unusable;
         }
     };
-    let opened = match Opened::open(config, runtime.handle()) {
+    let tell = |text: &str| eprintln!("vramq-worker: {text}");
+    let opened = match Opened::open(config, runtime.handle(), tell) {
         Ok(opened) => opened,
         Err(error) => {
             if matches!(error, OpenError::Cuda(_)) {
                 // What is there explains what is not.
                 print!("{}", CudaReport::new(None, config.device.libraries()));
             }
-            for text in error.in_words() {
-                eprintln!("vramq-worker: {text}");
-            }
+            error.in_words().iter().for_each(|text| tell(text));
             return Exit::Unusable;
         }
     };

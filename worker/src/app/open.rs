@@ -43,16 +43,20 @@ pub enum OpenError {
     Cuda(#[from] cuda::OpenError),
     #[error(transparent)]
     HostMemory(#[from] TooLittle),
-    /// Every model that cannot be served, in the order in which they were loaded.
+    /// So many models cannot be loaded: the caller was told of each at once.
+    #[error("{0} model(s) cannot be loaded")]
+    NotLoaded(usize),
+    /// Every model that cannot be served.
     #[error("{} model(s) cannot be served", .0.len())]
     Models(Vec<ModelError>),
 }
 
 impl OpenError {
-    /// What to print: a text for each model that cannot be served.
+    /// What to print: a text for each model that cannot be served, unless the caller was told of it.
     pub fn in_words(self) -> Vec<String> {
         match self {
-            Self::Models(models) => models.into_iter().map(|model| in_full(model.into())).collect(),
+            Self::NotLoaded(_) => Vec::new(),
+            Self::Models(models) => models.into_iter().map(ModelError::in_words).collect(),
             other => vec![in_full(other.into())],
         }
     }
@@ -79,18 +83,25 @@ pub enum ModelError {
     DoesNotFit { model: String, device: String, error: DoesNotFit },
 }
 
+impl ModelError {
+    fn in_words(self) -> String {
+        in_full(self.into())
+    }
+}
+
 impl Opened {
     /// Loads every model, programs last; slots are computed when all weights are in place. Blocks, and must be called on a thread
-    /// where `runtime` may be waited for: programs live on it.
+    /// where `runtime` may be waited for: programs live on it. `tell` is called with the text for a model that cannot be loaded before
+    /// the next one is tried: that may take minutes, and end with the process.
     ///
     /// # Errors
-    /// Models that cannot be loaded, all of them: one that fails does not keep the next one from being tried. A model without slots is
-    /// no error here: see [`slots`](Self::slots).
-    pub fn open(config: &Config, runtime: &Handle) -> Result<Self, OpenError> {
+    /// Models cannot be loaded: one that fails does not keep the next one from being tried. A model without slots is no error here: see
+    /// [`slots`](Self::slots).
+    pub fn open(config: &Config, runtime: &Handle, tell: fn(&str)) -> Result<Self, OpenError> {
         let slots_max = host_slots(config)?;
         let device = open(&config.device.kind)?;
         let mut programs = Programs::new(device.shared(), StateFile::in_folder(config.state.as_deref()));
-        let mut models = load_all(config, &slots_max, &device, &mut programs, runtime)?;
+        let mut models = load_all(config, &slots_max, &device, &mut programs, runtime, tell)?;
         models.sort_by_key(|model| model.index);
         let encodes = config.models.iter().any(|model| matches!(model.engine, EngineConfig::Encoder { .. }));
         if encodes && matches!(device, AnyDevice::Cuda(_)) {
@@ -143,8 +154,9 @@ fn load_all(
     device: &AnyDevice,
     programs: &mut Programs,
     runtime: &Handle,
+    tell: fn(&str),
 ) -> Result<Vec<Arc<Model>>, OpenError> {
-    let (mut models, mut unusable) = (Vec::with_capacity(config.models.len()), Vec::new());
+    let mut models = Vec::with_capacity(config.models.len());
     let is_program = |model: &ModelConfig| matches!(model.engine, EngineConfig::Process(_));
     let (last, first): (Vec<_>, Vec<_>) =
         config.models.iter().enumerate().partition(|(_, model)| is_program(model));
@@ -164,10 +176,11 @@ fn load_all(
         };
         match loaded {
             Ok(loaded) => models.push(Arc::new(loaded)),
-            Err(error) => unusable.push(error),
+            Err(error) => tell(&error.in_words()),
         }
     }
-    if unusable.is_empty() { Ok(models) } else { Err(OpenError::Models(unusable)) }
+    let failed = config.models.len() - models.len();
+    if failed == 0 { Ok(models) } else { Err(OpenError::NotLoaded(failed)) }
 }
 
 /// The most slots of each model by the host's memory, with the arithmetic in the log.

@@ -106,10 +106,12 @@ fn unusable(error: anyhow::Error) -> Exit {
 
 /// A line for each model that cannot be served.
 fn not_opened(error: OpenError) -> Exit {
-    for text in error.in_words() {
-        tracing::error!("cannot start: {text}");
-    }
+    error.in_words().iter().for_each(|text| not_usable(text));
     Exit::Unusable
+}
+
+fn not_usable(text: &str) {
+    tracing::error!("cannot start: {text}");
 }
 
 fn warn_of_settings(config: &Config) {
@@ -153,7 +155,7 @@ fn listen(config: &Config, state: HttpState) -> Result<(), Exit> {
 async fn load(config: &Config, signals: &mut Signals) -> Result<Opened, Exit> {
     let config = config.clone();
     let runtime = Handle::current();
-    let loading = tokio::task::spawn_blocking(move || Opened::open(&config, &runtime));
+    let loading = tokio::task::spawn_blocking(move || Opened::open(&config, &runtime, not_usable));
     tokio::select! {
         opened = loading => opened.map_err(|panic| unusable(panic.into()))?.map_err(not_opened),
         signal = signals.next() => {

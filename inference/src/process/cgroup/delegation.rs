@@ -32,7 +32,9 @@ pub enum NotDelegated {
     NotMounted,
     #[error("this process is in the machine's root group")]
     MachineRoot,
-    #[error("{} is not delegated (systemd: Delegate=yes; a container: a private, writable cgroup)", .0.display())]
+    #[error("read {}: {}", .folder.display(), .error)]
+    NotRead { folder: PathBuf, error: io::Error },
+    #[error("{} is not delegated (systemd: Delegate=memory; a container: a private, writable cgroup)", .0.display())]
     NotMarked(PathBuf),
     #[error("make {}: {}", .folder.display(), .error)]
     NotMade { folder: PathBuf, error: io::Error },
@@ -120,8 +122,13 @@ impl Own {
     /// Whether it is delegated to a process of this user: another manager of the same group would undo what is made there.
     fn check(&self, user: u32) -> Result<(), NotDelegated> {
         // Every group but the machine's root has this file.
-        if !self.root.join("cgroup.type").exists() {
-            return Err(NotDelegated::MachineRoot);
+        if let Err(error) = fs::metadata(self.root.join("cgroup.type")) {
+            let is_root = error.kind() == io::ErrorKind::NotFound && self.root.exists();
+            return Err(if is_root {
+                NotDelegated::MachineRoot
+            } else {
+                NotDelegated::NotRead { folder: self.root.clone(), error }
+            });
         }
         // systemd gives a delegated group to the service's user, and no other.
         let is_given = || {

@@ -73,6 +73,8 @@ fn only_a_delegated_group_is_used() {
     let machine = imitated(&[]);
     let machine = Own { is_top: true, ..own(&machine) };
     assert!(matches!(machine.check(other), Err(NotDelegated::MachineRoot)));
+    let hidden = Own { root: "/no/such/group".into(), is_top: true, ..own(&group) };
+    assert!(matches!(hidden.check(other), Err(NotDelegated::NotRead { .. })));
 }
 
 #[test]

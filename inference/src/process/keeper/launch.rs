@@ -45,7 +45,7 @@ impl Default for Limits {
 /// it prints to the keeper's standard error.
 ///
 /// # Errors
-/// What `exec` failed with.
+/// What `exec` failed with, or that the program may not enter the group. Nothing runs then, and the standard output is as it was.
 pub fn launch(spec: &Spec, entrance: Option<File>) -> io::Result<Child> {
     let (program, arguments) = spec.command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let image = Image::new(spec)?;
@@ -75,15 +75,17 @@ pub fn launch(spec: &Spec, entrance: Option<File>) -> io::Result<Child> {
             Err(image.exec())
         })
     };
-    let child = command.spawn();
+    let nowhere = File::options().write(true).open("/dev/null")?;
+    let mut child = command.spawn()?;
     drop(output);
     // The program's death then ends the connection, unless its own children hold it.
-    let nowhere = File::options().write(true).open("/dev/null")?;
     // SAFETY: the keeper has one thread, and prints nothing: nobody uses the descriptor meanwhile.
     if unsafe { libc::dup2(nowhere.as_raw_fd(), libc::STDOUT_FILENO) } < 0 {
-        return Err(io::Error::last_os_error());
+        let error = io::Error::last_os_error();
+        let _ = child.kill().and_then(|()| child.wait());
+        return Err(error);
     }
-    child
+    Ok(child)
 }
 
 /// What `execve` takes, made before the fork.

@@ -52,17 +52,19 @@ fn keep() -> io::Result<()> {
     let mut line = String::new();
     BufReader::new(&worker).take(SPEC_BYTES_MAX).read_line(&mut line)?;
     let spec: Spec = serde_json::from_str(&line)?;
-    let (group, entrance) = make_group(&spec).unzip();
-    let started = scratch::hold(&spec.scratch).and_then(|lock| Ok((lock, launch(&spec, entrance)?)));
-    let (_lock, child) = match started {
+    let started = scratch::hold(&spec.scratch).and_then(|lock| Ok((lock, start(&spec)?)));
+    let (_lock, (child, group)) = match started {
         Ok(started) => started,
         Err(error) => {
             let _ = std::fs::remove_dir_all(&spec.scratch);
-            remove_group(group.as_ref());
             return report(&worker, &Report::NotStarted { error: error.to_string() });
         }
     };
-    let mut keeper = Keeper::new(worker, spec, child, group)?;
+    let mut keeper = Keeper::new(worker, spec, child, group.clone()).inspect_err(|_| {
+        if let Some(group) = &group {
+            end_group(group);
+        }
+    })?;
     keeper.watch();
     keeper.end_all();
     if keeper.spec.output == OutputUse::Stdout {
@@ -77,6 +79,26 @@ fn keep() -> io::Result<()> {
     Ok(())
 }
 
+/// Starts the program, in a control group of its own where it can have one.
+fn start(spec: &Spec) -> io::Result<(Child, Option<Group>)> {
+    let mut no_group = None;
+    if let Some((group, entrance)) = make_group(spec) {
+        match launch(spec, Some(entrance)) {
+            Ok(child) => return Ok((child, Some(group))),
+            Err(error) => {
+                end_group(&group);
+                no_group = Some(error);
+            }
+        }
+    }
+    // What is wrong with the program itself is wrong again.
+    let child = launch(spec, None)?;
+    if let Some(error) = no_group {
+        eprintln!("vramq keeper: the program was started outside of its cgroup: {error}");
+    }
+    Ok((child, None))
+}
+
 /// The program's control group, and the file by which a process enters it. Without one the keeper finds processes by their parents.
 fn make_group(spec: &Spec) -> Option<(Group, File)> {
     let made = Group::make(spec.cgroup.clone()?, spec.limits.host_memory_bytes).and_then(|group| {
@@ -84,6 +106,16 @@ fn make_group(spec: &Spec) -> Option<(Group, File)> {
         Ok((group, entrance))
     });
     made.inspect_err(|error| eprintln!("vramq keeper: the program has no cgroup of its own: {error}")).ok()
+}
+
+/// Ends what is in a group, and removes it. What does not end is for the next start of a worker.
+fn end_group(group: &Group) {
+    let began = Instant::now();
+    while !group.is_empty() && began.elapsed() < STUCK {
+        group.kill();
+        sleep(KILL_ROUND);
+    }
+    remove_group(Some(group));
 }
 
 fn remove_group(group: Option<&Group>) {

@@ -105,7 +105,7 @@ impl Pool {
     /// Starts the first process and waits until it is loaded; for a one-shot model there is nothing to wait for.
     ///
     /// # Errors
-    /// The model cannot be loaded. Nothing is left running then.
+    /// The model cannot be loaded. Nothing is left running then, except what does not end although it was killed.
     pub async fn start(config: ProcessConfig, options: PoolOptions) -> Result<Self, LoadError> {
         super::scratch::sweep(&config.scratch);
         let (closing, _) = watch::channel(false);

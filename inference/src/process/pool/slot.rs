@@ -54,7 +54,7 @@ impl SlotTask {
                 return;
             }
             let loaded = match self.admit(first.is_some()).await {
-                Ok(Admitted::Room(reserved)) => self.load(reserved).await,
+                Ok(Admitted::Room(reserved)) => self.load(reserved, first.is_some()).await,
                 Ok(Admitted::Unwanted) => {
                     wanted = false;
                     continue;
@@ -113,7 +113,7 @@ impl SlotTask {
     }
 
     /// Starts a process. The room that is `reserved` for it is kept until it has taken it.
-    async fn load(&mut self, reserved: Entry) -> Result<(Warm, Entry), LoadError> {
+    async fn load(&mut self, reserved: Entry, is_first: bool) -> Result<(Warm, Entry), LoadError> {
         let shared = Arc::clone(&self.shared);
         let config = &shared.config;
         let book = &shared.options.book;
@@ -125,7 +125,8 @@ impl SlotTask {
         let began = Instant::now();
         let mut closing = self.closing.clone();
         let started = |keeper| entry = Some(book.enter(keeper));
-        let loading = Warm::load(&shared.options.launcher, config, book, started, closed(&mut closing));
+        let stop = closed(&mut closing);
+        let loading = Warm::load(&shared.options.launcher, config, book, started, is_first, stop);
         let warm = self.unless_long(config.load + config.kill * 2 + PATIENCE, loading).await?;
         let entry = entry.unwrap_or_else(|| book.enter(warm.keeper_pid()));
         let look = book.look().await;

@@ -11,7 +11,7 @@ use crate::process::launch::Launcher;
 use crate::process::memory::{DeviceBook, Reading};
 use crate::process::protocol::{FromModel, OomReport, ToModel, VERSION};
 
-/// Why a process is not loaded. Nothing is left of it.
+/// Why a process is not loaded. Nothing is left of it, unless it does not end although it was killed, and the worker is starting.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LoadError {
     #[error("{0}")]
@@ -56,6 +56,7 @@ impl LoadError {
 
 impl Warm {
     /// Starts the program and waits until the model is loaded, or until it should `stop`. `started` receives the keeper's process id.
+    /// With the first process of a model the worker starts or fails: it does not wait for ever for one that does not end.
     ///
     /// # Errors
     /// See [`LoadError`].
@@ -64,6 +65,7 @@ impl Warm {
         config: &ProcessConfig,
         book: &DeviceBook,
         started: impl FnOnce(i32),
+        is_first: bool,
         stop: impl Future<Output = ()>,
     ) -> Result<Self, LoadError> {
         debug_assert_eq!(config.mode, Mode::Warm);
@@ -106,7 +108,19 @@ impl Warm {
             }
             Err(error) => error,
         };
-        warm.child.end(config.kill, &config.name).await;
+        if is_first {
+            if !warm.child.end_within_limits(config.kill, &config.name).await {
+                let (pid, keeper) = (warm.child.pid(), warm.child.keeper_pid());
+                tracing::error!(
+                    model = config.name,
+                    pid,
+                    keeper,
+                    "the program does not end although it was killed"
+                );
+            }
+        } else {
+            warm.child.end(config.kill, &config.name).await;
+        }
         let stderr = warm.child.stderr_tail();
         Err(match error {
             Refused::TimedOut => LoadError::TimedOut { limit, stderr },

@@ -9,7 +9,7 @@ use tokio::net::unix::OwnedWriteHalf;
 use tokio::time::{Duration, Instant, sleep_until, timeout};
 
 use super::accepts::Accepts;
-use super::child::{Child, GONE_LIMIT};
+use super::child::Child;
 use super::frame::Frame;
 use super::frames::{Frames, LAST_WORD, Unheard, name, next};
 use super::item;
@@ -186,8 +186,7 @@ impl Warm {
     /// Ends the process. If something of it does not end although it was killed, the pass ends all the same: its jobs, and the
     /// permit that it holds, do not wait for a driver. The slot does.
     async fn end_within_limits(&mut self, limits: &PassLimits) {
-        let end = self.child.end(limits.kill, &limits.model);
-        self.is_stuck = timeout(limits.kill + GONE_LIMIT, end).await.is_err();
+        self.is_stuck = !self.child.end_within_limits(limits.kill, &limits.model).await;
     }
 
     /// The model ended the pass by itself.

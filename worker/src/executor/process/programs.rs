@@ -60,7 +60,7 @@ impl Programs {
     /// Starts a model's first process, and waits until it is loaded.
     ///
     /// # Errors
-    /// The model cannot be loaded; nothing of it is left.
+    /// The model cannot be loaded; nothing of it is left, except what does not end although it was killed.
     pub async fn start(
         &mut self,
         model: ModelIndex,
