@@ -38,11 +38,19 @@ pub(crate) struct Acks<T> {
     /// For each frame that was taken and not yet sent, the deliveries that it covers. The next acks wait for these: an ack
     /// must not overtake one that it would cover.
     sending: Vec<Vec<(u64, T)>>,
+    /// The broker closed the channel: no ack of it covers others any more, and nothing is remembered for that.
+    is_closed: bool,
 }
 
 impl<T> Default for Acks<T> {
     fn default() -> Self {
-        Self { settled_up_to: 0, settled_beyond: BTreeMap::new(), due: BTreeMap::new(), sending: Vec::new() }
+        Self {
+            settled_up_to: 0,
+            settled_beyond: BTreeMap::new(),
+            due: BTreeMap::new(),
+            sending: Vec::new(),
+            is_closed: false,
+        }
     }
 }
 
@@ -58,9 +66,13 @@ impl<T> Acks<T> {
         self.due.insert(tag.0, settled);
     }
 
-    /// The broker was sent a delivery back, so it is settled without an ack.
-    pub(crate) fn given_back(&mut self, tag: DeliveryTag) {
-        self.note_settled(tag.0);
+    /// The broker was sent a delivery back, so it is settled without an ack; or it could not be sent it.
+    pub(crate) fn given_back(&mut self, tag: DeliveryTag, sent: bool) {
+        if sent {
+            self.note_settled(tag.0);
+        } else {
+            self.close();
+        }
     }
 
     /// The acks that are due, in as few frames as the order allows; none while others are being sent.
@@ -101,6 +113,8 @@ impl<T> Acks<T> {
             for (tag, settled) in covered {
                 if sent {
                     self.note_settled(tag);
+                } else {
+                    self.close();
                 }
                 all.push((settled, sent));
             }
@@ -114,7 +128,16 @@ impl<T> Acks<T> {
         sending.chain(self.due.into_values()).collect()
     }
 
+    /// The channel is closed. It may have belonged to a further queue, whose loss is not that of the session.
+    fn close(&mut self) {
+        self.is_closed = true;
+        self.settled_beyond.clear();
+    }
+
     fn note_settled(&mut self, tag: u64) {
+        if self.is_closed {
+            return;
+        }
         let mut first = tag;
         if let Some((&start, &end)) = self.settled_beyond.range(..tag).next_back()
             && end + 1 == tag
@@ -169,7 +192,7 @@ mod tests {
         let mut acks = Acks::default();
         add(&mut acks, [1, 3, 4]);
         assert_eq!(send(&mut acks), [frame(1, false), frame(3, false), frame(4, false)]);
-        acks.given_back(DeliveryTag(2));
+        acks.given_back(DeliveryTag(2), true);
         add(&mut acks, [6, 5]);
         assert_eq!(send(&mut acks), [frame(6, true)]);
     }
@@ -203,8 +226,30 @@ mod tests {
             assert!(send(&mut acks).iter().all(|frame| !frame.multiple));
         }
         assert_eq!(acks.settled_beyond.len(), 1);
-        acks.given_back(DeliveryTag(1));
+        acks.given_back(DeliveryTag(1), true);
         assert!(acks.settled_beyond.is_empty());
+    }
+
+    /// Acks of settled jobs, one of which could not be sent, by an ack or by a return.
+    #[test]
+    fn a_closed_channel_keeps_nothing_of_what_was_settled() {
+        for is_returned in [false, true] {
+            let mut acks = Acks::default();
+            add(&mut acks, [2, 4, 6]);
+            send(&mut acks);
+            assert_eq!(acks.counts(), (0, 3));
+            if is_returned {
+                acks.given_back(DeliveryTag(1), false);
+            } else {
+                add(&mut acks, [1]);
+                acks.take();
+                acks.sent(&[false]);
+            }
+            assert_eq!(acks.counts(), (0, 0));
+            add(&mut acks, [3, 5, 7]);
+            assert!(send(&mut acks).iter().all(|frame| !frame.multiple));
+            assert_eq!(acks.counts(), (0, 0));
+        }
     }
 
     proptest! {
@@ -226,7 +271,7 @@ mod tests {
             for (settled, (take, send)) in steps.chain([(None, (true, true)), (None, (true, true))]) {
                 match settled {
                     Some((tag, true)) => {
-                        acks.given_back(DeliveryTag(tag));
+                        acks.given_back(DeliveryTag(tag), true);
                         prop_assert!(at_broker.remove(&tag));
                     }
                     Some((tag, false)) => {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use vramq_core::action::JobQueue;
 use vramq_core::event::Reading;
 use vramq_core::ids::ModelIndex;
 use vramq_core::status::Status;
@@ -195,7 +196,7 @@ impl Shell {
             };
             let leases =
                 || self.session.iter().flat_map(|session| &session.leases).filter(|lease| !lease.is_stopping);
-            let of_jobs = leases().filter(|lease| lease.model.0 == at && !lease.is_of_bulk);
+            let of_jobs = leases().filter(|lease| lease.model.0 == at && lease.queue != JobQueue::Bulk);
             let prefetch: usize = of_jobs.map(|lease| usize::from(lease.prefetch)).sum();
             // What consumers brought that were stopped takes slots until it is settled.
             let is_live = |consumer| leases().any(|lease| Some(lease.consumer) == consumer);
@@ -205,8 +206,9 @@ impl Shell {
             // A model keeps slots for large jobs.
             let slots = usize::from(told.slots.saturating_sub(2).max(1));
             let least = passes.div_ceil(*largest).min(slots).min(slots / 2 + 1);
-            // A single slot serves large jobs and others in turns.
-            if told.slots > 1 && load.backlog > SETTLED_AFTER && prefetch + others < least {
+            // A single slot serves large jobs and others in turns, and fewer slots than queues serve those in turns.
+            let has_turns = usize::from(told.slots) < model.queues.len() + 2 && model.queues.len() > 1;
+            if told.slots > 1 && !has_turns && load.backlog > SETTLED_AFTER && prefetch + others < least {
                 return Some("too little work for its device");
             }
             let per_second = 1_000_000 / env.plan.models[at].micros_per_cost as usize;

@@ -70,7 +70,7 @@ impl Shell {
     }
 
     /// A job that may be in any pass of its model: it goes on here, and has no hint and no history.
-    fn may_share(&self, env: &Env, stored: &StoredJob) -> bool {
+    pub(super) fn may_share(&self, env: &Env, stored: &StoredJob) -> bool {
         let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else {
             return false;
         };
@@ -109,10 +109,15 @@ impl Shell {
         let (who, time) = (self.life.worker, self.model_time.clone());
         let most = PASSES_OF_OTHERS * self.longest_pass + SECOND / 10;
         let executor = self.models[model.0].executor;
+        let weight = |model: usize| u64::from(env.plan.sharing.model(model));
         for stored in self.jobs.values_mut() {
             let waits =
                 stored.is_decoded && !stored.has_started && !stored.is_publishing && stored.model != model;
-            if !waits || !is_calm || self.models[stored.model.0].executor != executor {
+            // Other processes may leave no memory for a pass of it: it waits two seconds for that.
+            let of_job = &self.models[stored.model.0];
+            let full = PassShape { items: 1, cost: of_job.pass_cost_max, longest: of_job.pass_cost_max };
+            let is_short = self.budget.limit() < (of_job.pass_bytes)(full);
+            if !waits || is_short || !is_calm || self.models[stored.model.0].executor != executor {
                 stored.time_before = None;
                 continue;
             }
@@ -120,12 +125,16 @@ impl Shell {
             let (before_own, before_other) =
                 *stored.time_before.get_or_insert((time[own], time[model.0] - took));
             let (had, others) = (time[own] - before_own, time[model.0] - before_other);
-            if others > had + most {
+            // The clocks of models run by weight, and each may be so far ahead of the others.
+            let (of_own, of_other) = (weight(own), weight(model.0));
+            if others > had * of_other / of_own + most * of_other.div_ceil(of_own) {
                 let number = stored.job.0;
                 return env.ledger.fail("models have the device in turns", || {
                     format!(
-                        "worker-{who}: job {number} waits while others had {} ms more",
-                        (others - had) / 1_000
+                        "worker-{who}: job {number} waits while model {model} of weight {of_other} had {} ms, and its own of weight \
+                         {of_own} {} ms",
+                        others / 1_000,
+                        had / 1_000
                     )
                 });
             }

@@ -178,6 +178,9 @@ impl Core {
     /// A rule has the job run by other workers: it goes there unrun.
     pub(crate) fn moved(&mut self, job: JobKey, key: String) {
         let Some(received) = self.jobs.take_received(job) else { return };
+        if self.withdrawals.has(&received.delivery, self.now.at) {
+            return self.settle(received.settle(JobOutcome::Withdrawn, self.now.at));
+        }
         let headers = received.delivery.headers.clone().unwrap_or_default();
         let error = format!("a rule of the model moves the job to the key `{key}`, which no queue takes");
         let no_queue = Rejection::new(Reason::InvalidInput, error);

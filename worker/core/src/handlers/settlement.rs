@@ -292,9 +292,7 @@ impl Core {
         let confirmed = settling.confirmed();
         let delivery = &confirmed.received.delivery;
         self.redelivery.confirmed(delivery.fingerprint, confirmed.end, self.now.at);
-        if sent {
-            self.session.acks_mut(delivery.channel).given_back(delivery.tag);
-        }
+        self.session.acks_mut(delivery.channel).given_back(delivery.tag, sent);
         self.ended(&confirmed, sent);
         self.adjust_consumers();
     }

@@ -60,6 +60,16 @@ impl Worker {
     }
 }
 
+/// It is not moved: the withdrawal came while it was read.
+#[test]
+fn a_withdrawn_job_that_a_rule_moves_ends_here() {
+    let mut worker = Worker::new();
+    worker.deliver(1);
+    worker.withdraw(1);
+    let actions = worker.apply(Event::Moved { job: JobKey(1), key: "larger".to_owned() });
+    worker.ends_as_withdrawn(1, &actions);
+}
+
 /// The jobs with a `failed` reply for their withdrawal.
 fn notices(actions: &[Action]) -> Vec<JobKey> {
     let notices = actions.iter().filter_map(|action| match action {

@@ -236,7 +236,7 @@ impl Flow {
 
     /// A caller took so much in a pass that one of its jobs led.
     fn led(&mut self, caller: &Caller, cost: usize, quantum: usize) {
-        self.charge(cost);
+        self.charge(cost, quantum);
         if let Some(queue) = self.callers.get_mut(caller) {
             queue.deficit = less(queue.deficit, cost, quantum);
         } else if !self.order.is_empty() && (self.debts.len() < DEBTS_MAX || self.debts.contains_key(caller))
@@ -285,7 +285,7 @@ impl Flow {
 
     /// A caller took so much in its turn. It is over if that was nothing, or all that it may take in this round.
     pub(super) fn took(&mut self, caller: &Caller, cost: usize, quantum: usize) {
-        self.charge(cost);
+        self.charge(cost, quantum);
         if let Some(queue) = self.callers.get_mut(caller) {
             if cost == 0 && !std::mem::replace(&mut queue.is_out, true) {
                 self.out += 1;
@@ -297,8 +297,10 @@ impl Flow {
         }
     }
 
-    fn charge(&mut self, cost: usize) {
-        self.virtual_time += cost as f64 / self.weight;
+    /// An item that costs more than a caller may owe counts as so much for its queue, too: the queue's other callers did not ask for it.
+    fn charge(&mut self, cost: usize, quantum: usize) {
+        let most = quantum.saturating_mul(DEBT_QUANTA_MAX.unsigned_abs() as usize);
+        self.virtual_time += cost.min(most) as f64 / self.weight;
     }
 
     /// The next job of this caller did not fit a pass: it starts the next one, if the caller may take something in this round.
@@ -442,10 +444,19 @@ mod tests {
     #[test]
     fn a_flow_without_jobs_does_not_make_up_for_a_pass_of_another_queue() {
         let mut flows = flows();
-        flows.led(FIRST, &None, 1000, 1);
+        flows.led(FIRST, &None, 1000, 100);
         push(&mut flows, SECOND, 1);
         push(&mut flows, FIRST, 2);
         assert_eq!(flows.flows[0].virtual_time, flows.flows[1].virtual_time);
+    }
+
+    #[test]
+    fn an_item_of_any_size_holds_its_queue_up_for_what_a_caller_may_owe() {
+        let mut flows = flows();
+        push(&mut flows, FIRST, 1);
+        push(&mut flows, SECOND, 2);
+        flows.led(FIRST, &None, 1_000_000, 10);
+        assert_eq!(flows.flows[0].virtual_time, 10.0 * DEBT_QUANTA_MAX as f64);
     }
 
     #[test]
@@ -454,7 +465,7 @@ mod tests {
         push(&mut flows, FIRST, 1);
         flows.flows[0].virtual_time = 500.0;
         flows.goes(FIRST);
-        flows.led(SECOND, &None, 100, 1);
+        flows.led(SECOND, &None, 100, 10);
         assert_eq!(
             (flows.flows[1].virtual_time, flows.now),
             (600.0, 500.0),
