@@ -31,6 +31,10 @@ const REGRESSIONS: &[(u64, &str)] = &[
     (28, "a caller whose next item did not fit kept others from the pass"),
     (19, "a large job whose inputs were being fetched went back to the queue of all jobs"),
     (523, "the first wait for memory of a job's next item was as long as the last one of the item before"),
+    (18, "a further queue's closed channel kept runs of settled deliveries until the session's end"),
+    (128, "a job that its caller withdrew while it was read was moved by a rule all the same"),
+    (132, "the same, in another history"),
+    (294, "an item that costs hundreds of passes held up all callers of its queue"),
     (223, "a refused message was offered again too late, because its wait was capped before its jitter"),
 ];
 

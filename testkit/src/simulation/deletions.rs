@@ -26,8 +26,9 @@ impl Ledger {
 
     /// A worker no longer holds a message that the broker would keep, or dead-letter, if its queue were there.
     pub fn gone_with_its_queue(&mut self, letter: Letter) {
-        if self.letter(letter).is_orphan {
-            self.forgive_job(self.letter(letter).job);
+        let record = self.letter(letter);
+        if record.is_orphan && !record.acked {
+            self.forgive_job(record.job);
         }
     }
 
