@@ -35,6 +35,7 @@ const REGRESSIONS: &[(u64, &str)] = &[
     (128, "a job that its caller withdrew while it was read was moved by a rule all the same"),
     (132, "the same, in another history"),
     (294, "an item that costs hundreds of passes held up all callers of its queue"),
+    (902, "a large backlog on a device that leaks: the leak is a fault, and ends with the others"),
     (223, "a refused message was offered again too late, because its wait was capped before its jitter"),
 ];
 
