@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use vramq_testkit::simulation::agenda::{HOUR, MILLI, MINUTE, Micros};
-use vramq_testkit::simulation::plan::{Plan, Style};
+use vramq_testkit::simulation::plan::{Fault, FaultKind, Plan, Style};
+use vramq_testkit::simulation::sharing::Sharing;
 use vramq_testkit::simulation::trace::Detail;
 use vramq_testkit::simulation::{History, Sabotage, run, shrink};
 
@@ -45,6 +46,9 @@ const SABOTAGE_SEEDS: u64 = 40;
 
 /// Histories with many large jobs and short turns.
 const OF_LARGE_JOBS: u64 = 10;
+
+/// Histories with floods in several queues at once.
+const OF_FLOODS: u64 = 10;
 
 /// Runs something for every number, on as many threads as the machine has.
 fn side_by_side(numbers: std::ops::Range<u64>, act: impl Fn(u64) + Sync) {
@@ -130,6 +134,39 @@ fn large_jobs_make_room_for_each_other() {
     assert!(handed_over > 0, "no large job was handed over");
 }
 
+/// A history in which the queues of a model are flooded at the same time, again and again, and one of them has a larger weight.
+fn of_floods(seed: u64) -> Plan {
+    const FLOODS: u64 = 5;
+    const JOBS: usize = 400;
+    let mut plan = Plan::new(seed, SABOTAGED);
+    let weights = [1, 6];
+    plan.models.truncate(1);
+    for model in &mut plan.models {
+        (model.slots_max, model.pass_cost_max, model.micros_per_cost) = (32, 1024, 100);
+    }
+    plan.workers.truncate(1);
+    plan.callers.truncate(weights.len());
+    for (number, caller) in plan.callers.iter_mut().enumerate() {
+        (caller.number, caller.style, caller.model) = (number, Style::Steady, 0);
+    }
+    plan.faults = (1..=FLOODS)
+        .flat_map(|number| {
+            let at = number * SABOTAGED * 7 / 10 / FLOODS;
+            [0, 1].map(|caller| Fault { at, lasts: 0, kind: FaultKind::Flood { caller, jobs: JOBS } })
+        })
+        .collect();
+    Plan { sharing: Sharing::of_queues(&weights), jobs_max: 100_000, ..plan }
+}
+
+#[test]
+fn queues_that_are_flooded_have_their_shares() {
+    side_by_side(1..OF_FLOODS + 1, |seed| {
+        let history = run(of_floods(seed), Detail::None);
+        assert_eq!(history.violation, None, "seed {seed}");
+        assert!(history.jobs > 4_000, "seed {seed}: {} jobs only", history.jobs);
+    });
+}
+
 #[test]
 fn seeds_that_once_broke_a_rule_break_none() {
     for (seed, what) in REGRESSIONS {
@@ -163,7 +200,12 @@ fn every_fault_put_in_on_purpose_is_found() {
     side_by_side(0..Sabotage::ALL.len() as u64, |number| {
         let sabotage = Sabotage::ALL[usize::try_from(number).unwrap()];
         let found = (1..=SABOTAGE_SEEDS).find_map(|seed| {
-            let plan = Plan { sabotage: Some(sabotage), ..Plan::new(seed, SABOTAGED) };
+            // Only where queues are flooded at the same time does their weight matter for long.
+            let plan = match sabotage {
+                Sabotage::QueueWeightsIgnored => of_floods(seed),
+                _ => Plan::new(seed, SABOTAGED),
+            };
+            let plan = Plan { sabotage: Some(sabotage), ..plan };
             Some((seed, run(plan, Detail::None).violation?))
         });
         match found {

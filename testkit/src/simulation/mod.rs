@@ -14,7 +14,7 @@ mod odds;
 pub mod plan;
 mod random;
 mod record;
-mod sharing;
+pub mod sharing;
 mod shell;
 mod shrink;
 pub mod trace;

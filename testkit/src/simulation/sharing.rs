@@ -59,6 +59,16 @@ impl Sharing {
         Self { queues, models: weights, callers, seed: r.bits() }
     }
 
+    /// Each caller has a queue of the first model to itself, all with these weights.
+    pub fn of_queues(weights: &[u32]) -> Self {
+        let caller = |queue| CallerSharing { queue, ..CallerSharing::default() };
+        Self {
+            queues: vec![weights.to_vec()],
+            callers: (0..weights.len()).map(caller).collect(),
+            ..Self::default()
+        }
+    }
+
     /// Faults that only matter with shares: queues of others that go away and come back, and floods.
     pub fn faults(&self, count: usize, busy: Micros) -> Vec<Fault> {
         let mut random = Random::new(self.seed ^ SHARING);

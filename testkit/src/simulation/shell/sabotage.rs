@@ -128,6 +128,8 @@ sabotages! {
     FurtherQueueNotFound,
     /// A worker does not consume a model's further queues.
     FurtherQueueNotConsumed,
+    /// All queues of a model have the same weight.
+    QueueWeightsIgnored,
 }
 
 /// Whether something still happens.

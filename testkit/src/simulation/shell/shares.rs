@@ -39,6 +39,8 @@ pub(super) struct Shares {
     had: BTreeMap<usize, Had>,
     /// The same when each job that waits was first seen to.
     before: BTreeMap<JobKey, Had>,
+    /// The same since some job of a queue waits whenever a pass starts, by model and place.
+    backlogs: BTreeMap<(usize, usize), Had>,
     /// Further queues that the worker says it cannot consume, by model and place.
     missing: BTreeSet<(usize, usize)>,
     /// One was missing: as after a lost session, jobs may come back that nobody crashed with.
@@ -108,16 +110,25 @@ impl Shell {
             .before
             .retain(|key, _| !is_of_model(key) || waiting.iter().any(|(other, _)| other == key));
         self.shares.before.retain(|key, _| self.jobs.contains_key(key));
+        let queues: BTreeSet<usize> = waiting.iter().map(|(_, party)| party.0).collect();
+        self.shares.backlogs.retain(|(model, queue), _| *model != at || queues.contains(queue));
         let Some(had) = self.shares.had.get(&at) else { return };
         let (who, weights) = (self.life.worker, env.plan.sharing.queues(at).to_vec());
         for (key, own) in waiting {
             let before = self.shares.before.entry(key).or_insert_with(|| had.clone());
-            if let Some(what) = wrong_shares(had, before, &own, &weights, full) {
+            if let Some(text) = wrong_caller(had, before, &own, full) {
                 let number = self.jobs[&key].job.0;
-                let (rule, text) = what;
-                return env
-                    .ledger
-                    .fail(rule, || format!("worker-{who}: job {number} of {own:?} waits: {text}"));
+                return env.ledger.fail("callers of a queue have equal shares", || {
+                    format!("worker-{who}: job {number} of {own:?} waits: {text}")
+                });
+            }
+        }
+        for queue in queues {
+            let before = self.shares.backlogs.entry((at, queue)).or_insert_with(|| had.clone());
+            if let Some(text) = wrong_queue(had, before, queue, &weights, full) {
+                return env.ledger.fail("queues of a model have its passes by weight", || {
+                    format!("worker-{who}: jobs of queue {queue} wait: {text}")
+                });
             }
         }
     }
@@ -181,36 +192,35 @@ impl Shell {
     }
 }
 
-/// A rule that is broken by what others had since a job waits, and how.
-fn wrong_shares(
-    had: &Had,
-    before: &Had,
-    own: &Party,
-    weights: &[u32],
-    full: u64,
-) -> Option<(&'static str, String)> {
-    let since = |party: &Party, now: u64| now - before.get(party).copied().unwrap_or(0);
-    let own_had = had.get(own).map_or(0, |now| since(own, *now));
+/// How another caller of a queue had too much since a job of `own` waits, if one had.
+fn wrong_caller(had: &Had, before: &Had, own: &Party, full: u64) -> Option<String> {
+    let own_had = had.get(own).map_or(0, |now| since(before, own, *now));
+    had.iter().filter(|(party, _)| party.0 == own.0).find_map(|(party, now)| {
+        let theirs = since(before, party, *now);
+        let is_wrong = theirs > own_had + PASSES_OF_A_CALLER * full;
+        is_wrong
+            .then(|| format!("{party:?} had {theirs}, and its own caller {own_had}; a full pass is {full}"))
+    })
+}
+
+/// How another queue had too much since jobs of the queue `own` wait, if one had.
+fn wrong_queue(had: &Had, before: &Had, own: usize, weights: &[u32], full: u64) -> Option<String> {
     let mut of_queues = vec![0; weights.len()];
     for (party, now) in had {
-        let theirs = since(party, *now);
-        of_queues[party.0] += theirs;
-        if party.0 == own.0 && theirs > own_had + PASSES_OF_A_CALLER * full {
-            let text = format!("{party:?} had {theirs}, and its own caller {own_had}; a full pass is {full}");
-            return Some(("callers of a queue have equal shares", text));
-        }
+        of_queues[party.0] += since(before, party, *now);
     }
     let weight = |queue: usize| u64::from(weights[queue]);
-    let own_queue = of_queues[own.0] * PASSES_SCALE / weight(own.0);
-    for (queue, theirs) in of_queues.iter().enumerate().filter(|(queue, _)| *queue != own.0) {
-        let allowed = PASSES_OF_A_QUEUE * full * PASSES_SCALE;
-        let allowed = own_queue + allowed / weight(own.0) + allowed / weight(queue);
-        if theirs * PASSES_SCALE / weight(queue) > allowed {
-            let text = format!("queue {queue} had {theirs}, and its own {}; {weights:?}", of_queues[own.0]);
-            return Some(("queues of a model have its passes by weight", text));
-        }
-    }
-    None
+    let most = PASSES_OF_A_QUEUE * full * PASSES_SCALE;
+    let by_weight = |queue: usize| of_queues[queue] * PASSES_SCALE / weight(queue);
+    let is_wrong =
+        |queue: &usize| by_weight(*queue) > by_weight(own) + most / weight(own) + most / weight(*queue);
+    let queue = (0..weights.len()).find(is_wrong)?;
+    Some(format!("queue {queue} had {}, and this one {}; {weights:?}", of_queues[queue], of_queues[own]))
+}
+
+/// What a party had since then.
+fn since(before: &Had, party: &Party, now: u64) -> u64 {
+    now - before.get(party).copied().unwrap_or(0)
 }
 
 /// Weights divide costs without loss.

@@ -1,7 +1,7 @@
 //! Starts a worker's process: loads its models, and gives its core the device's memory.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use super::operators::Operators;
 use super::pace::{Drain, Health};
 use super::passes::Executor;
 use super::shares::Shares;
-use super::{Bytes, Shell};
+use super::{Bytes, Sabotage, Shell};
 use crate::simulation::agenda::Life;
 use crate::simulation::env::Env;
 use crate::simulation::plan::{MIB, WorkerPlan};
@@ -52,7 +52,7 @@ impl Shell {
         let learned = env.limit_files.get(&life.worker).cloned().unwrap_or_default();
         let limits = LearnedLimits::new(&settings.device, memory.total, learned);
         Some(Self {
-            core: Core::new(settings, own.clone(), limits, budget.clone()),
+            core: Core::new(settings, as_known(plan.sabotage, own.clone()), limits, budget.clone()),
             life,
             budget,
             models: Arc::new(own),
@@ -109,6 +109,15 @@ fn with_slots(models: &[ModelFacts], memory: Memory) -> Option<Vec<ModelFacts>> 
         Some(ModelFacts { slots, ..model.clone() })
     };
     models.iter().map(with_slots).collect()
+}
+
+/// The models as the core knows them: as they are, unless a fault was put in on purpose.
+fn as_known(sabotage: Option<Sabotage>, mut models: Vec<ModelFacts>) -> Vec<ModelFacts> {
+    if sabotage == Some(Sabotage::QueueWeightsIgnored) {
+        let queues = models.iter_mut().flat_map(|model| &mut model.queues);
+        queues.for_each(|queue| queue.weight = NonZeroU32::MIN);
+    }
+    models
 }
 
 /// What the core of a process decides by.
