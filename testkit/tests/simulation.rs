@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use vramq_testkit::simulation::agenda::{HOUR, MILLI, MINUTE, Micros};
-use vramq_testkit::simulation::plan::{Fault, FaultKind, Plan, Style};
+use vramq_testkit::simulation::plan::{Fault, FaultKind, ModelPlan, Plan, Style};
 use vramq_testkit::simulation::sharing::Sharing;
 use vramq_testkit::simulation::trace::Detail;
 use vramq_testkit::simulation::{History, Sabotage, run, shrink};
@@ -134,20 +134,22 @@ fn large_jobs_make_room_for_each_other() {
     assert!(handed_over > 0, "no large job was handed over");
 }
 
-/// A history in which the queues of a model are flooded at the same time, again and again, and one of them has a larger weight.
-fn of_floods(seed: u64) -> Plan {
+/// A history in which two queues are flooded at the same time, again and again: those of one model, or of two models. The second one
+/// has a larger weight.
+fn of_floods(seed: u64, models: usize) -> Plan {
     const FLOODS: u64 = 5;
     const JOBS: usize = 400;
     let mut plan = Plan::new(seed, SABOTAGED);
     let weights = [1, 6];
-    plan.models.truncate(1);
+    let model = plan.models[0];
+    plan.models = vec![ModelPlan { concurrent: false, ..model }; models];
     for model in &mut plan.models {
         (model.slots_max, model.pass_cost_max, model.micros_per_cost) = (32, 1024, 100);
     }
     plan.workers.truncate(1);
     plan.callers.truncate(weights.len());
     for (number, caller) in plan.callers.iter_mut().enumerate() {
-        (caller.number, caller.style, caller.model) = (number, Style::Steady, 0);
+        (caller.number, caller.style, caller.model) = (number, Style::Steady, number % models);
     }
     plan.faults = (1..=FLOODS)
         .flat_map(|number| {
@@ -155,15 +157,18 @@ fn of_floods(seed: u64) -> Plan {
             [0, 1].map(|caller| Fault { at, lasts: 0, kind: FaultKind::Flood { caller, jobs: JOBS } })
         })
         .collect();
-    Plan { sharing: Sharing::of_queues(&weights), jobs_max: 100_000, ..plan }
+    let sharing = if models == 1 { Sharing::of_queues(&weights) } else { Sharing::of_models(&weights) };
+    Plan { sharing, jobs_max: 100_000, ..plan }
 }
 
 #[test]
-fn queues_that_are_flooded_have_their_shares() {
+fn queues_and_models_that_are_flooded_have_their_shares() {
     side_by_side(1..OF_FLOODS + 1, |seed| {
-        let history = run(of_floods(seed), Detail::None);
-        assert_eq!(history.violation, None, "seed {seed}");
-        assert!(history.jobs > 4_000, "seed {seed}: {} jobs only", history.jobs);
+        for models in [1, 2] {
+            let history = run(of_floods(seed, models), Detail::None);
+            assert_eq!(history.violation, None, "seed {seed}, {models} models");
+            assert!(history.jobs > 4_000, "seed {seed}: {} jobs only", history.jobs);
+        }
     });
 }
 
@@ -200,9 +205,10 @@ fn every_fault_put_in_on_purpose_is_found() {
     side_by_side(0..Sabotage::ALL.len() as u64, |number| {
         let sabotage = Sabotage::ALL[usize::try_from(number).unwrap()];
         let found = (1..=SABOTAGE_SEEDS).find_map(|seed| {
-            // Only where queues are flooded at the same time does their weight matter for long.
+            // Only where both are flooded at the same time do weights matter for long.
             let plan = match sabotage {
-                Sabotage::QueueWeightsIgnored => of_floods(seed),
+                Sabotage::QueueWeightsIgnored => of_floods(seed, 1),
+                Sabotage::ModelWeightsIgnored => of_floods(seed, 2),
                 _ => Plan::new(seed, SABOTAGED),
             };
             let plan = Plan { sabotage: Some(sabotage), ..plan };

@@ -69,6 +69,11 @@ impl Sharing {
         }
     }
 
+    /// Each caller has a model to itself, all with these weights on their device.
+    pub fn of_models(weights: &[u32]) -> Self {
+        Self { models: weights.to_vec(), ..Self::default() }
+    }
+
     /// Faults that only matter with shares: queues of others that go away and come back, and floods.
     pub fn faults(&self, count: usize, busy: Micros) -> Vec<Fault> {
         let mut random = Random::new(self.seed ^ SHARING);

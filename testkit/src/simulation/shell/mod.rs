@@ -112,6 +112,8 @@ pub struct Shell {
     seen_limits: Seen,
     /// Of each model: what its passes took, and the longest pass of all.
     model_time: Vec<Micros>,
+    /// What all models had of the device when a model began to have jobs waiting at the end of every pass.
+    model_backlogs: BTreeMap<usize, Vec<Micros>>,
     longest_pass: Micros,
     shares: Shares,
     /// The messages that it sent acks of: when, and in which session.

@@ -130,6 +130,8 @@ sabotages! {
     FurtherQueueNotConsumed,
     /// All queues of a model have the same weight.
     QueueWeightsIgnored,
+    /// All models have the same weight on their device.
+    ModelWeightsIgnored,
 }
 
 /// Whether something still happens.

@@ -79,6 +79,7 @@ impl Shell {
             ran_out: Vec::new(),
             seen_limits: BTreeMap::new(),
             model_time: vec![0; models.len()],
+            model_backlogs: BTreeMap::new(),
             longest_pass: 0,
             shares: Shares::default(),
             answered: BTreeMap::new(),
@@ -116,6 +117,9 @@ fn as_known(sabotage: Option<Sabotage>, mut models: Vec<ModelFacts>) -> Vec<Mode
     if sabotage == Some(Sabotage::QueueWeightsIgnored) {
         let queues = models.iter_mut().flat_map(|model| &mut model.queues);
         queues.for_each(|queue| queue.weight = NonZeroU32::MIN);
+    }
+    if sabotage == Some(Sabotage::ModelWeightsIgnored) {
+        models.iter_mut().for_each(|model| model.share = NonZeroU32::MIN);
     }
     models
 }

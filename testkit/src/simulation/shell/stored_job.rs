@@ -95,8 +95,6 @@ pub(super) struct StoredJob {
     pub(super) must_move: bool,
     /// An operator was told that it is to be stopped.
     pub(super) is_cancelled: bool,
-    /// What its model and another one had of the device when it was seen to wait.
-    pub(super) time_before: Option<(Micros, Micros)>,
     /// Since when it waits although the device has room for it.
     pub(super) room_since: Option<Micros>,
     /// Passes of its model that started while it waited.
@@ -162,7 +160,6 @@ impl StoredJob {
             is_of_other_revision: false,
             must_move: false,
             is_cancelled: false,
-            time_before: None,
             room_since: None,
             passed_over: 0,
             is_requeued: false,
