@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use vramq_testkit::simulation::agenda::{HOUR, MILLI, MINUTE, Micros};
-use vramq_testkit::simulation::plan::{Plan, Style};
+use vramq_testkit::simulation::plan::{Fault, FaultKind, ModelPlan, Plan, Style};
+use vramq_testkit::simulation::sharing::Sharing;
 use vramq_testkit::simulation::trace::Detail;
 use vramq_testkit::simulation::{History, Sabotage, run, shrink};
 
@@ -31,6 +32,11 @@ const REGRESSIONS: &[(u64, &str)] = &[
     (28, "a caller whose next item did not fit kept others from the pass"),
     (19, "a large job whose inputs were being fetched went back to the queue of all jobs"),
     (523, "the first wait for memory of a job's next item was as long as the last one of the item before"),
+    (18, "a further queue's closed channel kept runs of settled deliveries until the session's end"),
+    (128, "a job that its caller withdrew while it was read was moved by a rule all the same"),
+    (132, "the same, in another history"),
+    (294, "an item that costs hundreds of passes held up all callers of its queue"),
+    (902, "a large backlog on a device that leaks: the leak is a fault, and ends with the others"),
     (223, "a refused message was offered again too late, because its wait was capped before its jitter"),
 ];
 
@@ -40,6 +46,9 @@ const SABOTAGE_SEEDS: u64 = 40;
 
 /// Histories with many large jobs and short turns.
 const OF_LARGE_JOBS: u64 = 10;
+
+/// Histories with floods in several queues at once.
+const OF_FLOODS: u64 = 10;
 
 /// Runs something for every number, on as many threads as the machine has.
 fn side_by_side(numbers: std::ops::Range<u64>, act: impl Fn(u64) + Sync) {
@@ -125,12 +134,50 @@ fn large_jobs_make_room_for_each_other() {
     assert!(handed_over > 0, "no large job was handed over");
 }
 
+/// A history in which two queues are flooded at the same time, again and again: those of one model, or of two models. The second one
+/// has a larger weight.
+fn of_floods(seed: u64, models: usize) -> Plan {
+    const FLOODS: u64 = 5;
+    const JOBS: usize = 400;
+    let mut plan = Plan::new(seed, SABOTAGED);
+    let weights = [1, 6];
+    let model = plan.models[0];
+    plan.models = vec![ModelPlan { concurrent: false, ..model }; models];
+    for model in &mut plan.models {
+        (model.slots_max, model.pass_cost_max, model.micros_per_cost) = (32, 1024, 100);
+    }
+    plan.workers.truncate(1);
+    plan.callers.truncate(weights.len());
+    for (number, caller) in plan.callers.iter_mut().enumerate() {
+        (caller.number, caller.style, caller.model) = (number, Style::Steady, number % models);
+    }
+    plan.faults = (1..=FLOODS)
+        .flat_map(|number| {
+            let at = number * SABOTAGED * 7 / 10 / FLOODS;
+            [0, 1].map(|caller| Fault { at, lasts: 0, kind: FaultKind::Flood { caller, jobs: JOBS } })
+        })
+        .collect();
+    let sharing = if models == 1 { Sharing::of_queues(&weights) } else { Sharing::of_models(&weights) };
+    Plan { sharing, jobs_max: 100_000, ..plan }
+}
+
+#[test]
+fn queues_and_models_that_are_flooded_have_their_shares() {
+    side_by_side(1..OF_FLOODS + 1, |seed| {
+        for models in [1, 2] {
+            let history = run(of_floods(seed, models), Detail::None);
+            assert_eq!(history.violation, None, "seed {seed}, {models} models");
+            assert!(history.jobs > 4_000, "seed {seed}: {} jobs only", history.jobs);
+        }
+    });
+}
+
 #[test]
 fn seeds_that_once_broke_a_rule_break_none() {
     for (seed, what) in REGRESSIONS {
-        // The first are from before there were withdrawals and references.
-        let before = Plan { withdrawn_percent: 0, referring_percent: 0, ..Plan::new(*seed, HOUR) };
-        for plan in [before, Plan::new(*seed, HOUR)] {
+        // The first are from before there were withdrawals and references, and all from before there were shares.
+        let before = Plan { withdrawn_percent: 0, referring_percent: 0, ..Plan::new(*seed, HOUR).plain() };
+        for plan in [before, Plan::new(*seed, HOUR).plain(), Plan::new(*seed, HOUR)] {
             let history = run(plan, Detail::None);
             assert_eq!(history.violation, None, "seed {seed}: {what}");
         }
@@ -158,7 +205,13 @@ fn every_fault_put_in_on_purpose_is_found() {
     side_by_side(0..Sabotage::ALL.len() as u64, |number| {
         let sabotage = Sabotage::ALL[usize::try_from(number).unwrap()];
         let found = (1..=SABOTAGE_SEEDS).find_map(|seed| {
-            let plan = Plan { sabotage: Some(sabotage), ..Plan::new(seed, SABOTAGED) };
+            // Only where both are flooded at the same time do weights matter for long.
+            let plan = match sabotage {
+                Sabotage::QueueWeightsIgnored => of_floods(seed, 1),
+                Sabotage::ModelWeightsIgnored => of_floods(seed, 2),
+                _ => Plan::new(seed, SABOTAGED),
+            };
+            let plan = Plan { sabotage: Some(sabotage), ..plan };
             Some((seed, run(plan, Detail::None).violation?))
         });
         match found {

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use vramq_core::event::QueueCounts;
-use vramq_core::ids::{ChannelId, JobKey, ModelIndex, PassId};
+use vramq_core::ids::{ChannelId, JobKey, ModelIndex, PassId, QueueIndex};
 
 use super::broker::Emitted;
 
@@ -60,6 +60,8 @@ pub enum Happening {
     Fetched { life: Life, job: JobKey },
     /// The broker counted a model's queues for a session.
     Counted { life: Life, session: u32, model: ModelIndex, counts: QueueCounts },
+    /// The broker answers a worker that looks for a further queue.
+    LookedFor { life: Life, session: u32, model: ModelIndex, queue: QueueIndex },
     /// Acks were written to the session's socket, or could not be.
     AcksSent { life: Life, session: u32, channel: ChannelId, sent: Vec<bool> },
     /// A delivery was given back.

@@ -9,7 +9,7 @@ use super::Random;
 use super::agenda::{Happening, MILLI, SECOND};
 use super::broker::{ChannelId, Command, ConnectionId, DeathReason, Frame, Name, Properties};
 use super::env::{Env, Owner, letter_of};
-use super::ledger::{JobSpec, Letter, Nature, ReplyTo};
+use super::ledger::{End, JobSpec, Letter, Nature, ReplyTo};
 use super::plan::{CallerPlan, Style};
 use super::withdrawals;
 
@@ -74,6 +74,7 @@ impl Callers {
             for at in 0..self.callers.len() {
                 self.listen(env, at);
             }
+            self.listen_larger(env, true);
             for model in 0..env.names.models.len() {
                 self.consume(env, env.names.models[model].dead.clone());
             }
@@ -90,6 +91,21 @@ impl Callers {
     pub fn read_dead(&self, env: &mut Env, model: usize) {
         let queue = env.names.models[model].dead.clone();
         self.consume(env, queue);
+    }
+
+    /// Workers with larger devices take jobs, or stop doing so.
+    pub fn listen_larger(&self, env: &mut Env, takes: bool) {
+        let queue = env.names.larger.clone();
+        if !env.plan.odds.has_larger {
+            return;
+        }
+        if let Some(channel) = self.reader {
+            // A consumer twice on one channel would be an error.
+            env.send(channel, Command::Cancel { tag: queue.clone() });
+        }
+        if takes {
+            self.consume(env, queue);
+        }
     }
 
     fn listen(&self, env: &mut Env, caller: usize) {
@@ -140,28 +156,53 @@ impl Callers {
         let (jobs, pause) = caller.next_turn(env.plan.large_at_once);
         env.agenda.at(env.now + pause.max(MILLI), Happening::Publish { caller: at });
         self.connect(env);
-        let Some(channel) = self.publisher else { return };
         for _ in 0..jobs {
             let letter = self.callers[at].next_job(env);
             withdrawals::decide(env, letter, self.callers[at].plan.style);
-            let record = env.ledger.letter(letter);
-            let spec = &env.ledger.job(record.job).spec;
-            let (model, ttl) = (spec.model, spec.ttl_ms);
-            let key = env.names.models[model].key.clone();
-            let exchange = env.names.jobs_exchange.clone();
-            let properties = Properties { expiration: ttl, persistent: true, ..Properties::default() };
-            if env.publish(channel, letter, exchange, key, properties) {
-                self.published += 1;
-                self.confirms.insert(self.published, (letter, false));
-            }
+            self.send(env, letter);
+        }
+    }
+
+    /// A caller publishes many small jobs at once.
+    pub fn flood(&mut self, env: &mut Env, which: usize, jobs: usize) {
+        let at = which % self.callers.len().max(1);
+        let Some(CallerPlan { number, model, .. }) = self.callers.get(at).map(|caller| caller.plan) else {
+            return;
+        };
+        env.ledger.flooded(model, env.plan.sharing.queue_of(number));
+        self.connect(env);
+        for _ in 0..jobs {
+            let spec = self.callers[at].small_job(env);
+            let letter = env.ledger.publish(spec);
+            self.send(env, letter);
+        }
+    }
+
+    /// Publishes a job to its queue: to the model's own by its exchange, to a further one as its owner binds it.
+    fn send(&mut self, env: &mut Env, letter: Letter) {
+        let Some(channel) = self.publisher else { return };
+        let spec = &env.ledger.job(env.ledger.letter(letter).job).spec;
+        let names = &env.names.models[spec.model];
+        let properties = Properties { expiration: spec.ttl_ms, persistent: true, ..Properties::default() };
+        let (exchange, key) = match spec.queue {
+            0 => (env.names.jobs_exchange.clone(), names.key.clone()),
+            further => (env.names.default_exchange.clone(), names.queue(further).clone()),
+        };
+        if env.publish(channel, letter, exchange, key, properties) {
+            self.published += 1;
+            self.confirms.insert(self.published, (letter, false));
         }
     }
 
     /// A frame for those who publish or read.
     pub fn frame(&mut self, env: &mut Env, frame: Frame) {
         match frame {
-            Frame::Deliver { delivery, .. } => {
+            Frame::Deliver { tag, delivery } => {
                 if let Some(letter) = letter_of(&delivery.message) {
+                    if tag == env.names.larger {
+                        let job = env.ledger.letter(letter).job;
+                        return env.ledger.ended(job, End::Moved);
+                    }
                     let death = delivery.message.deaths.first().map(|death| death.reason);
                     if death == Some(DeathReason::DeliveryLimit) {
                         let job = env.ledger.letter(letter).job.0;
@@ -220,34 +261,57 @@ impl Caller {
         }
         let mut spec = self.spec(env);
         spec.refers = env.stores.chance(env.plan.referring_percent);
+        let (odds, r) = (env.plan.odds, &mut env.rare);
+        spec.is_unencodable = self.plan.style == Style::Hostile && r.chance(odds.unencodable_percent);
+        spec.moves = r.chance(odds.moved_percent);
+        spec.revision = r.chance(odds.revision_percent).then(|| u8::from(r.chance(50)));
         let letter = env.ledger.publish(spec);
         self.last = Some(letter);
         letter
     }
 
-    fn spec(&mut self, env: &Env) -> JobSpec {
+    /// A job that does no harm, of so many items.
+    fn good_job(&mut self, env: &Env, items: usize) -> JobSpec {
         let r = &mut self.random;
-        let model = self.plan.model;
+        let CallerPlan { model, number, .. } = self.plan;
         let cost_max = env.plan.models[model].pass_cost_max;
-        let items = match self.plan.style {
-            Style::Bulk => 50 + r.below(300),
-            _ => 1 + r.below(6),
-        };
         let costs: Arc<[usize]> = (0..items).map(|_| 1 + r.below(cost_max / 16)).collect();
         let published_ms = r.chance(80).then(|| env.unix_ms());
-        let mut spec = JobSpec {
+        JobSpec {
             model,
-            caller: self.plan.number,
+            queue: env.plan.sharing.queue_of(number),
+            identity: env.plan.sharing.identity(number, env.ledger.jobs().len() as u64),
             costs,
             nature: Nature::Good,
-            hunger_tenths: if r.chance(6) { 12 + r.below(120) as u64 } else { 10 },
-            reply_to: ReplyTo::Caller(self.plan.number),
+            hunger_tenths: 10,
+            reply_to: ReplyTo::Caller(number),
             headers: JobHeaders::default(),
             ttl_ms: None,
             published_ms,
             is_withdrawable: env.plan.withdrawn_percent > 0,
             refers: false,
+            is_unencodable: false,
+            moves: false,
+            revision: None,
+        }
+    }
+
+    fn small_job(&mut self, env: &Env) -> JobSpec {
+        let items = 1 + self.random.below(4);
+        self.good_job(env, items)
+    }
+
+    fn spec(&mut self, env: &Env) -> JobSpec {
+        let items = match self.plan.style {
+            Style::Bulk => 50 + self.random.below(300),
+            _ => 1 + self.random.below(6),
         };
+        let mut spec = self.good_job(env, items);
+        let cost_max = env.plan.models[spec.model].pass_cost_max;
+        let r = &mut self.random;
+        if r.chance(6) {
+            spec.hunger_tenths = 12 + r.below(120) as u64;
+        }
         if r.chance(8) {
             spec.headers.batch_hint = Some(1 + r.below(8) as u32);
         }

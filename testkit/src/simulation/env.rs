@@ -1,8 +1,9 @@
 //! The environment that workers, callers and operators share: the broker, the network, the devices, the clock and the ledger.
 
 mod network;
+mod queues;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use super::broker::{Broker, ChannelId, Command, ConnectionId, Message, Millis, N
 use super::device::{Device, Started};
 use super::ledger::{Kind, Ledger, Letter};
 use super::names::Names;
+use super::odds::ODDS;
 use super::plan::{OPERATORS, Plan, STORES, WITHDRAWALS};
 use super::random::Random;
 use super::shell::{LimitsFile, RanOut};
@@ -45,6 +47,8 @@ pub struct Env {
     pub stores: Random,
     /// Chooses what operators try: apart, for the same reason.
     pub operating: Random,
+    /// Chooses what is rare: apart, for the same reason.
+    pub rare: Random,
     /// What each worker wrote to its file of learned limits; it outlives the process.
     pub limit_files: BTreeMap<usize, LimitsFile>,
     /// What ran out of memory alone, by worker, as far as its file tells it.
@@ -63,6 +67,8 @@ pub struct Env {
     /// The broker goes on at this time.
     broker_at: Option<Micros>,
     pub broker_is_down: bool,
+    /// Further queues that their owners keep from workers, by model and place.
+    forbidden: BTreeSet<(usize, usize)>,
     pub confirms_are_slow: bool,
     /// Faults of the plan that last.
     pub faults_now: usize,
@@ -75,7 +81,7 @@ impl Env {
         let broker = Broker::new(plan.generation).with_consumer_timeout(plan.consumer_timeout_ms);
         Self {
             names: Arc::new(Names::new(
-                plan.models.len(),
+                &(0..plan.models.len()).map(|at| plan.sharing.queues(at).len() - 1).collect::<Vec<_>>(),
                 plan.callers.iter().map(|caller| caller.number + 1).max().unwrap_or(0),
             )),
             now: 0,
@@ -84,6 +90,7 @@ impl Env {
             withdrawing: Random::new(plan.seed ^ WITHDRAWALS),
             stores: Random::new(plan.seed ^ STORES),
             operating: Random::new(plan.seed ^ OPERATORS),
+            rare: Random::new(plan.seed ^ ODDS),
             limit_files: BTreeMap::new(),
             ran_out: BTreeMap::new(),
             agenda: Agenda::default(),
@@ -97,6 +104,7 @@ impl Env {
             channels: BTreeMap::new(),
             broker_at: None,
             broker_is_down: false,
+            forbidden: BTreeSet::new(),
             confirms_are_slow: false,
             faults_now: 0,
             disturbed_at: 0,
@@ -182,7 +190,10 @@ impl Env {
 
     /// Declares what a session declares.
     pub fn declare_topology(&mut self) {
-        let commands = self.names.topology(&self.plan);
+        let mut commands = self.names.topology(&self.plan);
+        let further = self.plan.sharing.further().into_iter();
+        let open = further.filter(|queue| !self.forbidden.contains(queue));
+        commands.extend(open.map(|(model, queue)| self.names.further(&self.plan, model, queue)));
         self.administer(commands);
     }
 
@@ -207,7 +218,8 @@ impl Env {
         self.wake_broker(self.now);
         self.run_broker();
         let is_empty = self.broker.queue(queue).is_some_and(|counts| counts.ready + counts.unacked == 0);
-        if is_empty && !self.broker_is_down {
+        // What is on its way to a queue without a leader cannot be seen.
+        if is_empty && !self.broker_is_down && !self.broker.is_leaderless(queue) {
             // Quorum queues know no `if_empty`.
             self.administer([Command::DeleteQueue {
                 name: queue.clone(),

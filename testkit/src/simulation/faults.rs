@@ -4,7 +4,7 @@ use vramq_core::device::Loss;
 use vramq_schemas::control::Command;
 
 use super::agenda::{Happening, Micros, SECOND};
-use super::env::Owner;
+use super::env::{Env, Owner};
 use super::plan::{Fault, FaultKind};
 use super::shell::id_of;
 use super::world::World;
@@ -14,7 +14,10 @@ impl World {
         let Some(Fault { kind, lasts, .. }) = self.env.plan.faults.get(number).copied() else { return };
         let text = if ends { "is over" } else { "begins" };
         self.env.trace.line(self.env.now, "fault", || format!("{kind:?} {text}"));
-        self.env.disturbed();
+        // A flood is nothing that goes wrong: it must not hold up others.
+        if !matches!(kind, FaultKind::Flood { .. }) {
+            self.env.disturbed();
+        }
         if ends {
             self.env.faults_now -= 1;
             return self.fault_ends(kind);
@@ -57,6 +60,17 @@ impl World {
                 env.devices[at].hang_next();
             }
             FaultKind::Hang { .. } => {}
+            FaultKind::FurtherDeleted { queue, is_forbidden } => {
+                if let Some((model, queue)) = further(env, queue) {
+                    env.delete_further(model, queue, is_forbidden);
+                }
+            }
+            FaultKind::SilentReplies { caller } => {
+                let queue = env.names.replies[caller % env.names.replies.len()].clone();
+                env.broker.set_leaderless(&queue, true);
+            }
+            FaultKind::LargerStands => self.callers.listen_larger(env, false),
+            FaultKind::Flood { caller, jobs } => self.callers.flood(env, caller, jobs),
             other => self.worker_fault(other, lasts),
         }
     }
@@ -71,6 +85,7 @@ impl World {
         | FaultKind::Pause { worker }
         | FaultKind::Drain { worker }
         | FaultKind::Stop { worker, .. }
+        | FaultKind::MemoryWithheld { worker }
         | FaultKind::Cancel { worker }) = kind
         else {
             return;
@@ -100,6 +115,7 @@ impl World {
                     env.agenda.at(env.now, Happening::PassEnds { device, ticket });
                 }
             }
+            FaultKind::MemoryWithheld { .. } => shell.memory_withheld(env, lasts),
             FaultKind::CannotLoad { .. } => shell.set_loadable(env, false),
             FaultKind::Pause { .. } => shell.command(env, Command::Pause),
             FaultKind::Drain { .. } => shell.command(env, Command::Drain),
@@ -165,6 +181,18 @@ impl World {
                 let at = device % env.devices.len();
                 env.devices[at].set_sick(false);
             }
+            FaultKind::SilentReplies { caller } => {
+                let queue = env.names.replies[caller % env.names.replies.len()].clone();
+                env.broker.set_leaderless(&queue, false);
+                let now = env.now;
+                env.wake_broker(now);
+            }
+            FaultKind::LargerStands => self.callers.listen_larger(env, true),
+            FaultKind::FurtherDeleted { queue, .. } => {
+                if let Some((model, queue)) = further(env, queue) {
+                    env.restore_further(model, queue);
+                }
+            }
             FaultKind::Pause { worker } | FaultKind::CannotLoad { worker } => {
                 let at = worker % self.workers.len();
                 if let Some(shell) = &mut self.workers[at] {
@@ -191,4 +219,10 @@ impl World {
         }
         self.env.agenda.at(self.env.now + 5 * SECOND, Happening::Broker);
     }
+}
+
+/// The model and the place of a further queue.
+fn further(env: &Env, which: usize) -> Option<(usize, usize)> {
+    let all = env.plan.sharing.further();
+    all.get(which % all.len().max(1)).copied()
 }

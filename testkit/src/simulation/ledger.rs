@@ -1,7 +1,7 @@
 //! The ledger of all jobs, as seen from outside: who published each job, what happened to each copy, and which faults explain
 //! duplicates. Checks the invariants about jobs at every step.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vramq_schemas::{JobHeaders, Reason};
 
@@ -32,8 +32,12 @@ pub struct LetterRecord {
     /// The broker has confirmed what follows this message: an answer, another attempt, or a dead letter. Of all its twins.
     followed: u32,
     /// It was acknowledged. Of the first twin: how many were.
-    acked: bool,
+    pub(super) acked: bool,
     twins_acked: u32,
+    /// A caller published it, to the job's own queue.
+    pub(super) is_original: bool,
+    /// It is with a worker, and its queue is gone: it does not come again.
+    pub(super) is_orphan: bool,
 }
 
 /// Messages that hold a job at most, beside those after losses: halving a hint, waiting for memory, for each item.
@@ -51,14 +55,18 @@ const KILLS_MAX: u32 = 20;
 /// All jobs and all messages of a history.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    jobs: Vec<JobRecord>,
-    letters: Vec<LetterRecord>,
+    pub(super) jobs: Vec<JobRecord>,
+    pub(super) letters: Vec<LetterRecord>,
     pub now: Micros,
     pub violation: Option<Violation>,
     /// Jobs with confirmed copies that have not ended.
-    open: usize,
+    pub(super) open: usize,
     /// Jobs that the broker has, and of which no pass has started.
     pub(super) unstarted: BTreeSet<JobNumber>,
+    /// When each queue, by model and place, was last flooded.
+    pub(super) flooded: BTreeMap<(usize, usize), Micros>,
+    /// When each reply queue last confirmed nothing, by caller.
+    pub(super) silent: BTreeMap<usize, Micros>,
     /// How often a large job was handed over to others that wait.
     pub handed_over: usize,
 }
@@ -98,14 +106,17 @@ impl Ledger {
             published_ms: spec.published_ms,
         };
         self.jobs.push(JobRecord::new(job, spec, self.now));
-        self.write(job, kind)
+        let letter = self.write(job, kind);
+        self.letters[letter.0 as usize].is_original = true;
+        letter
     }
 
     /// The same bytes once more.
     pub fn publish_twin(&mut self, of: Letter) -> Letter {
         let LetterRecord { job, kind, twin, .. } = self.letter(of).clone();
         let letter = self.write(job, kind);
-        self.letters[letter.0 as usize].twin = twin;
+        let record = &mut self.letters[letter.0 as usize];
+        (record.twin, record.is_original) = (twin, true);
         self.jobs[job.0].copies += 1;
         letter
     }
@@ -121,6 +132,8 @@ impl Ledger {
             followed: 0,
             acked: false,
             twins_acked: 0,
+            is_original: false,
+            is_orphan: false,
         });
         if holds_job {
             let record = &mut self.jobs[job.0];
@@ -146,6 +159,13 @@ impl Ledger {
         if record.accepted == 1 && is_open {
             self.unstarted.insert(job);
         }
+    }
+
+    /// The broker refused a message: it holds no job.
+    pub fn refused(&mut self, letter: Letter) {
+        let LetterRecord { job, kind, .. } = self.letter(letter);
+        let (job, holds_job) = (*job, matches!(kind, Kind::Job { .. }));
+        self.jobs[job.0].attempts -= u32::from(holds_job);
     }
 
     /// The broker confirmed what follows a message.
@@ -175,10 +195,7 @@ impl Ledger {
         }
         if acked > followed && followed > 0 && self.jobs[job.0].excuses.repeats > 0 {
             // Two messages of the same bytes look the same: after a loss the answer to one may count for the other.
-            let record = &mut self.jobs[job.0];
-            let was_open = record.is_open();
-            record.is_forgiven = true;
-            self.open -= usize::from(was_open);
+            self.forgive_job(job);
         } else if acked > followed {
             self.fail("an ack comes after what follows is confirmed", || {
                 format!(
@@ -193,6 +210,7 @@ impl Ledger {
     pub fn lost(&mut self, letter: Letter) {
         let job = self.letter(letter).job;
         self.jobs[job.0].excuses.repeats += 1;
+        self.gone_with_its_queue(letter);
     }
 
     /// A job has killed the process that held it.
@@ -253,10 +271,11 @@ impl Ledger {
         record.last_end = Some(end);
         self.unstarted.remove(&job);
         self.open -= usize::from(was_open && !record.is_open());
-        let (ends, copies, repeats) = (record.ends, record.copies, record.excuses.repeats);
+        let Excuses { repeats, unconfirmed, .. } = record.excuses;
+        let (ends, copies) = (record.ends, record.copies);
         let first = record.spec.headers.items_done as usize;
         let missing = record.answered.iter().skip(first).position(|answered| !answered);
-        if ends > copies + repeats {
+        if ends > copies + repeats + unconfirmed {
             self.fail("a job ends once", || {
                 format!(
                     "job {} ended {ends} times, now with {end:?}; {copies} copies, {repeats} losses",
@@ -271,6 +290,10 @@ impl Ledger {
             self.fail("a job that is done has every answer", || {
                 format!("job {}: item {item} was never answered", job.0)
             });
+        }
+        let is_for_others = |record: &JobRecord| record.spec.moves || record.excuses.out_of_memory_alone;
+        if end == End::Moved && !is_for_others(&self.jobs[job.0]) {
+            self.fail("a job goes to other workers for a reason", || format!("job {}", job.0));
         }
         if let End::DeadLetter(reason) = end {
             self.check_blame(job, reason);
@@ -291,16 +314,18 @@ impl Ledger {
             }
             Reason::TimedOut => nature == Nature::Hanging || excuses.hung_alone,
             Reason::EngineFailed => nature == Nature::Failing || excuses.failed_alone,
-            Reason::InvalidInput => nature == Nature::Invalid,
+            // A rule may name a key that no queue takes.
+            Reason::InvalidInput => nature == Nature::Invalid || record.spec.moves,
             Reason::OutOfMemory => excuses.out_of_memory_alone,
             Reason::Cancelled => excuses.cancelled,
-            Reason::Unroutable => excuses.replies_refused,
+            Reason::Unroutable => excuses.replies_refused || record.spec.moves,
             Reason::Expired => record.spec.ttl_ms.is_some(),
             Reason::Malformed => {
                 nature == Nature::Malformed
                     || record.spec.headers.items_done as usize > record.spec.costs.len()
             }
-            Reason::TooLarge => nature == Nature::Huge,
+            Reason::TooLarge => nature == Nature::Huge || record.spec.is_unencodable,
+            Reason::WrongRevision => record.spec.revision.is_some(),
             Reason::ReferenceMissing => excuses.reference_missing,
             _ => false,
         };
@@ -314,11 +339,11 @@ impl Ledger {
 
     /// A model's dead letters were deleted for a while: what the broker itself dead-letters meanwhile is gone.
     pub fn forgive(&mut self, model: usize) {
-        let gone = |job: &&mut JobRecord| job.spec.ttl_ms.is_some() || job.spec.nature == Nature::Huge;
-        for job in self.jobs.iter_mut().filter(|job| job.spec.model == model && job.is_open()).filter(gone) {
-            job.is_forgiven = true;
-            self.open -= 1;
-        }
+        let gone = |job: &JobRecord| job.spec.ttl_ms.is_some() || job.spec.nature == Nature::Huge;
+        let is_gone = |job: &JobRecord| job.spec.model == model && job.is_open() && gone(job);
+        let jobs: Vec<_> =
+            (0..self.jobs.len()).filter(|at| is_gone(&self.jobs[*at])).map(JobNumber).collect();
+        jobs.into_iter().for_each(|job| self.forgive_job(job));
     }
 
     /// When everything is over: every copy that the broker took has ended.

@@ -3,14 +3,18 @@
 pub mod agenda;
 pub mod broker;
 mod callers;
+mod deletions;
 mod device;
 mod env;
+mod fault;
 mod faults;
 mod ledger;
 mod names;
+mod odds;
 pub mod plan;
 mod random;
 mod record;
+pub mod sharing;
 mod shell;
 mod shrink;
 pub mod trace;

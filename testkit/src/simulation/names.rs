@@ -13,6 +13,10 @@ const DELIVERY_LIMIT: i64 = 20;
 const NO_DELIVERY_LIMIT: i64 = i32::MAX as i64;
 const CLASSIC_PRIORITY_MAX: u8 = 9;
 
+/// The routing key of the workers with larger devices, and the jobs that their queue takes.
+pub const LARGER_KEY: &str = "larger";
+const LARGER_MAX: u32 = 10;
+
 /// Replies that a caller leaves unread before its queue is full.
 const REPLIES_MAX: u32 = 25;
 
@@ -20,6 +24,8 @@ const REPLIES_MAX: u32 = 25;
 pub struct ModelNames {
     pub key: Name,
     pub jobs: Name,
+    /// The queues of others that its jobs come from, too.
+    pub further: Vec<Name>,
     pub bulk: Name,
     pub bulk_key: Name,
     pub suspects: Name,
@@ -46,14 +52,30 @@ pub struct Names {
     pub dead_exchange: Name,
     pub default_exchange: Name,
     pub nowhere: Name,
+    /// The queue of the workers with larger devices; its routing key is `larger`.
+    pub larger: Name,
+}
+
+impl ModelNames {
+    /// One of the queues that its jobs come from, by its place: 0 is its own.
+    pub fn queue(&self, at: usize) -> &Name {
+        at.checked_sub(1).and_then(|at| self.further.get(at)).unwrap_or(&self.jobs)
+    }
+
+    /// All queues that its jobs come from, its own first.
+    pub fn queues(&self) -> impl Iterator<Item = &Name> {
+        std::iter::once(&self.jobs).chain(&self.further)
+    }
 }
 
 impl Names {
-    pub fn new(models: usize, callers: usize) -> Self {
-        let model = |at: usize| {
+    /// Of the models, each with so many further queues, and of the callers.
+    pub fn new(further: &[usize], callers: usize) -> Self {
+        let model = |(at, further): (usize, &usize)| {
             let key = format!("model-{at}");
             ModelNames {
                 jobs: jobs_queue(&key).into(),
+                further: (1..=*further).map(|queue| format!("team-{queue}.{key}").into()).collect(),
                 bulk: bulk_queue(&key).into(),
                 bulk_key: bulk_key(&key).into(),
                 suspects: suspects_queue(&key).into(),
@@ -71,13 +93,14 @@ impl Names {
             }
         };
         Self {
-            models: (0..models).map(model).collect(),
+            models: further.iter().enumerate().map(model).collect(),
             replies: (0..callers).map(|at| format!("replies.{at}").into()).collect(),
             jobs_exchange: JOBS_EXCHANGE.into(),
             retry_exchange: RETRY_EXCHANGE.into(),
             dead_exchange: DEAD_EXCHANGE.into(),
             default_exchange: "".into(),
             nowhere: "nowhere".into(),
+            larger: jobs_queue(LARGER_KEY).into(),
         }
     }
 
@@ -87,7 +110,13 @@ impl Names {
         found.map_or_else(|| self.nowhere.clone(), |delay| delay.key.clone())
     }
 
-    /// What a worker declares when a session begins.
+    /// What its owner declares for a further queue, and workers do.
+    pub fn further(&self, plan: &Plan, model: usize, queue: usize) -> Command {
+        let of = &self.models[model];
+        declare(of.queue(queue), jobs_options(plan, self, &of.key))
+    }
+
+    /// What a worker declares when a session begins, but for further queues.
     pub fn topology(&self, plan: &Plan) -> Vec<Command> {
         let exchange = |name: &Name, kind| Command::DeclareExchange { name: name.clone(), kind };
         let mut commands = vec![
@@ -95,6 +124,16 @@ impl Names {
             exchange(&self.retry_exchange, ExchangeKind::Direct),
             exchange(&self.dead_exchange, ExchangeKind::Direct),
         ];
+        if plan.odds.has_larger {
+            let options = QueueOptions {
+                kind: plan.queues,
+                max_length: Some(LARGER_MAX),
+                overflow: Overflow::RejectPublish,
+                ..QueueOptions::default()
+            };
+            commands.push(declare(&self.larger, options));
+            commands.push(bind(&self.larger, &self.retry_exchange, &LARGER_KEY.into()));
+        }
         for model in &self.models {
             commands.push(declare(&model.dead, typed(plan, NO_DELIVERY_LIMIT)));
             commands.push(declare(&model.jobs, jobs_options(plan, self, &model.key)));
@@ -179,7 +218,7 @@ mod tests {
     fn nothing_that_a_quorum_queue_dead_letters_is_lost_on_the_way() {
         let mut plan = Plan::new(1, HOUR);
         plan.queues = QueueKind::Quorum;
-        let topology = Names::new(1, 0).topology(&plan);
+        let topology = Names::new(&[0], 0).topology(&plan);
         let dead_lettering = topology.iter().filter_map(|command| match command {
             Command::DeclareQueue { name, options } => {
                 options.dead_letter_exchange.is_some().then_some((name, options))

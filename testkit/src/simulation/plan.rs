@@ -4,7 +4,11 @@
 use super::Random;
 use super::agenda::{HOUR, MILLI, MINUTE, Micros, SECOND};
 use super::broker::{Generation, QueueKind};
+use super::odds::Odds;
+use super::sharing::Sharing;
 use super::shell::Sabotage;
+
+pub use super::fault::{Fault, FaultKind};
 
 pub const MIB: u64 = 1 << 20;
 
@@ -63,6 +67,10 @@ pub struct Plan {
     pub commanded_permille: usize,
     /// Bytes that a worker's process holds for ever after each pass on the device's own thread.
     pub leaked_by_pass: u64,
+    /// Further queues, weights, and whom callers publish as.
+    pub sharing: Sharing,
+    /// How often rarer things happen.
+    pub odds: Odds,
     /// A fault put into every worker on purpose.
     pub sabotage: Option<Sabotage>,
 }
@@ -115,92 +123,6 @@ pub struct CallerPlan {
     pub jobs_max: usize,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub struct Fault {
-    pub at: Micros,
-    pub lasts: Micros,
-    pub kind: FaultKind,
-}
-
-/// What goes wrong. Numbers name workers, devices and callers by their place, modulo how many there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FaultKind {
-    /// A process dies after so many more actions.
-    Kill {
-        worker: usize,
-        after_actions: u32,
-    },
-    /// A host is lost: the broker learns of it only after `lasts`.
-    HostLost {
-        worker: usize,
-    },
-    /// A worker's connections break; the broker learns of it after `lasts`.
-    Cut {
-        worker: usize,
-    },
-    BrokerRestart,
-    /// A memory alarm blocks who publishes.
-    Alarm,
-    /// Confirms come late.
-    SlowConfirms,
-    /// The job queue has no leader.
-    Leaderless {
-        model: usize,
-    },
-    /// A caller reads no replies.
-    DeafCaller {
-        caller: usize,
-    },
-    /// A reply queue is deleted, and comes back after `lasts`.
-    RepliesDeleted {
-        caller: usize,
-    },
-    /// The dead-letter queue is deleted, if it is empty.
-    DeadDeleted {
-        model: usize,
-    },
-    /// Other processes take a part of a device's memory, in percent.
-    Stranger {
-        device: usize,
-        percent: u8,
-    },
-    /// Every pass on a device fails.
-    Sick {
-        device: usize,
-    },
-    /// A worker's device is lost until its process starts again.
-    DeviceLost {
-        worker: usize,
-        is_late: bool,
-    },
-    /// The program that runs a pass of a worker dies.
-    ProgramDies {
-        worker: usize,
-    },
-    /// A worker's programs cannot be loaded.
-    CannotLoad {
-        worker: usize,
-    },
-    /// The next pass on a device never ends.
-    Hang {
-        device: usize,
-    },
-    Pause {
-        worker: usize,
-    },
-    Drain {
-        worker: usize,
-    },
-    Stop {
-        worker: usize,
-        twice: bool,
-    },
-    /// An operator cancels a job that a worker holds.
-    Cancel {
-        worker: usize,
-    },
-}
-
 impl Plan {
     /// The plan of a seed, for so many microseconds.
     pub fn new(seed: u64, busy: Micros) -> Self {
@@ -226,6 +148,11 @@ impl Plan {
             let mut random = Random::new(seed ^ PROGRAMS);
             faults.extend((0..count.div_ceil(3)).map(|_| program_fault(&mut random, busy)));
         }
+        let on: Vec<_> = callers.iter().map(|caller| caller.model).collect();
+        let sharing = Sharing::new(seed, models.len(), &on);
+        faults.extend(sharing.faults(count, busy));
+        let odds = Odds::new(seed);
+        faults.extend(odds.faults(busy));
         faults.sort_by_key(|fault| fault.at);
         let is_serial = models.iter().all(|model| !model.concurrent);
         let mut of_large_jobs = Random::new(seed ^ LARGE_JOBS);
@@ -252,6 +179,8 @@ impl Plan {
             } else {
                 0
             },
+            sharing,
+            odds,
             sabotage: None,
             jobs_max: if r.chance(30) { 60 } else { 100_000 },
         }
@@ -259,6 +188,15 @@ impl Plan {
 }
 
 impl Plan {
+    /// The same with one queue for each model, which has an equal part of its device, callers that publish for themselves, and nothing
+    /// rare.
+    #[must_use]
+    pub fn plain(mut self) -> Self {
+        (self.sharing, self.odds) = (Sharing::default(), Odds::default());
+        self.faults.retain(|fault| !fault.kind.is_of_more());
+        self
+    }
+
     /// The broker closes channels before a worker gives a job up.
     pub fn has_short_timeout(&self) -> bool {
         self.consumer_timeout_ms * 1_000 < self.job_limit

@@ -46,7 +46,10 @@ pub enum ReplyTo {
 #[derive(Clone, Debug)]
 pub struct JobSpec {
     pub model: usize,
-    pub caller: usize,
+    /// The queue of the model that it is published to, by its place: 0 is the model's own.
+    pub queue: usize,
+    /// Whom it is from, as the broker verified it.
+    pub identity: Option<Arc<str>>,
     pub costs: Arc<[usize]>,
     pub nature: Nature,
     /// Real bytes of its passes, in tenths of what the model declares.
@@ -59,6 +62,12 @@ pub struct JobSpec {
     pub is_withdrawable: bool,
     /// Its inputs lie in a store.
     pub refers: bool,
+    /// No reply can hold its last output.
+    pub is_unencodable: bool,
+    /// A rule of its model has it run by the workers with larger devices.
+    pub moves: bool,
+    /// The revision of the model that it demands.
+    pub revision: Option<u8>,
 }
 
 /// What happened to a job that explains how it may end, and how often.
@@ -76,6 +85,8 @@ pub struct Excuses {
     pub reference_missing: bool,
     /// Its reply queue was missing or full at some time.
     pub replies_refused: bool,
+    /// Last replies that nobody waits for any more, and that its caller may get nevertheless.
+    pub unconfirmed: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -143,6 +154,8 @@ pub enum End {
     DeadLetter(Reason),
     /// The broker dead-lettered it.
     ByBroker,
+    /// Workers with larger devices took it.
+    Moved,
     /// A worker acknowledged it because its caller withdrew it.
     Withdrawn,
 }

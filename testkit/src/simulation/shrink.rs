@@ -35,7 +35,9 @@ fn size(plan: &Plan) -> (usize, usize, usize, usize) {
         plan.withdrawn_percent
             + plan.referring_percent
             + plan.commanded_permille
-            + usize::from(plan.leaked_by_pass > 0),
+            + usize::from(plan.leaked_by_pass > 0)
+            + plan.sharing.size()
+            + plan.odds.size(),
     )
 }
 
@@ -66,6 +68,12 @@ fn cuts(plan: &Plan) -> Vec<Plan> {
     cut(&|plan| plan.referring_percent = 0);
     cut(&|plan| plan.commanded_permille = 0);
     cut(&|plan| plan.leaked_by_pass = 0);
+    cuts.push(plan.clone().plain());
+    let mut cut = |change: &dyn Fn(&mut Plan)| {
+        let mut shorter = plan.clone();
+        change(&mut shorter);
+        cuts.push(shorter);
+    };
     for at in 0..plan.faults.len() {
         cut(&|plan| {
             plan.faults.remove(at);

@@ -2,7 +2,7 @@
 
 use super::agenda::{Micros, SECOND};
 use super::ledger::{JobNumber, Ledger};
-use super::record::{JobRecord, Nature};
+use super::record::{JobRecord, JobSpec, Nature, ReplyTo};
 use super::shell::Shell;
 use super::world::World;
 
@@ -13,6 +13,12 @@ const CALM_AFTER: Micros = 180 * SECOND;
 /// From publish to the first pass, for a small job. A worker gives quarantined jobs ten seconds and a pass, or twenty after a turn
 /// that a program outlasted, and others wait for callers before them meanwhile. No queue of a calm history is longer.
 const WAIT_MAX: Micros = 35 * SECOND;
+
+/// In a queue that is flooded, jobs wait behind the flood, of their own caller or of others in the same queue.
+const FLOOD_LASTS: Micros = 300 * SECOND;
+
+/// A reply queue that confirmed nothing is held off for up to ten minutes, and then one job at a time tries it.
+const SILENCE_LASTS: Micros = 1_200 * SECOND;
 
 /// A job of at most this part of a pass is a small one.
 const SMALL: usize = 8;
@@ -41,6 +47,40 @@ impl Ledger {
         self.unstarted.remove(&job);
     }
 
+    /// A queue of a model is flooded now: for a while jobs wait in it behind the flood.
+    pub fn flooded(&mut self, model: usize, queue: usize) {
+        self.flooded.insert((model, queue), self.now);
+    }
+
+    /// A caller's reply queue confirms nothing.
+    pub fn fell_silent(&mut self, caller: usize) {
+        self.silent.insert(caller, self.now);
+    }
+
+    /// The reply queue of a job is held off, because it confirmed nothing.
+    pub fn is_silent(&self, job: JobNumber) -> bool {
+        self.is_silent_for(self.job(job).spec.reply_to)
+    }
+
+    fn is_silent_for(&self, reply_to: ReplyTo) -> bool {
+        let ReplyTo::Caller(caller) = reply_to else { return false };
+        self.silent.get(&caller).is_some_and(|at| self.now < at + SILENCE_LASTS)
+    }
+
+    /// Whether what happened to a job, or to others before it, explains that it waits.
+    fn waits_for_others(&self, job: &JobRecord) -> bool {
+        // Of copies of the same bytes one may be taken for the other; a store may not answer; a job with forged headers may belong to
+        // the quarantine; and what happened to a job may have it wait.
+        let JobSpec { headers, model, queue, reply_to, refers, moves, revision, .. } = &job.spec;
+        let flooded_at = self.flooded.get(&(*model, *queue));
+        let is_in_flood = flooded_at.is_some_and(|at| job.published_at < at + FLOOD_LASTS);
+        let is_sent_on = *moves || revision.is_some() || self.is_silent_for(*reply_to);
+        let is_forged = headers.exclusive || headers.crashes > 0 || headers.attempt > 0;
+        let was_hit = job.excuses.repeats > 0 || job.excuses.replies_refused || job.is_withdrawn;
+        let is_partial = job.copies > 1 || headers.items_done > 0;
+        is_partial || *refers || is_forged || was_hit || is_in_flood || is_sent_on
+    }
+
     /// No small job that was published since then has waited longer than that for its first pass. `costs`: of each model, the most
     /// that a small job costs.
     fn check_waits(&mut self, since: Micros, most: Micros, costs: &[usize]) {
@@ -50,17 +90,9 @@ impl Ledger {
             let cost: usize = spec.costs.iter().sum();
             spec.nature == Nature::Good && spec.hunger_tenths == 10 && cost <= costs[spec.model]
         };
-        let waits_for_others = |job: &JobRecord| {
-            // Of copies of the same bytes one may be taken for the other; a store may not answer; a job with forged headers may
-            // belong to the quarantine; and what happened to a job may have it wait.
-            let headers = &job.spec.headers;
-            let is_forged = headers.exclusive || headers.crashes > 0 || headers.attempt > 0;
-            let was_hit = job.excuses.repeats > 0 || job.excuses.replies_refused || job.is_withdrawn;
-            job.copies > 1 || job.spec.refers || is_forged || was_hit || job.spec.headers.items_done > 0
-        };
         let late = self.unstarted.iter().map(|job| (*job, self.job(*job))).find(|(_, job)| {
             let waited = now - job.published_at;
-            job.published_at >= since && waited > most && is_small(job) && !waits_for_others(job)
+            job.published_at >= since && waited > most && is_small(job) && !self.waits_for_others(job)
         });
         if let Some((JobNumber(job), record)) = late {
             let seconds = (now - record.published_at) / SECOND;

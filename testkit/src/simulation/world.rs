@@ -12,6 +12,7 @@ use super::broker::Name;
 use super::callers::Callers;
 use super::env::{Env, Owner};
 use super::ledger::End;
+use super::names::{LARGER_KEY, ModelNames, Names};
 use super::plan::{MIB, ModelPlan, Plan};
 use super::shell::{Exit, Shell};
 use super::trace::{Detail, Trace, Violation};
@@ -57,7 +58,8 @@ pub fn run(plan: Plan, detail: Detail) -> History {
     let plan = Arc::new(plan);
     let mut env = Env::new(Arc::clone(&plan), Trace::new(detail));
     env.declare_topology();
-    let models = plan.models.iter().enumerate().map(|(at, model)| facts(at, model, &plan)).collect();
+    let models =
+        plan.models.iter().enumerate().map(|(at, model)| facts(at, model, &plan, &env.names)).collect();
     let callers = Callers::new(&mut env);
     for worker in 0..plan.workers.len() {
         let at = env.soon(SECOND);
@@ -147,6 +149,9 @@ impl World {
             Happening::Withdrawal { life, session, claim } => {
                 self.with(life, |shell, env| shell.withdrawal(env, session, claim));
             }
+            Happening::LookedFor { life, session, model, queue } => {
+                self.with(life, |shell, env| shell.looked_for(env, session, model, queue));
+            }
             Happening::Fault { number, ends } => self.fault(number, ends),
         }
     }
@@ -232,11 +237,14 @@ impl World {
     /// A queue of jobs that is not empty, and how many it holds. Copies that a crash left go on when their job has ended.
     fn left_in_queues(&self) -> Option<(Name, usize)> {
         let Env { names, broker, .. } = &self.env;
-        let mut queues = names.models.iter().flat_map(|model| [&model.jobs, &model.bulk, &model.suspects]);
+        let of = |model: &'_ ModelNames| {
+            model.queues().chain([&model.bulk, &model.suspects]).cloned().collect::<Vec<_>>()
+        };
+        let mut queues = names.models.iter().flat_map(of);
         queues.find_map(|queue| {
-            let counts = broker.queue(queue)?;
+            let counts = broker.queue(&queue)?;
             let left = counts.ready + counts.unacked;
-            (left > 0).then(|| (queue.clone(), left))
+            (left > 0).then_some((queue, left))
         })
     }
 
@@ -252,21 +260,24 @@ impl World {
 }
 
 /// A model as its workers know it. Its memory is a little for itself, and some for each unit of cost.
-fn facts(at: usize, model: &ModelPlan, plan: &Plan) -> ModelFacts {
+fn facts(at: usize, model: &ModelPlan, plan: &Plan, names: &Names) -> ModelFacts {
     // The largest pass takes a quarter of the smallest device.
     let smallest = plan.devices.iter().map(|device| device.total).min().unwrap_or(MIB);
     let per_cost = smallest / 4 / model.pass_cost_max as u64;
     let cost = model.pass_cost_max;
     let serial_only = !model.concurrent;
+    let key = format!("model-{at}");
+    let weight = |weight: u32| NonZeroU32::new(weight).unwrap_or(NonZeroU32::MIN);
+    let queue = |(name, of): (&Name, &u32)| QueueFacts { name: name.to_string(), weight: weight(*of) };
     ModelFacts {
-        name: format!("model-{at}"),
-        queues: vec![QueueFacts::own(&format!("model-{at}"))],
-        larger: model.larger.then(|| "larger".to_owned()),
+        queues: names.models[at].queues().zip(plan.sharing.queues(at)).map(queue).collect(),
+        name: key,
+        larger: model.larger.then(|| LARGER_KEY.to_owned()),
         slots_max: NonZeroU16::new(model.slots_max).unwrap_or(NonZeroU16::MIN),
         slots: NonZeroU16::MIN,
         pass_cost_max: cost,
         job_shape: PassShape { items: 16, cost: cost / 8, longest: cost / 16 },
-        share: NonZeroU32::MIN,
+        share: weight(plan.sharing.model(at)),
         weights: 0,
         executor: usize::from(!serial_only),
         probe: PassShape { items: 1, cost: 8, longest: 8 },

@@ -203,6 +203,11 @@ impl Broker {
         }
     }
 
+    /// What is sent to the queue waits for a leader.
+    pub fn is_leaderless(&self, queue: &Name) -> bool {
+        self.paused.contains(queue)
+    }
+
     /// The node goes away and comes back: connections are gone, and so is what no queue has.
     pub fn restart(&mut self, now: Millis) {
         self.connections.clear();

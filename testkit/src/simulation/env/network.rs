@@ -120,6 +120,14 @@ impl Env {
         lost.iter().for_each(|letter| self.ledger.lost(*letter));
     }
 
+    /// What was delivered on channels whose connection ends, and is not settled, does not come again if its queue is gone. The broker has
+    /// forgotten what it delivered on a channel that it closed: the worker held those jobs until now.
+    fn note_orphans(&mut self, channels: &[ChannelId]) {
+        for letter in channels.iter().filter_map(|channel| self.delivered.get(channel)).flatten() {
+            self.ledger.gone_with_its_queue(*letter);
+        }
+    }
+
     fn channels_of(&self, connection: ConnectionId) -> Vec<ChannelId> {
         self.channels.iter().filter(|(_, of)| **of == connection).map(|(channel, _)| *channel).collect()
     }
@@ -135,6 +143,7 @@ impl Env {
         self.wires.remove(&connection);
         let channels = self.channels_of(connection);
         self.note_losses(&channels, 0);
+        self.note_orphans(&channels);
         self.broker.lose(connection);
         for channel in channels {
             self.channels.remove(&channel);
@@ -165,6 +174,7 @@ impl Env {
     pub fn restart_broker(&mut self) -> Vec<Owner> {
         let channels: Vec<_> = self.channels.keys().copied().collect();
         self.note_losses(&channels, RESTART_WINDOW);
+        self.note_orphans(&channels);
         let millis = self.millis();
         self.broker.restart(millis);
         self.channels.clear();

@@ -14,12 +14,16 @@ use super::Shell;
 use super::stored_job::{SeenEnd, StoredJob};
 use crate::simulation::env::Env;
 use crate::simulation::ledger::Kind;
+use crate::simulation::names::LARGER_KEY;
 
 /// A job of more full passes than this is a large one.
 pub(super) const PASSES_OF_SMALL: usize = 4;
 
 /// Workers that a job takes along before it runs alone.
 pub(super) const SUSPECT_AFTER: u32 = 2;
+
+/// How often a job waits for a worker with its revision.
+const REVISION_WAITS: u32 = 16;
 
 impl Shell {
     /// The headers that a job was delivered with.
@@ -81,9 +85,9 @@ impl Shell {
             return Some("the crashes are miscounted");
         }
         let is_same = headers.expires_at_ms == before.expires_at_ms
-            && headers.revision_waits == before.revision_waits
-            && headers.moved == before.moved
-            && headers.queue == before.queue;
+            && headers.revision_waits == before.revision_waits + u32::from(stored.is_of_other_revision)
+            && (headers.moved == before.moved || (headers.moved && env.ledger.job(stored.job).spec.moves))
+            && headers.queue == self.queue_header(stored, before);
         let own = env.ledger.job(stored.job).spec.headers.batch_hint;
         let is_forged = !env.ledger.job(stored.job).spec.headers.history.is_empty();
         let is_remembered = headers.batch_hint_max == own || headers.attempt == 0 || is_forged;
@@ -98,6 +102,16 @@ impl Shell {
         let waited_for_store = u32::from(stored.store_failed && tried == 0);
         let is_counted = headers.store_waits == before.store_waits + waited_for_store;
         (!is_counted).then_some("the waits for a store are miscounted")
+    }
+
+    /// The queue that a job first came from, as its headers name it: its passes take that queue's share.
+    fn queue_header(&self, stored: &StoredJob, before: &JobHeaders) -> Option<String> {
+        match stored.source {
+            Source::Jobs(queue, _) if queue.is_further() => {
+                Some(self.models[stored.model.0].queues[queue.0].name.clone())
+            }
+            _ => before.queue.clone(),
+        }
     }
 
     /// Workers, devices and programs that may have been lost with a job, since it was delivered here or when it came back.
@@ -130,7 +144,9 @@ impl Shell {
             (Route::Now | Route::Bulk, _) => Some("back by another queue"),
             (Route::LargerDevice(key), _) => {
                 let has_key = self.models[stored.model.0].larger.as_ref() == Some(key);
-                (!has_key || stored.ran_out.is_empty()).then_some("sent to a larger device without need")
+                let is_moved = spec.moves && key == LARGER_KEY;
+                (!is_moved && (!has_key || stored.ran_out.is_empty()))
+                    .then_some("sent to a larger device without need")
             }
             (Route::Later(ms), _) => {
                 let (turn, last) = (wait_of(before, headers), DELAYS_MS.len() - 1);
@@ -174,6 +190,9 @@ impl Shell {
         if rejection.error.len() < 8 {
             return Some("it does not say why");
         }
+        if rejection.reason == Reason::WrongRevision && before.revision_waits < REVISION_WAITS {
+            return Some("workers with its revision may be there later");
+        }
         if let Some(headers) = headers {
             if headers.items_done != stored.refused_from.unwrap_or(stored.next) {
                 return Some("other items than these were answered");
@@ -209,12 +228,14 @@ impl Shell {
         let Some(stored) = self.jobs.get(&settled.job) else {
             return env.ledger.fail("every end is counted as what it was", || format!("{settled:?}"));
         };
-        let caller = format!("caller-{}", env.ledger.job(stored.job).spec.caller);
+        let caller = &env.ledger.job(stored.job).spec.identity;
         let is_true = match (settled.end, &stored.end) {
             (End::Replied, Some(SeenEnd::Replied))
             | (End::Returned, Some(SeenEnd::Returned))
             | (End::Withdrawn, Some(SeenEnd::Withdrawn))
             | (End::AlreadySettled, None) => true,
+            // Nobody hears of it whose reply queue confirms nothing.
+            (End::Withdrawn, None) => env.ledger.is_silent(stored.job),
             (End::DeadLettered(reason), Some(SeenEnd::DeadLettered(seen)))
             | (End::Rejected(reason), Some(SeenEnd::Rejected(seen))) => reason == *seen,
             (End::Requeued(cause), Some(SeenEnd::Requeued(headers, route))) => {
@@ -226,7 +247,7 @@ impl Shell {
         let ready_at = env.micros_of(settled.ready_at);
         let is_timed =
             (stored.delivered_at..=env.now).contains(&ready_at) && first_pass_at == stored.first_pass_at;
-        let is_his = settled.caller.as_deref() == Some(&caller) && settled.model == stored.model;
+        let is_his = settled.caller.as_deref() == caller.as_deref() && settled.model == stored.model;
         if !(is_true && is_timed && is_his) {
             let (who, end) = (self.life.worker, stored.end.clone());
             env.ledger.fail("every end is counted as what it was", || {
@@ -256,10 +277,11 @@ fn wait_of(before: &JobHeaders, headers: &JobHeaders) -> Option<usize> {
     let counts = [
         (before.waits, headers.waits),
         (before.store_waits, headers.store_waits),
+        (before.revision_waits, headers.revision_waits),
         (before.attempt, headers.attempt),
     ];
     let at = counts.iter().position(|(before, now)| now > before)?;
-    let turn = if at == 2 { headers.delays } else { counts[at].1 };
+    let turn = if at == 3 { headers.delays } else { counts[at].1 };
     Some((turn as usize).saturating_sub(1))
 }
 
@@ -275,13 +297,15 @@ fn is_cause(cause: Cause, before: &JobHeaders, headers: &JobHeaders, route: &Rou
             ran_out && last_items == 1 && matches!(route, Route::Later(_)) && headers.delays > 0
         }
         Cause::Larger => ran_out && matches!(route, Route::LargerDevice(_)),
-        Cause::TargetQueueFull => ran_out && waited,
+        // Or a rule moves it.
+        Cause::TargetQueueFull => waited,
         Cause::ReplyQueueFull => waited && !ran_out,
         Cause::StoreUnavailable => headers.store_waits > before.store_waits && !ran_out,
         Cause::Suspect => matches!(route, Route::Quarantine) && !ran_out,
         Cause::Bulk => !ran_out && headers.crashes == before.crashes,
         Cause::Turn => !ran_out,
         Cause::Counted | Cause::HandedOver => !ran_out && !waited,
-        Cause::WrongRevision | Cause::Moved => false,
+        Cause::WrongRevision => headers.revision_waits > before.revision_waits && !ran_out,
+        Cause::Moved => headers.moved && matches!(route, Route::LargerDevice(_)) && !ran_out,
     }
 }

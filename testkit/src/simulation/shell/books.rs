@@ -1,5 +1,6 @@
 //! Checks what a worker counts for metrics and heartbeats: exactly what happened, event by event.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use vramq_core::action::{PassOrder, Run};
@@ -25,7 +26,7 @@ const SHARE_ERROR: Duration = Duration::from_micros(2);
 pub(super) struct Ended {
     pub(super) flight: Flight,
     /// The caller and the cost of each item, in the order of the items, and whether its output is there.
-    items: Vec<(usize, usize, bool)>,
+    items: Vec<(Option<Arc<str>>, usize, bool)>,
     took: Duration,
     /// The session stands in which it was started.
     is_ours: bool,
@@ -62,7 +63,7 @@ impl Books {
         let item = |(at, ((_, item), job)): (usize, (&(_, u32), &_))| {
             let spec = &env.ledger.job(*job).spec;
             let cost = spec.costs.get(*item as usize).copied().unwrap_or(0).max(1);
-            (spec.caller, cost, end.outputs.get(at).is_some_and(Option::is_some))
+            (spec.identity.clone(), cost, end.outputs.get(at).is_some_and(Option::is_some))
         };
         let items = flight.order.items.iter().zip(&flight.jobs).enumerate().map(item).collect();
         self.ended = Some(Ended { flight, items, took: end.took, is_ours });
@@ -101,9 +102,7 @@ impl Ended {
     fn is_split(&self, shares: &[&PassShare], outcome: PassOutcome) -> bool {
         let total: usize = self.items.iter().map(|(_, cost, _)| cost).sum();
         let is_right = |share: &&PassShare| {
-            let number = share.caller.as_deref().and_then(|name| name.strip_prefix("caller-"));
-            let Some(caller) = number.and_then(|number| number.parse::<usize>().ok()) else { return false };
-            let own = || self.items.iter().filter(|(of, ..)| *of == caller);
+            let own = || self.items.iter().filter(|(of, ..)| of.as_deref() == share.caller.as_deref());
             let cost: usize = own().map(|(_, cost, _)| cost).sum();
             let items = own().filter(|(.., there)| *there && outcome == PassOutcome::Done).count();
             let part = self.took.mul_f64(cost as f64 / total.max(1) as f64);
@@ -153,6 +152,9 @@ impl Shell {
                 }
             }
             Observation::Admitted { bytes } => self.books.admitted += bytes,
+            Observation::QueueMissing { model, queue, is_missing } => {
+                self.shares.told_missing(*model, *queue, *is_missing);
+            }
             Observation::Recomputed { items, .. } => self.books.recomputed += items,
             Observation::Unsettled { model, jobs } => {
                 let held = self.jobs.values().filter(|stored| stored.model == *model).count();
@@ -248,11 +250,11 @@ impl Shell {
         let mut left = told.iter();
         let mut is_told = true;
         for stored in starting {
-            let caller_of = env.ledger.job(stored.job).spec.caller;
+            let identity = &env.ledger.job(stored.job).spec.identity;
             is_told &= left.next().is_some_and(|counted| match counted {
                 Observation::FirstPass { model, caller, waited } => {
                     *model == stored.model
-                        && caller.as_deref() == Some(&format!("caller-{caller_of}"))
+                        && caller.as_deref() == identity.as_deref()
                         && *waited == self.waited(env, stored, env.now)
                 }
                 _ => false,

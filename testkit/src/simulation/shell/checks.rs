@@ -1,11 +1,10 @@
 //! The invariants of one worker, checked at every step.
 
-use vramq_core::action::{PassOrder, Route, Run};
+use vramq_core::action::PassOrder;
 use vramq_core::device::PassShape;
 use vramq_core::ids::JobKey;
 use vramq_core::sizes::Size;
 use vramq_schemas::headers::PASSES_PER_GROWTH;
-use vramq_schemas::{JobHeaders, Reason};
 
 use super::frames::bytes_of;
 use super::stored_job::{StoredJob, Withdrawn};
@@ -25,9 +24,6 @@ const ROOM_UNUSED_MAX: Micros = 60 * SECOND;
 
 /// The same for a job that has started: items are prepared in milliseconds.
 const NEXT_ITEM_MAX: Micros = 45 * SECOND;
-
-/// A worker learns from its next reading, a second later at most, that it has waited too long for a device on which a pass hung.
-const GIVEN_UP_AFTER: Micros = 2 * SECOND;
 
 impl Shell {
     /// After every event.
@@ -83,6 +79,7 @@ impl Shell {
         self.check_sizes(env, order, &jobs);
         self.check_items(env, order);
         self.check_share(env, order, &jobs);
+        self.check_shares(env, order, &jobs);
     }
 
     /// The pass fits the budget, and an exclusive one is alone.
@@ -264,98 +261,6 @@ impl Shell {
         }
     }
 
-    /// Replies leave in order, with outputs that are there.
-    pub(super) fn check_reply(&self, env: &mut Env, job: JobKey, run: &Run) {
-        let Some(stored) = self.jobs.get(&job) else { return };
-        let (from, to) = (run.offset as usize, (run.offset + run.items) as usize);
-        let has_all =
-            stored.outputs.get(from..to).is_some_and(|outputs| outputs.iter().all(|output| *output));
-        let is_end = !run.is_last || to == stored.outputs.len();
-        if run.offset != stored.next || !has_all || !is_end {
-            let (number, next) = (stored.job.0, stored.next);
-            env.ledger.fail("parts leave in order and whole", || {
-                format!("job {number}: {run:?}, and {next} is next")
-            });
-        }
-    }
-
-    /// Another attempt keeps what is finished, is smaller than what failed, and does not run meanwhile.
-    pub(super) fn check_requeue(&self, env: &mut Env, job: JobKey, headers: &JobHeaders, route: &Route) {
-        let Some(stored) = self.jobs.get(&job) else { return };
-        let number = stored.job.0;
-        let Kind::Job { headers: before, .. } = &env.ledger.letter(stored.letter).kind else { return };
-        let before = before.as_deref().cloned().unwrap_or_default();
-        // A lost device's passes are not waited for, and those behind a pass that never ends.
-        let hung_at = env.devices[self.device].hung_at(env.now);
-        let given_up = self.lost.is_some() || hung_at.is_some_and(|at| env.now - at <= GIVEN_UP_AFTER);
-        if given_up {
-            let items =
-                self.passes_with(job).flat_map(|flight| &flight.order.items).filter(|(of, _)| *of == job);
-            items.for_each(|(_, item)| env.ledger.in_vain(stored.job, *item));
-        }
-        let stale = stored.outputs.iter().skip(stored.next as usize).filter(|there| **there).count();
-        if !given_up && stale != stored.recomputed {
-            let told = stored.recomputed;
-            env.ledger.fail("what is counted is what happened", || {
-                format!("job {number}: {told} outputs are to be computed again, and {stale} are lost")
-            });
-        }
-        let is_finished = !given_up && stored.outputs.get(stored.next as usize) == Some(&true);
-        if is_finished || headers.items_done != stored.next {
-            let (next, done) = (stored.next, headers.items_done);
-            env.ledger.fail("finished items are kept", || {
-                format!("job {number}: items-done {done}, answered {next}")
-            });
-        }
-        for item in
-            (stored.next..).zip(stored.outputs.iter().skip(stored.next as usize)).filter(|(_, there)| **there)
-        {
-            env.ledger.in_vain(stored.job, item.0);
-        }
-        if headers.attempt > before.attempt {
-            self.check_attempt(env, number, &before, headers, route);
-        }
-        if !given_up && let Some(flight) = self.passes_with(job).next() {
-            let pass = flight.order.pass;
-            env.ledger.fail("a job is requeued when its passes have ended", || {
-                format!("job {number} is in pass {pass}")
-            });
-        }
-    }
-
-    fn check_attempt(
-        &self,
-        env: &mut Env,
-        number: usize,
-        before: &JobHeaders,
-        headers: &JobHeaders,
-        route: &Route,
-    ) {
-        let Some(last) = headers.history.last().filter(|last| last.outcome == Reason::OutOfMemory.as_str())
-        else {
-            return env
-                .ledger
-                .fail("an attempt is written down", || format!("job {number}: {:?}", headers.history));
-        };
-        let hint = headers.batch_hint.unwrap_or(u32::MAX);
-        let is_smaller = last.items > 1 && hint <= last.items / 2 && hint > 0;
-        let is_alone = last.items == 1 && headers.exclusive && !before.exclusive;
-        let is_later =
-            last.items == 1 && matches!(route, Route::Later(_)) && headers.delays > 0 && headers.delays <= 8;
-        let is_larger = last.items == 1 && matches!(route, Route::LargerDevice(_));
-        // An exclusive hint may have been relaxed by passes that fitted since.
-        let again = last.items == 1 && headers.exclusive && headers.items_done > before.items_done;
-        if !(is_smaller || is_alone || is_later || is_larger || again) {
-            let (items, route) = (last.items, route.clone());
-            env.ledger.fail("hints fall strictly", || {
-                format!(
-                    "job {number}: hint {hint} after {items} items, exclusive {}, by {route:?}",
-                    headers.exclusive
-                )
-            });
-        }
-    }
-
     /// A large job was handed over to others that wait: that costs a tenth of what was consumed at most.
     pub(super) fn handed_over(&mut self, env: &mut Env, job: JobKey) {
         let Some(stored) = self.jobs.get(&job) else { return };
@@ -392,9 +297,7 @@ impl Shell {
                 format!("worker-{who}: {unacked} jobs, {used} bytes; {status:?}")
             });
         }
-        let channels = self.session.iter().flat_map(|session| &session.channels);
-        let is_ready = status.models.iter().all(|model| model.is_consuming)
-            && channels.clone().all(|channel| !env.broker.consumer_tags(*channel).is_empty());
+        let is_ready = status.models.iter().all(|model| model.is_consuming) && self.consumes_all(env);
         if self.session.is_some() && status.reason.is_none() && !is_ready {
             env.ledger.fail("a worker that is well consumes", || format!("worker-{who}: {status:?}"));
         }

@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 
+use vramq_core::action::JobQueue;
 use vramq_core::event::Reading;
 use vramq_core::ids::ModelIndex;
 use vramq_core::status::Status;
 use vramq_schemas::status::WorkerState;
 
 use super::Shell;
+use super::session::Lease;
 use super::start::{RESERVE, RESIDENT};
 use crate::simulation::env::Env;
 
@@ -195,18 +197,27 @@ impl Shell {
             };
             let leases =
                 || self.session.iter().flat_map(|session| &session.leases).filter(|lease| !lease.is_stopping);
-            let of_jobs = leases().filter(|lease| lease.model.0 == at && !lease.is_of_bulk);
+            let of_jobs = leases().filter(|lease| lease.model.0 == at && lease.queue != JobQueue::Bulk);
             let prefetch: usize = of_jobs.map(|lease| usize::from(lease.prefetch)).sum();
             // What consumers brought that were stopped takes slots until it is settled.
             let is_live = |consumer| leases().any(|lease| Some(lease.consumer) == consumer);
             let of_model = self.jobs.values().filter(|stored| stored.model.0 == at);
             let others = of_model.filter(|stored| !is_live(stored.consumer)).count();
+            // The slots of a consumer that is being stopped, because its queue lends them to the others, go on when it has ended.
+            let is_stopping = |lease: &&Lease| lease.is_stopping && lease.model.0 == at;
+            let all = self.session.iter().flat_map(|session| &session.leases);
+            let stopping: usize = all.filter(is_stopping).map(|lease| usize::from(lease.prefetch)).sum();
             let passes = 2 * model.pass_cost_max;
             // A model keeps slots for large jobs.
             let slots = usize::from(told.slots.saturating_sub(2).max(1));
             let least = passes.div_ceil(*largest).min(slots).min(slots / 2 + 1);
-            // A single slot serves large jobs and others in turns.
-            if told.slots > 1 && load.backlog > SETTLED_AFTER && prefetch + others < least {
+            // A single slot serves large jobs and others in turns, and fewer slots than queues serve those in turns.
+            let has_turns = usize::from(told.slots) < model.queues.len() + 2 && model.queues.len() > 1;
+            if told.slots > 1
+                && !has_turns
+                && load.backlog > SETTLED_AFTER
+                && prefetch + others + stopping < least
+            {
                 return Some("too little work for its device");
             }
             let per_second = 1_000_000 / env.plan.models[at].micros_per_cost as usize;

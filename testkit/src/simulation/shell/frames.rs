@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use vramq_core::action::JobQueue;
 use vramq_core::event::{self, Event, PublishOutcome, Source};
-use vramq_core::ids::{self, DeliveryTag, Fingerprint, JobKey, ModelIndex, QueueIndex};
+use vramq_core::ids::{self, DeliveryTag, Fingerprint, JobKey};
 
 use super::Shell;
+use super::channels::JobChannel;
+use super::session::Lease;
 use super::stored_job::{Delivered, StoredJob};
 use crate::simulation::agenda::MILLI;
 use crate::simulation::broker::{ChannelId, Delivery, Emitted, Frame, code};
@@ -27,55 +30,45 @@ impl Shell {
             }
             (None, _) => self.session_failed(env, "the connection was closed"),
             (Some(channel), frame) if channel == session.publisher => self.publisher_frame(env, frame),
-            (Some(channel), frame) => {
-                let at = session.channels.iter().position(|other| *other == channel);
-                if let Some(at) = at {
-                    self.consumer_frame(env, ModelIndex(at), channel, frame);
-                }
-            }
+            (Some(channel), frame) => self.consumer_frame(env, channel, frame),
         }
     }
 
-    /// The session's connections are gone.
-    pub fn session_failed(&mut self, env: &mut Env, error: &str) {
-        if self.session.is_some() {
-            self.handle(env, Event::SessionFailed(error.to_owned()));
-        }
-    }
-
-    fn consumer_frame(&mut self, env: &mut Env, model: ModelIndex, channel: ChannelId, frame: Frame) {
+    fn consumer_frame(&mut self, env: &mut Env, channel: ChannelId, frame: Frame) {
+        let Some(session) = &mut self.session else { return };
+        let Some(&mut JobChannel { id: ids::ChannelId { model, .. }, queue, .. }) =
+            session.channels.by_wire(channel)
+        else {
+            return;
+        };
         match frame {
             Frame::Deliver { tag, delivery } => {
                 // A quorum queue may deliver after the consumer's end was confirmed.
                 let Some(consumer) = super::perform::consumer_of(&tag) else { return };
-                let Some(session) = &self.session else { return };
-                let of_bulk =
-                    session.leases.iter().any(|lease| lease.consumer == consumer && lease.is_of_bulk);
-                let source = match of_bulk {
+                let is_of_bulk = |lease: &Lease| lease.consumer == consumer && lease.queue == JobQueue::Bulk;
+                let source = match session.leases.iter().any(is_of_bulk) {
                     true => Source::Bulk(consumer),
-                    false => Source::Jobs(QueueIndex::OWN, consumer),
+                    false => Source::Jobs(queue, consumer),
                 };
-                self.delivered(env, model, channel, source, &delivery);
+                self.delivered(env, channel, source, &delivery);
             }
             Frame::GetOk { delivery, .. } => {
-                if let Some(session) = &mut self.session {
-                    session.fetching = None;
-                }
-                self.delivered(env, model, channel, Source::Quarantine, &delivery);
+                session.fetching = None;
+                self.delivered(env, channel, Source::Quarantine, &delivery);
             }
             Frame::GetEmpty => {
-                if let Some(session) = &mut self.session {
-                    session.fetching = None;
-                }
+                session.fetching = None;
                 self.handle(env, Event::QuarantineEmpty { model });
             }
             Frame::CancelOk { tag } | Frame::Cancelled { tag } => {
-                let Some(session) = &mut self.session else { return };
                 let at = session.leases.iter().position(|lease| lease.tag == tag);
                 if let Some(at) = at {
                     let consumer = session.leases.remove(at).consumer;
                     self.handle(env, Event::ConsumerEnded { consumer });
                 }
+            }
+            Frame::Closed { code } if code == code::NOT_FOUND && queue.is_further() => {
+                self.queue_lost(env, model, queue, "NOT_FOUND - no queue");
             }
             Frame::Closed { code } => self.channel_closed(env, code),
             _ => {}
@@ -97,14 +90,10 @@ impl Shell {
         self.session_failed(env, "the broker closed a channel");
     }
 
-    fn delivered(
-        &mut self,
-        env: &mut Env,
-        model: ModelIndex,
-        channel: ChannelId,
-        source: Source,
-        delivery: &Delivery,
-    ) {
+    fn delivered(&mut self, env: &mut Env, channel: ChannelId, source: Source, delivery: &Delivery) {
+        let Some(session) = &mut self.session else { return };
+        let Some(of_jobs) = session.channels.by_wire(channel) else { return };
+        let (id, model) = (of_jobs.id, of_jobs.id.model);
         let Some(letter) = letter_of(&delivery.message) else { return };
         self.last_job += 1;
         let job = JobKey(self.last_job);
@@ -119,13 +108,13 @@ impl Shell {
             job,
             model,
             source,
-            channel: ids::ChannelId { model, number: 0 },
+            channel: id,
             tag: DeliveryTag(delivery.delivery_tag),
             fingerprint: Fingerprint(u64::from(twin.0)),
             redelivered: delivery.redelivered,
             delivery_count: delivery.delivery_count,
             id: Some(id_of(number.0)),
-            caller: Some(format!("caller-{}", spec.caller)),
+            caller: spec.identity.as_deref().map(str::to_owned),
             withdrawal: env.ledger.job(number).digest,
             reply_queue: match spec.reply_to {
                 ReplyTo::Caller(caller) => Some(format!("replies.{caller}")),
@@ -138,7 +127,7 @@ impl Shell {
             published_ms,
         };
         let delivered = Delivered {
-            model,
+            channel: id,
             source,
             tag: delivery.delivery_tag,
             withdrawn: self.known_withdrawal(env.now, number),
@@ -150,10 +139,13 @@ impl Shell {
         let stored = StoredJob::new(letter, number, delivered, spec.costs.len(), next);
         self.jobs.insert(job, stored);
         self.bytes.consumed += facts.bytes;
-        let Some(session) = &mut self.session else { return };
-        session.tags[model.0].push(job);
+        let Some(of_jobs) = self.session.as_mut().and_then(|session| session.channels.by_wire(channel))
+        else {
+            return;
+        };
+        of_jobs.tags.push(job);
         let known = env.broker.is_open(channel);
-        let is_next = session.tags[model.0].len() as u64 == delivery.delivery_tag;
+        let is_next = of_jobs.tags.len() as u64 == delivery.delivery_tag;
         if known && !is_next {
             env.ledger.fail("frames arrive in order", || format!("{channel:?}: {}", delivery.delivery_tag));
         }
@@ -187,9 +179,9 @@ impl Shell {
     }
 
     fn confirmed(&mut self, env: &mut Env, number: u64, accepted: bool) {
-        let Some(sent) = self.session.as_mut().and_then(|session| session.confirms.remove(&number)) else {
-            return;
-        };
+        let Some(session) = &mut self.session else { return };
+        session.judge.confirmed(number);
+        let Some(sent) = session.confirms.remove(&number).filter(|sent| !sent.is_late) else { return };
         let destination = "somewhere".to_owned();
         let outcome = match (accepted, sent.is_returned) {
             (true, false) => None,

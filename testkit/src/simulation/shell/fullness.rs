@@ -1,5 +1,7 @@
 //! Checks that passes are as full as they can be, and that the models of a device take turns.
 
+use std::collections::BTreeSet;
+
 use vramq_core::action::PassOrder;
 use vramq_core::device::PassShape;
 use vramq_core::event::Source;
@@ -70,7 +72,7 @@ impl Shell {
     }
 
     /// A job that may be in any pass of its model: it goes on here, and has no hint and no history.
-    fn may_share(&self, env: &Env, stored: &StoredJob) -> bool {
+    pub(super) fn may_share(&self, env: &Env, stored: &StoredJob) -> bool {
         let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else {
             return false;
         };
@@ -104,31 +106,47 @@ impl Shell {
         if self.models.len() == 1 {
             return;
         }
+        let before_pass = self.model_time.clone();
         self.model_time[model.0] += took;
         self.longest_pass = self.longest_pass.max(took);
         let (who, time) = (self.life.worker, self.model_time.clone());
         let most = PASSES_OF_OTHERS * self.longest_pass + SECOND / 10;
         let executor = self.models[model.0].executor;
-        for stored in self.jobs.values_mut() {
-            let waits =
-                stored.is_decoded && !stored.has_started && !stored.is_publishing && stored.model != model;
-            if !waits || !is_calm || self.models[stored.model.0].executor != executor {
-                stored.time_before = None;
-                continue;
-            }
-            let own = stored.model.0;
-            let (before_own, before_other) =
-                *stored.time_before.get_or_insert((time[own], time[model.0] - took));
-            let (had, others) = (time[own] - before_own, time[model.0] - before_other);
-            if others > had + most {
-                let number = stored.job.0;
+        let waiting: BTreeSet<usize> = self
+            .jobs
+            .values()
+            .filter(|stored| is_calm && self.waits_for_turn(env, stored))
+            .map(|stored| stored.model.0)
+            .filter(|own| self.models[*own].executor == executor)
+            .collect();
+        let models = &self.models;
+        self.model_backlogs.retain(|own, _| models[*own].executor != executor || waiting.contains(own));
+        let weight = |model: usize| u64::from(env.plan.sharing.model(model));
+        for own in waiting {
+            let before = self.model_backlogs.entry(own).or_insert_with(|| before_pass.clone());
+            let (had, others) = (time[own] - before[own], time[model.0] - before[model.0]);
+            // The clocks of models run by weight, and each may be so far ahead of the others.
+            let (of_own, of_other) = (weight(own), weight(model.0));
+            if own != model.0 && others > had * of_other / of_own + most * of_other.div_ceil(of_own) {
                 return env.ledger.fail("models have the device in turns", || {
                     format!(
-                        "worker-{who}: job {number} waits while others had {} ms more",
-                        (others - had) / 1_000
+                        "worker-{who}: jobs of model {own} wait while model {model} of weight {of_other} had {} ms, and theirs of weight \
+                         {of_own} {} ms",
+                        others / 1_000,
+                        had / 1_000
                     )
                 });
             }
         }
+    }
+
+    /// A job of which no pass has items yet could be in the next one. Large jobs, and those with a hint or for the whole device, wait for
+    /// more than their model's turn.
+    fn waits_for_turn(&self, env: &Env, stored: &StoredJob) -> bool {
+        // Other processes may leave no memory for a pass of it: it waits two seconds for that.
+        let model = &self.models[stored.model.0];
+        let full = PassShape { items: 1, cost: model.pass_cost_max, longest: model.pass_cost_max };
+        let is_short = self.budget.limit() < (model.pass_bytes)(full);
+        !stored.has_started && !is_short && self.may_share(env, stored)
     }
 }

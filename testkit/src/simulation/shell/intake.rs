@@ -83,8 +83,9 @@ impl Shell {
                 .fail("what was settled here is only acknowledged", || format!("worker-{who}: job {number}"));
         }
         let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else { return };
-        // A worker's own losses explain what comes back to it.
-        let returns = if self.sessions > 1 || self.gave_back { 0 } else { stored.returns };
+        // A worker's own losses explain what comes back to it, those of queues, too.
+        let returns =
+            if self.sessions > 1 || self.gave_back || self.shares.has_missed() { 0 } else { stored.returns };
         let most = if stored.consumer.is_some() { SUSPECT_AFTER } else { CRASHES_MAX };
         if headers.crashes.saturating_add(returns) >= most {
             let crashes = headers.crashes;

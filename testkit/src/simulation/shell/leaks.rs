@@ -44,7 +44,11 @@ impl Shell {
             let (grown, jobs) = (own.saturating_sub(leak.before.0), (leak.answered - leak.before.1).max(1));
             leak.told = (grown, if grown < total / NOISE { 0 } else { grown.div_ceil(jobs) });
         }
-        env.devices[self.device].leak(self.life, env.plan.leaked_by_pass);
+        // A leak is a fault, and every job ends within an hour after the last one: a process that leaks for ever has memory for a few
+        // hundred passes, and then none for five minutes.
+        if env.now < env.plan.busy {
+            env.devices[self.device].leak(self.life, env.plan.leaked_by_pass);
+        }
     }
 
     /// Whether a device has been nearly full for too long, by memory that a restart gives back.

@@ -2,11 +2,15 @@
 //! decides nothing.
 
 mod accounts;
+mod attempts;
 mod books;
+mod channels;
 mod checks;
+mod confirms;
 mod figures;
 mod frames;
 mod fullness;
+mod further;
 mod intake;
 mod leaks;
 mod limits;
@@ -19,8 +23,10 @@ mod references;
 mod results;
 mod sabotage;
 mod session;
+mod shares;
 mod start;
 mod stored_job;
+mod tamper;
 mod trace;
 mod withdrawals;
 
@@ -35,14 +41,13 @@ use vramq_core::Core;
 use vramq_core::action::SessionEnd;
 use vramq_core::admission::Budget;
 use vramq_core::device::Loss;
-use vramq_core::event::{Event, Reading, SessionFacts};
+use vramq_core::event::{Event, Reading};
 use vramq_core::ids::{JobKey, PassId};
 use vramq_core::settings::ModelFacts;
 use vramq_schemas::status::WorkerState;
 
 use super::agenda::{Happening, Life, MILLI, Micros, SECOND};
-use super::broker::{Command, ConnectionId};
-use super::env::{Env, Owner};
+use super::env::Env;
 use super::ledger::{JobNumber, Letter};
 use books::Books;
 use figures::{Load, Memories};
@@ -52,15 +57,9 @@ use operators::Operators;
 use pace::{Drain, Health};
 use passes::{Executor, Flight};
 use sabotage::Verdict;
-use session::{Lease, Session};
+use session::Session;
+use shares::Shares;
 use stored_job::StoredJob;
-
-/// Waits between two attempts to connect: doubled from the first to the last.
-const RECONNECT_MIN: Micros = 250 * MILLI;
-const RECONNECT_MAX: Micros = 30 * SECOND;
-
-/// A session that stood this long was no failure.
-const SESSION_STEADY: Micros = 60 * SECOND;
 
 /// Bytes of jobs.
 #[derive(Clone, Copy, Debug, Default)]
@@ -113,7 +112,10 @@ pub struct Shell {
     seen_limits: Seen,
     /// Of each model: what its passes took, and the longest pass of all.
     model_time: Vec<Micros>,
+    /// What all models had of the device when a model began to have jobs waiting at the end of every pass.
+    model_backlogs: BTreeMap<usize, Vec<Micros>>,
     longest_pass: Micros,
+    shares: Shares,
     /// The messages that it sent acks of: when, and in which session.
     answered: BTreeMap<Letter, (Micros, u32)>,
     /// It gave a job back to its queue.
@@ -179,71 +181,10 @@ impl Shell {
         has_session && self.lost.is_none() && matches!(state, WorkerState::Consuming | WorkerState::Isolating)
     }
 
-    /// The connections of the session.
-    pub fn connections(&self) -> Vec<ConnectionId> {
-        self.session.iter().flat_map(|session| [session.consuming, session.publishing]).collect()
-    }
-
     /// A job that it holds, if it holds any.
     pub fn any_job(&self, choice: usize) -> Option<JobNumber> {
         let count = self.jobs.len().max(1);
         self.jobs.values().nth(choice % count).map(|stored| stored.job)
-    }
-
-    /// Opens a session, if the broker is there.
-    pub fn connect(&mut self, env: &mut Env) {
-        if self.session.is_some() || self.exit.is_some() {
-            return;
-        }
-        if env.broker_is_down {
-            return self.connect_later(env);
-        }
-        let (consuming, publishing) =
-            (env.connect(Owner::Worker(self.life)), env.connect(Owner::Worker(self.life)));
-        env.declare_topology();
-        let channels: Vec<_> = self.models.iter().filter_map(|_| env.open_channel(consuming)).collect();
-        let Some(publisher) = env.open_channel(publishing) else { return self.connect_later(env) };
-        env.send(publisher, Command::ConfirmSelect);
-        self.sessions += 1;
-        (self.is_closing, self.ending) = (false, None);
-        self.settled_at_open = self.settled;
-        (self.is_blocked, self.books.busy_at) = (false, env.now);
-        self.session = Some(Session {
-            number: self.sessions,
-            consuming,
-            publishing,
-            tags: vec![Vec::new(); channels.len()],
-            channels,
-            publisher,
-            opened_at: env.now,
-            leases: Vec::new(),
-            fetching: None,
-            given_back: BTreeSet::new(),
-            published: 0,
-            confirms: BTreeMap::new(),
-            outboxes: BTreeMap::new(),
-        });
-        env.trace.line(env.now, self.who(), || "session opened".to_owned());
-        self.handle(env, Event::SessionOpened(SessionFacts { declares: true, missing: Vec::new() }));
-    }
-
-    fn connect_later(&mut self, env: &mut Env) {
-        let wait = (RECONNECT_MIN << self.backoff.min(10)).min(RECONNECT_MAX);
-        self.backoff += 1;
-        let at = env.now + wait / 2 + env.random.bits() % wait;
-        env.agenda.at(at, Happening::Connect(self.life));
-    }
-
-    /// An answer for a session, if it is still the same.
-    pub fn in_session(&mut self, env: &mut Env, session: u32, event: Event) {
-        if self.session.as_ref().is_some_and(|open| open.number == session) {
-            self.handle(env, event);
-        }
-    }
-
-    /// The session's connections broke.
-    pub fn session_cut(&mut self, env: &mut Env) {
-        self.session_failed(env, "the connection broke");
     }
 
     /// Tells the core of something that happened, and carries out all that comes of it.
@@ -277,7 +218,8 @@ impl Shell {
 
     /// A second has passed.
     pub fn tick(&mut self, env: &mut Env) {
-        if self.session.is_none() {
+        self.judge_confirms(env);
+        if self.exit.is_some() || self.session.is_none() {
             return;
         }
         let device = &env.devices[self.device];
@@ -308,6 +250,7 @@ impl Shell {
         self.check_room_is_used(env);
         self.check_requests(env);
         self.check_pace(env);
+        self.check_queues(env);
         self.check_figures(env, &reading);
     }
 
@@ -374,43 +317,6 @@ impl Shell {
         {
             self.timer_at = Some(at);
             env.agenda.at(at + 1, Happening::Timer(self.life));
-        }
-    }
-
-    /// Closes the session. What is confirmed is acknowledged first, or it would run again elsewhere.
-    fn finish(&mut self, env: &mut Env, end: SessionEnd) {
-        self.is_closing = true;
-        self.check_end(env, &end);
-        if end != SessionEnd::Drained {
-            self.apply(env, Event::Idle);
-            self.apply(env, Event::Idle);
-        }
-        let Some(session) = self.session.take() else { return };
-        self.operators.session_ended();
-        self.memories.session_ended();
-        if end == SessionEnd::Drained {
-            self.check_drained(env);
-            env.flush(session.consuming);
-        } else if env.random.chance(50) {
-            env.run_broker();
-        }
-        env.lose(session.consuming);
-        env.lose(session.publishing);
-        env.trace.line(env.now, self.who(), || format!("session closed: {end:?}"));
-        self.apply(env, Event::SessionClosed);
-        self.check_timers_of_session(env);
-        self.jobs.clear();
-        self.ending = None;
-        match end {
-            SessionEnd::Drained => self.exit = Some(Exit::Drained),
-            SessionEnd::Killed => self.exit = Some(Exit::Killed),
-            SessionEnd::Lost(_) if self.core.is_draining() => self.exit = Some(Exit::Killed),
-            SessionEnd::Lost(_) => {
-                if env.now > session.opened_at + SESSION_STEADY || self.settled > self.settled_at_open {
-                    self.backoff = 0;
-                }
-                self.connect_later(env);
-            }
         }
     }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use vramq_core::action::Answer;
-use vramq_core::ids::RequestId;
+use vramq_core::event::Event;
+use vramq_core::ids::{ModelIndex, RequestId};
 use vramq_core::observation::{End, Settled};
 use vramq_schemas::Reason;
 use vramq_schemas::control::Command;
@@ -12,6 +13,7 @@ use super::Shell;
 use super::frames::id_of;
 use crate::simulation::agenda::{MINUTE, Micros};
 use crate::simulation::env::Env;
+use crate::simulation::plan::MIB;
 
 /// The longest filter for logs that a worker takes.
 const FILTER_BYTES_MAX: usize = 1024;
@@ -80,7 +82,7 @@ impl Shell {
             end: None,
         };
         self.operators.open.insert(request, asked);
-        self.handle(env, vramq_core::event::Event::Command { request, command });
+        self.handle(env, Event::Command { request, command });
         // Only these wait for something.
         let may_wait = |asked: &Request| match asked.command {
             Command::Pause => true,
@@ -92,6 +94,16 @@ impl Shell {
             let command = &self.operators.open[&request].command;
             let (who, text) = (self.life.worker, format!("{command:?}"));
             env.ledger.fail("an operator's command is answered", || format!("worker-{who}: {text}"));
+        }
+    }
+
+    /// Memory of an ended program stays missing: the worker drains for a restart.
+    pub fn memory_withheld(&mut self, env: &mut Env, lasted: Micros) {
+        let lasted = std::time::Duration::from_micros(lasted);
+        self.handle(env, Event::MemoryWithheld { model: ModelIndex(0), bytes: MIB, lasted });
+        if self.exit.is_none() && !self.core.is_draining() {
+            let who = self.life.worker;
+            env.ledger.fail("memory that stays missing ends in a restart", || format!("worker-{who}"));
         }
     }
 

@@ -1,21 +1,21 @@
 //! Carries out the core's actions.
 
-use std::sync::Arc;
-
 use vramq_core::acks::AckFrame;
 use vramq_core::action::{Action, JobQueue};
-use vramq_core::event::{DecodedJob, Event, QueueCount, QueueCounts, Source};
-use vramq_core::ids::{ChannelId, ConsumerId, JobKey, ModelIndex};
+use vramq_core::event::{DecodedJob, Event, Source};
+use vramq_core::ids::{ChannelId, ConsumerId, JobKey, ModelIndex, QueueIndex};
 use vramq_core::rejection::Rejection;
 use vramq_schemas::Reason;
 
 use super::accounts::PASSES_OF_SMALL;
+use super::session::Lease;
 use super::stored_job::{SeenEnd, Withdrawn};
-use super::{Lease, Sabotage, Shell};
+use super::{Sabotage, Shell};
 use crate::simulation::agenda::{Happening, MILLI};
 use crate::simulation::broker::{Command, Name};
 use crate::simulation::env::Env;
 use crate::simulation::ledger::{Kind, Nature};
+use crate::simulation::names::LARGER_KEY;
 
 /// More jobs than callers publish.
 const JOBS_PER_HISTORY: u32 = 10_000;
@@ -46,10 +46,7 @@ impl Shell {
             }
             Action::StopConsumer { model, consumer, .. } => self.stop_consumer(env, model, consumer),
             Action::CountQueues { model } => self.count(env, model),
-            Action::LookForQueue { model, queue } => {
-                // Models of a simulation have one queue, which nobody deletes.
-                env.ledger.fail("only further queues are looked for", || format!("{model} {queue}"));
-            }
+            Action::LookForQueue { model, queue } => self.look_for(env, model, queue),
             Action::FetchQuarantined { model } => self.fetch(env, model),
             Action::Return { job } => {
                 self.check_return(env, job);
@@ -80,52 +77,32 @@ impl Shell {
         self.check_consume(env, model, prefetch);
         self.check_takes(env);
         let Some(session) = &mut self.session else { return };
+        let of = match queue {
+            JobQueue::Bulk => QueueIndex::OWN,
+            JobQueue::Jobs(queue) => queue,
+        };
+        let Some(channel) = session.channels.of(model, of).map(|channel| channel.wire) else {
+            let error = "the queue has no channel".to_owned();
+            return self.ready.push_back(Event::QueueLost { model, queue: of, error });
+        };
         let tag = tag_of(consumer);
-        let is_of_bulk = queue == JobQueue::Bulk;
-        session.leases.push(Lease {
-            consumer,
-            model,
-            prefetch,
-            tag: tag.clone(),
-            is_of_bulk,
-            is_stopping: false,
-        });
-        let channel = session.channels[model.0];
+        session.leases.push(Lease { consumer, model, queue, prefetch, tag: tag.clone(), is_stopping: false });
         env.send(channel, Command::Qos { prefetch });
         let names = &env.names.models[model.0];
-        let queue = if is_of_bulk { names.bulk.clone() } else { names.jobs.clone() };
+        let queue = if queue == JobQueue::Bulk { &names.bulk } else { names.queue(of.0) }.clone();
         env.send(channel, Command::Consume { queue, tag, no_ack: false, priority: 0 });
     }
 
     fn stop_consumer(&mut self, env: &mut Env, model: ModelIndex, consumer: ConsumerId) {
         let Some(session) = &mut self.session else { return };
-        let stopped = session.leases.iter_mut().find(|lease| lease.consumer == consumer);
-        stopped.into_iter().for_each(|lease| lease.is_stopping = true);
-        env.send(session.channels[model.0], Command::Cancel { tag: tag_of(consumer) });
-    }
-
-    fn count(&mut self, env: &mut Env, model: ModelIndex) {
-        let Some(session) = &self.session else { return };
-        let names = Arc::clone(&env.names);
-        let names = &names.models[model.0];
-        let [jobs, bulk, suspects] =
-            [&names.jobs, &names.bulk, &names.suspects].map(|name| env.broker.queue(name));
-        let (Some(jobs), Some(bulk), Some(suspects)) = (jobs, bulk, suspects) else {
-            let error = "a queue to count is gone".to_owned();
-            return self.ready.push_back(Event::SessionFailed(error));
+        let Some(lease) = session.leases.iter_mut().find(|lease| lease.consumer == consumer) else { return };
+        lease.is_stopping = true;
+        let of = match lease.queue {
+            JobQueue::Bulk => QueueIndex::OWN,
+            JobQueue::Jobs(queue) => queue,
         };
-        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let counts = QueueCounts {
-            jobs: vec![QueueCount { waiting: number(jobs.ready), consumers: number(jobs.consumers) }],
-            bulk: QueueCount { waiting: number(bulk.ready), consumers: number(bulk.consumers) },
-            quarantined: number(suspects.ready),
-        };
-        let session = session.number;
-        if env.random.chance(80) {
-            self.ready.push_back(Event::QueuesCounted { model, counts });
-        } else {
-            let at = env.soon(20 * MILLI);
-            env.agenda.at(at, Happening::Counted { life: self.life, session, model, counts });
+        if let Some(channel) = session.channels.of(model, of) {
+            env.send(channel.wire, Command::Cancel { tag: tag_of(consumer) });
         }
     }
 
@@ -135,55 +112,67 @@ impl Shell {
         let Some(session) = &mut self.session else { return };
         session.fetching = Some(model);
         let queue = env.names.models[model.0].suspects.clone();
-        env.send(session.channels[model.0], Command::Get { queue, no_ack: false });
+        if let Some(channel) = session.channels.own(model) {
+            env.send(channel, Command::Get { queue, no_ack: false });
+        }
     }
 
     fn ack(&mut self, env: &mut Env, of: ChannelId, frames: &[AckFrame]) {
-        let Some(session) = &mut self.session else { return };
-        let model = of.model;
-        let channel = session.channels[model.0];
+        let Some(session) = &self.session else { return };
+        let (session, Some(of_jobs)) = (session.number, session.channels.by_id(of)) else { return };
+        let (channel, tags) = (of_jobs.wire, of_jobs.tags.clone());
         let mut sent = Vec::with_capacity(frames.len());
         for frame in frames {
-            let tags = &session.tags[model.0];
-            let last = usize::try_from(frame.tag().0).unwrap_or(usize::MAX).min(tags.len());
-            let multiple = frame.is_multiple() || self.sabotage == Some(Sabotage::MultipleOverGap);
-            let first = if multiple { 1 } else { last };
-            let unacked = env.broker.unacked_tags(channel);
-            let is_ours = |tag: &&u64| !session.given_back.contains(&(model.0, **tag));
-            for tag in unacked
-                .iter()
-                .filter(is_ours)
-                .filter(|tag| (first..=last).contains(&usize::try_from(**tag).unwrap_or(0)))
-            {
-                if let Some(letter) = env.delivered_letter(channel, *tag) {
-                    let stored = tags
-                        .get(usize::try_from(tag - 1).unwrap_or(usize::MAX))
-                        .and_then(|job| self.jobs.get(job));
-                    let is_withdrawn = stored.is_some_and(|stored| stored.withdrawn != Withdrawn::No);
-                    let who = format_args!("worker-{}", self.life.worker);
-                    env.ledger.acked(letter, is_withdrawn, who);
-                    self.answered.insert(env.ledger.letter(letter).twin, (env.now, session.number));
-                }
+            for tag in self.covered(env, of, *frame) {
+                let Some(letter) = env.delivered_letter(channel, tag) else { continue };
+                let job = usize::try_from(tag - 1).ok().and_then(|at| tags.get(at));
+                let stored = job.and_then(|job| self.jobs.get(job));
+                let is_withdrawn = stored.is_some_and(|stored| stored.withdrawn != Withdrawn::No);
+                env.ledger.acked(letter, is_withdrawn, format_args!("worker-{}", self.life.worker));
+                self.answered.insert(env.ledger.letter(letter).twin, (env.now, session));
             }
+            let multiple = self.is_multiple(*frame);
             sent.push(env.send(channel, Command::Ack { tag: frame.tag().0, multiple }));
         }
         if self.is_closing {
             return self.ready.push_back(Event::AcksSent { channel: of, sent });
         }
-        let session = session.number;
         let at = env.soon(MILLI);
         env.agenda.at(at, Happening::AcksSent { life: self.life, session, channel: of, sent });
     }
 
+    fn is_multiple(&self, frame: AckFrame) -> bool {
+        frame.is_multiple() || self.sabotage == Some(Sabotage::MultipleOverGap)
+    }
+
+    /// The deliveries that an ack settles. The broker may have closed the channel of a further queue, and deleted what came by it: then
+    /// the worker settles those that it holds.
+    fn covered(&self, env: &Env, of: ChannelId, frame: AckFrame) -> Vec<u64> {
+        let Some(session) = &self.session else { return Vec::new() };
+        let Some(channel) = session.channels.by_id(of) else { return Vec::new() };
+        let last = frame.tag().0;
+        let first = if self.is_multiple(frame) { 1 } else { last };
+        let open = match channel.queue.is_further() && !env.broker.is_open(channel.wire) {
+            true => self.jobs.values().filter(|job| job.channel == of).map(|job| job.tag).collect(),
+            false => env.broker.unacked_tags(channel.wire),
+        };
+        let is_covered =
+            |tag: &u64| (first..=last).contains(tag) && !session.given_back.contains(&(of, *tag));
+        open.into_iter().filter(is_covered).collect()
+    }
+
     fn give_back(&mut self, env: &mut Env, job: JobKey, requeue: bool) {
         let (Some(session), Some(stored)) = (&mut self.session, self.jobs.get_mut(&job)) else { return };
-        session.given_back.insert((stored.model.0, stored.tag));
+        session.given_back.insert((stored.channel, stored.tag));
         self.gave_back = true;
         if requeue {
             env.ledger.lost(stored.letter);
             stored.end = Some(SeenEnd::Returned);
         }
-        let channel = session.channels[stored.model.0];
+        env.ledger.gone_with_its_queue(stored.letter);
+        let Some(channel) = session.channels.by_id(stored.channel).map(|channel| channel.wire) else {
+            return;
+        };
         let sent = env.send(channel, Command::Nack { tag: stored.tag, multiple: false, requeue });
         let at = env.soon(MILLI);
         env.agenda.at(at, Happening::GivenBack { life: self.life, session: session.number, job, sent });
@@ -214,11 +203,18 @@ impl Shell {
         let spec = &env.ledger.job(stored.job).spec;
         let Kind::Job { headers, .. } = &env.ledger.letter(stored.letter).kind else { return };
         let items_done = headers.as_ref().map_or(0, |headers| headers.items_done) as usize;
+        let own = env.plan.odds.revision(self.life.worker, self.life.number);
         let result = if spec.nature == Nature::Malformed || headers.is_none() || items_done > spec.costs.len()
         {
             Err(Rejection::new(Reason::Malformed, "cannot be read"))
         } else if spec.nature == Nature::Huge {
             Err(Rejection::new(Reason::TooLarge, "larger than a job may be"))
+        } else if spec.moves {
+            let key = LARGER_KEY.to_owned();
+            return self.ready.push_back(Event::Moved { job, key });
+        } else if spec.revision.is_some_and(|revision| revision != own) {
+            stored.is_of_other_revision = true;
+            Err(Rejection::new(Reason::WrongRevision, "this worker has another revision"))
         } else if spec.refers && !stored.has_inputs {
             return self.ready.push_back(Event::Referring { job });
         } else {

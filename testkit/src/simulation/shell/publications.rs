@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use vramq_core::action::{Publication, Route, Run};
 use vramq_core::event::{Event, PublishOutcome};
 use vramq_core::ids::JobKey;
+use vramq_core::rejection::Rejection;
 use vramq_schemas::headers::HISTORY_MAX;
 use vramq_schemas::{JobHeaders, Reason};
 
@@ -59,14 +60,6 @@ pub(super) struct Outbox {
     messages: u32,
 }
 
-/// A message whose confirm is awaited.
-#[derive(Debug)]
-pub(super) struct Sent {
-    pub(super) job: JobKey,
-    pub(super) letter: Letter,
-    pub(super) is_returned: bool,
-}
-
 impl Shell {
     pub(super) fn publish(&mut self, env: &mut Env, job: JobKey, publication: Publication) {
         self.check_withdrawn(env, job, &publication);
@@ -91,6 +84,10 @@ impl Shell {
         let (plain, dead, key) =
             (env.names.default_exchange.clone(), env.names.dead_exchange.clone(), names.key.clone());
         let messages: Vec<Out> = match publication {
+            Publication::Reply(run) if spec.is_unencodable && run.is_last => {
+                self.check_reply(env, job, &run);
+                return self.not_encoded(job, &run);
+            }
             Publication::Reply(run) => return self.reply(env, job, run),
             Publication::ReplyAgain => std::mem::take(&mut stored.unconfirmed).into(),
             Publication::DeadReplies(_) => {
@@ -195,6 +192,16 @@ impl Shell {
         Out { kind, exchange, routing_key, priority }
     }
 
+    /// No reply can hold an output: nothing is sent.
+    fn not_encoded(&mut self, job: JobKey, run: &Run) {
+        if let Some(stored) = self.jobs.get_mut(&job) {
+            stored.refused_from.get_or_insert(run.offset);
+        }
+        let rejection = Rejection::new(Reason::TooLarge, "an output is larger than a reply");
+        let outcome = PublishOutcome::NotEncoded(rejection);
+        self.ready.push_back(Event::Published { job, outcome });
+    }
+
     fn reply(&mut self, env: &mut Env, job: JobKey, run: Run) {
         self.check_reply(env, job, &run);
         let Some(stored) = self.jobs.get_mut(&job) else { return };
@@ -243,7 +250,7 @@ impl Shell {
         };
         let letter = env.ledger.write(stored.job, out.kind);
         session.published += 1;
-        session.confirms.insert(session.published, Sent { job, letter, is_returned: false });
+        session.confirms.insert(session.published, session.judge.sent(job, letter));
         let properties = Properties { priority: out.priority, persistent: true, ..Properties::default() };
         env.publish(session.publisher, letter, out.exchange, out.routing_key, properties);
     }
@@ -261,6 +268,7 @@ impl Shell {
         let outbox = session.outboxes.get_mut(&job)?;
         let is_for_others = stored.what.as_ref().is_some_and(What::is_for_others);
         if let Some(outcome) = refused {
+            env.ledger.refused(letter);
             let outbox = session.outboxes.remove(&job)?;
             stored.tries.answered(Some(&outcome), is_for_others, env.now);
             stored.was_refused = true;

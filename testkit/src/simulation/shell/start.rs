@@ -1,6 +1,7 @@
 //! Starts a worker's process: loads its models, and gives its core the device's memory.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,12 +13,14 @@ use vramq_core::poison_policy::PoisonPolicy;
 use vramq_core::settings::{ExecutorFacts, ModelFacts, Settings};
 
 use super::books::Books;
+use super::confirms::CONFIRM_MAX;
 use super::figures::{Load, Memories};
 use super::leaks::{FULL_FOR, FULL_PERCENT, Leak};
 use super::operators::Operators;
 use super::pace::{Drain, Health};
 use super::passes::Executor;
-use super::{Bytes, Shell};
+use super::shares::Shares;
+use super::{Bytes, Sabotage, Shell};
 use crate::simulation::agenda::Life;
 use crate::simulation::env::Env;
 use crate::simulation::plan::{MIB, WorkerPlan};
@@ -34,17 +37,11 @@ impl Shell {
         let device = worker.device;
         env.devices[device].settle_in(life, RESIDENT);
         let memory = env.devices[device].memory(life);
-        let count = models.len() as u64;
-        let mut own = Vec::new();
-        for model in models.iter() {
-            let slots = std::num::NonZeroU16::new(model.slots_now(memory.free, RESERVE, count));
-            let Some(slots) = slots else {
-                let started = env.devices[device].leave(life, env.now);
-                env.started(device, started);
-                return None;
-            };
-            own.push(ModelFacts { slots, ..model.clone() });
-        }
+        let Some(own) = with_slots(models, memory) else {
+            let started = env.devices[device].leave(life, env.now);
+            env.started(device, started);
+            return None;
+        };
         let concurrent = plan.models.iter().any(|model| model.concurrent);
         let mut executors = vec![ExecutorFacts { passes_max: 2, is_serial: true }];
         if concurrent {
@@ -55,7 +52,7 @@ impl Shell {
         let learned = env.limit_files.get(&life.worker).cloned().unwrap_or_default();
         let limits = LearnedLimits::new(&settings.device, memory.total, learned);
         Some(Self {
-            core: Core::new(settings, own.clone(), limits, budget.clone()),
+            core: Core::new(settings, as_known(plan.sabotage, own.clone()), limits, budget.clone()),
             life,
             budget,
             models: Arc::new(own),
@@ -82,7 +79,9 @@ impl Shell {
             ran_out: Vec::new(),
             seen_limits: BTreeMap::new(),
             model_time: vec![0; models.len()],
+            model_backlogs: BTreeMap::new(),
             longest_pass: 0,
+            shares: Shares::default(),
             answered: BTreeMap::new(),
             gave_back: false,
             is_blocked: false,
@@ -101,6 +100,28 @@ impl Shell {
             skips: BTreeSet::new(),
         })
     }
+}
+
+/// The models with the slots that they start with, unless one has no room for a job.
+fn with_slots(models: &[ModelFacts], memory: Memory) -> Option<Vec<ModelFacts>> {
+    let count = models.len() as u64;
+    let with_slots = |model: &ModelFacts| {
+        let slots = NonZeroU16::new(model.slots_now(memory.free, RESERVE, count))?;
+        Some(ModelFacts { slots, ..model.clone() })
+    };
+    models.iter().map(with_slots).collect()
+}
+
+/// The models as the core knows them: as they are, unless a fault was put in on purpose.
+fn as_known(sabotage: Option<Sabotage>, mut models: Vec<ModelFacts>) -> Vec<ModelFacts> {
+    if sabotage == Some(Sabotage::QueueWeightsIgnored) {
+        let queues = models.iter_mut().flat_map(|model| &mut model.queues);
+        queues.for_each(|queue| queue.weight = NonZeroU32::MIN);
+    }
+    if sabotage == Some(Sabotage::ModelWeightsIgnored) {
+        models.iter_mut().for_each(|model| model.share = NonZeroU32::MIN);
+    }
+    models
 }
 
 /// What the core of a process decides by.
@@ -126,7 +147,7 @@ fn settings(
         pressure_tolerated: Duration::from_micros(FULL_FOR),
         bulk_jobs_max: env.plan.jobs_max,
         large_turn: Duration::from_micros(env.plan.large_turn),
-        confirm_max: Duration::from_secs(30),
+        confirm_max: Duration::from_secs(CONFIRM_MAX),
         executors,
         started_at: env.clock().at,
         seed: env.random.bits(),

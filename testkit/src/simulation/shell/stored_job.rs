@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use vramq_core::action::Route;
 use vramq_core::event::Source;
-use vramq_core::ids::{ConsumerId, ModelIndex};
+use vramq_core::ids::{ChannelId, ConsumerId, ModelIndex};
 use vramq_schemas::{Attempt, JobHeaders, Reason};
 
 use super::pace::Tries;
@@ -23,7 +23,7 @@ pub(super) enum Withdrawn {
 
 /// How a job came.
 pub(super) struct Delivered {
-    pub(super) model: ModelIndex,
+    pub(super) channel: ChannelId,
     pub(super) source: Source,
     pub(super) tag: u64,
     pub(super) withdrawn: Withdrawn,
@@ -53,6 +53,7 @@ pub(super) struct StoredJob {
     pub(super) letter: Letter,
     pub(super) job: JobNumber,
     pub(super) model: ModelIndex,
+    pub(super) channel: ChannelId,
     pub(super) tag: u64,
     pub(super) consumer: Option<ConsumerId>,
     pub(super) source: Source,
@@ -88,12 +89,12 @@ pub(super) struct StoredJob {
     pub(super) findings_before: u32,
     /// A store did not give its inputs.
     pub(super) store_failed: bool,
+    /// It demands another revision of its model.
+    pub(super) is_of_other_revision: bool,
     /// It has to go to the queue of large jobs.
     pub(super) must_move: bool,
     /// An operator was told that it is to be stopped.
     pub(super) is_cancelled: bool,
-    /// What its model and another one had of the device when it was seen to wait.
-    pub(super) time_before: Option<(Micros, Micros)>,
     /// Since when it waits although the device has room for it.
     pub(super) room_since: Option<Micros>,
     /// Passes of its model that started while it waited.
@@ -127,11 +128,12 @@ pub(super) struct StoredJob {
 impl StoredJob {
     /// A job that was just delivered, of so many items. Those before `next` were answered earlier.
     pub(super) fn new(letter: Letter, job: JobNumber, delivered: Delivered, items: usize, next: u32) -> Self {
-        let Delivered { model, source, tag, withdrawn, returns, at, at_ms, findings } = delivered;
+        let Delivered { channel, source, tag, withdrawn, returns, at, at_ms, findings } = delivered;
         Self {
             letter,
             job,
-            model,
+            model: channel.model,
+            channel,
             tag,
             consumer: source.consumer(),
             source,
@@ -155,9 +157,9 @@ impl StoredJob {
             was_behind_hung: false,
             findings_before: findings,
             store_failed: false,
+            is_of_other_revision: false,
             must_move: false,
             is_cancelled: false,
-            time_before: None,
             room_since: None,
             passed_over: 0,
             is_requeued: false,
