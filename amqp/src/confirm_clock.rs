@@ -1,4 +1,4 @@
-//! The time that the broker had for confirms.
+//! Measures how long the broker has had for confirms. The clock stands still while the broker blocks publishers.
 
 use std::time::{Duration, Instant};
 

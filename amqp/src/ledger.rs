@@ -1,5 +1,5 @@
-//! What is published on a channel without a known outcome: whose return a confirm carries, how long confirms take, and which are
-//! due.
+//! The messages on a channel that have no known outcome. Finds the message that a return belongs to, measures how long confirms take, and
+//! says which confirms are due.
 
 use std::collections::HashMap;
 use std::pin::Pin;

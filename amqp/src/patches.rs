@@ -1,5 +1,5 @@
-//! Finds out whether a program was built with the patched crates of `third-party/`. A program that is built elsewhere, as a dependency
-//! from crates.io or from a distribution's crates, gets the published ones.
+//! Finds out whether a program was built with the patched crates of `third-party/`. A program that is built outside of the workspace gets
+//! the published crates, from crates.io or from a distribution.
 
 use std::fmt;
 

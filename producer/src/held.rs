@@ -1,4 +1,5 @@
-//! Replies that have come and are not acknowledged yet. The broker gives them to the client that adopts the reply queue if this one dies.
+//! Replies that this client has received and not acknowledged yet. If it dies, the broker delivers them to the client that adopts the
+//! queue.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,8 +8,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Replies of a client's own jobs that are held at most. Of more, those of the oldest job are acknowledged: the broker must always have room
-/// to send the next. A job has one reply for each MiB of its outputs, so that jobs in flight seldom have some thousand.
+/// Replies of a client's own jobs that are held at most. Of more, those of the oldest job are acknowledged: the broker must always have
+/// room to send the next. A job has one reply for each MiB of its outputs, so that jobs in flight seldom have some thousand.
 pub(crate) const HELD_MAX: u16 = 16_384;
 
 /// How long a reply is held before it goes back to its queue, and comes again at once. The broker closes a channel that holds a delivery

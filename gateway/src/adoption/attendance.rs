@@ -1,4 +1,4 @@
-//! Tells from the consumers of a reply queue whether its gateway is gone. Pure.
+//! Decides from the consumers of a reply queue whether its gateway is gone. No I/O.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! The reply queues of gateways that are gone. With a common store of results each gateway leaves the replies to its jobs in its queue until
-//! the end is stored. So another gateway can consume the queue.
+//! Adopts the reply queues of gateways that are gone. Gateways with a common store of results acknowledge the replies to a job only after
+//! they have stored its end. So another gateway can consume the queue of one that is gone.
 
 mod attendance;
 mod places;
@@ -21,12 +21,12 @@ pub use queue::AdoptedQueue;
 /// How long this gateway tries to get the connection to an adopted queue back, before it looks whether the queue is still to be adopted.
 const RECONNECT_FOR: Duration = Duration::from_secs(10);
 
-/// What this gateway does for the jobs of others, and they for its own.
+/// Publishes this gateway's recorded jobs, whose reply queue others may adopt, and adopts the reply queues of others.
 #[derive(Debug)]
 pub struct Adoption {
     /// Publishes the jobs that are recorded, and holds their replies.
     pub client: Client,
-    /// Of clients that adopt a queue.
+    /// The options of clients that adopt a queue.
     options: Options,
     link: Arc<Link>,
     attendance: Mutex<Attendance>,
@@ -38,8 +38,8 @@ pub struct Adoption {
 type Adopted = tokio::sync::Mutex<Weak<AdoptedQueue>>;
 
 impl Adoption {
-    /// Connects the client for recorded jobs. `options` are those of the gateway's other client; the broker keeps the replies for as long
-    /// as results are kept, while no gateway consumes them; but no longer than any job is awaited.
+    /// Connects the client for recorded jobs. `options` are those of the gateway's other client; while no gateway consumes the replies,
+    /// the broker keeps them for as long as results are kept, but no longer than any job is awaited.
     ///
     /// # Errors
     /// The broker's.
@@ -106,7 +106,7 @@ impl Adoption {
         self.attendance().note(queue, depth, Instant::now())
     }
 
-    /// Another one has consumed the queue: it is to be looked at anew.
+    /// Another gateway has consumed the queue: what was seen of it does not count any more.
     pub fn forget(&self, queue: &str) {
         self.attendance().forget(queue);
     }

@@ -1,4 +1,4 @@
-//! How many jobs of other gateways this one follows: for all callers, and for each.
+//! Limits how many jobs of other gateways this one follows: in all, and for each caller.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -1,4 +1,4 @@
-//! The life of a job of another gateway, as this one sees it: that gateway stores its end, or is gone, and this one takes its replies.
+//! Waits for the end of another gateway's job. Either that gateway stores the end, or it is gone and this gateway takes the replies.
 
 use std::time::{Duration, SystemTime};
 

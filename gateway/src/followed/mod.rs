@@ -1,5 +1,5 @@
-//! Unfinished jobs of other gateways. With a common store of results each gateway records its jobs there: so another gateway that is asked
-//! for such a job follows it, and takes its replies if its gateway is gone.
+//! Follows unfinished jobs of other gateways. Gateways with a common store of results record their jobs there. A gateway that is asked
+//! for a job of another one follows it by this record, and takes the replies if the other gateway is gone.
 
 mod life;
 

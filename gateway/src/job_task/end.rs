@@ -1,4 +1,4 @@
-//! How a job ended, and what is to be done about it. Pure.
+//! Decides what the gateway does about a job's end: what it answers, stores and keeps. No I/O.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the store of results knows of a job on this gateway: its record while it is unfinished, and its end.
+//! Writes and removes the record of a job in the store of results, and reads the end that another gateway stored.
 
 use std::time::Duration;
 

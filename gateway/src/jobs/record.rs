@@ -1,5 +1,5 @@
-//! What gateways that share a store of results need to know of each other's unfinished jobs: one record for each, removed when the job's
-//! end is stored.
+//! Records of unfinished jobs in a store of results, by which gateways that share the store answer for each other's jobs. The job's gateway
+//! removes the record when it has stored the end.
 
 use std::time::Duration;
 

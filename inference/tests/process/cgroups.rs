@@ -1,5 +1,5 @@
 //! Programs in control groups of their own, where this machine has cgroup v2 and the tests may make groups in it. Elsewhere these tests
-//! have nothing to run on: `scripts/test` says so.
+//! run nothing, and `scripts/test` says so.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! The least time that a pass can take on a GPU, in a model in which nothing limits but what `ceilings.txt` counts and NVIDIA's
-//! figures of the GPU. docs/gpu.md has the table, and says what the model leaves out.
+//! Computes the least time that a pass can take on a GPU. In this model only the counts in `ceilings.txt` and NVIDIA's figures of the GPU
+//! limit a pass. docs/gpu.md has the table, and says what the model leaves out.
 //!
 //! `VRAMQ_TEST_WRITE_BOUNDS=1` writes the table again: after a change of the kernels, review the difference before you commit it.
 

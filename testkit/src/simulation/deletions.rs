@@ -1,4 +1,4 @@
-//! What the ledger knows of further queues that their owners delete: jobs that waited in them are gone, and nobody is to blame for it.
+//! Takes jobs out of the ledger that waited in a further queue when its owner deleted it: no worker lost them.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
 //! The part of a plan that is about rarer ends: replies that nobody confirms or that cannot be encoded, jobs for other workers, revisions
-//! of a model that a job demands, and memory that stays missing. It has random numbers of its own, so that a seed without these means
-//! what it meant before.
+//! of a model that a job demands, and memory that stays missing. It has random numbers of its own, so that a seed without such ends
+//! is the same history as before.
 
 use super::agenda::{Micros, SECOND};
 use super::plan::{Fault, FaultKind};

@@ -1,5 +1,5 @@
 //! The part of a plan that is about shares: further queues of models with their weights, weights of models on their device, and who the
-//! callers publish as. It has random numbers of its own, so that a seed without shares means what it meant before.
+//! callers publish as. It has random numbers of its own, so that a seed without shares is the same history as before.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Measures how long the device takes for work on its stream: an event before the work, and one behind it.
+//! Measures how long the device takes for work on its stream: one event before the work, and one after it.
 
 use std::ptr::null_mut;
 

@@ -1,4 +1,4 @@
-//! What becomes of the vectors that a pass makes: embeddings, sparse vectors or scores. Each kind of output has items of its own.
+//! Turns the vectors that a pass makes into embeddings, sparse vectors or scores. Each kind of output has items of its own.
 
 use rayon::ThreadPool;
 use vramq_schemas::{EmbeddingFormat, Input, Output, Params};

@@ -1,4 +1,4 @@
-//! A program's own control group: made by its keeper, which is not in it, and removed when nothing is left in it.
+//! A program's own control group. The program's keeper, which is outside of the group, makes it, and removes it when it is empty.
 
 use std::fs::{self, File};
 use std::io;

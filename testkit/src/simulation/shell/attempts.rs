@@ -1,5 +1,5 @@
-//! Checks replies and other attempts as they are published: parts leave in order, finished items are kept, and what failed is tried
-//! smaller.
+//! Checks replies and other attempts as they are published: parts leave in order, finished items are kept, and a pass that failed is
+//! tried again with fewer items.
 
 use vramq_core::action::{Route, Run};
 use vramq_core::ids::JobKey;

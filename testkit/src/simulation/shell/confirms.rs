@@ -1,5 +1,5 @@
-//! Confirms that do not come in time, as `worker/src/broker/publish_ledger.rs` judges them: a queue that is silent costs a reply, and what
-//! goes to the worker's own queues costs the session; so does a broker that confirms nothing at all.
+//! Confirms that do not come in time, as `amqp/src/ledger.rs` and `worker/src/broker/publisher.rs` judge them. If a reply queue is silent,
+//! only the reply is lost. If a message to the worker's own queues has no confirm, or the broker confirms nothing at all, the session ends.
 
 use vramq_core::event::{Event, PublishOutcome};
 use vramq_core::ids::JobKey;

@@ -1,5 +1,5 @@
-//! Further queues of a model, as the simulated shell handles them: it looks for those that are lost, and learns of the loss from what the
-//! broker does to their channels.
+//! Further queues of a model, as the simulated shell handles them: it learns that a queue is lost when the broker closes the queue's
+//! channel, and checks whether the queue is back.
 
 use vramq_core::event::{Event, QueueCount, QueueCounts};
 use vramq_core::ids::{ModelIndex, QueueIndex};

@@ -1,4 +1,4 @@
-//! Tampers with what goes between a core and its world, as a fault that was put in on purpose says.
+//! Changes events and actions between a core and its world, to imitate a fault that a test puts in on purpose.
 
 use std::sync::Arc;
 

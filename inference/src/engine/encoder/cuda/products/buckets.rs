@@ -1,5 +1,5 @@
-//! The numbers of rows that matrix products are planned for. Passes have any number of tokens, and asking cuBLASLt for an algorithm
-//! takes longer than a small product.
+//! Rounds numbers of rows up to those that matrix products are planned for. A pass may have any number of tokens, and asking cuBLASLt for
+//! an algorithm takes longer than a small product.
 
 /// Fewer rows are planned for as so many; larger numbers are multiples of it.
 pub(super) const ROWS_MIN: usize = 64;

@@ -1,5 +1,5 @@
-//! Which of the algorithms that cuBLASLt names for a product is the fastest. The library orders them by what it expects; the device
-//! shows by how long they take.
+//! Finds the fastest of the algorithms that cuBLASLt names for a product. The library orders them by the speed that it expects; here the
+//! device's times decide.
 
 use crate::device::cuda::{CudaError, Timer};
 
