@@ -87,7 +87,7 @@ impl<R> Held<R> {
         self.replies().strays.entry(job.to_owned()).or_default().push(stray);
     }
 
-    /// The job needs its replies no more.
+    /// Acknowledges the job's replies: nobody needs them any more.
     pub(crate) fn release(&self, job: u64) {
         let mut replies = self.replies();
         if let Some(released) = replies.by_job.remove(&job) {

@@ -58,7 +58,7 @@ impl Attendance {
         seen.verdict(now)
     }
 
-    /// What was seen counts no more: another one has consumed the queue since.
+    /// Drops what was seen of a queue: another gateway has consumed it since.
     pub fn forget(&mut self, queue: &str) {
         self.by_queue.remove(queue);
     }

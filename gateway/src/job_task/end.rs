@@ -27,7 +27,7 @@ impl End {
     }
 }
 
-/// An end, and what is to be done about it.
+/// An end, and what the gateway does about it.
 pub(super) struct Ended {
     pub(super) state: State,
     pub(super) receipt: Option<Receipt>,
@@ -37,7 +37,7 @@ pub(super) struct Ended {
 }
 
 impl Task {
-    /// What is to be done about an end.
+    /// Decides what the gateway does about an end.
     pub(super) fn ended(&self, end: End) -> Ended {
         let failed = |problem, outputs, is_published| {
             State::Failed(Arc::new(Failure { problem, outputs, is_published }))
