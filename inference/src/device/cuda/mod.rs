@@ -2,8 +2,8 @@
 //!
 //! `find` lists devices and `libraries` finds the libraries, before any call that would panic without them. `open` prepares a
 //! device. `stream` gives it work, and `timer` measures how long that takes; `pool` allocates, `reading` computes memory figures,
-//! `memory` is what engines hold. `calls` calls the libraries, and `error` interprets their codes. `watch` polls the driver, `nvml` reads sensors.
-//! `cublaslt` has NVIDIA's matrix products, `nvrtc` its kernel compiler.
+//! `memory` is what engines hold. `calls` calls the libraries, and `error` interprets their codes. `watch` polls the driver,
+//! `nvml` reads sensors. `cublaslt` has NVIDIA's matrix products, `nvrtc` its kernel compiler.
 
 pub mod calls;
 pub mod cublaslt;
