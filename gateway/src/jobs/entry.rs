@@ -159,8 +159,8 @@ impl Entry {
         self
     }
 
-    /// Makes it the entry of a job that another gateway took. Numbers its events from the clock's seconds on. The other gateway's numbers are
-    /// small, so a client that continues after one of them gets all events of this gateway. The end has the same number everywhere.
+    /// Makes it the entry of a job that another gateway took. Numbers its events from the clock's seconds on. The other gateway's numbers
+    /// are small, so a client that continues after one of them gets all events of this gateway. The end has the same number everywhere.
     #[must_use]
     pub fn taken_elsewhere(self, created_ms: u64, secret: String) -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
