@@ -161,7 +161,7 @@ mod tests {
     fn the_host_is_not_the_device() {
         let text = "CUDA out of memory. Tried to allocate 2.00 GiB.";
         for death in
-            [Death::Exited(137), Death::Killed(libc::SIGKILL), Death::HostMemory(1), Death::HostFull(1)]
+            [Death::Exited(137), Death::Killed(libc::SIGKILL), Death::HostMemory(1), Death::HostFull(None)]
         {
             assert_eq!(judge(death, text), Verdict::Host);
         }

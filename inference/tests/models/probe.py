@@ -20,6 +20,9 @@ class Probe(vramq.Model):
         how = os.environ.get("LOAD", "")
         print("loading", how, flush=True)
         if how == "hang":
+            if "FILE" in os.environ:
+                with open(os.environ["FILE"], "w"):
+                    pass
             time.sleep(1000)
         if how == "fail":
             raise ValueError("no weights here")

@@ -2,7 +2,6 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
@@ -172,13 +171,14 @@ async fn too_much_of_the_hosts_memory_is_the_process_own_death() {
 #[tokio::test]
 async fn a_start_does_not_wait_for_a_process_that_does_not_end() {
     let env = Env::new();
-    let config = env.config("probe.py", "load_s = 4\nkill_s = 0.5\nenv = { LOAD = \"hang\" }");
+    let marks = tempfile::tempdir().unwrap();
+    let mark = marks.path().join("loading");
+    let more = format!("load_s = 10\nkill_s = 0.5\nenv = {{ LOAD = \"hang\", FILE = {mark:?} }}");
+    let config = env.config("probe.py", &more);
     let stop = async {
-        let programs = || processes_of(env.scratch.path());
-        until("it runs", || !programs().is_empty()).await;
-        // The keeper reports the start, and kills nothing from then on.
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let keeper = Pid::from_raw(parent(programs()[0])).unwrap();
+        // The worker sends `hello`, upon which the model loads, once the keeper has reported the start.
+        until("the model loads", || mark.exists()).await;
+        let keeper = Pid::from_raw(parent(processes_of(env.scratch.path())[0])).unwrap();
         kill_process(keeper, Signal::STOP).unwrap();
         keeper
     };

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::fs::{XattrFlags, setxattr};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -318,8 +319,23 @@ async fn the_doctor_starts_programs(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-/// A control group for a worker, or why this machine lets the test make none.
-fn worker_group() -> Result<PathBuf> {
+/// A control group for a worker. When a test fails, what is left of it goes with the guard.
+struct WorkerGroup(PathBuf);
+
+impl Drop for WorkerGroup {
+    fn drop(&mut self) {
+        let entries = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
+        let mut groups: Vec<_> = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+        groups.push(self.0.clone());
+        for group in groups {
+            // The test removes them itself if it succeeds.
+            let _ = std::fs::remove_dir(group);
+        }
+    }
+}
+
+/// Makes the group; the error says why this machine lets the test make none.
+fn worker_group() -> Result<WorkerGroup> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
     let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).context("there is no cgroup v2")?;
     let mount = mount.split(' ').nth(4).context("no mount point")?;
@@ -328,17 +344,18 @@ fn worker_group() -> Result<PathBuf> {
     let own = own.trim_end_matches('/');
     let path = PathBuf::from(format!("{mount}{own}/vramq-test-{}", std::process::id()));
     std::fs::create_dir(&path).with_context(|| format!("make {}", path.display()))?;
-    Ok(path)
+    Ok(WorkerGroup(path))
 }
 
 async fn programs_have_cgroups_where_the_workers_own_is_delegated(env: &mut TestEnv) -> Result<()> {
-    let group = match worker_group() {
-        Ok(group) => group,
+    let made = match worker_group() {
+        Ok(made) => made,
         Err(why) => {
             println!("not run: {why:#}");
             return Ok(());
         }
     };
+    let group = &made.0;
     let served = Served::new(env, "instances = 1", &[])?;
     let leaf = group.join("vramq-worker");
     // A group that belongs to a user other than root is that user's without a mark.
@@ -346,7 +363,14 @@ async fn programs_have_cgroups_where_the_workers_own_is_delegated(env: &mut Test
     for is_delegated in cases.iter().copied() {
         if is_delegated {
             // As systemd marks it.
-            setxattr(&group, "user.delegate", b"1", XattrFlags::empty())?;
+            match setxattr(group, "user.delegate", b"1", XattrFlags::empty()) {
+                // Before Linux 5.7.
+                Err(Errno::OPNOTSUPP) => {
+                    println!("not run: {} cannot be marked as delegated", group.display());
+                    return Ok(());
+                }
+                marked => marked?,
+            }
         }
         let entrance = std::fs::File::options().write(true).open(group.join("cgroup.procs"))?;
         let mut doctor = command("vramq-worker")?;
@@ -366,7 +390,7 @@ async fn programs_have_cgroups_where_the_workers_own_is_delegated(env: &mut Test
     }
     // A group is removed when no process is in it.
     until("nothing is left of the worker", async || Ok(std::fs::remove_dir(&leaf).ok())).await?;
-    let left = std::fs::read_dir(&group)?.flatten().filter(|entry| entry.path().is_dir()).count();
+    let left = std::fs::read_dir(group)?.flatten().filter(|entry| entry.path().is_dir()).count();
     ensure!(left == 0, "{left} groups of programs are left");
-    Ok(std::fs::remove_dir(&group)?)
+    Ok(std::fs::remove_dir(group)?)
 }

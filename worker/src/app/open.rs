@@ -43,7 +43,7 @@ pub enum OpenError {
     Cuda(#[from] cuda::OpenError),
     #[error(transparent)]
     HostMemory(#[from] TooLittle),
-    /// So many models cannot be loaded: the caller was told of each at once.
+    /// So many models cannot be loaded. [`Opened::open`] has passed a text for each to `tell`.
     #[error("{0} model(s) cannot be loaded")]
     NotLoaded(usize),
     /// Every model that cannot be served.
@@ -52,7 +52,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// What to print: a text for each model that cannot be served, unless the caller was told of it.
+    /// What is left to print: a text for each model that cannot be served, without those that `tell` received.
     pub fn in_words(self) -> Vec<String> {
         match self {
             Self::NotLoaded(_) => Vec::new(),

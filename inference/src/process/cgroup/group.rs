@@ -17,8 +17,8 @@ pub struct Group {
 pub struct HostOom {
     /// The group reached its own limit; else the machine, or the worker's group, has no memory left.
     pub at_own_limit: bool,
-    /// The most bytes that the group held.
-    pub peak: u64,
+    /// The most bytes that the group held. None where the kernel does not tell: before Linux 5.19, unless it is the limit.
+    pub peak: Option<u64>,
 }
 
 impl Group {
@@ -70,13 +70,15 @@ impl Group {
         let events = self.read("memory.events").unwrap_or_default();
         let count = |name| number_of(&events, name).unwrap_or(0);
         // `oom` counts the times at which this group, and not one above it, was full.
-        (count("oom_kill") > 0).then(|| HostOom { at_own_limit: count("oom") > 0, peak: self.peak() })
+        let at_own_limit = count("oom") > 0;
+        (count("oom_kill") > 0).then(|| HostOom { at_own_limit, peak: self.peak(at_own_limit) })
     }
 
-    /// The most bytes of host memory that it held, page cache included; before Linux 5.19 what it holds now.
-    fn peak(&self) -> u64 {
+    /// The most bytes of host memory that it held, page cache included. Linux has `memory.peak` since 5.19. What the group holds now
+    /// does not stand for it: the kernel has killed the processes.
+    fn peak(&self, at_own_limit: bool) -> Option<u64> {
         let bytes = |name| self.read(name)?.trim().parse().ok();
-        bytes("memory.peak").or_else(|| bytes("memory.current")).unwrap_or(0)
+        bytes("memory.peak").or_else(|| if at_own_limit { bytes("memory.max") } else { None })
     }
 
     /// Kills all processes in it, and those in groups that they made below it.
@@ -158,11 +160,20 @@ mod tests {
         ] {
             let files = [("memory.events", events), ("memory.current", "7\n"), ("memory.peak", "4096\n")];
             let (_folder, group) = imitated(&files);
-            let expected = at_own_limit.map(|at_own_limit| HostOom { at_own_limit, peak: 4096 });
+            let expected = at_own_limit.map(|at_own_limit| HostOom { at_own_limit, peak: Some(4096) });
             assert_eq!(group.host_oom(), expected, "{events:?}");
         }
-        let (_folder, old) = imitated(&[("memory.events", "oom_kill 1\n"), ("memory.current", "7\n")]);
-        assert_eq!(old.host_oom(), Some(HostOom { at_own_limit: false, peak: 7 }));
+    }
+
+    #[test]
+    fn without_a_recorded_peak_the_limit_is_known() {
+        for (events, at_own_limit, peak) in
+            [("oom 1\noom_kill 1\n", true, Some(4096)), ("oom 0\noom_kill 1\n", false, None)]
+        {
+            let files = [("memory.events", events), ("memory.current", "7\n"), ("memory.max", "4096\n")];
+            let (_folder, group) = imitated(&files);
+            assert_eq!(group.host_oom(), Some(HostOom { at_own_limit, peak }), "{events:?}");
+        }
     }
 
     #[test]

@@ -80,8 +80,9 @@ pub enum Death {
     Killed(i32),
     /// Killed by its keeper, or by the kernel, at its own limit: the processes together held so many bytes of the host's memory.
     HostMemory(u64),
-    /// Killed by the kernel, because the machine or the worker's control group had no memory left. It held so many bytes of it at most.
-    HostFull(u64),
+    /// Killed by the kernel, because the machine or the worker's control group had no memory left. It held so many bytes of it at
+    /// most, where the kernel tells.
+    HostFull(Option<u64>),
     /// Killed by its keeper: it had so many processes.
     Processes(usize),
     /// Its keeper died, and took it along.
@@ -100,10 +101,8 @@ impl fmt::Display for Death {
                 )
             }
             Self::HostFull(bytes) => {
-                write!(
-                    f,
-                    "was killed by the kernel, because the host's memory ran out; it held {bytes} bytes at most"
-                )
+                f.write_str("was killed by the kernel, because the host's memory ran out")?;
+                bytes.map_or(Ok(()), |bytes| write!(f, "; it held {bytes} bytes at most"))
             }
             Self::Processes(count) => write!(f, "was killed, because it had {count} processes"),
             Self::KeeperLost => f.write_str("was killed together with its keeper"),

@@ -266,8 +266,11 @@ impl Keeper {
         if death == Death::Exited(0) {
             return None;
         }
-        let HostOom { at_own_limit, peak } = self.group.as_ref()?.host_oom()?;
-        Some(if at_own_limit { Death::HostMemory(peak) } else { Death::HostFull(peak) })
+        Some(match self.group.as_ref()?.host_oom()? {
+            HostOom { at_own_limit: true, peak: Some(peak) } => Death::HostMemory(peak),
+            // A group without a limit also counts what happens at the limits of groups below it.
+            HostOom { peak, .. } => Death::HostFull(peak),
+        })
     }
 
     /// Kills until nothing is left. A process that moved to its own session is found by its parent: when the parent dies, the

@@ -109,15 +109,7 @@ impl Warm {
             Err(error) => error,
         };
         if is_first {
-            if !warm.child.end_within_limits(config.kill, &config.name).await {
-                let (pid, keeper) = (warm.child.pid(), warm.child.keeper_pid());
-                tracing::error!(
-                    model = config.name,
-                    pid,
-                    keeper,
-                    "the program does not end although it was killed"
-                );
-            }
+            end_first(&mut warm.child, config).await;
         } else {
             warm.child.end(config.kill, &config.name).await;
         }
@@ -147,6 +139,14 @@ impl Warm {
             FromModel::Failed { pass: None, detail, .. } => Err(Refused::Failed(detail)),
             other => Err(Refused::Unheard(Unheard::Fault(format!("{} before `ready`", name(&other))))),
         }
+    }
+}
+
+/// Ends the first process of a model, which was not loaded. The worker's start does not wait for ever.
+async fn end_first(child: &mut Child, config: &ProcessConfig) {
+    if !child.end_within_limits(config.kill, &config.name).await {
+        let (pid, keeper) = (child.pid(), child.keeper_pid());
+        tracing::error!(model = config.name, pid, keeper, "the program does not end although it was killed");
     }
 }
 
