@@ -12,8 +12,9 @@ const GONE_AFTER: Duration = Duration::from_secs(15);
 /// A look at a queue is good for so long: the jobs of a gateway share one queue.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// After so long without a look nobody can tell whether the gateway was there in between.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
+/// After so long without a look nobody can tell whether the gateway was there in between. Longer than between two looks of a gateway whose
+/// store of results is slow: before each it asks the store twice, for at most 10 s.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(30);
 
 /// The reply queues of other gateways, as they were last seen.
 #[derive(Debug, Default)]
@@ -120,12 +121,20 @@ mod tests {
     }
 
     #[test]
+    fn looks_count_with_a_slow_store_between_them() {
+        let (mut attendance, start) = (Attendance::default(), Instant::now());
+        let slow = Duration::from_secs(2 + 2 * 10);
+        assert_eq!(attendance.note("q", ALONE, start), Verdict::Wait);
+        assert_eq!(attendance.note("q", ALONE, start + slow), Verdict::Gone);
+    }
+
+    #[test]
     fn a_look_long_ago_says_nothing() {
         let (mut attendance, start) = (Attendance::default(), Instant::now());
-        for at in [Duration::ZERO, 2 * GONE_AFTER] {
+        for at in [Duration::ZERO, FORGOTTEN_AFTER] {
             assert_eq!(attendance.note("q", ALONE, start + at), Verdict::Wait);
         }
-        attendance.note("other", ALONE, start + 4 * GONE_AFTER);
+        attendance.note("other", ALONE, start + 2 * FORGOTTEN_AFTER);
         assert_eq!(attendance.by_queue.len(), 1);
     }
 }
