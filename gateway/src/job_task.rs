@@ -20,6 +20,7 @@ use crate::app::{App, Permits};
 use crate::config::Broker;
 use crate::jobs::earlier::{keyed_id, own_message_id};
 use crate::jobs::entry::{Entry, PROGRESS, State};
+use crate::jobs::in_time::in_time;
 use crate::jobs::registry::Added;
 use crate::keys::Caller;
 use crate::problem::Problem;
@@ -36,9 +37,6 @@ const WITHDRAWN_MAX: Duration = Duration::from_secs(3600);
 
 /// The interval of `progress` events about the queue, for clients that follow a waiting job.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
-
-/// How long storing a result may take: a shared folder that hangs must not keep the caller waiting, nor its permits.
-pub(crate) const STORED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The job that a request asks for.
 #[derive(Debug)]
@@ -299,14 +297,7 @@ impl Task {
         if self.kept
             && let Some(results) = &self.app.results
         {
-            let put = results.put(&self.entry, state);
-            if timeout(STORED_WITHIN, put).await.is_err() {
-                tracing::warn!(
-                    job = self.entry.id,
-                    seconds = STORED_WITHIN.as_secs(),
-                    "a result could not be stored in time"
-                );
-            }
+            in_time(&self.entry.id, "store a result", results.put(&self.entry, state)).await;
         }
     }
 

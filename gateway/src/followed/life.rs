@@ -2,11 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use vramq_producer::JobError;
 
 use crate::adoption::{AdoptedQueue, Adoption, NotAdopted};
-use crate::job_task::{End, STORED_WITHIN, Task};
+use crate::job_task::{End, Task};
+use crate::jobs::in_time::in_time;
 use crate::jobs::record::{KEPT_LEAST, Record};
 
 /// Between looks for the job's end: at first short, for callers that wait.
@@ -70,8 +71,8 @@ async fn replies(task: &Task, record: &Record, queue: &AdoptedQueue, left: Durat
 /// Whether the job's gateway has removed the record: the job has ended.
 async fn is_unrecorded(task: &Task, record: &Record) -> bool {
     let Some(results) = &task.app.results else { return true };
-    let found = timeout(STORED_WITHIN, results.record(&task.entry.owner, &record.id)).await;
-    matches!(found, Ok(Ok(None)))
+    let found = results.record(&task.entry.owner, &record.id);
+    matches!(in_time(&record.id, "read a job's record", found).await, Some(Ok(None)))
 }
 
 /// For how long the job is still awaited: no longer than its own gateway awaits it, which has removed the record by then.

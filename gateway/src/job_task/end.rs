@@ -26,7 +26,7 @@ impl End {
         matches!(self, Self::Answered(Err(error), _) if !matches!(error, JobError::Failed(_)))
     }
 
-    /// Whether the end that another gateway has stored counts instead of this one. A withdrawal does in any case: its caller has heard of it.
+    /// Whether the end that another gateway has stored counts instead of this one. A withdrawal always does: its caller has heard of it.
     pub(super) fn yields_to(&self, stored: &State) -> bool {
         match (self, stored) {
             (Self::Answered(..), State::Withdrawn) => true,
