@@ -27,6 +27,7 @@ use crate::problem::Problem;
 use crate::trace::Trace;
 pub(crate) use end::End;
 use end::Ended;
+pub(crate) use records::Unread;
 
 /// How long a job is awaited that nobody withdraws. A queue that moves at all is empty by then.
 const JOB_MAX: Duration = Duration::from_secs(24 * 3600);

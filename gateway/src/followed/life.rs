@@ -6,7 +6,7 @@ use tokio::time::sleep;
 use vramq_producer::JobError;
 
 use crate::adoption::{AdoptedQueue, Adoption, NotAdopted};
-use crate::job_task::{End, Task};
+use crate::job_task::{End, Task, Unread};
 use crate::jobs::in_time::in_time;
 use crate::jobs::record::{KEPT_LEAST, Record};
 
@@ -26,8 +26,7 @@ pub(super) async fn life(task: &Task, record: &Record) -> End {
             return End::Stored(state);
         }
         if is_unrecorded(task, record).await {
-            // Stored just before the record was removed.
-            return task.stored_end().await.map_or(End::Unknown, End::Stored);
+            return end_of_unrecorded(task, adoption, record).await;
         }
         let left = left(adoption, record);
         if left.is_zero() {
@@ -65,6 +64,17 @@ async fn replies(task: &Task, record: &Record, queue: &AdoptedQueue, left: Durat
             _,
         ) => None,
         end => Some(end),
+    }
+}
+
+/// The end of a job that has ended. It was stored just before the record was removed. A store that cannot be read is asked again.
+async fn end_of_unrecorded(task: &Task, adoption: &Adoption, record: &Record) -> End {
+    loop {
+        match task.read_end().await {
+            Ok(end) => return end.map_or(End::Unknown, End::Stored),
+            Err(Unread) if left(adoption, record).is_zero() => return End::Unknown,
+            Err(Unread) => sleep(LOOK_EVERY).await,
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use crate::adoption::Adoption;
 use crate::jobs::in_time::in_time;
 use crate::jobs::record::Record;
 use crate::jobs::view::state_of;
-use crate::jobs::{Entry, ResultStore, State};
+use crate::jobs::{ResultStore, State};
 use crate::off_runtime::off_runtime;
 
 /// How often the removal of a record is tried: with the record the other gateways take the job for unfinished.
@@ -19,15 +19,25 @@ const REMOVALS_MAX: usize = 3;
 /// The time between two of them.
 const REMOVE_AGAIN: Duration = Duration::from_secs(5);
 
+/// The store could not be read: nobody can tell whether it has the end.
+#[derive(Debug)]
+pub(crate) struct Unread;
+
 impl Task {
     /// The end that another gateway has stored. After a withdrawal that is none: the job's own end is still to come. Nor is that of an
     /// earlier run under the same name.
     pub(crate) async fn stored_end(&self) -> Option<State> {
-        let (results, _) = self.recorded().filter(|_| !self.entry.state().is_end())?;
-        let Entry { owner, id, created_ms, .. } = &*self.entry;
-        let written = in_time(id, "look for a job's end", results.get(owner, id)).await??;
-        let created_ms = *created_ms;
-        off_runtime(written.len(), move || state_of(&written, created_ms)).await
+        self.read_end().await.ok().flatten()
+    }
+
+    /// The same, if the store can be read.
+    pub(crate) async fn read_end(&self) -> Result<Option<State>, Unread> {
+        let entry = &self.entry;
+        let Some((results, _)) = self.recorded().filter(|_| !entry.state().is_end()) else { return Ok(None) };
+        let read = in_time(&entry.id, "look for a job's end", results.read(&entry.owner, &entry.id)).await;
+        let Some(written) = read.ok_or(Unread)?.map_err(|_| Unread)? else { return Ok(None) };
+        let created_ms = entry.created_ms;
+        Ok(off_runtime(written.len(), move || state_of(&written, created_ms)).await)
     }
 
     /// The store, if the job's record is in there while it is unfinished.

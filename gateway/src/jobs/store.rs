@@ -81,18 +81,26 @@ impl ResultStore {
         }
     }
 
-    /// What is stored of a caller's job.
+    /// What is stored of a caller's job. If the store cannot be read there is nothing.
     pub async fn get(&self, owner: &str, id: &str) -> Option<Bytes> {
+        self.read(owner, id).await.ok().flatten()
+    }
+
+    /// The same, with the error of a store that cannot be read.
+    ///
+    /// # Errors
+    /// The store fails, which is in the log.
+    pub async fn read(&self, owner: &str, id: &str) -> object_store::Result<Option<Bytes>> {
         // No other text becomes part of a path.
         if !is_name(id) {
-            return None;
+            return Ok(None);
         }
         let found = match self.storage.objects.get(&path(owner, id)).await {
             Ok(found) if !self.is_old(&found.meta) => found.bytes().await,
-            Ok(_) | Err(object_store::Error::NotFound { .. }) => return None,
+            Ok(_) | Err(object_store::Error::NotFound { .. }) => return Ok(None),
             Err(error) => Err(error),
         };
-        found.inspect_err(|error| tracing::error!(%error, "read a stored result")).ok()
+        found.inspect_err(|error| tracing::error!(%error, "read a stored result")).map(Some)
     }
 
     /// Removes what is too old, and counts the rest. What has no name of a result belongs to others, and is left alone.
@@ -206,7 +214,11 @@ mod tests {
         assert_eq!((&found["id"], &found["state"]), (&"job".into(), &"withdrawn".into()));
         for (owner, id) in [("b", "job"), ("a", "other"), ("a", "../a/job"), ("a", "")] {
             assert!(other.get(owner, id).await.is_none(), "{owner} {id}");
+            assert!(other.read(owner, id).await.unwrap().is_none(), "{owner} {id}");
         }
+        // A store that fails does not say that there is nothing.
+        std::fs::write(folder.path().join("file"), "no folder").unwrap();
+        assert!(other.read("file", "job").await.is_err() && other.get("file", "job").await.is_none());
     }
 
     #[test]
