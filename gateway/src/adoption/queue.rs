@@ -13,7 +13,7 @@ use crate::broker::link::Link;
 /// How often an adopted queue is looked at for another consumer.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// An adopted queue. Its replies stay unacknowledged until the end of their job is stored: so whoever consumes it next gets them all.
+/// An adopted queue. Its replies stay unacknowledged until the end of their job is stored: so the queue's next consumer gets them all.
 #[derive(Debug)]
 pub struct AdoptedQueue {
     pub client: Client,

@@ -65,7 +65,7 @@ fn follow(app: &App, caller: &Caller, record: Record) -> Result<Option<Arc<Entry
     let Some(adoption) = &app.adoption else { return Ok(None) };
     let before = app.jobs.find(&caller.name, &record.id);
     if let Some(before) = before.filter(|before| before.fingerprint == record.request_sha256) {
-        // It has its place. A request that names it by its idempotency key is not found by that key.
+        // It has its place. Known by its id alone, also to requests that name it by an idempotency key.
         return Ok(Some(before));
     }
     let place = adoption.place(&caller.name).ok_or_else(|| {
