@@ -20,12 +20,14 @@ use crate::app::{App, Permits};
 use crate::config::Broker;
 use crate::jobs::earlier::{keyed_id, own_message_id};
 use crate::jobs::entry::{Entry, PROGRESS, State};
+use crate::jobs::in_time::in_time;
 use crate::jobs::registry::Added;
 use crate::keys::Caller;
 use crate::problem::Problem;
 use crate::trace::Trace;
 pub(crate) use end::End;
 use end::Ended;
+pub(crate) use records::Unread;
 
 /// How long a job is awaited that nobody withdraws. A queue that moves at all is empty by then.
 const JOB_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -36,9 +38,6 @@ const WITHDRAWN_MAX: Duration = Duration::from_secs(3600);
 
 /// The interval of `progress` events about the queue, for clients that follow a waiting job.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
-
-/// How long storing a result may take: a shared folder that hangs must not keep the caller waiting, nor its permits.
-pub(crate) const STORED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The job that a request asks for.
 #[derive(Debug)]
@@ -138,17 +137,17 @@ impl Task {
     pub(crate) async fn run(&self, life: impl Future<Output = End>, permits: Option<Permits>) {
         let life = timeout(JOB_MAX, life);
         let mut life = std::pin::pin!(life);
-        let mut is_stored = false;
+        let mut is_over = false;
         let withdrawn = tokio::select! {
             end = &mut life => {
-                is_stored = self.end(end.ok()).await;
+                is_over = self.end(end.ok()).await;
                 // A timeout of a day: no caller needs it any more.
                 end_is_late(&self.entry)
             }
             () = self.entry.withdrawn() => true,
         };
         drop(permits);
-        if is_stored {
+        if is_over {
             // Nobody waits for it: the job has ended for its callers.
             self.remove_record().await;
         }
@@ -214,8 +213,8 @@ impl Task {
                     if matches!(self.entry.state(), State::Queued) {
                         self.entry.happened(PROGRESS, self.estimate(), None);
                     }
-                    // While this gateway was away another one may have taken the replies; and of two that adopt a queue one may take them
-                    // all and be through before it leaves. Looked for less and less often: mostly there is none.
+                    // Another gateway may have finished the job: while this one was disconnected, or while both consumed the adopted queue.
+                    // Looked for less and less often: mostly there is none.
                     let was_away = client.stats().reconnects != reconnects;
                     ticks_since += u32::from(was_away || self.entry.is_taken_elsewhere());
                     if ticks_since.is_power_of_two()
@@ -255,14 +254,17 @@ impl Task {
         })
     }
 
-    /// Whether the end was stored by this gateway: then the record is to be removed.
+    /// Whether the record is to be removed: the end is stored, and this gateway has had the last reply or gives up.
     async fn end(&self, end: Option<End>) -> bool {
         // A timeout of a day: the withdrawal that follows ends it.
         let Some(mut end) = end else { return false };
-        if end.is_without_reply()
+        let mut was_withdrawn = false;
+        if matches!(end, End::Answered(..))
             && let Some(state) = self.stored_end().await
+            && end.yields_to(&state)
         {
-            // Another gateway has had the replies.
+            // Another gateway has had the replies, or has withdrawn the job too late for its worker.
+            was_withdrawn = !end.is_without_reply();
             end = End::Stored(state);
         }
         let Ended { state, receipt, is_to_be_stored, is_to_be_kept } = self.ended(end);
@@ -288,7 +290,7 @@ impl Task {
         if is_to_be_kept {
             self.keep();
         }
-        is_to_be_stored
+        is_to_be_stored || was_withdrawn
     }
 
     /// Stores the end before callers hear of it, so that they find it on every gateway.
@@ -296,14 +298,7 @@ impl Task {
         if self.kept
             && let Some(results) = &self.app.results
         {
-            let put = results.put(&self.entry, state);
-            if timeout(STORED_WITHIN, put).await.is_err() {
-                tracing::warn!(
-                    job = self.entry.id,
-                    seconds = STORED_WITHIN.as_secs(),
-                    "a result could not be stored in time"
-                );
-            }
+            in_time(&self.entry.id, "store a result", results.put(&self.entry, state)).await;
         }
     }
 

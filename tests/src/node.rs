@@ -20,7 +20,7 @@ const KEEPER: &str = r#""$0" start "$@" >/dev/null && echo ready; cat >/dev/null
 
 /// How many of these nodes run at once, over all processes that run tests of one target folder. A node takes a core for some
 /// seconds to start, and more at once would start no sooner. `.config/nextest.toml` has the same number, so that tests which
-/// wait here keep no others from running, and lets no other of these tests run beside one with two nodes.
+/// wait here keep no others from running. A node that joins another one does not count.
 const NODES_MAX: usize = 2;
 
 /// How often a test that waits looks whether another node has ended.

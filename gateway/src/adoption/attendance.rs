@@ -12,8 +12,9 @@ const GONE_AFTER: Duration = Duration::from_secs(15);
 /// A look at a queue is good for so long: the jobs of a gateway share one queue.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// After so long without a look nobody can tell whether the gateway was there in between.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
+/// After so long without a look nobody can tell whether the gateway was there in between. Longer than between two looks of a gateway whose
+/// store of results is slow: before each it asks the store twice, for at most 10 s.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(30);
 
 /// The reply queues of other gateways, as they were last seen.
 #[derive(Debug, Default)]
@@ -31,7 +32,7 @@ struct Seen {
 
 /// What is known of the gateway that a reply queue belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Presence {
     /// It is there, or may come back.
     Wait,
     /// It is gone, and the replies wait.
@@ -42,20 +43,20 @@ pub enum Verdict {
 
 impl Attendance {
     /// What a fresh look has shown; `None`: look again.
-    pub fn fresh(&self, queue: &str, now: Instant) -> Option<Verdict> {
+    pub fn fresh(&self, queue: &str, now: Instant) -> Option<Presence> {
         let seen = self.by_queue.get(queue)?;
-        (now.saturating_duration_since(seen.at) < FRESH).then(|| seen.verdict(now))
+        (now.saturating_duration_since(seen.at) < FRESH).then(|| seen.presence(now))
     }
 
     /// Takes a look in; `None`: the broker did not answer.
-    pub fn note(&mut self, queue: &str, depth: Option<Depth>, now: Instant) -> Verdict {
+    pub fn note(&mut self, queue: &str, depth: Option<Depth>, now: Instant) -> Presence {
         self.by_queue.retain(|_, seen| now.saturating_duration_since(seen.at) < FORGOTTEN_AFTER);
         let is_alone = matches!(depth, Some(Depth::Messages { consumers: 0, .. } | Depth::NoQueue));
         let before = self.by_queue.get(queue).and_then(|seen| seen.alone_since);
         let alone_since = is_alone.then_some(before.unwrap_or(now));
         let seen = Seen { at: now, alone_since, exists: depth != Some(Depth::NoQueue) };
         self.by_queue.insert(queue.to_owned(), seen);
-        seen.verdict(now)
+        seen.presence(now)
     }
 
     /// Drops what was seen of a queue: another gateway has consumed it since.
@@ -65,13 +66,13 @@ impl Attendance {
 }
 
 impl Seen {
-    fn verdict(&self, now: Instant) -> Verdict {
+    fn presence(&self, now: Instant) -> Presence {
         let is_gone =
             self.alone_since.is_some_and(|since| now.saturating_duration_since(since) >= GONE_AFTER);
         match (is_gone, self.exists) {
-            (false, _) => Verdict::Wait,
-            (true, true) => Verdict::Gone,
-            (true, false) => Verdict::Lost,
+            (false, _) => Presence::Wait,
+            (true, true) => Presence::Gone,
+            (true, false) => Presence::Lost,
         }
     }
 }
@@ -83,28 +84,28 @@ mod tests {
     const ALONE: Option<Depth> = Some(Depth::Messages { ready: 1, consumers: 0 });
     const ATTENDED: Option<Depth> = Some(Depth::Messages { ready: 0, consumers: 1 });
 
-    /// The last verdict, with a look each second.
-    fn after(looks: impl IntoIterator<Item = Option<Depth>>) -> Verdict {
+    /// The last presence, with a look each second.
+    fn after(looks: impl IntoIterator<Item = Option<Depth>>) -> Presence {
         let (mut attendance, start) = (Attendance::default(), Instant::now());
-        let verdicts = looks.into_iter().zip(0..).map(|(look, second)| {
+        let presences = looks.into_iter().zip(0..).map(|(look, second)| {
             let now = start + Duration::from_secs(second);
-            let verdict = attendance.note("q", look, now);
-            assert_eq!(attendance.fresh("q", now), Some(verdict));
+            let presence = attendance.note("q", look, now);
+            assert_eq!(attendance.fresh("q", now), Some(presence));
             assert_eq!(attendance.fresh("q", now + FRESH), None);
-            verdict
+            presence
         });
-        verdicts.last().unwrap()
+        presences.last().unwrap()
     }
 
     #[test]
     fn a_gateway_is_gone_when_its_queue_has_long_had_no_consumer() {
-        assert_eq!(after([ALONE; 15]), Verdict::Wait);
-        assert_eq!(after([ALONE; 16]), Verdict::Gone);
-        assert_eq!(after([Some(Depth::NoQueue); 16]), Verdict::Lost);
+        assert_eq!(after([ALONE; 15]), Presence::Wait);
+        assert_eq!(after([ALONE; 16]), Presence::Gone);
+        assert_eq!(after([Some(Depth::NoQueue); 16]), Presence::Lost);
         for other in [ATTENDED, None, Some(Depth::NoPermission)] {
-            assert_eq!(after([other; 30]), Verdict::Wait);
-            assert_eq!(after([ALONE; 15].into_iter().chain([other]).chain([ALONE; 15])), Verdict::Wait);
-            assert_eq!(after([ALONE; 15].into_iter().chain([other]).chain([ALONE; 16])), Verdict::Gone);
+            assert_eq!(after([other; 30]), Presence::Wait);
+            assert_eq!(after([ALONE; 15].into_iter().chain([other]).chain([ALONE; 15])), Presence::Wait);
+            assert_eq!(after([ALONE; 15].into_iter().chain([other]).chain([ALONE; 16])), Presence::Gone);
         }
     }
 
@@ -113,19 +114,27 @@ mod tests {
         let (mut attendance, start) = (Attendance::default(), Instant::now());
         attendance.note("q", ALONE, start);
         attendance.note("q", ALONE, start + GONE_AFTER / 2);
-        assert_eq!(attendance.note("q", ALONE, start + GONE_AFTER), Verdict::Gone);
+        assert_eq!(attendance.note("q", ALONE, start + GONE_AFTER), Presence::Gone);
         attendance.forget("q");
         assert_eq!(attendance.fresh("q", start + GONE_AFTER), None);
-        assert_eq!(attendance.note("q", ALONE, start + GONE_AFTER), Verdict::Wait);
+        assert_eq!(attendance.note("q", ALONE, start + GONE_AFTER), Presence::Wait);
+    }
+
+    #[test]
+    fn looks_count_with_a_slow_store_between_them() {
+        let (mut attendance, start) = (Attendance::default(), Instant::now());
+        let slow = Duration::from_secs(2 + 2 * 10);
+        assert_eq!(attendance.note("q", ALONE, start), Presence::Wait);
+        assert_eq!(attendance.note("q", ALONE, start + slow), Presence::Gone);
     }
 
     #[test]
     fn a_look_long_ago_says_nothing() {
         let (mut attendance, start) = (Attendance::default(), Instant::now());
-        for at in [Duration::ZERO, 2 * GONE_AFTER] {
-            assert_eq!(attendance.note("q", ALONE, start + at), Verdict::Wait);
+        for at in [Duration::ZERO, FORGOTTEN_AFTER] {
+            assert_eq!(attendance.note("q", ALONE, start + at), Presence::Wait);
         }
-        attendance.note("other", ALONE, start + 4 * GONE_AFTER);
+        attendance.note("other", ALONE, start + 2 * FORGOTTEN_AFTER);
         assert_eq!(attendance.by_queue.len(), 1);
     }
 }

@@ -13,7 +13,7 @@ use vramq_producer::{Client, ConnectError, Options};
 
 use crate::broker::link::Link;
 use crate::jobs::record::KEPT_LEAST;
-use attendance::{Attendance, Verdict};
+use attendance::{Attendance, Presence};
 pub use places::Place;
 use places::Places;
 pub use queue::AdoptedQueue;
@@ -73,9 +73,9 @@ impl Adoption {
             return Ok(Some(found));
         }
         match self.look(queue).await {
-            Verdict::Wait => return Ok(None),
-            Verdict::Lost => return Err(NotAdopted::Lost),
-            Verdict::Gone => {}
+            Presence::Wait => return Ok(None),
+            Presence::Lost => return Err(NotAdopted::Lost),
+            Presence::Gone => {}
         }
         let mut options = self.options.clone();
         options.adopt = Some(queue.to_owned());
@@ -97,10 +97,10 @@ impl Adoption {
         Arc::clone(adopted.entry(queue.to_owned()).or_default())
     }
 
-    async fn look(&self, queue: &str) -> Verdict {
+    async fn look(&self, queue: &str) -> Presence {
         let fresh = self.attendance().fresh(queue, Instant::now());
-        if let Some(verdict) = fresh {
-            return verdict;
+        if let Some(presence) = fresh {
+            return presence;
         }
         let depth = self.link.queue(queue).await.ok();
         self.attendance().note(queue, depth, Instant::now())

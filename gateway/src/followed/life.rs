@@ -2,11 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use vramq_producer::JobError;
 
 use crate::adoption::{AdoptedQueue, Adoption, NotAdopted};
-use crate::job_task::{End, STORED_WITHIN, Task};
+use crate::job_task::{End, Task, Unread};
+use crate::jobs::in_time::in_time;
 use crate::jobs::record::{KEPT_LEAST, Record};
 
 /// Between looks for the job's end: at first short, for callers that wait.
@@ -25,8 +26,7 @@ pub(super) async fn life(task: &Task, record: &Record) -> End {
             return End::Stored(state);
         }
         if is_unrecorded(task, record).await {
-            // Stored just before the record was removed.
-            return task.stored_end().await.map_or(End::Unknown, End::Stored);
+            return end_of_unrecorded(task, adoption, record).await;
         }
         let left = left(adoption, record);
         if left.is_zero() {
@@ -67,11 +67,22 @@ async fn replies(task: &Task, record: &Record, queue: &AdoptedQueue, left: Durat
     }
 }
 
+/// The end of a job that has ended. It was stored just before the record was removed. A store that cannot be read is asked again.
+async fn end_of_unrecorded(task: &Task, adoption: &Adoption, record: &Record) -> End {
+    loop {
+        match task.read_end().await {
+            Ok(end) => return end.map_or(End::Unknown, End::Stored),
+            Err(Unread) if left(adoption, record).is_zero() => return End::Unknown,
+            Err(Unread) => sleep(LOOK_EVERY).await,
+        }
+    }
+}
+
 /// Whether the job's gateway has removed the record: the job has ended.
 async fn is_unrecorded(task: &Task, record: &Record) -> bool {
     let Some(results) = &task.app.results else { return true };
-    let found = timeout(STORED_WITHIN, results.record(&task.entry.owner, &record.id)).await;
-    matches!(found, Ok(Ok(None)))
+    let found = results.record(&task.entry.owner, &record.id);
+    matches!(in_time(&record.id, "read a job's record", found).await, Some(Ok(None)))
 }
 
 /// For how long the job is still awaited: no longer than its own gateway awaits it, which has removed the record by then.

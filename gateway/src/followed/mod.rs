@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use tokio::time::timeout;
 
 use crate::adoption::Place;
 use crate::app::App;
-use crate::job_task::{STORED_WITHIN, Task, callers};
+use crate::job_task::{Task, callers};
 use crate::jobs::earlier::Name;
+use crate::jobs::in_time::in_time;
 use crate::jobs::record::Record;
 use crate::jobs::registry::Added;
 use crate::jobs::{Entry, State};
@@ -54,23 +54,20 @@ pub async fn find_same(
 /// If the store cannot be read there is none, as without a store. Nor does one count that is too old: it was left behind.
 async fn record(app: &App, caller: &Caller, id: &str) -> Option<Record> {
     let (results, adoption) = app.results.as_ref().zip(app.adoption.as_ref())?;
-    match timeout(STORED_WITHIN, results.record(&caller.name, id)).await {
-        Ok(Ok(record)) => record.filter(|record| !life::left(adoption, record).is_zero()),
-        Ok(Err(error)) => {
-            tracing::error!(job = id, %error, "read a job's record");
-            None
-        }
-        Err(_) => {
-            let seconds = STORED_WITHIN.as_secs();
-            tracing::warn!(job = id, seconds, "the store of results did not answer in time");
-            None
-        }
-    }
+    let read = in_time(id, "read a job's record", results.record(&caller.name, id)).await?;
+    let record =
+        read.inspect_err(|error| tracing::error!(job = id, %error, "read a job's record")).ok()??;
+    (!life::left(adoption, &record).is_zero()).then_some(record)
 }
 
 /// Follows a job from its record on, until its end.
 fn follow(app: &App, caller: &Caller, record: Record) -> Result<Option<Arc<Entry>>, Problem> {
     let Some(adoption) = &app.adoption else { return Ok(None) };
+    let before = app.jobs.find(&caller.name, &record.id);
+    if let Some(before) = before.filter(|before| before.fingerprint == record.request_sha256) {
+        // It has its place. Known by its id alone, also to requests that name it by an idempotency key.
+        return Ok(Some(before));
+    }
     let place = adoption.place(&caller.name).ok_or_else(|| {
         let message = "this gateway follows as many jobs of other gateways as it may";
         Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message, FULL_RETRY)

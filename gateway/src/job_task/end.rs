@@ -25,6 +25,14 @@ impl End {
     pub(super) fn is_without_reply(&self) -> bool {
         matches!(self, Self::Answered(Err(error), _) if !matches!(error, JobError::Failed(_)))
     }
+
+    /// Whether the end that another gateway has stored counts instead of this one. A withdrawal always does: its caller has heard of it.
+    pub(super) fn yields_to(&self, stored: &State) -> bool {
+        match (self, stored) {
+            (Self::Answered(..), State::Withdrawn) => true,
+            _ => self.is_without_reply(),
+        }
+    }
 }
 
 /// An end, and what the gateway does about it.
@@ -97,5 +105,29 @@ mod tests {
             assert_eq!(End::Answered(Err(error), None).is_without_reply(), expected);
         }
         assert!(!End::Unknown.is_without_reply());
+    }
+
+    #[test]
+    fn an_answer_yields_to_a_withdrawal_alone() {
+        let answer = || Answer {
+            outputs: Vec::new(),
+            tokens: None,
+            model_revisions: Vec::new(),
+            worker: String::new(),
+            queued_ms: 1,
+            ran_ms: 2,
+        };
+        let done = State::Done(Arc::new(answer()));
+        let failed = JobFailed { reason: Reason::Withdrawn, error: String::new(), outputs: Vec::new() };
+        for (end, to_done) in [
+            (Ok(answer()), false),
+            (Err(JobError::Failed(failed)), false),
+            (Err(JobError::ReplyQueueLost), true),
+        ] {
+            let end = End::Answered(end, None);
+            assert!(end.yields_to(&State::Withdrawn));
+            assert_eq!(end.yields_to(&done), to_done);
+        }
+        assert!(!End::Unknown.yields_to(&State::Withdrawn));
     }
 }

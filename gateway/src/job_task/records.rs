@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use vramq_producer::Client;
 
-use super::{STORED_WITHIN, Task};
+use super::Task;
 use crate::adoption::Adoption;
+use crate::jobs::in_time::in_time;
 use crate::jobs::record::Record;
 use crate::jobs::view::state_of;
 use crate::jobs::{ResultStore, State};
@@ -18,14 +19,25 @@ const REMOVALS_MAX: usize = 3;
 /// The time between two of them.
 const REMOVE_AGAIN: Duration = Duration::from_secs(5);
 
+/// The store could not be read: nobody can tell whether it has the end.
+#[derive(Debug)]
+pub(crate) struct Unread;
+
 impl Task {
     /// The end that another gateway has stored. After a withdrawal that is none: the job's own end is still to come. Nor is that of an
     /// earlier run under the same name.
     pub(crate) async fn stored_end(&self) -> Option<State> {
-        let (results, _) = self.recorded().filter(|_| !self.entry.state().is_end())?;
-        let written = timeout(STORED_WITHIN, results.get(&self.entry.owner, &self.entry.id)).await.ok()??;
-        let created_ms = self.entry.created_ms;
-        off_runtime(written.len(), move || state_of(&written, created_ms)).await
+        self.read_end().await.ok().flatten()
+    }
+
+    /// The same, if the store can be read.
+    pub(crate) async fn read_end(&self) -> Result<Option<State>, Unread> {
+        let entry = &self.entry;
+        let Some((results, _)) = self.recorded().filter(|_| !entry.state().is_end()) else { return Ok(None) };
+        let read = in_time(&entry.id, "look for a job's end", results.read(&entry.owner, &entry.id)).await;
+        let Some(written) = read.ok_or(Unread)?.map_err(|_| Unread)? else { return Ok(None) };
+        let created_ms = entry.created_ms;
+        Ok(off_runtime(written.len(), move || state_of(&written, created_ms)).await)
     }
 
     /// The store, if the job's record is in there while it is unfinished.
@@ -46,14 +58,9 @@ impl Task {
             secret: self.entry.secret.clone(),
             reply_queue: reply_queue.to_owned(),
         };
-        match timeout(STORED_WITHIN, results.put_record(&self.entry.owner, &record)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!(job = record.id, %error, "store a job's record"),
-            Err(_) => tracing::warn!(
-                job = record.id,
-                seconds = STORED_WITHIN.as_secs(),
-                "a job's record could not be stored in time"
-            ),
+        let put = results.put_record(&self.entry.owner, &record);
+        if let Some(Err(error)) = in_time(&record.id, "store a job's record", put).await {
+            tracing::error!(job = record.id, %error, "store a job's record");
         }
     }
 
@@ -62,15 +69,13 @@ impl Task {
         let Some((results, _)) = self.recorded() else { return };
         let job = &self.entry.id;
         for _ in 0..REMOVALS_MAX {
-            match timeout(STORED_WITHIN, results.remove_record(&self.entry.owner, job)).await {
-                Ok(Ok(())) => return,
-                Ok(Err(error)) => {
+            let removed = results.remove_record(&self.entry.owner, job);
+            match in_time(job, "remove the record of a job that has ended", removed).await {
+                Some(Ok(())) => return,
+                Some(Err(error)) => {
                     tracing::warn!(job, %error, "remove the record of a job that has ended");
                 }
-                Err(_) => {
-                    let seconds = STORED_WITHIN.as_secs();
-                    tracing::warn!(job, seconds, "a job's record could not be removed in time");
-                }
+                None => {}
             }
             sleep(REMOVE_AGAIN).await;
         }

@@ -2,6 +2,7 @@
 
 pub mod earlier;
 pub mod entry;
+pub mod in_time;
 pub mod output_files;
 pub mod record;
 pub mod registry;

@@ -25,7 +25,7 @@ pub struct Record {
     pub created_at_ms: u64,
     /// The digest of what was asked for.
     pub request_sha256: [u8; 32],
-    /// Withdraws the job. Whoever may read the store could read the job's results as well.
+    /// Withdraws the job. A program that may read the store may read the job's results as well.
     pub secret: String,
     /// Where the replies come, and stay until the job's end is stored.
     pub reply_queue: String,

@@ -13,6 +13,7 @@ use super::{record, view};
 use crate::config::ResultSettings;
 use crate::files::is_id;
 use crate::keys::is_name;
+use crate::off_runtime::off_runtime;
 use crate::storage::{Place, Storage};
 
 /// Of a record so old a sweep asks whether its job has ended: most jobs have by then, and their records are gone.
@@ -80,18 +81,26 @@ impl ResultStore {
         }
     }
 
-    /// What is stored of a caller's job.
+    /// What is stored of a caller's job. If the store cannot be read there is nothing.
     pub async fn get(&self, owner: &str, id: &str) -> Option<Bytes> {
+        self.read(owner, id).await.ok().flatten()
+    }
+
+    /// The same, with the error of a store that cannot be read.
+    ///
+    /// # Errors
+    /// The store fails, which is in the log.
+    pub async fn read(&self, owner: &str, id: &str) -> object_store::Result<Option<Bytes>> {
         // No other text becomes part of a path.
         if !is_name(id) {
-            return None;
+            return Ok(None);
         }
         let found = match self.storage.objects.get(&path(owner, id)).await {
             Ok(found) if !self.is_old(&found.meta) => found.bytes().await,
-            Ok(_) | Err(object_store::Error::NotFound { .. }) => return None,
+            Ok(_) | Err(object_store::Error::NotFound { .. }) => return Ok(None),
             Err(error) => Err(error),
         };
-        found.inspect_err(|error| tracing::error!(%error, "read a stored result")).ok()
+        found.inspect_err(|error| tracing::error!(%error, "read a stored result")).map(Some)
     }
 
     /// Removes what is too old, and counts the rest. What has no name of a result belongs to others, and is left alone.
@@ -118,14 +127,28 @@ impl ResultStore {
     /// Removes a record that was left behind: the job's end was stored after it.
     async fn remove_if_ended(&self, left: &ObjectMeta) {
         let Some((owner, id)) = record::named(&left.location) else { return };
-        let removed = match self.storage.objects.head(&path(owner, id)).await {
-            Ok(end) if end.last_modified > left.last_modified => self.remove_record(owner, id).await,
-            Ok(_) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+        let removed = match self.has_ended(owner, id, left).await {
+            Ok(true) => self.remove_record(owner, id).await,
+            Ok(false) => Ok(()),
             Err(error) => Err(error),
         };
         if let Err(error) = removed {
             tracing::warn!(job = id, %error, "remove a record that was left behind");
         }
+    }
+
+    /// Whether the job of a record has ended since. A withdrawal is stored before the job ends: the gateway that repeats the withdrawal
+    /// needs the record until then.
+    async fn has_ended(&self, owner: &str, id: &str, record: &ObjectMeta) -> object_store::Result<bool> {
+        let path = path(owner, id);
+        match self.storage.objects.head(&path).await {
+            Ok(end) if end.last_modified > record.last_modified => {}
+            Ok(_) | Err(object_store::Error::NotFound { .. }) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        let written = self.storage.objects.get(&path).await?.bytes().await?;
+        let end = off_runtime(written.len(), move || view::end_of(&written)).await;
+        Ok(end.is_some_and(|(state, _)| state != State::Withdrawn.as_str()))
     }
 
     fn is_old(&self, meta: &ObjectMeta) -> bool {
@@ -163,9 +186,12 @@ fn is_ours(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
+    use crate::jobs::Failure;
+    use crate::problem::Problem;
 
     async fn store(folder: &std::path::Path, bytes_max: u64, keep_s: u64) -> ResultStore {
         let keep = Duration::from_secs(keep_s);
@@ -188,7 +214,11 @@ mod tests {
         assert_eq!((&found["id"], &found["state"]), (&"job".into(), &"withdrawn".into()));
         for (owner, id) in [("b", "job"), ("a", "other"), ("a", "../a/job"), ("a", "")] {
             assert!(other.get(owner, id).await.is_none(), "{owner} {id}");
+            assert!(other.read(owner, id).await.unwrap().is_none(), "{owner} {id}");
         }
+        // A store that fails does not say that there is nothing.
+        std::fs::write(folder.path().join("file"), "no folder").unwrap();
+        assert!(other.read("file", "job").await.is_err() && other.get("file", "job").await.is_none());
     }
 
     #[test]
@@ -221,16 +251,28 @@ mod tests {
     async fn a_record_beside_a_younger_end_goes_with_a_sweep() {
         let folder = tempfile::tempdir().unwrap();
         let store = store(folder.path(), 1 << 20, 3_600).await;
+        let failed = || {
+            let failure =
+                Failure { problem: Problem::invalid("why"), outputs: Vec::new(), is_published: true };
+            State::Failed(Arc::new(failure))
+        };
+        for (id, end) in
+            [("ended", failed()), ("withdrawn", State::Withdrawn), ("again", failed()), ("just", failed())]
+        {
+            store.put(&entry(id), &end).await;
+        }
         let minutes_ago = |name: &str, minutes: u64| {
             let path = folder.path().join("a").join(name);
             let file = std::fs::File::options().create(true).append(true).open(path).unwrap();
             file.set_modified(SystemTime::now() - Duration::from_secs(60 * minutes)).unwrap();
         };
-        std::fs::create_dir(folder.path().join("a")).unwrap();
-        // One whose gateway died before it removed the record; one that runs again; one that runs; one that has just ended.
+        // One whose gateway died before it removed the record; one that was withdrawn, and may still run; one that runs again; one that
+        // runs; one that has just ended.
         for (name, minutes) in [
             ("ended.open", 30),
             ("ended.json", 20),
+            ("withdrawn.open", 30),
+            ("withdrawn.json", 20),
             ("again.open", 20),
             ("again.json", 30),
             ("running.open", 30),
@@ -242,7 +284,7 @@ mod tests {
         store.sweep().await.unwrap();
         let is_there = |name: &str| folder.path().join("a").join(name).exists();
         assert!(!is_there("ended.open") && is_there("ended.json"));
-        assert!(["again.open", "running.open", "just.open"].into_iter().all(is_there));
+        assert!(["withdrawn.open", "again.open", "running.open", "just.open"].into_iter().all(is_there));
     }
 
     #[tokio::test]
