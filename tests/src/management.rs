@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::broker::Broker;
 use crate::http::{Server, segment};
 use crate::permissions::Permissions;
+use crate::wait::until;
 
 /// A virtual host of its own for one test.
 #[derive(Clone, Debug)]
@@ -150,6 +151,21 @@ impl VirtualHost {
             Some((name, given.strip_prefix("vramq-worker ")?.to_owned()))
         });
         Ok(workers.collect())
+    }
+
+    /// Waits until no connection of a worker is left. The broker takes a connection off its list a moment after its socket
+    /// has closed, so a single look just after a worker's end may still see it.
+    ///
+    /// # Errors
+    /// The management API does not answer; one is left after [`DEADLINE`](crate::wait::DEADLINE).
+    pub async fn workers_are_disconnected(&self) -> Result<()> {
+        let mut left = Vec::new();
+        let gone = until("the workers' connections to close", async || {
+            left = self.worker_connections().await?;
+            Ok(left.is_empty().then_some(()))
+        })
+        .await;
+        gone.with_context(|| format!("connections are left: {left:?}"))
     }
 
     /// Makes a user of the broker that has these permissions here, and none elsewhere.

@@ -272,8 +272,7 @@ impl TestEnv {
             ensure!(ready == 0 || self.left.contains(&queue), "{ready} message(s) are left in `{queue}`");
         }
         client.close().await.context("close the client")?;
-        let connections = self.vhost.worker_connections().await?;
-        ensure!(connections.is_empty(), "connections are left: {connections:?}");
+        self.vhost.workers_are_disconnected().await?;
         for worker in &self.workers {
             let process = format!("/proc/{}/stat", worker.pid);
             let alive = std::fs::read_to_string(process).is_ok_and(|stat| stat.contains("(vramq-worker)"));

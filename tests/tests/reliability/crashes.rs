@@ -14,7 +14,7 @@ use vramq_tests::job::Message;
 use vramq_tests::on_queue_types;
 use vramq_tests::setup::Queue;
 use vramq_tests::test_env::{MODEL, TestEnv};
-use vramq_tests::wait::{SILENCE, until};
+use vramq_tests::wait::SILENCE;
 
 on_queue_types!(
     before_and_after_the_answer,
@@ -43,10 +43,7 @@ async fn dies_at(env: &mut TestEnv, point: &str, settings: &[&str]) -> Result<()
     let worker = env.spawn_worker(&[&[drill.as_str()], settings].concat())?;
     let code = worker.exited().await.with_context(|| format!("it does not die at {point}"))?;
     ensure!(code.is_none(), "at {point} it ended with {code:?}:\n{}", worker.log.text());
-    until("the dead worker's connection to go", async || {
-        Ok(env.vhost.worker_connections().await?.is_empty().then_some(()))
-    })
-    .await
+    env.vhost.workers_are_disconnected().await
 }
 
 /// All replies to a job, by offset and number of items, until `done` has come and nothing more does.
