@@ -310,9 +310,10 @@ def limits(stack):
 
 def scraped(stack):
     """Prometheus reaches every target of deploy/prometheus/prometheus.yml, and its rules are in force"""
-    until("all targets", lambda: (found := targets(stack)) and all(health == "up" for health in found.values()) and found)
-    jobs = {job for job, _ in targets(stack)}
-    ensure(jobs == {"vramq-worker", "rabbitmq", "rabbitmq-queues"}, f"Prometheus asks {jobs}")
+    jobs = {"vramq-worker", "rabbitmq", "rabbitmq-queues"}
+    # Prometheus asks for the addresses of new containers every 30 s.
+    until(f"a target of each of {jobs}", lambda: (found := targets(stack)) and jobs == {job for job, _ in found})
+    until("all targets", lambda: (found := targets(stack)) and all(health == "up" for health in found.values()))
     groups = stack.prometheus("rules")["groups"]
     unwell = [rule["name"] for group in groups for rule in group["rules"] if rule["health"] == "err"]
     ensure(groups and not unwell, f"rules that cannot be evaluated: {unwell}")
