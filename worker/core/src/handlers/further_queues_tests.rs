@@ -6,7 +6,7 @@ use vramq_schemas::JobHeaders;
 
 use super::test_worker::{CHANNEL, MODEL, Worker, consumers};
 use crate::action::{Action, JobQueue, SessionEnd};
-use crate::event::{Event, PassResult, PublishOutcome, QueueCount, QueueCounts, SessionFacts, Source};
+use crate::event::{Event, PassResult, PublicationOutcome, QueueCount, QueueCounts, SessionFacts, Source};
 use crate::ids::{ChannelId, ConsumerId, JobKey, QueueIndex};
 use crate::observation::Observation;
 
@@ -136,7 +136,8 @@ fn ack(worker: &mut Worker, key: u64, channel: ChannelId) -> Vec<(ChannelId, u64
     worker.decoded(key, 1);
     let order = worker.pass();
     worker.ends(&order, PassResult::Done, vec![Some(1)]);
-    worker.apply(Event::Published { job: JobKey(key), outcome: PublishOutcome::Confirmed { messages: 1 } });
+    worker
+        .apply(Event::Published { job: JobKey(key), outcome: PublicationOutcome::Confirmed { messages: 1 } });
     let acks = worker.apply(Event::Idle).into_iter().filter_map(|action| match action {
         Action::Ack { channel, frames } => Some((channel, frames[0].tag().0)),
         _ => None,
