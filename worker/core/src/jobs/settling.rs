@@ -125,6 +125,11 @@ impl Settling {
         &self.received
     }
 
+    /// Since when it is published about.
+    pub(crate) fn since(&self) -> Instant {
+        self.ready_at
+    }
+
     pub(crate) fn outcome(&self) -> &JobOutcome {
         &self.outcome
     }
