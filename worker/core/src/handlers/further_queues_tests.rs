@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use vramq_schemas::JobHeaders;
 
-use super::test_worker::{CHANNEL, MODEL, Worker, consumers};
-use crate::action::{Action, JobQueue, SessionEnd};
+use super::test_worker::{CHANNEL, MODEL, Worker, consumers, requeued};
+use crate::action::{Action, JobQueue, Route, SessionEnd};
 use crate::event::{Event, PassResult, PublicationOutcome, QueueCount, QueueCounts, SessionFacts, Source};
-use crate::ids::{ChannelId, ConsumerId, JobKey, QueueIndex};
+use crate::ids::{ChannelId, ConsumerId, Fingerprint, JobKey, QueueIndex};
 use crate::observation::Observation;
 
 const FURTHER: QueueIndex = QueueIndex(1);
@@ -110,6 +110,28 @@ fn a_lost_queue_that_is_reported_twice_is_handled_once() {
     }
     let checks = wait(&mut worker);
     assert_eq!(checks.iter().filter(|action| matches!(action, Action::LookForQueue { .. })).count(), 1);
+}
+
+/// A queue that is deleted again and again must not excuse jobs that crash workers.
+#[test]
+fn a_lost_queue_excuses_its_own_jobs_and_no_others() {
+    let mut worker = worker();
+    let (own, further) = (worker.source_of(QueueIndex::OWN), worker.source_of(FURTHER));
+    worker.job(1, 1, further, JobHeaders::default());
+    worker.apply(lost());
+    worker.apply(looked_for(Ok(())));
+    let mut comes_again = |key, message, source| {
+        let delivery = crate::event::Delivery {
+            fingerprint: Fingerprint(message),
+            redelivered: true,
+            delivery_count: Some(2),
+            ..Worker::delivery(key, source, JobHeaders::default())
+        };
+        let actions = worker.apply(Event::Delivered(Box::new(delivery)));
+        requeued(&actions).into_iter().map(|(_, _, route)| route).collect::<Vec<_>>()
+    };
+    assert_eq!(comes_again(2, 1, further), [], "of two returns the queue explains one");
+    assert_eq!(comes_again(3, 3, own), [Route::Quarantine]);
 }
 
 #[test]
