@@ -96,7 +96,7 @@ fn read_message(received: &ReceivedJob, model: &Model) -> Result<(JobHeaders, En
         let (done, total) = (headers.items_done, job.inputs.len());
         return Err(malformed(format!("header `items-done` is {done}, the job has {total} items")));
     }
-    if received.expires_at_ms().is_some_and(|at| crate::unix_ms() > at) {
+    if received.is_expired() {
         // Spares it the work below; the core checks again when it decides.
         return Err(Rejection::expired());
     }

@@ -135,10 +135,20 @@ fn update(file: &Path, change: impl FnOnce(&mut Known)) -> io::Result<()> {
         programs: known.programs.into_iter().collect(),
     };
     let beside = file.with_extension(format!("{}.new", uuid::Uuid::now_v7().simple()));
-    let mut new = File::create(&beside)?;
-    new.write_all(&serde_json::to_vec_pretty(&content)?)?;
+    let written = write_through(&beside, file, &serde_json::to_vec_pretty(&content)?);
+    if written.is_err() {
+        // A disk that is full would have one more such file with each limit that moves.
+        let _ = std::fs::remove_file(&beside);
+    }
+    written
+}
+
+/// Writes a file by way of another one beside it.
+fn write_through(beside: &Path, file: &Path, content: &[u8]) -> io::Result<()> {
+    let mut new = File::create(beside)?;
+    new.write_all(content)?;
     new.sync_all()?;
-    std::fs::rename(&beside, file)
+    std::fs::rename(beside, file)
 }
 
 /// Locks a file that stays: the file with the limits is another one after each write. Unlocked when it is closed.
@@ -232,6 +242,18 @@ mod tests {
         assert_eq!(update(&file, |_| {}).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         drop(held);
         update(&file, |_| {}).unwrap();
+    }
+
+    #[test]
+    fn a_write_that_fails_leaves_nothing_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        // A folder in the file's place: all but the renaming works.
+        let file = folder.path().join(FILE_NAME);
+        std::fs::create_dir_all(file.join("full")).unwrap();
+        assert!(update(&file, |_| {}).is_err());
+        let left: Vec<_> =
+            std::fs::read_dir(folder.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
+        assert_eq!(left.len(), 2, "the folder and the lock: {left:?}");
     }
 
     #[test]

@@ -155,7 +155,8 @@ async fn replies_to_nowhere(env: &mut TestEnv) -> Result<()> {
     let mut dead = env.dead_letters().await?;
 
     let nowhere = |p: BasicProperties| p.with_reply_to("no such queue".into());
-    let job = env.job("unroutable", ["the result"])?.with(nowhere);
+    // Whatever type the job claims: an operator tells results by theirs.
+    let job = env.job("unroutable", ["the result"])?.with(nowhere).with(|p| p.with_type("done".into()));
     env.client.publish(MODEL, job.clone()).await?;
     // The results first, then the job: neither is lost.
     let letters = dead.take(2).await?;
@@ -216,7 +217,7 @@ async fn properties_that_would_stop_a_republish(env: &mut TestEnv) -> Result<()>
             env.job("all", ["x"])?.with_body("{").with(|p| {
                 p.with_content_encoding("gzip".into())
                     .with_app_id("an app".into())
-                    .with_type("done".into())
+                    .with_type("order".into())
                     .with_cluster_id("deprecated".into())
                     .with_timestamp(u64::MAX)
                     .with_priority(3)
@@ -240,7 +241,7 @@ async fn properties_that_would_stop_a_republish(env: &mut TestEnv) -> Result<()>
 
 async fn headers_too_large_to_keep(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[]).await?;
-    env.announce("dropped a header that is too large to publish again");
+    env.announce("dropped headers that are too large to publish again");
     env.announce("job dead-lettered");
     let (mut dead, mut replies) = (env.dead_letters().await?, env.replies().await?);
     let blob = |bytes: usize| AMQPValue::LongString("h".repeat(bytes).into());
@@ -261,6 +262,9 @@ async fn headers_too_large_to_keep(env: &mut TestEnv) -> Result<()> {
         let kept = letter.headers();
         ensure!(kept.inner().contains_key("small") || kept.inner().len() > 1000, "small headers are kept");
     }
+    // One line for each message, however many of its headers are dropped.
+    let lines = worker.log.count("dropped headers that are too large");
+    ensure!(lines == 2, "{lines} lines\n{}", worker.log.text());
     // A good job with large headers runs.
     let good = env.job("good", ["x"])?.with_header("big", blob(100 * 1024));
     env.client.publish(MODEL, good).await?;

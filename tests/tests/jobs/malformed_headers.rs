@@ -287,7 +287,7 @@ fn filling(id: &str, left: usize) -> Result<RawProperties> {
 async fn headers_that_fill_a_frame(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[]).await?;
     env.announce("job dead-lettered");
-    env.announce("dropped a header that is too large to publish again");
+    env.announce("dropped headers that are too large to publish again");
     let (mut replies, mut dead) = (env.replies().await?, env.dead_letters().await?);
     for left in [0, 16, 32, 64, 1000, 6000, 9000, 20_000] {
         let id = format!("{left} bytes left");
@@ -314,7 +314,7 @@ async fn headers_that_fill_a_frame_and_come_again(env: &mut TestEnv) -> Result<(
     take_and_leave(&env.url, &jobs_queue(MODEL)).await?;
     env.client.publish(MODEL, env.job("behind", ["x"])?).await?;
     env.announce("job dead-lettered");
-    env.announce("dropped a header that is too large to publish again");
+    env.announce("dropped headers that are too large to publish again");
     let worker = env.worker(&[]).await?;
     let is_rejected = env.setup.queue == Queue::Quorum;
     let mut replies = env.replies().await?;

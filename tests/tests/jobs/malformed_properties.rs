@@ -128,7 +128,7 @@ async fn headers_nested_too_deep(env: &mut TestEnv) -> Result<()> {
         properties.headers = [&wish[..], &nested_table(1000), wish].concat();
     })
     .await?;
-    env.announce("dropped a header that is too large to publish again");
+    env.announce("dropped headers that are too large to publish again");
     poisoned(env, buried, |properties| properties.headers = nested_table(15_000)).await
 }
 

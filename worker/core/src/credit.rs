@@ -1,12 +1,13 @@
 //! How many jobs a worker should hold: as many as keep its device busy. The rest wait at the broker, where another worker can take them.
-//! What comes in are the costs of jobs and the times of passes. Pure. Slots (memory) stay the cap.
+//! What comes in are the costs of jobs, the times of passes, and how many jobs wait for the broker to take their replies. Pure. Slots
+//! (memory) stay the cap.
 
 use std::time::Duration;
 
 /// The work that a worker wants to hold: two passes, one that runs and one that is ready, and what runs in this time. It covers
 /// the way to the broker and back, and the time to decode.
 const PASSES_AHEAD: f64 = 2.0;
-const TIME_AHEAD: Duration = Duration::from_millis(500);
+pub(crate) const TIME_AHEAD: Duration = Duration::from_millis(500);
 
 /// Jobs that a worker holds while their cost is unknown: enough to learn it, and few if they turn out to be large.
 const JOBS_UNKNOWN: f64 = 4.0;
@@ -20,6 +21,10 @@ const LARGE_IS_SHORT: Duration = Duration::from_secs(2);
 
 /// Large jobs count as short until an average one takes this long. Each change of mind starts or stops a consumer.
 const LARGE_IS_LONG: Duration = Duration::from_secs(4);
+
+/// Of the jobs that wait for the broker, at most one in so many is forgotten within a second: each change of mind starts or stops a
+/// consumer.
+const UNSETTLED_FADES: u16 = 4;
 
 /// How many jobs to hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +50,17 @@ pub(crate) struct Credit {
     cost_per_second: Option<f64>,
     /// An average large job takes so little time that another one should be ready when it ends.
     large_is_short: bool,
+    /// Jobs that have run, and whose messages the broker has not taken for a while: they keep no device busy.
+    unsettled: u16,
 }
 
 impl Credit {
+    /// So many jobs, which are not large, wait for the broker to take their messages. Once a second.
+    pub(crate) fn set_unsettled(&mut self, jobs: usize) {
+        let fewest = self.unsettled - self.unsettled.div_ceil(UNSETTLED_FADES);
+        self.unsettled = u16::try_from(jobs).unwrap_or(u16::MAX).max(fewest);
+    }
+
     /// A job of so much cost was decoded.
     pub(crate) fn job_decoded(&mut self, cost: usize) {
         blend(&mut self.job_cost, cost.max(1) as f64);
@@ -89,7 +102,7 @@ impl Credit {
             }
         };
         // A cast of a float saturates.
-        jobs.ceil().max(1.0) as u16
+        (jobs.ceil().max(1.0) as u16).saturating_add(self.unsettled)
     }
 }
 
@@ -128,6 +141,21 @@ mod tests {
             let jobs = credit.jobs(pass_cost_max);
             assert!(jobs >= 64, "{jobs} jobs of {millis} ms");
         }
+    }
+
+    #[test]
+    fn jobs_whose_replies_are_not_taken_leave_the_credit_to_others() {
+        let mut credit = Credit::default();
+        credit.set_unsettled(10);
+        assert_eq!(credit.jobs(2048), 4 + 10);
+        let mut fading = Vec::new();
+        for _ in 0..6 {
+            credit.set_unsettled(0);
+            fading.push(credit.jobs(2048) - 4);
+        }
+        assert_eq!(fading, [7, 5, 3, 2, 1, 0]);
+        credit.set_unsettled(usize::MAX);
+        assert_eq!(credit.jobs(2048), u16::MAX);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::event::PublishOutcome;
+use crate::event::PublicationOutcome;
 use crate::sizes::Size;
 
 /// The most jobs with the same full reply queue that a worker holds: one whose reply is published again, and one that follows
@@ -104,12 +104,12 @@ impl Destinations {
     }
 
     /// A reply was published to the queue.
-    pub(crate) fn published(&mut self, queue: Option<&str>, outcome: &PublishOutcome, now: Instant) {
+    pub(crate) fn published(&mut self, queue: Option<&str>, outcome: &PublicationOutcome, now: Instant) {
         let Some(queue) = queue else { return };
         let closed = match outcome {
-            PublishOutcome::Refused { .. } => Closed { at: now, lasts: FULL_FOR, silences: 0 },
-            PublishOutcome::Unreachable { .. } => self.silent(queue, now),
-            PublishOutcome::Confirmed { .. } if !self.closed.is_empty() => {
+            PublicationOutcome::Refused { .. } => Closed { at: now, lasts: FULL_FOR, silences: 0 },
+            PublicationOutcome::Unreachable { .. } => self.silent(queue, now),
+            PublicationOutcome::Confirmed { .. } if !self.closed.is_empty() => {
                 self.closed.remove(queue);
                 return;
             }
@@ -155,8 +155,8 @@ mod tests {
 
     const CONFIRM: Duration = Duration::from_secs(30);
 
-    fn silent() -> PublishOutcome {
-        PublishOutcome::Unreachable { destination: "silent".to_owned(), why: "did not confirm" }
+    fn silent() -> PublicationOutcome {
+        PublicationOutcome::Unreachable { destination: "silent".to_owned(), why: "did not confirm" }
     }
 
     #[test]
@@ -199,14 +199,14 @@ mod tests {
         }
         assert_eq!(lasts, SILENT_MAX, "at least every ten minutes");
         (0..9).for_each(|_| destinations.delivered(Some("silent")));
-        destinations.published(Some("silent"), &PublishOutcome::Confirmed { messages: 1 }, now);
+        destinations.published(Some("silent"), &PublicationOutcome::Confirmed { messages: 1 }, now);
         assert!(!destinations.must_wait("silent", now), "it confirms again");
     }
 
     #[test]
     fn further_jobs_of_a_full_queue_wait_and_others_do_not() {
         let (mut destinations, now) = (Destinations::new(CONFIRM), Instant::now());
-        let refused = PublishOutcome::Refused { destination: "full".to_owned() };
+        let refused = PublicationOutcome::Refused { destination: "full".to_owned() };
         (0..5).for_each(|_| destinations.delivered(Some("full")));
         destinations.delivered(Some("other"));
         assert!(!destinations.must_wait("full", now));
@@ -216,7 +216,7 @@ mod tests {
         (0..3).for_each(|_| destinations.settled(Some("full")));
         assert!(!destinations.must_wait("full", now), "two may try");
         (0..3).for_each(|_| destinations.delivered(Some("full")));
-        destinations.published(Some("full"), &PublishOutcome::Confirmed { messages: 1 }, now);
+        destinations.published(Some("full"), &PublicationOutcome::Confirmed { messages: 1 }, now);
         assert!(!destinations.must_wait("full", now), "it has room again");
         (0..9).for_each(|_| destinations.settled(Some("full")));
         assert!(!destinations.held.contains_key("full"));

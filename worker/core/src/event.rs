@@ -89,7 +89,7 @@ pub enum Event {
     /// The answer to `Publish`.
     Published {
         job: JobKey,
-        outcome: PublishOutcome,
+        outcome: PublicationOutcome,
     },
     /// The answer to `Ack`: for each frame, in order, whether the broker was sent it.
     AcksSent {
@@ -289,9 +289,9 @@ pub enum PassResult {
     Lost(String),
 }
 
-/// How the broker took a publication.
+/// How the broker took a publication: all of its messages together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PublishOutcome {
+pub enum PublicationOutcome {
     /// The broker has all of its messages, this many: on disk, and for a quorum queue on a majority of nodes.
     Confirmed { messages: u32 },
     /// No queue takes it.

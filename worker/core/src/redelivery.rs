@@ -19,7 +19,7 @@ pub(crate) struct Redelivery {
     settled_now: DedupCache,
     /// Settled in sessions that were lost: their acks may never have arrived, even those that were sent.
     settled_before: DedupCache,
-    /// Given back to the broker.
+    /// Given back to the broker, or lost with a further queue.
     given_back: DedupCache,
 }
 
@@ -49,6 +49,16 @@ impl Redelivery {
         self.settled_before.absorb(std::mem::take(&mut self.settled_now));
         // An identical message was not settled: nothing shows which of the two is redelivered.
         unsettled.into_iter().for_each(|message| self.settled_before.forget(message));
+    }
+
+    /// A further queue was lost, with unsettled jobs of these messages. If it lives on, they come again, because of this process.
+    /// Unlike a lost session this excuses no other job: a queue that is deleted again and again would excuse all that crash workers.
+    pub(crate) fn queue_lost(&mut self, unsettled: impl IntoIterator<Item = Fingerprint>, now: Instant) {
+        self.settled_before.absorb(std::mem::take(&mut self.settled_now));
+        for message in unsettled {
+            self.settled_before.forget(message);
+            self.given_back.remember(message, now);
+        }
     }
 
     /// Whether a delivery was settled before, in a session that was lost. An identical message that was published again is a

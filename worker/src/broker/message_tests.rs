@@ -55,6 +55,24 @@ fn an_address_that_the_broker_has_not_filled_in_is_not_published() {
     }
 }
 
+/// `vramq dlq retry` would deliver the body of such a job as results, instead of running it.
+#[test]
+fn no_dead_lettered_job_claims_to_hold_results() {
+    let identity = Identity { worker: "w".to_owned(), version: "1" };
+    let rejection = Rejection::new(Reason::Unroutable, "its reply queue does not exist");
+    let job = |kind: &str| BasicProperties::default().with_message_id("j".into()).with_type(kind.into());
+    for (kind, kept) in
+        [("part", None), ("done", None), ("failed", None), ("progress", None), ("order", Some("order"))]
+    {
+        let received = delivered("vramq.jobs", job(kind), FieldTable::default());
+        let letter = dead_letter(&received, None, &model(), &identity, &rejection);
+        let again = requeue(&received, &model(), &JobHeaders::default(), &Route::Now);
+        for message in [letter, again] {
+            assert_eq!(message.properties.kind().as_ref().map(|kind| kind.as_str()), kept, "{kind}");
+        }
+    }
+}
+
 #[test]
 fn only_replies_to_a_channel_are_not_mandatory() {
     let to = |exchange: &str, key: &str| Message {
@@ -99,6 +117,21 @@ fn nobody_gives_an_unknown_publisher_a_name() {
     assert_eq!(origin(&again), (None, None));
 }
 
+/// As where a job's inputs are fetched for minutes, and the clock is set meanwhile.
+#[test]
+fn a_clock_that_is_set_after_the_delivery_expires_no_job() {
+    let hour = BasicProperties::default().with_message_id("j".into()).with_expiration("3600000".into());
+    let mut received = delivered("vramq.jobs", hour, FieldTable::default());
+    let mut came = (*received.summary).clone();
+    // The clock went from a day ago to now.
+    came.at_ms -= 24 * 3_600_000;
+    received.summary = Arc::new(came.clone());
+    assert!(!received.is_expired());
+    came.at -= std::time::Duration::from_secs(3601);
+    received.summary = Arc::new(came);
+    assert!(received.is_expired(), "an hour has passed");
+}
+
 #[test]
 fn a_dead_letter_names_the_publisher() {
     let identity = Identity { worker: "w".to_owned(), version: "1" };
@@ -135,11 +168,16 @@ fn a_dead_lettered_reply_names_the_publisher_of_its_job() {
 fn a_job_that_is_tried_again_never_loses_its_priority() {
     assert_eq!([0, 3, 4, 5, 8, 9].map(priority_again), [5, 5, 5, 6, 9, 9]);
     assert!((0..=u8::MAX).all(|own| priority_again(own) >= own));
-    let job = BasicProperties::default().with_message_id("j".into()).with_priority(31);
-    let received = delivered("vramq.jobs", job, FieldTable::default());
-    for route in [Route::Now, Route::Later(1000), Route::Bulk, Route::Quarantine] {
-        let again = requeue(&received, &model(), &JobHeaders::default(), &route);
-        assert_eq!(*again.properties.priority(), Some(31), "{route:?}");
+    // Large jobs make room for each other at their publishers' priority.
+    for (route, of_three) in
+        [(Route::Now, 5), (Route::Later(1000), 5), (Route::Bulk, 3), (Route::Quarantine, 3)]
+    {
+        for (own, expected) in [(31, 31), (3, of_three)] {
+            let job = BasicProperties::default().with_message_id("j".into()).with_priority(own);
+            let received = delivered("vramq.jobs", job, FieldTable::default());
+            let again = requeue(&received, &model(), &JobHeaders::default(), &route);
+            assert_eq!(*again.properties.priority(), Some(expected), "{own} by {route:?}");
+        }
     }
 }
 

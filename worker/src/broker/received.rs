@@ -70,6 +70,13 @@ impl ReceivedJob {
         })
     }
 
+    /// Whether its `expiration` has passed. The system's clock is asked once, when the job comes: a clock that is set forward later
+    /// ends no job.
+    pub fn is_expired(&self) -> bool {
+        let held_ms = u64::try_from(self.summary.at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.expires_at_ms().is_some_and(|at| self.summary.at_ms.saturating_add(held_ms) > at)
+    }
+
     /// Whether a worker published it, or the broker after a delay: only then is what it says of earlier attempts believed. This
     /// holds while publishers may not write to that exchange.
     pub fn is_from_worker(&self) -> bool {

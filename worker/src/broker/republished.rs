@@ -1,7 +1,8 @@
 //! What a republished job keeps: its properties, its publisher, and the headers that are not the workers' own. Pure.
 
 use lapin::BasicProperties;
-use lapin::types::FieldTable;
+use lapin::types::{FieldTable, ShortString};
+use vramq_schemas::ReplyKind;
 use vramq_schemas::fields::{self, value_bytes};
 use vramq_schemas::headers;
 
@@ -40,8 +41,8 @@ pub(super) fn write_origin(received: &ReceivedJob, headers: &mut FieldTable) {
     }
 }
 
-/// The properties of a job that is published again: all but headers and `expiration`, which the caller decides on, and
-/// `user_id`, because the broker closes the channel of a publisher with another one.
+/// The properties of a job that is published again: all but headers and `expiration`, which the caller decides on, `user_id`,
+/// because the broker closes the channel of a publisher with another one, and a `type` that is one of replies.
 pub(super) fn republished(of_job: &BasicProperties) -> BasicProperties {
     let mut properties = BasicProperties::default().with_delivery_mode(PERSISTENT);
     macro_rules! keep {
@@ -52,8 +53,12 @@ pub(super) fn republished(of_job: &BasicProperties) -> BasicProperties {
     keep!(
         content_type => with_content_type, content_encoding => with_content_encoding, priority => with_priority,
         correlation_id => with_correlation_id, reply_to => with_reply_to, message_id => with_message_id,
-        timestamp => with_timestamp, kind => with_type, app_id => with_app_id
+        timestamp => with_timestamp, app_id => with_app_id
     );
+    // By the type of a reply, a dead letter is told to hold results rather than a job: no job may claim to be one.
+    if let Some(kind) = of_job.kind().clone().filter(|kind| ReplyKind::of(kind.as_str()).is_none()) {
+        properties = properties.with_type(kind);
+    }
     if of_job.reply_to().as_ref().is_some_and(|queue| queue.as_str() == DIRECT_REPLIES) {
         // The broker takes no publish with the placeholder, which says nothing.
         properties = properties.with_reply_to("".into());
@@ -77,19 +82,27 @@ pub(super) fn foreign_headers(of_job: &BasicProperties, is_kept: impl Fn(&str) -
     sized.sort_by_key(|(bytes, ..)| *bytes);
     let mut free = HEADER_BYTES_MAX - OWN_HEADER_BYTES;
     let mut kept = FieldTable::default();
+    let mut dropped = Vec::new();
     for (bytes, name, value) in sized {
-        let Some(left) = free.checked_sub(bytes) else {
-            tracing::warn!(
-                header = name.as_str(),
-                bytes,
-                "dropped a header that is too large to publish again"
-            );
-            continue;
-        };
-        free = left;
-        kept.insert(name.clone(), value.clone());
+        match free.checked_sub(bytes) {
+            Some(left) => {
+                free = left;
+                kept.insert(name.clone(), value.clone());
+            }
+            None => dropped.push((name, bytes)),
+        }
     }
+    warn_of_dropped(of_job, &dropped);
     kept
+}
+
+/// One line for a message, however many headers it has: a publisher chooses their number.
+fn warn_of_dropped(of_job: &BasicProperties, dropped: &[(&ShortString, usize)]) {
+    let Some((largest, _)) = dropped.last() else { return };
+    let job = of_job.message_id().as_ref().map(ShortString::as_str);
+    let (headers, largest) = (dropped.len(), largest.as_str());
+    let bytes: usize = dropped.iter().map(|(_, bytes)| bytes).sum();
+    tracing::warn!(job, headers, bytes, largest, "dropped headers that are too large to publish again");
 }
 
 /// Headers that the broker writes: by `x-death` of an earlier cycle it would drop a job that goes through a delay queue as one that

@@ -24,6 +24,9 @@ const QUEUE_LENGTH_MAX: i64 = 10_000;
 /// And their bytes, whatever is published there.
 const QUEUE_BYTES_MAX: i64 = 16 * 1024 * 1024;
 
+/// The longest id of a job: AMQP's short string.
+const ID_BYTES_MAX: usize = 255;
+
 /// Withdrawals on their way from the broker: so few that the worker takes a flood at its own pace.
 const PREFETCH: u16 = 64;
 
@@ -82,6 +85,32 @@ fn read(delivery: &Delivery) -> Option<Withdrawn> {
         return None;
     }
     let withdrawal: Withdrawal = serde_json::from_slice(&delivery.data).ok()?;
+    // No job has a longer id, and the worker would remember it for a minute.
+    if withdrawal.job.len() > ID_BYTES_MAX {
+        return None;
+    }
     let digest = withdrawal.digest();
     Some(Withdrawn { id: withdrawal.job, digest })
+}
+
+#[cfg(test)]
+mod tests {
+    use lapin::BasicProperties;
+
+    use super::*;
+
+    fn withdrawal(job: &str, kind: &str) -> Delivery {
+        let body = serde_json::json!({ "job": job, "secret": "s" }).to_string().into_bytes();
+        let mut delivery = Delivery::mock(1, WITHDRAWALS_EXCHANGE.into(), "".into(), false, body);
+        delivery.properties = BasicProperties::default().with_type(kind.into());
+        delivery
+    }
+
+    #[test]
+    fn what_can_withdraw_no_job_is_not_remembered() {
+        let longest = "i".repeat(ID_BYTES_MAX);
+        assert_eq!(read(&withdrawal(&longest, TYPE)).map(|withdrawn| withdrawn.id), Some(longest.clone()));
+        assert_eq!(read(&withdrawal(&format!("{longest}i"), TYPE)), None);
+        assert_eq!(read(&withdrawal("j", "order")), None);
+    }
 }

@@ -97,6 +97,13 @@ fn name_fault(name: &str, key: &str) -> Option<String> {
 /// Reports queues that have two uses: jobs of two models, or jobs and replies.
 pub(super) fn check_models(root: &Section, models: &[ModelConfig]) {
     for (at, model) in models.iter().enumerate() {
+        if let Some(other) = models[..at].iter().find(|other| other.key == model.key) {
+            let (key, other) = (&model.key, &other.name);
+            let what = format!(
+                "is `{key}`, the key of the model `{other}`, too: each would take the other's jobs and dead-letter them"
+            );
+            root.fault(&format!("model.{}.key", model.name), what);
+        }
         for queue in further(model) {
             let fault = |what: String| root.fault(&format!("model.{}.{KEY}", model.name), what);
             let is_theirs = |other: &&ModelConfig| further(other).any(|theirs| theirs.name == queue.name);
@@ -157,6 +164,20 @@ mod tests {
         let text = ("model.a.queues".to_owned(), "vramq.jobs.a=3, x=y=1".to_owned());
         let config = Config::read(Some("[model.a]\nengine = 'echo'"), &[text]).unwrap();
         assert_eq!(queues(&config), [vec![("vramq.jobs.a", 3), ("x=y", 1)]]);
+    }
+
+    #[test]
+    fn two_models_cannot_have_one_key() {
+        let models = |key: &str| {
+            format!(
+                "[model.a]\nengine = 'echo'\nkey = '{key}'\n[model.b]\nengine = 'echo'\n[model.c]\nengine = 'echo'"
+            )
+        };
+        assert!(read(&models("k")).is_ok());
+        let Invalid(faults) = read(&models("b")).unwrap_err();
+        let [fault] = &faults[..] else { panic!("{faults:?}") };
+        assert_eq!(fault.key, "model.b.key");
+        assert!(fault.what.contains("the key of the model `a`, too"), "{fault}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vramq_core::event::{FetchFault, PublishOutcome};
+use vramq_core::event::{FetchFault, PublicationOutcome};
 use vramq_core::ids::JobKey;
 use vramq_core::rejection::Rejection;
 use vramq_schemas::ItemProgress;
@@ -40,7 +40,7 @@ pub(crate) enum PublicationKind {
 #[derive(Debug)]
 pub(crate) struct Sent {
     pub kind: PublicationKind,
-    pub outcome: PublishOutcome,
+    pub outcome: PublicationOutcome,
     /// From the first message on that is not confirmed.
     pub unconfirmed: Vec<Message>,
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use vramq_core::action::{PassOrder, Run};
 use vramq_core::device::{OutOfMemory, PassError};
 use vramq_core::device_health::ProbeResult;
-use vramq_core::event::{Event, PassEnd, PassResult, PublishOutcome, Source};
+use vramq_core::event::{Event, PassEnd, PassResult, PublicationOutcome, Source};
 use vramq_core::ids::{JobKey, ModelIndex, QueueIndex};
 use vramq_core::observation::{Cause, End, Observation, PassOutcome, PassShare};
 
@@ -127,7 +127,7 @@ impl Shell {
             Event::PassEnded(end) => {
                 self.books.ended.as_ref().map_or_else(Expected::default, |ended| ended.expect(end))
             }
-            Event::Published { job, outcome: PublishOutcome::Confirmed { messages } } => {
+            Event::Published { job, outcome: PublicationOutcome::Confirmed { messages } } => {
                 let stored = self.jobs.get(job).filter(|stored| stored.is_part_out);
                 Expected { parts: stored.map(|stored| (stored.model, *messages)), ..Expected::default() }
             }

@@ -1,7 +1,7 @@
 //! Confirms that do not come in time, as `amqp/src/ledger.rs` and `worker/src/broker/publisher.rs` judge them. If a reply queue is silent,
 //! only the reply is lost. If a message to the worker's own queues has no confirm, or the broker confirms nothing at all, the session ends.
 
-use vramq_core::event::{Event, PublishOutcome};
+use vramq_core::event::{Event, PublicationOutcome};
 use vramq_core::ids::JobKey;
 
 use super::Shell;
@@ -93,7 +93,7 @@ impl Shell {
             env.ledger.fell_silent(caller);
         }
         let outcome =
-            PublishOutcome::Unreachable { destination: "somewhere".to_owned(), why: "did not confirm" };
+            PublicationOutcome::Unreachable { destination: "somewhere".to_owned(), why: "did not confirm" };
         if let Some(outcome) = self.publish_answered(env, job, letter, Some(outcome)) {
             self.handle(env, Event::Published { job, outcome });
         }

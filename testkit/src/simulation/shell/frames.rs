@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use vramq_core::action::JobQueue;
-use vramq_core::event::{self, Event, PublishOutcome, Source};
+use vramq_core::event::{self, Event, PublicationOutcome, Source};
 use vramq_core::ids::{self, DeliveryTag, Fingerprint, JobKey};
 
 use super::Shell;
@@ -185,8 +185,8 @@ impl Shell {
         let destination = "somewhere".to_owned();
         let outcome = match (accepted, sent.is_returned) {
             (true, false) => None,
-            (_, true) => Some(PublishOutcome::Unroutable { destination }),
-            (false, false) => Some(PublishOutcome::Refused { destination }),
+            (_, true) => Some(PublicationOutcome::Unroutable { destination }),
+            (false, false) => Some(PublicationOutcome::Refused { destination }),
         };
         if let Some(outcome) = self.publish_answered(env, sent.job, sent.letter, outcome) {
             self.handle(env, Event::Published { job: sent.job, outcome });

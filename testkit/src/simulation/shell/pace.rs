@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vramq_core::action::{PassOrder, Publication, SessionEnd};
 use vramq_core::device::PassError;
-use vramq_core::event::{Event, PassResult, PublishOutcome};
+use vramq_core::event::{Event, PassResult, PublicationOutcome};
 use vramq_core::ids::JobKey;
 use vramq_schemas::Reason;
 use vramq_schemas::control::Command;
@@ -63,10 +63,15 @@ pub(super) struct Drain {
 
 impl Tries {
     /// The broker answered what was published about a job.
-    pub(super) fn answered(&mut self, outcome: Option<&PublishOutcome>, is_for_others: bool, now: Micros) {
+    pub(super) fn answered(
+        &mut self,
+        outcome: Option<&PublicationOutcome>,
+        is_for_others: bool,
+        now: Micros,
+    ) {
         self.answered_at = now;
         match outcome {
-            Some(PublishOutcome::Refused { .. }) => {
+            Some(PublicationOutcome::Refused { .. }) => {
                 (self.refused, self.refused_at, self.is_for_others) = (self.refused + 1, now, is_for_others);
             }
             Some(_) => self.refused = 0,

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use vramq_core::action::{Publication, Route, Run};
-use vramq_core::event::{Event, PublishOutcome};
+use vramq_core::event::{Event, PublicationOutcome};
 use vramq_core::ids::JobKey;
 use vramq_core::rejection::Rejection;
 use vramq_schemas::headers::HISTORY_MAX;
@@ -105,7 +105,7 @@ impl Shell {
                 if reason != Reason::TooLarge {
                     env.ledger.fail("nobody is blamed for others", || format!("job {}: {reason}", number.0));
                 }
-                return self.ready.push_back(Event::Published { job, outcome: PublishOutcome::TooLarge });
+                return self.ready.push_back(Event::Published { job, outcome: PublicationOutcome::TooLarge });
             }
             Publication::DeadLetter { rejection, .. } => {
                 vec![to(&dead, &key, Kind::DeadLetter { reason: rejection.reason })]
@@ -198,7 +198,7 @@ impl Shell {
             stored.refused_from.get_or_insert(run.offset);
         }
         let rejection = Rejection::new(Reason::TooLarge, "an output is larger than a reply");
-        let outcome = PublishOutcome::NotEncoded(rejection);
+        let outcome = PublicationOutcome::NotEncoded(rejection);
         self.ready.push_back(Event::Published { job, outcome });
     }
 
@@ -230,7 +230,7 @@ impl Shell {
     fn send_all(&mut self, env: &mut Env, job: JobKey, messages: Vec<Out>, is_reply: bool) {
         let count = u32::try_from(messages.len()).unwrap_or(u32::MAX);
         if messages.is_empty() {
-            let outcome = PublishOutcome::Confirmed { messages: count };
+            let outcome = PublicationOutcome::Confirmed { messages: count };
             return self.ready.push_back(Event::Published { job, outcome });
         }
         let Some(session) = &mut self.session else { return };
@@ -261,8 +261,8 @@ impl Shell {
         env: &mut Env,
         job: JobKey,
         letter: Letter,
-        refused: Option<PublishOutcome>,
-    ) -> Option<PublishOutcome> {
+        refused: Option<PublicationOutcome>,
+    ) -> Option<PublicationOutcome> {
         let stored = self.jobs.get_mut(&job)?;
         let session = self.session.as_mut()?;
         let outbox = session.outboxes.get_mut(&job)?;
@@ -309,6 +309,6 @@ impl Shell {
         // After a part the job goes on.
         stored.is_publishing = follows || !is_reply;
         let messages = if is_reply { stored.reply_messages } else { messages };
-        Some(PublishOutcome::Confirmed { messages })
+        Some(PublicationOutcome::Confirmed { messages })
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vramq_core::action::{Action, Answer, JobQueue, Publication, Route};
 use vramq_core::device::PassError;
-use vramq_core::event::{Event, PassResult, PublishOutcome, Source};
+use vramq_core::event::{Event, PassResult, PublicationOutcome, Source};
 use vramq_core::ids::{ConsumerId, Fingerprint, JobKey, QueueIndex};
 use vramq_core::observation::Observation;
 use vramq_schemas::topology::DELAYS_MS;
@@ -23,22 +23,22 @@ impl Shell {
         match (sabotage, event) {
             (
                 Sabotage::ReturnTakenForConfirm,
-                Event::Published { outcome: outcome @ PublishOutcome::Unroutable { .. }, .. },
+                Event::Published { outcome: outcome @ PublicationOutcome::Unroutable { .. }, .. },
             )
             | (
                 Sabotage::NackTakenForConfirm,
-                Event::Published { outcome: outcome @ PublishOutcome::Refused { .. }, .. },
+                Event::Published { outcome: outcome @ PublicationOutcome::Refused { .. }, .. },
             ) => {
-                *outcome = PublishOutcome::Confirmed { messages: 1 };
+                *outcome = PublicationOutcome::Confirmed { messages: 1 };
             }
             (
                 Sabotage::SilenceTakenForConfirm,
-                Event::Published { outcome: outcome @ PublishOutcome::Unreachable { .. }, .. },
+                Event::Published { outcome: outcome @ PublicationOutcome::Unreachable { .. }, .. },
             )
             | (
                 Sabotage::UnencodedTakenForConfirm,
-                Event::Published { outcome: outcome @ PublishOutcome::NotEncoded(_), .. },
-            ) => *outcome = PublishOutcome::Confirmed { messages: 1 },
+                Event::Published { outcome: outcome @ PublicationOutcome::NotEncoded(_), .. },
+            ) => *outcome = PublicationOutcome::Confirmed { messages: 1 },
             (Sabotage::RevisionNotWaitedFor, Event::Decoded { result: Err(rejection), .. })
                 if rejection.reason == Reason::WrongRevision =>
             {
@@ -113,7 +113,7 @@ impl Shell {
         match (sabotage, action) {
             (Sabotage::AckBeforeConfirm, Action::Publish { job, publication }) => {
                 if matches!(publication, Publication::Reply(run) if run.is_last) {
-                    let outcome = PublishOutcome::Confirmed { messages: 1 };
+                    let outcome = PublicationOutcome::Confirmed { messages: 1 };
                     self.ready.push_back(Event::Published { job: *job, outcome });
                 }
             }
@@ -176,7 +176,7 @@ impl Shell {
             }
             _ => {}
         }
-        let confirmed = Event::Published { job, outcome: PublishOutcome::Confirmed { messages: 1 } };
+        let confirmed = Event::Published { job, outcome: PublicationOutcome::Confirmed { messages: 1 } };
         match (sabotage, publication) {
             (Sabotage::PartSkipped, Publication::Reply(run)) if !run.is_last => {
                 self.ready.push_back(confirmed);

@@ -4,7 +4,7 @@ use vramq_schemas::JobHeaders;
 
 use super::test_worker::{BULK_JOBS_MAX, MODEL, Worker, requeued};
 use crate::action::Route;
-use crate::event::{Event, PublishOutcome, QueueCount, QueueCounts};
+use crate::event::{Event, PublicationOutcome, QueueCount, QueueCounts};
 use crate::ids::JobKey;
 
 /// More than four passes of eight items.
@@ -17,7 +17,7 @@ fn moves(worker: &mut Worker, key: u64) -> bool {
     let actions = worker.decoded(key, LARGE);
     let moves = matches!(&requeued(&actions)[..], [(_, _, Route::Bulk)]);
     if moves {
-        let outcome = PublishOutcome::Confirmed { messages: 1 };
+        let outcome = PublicationOutcome::Confirmed { messages: 1 };
         worker.apply(Event::Published { job: JobKey(key), outcome });
     }
     moves

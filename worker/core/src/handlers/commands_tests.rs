@@ -5,10 +5,10 @@ use vramq_schemas::{JobHeaders, Reason};
 
 use super::test_worker::{CHANNEL, Worker};
 use crate::action::{Action, Answer, Publication};
-use crate::event::{Event, PublishOutcome};
+use crate::event::{Event, PublicationOutcome};
 use crate::ids::{JobKey, RequestId};
 
-const CONFIRMED: PublishOutcome = PublishOutcome::Confirmed { messages: 1 };
+const CONFIRMED: PublicationOutcome = PublicationOutcome::Confirmed { messages: 1 };
 
 impl Worker {
     fn command(&mut self, request: u64, command: Command) -> Vec<Action> {

@@ -6,7 +6,7 @@ use vramq_schemas::JobHeaders;
 
 use super::test_worker::{Worker, requeued};
 use crate::action::{Action, Route, SessionEnd};
-use crate::event::{Event, PublishOutcome};
+use crate::event::{Event, PublicationOutcome};
 use crate::ids::JobKey;
 
 impl Worker {
@@ -90,7 +90,7 @@ fn a_full_queue_is_offered_a_job_until_a_fifth_of_the_drain_is_left() {
     while let Some((_, _, Route::Now)) = requeued(&actions).pop() {
         assert!(worker.now <= until, "offered {offered} times, and once more too late");
         offered += 1;
-        let outcome = PublishOutcome::Refused { destination: "m".to_owned() };
+        let outcome = PublicationOutcome::Refused { destination: "m".to_owned() };
         actions = worker.apply(Event::Published { job: JobKey(1), outcome });
         if requeued(&actions).is_empty() {
             actions = worker.until_next_timer();

@@ -43,7 +43,7 @@ impl Core {
         }
         let held = self.jobs.messages_of(model, queue);
         if !held.is_empty() {
-            self.redelivery.session_lost(held, self.now.at);
+            self.redelivery.queue_lost(held, self.now.at);
         }
         self.consumers[model.0].set_missing(queue, &why);
         self.warn_of_missing(model, queue, &why);

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use vramq_schemas::JobHeaders;
 
-use super::test_worker::{CHANNEL, MODEL, Worker, consumers};
-use crate::action::{Action, JobQueue, SessionEnd};
-use crate::event::{Event, PassResult, PublishOutcome, QueueCount, QueueCounts, SessionFacts, Source};
-use crate::ids::{ChannelId, ConsumerId, JobKey, QueueIndex};
+use super::test_worker::{CHANNEL, MODEL, Worker, consumers, requeued};
+use crate::action::{Action, JobQueue, Route, SessionEnd};
+use crate::event::{Event, PassResult, PublicationOutcome, QueueCount, QueueCounts, SessionFacts, Source};
+use crate::ids::{ChannelId, ConsumerId, Fingerprint, JobKey, QueueIndex};
 use crate::observation::Observation;
 
 const FURTHER: QueueIndex = QueueIndex(1);
@@ -112,6 +112,28 @@ fn a_lost_queue_that_is_reported_twice_is_handled_once() {
     assert_eq!(checks.iter().filter(|action| matches!(action, Action::LookForQueue { .. })).count(), 1);
 }
 
+/// A queue that is deleted again and again must not excuse jobs that crash workers.
+#[test]
+fn a_lost_queue_excuses_its_own_jobs_and_no_others() {
+    let mut worker = worker();
+    let (own, further) = (worker.source_of(QueueIndex::OWN), worker.source_of(FURTHER));
+    worker.job(1, 1, further, JobHeaders::default());
+    worker.apply(lost());
+    worker.apply(looked_for(Ok(())));
+    let mut comes_again = |key, message, source| {
+        let delivery = crate::event::Delivery {
+            fingerprint: Fingerprint(message),
+            redelivered: true,
+            delivery_count: Some(2),
+            ..Worker::delivery(key, source, JobHeaders::default())
+        };
+        let actions = worker.apply(Event::Delivered(Box::new(delivery)));
+        requeued(&actions).into_iter().map(|(_, _, route)| route).collect::<Vec<_>>()
+    };
+    assert_eq!(comes_again(2, 1, further), [], "of two returns the queue explains one");
+    assert_eq!(comes_again(3, 3, own), [Route::Quarantine]);
+}
+
 #[test]
 fn a_drain_does_not_wait_for_consumers_of_a_channel_that_is_closed() {
     let mut worker = worker();
@@ -136,7 +158,8 @@ fn ack(worker: &mut Worker, key: u64, channel: ChannelId) -> Vec<(ChannelId, u64
     worker.decoded(key, 1);
     let order = worker.pass();
     worker.ends(&order, PassResult::Done, vec![Some(1)]);
-    worker.apply(Event::Published { job: JobKey(key), outcome: PublishOutcome::Confirmed { messages: 1 } });
+    worker
+        .apply(Event::Published { job: JobKey(key), outcome: PublicationOutcome::Confirmed { messages: 1 } });
     let acks = worker.apply(Event::Idle).into_iter().filter_map(|action| match action {
         Action::Ack { channel, frames } => Some((channel, frames[0].tag().0)),
         _ => None,

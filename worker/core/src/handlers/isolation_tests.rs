@@ -5,11 +5,11 @@ use std::time::Duration;
 use vramq_schemas::JobHeaders;
 
 use crate::action::{Action, PassOrder, Publication, Route};
-use crate::event::{Event, PassResult, PublishOutcome, QueueCount, QueueCounts, Source};
+use crate::event::{Event, PassResult, PublicationOutcome, QueueCount, QueueCounts, Source};
 use crate::handlers::test_worker::{MODEL, Worker, consumers, requeued};
 use crate::ids::JobKey;
 
-const CONFIRMED: PublishOutcome = PublishOutcome::Confirmed { messages: 1 };
+const CONFIRMED: PublicationOutcome = PublicationOutcome::Confirmed { messages: 1 };
 
 impl Worker {
     /// The broker counts so many quarantined jobs, and one consumer of the model's jobs.

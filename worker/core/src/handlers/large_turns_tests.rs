@@ -6,7 +6,7 @@ use vramq_schemas::JobHeaders;
 
 use super::super::test_worker::{BULK_JOBS_MAX, LARGE_TURN, MODEL, Worker, replied, requeued, started};
 use crate::action::{Action, JobQueue, Route};
-use crate::event::{DecodedJob, Delivery, Event, PassResult, PublishOutcome, QueueCount, QueueCounts};
+use crate::event::{DecodedJob, Delivery, Event, PassResult, PublicationOutcome, QueueCount, QueueCounts};
 use crate::ids::JobKey;
 use crate::observation::{Cause, End, Observation};
 
@@ -79,7 +79,7 @@ impl Worker {
 }
 
 fn confirmed(job: u64) -> Event {
-    Event::Published { job: JobKey(job), outcome: PublishOutcome::Confirmed { messages: 1 } }
+    Event::Published { job: JobKey(job), outcome: PublicationOutcome::Confirmed { messages: 1 } }
 }
 
 /// A worker that has run a large job for so long, and may requeue it.

@@ -5,6 +5,7 @@ mod commands;
 mod consumers;
 mod deliveries;
 mod drain;
+mod failed_passes;
 mod further_queues;
 pub(crate) mod health;
 mod isolation;

@@ -1,26 +1,17 @@
-//! Passes: start them while the device has room, take their outputs, and decide about jobs whose pass failed.
+//! Passes: starts them while the device has room, and takes their outputs. What a failed pass means for its jobs: `failed_passes.rs`.
 
 use std::time::Duration;
 
-use vramq_schemas::Reason;
-use vramq_schemas::headers::PROCESS_LOST;
-
 use crate::Core;
 use crate::action::Action;
-use crate::backoff;
-use crate::device::{OutOfMemory, PassError};
+use crate::device::PassError;
 use crate::device_health::ProbeResult;
-use crate::disposition::{
-    JobOutcome, PassFacts, after_failure, after_invalid_input, after_out_of_memory, delays_before,
-};
-use crate::event::{Delivery, PassEnd, PassResult, Source};
+use crate::event::{Delivery, PassEnd, PassResult};
 use crate::handlers::health::Blame;
 use crate::ids::{JobKey, ModelIndex};
-use crate::jobs::StopReason;
 use crate::observation::{Observation, PassOutcome};
 use crate::rejection::Rejection;
 use crate::scheduling::{InFlight, PassJob};
-use crate::units::Mib;
 
 impl Core {
     /// No other event waits: sends acks and starts passes, for all that came in a burst together.
@@ -214,7 +205,7 @@ impl Core {
     }
 
     /// Puts the items of a pass that have no output back, those of jobs that still go on here.
-    fn give_back(&mut self, pass: InFlight, outputs: &[Option<usize>], isolated: bool) {
+    pub(crate) fn give_back(&mut self, pass: InFlight, outputs: &[Option<usize>], isolated: bool) {
         let mut waiting = Vec::new();
         for job in pass.jobs() {
             let running = self.jobs.running_mut(job);
@@ -229,101 +220,6 @@ impl Core {
         let has_output = |at: usize| outputs.get(at).is_some_and(Option::is_some);
         let items = pass.items.iter().enumerate().filter(|(at, _)| !has_output(*at)).map(|(_, item)| *item);
         self.scheduler.batcher_mut(pass.model).give_back(waiting, items);
-    }
-
-    fn pass_failed(&mut self, pass: InFlight, outputs: &[Option<usize>], error: &PassError, leaked: u64) {
-        let (jobs, model) = (pass.jobs(), &self.models[pass.model.0]);
-        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let (worker, device, larger) =
-            (self.settings.worker.clone(), self.settings.device.clone(), model.larger.clone());
-        let (name, is_probed) = (model.name.clone(), self.scheduler.is_probed(model));
-        let facts = PassFacts {
-            worker: &worker,
-            device: &device,
-            at_ms: self.now.unix_ms,
-            items: count(pass.items.len()),
-            longest: count(pass.shape.longest),
-            jobs: jobs.len(),
-            exclusive: pass.exclusive,
-            overlapped: pass.overlapped,
-            leaked,
-            larger: larger.as_deref(),
-            delay_ms: 0,
-        };
-        match error {
-            PassError::OutOfMemory(oom) => self.ran_out(&pass, &facts, oom),
-            other => {
-                let (items, jobs) = (facts.items, jobs.len());
-                tracing::warn!(model = name, items, jobs, error = %other, "pass failed");
-            }
-        }
-        let invalid = invalid_item(&pass, outputs, error);
-        let mut is_undecided = false;
-        for job in jobs {
-            if !lacks_output(&pass, outputs, job) {
-                // The failure came after the job's items were finished.
-                self.advance(job);
-                continue;
-            }
-            if let PassError::Crashed(text) = error {
-                self.process_lost(job, text);
-                continue;
-            }
-            let undecided = |job: &&crate::jobs::Running| {
-                !job.is_decided() && matches!(job.stop_reason(), None | Some(StopReason::Requeued(_)))
-            };
-            let Some(running) = self.jobs.running(job).filter(undecided) else { continue };
-            let outcome = match error {
-                PassError::OutOfMemory(oom) => {
-                    let items = pass.items.iter().filter(|(of, ..)| *of == job).map(|(_, item, _)| *item);
-                    let item = items.min().unwrap_or(0);
-                    let delays = delays_before(&running.headers, item).saturating_add(1);
-                    let delay_ms = backoff::for_memory(delays, &mut self.random);
-                    let facts = PassFacts { delay_ms, ..facts.clone() };
-                    Some(after_out_of_memory(&running.headers, item, &facts, oom))
-                }
-                PassError::InvalidInput { text, .. } => {
-                    after_invalid_input(&running.headers, &facts, job, invalid, text)
-                }
-                PassError::TimedOut(text) => after_failure(&running.headers, &facts, Reason::TimedOut, text),
-                other => after_failure(&running.headers, &facts, Reason::EngineFailed, &other.to_string()),
-            };
-            let Some(outcome) = outcome else {
-                is_undecided = true;
-                continue;
-            };
-            self.scheduler.batcher_mut(pass.model).remove(job);
-            if !is_probed || matches!(error, PassError::OutOfMemory(_) | PassError::InvalidInput { .. }) {
-                self.decide(job, outcome);
-            } else {
-                self.health.suspect(job, pass.model, outcome);
-            }
-        }
-        if is_undecided {
-            // Where nobody is named, each job runs again alone.
-            self.give_back(pass, outputs, invalid.is_none());
-        }
-    }
-
-    /// The process that ran a job died: it counts as if a worker had crashed, and the job is requeued. Its next delivery decides
-    /// where it runs; a job that was alone is dead-lettered here, where the reason is known.
-    fn process_lost(&mut self, job: JobKey, text: &str) {
-        self.count_crash_as(job, PROCESS_LOST);
-        let Some(running) = self.jobs.running(job).filter(|job| !job.is_decided()) else { return };
-        let (headers, source) = (running.headers.clone(), running.received.delivery.source);
-        if source == Source::Quarantine && headers.crashes >= self.settings.poison.crashes_max {
-            let crashes = headers.crashes;
-            let error = format!(
-                "{crashes} processes or workers died while they held this job, the last ones while it ran alone: it seems to be \
-                 the reason. The last time {text}"
-            );
-            self.scheduler.batcher_mut(running.received.delivery.model).remove(job);
-            let mut headers = headers;
-            headers.crashes = self.redelivery.crashes_of_dead_letter();
-            return self
-                .decide(job, JobOutcome::dead_letter(headers, Rejection::new(Reason::Crashed, error)));
-        }
-        self.requeue_unfinished(job);
     }
 
     /// A model cannot be loaded: its jobs are requeued, with no attempt counted, and none are consumed until it can.
@@ -352,29 +248,6 @@ impl Core {
         }
     }
 
-    /// A pass ran out of memory: logs one line with everything that is needed to find the cause, and updates the learned limits.
-    fn ran_out(&mut self, pass: &InFlight, facts: &PassFacts<'_>, oom: &OutOfMemory) {
-        let (model, alone) = (&self.models[pass.model.0], facts.alone(oom));
-        let longest_item = pass.items.first().map(|(job, item, _)| (*job, *item));
-        let of_longest =
-            longest_item.and_then(|(job, item)| Some((&self.jobs.get(job)?.received().delivery, item)));
-        let (job, trace_id) =
-            of_longest.map_or((None, None), |(job, _)| (job.id.as_ref(), job.trace_id.as_ref()));
-        let item = of_longest.map(|(_, item)| item);
-        let OutOfMemory { asked, free, total, foreign } = *oom;
-        let (asked, free, total, foreign) = (Mib(asked), Mib(free), Mib(total), Mib(foreign));
-        let PassFacts { device, items, jobs, longest, .. } = facts;
-        let (name, cost) = (&model.name, pass.shape.cost);
-        tracing::warn!(
-            model = name, device, items, jobs, longest, cost, job, item, trace_id, %asked, %free, %total, %foreign, alone,
-            "out of memory"
-        );
-        if self.memory.pass_ran_out(model, pass.shape, oom, alone, self.now.unix_ms) {
-            self.act(Action::SaveLimits);
-        }
-        self.observe(Observation::OutOfMemory { model: pass.model, oom: *oom, alone });
-    }
-
     fn probe_result(&mut self, model: ModelIndex, result: &PassResult) {
         let result = match result {
             // Skipped for a failure that this session had not heard of.
@@ -385,17 +258,4 @@ impl Core {
         };
         self.probe_ended(model, result);
     }
-}
-
-/// Whether an item of a job in a pass has no output.
-fn lacks_output(pass: &InFlight, outputs: &[Option<usize>], job: JobKey) -> bool {
-    let mut items = pass.items.iter().enumerate().filter(|(_, (of, ..))| *of == job);
-    items.any(|(at, _)| outputs.get(at).is_none_or(Option::is_none))
-}
-
-/// The job and the item in it that an engine names as invalid. An item that has its output is not: it was valid.
-fn invalid_item(pass: &InFlight, outputs: &[Option<usize>], error: &PassError) -> Option<(JobKey, u32)> {
-    let PassError::InvalidInput { item: Some(at), .. } = error else { return None };
-    let has_output = outputs.get(*at).is_some_and(Option::is_some);
-    pass.items.get(*at).filter(|_| !has_output).map(|(job, item, _)| (*job, *item))
 }

@@ -8,7 +8,7 @@ use vramq_schemas::{JobHeaders, Reason};
 use super::test_worker::{MODEL, Worker, consumers, replied, requeued};
 use crate::action::{Action, Publication, Route};
 use crate::device::{OutOfMemory, PassError};
-use crate::event::{Event, OnDevice, PassResult, PublishOutcome, Source};
+use crate::event::{Event, OnDevice, PassResult, PublicationOutcome, Source};
 use crate::ids::JobKey;
 use crate::rejection::Rejection;
 
@@ -264,7 +264,7 @@ fn a_job_that_a_rule_moves_to_a_full_queue_comes_back_and_moves_later() {
     let source = worker.source();
     worker.arrives(1, source, JobHeaders { items_done: 3, ..JobHeaders::default() });
     worker.apply(Event::Moved { job: JobKey(1), key: "large".to_owned() });
-    let full = || PublishOutcome::Refused { destination: "vramq.retry with the key large".to_owned() };
+    let full = || PublicationOutcome::Refused { destination: "vramq.retry with the key large".to_owned() };
     let mut tries = 1;
     let back = loop {
         let actions = worker.apply(Event::Published { job: JobKey(1), outcome: full() });

@@ -81,7 +81,7 @@ fn items_are_prepared_a_few_passes_ahead_until_all_have_run() {
         for (job, items, is_last) in replied(&actions) {
             answered += items;
             assert_eq!((job, is_last), (JOB, answered == 1000));
-            let outcome = crate::event::PublishOutcome::Confirmed { messages: 1 };
+            let outcome = crate::event::PublicationOutcome::Confirmed { messages: 1 };
             actions.extend(worker.apply(Event::Published { job, outcome }));
         }
         actions.extend(worker.apply(Event::Idle));
@@ -125,7 +125,7 @@ fn an_item_that_cannot_be_prepared_ends_the_job_after_what_runs() {
     }
     // What is finished goes out first.
     assert_eq!(replied(&actions), [(JOB, 3 * PASS as u32, false)]);
-    let outcome = crate::event::PublishOutcome::Confirmed { messages: 1 };
+    let outcome = crate::event::PublicationOutcome::Confirmed { messages: 1 };
     let actions = worker.apply(Event::Published { job: JOB, outcome });
     let letter = actions.iter().find_map(|action| match action {
         Action::Publish { publication: Publication::DeadLetter { rejection, headers }, .. } => {

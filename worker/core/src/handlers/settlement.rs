@@ -10,7 +10,7 @@ use crate::action::{Action, Answer, Publication, Run, SessionEnd};
 use crate::backoff;
 use crate::commands::describe;
 use crate::disposition::JobOutcome;
-use crate::event::PublishOutcome;
+use crate::event::PublicationOutcome;
 use crate::ids::{ChannelId, JobKey};
 use crate::jobs::{Confirmed, Job, NextStep, PublishPolicy, Reader, Running, Settling, Step, undeliverable};
 use crate::observation::{End, Observation};
@@ -167,7 +167,7 @@ impl Core {
         self.after(wait, Timer::PublishAgain(job));
     }
 
-    pub(crate) fn published(&mut self, job: JobKey, outcome: PublishOutcome) {
+    pub(crate) fn published(&mut self, job: JobKey, outcome: PublicationOutcome) {
         match self.jobs.get(job) {
             Some(Job::Running(_)) => self.part_published(job, outcome),
             Some(Job::Settling(_)) => self.settlement_published(job, outcome),
@@ -176,9 +176,9 @@ impl Core {
     }
 
     /// Something about a job that ends here was published, or could not be: takes its next step.
-    fn settlement_published(&mut self, job: JobKey, outcome: PublishOutcome) {
+    fn settlement_published(&mut self, job: JobKey, outcome: PublicationOutcome) {
         let Some(settling) = self.jobs.settling_mut(job) else { return };
-        if let PublishOutcome::Refused { .. } = outcome {
+        if let PublicationOutcome::Refused { .. } = outcome {
             settling.count_refusal();
         }
         let (tries, reader, is_part) = (settling.tries(), settling.reader(), settling.is_part());
@@ -188,7 +188,7 @@ impl Core {
             let queue = received.delivery.reply_queue.as_deref();
             self.destinations.published(queue, &outcome, self.now.at);
         }
-        if let PublishOutcome::Confirmed { messages } = outcome
+        if let PublicationOutcome::Confirmed { messages } = outcome
             && is_part
         {
             self.observe(Observation::Parts { model, count: messages });
@@ -223,12 +223,12 @@ impl Core {
     }
 
     /// A part of a job that goes on was published, or could not be.
-    fn part_published(&mut self, job: JobKey, outcome: PublishOutcome) {
+    fn part_published(&mut self, job: JobKey, outcome: PublicationOutcome) {
         let Some(running) = self.jobs.running_mut(job) else { return };
         let (received_at, model) = (running.received.at, running.received.delivery.model);
         self.destinations.published(running.received.delivery.reply_queue.as_deref(), &outcome, self.now.at);
         let is_withdrawn = running.is_withdrawn();
-        if let PublishOutcome::Refused { .. } = outcome
+        if let PublicationOutcome::Refused { .. } = outcome
             && !is_withdrawn
             && let Some(part) = running.part_mut()
         {
@@ -239,7 +239,7 @@ impl Core {
         }
         let Some(part) = self.jobs.running_mut(job).and_then(Running::part_ended) else { return };
         match outcome {
-            PublishOutcome::Confirmed { messages } => {
+            PublicationOutcome::Confirmed { messages } => {
                 self.observe(Observation::Parts { model, count: messages });
                 self.advance(job);
             }
@@ -250,11 +250,11 @@ impl Core {
     }
 
     /// A part of a job was not taken: the job ends as a dead letter, at the items that were answered before.
-    fn part_not_taken(&mut self, job: JobKey, run: Run, outcome: &PublishOutcome) {
+    fn part_not_taken(&mut self, job: JobKey, run: Run, outcome: &PublicationOutcome) {
         let Some(running) = self.jobs.running(job) else { return };
         let headers = JobHeaders { items_done: run.offset, ..running.headers.clone() };
         let rejection = undeliverable(outcome);
-        if let PublishOutcome::NotEncoded(_) = outcome {
+        if let PublicationOutcome::NotEncoded(_) = outcome {
             return self.dead_letter(job, Some(headers), rejection);
         }
         let Some(running) = self.jobs.take_running(job) else { return };

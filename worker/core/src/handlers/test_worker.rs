@@ -12,8 +12,8 @@ use crate::action::{Action, JobQueue, PassOrder, Publication, Route};
 use crate::admission::Budget;
 use crate::device::{Memory, PassShape};
 use crate::event::{
-    DecodedJob, Delivery, Event, Now, OnDevice, PassEnd, PassResult, PublishOutcome, Reading, SessionFacts,
-    Source,
+    DecodedJob, Delivery, Event, Now, OnDevice, PassEnd, PassResult, PublicationOutcome, Reading,
+    SessionFacts, Source,
 };
 use crate::ids::{ChannelId, ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, QueueIndex};
 use crate::jobs::Running;
@@ -156,7 +156,7 @@ impl Worker {
     pub(super) fn is_silent(&mut self, queue: &str) {
         for _ in 0..2 {
             let outcome =
-                PublishOutcome::Unreachable { destination: queue.to_owned(), why: "did not confirm" };
+                PublicationOutcome::Unreachable { destination: queue.to_owned(), why: "did not confirm" };
             self.core.destinations.published(Some(queue), &outcome, self.now);
             self.now += self.core.settings.confirm_max;
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::Core;
 use crate::action::{Action, SessionEnd};
+use crate::credit::TIME_AHEAD;
 use crate::device::Memory;
 use crate::event::Reading;
 use crate::ids::ModelIndex;
@@ -14,6 +15,7 @@ use crate::units::Mib;
 impl Core {
     pub(crate) fn tick(&mut self, reading: &Reading) {
         self.watch_device(reading);
+        self.count_unsettled();
         self.watch_memory(reading);
         self.watch_time(reading);
         self.health.tick(self.now.at);
@@ -51,6 +53,16 @@ impl Core {
         );
         self.lifecycle.restart();
         self.drain();
+    }
+
+    /// Jobs whose messages the broker does not take, as those with full reply queues, keep no device busy: the worker may hold others in
+    /// their place, within its slots. Not while the broker takes nothing at all: what they compute would only wait, too.
+    fn count_unsettled(&mut self) {
+        let mut unsettled = vec![0; self.models.len()];
+        if !self.session.is_blocked() {
+            self.jobs.settling_for(TIME_AHEAD, self.now.at).for_each(|model| unsettled[model.0] += 1);
+        }
+        self.credit.iter_mut().zip(unsettled).for_each(|(credit, jobs)| credit.set_unsettled(jobs));
     }
 
     /// The budget follows the device's memory at once, slots with hysteresis; a device that stays nearly full ends in a restart.

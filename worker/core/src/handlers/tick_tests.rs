@@ -1,10 +1,10 @@
-//! What the core does every second: memory that is kept, and memory that stays missing.
+//! What the core does every second: memory that is kept, memory that stays missing, and jobs that wait for the broker.
 
 use std::time::Duration;
 
 use vramq_schemas::JobHeaders;
 
-use super::test_worker::{MODEL, Worker};
+use super::test_worker::{MODEL, Worker, consumers};
 use crate::action::Action;
 use crate::event::{Event, PassResult};
 
@@ -28,6 +28,25 @@ fn memory_kept_for_the_next_pass_goes_back_once_after_ten_quiet_seconds() {
     assert_eq!(trims(&mut worker, 25), [0; 0], "a pass runs");
     worker.ends(&order, PassResult::Done, vec![Some(1)]);
     assert_eq!(trims(&mut worker, 25), [10]);
+}
+
+/// As while each of them has a reply queue of its own that is full: other callers' jobs keep the device busy meanwhile.
+#[test]
+fn jobs_whose_replies_are_not_taken_make_room_for_others() {
+    for is_blocked in [false, true] {
+        let mut worker = Worker::new();
+        (1..=3).for_each(|key| worker.job(key, 8, worker.source(), JobHeaders::default()));
+        for order in worker.passes() {
+            let outputs = vec![Some(1); order.items.len()];
+            worker.ends(&order, PassResult::Done, outputs);
+        }
+        if is_blocked {
+            worker.apply(Event::BrokerBlocked { reason: "low on memory".to_owned() });
+        }
+        worker.now += Duration::from_secs(1);
+        let started = consumers(&worker.quiet_tick());
+        assert_eq!(started.is_empty(), is_blocked, "blocked: {is_blocked}");
+    }
 }
 
 #[test]

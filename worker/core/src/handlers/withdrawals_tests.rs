@@ -9,12 +9,12 @@ use vramq_schemas::{JobHeaders, Reason};
 use super::test_worker::{CHANNEL, Worker, replied, requeued};
 use crate::action::{Action, Answer, Publication};
 use crate::device::{OutOfMemory, PassError};
-use crate::event::{Delivery, Event, PassResult, PublishOutcome, Source, Withdrawn};
+use crate::event::{Delivery, Event, PassResult, PublicationOutcome, Source, Withdrawn};
 use crate::ids::{JobKey, RequestId};
 use crate::observation::{End, Observation, PassOutcome};
 use crate::rejection::Rejection;
 
-const CONFIRMED: PublishOutcome = PublishOutcome::Confirmed { messages: 1 };
+const CONFIRMED: PublicationOutcome = PublicationOutcome::Confirmed { messages: 1 };
 
 /// More than a part's worth of bytes.
 const LARGE: usize = 2 * 1024 * 1024;
@@ -38,7 +38,7 @@ impl Worker {
         self.apply(Event::Delivered(Box::new(delivery)))
     }
 
-    fn is_published(&mut self, job: u64, outcome: PublishOutcome) -> Vec<Action> {
+    fn is_published(&mut self, job: u64, outcome: PublicationOutcome) -> Vec<Action> {
         self.apply(Event::Published { job: JobKey(job), outcome })
     }
 
@@ -269,9 +269,9 @@ fn between_parts_no_pass_and_no_part_follows() {
 
 #[test]
 fn a_part_that_nobody_takes_is_no_dead_letter() {
-    let gone = PublishOutcome::Unroutable { destination: "q".to_owned() };
-    let full = PublishOutcome::Refused { destination: "q".to_owned() };
-    for outcome in [gone, full, PublishOutcome::TooLarge] {
+    let gone = PublicationOutcome::Unroutable { destination: "q".to_owned() };
+    let full = PublicationOutcome::Refused { destination: "q".to_owned() };
+    for outcome in [gone, full, PublicationOutcome::TooLarge] {
         let mut worker = with_a_part_in_flight();
         worker.withdraw(1);
         let actions = worker.is_published(1, outcome);

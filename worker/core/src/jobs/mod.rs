@@ -223,6 +223,17 @@ impl JobTable {
         keys
     }
 
+    /// The models of the jobs, other than large and quarantined ones, that have been published about for at least so long.
+    pub(crate) fn settling_for(&self, least: Duration, now: Instant) -> impl Iterator<Item = ModelIndex> {
+        self.0.values().filter_map(move |job| match job {
+            Job::Settling(settling) if now.saturating_duration_since(settling.since()) >= least => {
+                let Delivery { model, source, .. } = settling.received().delivery;
+                matches!(source, Source::Jobs(..)).then_some(model)
+            }
+            _ => None,
+        })
+    }
+
     /// Whether a job of this id is held.
     pub(crate) fn has_id(&self, id: &str) -> bool {
         self.0.values().any(|job| job.received().delivery.id.as_deref() == Some(id))

@@ -15,7 +15,7 @@ use vramq_schemas::JobHeaders;
 use super::{Confirmed, Received};
 use crate::action::{Publication, Run};
 use crate::disposition::JobOutcome;
-use crate::event::PublishOutcome;
+use crate::event::PublicationOutcome;
 use crate::observation::End;
 
 /// What to do next for a job.
@@ -125,6 +125,11 @@ impl Settling {
         &self.received
     }
 
+    /// Since when it is published about.
+    pub(crate) fn since(&self) -> Instant {
+        self.ready_at
+    }
+
     pub(crate) fn outcome(&self) -> &JobOutcome {
         &self.outcome
     }
@@ -184,9 +189,9 @@ impl Settling {
     }
 
     /// The next step after a publication.
-    pub(crate) fn published(&mut self, outcome: PublishOutcome, policy: PublishPolicy) -> Step {
+    pub(crate) fn published(&mut self, outcome: PublicationOutcome, policy: PublishPolicy) -> Step {
         let PublishPolicy { may_retry, declares } = policy;
-        if matches!(outcome, PublishOutcome::Refused { .. }) && may_retry {
+        if matches!(outcome, PublicationOutcome::Refused { .. }) && may_retry {
             return Step::Retry;
         }
         match self.stage {
@@ -200,10 +205,10 @@ impl Settling {
         }
     }
 
-    fn replied(&mut self, outcome: PublishOutcome) -> Step {
+    fn replied(&mut self, outcome: PublicationOutcome) -> Step {
         match outcome {
-            PublishOutcome::Confirmed { .. } => self.after_replies(),
-            PublishOutcome::NotEncoded(rejection) => {
+            PublicationOutcome::Confirmed { .. } => self.after_replies(),
+            PublicationOutcome::NotEncoded(rejection) => {
                 self.becomes_dead_letter(rejection);
                 self.dead_letters()
             }
@@ -222,7 +227,7 @@ impl Settling {
     }
 
     /// The replies go to the dead letters, and so does the job.
-    fn replies_not_taken(&mut self, outcome: &PublishOutcome) -> Step {
+    fn replies_not_taken(&mut self, outcome: &PublicationOutcome) -> Step {
         self.has_dead_replies = true;
         match &mut self.outcome {
             JobOutcome::DeadLetter { headers: Some(headers), .. } => {

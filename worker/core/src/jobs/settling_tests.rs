@@ -63,14 +63,14 @@ fn dead_letter() -> JobOutcome {
     JobOutcome::dead_letter(headers, Rejection::new(Reason::EngineFailed, "boom"))
 }
 
-const CONFIRMED: PublishOutcome = PublishOutcome::Confirmed { messages: 1 };
+const CONFIRMED: PublicationOutcome = PublicationOutcome::Confirmed { messages: 1 };
 
-fn unroutable() -> PublishOutcome {
-    PublishOutcome::Unroutable { destination: "q".to_owned() }
+fn unroutable() -> PublicationOutcome {
+    PublicationOutcome::Unroutable { destination: "q".to_owned() }
 }
 
-fn refused() -> PublishOutcome {
-    PublishOutcome::Refused { destination: "q".to_owned() }
+fn refused() -> PublicationOutcome {
+    PublicationOutcome::Refused { destination: "q".to_owned() }
 }
 
 /// A step in a word; a dead letter with its reason and the items that are answered.
@@ -99,7 +99,7 @@ fn policy(declares: bool) -> PublishPolicy {
 }
 
 /// All steps, from the first on, given the outcomes of the publications.
-fn steps(mut settling: Settling, outcomes: &[PublishOutcome], declares: bool) -> (Vec<String>, End) {
+fn steps(mut settling: Settling, outcomes: &[PublicationOutcome], declares: bool) -> (Vec<String>, End) {
     let mut steps = vec![word(&settling.begin())];
     for outcome in outcomes {
         steps.push(word(&settling.published(outcome.clone(), policy(declares))));
@@ -111,7 +111,7 @@ fn steps(mut settling: Settling, outcomes: &[PublishOutcome], declares: bool) ->
 /// A job, how its publications go, and the steps and the end that follow.
 struct Row {
     settling: Settling,
-    outcomes: Vec<PublishOutcome>,
+    outcomes: Vec<PublicationOutcome>,
     /// Sessions declare the queues.
     declares: bool,
     steps: &'static str,
@@ -121,7 +121,7 @@ struct Row {
 /// A row in which sessions declare the queues.
 fn row<const N: usize>(
     settling: Settling,
-    outcomes: [PublishOutcome; N],
+    outcomes: [PublicationOutcome; N],
     steps: &'static str,
     end: End,
 ) -> Row {
@@ -153,7 +153,7 @@ fn every_row_of_jobs_that_are_not_run() {
 
 #[test]
 fn every_row_of_replies() {
-    let not_encoded = PublishOutcome::NotEncoded(Rejection::new(Reason::TooLarge, "output"));
+    let not_encoded = PublicationOutcome::NotEncoded(Rejection::new(Reason::TooLarge, "output"));
     let replies = || settling(JobOutcome::Reply, Some(run()));
     check([
         row(replies(), [CONFIRMED], "reply, ack", End::Replied),
@@ -165,7 +165,7 @@ fn every_row_of_replies() {
         ),
         row(
             replies(),
-            [PublishOutcome::TooLarge, PublishOutcome::TooLarge, CONFIRMED, CONFIRMED],
+            [PublicationOutcome::TooLarge, PublicationOutcome::TooLarge, CONFIRMED, CONFIRMED],
             "reply, dead replies, dead letter too-large at 2, notice, ack",
             End::DeadLettered(Reason::TooLarge),
         ),
@@ -208,7 +208,7 @@ fn every_row_of_requeues() {
         )),
         row(
             job(),
-            [PublishOutcome::TooLarge, CONFIRMED, CONFIRMED],
+            [PublicationOutcome::TooLarge, CONFIRMED, CONFIRMED],
             "requeue Now, dead letter too-large at 5, notice, ack",
             End::DeadLettered(Reason::TooLarge),
         ),
@@ -239,7 +239,7 @@ fn every_row_of_jobs_for_other_workers() {
         ),
         row(
             job(0),
-            [PublishOutcome::TooLarge, CONFIRMED, CONFIRMED],
+            [PublicationOutcome::TooLarge, CONFIRMED, CONFIRMED],
             "requeue Now, dead letter too-large at 5, notice, ack",
             End::DeadLettered(Reason::TooLarge),
         ),
@@ -266,13 +266,13 @@ fn every_row_of_dead_letters() {
         ),
         row(
             job(),
-            [PublishOutcome::TooLarge, CONFIRMED],
+            [PublicationOutcome::TooLarge, CONFIRMED],
             "dead letter engine-failed at 5, notice, reject",
             End::Rejected(Reason::EngineFailed),
         ),
         undeclared(row(
             job(),
-            [PublishOutcome::TooLarge],
+            [PublicationOutcome::TooLarge],
             "dead letter engine-failed at 5, return",
             End::Returned,
         )),
@@ -293,13 +293,13 @@ fn a_refused_publication_is_offered_again() {
     assert_eq!(word(&settling.published(CONFIRMED, policy(true))), "ack");
 }
 
-fn outcome() -> impl Strategy<Value = PublishOutcome> {
+fn outcome() -> impl Strategy<Value = PublicationOutcome> {
     prop_oneof![
         Just(CONFIRMED),
         Just(unroutable()),
         Just(refused()),
-        Just(PublishOutcome::TooLarge),
-        Just(PublishOutcome::NotEncoded(Rejection::new(Reason::EngineFailed, "x"))),
+        Just(PublicationOutcome::TooLarge),
+        Just(PublicationOutcome::NotEncoded(Rejection::new(Reason::EngineFailed, "x"))),
     ]
 }
 
@@ -325,7 +325,7 @@ proptest! {
         let mut confirmed: Vec<String> = Vec::new();
         for outcome in outcomes {
             let Step::Publish(publication) = &step else { break };
-            if matches!(outcome, PublishOutcome::Confirmed { .. }) {
+            if matches!(outcome, PublicationOutcome::Confirmed { .. }) {
                 confirmed.push(word(&Step::Publish(publication.clone())));
             }
             step = settling.published(outcome, policy(declares));

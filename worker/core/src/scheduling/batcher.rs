@@ -1,8 +1,8 @@
 //! Forms passes of one model from the items of waiting jobs, fairly. What comes in are jobs with prepared items; what goes out is the
 //! content of a pass. Owns the items that no pass has taken yet.
 //!
-//! The queues that jobs come from share by weight (`fair_queue.rs`). Within a queue callers take turns (deficit round robin with the
-//! items' cost as currency), and within a caller its jobs do. Small jobs and large ones of a caller take turns, too, so that a
+//! The queues that jobs come from share by weight (`fair_queue.rs`). Within a queue callers take turns (`flow.rs`: deficit round robin with
+//! the items' cost as currency), and within a caller its jobs do. Small jobs and large ones of a caller take turns, too, so that a
 //! job of one text does not wait behind jobs of thousands. A job's items go in their own order, so that its finished items are
 //! always a run from the start. The batcher never holds items back to fill a pass: if any item waits, there is a pass.
 //!
@@ -13,7 +13,8 @@ use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
 
 use super::draft::{Caller, Draft, Forming, PassLimits, Waiting};
-use super::fair_queue::{FairQueue, JobClass, Place, Position};
+use super::fair_queue::FairQueue;
+use super::flow::{JobClass, Place, Position};
 use crate::device::PassShape;
 use crate::ids::{JobKey, QueueIndex};
 

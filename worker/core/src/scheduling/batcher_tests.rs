@@ -201,6 +201,20 @@ fn callers_get_equal_shares_however_many_jobs_they_have() {
     assert!((700..=900).contains(&items[&true]) && (700..=900).contains(&items[&false]), "{items:?}");
 }
 
+/// Publishers that the broker does not vouch for are one caller, however many they are.
+#[test]
+fn nobody_in_particular_gets_one_named_callers_share() {
+    let mut batcher = batcher(800);
+    (0..20).for_each(|key| batcher.push(job(key, &[10; 1000])));
+    batcher.push(of("one", job(100, &[10; 1000])));
+    batcher.push(of("other", job(101, &[10; 1000])));
+    let mut items = [0; 3];
+    for (job, _) in (0..30).flat_map(|_| pass(&mut batcher)) {
+        items[job.saturating_sub(99) as usize] += 1;
+    }
+    assert!(items.iter().all(|items| (700..=900).contains(items)), "{items:?}");
+}
+
 /// A caller sends the next job when the last one is answered. Each has an item of half a pass, of a whole one, or of several.
 #[test]
 fn a_caller_whose_jobs_come_one_by_one_gets_its_share_and_no_more_however_large_their_items_are() {

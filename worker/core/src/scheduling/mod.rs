@@ -4,6 +4,7 @@
 mod batcher;
 mod draft;
 mod fair_queue;
+mod flow;
 mod in_flight;
 mod pace;
 mod pass_memory;

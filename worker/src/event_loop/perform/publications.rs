@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use vramq_amqp::UnknownOutcome;
 use vramq_core::action::{Publication, Run};
-use vramq_core::event::{Event, PublishOutcome};
+use vramq_core::event::{Event, PublicationOutcome};
 use vramq_core::ids::JobKey;
 use vramq_core::rejection::Rejection;
 use vramq_schemas::output_name::OutputOwner;
@@ -155,7 +155,7 @@ impl EventLoop {
                 self.send(job, kind, messages);
             }
             Err(rejection) => {
-                let outcome = PublishOutcome::NotEncoded(rejection);
+                let outcome = PublicationOutcome::NotEncoded(rejection);
                 self.ready.push_back(Event::Published { job, outcome });
             }
         }
@@ -170,7 +170,7 @@ impl EventLoop {
             _ => count(messages.len()),
         };
         if messages.is_empty() {
-            let outcome = PublishOutcome::Confirmed { messages: confirmed };
+            let outcome = PublicationOutcome::Confirmed { messages: confirmed };
             return self.ready.push_back(Event::Published { job, outcome });
         }
         let model = Arc::clone(&self.context.models[stored.model.0]);
@@ -182,7 +182,7 @@ impl EventLoop {
             let sent = publish_all(&publisher, &kind, &mut left, &model, &identity).await;
             let sent = sent.map(|refused| Sent {
                 kind,
-                outcome: refused.unwrap_or(PublishOutcome::Confirmed { messages: confirmed }),
+                outcome: refused.unwrap_or(PublicationOutcome::Confirmed { messages: confirmed }),
                 unconfirmed: left.into(),
             });
             (job, sent)
@@ -208,7 +208,7 @@ async fn publish_all(
     left: &mut VecDeque<Message>,
     model: &Model,
     identity: &Identity,
-) -> Result<Option<PublishOutcome>, UnknownOutcome> {
+) -> Result<Option<PublicationOutcome>, UnknownOutcome> {
     while let Some(message) = left.front() {
         let destination = || message.destination();
         let answer = match kind {
@@ -223,22 +223,22 @@ async fn publish_all(
                 left.pop_front();
                 continue;
             }
-            Answer::Unroutable => PublishOutcome::Unroutable { destination: destination() },
-            Answer::Refused => PublishOutcome::Refused { destination: destination() },
-            Answer::TooLarge => PublishOutcome::TooLarge,
+            Answer::Unroutable => PublicationOutcome::Unroutable { destination: destination() },
+            Answer::Refused => PublicationOutcome::Refused { destination: destination() },
+            Answer::TooLarge => PublicationOutcome::TooLarge,
             Answer::ConnectionLost => {
                 let why =
                     "was published twice, and each time the broker closed the connection for direct replies";
-                PublishOutcome::Unreachable { destination: destination(), why }
+                PublicationOutcome::Unreachable { destination: destination(), why }
             }
             Answer::NoConnection => {
                 let why = "was not reached: the worker has no connection for direct replies";
-                PublishOutcome::Unreachable { destination: destination(), why }
+                PublicationOutcome::Unreachable { destination: destination(), why }
             }
             Answer::NoConfirm => {
                 let why =
                     "did not confirm a reply in time (`broker.confirm_s`), and may have it nevertheless";
-                PublishOutcome::Unreachable { destination: destination(), why }
+                PublicationOutcome::Unreachable { destination: destination(), why }
             }
         };
         return Ok(Some(outcome));

@@ -7,7 +7,7 @@ use vramq_schemas::Reason;
 use super::{Settling, Stage, Step};
 use crate::action::Publication;
 use crate::disposition::JobOutcome;
-use crate::event::PublishOutcome;
+use crate::event::PublicationOutcome;
 use crate::observation::End;
 use crate::rejection::Rejection;
 
@@ -40,22 +40,22 @@ impl Settling {
     }
 
     /// The next step after the replies were published to the dead letters. The job follows also without them.
-    pub(super) fn replies_dead_lettered(&mut self, outcome: PublishOutcome, declares: bool) -> Step {
+    pub(super) fn replies_dead_lettered(&mut self, outcome: PublicationOutcome, declares: bool) -> Step {
         match outcome {
-            PublishOutcome::Unroutable { destination } => self.no_queue(&destination, declares),
-            PublishOutcome::Refused { .. } => self.give_back(),
+            PublicationOutcome::Unroutable { destination } => self.no_queue(&destination, declares),
+            PublicationOutcome::Refused { .. } => self.give_back(),
             _ => self.dead_letter(),
         }
     }
 
     /// The next step after the job was published to the dead letters.
-    pub(super) fn dead_lettered(&mut self, outcome: PublishOutcome, declares: bool) -> Step {
+    pub(super) fn dead_lettered(&mut self, outcome: PublicationOutcome, declares: bool) -> Step {
         let delivery = &self.received.delivery;
         let (job, trace_id) = (&delivery.id, &delivery.trace_id);
         let Some(rejection) = self.rejection() else { return self.give_back() };
         match outcome {
-            PublishOutcome::Confirmed { .. } => {}
-            PublishOutcome::TooLarge if declares => {
+            PublicationOutcome::Confirmed { .. } => {}
+            PublicationOutcome::TooLarge if declares => {
                 tracing::error!(
                     job,
                     trace_id,
@@ -63,7 +63,7 @@ impl Settling {
                 );
                 self.end = End::Rejected(rejection.reason);
             }
-            PublishOutcome::Unroutable { destination } => return self.no_queue(&destination, declares),
+            PublicationOutcome::Unroutable { destination } => return self.no_queue(&destination, declares),
             outcome => {
                 tracing::error!(
                     job,
@@ -82,10 +82,10 @@ impl Settling {
     }
 
     /// The next step after the `failed` reply was published. The job ends also if it did not arrive.
-    pub(super) fn notified(&mut self, outcome: &PublishOutcome) -> Step {
+    pub(super) fn notified(&mut self, outcome: &PublicationOutcome) -> Step {
         // Who withdrew a job may be gone.
         let is_awaited = !matches!(self.outcome, JobOutcome::Withdrawn);
-        if is_awaited && !matches!(outcome, PublishOutcome::Confirmed { .. }) {
+        if is_awaited && !matches!(outcome, PublicationOutcome::Confirmed { .. }) {
             let delivery = &self.received.delivery;
             let (job, trace_id) = (&delivery.id, &delivery.trace_id);
             tracing::warn!(
@@ -101,7 +101,7 @@ impl Settling {
     /// The next step when no `failed` reply is published, because the caller's reply queue confirms nothing.
     pub(crate) fn notice_skipped(&mut self) -> Step {
         let destination = self.received.delivery.reply_queue.clone().unwrap_or_default();
-        self.notified(&PublishOutcome::Unreachable { destination, why: "confirms nothing" })
+        self.notified(&PublicationOutcome::Unreachable { destination, why: "confirms nothing" })
     }
 
     fn end_of_dead_letter(&mut self) -> Step {
@@ -119,17 +119,17 @@ impl Settling {
 }
 
 /// Why a job ends whose replies were not taken.
-pub(crate) fn undeliverable(outcome: &PublishOutcome) -> Rejection {
+pub(crate) fn undeliverable(outcome: &PublicationOutcome) -> Rejection {
     let (queue, fault) = match outcome {
-        PublishOutcome::TooLarge => {
+        PublicationOutcome::TooLarge => {
             let error = "the reply is larger than the broker accepts: raise its max_message_size, or ask for less at a time";
             return Rejection::new(Reason::TooLarge, error);
         }
-        PublishOutcome::NotEncoded(rejection) => return rejection.clone(),
-        PublishOutcome::Unroutable { destination } => (destination.as_str(), "does not exist"),
-        PublishOutcome::Refused { destination } => (destination.as_str(), "stayed full"),
-        PublishOutcome::Unreachable { destination, why } => (destination.as_str(), *why),
-        PublishOutcome::Confirmed { .. } => ("", "was not used"),
+        PublicationOutcome::NotEncoded(rejection) => return rejection.clone(),
+        PublicationOutcome::Unroutable { destination } => (destination.as_str(), "does not exist"),
+        PublicationOutcome::Refused { destination } => (destination.as_str(), "stayed full"),
+        PublicationOutcome::Unreachable { destination, why } => (destination.as_str(), *why),
+        PublicationOutcome::Confirmed { .. } => ("", "was not used"),
     };
     let error = format!("the reply queue `{queue}` {fault}; the results are beside this dead letter");
     Rejection::new(Reason::Unroutable, error)

@@ -6,7 +6,7 @@ use vramq_schemas::topology::DELAYS_MS;
 use super::{Settling, Stage, Step, end_of};
 use crate::action::{Publication, Route};
 use crate::disposition::{JobOutcome, Requeue};
-use crate::event::PublishOutcome;
+use crate::event::PublicationOutcome;
 use crate::rejection::Rejection;
 
 impl Settling {
@@ -30,31 +30,31 @@ impl Settling {
     }
 
     /// The next step after the attempt was published by the route that was decided on.
-    pub(super) fn requeued(&mut self, outcome: PublishOutcome, declares: bool) -> Step {
+    pub(super) fn requeued(&mut self, outcome: PublicationOutcome, declares: bool) -> Step {
         match outcome {
-            PublishOutcome::Confirmed { .. } => self.over(Step::Ack),
-            PublishOutcome::Refused { .. } | PublishOutcome::Unreachable { .. } => {
+            PublicationOutcome::Confirmed { .. } => self.over(Step::Ack),
+            PublicationOutcome::Refused { .. } | PublicationOutcome::Unreachable { .. } => {
                 self.requeue_queue_full(&outcome)
             }
-            PublishOutcome::Unroutable { destination } => self.requeue_unroutable(&destination, declares),
-            PublishOutcome::TooLarge => {
+            PublicationOutcome::Unroutable { destination } => self.requeue_unroutable(&destination, declares),
+            PublicationOutcome::TooLarge => {
                 let error = "the job has to be requeued, and is larger than the broker accepts now";
                 self.requeue_impossible(Rejection::new(Reason::TooLarge, error))
             }
-            PublishOutcome::NotEncoded(rejection) => self.requeue_impossible(rejection),
+            PublicationOutcome::NotEncoded(rejection) => self.requeue_impossible(rejection),
         }
     }
 
     /// The next step after the attempt was published to a delay queue.
-    pub(super) fn requeued_later(&mut self, outcome: PublishOutcome, declares: bool) -> Step {
+    pub(super) fn requeued_later(&mut self, outcome: PublicationOutcome, declares: bool) -> Step {
         match outcome {
-            PublishOutcome::Confirmed { .. } => self.over(Step::Ack),
-            PublishOutcome::Unroutable { destination } => self.no_queue(&destination, declares),
+            PublicationOutcome::Confirmed { .. } => self.over(Step::Ack),
+            PublicationOutcome::Unroutable { destination } => self.no_queue(&destination, declares),
             _ => self.give_back(),
         }
     }
 
-    fn requeue_queue_full(&mut self, outcome: &PublishOutcome) -> Step {
+    fn requeue_queue_full(&mut self, outcome: &PublicationOutcome) -> Step {
         let JobOutcome::Requeue(requeue) = &mut self.outcome else { return self.give_back() };
         let delivery = &self.received.delivery;
         let (job, trace_id) = (&delivery.id, &delivery.trace_id);

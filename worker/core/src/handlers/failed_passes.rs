@@ -1,0 +1,170 @@
+//! Passes that failed: decides what happens to their jobs, and learns from passes that ran out of memory.
+
+use vramq_schemas::headers::PROCESS_LOST;
+use vramq_schemas::{JobHeaders, Reason};
+
+use crate::Core;
+use crate::action::Action;
+use crate::backoff;
+use crate::device::{OutOfMemory, PassError};
+use crate::disposition::{
+    JobOutcome, PassFacts, after_failure, after_invalid_input, after_out_of_memory, delays_before,
+};
+use crate::event::Source;
+use crate::ids::JobKey;
+use crate::jobs::{Running, StopReason};
+use crate::observation::Observation;
+use crate::rejection::Rejection;
+use crate::scheduling::InFlight;
+use crate::units::Mib;
+
+impl Core {
+    /// A pass failed: decides about each of its jobs that lacks an output.
+    pub(crate) fn pass_failed(
+        &mut self,
+        pass: InFlight,
+        outputs: &[Option<usize>],
+        error: &PassError,
+        leaked: u64,
+    ) {
+        let (jobs, model) = (pass.jobs(), &self.models[pass.model.0]);
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let (worker, device, larger) =
+            (self.settings.worker.clone(), self.settings.device.clone(), model.larger.clone());
+        let (name, is_probed) = (model.name.clone(), self.scheduler.is_probed(model));
+        let facts = PassFacts {
+            worker: &worker,
+            device: &device,
+            at_ms: self.now.unix_ms,
+            items: count(pass.items.len()),
+            longest: count(pass.shape.longest),
+            jobs: jobs.len(),
+            exclusive: pass.exclusive,
+            overlapped: pass.overlapped,
+            leaked,
+            larger: larger.as_deref(),
+            delay_ms: 0,
+        };
+        match error {
+            PassError::OutOfMemory(oom) => self.ran_out(&pass, &facts, oom),
+            other => {
+                let (items, jobs) = (facts.items, jobs.len());
+                tracing::warn!(model = name, items, jobs, error = %other, "pass failed");
+            }
+        }
+        let invalid = invalid_item(&pass, outputs, error);
+        let mut is_undecided = false;
+        for job in jobs {
+            if !lacks_output(&pass, outputs, job) {
+                // The failure came after the job's items were finished.
+                self.advance(job);
+                continue;
+            }
+            if let PassError::Crashed(text) = error {
+                self.process_lost(job, text);
+                continue;
+            }
+            let undecided = |job: &&Running| {
+                !job.is_decided() && matches!(job.stop_reason(), None | Some(StopReason::Requeued(_)))
+            };
+            let Some(running) = self.jobs.running(job).filter(undecided) else { continue };
+            let headers = running.headers.clone();
+            let outcome = self.outcome_of_failure(job, &headers, &pass, &facts, error, invalid);
+            let Some(outcome) = outcome else {
+                is_undecided = true;
+                continue;
+            };
+            self.scheduler.batcher_mut(pass.model).remove(job);
+            if !is_probed || matches!(error, PassError::OutOfMemory(_) | PassError::InvalidInput { .. }) {
+                self.decide(job, outcome);
+            } else {
+                self.health.suspect(job, pass.model, outcome);
+            }
+        }
+        if is_undecided {
+            // Where nobody is named, each job runs again alone.
+            self.give_back(pass, outputs, invalid.is_none());
+        }
+    }
+
+    /// The outcome of a job with these headers whose pass failed. `None`: it is to run again here, without the others of the pass.
+    fn outcome_of_failure(
+        &mut self,
+        job: JobKey,
+        headers: &JobHeaders,
+        pass: &InFlight,
+        facts: &PassFacts<'_>,
+        error: &PassError,
+        invalid: Option<(JobKey, u32)>,
+    ) -> Option<JobOutcome> {
+        match error {
+            PassError::OutOfMemory(oom) => {
+                let items = pass.items.iter().filter(|(of, ..)| *of == job).map(|(_, item, _)| *item);
+                let item = items.min().unwrap_or(0);
+                let delays = delays_before(headers, item).saturating_add(1);
+                let delay_ms = backoff::for_memory(delays, &mut self.random);
+                Some(after_out_of_memory(headers, item, &PassFacts { delay_ms, ..facts.clone() }, oom))
+            }
+            PassError::InvalidInput { text, .. } => after_invalid_input(headers, facts, job, invalid, text),
+            PassError::TimedOut(text) => after_failure(headers, facts, Reason::TimedOut, text),
+            other => after_failure(headers, facts, Reason::EngineFailed, &other.to_string()),
+        }
+    }
+
+    /// The process that ran a job died: it counts as if a worker had crashed, and the job is requeued. Its next delivery decides
+    /// where it runs; a job that was alone is dead-lettered here, where the reason is known.
+    fn process_lost(&mut self, job: JobKey, text: &str) {
+        self.count_crash_as(job, PROCESS_LOST);
+        let Some(running) = self.jobs.running(job).filter(|job| !job.is_decided()) else { return };
+        let (headers, source) = (running.headers.clone(), running.received.delivery.source);
+        if source == Source::Quarantine && headers.crashes >= self.settings.poison.crashes_max {
+            let crashes = headers.crashes;
+            let error = format!(
+                "{crashes} processes or workers died while they held this job, the last ones while it ran alone: it seems to be \
+                 the reason. The last time {text}"
+            );
+            self.scheduler.batcher_mut(running.received.delivery.model).remove(job);
+            let mut headers = headers;
+            headers.crashes = self.redelivery.crashes_of_dead_letter();
+            return self
+                .decide(job, JobOutcome::dead_letter(headers, Rejection::new(Reason::Crashed, error)));
+        }
+        self.requeue_unfinished(job);
+    }
+
+    /// A pass ran out of memory: logs one line with everything that is needed to find the cause, and updates the learned limits.
+    fn ran_out(&mut self, pass: &InFlight, facts: &PassFacts<'_>, oom: &OutOfMemory) {
+        let (model, alone) = (&self.models[pass.model.0], facts.alone(oom));
+        let longest_item = pass.items.first().map(|(job, item, _)| (*job, *item));
+        let of_longest =
+            longest_item.and_then(|(job, item)| Some((&self.jobs.get(job)?.received().delivery, item)));
+        let (job, trace_id) =
+            of_longest.map_or((None, None), |(job, _)| (job.id.as_ref(), job.trace_id.as_ref()));
+        let item = of_longest.map(|(_, item)| item);
+        let OutOfMemory { asked, free, total, foreign } = *oom;
+        let (asked, free, total, foreign) = (Mib(asked), Mib(free), Mib(total), Mib(foreign));
+        let PassFacts { device, items, jobs, longest, .. } = facts;
+        let (name, cost) = (&model.name, pass.shape.cost);
+        tracing::warn!(
+            model = name, device, items, jobs, longest, cost, job, item, trace_id, %asked, %free, %total, %foreign, alone,
+            "out of memory"
+        );
+        if self.memory.pass_ran_out(model, pass.shape, oom, alone, self.now.unix_ms) {
+            self.act(Action::SaveLimits);
+        }
+        self.observe(Observation::OutOfMemory { model: pass.model, oom: *oom, alone });
+    }
+}
+
+/// Whether an item of a job in a pass has no output.
+fn lacks_output(pass: &InFlight, outputs: &[Option<usize>], job: JobKey) -> bool {
+    let mut items = pass.items.iter().enumerate().filter(|(_, (of, ..))| *of == job);
+    items.any(|(at, _)| outputs.get(at).is_none_or(Option::is_none))
+}
+
+/// The job and the item in it that an engine names as invalid. An item that has its output is not: it was valid.
+fn invalid_item(pass: &InFlight, outputs: &[Option<usize>], error: &PassError) -> Option<(JobKey, u32)> {
+    let PassError::InvalidInput { item: Some(at), .. } = error else { return None };
+    let has_output = outputs.get(*at).is_some_and(Option::is_some);
+    pass.items.get(*at).filter(|_| !has_output).map(|(job, item, _)| (*job, *item))
+}
