@@ -122,7 +122,13 @@ fn assert_refused(cases: &[(&str, &Change, &str)]) {
 
 #[test]
 fn what_a_family_has_and_this_engine_does_not_is_refused_by_name() {
-    let cases: [(&str, &Change, &str); 12] = [
+    let cases: [(&str, &Change, &str); 13] = [
+        (
+            "tiny-nomic",
+            &replace(r#""NomicBertModel""#, r#""NomicBertForSequenceClassification""#),
+            "the head NomicBertForSequenceClassification of `nomic_bert`; this engine takes embedding models of this family, and heads \
+             of `bert`, `camembert`, `distilbert`, `gte`, `modernbert`, `mpnet`, `new`, `qwen3`, `roberta`, `xlm-roberta`",
+        ),
         (
             "tiny-qwen3",
             &replace(r#""use_sliding_window": false"#, r#""use_sliding_window": false, "is_causal": false"#),
@@ -163,8 +169,9 @@ fn what_a_family_has_and_this_engine_does_not_is_refused_by_name() {
         ),
         (
             "tiny-qwen3",
-            &replace(r#""Qwen3Model""#, r#""Qwen3ForSequenceClassification""#),
-            "the architecture `Qwen3ForSequenceClassification`; this engine takes `Qwen3Model` and `Qwen3ForCausalLM`",
+            &replace(r#""Qwen3Model""#, r#""Qwen3ForTokenClassification""#),
+            "the architecture `Qwen3ForTokenClassification`; this engine takes `Qwen3Model`, `Qwen3ForCausalLM`, \
+             `Qwen3ForSequenceClassification`",
         ),
         ("tiny-modernbert", &replace(r#""rope_theta": 160000.0"#, r#""rope_theta": -1"#), "a theta of -1"),
         (
@@ -229,6 +236,18 @@ fn what_gemma_has_and_this_engine_does_not_is_refused_by_name() {
         ),
     ];
     assert_refused(&cases);
+}
+
+/// sentence-transformers then makes messages of texts, and texts of these by the tokenizer's chat template.
+#[test]
+fn a_model_of_messages_is_refused_by_name() {
+    let own = json!({"max_seq_length": 24, "modality_config": {
+        "text": {"method": "forward", "method_output_name": "last_hidden_state"},
+        "message": {"method": "forward", "method_output_name": "last_hidden_state", "format": "flat"},
+    }});
+    let change = |_| Some(serde_json::to_vec(&own).unwrap());
+    let (_folder, error) = spoiled("tiny-qwen3", "sentence_bert_config.json", change);
+    assert!(error.to_string().contains("modality_config.message, texts in a chat template"), "{error}");
 }
 
 /// Published code takes biases for granted where a configuration says nothing of them: a file that has some is not computed without.

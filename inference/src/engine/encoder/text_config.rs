@@ -54,7 +54,12 @@ pub(super) struct SentenceConfig {
     processing_kwargs: Option<Processing>,
     query_length: Option<usize>,
     document_length: Option<usize>,
+    /// What kinds of inputs the model takes, and how.
+    modality_config: Option<Map<String, Value>>,
 }
+
+/// The kind of inputs of which sentence-transformers makes texts by the tokenizer's chat template. A model that has it takes texts so, too.
+const MESSAGES: &str = "message";
 
 /// Parameters of each call of the tokenizer.
 #[derive(Clone, Default, Deserialize)]
@@ -94,6 +99,11 @@ impl TextConfig {
     /// # Errors
     /// Names the file and what in it is malformed or not supported.
     pub fn read(transformer: &Path, sentence: &SentenceFile, spec: &Spec) -> Result<Self, LoadError> {
+        let modalities = sentence.content.modality_config.as_ref();
+        if modalities.is_some_and(|all| all.contains_key(MESSAGES)) {
+            let found = format!("modality_config.{MESSAGES}, texts in a chat template");
+            return Err(unsupported(&sentence.path, found, "models that take texts as they are"));
+        }
         let path = transformer.join(TOKENIZER_CONFIG);
         let own: Map<String, Value> = optional(&path)?.unwrap_or_default();
         let SentenceFile { path: sentence_path, content: sentence } = sentence;

@@ -46,9 +46,11 @@ pub(super) struct Tokens {
     before: Vec<u32>,
     after: Vec<u32>,
     pub(super) tokens_max: usize,
-    prompts: Prompts,
+    pub(super) prompts: Prompts,
     /// What pairs of texts are made with, if the model takes them.
     pub(super) pair_template: Option<PairTemplate>,
+    /// The token that does not count at the end of a text to score.
+    pub(super) padding: Option<u32>,
     /// Added tokens that the model has no embedding of: EmbeddingGemma's tokenizer has one for images.
     added_beyond: Vec<u32>,
     long: LongTexts,
@@ -125,6 +127,7 @@ impl Tokens {
             tokens_max,
             prompts: config.prompts.clone(),
             pair_template,
+            padding: config.spec.classifier.as_ref().and_then(|classifier| classifier.head.padding),
             added_beyond,
             threads,
         })
