@@ -122,7 +122,15 @@ fn assert_refused(cases: &[(&str, &Change, &str)]) {
 
 #[test]
 fn what_a_family_has_and_this_engine_does_not_is_refused_by_name() {
-    let cases: [(&str, &Change, &str); 13] = [
+    let cases: [(&str, &Change, &str); 14] = [
+        (
+            "tiny-modernbert",
+            &replace(
+                r#""rope_parameters": {"#,
+                r#""rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_parameters": {"#,
+            ),
+            "rotary positions of the type `linear`; this engine takes `default`",
+        ),
         (
             "tiny-nomic",
             &replace(r#""NomicBertModel""#, r#""NomicBertForSequenceClassification""#),
@@ -238,16 +246,60 @@ fn what_gemma_has_and_this_engine_does_not_is_refused_by_name() {
     assert_refused(&cases);
 }
 
-/// sentence-transformers then makes messages of texts, and texts of these by the tokenizer's chat template.
+/// What changes the model, its configuration or the calls of its tokenizer.
 #[test]
-fn a_model_of_messages_is_refused_by_name() {
-    let own = json!({"max_seq_length": 24, "modality_config": {
-        "text": {"method": "forward", "method_output_name": "last_hidden_state"},
-        "message": {"method": "forward", "method_output_name": "last_hidden_state", "format": "flat"},
-    }});
-    let change = |_| Some(serde_json::to_vec(&own).unwrap());
-    let (_folder, error) = spoiled("tiny-qwen3", "sentence_bert_config.json", change);
-    assert!(error.to_string().contains("modality_config.message, texts in a chat template"), "{error}");
+fn what_sentence_transformers_would_do_and_this_engine_does_not_is_refused_by_name() {
+    let message = json!({"method": "forward", "method_output_name": "last_hidden_state", "format": "flat"});
+    let cases = [
+        // Texts become messages then, and these texts by the tokenizer's chat template.
+        (
+            json!({"modality_config": {"message": message}}),
+            "modality_config.message, texts in a chat template",
+        ),
+        (json!({"config_kwargs": {"is_causal": false}}), "config_kwargs.is_causal false"),
+        (json!({"config_args": {"rope_theta": 5}}), "config_args.rope_theta 5"),
+        (
+            json!({"model_args": {"dtype": "auto", "rotary_scaling_factor": 2}}),
+            "model_args.rotary_scaling_factor 2",
+        ),
+        (
+            json!({"processing_kwargs": {"text": {"padding": true, "add_special_tokens": false}}}),
+            "processing_kwargs.text.add_special_tokens false",
+        ),
+        (
+            json!({"processing_kwargs": {"common": {"truncation": false}}}),
+            "processing_kwargs.common.truncation false",
+        ),
+    ];
+    for (own, expected) in cases {
+        let change = |_| Some(serde_json::to_vec(&own).unwrap());
+        let (_folder, error) = spoiled("tiny-qwen3", "sentence_bert_config.json", change);
+        assert!(error.to_string().contains(expected), "{error}, not {expected}");
+    }
+    let folder = copy_of("tiny-qwen3");
+    let harmless = json!({
+        "model_kwargs": {"dtype": "bfloat16", "attn_implementation": "sdpa"}, "config_kwargs": {"use_cache": false},
+        "processing_kwargs": {"text": {"padding": true, "truncation": true}, "chat_template": {"add_generation_prompt": true}},
+        "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    });
+    fs::write(folder.path().join("sentence_bert_config.json"), harmless.to_string()).unwrap();
+    Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).expect("nothing of it changes a vector");
+}
+
+/// transformers' classes put their own special tokens around texts then.
+#[test]
+fn a_tokenizer_without_its_special_tokens_is_refused() {
+    for name in
+        ["tiny-mean", "tiny-distilbert", "tiny-mpnet", "tiny-roberta", "tiny-xlm-roberta", "tiny-camembert"]
+    {
+        let change = |bytes: Vec<u8>| {
+            let mut file: Value = serde_json::from_slice(&bytes).unwrap();
+            file["post_processor"] = Value::Null;
+            Some(serde_json::to_vec(&file).unwrap())
+        };
+        let (_folder, error) = spoiled(name, "tokenizer.json", change);
+        assert!(error.to_string().contains("it has no post-processor"), "{name}: {error}");
+    }
 }
 
 /// Published code takes biases for granted where a configuration says nothing of them: a file that has some is not computed without.

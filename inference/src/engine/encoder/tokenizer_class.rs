@@ -26,6 +26,16 @@ pub(super) struct TokenizerConfig {
     pub model_type: String,
 }
 
+/// Classes that put special tokens around texts where `tokenizer.json` says nothing of them.
+const WITH_SPECIAL_TOKENS: [&str; 6] = [
+    "BertTokenizer",
+    "CamembertTokenizer",
+    "DistilBertTokenizer",
+    "MPNetTokenizer",
+    "RobertaTokenizer",
+    "XLMRobertaTokenizer",
+];
+
 impl TokenizerConfig {
     /// transformers' class, of either of its generations (`BertTokenizer`, `BertTokenizerFast`).
     fn class(&self) -> &str {
@@ -41,6 +51,21 @@ impl TokenizerConfig {
             ("qwen3", None) => "Qwen2Tokenizer",
             (_, None) => "TokenizersBackend",
         }
+    }
+
+    /// Refuses a file that has no special tokens around texts, where transformers' class puts its own there.
+    ///
+    /// # Errors
+    /// Says so.
+    pub fn check(&self, tokenizer: &Tokenizer) -> Result<(), String> {
+        let class = self.class();
+        if tokenizer.get_post_processor().is_none() && WITH_SPECIAL_TOKENS.contains(&class) {
+            return Err(format!(
+                "it has no post-processor, which says where special tokens are. transformers puts those of its class \
+                 {class} around texts; save the tokenizer with it once, so that they are in the file"
+            ));
+        }
+        Ok(())
     }
 
     /// Makes a tokenizer that which transformers makes of its file.

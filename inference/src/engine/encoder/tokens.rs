@@ -91,6 +91,7 @@ impl Tokens {
         // The file's own truncation and padding are those of some training run; the model's length is in its config,
         // and the engine pads nothing. The library would also keep all that it cuts off.
         tokenizer.with_truncation(None).map_err(|e| fault(e.to_string()))?.with_padding(None);
+        config.texts.tokenizer.check(&tokenizer).map_err(fault)?;
         config.texts.tokenizer.apply(&mut tokenizer);
         if config.texts.lowercase {
             lowercase_first(&mut tokenizer);
