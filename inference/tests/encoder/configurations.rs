@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use vramq_inference::engine::Engine as _;
 use vramq_inference::engine::encoder::{Encoder, Source};
-use vramq_schemas::Params;
+use vramq_schemas::{Input, Params};
 
 use crate::{CLOSE, Change, Reference, copy_of, cpu, ids, replace, spoiled};
 
@@ -299,6 +299,34 @@ fn a_tokenizer_without_its_special_tokens_is_refused() {
         };
         let (_folder, error) = spoiled(name, "tokenizer.json", change);
         assert!(error.to_string().contains("it has no post-processor"), "{name}: {error}");
+    }
+}
+
+/// transformers adds them to those of `tokenizer.json`, so that only texts without them have the same ids.
+#[test]
+fn texts_with_tokens_that_the_tokenizer_does_not_have_are_rejected() {
+    let keys = [
+        ("additional_special_tokens", json!(["<q>", {"content": "<doc>"}])),
+        ("extra_special_tokens", json!({"query": "<q>", "document": "<doc>"})),
+        (
+            "added_tokens_decoder",
+            json!({"7": {"content": "<q>", "special": true}, "8": {"content": "<doc>"}}),
+        ),
+        ("mask_token", json!("<q>")),
+    ];
+    for (key, value) in keys {
+        let folder = copy_of("tiny-mean");
+        set(&folder.path().join("tokenizer_config.json"), &[(key, value.clone())]);
+        let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+        let reference = Reference::read("tiny-mean");
+        let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
+        for (item, expected) in items.iter().zip(&reference.tokens) {
+            assert_eq!(ids(item), expected, "{key}");
+        }
+        let with = [Input::Text("a cat".into()), Input::Text("<q> a cat".into())];
+        let error = encoder.prepare(&with, &Params::default()).unwrap_err().0;
+        let expected = "inputs[1]: the token `<q>` is in tokenizer_config.json, but not in tokenizer.json";
+        assert_eq!(error, expected, "{key}");
     }
 }
 
