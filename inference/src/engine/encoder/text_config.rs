@@ -184,6 +184,10 @@ impl TextConfig {
         if let Some(side) = tokenizer.truncation_side.as_ref().filter(|side| *side != "right") {
             return Err(unsupported(&path, format!("truncation_side `{side}`"), "`right`"));
         }
+        if tokenizer.split_special_tokens == Some(true) {
+            let takes = "tokenizers that find special tokens in texts";
+            return Err(unsupported(&path, "`split_special_tokens`".into(), takes));
+        }
         let own_length = tokenizer.model_max_length.map(|tokens| tokens as usize);
         // The cast saturates, which is what "unlimited" should do.
         let most = match sentence.max_seq_length {

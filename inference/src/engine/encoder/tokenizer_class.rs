@@ -19,6 +19,8 @@ pub(super) struct TokenizerConfig {
     /// Written as a float of 1e30 when unlimited.
     pub model_max_length: Option<f64>,
     pub truncation_side: Option<String>,
+    /// Special tokens in a text are none, but letters.
+    pub split_special_tokens: Option<bool>,
     tokenizer_class: Option<String>,
     do_lower_case: Option<bool>,
     strip_accents: Option<bool>,
