@@ -65,6 +65,14 @@ PAIRS = [
     ["a\nb\tc", "  d  "],
 ]
 
+# For models whose vector is that of the last token that is not padding.
+PADDED = [
+    ["the city", "was part of<|endoftext|>"],
+    ["the city", "<|endoftext|><|endoftext|>"],
+    ["<|endoftext|> the", "<|endoftext|> city"],
+    ["<|endoftext|>", "<|endoftext|>"],
+]
+
 # Families without a table of positions: what their configurations share.
 ROTARY = ("ModernBert", "Qwen3", "NomicBert", "Gte", "Gemma3Text")
 
@@ -109,6 +117,17 @@ MODELS = {
     "tiny-splade": {"family": "Bert", "shape": SQUARE, "names": "ForMaskedLM", "sparse": "relu", "layout": "v5"},
     "tiny-splade-distilbert": {"family": "DistilBert", "shape": CROOKED, "names": "ForMaskedLM", "sparse": "log1p_relu",
                                "layout": "v6"},
+    # Heads of the families without a table of positions.
+    "tiny-modernbert-reranker": {"family": "ModernBert", "tokenizer": "ModernBertPairs", "shape": SQUARE, "labels": 1, "layers": 3,
+                                 "more": {"local_attention": 6, "classifier_pooling": "mean"}},
+    "tiny-modernbert-classifier": {"family": "ModernBert", "tokenizer": "ModernBertPairs", "shape": CROOKED, "labels": 3,
+                                   "more": {"local_attention": 6, "norm_bias": True, "classifier_bias": True, "norm_eps": 1e-3}},
+    "tiny-gte-reranker": {"family": "Gte", "tokenizer": "Bert", "shape": CROOKED, "labels": 1, "more": {"type_vocab_size": 2}},
+    # As Qwen3-Reranker, whose tokenizer puts nothing around texts; and one whose tokenizer ends them with the padding token.
+    "tiny-qwen3-reranker": {"family": "Qwen3", "tokenizer": "Qwen3Bare", "shape": SQUARE, "labels": 1, "bf16": True,
+                            "more": {"num_key_value_heads": 2, "head_dim": 10}, "pairs": PADDED},
+    "tiny-qwen3-classifier": {"family": "Qwen3", "tokenizer": "Qwen3Pairs", "shape": CROOKED, "labels": 3,
+                              "more": {"num_key_value_heads": 1, "head_dim": 12}, "pairs": PADDED},
 }
 
 # Subtracted from the bias of the map to the vocabulary, so that most of its scores are below zero, as a trained model's are.
@@ -146,7 +165,7 @@ def main():
         network.save_pretrained(folder, max_shard_size=model.get("shards", "1GB"))
         tokenizer.save_pretrained(folder)
         if is_head:
-            heads(network, tokenizer, folder, lengths["tokens"])
+            heads(tokenizer, folder, lengths["tokens"], PAIRS + model.get("pairs", []))
         elif "sparse" in model:
             sparse(folder, model, lengths["tokens"], network.config.vocab_size)
         else:
@@ -157,10 +176,13 @@ def main():
 def config(family, model, lengths, vocabulary):
     import transformers
 
+    labels = {"num_labels": model["labels"]} if "labels" in model else {}
+    if model.get("multi"):
+        labels["problem_type"] = "multi_label_classification"
     if family in ROTARY:
         return getattr(transformers, family + "Config")(
             vocab_size=vocabulary, max_position_embeddings=lengths["positions"], num_hidden_layers=model.get("layers", LAYERS),
-            pad_token_id=0, bos_token_id=None, eos_token_id=None, **model["shape"], **model.get("more", {}))
+            pad_token_id=0, bos_token_id=None, eos_token_id=None, **labels, **model["shape"], **model.get("more", {}))
     special = {"pad_token_id": 0} if family in ("Bert", "DistilBert") else {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     shape = dict(model["shape"])
     if family == "DistilBert":
@@ -171,12 +193,8 @@ def config(family, model, lengths, vocabulary):
         shape |= {"num_hidden_layers": LAYERS, "layer_norm_eps": 1e-6 if family == "Camembert" else 1e-5}
         if family not in ("Bert", "MPNet"):
             shape["type_vocab_size"] = 1
-    if "labels" in model:
-        shape["num_labels"] = model["labels"]
-        if model.get("multi"):
-            shape["problem_type"] = "multi_label_classification"
     return getattr(transformers, family + "Config")(
-        vocab_size=vocabulary, max_position_embeddings=lengths["positions"], **special, **shape)
+        vocab_size=vocabulary, max_position_embeddings=lengths["positions"], **special, **shape, **labels)
 
 
 def embeddings(folder, model, tokens, generator):
@@ -277,24 +295,30 @@ def stretch(network, folder, factor):
     })
 
 
-def heads(network, tokenizer, folder, tokens):
+def heads(tokenizer, folder, tokens, pairs):
     """Logits of pairs and of lone texts, each alone: pairs.json, pair-tokens.json, logits.f32; and the scores that
     CrossEncoder makes of the pairs, scores.f32."""
     import numpy as np
     import torch
     from sentence_transformers import CrossEncoder
+    from transformers import AutoModelForSequenceClassification
 
-    inputs = PAIRS + [[text] for text in FAMILY_TEXTS]
-    rows, ids = [], []
+    # In f32, whatever the file has.
+    network = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    inputs, rows, ids = [], [], []
     with torch.inference_mode():
-        for texts in inputs:
+        for texts in pairs + [[text] for text in FAMILY_TEXTS]:
             # As batches of one: an empty second text given by itself would be no second text.
             batch = [[text] for text in texts]
             encoded = tokenizer(*batch, truncation="longest_first", max_length=tokens, return_tensors="pt")
+            # transformers computes nothing of no tokens.
+            if encoded["input_ids"].numel() == 0:
+                continue
+            inputs.append(texts)
             rows.append(network(**encoded).logits[0].numpy())
-            ids.append(encoded["input_ids"][0].tolist())
-    crossing = CrossEncoder(str(folder), device="cpu", max_length=tokens, local_files_only=True)
-    scores = [crossing.predict([pair], show_progress_bar=False)[0] for pair in PAIRS]
+            ids.append(scored(network, encoded["input_ids"][0].tolist()))
+    crossing = CrossEncoder(str(folder), device="cpu", max_length=tokens, local_files_only=True, model_kwargs={"dtype": "float32"})
+    scores = [crossing.predict([texts], show_progress_bar=False)[0] for texts in inputs if len(texts) == 2]
     lines = ",\n".join(json.dumps(texts) for texts in inputs)
     (folder / "pairs.json").write_text(f"[\n{lines}\n]\n")
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in ids)
@@ -302,6 +326,15 @@ def heads(network, tokenizer, folder, tokens):
     (folder / "logits.f32").write_bytes(np.stack(rows).astype("<f4").tobytes())
     (folder / "scores.f32").write_bytes(np.stack(scores).astype("<f4").tobytes())
     print(f"{folder.relative_to(ROOT)}: {len(rows)} inputs, logits {np.min(rows):.2f} to {np.max(rows):.2f}")
+
+
+def scored(network, ids):
+    """The tokens that have a part in the logits: those behind the last one that is not padding have none where a token sees
+    those before it alone."""
+    if not type(network).__name__.startswith("Qwen3"):
+        return ids
+    kept = [at for at, token in enumerate(ids) if token != network.config.pad_token_id]
+    return ids[:kept[-1] + 1 if kept else 1]
 
 
 def wordpiece(name, rename):
@@ -331,8 +364,9 @@ def byte_pairs(tokens):
     return transformers.RobertaTokenizer(vocab=model["vocab"], merges=merges, model_max_length=tokens)
 
 
-def byte_pairs_between(name, special, before, after):
-    """Byte-level BPE as GPT-2's, normalized to NFC, with a token before each text and one after it."""
+def byte_pairs_between(name, special, before, after, pairs=None):
+    """Byte-level BPE as GPT-2's, normalized to NFC, with a token before each text and one after it, or none; and `pairs` of
+    texts with tokens of their own."""
     def make(tokens):
         import transformers
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
@@ -343,9 +377,10 @@ def byte_pairs_between(name, special, before, after):
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trained.train([str(CORPUS)], trainers.BpeTrainer(
             vocab_size=len(special) + len(alphabet) + MERGES, special_tokens=special, initial_alphabet=alphabet, show_progress=False))
-        template = [before, "$A", after] if before else ["$A", after]
+        template = [token for token in (before, "$A", after) if token]
+        own = {"pair": pairs} if pairs else {}
         trained.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), processors.TemplateProcessing(
-            single=template, special_tokens=[(token, trained.token_to_id(token)) for token in special])])
+            single=template, special_tokens=[(token, trained.token_to_id(token)) for token in special], **own)])
         return getattr(transformers, name)(tokenizer_object=trained, pad_token=special[0], model_max_length=tokens)
     return make
 
@@ -409,6 +444,8 @@ def byte_fallback(tokens):
 
 
 RENAMED = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[MASK]": "<mask>"}
+MODERNBERT = ["[PAD]", "[CLS]", "[SEP]", "[MASK]"]
+QWEN3 = ["<|endoftext|>", "<|im_start|>"]
 TOKENIZERS = {
     "Bert": wordpiece("BertTokenizer", {}),
     "DistilBert": wordpiece("DistilBertTokenizer", {}),
@@ -417,8 +454,12 @@ TOKENIZERS = {
     "XLMRoberta": pieces("XLMRobertaTokenizer", ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"],
                          normalization_rule_name="nmt_nfkc"),
     "Camembert": camembert,
-    "ModernBert": byte_pairs_between("PreTrainedTokenizerFast", ["[PAD]", "[CLS]", "[SEP]", "[MASK]"], "[CLS]", "[SEP]"),
-    "Qwen3": byte_pairs_between("PreTrainedTokenizerFast", ["<|endoftext|>", "<|im_start|>"], None, "<|endoftext|>"),
+    "ModernBert": byte_pairs_between("PreTrainedTokenizerFast", MODERNBERT, "[CLS]", "[SEP]"),
+    "ModernBertPairs": byte_pairs_between("PreTrainedTokenizerFast", MODERNBERT, "[CLS]", "[SEP]",
+                                          "[CLS] $A [SEP] $B:1 [SEP]:1"),
+    "Qwen3": byte_pairs_between("PreTrainedTokenizerFast", QWEN3, None, "<|endoftext|>"),
+    "Qwen3Bare": byte_pairs_between("PreTrainedTokenizerFast", QWEN3, None, None),
+    "Qwen3Pairs": byte_pairs_between("PreTrainedTokenizerFast", QWEN3, None, "<|endoftext|>", "$A $B <|endoftext|>"),
     "NomicBert": wordpiece("BertTokenizer", {}),
     "Gemma3Text": byte_fallback,
     "Gte": pieces("XLMRobertaTokenizer", ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"], normalization_rule_name="nmt_nfkc"),

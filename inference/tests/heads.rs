@@ -11,7 +11,7 @@ use vramq_inference::engine::encoder::{Encoder, Level, Source};
 use vramq_inference::engine::{Engine, Item};
 use vramq_schemas::{Input, Output, Params};
 
-/// Logits here are up to about 3, and sums of some hundred products apart by this.
+/// Logits here are up to about 5, and sums of some hundred products apart by this.
 const CLOSE: f64 = 2e-5;
 
 fn folder(name: &str) -> PathBuf {
@@ -135,15 +135,48 @@ fn mpnet_reranks() {
 }
 
 #[test]
-fn distilbert_classifies_to_shares_of_one() {
-    let reference = agrees("tiny-distilbert-classifier", 3);
-    let encoder = load(&folder("tiny-distilbert-classifier"), Level::best());
+fn modernbert_reranks_by_the_mean_of_all_tokens() {
+    reranks_as_sentence_transformers_does("tiny-modernbert-reranker");
+}
+
+#[test]
+fn gte_reranks_with_token_types() {
+    reranks_as_sentence_transformers_does("tiny-gte-reranker");
+}
+
+/// Its tokenizer puts nothing around texts, and the vector is that of the last token that is not padding.
+#[test]
+fn qwen3_reranks() {
+    reranks_as_sentence_transformers_does("tiny-qwen3-reranker");
+}
+
+/// Logits, and the shares that a softmax makes of them.
+fn classifies_to_shares_of_one(name: &str) {
+    let reference = agrees(name, 3);
+    let encoder = load(&folder(name), Level::best());
     let outputs = encoder.run(&reference.items(&encoder, false)).unwrap();
     for (output, logits) in outputs.iter().zip(&reference.logits) {
         let sum: f32 = logits.iter().map(|x| x.exp()).sum();
         let expected: Vec<f32> = logits.iter().map(|x| x.exp() / sum).collect();
         close(&scores(output, 3), &expected, "softmax");
     }
+}
+
+#[test]
+fn distilbert_classifies_to_shares_of_one() {
+    classifies_to_shares_of_one("tiny-distilbert-classifier");
+}
+
+/// By the first token, with biases in the head.
+#[test]
+fn modernbert_classifies_to_shares_of_one() {
+    classifies_to_shares_of_one("tiny-modernbert-classifier");
+}
+
+/// Its tokenizer ends texts with the padding token.
+#[test]
+fn qwen3_classifies_to_shares_of_one() {
+    classifies_to_shares_of_one("tiny-qwen3-classifier");
 }
 
 #[test]
@@ -172,7 +205,7 @@ fn what_a_classifier_does_not_take_is_named() {
     assert!(refused(&[json!({"query": "a", "document": 1})], &none).contains("document"));
     let mut odd = Params::default();
     odd.0.insert("dtype".into(), "f16".into());
-    assert_eq!(refused(&[pair], &odd), "params.dtype is unknown; there is `raw_scores`");
+    assert_eq!(refused(&[pair], &odd), "params.dtype is unknown; there are `prompt_name` and `raw_scores`");
     odd.0.insert("raw_scores".into(), "yes".into());
     odd.0.remove("dtype");
     assert_eq!(
@@ -188,19 +221,158 @@ fn what_a_classifier_does_not_take_is_named() {
     assert!(embeds.run(&encoder.prepare(&text, &none).unwrap()).is_err());
 }
 
+/// A copy of a fixture that can be changed.
+fn copy_of(name: &str) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(folder(name).join(file), copy.path().join(file)).unwrap();
+    }
+    copy
+}
+
+/// Sets keys of a copy's configuration; `null` removes a key.
+fn configure(copy: &Path, keys: Value) {
+    let path = copy.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    for (key, value) in keys.as_object().unwrap() {
+        let all = config.as_object_mut().unwrap();
+        match value {
+            Value::Null => all.remove(key),
+            value => all.insert(key.clone(), value.clone()),
+        };
+    }
+    fs::write(path, config.to_string()).unwrap();
+}
+
+/// The score of a pair, with these parameters.
+fn score(folder: &Path, query: &str, params: &Params) -> f64 {
+    let encoder = load(folder, Level::best());
+    let pair = json!({"query": query, "document": "the cat sat"});
+    let items = encoder.prepare(&[Input::Json(pair.into())], params).unwrap();
+    scores(&encoder.run(&items).unwrap()[0], 1)[0]
+}
+
+/// As the published rerankers are: another `model_type`, and names of tensors that begin with that of their own code.
+#[test]
+fn gte_under_the_names_of_its_publishers_means_the_same() {
+    let copy = copy_of("tiny-gte-reranker");
+    configure(copy.path(), json!({"model_type": "new", "architectures": ["NewForSequenceClassification"]}));
+    let path = copy.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let (theirs, ours) = (br#""gte."#, br#""new."#);
+    let places: Vec<usize> =
+        (0..bytes.len() - ours.len()).filter(|at| bytes[*at..].starts_with(theirs)).collect();
+    assert!(places.len() > 20, "{places:?}");
+    places.iter().for_each(|at| bytes[*at..at + ours.len()].copy_from_slice(ours));
+    fs::write(&path, bytes).unwrap();
+    let none = Params::default();
+    assert_eq!(score(copy.path(), "a cat", &none), score(&folder("tiny-gte-reranker"), "a cat", &none));
+}
+
+#[test]
+fn what_a_head_has_and_this_engine_does_not_is_refused_by_name() {
+    let cases = [
+        (
+            "classifier_activation",
+            json!("hardswish"),
+            "activation function `hardswish`; this engine takes `gelu`",
+        ),
+        ("classifier_pooling", json!("max"), "classifier_pooling `max`; this engine takes `cls`, `mean`"),
+        (
+            "classifier_bias",
+            json!(false),
+            "the tensor `head.dense.bias`; this engine takes such a map or norm without",
+        ),
+    ];
+    for (key, value, expected) in cases {
+        let copy = copy_of("tiny-modernbert-classifier");
+        configure(copy.path(), json!({key: value}));
+        let device = CpuDevice::new(1 << 30, 1).unwrap();
+        let error = Encoder::load(&Source::Folder(copy.path().into()), device).unwrap_err().to_string();
+        assert!(error.contains(expected), "{key}: {error}, not {expected}");
+    }
+}
+
+/// What transformers takes where a file does not say.
+#[test]
+fn what_a_head_does_not_say_is_the_default_of_transformers() {
+    let none = Params::default();
+    let copy = copy_of("tiny-modernbert-reranker");
+    configure(
+        copy.path(),
+        json!({"classifier_activation": null, "classifier_bias": null, "id2label": null, "num_labels": 1}),
+    );
+    assert_eq!(
+        score(copy.path(), "a cat", &none),
+        score(&folder("tiny-modernbert-reranker"), "a cat", &none)
+    );
+    configure(copy.path(), json!({"classifier_pooling": null}));
+    let unsaid = score(copy.path(), "a cat", &none);
+    configure(copy.path(), json!({"classifier_pooling": "cls"}));
+    assert_eq!(score(copy.path(), "a cat", &none), unsaid);
+    assert_ne!(score(&folder("tiny-modernbert-reranker"), "a cat", &none), unsaid);
+}
+
+#[test]
+fn a_text_without_tokens_is_refused() {
+    let encoder = load(&folder("tiny-qwen3-reranker"), Level::best());
+    let refused = |input: Input| encoder.prepare(&[Input::Text("a".into()), input], &Params::default());
+    let empty = "inputs[1]: there are no tokens to score";
+    assert_eq!(refused(Input::Text(String::new())).unwrap_err().0, empty);
+    assert_eq!(refused(Input::Json(json!({"query": "", "document": ""}).into())).unwrap_err().0, empty);
+    refused(Input::Json(json!({"query": "", "document": "a"}).into())).expect("one of the two is enough");
+}
+
+/// JSON has no such numbers: the score would be `null`.
+#[test]
+fn a_logit_that_is_no_number_fails_the_pass() {
+    let copy = copy_of("tiny-bert-reranker");
+    let path = copy.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let (header, tensors) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+    let first = 8 + header + tensors.info("classifier.bias").unwrap().data_offsets.0;
+    bytes[first..first + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&path, bytes).unwrap();
+    let encoder = load(copy.path(), Level::best());
+    let items = encoder.prepare(&[Input::Text("a".into())], &Params::default()).unwrap();
+    let error = encoder.run(&items).unwrap_err().to_string();
+    assert!(error.contains("logit 0 of item 0 is not a finite number"), "{error}");
+}
+
+/// `CrossEncoder` of sentence-transformers 6 puts them before queries, if it has saved the folder.
+#[test]
+fn prompts_go_before_queries_as_sentence_transformers_puts_them() {
+    let copy = copy_of("tiny-bert-reranker");
+    let none = Params::default();
+    let modules = json!([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}]);
+    fs::write(copy.path().join("modules.json"), modules.to_string()).unwrap();
+    let own = |keys: Value| {
+        fs::write(copy.path().join("config_sentence_transformers.json"), keys.to_string()).unwrap()
+    };
+    let (plain, prompted) = (score(copy.path(), "a cat", &none), score(copy.path(), "the a cat", &none));
+    assert_ne!(plain, prompted);
+
+    own(
+        json!({"model_type": "CrossEncoder", "prompts": {"query": "the ", "bare": ""}, "default_prompt_name": "query"}),
+    );
+    assert_eq!(score(copy.path(), "a cat", &none), prompted);
+    let named = |name: &str| Params([("prompt_name".to_owned(), name.into())].into_iter().collect());
+    assert_eq!(score(copy.path(), "a cat", &named("bare")), plain);
+    let encoder = load(copy.path(), Level::best());
+    let unknown = encoder.prepare(&[Input::Text("a".into())], &named("other")).unwrap_err().0;
+    assert_eq!(unknown, "params.prompt_name is \"other\"; this model has `bare`, `query`");
+
+    own(
+        json!({"model_type": "SentenceTransformer", "prompts": {"query": "the "}, "default_prompt_name": "query"}),
+    );
+    assert_eq!(score(copy.path(), "a cat", &none), plain);
+}
+
 /// Folders as sentence-transformers saves rerankers: `modules.json` with the transformer alone, and the function beside it.
 #[test]
 fn the_function_of_the_scores_is_the_folders_own() {
-    let copy = tempfile::tempdir().unwrap();
-    for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
-        fs::copy(folder("tiny-bert-reranker").join(file), copy.path().join(file)).unwrap();
-    }
-    let score = || {
-        let encoder = load(copy.path(), Level::best());
-        let pair = json!({"query": "a cat", "document": "the cat sat"});
-        let items = encoder.prepare(&[Input::Json(pair.into())], &Params::default());
-        scores(&encoder.run(&items.unwrap()).unwrap()[0], 1)[0]
-    };
+    let copy = copy_of("tiny-bert-reranker");
+    let score = || score(copy.path(), "a cat", &Params::default());
     let sigmoid = score();
     let modules = json!([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}]);
     fs::write(copy.path().join("modules.json"), modules.to_string()).unwrap();

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use vramq_inference::engine::Engine as _;
 use vramq_inference::engine::encoder::{Encoder, Source};
-use vramq_schemas::Params;
+use vramq_schemas::{Input, Params};
 
 use crate::{CLOSE, Change, Reference, copy_of, cpu, ids, replace, spoiled};
 
@@ -122,7 +122,21 @@ fn assert_refused(cases: &[(&str, &Change, &str)]) {
 
 #[test]
 fn what_a_family_has_and_this_engine_does_not_is_refused_by_name() {
-    let cases: [(&str, &Change, &str); 12] = [
+    let cases: [(&str, &Change, &str); 14] = [
+        (
+            "tiny-modernbert",
+            &replace(
+                r#""rope_parameters": {"#,
+                r#""rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_parameters": {"#,
+            ),
+            "rotary positions of the type `linear`; this engine takes `default`",
+        ),
+        (
+            "tiny-nomic",
+            &replace(r#""NomicBertModel""#, r#""NomicBertForSequenceClassification""#),
+            "the head NomicBertForSequenceClassification of `nomic_bert`; this engine takes embedding models of this family, and heads \
+             of `bert`, `camembert`, `distilbert`, `gte`, `modernbert`, `mpnet`, `new`, `qwen3`, `roberta`, `xlm-roberta`",
+        ),
         (
             "tiny-qwen3",
             &replace(r#""use_sliding_window": false"#, r#""use_sliding_window": false, "is_causal": false"#),
@@ -163,8 +177,9 @@ fn what_a_family_has_and_this_engine_does_not_is_refused_by_name() {
         ),
         (
             "tiny-qwen3",
-            &replace(r#""Qwen3Model""#, r#""Qwen3ForSequenceClassification""#),
-            "the architecture `Qwen3ForSequenceClassification`; this engine takes `Qwen3Model` and `Qwen3ForCausalLM`",
+            &replace(r#""Qwen3Model""#, r#""Qwen3ForTokenClassification""#),
+            "the architecture `Qwen3ForTokenClassification`; this engine takes `Qwen3Model`, `Qwen3ForCausalLM`, \
+             `Qwen3ForSequenceClassification`",
         ),
         ("tiny-modernbert", &replace(r#""rope_theta": 160000.0"#, r#""rope_theta": -1"#), "a theta of -1"),
         (
@@ -229,6 +244,97 @@ fn what_gemma_has_and_this_engine_does_not_is_refused_by_name() {
         ),
     ];
     assert_refused(&cases);
+}
+
+/// What changes the model, its configuration or the calls of its tokenizer.
+#[test]
+fn what_sentence_transformers_would_do_and_this_engine_does_not_is_refused_by_name() {
+    let message = json!({"method": "forward", "method_output_name": "last_hidden_state", "format": "flat"});
+    let cases = [
+        // Texts become messages then, and these texts by the tokenizer's chat template.
+        (
+            json!({"modality_config": {"message": message}}),
+            "modality_config.message, texts in a chat template",
+        ),
+        (json!({"config_kwargs": {"is_causal": false}}), "config_kwargs.is_causal false"),
+        (json!({"config_args": {"rope_theta": 5}}), "config_args.rope_theta 5"),
+        (
+            json!({"model_args": {"dtype": "auto", "rotary_scaling_factor": 2}}),
+            "model_args.rotary_scaling_factor 2",
+        ),
+        (
+            json!({"processing_kwargs": {"text": {"padding": true, "add_special_tokens": false}}}),
+            "processing_kwargs.text.add_special_tokens false",
+        ),
+        (
+            json!({"processing_kwargs": {"common": {"truncation": false}}}),
+            "processing_kwargs.common.truncation false",
+        ),
+    ];
+    for (own, expected) in cases {
+        let change = |_| Some(serde_json::to_vec(&own).unwrap());
+        let (_folder, error) = spoiled("tiny-qwen3", "sentence_bert_config.json", change);
+        assert!(error.to_string().contains(expected), "{error}, not {expected}");
+    }
+    let folder = copy_of("tiny-qwen3");
+    let harmless = json!({
+        "model_kwargs": {"dtype": "bfloat16", "attn_implementation": "sdpa"}, "config_kwargs": {"use_cache": false},
+        "processing_kwargs": {"text": {"padding": true, "truncation": true}, "chat_template": {"add_generation_prompt": true}},
+        "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    });
+    fs::write(folder.path().join("sentence_bert_config.json"), harmless.to_string()).unwrap();
+    Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).expect("nothing of it changes a vector");
+}
+
+#[test]
+fn a_tokenizer_that_splits_special_tokens_is_refused() {
+    let change = replace(r#""trim_offsets": true"#, r#""trim_offsets": true, "split_special_tokens": true"#);
+    let (_folder, error) = spoiled("tiny-roberta", "tokenizer_config.json", change);
+    assert!(error.to_string().contains("`split_special_tokens`"), "{error}");
+}
+
+/// transformers' classes put their own special tokens around texts then.
+#[test]
+fn a_tokenizer_without_its_special_tokens_is_refused() {
+    for name in
+        ["tiny-mean", "tiny-distilbert", "tiny-mpnet", "tiny-roberta", "tiny-xlm-roberta", "tiny-camembert"]
+    {
+        let change = |bytes: Vec<u8>| {
+            let mut file: Value = serde_json::from_slice(&bytes).unwrap();
+            file["post_processor"] = Value::Null;
+            Some(serde_json::to_vec(&file).unwrap())
+        };
+        let (_folder, error) = spoiled(name, "tokenizer.json", change);
+        assert!(error.to_string().contains("it has no post-processor"), "{name}: {error}");
+    }
+}
+
+/// transformers adds them to those of `tokenizer.json`, so that only texts without them have the same ids.
+#[test]
+fn texts_with_tokens_that_the_tokenizer_does_not_have_are_rejected() {
+    let keys = [
+        ("additional_special_tokens", json!(["<q>", {"content": "<doc>"}])),
+        ("extra_special_tokens", json!({"query": "<q>", "document": "<doc>"})),
+        (
+            "added_tokens_decoder",
+            json!({"7": {"content": "<q>", "special": true}, "8": {"content": "<doc>"}}),
+        ),
+        ("mask_token", json!("<q>")),
+    ];
+    for (key, value) in keys {
+        let folder = copy_of("tiny-mean");
+        set(&folder.path().join("tokenizer_config.json"), &[(key, value.clone())]);
+        let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+        let reference = Reference::read("tiny-mean");
+        let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
+        for (item, expected) in items.iter().zip(&reference.tokens) {
+            assert_eq!(ids(item), expected, "{key}");
+        }
+        let with = [Input::Text("a cat".into()), Input::Text("<q> a cat".into())];
+        let error = encoder.prepare(&with, &Params::default()).unwrap_err().0;
+        let expected = "inputs[1]: the token `<q>` is in tokenizer_config.json, but not in tokenizer.json";
+        assert_eq!(error, expected, "{key}");
+    }
 }
 
 /// Published code takes biases for granted where a configuration says nothing of them: a file that has some is not computed without.

@@ -93,6 +93,9 @@ mod bodies {
         for name in ["tiny-bert-reranker", "tiny-roberta-reranker", "tiny-mpnet-reranker"] {
             pairs_agree(&fixture(name), &ALL)?;
         }
+        for name in ["tiny-modernbert-reranker", "tiny-gte-reranker", "tiny-qwen3-reranker"] {
+            pairs_agree(&fixture(name), &ALL)?;
+        }
         Ok(())
     }
 

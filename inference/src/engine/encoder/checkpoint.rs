@@ -23,27 +23,23 @@ impl Checkpoint {
     pub fn open(config: &ModelConfig) -> Result<Self, LoadError> {
         let tensors = Tensors::open(&config.transformer)?;
         let names = config.spec.names;
-        let prefixed = tensors.has(&format!("{}{}.weight", names.prefix, names.words));
-        let prefix = if prefixed { names.prefix } else { "" };
+        let is_there = |prefix: &&&str| tensors.has(&format!("{prefix}{}.weight", names.words));
+        let prefix = names.prefixes.iter().find(is_there).copied().unwrap_or_default();
         let checkpoint = Self { tensors, names, prefix, layers: config.spec.dims.layers };
         checkpoint.check_biases(&config.spec.design)?;
         Ok(checkpoint)
     }
 
-    /// Refuses a file with a bias that `config.json` does not mention: computing without it would silently give other vectors.
+    /// Refuses a file with a bias that `config.json` does not mention.
     fn check_biases(&self, design: &Design) -> Result<(), LoadError> {
         let linears = self.names.linears.iter().filter(|(which, _)| !design.has_bias(*which));
         let norms = self.names.norms.iter().filter(|_| !design.norm_bias).map(|(_, part)| part);
         let parts: Vec<_> = linears.flat_map(|(_, parts)| *parts).chain(norms).collect();
         for layer in 0..self.layers {
             for part in &parts {
-                let name = format!("{}{}.bias", self.prefix, self.of_layer(layer, part));
+                let name = format!("{}.bias", self.of_model(&self.of_layer(layer, part)));
                 if self.tensors.has(&name) {
-                    return Err(LoadError::Unsupported {
-                        path: self.tensors.path().to_owned(),
-                        found: format!("the tensor `{name}`"),
-                        takes: "such a map or norm without a bias, as config.json describes it".to_owned(),
-                    });
+                    return Err(self.unmentioned_bias(&name));
                 }
             }
         }
@@ -56,7 +52,7 @@ impl Checkpoint {
 
     /// Reads a tensor of exactly this shape as f32 into `to`, which has as many elements.
     pub fn read(&mut self, name: &str, shape: &[usize], to: &mut [f32]) -> Result<(), LoadError> {
-        self.tensors.read(&format!("{}{name}", self.prefix), shape, to)
+        self.tensors.read(&self.of_model(name), shape, to)
     }
 
     /// The same for who takes it on in pieces: `take` gets one after the other.
@@ -66,10 +62,24 @@ impl Checkpoint {
         shape: &[usize],
         take: impl FnMut(&[f32]) -> Result<(), LoadError>,
     ) -> Result<(), LoadError> {
-        self.tensors.read_pieces(&format!("{}{name}", self.prefix), shape, take)
+        self.tensors.read_pieces(&self.of_model(name), shape, take)
     }
 
-    /// Reads a tensor of a task's head, whose name has no prefix.
+    /// The whole name of a tensor of the model, or of its first part.
+    pub fn of_model(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    /// The error for a bias that `config.json` does not mention: computing without it would silently give other outputs.
+    pub fn unmentioned_bias(&self, name: &str) -> LoadError {
+        LoadError::Unsupported {
+            path: self.tensors.path().to_owned(),
+            found: format!("the tensor `{name}`"),
+            takes: "such a map or norm without a bias, as config.json describes it".to_owned(),
+        }
+    }
+
+    /// Reads a tensor by its whole name: those of a task's head have no prefix.
     pub fn read_head(&mut self, name: &str, shape: &[usize], to: &mut [f32]) -> Result<(), LoadError> {
         self.tensors.read(name, shape, to)
     }

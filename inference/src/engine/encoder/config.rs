@@ -90,6 +90,9 @@ pub(super) struct ModelConfig {
     files: Vec<(String, PathBuf)>,
 }
 
+/// What sentence-transformers calls a classifier or reranker.
+const CROSS_ENCODER: &str = "CrossEncoder";
+
 /// The file of a model's prompts, which it need not have.
 pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
 
@@ -133,6 +136,8 @@ struct SentenceTransformers {
     default_prompt_name: Option<String>,
     /// Of a reranker, as sentence-transformers 6 writes it.
     activation_fn: Option<String>,
+    /// What the folder was saved as, from version 5 on.
+    model_type: Option<String>,
     /// Of a model of sparse vectors: the most elements that one has.
     max_active_dims: Option<NonZeroU32>,
 }
@@ -158,6 +163,9 @@ impl ModelConfig {
             let found = "`include_prompt: false` in a model with prompts".into();
             return Err(unsupported(&own_file, found, "pooling over the prompt's tokens, too"));
         }
+        // Of other classifiers sentence-transformers does not read the prompts.
+        let is_cross_encoder =
+            matches!(task, Task::Score) && own.model_type.as_deref() == Some(CROSS_ENCODER);
         let mut files = known_files(folder, &transformer, &sentence);
         let (mut dense, mut sparse) = (Vec::new(), None);
         let (pooling, normalize) = match task {
@@ -182,12 +190,14 @@ impl ModelConfig {
                 (Pooling::Max, false)
             }
             Task::Unsaid if spec.generates.is_some() => return Err(generates(&transformer, &spec)),
-            Task::Unsaid if spec.classifier.is_none() => (Pooling::Mean, false),
-            Task::Score if spec.classifier.is_none() => {
-                let found = "the module Transformer alone, and not the head of a classifier".into();
-                return Err(unsupported(&folder.join(MODULES), found, MODULES_TAKEN));
-            }
-            Task::Unsaid | Task::Score => (Pooling::Cls, false),
+            task @ (Task::Unsaid | Task::Score) => match (&spec.classifier, task) {
+                (Some(classifier), _) => (classifier.head.pooling, false),
+                (None, Task::Unsaid) => (Pooling::Mean, false),
+                (None, _) => {
+                    let found = "the module Transformer alone, and not the head of a classifier".into();
+                    return Err(unsupported(&folder.join(MODULES), found, MODULES_TAKEN));
+                }
+            },
         };
         let weights = weights(&transformer, &mut files)?;
         if let (Some(classifier), Some(module)) = (&mut spec.classifier, &own.activation_fn) {
@@ -204,7 +214,10 @@ impl ModelConfig {
             dense,
             sparse,
             texts,
-            prompts: read_prompts(own, &own_file)?,
+            prompts: match spec.classifier {
+                Some(_) if !is_cross_encoder => Prompts::default(),
+                _ => read_prompts(own, &own_file)?,
+            },
             spec,
             transformer,
             files,

@@ -13,7 +13,9 @@ use serde::Deserialize;
 use super::LoadError;
 use super::config::{required, unsupported};
 use super::families::Activation;
+use super::rows::Gelu;
 use super::shards::WEIGHTS;
+use super::simd::Level;
 use super::tensors::TensorFile;
 
 /// What a layer's own `config.json` says.
@@ -175,6 +177,11 @@ impl Activation {
             Self::Tanh => vector.iter_mut().for_each(|x| *x = x.tanh()),
             // `max` would swallow a NaN.
             Self::Relu => vector.iter_mut().filter(|x| **x < 0.0).for_each(|x| *x = 0.0),
+            Self::Gelu => {
+                let kernel = Gelu { x: vector.as_mut_ptr(), len: vector.len() };
+                // SAFETY: the kernel reads and writes this many elements, which are borrowed for it alone.
+                unsafe { Level::best().run(&kernel) };
+            }
         }
     }
 }
@@ -203,7 +210,7 @@ mod tests {
         assert_eq!(vector[..3], [0.0, 0.0, 2.5]);
         assert!(vector[3].is_nan(), "{vector:?}");
         assert_eq!(vector[4..], [f32::INFINITY, 0.0]);
-        for activation in [Activation::Identity, Activation::Tanh] {
+        for activation in [Activation::Identity, Activation::Tanh, Activation::Gelu] {
             let mut vector = [f32::NAN];
             activation.apply(&mut vector);
             assert!(vector[0].is_nan(), "{activation:?}");

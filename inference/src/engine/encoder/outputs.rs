@@ -124,7 +124,7 @@ impl Outputs {
             Self::Scores(head) => {
                 let is_raw = |item: &Item| matches!(item, Item::Scored(ScoredItem { raw: true, .. }));
                 let raw: Vec<bool> = items.iter().map(is_raw).collect();
-                Ok(head.outputs(&vectors(backend, sequences)?, &raw, threads))
+                head.outputs(&vectors(backend, sequences)?, &raw, threads)
             }
         }
     }

@@ -6,7 +6,7 @@ use vramq_schemas::{Input, Params};
 
 use crate::engine::{InvalidInput, Item, ScoredItem};
 
-use super::tokens::Tokens;
+use super::tokens::{PROMPT_NAME, Tokens};
 
 /// By how much more is read of two texts as long as neither has ended: each time from the start, so all of it costs a third more.
 const LEAST_GROWTH: usize = 4;
@@ -84,7 +84,7 @@ impl Tokens {
     /// # Errors
     /// Names the first input that is neither.
     pub fn check_scored(&self, inputs: &[Input], params: &Params) -> Result<(), InvalidInput> {
-        raw_scores(params)?;
+        self.scored_as(params)?;
         inputs.iter().enumerate().try_for_each(|(at, input)| match input {
             Input::Text(_) => Ok(()),
             input => self.pair_of(at, input).map(drop),
@@ -96,23 +96,43 @@ impl Tokens {
     /// # Errors
     /// Names the first input that is neither.
     pub fn scored(&self, inputs: &[Input], params: &Params) -> Result<Vec<Item>, InvalidInput> {
-        let raw = raw_scores(params)?;
+        let (prompt, raw) = self.scored_as(params)?;
         let item = |(at, input): (usize, &Input)| {
             let wrong = |reason| InvalidInput(format!("inputs[{at}]: {reason}"));
             let (ids, second_from) = match input {
                 Input::Text(text) => {
-                    let ids = self.ids("", text).map_err(wrong)?;
+                    let ids = self.ids(prompt, text).map_err(wrong)?;
                     let second_from = ids.len();
                     (ids, second_from)
                 }
                 input => {
                     let pair = self.pair_of(at, input)?;
-                    self.pair(&pair.query, &pair.document).map_err(wrong)?
+                    self.pair(&format!("{prompt}{}", pair.query), &pair.document).map_err(wrong)?
                 }
             };
+            let ids = self.that_count(ids).map_err(wrong)?;
+            let second_from = second_from.min(ids.len());
             Ok(Item::Scored(ScoredItem { ids, second_from, raw }))
         };
         inputs.iter().enumerate().map(item).collect()
+    }
+
+    /// The prompt that goes before a text, or before the first text of a pair, as sentence-transformers puts it there; and whether
+    /// logits are wanted rather than scores.
+    fn scored_as(&self, params: &Params) -> Result<(&str, bool), InvalidInput> {
+        let raw = raw_scores(params)?;
+        Ok((self.prompts.of(params.0.get(PROMPT_NAME))?, raw))
+    }
+
+    /// The tokens that have a part in a text's scores: not the padding at its end, where the last token is that before it. Of
+    /// nothing but padding the first token remains, as in transformers.
+    fn that_count(&self, ids: Box<[u32]>) -> Result<Box<[u32]>, String> {
+        if ids.is_empty() {
+            return Err("there are no tokens to score".into());
+        }
+        let Some(padding) = self.padding else { return Ok(ids) };
+        let end = ids.iter().rposition(|id| *id != padding).map_or(1, |last| last + 1);
+        Ok(if end < ids.len() { ids[..end].into() } else { ids })
     }
 
     fn pair_of(&self, at: usize, input: &Input) -> Result<Pair, InvalidInput> {
@@ -162,16 +182,20 @@ fn longest_first(a: usize, b: usize, room: usize) -> (usize, usize) {
     if a <= b { (short, long) } else { (long, short) }
 }
 
-/// Whether a job wants logits rather than scores: its only parameter.
+/// Whether a job wants logits rather than scores: its only parameter besides the prompt's name.
 fn raw_scores(params: &Params) -> Result<bool, InvalidInput> {
     let mut raw = false;
     for (key, value) in &params.0 {
         raw = match (key.as_str(), value.as_bool()) {
+            (PROMPT_NAME, _) => raw,
             ("raw_scores", Some(raw)) => raw,
             ("raw_scores", None) => {
                 return Err(InvalidInput(format!("params.raw_scores is {value}; use true or false")));
             }
-            _ => return Err(InvalidInput(format!("params.{key} is unknown; there is `raw_scores`"))),
+            _ => {
+                let known = format!("`{PROMPT_NAME}` and `raw_scores`");
+                return Err(InvalidInput(format!("params.{key} is unknown; there are {known}")));
+            }
         };
     }
     Ok(raw)

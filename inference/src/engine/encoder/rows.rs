@@ -133,6 +133,25 @@ impl Kernel for Gated {
     }
 }
 
+/// GELU of each of so many numbers.
+pub(super) struct Gelu {
+    pub x: *mut f32,
+    pub len: usize,
+}
+
+impl Kernel for Gelu {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(&self) {
+        for at in (0..self.len).step_by(S::LANES) {
+            // SAFETY: the caller's word: `x` has `len` elements; `load_at` and `store_at` stay below that.
+            unsafe {
+                let x = load_at::<S>(self.x, at, self.len);
+                store_at::<S>(self.x, at, self.len, gelu::<S>(x));
+            }
+        }
+    }
+}
+
 /// One sequence's tokens into one vector, of length 1 if asked for.
 pub(super) struct Pool {
     pub x: *const f32,

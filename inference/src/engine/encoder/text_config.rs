@@ -51,10 +51,20 @@ pub(super) struct SentenceConfig {
     processor_kwargs: Option<Map<String, Value>>,
     /// Its older name.
     tokenizer_args: Option<Map<String, Value>>,
+    /// What the model and its configuration are loaded with, and their older names.
+    model_kwargs: Option<Map<String, Value>>,
+    model_args: Option<Map<String, Value>>,
+    config_kwargs: Option<Map<String, Value>>,
+    config_args: Option<Map<String, Value>>,
     processing_kwargs: Option<Processing>,
     query_length: Option<usize>,
     document_length: Option<usize>,
+    /// What kinds of inputs the model takes, and how.
+    modality_config: Option<Map<String, Value>>,
 }
+
+/// The kind of inputs of which sentence-transformers makes texts by the tokenizer's chat template. A model that has it takes texts so, too.
+const MESSAGES: &str = "message";
 
 /// Parameters of each call of the tokenizer.
 #[derive(Clone, Default, Deserialize)]
@@ -66,7 +76,31 @@ struct Processing {
 #[derive(Clone, Default, Deserialize)]
 struct ProcessingTexts {
     max_length: Option<usize>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
+
+/// Parameters with which a model or its configuration is loaded, and that change no vector but for rounding.
+const LOADING: [&str; 15] = [
+    "add_pooling_layer",
+    "attn_implementation",
+    "cache_dir",
+    "device_map",
+    "dtype",
+    "local_files_only",
+    "low_cpu_mem_usage",
+    "revision",
+    "token",
+    "torch_dtype",
+    "trust_remote_code",
+    "unpad_inputs",
+    "use_cache",
+    "use_memory_efficient_attention",
+    "use_safetensors",
+];
+
+/// Parameters of the tokenizer's calls that change no token of a text.
+const CALLS: [&str; 4] = ["padding", "pad_to_multiple_of", "return_attention_mask", "return_tensors"];
 
 impl SentenceFile {
     /// # Errors
@@ -76,10 +110,55 @@ impl SentenceFile {
             let path = transformer.join(name);
             if optional::<Map<String, Value>>(&path)?.is_some_and(|content| !content.is_empty()) {
                 let content = optional(&path)?.unwrap_or_default();
-                return Ok(Self { path, content });
+                let file = Self { path, content };
+                file.check()?;
+                return Ok(file);
             }
         }
         Ok(Self { path: transformer.join(SENTENCE_FILES[0]), content: SentenceConfig::default() })
+    }
+
+    /// Refuses parameters that would give other vectors.
+    fn check(&self) -> Result<(), LoadError> {
+        let own = &self.content;
+        if own.modality_config.as_ref().is_some_and(|all| all.contains_key(MESSAGES)) {
+            let found = format!("modality_config.{MESSAGES}, texts in a chat template");
+            return Err(unsupported(&self.path, found, "models that take texts as they are"));
+        }
+        let loading = [
+            ("model_kwargs", &own.model_kwargs),
+            ("model_args", &own.model_args),
+            ("config_kwargs", &own.config_kwargs),
+            ("config_args", &own.config_args),
+        ];
+        for (name, all) in loading {
+            self.takes_only(name, all.iter().flatten(), &LOADING)?;
+        }
+        let processing = own.processing_kwargs.iter();
+        for (name, of) in processing.flat_map(|all| [("common", &all.common), ("text", &all.text)]) {
+            let others = of.iter().flat_map(|texts| &texts.others);
+            // As it is done without this key.
+            let cuts =
+                |value: &Value| value.as_bool() == Some(true) || value.as_str() == Some("longest_first");
+            let others = others.filter(|(key, value)| *key != "truncation" || !cuts(value));
+            self.takes_only(&format!("processing_kwargs.{name}"), others, &CALLS)?;
+        }
+        Ok(())
+    }
+
+    fn takes_only<'a>(
+        &self,
+        name: &str,
+        mut given: impl Iterator<Item = (&'a String, &'a Value)>,
+        known: &[&str],
+    ) -> Result<(), LoadError> {
+        match given.find(|(key, value)| !value.is_null() && !known.contains(&key.as_str())) {
+            None => Ok(()),
+            Some((key, value)) => {
+                let found = format!("{name}.{key} {value}");
+                Err(unsupported(&self.path, found, &known.join(", ")))
+            }
+        }
     }
 
     /// The file's name.
@@ -104,6 +183,10 @@ impl TextConfig {
             .map_err(|source| LoadError::Json { path: path.clone(), source })?;
         if let Some(side) = tokenizer.truncation_side.as_ref().filter(|side| *side != "right") {
             return Err(unsupported(&path, format!("truncation_side `{side}`"), "`right`"));
+        }
+        if tokenizer.split_special_tokens == Some(true) {
+            let takes = "tokenizers that find special tokens in texts";
+            return Err(unsupported(&path, "`split_special_tokens`".into(), takes));
         }
         let own_length = tokenizer.model_max_length.map(|tokens| tokens as usize);
         // The cast saturates, which is what "unlimited" should do.

@@ -2,7 +2,10 @@
 //! from keys of `tokenizer_config.json` and from their own defaults. Without these changes the token ids would differ from those of
 //! transformers.
 
+use std::collections::HashSet;
+
 use serde::Deserialize;
+use serde_json::{Map, Value};
 use tokenizers::normalizers::{BertNormalizer, Lowercase, Sequence};
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
@@ -16,14 +19,56 @@ pub(super) struct TokenizerConfig {
     /// Written as a float of 1e30 when unlimited.
     pub model_max_length: Option<f64>,
     pub truncation_side: Option<String>,
+    /// Special tokens in a text are none, but letters.
+    pub split_special_tokens: Option<bool>,
     tokenizer_class: Option<String>,
     do_lower_case: Option<bool>,
     strip_accents: Option<bool>,
     tokenize_chinese_chars: Option<bool>,
     add_prefix_space: Option<bool>,
+    /// Among them those that name tokens.
+    #[serde(flatten)]
+    others: Map<String, Value>,
     /// That of `config.json`.
     #[serde(skip)]
     pub model_type: String,
+}
+
+/// Classes that put special tokens around texts where `tokenizer.json` says nothing of them.
+const WITH_SPECIAL_TOKENS: [&str; 6] = [
+    "BertTokenizer",
+    "CamembertTokenizer",
+    "DistilBertTokenizer",
+    "MPNetTokenizer",
+    "RobertaTokenizer",
+    "XLMRobertaTokenizer",
+];
+
+/// Keys whose tokens transformers adds to those of `tokenizer.json`.
+const TOKENS: [&str; 10] = [
+    "added_tokens_decoder",
+    "additional_special_tokens",
+    "bos_token",
+    "cls_token",
+    "eos_token",
+    "extra_special_tokens",
+    "mask_token",
+    "pad_token",
+    "sep_token",
+    "unk_token",
+];
+
+/// The tokens that such a key names: a text, an object with its content, or some of these in a list or by name.
+fn tokens_in(value: &Value) -> Vec<&str> {
+    match value {
+        Value::String(token) => vec![token],
+        Value::Array(all) => all.iter().flat_map(tokens_in).collect(),
+        Value::Object(own) => match own.get("content").and_then(Value::as_str) {
+            Some(token) => vec![token],
+            None => own.values().flat_map(tokens_in).collect(),
+        },
+        Value::Null | Value::Bool(_) | Value::Number(_) => Vec::new(),
+    }
 }
 
 impl TokenizerConfig {
@@ -41,6 +86,29 @@ impl TokenizerConfig {
             ("qwen3", None) => "Qwen2Tokenizer",
             (_, None) => "TokenizersBackend",
         }
+    }
+
+    /// Refuses a file that has no special tokens around texts, where transformers' class puts its own there.
+    ///
+    /// # Errors
+    /// Says so.
+    pub fn check(&self, tokenizer: &Tokenizer) -> Result<(), String> {
+        let class = self.class();
+        if tokenizer.get_post_processor().is_none() && WITH_SPECIAL_TOKENS.contains(&class) {
+            return Err(format!(
+                "it has no post-processor, which says where special tokens are. transformers puts those of its class \
+                 {class} around texts; save the tokenizer with it once, so that they are in the file"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Tokens that transformers looks for in texts, and that the file does not have.
+    pub fn tokens_beside(&self, tokenizer: &Tokenizer) -> Vec<String> {
+        let added: HashSet<String> =
+            tokenizer.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
+        let named = TOKENS.iter().filter_map(|key| self.others.get(*key)).flat_map(tokens_in);
+        named.filter(|token| !token.is_empty() && !added.contains(*token)).map(str::to_owned).collect()
     }
 
     /// Makes a tokenizer that which transformers makes of its file.

@@ -15,6 +15,7 @@ use super::config::{ModelConfig, Prompts};
 use super::long_text::LongText;
 use super::pairs::PairTemplate;
 use super::safe_split::SafeSplit;
+use super::text_config::TOKENIZER_CONFIG;
 use super::tokenizer_class::lowercase_first;
 
 /// A job of fewer texts is tokenised where it is: waking threads costs more than they save.
@@ -46,11 +47,15 @@ pub(super) struct Tokens {
     before: Vec<u32>,
     after: Vec<u32>,
     pub(super) tokens_max: usize,
-    prompts: Prompts,
+    pub(super) prompts: Prompts,
     /// What pairs of texts are made with, if the model takes them.
     pub(super) pair_template: Option<PairTemplate>,
+    /// The token that does not count at the end of a text to score.
+    pub(super) padding: Option<u32>,
     /// Added tokens that the model has no embedding of: EmbeddingGemma's tokenizer has one for images.
     added_beyond: Vec<u32>,
+    /// Tokens that transformers would find in texts, and that tokenizer.json does not have.
+    tokens_beside: Vec<String>,
     long: LongTexts,
     pub(super) threads: rayon::ThreadPool,
 }
@@ -89,6 +94,7 @@ impl Tokens {
         // The file's own truncation and padding are those of some training run; the model's length is in its config,
         // and the engine pads nothing. The library would also keep all that it cuts off.
         tokenizer.with_truncation(None).map_err(|e| fault(e.to_string()))?.with_padding(None);
+        config.texts.tokenizer.check(&tokenizer).map_err(fault)?;
         config.texts.tokenizer.apply(&mut tokenizer);
         if config.texts.lowercase {
             lowercase_first(&mut tokenizer);
@@ -117,6 +123,7 @@ impl Tokens {
             .build()
             .map_err(|e| fault(format!("start threads: {e}")))?;
         Ok(Self {
+            tokens_beside: config.texts.tokenizer.tokens_beside(&tokenizer),
             long: LongTexts::of(&tokenizer),
             width: config.width(),
             tokenizer,
@@ -125,6 +132,7 @@ impl Tokens {
             tokens_max,
             prompts: config.prompts.clone(),
             pair_template,
+            padding: config.spec.classifier.as_ref().and_then(|classifier| classifier.head.padding),
             added_beyond,
             threads,
         })
@@ -210,6 +218,9 @@ impl Tokens {
 
     /// The text's tokens, at least the first `room` of them.
     pub(super) fn content(&self, text: &str, room: usize) -> Result<Vec<u32>, String> {
+        if let Some(token) = self.tokens_beside.iter().find(|token| text.contains(token.as_str())) {
+            return Err(format!("the token `{token}` is in {TOKENIZER_CONFIG}, but not in tokenizer.json"));
+        }
         match &self.long {
             LongTexts::Pieces(long) => self.pieces(long, text, room),
             LongTexts::Prefix(split) => self.prefix(Some(split), text, room),

@@ -1,11 +1,11 @@
 //! BERT (Devlin et al. 2018): also E5, BGE and MiniLM models in English.
 
-use super::{Activation, BertLike, ConfigFile, Design, HeadNames, Names, Positions, Spec};
+use super::{Activation, BertLike, ConfigFile, Design, HeadDense, HeadDesign, Names, Positions, Spec};
 use crate::engine::encoder::LoadError;
 use crate::engine::encoder::forward::{Linear, Norm};
 
 pub(super) const NAMES: Names = Names {
-    prefix: "bert.",
+    prefixes: &["bert."],
     words: "embeddings.word_embeddings",
     positions: "embeddings.position_embeddings",
     token_types: Some("embeddings.token_type_embeddings"),
@@ -22,7 +22,12 @@ pub(super) const NAMES: Names = Names {
     block_norms: None,
     last_norm: None,
     head_norms: None,
-    head: Some(HeadNames { dense: "bert.pooler.dense", activation: Activation::Tanh, out: "classifier" }),
+};
+
+/// With the pooler, which is a part of the model and not of the task's head.
+pub(super) const HEAD: HeadDesign = HeadDesign {
+    dense: Some(HeadDense { is_of_model: true, ..HeadDense::new("pooler.dense", Activation::Tanh) }),
+    ..HeadDesign::of_first_token("classifier")
 };
 
 /// Where a configuration does not say, as in transformers.

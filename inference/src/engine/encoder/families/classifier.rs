@@ -1,29 +1,88 @@
-//! Classifiers and rerankers: reads the description of the head that computes scores from the first token's vector.
+//! Classifiers and rerankers: reads the description of the head that computes scores from the vector of a text.
 
 use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use super::ConfigFile;
+use super::{ConfigFile, bert, distilbert, modernbert, qwen3, roberta};
 use crate::engine::encoder::LoadError;
 use crate::engine::encoder::config::null_as_default;
+use crate::engine::encoder::modules::Pooling;
 
-/// A head: a linear map, an activation, and a linear map with a row for each label.
+/// A head, and what its logits mean.
 #[derive(Clone, Debug)]
 pub(in crate::engine::encoder) struct Classifier {
-    pub names: &'static HeadNames,
+    pub head: HeadDesign,
     /// In the order of the logits. A single one is a reranker's.
     pub labels: Vec<String>,
     pub function: ScoreFunction,
 }
 
-/// What a family's checkpoint calls the two linear maps of a head, and what is between them.
-#[derive(Debug)]
-pub(in crate::engine::encoder) struct HeadNames {
-    pub dense: &'static str,
-    pub activation: Activation,
+/// How a family computes logits: of one vector of a text's tokens, by up to two linear maps. Names are those of the checkpoint's
+/// tensors, without `.weight` and `.bias`.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine::encoder) struct HeadDesign {
+    /// How the tokens become a vector.
+    pub pooling: Pooling,
+    /// With the pooling of the last token: tokens at the end that are this one do not count, unless all are. Only families in which a
+    /// token sees those before it alone have one, so that a text without these tokens has the same vector.
+    pub padding: Option<u32>,
+    /// What the vector goes through before the last map.
+    pub dense: Option<HeadDense>,
+    /// The map with a row for each label.
     pub out: &'static str,
+    pub out_bias: bool,
 }
+
+impl HeadDesign {
+    /// One whose only map takes the first token's vector, and adds a bias.
+    pub(super) const fn of_first_token(out: &'static str) -> Self {
+        Self { pooling: Pooling::Cls, padding: None, dense: None, out, out_bias: true }
+    }
+}
+
+/// A linear map, an activation, and a norm if there is one.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine::encoder) struct HeadDense {
+    pub name: &'static str,
+    /// It belongs to the model, so that its name has the prefix of the model's tensors: BERT's pooler.
+    pub is_of_model: bool,
+    pub bias: bool,
+    pub activation: Activation,
+    pub norm: Option<HeadNorm>,
+}
+
+impl HeadDense {
+    /// One with a bias and without a norm.
+    pub(super) const fn new(name: &'static str, activation: Activation) -> Self {
+        Self { name, is_of_model: false, bias: true, activation, norm: None }
+    }
+}
+
+/// A norm by mean and variance.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine::encoder) struct HeadNorm {
+    pub name: &'static str,
+    pub bias: bool,
+    pub eps: f32,
+}
+
+/// Reads what a configuration says of its family's head.
+type HeadReader = fn(&ConfigFile<'_>) -> Result<HeadDesign, LoadError>;
+
+/// Every `model_type` whose head this engine runs.
+const HEADS: [(&str, HeadReader); 10] = [
+    ("bert", |_| Ok(bert::HEAD)),
+    ("camembert", |_| Ok(roberta::HEAD)),
+    ("distilbert", |_| Ok(distilbert::HEAD)),
+    ("gte", |_| Ok(bert::HEAD)),
+    ("modernbert", modernbert::head),
+    ("mpnet", |_| Ok(roberta::HEAD)),
+    ("new", |_| Ok(bert::HEAD)),
+    ("qwen3", qwen3::head),
+    ("roberta", |_| Ok(roberta::HEAD)),
+    ("xlm-roberta", |_| Ok(roberta::HEAD)),
+];
 
 /// The function behind a linear map of a head, or of a layer behind pooling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +90,22 @@ pub(in crate::engine::encoder) enum Activation {
     Identity,
     Tanh,
     Relu,
+    Gelu,
+}
+
+impl Activation {
+    /// By the name that transformers has for it.
+    pub(super) fn read(file: &ConfigFile<'_>, name: &str) -> Result<Self, LoadError> {
+        match name {
+            "gelu" => Ok(Self::Gelu),
+            "relu" => Ok(Self::Relu),
+            "tanh" => Ok(Self::Tanh),
+            other => {
+                let found = format!("the head's activation function `{other}`");
+                file.refuse(found, "`gelu`, `relu`, `tanh`")
+            }
+        }
+    }
 }
 
 /// How logits become scores.
@@ -70,6 +145,8 @@ struct Config {
     #[serde(default, deserialize_with = "null_as_default")]
     architectures: Vec<String>,
     id2label: Option<HashMap<usize, String>>,
+    /// Counts where there are no labels.
+    num_labels: Option<usize>,
     problem_type: Option<String>,
     /// As sentence-transformers 4 and 5 write it.
     sentence_transformers: Option<CrossEncoder>,
@@ -83,21 +160,23 @@ struct CrossEncoder {
 }
 
 /// The head that a `config.json` describes; `None` if the model has none.
-pub(super) fn read(
-    file: &ConfigFile<'_>,
-    names: Option<&'static HeadNames>,
-) -> Result<Option<Classifier>, LoadError> {
+pub(super) fn read(file: &ConfigFile<'_>, model_type: &str) -> Result<Option<Classifier>, LoadError> {
     let config: Config = file.parse()?;
     if !config.architectures.iter().any(|name| name.ends_with("ForSequenceClassification")) {
         return Ok(None);
     }
-    let Some(names) = names else {
+    let Some((_, reader)) = HEADS.iter().find(|(name, _)| *name == model_type) else {
+        let known: Vec<String> = HEADS.iter().map(|(name, _)| format!("`{name}`")).collect();
         return file.refuse(
-            format!("the head {}", config.architectures.join(", ")),
-            "models of this family for embeddings",
+            format!("the head {} of `{model_type}`", config.architectures.join(", ")),
+            &format!("embedding models of this family, and heads of {}", known.join(", ")),
         );
     };
-    let count = config.id2label.as_ref().map_or(LABELS_DEFAULT, HashMap::len);
+    let head = reader(file)?;
+    let count = match &config.id2label {
+        Some(labels) => labels.len(),
+        None => config.num_labels.unwrap_or(LABELS_DEFAULT),
+    };
     if !(1..=LABELS_MAX).contains(&count) {
         return file.refuse(format!("{count} labels"), &format!("1 to {LABELS_MAX}"));
     }
@@ -116,5 +195,5 @@ pub(super) fn read(
         (None, _) if labels.len() == 1 => ScoreFunction::Sigmoid,
         (None, _) => ScoreFunction::Softmax,
     };
-    Ok(Some(Classifier { names, labels, function }))
+    Ok(Some(Classifier { head, labels, function }))
 }

@@ -2,13 +2,13 @@
 
 use serde::Deserialize;
 
-use super::{Activation, ConfigFile, Design, HeadNames, Names, Positions, Spec, bert};
+use super::{Activation, ConfigFile, Design, HeadDense, HeadDesign, Names, Positions, Spec, bert};
 use crate::engine::encoder::LoadError;
 use crate::engine::encoder::config::Dims;
 use crate::engine::encoder::forward::{Linear, Norm};
 
 const NAMES: Names = Names {
-    prefix: "distilbert.",
+    prefixes: &["distilbert."],
     token_types: None,
     layers: "transformer.layer",
     linears: [
@@ -18,8 +18,12 @@ const NAMES: Names = Names {
         (Linear::Down, &["ffn.lin2"]),
     ],
     norms: [(Norm::Attention, "sa_layer_norm"), (Norm::Output, "output_layer_norm")],
-    head: Some(HeadNames { dense: "pre_classifier", activation: Activation::Relu, out: "classifier" }),
     ..bert::NAMES
+};
+
+pub(super) const HEAD: HeadDesign = HeadDesign {
+    dense: Some(HeadDense::new("pre_classifier", Activation::Relu)),
+    ..HeadDesign::of_first_token("classifier")
 };
 
 /// The reference has this number in its code.

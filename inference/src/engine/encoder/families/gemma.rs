@@ -3,7 +3,6 @@
 use serde::Deserialize;
 
 use super::layer_kinds::{LayerKinds, attentions};
-use super::rotary::Parameters;
 use super::{ConfigFile, Design, FeedForward, Gate, Names, NormKind, Norms, Positions, Spec, qwen3};
 use crate::engine::encoder::LoadError;
 use crate::engine::encoder::config::{Dims, null_as_default};
@@ -55,7 +54,6 @@ struct Config {
     pattern: Option<usize>,
     rope_theta: Option<f64>,
     rope_local_base_freq: Option<f64>,
-    rope_scaling: Option<Parameters>,
 }
 
 /// Where a configuration does not say, as in transformers.
@@ -74,9 +72,6 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     }
     if let Some(other) = config.architectures.iter().find(|name| *name != ARCHITECTURE) {
         return file.refuse(format!("the architecture `{other}`"), &format!("`{ARCHITECTURE}`"));
-    }
-    if let Some(scaling) = &config.rope_scaling {
-        scaling.read(file, THETAS[0])?;
     }
     let scalar = config.query_pre_attn_scalar;
     if !(scalar.is_finite() && scalar > 0.0) {

@@ -9,7 +9,8 @@ use crate::engine::encoder::config::{Dims, null_as_default};
 use crate::engine::encoder::forward::{Linear, Norm};
 
 const NAMES: Names = Names {
-    prefix: "new.",
+    // That of the published models' own code, and that of transformers.
+    prefixes: &["new.", "gte."],
     layers: "encoder.layer",
     linears: [
         (Linear::Qkv, &["attention.qkv_proj"]),
@@ -18,7 +19,6 @@ const NAMES: Names = Names {
         (Linear::Down, &["mlp.down_proj"]),
     ],
     norms: [(Norm::Attention, "attn_ln"), (Norm::Output, "mlp_ln")],
-    head: None,
     ..bert::NAMES
 };
 

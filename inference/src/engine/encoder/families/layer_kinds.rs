@@ -16,6 +16,8 @@ pub(super) struct LayerKinds {
     layer_types: Option<Vec<String>>,
     /// The rotation of each kind.
     rope_parameters: Option<HashMap<String, Option<Parameters>>>,
+    /// What changes all of them, as transformers 4 writes it.
+    rope_scaling: Option<Parameters>,
 }
 
 /// What configurations call the kinds.
@@ -53,6 +55,9 @@ impl LayerKinds {
     /// # Errors
     /// Rotations that this engine does not have.
     pub fn rotary(&self, file: &ConfigFile<'_>, thetas: [f64; 2]) -> Result<Vec<Rotary>, LoadError> {
+        if let Some(scaling) = &self.rope_scaling {
+            scaling.read(file, thetas[0])?;
+        }
         let given = |kind: &str| self.rope_parameters.as_ref().and_then(|all| all.get(kind)?.as_ref());
         let of_kind = |(kind, theta)| match given(kind) {
             Some(parameters) => parameters.read(file, theta),

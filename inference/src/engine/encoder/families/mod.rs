@@ -30,7 +30,9 @@ use super::LoadError;
 use super::config::{Dims, null_as_default};
 use super::forward::{Linear, Norm};
 
-pub(super) use classifier::{Activation, Classifier, HeadNames, SCORE_MODULES, ScoreFunction};
+pub(super) use classifier::{
+    Activation, Classifier, HeadDense, HeadDesign, HeadNorm, SCORE_MODULES, ScoreFunction,
+};
 pub(super) use design::{Attention, Design, FeedForward, Gate, NormKind, Norms, Sees};
 pub(super) use mlm::MlmHead;
 pub(super) use positions::{Positions, RelativeBias};
@@ -120,8 +122,8 @@ impl Spec {
 /// What a family's checkpoint calls its tensors, without `.weight` and `.bias`.
 #[derive(Debug)]
 pub(super) struct Names {
-    /// What all names begin with in files that hold a task's head too; others have no such prefix.
-    pub prefix: &'static str,
+    /// What all names begin with in files that hold a task's head too, one of these; others have no such prefix.
+    pub prefixes: &'static [&'static str],
     pub words: &'static str,
     pub positions: &'static str,
     pub token_types: Option<&'static str>,
@@ -140,8 +142,6 @@ pub(super) struct Names {
     pub last_norm: Option<&'static str>,
     /// The norms of each head's queries and keys.
     pub head_norms: Option<[&'static str; 2]>,
-    /// Without the prefix above; `None`: this engine runs no classifiers of the family.
-    pub head: Option<HeadNames>,
 }
 
 /// Makes a [`Spec`] of the text of a `config.json`.
@@ -184,7 +184,7 @@ pub(super) fn read(path: &Path) -> Result<Spec, LoadError> {
     spec.model_type = model_type.to_owned();
     spec.generates = config.architectures.iter().find(|name| name.ends_with("ForCausalLM")).cloned();
     check_sizes(&file, &spec)?;
-    spec.classifier = classifier::read(&file, spec.names.head.as_ref())?;
+    spec.classifier = classifier::read(&file, model_type)?;
     Ok(spec)
 }
 

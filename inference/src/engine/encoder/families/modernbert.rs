@@ -3,13 +3,17 @@
 use serde::{Deserialize, Deserializer};
 
 use super::layer_kinds::{LayerKinds, attentions};
-use super::{Attention, ConfigFile, Design, FeedForward, Gate, Names, Norms, Positions, Rotary, Spec, bert};
+use super::{
+    Activation, Attention, ConfigFile, Design, FeedForward, Gate, HeadDense, HeadDesign, HeadNorm, Names,
+    Norms, Positions, Rotary, Spec, bert,
+};
 use crate::engine::encoder::LoadError;
 use crate::engine::encoder::config::{Dims, null_as_default};
 use crate::engine::encoder::forward::{Linear, Norm};
+use crate::engine::encoder::modules::Pooling;
 
 const NAMES: Names = Names {
-    prefix: "model.",
+    prefixes: &["model."],
     words: "embeddings.tok_embeddings",
     token_types: None,
     embedding_norm: "embeddings.norm",
@@ -22,7 +26,6 @@ const NAMES: Names = Names {
     ],
     norms: [(Norm::Attention, "mlp_norm"), (Norm::Output, "attn_norm")],
     last_norm: Some("final_norm"),
-    head: None,
     ..bert::NAMES
 };
 
@@ -63,6 +66,19 @@ struct Config {
     global_rope_theta: Option<f64>,
     #[serde(default, deserialize_with = "given")]
     local_rope_theta: Option<Option<f64>>,
+}
+
+/// What a configuration says of the head of a classifier.
+#[derive(Deserialize)]
+struct HeadConfig {
+    classifier_pooling: Option<String>,
+    classifier_activation: Option<String>,
+    #[serde(default, deserialize_with = "null_as_default")]
+    classifier_bias: bool,
+    #[serde(default, deserialize_with = "null_as_default")]
+    norm_bias: bool,
+    #[serde(default = "norm_eps")]
+    norm_eps: f64,
 }
 
 /// Where a configuration does not say, as in transformers.
@@ -128,6 +144,27 @@ impl Config {
         };
         self.kinds.rotary(file, [global, local])
     }
+}
+
+/// The head of `ModernBertForSequenceClassification`.
+pub(super) fn head(file: &ConfigFile<'_>) -> Result<HeadDesign, LoadError> {
+    let config: HeadConfig = file.parse()?;
+    let pooling = match config.classifier_pooling.as_deref() {
+        None | Some("cls") => Pooling::Cls,
+        Some("mean") => Pooling::Mean,
+        Some(other) => return file.refuse(format!("classifier_pooling `{other}`"), "`cls`, `mean`"),
+    };
+    let activation = match config.classifier_activation.as_deref() {
+        None => Activation::Gelu,
+        Some(name) => Activation::read(file, name)?,
+    };
+    let norm = HeadNorm { name: "head.norm", bias: config.norm_bias, eps: config.norm_eps as f32 };
+    let dense = HeadDense {
+        bias: config.classifier_bias,
+        norm: Some(norm),
+        ..HeadDense::new("head.dense", activation)
+    };
+    Ok(HeadDesign { pooling, dense: Some(dense), ..HeadDesign::of_first_token("classifier") })
 }
 
 /// Tells a key that is `null` from one that is missing, which is for `default`.

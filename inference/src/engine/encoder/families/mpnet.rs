@@ -5,7 +5,7 @@ use crate::engine::encoder::LoadError;
 use crate::engine::encoder::forward::{Linear, Norm};
 
 const NAMES: Names = Names {
-    prefix: "mpnet.",
+    prefixes: &["mpnet."],
     token_types: None,
     relative: "encoder.relative_attention_bias",
     linears: [

@@ -19,7 +19,6 @@ const NAMES: Names = Names {
         (Linear::Down, &["mlp.fc2"]),
     ],
     norms: [(Norm::Attention, "norm1"), (Norm::Output, "norm2")],
-    head: None,
     ..bert::NAMES
 };
 

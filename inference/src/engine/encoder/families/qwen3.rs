@@ -1,18 +1,20 @@
 //! Qwen3-Embedding (Zhang et al. 2025): a language model's layers, in which a token sees those before it; the vector is
-//! that of the last one.
+//! that of the last one. Also classifiers of these layers, as which Qwen3-Reranker is converted.
 
 use serde::Deserialize;
 
 use super::rotary::RotaryConfig;
 use super::{
-    Attention, ConfigFile, Design, FeedForward, Gate, Names, NormKind, Norms, Positions, Sees, Spec, bert,
+    Attention, ConfigFile, Design, FeedForward, Gate, HeadDesign, Names, NormKind, Norms, Positions, Sees,
+    Spec, bert,
 };
 use crate::engine::encoder::LoadError;
 use crate::engine::encoder::config::{Dims, null_as_default};
 use crate::engine::encoder::forward::{Linear, Norm};
+use crate::engine::encoder::modules::Pooling;
 
 pub(super) const NAMES: Names = Names {
-    prefix: "model.",
+    prefixes: &["model."],
     words: "embed_tokens",
     token_types: None,
     embedding_norm: "layers.0.input_layernorm",
@@ -26,7 +28,6 @@ pub(super) const NAMES: Names = Names {
     norms: [(Norm::Attention, "post_attention_layernorm"), (Norm::Output, "input_layernorm")],
     last_norm: Some("norm"),
     head_norms: Some(["self_attn.q_norm", "self_attn.k_norm"]),
-    head: None,
     ..bert::NAMES
 };
 
@@ -35,7 +36,7 @@ const THETA: f64 = 10_000.0;
 const HEAD: usize = 128;
 
 /// Others of this `model_type` have other masks or layers behind the last.
-const ARCHITECTURES: [&str; 2] = ["Qwen3Model", "Qwen3ForCausalLM"];
+const ARCHITECTURES: [&str; 3] = ["Qwen3Model", "Qwen3ForCausalLM", "Qwen3ForSequenceClassification"];
 
 #[derive(Deserialize)]
 struct Config {
@@ -75,7 +76,8 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
         return file.refuse(found, "layers in which a token sees all before it");
     }
     if let Some(other) = config.architectures.iter().find(|name| !ARCHITECTURES.contains(&name.as_str())) {
-        return file.refuse(format!("the architecture `{other}`"), "`Qwen3Model` and `Qwen3ForCausalLM`");
+        let known = ARCHITECTURES.map(|name| format!("`{name}`")).join(", ");
+        return file.refuse(format!("the architecture `{other}`"), &known);
     }
     let gate = Gate::read(file, &config.hidden_act)?;
     let dims = Dims {
@@ -102,4 +104,18 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
         ..Design::bert()
     };
     Ok(Spec::new(dims, config.rms_norm_eps, design, Positions::Rotary, &NAMES))
+}
+
+/// What a configuration says of the head of a classifier.
+#[derive(Deserialize)]
+struct HeadConfig {
+    /// Negative where there is none.
+    pad_token_id: Option<i64>,
+}
+
+/// The head of `Qwen3ForSequenceClassification`: a linear map of the vector of the last token that is not padding.
+pub(super) fn head(file: &ConfigFile<'_>) -> Result<HeadDesign, LoadError> {
+    let config: HeadConfig = file.parse()?;
+    let padding = config.pad_token_id.and_then(|id| u32::try_from(id).ok());
+    Ok(HeadDesign { pooling: Pooling::Last, padding, out_bias: false, ..HeadDesign::of_first_token("score") })
 }

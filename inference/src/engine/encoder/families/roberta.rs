@@ -1,16 +1,13 @@
 //! RoBERTa (Liu et al. 2019) and those built like it: XLM-RoBERTa (bge-m3, multilingual-e5, arctic-embed) and CamemBERT.
 
-use super::{Activation, BertLike, ConfigFile, Design, HeadNames, Names, Spec, bert};
+use super::{Activation, BertLike, ConfigFile, Design, HeadDense, HeadDesign, Names, Spec, bert};
 use crate::engine::encoder::LoadError;
 
-pub(super) const NAMES: Names = Names {
-    prefix: "roberta.",
-    head: Some(HeadNames {
-        dense: "classifier.dense",
-        activation: Activation::Tanh,
-        out: "classifier.out_proj",
-    }),
-    ..bert::NAMES
+pub(super) const NAMES: Names = Names { prefixes: &["roberta."], ..bert::NAMES };
+
+pub(super) const HEAD: HeadDesign = HeadDesign {
+    dense: Some(HeadDense::new("classifier.dense", Activation::Tanh)),
+    ..HeadDesign::of_first_token("classifier.out_proj")
 };
 
 /// The padding token where a configuration does not say: that of all published models of these families.
