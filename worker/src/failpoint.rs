@@ -140,7 +140,7 @@ impl FromStr for Failpoint {
 impl Failpoint {
     /// Takes effect from here on. Only the first one does.
     pub fn start(self) {
-        tracing::warn!(failpoint = ?self, "a failpoint is set, as the configuration asks");
+        tracing::warn!(failpoint = ?self, "a failpoint is set (worker.drill): the worker dies, fails or hangs there");
         let _ = FAILPOINT.set(Active { failpoint: self, reached: AtomicU64::new(0), pipe: Mutex::default() });
     }
 

@@ -99,7 +99,7 @@ fn read(file: &Path) -> Known {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Known::default(),
         Err(error) => {
-            tracing::warn!(file = %file.display(), %error, "read learned limits");
+            tracing::warn!(file = %file.display(), %error, "cannot read the file of learned limits: starting without them");
             return Known::default();
         }
     };
@@ -110,11 +110,11 @@ fn read(file: &Path) -> Known {
         },
         Ok(content) => {
             let version = content.version;
-            tracing::warn!(file = %file.display(), version, "learned limits are of another version: starting without them");
+            tracing::warn!(file = %file.display(), version, "the file of learned limits has another version: starting without them");
             Known::default()
         }
         Err(error) => {
-            tracing::warn!(file = %file.display(), %error, "learned limits cannot be read: starting without them");
+            tracing::warn!(file = %file.display(), %error, "the file of learned limits is damaged: starting without them");
             Known::default()
         }
     }

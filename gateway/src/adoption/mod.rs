@@ -81,7 +81,7 @@ impl Adoption {
         options.adopt = Some(queue.to_owned());
         // After an error it is not tried again before the queue has once more been without a consumer for so long.
         let client = Client::connect(options).await.inspect_err(|_| self.forget(queue))?;
-        tracing::info!(queue, "its gateway is gone: this one has adopted the reply queue");
+        tracing::info!(queue, "adopted the reply queue of a gateway that is gone");
         let new = AdoptedQueue::new(client, Arc::clone(&self.link), queue.to_owned());
         *adopted = Arc::downgrade(&new);
         Ok(Some(new))

@@ -242,7 +242,7 @@ impl Child {
                         model,
                         pid,
                         keeper,
-                        "a process of the model, or its keeper, does not end"
+                        "a process of the model, or the keeper of this process, does not end"
                     );
                 }
             }

@@ -135,7 +135,7 @@ async fn open(
         }
         event_loop.context().board.set(Now::new(WorkerState::NoSession, error.to_string()));
         let wait = backoff.next_wait();
-        tracing::warn!(%error, wait_ms = wait.as_millis(), "no session yet");
+        tracing::warn!(%error, wait_ms = wait.as_millis(), "no session yet: the broker cannot be used, trying again");
         if unless_stopped(event_loop, signals, tokio::time::sleep(wait)).await.is_none() {
             return Ok(None);
         }

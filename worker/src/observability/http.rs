@@ -104,7 +104,7 @@ async fn serve(listener: TcpListener, state: HttpState) {
                 });
             }
             Err(error) => {
-                tracing::debug!(%error, "accept a connection over HTTP");
+                tracing::debug!(%error, "cannot accept a connection over HTTP");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -149,7 +149,7 @@ impl HttpState {
         match tokio::task::spawn_blocking(move || metrics.encode()).await {
             Ok(text) => page(StatusCode::OK, OPEN_METRICS, text),
             Err(error) => {
-                tracing::error!(%error, "write the metrics");
+                tracing::error!(%error, "cannot write the metrics");
                 page(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "the metrics cannot be written\n")
             }
         }

@@ -123,7 +123,7 @@ impl Encoder {
             Some(absent) if absent.is_fault() => {
                 tracing::warn!(%source, %absent, "AMX does not work as it should: the encoder computes in f32 without it");
             }
-            _ => tracing::info!(%source, units = %chosen, "units of the encoder"),
+            _ => tracing::info!(%source, units = %chosen, "chose the CPU units of the encoder"),
         }
         let mut encoder = Self::load_on(source, device, chosen.units)?;
         encoder.computes = chosen.to_string();

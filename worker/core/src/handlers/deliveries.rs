@@ -200,7 +200,12 @@ impl Core {
             let error = format!("{}; nor had the workers that took it before", rejection.error);
             return JobOutcome::dead_letter(headers, Rejection { error, ..rejection });
         }
-        tracing::debug!(job, trace_id, why = rejection.error, "the job waits for a worker with its revision");
+        tracing::debug!(
+            job,
+            trace_id,
+            why = rejection.error,
+            "the job demands another revision of the model: it waits for a worker with that revision"
+        );
         let wait = backoff::for_memory(headers.revision_waits, &mut self.random);
         JobOutcome::requeue(headers, Route::Later(wait), Cause::WrongRevision)
     }

@@ -278,5 +278,5 @@ fn is_sent(sent: lapin::Result<bool>) -> bool {
 
 /// An action that needs a session came while there is none.
 fn without_session(action: &Action) {
-    tracing::debug!(?action, "no session for an action");
+    tracing::debug!(?action, "dropped an action: it needs a session, and there is none");
 }

@@ -183,7 +183,7 @@ impl Products {
             columns,
             rows,
             planned = bucket,
-            "cuBLASLt refused its own algorithm: asking for these rows"
+            "cuBLASLt refused the algorithm that it had named for about so many rows: asking for exactly this number"
         );
         let planned = Plan::new(&self.handle, &shape, rows, workspace);
         *plan =
