@@ -165,8 +165,9 @@ fn after_worker(reason: Reason, retry: &str) -> String {
             format!("It went to the wrong queue: `{retry} --to vramq.jobs.MODEL` sends it to another.")
         }
         Reason::WrongRevision => format!(
-            "It demands a revision of the model that no worker had that took it: vramq status --json shows those that run. Start \
-             such a worker, or change the demand, then: `{retry}`, or `{retry} --set vramq-model-revision=…`."
+            "It demands a revision of the model, and each worker that received it had another one: `vramq status --json` shows \
+             the revisions of the workers. Start a worker with this revision, then: `{retry}`. Or change what the job \
+             demands: `{retry} --set vramq-model-revision=…`."
         ),
         Reason::ReferenceDenied => format!(
             "No store of the workers covers an input's reference, or the store refused it: see the error above. Correct the \

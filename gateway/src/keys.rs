@@ -230,7 +230,7 @@ fn parse(text: &str, before: &KeyRing) -> Result<KeyRing, String> {
             continue;
         }
         let Some(digest) = unhex(&entry.sha256) else {
-            faults.push(format!("key `{}`: `sha256` is no SHA-256 in 64 hexadecimal digits", entry.name));
+            faults.push(format!("key `{}`: `sha256` is not a SHA-256 in 64 hexadecimal digits", entry.name));
             continue;
         };
         if ring.0.iter().any(|(other, _)| *other == digest) {

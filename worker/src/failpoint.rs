@@ -104,7 +104,7 @@ impl FromStr for Failpoint {
             let sites = named(&SITES.map(|(name, _)| name));
             let actions = named(&ACTIONS.map(|(name, _)| name));
             format!(
-                "`{text}` is no failpoint: SITE=ACTION[,skip=N][,times=N][,job=ID][,while=FILE|,tickets=PIPE], with a SITE of {sites} and \
+                "`{text}` is not a failpoint: SITE=ACTION[,skip=N][,times=N][,job=ID][,while=FILE|,tickets=PIPE], with a SITE of {sites} and \
                  an ACTION of {actions}; `fail` only at `pass`, `hang` also at `received` and `decode`"
             )
         };

@@ -35,7 +35,7 @@ pub async fn upload(
     let answer = async {
         check_origin(&app, &headers)?;
         let _permits = app.admit(&caller)?;
-        let form = form.map_err(|e| Problem::invalid(format!("the body is no form with a file: {e}")))?;
+        let form = form.map_err(|e| Problem::invalid(format!("the body is not a form with a file: {e}")))?;
         let files = files(&app)?;
         let stored = timeout(files.upload_max(), store(files, &caller.name, form)).await;
         stored.unwrap_or_else(|_| Err(too_slow())).map(Json)

@@ -213,7 +213,7 @@ fn texts(input: Value, limits: &Limits, vocabulary: Option<&Vocabulary>) -> Resu
         match item {
             Value::String(text) => inputs.push(Input::Text(text)),
             Value::Array(ids) => inputs.push(Input::Text(decoded(&ids, vocabulary, &mut room)?)),
-            _ => return invalid(format!("`input[{at}]` is no text")),
+            _ => return invalid(format!("`input[{at}]` is not a text")),
         }
     }
     Ok(inputs)
@@ -245,7 +245,7 @@ fn decoded(ids: &[Value], vocabulary: Option<&Vocabulary>, room: &mut usize) -> 
             Ok(text)
         }
         Err(NoText::Unknown(id)) => {
-            invalid(format!("`input` holds {id}, which is no token id of openai.vocabulary; {INSTEAD}"))
+            invalid(format!("`input` holds {id}, which is not a token id of openai.vocabulary; {INSTEAD}"))
         }
         Err(NoText::TooLong) => {
             let message = "the texts of these token ids are larger than a body may be: send fewer at a time";

@@ -108,7 +108,8 @@ where
 
 /// The response to a request for bytes that the file does not have.
 pub fn unsatisfiable(file: &Sent) -> Response {
-    let message = format!("the file has {} bytes, and none of those of the header Range", file.bytes);
+    let message =
+        format!("the file has {} bytes: it has none of the bytes that the header Range asks for", file.bytes);
     let mut response = Problem::new(StatusCode::RANGE_NOT_SATISFIABLE, "range", message).into_response();
     put(&mut response, header::CONTENT_RANGE, &format!("bytes */{}", file.bytes));
     response

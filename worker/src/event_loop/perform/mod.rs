@@ -265,7 +265,7 @@ impl EventLoop {
         match set {
             Ok(()) => self.answer(request, Answer::Done, format!("logs `{directives}`"), true),
             Err(error) => {
-                self.answer(request, Answer::Refused, format!("no filter for logs: {error}"), true);
+                self.answer(request, Answer::Refused, format!("not a filter for logs: {error}"), true);
             }
         }
     }

@@ -61,7 +61,7 @@ pub(super) enum OwnProducts {
     Configured,
     #[error("libcublasLt {0}")]
     NoLibrary(Missing),
-    #[error("a row of the model is no multiple of {ALIGNMENT_MIN} bytes, which cuBLASLt needs")]
+    #[error("a row of the model is not a multiple of {ALIGNMENT_MIN} bytes, which cuBLASLt needs")]
     OddRows,
     #[error("cuBLASLt does not start: {0}")]
     Refused(Code),
