@@ -5,6 +5,7 @@
 mod adoption;
 mod bounds;
 mod clients;
+mod connections;
 mod dead_letters;
 mod drain;
 mod events;
