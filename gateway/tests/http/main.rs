@@ -8,6 +8,7 @@ mod clients;
 mod connections;
 mod dead_letters;
 mod drain;
+mod embeddings;
 mod events;
 mod failures;
 mod files;
