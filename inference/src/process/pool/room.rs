@@ -8,7 +8,8 @@ use super::leak::Leak;
 use super::passes::Leave;
 use super::slot::{SlotTask, closed};
 use super::status::SlotState;
-use crate::process::memory::{Claim, Entry, Reading};
+use crate::process::device_view::Reading;
+use crate::process::memory::{Claim, Entry};
 use crate::process::warm::{LoadError, Warm};
 
 /// How often a warning names memory that has not come back.
