@@ -9,7 +9,7 @@ use vramq_inference::process::protocol::FailureKind;
 use vramq_inference::process::warm::LoadError;
 use vramq_inference::process::{NotTaken, PassEnd, Pool};
 
-use crate::env::{Env, done, ended, is_alive, parent, pid, run, until};
+use crate::env::{Env, done, ended, is_alive, parent, pid, run, state, until};
 
 async fn raw(env: &Env) -> Pool {
     env.start(env.config("raw.py", "")).await.unwrap()
@@ -259,7 +259,7 @@ async fn a_pass_does_not_wait_for_a_process_that_does_not_end() {
     let (_, end) = ended(&pool, &["deaf"]).await;
     assert!(matches!(end, PassEnd::TimedOut { killed: true, .. }), "{end:?}");
     until("the slot is overdue", || pool.overdue().is_some()).await;
-    assert_eq!(pool.status().slots[0].state.as_str(), "ending");
+    assert_eq!(state(&pool, 0), "ending");
     kill_process(keeper, Signal::CONT).unwrap();
     assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
     env.close(pool).await;
@@ -362,7 +362,7 @@ async fn a_crash_costs_only_its_own_pass() {
     let env = Env::new();
     let pool = env.probe("instances = 2").await;
     let other = run(&pool, &["sleep 3", "echo a"]);
-    until("it runs", || pool.status().slots[0].state.as_str() == "running").await;
+    until("it runs", || state(&pool, 0) == "running").await;
     for _ in 0..3 {
         let (_, end) = ended(&pool, &["kill"]).await;
         assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
