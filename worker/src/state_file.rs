@@ -85,7 +85,7 @@ impl StateFile {
         }
     }
 
-    /// Writes what programs were seen to take; what is known of others stays in the file. A failure is logged.
+    /// Writes how much memory programs took; the entries of other programs stay in the file. A failure is logged.
     pub fn write_programs(&self, own: BTreeMap<ProgramKey, ProgramMemory>) {
         let Some(file) = &self.0 else { return };
         if let Err(error) = update(file, |known| known.programs.extend(own)) {

@@ -21,7 +21,7 @@ pub use queue::AdoptedQueue;
 /// How long this gateway tries to get the connection to an adopted queue back, before it looks whether the queue is still to be adopted.
 const RECONNECT_FOR: Duration = Duration::from_secs(10);
 
-/// Publishes this gateway's recorded jobs, whose reply queue others may adopt, and adopts the reply queues of others.
+/// Publishes this gateway's recorded jobs, whose reply queue other gateways may adopt, and adopts the reply queues of other gateways.
 #[derive(Debug)]
 pub struct Adoption {
     /// Publishes the jobs that are recorded, and holds their replies.

@@ -232,7 +232,7 @@ mod tests {
         heartbeat_with(second, answered, 0, 0)
     }
 
-    /// With so many jobs in hand, and waiting for a pass.
+    /// With so many unacknowledged jobs, and so many that wait for a pass.
     fn heartbeat_with(second: u64, answered: u64, in_hand: u64, waiting: u64) -> Vec<u8> {
         let counters = Counters { answered, ..Counters::default() };
         let model = ModelStatus {
@@ -269,7 +269,7 @@ mod tests {
             (60, 102, 0, Some(8.0), "idle: it can still do as much"),
             (70, 102, 0, Some(8.0), "and still"),
             (80, 302, 1, Some(20.0), "it can do more than was known"),
-            (90, 303, 1, Some(20.0), "a job in hand, and no backlog: it can still do as much"),
+            (90, 303, 1, Some(20.0), "an unacknowledged job, and no backlog: it can still do as much"),
         ] {
             // A backlog that was counted once says nothing of workers without jobs.
             fleet.hear(&heartbeat_with(second, answered, in_hand, 0), now, |_| in_hand == 0);
@@ -292,7 +292,11 @@ mod tests {
                 fleet.hear(&heartbeat_with(second, answered, in_hand, waiting), now, |_| backlog);
             }
             let can = fleet.jobs_per_s("m", now);
-            assert_eq!(can, is_busy.then_some(1.0), "{in_hand} in hand, {waiting} wait, backlog: {backlog}");
+            assert_eq!(
+                can,
+                is_busy.then_some(1.0),
+                "{in_hand} unacknowledged, {waiting} wait, backlog: {backlog}"
+            );
             assert_eq!(fleet.models(now)["m"].jobs_per_s, Some(1.0));
         }
     }

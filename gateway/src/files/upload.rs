@@ -72,7 +72,7 @@ impl Upload {
         self.objects.put(description, PutPayload::from(described)).await.map(drop)
     }
 
-    /// The description first: without it nobody is told of the file.
+    /// The description first: without it the gateway lists no such file.
     async fn remove(&mut self, description: &Path) {
         for path in [description, &self.path] {
             match self.objects.delete(path).await {

@@ -111,7 +111,7 @@ fn what_there_is_not_is_refused_in_the_same_shape() {
     // No UTF-8.
     let answer = setup.next().get("/v1/jobs/%ff");
     assert_eq!((answer.status, &answer.json()["error"]["type"]), (400, &json!("invalid_request_error")));
-    // Nobody is told of a model that is not there.
+    // A model that is not there has no information.
     let info = setup.next().get("/info?model=nobody-has-this");
     assert_eq!((info.status, &info.json()["error_type"]), (404, &json!("validation")), "{info:?}");
     let twice = setup.next().post("/embed?model=echo&model=echo", &json!({"inputs": "x"}));

@@ -72,7 +72,7 @@ pub struct Child {
     cgroup: Option<Group>,
     death: Option<Death>,
     is_gone: bool,
-    /// Kills what a lost keeper left.
+    /// Kills the processes that a keeper left when it died.
     orphans: Option<oneshot::Receiver<()>>,
 }
 
