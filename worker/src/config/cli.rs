@@ -63,7 +63,7 @@ Example:
   vramq-worker check-config --config worker.toml
 
 Exit codes:
-  0 it is right · 2 it is not")]
+  0 the configuration is right · 2 it has faults")]
     CheckConfig(Options),
     #[command(after_help = completions_help("vramq-worker"))]
     Completions(Completions),

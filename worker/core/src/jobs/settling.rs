@@ -247,7 +247,7 @@ impl Settling {
             job,
             trace_id,
             error,
-            "cannot publish anything about the job: giving it back to its queue"
+            "cannot requeue or dead-letter the job: giving it back to its queue"
         );
         self.give_back()
     }

@@ -63,7 +63,7 @@ impl Settling {
                 job,
                 trace_id,
                 ?outcome,
-                "the queue for the requeued job is full: the job waits in a delay queue"
+                "the queue of the workers that the job moves to is full: the job waits, or is dead-lettered after too many waits"
             );
             return self.instead(otherwise.full);
         }
