@@ -221,7 +221,7 @@ mod tests {
     use crate::dead_letter::tests::written;
     use lapin::BasicProperties;
     use lapin::types::{AMQPValue, FieldTable};
-    use vramq_schemas::{JobHeaders, Misfit};
+    use vramq_schemas::{JobHeaders, MinimumRequirement};
 
     const MIB: u64 = 1 << 20;
 
@@ -255,9 +255,9 @@ mod tests {
             ];
             JobHeaders { history, items_done: 3, attempt: 2, ..JobHeaders::default() }.write(table);
             table.insert(RETRIES.into(), AMQPValue::LongLongInt(2));
-            let misfit = Misfit { item: 3, cost: 512, needs_bytes: 900 * MIB };
+            let requirement = MinimumRequirement { item: 3, cost: 512, needs_bytes: 900 * MIB };
             let letter = vramq_schemas::DeadLetter::read(table).unwrap();
-            vramq_schemas::DeadLetter { misfit: Some(misfit), ..letter }.write(table);
+            vramq_schemas::DeadLetter { requirement: Some(requirement), ..letter }.write(table);
         });
         let shown = text(&letter);
         for part in [

@@ -203,7 +203,7 @@ pub fn letter(id: &str, reason: Reason, text: &str) -> Result<Message> {
         dead_at_ms: 1_700_000_000_000,
         worker: "gone".to_owned(),
         worker_version: "0.0.1".to_owned(),
-        misfit: None,
+        requirement: None,
     };
     letter.write(&mut headers);
     headers.insert("mine".into(), AMQPValue::LongString("kept".into()));
