@@ -214,7 +214,7 @@ pub fn letter(id: &str, reason: Reason, text: &str) -> Result<Message> {
 ///
 /// # Errors
 /// The broker does not take them.
-pub async fn bury(env: &mut TestEnv, letters: Vec<Message>) -> Result<()> {
+pub async fn add_dead_letters(env: &mut TestEnv, letters: Vec<Message>) -> Result<()> {
     let worker = env.worker(&[]).await?;
     worker.drain().await?;
     env.leave(&dead_queue(MODEL));

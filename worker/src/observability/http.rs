@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::metrics::Metrics;
-use super::status_board::{Now, StatusBoard};
+use super::status_board::{Status, StatusBoard};
 use crate::config::Listen;
 
 /// Connections at a time. A scraper and two probes need three; more wait in the system's queue.
@@ -156,7 +156,7 @@ impl HttpState {
     }
 }
 
-fn readiness(now: &Now) -> Response<Full<Bytes>> {
+fn readiness(now: &Status) -> Response<Full<Bytes>> {
     let state = now.state.as_str();
     if now.state.is_ready() {
         return page(StatusCode::OK, TEXT, format!("ready: {state}\n"));
