@@ -105,26 +105,29 @@ LONG_TEXTS = [" ".join(TEXTS), "".join(text for text in TEXTS if "hello" not in 
 
 def write(model, folder, texts):
     """Encodes each text alone; writes texts.json, tokens.json, vectors.f32 there."""
+    vectors, tokens, difference = encode(model, texts, lambda batch: model.encode(
+        batch, batch_size=len(batch), convert_to_numpy=True, show_progress_bar=False))
+    write_tokens(folder, texts, tokens)
+    (folder / "vectors.f32").write_bytes(vectors.tobytes())
+    print(f"{folder.relative_to(ROOT)}: {vectors.shape[0]} x {vectors.shape[1]}, "
+          f"tokens {min(map(len, tokens))} to {max(map(len, tokens))}; {difference}")
+
+
+def encode(model, texts, vectors_of):
+    """The vectors of texts, each encoded alone; their token ids; and how much the vectors differ if all are encoded together."""
     import numpy as np
     import torch
 
     torch.set_num_threads(1)
     model.eval()
     assert all(p.dtype == torch.float32 for p in model.parameters())
-    rows, tokens = [], []
     with torch.inference_mode():
-        for text in texts:
-            rows.append(model.encode([text], batch_size=1, convert_to_numpy=True, show_progress_bar=False)[0])
-            tokens.append(model.preprocess([text])["input_ids"][0].tolist())
-    vectors = np.stack(rows).astype("<f4")
+        vectors = np.stack([vectors_of([text])[0] for text in texts]).astype("<f4")
+        together = vectors_of(texts)
     assert np.isfinite(vectors).all()
-    write_tokens(folder, texts, tokens)
-    (folder / "vectors.f32").write_bytes(vectors.tobytes())
-
-    together = model.encode(texts, batch_size=len(texts), convert_to_numpy=True, show_progress_bar=False)
-    print(f"{folder.relative_to(ROOT)}: {vectors.shape[0]} x {vectors.shape[1]}, "
-          f"tokens {min(map(len, tokens))} to {max(map(len, tokens))}; "
-          f"the library's own difference between alone and padded together: {abs(together - vectors).max():.1e}")
+    tokens = [model.preprocess([text])["input_ids"][0].tolist() for text in texts]
+    difference = f"the library's own difference between alone and padded together: {abs(together - vectors).max():.1e}"
+    return vectors, tokens, difference
 
 
 def write_tokens(folder, texts, tokens):
@@ -142,25 +145,14 @@ def write_lines(path, rows):
 def write_sparse(model, folder, texts):
     """As `write`, but of a SparseEncoder with a large vocabulary: elements that are not zero, in indices.json and values.f32."""
     import numpy as np
-    import torch
 
-    torch.set_num_threads(1)
-    model.eval()
-    assert all(p.dtype == torch.float32 for p in model.parameters())
-    rows, tokens = [], []
-    with torch.inference_mode():
-        for text in texts:
-            rows.append(model.encode([text], batch_size=1, convert_to_sparse_tensor=False, show_progress_bar=False)[0].numpy())
-            tokens.append(model.preprocess([text])["input_ids"][0].tolist())
-        together = model.encode(texts, batch_size=len(texts), convert_to_sparse_tensor=False, show_progress_bar=False).numpy()
-    vectors = np.stack(rows).astype("<f4")
-    assert np.isfinite(vectors).all()
+    vectors, tokens, difference = encode(model, texts, lambda batch: model.encode(
+        batch, batch_size=len(batch), convert_to_sparse_tensor=False, show_progress_bar=False).numpy())
     write_tokens(folder, texts, tokens)
     write_lines(folder / "indices.json", [np.flatnonzero(row).tolist() for row in vectors])
     (folder / "values.f32").write_bytes(vectors[vectors != 0].tobytes())
     elements = (vectors != 0).sum(1)
-    print(f"{folder.relative_to(ROOT)}: {len(texts)} texts, {elements.min()} to {elements.max()} elements up to {vectors.max():.2f}; "
-          f"the library's own difference between alone and padded together: {abs(together - vectors).max():.1e}")
+    print(f"{folder.relative_to(ROOT)}: {len(texts)} texts, {elements.min()} to {elements.max()} elements up to {vectors.max():.2f}; {difference}")
 
 
 def versions():

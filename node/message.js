@@ -92,7 +92,7 @@ function shortText(name, text) {
   if (typeof text !== 'string' || !isWellFormed(text)) throw new InvalidJob(`${name} is ${shown(text)}, and has to be a string of Unicode`)
   const bytes = Buffer.byteLength(text)
   if (bytes === 0 || bytes > SHORT_BYTES_MAX) throw new InvalidJob(`${name} has not 1 to ${SHORT_BYTES_MAX} bytes`)
-  // Workers read that for bytes that are no text, and cannot tell the two apart.
+  // Workers read that for bytes that are not a text, and cannot tell the two apart.
   if (text.includes('\ufffd')) throw new InvalidJob(`${name} has the character U+FFFD`)
   return text
 }

@@ -75,7 +75,7 @@ export function decodeReply({ type, contentType, headers }, content) {
   }
   if (!Array.isArray(body?.outputs)) throw new Error('its body has no outputs')
   if (count(headers, 'items') !== body.outputs.length) {
-    throw new Error(`it announces ${headers.items} items and holds ${body.outputs.length}`)
+    throw new Error(`its headers say ${headers.items} items, and it holds ${body.outputs.length}`)
   }
   return {
     offset: count(headers, 'offset'),
@@ -109,7 +109,7 @@ function decodeEmbedding(values, dtype) {
   if (typeof values !== 'string') return { embedding: Float32Array.from(numbers(values, 'an embedding')), dtype }
   const bytes = fromBase64(values)
   const size = dtype === 'f32' ? 4 : 2
-  if (bytes.length % size !== 0) throw new Error(`an embedding of ${bytes.length} bytes is no whole number of elements`)
+  if (bytes.length % size !== 0) throw new Error(`an embedding of ${bytes.length} bytes is not a whole number of elements`)
   const read = dtype === 'f32' ? (at) => bytes.readFloatLE(at) : (at) => fromHalf(bytes.readUInt16LE(at))
   return { embedding: Float32Array.from({ length: bytes.length / size }, (_, at) => read(at * size)), dtype }
 }
@@ -153,7 +153,7 @@ export class Assembly {
   // Takes a part in. Of an item that comes twice the first answer stands.
   add(part) {
     const items = this.outputs.length
-    if (part.itemsTotal !== items) throw new Error(`it belongs to a job of ${part.itemsTotal} items, this one has ${items}`)
+    if (part.itemsTotal !== items) throw new Error(`it is for a job of ${part.itemsTotal} items, and the job has ${items}`)
     if (part.offset + part.outputs.length > items) {
       throw new Error(`it holds ${part.outputs.length} items from ${part.offset} on, the job has ${items}`)
     }

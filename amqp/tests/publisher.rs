@@ -36,6 +36,12 @@ async fn queue(channel: &Channel, max: Option<i64>) -> ShortString {
     channel.queue_declare("".into(), options, arguments).await.unwrap().name().clone()
 }
 
+/// A queue that takes messages, one that does not exist, and one that refuses all messages after the first.
+async fn destinations(channel: &Channel) -> [ShortString; 3] {
+    let (routed, full) = (queue(channel, None).await, queue(channel, Some(1)).await);
+    [routed, "vramq.test.no-such-queue".into(), full]
+}
+
 fn message(queue: &ShortString, number: usize, body: usize) -> Message {
     Message {
         routing_key: queue.clone(),
@@ -79,9 +85,7 @@ async fn publish_all(
 async fn every_message_gets_its_own_outcome() {
     let connection = connect().await;
     let channel = connection.create_channel().await.unwrap();
-    let routed = queue(&channel, None).await;
-    let full = queue(&channel, Some(1)).await;
-    let missing = ShortString::from("vramq.test.no-such-queue");
+    let [routed, missing, full] = destinations(&channel).await;
     for match_by in [MatchBy::PublishSeq, MatchBy::MessageId] {
         let mut publisher = PublishPipeline::open(&connection, LIMITS, match_by).await.unwrap();
         // The first one fills the queue, whichever of the two rounds this is.
@@ -113,9 +117,7 @@ async fn every_message_gets_its_own_outcome() {
 async fn every_future_gets_the_outcome_of_its_own_message() {
     let connection = connect().await;
     let channel = connection.create_channel().await.unwrap();
-    let routed = queue(&channel, None).await;
-    let full = queue(&channel, Some(1)).await;
-    let missing = ShortString::from("vramq.test.no-such-queue");
+    let [routed, missing, full] = destinations(&channel).await;
     for match_by in [MatchBy::PublishSeq, MatchBy::MessageId] {
         let channel = connection.create_channel().await.unwrap();
         channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();

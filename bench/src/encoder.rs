@@ -206,7 +206,7 @@ fn run_pass(engine: &Encoder, mut items: Vec<(usize, Item)>, vectors: &mut [Vec<
     let outputs = engine.run(&items)?;
     anyhow::ensure!(outputs.len() == items.len(), "{} outputs for {} items", outputs.len(), items.len());
     for (index, output) in indices.into_iter().zip(outputs) {
-        let Output::Embedding(embedding) = output else { anyhow::bail!("an output that is no vector") };
+        let Output::Embedding(embedding) = output else { anyhow::bail!("an output that is not a vector") };
         let Values::F32(values) = embedding.values else { anyhow::bail!("a vector that is not in f32") };
         vectors[index] = values.into_iter().flat_map(f32::to_le_bytes).collect();
     }

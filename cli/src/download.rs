@@ -25,7 +25,7 @@ Examples:
   vramq download 'file:///srv/out/3f0a…-0#sha256=9f86…' | jq .
 
 Exit codes:
-  0 downloaded · 1 not had, or other bytes than the reference says · 2 usage, or no reference")]
+  0 downloaded · 1 the bytes cannot be read, or do not have the reference's digest · 2 usage, or no reference")]
 pub(crate) struct Args {
     /// The reference, including the part after `#`.
     #[arg(value_name = "REFERENCE")]

@@ -287,7 +287,7 @@ pub(crate) mod tests {
             dead_at_ms: 1_700_000_000_000,
             worker: "w1".to_owned(),
             worker_version: "0.1.0".to_owned(),
-            misfit: None,
+            requirement: None,
         };
         letter.write(&mut headers);
         change(&mut headers);

@@ -165,8 +165,9 @@ fn after_worker(reason: Reason, retry: &str) -> String {
             format!("It went to the wrong queue: `{retry} --to vramq.jobs.MODEL` sends it to another.")
         }
         Reason::WrongRevision => format!(
-            "It demands a revision of the model that no worker had that took it: vramq status --json shows those that run. Start \
-             such a worker, or change the demand, then: `{retry}`, or `{retry} --set vramq-model-revision=…`."
+            "It demands a revision of the model, and each worker that received it had another one: `vramq status --json` shows \
+             the revisions of the workers. Start a worker with this revision, then: `{retry}`. Or change what the job \
+             demands: `{retry} --set vramq-model-revision=…`."
         ),
         Reason::ReferenceDenied => format!(
             "No store of the workers covers an input's reference, or the store refused it: see the error above. Correct the \
@@ -220,7 +221,7 @@ mod tests {
     use crate::dead_letter::tests::written;
     use lapin::BasicProperties;
     use lapin::types::{AMQPValue, FieldTable};
-    use vramq_schemas::{JobHeaders, Misfit};
+    use vramq_schemas::{JobHeaders, MinimumRequirement};
 
     const MIB: u64 = 1 << 20;
 
@@ -254,9 +255,9 @@ mod tests {
             ];
             JobHeaders { history, items_done: 3, attempt: 2, ..JobHeaders::default() }.write(table);
             table.insert(RETRIES.into(), AMQPValue::LongLongInt(2));
-            let misfit = Misfit { item: 3, cost: 512, needs_bytes: 900 * MIB };
+            let requirement = MinimumRequirement { item: 3, cost: 512, needs_bytes: 900 * MIB };
             let letter = vramq_schemas::DeadLetter::read(table).unwrap();
-            vramq_schemas::DeadLetter { misfit: Some(misfit), ..letter }.write(table);
+            vramq_schemas::DeadLetter { requirement: Some(requirement), ..letter }.write(table);
         });
         let shown = text(&letter);
         for part in [

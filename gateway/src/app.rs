@@ -183,7 +183,7 @@ impl App {
         match self.estimate(model) {
             Some(Outlook { depth, wait: Some(wait) }) if wait > most => {
                 let message = format!(
-                    "{depth} jobs of the model `{model}` wait, for some {:.0} s; at most {} s are accepted",
+                    "{depth} jobs of the model `{model}` wait: a new job would wait for about {:.0} s, and this gateway accepts at most {} s",
                     wait.as_secs_f64(),
                     most.as_secs()
                 );

@@ -38,7 +38,7 @@ pub struct Parsed<T> {
 /// Reads a JSON body.
 ///
 /// # Errors
-/// It is no JSON, is too large, too slow, or has another shape; or there is no room for it.
+/// It is not JSON, is too large, too slow, or has another shape; or there is no room for it.
 pub async fn json<T: DeserializeOwned + Send + 'static>(
     app: &App,
     headers: &HeaderMap,

@@ -298,7 +298,7 @@ impl Task {
         if self.kept
             && let Some(results) = &self.app.results
         {
-            in_time(&self.entry.id, "store a result", results.put(&self.entry, state)).await;
+            in_time(&self.entry.id, "cannot store a result", results.put(&self.entry, state)).await;
         }
     }
 

@@ -179,7 +179,10 @@ impl Keys {
                 Err(error) => {
                     // Once, not every second.
                     if last.take().is_some() {
-                        tracing::error!(error, "read the file of keys; the keys stay as they were");
+                        tracing::error!(
+                            error,
+                            "cannot read the file of API keys: the gateway keeps the API keys that it has"
+                        );
                     }
                     continue;
                 }
@@ -187,12 +190,12 @@ impl Keys {
             let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
             match parse(&text, &ring) {
                 Ok(new) => {
-                    tracing::info!(keys = new.0.len(), "the file of keys has changed");
+                    tracing::info!(keys = new.0.len(), "read the changed file of API keys");
                     *ring = new;
                 }
                 Err(error) => tracing::error!(
                     error,
-                    "the file of keys has changed and is wrong; the keys stay as they were"
+                    "the changed file of API keys has faults: the gateway keeps the API keys that it has"
                 ),
             }
             last = Some(text);
@@ -227,7 +230,7 @@ fn parse(text: &str, before: &KeyRing) -> Result<KeyRing, String> {
             continue;
         }
         let Some(digest) = unhex(&entry.sha256) else {
-            faults.push(format!("key `{}`: `sha256` is no SHA-256 in 64 hexadecimal digits", entry.name));
+            faults.push(format!("key `{}`: `sha256` is not a SHA-256 in 64 hexadecimal digits", entry.name));
             continue;
         };
         if ring.0.iter().any(|(other, _)| *other == digest) {

@@ -226,7 +226,7 @@ async fn until_reached<T, F: Future<Output = Result<T, ConnectError>>>(
     loop {
         match connect().await {
             Err(error) if error.is_retryable() && Instant::now() < deadline => {
-                tracing::warn!(%error, "connect to the broker");
+                tracing::warn!(%error, "cannot connect to the broker: trying again");
                 sleep(CONNECT_PAUSE).await;
             }
             connected => return connected,
@@ -244,14 +244,14 @@ async fn sweep(app: App) {
             && let Err(error) = results.sweep().await
         {
             results.storage().sweep_again();
-            tracing::warn!(%error, "scan the stored results");
+            tracing::warn!(%error, "cannot list the stored results: listing them again at the next sweep");
         }
         if let Some(files) = &app.files
             && files.storage().is_to_be_swept()
             && let Err(error) = files.sweep().await
         {
             files.storage().sweep_again();
-            tracing::warn!(%error, "scan the uploads");
+            tracing::warn!(%error, "cannot list the uploads: listing them again at the next sweep");
         }
     }
 }

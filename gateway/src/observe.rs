@@ -58,7 +58,7 @@ fn shaped(problem: &Problem, shape: Shape, inner: Response) -> Response {
     response
 }
 
-/// The framework's own words on a URL that it cannot read are no JSON.
+/// The framework's own words on a URL that it cannot read are not JSON.
 fn unshaped(response: &Response, route: &str) -> Option<Problem> {
     let status = response.status();
     let probe = matches!(route, "/livez" | "/readyz" | "/health");

@@ -124,11 +124,11 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     // What becomes of a connection is its client's affair.
     if let Err(error) = watcher.watch(connection).await {
-        tracing::debug!(%error, "connection");
+        tracing::debug!(%error, "a connection failed");
     }
 }
 
 async fn pause(error: &io::Error) {
-    tracing::debug!(%error, "accept a connection");
+    tracing::debug!(%error, "cannot accept a connection");
     tokio::time::sleep(ACCEPT_PAUSE).await;
 }

@@ -64,7 +64,7 @@ impl Vocabulary {
             });
             let Some((bytes, id)) = token else {
                 return Err(format!(
-                    "whose line {} is no token: bytes in base64, a blank, and an id",
+                    "whose line {} is not a token: bytes in base64, a blank, and an id",
                     at + 1
                 ));
             };

@@ -16,7 +16,7 @@ fn main() -> Result<()> {
         anyhow::bail!("usage: encode MODEL TEXTS [TOKENS_PER_PASS [THREADS [ROUNDS]]]");
     };
     let option = |at: usize, default: usize| match options.get(at) {
-        Some(text) => text.parse().context("an option is no number"),
+        Some(text) => text.parse().context("an option is not a number"),
         None => Ok(default),
     };
     let (pass_tokens, threads, rounds) = (option(0, 2048)?, option(1, cores())?, option(2, 1)?);

@@ -70,7 +70,7 @@ impl Reference {
 
 /// The scores of an output, in the order of the labels.
 fn scores(output: &Output, labels: usize) -> Vec<f64> {
-    let Output::Json(value) = output else { panic!("{output:?} is no JSON") };
+    let Output::Json(value) = output else { panic!("{output:?} is not JSON") };
     if labels == 1 {
         return vec![value["score"].as_f64().unwrap()];
     }

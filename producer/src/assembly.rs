@@ -46,10 +46,10 @@ impl Assembly {
     pub(crate) fn add(&mut self, headers: &ReplyHeaders, outputs: Vec<Output>) -> Result<Added, String> {
         let total = self.outputs.len();
         if headers.items_total as usize != total {
-            return Err(format!("it is for a job of {} items, this one has {total}", headers.items_total));
+            return Err(format!("it is for a job of {} items, and the job has {total}", headers.items_total));
         }
         if headers.items as usize != outputs.len() {
-            return Err(format!("it announces {} items and holds {}", headers.items, outputs.len()));
+            return Err(format!("its headers say {} items, and it holds {}", headers.items, outputs.len()));
         }
         let offset = headers.offset as usize;
         let places =

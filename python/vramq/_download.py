@@ -127,12 +127,12 @@ class Reference:
             raise _invalid(f"is longer than {REFERENCE_BYTES_MAX} bytes")
         # Those that a URL can have. Parsers disagree about the others.
         if not re.fullmatch(r"[!-\[\]-~]+", text):
-            raise _invalid("is no URL: it has spaces, control characters, backslashes, or characters outside ASCII")
+            raise _invalid("is not a URL: it has spaces, control characters, backslashes, or characters outside ASCII")
         try:
             url = urllib.parse.urlsplit(text)
             self.host, self.port = url.hostname, url.port
         except ValueError as error:
-            raise _invalid(f"is no URL: {error}") from None
+            raise _invalid(f"is not a URL: {error}") from None
         self.scheme, self.path, self.query = url.scheme, url.path, url.query
         self.sha256 = _digest(url.fragment)
         # For errors and logs: without the query, which may be a signature, and without a user.
@@ -148,7 +148,7 @@ class Reference:
             raise _denied(f"{self.shown} has a query, which an object of a bucket has not")
         self.segments = _segments(url.path)
         if any(_is_odd(segment) for segment in self.segments):
-            raise _denied(f"{self.shown} has a segment that is no name")
+            raise _denied(f"{self.shown} has a segment that is not a name")
 
 
 def _invalid(why):
@@ -184,7 +184,7 @@ def _segments(path):
 
 
 def _is_odd(segment):
-    """Whether a segment is no name of an entry: a server, or the system, may take it for several segments or for a way out."""
+    """Whether a segment is not a name of an entry: a server, or the system, may take it for several segments or for a way out."""
     return segment in (b"", b".", b"..") or any(byte in segment for byte in (b"/", b"\\", b"\0"))
 
 
@@ -204,7 +204,7 @@ def _file(reference, folder):
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise _denied(f"{reference.shown} is no regular file")
+            raise _denied(f"{reference.shown} is not a regular file")
 
         def read(count):
             try:

@@ -72,7 +72,7 @@ def _short_text(name, text):
     if not 0 < _utf8_bytes(name, text) <= SHORT_BYTES_MAX:
         raise InvalidJob(f"{name} has not 1 to {SHORT_BYTES_MAX} bytes")
     if "\ufffd" in text:
-        # Workers read that for bytes that are no text, and cannot tell the two apart.
+        # Workers read that for bytes that are not a text, and cannot tell the two apart.
         raise InvalidJob(f"{name} has the character U+FFFD")
     return text
 
@@ -81,7 +81,7 @@ def _utf8_bytes(name, text):
     try:
         return len(text.encode())
     except UnicodeEncodeError as error:
-        raise InvalidJob(f"{name} is no text of Unicode: {error}") from error
+        raise InvalidJob(f"{name} is not Unicode text: {error}") from error
 
 
 def _integer(name, value, least, most):

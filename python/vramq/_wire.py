@@ -175,7 +175,7 @@ def decode_reply(kind, content_type, headers, body):
     if not isinstance(outputs, list):
         raise ValueError("its body has no outputs")
     if _count(headers, "items") != len(outputs):
-        raise ValueError(f"it announces {headers['items']} items and holds {len(outputs)}")
+        raise ValueError(f"its headers say {headers['items']} items, and it holds {len(outputs)}")
     return Part(
         offset=_count(headers, "offset"),
         items_total=_count(headers, "items-total"),
@@ -269,7 +269,7 @@ class Assembly:
         Raises ValueError if the part contradicts the job; nothing of it is taken then.
         """
         if part.items_total != self.items:
-            raise ValueError(f"it belongs to a job of {part.items_total} items, this one has {self.items}")
+            raise ValueError(f"it is for a job of {part.items_total} items, and the job has {self.items}")
         if part.offset + len(part.outputs) > self.items:
             raise ValueError(f"it holds {len(part.outputs)} items from {part.offset} on, the job has {self.items}")
         for at, output in enumerate(part.outputs, part.offset):

@@ -495,7 +495,7 @@ def _encode(value):
         return {"kind": "bytes", "media_type": "application/octet-stream"}, bytes(value)
     if isinstance(value, Uri):
         if not isinstance(value.uri, str) or not value.uri:
-            raise _InvalidOutput("a Uri that is no text")
+            raise _InvalidOutput("a Uri that is not a text")
         return {"kind": "uri"}, value.uri.encode()
     if isinstance(value, File):
         return _file(value)
@@ -507,7 +507,7 @@ def _encode(value):
         return _vector(value, None)
     if value is None or isinstance(value, (str, bool, int, float, dict, list, tuple)):
         return _json(value)
-    raise _InvalidOutput(f"{type(value).__module__}.{type(value).__name__} is no output; return a vector, JSON values, "
+    raise _InvalidOutput(f"{type(value).__module__}.{type(value).__name__} is not an output; return a vector, JSON values, "
                          "bytes, or vramq.Embedding, Json, Bytes, File, Uri")
 
 
@@ -563,7 +563,7 @@ def _vector(values, dtype):
         # Names the element at fault.
         values = values.tolist()
     elif not isinstance(values, (list, tuple, array.array)):
-        raise _InvalidOutput(f"Embedding of {type(values).__name__}, which is no vector")
+        raise _InvalidOutput(f"Embedding of {type(values).__name__}, which is not a vector")
     if dtype not in (None, "f32", "f16"):
         raise _InvalidOutput(f"an embedding of dtype {dtype!r}; use 'f32' or 'f16'")
     dtype = dtype or "f32"
@@ -571,7 +571,7 @@ def _vector(values, dtype):
         raise _InvalidOutput("an embedding without elements")
     for index, number in enumerate(values):
         if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise _InvalidOutput(f"element {index} of the embedding is {type(number).__name__}, which is no number")
+            raise _InvalidOutput(f"element {index} of the embedding is {type(number).__name__}, which is not a number")
         if not math.isfinite(number):
             raise _InvalidOutput(f"element {index} of the embedding is {number}")
     try:

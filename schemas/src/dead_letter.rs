@@ -32,12 +32,12 @@ pub struct DeadLetter {
     pub worker: String,
     pub worker_version: String,
     /// Only of a job that ran out of memory. Its attempts are in the `history` header.
-    pub misfit: Option<Misfit>,
+    pub requirement: Option<MinimumRequirement>,
 }
 
 /// The item that does not fit even alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Misfit {
+pub struct MinimumRequirement {
     /// Its index within the job.
     pub item: u32,
     /// Its cost: tokens, for an encoder.
@@ -54,7 +54,7 @@ impl DeadLetter {
         table.insert(DEAD_AT_MS.into(), long(self.dead_at_ms));
         table.insert(WORKER.into(), text(&self.worker));
         table.insert(WORKER_VERSION.into(), text(&self.worker_version));
-        if let Some(Misfit { item, cost, needs_bytes }) = self.misfit {
+        if let Some(MinimumRequirement { item, cost, needs_bytes }) = self.requirement {
             table.insert(ITEM.into(), long(item.into()));
             table.insert(ITEM_COST.into(), long(cost.into()));
             table.insert(NEEDS_BYTES.into(), long(needs_bytes));
@@ -71,9 +71,9 @@ impl DeadLetter {
             dead_at_ms: number(DEAD_AT_MS)?.try_into().ok()?,
             worker: word(WORKER)?,
             worker_version: word(WORKER_VERSION)?,
-            misfit: number(ITEM).zip(number(ITEM_COST)).zip(number(NEEDS_BYTES)).and_then(
+            requirement: number(ITEM).zip(number(ITEM_COST)).zip(number(NEEDS_BYTES)).and_then(
                 |((item, cost), needs)| {
-                    Some(Misfit {
+                    Some(MinimumRequirement {
                         item: item.try_into().ok()?,
                         cost: cost.try_into().ok()?,
                         needs_bytes: needs.try_into().ok()?,

@@ -144,7 +144,7 @@ impl Values {
         };
         if !bytes.len().is_multiple_of(size) {
             return Err(format!(
-                "an embedding of {} bytes is no whole number of {size}-byte elements",
+                "an embedding of {} bytes is not a whole number of {size}-byte elements",
                 bytes.len()
             ));
         }

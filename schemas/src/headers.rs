@@ -202,7 +202,7 @@ impl JobHeaders {
     /// What a publisher may say of its own job: the batch hint. All else is for workers to say.
     ///
     /// # Errors
-    /// The hint is no number above 0.
+    /// The hint is not a number above 0.
     pub fn read_of_publisher(table: &FieldTable) -> Result<Self, InvalidHeader> {
         let mut own = FieldTable::default();
         for name in [BATCH_HINT, BATCH_HINT_PREFIXED] {

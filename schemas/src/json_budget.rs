@@ -14,7 +14,7 @@ use crate::limits::BODY_BYTES_MAX;
 /// its text (`{"":0}`), and a hostile reply is at most this dear.
 const MEMORY_MAX: usize = 4 * BODY_BYTES_MAX;
 
-/// The most bytes that they may take as JSON text: more are no JSON body, and in MessagePack a byte may become six of text.
+/// The most bytes that they may take as JSON text: more are not a JSON body, and in MessagePack a byte may become six of text.
 pub(crate) const TEXT_MAX: usize = BODY_BYTES_MAX;
 
 /// What serde_json allocates at any moment for a value in a list that doubles; for a list's first four places; and for an object's

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JsonText(Box<str>);
 
-/// Why a text is no JSON value.
+/// Why a text is not a JSON value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidJson(String);

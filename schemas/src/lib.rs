@@ -32,7 +32,7 @@ pub mod withdrawal;
 
 pub use attempt::Attempt;
 pub use codec::{DecodeError, EncodeError, Encoding};
-pub use dead_letter::{DeadLetter, Misfit};
+pub use dead_letter::{DeadLetter, MinimumRequirement};
 pub use embedding::{Dtype, Embedding, EmbeddingFormat, Values};
 pub use headers::{InvalidHeader, JobHeaders, ReplyHeaders};
 pub use job::{Input, Job};

@@ -33,7 +33,7 @@ impl Notation<'_> {
     pub(crate) fn read_bytes<'de, A: MapAccess<'de>>(self, map: &mut A) -> Result<Vec<u8>, A::Error> {
         match map.next_value_seed(Content { notation: self, numbers: false })? {
             Vector::Bytes(bytes) => Ok(bytes),
-            Vector::Numbers(_) => Err(de::Error::custom("bytes are no list of numbers")),
+            Vector::Numbers(_) => Err(de::Error::custom("bytes are not a list of numbers")),
         }
     }
 

@@ -103,7 +103,7 @@ impl fmt::Display for Reason {
 
 /// A reason that this version does not know.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no known reason")]
+#[error("`{0}` is not a known reason")]
 pub struct UnknownReason(String);
 
 impl FromStr for Reason {

@@ -68,7 +68,7 @@ impl Sparse {
         let ((indices, more_indices), (values, more_values)) = (indices.as_chunks(), values.as_chunks());
         if !more_indices.is_empty() || !more_values.is_empty() {
             return Err(
-                "the indices or the values of a sparse vector are no whole number of 4-byte elements"
+                "the indices or the values of a sparse vector are not a whole number of 4-byte elements"
                     .to_owned(),
             );
         }

@@ -20,7 +20,7 @@ impl TextBudget {
 }
 
 /// Reads a value of MessagePack as the text of a JSON value, without making a tree of it. What JSON has no form for is an error:
-/// bytes, extensions, keys that are no texts, numbers that are not finite.
+/// bytes, extensions, keys that are not texts, numbers that are not finite.
 #[derive(Clone, Copy)]
 pub(crate) struct JsonValue<'b>(pub(crate) &'b TextBudget);
 

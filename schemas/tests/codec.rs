@@ -173,7 +173,7 @@ fn faults_name_the_item() {
         assert!(what.contains(said), "{body}: {what}");
     }
     for (body, said) in [
-        (r#"{"model": "m", "outputs": [{"embedding": "AA=="}]}"#, "no whole number of 4-byte elements"),
+        (r#"{"model": "m", "outputs": [{"embedding": "AA=="}]}"#, "not a whole number of 4-byte elements"),
         (r#"{"model": "m", "outputs": [{"uri": "x", "json": 1}]}"#, "exactly one of"),
         (r#"{"model": "m", "outputs": [{}]}"#, "exactly one of"),
         (r#"{"model": "m", "outputs": [{"embedding": [1, "x"]}]}"#, "outputs[0]"),

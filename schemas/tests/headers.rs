@@ -6,7 +6,7 @@ use amq_protocol_types::{AMQPValue, FieldArray, FieldTable};
 use proptest::prelude::*;
 use vramq_schemas::fields::{self, TEXT_BYTES_MAX};
 use vramq_schemas::headers::{self, HISTORY_MAX};
-use vramq_schemas::{Attempt, DeadLetter, JobHeaders, Misfit, Reason, ReplyHeaders};
+use vramq_schemas::{Attempt, DeadLetter, JobHeaders, MinimumRequirement, Reason, ReplyHeaders};
 
 fn attempt(n: u32) -> Attempt {
     Attempt {
@@ -244,7 +244,7 @@ fn the_longest_history_fits_its_frame() {
         dead_at_ms: u64::MAX,
         worker: "é".repeat(5_000),
         worker_version: "0.1.0".to_owned(),
-        misfit: Some(Misfit { item: u32::MAX, cost: u32::MAX, needs_bytes: u64::MAX }),
+        requirement: Some(MinimumRequirement { item: u32::MAX, cost: u32::MAX, needs_bytes: u64::MAX }),
     };
     dossier.write(&mut table);
     let bytes = table_bytes(&table);
@@ -299,7 +299,7 @@ fn dead_letters_come_back_whatever_the_integer_type() {
         dead_at_ms: 1_763_000_000_000,
         worker: "w".to_owned(),
         worker_version: "0.1.0".to_owned(),
-        misfit: Some(Misfit { item: 3, cost: 512, needs_bytes: 1 << 33 }),
+        requirement: Some(MinimumRequirement { item: 3, cost: 512, needs_bytes: 1 << 33 }),
     };
     let mut table = FieldTable::default();
     letter.write(&mut table);

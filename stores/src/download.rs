@@ -116,7 +116,7 @@ fn open(
             let length = file.metadata().map(|data| data.is_file().then_some(data.len()));
             match length.map_err(|error| DownloadError::Unavailable(format!("open {shown}: {error}")))? {
                 Some(length) => Ok((Box::new(file), Some(length))),
-                None => Err(DownloadError::Denied(format!("{shown} is no regular file"))),
+                None => Err(DownloadError::Denied(format!("{shown} is not a regular file"))),
             }
         }
         "http" | "https" => Ok(HttpStore::new(access.is_private, access.cloud.timeout).get(reference)?),

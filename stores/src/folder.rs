@@ -38,7 +38,7 @@ impl Folder {
     /// Opens a file beneath the root, and returns its length. Links are not followed; only the root itself may be one.
     ///
     /// # Errors
-    /// It is not there, is no regular file, or there is a link on the way; or the file system fails.
+    /// It is not there, is not a regular file, or there is a link on the way; or the file system fails.
     pub fn open(&self, segments: &[Vec<u8>]) -> Result<(File, u64), Fault> {
         let root = self.open_root()?;
         match at_once(&root, segments) {
@@ -86,7 +86,7 @@ fn at_once(root: &OwnedFd, segments: &[Vec<u8>]) -> Option<OwnedFd> {
 /// Opens a file folder by folder, and follows no link in any of them.
 fn step_by_step(root: OwnedFd, segments: &[Vec<u8>]) -> Result<OwnedFd, Fault> {
     let (Some((name, steps)), shown) = (segments.split_last(), shown(segments)) else {
-        return Err(Fault::Missing("the store itself is no file".to_owned()));
+        return Err(Fault::Missing("the store itself is not a file".to_owned()));
     };
     let mut folder = root;
     for step in steps {
@@ -101,7 +101,7 @@ fn regular(file: OwnedFd, segments: &[Vec<u8>]) -> Result<(File, u64), Fault> {
     let shown = shown(segments);
     let stat = fstat(&file).map_err(|error| unavailable(&shown, error))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(Fault::Denied(format!("{shown} is no regular file")));
+        return Err(Fault::Denied(format!("{shown} is not a regular file")));
     }
     Ok((file.into(), u64::try_from(stat.st_size).unwrap_or(0)))
 }
@@ -129,7 +129,7 @@ fn fault(folder: &OwnedFd, name: &[u8], error: Errno, shown: &str) -> Fault {
         }
         Errno::ACCESS | Errno::PERM => Fault::Denied(format!("the worker may not read {shown}")),
         // A device without a driver, or a socket.
-        Errno::NXIO | Errno::NODEV => Fault::Denied(format!("{shown} is no regular file")),
+        Errno::NXIO | Errno::NODEV => Fault::Denied(format!("{shown} is not a regular file")),
         error => unavailable(shown, error),
     }
 }

@@ -52,7 +52,7 @@ impl Reference {
         }
         let mut url = match Url::parse(text) {
             Ok(url) => url,
-            Err(error) => return malformed(&format!("the reference is no URL: {error}")),
+            Err(error) => return malformed(&format!("the reference is not a URL: {error}")),
         };
         let (mut sha256, mut media_type) = (None, None);
         for part in url.fragment().unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
@@ -85,7 +85,7 @@ impl Reference {
         }
         let segments = segments(&url);
         if segments.iter().any(|segment| is_odd(segment)) {
-            return denied("has a segment that is no name");
+            return denied("has a segment that is not a name");
         }
         Ok(Self { url, segments, sha256, media_type })
     }
@@ -137,7 +137,7 @@ pub fn origin(url: &Url) -> (&str, Option<&str>, Option<u16>) {
     (url.scheme(), url.host_str(), url.port_or_known_default())
 }
 
-/// A segment that is no name of an entry: a server, or the system, may take it for several segments or for a way out.
+/// A segment that is not a name of an entry: a server, or the system, may take it for several segments or for a way out.
 fn is_odd(segment: &[u8]) -> bool {
     matches!(segment, b"" | b"." | b"..") || segment.iter().any(|byte| matches!(byte, b'/' | b'\\' | 0))
 }

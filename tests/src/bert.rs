@@ -38,7 +38,7 @@ pub struct RandomBert {
     pub positions: usize,
     /// What weights are multiplied with.
     pub scale: f32,
-    /// A token whose embedding is no number, as in a damaged checkpoint.
+    /// A token whose embedding is not a number, as in a damaged checkpoint.
     pub broken_token: Option<usize>,
 }
 

@@ -203,7 +203,7 @@ pub fn letter(id: &str, reason: Reason, text: &str) -> Result<Message> {
         dead_at_ms: 1_700_000_000_000,
         worker: "gone".to_owned(),
         worker_version: "0.0.1".to_owned(),
-        misfit: None,
+        requirement: None,
     };
     letter.write(&mut headers);
     headers.insert("mine".into(), AMQPValue::LongString("kept".into()));
@@ -214,7 +214,7 @@ pub fn letter(id: &str, reason: Reason, text: &str) -> Result<Message> {
 ///
 /// # Errors
 /// The broker does not take them.
-pub async fn bury(env: &mut TestEnv, letters: Vec<Message>) -> Result<()> {
+pub async fn add_dead_letters(env: &mut TestEnv, letters: Vec<Message>) -> Result<()> {
     let worker = env.worker(&[]).await?;
     worker.drain().await?;
     env.leave(&dead_queue(MODEL));

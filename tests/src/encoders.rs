@@ -120,7 +120,7 @@ pub fn lengths_agree(source: &Source, elements: &[ElementType], lengths: &[usize
 /// # Errors
 /// As for [`agree`].
 pub fn texts_agree(source: &Source, elements: &[ElementType]) -> Result<()> {
-    let Source::Folder(folder) = source else { anyhow::bail!("{source} is no folder") };
+    let Source::Folder(folder) = source else { anyhow::bail!("{source} is not a folder") };
     let texts: Vec<String> = serde_json::from_slice(&std::fs::read(folder.join("texts.json"))?)?;
     let inputs: Vec<Input> = texts.into_iter().map(Input::Text).collect();
     agree(source, elements, |encoder| Ok(encoder.prepare(&inputs, &Params::default())?))

@@ -39,7 +39,7 @@ impl Server {
     /// Sends a request; the answer's JSON, or null for an empty one.
     ///
     /// # Errors
-    /// The connection, an answer that is no JSON, or any status outside 200 to 299.
+    /// The connection, an answer that is not JSON, or any status outside 200 to 299.
     pub async fn request(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
         let body = body.map(Value::to_string).unwrap_or_default();
         // HTTP/1.0: no chunks, and the end of the answer is the end of the connection.

@@ -41,10 +41,10 @@ pub fn full() -> bool {
 /// A number in the environment, if it is set.
 ///
 /// # Errors
-/// It is no number.
+/// It is not a number.
 pub fn number_from(name: &str) -> anyhow::Result<Option<u64>> {
     let value = std::env::var(name).ok();
-    value.map(|value| value.parse().with_context(|| format!("{name}={value} is no number"))).transpose()
+    value.map(|value| value.parse().with_context(|| format!("{name}={value} is not a number"))).transpose()
 }
 
 impl Setup {

@@ -16,7 +16,7 @@ use crate::model::Model;
 use crate::observability::logs::Logs;
 use crate::observability::metrics::Meters;
 use crate::observability::spans::Spans;
-use crate::observability::status_board::{Now, StatusBoard};
+use crate::observability::status_board::{Status, StatusBoard};
 use crate::observability::status_reporter::StatusReporter;
 use crate::publishers::PublisherRules;
 use crate::state_file::StateFile;
@@ -99,9 +99,11 @@ impl WorkerContext {
         match end {
             SessionEnd::Lost(error) => {
                 worker.sessions_lost.inc();
-                self.board.set(Now::new(WorkerState::NoSession, format!("session lost: {error}")));
+                self.board.set(Status::new(WorkerState::NoSession, format!("session lost: {error}")));
             }
-            SessionEnd::Drained | SessionEnd::Killed => self.board.set(Now::new(WorkerState::Gone, "ended")),
+            SessionEnd::Drained | SessionEnd::Killed => {
+                self.board.set(Status::new(WorkerState::Gone, "ended"))
+            }
         }
     }
 }

@@ -237,7 +237,7 @@ mod tests {
 
         fn check(&self, inputs: &[Input], _: &Params) -> Result<(), InvalidInput> {
             match inputs.iter().position(|input| !matches!(input, Input::Text(_))) {
-                Some(at) => Err(InvalidInput(format!("inputs[{at}] is no text"))),
+                Some(at) => Err(InvalidInput(format!("inputs[{at}] is not a text"))),
                 None => Ok(()),
             }
         }
@@ -295,6 +295,6 @@ mod tests {
         let (decoded, prepared) = read(inputs, 100_000);
         let rejection = decoded.unwrap_err();
         assert_eq!((rejection.reason, prepared), (Reason::InvalidInput, 0));
-        assert_eq!(rejection.error, "inputs[4999] is no text");
+        assert_eq!(rejection.error, "inputs[4999] is not a text");
     }
 }

@@ -104,7 +104,7 @@ impl FromStr for Failpoint {
             let sites = named(&SITES.map(|(name, _)| name));
             let actions = named(&ACTIONS.map(|(name, _)| name));
             format!(
-                "`{text}` is no failpoint: SITE=ACTION[,skip=N][,times=N][,job=ID][,while=FILE|,tickets=PIPE], with a SITE of {sites} and \
+                "`{text}` is not a failpoint: SITE=ACTION[,skip=N][,times=N][,job=ID][,while=FILE|,tickets=PIPE], with a SITE of {sites} and \
                  an ACTION of {actions}; `fail` only at `pass`, `hang` also at `received` and `decode`"
             )
         };
@@ -140,7 +140,7 @@ impl FromStr for Failpoint {
 impl Failpoint {
     /// Takes effect from here on. Only the first one does.
     pub fn start(self) {
-        tracing::warn!(failpoint = ?self, "a failpoint is set, as the configuration asks");
+        tracing::warn!(failpoint = ?self, "a failpoint is set (worker.drill): the worker dies, fails or hangs there");
         let _ = FAILPOINT.set(Active { failpoint: self, reached: AtomicU64::new(0), pipe: Mutex::default() });
     }
 

@@ -85,7 +85,7 @@ impl StateFile {
         }
     }
 
-    /// Writes what programs were seen to take; what is known of others stays in the file. A failure is logged.
+    /// Writes how much memory programs took; the entries of other programs stay in the file. A failure is logged.
     pub fn write_programs(&self, own: BTreeMap<ProgramKey, ProgramMemory>) {
         let Some(file) = &self.0 else { return };
         if let Err(error) = update(file, |known| known.programs.extend(own)) {
@@ -99,7 +99,7 @@ fn read(file: &Path) -> Known {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Known::default(),
         Err(error) => {
-            tracing::warn!(file = %file.display(), %error, "read learned limits");
+            tracing::warn!(file = %file.display(), %error, "cannot read the file of learned limits: starting without them");
             return Known::default();
         }
     };
@@ -110,11 +110,11 @@ fn read(file: &Path) -> Known {
         },
         Ok(content) => {
             let version = content.version;
-            tracing::warn!(file = %file.display(), version, "learned limits are of another version: starting without them");
+            tracing::warn!(file = %file.display(), version, "the file of learned limits has another version: starting without them");
             Known::default()
         }
         Err(error) => {
-            tracing::warn!(file = %file.display(), %error, "learned limits cannot be read: starting without them");
+            tracing::warn!(file = %file.display(), %error, "the file of learned limits is damaged: starting without them");
             Known::default()
         }
     }

@@ -54,7 +54,10 @@ pub(super) fn lines(fleet: &Fleet, now: Instant) -> Vec<Line> {
         lines.extend(mixed_revisions(fleet, now));
     }
     if fleet.unreadable > 0 {
-        let text = format!("{} messages on vramq.status were no heartbeats, or too many", fleet.unreadable);
+        let text = format!(
+            "{} messages on vramq.status were ignored: they were not heartbeats, or there were too many",
+            fleet.unreadable
+        );
         lines.push(Line::new(text, Severity::Warning));
     }
     lines
@@ -248,7 +251,7 @@ worker-1  consuming  cpu     1.5 GiB  2.0 GiB    104        3     80.0    3  1, 
             shown.starts_with("no connection to the broker for 3s: reset by \\u{1b}[2J peer\n"),
             "{shown}"
         );
-        assert!(shown.contains("1 messages on vramq.status were no heartbeats"), "{shown}");
+        assert!(shown.contains("1 messages on vramq.status were ignored"), "{shown}");
     }
 
     #[test]

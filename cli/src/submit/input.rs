@@ -244,7 +244,7 @@ fn item(line: &str, field: &str) -> Result<Item, String> {
         Value::String(text) => Ok(Item::of_text(text)),
         Value::Object(mut object) => match object.remove(field) {
             Some(Value::String(text)) => Ok(Item { input: Input::Text(text), id: object.remove("id") }),
-            Some(_) => Err(format!("its `{field}` is no text")),
+            Some(_) => Err(format!("its `{field}` is not a text")),
             None => Err(format!("it has no `{field}`; `--field` names another")),
         },
         _ => Err("neither a text nor an object".to_owned()),
@@ -336,7 +336,7 @@ mod tests {
             (&b"a\n\xff\n"[..], None, "line 2: not UTF-8"),
             (b"\"a\"\n{", Some("text"), "line 2: not JSON"),
             (b"{\"x\": 1}", Some("text"), "line 1: it has no `text`"),
-            (b"{\"text\": 1}", Some("text"), "line 1: its `text` is no text"),
+            (b"{\"text\": 1}", Some("text"), "line 1: its `text` is not a text"),
             (b"[]", Some("text"), "line 1: neither a text nor an object"),
         ] {
             let fault = read(bytes, field).unwrap_err().to_string();

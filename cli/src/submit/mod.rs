@@ -68,7 +68,7 @@ pub(crate) struct Args {
     /// Texts per job.
     #[arg(long, default_value_t = 32, value_name = "N", value_parser = items_parser())]
     job_items: u32,
-    /// The most jobs in flight; also how many outputs may wait for a slow job before them.
+    /// The most jobs in flight; also the most outputs that wait for a slow job that comes before them.
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = items_parser())]
     jobs: u32,
     /// The time limit of a job, from publishing to its last reply (30s, 5m; by default none).

@@ -21,7 +21,7 @@ pub use queue::AdoptedQueue;
 /// How long this gateway tries to get the connection to an adopted queue back, before it looks whether the queue is still to be adopted.
 const RECONNECT_FOR: Duration = Duration::from_secs(10);
 
-/// Publishes this gateway's recorded jobs, whose reply queue others may adopt, and adopts the reply queues of others.
+/// Publishes this gateway's recorded jobs, whose reply queue other gateways may adopt, and adopts the reply queues of other gateways.
 #[derive(Debug)]
 pub struct Adoption {
     /// Publishes the jobs that are recorded, and holds their replies.
@@ -81,7 +81,7 @@ impl Adoption {
         options.adopt = Some(queue.to_owned());
         // After an error it is not tried again before the queue has once more been without a consumer for so long.
         let client = Client::connect(options).await.inspect_err(|_| self.forget(queue))?;
-        tracing::info!(queue, "its gateway is gone: this one has adopted the reply queue");
+        tracing::info!(queue, "adopted the reply queue of a gateway that is gone");
         let new = AdoptedQueue::new(client, Arc::clone(&self.link), queue.to_owned());
         *adopted = Arc::downgrade(&new);
         Ok(Some(new))

@@ -45,7 +45,10 @@ async fn leave_to_others(queue: Weak<AdoptedQueue>, link: Arc<Link>, name: Strin
         let depth = link.queue(&name).await;
         let Some(queue) = queue.upgrade() else { return };
         if let Ok(Depth::Messages { consumers: 2.., .. }) = depth {
-            tracing::info!(queue = name, "another gateway consumes the adopted reply queue: leaving it");
+            tracing::info!(
+                queue = name,
+                "another gateway consumes the adopted reply queue, too: this gateway stops consuming it"
+            );
             queue.left.store(true, Ordering::Release);
             queue.client.close().await;
             return;

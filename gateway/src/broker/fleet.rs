@@ -8,6 +8,8 @@ use vramq_schemas::status::{
     CeilingStatus, DeviceStatus, HEARTBEATS_MISSED_MAX, Heartbeat, ModelStatus, WorkerState,
 };
 
+use super::rates::Rates;
+
 /// Workers that are followed. Beyond them heartbeats are dropped: a flood of made-up names takes no memory.
 const WORKERS_MAX: usize = 1_000;
 
@@ -23,9 +25,6 @@ const FURTHER_QUEUES_MAX: usize = 16;
 /// A worker that is gone is shown for so long.
 const GONE_SHOWN: Duration = Duration::from_secs(60);
 
-/// How much a new rate counts: the last five intervals make up two thirds.
-const RATE_WEIGHT: f64 = 0.2;
-
 /// All workers that have sent heartbeats.
 #[derive(Debug, Default)]
 pub struct Fleet {
@@ -36,18 +35,8 @@ pub struct Fleet {
 struct Seen {
     heartbeat: Heartbeat,
     at: Instant,
-    /// By model.
-    rates: HashMap<String, Rate>,
+    rates: Rates,
     samples: VecDeque<Sample>,
-}
-
-/// Jobs a second of a worker and a model.
-#[derive(Clone, Copy, Debug)]
-struct Rate {
-    per_s: f64,
-    /// It was measured while the worker had more to do than it could: it is what the worker can do. Else the worker can do at least so
-    /// much, which says nothing of how long jobs will wait.
-    is_full: bool,
 }
 
 /// Memory and work at one moment, for the timeline of the page.
@@ -109,13 +98,13 @@ impl Fleet {
         }
         let before = self.workers.remove(&heartbeat.worker);
         let before = before.filter(|seen| seen.heartbeat.started_at_ms == heartbeat.started_at_ms);
-        let (mut rates, mut samples) = (HashMap::new(), VecDeque::new());
+        let (mut rates, mut samples) = (Rates::default(), VecDeque::new());
         let mut out_of_memory = 0;
         if let Some(before) = before {
             out_of_memory = failures(&heartbeat).saturating_sub(failures(&before.heartbeat));
             rates = before.rates;
             samples = before.samples;
-            update_rates(&mut rates, &before.heartbeat, &heartbeat, backlog);
+            rates.update(&before.heartbeat, &heartbeat, backlog);
         }
         if samples.len() >= SAMPLES_MAX {
             samples.pop_front();
@@ -213,45 +202,6 @@ impl Seen {
     }
 }
 
-/// A worker that had more to do than it could, at both heartbeats, shows what it can do; another one only that it can do at least so
-/// much.
-fn update_rates(
-    rates: &mut HashMap<String, Rate>,
-    before: &Heartbeat,
-    now: &Heartbeat,
-    backlog: impl Fn(&str) -> bool,
-) {
-    let seconds = now.sent_at_ms.saturating_sub(before.sent_at_ms) as f64 / 1000.0;
-    // Heartbeats of a change of state come close together: their counters say nothing of a rate.
-    if seconds < 0.5 {
-        return;
-    }
-    rates.retain(|name, _| now.models.iter().any(|model| model.model == *name));
-    for model in &now.models {
-        let Some(earlier) = before.models.iter().find(|earlier| earlier.key == model.key) else { continue };
-        let ended = |m: &ModelStatus| m.counters.answered + m.counters.dead_lettered + m.counters.withdrawn;
-        let measured = ended(model).saturating_sub(ended(earlier)) as f64 / seconds;
-        let has_backlog = backlog(&model.model);
-        let is_full = is_full(earlier, has_backlog) && is_full(model, has_backlog);
-        let rate = match rates.get(&model.model) {
-            Some(Rate { per_s, is_full: true }) if is_full => {
-                Rate { per_s: per_s + RATE_WEIGHT * (measured - per_s), is_full }
-            }
-            _ if is_full && measured > 0.0 => Rate { per_s: measured, is_full },
-            Some(known) => Rate { per_s: known.per_s.max(measured), ..*known },
-            None if measured > 0.0 => Rate { per_s: measured, is_full },
-            None => continue,
-        };
-        rates.insert(model.model.clone(), rate);
-    }
-}
-
-/// Whether a worker had more to do than it could: jobs that wait for a pass, no slot left, or jobs in hand beside those that waited in the
-/// queue a moment ago.
-fn is_full(model: &ModelStatus, has_backlog: bool) -> bool {
-    model.waiting > 0 || model.in_hand >= u64::from(model.slots.max(1)) || (model.in_hand > 0 && has_backlog)
-}
-
 fn failures(heartbeat: &Heartbeat) -> u64 {
     let counters = heartbeat.models.iter().map(|model| &model.counters);
     counters.map(|c| c.out_of_memory_alone + c.out_of_memory_shared).sum()
@@ -282,7 +232,7 @@ mod tests {
         heartbeat_with(second, answered, 0, 0)
     }
 
-    /// With so many jobs in hand, and waiting for a pass.
+    /// With so many unacknowledged jobs, and so many that wait for a pass.
     fn heartbeat_with(second: u64, answered: u64, in_hand: u64, waiting: u64) -> Vec<u8> {
         let counters = Counters { answered, ..Counters::default() };
         let model = ModelStatus {
@@ -319,7 +269,7 @@ mod tests {
             (60, 102, 0, Some(8.0), "idle: it can still do as much"),
             (70, 102, 0, Some(8.0), "and still"),
             (80, 302, 1, Some(20.0), "it can do more than was known"),
-            (90, 303, 1, Some(20.0), "a job in hand, and no backlog: it can still do as much"),
+            (90, 303, 1, Some(20.0), "an unacknowledged job, and no backlog: it can still do as much"),
         ] {
             // A backlog that was counted once says nothing of workers without jobs.
             fleet.hear(&heartbeat_with(second, answered, in_hand, 0), now, |_| in_hand == 0);
@@ -342,7 +292,11 @@ mod tests {
                 fleet.hear(&heartbeat_with(second, answered, in_hand, waiting), now, |_| backlog);
             }
             let can = fleet.jobs_per_s("m", now);
-            assert_eq!(can, is_busy.then_some(1.0), "{in_hand} in hand, {waiting} wait, backlog: {backlog}");
+            assert_eq!(
+                can,
+                is_busy.then_some(1.0),
+                "{in_hand} unacknowledged, {waiting} wait, backlog: {backlog}"
+            );
             assert_eq!(fleet.models(now)["m"].jobs_per_s, Some(1.0));
         }
     }

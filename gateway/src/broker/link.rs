@@ -169,12 +169,12 @@ impl LinkTask {
                     let connection = Arc::new(connection);
                     let Err(error) = self.session(&connection).await;
                     *lock(&self.link.connected) = None;
-                    tracing::warn!(%error, "the link to the broker is lost, reconnecting");
+                    tracing::warn!(%error, "lost the gateway's own connection to the broker (heartbeats, queue depths, withdrawals): reconnecting");
                     error.to_string()
                 }
                 Err(error) => error.to_string(),
             };
-            tracing::debug!(error, "connect the link to the broker");
+            tracing::debug!(error, "cannot use the gateway's own connection to the broker");
             // Dropping their senders ends the requests that asked meanwhile with an error.
             while self.questions.try_recv().is_ok() {}
             tokio::time::sleep(RECONNECT_WAIT).await;

@@ -47,7 +47,7 @@ Example:
   vramq-gateway check-config --config gateway.toml
 
 Exit codes:
-  0 it is right · 2 it is not")]
+  0 the configuration is right · 2 it has faults")]
     CheckConfig(Options),
     /// Make a new key: prints the key for its caller, and the entry for the file of keys.
     #[command(after_help = "\

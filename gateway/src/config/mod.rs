@@ -228,8 +228,10 @@ fn http(values: &mut Values) -> Option<Http> {
     let cors_origins = values.list("http.cors_origins");
     for origin in &cors_origins {
         if !origin.starts_with("http://") && !origin.starts_with("https://") || origin.ends_with('/') {
-            values
-                .fault("http.cors_origins", format!("`{origin}` is no origin, such as https://example.org"));
+            values.fault(
+                "http.cors_origins",
+                format!("`{origin}` is not an origin, such as https://example.org"),
+            );
         }
     }
     let drain = seconds(values.number("http.drain_s", DRAIN_S, 0));

@@ -107,7 +107,9 @@ pub fn apart(values: &mut Values, keys: &Keys, results: Option<&Place>) -> Optio
 
 fn url_of(values: &mut Values, key: &'static str) -> Option<Url> {
     let text = values.text(key)?;
-    Url::parse(&text).map_err(|error| values.fault(key, format!("is {text}, which is no URL: {error}"))).ok()
+    Url::parse(&text)
+        .map_err(|error| values.fault(key, format!("is {text}, which is not a URL: {error}")))
+        .ok()
 }
 
 #[cfg(test)]

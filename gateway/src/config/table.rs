@@ -36,7 +36,7 @@ impl Values {
             // toml's messages quote the line: it may hold the broker's password.
             Err(error) => {
                 let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].lines().count());
-                values.fault("file", format!("no TOML, near line {}: {}", line.max(1), error.message()));
+                values.fault("file", format!("is not TOML, near line {}: {}", line.max(1), error.message()));
             }
         }
         values
@@ -133,7 +133,7 @@ impl Values {
     pub fn finish(mut self) -> Vec<Fault> {
         let known = self.known.join(", ");
         for key in std::mem::take(&mut self.left).into_keys() {
-            self.fault(key, format!("is no known key; there are {known}, model.NAME.matryoshka"));
+            self.fault(key, format!("is not a known key; there are {known}, model.NAME.matryoshka"));
         }
         self.faults
     }

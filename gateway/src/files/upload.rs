@@ -72,12 +72,12 @@ impl Upload {
         self.objects.put(description, PutPayload::from(described)).await.map(drop)
     }
 
-    /// The description first: without it nobody is told of the file.
+    /// The description first: without it the gateway lists no such file.
     async fn remove(&mut self, description: &Path) {
         for path in [description, &self.path] {
             match self.objects.delete(path).await {
                 Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => tracing::warn!(%error, "remove an upload that nobody waits for"),
+                Err(error) => tracing::warn!(%error, "cannot remove an upload whose caller has gone"),
             }
         }
     }
@@ -88,7 +88,7 @@ impl Drop for Upload {
         let (Some(writer), Ok(runtime)) = (self.writer.take(), Handle::try_current()) else { return };
         runtime.spawn(async move {
             if let Err(error) = writer.abort().await {
-                tracing::warn!(%error, "remove an incomplete upload");
+                tracing::warn!(%error, "cannot remove an incomplete upload");
             }
         });
     }

@@ -41,7 +41,9 @@ pub(super) async fn life(task: &Task, record: &Record) -> End {
                 adoption.forget(&record.reply_queue);
             }
             Err(NotAdopted::Lost) => return End::Answered(Err(JobError::ReplyQueueLost), None),
-            Err(error) => tracing::warn!(queue = record.reply_queue, %error, "adopt a reply queue"),
+            Err(error) => {
+                tracing::warn!(queue = record.reply_queue, %error, "cannot adopt the reply queue of another gateway")
+            }
         }
         sleep(pause).await;
         pause = (2 * pause).min(LOOK_EVERY);
@@ -51,7 +53,9 @@ pub(super) async fn life(task: &Task, record: &Record) -> End {
 /// The end by the replies in an adopted queue; `None` if another one consumes it before, or the time is up.
 async fn replies(task: &Task, record: &Record, queue: &AdoptedQueue, left: Duration) -> Option<End> {
     let awaited = queue.client.await_published(&record.message_id, record.items, left).await;
-    let pending = awaited.inspect_err(|error| tracing::debug!(%error, "await an adopted job")).ok()?;
+    let pending = awaited
+        .inspect_err(|error| tracing::debug!(%error, "cannot wait for the replies in an adopted queue"))
+        .ok()?;
     match task.follow(pending, &queue.client).await {
         // After a timeout, too, the store is asked before the job fails.
         End::Answered(
@@ -82,7 +86,7 @@ async fn end_of_unrecorded(task: &Task, adoption: &Adoption, record: &Record) ->
 async fn is_unrecorded(task: &Task, record: &Record) -> bool {
     let Some(results) = &task.app.results else { return true };
     let found = results.record(&task.entry.owner, &record.id);
-    matches!(in_time(&record.id, "read a job's record", found).await, Some(Ok(None)))
+    matches!(in_time(&record.id, "cannot read a job's record", found).await, Some(Ok(None)))
 }
 
 /// For how long the job is still awaited: no longer than its own gateway awaits it, which has removed the record by then.

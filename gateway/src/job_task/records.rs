@@ -59,8 +59,8 @@ impl Task {
             reply_queue: reply_queue.to_owned(),
         };
         let put = results.put_record(&self.entry.owner, &record);
-        if let Some(Err(error)) = in_time(&record.id, "store a job's record", put).await {
-            tracing::error!(job = record.id, %error, "store a job's record");
+        if let Some(Err(error)) = in_time(&record.id, "cannot store a job's record", put).await {
+            tracing::error!(job = record.id, %error, "cannot store a job's record");
         }
     }
 
@@ -70,10 +70,10 @@ impl Task {
         let job = &self.entry.id;
         for _ in 0..REMOVALS_MAX {
             let removed = results.remove_record(&self.entry.owner, job);
-            match in_time(job, "remove the record of a job that has ended", removed).await {
+            match in_time(job, "cannot remove the record of a job that has ended", removed).await {
                 Some(Ok(())) => return,
                 Some(Err(error)) => {
-                    tracing::warn!(job, %error, "remove the record of a job that has ended");
+                    tracing::warn!(job, %error, "cannot remove the record of a job that has ended");
                 }
                 None => {}
             }

@@ -67,7 +67,11 @@ pub async fn find(
     let Some(results) = results else { return Ok(None) };
     let Ok(found) = timeout(LOOK_MAX, results.get(&caller.name, &name.id)).await else {
         let (job, seconds) = (&name.message_id, LOOK_MAX.as_secs());
-        tracing::warn!(job, seconds, "the store of results did not answer in time: the job runs");
+        tracing::warn!(
+            job,
+            seconds,
+            "the store of results did not answer in time: running the job without looking for an earlier result"
+        );
         return Ok(None);
     };
     let Some(written) = found else { return Ok(None) };

@@ -72,12 +72,12 @@ impl ResultStore {
 /// A record is none if its reply queue is not one of a client: who may write to the place must not have any queue emptied.
 fn read(written: &Bytes) -> Option<Record> {
     let read = serde_json::from_slice::<Record>(written);
-    let record = read.inspect_err(|error| tracing::error!(%error, "read a job's record")).ok()?;
+    let record = read.inspect_err(|error| tracing::error!(%error, "cannot read a job's record")).ok()?;
     if !record.reply_queue.starts_with(CLIENT_REPLIES) {
         tracing::error!(
             job = record.message_id,
             queue = record.reply_queue,
-            "a record names a queue of others"
+            "ignored a job's record: its reply queue is not one of a gateway"
         );
         return None;
     }

@@ -59,7 +59,7 @@ impl ResultStore {
         let written = match view::written(entry, state).await {
             Ok(written) => written,
             Err(error) => {
-                tracing::warn!(job = entry.message_id, %error, "write a result for the store");
+                tracing::warn!(job = entry.message_id, %error, "cannot write a result as JSON for the store");
                 return;
             }
         };
@@ -71,13 +71,13 @@ impl ResultStore {
             tracing::warn!(
                 job = entry.message_id,
                 bytes,
-                "the store of results is full (results.folder_mib_max)"
+                "the store of results is full (results.folder_mib_max): not storing a result"
             );
             return;
         }
         if let Err(error) = self.storage.objects.put(&path, PutPayload::from(written)).await {
             self.release(bytes);
-            tracing::error!(job = entry.message_id, %error, "store a result");
+            tracing::error!(job = entry.message_id, %error, "cannot store a result");
         }
     }
 
@@ -100,7 +100,7 @@ impl ResultStore {
             Ok(_) | Err(object_store::Error::NotFound { .. }) => return Ok(None),
             Err(error) => Err(error),
         };
-        found.inspect_err(|error| tracing::error!(%error, "read a stored result")).map(Some)
+        found.inspect_err(|error| tracing::error!(%error, "cannot read a stored result")).map(Some)
     }
 
     /// Removes what is too old, and counts the rest. What has no name of a result belongs to others, and is left alone.
@@ -133,7 +133,7 @@ impl ResultStore {
             Err(error) => Err(error),
         };
         if let Err(error) = removed {
-            tracing::warn!(job = id, %error, "remove a record that was left behind");
+            tracing::warn!(job = id, %error, "cannot remove the record of a job that has ended");
         }
     }
 

@@ -11,7 +11,7 @@ use futures_util::stream;
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::range::{Asked, Sent, Wanted, download, unsatisfiable};
+use super::range::{DownloadRequest, Sent, Wanted, download, unsatisfiable};
 use super::{Authenticated, called_by, output_files};
 use crate::app::App;
 use crate::files::{FileStore, FileView};
@@ -35,7 +35,7 @@ pub async fn upload(
     let answer = async {
         check_origin(&app, &headers)?;
         let _permits = app.admit(&caller)?;
-        let form = form.map_err(|e| Problem::invalid(format!("the body is no form with a file: {e}")))?;
+        let form = form.map_err(|e| Problem::invalid(format!("the body is not a form with a file: {e}")))?;
         let files = files(&app)?;
         let stored = timeout(files.upload_max(), store(files, &caller.name, form)).await;
         stored.unwrap_or_else(|_| Err(too_slow())).map(Json)
@@ -90,7 +90,7 @@ pub async fn content(
     method: Method,
     headers: HeaderMap,
 ) -> Response {
-    let asked = Asked { method, headers };
+    let asked = DownloadRequest { method, headers };
     let answer = async {
         match OutputId::parse(&id) {
             Some(output) => output_files::content(&app, &caller, &output, &asked).await,
@@ -100,7 +100,12 @@ pub async fn content(
     called_by(&caller, answer.await)
 }
 
-async fn uploaded(files: &FileStore, owner: &str, id: &str, asked: &Asked) -> Result<Response, Problem> {
+async fn uploaded(
+    files: &FileStore,
+    owner: &str,
+    id: &str,
+    asked: &DownloadRequest,
+) -> Result<Response, Problem> {
     let view = files.view(owner, id).await?;
     // An id stands for the same bytes for ever.
     let sent = Sent { media_type: view.media_type, bytes: view.bytes, etag: format!("\"{}\"", view.id) };

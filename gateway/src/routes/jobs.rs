@@ -304,7 +304,7 @@ async fn resolve(app: &App, caller: &Caller, inputs: &mut [Input]) -> Result<(),
     Ok(())
 }
 
-/// Whether a reference is a URL that is no file's, read as workers read it: the parser drops blanks, tabs and line ends.
+/// Whether a reference is a URL that is not a file's, read as workers read it: the parser drops blanks, tabs and line ends.
 fn names_another_machine(uri: &str, url: &Url) -> bool {
     uri.contains("://") && url.scheme() != "file"
 }

@@ -7,6 +7,7 @@ mod health;
 mod jobs;
 mod one_job;
 mod openai;
+mod openai_input;
 mod output_files;
 mod page;
 mod range;

@@ -10,18 +10,18 @@ use axum::response::{IntoResponse, Response};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use vramq_producer::{Answer, Input, Output, Params, Reason};
+use vramq_producer::{Answer, Output, Params, Reason};
 
 use super::one_job::Call;
+use super::openai_input::{decoding_bytes, text_bytes, texts};
 use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::broker::fleet::ModelView;
-use crate::config::{Config, Limits};
+use crate::config::Config;
 use crate::jobs::Entry;
 use crate::jobs::view::output_bytes;
 use crate::off_runtime::off_runtime;
 use crate::problem::{JOB_ID, Problem};
-use crate::vocabulary::{NoText, Vocabulary};
 
 /// Says that the numbers in `usage` are not known, because the worker does not count tokens.
 const USAGE: HeaderName = HeaderName::from_static("x-vramq-usage");
@@ -30,9 +30,6 @@ pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key
 
 /// The longest idempotency key, in bytes.
 const IDEMPOTENCY_KEY_BYTES_MAX: usize = 255;
-
-/// About what decoding a token costs, in bytes of a body.
-const TOKEN_BYTES: usize = 16;
 
 /// A request for embeddings. Unknown fields are ignored, as by OpenAI's own.
 #[derive(Debug, Deserialize)]
@@ -89,7 +86,7 @@ pub async fn embeddings(call: Call) -> Response {
 async fn embed(call: Call) -> Result<Response, Problem> {
     let (body, mut call) = call.read::<EmbeddingsRequest>().await?;
     let EmbeddingsRequest { model, input, encoding_format, dimensions, prompt_name } = body;
-    let (app, bytes) = (call.app.clone(), TOKEN_BYTES * tokens(&input));
+    let (app, bytes) = (call.app.clone(), decoding_bytes(&input));
     let inputs =
         off_runtime(bytes, move || texts(input, &app.config.limits, app.config.vocabulary.as_deref()));
     let inputs = inputs.await?;
@@ -182,78 +179,6 @@ pub fn name_job(response: &mut Response, id: &str) {
     }
 }
 
-/// How many token ids `input` may hold.
-fn tokens(input: &Value) -> usize {
-    let list = input.as_array().map(Vec::as_slice).unwrap_or_default();
-    list.iter().map(|item| item.as_array().map_or(1, Vec::len)).sum()
-}
-
-/// The texts of `input`: one, or a list. Each may be a list of token ids, if there is a vocabulary for them.
-fn texts(input: Value, limits: &Limits, vocabulary: Option<&Vocabulary>) -> Result<Vec<Input>, Problem> {
-    let invalid = |message: String| Err(Problem::invalid(message).about("input"));
-    let list = match input {
-        Value::String(text) => return Ok(vec![Input::Text(text)]),
-        Value::Array(list) => list,
-        _ => return invalid("`input` must be a text or a list of texts".to_owned()),
-    };
-    if list.is_empty() {
-        return invalid("`input` is an empty list".to_owned());
-    }
-    // What is decoded is no larger than bodies may be.
-    let mut room = limits.body_bytes;
-    if list[0].is_number() {
-        return Ok(vec![Input::Text(decoded(&list, vocabulary, &mut room)?)]);
-    }
-    let most = limits.items;
-    if list.len() > most {
-        return invalid(format!("`input` has {} items, at most {most} are allowed", list.len()));
-    }
-    let mut inputs = Vec::with_capacity(list.len());
-    for (at, item) in list.into_iter().enumerate() {
-        match item {
-            Value::String(text) => inputs.push(Input::Text(text)),
-            Value::Array(ids) => inputs.push(Input::Text(decoded(&ids, vocabulary, &mut room)?)),
-            _ => return invalid(format!("`input[{at}]` is no text")),
-        }
-    }
-    Ok(inputs)
-}
-
-fn text_bytes(inputs: &[Input]) -> usize {
-    let bytes = |input: &Input| match input {
-        Input::Text(text) => text.len(),
-        _ => 0,
-    };
-    inputs.iter().map(bytes).sum()
-}
-
-/// The text of token ids. Its bytes are taken from `room`.
-fn decoded(ids: &[Value], vocabulary: Option<&Vocabulary>, room: &mut usize) -> Result<String, Problem> {
-    const INSTEAD: &str = "send texts (with LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)";
-    let invalid = |message: String| Err(Problem::invalid(message).about("input"));
-    let Some(vocabulary) = vocabulary else {
-        return invalid(format!(
-            "`input` holds token ids, which mean something to OpenAI's own models only; {INSTEAD}"
-        ));
-    };
-    if ids.is_empty() {
-        return invalid("`input` holds an empty list of token ids".to_owned());
-    }
-    match vocabulary.text(ids, *room) {
-        Ok(text) => {
-            *room = room.saturating_sub(text.len());
-            Ok(text)
-        }
-        Err(NoText::Unknown(id)) => {
-            invalid(format!("`input` holds {id}, which is no token id of openai.vocabulary; {INSTEAD}"))
-        }
-        Err(NoText::TooLong) => {
-            let message = "the texts of these token ids are larger than a body may be: send fewer at a time";
-            Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message).about("input"))
-        }
-    }
-}
-
 /// The outputs as vectors.
 ///
 /// # Errors
@@ -331,58 +256,6 @@ fn model_object(name: &str, view: &ModelView) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Two texts at most.
-    fn limits() -> Limits {
-        Config::read("[http]\nitems_max = 2\nbody_mib_max = 1", Vec::new()).unwrap().limits
-    }
-
-    #[test]
-    fn inputs_are_texts_and_token_ids_are_refused_by_name() {
-        let texts = |input: Value| texts(input, &limits(), None);
-        assert_eq!(texts(json!("a")).unwrap(), [Input::Text("a".to_owned())]);
-        assert_eq!(texts(json!(["a", "b"])).unwrap().len(), 2);
-        for tokens in [json!([1, 2, 3]), json!([[1, 2], [3]]), json!([[]])] {
-            assert!(texts(tokens).unwrap_err().message.contains("check_embedding_ctx_length=False"));
-        }
-        for wrong in [
-            json!([]),
-            json!(["a", "b", "c"]),
-            json!({}),
-            json!([null]),
-            json!(1),
-            json!(null),
-            json!(["a", 1]),
-            json!([1, "a"]),
-        ] {
-            let problem = texts(wrong.clone()).unwrap_err();
-            assert_eq!((problem.status.as_u16(), problem.param), (400, Some("input")), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn token_ids_of_a_vocabulary_are_texts() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        // `a`, `b`, and a token of half a MiB.
-        let long = BASE64.encode("c".repeat(1 << 19));
-        std::fs::write(file.path(), format!("YQ== 0\nYg== 1\n{long} 2\n")).unwrap();
-        let vocabulary = Vocabulary::read(file.path()).unwrap();
-        let texts = |input: Value| texts(input, &limits(), Some(&vocabulary));
-        let text = |text: &str| Input::Text(text.to_owned());
-        assert_eq!(texts(json!([0, 1, 0])).unwrap(), [text("aba")]);
-        assert_eq!(texts(json!([[0], [1, 1]])).unwrap(), [text("a"), text("bb")]);
-        assert_eq!(texts(json!(["x", [0]])).unwrap(), [text("x"), text("a")]);
-        for (wrong, status) in [
-            (json!([0, 3]), 400),
-            (json!([[0], []]), 400),
-            (json!([[0], [0], [0]]), 400),
-            (json!([[2], [2, 0]]), 413),
-            (json!([2, 2, 0]), 413),
-        ] {
-            let problem = texts(wrong.clone()).unwrap_err();
-            assert_eq!((problem.status.as_u16(), problem.param), (status, Some("input")), "{wrong}");
-        }
-    }
 
     #[test]
     fn fields_that_are_null_are_left_out() {

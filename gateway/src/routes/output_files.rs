@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use vramq_stores::reference::hex;
 
 use super::jobs::{Known, find};
-use super::range::{Asked, Sent, Wanted, download, unsatisfiable};
+use super::range::{DownloadRequest, Sent, Wanted, download, unsatisfiable};
 use crate::app::App;
 use crate::files::{FileView, seconds_of};
 use crate::jobs::State;
@@ -51,7 +51,12 @@ pub async fn view(app: &App, caller: &Caller, id: &OutputId) -> Result<FileView,
 ///
 /// # Errors
 /// As for [`view`].
-pub async fn content(app: &App, caller: &Caller, id: &OutputId, asked: &Asked) -> Result<Response, Problem> {
+pub async fn content(
+    app: &App,
+    caller: &Caller,
+    id: &OutputId,
+    asked: &DownloadRequest,
+) -> Result<Response, Problem> {
     let uri = uri(app, caller, id).await?;
     let outputs = outputs(app, id)?;
     if asked.has_range() {

@@ -13,7 +13,7 @@ use crate::problem::Problem;
 
 /// The headers of a request that say which part of a file it wants.
 #[derive(Debug)]
-pub struct Asked {
+pub struct DownloadRequest {
     pub method: Method,
     pub headers: HeaderMap,
 }
@@ -38,7 +38,7 @@ pub struct Sent {
     pub etag: String,
 }
 
-impl Asked {
+impl DownloadRequest {
     /// Whether the request has a range, which may turn out to mean the whole file.
     pub fn has_range(&self) -> bool {
         self.method == Method::GET && self.headers.contains_key(header::RANGE)
@@ -108,7 +108,8 @@ where
 
 /// The response to a request for bytes that the file does not have.
 pub fn unsatisfiable(file: &Sent) -> Response {
-    let message = format!("the file has {} bytes, and none of those of the header Range", file.bytes);
+    let message =
+        format!("the file has {} bytes: it has none of the bytes that the header Range asks for", file.bytes);
     let mut response = Problem::new(StatusCode::RANGE_NOT_SATISFIABLE, "range", message).into_response();
     put(&mut response, header::CONTENT_RANGE, &format!("bytes */{}", file.bytes));
     response
@@ -131,7 +132,7 @@ mod tests {
 
     fn asked(method: Method, headers: &[(header::HeaderName, &'static str)]) -> Wanted {
         let pairs = headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value)));
-        Asked { method, headers: pairs.collect() }.of(&file())
+        DownloadRequest { method, headers: pairs.collect() }.of(&file())
     }
 
     #[test]

@@ -142,7 +142,7 @@ fn a_queue_that_is_too_long_says_when_it_will_be_short_enough() {
             let (least, most) = (waited / 2.0 - 1.0, 2.0 * waited + 1.0);
             assert!(
                 (least..=most).contains(&(seconds as f64)),
-                "{seconds} s were told, and {waited} s it was"
+                "the answer said {seconds} s, and it took {waited} s"
             );
         }
     });

@@ -95,7 +95,7 @@ fn openais_client_does_not_send_again_what_would_fail_again() {
     ] {
         assert_eq!(error(setup.next(), key, model), outcome, "{model}");
     }
-    // Those of both clients; of the echo model, an answer that is no vector.
+    // Those of both clients; of the echo model, an answer that is not a vector.
     for (model, letters) in [(MINILM, 2), (SERVED, 2), (ECHO, 0)] {
         let queue = format!("vramq.dead.{model}");
         until("the dead letters are there", || (setup.messages(&queue) == Some(letters)).then_some(()));

@@ -153,7 +153,7 @@ fn a_client_that_lost_its_connection_goes_on_in_the_middle() {
             assert_eq!(event.2, json!({"id": id, "items": 3, "items_done": items_done}));
         }
         assert_eq!((&seen[4].2["items"], &seen[4].2["worker"]), (&json!(3), &json!("worker-0")));
-        // Whoever comes later is told the same, from wherever it goes on.
+        // A client that comes later gets the same events, from the one on at which it resumes.
         let all = events(gateway, &id, None);
         let milestones: Vec<_> = all.iter().filter(|(_, name, _)| name != "progress").cloned().collect();
         assert_eq!(milestones, seen);

@@ -2,46 +2,12 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 
 use crate::harness::{Answer, ECHO, Gateway, Setup, until};
 use crate::keys::{send, until_served, with_keys};
-
-/// Idle connections of the test, if the system lets this process have so many descriptors.
-const IDLE: usize = 10_000;
-
-/// How long they are opened for: half the time that the gateway waits for a head (`HEAD_MAX`), so that the first ones are still there
-/// when the last one is made.
-const OPENING: Duration = Duration::from_secs(15);
-
-/// Descriptors that this process and the gateway need for other things.
-const OTHER_DESCRIPTORS: u64 = 500;
-
-/// Of these connections, those with a request whose body does not come: fewer than a caller may have in flight.
-const UNFINISHED_BODIES: usize = 100;
-
-/// What one of them may take of the gateway's memory.
-const CONNECTION_KIB_MAX: u64 = 64;
-
-/// Threads that requests may add to a gateway: those of the pool for blocking work, which come and go.
-const THREADS_GROWN_MAX: u64 = 16;
-
-/// How many connections this process may have, with its limit raised as far as the system allows. The gateway inherits it.
-fn idle_connections() -> usize {
-    let limits = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limits.maximum, maximum: limits.maximum };
-    setrlimit(Resource::Nofile, raised).expect("raise the limit of descriptors");
-    let most = limits.maximum.map_or(IDLE, |most| most.saturating_sub(OTHER_DESCRIPTORS) as usize);
-    if most < IDLE {
-        eprintln!(
-            "{most} connections instead of {IDLE}: the hard limit of descriptors (ulimit -Hn) allows no more"
-        );
-    }
-    IDLE.min(most)
-}
 
 /// Sends bytes, and reads what comes until the gateway closes the connection.
 fn raw(gateway: &Gateway, bytes: &[u8]) -> String {
@@ -54,12 +20,12 @@ fn raw(gateway: &Gateway, bytes: &[u8]) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-fn resident_kib(gateway: &Gateway) -> u64 {
+pub fn resident_kib(gateway: &Gateway) -> u64 {
     status_of(gateway, "VmRSS:")
 }
 
 /// A number that the system has about the gateway.
-fn status_of(gateway: &Gateway, field: &str) -> u64 {
+pub fn status_of(gateway: &Gateway, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.program.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with(field)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
@@ -130,141 +96,6 @@ fn malformed_forms_leave_nothing_in_the_store() {
     // A name that points elsewhere is only a name.
     assert_eq!(upload(form, &[&start[..], b"x\r\n--b--\r\n"].concat()), 200);
     assert!(!setup.folder.path().join("x").exists());
-}
-
-#[test]
-fn idle_and_slow_connections_take_little_and_hold_up_nobody() {
-    let count = idle_connections();
-    let mut setup = Setup::new();
-    setup.worker(&[ECHO], &[]);
-    for _ in 0..2 {
-        setup.gateway(&["--set", &format!("http.connections_max={}", count + 100)]);
-    }
-    setup.wait_for_models(&[ECHO]);
-    // All of them at one of two gateways.
-    let gateway = &setup.gateways[0];
-    let before = resident_kib(gateway);
-    let address = gateway.url.trim_start_matches("http://");
-    let began = Instant::now();
-    let idle: Vec<_> = (0..count)
-        .take_while(|_| began.elapsed() < OPENING)
-        .map(|n| {
-            let mut stream = TcpStream::connect(address).expect("connect");
-            // A body that was announced; a head that never ends; and nothing at all.
-            let head = match n {
-                n if n < UNFINISHED_BODIES => {
-                    "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
-                }
-                n if n % 2 == 0 => "GET / HTTP/1.1\r\nX: ",
-                _ => "",
-            };
-            stream.write_all(head.as_bytes()).expect("send");
-            stream
-        })
-        .collect();
-    let opened = idle.len();
-    if opened < count {
-        eprintln!("{opened} connections instead of {count}: the machine is too slow for more");
-    }
-    // As many of each kind at least.
-    assert!(opened >= 2 * UNFINISHED_BODIES, "{opened} connections in {OPENING:?}");
-    let open = gateway.metric("vramq_gateway_connections", "");
-    let grown = resident_kib(gateway).saturating_sub(before);
-    for gateway in &setup.gateways {
-        let job = json!({"model": ECHO, "inputs": ["x"]});
-        let served = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&job));
-        assert_eq!(served.json()["state"], "done");
-    }
-    assert!(open >= opened as f64 / 2.0, "{open} of {opened} connections");
-    assert!(grown < open as u64 * CONNECTION_KIB_MAX, "{grown} KiB for {open} connections");
-    drop(idle);
-    assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"500\""), 0.0);
-}
-
-/// Connections of one kind that [`slow_connections_are_closed_while_others_are_served`] makes.
-const SLOW_OF_EACH: usize = 50;
-
-/// Slow-loris: callers that send a byte now and then keep no connection, whatever they are slow with.
-#[test]
-fn slow_connections_are_closed_while_others_are_served() {
-    let mut setup = Setup::new();
-    setup.worker(&[ECHO], &[]);
-    setup.gateway(&[]);
-    // The second one takes files.
-    setup.gateway(&["--set", &format!("files.folder={}", setup.folder.path().join("files").display())]);
-    setup.wait_for_models(&[ECHO]);
-    let gateways = &setup.gateways;
-    let served = || {
-        for gateway in gateways {
-            let job = json!({"model": ECHO, "inputs": ["x"]});
-            let answer = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&job));
-            assert_eq!(answer.json()["state"], "done", "{answer:?}");
-        }
-    };
-    served();
-    let before: Vec<_> = gateways.iter().map(|it| (status_of(it, "Threads:"), resident_kib(it))).collect();
-    let body = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n";
-    let form =
-        "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n\r\n";
-    // A form whose first field, which nobody wants, does not end.
-    let field = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n\
-                 Content-Length: 1000000\r\n\r\n--b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nx";
-    // Whom each calls, what it begins with, and goes on with; and the status that it gets in the end, if it gets one.
-    let kinds = [
-        (0, "", "", None),
-        (0, "", "G", None),
-        (0, "GET /livez HTTP/1.1\r\nX: ", "x", None),
-        (0, body, "", Some("408")),
-        (1, body, " ", Some("408")),
-        // The first gateway takes no files, and does not wait for what it refuses.
-        (0, form, "x", Some("404")),
-        (1, field, "", Some("408")),
-        (1, field, "x", Some("408")),
-    ];
-    let connect = |(at, begin, drip, status): (usize, &str, &'static str, Option<&'static str>)| {
-        let mut stream = TcpStream::connect(gateways[at].url.trim_start_matches("http://")).unwrap();
-        stream.write_all(begin.as_bytes()).unwrap();
-        stream.set_nonblocking(true).unwrap();
-        (stream, drip, status)
-    };
-    let mut open: Vec<_> =
-        kinds.iter().flat_map(|kind| (0..SLOW_OF_EACH).map(move |_| connect(*kind))).collect();
-    let mut most_memory = vec![0; gateways.len()];
-    until("the gateways have closed all of them", || {
-        served();
-        for ((gateway, most), (threads, _)) in gateways.iter().zip(&mut most_memory).zip(&before) {
-            *most = resident_kib(gateway).max(*most);
-            assert!(status_of(gateway, "Threads:") <= threads + THREADS_GROWN_MAX);
-        }
-        open.retain_mut(|(stream, drip, status)| {
-            let _ = stream.write_all(drip.as_bytes());
-            let mut answer = [0; 4096];
-            let answered = match stream.read(&mut answer) {
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return true,
-                Ok(bytes) => String::from_utf8_lossy(&answer[..bytes]).into_owned(),
-                // Reset: what came before it may be lost.
-                Err(_) => return false,
-            };
-            let expected = status.map(|status| format!("HTTP/1.1 {status}"));
-            assert!(
-                answered.is_empty() || expected.is_some_and(|start| answered.starts_with(&start)),
-                "{answered}"
-            );
-            // An answer that has come is followed by the end of the connection.
-            !answered.is_empty()
-        });
-        open.is_empty().then_some(())
-    });
-    for (at, gateway) in gateways.iter().enumerate() {
-        let count = (kinds.iter().filter(|kind| kind.0 == at).count() * SLOW_OF_EACH) as u64;
-        let grown = most_memory[at].saturating_sub(before[at].1);
-        assert!(grown < count * CONNECTION_KIB_MAX, "{grown} KiB for {count} connections");
-        // Its tasks have ended: only the connection that asks is left.
-        until("nothing is left of them", || {
-            (gateway.metric("vramq_gateway_connections ", "") == 1.0).then_some(())
-        });
-        assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"500\""), 0.0);
-    }
 }
 
 /// Keys that are guessed in [`guessed_keys_open_nothing`].

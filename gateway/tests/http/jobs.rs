@@ -44,7 +44,7 @@ fn a_job_is_accepted_followed_and_read() {
     assert!(all[0].2["queue_depth"].is_u64(), "{all:?}");
     let rest = events(gateway, &id, Some(all[0].0));
     assert_eq!(rest, all[1..]);
-    // Whoever has seen the last one is told that there is no more.
+    // A client that has seen the last event gets the answer that there are no more.
     let last = all.last().unwrap().0.to_string();
     let over = gateway.send("GET", &format!("/v1/jobs/{id}/events"), &[("last-event-id", &last)], None);
     assert_eq!((over.status, over.text.as_str()), (204, ""));

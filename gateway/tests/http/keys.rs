@@ -83,7 +83,7 @@ fn a_key_gives_access_to_its_callers_jobs_only() {
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, "[[key]]\nname = 1").unwrap();
     until("the fault is reported", || {
-        gateway.program.log().contains("the keys stay as they were").then_some(())
+        gateway.program.log().contains("the gateway keeps the API keys that it has").then_some(())
     });
     assert_eq!(send(gateway, &keys["a"], "GET", "/v1/models", None).status, 200);
     let start = text.find("[[key]]\nname = \"boss\"").unwrap();

@@ -5,8 +5,10 @@
 mod adoption;
 mod bounds;
 mod clients;
+mod connections;
 mod dead_letters;
 mod drain;
+mod embeddings;
 mod events;
 mod failures;
 mod files;

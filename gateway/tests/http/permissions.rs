@@ -89,7 +89,7 @@ fn operators_act(setup: &Setup, boss: &str) {
     }
 }
 
-/// What would make workers believe it, command them, or give it the jobs and letters of others.
+/// What would make workers believe it, command them, or give it the jobs and dead letters of other users.
 async fn gateways_are_refused(url: &str) {
     let connection = Connection::connect(url, ConnectionProperties::default()).await.unwrap();
     let (jobs, dead) = (jobs_queue(ECHO), dead_queue(ECHO));

@@ -28,8 +28,9 @@ impl FromStr for Fault {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected =
-            || format!("`{text}` is no fault: skip=N,fail=M or random=P,seed=S or above=BYTES or leak=BYTES");
+        let expected = || {
+            format!("`{text}` is not a fault: skip=N,fail=M or random=P,seed=S or above=BYTES or leak=BYTES")
+        };
         let pairs: Option<Vec<_>> = text.split(',').map(|pair| pair.split_once('=')).collect();
         let number = |value: &str| value.parse::<u64>().map_err(|_| expected());
         match pairs.ok_or_else(expected)?[..] {

@@ -72,7 +72,7 @@ pub struct Child {
     cgroup: Option<Group>,
     death: Option<Death>,
     is_gone: bool,
-    /// Kills what a lost keeper left.
+    /// Kills the processes that a keeper left when it died.
     orphans: Option<oneshot::Receiver<()>>,
 }
 
@@ -242,7 +242,7 @@ impl Child {
                         model,
                         pid,
                         keeper,
-                        "a process of the model, or its keeper, does not end"
+                        "a process of the model, or the keeper of this process, does not end"
                     );
                 }
             }

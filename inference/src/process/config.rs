@@ -150,7 +150,7 @@ impl ProcessConfig {
             if !folder.is_absolute() {
                 reader.fault(key, format!("is {folder:?}; it must be an absolute path"));
             } else if !folder.is_dir() {
-                reader.fault(key, format!("is {folder:?}, which is no folder"));
+                reader.fault(key, format!("is {folder:?}, which is not a folder"));
             }
         }
         reader.finish().map(|()| config)
@@ -204,7 +204,7 @@ fn command(reader: &mut Reader) -> Vec<String> {
         match program.metadata() {
             Err(error) => reader.fault("command", format!("the program {program:?} cannot be used: {error}")),
             Ok(metadata) if !metadata.is_file() || metadata.permissions().mode() & 0o111 == 0 => {
-                reader.fault("command", format!("{program:?} is no executable file"));
+                reader.fault("command", format!("{program:?} is not an executable file"));
             }
             Ok(_) => {}
         }

@@ -39,7 +39,7 @@ pub enum FrameError {
     BlobCount(usize),
     #[error("blobs of {0} bytes together; the limit is {BLOBS_BYTES_MAX}, larger values go by a file")]
     BlobSize(u64),
-    #[error("a header that is no known message: {0}")]
+    #[error("a header that is not a known message: {0}")]
     Header(#[from] serde_json::Error),
     #[error(transparent)]
     Io(std::io::Error),

@@ -6,8 +6,8 @@ use std::path::Path;
 use super::cgroup::Cgroups;
 use super::child::{KeeperProgram, SCRATCH_VARIABLE};
 use super::config::ProcessConfig;
+use super::device_view::DeviceView;
 use super::keeper::{Limits, OutputUse, Spec};
-use super::memory::DeviceView;
 use super::protocol::{FD, FD_VARIABLE};
 use super::scratch;
 

@@ -2,12 +2,12 @@
 //! an ended one returned.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant, sleep};
 
+use super::device_view::{DeviceView, Reading};
 use crate::process_tree;
 
 /// How far the device's figures may be from what they were and still count as the same: rounding, and what a driver keeps for
@@ -24,28 +24,6 @@ const EVICTION_LIMIT: Duration = Duration::from_secs(30);
 /// How long a program waits for idle ones before one that is busy is asked to end after its pass.
 const BUSY_AFTER: Duration = Duration::from_secs(10);
 
-/// A device, as far as programs on it are concerned. Implementations may take milliseconds: they are called off the runtime.
-pub trait DeviceView: fmt::Debug + Send + Sync {
-    /// `cpu`, `cuda:0`.
-    fn name(&self) -> &str;
-
-    /// The memory now. What the worker has promised to others may be left out of `free`.
-    fn memory(&self) -> Reading;
-
-    /// What these processes hold of it together; nothing, if the device cannot tell processes apart.
-    fn held_by(&self, pids: &[i32]) -> Option<u64>;
-
-    /// What programs need in their environment to find this device, and no other: `CUDA_VISIBLE_DEVICES`.
-    fn env(&self) -> Vec<(String, String)>;
-}
-
-/// Bytes of a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reading {
-    pub free: u64,
-    pub total: u64,
-}
-
 /// The device's memory, and how much of it our programs hold: as the device tells, or as was last measured of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Look {
@@ -54,7 +32,7 @@ pub struct Look {
 }
 
 impl Look {
-    /// What all others hold.
+    /// What other processes hold.
     fn others(&self) -> u64 {
         let Reading { free, total } = self.reading;
         total.saturating_sub(free).saturating_sub(self.ours)
@@ -71,7 +49,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Bytes that have not returned: lost memory appears as memory of others.
+    /// Bytes that have not returned: they appear as memory of other processes.
     pub fn missing(&self, now: Look) -> u64 {
         let missing = now.others().saturating_sub(self.alive.others()).min(self.held);
         if missing > tolerance(now.reading.total) { missing } else { 0 }
@@ -375,34 +353,6 @@ impl Drop for Entry {
             entries.evicted = None;
         }
         entries.reserved.remove(&self.id);
-    }
-}
-
-/// The host's memory as a device, as far as nothing better is known: what processes hold is what is resident. For trying a model by
-/// hand.
-#[derive(Debug)]
-pub struct HostView;
-
-impl DeviceView for HostView {
-    fn name(&self) -> &str {
-        "cpu"
-    }
-
-    fn memory(&self) -> Reading {
-        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let kib = |name: &str| -> u64 {
-            let line = text.lines().find(|line| line.starts_with(name));
-            line.and_then(|line| line.split_ascii_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
-        };
-        Reading { free: kib("MemAvailable:") << 10, total: kib("MemTotal:") << 10 }
-    }
-
-    fn held_by(&self, pids: &[i32]) -> Option<u64> {
-        Some(pids.iter().map(|pid| process_tree::resident_bytes(*pid)).sum())
-    }
-
-    fn env(&self) -> Vec<(String, String)> {
-        Vec::new()
     }
 }
 

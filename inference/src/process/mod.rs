@@ -5,6 +5,7 @@ pub mod cgroup;
 pub mod child;
 pub mod config;
 pub mod cost;
+mod device_view;
 pub mod frame;
 mod frames;
 pub mod item;
@@ -32,8 +33,9 @@ pub mod warm;
 
 pub use config::{Place, ProcessConfig};
 pub use cost::Costs;
+pub use device_view::{DeviceView, HostView, Reading};
 pub use item::Item;
-pub use memory::{DeviceBook, DeviceView, HostView, Reading};
+pub use memory::DeviceBook;
 pub use model::ProcessModel;
 pub use need::{Learned, Need};
 pub use pass::{PassEnd, PassEvent, PassHandle, PassRequest};

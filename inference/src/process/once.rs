@@ -126,7 +126,7 @@ fn param(name: &str, params: &Map<String, Value>) -> Result<String, String> {
         None => return Err(format!("params.{name} is missing")),
         Some(Value::String(text)) => text.clone(),
         Some(value @ (Value::Number(_) | Value::Bool(_))) => value.to_string(),
-        Some(_) => return Err(format!("params.{name} is no text, number or boolean")),
+        Some(_) => return Err(format!("params.{name} is not a text, number or boolean")),
     };
     if value.contains('\0') { Err(format!("params.{name} has a NUL character")) } else { Ok(value) }
 }

@@ -33,7 +33,7 @@ pub(super) fn end(scratch: &Path, cgroup: Option<&Group>) {
             round = LATE_ROUND;
             let in_group = group.map(Group::pids).unwrap_or_default();
             let scratch = scratch.display();
-            tracing::error!(?marked, ?in_group, %scratch, "processes of a lost keeper do not end although they were killed");
+            tracing::error!(?marked, ?in_group, %scratch, "the keeper of a program died, and processes of the program do not end although they were killed");
         }
         sleep(round);
     }

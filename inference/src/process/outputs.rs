@@ -34,7 +34,7 @@ pub fn read(header: &OutputHeader, mut blobs: Vec<Vec<u8>>, scratch: &Path) -> R
         )),
         OutputKind::Json => serde_json::from_slice(&payload)
             .map(Output::Json)
-            .map_err(|error| format!("an output that is no JSON: {error}")),
+            .map_err(|error| format!("an output that is not JSON: {error}")),
         OutputKind::Bytes => {
             let media_type =
                 header.media_type.clone().unwrap_or_else(|| "application/octet-stream".to_owned());
@@ -42,7 +42,7 @@ pub fn read(header: &OutputHeader, mut blobs: Vec<Vec<u8>>, scratch: &Path) -> R
         }
         OutputKind::Uri => String::from_utf8(payload)
             .map(Output::Uri)
-            .map_err(|_| "a reference that is no UTF-8 text".to_owned()),
+            .map_err(|_| "a reference that is not UTF-8 text".to_owned()),
     }
 }
 
@@ -69,7 +69,7 @@ fn embedding(dtype: Dtype, bytes: &[u8]) -> Result<Output, String> {
 
 fn read_file(name: &str, scratch: &Path) -> Result<Vec<u8>, String> {
     if name.is_empty() || name.contains(['/', '\0']) || matches!(name, "." | "..") {
-        return Err(format!("{name:?} is no name of a file in the scratch folder"));
+        return Err(format!("{name:?} is not the name of a file in the scratch folder"));
     }
     let path = scratch.join(name);
     let failed = |error| format!("read the file {name:?}: {error}");
@@ -88,7 +88,7 @@ fn read_regular(file: &File) -> Result<Vec<u8>, String> {
     let failed = |error: std::io::Error| error.to_string();
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() {
-        return Err("is no regular file".to_owned());
+        return Err("is not a regular file".to_owned());
     }
     let mut bytes = Vec::new();
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
@@ -133,8 +133,8 @@ mod tests {
             (OutputKind::Embedding, None, &b"abc"[..], "3 bytes"),
             (OutputKind::Embedding, None, b"", "0 bytes"),
             (OutputKind::Embedding, None, &nan, "element 0 of the embedding is not finite"),
-            (OutputKind::Json, None, b"{", "no JSON"),
-            (OutputKind::Uri, None, b"\xff", "no UTF-8"),
+            (OutputKind::Json, None, b"{", "not JSON"),
+            (OutputKind::Uri, None, b"\xff", "not UTF-8"),
         ] {
             let error = of(kind, dtype, payload).unwrap_err();
             assert!(error.contains(what), "{error}");

@@ -145,7 +145,7 @@ pub enum FailureKind {
     Input,
     /// The program's `run` failed.
     Model,
-    /// `run` returned something that is no output, or not one for each item.
+    /// `run` returned something that is not an output, or not one for each item.
     Output,
     /// Loading failed.
     Load,

@@ -134,7 +134,7 @@ impl Reader {
         let unknown: Vec<String> = self.table.keys().cloned().collect();
         let known = self.known.join(", ");
         for key in unknown {
-            self.fault(&key, format!("is no known key; there are {known}"));
+            self.fault(&key, format!("is not a known key; there are {known}"));
         }
         if self.faults.is_empty() { Ok(()) } else { Err(self.faults) }
     }

@@ -102,7 +102,7 @@ impl Log {
                 tracing::info!(
                     model = self.model,
                     lines = self.unlogged,
-                    "the model printed more than is logged"
+                    "left out lines that the model printed"
                 );
             }
             (self.second, self.lines, self.unlogged) = (Instant::now(), 0, 0);

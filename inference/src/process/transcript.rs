@@ -66,7 +66,7 @@ impl Transcript {
     pub fn read(&mut self, frame: Frame<FromModel>, scratch: &Path) -> Result<Step, Fault> {
         let Frame { message, blobs } = frame;
         if !blobs.is_empty() && !matches!(message, FromModel::Output { .. }) {
-            return Err(Fault("blobs in a frame that is no output".to_owned()));
+            return Err(Fault("blobs in a frame that is not an output".to_owned()));
         }
         match message {
             FromModel::Output { pass, item, output } => {
@@ -187,7 +187,7 @@ mod tests {
         let Step::End(End::Failed { kind: FailureKind::Output, item: Some(1), detail }) = end else {
             panic!("{end:?}")
         };
-        assert!(detail.contains("no JSON"), "{detail}");
+        assert!(detail.contains("not JSON"), "{detail}");
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use super::memory::{DeviceBook, DeviceView, Reading};
+use super::device_view::{DeviceView, Reading};
+use super::memory::DeviceBook;
 use crate::device::{Device, Memory};
 
 /// What programs call the only GPU that they see.

@@ -12,7 +12,7 @@ use crate::{Change, agrees_with, copy_of, cpu, fixtures, replace, spoiled};
 fn faults_of_a_model_folder_are_named() {
     let cases: [(&str, &Change, &str); 12] = [
         ("model.safetensors", &|b| Some(b[..b.len() - 100].to_vec()), "truncated"),
-        ("model.safetensors", &|b| Some(b[..5].to_vec()), "no safetensors file"),
+        ("model.safetensors", &|b| Some(b[..5].to_vec()), "not a safetensors file"),
         ("model.safetensors", &|b| Some(b[..500].to_vec()), "truncated"),
         ("model.safetensors", &|_| None, "model.safetensors"),
         ("tokenizer.json", &|_| None, "tokenizer.json"),

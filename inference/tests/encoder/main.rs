@@ -209,6 +209,13 @@ fn agrees_on(
 /// A file's bytes to other bytes, or to no file.
 type Change = dyn Fn(Vec<u8>) -> Option<Vec<u8>>;
 
+/// Parameters of a job with this one.
+fn params(key: &str, value: impl Into<serde_json::Value>) -> Params {
+    let mut params = Params::default();
+    params.0.insert(key.to_owned(), value.into());
+    params
+}
+
 /// A copy of a fixture's folder, with the folders in it.
 fn copy_of(name: &str) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();

@@ -9,7 +9,7 @@ use vramq_inference::engine::encoder::{Encoder, LoadError, Source};
 use vramq_inference::engine::{Engine as _, Item, OutputMax, PassError, shape_of};
 use vramq_schemas::{Dtype, Input, Output, Params, Values};
 
-use crate::{cpu, fixtures, ids, numbers, tiny};
+use crate::{copy_of, cpu, ids, numbers, params, tiny};
 
 #[test]
 fn outputs_come_in_the_formats_asked_for() {
@@ -32,11 +32,7 @@ fn outputs_come_in_the_formats_asked_for() {
 fn vectors_are_cut_and_have_length_one_again() {
     let encoder = Encoder::load(&tiny("tiny-mean"), cpu(2)).unwrap();
     let inputs = [Input::Text("a cat".into())];
-    let with = |dimensions: serde_json::Value| {
-        let mut params = Params::default();
-        params.0.insert("dimensions".into(), dimensions);
-        encoder.prepare(&inputs, &params)
-    };
+    let with = |dimensions: serde_json::Value| encoder.prepare(&inputs, &params("dimensions", dimensions));
     let whole = numbers(&encoder.run(&encoder.prepare(&inputs, &Params::default()).unwrap()).unwrap()[0]);
     let cut = numbers(&encoder.run(&with(5.into()).unwrap()).unwrap()[0]);
     let length = whole[..5].iter().map(|x| x * x).sum::<f32>().sqrt();
@@ -54,9 +50,8 @@ fn dimensions_are_counted_behind_dense_layers() {
     let encoder = Encoder::load(&tiny("tiny-gemma"), cpu(2)).unwrap();
     let inputs = [Input::Text("a cat".into())];
     let dimensions = |dimensions: u32| {
-        let mut params = Params::default();
-        params.0.insert("dimensions".into(), dimensions.into());
-        encoder.prepare(&inputs, &params).map(|items| numbers(&encoder.run(&items).unwrap()[0]).len())
+        let items = encoder.prepare(&inputs, &params("dimensions", dimensions));
+        items.map(|items| numbers(&encoder.run(&items).unwrap()[0]).len())
     };
     assert_eq!(dimensions(28).unwrap(), 28);
     assert_eq!(dimensions(5).unwrap(), 5);
@@ -79,10 +74,7 @@ fn a_token_without_an_embedding_refuses_its_text_alone() {
 
 #[test]
 fn prompts_go_before_texts_by_name_or_by_default() {
-    let folder = tempfile::tempdir().unwrap();
-    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
-        fs::copy(fixtures().join("tiny-mean").join(file), folder.path().join(file)).unwrap();
-    }
+    let folder = copy_of("tiny-mean");
     let prompts = r#"{"prompts": {"query": "the city ", "document": ""}, "default_prompt_name": "query"}"#;
     fs::write(folder.path().join("config_sentence_transformers.json"), prompts).unwrap();
     let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
@@ -154,10 +146,7 @@ fn items_of_another_model_are_refused() {
 
 #[test]
 fn not_a_number_in_the_weights_fails_the_pass_and_hangs_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
-        fs::copy(fixtures().join("tiny-mean").join(file), folder.path().join(file)).unwrap();
-    }
+    let folder = copy_of("tiny-mean");
     let path = folder.path().join("model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
     let (header, tensors) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();

@@ -7,7 +7,7 @@ use vramq_inference::engine::{Engine as _, Item, OutputMax, PassError, SparseIte
 use vramq_schemas::{Input, Output, Params, Sparse};
 
 use crate::{
-    CLOSE_SPLIT_SPARSE, Change, Reference, agrees, agrees_with, copy_of, cpu, fixtures, floats, json,
+    CLOSE_SPLIT_SPARSE, Change, Reference, agrees, agrees_with, copy_of, cpu, fixtures, floats, json, params,
     replace, small, spoiled, texts_and_tokens, tiny,
 };
 
@@ -56,12 +56,6 @@ fn trained() -> Reference {
 
 fn texts() -> [Input; 2] {
     ["the city was part of the state", "a cat"].map(|text| Input::Text(text.into()))
-}
-
-fn params(key: &str, value: impl Into<serde_json::Value>) -> Params {
-    let mut params = Params::default();
-    params.0.insert(key.to_owned(), value.into());
-    params
 }
 
 fn sparse(encoder: &Encoder, params: &Params) -> Vec<Sparse> {

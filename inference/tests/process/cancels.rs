@@ -3,14 +3,10 @@
 use std::sync::Arc;
 
 use serde_json::json;
-use vramq_inference::process::{PassEnd, PassEvent, Pool};
+use vramq_inference::process::{PassEnd, PassEvent};
 
 use crate::device::FileDevice;
-use crate::env::{Env, done, pid, run, until};
-
-fn state(pool: &Pool, slot: usize) -> &'static str {
-    pool.status().slots.get(slot).map_or("none", |slot| slot.state.as_str())
-}
+use crate::env::{Env, done, pid, run, state, until};
 
 #[tokio::test]
 async fn a_cancelled_pass_reports_how_it_ended() {

@@ -4,11 +4,11 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
+use vramq_inference::process::PassEnd;
 use vramq_inference::process::cgroup::Cgroups;
 use vramq_inference::process::keeper::Death;
-use vramq_inference::process::{PassEnd, Pool};
 
-use crate::env::{Env, done, ended, is_alive, parent, pid, run, until};
+use crate::env::{Env, done, ended, forked, is_alive, parent, pid, run, state, until};
 
 /// A group below this process's own, for the groups of programs.
 struct Root(PathBuf);
@@ -68,10 +68,6 @@ fn is_in(process: i32, group: &Path) -> bool {
     group_of(&process.to_string()).is_some_and(|own| own.ends_with(&format!("/{group}")))
 }
 
-async fn forked(pool: &Pool) -> Vec<i32> {
-    serde_json::from_value(done(pool, &["fork"]).await.remove(0)).unwrap()
-}
-
 #[tokio::test]
 async fn all_processes_of_a_program_are_in_its_group_and_end_with_it() {
     let Some(root) = Root::new("life") else { return };
@@ -102,7 +98,7 @@ async fn the_worker_ends_the_group_of_a_killed_keeper() {
     let [group] = &root.programs()[..] else { panic!("{:?}", root.programs()) };
     assert!(is_in(stranger, group) && is_alive(stranger));
     let pass = run(&pool, &["sleep 100"]);
-    until("it runs", || pool.status().slots[0].state.as_str() == "running").await;
+    until("it runs", || state(&pool, 0) == "running").await;
     // SAFETY: a number of a process of this test's own.
     unsafe { libc::kill(parent(process), libc::SIGKILL) };
     let (_, end) = pass.finish().await;

@@ -126,6 +126,18 @@ pub async fn pid(pool: &Pool) -> i32 {
     done(pool, &["pid"]).await[0].as_i64().unwrap() as i32
 }
 
+/// The state of a pool's slot.
+pub fn state(pool: &Pool, slot: usize) -> &'static str {
+    pool.status().slots.get(slot).map_or("none", |slot| slot.state.as_str())
+}
+
+/// The three processes that a pass forked: one plain, one in its own session, one an orphan.
+pub async fn forked(pool: &Pool) -> Vec<i32> {
+    let pids: Vec<i32> = serde_json::from_value(done(pool, &["fork"]).await.remove(0)).unwrap();
+    assert!(pids.iter().all(|pid| is_alive(*pid)));
+    pids
+}
+
 /// Looks until it is so.
 pub async fn until(what: &str, mut look: impl FnMut() -> bool) {
     let end = tokio::time::Instant::now() + DEADLINE;

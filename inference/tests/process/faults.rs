@@ -9,7 +9,7 @@ use vramq_inference::process::protocol::FailureKind;
 use vramq_inference::process::warm::LoadError;
 use vramq_inference::process::{NotTaken, PassEnd, Pool};
 
-use crate::env::{Env, done, ended, is_alive, parent, pid, run, until};
+use crate::env::{Env, done, ended, is_alive, parent, pid, run, state, until};
 
 async fn raw(env: &Env) -> Pool {
     env.start(env.config("raw.py", "")).await.unwrap()
@@ -58,8 +58,8 @@ async fn frames_that_the_protocol_does_not_allow_end_the_process() {
     for (instead, what) in [
         (json!({"bytes": "54726163656261636b"}), "header of"),
         (json!({"bytes": "ffffffff"}), "header of 4294967295 bytes"),
-        (json!({"bytes": "020000007b5d"}), "no known message"),
-        (json!({"bytes": "00000000"}), "no known message"),
+        (json!({"bytes": "020000007b5d"}), "not a known message"),
+        (json!({"bytes": "00000000"}), "not a known message"),
         (json!({"header": {"type": "song"}}), "unknown variant `song`"),
         (
             json!({"header": {"type": "done", "pass": "PASS"}}),
@@ -69,7 +69,7 @@ async fn frames_that_the_protocol_does_not_allow_end_the_process() {
         (json!({"header": {"type": "pong", "number": 1}}), "`ready` or `pong` while a pass runs"),
         (
             json!({"header": {"type": "done", "pass": "PASS"}, "blob": "x"}),
-            "blobs in a frame that is no output",
+            "blobs in a frame that is not an output",
         ),
         (
             json!({"header": output(json!({"item": 1})), "blob": "1"}),
@@ -105,10 +105,10 @@ async fn frames_whose_output_is_none_end_the_pass_alone() {
     let pool = raw(&env).await;
     let starts = pool.status().slots[0].starts;
     for (number, (more, blob, what)) in (1..).zip([
-        (json!({}), Some("{"), "an output that is no JSON"),
+        (json!({}), Some("{"), "an output that is not JSON"),
         (json!({}), None, "an output with 0 blobs"),
         (json!({"kind": "embedding"}), Some("abc"), "an embedding of 3 bytes"),
-        (json!({"file": "../../etc/passwd"}), None, "no name of a file in the scratch folder"),
+        (json!({"file": "../../etc/passwd"}), None, "not the name of a file in the scratch folder"),
     ]) {
         let mut header = json!({"type": "output", "pass": number, "item": 1, "kind": "json"});
         header.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -259,7 +259,7 @@ async fn a_pass_does_not_wait_for_a_process_that_does_not_end() {
     let (_, end) = ended(&pool, &["deaf"]).await;
     assert!(matches!(end, PassEnd::TimedOut { killed: true, .. }), "{end:?}");
     until("the slot is overdue", || pool.overdue().is_some()).await;
-    assert_eq!(pool.status().slots[0].state.as_str(), "ending");
+    assert_eq!(state(&pool, 0), "ending");
     kill_process(keeper, Signal::CONT).unwrap();
     assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
     env.close(pool).await;
@@ -362,7 +362,7 @@ async fn a_crash_costs_only_its_own_pass() {
     let env = Env::new();
     let pool = env.probe("instances = 2").await;
     let other = run(&pool, &["sleep 3", "echo a"]);
-    until("it runs", || pool.status().slots[0].state.as_str() == "running").await;
+    until("it runs", || state(&pool, 0) == "running").await;
     for _ in 0..3 {
         let (_, end) = ended(&pool, &["kill"]).await;
         assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");

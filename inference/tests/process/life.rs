@@ -10,16 +10,9 @@ use vramq_inference::process::keeper::Death;
 use vramq_inference::process::warm::LoadError;
 
 use crate::env::{
-    Env, PROGRAM, done, ended, is_alive, models, parent, pid, processes_of, python, repository, run, until,
+    Env, PROGRAM, done, ended, forked, is_alive, models, parent, pid, processes_of, python, repository, run,
+    state, until,
 };
-
-/// The three processes that a pass forked: one plain, one in its own session, one an orphan.
-async fn forked(pool: &vramq_inference::process::Pool) -> Vec<i32> {
-    let pids = done(pool, &["fork"]).await.remove(0);
-    let pids: Vec<i32> = serde_json::from_value(pids).unwrap();
-    assert!(pids.iter().all(|pid| is_alive(*pid)));
-    pids
-}
 
 #[tokio::test]
 async fn descendants_end_with_the_process_wherever_they_went() {
@@ -41,11 +34,9 @@ async fn a_killed_keeper_takes_everything_along() {
     let pool = env.probe("").await;
     let pids = forked(&pool).await;
     let process = pid(&pool).await;
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    let keeper: i32 =
-        stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
+    let keeper = parent(process);
     let pass = run(&pool, &["sleep 100"]);
-    until("it runs", || pool.status().slots[0].state.as_str() == "running").await;
+    until("it runs", || state(&pool, 0) == "running").await;
     // SAFETY: a number of a process of this test's own.
     unsafe { libc::kill(keeper, libc::SIGKILL) };
     let (_, end) = pass.finish().await;
@@ -150,7 +141,7 @@ async fn an_idle_process_is_ended_and_comes_back_with_work() {
     let env = Env::new();
     let pool = env.probe("idle_s = 0.2").await;
     let before = pid(&pool).await;
-    until("it is unloaded", || pool.status().slots[0].state.as_str() == "unloaded").await;
+    until("it is unloaded", || state(&pool, 0) == "unloaded").await;
     assert!(!is_alive(before));
     env.assert_clean();
     assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);

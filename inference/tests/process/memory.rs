@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use serde_json::json;
-use vramq_inference::process::{Costs, Item, Need, PassEnd, Pool, SlotState};
+use vramq_inference::process::{Costs, Item, Need, PassEnd, SlotState};
 
 use crate::device::{FileDevice, Stranger};
-use crate::env::{Env, done, ended, is_alive, pid, run, until};
+use crate::env::{Env, done, ended, is_alive, pid, run, state, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -14,10 +14,6 @@ fn env_with(mib: u64, by_process: bool) -> (tempfile::TempDir, Env) {
     let folder = tempfile::tempdir().unwrap();
     let device = FileDevice::new(folder.path(), mib, by_process);
     (folder, Env::on(Arc::new(device)))
-}
-
-fn state(pool: &Pool) -> &'static str {
-    pool.status().slots[0].state.as_str()
 }
 
 #[tokio::test]
@@ -71,7 +67,7 @@ async fn a_busy_process_makes_room_after_its_pass_for_a_model_that_has_none() {
     let began = std::time::Instant::now();
     let passes: Vec<_> = (0..60).map(|_| run(&busy, &["sleep 0.5"])).collect();
     // It has made room for the busy one.
-    until("the busy one is loaded", || state(&busy) == "running").await;
+    until("the busy one is loaded", || state(&busy, 0) == "running").await;
     let (_, end) = ended(&idle, &["echo a"]).await;
     let reason = match end {
         // After some seconds its jobs go elsewhere.
@@ -135,12 +131,12 @@ async fn a_slot_is_withheld_while_another_program_holds_its_memory() {
         let stranger = Stranger::start();
         let (_, end) = ended(&pool, &[&format!("bequeath 400 {}", stranger.pid())]).await;
         assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
-        until("the slot is withheld", || state(&pool) == "withheld").await;
+        until("the slot is withheld", || state(&pool, 0) == "withheld").await;
         assert_eq!(pool.status().withheld_bytes(), 400 * MIB);
         // Work waits: the device would have room for another process, but this slot's memory is not back.
         let waiting = run(&pool, &["echo a"]);
         tokio::time::sleep(std::time::Duration::from_secs(2)).await;
-        assert_eq!(state(&pool), "withheld");
+        assert_eq!(state(&pool, 0), "withheld");
         drop(stranger);
         assert!(matches!(waiting.finish().await.1, PassEnd::Done { .. }));
         assert_eq!(pool.status().withheld_bytes(), 0);
@@ -154,7 +150,7 @@ async fn a_process_waits_until_its_memory_is_free() {
     env.budget = 1000 * MIB;
     let pool = env.probe("instances = 2\nvram = { base_mib = 600 }\nenv = { BASE_MIB = \"600\" }").await;
     let first = run(&pool, &["sleep 100"]);
-    until("it runs", || state(&pool) == "running").await;
+    until("it runs", || state(&pool, 0) == "running").await;
     let second = run(&pool, &["echo a"]);
     let waits = || {
         pool.status()

@@ -7,7 +7,7 @@ use std::fmt;
 pub enum Fault {
     #[error("{bytes} bytes at {address:#x}, which are not inside one {space} array")]
     OutOfBounds { space: &'static str, address: u64, bytes: usize },
-    #[error("{bytes} bytes at {address:#x}, which is no multiple of {bytes}")]
+    #[error("{bytes} bytes at {address:#x}, which is not a multiple of {bytes}")]
     Misaligned { address: u64, bytes: usize },
     #[error("reads {name} at byte {at}, which nobody has written")]
     Unwritten { name: String, at: usize },

@@ -76,7 +76,7 @@ fn maps(text: &Text, tile: Tile, shapes: &[(usize, usize, usize)]) {
     }
 }
 
-/// One row, one more than a tile, less than a step, sizes that are no multiple of anything; MiniLM's widths and the fixtures'.
+/// One row, one more than a tile, less than a step, sizes that are not a multiple of anything; MiniLM's widths and the fixtures'.
 const SHAPES: [(usize, usize, usize); 8] = [
     (1, 384, 384),
     (65, 32, 96),

@@ -1,7 +1,7 @@
 //! One warp: 32 threads that run in lock step while they are at the same instruction. If a branch divides them, the threads at
 //! the earliest instruction run first, so that all meet again after the branch.
 
-use super::code::{Address, Kernel, Operand, Operation, Special};
+use super::code::{Address, Kernel, Operand, Operation, Register, Special};
 use super::fault::{Fault, Report};
 use super::fragments::LANES;
 use super::memory::{Moment, Space};
@@ -224,27 +224,8 @@ impl<'k> Warp<'k> {
                 lanes_of(lanes).for_each(|lane| self.values[*to][lane] = around.arguments[*number]);
                 self.written[*to] |= lanes;
             }
-            Operation::Join { to, from, bits } => {
-                self.check(from, lanes)?;
-                for lane in lanes_of(lanes) {
-                    let parts = from.iter().enumerate();
-                    let joined =
-                        parts.fold(0, |all, (i, from)| all | self.get(*from, lane) << (i as u32 * bits));
-                    self.values[*to][lane] = joined;
-                }
-                self.written[*to] |= lanes;
-            }
-            Operation::Split { to, from, bits } => {
-                self.check(&[*from], lanes)?;
-                for lane in lanes_of(lanes) {
-                    let whole = self.get(*from, lane);
-                    for (i, to) in to.iter().enumerate() {
-                        let Some(to) = to else { continue };
-                        self.values[*to][lane] = whole >> (i as u32 * bits) & (u64::MAX >> (64 - bits));
-                    }
-                }
-                to.iter().flatten().for_each(|to| self.written[*to] |= lanes);
-            }
+            Operation::Join { to, from, bits } => self.join(*to, from, *bits, lanes)?,
+            Operation::Split { to, from, bits } => self.split(to, *from, *bits, lanes)?,
             Operation::Load { space, to, bytes, signed, address } => {
                 self.load(*space, to, (*bytes, *signed), *address, lanes, around)?;
             }
@@ -272,6 +253,32 @@ impl<'k> Warp<'k> {
             Operation::WarpBarrier { .. } => self.barriers += u32::from(lanes == ALL),
             Operation::Barrier | Operation::Branch { .. } | Operation::Return => {}
         }
+        Ok(())
+    }
+
+    /// Puts parts of `bits` bits each into one register, the first part lowest.
+    fn join(&mut self, to: Register, from: &[Operand], bits: u32, lanes: u32) -> Result<(), Fault> {
+        self.check(from, lanes)?;
+        for lane in lanes_of(lanes) {
+            let parts = from.iter().enumerate();
+            self.values[to][lane] =
+                parts.fold(0, |all, (i, from)| all | self.get(*from, lane) << (i as u32 * bits));
+        }
+        self.written[to] |= lanes;
+        Ok(())
+    }
+
+    /// Takes a value apart into parts of `bits` bits each, the lowest first. A part without a register is dropped.
+    fn split(&mut self, to: &[Option<Register>], from: Operand, bits: u32, lanes: u32) -> Result<(), Fault> {
+        self.check(&[from], lanes)?;
+        for lane in lanes_of(lanes) {
+            let whole = self.get(from, lane);
+            for (i, to) in to.iter().enumerate() {
+                let Some(to) = to else { continue };
+                self.values[*to][lane] = whole >> (i as u32 * bits) & (u64::MAX >> (64 - bits));
+            }
+        }
+        to.iter().flatten().for_each(|to| self.written[*to] |= lanes);
         Ok(())
     }
 

@@ -9,7 +9,8 @@ use vramq_schemas::status::{
 };
 use vramq_schemas::withdrawal::Withdrawal;
 use vramq_schemas::{
-    Attempt, DeadLetter, Failure, ItemProgress, JobHeaders, Misfit, Reason, ReplyHeaders, headers, withdrawal,
+    Attempt, DeadLetter, Failure, ItemProgress, JobHeaders, MinimumRequirement, Reason, ReplyHeaders,
+    headers, withdrawal,
 };
 
 pub fn failures() -> Vec<Value> {
@@ -145,7 +146,7 @@ pub fn reply_headers() -> Vec<Value> {
 }
 
 pub fn dead_letter_headers() -> Vec<Value> {
-    let of = |reason, misfit| {
+    let of = |reason, requirement| {
         let text = || "text".to_owned();
         let letter = DeadLetter {
             reason,
@@ -153,16 +154,17 @@ pub fn dead_letter_headers() -> Vec<Value> {
             dead_at_ms: 1,
             worker: text(),
             worker_version: text(),
-            misfit,
+            requirement,
         };
         let mut table = FieldTable::default();
         letter.write(&mut table);
         of_table(&table)
     };
-    let misfit = of(Reason::OutOfMemory, Some(Misfit { item: 1, cost: 1, needs_bytes: 1 }));
+    let out_of_memory =
+        of(Reason::OutOfMemory, Some(MinimumRequirement { item: 1, cost: 1, needs_bytes: 1 }));
     // A withdrawn job leaves no dead letter.
     let reasons = Reason::ALL.into_iter().filter(|reason| *reason != Reason::Withdrawn);
-    reasons.map(|reason| of(reason, None)).chain([misfit]).collect()
+    reasons.map(|reason| of(reason, None)).chain([out_of_memory]).collect()
 }
 
 fn of_table(table: &FieldTable) -> Value {

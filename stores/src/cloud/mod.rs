@@ -83,7 +83,7 @@ impl CloudStore {
     pub fn open(url: &Url, options: &CloudOptions) -> Result<Self, InvalidOption> {
         let prefix = key(&segments(url)).ok_or_else(|| InvalidOption {
             key: "url",
-            what: "has a path that is no key of an object store".to_owned(),
+            what: "has a path that is not a key of an object store".to_owned(),
         })?;
         let objects = open::open(url, options)?;
         let server = (options.endpoint.clone(), options.account.clone());
@@ -115,7 +115,7 @@ impl CloudStore {
     pub fn get(&self, reference: &Reference) -> Result<(impl Read + Send + use<>, u64), Fault> {
         let shown = reference.shown();
         let Some(key) = key(&reference.segments) else {
-            return Err(Fault::Denied(format!("{shown} is no key of an object store")));
+            return Err(Fault::Denied(format!("{shown} is not a key of an object store")));
         };
         let (runtime, until) = (Handle::current(), Instant::now() + self.timeout);
         let options = GetOptions { extensions: of_object(), ..GetOptions::default() };

@@ -58,7 +58,7 @@ pub fn open(url: &Url, options: &CloudOptions) -> Objects {
         "s3" => s3(bucket, options, secret),
         "gs" => gs(bucket, options, secret),
         "az" => az(bucket, options, secret),
-        other => invalid("url", format!("is of {other}://, which is no object store")),
+        other => invalid("url", format!("is of {other}://, which is not an object store")),
     }
 }
 

@@ -24,7 +24,7 @@ const REPLIES_MAX: u32 = 25;
 pub struct ModelNames {
     pub key: Name,
     pub jobs: Name,
-    /// The queues of others that its jobs come from, too.
+    /// The further queues that its jobs come from, too.
     pub further: Vec<Name>,
     pub bulk: Name,
     pub bulk_key: Name,

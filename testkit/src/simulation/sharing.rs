@@ -74,7 +74,7 @@ impl Sharing {
         Self { models: weights.to_vec(), ..Self::default() }
     }
 
-    /// Faults that only matter with shares: queues of others that go away and come back, and floods.
+    /// Faults that only matter with shares: queues of other owners that go away and come back, and floods.
     pub fn faults(&self, count: usize, busy: Micros) -> Vec<Fault> {
         let mut random = Random::new(self.seed ^ SHARING);
         let r = &mut random;

@@ -1,4 +1,4 @@
-//! Callers that withdraw their jobs, and hostile ones that try to withdraw those of others. Withdrawals do not pass through the
+//! Callers that withdraw their jobs, and hostile ones that try to withdraw those of other callers. Withdrawals do not pass through the
 //! model of the broker: each worker with a session gets each of them, sometimes late, twice, or not at all.
 
 use super::agenda::{Claim, Happening, Life, MILLI, Micros, SECOND};

@@ -177,7 +177,7 @@ async fn closing_ends_what_is_awaited() {
     worker.abort();
 }
 
-/// What is said of items that have their output, of others than the job has, or cannot be, is not believed.
+/// The client ignores progress of items that have their output or that the job does not have, and progress that cannot be.
 #[tokio::test]
 async fn progress_is_asked_for_followed_and_never_the_end_of_a_job() {
     let broker = Broker::new();

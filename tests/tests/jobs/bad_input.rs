@@ -110,7 +110,7 @@ async fn expired_jobs(env: &mut TestEnv) -> Result<()> {
     let old =
         env.job("old", ["x"])?.with(|p| p.with_timestamp(1_500_000_000).with_expiration("60000".into()));
     rejected_and_reported(env, &[Rejected::new("old", old, Reason::Expired)]).await?;
-    let odd = env.job("a deadline that is no number", ["x"])?;
+    let odd = env.job("a deadline that is not a number", ["x"])?;
     let future = odd.with(|p| p.with_timestamp(u64::MAX / 2).with_expiration("60000".into()));
     env.client.publish(MODEL, future).await?;
     ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Done);

@@ -80,7 +80,7 @@ async fn forged_addresses_end_once_and_delay_nobody(env: &mut TestEnv) -> Result
             bodies.remove(letter.id()).with_context(|| format!("{} twice", letter.id()))?;
         ensure!(dossier.reason == Reason::Malformed && letter.body == body, "{dossier:?}");
         ensure!(
-            dossier.error.contains("no address that RabbitMQ gives") && dossier.error.contains(&reply_to),
+            dossier.error.contains("not an address that RabbitMQ gives") && dossier.error.contains(&reply_to),
             "{dossier:?}"
         );
         ensure!(letter.properties.reply_to().as_ref().is_some_and(|to| to.as_str() == reply_to));

@@ -50,7 +50,7 @@ fn texts(outputs: &[Output]) -> Result<Vec<&str>> {
         &Output::Json(serde_json::Value::String(ref text)) => Some(text.as_str()),
         _ => None,
     };
-    outputs.iter().map(text).collect::<Option<_>>().context("an output is no text")
+    outputs.iter().map(text).collect::<Option<_>>().context("an output is not a text")
 }
 
 async fn a_large_reply_comes_in_parts(env: &mut TestEnv) -> Result<()> {

@@ -104,9 +104,9 @@ async fn an_object_that_cannot_be_had_ends_its_job(env: &mut TestEnv) -> Result<
         ("in/large", Reason::TooLarge, "store `in` allows 1.0 MiB (object_mib_max)"),
         ("inside/test", Reason::ReferenceDenied, "no store of this worker covers"),
         ("in/../inside/test", Reason::ReferenceDenied, "no store of this worker covers"),
-        ("in/..%2finside/test", Reason::ReferenceDenied, "no name"),
+        ("in/..%2finside/test", Reason::ReferenceDenied, "not a name"),
         ("in/test?versionId=1", Reason::ReferenceDenied, "has a query"),
-        ("in/%ff", Reason::ReferenceDenied, "is no key"),
+        ("in/%ff", Reason::ReferenceDenied, "is not a key"),
     ]
     .into_iter()
     .enumerate()

@@ -204,7 +204,7 @@ async fn faults_of_the_configuration_come_all_at_once(env: &mut TestEnv) -> Resu
         ensure!(ended.code == Some(2), "{subcommand}: {ended:?}");
         for words in [
             "model.relative.command: starts with \"python3\"; its program must be an absolute path",
-            "model.relative.item_max: is no known key",
+            "model.relative.item_max: is not a known key",
             "model.missing.command: the program \"/opt/no/such/python\" cannot be used",
             "model.missing.load_s: is \"long\"; it must be a number",
             "model.whole.vram.per: is \"tokens\"; it must be one of",

@@ -305,7 +305,7 @@ async fn memory_that_never_comes_back_ends_the_worker(env: &mut TestEnv) -> Resu
     for text in [
         "pass failed",
         "its slot is withheld",
-        "memory of an ended process stays missing",
+        "device memory of an ended process is still not free",
         "the model cannot be loaded",
         "drain deadline passed",
         "will redeliver the unacknowledged jobs",

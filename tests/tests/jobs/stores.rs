@@ -127,8 +127,8 @@ async fn a_reference_that_leads_nowhere_ends_its_job(env: &mut TestEnv) -> Resul
         (vec![file("in/link")], Reason::ReferenceDenied, "links are not followed"),
         (vec![file("in/way-out/secret")], Reason::ReferenceDenied, "links are not followed"),
         (vec![file("in/../secret")], Reason::ReferenceDenied, "no store of this worker covers"),
-        (vec![file("in/..%2fsecret")], Reason::ReferenceDenied, "no name"),
-        (vec![file("in/deep")], Reason::ReferenceDenied, "no regular file"),
+        (vec![file("in/..%2fsecret")], Reason::ReferenceDenied, "not a name"),
+        (vec![file("in/deep")], Reason::ReferenceDenied, "not a regular file"),
         (vec!["file:///etc/passwd".to_owned()], Reason::ReferenceDenied, "no store of this worker covers"),
         (vec![web("/other/object")], Reason::ReferenceDenied, "no store of this worker covers"),
         (vec!["s3://bucket/key".to_owned()], Reason::ReferenceDenied, "no store of this worker covers"),
@@ -142,7 +142,7 @@ async fn a_reference_that_leads_nowhere_ends_its_job(env: &mut TestEnv) -> Resul
         (vec![web("/a/large")], Reason::TooLarge, "has 2.0 MiB; store `web` allows 1.0 MiB"),
         (vec![web("/a/endless")], Reason::TooLarge, "has more; store `web` allows"),
         (vec![file("in/half"), file("in/half")], Reason::TooLarge, "more than 1.0 MiB (fetch_mib_max)"),
-        (vec!["no reference".to_owned()], Reason::InvalidInput, "is no URL"),
+        (vec!["no reference".to_owned()], Reason::InvalidInput, "is not a URL"),
     ];
     let (mut replies, mut letters) = (env.replies().await?, env.dead_letters().await?);
     for (at, (references, reason, error)) in cases.into_iter().enumerate() {

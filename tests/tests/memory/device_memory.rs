@@ -147,7 +147,7 @@ async fn slots_follow_the_memory(env: &mut TestEnv) -> Result<()> {
     worker.drain().await?;
     ensure!(duplicates == 0 && worker.total("jobs").await? == jobs as u64, "{duplicates} duplicates");
     // Two moves, one each way: it does not flap.
-    ensure!(worker.log.count("slots follow") == 2, "{}", worker.log.text());
+    ensure!(worker.log.count("slots changed") == 2, "{}", worker.log.text());
     Ok(())
 }
 

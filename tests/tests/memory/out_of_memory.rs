@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use lapin::Confirmation;
 use vramq_schemas::topology::jobs_queue;
-use vramq_schemas::{JobHeaders, Misfit, Reason, ReplyKind};
+use vramq_schemas::{JobHeaders, MinimumRequirement, Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::client::Received;
 use vramq_tests::setup::Queue;
@@ -101,7 +101,10 @@ async fn an_item_that_never_fits_is_dead_lettered_with_its_history(env: &mut Tes
     let letter = env.dead_letters().await?.next().await?;
     ensure!(letter.body == job.body);
     let dossier = letter.dead_letter()?;
-    ensure!(dossier.misfit == Some(Misfit { item: 3, cost: 1, needs_bytes: ITEM }), "{dossier:?}");
+    ensure!(
+        dossier.requirement == Some(MinimumRequirement { item: 3, cost: 1, needs_bytes: ITEM }),
+        "{dossier:?}"
+    );
     ensure!(dossier.error.contains("item 3") && dossier.error == failure.error, "{}", dossier.error);
     let headers = reached(&letter)?;
     ensure!((headers.items_done, headers.attempt) == (3, 1), "{headers:?}");

@@ -145,7 +145,7 @@ impl Job {
         ensure!(!self.is_done, "a dead letter of a job that is answered");
         ensure!(self.dead_at.replace(reached).is_none(), "a second dead letter");
         ensure!(
-            dossier.reason == Reason::OutOfMemory && dossier.misfit.is_some(),
+            dossier.reason == Reason::OutOfMemory && dossier.requirement.is_some(),
             "it did not run out of memory"
         );
         ensure!(self.answered <= reached, "more items came than its letter says");

@@ -154,7 +154,7 @@ async fn invalid_commands_affect_no_job(env: &mut TestEnv) -> Result<()> {
         ensure!(answer.outcome == Outcome::Refused && answer.last && !answer.text.is_empty(), "{answer:?}");
     }
     let answer = operator.ask(&worker, &Command::Set { log: "[".to_owned() }).await?;
-    ensure!(answer.outcome == Outcome::Refused && answer.text.contains("no filter"), "{answer:?}");
+    ensure!(answer.outcome == Outcome::Refused && answer.text.contains("not a filter"), "{answer:?}");
     // Without a place for answers, or with one where they would be jobs.
     for reply_to in ["", "vramq.jobs.echo", "nowhere"] {
         for at in 0..FLOOD / 3 {

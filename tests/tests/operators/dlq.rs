@@ -11,7 +11,7 @@ use serde_json::Value;
 use vramq_schemas::topology::dead_queue;
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::answers::answered_once;
-use vramq_tests::dead_letters::{Operator, bury, ids, letter, letters, scale};
+use vramq_tests::dead_letters::{Operator, add_dead_letters, ids, letter, letters, scale};
 use vramq_tests::random::Random;
 use vramq_tests::shared_device::ECHO_ITEM_BYTES;
 use vramq_tests::test_env::{MODEL, TestEnv};
@@ -44,7 +44,7 @@ async fn all_ready(env: &TestEnv, count: usize) -> Result<()> {
 
 async fn reading_changes_nothing(env: &mut TestEnv) -> Result<()> {
     let count = scale();
-    bury(env, letters(count)?).await?;
+    add_dead_letters(env, letters(count)?).await?;
     let operator = Operator::at(env)?;
     let before = operator.letters().await?;
     ensure!(operator.ids().await? == ids(count), "not in the order of their publishing");
@@ -80,7 +80,7 @@ async fn memory_is_flat(env: &mut TestEnv) -> Result<()> {
     let count = scale().max(1500);
     let text = "x".repeat(20_000);
     let letters = (0..count).map(|at| letter(&format!("job-{at}"), Reason::Expired, &text));
-    bury(env, letters.collect::<Result<_>>()?).await?;
+    add_dead_letters(env, letters.collect::<Result<_>>()?).await?;
     let operator = Operator::at(env)?;
     for args in [&["list"][..], &["export", "--all", "-o", "all.jsonl"], &["retry", "--all", "--yes"]] {
         let start = Instant::now();
@@ -104,7 +104,7 @@ async fn memory_is_flat(env: &mut TestEnv) -> Result<()> {
 async fn a_list_is_filtered_and_a_dead_letter_is_explained(env: &mut TestEnv) -> Result<()> {
     let mut all = letters(8)?;
     all.push(letter("\u{1b}[2Jhostile\u{202e}", Reason::Malformed, "x")?.with_body(*b"\x1b]0;no job\x07"));
-    bury(env, all).await?;
+    add_dead_letters(env, all).await?;
     let operator = Operator::at(env)?;
     let output = operator.run_for(0, &["list"]).await?;
     ensure!(output.contains("expired/echo/0.0.1") && output.contains("job-7"), "{output}");
@@ -157,7 +157,7 @@ async fn a_list_is_filtered_and_a_dead_letter_is_explained(env: &mut TestEnv) ->
 }
 
 async fn dead_letters_of_the_broker_are_restored_unchanged(env: &mut TestEnv) -> Result<()> {
-    bury(env, Vec::new()).await?;
+    add_dead_letters(env, Vec::new()).await?;
     let job = env.job("late", ["x"])?.with(|properties| properties.with_expiration("1".into()));
     env.client.publish(MODEL, job).await?;
     until("an expired job", async || Ok((env.client.ready(&dead_queue(MODEL)).await? == 1).then_some(())))
@@ -237,7 +237,7 @@ async fn an_out_of_memory_is_explained_and_its_job_runs_where_there_is_room(env:
 }
 
 async fn changes_are_refused_or_logged(env: &mut TestEnv) -> Result<()> {
-    bury(env, letters(4)?).await?;
+    add_dead_letters(env, letters(4)?).await?;
     let operator = Operator::at(env)?;
     for args in
         [&["retry", "--all", "--yes"][..], &["drop", "--all", "--yes-drop", "4"], &["import", "x.jsonl"]]
@@ -268,7 +268,7 @@ async fn changes_are_refused_or_logged(env: &mut TestEnv) -> Result<()> {
 }
 
 async fn an_operator_at_a_terminal_is_asked(env: &mut TestEnv) -> Result<()> {
-    bury(env, letters(4)?).await?;
+    add_dead_letters(env, letters(4)?).await?;
     let operator = Operator::at(env)?;
     for (args, typed, code, shown, left) in [
         (&["retry", "--all"][..], "n\n", 1, "4 jobs to the exchange vramq.retry, routing key echo", 4),
@@ -285,7 +285,7 @@ async fn an_operator_at_a_terminal_is_asked(env: &mut TestEnv) -> Result<()> {
 
 async fn without_a_model_those_of_the_workers_are_read(env: &mut TestEnv) -> Result<()> {
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
-    bury(env, letters(3)?).await?;
+    add_dead_letters(env, letters(3)?).await?;
     let operator = Operator::at(env)?;
     // Nobody says which models there are.
     let unknown = operator.run_without_model(&["list"]).await?;

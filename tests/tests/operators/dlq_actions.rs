@@ -9,7 +9,7 @@ use lapin::types::AMQPValue;
 use serde_json::Value;
 use vramq_schemas::topology::{dead_queue, jobs_queue};
 use vramq_schemas::{Reason, ReplyKind};
-use vramq_tests::dead_letters::{Operator, bury, ids, letter, letters, scale};
+use vramq_tests::dead_letters::{Operator, add_dead_letters, ids, letter, letters, scale};
 use vramq_tests::on_queue_types;
 use vramq_tests::permissions::Permissions;
 use vramq_tests::test_env::{MODEL, TestEnv};
@@ -61,7 +61,7 @@ async fn a_retried_job_is_answered_and_one_that_fails_again_says_so(env: &mut Te
     env.announce("job dead-lettered");
     let good = letter("good", Reason::Expired, "hello")?;
     let bad = letter("bad", Reason::Malformed, "")?.with_body(*b"{");
-    bury(env, vec![good, bad]).await?;
+    add_dead_letters(env, vec![good, bad]).await?;
     let operator = Operator::at(env)?;
     operator.run_for(0, &["retry", "--all", "--dry-run"]).await?;
     ensure!(operator.ids().await?.len() == 2, "a dry run did something");
@@ -129,7 +129,7 @@ async fn results_are_delivered_and_their_job_does_not_run_again(env: &mut TestEn
 
 async fn a_retry_that_is_killed_loses_nothing(env: &mut TestEnv) -> Result<()> {
     let count = scale();
-    bury(env, letters(count)?).await?;
+    add_dead_letters(env, letters(count)?).await?;
     let operator = Operator::at(env)?;
     // A second or so in all, to be in the middle of.
     let rate = count.to_string();
@@ -155,7 +155,7 @@ async fn a_retry_that_is_killed_loses_nothing(env: &mut TestEnv) -> Result<()> {
 
 async fn two_operators_who_retry_the_same_letter_publish_it_once(env: &mut TestEnv) -> Result<()> {
     let count = scale();
-    bury(env, letters(count)?).await?;
+    add_dead_letters(env, letters(count)?).await?;
     let operators = [Operator::at(env)?, Operator::at(env)?];
     let args = ["retry", "--reason", "expired", "--yes"];
     let (one, other) = tokio::join!(operators[0].run(&args), operators[1].run(&args));
@@ -185,7 +185,7 @@ async fn a_full_queue_ends_a_retry_and_the_rest_stays(env: &mut TestEnv) -> Resu
     const ROOM: i64 = 30;
     /// More than what is under way when a quorum queue says that it is full.
     const LETTERS: usize = 1000;
-    bury(env, letters(LETTERS)?).await?;
+    add_dead_letters(env, letters(LETTERS)?).await?;
     let mut arguments = env.setup.queue.arguments();
     arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(ROOM));
     arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
@@ -208,7 +208,7 @@ async fn a_full_queue_ends_a_retry_and_the_rest_stays(env: &mut TestEnv) -> Resu
 async fn a_retry_without_permission_ends_and_the_letters_stay(env: &mut TestEnv) -> Result<()> {
     // For the exchange `vramq.retry`.
     env.worker(&[]).await?.drain().await?;
-    bury(env, letters(scale())?).await?;
+    add_dead_letters(env, letters(scale())?).await?;
     let own = r"^(amq\.gen.*|vramq\.dlq-lock\..+)$".to_owned();
     let read = r"^(vramq\.(dead|dlq-lock)\..+|amq\.gen.*)$".to_owned();
     let (_, of_reader) =
@@ -233,7 +233,7 @@ async fn a_drop_that_cannot_write_says_where_the_letters_are(env: &mut TestEnv) 
     /// More than fit a file of so many KiB.
     const LETTERS: usize = 400;
     const KIB: u32 = 64;
-    bury(env, letters(LETTERS)?).await?;
+    add_dead_letters(env, letters(LETTERS)?).await?;
     let operator = Operator::at(env)?;
     let count = LETTERS.to_string();
     let drop = ["drop", "--all", "--yes-drop", &count, "--archive", "half.jsonl"];
@@ -251,7 +251,7 @@ async fn a_drop_that_cannot_write_says_where_the_letters_are(env: &mut TestEnv) 
 
 async fn a_drop_and_a_restore_that_are_killed_lose_nothing(env: &mut TestEnv) -> Result<()> {
     let count = scale();
-    bury(env, letters(count)?).await?;
+    add_dead_letters(env, letters(count)?).await?;
     let operator = Operator::at(env)?;
     let mut before = operator.letters().await?;
     let mut files = Vec::new();

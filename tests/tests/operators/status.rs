@@ -149,7 +149,9 @@ async fn watch_shows_workers_that_come_and_go(env: &mut TestEnv) -> Result<()> {
         .await?;
 
     two.drain().await?;
-    terminal.shows("one that said farewell", |screen| is(screen, &two.name, "gone")).await?;
+    terminal
+        .shows("one whose last heartbeat says that it is gone", |screen| is(screen, &two.name, "gone"))
+        .await?;
     one.signal(Signal::KILL)?;
     one.exited().await?;
     terminal.shows("one that fell silent", |screen| is(screen, &one.name, "silent")).await?;

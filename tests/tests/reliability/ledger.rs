@@ -41,7 +41,7 @@ const SECONDS: u64 = 15;
 /// 0.01 none ran out in one run of a hundred.
 const OOM: &str = "0.02";
 
-/// A worker that waits to connect again does so for 45 s at most, and a job for the memory of others for 30 s.
+/// A worker that waits to connect again does so for 45 s at most, and a job for memory of other processes for 30 s.
 const SETTLE_MAX: Duration = Duration::from_secs(100);
 
 /// What fails. Of each kind one comes before any comes twice.

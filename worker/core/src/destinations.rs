@@ -1,5 +1,5 @@
-//! Remembers reply queues that are full or silent, so that the jobs of their callers do not take the slots of others. What comes in is how
-//! the broker took each reply; what goes out is whether a job has to wait unrun.
+//! Remembers reply queues that are full or silent, so that the jobs of their callers do not take the slots of other callers. What comes in
+//! is how the broker took each reply; what goes out is whether a job has to wait unrun.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -171,7 +171,7 @@ mod tests {
         assert!(!destinations.must_wait("silent", now + CONFIRM * SILENT_FOR));
     }
 
-    /// Each try may hold up the replies of others.
+    /// Each try may hold up the replies to other callers.
     #[test]
     fn a_queue_that_stays_silent_is_tried_less_and_less_often_by_one_job_at_a_time() {
         let (mut destinations, mut now) = (Destinations::new(CONFIRM), Instant::now());

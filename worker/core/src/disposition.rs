@@ -2,7 +2,7 @@
 //! what goes out is a [`JobOutcome`]. Pure.
 
 use vramq_schemas::topology::DELAYS_MS;
-use vramq_schemas::{Attempt, JobHeaders, Misfit, Reason};
+use vramq_schemas::{Attempt, JobHeaders, MinimumRequirement, Reason};
 
 use crate::action::Route;
 use crate::device::OutOfMemory;
@@ -193,7 +193,7 @@ fn after_all_attempts(
     pass: &PassFacts<'_>,
     oom: &OutOfMemory,
 ) -> JobOutcome {
-    let requirement = Misfit { item, cost: pass.longest, needs_bytes: oom.asked };
+    let requirement = MinimumRequirement { item, cost: pass.longest, needs_bytes: oom.asked };
     let rejection = Rejection {
         requirement: Some(requirement),
         ..Rejection::new(Reason::OutOfMemory, explanation(item, pass, oom))

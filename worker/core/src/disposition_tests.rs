@@ -149,7 +149,10 @@ fn the_dead_letter_says_what_would_fit() {
     };
     let rejection = rejection_of(OOM, 0);
     assert_eq!(rejection.reason, Reason::OutOfMemory);
-    assert_eq!(rejection.requirement, Some(Misfit { item: 5, cost: 512, needs_bytes: OOM.asked }));
+    assert_eq!(
+        rejection.requirement,
+        Some(MinimumRequirement { item: 5, cost: 512, needs_bytes: OOM.asked })
+    );
     assert!(rejection.error.contains("at least 900.0 MiB free"), "{}", rejection.error);
     assert!(!rejection.error.contains("other processes"), "{}", rejection.error);
     let rejection = rejection_of(CROWDED, DELAYS_MAX);

@@ -134,7 +134,7 @@ fn log_change(model: &str, before: u16, after: u16, free: u64) {
     if after == 0 {
         tracing::warn!(model, before, %free, "not even one item fits: not consuming");
     } else {
-        tracing::info!(model, before, slots = after, %free, "slots follow the device's memory");
+        tracing::info!(model, before, slots = after, %free, "slots changed with the device's free memory");
     }
 }
 

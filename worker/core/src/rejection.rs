@@ -1,6 +1,6 @@
 //! A rejection: why a job will not run, or ends without all its results.
 
-use vramq_schemas::{DecodeError, Misfit, Reason};
+use vramq_schemas::{DecodeError, MinimumRequirement, Reason};
 
 /// Why a job will not run, or ends without all its results.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub struct Rejection {
     /// What, where and what to do, in words.
     pub error: String,
     /// What a device needs at least for it; of a job that ran out of memory.
-    pub requirement: Option<Misfit>,
+    pub requirement: Option<MinimumRequirement>,
 }
 
 impl Rejection {

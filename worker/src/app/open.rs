@@ -112,7 +112,10 @@ impl Opened {
             );
         }
         if let Some(fault) = config.device.fault {
-            tracing::warn!(?fault, "allocations of passes are made to fail, as the configuration asks");
+            tracing::warn!(
+                ?fault,
+                "device.cpu.fault or device.cuda.fault is set: allocations of passes are made to fail on purpose"
+            );
             device.inject(fault);
         }
         device.read().map_err(cuda::OpenError::from)?;

@@ -12,7 +12,7 @@ use crate::broker::session::Session;
 use crate::broker::topology::TopologyError;
 use crate::config::Config;
 use crate::event_loop::EventLoop;
-use crate::observability::status_board::Now;
+use crate::observability::status_board::Status;
 use crate::retry::Backoff;
 use crate::signals::Signals;
 
@@ -107,7 +107,7 @@ async fn open(
     let context = event_loop.context();
     let (models, aux_state) = (context.models.clone(), context.aux_state.clone());
     if is_first {
-        context.board.set(Now::new(WorkerState::NoSession, "connecting to the broker"));
+        context.board.set(Status::new(WorkerState::NoSession, "connecting to the broker"));
     }
     loop {
         let body_max = event_loop.body_max();
@@ -133,9 +133,9 @@ async fn open(
                 _ => Exit::Unreachable,
             });
         }
-        event_loop.context().board.set(Now::new(WorkerState::NoSession, error.to_string()));
+        event_loop.context().board.set(Status::new(WorkerState::NoSession, error.to_string()));
         let wait = backoff.next_wait();
-        tracing::warn!(%error, wait_ms = wait.as_millis(), "no session yet");
+        tracing::warn!(%error, wait_ms = wait.as_millis(), "no session yet: the broker cannot be used, trying again");
         if unless_stopped(event_loop, signals, tokio::time::sleep(wait)).await.is_none() {
             return Ok(None);
         }

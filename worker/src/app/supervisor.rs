@@ -41,7 +41,7 @@ pub enum SupervisorError {
     #[error("device {0} is named twice")]
     Twice(Gpu),
     #[error(
-        "device.cuda.uuid names instances of MIG and whole GPUs, of which {0} is one: give each kind a worker of its own"
+        "device.cuda.uuid names instances of MIG as well as whole GPUs, such as {0}: run one worker for the instances, and another one for the whole GPUs"
     )]
     Mixed(Which),
 }

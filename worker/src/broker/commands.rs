@@ -104,7 +104,7 @@ impl Responder {
         let state = self.reporter.board.now().state;
         if self.command == UNKNOWN {
             // A flood of commands that cannot be read must not fill the log as well.
-            tracing::debug!(text, "command that cannot be read");
+            tracing::debug!(text, "refused a command that cannot be read");
         } else {
             let user = self.user.as_deref();
             tracing::info!(

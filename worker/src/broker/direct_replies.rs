@@ -288,7 +288,7 @@ impl Task {
                 return None;
             }
             if request.asked_at.elapsed() > CONNECT_MAX {
-                tracing::warn!(%error, "no connection for direct replies");
+                tracing::warn!(%error, "no connection for direct replies: cannot connect");
                 return None;
             }
             tokio::time::sleep(waits.next_wait()).await;

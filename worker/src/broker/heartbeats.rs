@@ -13,7 +13,7 @@ use vramq_schemas::topology::STATUS_EXCHANGE;
 use super::aux_channel::{AuxChannel, is_over};
 use super::direct_replies::DirectReplies;
 use super::message::Message;
-use crate::observability::status_board::Now;
+use crate::observability::status_board::Status;
 use crate::observability::status_reporter::StatusReporter;
 
 /// Changes of the worker's state are published at once, but not more often than this.
@@ -49,7 +49,7 @@ struct Beat<'a> {
 impl Beat<'_> {
     async fn run(
         &self,
-        mut changes: watch::Receiver<Now>,
+        mut changes: watch::Receiver<Status>,
         progress: &mut mpsc::Receiver<Message>,
         mut over: watch::Receiver<bool>,
     ) -> lapin::Result<()> {
@@ -69,7 +69,7 @@ impl Beat<'_> {
                     }
                     Some(message) = progress.recv() => self.progress(message).await?,
                     () = is_over(&mut over) => {
-                        return publish(self.channel, reporter, &reporter.farewell()).await;
+                        return publish(self.channel, reporter, &reporter.last_heartbeat()).await;
                     }
                 }
             }

@@ -294,7 +294,7 @@ fn dossier(identity: &Identity, rejection: &Rejection) -> DeadLetter {
         dead_at_ms: unix_ms(),
         worker: identity.worker.clone(),
         worker_version: identity.version.to_owned(),
-        misfit: rejection.requirement,
+        requirement: rejection.requirement,
     }
 }
 

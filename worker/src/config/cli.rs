@@ -63,7 +63,7 @@ Example:
   vramq-worker check-config --config worker.toml
 
 Exit codes:
-  0 it is right · 2 it is not")]
+  0 the configuration is right · 2 it has faults")]
     CheckConfig(Options),
     #[command(after_help = completions_help("vramq-worker"))]
     Completions(Completions),
@@ -161,7 +161,7 @@ impl Options {
     }
 }
 
-/// The folder of a file. A bare name lies in the current folder: its parent is the empty path, which is no folder.
+/// The folder of a file. A bare name lies in the current folder: its parent is the empty path, which is not a folder.
 fn folder_of(file: &Path) -> &Path {
     file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

@@ -193,7 +193,7 @@ mod tests {
             ("[device.cuda]\nuuid = 'the first'", "device.cuda.uuid", "nvidia-smi -L"),
             ("[device.cuda]\nuuid = 'GPU-1'\nindex = 0", "device.cuda.uuid", "one of them is enough"),
             ("[device.cuda]\nmemory_mib = 0", "device.cuda.memory_mib", "at least 1"),
-            ("[device.cuda]\ndevices = 2", "device.cuda.devices", "no known key"),
+            ("[device.cuda]\ndevices = 2", "device.cuda.devices", "not a known key"),
             ("[device.cuda]\n[device.cpu]", "device.kind", "one device"),
             ("[device]\nkind = 'tpu'", "device.kind", "`cpu` or `cuda`"),
         ];

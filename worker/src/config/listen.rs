@@ -34,7 +34,7 @@ impl FromStr for Listen {
     fn from_str(text: &str) -> Result<Self, String> {
         let expected = || {
             format!(
-                "`{text}` is no address to listen on: IP:PORT, IP:FIRST-LAST for the first free port of these, or `off`"
+                "`{text}` is not an address to listen on: IP:PORT, IP:FIRST-LAST for the first free port of these, or `off`"
             )
         };
         let (first, last) = match text.rsplit_once(':').and_then(|(_, ports)| ports.split_once('-')) {

@@ -72,7 +72,7 @@ pub(super) fn put(table: &mut Table, path: &str, value: &str) -> Result<(), Stri
     for parent in parents {
         at = match at.entry((*parent).to_owned()).or_insert_with(|| Value::Table(Table::new())) {
             Value::Table(inner) => inner,
-            _ => return Err(format!("`{parent}` is no table")),
+            _ => return Err(format!("`{parent}` is not a table")),
         };
     }
     at.insert((*last).to_owned(), Value::String(value.to_owned()));

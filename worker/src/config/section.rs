@@ -137,7 +137,8 @@ impl Section {
     /// Ends the reading: what is left over is unknown.
     pub fn finish(self) {
         for key in self.table.keys() {
-            self.faults.add(self.key(key), format!("is no known key; there are {}", self.known.join(", ")));
+            self.faults
+                .add(self.key(key), format!("is not a known key; there are {}", self.known.join(", ")));
         }
     }
 }

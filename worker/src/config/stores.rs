@@ -106,7 +106,7 @@ fn cloud(section: &mut Section, prefix: Option<&Url>, timeout: Duration) -> Opti
         return None;
     }
     if let Some(Err(error)) = endpoint {
-        section.fault("endpoint", format!("is no URL: {error}"));
+        section.fault("endpoint", format!("is not a URL: {error}"));
         return None;
     }
     match CloudStore::open(prefix, &options) {
@@ -120,7 +120,7 @@ fn cloud(section: &mut Section, prefix: Option<&Url>, timeout: Duration) -> Opti
 
 /// The start of URLs, or what is wrong with it.
 fn prefix_of(text: &str) -> Result<Url, String> {
-    let url = Url::parse(text).map_err(|error| format!("is no URL: {error}"))?;
+    let url = Url::parse(text).map_err(|error| format!("is not a URL: {error}"))?;
     match url.scheme() {
         FILE if url.host_str().is_some_and(|host| !host.is_empty()) => {
             return Err("names a host; a folder is file:///PATH".to_owned());

@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::metrics::Metrics;
-use super::status_board::{Now, StatusBoard};
+use super::status_board::{Status, StatusBoard};
 use crate::config::Listen;
 
 /// Connections at a time. A scraper and two probes need three; more wait in the system's queue.
@@ -104,7 +104,7 @@ async fn serve(listener: TcpListener, state: HttpState) {
                 });
             }
             Err(error) => {
-                tracing::debug!(%error, "accept a connection over HTTP");
+                tracing::debug!(%error, "cannot accept a connection over HTTP");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -149,14 +149,14 @@ impl HttpState {
         match tokio::task::spawn_blocking(move || metrics.encode()).await {
             Ok(text) => page(StatusCode::OK, OPEN_METRICS, text),
             Err(error) => {
-                tracing::error!(%error, "write the metrics");
+                tracing::error!(%error, "cannot write the metrics");
                 page(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "the metrics cannot be written\n")
             }
         }
     }
 }
 
-fn readiness(now: &Now) -> Response<Full<Bytes>> {
+fn readiness(now: &Status) -> Response<Full<Bytes>> {
     let state = now.state.as_str();
     if now.state.is_ready() {
         return page(StatusCode::OK, TEXT, format!("ready: {state}\n"));

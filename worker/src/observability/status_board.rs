@@ -14,12 +14,12 @@ const TICK_MISSED_MAX: Duration = Duration::from_secs(30);
 
 /// A state, and why the worker takes no jobs in it. Kept cheap to compare: the event loop sets it whenever it is idle.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Now {
+pub struct Status {
     pub state: WorkerState,
     pub reason: Option<Cow<'static, str>>,
 }
 
-impl Now {
+impl Status {
     pub fn new(state: WorkerState, reason: impl Into<Cow<'static, str>>) -> Self {
         Self { state, reason: Some(reason.into()) }
     }
@@ -32,7 +32,7 @@ impl Now {
 /// Written by the event loop, read by all others.
 #[derive(Debug)]
 pub struct StatusBoard {
-    now: watch::Sender<Now>,
+    now: watch::Sender<Status>,
     /// When the event loop last ticked; nothing while there is no session.
     ticked: Mutex<Option<Instant>>,
     /// The passes that run, one for each executor, and how long a pass may take.
@@ -42,7 +42,7 @@ pub struct StatusBoard {
 
 impl Default for StatusBoard {
     fn default() -> Self {
-        let loading = Now::new(WorkerState::Loading, "models are being loaded");
+        let loading = Status::new(WorkerState::Loading, "models are being loaded");
         Self {
             now: watch::Sender::new(loading),
             ticked: Mutex::default(),
@@ -53,17 +53,17 @@ impl Default for StatusBoard {
 }
 
 impl StatusBoard {
-    pub fn now(&self) -> Now {
+    pub fn now(&self) -> Status {
         self.now.borrow().clone()
     }
 
     /// Tells of changes of what the worker does.
-    pub fn follow(&self) -> watch::Receiver<Now> {
+    pub fn follow(&self) -> watch::Receiver<Status> {
         self.now.subscribe()
     }
 
     /// What the worker does now. Followers see changes only.
-    pub fn set(&self, now: Now) {
+    pub fn set(&self, now: Status) {
         self.now.send_if_modified(|before| {
             let changed = *before != now;
             if changed {
@@ -140,10 +140,10 @@ mod tests {
     fn only_changes_are_told() {
         let board = StatusBoard::default();
         let mut follower = board.follow();
-        board.set(Now::consuming());
+        board.set(Status::consuming());
         assert!(follower.has_changed().unwrap());
-        assert_eq!(*follower.borrow_and_update(), Now::consuming());
-        board.set(Now::consuming());
+        assert_eq!(*follower.borrow_and_update(), Status::consuming());
+        board.set(Status::consuming());
         assert!(!follower.has_changed().unwrap());
     }
 }

@@ -8,7 +8,7 @@ use vramq_core::ids::QueueIndex;
 use vramq_schemas::status::{DeviceStatus, Heartbeat, ModelStatus, WorkerState};
 
 use super::metrics::Meters;
-use super::status_board::{Now, StatusBoard};
+use super::status_board::{Status, StatusBoard};
 use crate::device::Device;
 use crate::identity::Identity;
 use crate::model::Model;
@@ -31,7 +31,7 @@ pub struct StatusReporter {
 impl StatusReporter {
     /// The status now.
     pub fn heartbeat(&self) -> Heartbeat {
-        let Now { state, reason } = self.board.now();
+        let Status { state, reason } = self.board.now();
         let memory = self.device.memory();
         let sensors = self.device.telemetry().unwrap_or_default();
         Heartbeat {
@@ -63,8 +63,8 @@ impl StatusReporter {
         }
     }
 
-    /// The last heartbeat.
-    pub fn farewell(&self) -> Heartbeat {
+    /// The heartbeat of a worker that ends.
+    pub fn last_heartbeat(&self) -> Heartbeat {
         Heartbeat { state: WorkerState::Gone, reason: Some("ended".to_owned()), ..self.heartbeat() }
     }
 

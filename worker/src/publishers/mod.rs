@@ -26,7 +26,7 @@ impl PublisherRules {
             return Some(format!("reply_to names `{reply_to}`, {fault}"));
         }
         if self.job_queues.iter().any(|queue| queue == reply_to) {
-            return Some(format!("reply_to names `{reply_to}`, which is no queue for replies"));
+            return Some(format!("reply_to names `{reply_to}`, which is not a queue for replies"));
         }
         let allowed = self.reply_allow.as_ref()?;
         // An empty one stands for the model's own reply queue, which the operator has chosen.

@@ -8,11 +8,11 @@ use super::direct_address::{self, DIRECT_REPLIES};
 /// published on.
 pub(super) fn fault(name: &str) -> Option<String> {
     if is_internal_queue(name) {
-        return Some("which is no queue for replies".to_owned());
+        return Some("which is not a queue for replies".to_owned());
     }
     let forgery = direct_address::check(name).err()?;
     Some(format!(
-        "which is no address that RabbitMQ gives a caller for direct replies: {forgery}. Callers write `{DIRECT_REPLIES}` alone, and the \
+        "which is not an address that RabbitMQ gives a caller for direct replies: {forgery}. Callers write `{DIRECT_REPLIES}` alone, and the \
          broker completes it"
     ))
 }

@@ -127,7 +127,7 @@ impl CudaDevice {
         let lock = options.lock.open(&found.uuid)?;
         let monitor = Monitor::open(&found.uuid)
             .inspect_err(
-                |error| tracing::info!(%error, "no NVML: no telemetry, and the context is not measured"),
+                |error| tracing::info!(%error, "NVML is not available: no temperature, power or use of the device, and the memory of the CUDA context is unknown"),
             )
             .ok();
         let (context, context_cost) =

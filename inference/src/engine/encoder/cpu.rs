@@ -10,13 +10,13 @@ use super::modules::Pooling;
 use super::pack::Shard;
 use super::plan::Matrix;
 use super::rotary::{HeadNorms, Rotate};
-use super::rows::{AddNorm, Embed, Gated, NormPointers, Pool};
 use super::simd::Kernel;
 use super::tiles::TileProduct;
+use super::token_ops::{AddNorm, Embed, Gated, NormPointers, Pool};
 use super::units::CpuUnits;
 use super::weights::{LinearPointers, Weights};
 
-/// One thread's part of a pass: a shard of its own, or its share of every operation on a shard that a team works on.
+/// One thread's part of a pass: a shard of its own, or its share of every operation on a shard that all threads work on.
 pub(super) struct CpuOps<'a> {
     pub model: &'a CpuModel,
     pub shard: Shard,
@@ -32,7 +32,7 @@ pub(super) struct CpuOps<'a> {
     pub scratch: *mut f32,
     /// Vectors of the whole pass.
     pub vectors: *mut f32,
-    pub team: Member<'a>,
+    pub thread: Participant<'a>,
 }
 
 /// What of a model the operations need.
@@ -47,8 +47,8 @@ pub(super) struct CpuModel {
 
 /// A thread among those that work on one shard.
 #[derive(Clone, Copy)]
-pub(super) struct Member<'a> {
-    pub team: &'a Team,
+pub(super) struct Participant<'a> {
+    pub barrier: &'a Barrier,
     pub rank: usize,
 }
 
@@ -64,8 +64,8 @@ impl CpuOps<'_> {
 
     /// This thread's part of `units`, in whole multiples of `grain` but for the last.
     pub fn share(&self, units: usize, grain: usize) -> std::ops::Range<usize> {
-        let each = units.div_ceil(grain).div_ceil(self.team.team.width) * grain;
-        let start = (self.team.rank * each).min(units);
+        let each = units.div_ceil(grain).div_ceil(self.thread.barrier.width) * grain;
+        let start = (self.thread.rank * each).min(units);
         start..(start + each).min(units)
     }
 
@@ -82,8 +82,8 @@ impl CpuOps<'_> {
     pub fn run(&self, kernel: &impl Kernel) {
         // SAFETY: kernels made here and in `vocabulary` point into this shard's activations, at rows below its tokens, into weights of
         // the sizes that `dims` says, and to this thread's scratch; the plan made all of them as large as the pass
-        // needs. Threads of a team write rows, columns or heads that no other has, and wait for each other between
-        // operations; other teams have other shards.
+        // needs. Threads that share a shard write rows, columns or heads that no other has, and wait for each other
+        // between operations; other threads have other shards.
         unsafe { self.model.units.vectors.run(kernel) };
     }
 
@@ -92,7 +92,7 @@ impl CpuOps<'_> {
         let units = self.model.units;
         let all = self.shard.tokens;
         let (rows, columns) =
-            if self.team.team.width == 1 || all >= ROWS_PER_THREAD_MIN * self.team.team.width {
+            if self.thread.barrier.width == 1 || all >= ROWS_PER_THREAD_MIN * self.thread.barrier.width {
                 (self.share(all, units.grain_rows()), 0..map.columns)
             } else {
                 (0..all, self.share(map.columns, units.panel_columns()))
@@ -114,7 +114,7 @@ impl CpuOps<'_> {
             None => self.run(&product),
             Some(tiles) => self.run(&TileProduct { tiles, product, scratch: self.scratch.cast() }),
         }
-        self.team.wait()
+        self.thread.wait()
     }
 
     /// `x = norm(x)`.
@@ -130,7 +130,7 @@ impl CpuOps<'_> {
             rows: rows.len(),
             hidden: x.columns,
         });
-        self.team.wait()
+        self.thread.wait()
     }
 }
 
@@ -150,7 +150,7 @@ impl Ops for CpuOps<'_> {
             sum: self.at(sum, rows.start),
             to: self.at(to, rows.start),
         });
-        self.team.wait()
+        self.thread.wait()
     }
 
     fn linear(&mut self, layer: usize, which: Linear, from: Matrix, to: Matrix) -> Result<(), Broken> {
@@ -161,7 +161,7 @@ impl Ops for CpuOps<'_> {
     fn rotate(&mut self, layer: usize, qkv: Matrix) -> Result<(), Broken> {
         let (spec, weights) = (&self.model.spec, &self.model.weights);
         let rows = self.share(self.shard.tokens, 1);
-        let Some(table) = spec.design.attention_of(layer).rotary else { return self.team.wait() };
+        let Some(table) = spec.design.attention_of(layer).rotary else { return self.thread.wait() };
         for (start, tokens) in self.sequences() {
             let (first, end) = (rows.start.max(start), rows.end.min(start + tokens));
             if first >= end {
@@ -182,7 +182,7 @@ impl Ops for CpuOps<'_> {
                 table: weights.rotary(table).wrapping_add((first - start) * spec.dims.head),
             });
         }
-        self.team.wait()
+        self.thread.wait()
     }
 
     fn attention(&mut self, layer: usize, qkv: Matrix, to: Matrix) -> Result<(), Broken> {
@@ -193,7 +193,7 @@ impl Ops for CpuOps<'_> {
         for (start, tokens) in self.sequences() {
             for head in 0..dims.heads {
                 unit += 1;
-                if tokens == 0 || unit % self.team.team.width != self.team.rank {
+                if tokens == 0 || unit % self.thread.barrier.width != self.thread.rank {
                     continue;
                 }
                 let queries = self.at(qkv, start);
@@ -218,7 +218,7 @@ impl Ops for CpuOps<'_> {
                 });
             }
         }
-        self.team.wait()
+        self.thread.wait()
     }
 
     fn add_norm(
@@ -238,13 +238,13 @@ impl Ops for CpuOps<'_> {
             rows: rows.len(),
             hidden: x.columns,
         });
-        self.team.wait()
+        self.thread.wait()
     }
 
     fn norm_block(&mut self, layer: usize, which: Norm, x: Matrix) -> Result<(), Broken> {
         match self.model.weights.block_norm(layer, which) {
             Some(norm) => self.norm(norm, x),
-            None => self.team.wait(),
+            None => self.thread.wait(),
         }
     }
 
@@ -260,13 +260,13 @@ impl Ops for CpuOps<'_> {
                 to: self.at(to, rows.start),
             });
         }
-        self.team.wait()
+        self.thread.wait()
     }
 
     fn pool(&mut self, from: Matrix) -> Result<(), Broken> {
         let hidden = from.columns;
         for (at, (start, tokens)) in self.sequences().enumerate() {
-            if at % self.team.team.width != self.team.rank {
+            if at % self.thread.barrier.width != self.thread.rank {
                 continue;
             }
             self.run(&Pool {
@@ -278,21 +278,21 @@ impl Ops for CpuOps<'_> {
                 to: self.vectors.wrapping_add((self.shard.first + at) * hidden),
             });
         }
-        self.team.wait()
+        self.thread.wait()
     }
 }
 
-/// Threads that go through the same operations in step.
-pub(super) struct Team {
+/// Where the threads of a pass wait for each other, so that they go through the same operations in step.
+pub(super) struct Barrier {
     width: usize,
-    /// How many have arrived at the current meeting.
+    /// How many threads wait in the current generation.
     arrived: AtomicUsize,
-    /// How many meetings there have been.
-    meetings: AtomicUsize,
+    /// How many times all threads have arrived.
+    generation: AtomicUsize,
     broken: AtomicBool,
 }
 
-/// Another thread of the team has panicked.
+/// Another thread of the barrier has panicked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Broken;
 
@@ -300,33 +300,33 @@ pub(super) struct Broken;
 /// in the kernel costs more than most of them.
 const SPINS: usize = 4096;
 
-impl Team {
+impl Barrier {
     pub fn new(width: usize) -> Self {
         Self {
             width,
             arrived: AtomicUsize::new(0),
-            meetings: AtomicUsize::new(0),
+            generation: AtomicUsize::new(0),
             broken: AtomicBool::new(false),
         }
     }
 }
 
-impl Member<'_> {
-    /// Waits until all of the team are here: what they wrote before is seen by all after.
+impl Participant<'_> {
+    /// Waits until all threads have arrived: what each wrote before, all see after.
     pub fn wait(&self) -> Result<(), Broken> {
-        let team = self.team;
-        if team.width == 1 {
+        let barrier = self.barrier;
+        if barrier.width == 1 {
             return Ok(());
         }
-        let meeting = team.meetings.load(Ordering::Acquire);
-        if team.arrived.fetch_add(1, Ordering::AcqRel) + 1 == team.width {
-            team.arrived.store(0, Ordering::Relaxed);
-            team.meetings.store(meeting.wrapping_add(1), Ordering::Release);
+        let generation = barrier.generation.load(Ordering::Acquire);
+        if barrier.arrived.fetch_add(1, Ordering::AcqRel) + 1 == barrier.width {
+            barrier.arrived.store(0, Ordering::Relaxed);
+            barrier.generation.store(generation.wrapping_add(1), Ordering::Release);
             return Ok(());
         }
         let mut looks = 0;
-        while team.meetings.load(Ordering::Acquire) == meeting {
-            if team.broken.load(Ordering::Relaxed) {
+        while barrier.generation.load(Ordering::Acquire) == generation {
+            if barrier.broken.load(Ordering::Relaxed) {
                 return Err(Broken);
             }
             looks += 1;
@@ -340,10 +340,10 @@ impl Member<'_> {
     }
 }
 
-/// Tells the team when its thread unwinds, so that no one waits for it for ever.
-pub(super) struct TellsTeam<'a>(pub &'a Team);
+/// Breaks the barrier when its thread unwinds, so that no other thread waits for it for ever.
+pub(super) struct BreaksBarrier<'a>(pub &'a Barrier);
 
-impl Drop for TellsTeam<'_> {
+impl Drop for BreaksBarrier<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.broken.store(true, Ordering::Relaxed);
@@ -356,18 +356,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_team_meets_and_sees_what_each_has_done() {
-        let team = Team::new(3);
+    fn threads_meet_at_a_barrier_and_see_what_each_has_done() {
+        let barrier = Barrier::new(3);
         let done: Vec<AtomicUsize> = (0..3).map(|_| AtomicUsize::new(0)).collect();
         std::thread::scope(|scope| {
             for rank in 0..3 {
-                let (team, done) = (&team, &done);
+                let (barrier, done) = (&barrier, &done);
                 scope.spawn(move || {
                     for round in 1..=500 {
                         done[rank].store(round, Ordering::Relaxed);
-                        Member { team, rank }.wait().unwrap();
+                        Participant { barrier, rank }.wait().unwrap();
                         assert!(done.iter().all(|done| done.load(Ordering::Relaxed) == round));
-                        Member { team, rank }.wait().unwrap();
+                        Participant { barrier, rank }.wait().unwrap();
                     }
                 });
             }
@@ -375,12 +375,12 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_team_frees_the_others() {
-        let team = Team::new(2);
+    fn a_panic_frees_the_threads_that_wait() {
+        let barrier = Barrier::new(2);
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| Member { team: &team, rank: 0 }.wait());
+            let waits = scope.spawn(|| Participant { barrier: &barrier, rank: 0 }.wait());
             let panics = scope.spawn(|| {
-                let _tells = TellsTeam(&team);
+                let _breaks = BreaksBarrier(&barrier);
                 std::panic::resume_unwind(Box::new("gone"));
             });
             assert!(panics.join().is_err());

@@ -330,7 +330,7 @@ mod tests {
         let offline = || hub(cache.path(), "http://127.0.0.1:9".to_owned(), true).folder("a/b", "main");
         assert_eq!(offline().unwrap(), folder);
         fs::remove_file(folder.join("model-00002-of-00002.safetensors")).unwrap();
-        assert!(offline().is_err(), "half of the weights is no model");
+        assert!(offline().is_err(), "half of the weights is not a model");
         let endpoint = serve(from, &all[..all.len() - 1]);
         let another = tempfile::tempdir().unwrap();
         let error = hub(another.path(), endpoint, false).folder("a/b", "main").unwrap_err().to_string();

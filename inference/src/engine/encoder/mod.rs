@@ -6,7 +6,7 @@
 //! over a device's operations.
 //!
 //! On the CPU `pass` runs a pass, `pack` deals its items to threads, and the operations in `cpu` use `matmul`, `attention`,
-//! `rotary`, `rows` and `math`, each compiled for every vector unit in `simd`. On a CPU with a tile unit `tiles` computes the
+//! `rotary`, `token_ops` and `math`, each compiled for every vector unit in `simd`. On a CPU with a tile unit `tiles` computes the
 //! matrix products; `units` chooses. `cuda` runs a pass on a GPU. `outputs` makes outputs of a pass's vectors: `dense`
 //! transforms them, `head` computes scores, and `vocabulary` and `sparse` make sparse vectors.
 
@@ -31,7 +31,6 @@ mod pairs;
 mod pass;
 mod plan;
 mod rotary;
-mod rows;
 mod safe_split;
 mod shards;
 mod simd;
@@ -43,6 +42,7 @@ mod sparse;
 mod tensors;
 mod text_config;
 mod tiles;
+mod token_ops;
 mod tokenizer_class;
 mod tokens;
 mod units;
@@ -123,7 +123,7 @@ impl Encoder {
             Some(absent) if absent.is_fault() => {
                 tracing::warn!(%source, %absent, "AMX does not work as it should: the encoder computes in f32 without it");
             }
-            _ => tracing::info!(%source, units = %chosen, "units of the encoder"),
+            _ => tracing::info!(%source, units = %chosen, "chose the CPU units of the encoder"),
         }
         let mut encoder = Self::load_on(source, device, chosen.units)?;
         encoder.computes = chosen.to_string();

@@ -130,7 +130,8 @@ impl Outputs {
     }
 }
 
-/// The vector of each item, as pooling makes it. All are checked: activations behind pooling make finite numbers of others.
+/// The vector of each item, as pooling makes it. All are checked here, because the layers behind
+/// pooling may turn a number that is not finite into a finite one.
 fn vectors(backend: &dyn Backend, sequences: &[Sequence<'_>]) -> Result<Vec<Vec<f32>>, PassError> {
     let mut vectors: Vec<Vec<f32>> = Vec::with_capacity(sequences.len());
     backend.run(sequences, &mut |_, vector| vectors.push(vector))?;

@@ -7,7 +7,7 @@ use crate::device::cpu::CpuDevice;
 use crate::engine::{PassError, PassShape};
 
 use super::config::{Dims, ModelConfig};
-use super::cpu::{CpuModel, CpuOps, Member, Team, TellsTeam};
+use super::cpu::{Barrier, BreaksBarrier, CpuModel, CpuOps, Participant};
 use super::families::Sequence;
 use super::pack::Packing;
 use super::plan::{CpuPlan, Layout, activations_per_token};
@@ -59,8 +59,8 @@ impl Backend for CpuEncoder {
         let packing = Packing::new(&lengths, &self.model.spec.dims, self.device.threads());
         let pass = Pass { model: &self.model, packing: &packing, plan: &plan, arena: arena.as_ptr() };
         pass.fill(items);
-        let team = Team::new(if packing.shards.len() == 1 { self.device.threads() } else { 1 });
-        self.device.on_all_threads(|rank| pass.run(rank, &team));
+        let barrier = Barrier::new(if packing.shards.len() == 1 { self.device.threads() } else { 1 });
+        self.device.on_all_threads(|rank| pass.run(rank, &barrier));
         pass.vectors(take);
         Ok(())
     }
@@ -116,7 +116,7 @@ impl Pass<'_> {
     }
 
     /// One thread's work: the shard of its rank, or its share of the only one.
-    fn run(&self, rank: usize, team: &Team) {
+    fn run(&self, rank: usize, barrier: &Barrier) {
         let alone = self.packing.shards.len() > 1;
         let Some(shard) = self.packing.shards.get(if alone { rank } else { 0 }) else {
             return;
@@ -124,7 +124,7 @@ impl Pass<'_> {
         let dims = &self.model.spec.dims;
         let items = self.packing.order.len();
         let tokens = self.packing.shards.iter().map(|shard| shard.tokens).sum();
-        let _tells = TellsTeam(team);
+        let _breaks = BreaksBarrier(barrier);
         let activations = self.at::<f32>(self.plan.activations);
         let mut ops = CpuOps {
             model: self.model,
@@ -138,7 +138,7 @@ impl Pass<'_> {
             activations: activations.wrapping_add(shard.first_token * activations_per_token(dims)),
             scratch: self.at(self.plan.scratch + rank * self.plan.scratch_stride),
             vectors: self.at(self.plan.vectors),
-            team: Member { team, rank: if alone { 0 } else { rank } },
+            thread: Participant { barrier, rank: if alone { 0 } else { rank } },
         };
         // `Broken` says that another thread has panicked; that panic is what the caller gets.
         let (spec, at) = (&self.model.spec, Layout::new(dims, shard.tokens));

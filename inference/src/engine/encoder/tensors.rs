@@ -36,13 +36,13 @@ impl TensorFile {
         let file_len = file.metadata().map_err(read)?.len();
         let mut header_len = [0; 8];
         if file_len < 8 {
-            return Err(malformed(format!("{file_len} bytes are no safetensors file")));
+            return Err(malformed(format!("{file_len} bytes are not a safetensors file")));
         }
         file.read_exact(&mut header_len).map_err(read)?;
         let header_len = u64::from_le_bytes(header_len);
         if header_len > HEADER_BYTES_MAX.min(file_len - 8) {
             return Err(malformed(format!(
-                "a header of {header_len} bytes in a file of {file_len}; it is truncated or no safetensors file"
+                "a header of {header_len} bytes in a file of {file_len}; it is truncated, or not a safetensors file"
             )));
         }
         let mut header = vec![0; header_len as usize];

@@ -290,7 +290,7 @@ impl Tokens {
 /// tokens of the whole text, if there is one.
 fn too_long(bytes: usize, bytes_max: usize, found: Option<Vec<u32>>, room: usize) -> String {
     let why = match found {
-        Some(content) => format!("have {} tokens, fewer than the {room} that count", content.len()),
+        Some(content) => format!("have {} tokens, fewer than the {room} that the model keeps", content.len()),
         None => "have no space or other place where the text can be cut between two tokens".to_owned(),
     };
     format!("a text of {bytes} bytes is too long for this tokenizer: the first {bytes_max} bytes {why}")

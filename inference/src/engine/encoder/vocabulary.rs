@@ -45,7 +45,7 @@ impl CpuOps<'_> {
                 to: vector.wrapping_add(first + columns.start),
             });
         }
-        self.team.wait()
+        self.thread.wait()
     }
 }
 

@@ -9,7 +9,7 @@ use super::checkpoint::Checkpoint;
 use super::config::ModelConfig;
 use super::families::{MlmHead, NormKind, Spec};
 use super::forward::{Linear, Norm};
-use super::rows::NormPointers;
+use super::token_ops::NormPointers;
 use super::units::CpuUnits;
 
 /// All weights, in one buffer.

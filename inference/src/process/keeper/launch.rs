@@ -104,7 +104,7 @@ impl Image {
         Ok(Self { program, arguments, env: variables.collect::<io::Result<_>>()? })
     }
 
-    /// Becomes the program; returns if that fails. What the standard library would call, `execvp`, gives a file that is no program
+    /// Becomes the program; returns if that fails. What the standard library would call, `execvp`, gives a file that is not a program
     /// to a shell.
     fn exec(&self) -> io::Error {
         let pointers = |texts: &[CString]| -> Vec<*const libc::c_char> {

@@ -57,7 +57,7 @@ pub struct PoolOptions {
 pub enum NotTaken {
     #[error("a pass of {0} items; the limit is {PASS_ITEMS_MAX}")]
     Items(usize),
-    #[error("{WAITING_MAX} passes wait for a process already")]
+    #[error("{WAITING_MAX} passes already wait for a process")]
     Full,
     #[error("the model cannot be loaded: {0}")]
     Unavailable(String),

@@ -144,7 +144,7 @@ impl SlotTask {
                 }
                 _ = pings.tick() => {
                     if let Err(error) = warm.ping().await {
-                        tracing::warn!(model = config.name, pid = warm.pid(), error, "ping a process");
+                        tracing::warn!(model = config.name, pid = warm.pid(), error, "a process did not answer a ping: replacing it");
                         return Err(Leave::Failed);
                     }
                     self.look(warm).await;

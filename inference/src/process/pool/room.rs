@@ -8,7 +8,8 @@ use super::leak::Leak;
 use super::passes::Leave;
 use super::slot::{SlotTask, closed};
 use super::status::SlotState;
-use crate::process::memory::{Claim, Entry, Reading};
+use crate::process::device_view::Reading;
+use crate::process::memory::{Claim, Entry};
 use crate::process::warm::{LoadError, Warm};
 
 /// How often a warning names memory that has not come back.
@@ -126,7 +127,7 @@ impl SlotTask {
         warm.trim().await;
         // Answered after the trimming.
         if let Err(error) = warm.ping().await {
-            tracing::warn!(model, pid = warm.pid(), error, "ping a process");
+            tracing::warn!(model, pid = warm.pid(), error, "a process did not answer a ping: replacing it");
             return Some(Leave::Failed);
         }
         self.look(warm).await;
@@ -137,7 +138,7 @@ impl SlotTask {
             pid = warm.pid(),
             held_bytes,
             bytes_per_pass,
-            "the process leaks device memory, and is replaced"
+            "the process leaks device memory: replacing it"
         );
         Some(Leave::Asked("a leak"))
     }
@@ -156,7 +157,7 @@ impl SlotTask {
             self.update(SlotState::Withheld { bytes, since });
             if since.elapsed() > PATIENCE {
                 let mib = bytes >> 20;
-                let reason = format!("the device has not got back {mib} MiB of its last process");
+                let reason = format!("{mib} MiB of device memory that its last process held are not free yet");
                 self.unavailable(&LoadError::Start(reason), false);
             }
             if logged_at.is_none_or(|logged_at| logged_at.elapsed() > TELL_EVERY) {
@@ -165,7 +166,7 @@ impl SlotTask {
                     model,
                     bytes,
                     seconds,
-                    "memory of an ended process has not come back; its slot is withheld"
+                    "device memory of an ended process is not free yet; its slot is withheld: no other process starts there"
                 );
                 logged_at = Some(Instant::now());
             }
@@ -176,7 +177,11 @@ impl SlotTask {
             () = closed(&mut closing) => {}
         }
         if logged_at.is_some() {
-            tracing::info!(model, seconds = since.elapsed().as_secs(), "the memory is back");
+            tracing::info!(
+                model,
+                seconds = since.elapsed().as_secs(),
+                "the device memory of the ended process is free"
+            );
         }
     }
 }

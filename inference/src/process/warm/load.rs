@@ -5,10 +5,11 @@ use tokio::time::{Duration, Instant, timeout};
 use super::{Ready, Warm};
 use crate::process::child::{Child, StartError};
 use crate::process::config::{Mode, ProcessConfig};
+use crate::process::device_view::Reading;
 use crate::process::frames::{Frames, Unheard, name};
 use crate::process::keeper::{Death, OutputUse};
 use crate::process::launch::Launcher;
-use crate::process::memory::{DeviceBook, Reading};
+use crate::process::memory::DeviceBook;
 use crate::process::protocol::{FromModel, OomReport, ToModel, VERSION};
 
 /// Why a process is not loaded. Nothing is left of it, unless it does not end although it was killed, and the worker is starting.

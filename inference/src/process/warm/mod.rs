@@ -78,12 +78,7 @@ impl Warm {
             Err(error) => {
                 item::unpack(number, request.items.len(), &scratch);
                 let detail = format!("write the items to the scratch folder: {error}");
-                return PassEnd::Failed {
-                    kind: FailureKind::HostMemory,
-                    item: None,
-                    detail,
-                    stderr: String::new(),
-                };
+                return not_sent(FailureKind::HostMemory, detail);
             }
         };
         let count = items.len();
@@ -110,13 +105,7 @@ impl Warm {
         let bytes = match frame.encode() {
             Ok(bytes) => bytes,
             Err(error) => {
-                let detail = format!("the items do not fit a frame: {error}");
-                return PassEnd::Failed {
-                    kind: FailureKind::Input,
-                    item: None,
-                    detail,
-                    stderr: String::new(),
-                };
+                return not_sent(FailureKind::Input, format!("the items do not fit a frame: {error}"));
             }
         };
         let mut transcript = Transcript::new(pass.number, pass.items);
@@ -329,6 +318,11 @@ struct Pass<'a> {
     scratch: &'a Path,
     limits: &'a PassLimits,
     events: &'a Events,
+}
+
+/// The end of a pass that did not reach the program.
+fn not_sent(kind: FailureKind, detail: String) -> PassEnd {
+    PassEnd::Failed { kind, item: None, detail, stderr: String::new() }
 }
 
 #[cfg(test)]

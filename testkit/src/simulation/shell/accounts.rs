@@ -8,7 +8,7 @@ use vramq_core::rejection::Rejection;
 use vramq_core::units::Mib;
 use vramq_schemas::headers::{DEVICE_LOST, PROCESS_LOST, WORKER_LOST};
 use vramq_schemas::topology::DELAYS_MS;
-use vramq_schemas::{Attempt, JobHeaders, Misfit, Reason};
+use vramq_schemas::{Attempt, JobHeaders, MinimumRequirement, Reason};
 
 use super::Shell;
 use super::stored_job::{SeenEnd, StoredJob};
@@ -258,8 +258,9 @@ impl Shell {
 }
 
 /// The smallest device that a dead letter asks for is that of the last attempt, and its text tells the same.
-fn wrong_requirement(needs: Misfit, last: &Attempt, error: &str) -> Option<&'static str> {
-    let is_true = needs == Misfit { item: last.item, cost: last.longest, needs_bytes: last.asked };
+fn wrong_requirement(needs: MinimumRequirement, last: &Attempt, error: &str) -> Option<&'static str> {
+    let is_true =
+        needs == MinimumRequirement { item: last.item, cost: last.longest, needs_bytes: last.asked };
     let texts = [format!("item {}", last.item), Mib(last.asked).to_string(), Mib(last.free).to_string()];
     let is_told = texts.iter().all(|text| error.contains(text.as_str())) && error.contains(&last.device);
     let names_others = error.contains("other processes hold") == (last.foreign > 0);

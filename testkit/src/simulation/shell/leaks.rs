@@ -56,7 +56,7 @@ impl Shell {
         self.leak.full_since.is_some_and(|since| now - since >= FULL_FOR)
     }
 
-    /// After a reading: what the worker tells of the leak and of the full device, and that it does not stay like that.
+    /// After a reading: what the worker reports of the leak and of the full device, and that it does not stay like that.
     pub(super) fn wrong_leak(
         &mut self,
         env: &Env,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vramq_core::action::{Action, Answer, JobQueue, Publication, Route};
 use vramq_core::device::PassError;
-use vramq_core::event::{Event, PassResult, PublicationOutcome, Source};
+use vramq_core::event::{Event, PassEnd, PassResult, PublicationOutcome, Source, Withdrawn};
 use vramq_core::ids::{ConsumerId, Fingerprint, JobKey, QueueIndex};
 use vramq_core::observation::Observation;
 use vramq_schemas::topology::DELAYS_MS;
@@ -46,12 +46,6 @@ impl Shell {
             }
             (Sabotage::WithheldMemoryIgnored, Event::MemoryWithheld { .. })
             | (Sabotage::LostTimer, Event::Timer) => return Verdict::IsLost,
-            (Sabotage::LostPassEnd, Event::PassEnded(end)) if end.pass.0.is_multiple_of(50) => {
-                return Verdict::IsLost;
-            }
-            (Sabotage::LeakedPermit, Event::PassEnded(end)) if end.pass.0.is_multiple_of(50) => {
-                std::mem::forget(self.budget.try_acquire(1));
-            }
             (Sabotage::FingerprintsCollide, Event::Delivered(delivery)) => {
                 delivery.fingerprint = Fingerprint(7);
             }
@@ -68,36 +62,46 @@ impl Shell {
             {
                 delivery.source = Source::Jobs(QueueIndex::OWN, ConsumerId(u64::MAX));
             }
-            (Sabotage::OutOfMemoryTakenForFailure, Event::PassEnded(end)) => {
+            (_, Event::PassEnded(end)) => return self.tamper_pass_end(sabotage, end),
+            (_, Event::Withdrawn(withdrawn)) => return self.tamper_withdrawal(sabotage, withdrawn),
+            (Sabotage::FurtherQueueNotFound, Event::QueueLookedFor { result, .. }) => {
+                *result = Err("it is lost".to_owned());
+            }
+            (Sabotage::HungPassNotNoticed, Event::Tick(reading)) => reading.on_device = None,
+            _ => {}
+        }
+        Verdict::Happens
+    }
+
+    fn tamper_pass_end(&self, sabotage: Sabotage, end: &mut PassEnd) -> Verdict {
+        match sabotage {
+            Sabotage::LostPassEnd if end.pass.0.is_multiple_of(50) => return Verdict::IsLost,
+            Sabotage::LeakedPermit if end.pass.0.is_multiple_of(50) => {
+                std::mem::forget(self.budget.try_acquire(1));
+            }
+            Sabotage::OutOfMemoryTakenForFailure => {
                 if matches!(end.result, PassResult::Failed(PassError::OutOfMemory(_))) {
                     end.result = PassResult::Failed(PassError::Failed("out of memory".to_owned()));
                 }
             }
-            (Sabotage::SkipTakenForFailure, Event::PassEnded(end))
-                if matches!(end.result, PassResult::Skipped) =>
-            {
+            Sabotage::SkipTakenForFailure if matches!(end.result, PassResult::Skipped) => {
                 end.result = PassResult::Failed(PassError::Failed("skipped".to_owned()));
             }
-            (Sabotage::WithdrawalOfHeldJobIgnored, Event::Withdrawn(withdrawn))
-                if self.holds(&withdrawn.id) =>
-            {
-                return Verdict::IsLost;
-            }
-            (Sabotage::WithdrawalNotRemembered, Event::Withdrawn(withdrawn))
-                if !self.holds(&withdrawn.id) =>
-            {
-                return Verdict::IsLost;
-            }
-            (Sabotage::WithdrawalBelievedWithoutSecret, Event::Withdrawn(withdrawn)) => {
+            _ => {}
+        }
+        Verdict::Happens
+    }
+
+    fn tamper_withdrawal(&self, sabotage: Sabotage, withdrawn: &mut Withdrawn) -> Verdict {
+        match sabotage {
+            Sabotage::WithdrawalOfHeldJobIgnored if self.holds(&withdrawn.id) => return Verdict::IsLost,
+            Sabotage::WithdrawalNotRemembered if !self.holds(&withdrawn.id) => return Verdict::IsLost,
+            Sabotage::WithdrawalBelievedWithoutSecret => {
                 let held = self.jobs.values().find(|stored| id_of(stored.job.0) == withdrawn.id);
                 if let Some(stored) = held {
                     withdrawn.digest = Digest::of(&secret_of(stored.job));
                 }
             }
-            (Sabotage::FurtherQueueNotFound, Event::QueueLookedFor { result, .. }) => {
-                *result = Err("it is lost".to_owned());
-            }
-            (Sabotage::HungPassNotNoticed, Event::Tick(reading)) => reading.on_device = None,
             _ => {}
         }
         Verdict::Happens

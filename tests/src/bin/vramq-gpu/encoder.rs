@@ -35,7 +35,7 @@ pub const LONGEST: usize = 512;
 /// Of random lengths, besides the shortest and the longest ones.
 const SEQUENCES: usize = 24;
 
-/// What of the device's figures is no model: below it nobody can tell whose it is.
+/// Device memory that may come and go by other causes: less than this does not show that something of a model is left.
 const NOISE: u64 = 64 << 20;
 
 /// For the CPU's weights and arenas: only what is used is allocated.

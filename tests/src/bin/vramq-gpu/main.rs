@@ -94,7 +94,7 @@ fn open(cap: Option<u64>) -> Result<Arc<CudaDevice>, OpenError> {
 }
 
 fn hold(device: &Arc<CudaDevice>, mib: &str) -> Result<()> {
-    let mib: usize = mib.parse().context("MIB is no number")?;
+    let mib: usize = mib.parse().context("MIB is not a number")?;
     let _held = device.alloc(mib << 20)?;
     println!("holding");
     let mut rest = Vec::new();

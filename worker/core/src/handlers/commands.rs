@@ -35,7 +35,11 @@ impl Core {
             }
             Command::Set { log } => self.act(Action::SetLog { request, directives: log }),
             other => {
-                self.answer(request, Answer::Refused, format!("this worker knows no `{}`", other.name()));
+                self.answer(
+                    request,
+                    Answer::Refused,
+                    format!("this worker does not know the command `{}`", other.name()),
+                );
             }
         }
     }

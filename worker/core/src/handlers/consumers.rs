@@ -153,7 +153,7 @@ impl Core {
             tracing::warn!(
                 model = self.models[model.0].name,
                 waiting,
-                "the queue of large jobs is full: further ones run like others until it has room"
+                "the queue of large jobs is full: further large jobs run like small ones until that queue has room"
             );
         }
     }

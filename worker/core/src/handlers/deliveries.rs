@@ -182,7 +182,9 @@ impl Core {
             return self.settle(received.settle(JobOutcome::Withdrawn, self.now.at));
         }
         let headers = received.delivery.headers.clone().unwrap_or_default();
-        let error = format!("a rule of the model moves the job to the key `{key}`, which no queue takes");
+        let error = format!(
+            "a rule of the model moves the job to the routing key `{key}`, and no queue is bound with it"
+        );
         let no_queue = Rejection::new(Reason::InvalidInput, error);
         let full = Rejection::new(Reason::Unroutable, "a rule of the model moves the job to other workers");
         let otherwise = Some(Otherwise::new(&key, no_queue, &headers, full));
@@ -197,10 +199,18 @@ impl Core {
         let mut headers = headers.clone().unwrap_or_default();
         headers.revision_waits = headers.revision_waits.saturating_add(1);
         if headers.revision_waits > REVISION_WAITS_MAX {
-            let error = format!("{}; nor had the workers that took it before", rejection.error);
+            let error = format!(
+                "{}; the workers that received the job before had other revisions, too",
+                rejection.error
+            );
             return JobOutcome::dead_letter(headers, Rejection { error, ..rejection });
         }
-        tracing::debug!(job, trace_id, why = rejection.error, "the job waits for a worker with its revision");
+        tracing::debug!(
+            job,
+            trace_id,
+            why = rejection.error,
+            "the job demands another revision of the model: it waits for a worker with that revision"
+        );
         let wait = backoff::for_memory(headers.revision_waits, &mut self.random);
         JobOutcome::requeue(headers, Route::Later(wait), Cause::WrongRevision)
     }
@@ -274,7 +284,7 @@ fn estimate(cost: usize, prepared: usize, items: usize) -> usize {
 
 fn crashed(crashes: u32) -> String {
     format!(
-        "{crashes} workers crashed, or lost their device, while they held this job, the last ones while it ran alone: it \
-         seems to be the reason. The times are in `history`; look at what the workers and the system logged then"
+        "{crashes} workers crashed, or lost their device, while they held this job, the last ones while it ran alone: the \
+         job is probably the cause. The times are in `history`; look at what the workers and the system logged then"
     )
 }

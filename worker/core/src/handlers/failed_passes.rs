@@ -120,8 +120,8 @@ impl Core {
         if source == Source::Quarantine && headers.crashes >= self.settings.poison.crashes_max {
             let crashes = headers.crashes;
             let error = format!(
-                "{crashes} processes or workers died while they held this job, the last ones while it ran alone: it seems to be \
-                 the reason. The last time {text}"
+                "{crashes} processes or workers died while they held this job, the last ones while it ran alone: the job is \
+                 probably the cause. The last time {text}"
             );
             self.scheduler.batcher_mut(running.received.delivery.model).remove(job);
             let mut headers = headers;

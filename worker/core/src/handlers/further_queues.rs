@@ -58,8 +58,9 @@ impl Core {
             queue = facts.queues[queue.0].name,
             why,
             every_s = CHECK_EVERY.as_secs(),
-            "a further queue cannot be consumed: the model's other queues have its slots, and the worker looks for it again. Make \
-             it as workers declare it, give the worker's user its permissions back, or take it out of the model's `queues`"
+            "a further queue cannot be consumed: the model's other queues have its slots, and the worker looks for it again. \
+             Declare the queue as workers do, give the worker's user its permissions back, or take the queue out of the \
+             model's `queues`"
         );
     }
 
@@ -84,7 +85,11 @@ impl Core {
             return self.after(CHECK_EVERY, Timer::LookForQueue(model, queue));
         }
         let facts = &self.models[model.0];
-        tracing::info!(model = facts.name, queue = facts.queues[queue.0].name, "a further queue is back");
+        tracing::info!(
+            model = facts.name,
+            queue = facts.queues[queue.0].name,
+            "the further queue can be consumed again"
+        );
         self.consumers[model.0].set_found(queue);
         self.observe(Observation::QueueMissing { model, queue, is_missing: false });
         self.adjust_consumers();

@@ -59,13 +59,13 @@ impl Core {
                 }
             }
             Finding::Unclear => {
-                tracing::warn!(device, model, "health probe ran out of memory: another one will follow");
+                tracing::warn!(device, model, "health probe ran out of memory: trying another one");
             }
             Finding::Unknown => {
                 tracing::warn!(
                     device,
                     model,
-                    "every health probe ran out of memory: the jobs that failed are requeued"
+                    "every health probe ran out of memory: requeueing the jobs whose passes failed"
                 );
                 for (job, _) in self.health.take_pending() {
                     self.requeue_unfinished(job);

@@ -152,7 +152,7 @@ impl Core {
         }
     }
 
-    /// A reply queue that confirms nothing gets no `failed` reply, which might hold up the replies of others.
+    /// A reply queue that confirms nothing gets no `failed` reply, which might hold up the replies to other callers.
     fn without_notice_to_silence(&mut self, job: JobKey, step: Step) -> Step {
         let Step::Publish(Publication::FailureNotice(_)) = step else { return step };
         let Some(settling) = self.jobs.settling_mut(job) else { return step };

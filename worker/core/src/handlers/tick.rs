@@ -49,7 +49,7 @@ impl Core {
             model,
             %missing,
             seconds,
-            "memory of an ended process stays missing (withheld_s): draining for a restart"
+            "device memory of an ended process is still not free after withheld_s: draining for a restart"
         );
         self.lifecycle.restart();
         self.drain();

@@ -248,7 +248,12 @@ impl Settling {
         }
         let delivery = &self.received.delivery;
         let (job, trace_id) = (&delivery.id, &delivery.trace_id);
-        tracing::error!(job, trace_id, error, "the job is given back to its queue");
+        tracing::error!(
+            job,
+            trace_id,
+            error,
+            "cannot requeue or dead-letter the job: giving it back to its queue"
+        );
         self.give_back()
     }
 

@@ -45,7 +45,7 @@ impl Waiting {
         self.hint.map_or(usize::MAX, |hint| hint.max(1) as usize)
     }
 
-    /// It may not join a pass of others.
+    /// It may not join a pass of other jobs.
     pub(super) fn is_alone(&self) -> bool {
         self.exclusive || self.isolated
     }

@@ -265,7 +265,7 @@ impl EventLoop {
         match set {
             Ok(()) => self.answer(request, Answer::Done, format!("logs `{directives}`"), true),
             Err(error) => {
-                self.answer(request, Answer::Refused, format!("no filter for logs: {error}"), true);
+                self.answer(request, Answer::Refused, format!("not a filter for logs: {error}"), true);
             }
         }
     }
@@ -278,5 +278,5 @@ fn is_sent(sent: lapin::Result<bool>) -> bool {
 
 /// An action that needs a session came while there is none.
 fn without_session(action: &Action) {
-    tracing::debug!(?action, "no session for an action");
+    tracing::debug!(?action, "dropped an action: it needs a session, and there is none");
 }

@@ -7,7 +7,7 @@ use vramq_core::observation::{End, Observation, PassShare, Settled};
 use vramq_schemas::status::CeilingStatus;
 
 use crate::event_loop::EventLoop;
-use crate::observability::status_board::Now;
+use crate::observability::status_board::Status;
 
 impl EventLoop {
     pub(crate) fn observe(&mut self, observation: Observation) {
@@ -99,7 +99,7 @@ impl EventLoop {
     pub(crate) fn publish_status(&self) {
         let (status, meters) = (self.core.status(), &self.context.meters);
         let reason = status.reason.map(Cow::Borrowed);
-        self.context.board.set(Now { state: status.state, reason });
+        self.context.board.set(Status { state: status.state, reason });
         for (meters, model) in meters.models.iter().zip(&status.models) {
             meters.slots.set(model.slots.into());
             meters.unacked.set(gauge(model.unacked));

@@ -25,7 +25,7 @@ impl EventLoop {
             false => self.take_items(&order),
         };
         let Some(items) = items else {
-            tracing::error!(pass = %order.pass, "an item of a pass is not in the store");
+            tracing::error!(pass = %order.pass, "internal error: an item of the pass is missing; please report it");
             let error = PassError::Failed(
                 "internal error: an item of the pass is missing; please report it".to_owned(),
             );

@@ -26,7 +26,7 @@ impl EventLoop {
         let Some(stored) = self.jobs.get(job) else { return };
         let model = Arc::clone(&self.context.models[stored.model.0]);
         let Some(payload) = self.jobs.payload_mut(job) else {
-            return tracing::error!(%job, "publish a job that was already released");
+            return tracing::error!(%job, "internal error: a job to be published was already released; please report it");
         };
         let (received, identity) = (Arc::clone(&payload.received), Arc::clone(&self.context.identity));
         // The body is copied into what is published.
@@ -76,7 +76,7 @@ impl EventLoop {
             failpoint::reach(Site::Ran, [payload.received.id()]);
         }
         let Some((encoding, of_run)) = of_run else {
-            tracing::error!(%job, ?run, "an output of a reply is not in the store");
+            tracing::error!(%job, ?run, "internal error: an output is missing; please report it");
             let error = "internal error: an output is missing; please report it";
             return self.encoded(
                 job,

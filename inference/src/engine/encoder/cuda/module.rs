@@ -167,14 +167,14 @@ fn compiled(
     // Held until the code is there for those that wait.
     let _lock = entry.as_ref().map(|entry| {
         entry.lock().inspect_err(|error| {
-            tracing::warn!(folder = folder().map(tracing::field::display), %error, "the cache of kernels is not used");
+            tracing::warn!(folder = folder().map(tracing::field::display), %error, "cannot lock the cache of kernels: processes that start together may each compile them");
         })
     });
     if let Some(code) = entry.as_ref().and_then(Entry::read) {
         match take(device, Ptx::from_binary(code)) {
             Ok(module) => return Ok(module),
             Err(error @ CudaError::Refused { .. }) => {
-                tracing::info!(%error, "cached kernels are not for this driver: compiling them again");
+                tracing::info!(%error, "the driver rejects the cached kernels: compiling them again");
             }
             Err(error) => return Err(Uncompiled::Lost(error)),
         }
@@ -188,7 +188,7 @@ fn compiled(
     })?;
     // Only now: code that the driver rejects would be read and rejected again at each start.
     if let Some(error) = entry.and_then(|entry| entry.write(&code).err()) {
-        tracing::debug!(folder = folder().map(tracing::field::display), %error, "kernels are not kept");
+        tracing::debug!(folder = folder().map(tracing::field::display), %error, "cannot write the compiled kernels to the cache");
     }
     Ok(module)
 }

@@ -59,7 +59,12 @@ impl Settling {
         let delivery = &self.received.delivery;
         let (job, trace_id) = (&delivery.id, &delivery.trace_id);
         if let Some(otherwise) = requeue.otherwise.take() {
-            tracing::debug!(job, trace_id, ?outcome, "the queue that the job is to go to is full: it waits");
+            tracing::debug!(
+                job,
+                trace_id,
+                ?outcome,
+                "the queue of the workers that the job moves to is full: the job waits, or is dead-lettered after too many waits"
+            );
             return self.instead(otherwise.full);
         }
         tracing::warn!(job, trace_id, "the job queue is full: the requeued job waits in a delay queue");

@@ -61,7 +61,7 @@ pub(super) enum OwnProducts {
     Configured,
     #[error("libcublasLt {0}")]
     NoLibrary(Missing),
-    #[error("a row of the model is no multiple of {ALIGNMENT_MIN} bytes, which cuBLASLt needs")]
+    #[error("a row of the model is not a multiple of {ALIGNMENT_MIN} bytes, which cuBLASLt needs")]
     OddRows,
     #[error("cuBLASLt does not start: {0}")]
     Refused(Code),
@@ -183,7 +183,7 @@ impl Products {
             columns,
             rows,
             planned = bucket,
-            "cuBLASLt refused its own algorithm: asking for these rows"
+            "cuBLASLt refused the algorithm that it had named for about so many rows: asking for exactly this number"
         );
         let planned = Plan::new(&self.handle, &shape, rows, workspace);
         *plan =

@@ -28,7 +28,7 @@ enum Choice {
     Timed {
         is_first: bool,
     },
-    /// The driver measures no times, or the device has no room for the code of others than the first.
+    /// The driver measures no times, or the device has no room for the code of more algorithms than the first.
     NotTimed,
 }
 

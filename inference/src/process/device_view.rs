@@ -1,0 +1,55 @@
+//! What programs and their accounting need to know of a device; and the host's memory in the place of one.
+
+use std::fmt;
+
+use crate::process_tree;
+
+/// A device, as far as programs on it are concerned. Implementations may take milliseconds: they are called off the runtime.
+pub trait DeviceView: fmt::Debug + Send + Sync {
+    /// `cpu`, `cuda:0`.
+    fn name(&self) -> &str;
+
+    /// The memory now. What the worker has promised to others may be left out of `free`.
+    fn memory(&self) -> Reading;
+
+    /// What these processes hold of it together; nothing, if the device cannot tell processes apart.
+    fn held_by(&self, pids: &[i32]) -> Option<u64>;
+
+    /// What programs need in their environment to find this device, and no other: `CUDA_VISIBLE_DEVICES`.
+    fn env(&self) -> Vec<(String, String)>;
+}
+
+/// Bytes of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    pub free: u64,
+    pub total: u64,
+}
+
+/// The host's memory as a device, as far as nothing better is known: what processes hold is what is resident. For trying a model by
+/// hand.
+#[derive(Debug)]
+pub struct HostView;
+
+impl DeviceView for HostView {
+    fn name(&self) -> &str {
+        "cpu"
+    }
+
+    fn memory(&self) -> Reading {
+        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let kib = |name: &str| -> u64 {
+            let line = text.lines().find(|line| line.starts_with(name));
+            line.and_then(|line| line.split_ascii_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
+        };
+        Reading { free: kib("MemAvailable:") << 10, total: kib("MemTotal:") << 10 }
+    }
+
+    fn held_by(&self, pids: &[i32]) -> Option<u64> {
+        Some(pids.iter().map(|pid| process_tree::resident_bytes(*pid)).sum())
+    }
+
+    fn env(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+}
