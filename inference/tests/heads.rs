@@ -347,7 +347,7 @@ fn prompts_go_before_queries_as_sentence_transformers_puts_them() {
     let modules = json!([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}]);
     fs::write(copy.path().join("modules.json"), modules.to_string()).unwrap();
     let own = |keys: Value| {
-        fs::write(copy.path().join("config_sentence_transformers.json"), keys.to_string()).unwrap()
+        fs::write(copy.path().join("config_sentence_transformers.json"), keys.to_string()).unwrap();
     };
     let (plain, prompted) = (score(copy.path(), "a cat", &none), score(copy.path(), "the a cat", &none));
     assert_ne!(plain, prompted);

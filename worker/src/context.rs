@@ -102,7 +102,7 @@ impl WorkerContext {
                 self.board.set(Status::new(WorkerState::NoSession, format!("session lost: {error}")));
             }
             SessionEnd::Drained | SessionEnd::Killed => {
-                self.board.set(Status::new(WorkerState::Gone, "ended"))
+                self.board.set(Status::new(WorkerState::Gone, "ended"));
             }
         }
     }

@@ -13,10 +13,10 @@ use serde::Deserialize;
 use super::LoadError;
 use super::config::{required, unsupported};
 use super::families::Activation;
-use super::rows::Gelu;
 use super::shards::WEIGHTS;
 use super::simd::Level;
 use super::tensors::TensorFile;
+use super::token_ops::Gelu;
 
 /// What a layer's own `config.json` says.
 #[derive(Clone, Debug)]
