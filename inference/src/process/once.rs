@@ -94,14 +94,15 @@ impl Template {
     /// so that no job can add an option.
     pub fn fill(&self, input: &Path, output: &Path, params: &Map<String, Value>) -> Result<String, String> {
         let mut argument = String::new();
-        for (at, piece) in self.0.iter().enumerate() {
+        for piece in &self.0 {
             match piece {
                 Piece::Literal(text) => argument.push_str(text),
                 Piece::Input => argument.push_str(&input.display().to_string()),
                 Piece::Output => argument.push_str(&output.display().to_string()),
                 Piece::Param(name) => {
                     let value = param(name, params)?;
-                    if at == 0 && value.starts_with('-') {
+                    // What comes before it may be another parameter, and empty.
+                    if argument.is_empty() && value.starts_with('-') {
                         return Err(format!("params.{name} begins with '-'"));
                     }
                     argument.push_str(&value);
@@ -357,8 +358,15 @@ mod tests {
 
     #[test]
     fn a_parameter_is_never_an_option_and_never_a_shell() {
-        let error = fill("{params.name}", json!({"name": "-delete"})).unwrap_err();
-        assert!(error.contains("begins with '-'"), "{error}");
+        for (template, params) in [
+            ("{params.name}", json!({"name": "-delete"})),
+            ("{params.folder}{params.name}", json!({"folder": "", "name": "-delete"})),
+            ("{params.name}", json!({"name": -1})),
+        ] {
+            let error = fill(template, params).unwrap_err();
+            assert!(error.contains("params.name begins with '-'"), "{error}");
+        }
+        assert_eq!(fill("{params.a}{params.b}", json!({"a": "x", "b": "-y"})), Ok("x-y".to_owned()));
         assert_eq!(fill("{params.name}", json!({"name": "$(reboot); `x`"})), Ok("$(reboot); `x`".to_owned()));
         assert_eq!(fill("-n{params.name}", json!({"name": "-1"})), Ok("-n-1".to_owned()));
         for params in [json!({}), json!({"name": [1]}), json!({"name": null}), json!({"name": "a\0b"})] {
