@@ -26,6 +26,15 @@ async fn each_framework_says_it_in_its_own_way() {
         ("cupy", "cupy", Some(512)),
         ("tensorflow", "tensorflow", None),
         ("numba", "numba", None),
+        ("hip", "cuda", None),
+        ("torch-hip", "torch", Some(20 << 20)),
+        ("torch-accelerator", "torch", None),
+        ("mps", "torch", Some(1 << 30)),
+        ("cufft", "cuda", None),
+        ("rapids", "cuda", None),
+        ("paddle", "cuda", Some(2 << 30)),
+        ("pycuda", "pycuda", None),
+        ("group", "torch", Some(2 << 30)),
     ] {
         let (_, end) = ended(&pool, &[case]).await;
         let PassEnd::OutOfMemory { report, .. } = end else { panic!("{case}: {end:?}") };
@@ -36,6 +45,7 @@ async fn each_framework_says_it_in_its_own_way() {
         ("host-torch", FailureKind::HostMemory),
         ("plain", FailureKind::Model),
         ("talks-of-it", FailureKind::Model),
+        ("talks-of-loss", FailureKind::Model),
         ("suppressed", FailureKind::Model),
     ] {
         let (_, end) = ended(&pool, &[case]).await;
@@ -46,6 +56,31 @@ async fn each_framework_says_it_in_its_own_way() {
     let (outputs, _) = ended(&pool, &["held"]).await;
     assert_eq!(outputs, [vramq_schemas::Output::Json(serde_json::json!(0))]);
     env.close(pool).await;
+}
+
+/// Each later call to the device would fail, too: such a process must not run another pass.
+#[tokio::test]
+async fn a_device_that_is_lost_is_recognised_whatever_says_so() {
+    let env = Env::new();
+    for (case, what) in [
+        ("lost-onnxruntime", "CUDA failure 700"),
+        ("lost-tensorflow", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("lost-numba", "unspecified launch failure"),
+        ("lost-timeout", "the launch timed out"),
+        // The pass failed with something else: the device is asked.
+        ("lost-late", "ValueError: a bad day"),
+        ("lost-late-invalid", "InvalidInput: not for me"),
+    ] {
+        let pool = env.start(env.config("frameworks.py", "")).await.unwrap();
+        let before = pid(&pool).await;
+        let (_, end) = ended(&pool, &[case]).await;
+        assert!(
+            matches!(&end, PassEnd::Failed { kind: FailureKind::Device, detail, .. } if detail.contains(what)),
+            "{case}: {end:?}"
+        );
+        assert_ne!(pid(&pool).await, before, "{case}");
+        env.close(pool).await;
+    }
 }
 
 /// As when a library in C++ aborts before any Python code can see the error.
