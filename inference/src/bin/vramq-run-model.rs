@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use toml::Table;
+use vramq_inference::process::cgroup::Cgroups;
 use vramq_inference::process::launch::Launcher;
 use vramq_inference::process::{
     DeviceBook, HostView, Item, Learned, PassEnd, PassEvent, PassRequest, Place, Pool, PoolOptions,
@@ -107,8 +108,10 @@ fn read(path: &Path, model: Option<&str>) -> Result<ProcessConfig, Vec<String>> 
 async fn serve(config: ProcessConfig, batch: usize) -> ExitCode {
     let Reading { total, .. } = HostView.memory();
     let book = DeviceBook::new(std::sync::Arc::new(HostView));
-    let options =
-        PoolOptions { launcher: Launcher::default(), book, budget: total, learned: Learned::default() };
+    // As in a worker: on a developer's machine there are none, and the keeper watches the host's memory.
+    let cgroups = Cgroups::prepare().inspect(|cgroups| eprintln!("{cgroups}")).ok();
+    let launcher = Launcher { cgroups, ..Launcher::default() };
+    let options = PoolOptions { launcher, book, budget: total, learned: Learned::default() };
     let pool = match Pool::start(config, options).await {
         Ok(pool) => pool,
         Err(error) => {
@@ -122,8 +125,10 @@ async fn serve(config: ProcessConfig, batch: usize) -> ExitCode {
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     let mut failed = false;
     let mut items = Vec::new();
-    while let Ok(Some(line)) = lines.next_line().await {
-        match item(&line) {
+    while let Some(line) = lines.next_line().await.transpose() {
+        // After a line that is no UTF-8 the next one can be read; after another error nothing can.
+        let is_last = line.as_ref().is_err_and(|error| error.kind() != std::io::ErrorKind::InvalidData);
+        match line.map_err(|error| format!("read an item: {error}")).and_then(|line| item(&line)) {
             Ok(item) => items.push(item),
             Err(error) => {
                 eprintln!("vramq-run-model: {error}");
@@ -132,6 +137,9 @@ async fn serve(config: ProcessConfig, batch: usize) -> ExitCode {
         }
         if items.len() == batch {
             failed |= !run(&pool, std::mem::take(&mut items)).await;
+        }
+        if is_last {
+            break;
         }
     }
     if !items.is_empty() {
@@ -191,8 +199,27 @@ async fn run(pool: &Pool, items: Vec<Item>) -> bool {
                 let peak = peak.map_or("unknown".to_owned(), |peak| format!("{} MiB", peak >> 20));
                 eprintln!("done; need {need}, peak {peak}");
             }
-            PassEvent::End(end) => eprintln!("{end:?}"),
+            PassEvent::End(end) => eprintln!("{}", told(&end)),
         }
     }
     is_done
+}
+
+/// Why a pass was not done, for a person who has seen what the program printed.
+fn told(end: &PassEnd) -> String {
+    match end {
+        PassEnd::Done { .. } => "done".to_owned(),
+        PassEnd::OutOfMemory { report, .. } => format!("out of device memory: {}", report.detail),
+        PassEnd::Failed { kind, item, detail, .. } => {
+            let of_item = item.map(|item| format!(" on item {item} of the pass")).unwrap_or_default();
+            format!("failed{of_item} ({kind:?}): {detail}")
+        }
+        PassEnd::Protocol { fault, .. } => fault.clone(),
+        PassEnd::Crashed { death, .. } => format!("the process {death}"),
+        PassEnd::TimedOut { limit, .. } => {
+            format!("took longer than {} s (item_s for each item)", limit.as_secs_f64())
+        }
+        PassEnd::Cancelled { .. } => "cancelled".to_owned(),
+        PassEnd::NotRun { reason } => format!("not run: {reason}"),
+    }
 }
