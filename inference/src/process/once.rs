@@ -221,12 +221,11 @@ impl Runner<'_> {
     /// Writes the item to the scratch folder and fills in the arguments.
     fn prepare(&self, item: &Item, params: &Map<String, Value>) -> Result<Prepared, PassEnd> {
         let failed = |kind, detail: String| self.failed(kind, detail, String::new());
-        let host = |error: std::io::Error| {
-            failed(FailureKind::HostMemory, format!("prepare the scratch folder: {error}"))
-        };
         let view = self.options.book.view();
         let launcher = &self.options.launcher;
-        let mut spec = launcher.spec(self.config, view, Vec::new(), OutputUse::Stdout).map_err(host)?;
+        let mut spec = launcher
+            .spec(self.config, view, Vec::new(), OutputUse::Stdout)
+            .map_err(|error| PassEnd::NotRun { reason: format!("make the scratch folder: {error}") })?;
         let input = spec.scratch.join(format!("input{}", self.once.input_suffix));
         let output = spec.scratch.join(format!("output{}", self.once.output_suffix));
         let templates: Result<Vec<_>, _> =
@@ -235,7 +234,8 @@ impl Runner<'_> {
             let arguments: Result<Vec<_>, _> =
                 templates.iter().map(|template| template.fill(&input, &output, params)).collect();
             spec.command = arguments.map_err(|what| failed(FailureKind::Input, what))?;
-            std::fs::write(&input, item.payload()).map_err(host)?;
+            std::fs::write(&input, item.payload())
+                .map_err(|error| PassEnd::not_written(&error, std::slice::from_ref(item), &spec.scratch))?;
             let file = templates.iter().any(Template::has_output).then_some(output);
             Ok(Prepared { spec: spec.clone(), file })
         });

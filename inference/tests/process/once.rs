@@ -128,6 +128,20 @@ async fn several_run_at_the_same_time() {
 }
 
 #[tokio::test]
+async fn a_disk_that_takes_no_files_costs_no_job() {
+    let env = Env::new();
+    let pool = program(&env, &["/usr/bin/cat", "{input}"], "").await;
+    std::fs::remove_dir(env.scratch.path()).unwrap();
+    let (_, end) = ended(&pool, &["a"]).await;
+    let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
+    assert!(reason.contains("make the scratch folder"), "{reason}");
+    std::fs::create_dir(env.scratch.path()).unwrap();
+    until("it is tried again", || pool.status().unavailable.is_none()).await;
+    assert_eq!(ended(&pool, &["a"]).await.0.len(), 1);
+    env.close(pool).await;
+}
+
+#[tokio::test]
 async fn a_program_that_is_gone_takes_no_passes_until_it_is_back() {
     let env = Env::new();
     let folder = tempfile::tempdir().unwrap();

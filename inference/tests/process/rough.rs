@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use vramq_inference::process::keeper::Death;
 use vramq_inference::process::protocol::FailureKind;
 use vramq_inference::process::warm::LoadError;
-use vramq_inference::process::{PassEnd, PassEvent, Pool};
+use vramq_inference::process::{Item, PassEnd, PassEvent, PassRequest, Pool};
 
 use crate::env::{Env, done, ended, pid, run, until};
 
@@ -87,6 +87,28 @@ async fn an_output_that_the_disk_has_no_room_for_leaves_nothing_there() {
     assert!(detail.contains("File too large"), "{detail}");
     let left: Vec<Value> = done(&pool, &["scratch"]).await;
     assert_eq!(left, [json!([])]);
+    env.close(pool).await;
+}
+
+/// As on a full disk: the folder takes no file.
+#[tokio::test]
+async fn items_that_cannot_be_written_cost_the_process_and_no_job() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let seen = done(&pool, &["pid", "scratch"]).await;
+    std::fs::remove_dir_all(seen[1].as_str().unwrap()).unwrap();
+    // Small items need no file.
+    assert_eq!(json!(pid(&pool).await), seen[0]);
+    let large = || {
+        let items = vec![Item::Bytes { media_type: None, bytes: vec![1; 5 << 20] }];
+        pool.run(PassRequest { items, ..PassRequest::default() }).unwrap()
+    };
+    let (_, end) = large().finish().await;
+    let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
+    assert!(reason.contains("write the items to the scratch folder"), "{reason}");
+    // The next process has a folder of its own.
+    let (outputs, end) = large().finish().await;
+    assert!(matches!(end, PassEnd::Done { .. }) && outputs.len() == 1, "{end:?}");
     env.close(pool).await;
 }
 

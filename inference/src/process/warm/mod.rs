@@ -78,13 +78,7 @@ impl Warm {
             Ok(packed) => packed,
             Err(error) => {
                 item::unpack(number, request.items.len(), &scratch);
-                let detail = format!("write the items to the scratch folder: {error}");
-                return PassEnd::Failed {
-                    kind: FailureKind::HostMemory,
-                    item: None,
-                    detail,
-                    stderr: String::new(),
-                };
+                return PassEnd::not_written(&error, &request.items, &scratch);
             }
         };
         let count = items.len();
