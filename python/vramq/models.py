@@ -470,7 +470,7 @@ class _Session:
         if is_dead or _is_device_lost(error):
             # Whatever the model makes of it: this process can use the device no more.
             kind = "device"
-        elif isinstance(error, Cancelled):
+        elif isinstance(error, Cancelled) and number in self.cancelled:
             kind, detail, item = "cancelled", "", None
         elif isinstance(error, InvalidInput):
             kind, detail, item = "input", text, 0 if items == 1 else _place(error.item, items)

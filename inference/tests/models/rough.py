@@ -65,6 +65,9 @@ class Rough(vramq.Model):
     def do_panic(self, item):
         raise PanicException("index out of bounds: the len is 3 but the index is 7")
 
+    def do_cancelled(self, item):
+        raise vramq.Cancelled
+
     def do_unprintable(self, item):
         raise Unprintable
 
