@@ -670,7 +670,9 @@ def _vector(values, dtype):
             raise _InvalidOutput(f"a vector of {name}; use float16 or float32, or return JSON")
         dtype = dtype or ("f16" if name == "float16" else "f32")
         numpy = _loaded("numpy")
-        if numpy is not None and isinstance(values, numpy.ndarray) and len(values) and dtype in ("f16", "f32"):
+        # Of a masked array the bytes beneath the mask would go out.
+        is_array = numpy is not None and isinstance(values, numpy.ndarray) and not isinstance(values, numpy.ma.MaskedArray)
+        if is_array and len(values) and dtype in ("f16", "f32"):
             with numpy.errstate(over="ignore"):
                 converted = values.astype("<f2" if dtype == "f16" else "<f4")
             if numpy.isfinite(converted).all():
