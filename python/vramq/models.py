@@ -228,8 +228,8 @@ def serve(model):
         session.serve(model() if isinstance(model, type) else model)
     except _Disconnected:
         os._exit(0)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        _show(error)
         _flush()
         os._exit(1)
     _flush()
@@ -351,9 +351,9 @@ class _Session:
         except _Disconnected:
             # The worker is gone, or has given this process up: nobody waits for what it does.
             os._exit(0)
-        except BaseException:
+        except BaseException as error:
             # No memory for a pass, say. A process that hears nothing more would look busy until its time is over.
-            traceback.print_exc()
+            _show(error)
             _flush()
             os._exit(1)
 
@@ -479,7 +479,7 @@ class _Session:
         elif isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
             kind = "host_memory"
         if kind in ("model", "load", "device", "host_memory"):
-            traceback.print_exception(type(error), error, error.__traceback__)
+            _show(error)
         message = {"type": "failed", "kind": kind, "detail": detail[:2000]}
         # A model that returns all outputs at once does not say which item it failed at.
         if _place(item, items) is not None and (kind in ("input", "output") or item > 0 or items == 1):
@@ -512,6 +512,14 @@ def _text(error):
         return f"its text cannot be shown: {type(another).__name__}"
 
 
+def _show(error):
+    try:
+        traceback.print_exception(type(error), error, error.__traceback__)
+    except Exception:
+        # A program may have put anything into the place of sys.stderr.
+        pass
+
+
 def _let_go(error):
     """Frees what the frames of an exception hold, tensors above all, and those of the exceptions that it came from."""
     for cause in _chain(error):
@@ -522,9 +530,9 @@ def _let_go(error):
 def _trim(model):
     try:
         model.trim()
-    except Exception:
+    except Exception as error:
         # A model's own fault, and no pass's.
-        traceback.print_exc()
+        _show(error)
 
 
 def _remove(path):
@@ -893,6 +901,6 @@ def _size(text, pattern):
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
     unit = units.get((found.group(2) or "B")[0], 1)
     try:
-        return int(float(found.group(1).replace(",", "").rstrip(".")) * unit)
+        return _amount(float(found.group(1).replace(",", "").rstrip(".")) * unit)
     except ValueError:
         return None

@@ -57,6 +57,8 @@ CASES = {
     "rapids": lambda: MemoryError("std::bad_alloc: out_of_memory: CUDA error: cudaErrorMemoryAllocation out of memory"),
     "paddle": lambda: MemoryError("ResourceExhaustedError: Out of memory error on GPU 0. Cannot allocate 2.0GB memory on GPU 0"),
     "pycuda": lambda: error("pycuda._driver", "MemoryError", Exception)("cuMemAlloc failed: out of memory"),
+    "torch-huge": lambda: Torch("CUDA out of memory. Tried to allocate " + "9" * 400 + " GiB."),
+    "jax-huge": lambda: error("jaxlib", "XlaRuntimeError")("RESOURCE_EXHAUSTED: Out of memory allocating 99999999999999999999999 bytes."),
     "group": lambda: Group("two tasks failed", [ValueError("one"), Torch(TORCH)]),
     "host": lambda: MemoryError(),
     "host-torch": lambda: RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),

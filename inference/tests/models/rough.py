@@ -99,7 +99,7 @@ class Rough(vramq.Model):
 
     def do_flush(self, item):
         sys.stdout = NoFlush()
-        sys.stderr = None
+        sys.stderr = object()
 
     def do_fork(self, item):
         """Both processes come back, the new one first."""

@@ -34,6 +34,8 @@ async fn each_framework_says_it_in_its_own_way() {
         ("rapids", "cuda", None),
         ("paddle", "cuda", Some(2 << 30)),
         ("pycuda", "pycuda", None),
+        ("torch-huge", "torch", None),
+        ("jax-huge", "jax", Some((1 << 63) - 1)),
         ("group", "torch", Some(2 << 30)),
     ] {
         let (_, end) = ended(&pool, &[case]).await;

@@ -57,6 +57,9 @@ async fn a_process_lives_on_after_what_it_does_to_its_own_library() {
     ] {
         assert_eq!(done(&pool, &[item]).await, [output], "{item}");
     }
+    // Nobody can see its traceback now.
+    let (_, end) = ended(&pool, &["exit"]).await;
+    assert!(matches!(end, PassEnd::Failed { .. }), "{end:?}");
     assert_eq!(pid(&pool).await, before);
     env.close(pool).await;
 }
