@@ -60,14 +60,23 @@ fn a_model_is_tried_without_a_broker() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("model.toml");
     std::fs::write(&config, trial(folder.path())).unwrap();
-    let mut run_model =
-        Command::new(PROGRAM).arg(&config).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut run_model = Command::new(PROGRAM)
+        .args(["--params", "{\"size\": 7}"])
+        .arg(&config)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     // The second one is no text; those after it are items all the same.
     let mut input = run_model.stdin.take().unwrap();
-    std::io::Write::write_all(&mut input, b"echo a\necho \xff\nraise a bad day\n{\"json\": [1]}\n").unwrap();
+    std::io::Write::write_all(&mut input, b"echo a\necho \xff\nraise a bad day\n{\"json\": [1]}\nparams\n")
+        .unwrap();
     drop(input);
     let output = run_model.wait_with_output().unwrap();
-    assert_eq!(String::from_utf8(output.stdout).unwrap(), "{\"json\":\"a\"}\n{\"json\":[1]}\n");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let outputs: Vec<&str> = printed.lines().collect();
+    assert_eq!(outputs[..2], ["{\"json\":\"a\"}", "{\"json\":[1]}"], "{printed}");
+    assert!(outputs.len() == 3 && outputs[2].contains("\"params\":{\"size\":7}"), "{printed}");
     assert_eq!(output.status.code(), Some(1), "not all was done");
     assert!(processes_of(folder.path()).is_empty());
 }
