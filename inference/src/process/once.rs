@@ -304,13 +304,23 @@ impl Runner<'_> {
         let blobs = if name.is_some() { Vec::new() } else { vec![printed] };
         let header =
             OutputHeader { kind, dtype: None, media_type: Some(self.once.media_type.clone()), file: name };
-        outputs::read(&header, blobs, child.scratch())
-            .map_err(|what| self.failed(FailureKind::Output, what, child.stderr_tail()))
+        outputs::read(&header, blobs, child.scratch()).map_err(|what| {
+            let is_missing = prepared.file.as_ref().is_some_and(|file| !file.exists());
+            let what = if is_missing { format!("{what}; {}", there(child.scratch())) } else { what };
+            self.failed(FailureKind::Output, what, child.stderr_tail())
+        })
     }
 
     fn failed(&self, kind: FailureKind, detail: String, stderr: String) -> PassEnd {
         PassEnd::Failed { kind, item: Some(self.index), detail, stderr }
     }
+}
+
+/// What a program left in its folder: some number their outputs, or choose another ending.
+fn there(folder: &Path) -> String {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().take(8);
+    let names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    format!("the folder has {}", names.join(", "))
 }
 
 /// A program that is ready to start.

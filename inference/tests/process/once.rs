@@ -53,6 +53,20 @@ async fn a_program_that_prints() {
 }
 
 #[tokio::test]
+async fn an_output_of_another_name_is_named() {
+    let env = Env::new();
+    let code = "import sys; open(sys.argv[1].replace('.jpg', '-0.jpg'), 'w')";
+    let command = [python().to_str().unwrap(), "-c", code, "{output}"];
+    let pool = program(&env, &command, "once = { output_suffix = \".jpg\" }").await;
+    let (_, end) = ended(&pool, &["two pages"]).await;
+    let PassEnd::Failed { kind: FailureKind::Output, item: Some(0), detail, .. } = end else {
+        panic!("{end:?}")
+    };
+    assert!(detail.contains("\"output.jpg\"") && detail.contains("output-0.jpg"), "{detail}");
+    env.close(pool).await;
+}
+
+#[tokio::test]
 async fn json_is_parsed() {
     let env = Env::new();
     let code = "import json, sys; print(json.dumps({{'length': len(open(sys.argv[1]).read())}}))";
