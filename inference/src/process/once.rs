@@ -122,6 +122,9 @@ impl Template {
 /// What Linux takes as one argument (`MAX_ARG_STRLEN`).
 const ARGUMENT_BYTES_MAX: usize = 128 << 10;
 
+/// Names in the error of a missing output: enough to see how a program names its files.
+const NAMES_MAX: usize = 8;
+
 fn param(name: &str, params: &Map<String, Value>) -> Result<String, String> {
     let value = match params.get(name) {
         None => return Err(format!("params.{name} is missing")),
@@ -318,7 +321,7 @@ impl Runner<'_> {
 
 /// What a program left in its folder: some number their outputs, or choose another ending.
 fn there(folder: &Path) -> String {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().take(8);
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().take(NAMES_MAX);
     let names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     format!("the folder has {}", names.join(", "))
 }
