@@ -453,7 +453,8 @@ class _Session:
 
     def report(self, error, number, item, loading=False, items=0):
         """Says how a pass, or loading, ended by an exception, and frees what the exception holds."""
-        is_dead = _is_device_dead()
+        # Not of a pass that was cancelled: what it has queued on the device may take longer than the process has to stop.
+        is_dead = not isinstance(error, Cancelled) and _is_device_dead()
         out_of_memory = None if is_dead else _out_of_memory(error)
         if out_of_memory is not None:
             out_of_memory.update(type="oom", detail=_text(error)[:2000], item=_place(out_of_memory["item"], items))
