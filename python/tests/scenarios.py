@@ -537,7 +537,7 @@ def references(url, folder, server):
     fails("reference-denied", vramq.download, large, folder=outside)
     fails("reference-denied", vramq.download, large, folder=folder[:-1])
     fails("reference-denied", vramq.download, f"file://{folder}", folder=folder)
-    for name in ("link", "way-out/got", "pipe", "folder", "%2e%2e/outside/got", "..%2foutside"):
+    for name in ("link", "way-out/got", "pipe", "folder", "%2e%2e/outside/got", "..%2foutside", "..;/outside/got"):
         fails("reference-denied", vramq.download, f"file://{folder}/{name}", folder=folder)
     fails("reference-missing", vramq.download, f"{whole}-gone", folder=folder)
     fails("store-unavailable", vramq.download, f"file://{folder}/unmounted/a", folder=f"{folder}/unmounted")
@@ -636,7 +636,7 @@ def what_references_may_be(_):
         assert _address.is_public(public), public
     for special in (
         "0.0.0.0", "10.1.2.3", "127.0.0.1", "127.9.9.9", "169.254.169.254", "172.16.0.1", "172.31.255.255", "192.168.1.1",
-        "100.64.0.1", "192.0.2.1", "198.18.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255", "::", "::1", "fe80::1",
+        "100.64.0.1", "192.0.2.1", "198.18.0.1", "168.63.129.16", "224.0.0.1", "240.0.0.1", "255.255.255.255", "::", "::1", "fe80::1",
         "fe80::1%lo", "fc00::1", "fd12::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a00:1",
         "2002:7f00:1::", "2001::1", "2001:db8::1", "3fff::1", "::127.0.0.1",
     ):

@@ -10,6 +10,8 @@ _SPECIAL_V4 = [ipaddress.ip_network(network) for network in (
     "100.64.0.0/10", "172.16.0.0/12", "198.18.0.0/15",
     # Protocol assignments, documentation, the relays of 6to4.
     "192.0.0.0/24", "192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "192.88.99.0/24",
+    # The host's agent in Azure, which gives secrets of the machine: public by its number alone.
+    "168.63.129.16/32",
     # Multicast, reserved, broadcast.
     "224.0.0.0/3",
 )]

@@ -184,8 +184,11 @@ def _segments(path):
 
 
 def _is_odd(segment):
-    """Whether a segment is not a name of an entry: a server, or the system, may take it for several segments or for a way out."""
-    return segment in (b"", b".", b"..") or any(byte in segment for byte in (b"/", b"\\", b"\0"))
+    """Whether a segment is not a name of an entry: a server, or the system, may take it for several segments or for a way out.
+
+    Servers of Java take what follows a semicolon for a parameter of the segment, and `..;` for the folder above.
+    """
+    return not segment or segment.partition(b";")[0] in (b".", b"..") or any(byte in segment for byte in (b"/", b"\\", b"\0"))
 
 
 # Folders.

@@ -24,6 +24,7 @@ import operator
 import os
 import queue
 import re
+import signal
 import socket
 import struct
 import sys
@@ -207,7 +208,12 @@ class Model:
 
 
 def serve(model):
-    """Serves a Model, or a class of one, until the worker ends this process. Does not return."""
+    """Serves a Model, or a class of one, until the worker ends this process. Does not return, except in a process that
+    `multiprocessing` spawned: that one imports the program only to find what it is to run.
+    """
+    multiprocessing = _loaded("multiprocessing.process")
+    if multiprocessing is not None and getattr(multiprocessing.current_process(), "_inheriting", False):
+        return
     descriptor = os.environ.get("VRAMQ_FD")
     if descriptor is None:
         sys.exit("vramq: VRAMQ_FD is not set: a vramq worker starts this program. To try it by hand: "
@@ -215,13 +221,15 @@ def serve(model):
     connection = socket.socket(fileno=int(descriptor))
     # What the program starts itself must not hold the connection.
     connection.set_inheritable(False)
+    # A program may have set a default for its downloads; this connection may be silent for days.
+    connection.settimeout(None)
     session = _Session(_Connection(connection))
     try:
         session.serve(model() if isinstance(model, type) else model)
     except _Disconnected:
         os._exit(0)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        _show(error)
         _flush()
         os._exit(1)
     _flush()
@@ -233,7 +241,8 @@ def _flush():
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):
+        except Exception:
+            # A program may have put anything there: a closed file, None, an object that cannot flush.
             pass
 
 
@@ -247,9 +256,17 @@ class _Connection:
     def __init__(self, connection):
         self.connection, self.sending = connection, threading.Lock()
         self.reader = connection.makefile("rb")
+        self.process = os.getpid()
+
+    def is_own(self):
+        """Whether this is the process that serves, and not one that the program forked."""
+        return os.getpid() == self.process
 
     def _exactly(self, length):
-        data = self.reader.read(length)
+        try:
+            data = self.reader.read(length)
+        except OSError:
+            raise _Disconnected from None
         if len(data) != length:
             raise _Disconnected
         return data
@@ -262,9 +279,14 @@ class _Connection:
         return header, [self._exactly(size) for size in header.pop("blobs", ())]
 
     def send(self, header, blob=None):
+        if not self.is_own():
+            # A copy that came back out of `run`: its frames would come between those of the process that serves.
+            print("vramq: a forked process ends here; let it end with os._exit", file=sys.stderr, flush=True)
+            os._exit(1)
         if blob is not None:
             header["blobs"] = [len(blob)]
-        text = json.dumps(header, allow_nan=False).encode()
+        # A lone surrogate, as in the name of a file that is no UTF-8, is no JSON.
+        text = json.dumps(header, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
         try:
             with self.sending:
                 self.connection.sendall(struct.pack("<I", len(text)) + text)
@@ -278,7 +300,9 @@ class _Session:
     def __init__(self, connection):
         self.connection = connection
         self.inbox = queue.Queue(maxsize=16)
-        self.running = None
+        # The running pass and its items. Whoever sends frames of it holds the lock: none may follow its last one.
+        self.turn = threading.RLock()
+        self.running, self.items = None, ()
         self.cancelled = set()
         self.progressed = 0.0
 
@@ -291,10 +315,12 @@ class _Session:
             model.load(hello["device"])
             ready = {"type": "ready", "version": VERSION, "weights": int(model.weights())}
             if model.accepts is not None:
-                ready["accepts"] = list(model.accepts)
+                ready["accepts"] = [model.accepts] if isinstance(model.accepts, str) else list(model.accepts)
             if model.revision is not None:
                 ready["revision"] = str(model.revision)
-        except Exception as error:
+        except BaseException as error:
+            if _ends_program(error):
+                raise
             self.report(error, None, None, loading=True)
             _flush()
             os._exit(1)
@@ -308,7 +334,7 @@ class _Session:
             if header["type"] == "ping":
                 self.connection.send({"type": "pong", "number": header["number"], "reserved": _reserved()})
             elif header["type"] == "trim":
-                model.trim()
+                _trim(model)
             elif header["type"] == "run":
                 self.run(model, header, blobs)
                 # The inputs, before the next wait.
@@ -325,35 +351,57 @@ class _Session:
         except _Disconnected:
             # The worker is gone, or has given this process up: nobody waits for what it does.
             os._exit(0)
+        except BaseException as error:
+            # No memory for a pass, say. A process that hears nothing more would look busy until its time is over.
+            _show(error)
+            _flush()
+            os._exit(1)
 
     def check(self):
-        if self.running in self.cancelled:
+        if self.running is not None and self.running in self.cancelled:
             raise Cancelled
 
     def progress(self, item, fraction, note):
-        self.check()
-        index = item.index if isinstance(item, Item) else item
-        now = time.monotonic()
-        if now - self.progressed < PROGRESS_SECONDS_MIN and fraction < 1:
+        # Not while the model is loaded; not from a process that the program forked.
+        if self.running is None or not self.connection.is_own():
             return
-        self.progressed = now
-        fraction = min(max(float(fraction), 0.0), 1.0)
-        self.connection.send({"type": "progress", "pass": self.running, "item": index, "fraction": fraction,
-                              "note": str(note)[:200]})
+        self.check()
+        fraction, now = float(fraction), time.monotonic()
+        if math.isnan(fraction) or (now - self.progressed < PROGRESS_SECONDS_MIN and fraction < 1):
+            return
+        note = str(note)[:200]
+        with self.turn:
+            # A thread of the program's may come late: the pass of its item is over, and another one may run.
+            if self.running is None or (isinstance(item, Item) and all(item is not other for other in self.items)):
+                return
+            index = _place(item.index if isinstance(item, Item) else item, len(self.items))
+            if index is None:
+                raise ValueError(f"progress of item {item!r}; the pass has the items 0 to {len(self.items) - 1}")
+            self.progressed = now
+            self.connection.send({"type": "progress", "pass": self.running, "item": index,
+                                  "fraction": min(max(fraction, 0.0), 1.0), "note": note})
+
+    def end(self, frame):
+        """Sends the last frame of the running pass."""
+        with self.turn:
+            self.running, self.items = None, ()
+            self.connection.send(frame)
 
     def run(self, model, header, blobs):
-        self.running = number = header["pass"]
-        # Passes are numbered upwards: what was cancelled too late is over.
-        self.cancelled = {other for other in self.cancelled if other >= number}
+        number = header["pass"]
+        # Passes are numbered upwards: what was cancelled too late is over. In place, since another thread adds to it.
+        self.cancelled.difference_update([other for other in tuple(self.cancelled) if other < number])
         model.budget = header.get("budget")
         model.deadline = time.monotonic() + header["deadline_ms"] / 1000
         if header.get("measure"):
-            model.trim()
+            _trim(model)
         peak = _Peak()
         items = [
             Item(index, item["kind"], blob, item.get("media_type"), _inside(item.get("file")))
             for index, (item, blob) in enumerate(zip(header["items"], blobs))
         ]
+        with self.turn:
+            self.running, self.items = number, items
         sent = [0]
         error = None
         try:
@@ -364,23 +412,22 @@ class _Session:
                 sent[0] += 1
             if sent[0] < len(items):
                 raise _InvalidOutput(f"run returned {sent[0]} outputs for {len(items)} items; item {sent[0]} has none")
-            self.connection.send({"type": "done", "pass": number, "peak": peak.bytes()})
+            self.end({"type": "done", "pass": number, "peak": peak.bytes()})
         except _Disconnected:
             raise
-        except (Exception, Cancelled) as caught:
+        except BaseException as caught:
+            # Not every error is an Exception: a library that calls sys.exit, a panic of one in Rust.
+            if _ends_program(caught):
+                raise
             error = caught
         finally:
-            for item in items:
+            # A forked copy that failed must not take them from the process that serves.
+            for item in items if self.connection.is_own() else ():
                 if item._path is not None:
-                    try:
-                        os.unlink(item._path)
-                    except OSError:
-                        pass
+                    _remove(item._path)
         if error is not None:
             self.report(error, number, sent[0], items=len(items))
-            # Tracebacks hold the frames, and those hold tensors.
-            traceback.clear_frames(error.__traceback__)
-        self.running = None
+            _let_go(error)
         self.cancelled.discard(number)
         _flush()
 
@@ -393,50 +440,107 @@ class _Session:
             raise _InvalidOutput(f"item {index}: {error}") from None
         if blob is not None and len(blob) > INLINE_BYTES_MAX:
             name = f"output-{number}-{index}"
-            with open(os.path.join(_scratch(), name), "wb") as file:
-                file.write(blob)
+            path = os.path.join(_scratch(), name)
+            try:
+                with open(path, "wb") as file:
+                    file.write(blob)
+            except OSError:
+                # What a full disk took of it would keep the disk full.
+                _remove(path)
+                raise
             header["file"], blob = name, None
         self.connection.send({"type": "output", "pass": number, "item": index, **header}, blob)
 
     def report(self, error, number, item, loading=False, items=0):
         """Says how a pass, or loading, ended by an exception, and frees what the exception holds."""
-        out_of_memory = _out_of_memory(error)
+        # Not of a pass that was cancelled: what it has queued on the device may take longer than the process has to stop.
+        is_dead = not isinstance(error, Cancelled) and _is_device_dead()
+        out_of_memory = None if is_dead else _out_of_memory(error)
         if out_of_memory is not None:
-            out_of_memory.update(type="oom", detail=str(error)[:2000], item=_place(out_of_memory["item"], items))
-            if number is not None:
-                out_of_memory["pass"] = number
-            traceback.clear_frames(error.__traceback__)
-            error.__traceback__ = None
+            out_of_memory.update(type="oom", detail=_text(error)[:2000], item=_place(out_of_memory["item"], items))
+            _let_go(error)
             _free_caches()
             if out_of_memory["free"] is None or out_of_memory["total"] is None:
                 free, total = _device_memory()
                 out_of_memory["free"] = free if out_of_memory["free"] is None else out_of_memory["free"]
                 out_of_memory["total"] = total if out_of_memory["total"] is None else out_of_memory["total"]
-            self.connection.send(out_of_memory)
+            self.answer(out_of_memory, number)
             return
-        kind, detail = "load" if loading else "model", f"{type(error).__name__}: {error}"
-        if isinstance(error, Cancelled):
+        text = _text(error)
+        kind, detail = "load" if loading else "model", f"{type(error).__name__}: {text}"
+        if is_dead or _is_device_lost(error):
+            # Whatever the model makes of it: this process can use the device no more.
+            kind = "device"
+        elif isinstance(error, Cancelled) and number in self.cancelled:
             kind, detail, item = "cancelled", "", None
         elif isinstance(error, InvalidInput):
-            kind, detail, item = "input", str(error), 0 if items == 1 else _place(error.item, items)
+            kind, detail, item = "input", text, 0 if items == 1 else _place(error.item, items)
         elif isinstance(error, _InvalidOutput):
-            kind, detail = "output", str(error)
-        elif isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+            kind, detail = "output", text
+        elif isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
             kind = "host_memory"
-        elif _is_device_lost(error):
-            kind = "device"
         if kind in ("model", "load", "device", "host_memory"):
-            traceback.print_exception(type(error), error, error.__traceback__)
+            _show(error)
         message = {"type": "failed", "kind": kind, "detail": detail[:2000]}
-        if number is not None:
-            message["pass"] = number
         # A model that returns all outputs at once does not say which item it failed at.
         if _place(item, items) is not None and (kind in ("input", "output") or item > 0 or items == 1):
             message["item"] = item
-        self.connection.send(message)
+        self.answer(message, number)
         if kind == "device":
             _flush()
             os._exit(1)
+
+    def answer(self, message, number):
+        """Ends a pass, or, without its number, loading."""
+        if number is None:
+            self.connection.send(message)
+        else:
+            self.end({**message, "pass": number})
+
+
+def _ends_program(error):
+    """Whether an exception is no failure of the model, but meant to end the process: an interrupt, and what a SIGTERM handler of
+    the program's own raises.
+    """
+    return isinstance(error, KeyboardInterrupt) or (
+        isinstance(error, SystemExit) and callable(signal.getsignal(signal.SIGTERM)))
+
+
+def _text(error):
+    try:
+        return str(error)
+    except Exception as another:
+        return f"its text cannot be shown: {type(another).__name__}"
+
+
+def _show(error):
+    try:
+        traceback.print_exception(type(error), error, error.__traceback__)
+    except Exception:
+        # A program may have put anything into the place of sys.stderr.
+        pass
+
+
+def _let_go(error):
+    """Frees what the frames of an exception hold, tensors above all, and those of the exceptions that it came from."""
+    for cause in _chain(error):
+        traceback.clear_frames(cause.__traceback__)
+        cause.__traceback__ = None
+
+
+def _trim(model):
+    try:
+        model.trim()
+    except Exception as error:
+        # A model's own fault, and no pass's.
+        _show(error)
+
+
+def _remove(path):
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
 
 
 def _place(item, items):
@@ -480,6 +584,7 @@ def _rows(matrix):
     """The rows of an array; a tensor leaves the device once, not row by row."""
     if hasattr(matrix, "detach"):
         matrix = matrix.detach().cpu()
+    matrix = _as_numpy(matrix)
     return (matrix[row] for row in range(matrix.shape[0]))
 
 
@@ -490,18 +595,22 @@ def _encode(value):
     if isinstance(value, Bytes):
         if not isinstance(value.data, (bytes, bytearray, memoryview)):
             raise _InvalidOutput(f"Bytes of {type(value.data).__name__}, which is no bytes")
-        return {"kind": "bytes", "media_type": str(value.media_type)}, bytes(value.data)
+        return {"kind": "bytes", "media_type": _media_type(value)}, bytes(value.data)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"kind": "bytes", "media_type": "application/octet-stream"}, bytes(value)
     if isinstance(value, Uri):
         if not isinstance(value.uri, str) or not value.uri:
             raise _InvalidOutput("a Uri that is not a text")
-        return {"kind": "uri"}, value.uri.encode()
+        try:
+            return {"kind": "uri"}, value.uri.encode()
+        except UnicodeEncodeError as error:
+            raise _InvalidOutput(f"a Uri that is not UTF-8: {error}") from None
     if isinstance(value, File):
         return _file(value)
     if isinstance(value, Json):
         return _json(value.value)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
+        value = _as_numpy(value)
         if len(value.shape) == 0:
             return _json(value.item())
         return _vector(value, None)
@@ -509,6 +618,20 @@ def _encode(value):
         return _json(value)
     raise _InvalidOutput(f"{type(value).__module__}.{type(value).__name__} is not an output; return a vector, JSON values, "
                          "bytes, or vramq.Embedding, Json, Bytes, File, Uri")
+
+
+def _as_numpy(array):
+    """TensorFlow's tensors have no way to Python's values but this."""
+    return array.numpy() if not hasattr(array, "tolist") and hasattr(array, "numpy") else array
+
+
+def _media_type(value):
+    """That of Bytes or a File. None, as `mimetypes` says of an unknown ending, is that of any bytes."""
+    if value.media_type is None:
+        return "application/octet-stream"
+    if not isinstance(value.media_type, str):
+        raise _InvalidOutput(f"a media type that is {type(value.media_type).__name__}, and no text")
+    return value.media_type
 
 
 def _json(value):
@@ -542,7 +665,7 @@ def _file(value):
         raise _InvalidOutput(f"the file {value.path} is not in the scratch folder {folder}")
     if not os.path.isfile(value.path):
         raise _InvalidOutput(f"there is no file {value.path}")
-    return {"kind": "bytes", "media_type": str(value.media_type), "file": name}, None
+    return {"kind": "bytes", "media_type": _media_type(value), "file": name}, None
 
 
 def _vector(values, dtype):
@@ -550,12 +673,15 @@ def _vector(values, dtype):
     if shape is not None:
         if len(shape) != 1:
             raise _InvalidOutput(f"an array of shape {tuple(shape)}; a vector has one dimension")
-        name = str(values.dtype).rpartition(".")[2]
+        # NumPy's name, which does not show the order of bytes; PyTorch has "torch.float32" alone.
+        name = getattr(values.dtype, "name", None) or str(values.dtype).rpartition(".")[2]
         if name not in ("float16", "float32", "float64", "bfloat16"):
             raise _InvalidOutput(f"a vector of {name}; use float16 or float32, or return JSON")
         dtype = dtype or ("f16" if name == "float16" else "f32")
         numpy = _loaded("numpy")
-        if numpy is not None and isinstance(values, numpy.ndarray) and len(values) and dtype in ("f16", "f32"):
+        # Of a masked array the bytes beneath the mask would go out.
+        is_array = numpy is not None and isinstance(values, numpy.ndarray) and not isinstance(values, numpy.ma.MaskedArray)
+        if is_array and len(values) and dtype in ("f16", "f32"):
             with numpy.errstate(over="ignore"):
                 converted = values.astype("<f2" if dtype == "f16" else "<f4")
             if numpy.isfinite(converted).all():
@@ -658,11 +784,15 @@ class _Peak:
 # is enough; a general one needs the code, which frameworks put into the text.
 _OUT_OF_MEMORY = [
     ("torch", "OutOfMemoryError", None, "torch"),
-    ("torch", "AcceleratorError", r"CUDA error: out of memory|cudaErrorMemoryAllocation", "torch"),
-    ("", "RuntimeError", r"CUBLAS_STATUS_ALLOC_FAILED", "cublas"),
-    ("", "RuntimeError", r"CUDNN_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)", "cudnn"),
-    ("", "RuntimeError", r"CUDA (driver )?error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY", "cuda"),
-    ("", "RuntimeError", r"(CUDA|HIP|MPS|XPU) out of memory", "torch"),
+    ("torch", "AcceleratorError", r"(CUDA|HIP) error: out of memory|cudaErrorMemoryAllocation|hipErrorOutOfMemory", "torch"),
+    ("", "RuntimeError", r"(CU|HIP)BLAS_STATUS_ALLOC_FAILED|rocblas_status_memory_error", "cublas"),
+    ("", "RuntimeError", r"CUDNN_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)|miopenStatusAllocFailed", "cudnn"),
+    ("", "RuntimeError", r"(CUDA|HIP|XPU) (driver )?error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|"
+                         r"hipErrorOutOfMemory|CUFFT_ALLOC_FAILED|CU(SOLVER|SPARSE)_STATUS_ALLOC_FAILED", "cuda"),
+    ("", "RuntimeError", r"(CUDA|HIP|MPS|XPU)( backend)? out of memory", "torch"),
+    # RAPIDS and Paddle raise this of the host for the device, too.
+    ("", "MemoryError", r"cudaErrorMemoryAllocation|Out of memory error on GPU", "cuda"),
+    ("pycuda", "MemoryError", None, "pycuda"),
     ("", "RuntimeError", r"(CUDA|HIP) failed with error out of memory", "ctranslate2"),
     ("", "XlaRuntimeError", r"RESOURCE_EXHAUSTED", "jax"),
     ("", "JaxRuntimeError", r"RESOURCE_EXHAUSTED", "jax"),
@@ -673,18 +803,28 @@ _OUT_OF_MEMORY = [
     ("numba", "CudaAPIError", r"\[2\]|OUT_OF_MEMORY", "numba"),
 ]
 
+# How they say that the device is lost to this process: each later call fails, too. Python's own errors but RuntimeError are left
+# out, and those of other libraries: the text of one that checks values has what a caller sent.
 _LOST = re.compile(
-    r"illegal memory access|device-side assert|unspecified launch failure|misaligned address|ECC error|"
-    r"GPU is lost|cudaErrorDeviceUnavailable|CUDA_ERROR_ILLEGAL_ADDRESS|hardware stack error|invalid program counter"
+    r"illegal memory access|illegal instruction was encountered|device-side assert|unspecified launch failure|"
+    r"launch timed out|misaligned address|global/shared address space|(ECC|NVLink) error|GPU is lost|"
+    r"[dD]evicesUnavailable|busy or unavailable|CUDA_ERROR_ILLEGAL_ADDRESS|hardware stack error|invalid program counter"
 )
+_OF_DEVICES = ("torch", "onnxruntime", "tensorflow", "jax", "cupy", "numba", "pycuda", "tensorrt", "paddle", "ctranslate2")
 
 
 def _chain(error):
-    """An exception and those that it came from, once each."""
-    seen = []
-    while error is not None and all(error is not other for other in seen):
+    """An exception, those that it came from, and those that it groups, once each."""
+    seen, left = [], [error]
+    while left:
+        error = left.pop(0)
+        if error is None or any(error is other for other in seen):
+            continue
         seen.append(error)
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        left.append(error.__cause__ or (None if error.__suppress_context__ else error.__context__))
+        members = getattr(error, "exceptions", None)
+        if isinstance(members, (list, tuple)):
+            left.extend(member for member in members if isinstance(member, BaseException))
     return seen
 
 
@@ -696,10 +836,10 @@ def _out_of_memory(error):
         if isinstance(cause, OutOfMemory):
             item = cause.item.index if isinstance(cause.item, Item) else cause.item
             return {"item": item, "asked": _amount(cause.asked), "free": _amount(cause.free),
-                    "total": _amount(cause.total), "where": str(cause.where)}
+                    "total": _amount(cause.total), "where": str(cause.where)[:100]}
         where = _framework(cause)
         if where is not None:
-            text = str(cause)
+            text = _text(cause)
             return {
                 "item": None,
                 "asked": _size(text, r"(?:[Tt]ried to allocate|requested|allocate(?: memory for requested buffer of size)?|"
@@ -727,14 +867,32 @@ def _framework(error):
                 continue
             if pattern is None:
                 return where
-            text = str(error) if text is None else text
+            text = _text(error) if text is None else text
             if re.search(pattern, text):
                 return where
     return None
 
 
 def _is_device_lost(error):
-    return any(isinstance(cause, RuntimeError) and _LOST.search(str(cause)) for cause in _chain(error))
+    def speaks_of_devices(cause):
+        return isinstance(cause, RuntimeError) or type(cause).__module__.startswith(_OF_DEVICES)
+
+    return any(speaks_of_devices(cause) and _LOST.search(_text(cause)) for cause in _chain(error))
+
+
+def _is_device_dead():
+    """Whether the device answers this process with such an error now. A kernel's error comes late: what the pass failed with may have
+    been something else, and the next pass would fail with it.
+    """
+    runtime = getattr(getattr(_loaded("cupy"), "cuda", None), "runtime", None)
+    for wait in (getattr(_torch_cuda(), "synchronize", None), getattr(runtime, "deviceSynchronize", None)):
+        try:
+            if wait is not None:
+                wait()
+        except Exception as error:
+            if _LOST.search(_text(error)):
+                return True
+    return False
 
 
 def _size(text, pattern):
@@ -744,6 +902,6 @@ def _size(text, pattern):
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
     unit = units.get((found.group(2) or "B")[0], 1)
     try:
-        return int(float(found.group(1).replace(",", "").rstrip(".")) * unit)
+        return _amount(float(found.group(1).replace(",", "").rstrip(".")) * unit)
     except ValueError:
         return None

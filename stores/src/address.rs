@@ -18,6 +18,8 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
         [100, 64..=127, ..] | [172, 16..=31, ..] | [198, 18..=19, ..] => true,
         // Protocol assignments, documentation, the relays of 6to4.
         [192, 0, 0 | 2, _] | [198, 51, 100, _] | [203, 0, 113, _] | [192, 88, 99, _] => true,
+        // The host's agent in Azure, which gives secrets of the machine: public by its number alone.
+        [168, 63, 129, 16] => true,
         // Multicast, reserved, broadcast.
         [224..=255, ..] => true,
         _ => false,
@@ -51,8 +53,16 @@ mod tests {
 
     #[test]
     fn only_what_anybody_could_ask_is_public() {
-        for public in ["1.1.1.1", "8.8.8.8", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "::ffff:1.1.1.1"]
-        {
+        for public in [
+            "1.1.1.1",
+            "8.8.8.8",
+            "172.32.0.1",
+            "100.128.0.1",
+            "168.63.129.17",
+            "2606:4700::1111",
+            "::ffff:1.1.1.1",
+            "64:ff9b::101:101",
+        ] {
             assert!(is_public(public.parse().unwrap()), "{public}");
         }
         for special in [
@@ -67,6 +77,7 @@ mod tests {
             "100.64.0.1",
             "192.0.2.1",
             "198.18.0.1",
+            "168.63.129.16",
             "224.0.0.1",
             "240.0.0.1",
             "255.255.255.255",
@@ -80,6 +91,8 @@ mod tests {
             "::ffff:10.0.0.1",
             "64:ff9b::7f00:1",
             "64:ff9b::a00:1",
+            // The prefix of NAT64 inside of networks.
+            "64:ff9b:1::808:808",
             "2002:7f00:1::",
             "2001::1",
             "2001:db8::1",

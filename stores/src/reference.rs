@@ -137,9 +137,13 @@ pub fn origin(url: &Url) -> (&str, Option<&str>, Option<u16>) {
     (url.scheme(), url.host_str(), url.port_or_known_default())
 }
 
-/// A segment that is not a name of an entry: a server, or the system, may take it for several segments or for a way out.
+/// A segment that is not a name of an entry: a server, or the system, may take it for several segments or for a way out. Servers of Java
+/// take what follows a semicolon for a parameter of the segment, and `..;` for the folder above.
 fn is_odd(segment: &[u8]) -> bool {
-    matches!(segment, b"" | b"." | b"..") || segment.iter().any(|byte| matches!(byte, b'/' | b'\\' | 0))
+    let name = segment.split(|byte| *byte == b';').next().unwrap_or_default();
+    segment.is_empty()
+        || matches!(name, b"." | b"..")
+        || segment.iter().any(|byte| matches!(byte, b'/' | b'\\' | 0))
 }
 
 fn shown(url: &Url) -> String {

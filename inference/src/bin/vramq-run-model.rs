@@ -4,8 +4,10 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use serde_json::{Map, Value};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use toml::Table;
+use vramq_inference::process::cgroup::Cgroups;
 use vramq_inference::process::launch::Launcher;
 use vramq_inference::process::{
     DeviceBook, HostView, Item, Learned, PassEnd, PassEvent, PassRequest, Place, Pool, PoolOptions,
@@ -13,12 +15,12 @@ use vramq_inference::process::{
 };
 use vramq_inference::process::{DeviceView as _, Need};
 
-const USAGE: &str = "usage: vramq-run-model [--batch N] CONFIG [MODEL]
+const USAGE: &str = "usage: vramq-run-model [--batch N] [--params JSON] CONFIG [MODEL]
 
 Starts MODEL of the worker's configuration file CONFIG (or its only process model), and runs each line of standard input as an item:
 a JSON object {\"json\": …}, {\"uri\": \"…\"}, {\"file\": \"PATH\"} (its bytes), {\"text\": \"…\"}, or else the line as text. Outputs go to
 standard output, one JSON object a line; progress, and what the program prints, to standard error. With --batch, N items that
-follow each other are one pass, as those of several jobs are in a worker.";
+follow each other are one pass, as those of several jobs are in a worker. --params has the parameters of all passes, as a JSON object.";
 
 /// Keys of a model's section that are for the worker around it.
 const OF_THE_WORKER: [&str; 13] = [
@@ -44,22 +46,17 @@ const EXIT_UNUSABLE: u8 = 4;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let (batch, rest) = match &arguments[..] {
+    match &arguments[..] {
         [argument] if *argument == keeper::ARGUMENT => return keeper::keeper_main(),
         ["--help" | "-h"] => {
             println!("{USAGE}");
             return ExitCode::SUCCESS;
         }
-        ["--batch", batch, rest @ ..] => (batch.parse().ok().filter(|batch| *batch > 0), rest),
-        rest => (Some(1), rest),
-    };
-    let (batch, config, model) = match (batch, rest) {
-        (Some(batch), [config]) => (batch, *config, None),
-        (Some(batch), [config, model]) => (batch, *config, Some(*model)),
-        _ => {
-            eprintln!("{USAGE}");
-            return EXIT_USAGE.into();
-        }
+        _ => {}
+    }
+    let Some(Arguments { trial, config, model }) = Arguments::read(&arguments) else {
+        eprintln!("{USAGE}");
+        return EXIT_USAGE.into();
     };
     // What the program prints is logged.
     tracing_subscriber::fmt().with_writer(std::io::stderr).without_time().with_target(false).init();
@@ -71,10 +68,44 @@ fn main() -> ExitCode {
         }
     };
     match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(serve(config, batch)),
+        Ok(runtime) => runtime.block_on(serve(config, trial)),
         Err(error) => {
             eprintln!("vramq-run-model: {error}");
             EXIT_UNUSABLE.into()
+        }
+    }
+}
+
+/// How to run the items.
+struct Trial {
+    /// Items of a pass.
+    batch: usize,
+    params: Map<String, Value>,
+}
+
+struct Arguments<'a> {
+    trial: Trial,
+    config: &'a str,
+    model: Option<&'a str>,
+}
+
+impl<'a> Arguments<'a> {
+    fn read(mut rest: &[&'a str]) -> Option<Self> {
+        let mut trial = Trial { batch: 1, params: Map::new() };
+        loop {
+            match rest {
+                ["--batch", batch, more @ ..] => {
+                    trial.batch = batch.parse().ok().filter(|batch| *batch > 0)?;
+                    rest = more;
+                }
+                ["--params", params, more @ ..] => {
+                    trial.params = serde_json::from_str(params).ok()?;
+                    rest = more;
+                }
+                [config] => return Some(Self { trial, config: *config, model: None }),
+                [config, model] => return Some(Self { trial, config: *config, model: Some(*model) }),
+                _ => return None,
+            }
         }
     }
 }
@@ -104,11 +135,13 @@ fn read(path: &Path, model: Option<&str>) -> Result<ProcessConfig, Vec<String>> 
         .map_err(|faults| faults.iter().map(|fault| format!("{shown}: {fault}")).collect())
 }
 
-async fn serve(config: ProcessConfig, batch: usize) -> ExitCode {
+async fn serve(config: ProcessConfig, trial: Trial) -> ExitCode {
     let Reading { total, .. } = HostView.memory();
     let book = DeviceBook::new(std::sync::Arc::new(HostView));
-    let options =
-        PoolOptions { launcher: Launcher::default(), book, budget: total, learned: Learned::default() };
+    // As in a worker: on a developer's machine there are none, and the keeper watches the host's memory.
+    let cgroups = Cgroups::prepare().inspect(|cgroups| eprintln!("{cgroups}")).ok();
+    let launcher = Launcher { cgroups, ..Launcher::default() };
+    let options = PoolOptions { launcher, book, budget: total, learned: Learned::default() };
     let pool = match Pool::start(config, options).await {
         Ok(pool) => pool,
         Err(error) => {
@@ -122,20 +155,25 @@ async fn serve(config: ProcessConfig, batch: usize) -> ExitCode {
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     let mut failed = false;
     let mut items = Vec::new();
-    while let Ok(Some(line)) = lines.next_line().await {
-        match item(&line) {
+    while let Some(line) = lines.next_line().await.transpose() {
+        // After a line that is no UTF-8 the next one can be read; after another error nothing can.
+        let is_last = line.as_ref().is_err_and(|error| error.kind() != std::io::ErrorKind::InvalidData);
+        match line.map_err(|error| format!("read an item: {error}")).and_then(|line| item(&line)) {
             Ok(item) => items.push(item),
             Err(error) => {
                 eprintln!("vramq-run-model: {error}");
                 failed = true;
             }
         }
-        if items.len() == batch {
-            failed |= !run(&pool, std::mem::take(&mut items)).await;
+        if items.len() == trial.batch {
+            failed |= !run(&pool, std::mem::take(&mut items), &trial.params).await;
+        }
+        if is_last {
+            break;
         }
     }
     if !items.is_empty() {
-        failed |= !run(&pool, items).await;
+        failed |= !run(&pool, items, &trial.params).await;
     }
     pool.close().await;
     u8::from(failed).into()
@@ -143,10 +181,10 @@ async fn serve(config: ProcessConfig, batch: usize) -> ExitCode {
 
 /// A line as an item.
 fn item(line: &str) -> Result<Item, String> {
-    let Ok(serde_json::Value::Object(object)) = serde_json::from_str(line) else {
+    let Ok(Value::Object(object)) = serde_json::from_str(line) else {
         return Ok(Item::Text(line.to_owned()));
     };
-    let text = |key: &str| object.get(key).and_then(serde_json::Value::as_str).map(str::to_owned);
+    let text = |key: &str| object.get(key).and_then(Value::as_str).map(str::to_owned);
     if let Some(value) = object.get("json") {
         Ok(Item::Json(value.into()))
     } else if let Some(uri) = text("uri") {
@@ -162,13 +200,13 @@ fn item(line: &str) -> Result<Item, String> {
 }
 
 /// Runs items in one pass; whether it was done.
-async fn run(pool: &Pool, items: Vec<Item>) -> bool {
+async fn run(pool: &Pool, items: Vec<Item>, params: &Map<String, Value>) -> bool {
     let costs: Vec<_> = items.iter().map(vramq_inference::process::Costs::new).collect();
     let need = match pool.need(&costs) {
         Need::Bytes(bytes) => format!("{} MiB", bytes >> 20),
         Need::Unknown => "unknown".to_owned(),
     };
-    let mut pass = match pool.run(PassRequest { items, ..PassRequest::default() }) {
+    let mut pass = match pool.run(PassRequest { items, params: params.clone(), ..PassRequest::default() }) {
         Ok(pass) => pass,
         Err(error) => {
             eprintln!("vramq-run-model: {error}");
@@ -191,8 +229,27 @@ async fn run(pool: &Pool, items: Vec<Item>) -> bool {
                 let peak = peak.map_or("unknown".to_owned(), |peak| format!("{} MiB", peak >> 20));
                 eprintln!("done; need {need}, peak {peak}");
             }
-            PassEvent::End(end) => eprintln!("{end:?}"),
+            PassEvent::End(end) => eprintln!("{}", told(&end)),
         }
     }
     is_done
+}
+
+/// Why a pass was not done, for a person who has seen what the program printed.
+fn told(end: &PassEnd) -> String {
+    match end {
+        PassEnd::Done { .. } => "done".to_owned(),
+        PassEnd::OutOfMemory { report, .. } => format!("out of device memory: {}", report.detail),
+        PassEnd::Failed { kind, item, detail, .. } => {
+            let of_item = item.map(|item| format!(" on item {item} of the pass")).unwrap_or_default();
+            format!("failed{of_item} ({kind:?}): {detail}")
+        }
+        PassEnd::Protocol { fault, .. } => fault.clone(),
+        PassEnd::Crashed { death, .. } => format!("the process {death}"),
+        PassEnd::TimedOut { limit, .. } => {
+            format!("took longer than {} s (item_s for each item)", limit.as_secs_f64())
+        }
+        PassEnd::Cancelled { .. } => "cancelled".to_owned(),
+        PassEnd::NotRun { reason } => format!("not run: {reason}"),
+    }
 }

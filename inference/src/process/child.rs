@@ -181,6 +181,16 @@ impl Child {
         self.stderr.tail()
     }
 
+    /// How much it printed until now: a mark for [`stderr_since`](Self::stderr_since).
+    pub fn stderr_mark(&self) -> u64 {
+        self.stderr.mark()
+    }
+
+    /// The last that it printed after a mark.
+    pub fn stderr_since(&self, mark: u64) -> String {
+        self.stderr.tail_since(mark)
+    }
+
     /// Waits for the next step of its end. Cancel-safe.
     pub async fn fate(&mut self) -> Fate {
         if self.is_gone {

@@ -31,6 +31,16 @@ impl Item {
         }
     }
 
+    /// Bytes of its payload.
+    pub fn size(&self) -> u64 {
+        let size = match self {
+            Self::Text(text) | Self::Uri(text) => text.len(),
+            Self::Bytes { bytes, .. } => bytes.len(),
+            Self::Json(value) => value.as_str().len(),
+        };
+        size as u64
+    }
+
     /// The payload as the protocol has it.
     pub fn payload(&self) -> Vec<u8> {
         match self {

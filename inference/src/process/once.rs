@@ -94,14 +94,15 @@ impl Template {
     /// so that no job can add an option.
     pub fn fill(&self, input: &Path, output: &Path, params: &Map<String, Value>) -> Result<String, String> {
         let mut argument = String::new();
-        for (at, piece) in self.0.iter().enumerate() {
+        for piece in &self.0 {
             match piece {
                 Piece::Literal(text) => argument.push_str(text),
                 Piece::Input => argument.push_str(&input.display().to_string()),
                 Piece::Output => argument.push_str(&output.display().to_string()),
                 Piece::Param(name) => {
                     let value = param(name, params)?;
-                    if at == 0 && value.starts_with('-') {
+                    // What comes before it may be another parameter, and empty.
+                    if argument.is_empty() && value.starts_with('-') {
                         return Err(format!("params.{name} begins with '-'"));
                     }
                     argument.push_str(&value);
@@ -120,6 +121,9 @@ impl Template {
 
 /// What Linux takes as one argument (`MAX_ARG_STRLEN`).
 const ARGUMENT_BYTES_MAX: usize = 128 << 10;
+
+/// Names in the error of a missing output: enough to see how a program names its files.
+const NAMES_MAX: usize = 8;
 
 fn param(name: &str, params: &Map<String, Value>) -> Result<String, String> {
     let value = match params.get(name) {
@@ -220,12 +224,11 @@ impl Runner<'_> {
     /// Writes the item to the scratch folder and fills in the arguments.
     fn prepare(&self, item: &Item, params: &Map<String, Value>) -> Result<Prepared, PassEnd> {
         let failed = |kind, detail: String| self.failed(kind, detail, String::new());
-        let host = |error: std::io::Error| {
-            failed(FailureKind::HostMemory, format!("prepare the scratch folder: {error}"))
-        };
         let view = self.options.book.view();
         let launcher = &self.options.launcher;
-        let mut spec = launcher.spec(self.config, view, Vec::new(), OutputUse::Stdout).map_err(host)?;
+        let mut spec = launcher
+            .spec(self.config, view, Vec::new(), OutputUse::Stdout)
+            .map_err(|error| PassEnd::NotRun { reason: format!("make the scratch folder: {error}") })?;
         let input = spec.scratch.join(format!("input{}", self.once.input_suffix));
         let output = spec.scratch.join(format!("output{}", self.once.output_suffix));
         let templates: Result<Vec<_>, _> =
@@ -234,7 +237,8 @@ impl Runner<'_> {
             let arguments: Result<Vec<_>, _> =
                 templates.iter().map(|template| template.fill(&input, &output, params)).collect();
             spec.command = arguments.map_err(|what| failed(FailureKind::Input, what))?;
-            std::fs::write(&input, item.payload()).map_err(host)?;
+            std::fs::write(&input, item.payload())
+                .map_err(|error| PassEnd::not_written(&error, std::slice::from_ref(item), &spec.scratch))?;
             let file = templates.iter().any(Template::has_output).then_some(output);
             Ok(Prepared { spec: spec.clone(), file })
         });
@@ -303,13 +307,23 @@ impl Runner<'_> {
         let blobs = if name.is_some() { Vec::new() } else { vec![printed] };
         let header =
             OutputHeader { kind, dtype: None, media_type: Some(self.once.media_type.clone()), file: name };
-        outputs::read(&header, blobs, child.scratch())
-            .map_err(|what| self.failed(FailureKind::Output, what, child.stderr_tail()))
+        outputs::read(&header, blobs, child.scratch()).map_err(|what| {
+            let is_missing = prepared.file.as_ref().is_some_and(|file| !file.exists());
+            let what = if is_missing { format!("{what}; {}", there(child.scratch())) } else { what };
+            self.failed(FailureKind::Output, what, child.stderr_tail())
+        })
     }
 
     fn failed(&self, kind: FailureKind, detail: String, stderr: String) -> PassEnd {
         PassEnd::Failed { kind, item: Some(self.index), detail, stderr }
     }
+}
+
+/// What a program left in its folder: some number their outputs, or choose another ending.
+fn there(folder: &Path) -> String {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().take(NAMES_MAX);
+    let names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    format!("the folder has {}", names.join(", "))
 }
 
 /// A program that is ready to start.
@@ -357,8 +371,15 @@ mod tests {
 
     #[test]
     fn a_parameter_is_never_an_option_and_never_a_shell() {
-        let error = fill("{params.name}", json!({"name": "-delete"})).unwrap_err();
-        assert!(error.contains("begins with '-'"), "{error}");
+        for (template, params) in [
+            ("{params.name}", json!({"name": "-delete"})),
+            ("{params.folder}{params.name}", json!({"folder": "", "name": "-delete"})),
+            ("{params.name}", json!({"name": -1})),
+        ] {
+            let error = fill(template, params).unwrap_err();
+            assert!(error.contains("params.name begins with '-'"), "{error}");
+        }
+        assert_eq!(fill("{params.a}{params.b}", json!({"a": "x", "b": "-y"})), Ok("x-y".to_owned()));
         assert_eq!(fill("{params.name}", json!({"name": "$(reboot); `x`"})), Ok("$(reboot); `x`".to_owned()));
         assert_eq!(fill("-n{params.name}", json!({"name": "-1"})), Ok("-n-1".to_owned()));
         for params in [json!({}), json!({"name": [1]}), json!({"name": null}), json!({"name": "a\0b"})] {

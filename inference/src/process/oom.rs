@@ -1,4 +1,4 @@
-//! Detects that a program without the protocol ran out of memory: by known texts on standard error, and by its exit status.
+//! Detects that a program ran out of memory that could not say so: by known texts on standard error, and by how it ended.
 
 use super::keeper::Death;
 use super::protocol::OomReport;
@@ -10,13 +10,19 @@ struct Sign {
 }
 
 /// The texts of each framework's own sources, as of the versions that are in use in 2026.
-const SIGNS: [Sign; 17] = [
+const SIGNS: [Sign; 27] = [
     Sign { source: "torch", parts: &["torch.cuda.OutOfMemoryError"] },
     Sign { source: "torch", parts: &["torch.OutOfMemoryError"] },
     Sign { source: "torch", parts: &["CUDA out of memory. Tried to allocate"] },
     Sign { source: "torch", parts: &["HIP out of memory. Tried to allocate"] },
+    Sign { source: "torch", parts: &["XPU out of memory. Tried to allocate"] },
+    Sign { source: "torch", parts: &["c10::OutOfMemoryError"] },
     Sign { source: "ctranslate2", parts: &["CUDA failed with error out of memory"] },
+    Sign { source: "ggml", parts: &["cudaMalloc failed: out of memory"] },
+    Sign { source: "tensorrt", parts: &["Cuda Runtime (out of memory)"] },
+    Sign { source: "paddle", parts: &["Out of memory error on GPU"] },
     Sign { source: "cublas", parts: &["CUBLAS_STATUS_ALLOC_FAILED"] },
+    Sign { source: "cublas", parts: &["HIPBLAS_STATUS_ALLOC_FAILED"] },
     Sign { source: "cudnn", parts: &["CUDNN_STATUS_ALLOC_FAILED"] },
     Sign { source: "cudnn", parts: &["CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"] },
     Sign { source: "jax", parts: &["RESOURCE_EXHAUSTED: Out of memory"] },
@@ -28,6 +34,10 @@ const SIGNS: [Sign; 17] = [
     Sign { source: "cuda", parts: &["cudaErrorMemoryAllocation"] },
     Sign { source: "cuda", parts: &["CUDA_ERROR_OUT_OF_MEMORY"] },
     Sign { source: "cuda", parts: &["CUDA error", "out of memory"] },
+    Sign { source: "cuda", parts: &["CUDA failure 2:", "out of memory"] },
+    Sign { source: "hip", parts: &["HIP error", "out of memory"] },
+    Sign { source: "vulkan", parts: &["ErrorOutOfDeviceMemory"] },
+    Sign { source: "vulkan", parts: &["VK_ERROR_OUT_OF_DEVICE_MEMORY"] },
 ];
 
 /// What the end of a program says about memory.
@@ -61,7 +71,7 @@ pub fn judge(death: Death, stderr: &str) -> Verdict {
         let report = OomReport {
             asked: size_after(
                 line,
-                &["Tried to allocate ", "trying to allocate ", "requested buffer of size "],
+                &["Tried to allocate ", "trying to allocate ", "requested buffer of size ", "allocating "],
             ),
             free: size_before(line, " is free"),
             total: size_after(line, &["total capacity of "]),
@@ -144,6 +154,18 @@ mod tests {
             ("cuda", "GPUassert: cudaErrorMemoryAllocation main.cu 12"),
             ("cuda", "CUDA error: out of memory"),
             (
+                "cuda",
+                "onnxruntime::CudaCall CUDA failure 2: out of memory ; GPU=0 ; expr=cudaMalloc((void**)&p, size);",
+            ),
+            ("hip", "RuntimeError: HIP error: out of memory"),
+            ("torch", "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 20.00 MiB."),
+            ("torch", "terminate called after throwing an instance of 'c10::OutOfMemoryError'"),
+            (
+                "tensorrt",
+                "[E] 1: [defaultAllocator.cpp::allocate::20] Error Code 1: Cuda Runtime (out of memory)",
+            ),
+            ("vulkan", "ggml_vulkan: vk::Device::allocateMemory: ErrorOutOfDeviceMemory"),
+            (
                 "tensorflow",
                 "tensorflow.python.framework.errors_impl.ResourceExhaustedError: OOM when allocating tensor",
             ),
@@ -151,6 +173,8 @@ mod tests {
             assert_eq!(device(stderr).source, source, "{stderr}");
         }
         assert_eq!(device("XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes.").asked, Some(8 * GIB));
+        let ggml = "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 1024.00 MiB on device 0: cudaMalloc failed: out of memory";
+        assert_eq!((device(ggml).source.as_str(), device(ggml).asked), ("ggml", Some(GIB)));
         assert_eq!(
             device("onnxruntime: Failed to allocate memory for requested buffer of size 1073741824").asked,
             Some(GIB)

@@ -91,8 +91,11 @@ fn read_regular(file: &File) -> Result<Vec<u8>, String> {
         return Err("is not a regular file".to_owned());
     }
     let mut bytes = Vec::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
+    // One that is too large is not read at all. One that still grows is read until it is.
+    if metadata.len() <= FILE_BYTES_MAX {
+        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
+    }
+    if metadata.len().max(bytes.len() as u64) > FILE_BYTES_MAX {
         return Err(format!("is larger than {FILE_BYTES_MAX} bytes"));
     }
     Ok(bytes)
@@ -159,6 +162,10 @@ mod tests {
         };
         assert_eq!(read_name("good"), Ok(Output::Json(serde_json::json!(7))));
         assert!(!scratch.path().join("good").exists());
+        // A hole, which takes no room on the disk.
+        File::create(scratch.path().join("large")).unwrap().set_len(FILE_BYTES_MAX + 1).unwrap();
+        assert!(read_name("large").unwrap_err().contains("is larger than"));
+        assert!(!scratch.path().join("large").exists());
         let absolute = outside.path().to_str().unwrap();
         for name in ["link", "folder", "pipe", "..", ".", "", "../x", absolute, "missing"] {
             assert!(read_name(name).is_err(), "{name}");

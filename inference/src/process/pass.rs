@@ -1,5 +1,7 @@
 //! A pass of a program: its items, the outputs and progress while it runs, and its result.
 
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -10,6 +12,7 @@ use vramq_schemas::Output;
 use super::item::Item;
 use super::keeper::Death;
 use super::protocol::{FailureKind, OomReport};
+use super::scratch;
 
 /// Progress that may wait for the caller. More is dropped: the next one says more.
 const PROGRESS_WAITING_MAX: usize = 8;
@@ -59,8 +62,20 @@ pub enum PassEnd {
     TimedOut { limit: Duration, killed: bool, stderr: String },
     /// The caller cancelled it. `killed`: the process did not stop by itself.
     Cancelled { killed: bool },
-    /// It never began: the model cannot be loaded, or its pool was closed. No job is charged.
+    /// It never began: the model cannot be loaded, its pool was closed, or its items could not be written. No job is charged.
     NotRun { reason: String },
+}
+
+impl PassEnd {
+    /// The items cannot be written to the scratch folder. That is no job's fault: the disk may have room later, and another worker has
+    /// another disk. But what is larger than the disk itself never fits.
+    pub(super) fn not_written(error: &io::Error, items: &[Item], scratch: &Path) -> Self {
+        let detail = format!("write the items to the scratch folder: {error}");
+        if scratch::could_hold(scratch, items.iter().map(Item::size).sum()) {
+            return Self::NotRun { reason: detail };
+        }
+        Self::Failed { kind: FailureKind::HostMemory, item: None, detail, stderr: String::new() }
+    }
 }
 
 /// Why a pass is to stop.

@@ -28,6 +28,12 @@ pub fn create(root: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
+/// Whether a folder's file system could hold so many bytes if nothing else were in it. What cannot be asked may.
+pub(super) fn could_hold(folder: &Path, bytes: u64) -> bool {
+    rustix::fs::statvfs(folder)
+        .map_or(true, |system| bytes <= system.f_blocks.saturating_mul(system.f_frsize))
+}
+
 /// The process id of the worker that made the scratch folder of this name.
 pub(super) fn worker_of(name: &str) -> Option<i32> {
     name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
@@ -82,6 +88,14 @@ mod tests {
         drop(lock);
         assert_eq!(sweep(root.path()), 1);
         assert!(!held.exists());
+    }
+
+    #[test]
+    fn a_disk_holds_what_it_is_large_enough_for() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(could_hold(root.path(), 1));
+        assert!(!could_hold(root.path(), u64::MAX));
+        assert!(could_hold(Path::new("/no/such/folder"), u64::MAX), "it may come back");
     }
 
     #[test]

@@ -20,22 +20,45 @@ const LINES_PER_SECOND_MAX: u32 = 50;
 /// Reads all that a program prints, so that it never waits for a reader.
 #[derive(Debug)]
 pub struct Stderr {
-    tail: Arc<Mutex<VecDeque<u8>>>,
+    tail: Arc<Mutex<Tail>>,
     reader: JoinHandle<()>,
+}
+
+/// The last bytes that were printed, and how many there were in all.
+#[derive(Debug, Default)]
+struct Tail {
+    last: VecDeque<u8>,
+    all: u64,
+}
+
+impl Tail {
+    fn since(&self, mark: u64) -> Vec<u8> {
+        let count = usize::try_from(self.all.saturating_sub(mark)).unwrap_or(usize::MAX);
+        self.last.iter().copied().skip(self.last.len().saturating_sub(count)).collect()
+    }
 }
 
 impl Stderr {
     /// Must be called within a runtime.
     pub fn read(from: pipe::Receiver, model: String) -> Self {
-        let tail = Arc::new(Mutex::new(VecDeque::with_capacity(TAIL_BYTES)));
+        let tail = Arc::default();
         let reader = tokio::spawn(read_all(from, Arc::clone(&tail), model));
         Self { tail, reader }
     }
 
     /// The last that was printed, as text without control characters.
     pub fn tail(&self) -> String {
-        let bytes: Vec<u8> =
-            self.tail.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
+        self.tail_since(0)
+    }
+
+    /// How much was printed until now: a mark for [`tail_since`](Self::tail_since).
+    pub fn mark(&self) -> u64 {
+        self.tail.lock().unwrap_or_else(PoisonError::into_inner).all
+    }
+
+    /// The last that was printed after a mark.
+    pub fn tail_since(&self, mark: u64) -> String {
+        let bytes = self.tail.lock().unwrap_or_else(PoisonError::into_inner).since(mark);
         // A character that the start of the tail cuts is no character.
         let start = bytes.iter().position(|byte| byte & 0xC0 != 0x80).unwrap_or(0);
         printable(&bytes[start..])
@@ -53,7 +76,7 @@ impl Drop for Stderr {
     }
 }
 
-async fn read_all(mut from: pipe::Receiver, tail: Arc<Mutex<VecDeque<u8>>>, model: String) {
+async fn read_all(mut from: pipe::Receiver, tail: Arc<Mutex<Tail>>, model: String) {
     let mut buffer = vec![0; 16 * 1024];
     let mut log = Log { model, line: Vec::new(), second: Instant::now(), lines: 0, unlogged: 0 };
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
@@ -61,9 +84,10 @@ async fn read_all(mut from: pipe::Receiver, tail: Arc<Mutex<VecDeque<u8>>>, mode
         log.take(bytes);
         let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = &bytes[length.saturating_sub(TAIL_BYTES)..];
-        let excess = (tail.len() + kept.len()).saturating_sub(TAIL_BYTES);
-        tail.drain(..excess);
-        tail.extend(kept);
+        let excess = (tail.last.len() + kept.len()).saturating_sub(TAIL_BYTES);
+        tail.last.drain(..excess);
+        tail.last.extend(kept);
+        tail.all += length as u64;
     }
     log.end_line();
 }
@@ -158,6 +182,29 @@ mod tests {
         .await;
         assert!(tail.len() <= TAIL_BYTES);
         assert!(tail.ends_with("x[31m\u{e4}\tend\n"), "{}", &tail[tail.len() - 20..]);
+    }
+
+    #[tokio::test]
+    async fn what_was_printed_after_a_mark_is_told_apart() {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let receiver = pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).unwrap();
+        let mut stderr = Stderr::read(receiver, "m".to_owned());
+        writer.write_all(b"before\n").unwrap();
+        while stderr.mark() == 0 {
+            tokio::task::yield_now().await;
+        }
+        let mark = stderr.mark();
+        assert_eq!(stderr.tail_since(mark), "");
+        writer.write_all(b"after\n").unwrap();
+        drop(writer);
+        stderr.drained(Duration::from_secs(60)).await;
+        assert_eq!(
+            (stderr.tail_since(mark).as_str(), stderr.tail().as_str()),
+            ("after\n", "before\nafter\n")
+        );
+        // More than is kept.
+        let long = tail_of(|pipe| pipe.write_all(&vec![b'x'; 3 * TAIL_BYTES]).unwrap()).await;
+        assert_eq!(long.len(), TAIL_BYTES);
     }
 
     #[tokio::test]

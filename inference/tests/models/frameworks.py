@@ -1,6 +1,8 @@
 """Raises what frameworks raise. Their types are made by name, so that the tests need none of them."""
 
 import os
+import sys
+import types
 import weakref
 
 import vramq
@@ -8,6 +10,26 @@ import vramq
 
 def error(module, name, base=RuntimeError):
     return type(name, (base,), {"__module__": module})
+
+
+class Group(Exception):
+    """As ExceptionGroup of Python 3.11."""
+
+    def __init__(self, message, exceptions):
+        super().__init__(message)
+        self.exceptions = exceptions
+
+
+class LateCuda:
+    """torch.cuda, after a kernel that failed."""
+
+    @staticmethod
+    def is_initialized():
+        return True
+
+    @staticmethod
+    def synchronize():
+        raise RuntimeError("CUDA error: device-side assert triggered")
 
 
 Torch = error("torch", "OutOfMemoryError")
@@ -27,10 +49,29 @@ CASES = {
     "cupy": lambda: error("cupy.cuda.memory", "OutOfMemoryError", MemoryError)("Out of memory allocating 512 bytes"),
     "tensorflow": lambda: error("tensorflow.python.framework.errors_impl", "ResourceExhaustedError")("OOM"),
     "numba": lambda: error("numba.cuda.cudadrv.driver", "CudaAPIError")("[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY"),
+    "hip": lambda: RuntimeError("HIP error: out of memory"),
+    "torch-hip": lambda: Torch("HIP out of memory. Tried to allocate 20.00 MiB."),
+    "torch-accelerator": lambda: error("torch", "AcceleratorError")("CUDA error: out of memory"),
+    "mps": lambda: RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB). Tried to allocate 1.00 GB on private pool."),
+    "cufft": lambda: error("cupy_backends.cuda.libs.cufft", "CUFFTError")("CUFFT_ALLOC_FAILED"),
+    "rapids": lambda: MemoryError("std::bad_alloc: out_of_memory: CUDA error: cudaErrorMemoryAllocation out of memory"),
+    "paddle": lambda: MemoryError("ResourceExhaustedError: Out of memory error on GPU 0. Cannot allocate 2.0GB memory on GPU 0"),
+    "pycuda": lambda: error("pycuda._driver", "MemoryError", Exception)("cuMemAlloc failed: out of memory"),
+    "torch-huge": lambda: Torch("CUDA out of memory. Tried to allocate " + "9" * 400 + " GiB."),
+    "jax-huge": lambda: error("jaxlib", "XlaRuntimeError")("RESOURCE_EXHAUSTED: Out of memory allocating 99999999999999999999999 bytes."),
+    "group": lambda: Group("two tasks failed", [ValueError("one"), Torch(TORCH)]),
     "host": lambda: MemoryError(),
     "host-torch": lambda: RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
     "plain": lambda: ValueError("a bad day"),
     "talks-of-it": lambda: ValueError("CUDA out of memory, says the text of the user"),
+    "talks-of-loss": lambda: ValueError("an illegal memory access, says the text of the user"),
+    "lost-onnxruntime": lambda: error("onnxruntime.capi.onnxruntime_pybind11_state", "Fail", Exception)(
+        "CUDA failure 700: an illegal memory access was encountered ; GPU=0"),
+    "lost-tensorflow": lambda: error("tensorflow.python.framework.errors_impl", "InternalError", Exception)(
+        "Failed to copy: CUDA_ERROR_ILLEGAL_ADDRESS"),
+    "lost-numba": lambda: error("numba.cuda.cudadrv.driver", "CudaAPIError", Exception)(
+        "[719] Call to cuMemcpyDtoH results in CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure"),
+    "lost-timeout": lambda: RuntimeError("CUDA error: the launch timed out and was terminated"),
 }
 
 
@@ -56,6 +97,9 @@ class Frameworks(vramq.Model):
                 raise Torch(TORCH)
             except Torch as cause:
                 raise ValueError("the pipeline failed") from cause
+        if case in ("lost-late", "lost-late-invalid"):
+            sys.modules["torch"] = types.SimpleNamespace(cuda=LateCuda)
+            raise vramq.InvalidInput("not for me", items[0]) if case == "lost-late-invalid" else ValueError("a bad day")
         if case == "suppressed":
             try:
                 raise Torch(TORCH)

@@ -78,6 +78,14 @@ class Probe(vramq.Model):
         print("last words", file=sys.stderr, flush=True)
         os._exit(int(rest))
 
+    def do_abort(self, item, rest, params):
+        """As a library in C++ does."""
+        os.write(2, rest.encode())
+        os.abort()
+
+    def do_say(self, item, rest, params):
+        os.write(2, rest.encode())
+
     def do_print(self, item, rest, params):
         line = "x" * 99 + "\n"
         for _ in range(int(rest) // 100):

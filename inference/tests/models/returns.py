@@ -1,6 +1,7 @@
 """A model that returns what its first item names: right ones and wrong ones."""
 
 import array
+import types
 
 import vramq
 
@@ -27,6 +28,16 @@ def yields(count):
         yield {"n": number}
 
 
+class FakeTensor:
+    """As TensorFlow's: its values come by NumPy's array alone."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype = array, array.shape, types.SimpleNamespace(name="float32")
+
+    def numpy(self):
+        return self.array
+
+
 GOOD = vramq.Json(0)
 CASES = {
     "texts": lambda: ["a", "b"],
@@ -37,6 +48,8 @@ CASES = {
     "bytes": lambda: [b"x", vramq.Bytes(bytearray(b"x"), "image/png")],
     "uris": lambda: [vramq.Uri(f"s3://b/{n}") for n in range(2)],
     "array": lambda: FakeArray([0.0, 1.0, 2.0, 3.0], (2, 2)),
+    "tensor": lambda: FakeTensor(FakeArray([0.0, 1.0, 2.0, 3.0], (2, 2))),
+    "no-type": lambda: [vramq.Bytes(b"x", None), vramq.Bytes(b"x", "image/png")],
     "none": lambda: None,
     "one-text": lambda: "a",
     "one-dict": lambda: {"a": 1},
@@ -53,6 +66,8 @@ CASES = {
     "text-vector": lambda: [GOOD, vramq.Embedding(["a"])],
     "empty-vector": lambda: [GOOD, vramq.Embedding([])],
     "large-f16": lambda: [GOOD, vramq.Embedding([1e9], "f16")],
+    "uri-surrogate": lambda: [GOOD, vramq.Uri("s3://b/a\udc80")],
+    "type-number": lambda: [GOOD, vramq.Bytes(b"x", 7)],
     "file-outside": lambda: [GOOD, vramq.File("/etc/hostname")],
     "array-row": lambda: FakeArray([1.0, 2.0], (2,)),
     "array-short": lambda: FakeArray([1.0, 2.0], (1, 2)),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use vramq_inference::process::PassEnd;
-use vramq_inference::process::cgroup::Cgroups;
+use vramq_inference::process::cgroup::{Cgroups, Group};
 use vramq_inference::process::keeper::Death;
 
 use crate::env::{Env, done, ended, forked, is_alive, parent, pid, run, state, until};
@@ -78,6 +78,7 @@ async fn all_processes_of_a_program_are_in_its_group_and_end_with_it() {
     let forked = forked(&pool).await;
     assert!(forked.iter().chain([&process]).all(|pid| is_in(*pid, group)));
     assert!(!is_in(parent(process), group), "the keeper outlives its program");
+    assert!(!Group::at(group.clone()).is_abandoned(), "the keeper holds it");
     let (_, end) = ended(&pool, &["kill"]).await;
     assert!(matches!(end, PassEnd::Crashed { death: Death::Killed(libc::SIGKILL), .. }), "{end:?}");
     assert!(forked.iter().all(|pid| !is_alive(*pid)));

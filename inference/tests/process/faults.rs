@@ -191,6 +191,10 @@ async fn a_model_that_does_not_load_says_why() {
             json!({"instead": 0, "header": {"type": "ready", "version": 2}}),
             "version 2 of the protocol, the worker 1",
         ),
+        (
+            json!({"instead": 0, "header": {"type": "ready", "version": 1, "revision": "r".repeat(2049)}}),
+            "a revision of 2049 bytes; the limit is 2048",
+        ),
         (json!({"instead": 0, "header": {"type": "pong", "number": 1}}), "`pong` before `ready`"),
         (json!({"instead": 0, "bytes": "ffffffff"}), "header of 4294967295 bytes"),
     ] {

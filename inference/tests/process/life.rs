@@ -46,6 +46,42 @@ async fn a_killed_keeper_takes_everything_along() {
     env.close(pool).await;
 }
 
+#[test]
+fn a_model_is_tried_without_a_broker() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("model.toml");
+    std::fs::write(&config, trial(folder.path())).unwrap();
+    let mut run_model = Command::new(PROGRAM)
+        .args(["--params", "{\"size\": 7}"])
+        .arg(&config)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The second one is no text; those after it are items all the same.
+    let mut input = run_model.stdin.take().unwrap();
+    std::io::Write::write_all(&mut input, b"echo a\necho \xff\nraise a bad day\n{\"json\": [1]}\nparams\n")
+        .unwrap();
+    drop(input);
+    let output = run_model.wait_with_output().unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let outputs: Vec<&str> = printed.lines().collect();
+    assert_eq!(outputs[..2], ["{\"json\":\"a\"}", "{\"json\":[1]}"], "{printed}");
+    assert!(outputs.len() == 3 && outputs[2].contains("\"params\":{\"size\":7}"), "{printed}");
+    assert_eq!(output.status.code(), Some(1), "not all was done");
+    assert!(processes_of(folder.path()).is_empty());
+}
+
+/// The configuration of `models/probe.py`, with its scratch folders in this folder.
+fn trial(scratch: &std::path::Path) -> String {
+    let python_path = format!("{}:{}", repository().join("python").display(), models().display());
+    format!(
+        "[model.probe]\nengine = \"process\"\ncommand = [{:?}, \"probe.py\"]\nfolder = {:?}\nscratch = {scratch:?}\nenv = {{ PYTHONPATH = {python_path:?} }}\n",
+        python(),
+        models(),
+    )
+}
+
 /// The parent is a real process, killed with SIGKILL.
 #[test]
 fn a_killed_worker_leaves_neither_processes_nor_folders() {
@@ -53,13 +89,7 @@ fn a_killed_worker_leaves_neither_processes_nor_folders() {
     let config = scratch.path().join("model.toml");
     let root = scratch.path().join("scratch");
     std::fs::create_dir(&root).unwrap();
-    let python_path = format!("{}:{}", repository().join("python").display(), models().display());
-    let text = format!(
-        "[model.probe]\nengine = \"process\"\ncommand = [{:?}, \"probe.py\"]\nfolder = {:?}\nscratch = {root:?}\nenv = {{ PYTHONPATH = {python_path:?} }}\n",
-        python(),
-        models(),
-    );
-    std::fs::write(&config, text).unwrap();
+    std::fs::write(&config, trial(&root)).unwrap();
     let mut worker =
         Command::new(PROGRAM).arg(&config).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut input = worker.stdin.take().unwrap();

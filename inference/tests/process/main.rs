@@ -16,4 +16,5 @@ mod memory;
 mod once;
 mod programs;
 mod pytorch;
+mod rough;
 mod serving;

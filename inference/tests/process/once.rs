@@ -53,6 +53,20 @@ async fn a_program_that_prints() {
 }
 
 #[tokio::test]
+async fn an_output_of_another_name_is_named() {
+    let env = Env::new();
+    let code = "import sys; open(sys.argv[1].replace('.jpg', '-0.jpg'), 'w')";
+    let command = [python().to_str().unwrap(), "-c", code, "{output}"];
+    let pool = program(&env, &command, "once = { output_suffix = \".jpg\" }").await;
+    let (_, end) = ended(&pool, &["two pages"]).await;
+    let PassEnd::Failed { kind: FailureKind::Output, item: Some(0), detail, .. } = end else {
+        panic!("{end:?}")
+    };
+    assert!(detail.contains("\"output.jpg\"") && detail.contains("output-0.jpg"), "{detail}");
+    env.close(pool).await;
+}
+
+#[tokio::test]
 async fn json_is_parsed() {
     let env = Env::new();
     let code = "import json, sys; print(json.dumps({{'length': len(open(sys.argv[1]).read())}}))";
@@ -124,6 +138,20 @@ async fn several_run_at_the_same_time() {
         done.push(times[1].as_f64().unwrap());
     }
     assert!(began.into_iter().fold(0.0, f64::max) < done.into_iter().fold(f64::MAX, f64::min));
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_disk_that_takes_no_files_costs_no_job() {
+    let env = Env::new();
+    let pool = program(&env, &["/usr/bin/cat", "{input}"], "").await;
+    std::fs::remove_dir(env.scratch.path()).unwrap();
+    let (_, end) = ended(&pool, &["a"]).await;
+    let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
+    assert!(reason.contains("make the scratch folder"), "{reason}");
+    std::fs::create_dir(env.scratch.path()).unwrap();
+    until("it is tried again", || pool.status().unavailable.is_none()).await;
+    assert_eq!(ended(&pool, &["a"]).await.0.len(), 1);
     env.close(pool).await;
 }
 

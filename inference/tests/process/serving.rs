@@ -206,6 +206,8 @@ async fn return_types() {
         ("bytes", vec![bytes("application/octet-stream"), bytes("image/png")]),
         ("uris", vec![Output::Uri("s3://b/0".to_owned()), Output::Uri("s3://b/1".to_owned())]),
         ("array", vec![vector(&[0.0, 1.0]), vector(&[2.0, 3.0])]),
+        ("tensor", vec![vector(&[0.0, 1.0]), vector(&[2.0, 3.0])]),
+        ("no-type", vec![bytes("application/octet-stream"), bytes("image/png")]),
     ] {
         let (seen, end) = ended(&pool, &[case, case]).await;
         assert!(matches!(end, PassEnd::Done { .. }), "{case}: {end:?}");
@@ -229,6 +231,8 @@ async fn return_types() {
         ("text-vector", 1, "item 1: element 0 of the embedding is str"),
         ("empty-vector", 1, "item 1: an embedding without elements"),
         ("large-f16", 1, "item 1: the embedding does not fit f16"),
+        ("uri-surrogate", 1, "item 1: a Uri that is no UTF-8"),
+        ("type-number", 1, "item 1: a media type that is int, and no text"),
         ("file-outside", 1, "item 1: the file /etc/hostname is not in the scratch folder"),
         ("array-row", 0, "an array of shape (2,); it must have a row for each item"),
         ("array-short", 0, "an array of shape (1, 2) for 2 items"),

@@ -198,16 +198,19 @@ fn hand_on_memory(root: &Path) -> Result<(), String> {
     })
 }
 
-/// Ends what is left of workers that were killed together with their keepers.
+/// Ends what is left of workers that were killed together with their keepers. Workers of several containers may share `root`: those of
+/// the others have no process id here, but their keepers hold their groups.
 fn sweep(root: &Path) {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
         let worker = entry.file_name().to_str().and_then(scratch::worker_of);
         let is_gone = |pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH);
         if worker.and_then(Pid::from_raw).is_some_and(is_gone) {
             let group = Group::at(entry.path());
-            group.kill();
-            // One that is not empty yet is for the next start.
-            let _ = group.remove();
+            if group.is_abandoned() {
+                group.kill();
+                // One that is not empty yet is for the next start.
+                let _ = group.remove();
+            }
         }
     }
 }

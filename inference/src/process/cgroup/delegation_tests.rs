@@ -130,14 +130,20 @@ fn what_dead_workers_left_is_ended() {
     dead.wait().unwrap();
     let name = |worker: u32| format!("vramq-model-{worker}-1-0");
     let (left, living) = (name(dead.id()), name(std::process::id()));
-    let others = [living.as_str(), LEAF, "vramq-model-x"];
+    // Its keeper lives where this process cannot see it: in another container.
+    let held = format!("vramq-model-{}-2-0", dead.id());
+    let others = [living.as_str(), held.as_str(), LEAF, "vramq-model-x"];
     for name in others.iter().chain([&left.as_str()]) {
         fs::create_dir(root.path().join(name)).unwrap();
     }
+    let lock = Group::at(root.path().join(&held)).hold().unwrap();
     sweep(root.path());
     // cgroupfs would remove it, too; here the file keeps it.
     assert_eq!(fs::read_to_string(root.path().join(left).join("cgroup.kill")).unwrap(), "1");
     for name in others {
         assert_eq!(fs::read_dir(root.path().join(name)).unwrap().count(), 0, "{name} is no dead worker's");
     }
+    drop(lock);
+    sweep(root.path());
+    assert_eq!(fs::read_to_string(root.path().join(held).join("cgroup.kill")).unwrap(), "1");
 }

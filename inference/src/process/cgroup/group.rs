@@ -65,6 +65,22 @@ impl Group {
         File::options().write(true).open(self.folder.join("cgroup.procs"))
     }
 
+    /// Marks the group as in use, for as long as the file is open. Every worker sees the mark, also one in another container, for which
+    /// this process has no id.
+    ///
+    /// # Errors
+    /// The group is gone.
+    pub fn hold(&self) -> io::Result<File> {
+        let lock = File::open(&self.folder)?;
+        lock.lock()?;
+        Ok(lock)
+    }
+
+    /// Whether nobody holds it.
+    pub fn is_abandoned(&self) -> bool {
+        File::open(&self.folder).is_ok_and(|folder| folder.try_lock().is_ok())
+    }
+
     /// Whether the kernel killed processes of it because memory ran out.
     pub fn host_oom(&self) -> Option<HostOom> {
         let events = self.read("memory.events").unwrap_or_default();

@@ -53,8 +53,8 @@ fn keep() -> io::Result<()> {
     BufReader::new(&worker).take(SPEC_BYTES_MAX).read_line(&mut line)?;
     let spec: Spec = serde_json::from_str(&line)?;
     let started = scratch::hold(&spec.scratch).and_then(|lock| Ok((lock, start(&spec)?)));
-    let (_lock, (child, group)) = match started {
-        Ok(started) => started,
+    let (_locks, (child, group)) = match started {
+        Ok((scratch, Started { child, group, lock })) => ((scratch, lock), (child, group)),
         Err(error) => {
             let _ = std::fs::remove_dir_all(&spec.scratch);
             return report(&worker, &Report::NotStarted { error: error.to_string() });
@@ -79,12 +79,19 @@ fn keep() -> io::Result<()> {
     Ok(())
 }
 
+/// A program that runs, and its control group with the mark that it is in use.
+struct Started {
+    child: Child,
+    group: Option<Group>,
+    lock: Option<File>,
+}
+
 /// Starts the program, in a control group of its own where it can have one.
-fn start(spec: &Spec) -> io::Result<(Child, Option<Group>)> {
+fn start(spec: &Spec) -> io::Result<Started> {
     let mut no_group = None;
-    if let Some((group, entrance)) = make_group(spec) {
+    if let Some((group, lock, entrance)) = make_group(spec) {
         match launch(spec, Some(entrance)) {
-            Ok(child) => return Ok((child, Some(group))),
+            Ok(child) => return Ok(Started { child, group: Some(group), lock: Some(lock) }),
             Err(error) => {
                 end_group(&group);
                 no_group = Some(error);
@@ -96,14 +103,16 @@ fn start(spec: &Spec) -> io::Result<(Child, Option<Group>)> {
     if let Some(error) = no_group {
         eprintln!("vramq keeper: the program was started outside of its cgroup: {error}");
     }
-    Ok((child, None))
+    Ok(Started { child, group: None, lock: None })
 }
 
-/// The program's control group, and the file by which a process enters it. Without one the keeper finds processes by their parents.
-fn make_group(spec: &Spec) -> Option<(Group, File)> {
+/// The program's control group, the mark that it is in use, and the file by which a process enters it. Without a group the keeper finds
+/// processes by their parents.
+fn make_group(spec: &Spec) -> Option<(Group, File, File)> {
     let made = Group::make(spec.cgroup.clone()?, spec.limits.host_memory_bytes).and_then(|group| {
-        let entrance = group.entrance().inspect_err(|_| remove_group(Some(&group)))?;
-        Ok((group, entrance))
+        let files = group.hold().and_then(|lock| Ok((lock, group.entrance()?)));
+        let (lock, entrance) = files.inspect_err(|_| remove_group(Some(&group)))?;
+        Ok((group, lock, entrance))
     });
     made.inspect_err(|error| eprintln!("vramq keeper: the program has no cgroup of its own: {error}")).ok()
 }

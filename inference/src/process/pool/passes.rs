@@ -42,6 +42,8 @@ enum Ran {
     Cancelled {
         killed: bool,
     },
+    /// Its items were not written.
+    NotRun,
     Failed,
 }
 
@@ -100,6 +102,10 @@ impl SlotTask {
                     Ran::Cancelled { killed: true } => Leave::Killed,
                     _ => Leave::Failed,
                 };
+            }
+            if ran == Ran::NotRun {
+                // What fills the disk may be its own files, which go with it. The next process waits, if this goes on.
+                return Leave::Failed;
             }
             if ran == Ran::Done {
                 self.backoff.succeeded();
@@ -218,9 +224,17 @@ impl SlotTask {
         {
             shared.state().learned.took(cost, peak);
         }
-        let ran = match end {
+        let ran = match &end {
             PassEnd::Done { .. } => Ran::Done,
-            PassEnd::Cancelled { killed } => Ran::Cancelled { killed },
+            PassEnd::Cancelled { killed } => Ran::Cancelled { killed: *killed },
+            PassEnd::NotRun { reason } => {
+                tracing::error!(
+                    model = config.name,
+                    error = reason,
+                    "cannot run a pass: replacing the process"
+                );
+                Ran::NotRun
+            }
             _ => Ran::Failed,
         };
         job.end(end);

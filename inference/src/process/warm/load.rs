@@ -55,6 +55,9 @@ impl LoadError {
     }
 }
 
+/// The longest revision, in bytes: headers of messages are cut there, and no job could demand one that is longer.
+const REVISION_BYTES_MAX: usize = vramq_schemas::fields::TEXT_BYTES_MAX;
+
 impl Warm {
     /// Starts the program and waits until the model is loaded, or until it should `stop`. `started` receives the keeper's process id.
     /// With the first process of a model the worker starts or fails: it does not wait for ever for one that does not end.
@@ -128,6 +131,13 @@ impl Warm {
     async fn hello(&mut self, hello: ToModel) -> Result<Ready, Refused> {
         self.send(hello).await;
         match self.next().await.map_err(Refused::Unheard)?.message {
+            FromModel::Ready { version: VERSION, revision: Some(revision), .. }
+                if revision.len() > REVISION_BYTES_MAX =>
+            {
+                let length = revision.len();
+                let fault = format!("a revision of {length} bytes; the limit is {REVISION_BYTES_MAX}");
+                Err(Refused::Unheard(Unheard::Fault(fault)))
+            }
             FromModel::Ready { version: VERSION, weights, accepts, revision } => {
                 Ok(Ready { weights, accepts, revision })
             }

@@ -13,6 +13,7 @@ use super::child::Child;
 use super::frame::Frame;
 use super::frames::{Frames, LAST_WORD, Unheard, name, next};
 use super::item;
+use super::oom::{Verdict, judge};
 use super::pass::{Cancellation, Events, PassEnd, PassRequest, Stop};
 use super::protocol::{FailureKind, FromModel, ToModel};
 use super::transcript::{End, Step, Transcript};
@@ -77,8 +78,7 @@ impl Warm {
             Ok(packed) => packed,
             Err(error) => {
                 item::unpack(number, request.items.len(), &scratch);
-                let detail = format!("write the items to the scratch folder: {error}");
-                return not_sent(FailureKind::HostMemory, detail);
+                return PassEnd::not_written(&error, &request.items, &scratch);
             }
         };
         let count = items.len();
@@ -90,7 +90,8 @@ impl Warm {
             deadline_ms: limits.soft(count).as_millis().try_into().unwrap_or(u64::MAX),
             measure: request.measure,
         };
-        let pass = Pass { number, items: count, scratch: &scratch, limits, events };
+        let printed = self.child.stderr_mark();
+        let pass = Pass { number, items: count, scratch: &scratch, limits, events, printed };
         let end = self.run_frame(Frame { message: run, blobs }, pass, cancellation).await;
         item::unpack(number, count, &scratch);
         end
@@ -151,7 +152,7 @@ impl Warm {
                             pass.events.progress(item, fraction, note, pass.items - transcript.finished());
                         }
                         Ok(Step::End(end)) => return self.ended(end, stop, pass.limits).await,
-                        Err(unheard) => return self.failed(unheard, pass.limits).await,
+                        Err(unheard) => return self.failed(unheard, &pass).await,
                     }
                 }
                 result = self.socket.write(&bytes[written..]), if written < bytes.len() => match result {
@@ -203,16 +204,16 @@ impl Warm {
     }
 
     /// The process died, or said what it must not.
-    async fn failed(&mut self, unheard: Unheard, limits: &PassLimits) -> PassEnd {
+    async fn failed(&mut self, unheard: Unheard, pass: &Pass<'_>) -> PassEnd {
+        self.end_within_limits(pass.limits).await;
+        let stderr = self.child.stderr_tail();
         match unheard {
-            Unheard::Died(death) => {
-                self.end_within_limits(limits).await;
-                PassEnd::Crashed { death, stderr: self.child.stderr_tail() }
-            }
-            Unheard::Fault(fault) => {
-                self.end_within_limits(limits).await;
-                PassEnd::Protocol { fault, stderr: self.child.stderr_tail() }
-            }
+            // A library may end the process before the program can report it. What earlier passes printed, this one did not die of.
+            Unheard::Died(death) => match judge(death, &self.child.stderr_since(pass.printed)) {
+                Verdict::Device(report) => PassEnd::OutOfMemory { item: None, report, stderr },
+                Verdict::Host | Verdict::Other => PassEnd::Crashed { death, stderr },
+            },
+            Unheard::Fault(fault) => PassEnd::Protocol { fault, stderr },
         }
     }
 
@@ -318,6 +319,8 @@ struct Pass<'a> {
     scratch: &'a Path,
     limits: &'a PassLimits,
     events: &'a Events,
+    /// How much the program had printed before.
+    printed: u64,
 }
 
 /// The end of a pass that did not reach the program.

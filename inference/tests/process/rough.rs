@@ -1,0 +1,147 @@
+//! Programs that are rough with the SDK: what they do costs their own pass at most, and not the process that others wait for.
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use vramq_inference::process::keeper::Death;
+use vramq_inference::process::protocol::FailureKind;
+use vramq_inference::process::warm::LoadError;
+use vramq_inference::process::{Item, PassEnd, PassEvent, PassRequest, Pool};
+
+use crate::env::{Env, done, ended, pid, run, until};
+
+async fn rough(env: &Env, load: &str) -> Result<Pool, LoadError> {
+    env.start(env.config("rough.py", &format!("env = {{ LOAD = {load:?} }}"))).await
+}
+
+#[tokio::test]
+async fn what_is_no_exception_fails_the_pass_and_not_the_process() {
+    let env = Env::new();
+    let pool = rough(&env, "").await.unwrap();
+    let before = pid(&pool).await;
+    for (item, what) in [
+        ("exit", "SystemExit: no such option: --fast"),
+        ("panic", "PanicException: index out of bounds: the len is 3 but the index is 7"),
+        // Nobody cancelled it.
+        ("cancelled", "Cancelled: "),
+        ("unprintable", "Unprintable: its text cannot be shown: ValueError"),
+        // Half of a surrogate pair is no JSON.
+        ("name", "FileNotFoundError: no file a?b"),
+        ("elsewhere", "ValueError: progress of item 7; the pass has the items 0 to 0"),
+    ] {
+        let (_, end) = ended(&pool, &[item]).await;
+        let PassEnd::Failed { kind: FailureKind::Model, item: Some(0), detail, .. } = end else {
+            panic!("{item}: {end:?}")
+        };
+        assert_eq!(detail, what);
+    }
+    assert_eq!(pid(&pool).await, before);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_process_lives_on_after_what_it_does_to_its_own_library() {
+    let env = Env::new();
+    let pool = rough(&env, "").await.unwrap();
+    let before = pid(&pool).await;
+    for (item, output) in [
+        // The connection has no time limit, whatever other sockets have.
+        ("doze", json!(null)),
+        ("spawn", json!(0)),
+        // The copy that comes back does not speak.
+        ("fork", json!(true)),
+        ("fork_raise", json!(null)),
+        // No frame follows the last one of its pass, and none goes to another pass.
+        ("late", json!(null)),
+        ("join", json!(null)),
+        ("flush", json!(null)),
+    ] {
+        assert_eq!(done(&pool, &[item]).await, [output], "{item}");
+    }
+    // Nobody can see its traceback now.
+    let (_, end) = ended(&pool, &["exit"]).await;
+    assert!(matches!(end, PassEnd::Failed { .. }), "{end:?}");
+    assert_eq!(pid(&pool).await, before);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_note_that_is_no_text_arrives_and_a_fraction_that_is_no_number_does_not() {
+    let env = Env::new();
+    let pool = rough(&env, "").await.unwrap();
+    let mut pass = run(&pool, &["note"]);
+    let mut events = Vec::new();
+    while let Some(event) = pass.next().await {
+        events.push(event);
+    }
+    let [PassEvent::Progress { item: 0, fraction, note }, PassEvent::Output { .. }, PassEvent::End(end)] =
+        &events[..]
+    else {
+        panic!("{events:?}")
+    };
+    assert_eq!((*fraction, note.as_str()), (1.0, "a?b"));
+    assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn an_output_that_the_disk_has_no_room_for_leaves_nothing_there() {
+    let env = Env::new();
+    let pool = rough(&env, "").await.unwrap();
+    let (_, end) = ended(&pool, &["full"]).await;
+    let PassEnd::Failed { kind: FailureKind::Model, detail, .. } = end else { panic!("{end:?}") };
+    assert!(detail.contains("File too large"), "{detail}");
+    let left: Vec<Value> = done(&pool, &["scratch"]).await;
+    assert_eq!(left, [json!([])]);
+    env.close(pool).await;
+}
+
+/// As on a full disk: the folder takes no file.
+#[tokio::test]
+async fn items_that_cannot_be_written_cost_the_process_and_no_job() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let seen = done(&pool, &["pid", "scratch"]).await;
+    std::fs::remove_dir_all(seen[1].as_str().unwrap()).unwrap();
+    // Small items need no file.
+    assert_eq!(json!(pid(&pool).await), seen[0]);
+    let large = || {
+        let items = vec![Item::Bytes { media_type: None, bytes: vec![1; 5 << 20] }];
+        pool.run(PassRequest { items, ..PassRequest::default() }).unwrap()
+    };
+    let (_, end) = large().finish().await;
+    let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
+    assert!(reason.contains("write the items to the scratch folder"), "{reason}");
+    // The next process has a folder of its own.
+    let (outputs, end) = large().finish().await;
+    assert!(matches!(end, PassEnd::Done { .. }) && outputs.len() == 1, "{end:?}");
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn what_load_does_is_said_or_does_no_harm() {
+    let env = Env::new();
+    let error = rough(&env, "exit").await.unwrap_err();
+    assert!(
+        matches!(&error, LoadError::Failed { detail, .. } if detail == "SystemExit: no such option: --models"),
+        "{error:?}"
+    );
+    let pool = rough(&env, "progress").await.unwrap();
+    pid(&pool).await;
+    env.close(pool).await;
+    let pool = rough(&env, "accepts").await.unwrap();
+    assert_eq!(serde_json::to_value(pool.accepts()).unwrap(), json!(["text"]));
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_handler_of_sigterm_ends_the_process_as_it_says() {
+    let env = Env::new();
+    let pool = rough(&env, "handler").await.unwrap();
+    let process = Pid::from_raw(pid(&pool).await).unwrap();
+    let pass = run(&pool, &["sleep"]);
+    until("it runs", || pool.status().slots[0].state.as_str() == "running").await;
+    kill_process(process, Signal::TERM).unwrap();
+    let (_, end) = pass.finish().await;
+    assert!(matches!(end, PassEnd::Crashed { death: Death::Exited(1), .. }), "{end:?}");
+    env.close(pool).await;
+}
