@@ -89,12 +89,15 @@ impl App {
         drain: watch::Receiver<Drain>,
     ) -> Self {
         let (results, adoption) = stores.results.unzip();
+        let limits = &config.limits;
+        // Without keys all requests are of one caller.
+        let body_share = if keys.required() { limits.bodies_bytes_per_key() } else { limits.bodies_bytes };
         Self(Arc::new(Shared {
             jobs: Jobs::new(config.results.bytes, config.results.keep),
             results,
             adoption,
             in_flight: Arc::new(Semaphore::new(config.limits.in_flight)),
-            bodies: BodyMemory::new(config.limits.bodies_bytes),
+            bodies: BodyMemory::new(limits.bodies_bytes, body_share),
             metrics: Metrics::default(),
             config,
             keys,

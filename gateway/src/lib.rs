@@ -21,6 +21,7 @@ pub mod outputs;
 pub mod problem;
 pub mod routes;
 pub mod server;
+pub mod shares;
 pub mod storage;
 pub mod trace;
 pub mod vocabulary;

@@ -103,6 +103,14 @@ pub struct Limits {
     pub queue: Duration,
 }
 
+impl Limits {
+    /// What the bodies of one key's requests may take of the memory for all: a quarter, so that it takes four to fill it. At least the
+    /// largest body.
+    pub fn bodies_bytes_per_key(&self) -> usize {
+        (self.bodies_bytes / 4).max(self.body_bytes)
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Results {
     pub bytes: usize,

@@ -91,7 +91,7 @@ async fn submit(
     // A caller's own id says already which job it is.
     let idempotency_key = if id.is_some() { None } else { idempotency_key(headers)? };
     let wait = wait_of(headers, app.config.limits.request);
-    let parsed = body::json::<JobRequest>(app, headers, body).await?;
+    let parsed = body::json::<JobRequest>(app, caller, headers, body).await?;
     let JobRequest { model, mut inputs, params, batch_hint, model_revision } = parsed.value;
     if inputs.is_empty() {
         return Err(Problem::invalid("`inputs` is an empty list").about("inputs"));

@@ -3,6 +3,7 @@
 mod dead_letters;
 mod events;
 mod files;
+mod form;
 mod health;
 mod jobs;
 mod one_job;
@@ -11,6 +12,7 @@ mod output_files;
 mod page;
 mod range;
 mod scores;
+mod shallow;
 mod sparse;
 mod tei;
 

@@ -9,13 +9,13 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
-use tokio::sync::OwnedSemaphorePermit;
 use vramq_producer::{Answer, Input, Params};
 
 use super::openai::idempotency_key;
 use super::{Authenticated, called_by, wait};
 use crate::app::{App, Permits};
 use crate::body::{self, Parsed};
+use crate::body_memory::BodyRoom;
 use crate::followed;
 use crate::job_task::{Submission, start};
 use crate::jobs::Entry;
@@ -83,7 +83,7 @@ impl Call {
         let Self { app, caller, model, route, trace, headers, body } = self;
         let permits = app.admit(&caller)?;
         let idempotency_key = idempotency_key(&headers)?;
-        let Parsed { value, digest, room } = body::json(&app, &headers, body).await?;
+        let Parsed { value, digest, room } = body::json(&app, &caller, &headers, body).await?;
         Ok((value, Admitted { app, caller, model, route, trace, digest, room, permits, idempotency_key }))
     }
 }
@@ -99,7 +99,7 @@ pub struct Admitted {
     route: String,
     trace: Trace,
     digest: [u8; 32],
-    room: OwnedSemaphorePermit,
+    room: BodyRoom,
     permits: Permits,
     idempotency_key: Option<String>,
 }

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use vramq_producer::{Answer, Input, Output, Params, Reason};
 
 use super::one_job::Call;
+use super::shallow::texts_or_ids;
 use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::broker::fleet::ModelView;
@@ -38,6 +39,7 @@ const TOKEN_BYTES: usize = 16;
 #[derive(Debug, Deserialize)]
 pub struct EmbeddingsRequest {
     model: String,
+    #[serde(deserialize_with = "texts_or_ids")]
     input: Value,
     encoding_format: Option<EncodingFormat>,
     dimensions: Option<usize>,

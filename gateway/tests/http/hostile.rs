@@ -44,7 +44,7 @@ fn idle_connections() -> usize {
 }
 
 /// Sends bytes, and reads what comes until the gateway closes the connection.
-fn raw(gateway: &Gateway, bytes: &[u8]) -> String {
+pub fn raw(gateway: &Gateway, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     // The gateway may close it before all is sent.
@@ -59,7 +59,7 @@ fn resident_kib(gateway: &Gateway) -> u64 {
 }
 
 /// A number that the system has about the gateway.
-fn status_of(gateway: &Gateway, field: &str) -> u64 {
+pub fn status_of(gateway: &Gateway, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.program.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with(field)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
