@@ -65,9 +65,15 @@ pub struct Stores {
     pub outputs: Option<OutputStore>,
 }
 
-/// A request in flight, of its caller and of all.
-#[derive(Debug)]
+/// A request in flight, of its caller and of all. It is until all clones are dropped: that of the response, which is sent, and that of the
+/// job, which may end later.
+#[derive(Clone, Debug)]
 pub struct Permits {
+    _held: Arc<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
     _all: OwnedSemaphorePermit,
     _of_caller: InFlight,
 }
@@ -149,7 +155,7 @@ impl App {
                 FULL_RETRY,
             )
         })?;
-        Ok(Permits { _all: all, _of_caller: of_caller })
+        Ok(Permits { _held: Arc::new(Held { _all: all, _of_caller: of_caller }) })
     }
 
     /// Whether a job of this model may be published now.

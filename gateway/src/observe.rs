@@ -3,15 +3,17 @@
 
 use std::time::Instant;
 
+use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use vramq_schemas::headers::TRACEPARENT;
 
-use crate::app::App;
+use crate::app::{App, Permits};
 use crate::metrics::{self, Route};
 use crate::problem::{JOB_ID, Problem, Shape};
+use crate::sent::Sent;
 use crate::trace::{REQUEST_ID, Trace};
 
 /// The caller's name: handlers put it into the response, for the log.
@@ -40,7 +42,10 @@ pub async fn observe(State(app): State<App>, mut request: Request, next: Next) -
     let status = response.status().as_u16();
     app.metrics.requests.get_or_create(&metrics::Request { route: route.clone(), status }).inc();
     app.metrics.seconds.get_or_create(&Route { route }).observe(start.elapsed().as_secs_f64());
-    response
+    match response.extensions_mut().remove::<Permits>() {
+        Some(permits) => response.map(|body| Body::new(Sent::new(body, permits))),
+        None => response,
+    }
 }
 
 /// A problem in the shape of its API, with what the layers within have put into its response: what a page of another origin needs to

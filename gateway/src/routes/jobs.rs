@@ -16,7 +16,7 @@ use vramq_producer::{Input, Params};
 
 use super::openai::{idempotency_key, name_job};
 use super::{Authenticated, called_by, output_files};
-use crate::app::App;
+use crate::app::{App, Permits};
 use crate::body;
 use crate::drain::Drain;
 use crate::files::FileStore;
@@ -88,6 +88,21 @@ async fn submit(
     body: Body,
 ) -> Result<Response, Problem> {
     let permits = app.admit(caller)?;
+    let mut response = admitted(app, caller, id, trace, headers, body, permits.clone()).await?;
+    // The request is in flight until its response is sent.
+    response.extensions_mut().insert(permits);
+    Ok(response)
+}
+
+async fn admitted(
+    app: &App,
+    caller: &Arc<Caller>,
+    id: Option<String>,
+    trace: Trace,
+    headers: &HeaderMap,
+    body: Body,
+    permits: Permits,
+) -> Result<Response, Problem> {
     // A caller's own id says already which job it is.
     let idempotency_key = if id.is_some() { None } else { idempotency_key(headers)? };
     let wait = wait_of(headers, app.config.limits.request);

@@ -1,4 +1,4 @@
-//! Requests that ask for far more memory than they have bytes: they cost their own caller.
+//! Requests that ask for far more memory than they have bytes, and clients that do not take their answers: they cost their own caller.
 
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -137,4 +137,35 @@ fn a_key_has_a_share_of_the_memory_for_bodies() {
             (send(gateway, &keys["a"], "POST", "/v1/jobs", Some(&job)).status == 200).then_some(())
         });
     }
+}
+
+/// Clients of [`answers_that_nobody_takes_end_their_connection`].
+const DEAF: usize = 20;
+
+/// Requests that each of them sends at once: for 20 MiB and more, which no buffer of the system holds.
+const REQUESTS: usize = 250;
+
+/// They ask and read nothing, also without a key.
+#[test]
+fn answers_that_nobody_takes_end_their_connection() {
+    let mut setup = Setup::new();
+    for _ in 0..2 {
+        setup.gateway(&[]);
+    }
+    let requests = "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(REQUESTS);
+    let address = |gateway: &Gateway| gateway.url.trim_start_matches("http://").to_owned();
+    let deaf: Vec<_> = setup
+        .gateways
+        .iter()
+        .flat_map(|gateway| (0..DEAF).map(move |_| address(gateway)))
+        .map(|address| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(requests.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    for gateway in &setup.gateways {
+        until("they are closed", || (gateway.metric("vramq_gateway_connections ", "") == 1.0).then_some(()));
+    }
+    drop(deaf);
 }
