@@ -1,5 +1,7 @@
 //! The API keys: SHA-256 digests in a file that is read again when it changes.
 
+mod looks;
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +12,10 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq as _};
 
-/// How often the file is looked at. A key that was taken out of it works no longer than this.
-const RELOAD_EVERY: Duration = Duration::from_secs(1);
+use looks::Looks;
+
+/// How often the file is looked at. A key that was taken out of it works no longer than two looks.
+const RELOAD_EVERY: Duration = Duration::from_millis(500);
 
 /// The longest file: 10,000 keys of 200 bytes.
 const FILE_BYTES_MAX: u64 = 2 * 1024 * 1024;
@@ -170,15 +174,15 @@ impl Keys {
     /// Reads the file again whenever it has changed. Ends only with the process.
     pub async fn watch(self: Arc<Self>) {
         let Some(path) = self.file.clone() else { return };
-        let mut last = read(&path).ok();
+        let mut looks = Looks::new(read(&path).ok());
         loop {
             tokio::time::sleep(RELOAD_EVERY).await;
             let text = match read(&path) {
-                Ok(text) if last.as_ref() != Some(&text) => text,
+                Ok(text) if looks.is_new(&text) => text,
                 Ok(_) => continue,
                 Err(error) => {
-                    // Once, not every second.
-                    if last.take().is_some() {
+                    // Once, not at every look.
+                    if looks.forget() {
                         tracing::error!(error, "read the file of keys; the keys stay as they were");
                     }
                     continue;
@@ -195,7 +199,6 @@ impl Keys {
                     "the file of keys has changed and is wrong; the keys stay as they were"
                 ),
             }
-            last = Some(text);
         }
     }
 }
