@@ -4,4 +4,5 @@ pub mod dead_letters;
 pub mod fleet;
 pub mod link;
 pub mod outlook;
+mod questions;
 pub mod withdrawals;
