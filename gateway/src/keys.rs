@@ -47,7 +47,8 @@ pub struct Caller {
 /// What a caller is using.
 #[derive(Debug, Default)]
 pub struct Usage {
-    pub in_flight: AtomicUsize,
+    in_flight: Arc<AtomicUsize>,
+    readers: Arc<AtomicUsize>,
     bucket: Mutex<Option<Bucket>>,
 }
 
@@ -281,20 +282,31 @@ fn unhex(text: &str) -> Option<[u8; 32]> {
 
 impl Usage {
     /// Counts a request in flight, if fewer than `most` are.
-    pub fn enter(self: &Arc<Self>, most: usize) -> Option<InFlight> {
-        let entered =
-            self.in_flight.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < most).then_some(n + 1));
-        entered.ok().map(|_| InFlight(Arc::clone(self)))
+    pub fn enter(&self, most: usize) -> Option<InFlight> {
+        InFlight::counted(&self.in_flight, most)
+    }
+
+    /// The same for a request that reads results, which is counted by itself.
+    pub fn read(&self, most: usize) -> Option<InFlight> {
+        InFlight::counted(&self.readers, most)
     }
 }
 
 /// One request in flight, until it is dropped.
 #[derive(Debug)]
-pub struct InFlight(Arc<Usage>);
+pub struct InFlight(Arc<AtomicUsize>);
+
+impl InFlight {
+    fn counted(count: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
+        let entered =
+            count.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < most).then_some(n + 1));
+        entered.ok().map(|_| Self(Arc::clone(count)))
+    }
+}
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -339,7 +351,7 @@ mod tests {
         let first = parse(&entry, &KeyRing::default()).unwrap();
         let held = first.0[0].1.usage.enter(1).unwrap();
         let second = parse(&new_key("a").1, &first).unwrap();
-        assert!(second.0[0].1.usage.enter(1).is_none());
+        assert!(second.0[0].1.usage.enter(1).is_none() && second.0[0].1.usage.read(1).is_some());
         drop(held);
         assert!(second.0[0].1.usage.enter(1).is_some());
     }

@@ -10,10 +10,10 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use vramq_schemas::headers::TRACEPARENT;
 
-use crate::app::{App, Permits};
+use crate::app::App;
 use crate::metrics::{self, Route};
 use crate::problem::{JOB_ID, Problem, Shape};
-use crate::sent::Sent;
+use crate::sent::{Sent, UntilSent};
 use crate::trace::{REQUEST_ID, Trace};
 
 /// The caller's name: handlers put it into the response, for the log.
@@ -42,8 +42,8 @@ pub async fn observe(State(app): State<App>, mut request: Request, next: Next) -
     let status = response.status().as_u16();
     app.metrics.requests.get_or_create(&metrics::Request { route: route.clone(), status }).inc();
     app.metrics.seconds.get_or_create(&Route { route }).observe(start.elapsed().as_secs_f64());
-    match response.extensions_mut().remove::<Permits>() {
-        Some(permits) => response.map(|body| Body::new(Sent::new(body, permits))),
+    match response.extensions_mut().remove::<UntilSent>() {
+        Some(held) => response.map(|body| Body::new(Sent::new(body, held))),
         None => response,
     }
 }

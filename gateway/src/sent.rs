@@ -1,6 +1,8 @@
 //! The body of a response on its way to a client. It holds something until it is sent.
 
+use std::any::Any;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use axum::body::{Body, HttpBody};
@@ -11,22 +13,34 @@ use hyper::body::{Frame, SizeHint};
 /// a body in one piece would be done for it at once, and wait in its buffer.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// A body that holds a value until the connection has taken its last piece.
+/// What a response holds until it is sent, such as the permits of its request. Handlers put it into the response's extensions.
+#[derive(Clone, Debug)]
+pub struct UntilSent {
+    _held: Arc<dyn Any + Send + Sync>,
+}
+
+impl UntilSent {
+    pub fn new(held: impl Any + Send + Sync) -> Self {
+        Self { _held: Arc::new(held) }
+    }
+}
+
+/// A body that holds something until the connection has taken its last piece.
 #[derive(Debug)]
-pub struct Sent<H> {
+pub struct Sent {
     body: Body,
     /// What is left of a piece of the body.
     rest: Bytes,
-    _held: H,
+    _held: UntilSent,
 }
 
-impl<H> Sent<H> {
-    pub fn new(body: Body, held: H) -> Self {
+impl Sent {
+    pub fn new(body: Body, held: UntilSent) -> Self {
         Self { body, rest: Bytes::new(), _held: held }
     }
 }
 
-impl<H: Unpin> HttpBody for Sent<H> {
+impl HttpBody for Sent {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -63,8 +77,6 @@ impl<H: Unpin> HttpBody for Sent<H> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use http_body_util::BodyExt as _;
 
     use super::*;
@@ -72,7 +84,7 @@ mod tests {
     #[tokio::test]
     async fn a_body_is_sent_in_pieces_and_holds_its_value_until_the_last() {
         let (whole, held) = (vec![7; 2 * PIECE_BYTES + 1], Arc::new(()));
-        let mut sent = Sent::new(Body::from(whole.clone()), Arc::clone(&held));
+        let mut sent = Sent::new(Body::from(whole.clone()), UntilSent::new(Arc::clone(&held)));
         let mut pieces = Vec::new();
         for left in [2 * PIECE_BYTES + 1, PIECE_BYTES + 1, 1] {
             assert_eq!((sent.size_hint().exact(), sent.is_end_stream()), (Some(left as u64), false));
@@ -89,9 +101,9 @@ mod tests {
     async fn what_fails_and_what_is_empty_stays_so() {
         let broken =
             futures_util::stream::iter([Ok(Bytes::from_static(b"a")), Err(std::io::Error::other("b"))]);
-        let mut sent = Sent::new(Body::from_stream(broken), ());
+        let mut sent = Sent::new(Body::from_stream(broken), UntilSent::new(()));
         assert_eq!(sent.frame().await.unwrap().unwrap().into_data().unwrap(), "a");
         assert!(sent.frame().await.unwrap().is_err());
-        assert!(Sent::new(Body::empty(), ()).is_end_stream());
+        assert!(Sent::new(Body::empty(), UntilSent::new(())).is_end_stream());
     }
 }

@@ -10,6 +10,7 @@ mod one_job;
 mod openai;
 mod output_files;
 mod page;
+mod prefer;
 mod range;
 mod scores;
 mod shallow;

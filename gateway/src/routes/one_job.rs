@@ -24,6 +24,7 @@ use crate::jobs::view::answer_of;
 use crate::keys::Caller;
 use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
+use crate::sent::UntilSent;
 use crate::trace::Trace;
 
 /// A request that is to become one job: who calls, and what came.
@@ -78,7 +79,7 @@ impl Call {
         let mut response = called_by(&caller, answer(self).await);
         if let Some(permits) = admitted.get() {
             // The request is in flight until its response is sent.
-            response.extensions_mut().insert(permits.clone());
+            response.extensions_mut().insert(UntilSent::new(permits.clone()));
         }
         response
     }

@@ -139,6 +139,42 @@ fn a_key_has_a_share_of_the_memory_for_bodies() {
     }
 }
 
+/// A result is in memory until it is sent, and counts until then.
+#[test]
+fn a_key_reads_so_many_results_at_a_time() {
+    let mut setup = Setup::new();
+    let (path, keys) = key_file(setup.folder.path(), &[("a", "in_flight_max = 1"), ("b", "")]);
+    setup.worker(&[ECHO], &[]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", &format!("http.keys={}", path.display())]);
+    }
+    until_served(&setup, &keys["a"], ECHO);
+    // More than the system's buffers hold.
+    let large = json!({"model": ECHO, "inputs": ["x".repeat(12 * MIB)]});
+    let small = json!({"model": ECHO, "inputs": ["x"]});
+    for gateway in &setup.gateways {
+        let done = send(gateway, &keys["a"], "PUT", "/v1/jobs/large", Some(&large));
+        assert_eq!(done.json()["state"], "done");
+        let mut deaf = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
+        let head =
+            format!("GET /v1/jobs/large HTTP/1.1\r\nHost: localhost\r\nAuthorization: {}\r\n\r\n", keys["a"]);
+        deaf.write_all(head.as_bytes()).unwrap();
+        let refused = until("the result is on its way", || {
+            let answer = send(gateway, &keys["a"], "GET", "/v1/jobs/none", None);
+            (answer.status == 429).then_some(answer)
+        });
+        assert_eq!(refused.json()["error"]["code"], "too_many_in_flight", "{refused:?}");
+        // Others read theirs, and jobs are counted by themselves.
+        assert_eq!(send(gateway, &keys["b"], "GET", "/v1/jobs/none", None).status, 404);
+        let job = send(gateway, &keys["a"], "POST", "/v1/jobs", Some(&small));
+        assert_eq!(job.json()["state"], "done", "{job:?}");
+        drop(deaf);
+        until("its place is free", || {
+            (send(gateway, &keys["a"], "GET", "/v1/jobs/none", None).status == 404).then_some(())
+        });
+    }
+}
+
 /// Clients of [`answers_that_nobody_takes_end_their_connection`].
 const DEAF: usize = 20;
 
