@@ -216,12 +216,7 @@ pub async fn read(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> Response {
-    let answer = read_by(&app, &caller, async {
-        match find(&app, &caller, &id).await? {
-            Known::Here(entry) => view(&entry).await,
-            Known::Stored(written) => Ok(written),
-        }
-    });
+    let answer = read_by(&app, &caller, async { written_of(find(&app, &caller, &id).await?).await });
     called_by(&caller, answer.await)
 }
 
@@ -231,17 +226,14 @@ pub async fn delete(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> Response {
-    let answer = read_by(&app, &caller, async {
-        match find(&app, &caller, &id).await? {
-            Known::Here(entry) => {
-                entry.withdraw();
-                // The job's task does it at once.
-                entry.ended().await;
-                view(&entry).await
-            }
-            Known::Stored(written) => Ok(written),
-        }
-    });
+    // Also if its caller reads as many results as it may.
+    let known = find(&app, &caller, &id).await;
+    if let Ok(Known::Here(entry)) = &known {
+        entry.withdraw();
+        // The job's task does it at once.
+        entry.ended().await;
+    }
+    let answer = read_by(&app, &caller, async { written_of(known?).await });
     called_by(&caller, answer.await)
 }
 
@@ -264,6 +256,13 @@ pub enum Known {
     Here(Arc<Entry>),
     /// Ended, as it is stored.
     Stored(Bytes),
+}
+
+async fn written_of(known: Known) -> Result<Bytes, Problem> {
+    match known {
+        Known::Here(entry) => view(&entry).await,
+        Known::Stored(written) => Ok(written),
+    }
 }
 
 /// The caller's job, in memory, in the store of results, or with another gateway.
