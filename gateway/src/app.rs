@@ -44,6 +44,7 @@ pub struct Shared {
     pub operator: Option<Arc<Operator>>,
     pub metrics: Metrics,
     in_flight: Arc<Semaphore>,
+    readers: Arc<Semaphore>,
     pub bodies: BodyMemory,
     pub drain: watch::Receiver<Drain>,
 }
@@ -65,11 +66,27 @@ pub struct Stores {
     pub outputs: Option<OutputStore>,
 }
 
-/// A request in flight, of its caller and of all.
-#[derive(Debug)]
+/// A request in flight, of its caller and of all. It is until all clones are dropped: that of the response, which is sent, and that of the
+/// job, which may end later.
+#[derive(Clone, Debug)]
 pub struct Permits {
+    _held: Arc<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
     _all: OwnedSemaphorePermit,
     _of_caller: InFlight,
+}
+
+impl Permits {
+    fn new(all: &Arc<Semaphore>, of_caller: InFlight) -> Result<Self, Problem> {
+        let all = Arc::clone(all).try_acquire_owned().map_err(|_| {
+            let message = "this gateway has as many requests in flight as it may have";
+            too_many("overloaded", message.to_owned(), FULL_RETRY)
+        })?;
+        Ok(Self { _held: Arc::new(Held { _all: all, _of_caller: of_caller }) })
+    }
 }
 
 /// When to try again while others fill the gateway: requests take a fraction of a second.
@@ -89,12 +106,16 @@ impl App {
         drain: watch::Receiver<Drain>,
     ) -> Self {
         let (results, adoption) = stores.results.unzip();
+        let limits = &config.limits;
+        // Without keys all requests are of one caller.
+        let body_share = if keys.required() { limits.bodies_bytes_per_key() } else { limits.bodies_bytes };
         Self(Arc::new(Shared {
             jobs: Jobs::new(config.results.bytes, config.results.keep),
             results,
             adoption,
-            in_flight: Arc::new(Semaphore::new(config.limits.in_flight)),
-            bodies: BodyMemory::new(config.limits.bodies_bytes),
+            in_flight: Arc::new(Semaphore::new(limits.in_flight)),
+            readers: Arc::new(Semaphore::new(limits.in_flight)),
+            bodies: BodyMemory::new(limits.bodies_bytes, body_share),
             metrics: Metrics::default(),
             config,
             keys,
@@ -120,8 +141,6 @@ impl App {
                 FULL_RETRY,
             ));
         }
-        let too_many =
-            |code, message: String, after| Problem::busy(StatusCode::TOO_MANY_REQUESTS, code, message, after);
         if let Some(per_minute) = caller.requests_per_minute {
             caller.usage.take_request(per_minute, Instant::now()).map_err(|after| {
                 too_many(
@@ -131,7 +150,7 @@ impl App {
                 )
             })?;
         }
-        let most = caller.in_flight.unwrap_or(self.config.limits.in_flight_per_key);
+        let most = self.in_flight_max(caller);
         let of_caller = caller.usage.enter(most).ok_or_else(|| {
             too_many(
                 "too_many_in_flight",
@@ -139,14 +158,25 @@ impl App {
                 FULL_RETRY,
             )
         })?;
-        let all = Arc::clone(&self.in_flight).try_acquire_owned().map_err(|_| {
-            too_many(
-                "overloaded",
-                "this gateway has as many requests in flight as it may have".to_owned(),
-                FULL_RETRY,
-            )
+        Permits::new(&self.in_flight, of_caller)
+    }
+
+    /// Admits a request for the results of a job, which are in memory until they are sent. It is none of those in flight: jobs may fill
+    /// these, and their caller asks for the results. There may be as many.
+    ///
+    /// # Errors
+    /// The gateway is full, or the caller has its share.
+    pub fn admit_reader(&self, caller: &Caller) -> Result<Permits, Problem> {
+        let most = self.in_flight_max(caller);
+        let of_caller = caller.usage.read(most).ok_or_else(|| {
+            let message = format!("`{}` may read {most} results at a time", caller.name);
+            too_many("too_many_in_flight", message, FULL_RETRY)
         })?;
-        Ok(Permits { _all: all, _of_caller: of_caller })
+        Permits::new(&self.readers, of_caller)
+    }
+
+    fn in_flight_max(&self, caller: &Caller) -> usize {
+        caller.in_flight.unwrap_or(self.config.limits.in_flight_per_key)
     }
 
     /// Whether a job of this model may be published now.
@@ -210,4 +240,8 @@ impl App {
         let rate = self.link.fleet().jobs_per_s(model, now);
         Some(Outlook { depth: ready, wait: outlook::wait(ready, rate) })
     }
+}
+
+fn too_many(code: &'static str, message: String, after: Duration) -> Problem {
+    Problem::busy(StatusCode::TOO_MANY_REQUESTS, code, message, after)
 }

@@ -8,11 +8,11 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use crate::app::App;
-use crate::body_memory::BodyMemory;
+use crate::body_memory::{BodyMemory, BodyRoom};
+use crate::keys::Caller;
 use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
 
@@ -32,7 +32,7 @@ pub struct Parsed<T> {
     /// Of the bytes as they came.
     pub digest: [u8; 32],
     /// Its share of the memory for bodies.
-    pub room: OwnedSemaphorePermit,
+    pub room: BodyRoom,
 }
 
 /// Reads a JSON body.
@@ -41,6 +41,7 @@ pub struct Parsed<T> {
 /// It is not JSON, is too large, too slow, or has another shape; or there is no room for it.
 pub async fn json<T: DeserializeOwned + Send + 'static>(
     app: &App,
+    caller: &Caller,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Parsed<T>, Problem> {
@@ -51,7 +52,7 @@ pub async fn json<T: DeserializeOwned + Send + 'static>(
         return Err(too_large(most));
     }
     let bytes = length.unwrap_or(0);
-    let mut room = Room { memory: &app.bodies, permit: app.bodies.room(bytes)?, bytes };
+    let mut room = Room { memory: &app.bodies, held: app.bodies.room(&caller.name, bytes)?, bytes };
     let reading = timeout(BODY_MAX, read(Limited::new(body, most), most, &mut room)).await;
     let bytes = reading.map_err(|_| {
         Problem::new(StatusCode::REQUEST_TIMEOUT, "slow_body", "the body did not come in time")
@@ -61,13 +62,13 @@ pub async fn json<T: DeserializeOwned + Send + 'static>(
     room.grow_to(bytes.len().max(values.saturating_mul(VALUE_BYTES)))?;
     let (value, digest) =
         off_runtime(bytes.len(), move || (parse(&bytes), Sha256::digest(&bytes).into())).await;
-    Ok(Parsed { value: value?, digest, room: room.permit })
+    Ok(Parsed { value: value?, digest, room: room.held })
 }
 
 /// What a body has of the memory for bodies.
 struct Room<'a> {
     memory: &'a BodyMemory,
-    permit: OwnedSemaphorePermit,
+    held: BodyRoom,
     bytes: usize,
 }
 
@@ -75,7 +76,7 @@ impl Room<'_> {
     /// # Errors
     /// Other bodies have the memory, or all of it is too little.
     fn grow_to(&mut self, bytes: usize) -> Result<(), Problem> {
-        self.memory.grow(&mut self.permit, bytes)?;
+        self.memory.grow(&mut self.held, bytes)?;
         self.bytes = self.bytes.max(bytes);
         Ok(())
     }

@@ -1,9 +1,10 @@
 //! Uploaded files: streamed to a store, owned by their caller, removed after a time.
 
 mod upload;
+mod used;
 
+use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use axum::http::StatusCode;
@@ -16,9 +17,10 @@ use uuid::Uuid;
 
 use crate::config::Files;
 use crate::keys::is_name;
-use crate::problem::Problem;
+use crate::problem::{Problem, Retry};
 use crate::storage::{Place, Storage};
 use upload::Upload;
+use used::{Full, Reserved, Used};
 
 /// The longest name of a file that is kept, in bytes.
 const NAME_BYTES_MAX: usize = 255;
@@ -53,10 +55,8 @@ pub struct FileView {
 pub struct FileStore {
     storage: Storage,
     settings: Files,
-    /// Bytes of all files that are there. Counted at each sweep; between them this gateway's own are added.
-    stored: AtomicU64,
-    /// Bytes of those that are coming.
-    coming: AtomicU64,
+    /// Counted at each sweep; between them this gateway's own are added.
+    used: Used,
 }
 
 impl FileStore {
@@ -68,7 +68,8 @@ impl FileStore {
     pub async fn open(settings: Files) -> Result<Self, String> {
         let place = settings.place.clone();
         let storage = Storage::open(&place).map_err(|error| format!("files: {error}"))?;
-        let this = Self { storage, settings, stored: AtomicU64::new(0), coming: AtomicU64::new(0) };
+        let used = Used::new(settings.total_bytes, settings.owner_bytes);
+        let this = Self { storage, settings, used };
         if let Place::Folder(_) = place {
             this.sweep().await.map_err(|error| format!("files: {place}: {error}"))?;
         }
@@ -99,7 +100,7 @@ impl FileStore {
         let id = format!("file-{}", Uuid::new_v4().simple());
         let upload = Upload::begin(&self.storage.objects, content_path(owner, &id)).await;
         let mut upload = upload.map_err(|e| broken("store the file", &e))?;
-        let mut reserved = Reserved { store: self, bytes: 0 };
+        let mut reserved = self.used.reserved(owner);
         self.stream(&mut upload, &mut reserved, pieces).await?;
         let created_at = seconds_of(SystemTime::now());
         let view = FileView {
@@ -140,11 +141,7 @@ impl FileStore {
                 let message = format!("the file has more than {} bytes", self.settings.file_bytes);
                 return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message));
             }
-            if !reserved.grow(piece.len() as u64) {
-                let message = "the store of uploads is full";
-                return Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, "store_full", message)
-                    .with_retry(crate::problem::Retry::No));
-            }
+            reserved.grow(piece.len() as u64).map_err(full)?;
             upload.put(piece).await.map_err(|e| broken("store the file", &e))?;
         }
     }
@@ -199,51 +196,26 @@ impl FileStore {
     /// The listing ended early. What it had listed so far was handled.
     pub async fn sweep(&self) -> object_store::Result<()> {
         let now = seconds_of(SystemTime::now());
+        let mut stored = HashMap::<String, u64>::new();
         let is_old = |meta: &ObjectMeta| {
             let stored_at = u64::try_from(meta.last_modified.timestamp()).unwrap_or(0);
-            now.saturating_sub(stored_at) > self.settings.keep.as_secs()
+            let is_old = now.saturating_sub(stored_at) > self.settings.keep.as_secs();
+            // One of ours is in the folder of its owner.
+            if !is_old && let Some((owner, _)) = meta.location.as_ref().split_once('/') {
+                *stored.entry(owner.to_owned()).or_default() += meta.size;
+            }
+            is_old
         };
-        let stored = self.storage.sweep(is_ours, is_old).await?;
-        self.stored.store(stored, Ordering::Release);
+        self.storage.sweep(is_ours, is_old).await?;
+        self.used.counted(stored);
         Ok(())
     }
 
     async fn remove(&self, owner: &str, view: &FileView) -> object_store::Result<()> {
         self.storage.objects.delete(&description_path(owner, &view.id)).await?;
         self.storage.objects.delete(&content_path(owner, &view.id)).await?;
-        let less = |stored: u64| Some(stored.saturating_sub(view.bytes));
-        let _ = self.stored.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+        self.used.removed(owner, view.bytes);
         Ok(())
-    }
-}
-
-/// Bytes that an upload will take of the store; given back unless it is finished.
-struct Reserved<'a> {
-    store: &'a FileStore,
-    bytes: u64,
-}
-
-impl Reserved<'_> {
-    fn grow(&mut self, bytes: u64) -> bool {
-        let FileStore { stored, coming, settings, .. } = self.store;
-        let stored = stored.load(Ordering::Acquire);
-        let grown = coming.fetch_update(Ordering::AcqRel, Ordering::Acquire, |coming| {
-            let sum = coming.checked_add(bytes)?;
-            (stored.saturating_add(sum) <= settings.total_bytes).then_some(sum)
-        });
-        self.bytes += if grown.is_ok() { bytes } else { 0 };
-        grown.is_ok()
-    }
-
-    /// The upload is complete.
-    fn keep(self) {
-        self.store.stored.fetch_add(self.bytes, Ordering::AcqRel);
-    }
-}
-
-impl Drop for Reserved<'_> {
-    fn drop(&mut self) {
-        self.store.coming.fetch_sub(self.bytes, Ordering::AcqRel);
     }
 }
 
@@ -282,6 +254,16 @@ fn missing(id: &str, error: &object_store::Error) -> Problem {
     }
 }
 
+fn full(of: Full) -> Problem {
+    let message = match of {
+        Full::All => "the store of uploads is full",
+        Full::Owner => {
+            "this key's uploads have all the bytes that they may have (files.mib_max_per_key): remove some"
+        }
+    };
+    Problem::new(StatusCode::INSUFFICIENT_STORAGE, "store_full", message).with_retry(Retry::No)
+}
+
 fn broken(what: &'static str, error: &dyn std::fmt::Display) -> Problem {
     tracing::error!(%error, "{what}");
     Problem::new(StatusCode::BAD_GATEWAY, "store", "the store of uploads fails")
@@ -301,6 +283,7 @@ mod tests {
             place: Place::Folder(folder.to_owned()),
             file_bytes: 10,
             total_bytes: 16,
+            owner_bytes: 12,
             keep: Duration::from_secs(60),
         };
         FileStore::open(settings).await.unwrap()
@@ -313,7 +296,8 @@ mod tests {
 
     /// Bytes that are there, and that are coming.
     fn counted(store: &FileStore) -> (u64, u64) {
-        (store.stored.load(Ordering::Relaxed), store.coming.load(Ordering::Relaxed))
+        let sum = store.used.sum();
+        (sum.stored, sum.coming)
     }
 
     #[tokio::test]
@@ -370,6 +354,13 @@ mod tests {
         assert_eq!(store.put("a", "x", "", broken).await.unwrap_err().status, 400);
         assert_eq!(counted(&store), (0, 0));
         store.put("a", "x", "", pieces(&["0123456789"])).await.unwrap();
-        assert_eq!(store.put("a", "x", "", pieces(&["0123456789"])).await.unwrap_err().status, 507);
+        for owner in ["a", "b"] {
+            assert_eq!(store.put(owner, "x", "", pieces(&["0123456789"])).await.unwrap_err().status, 507);
+        }
+        assert_eq!(counted(&store), (10, 0));
+        // What others stored counts from the next sweep on; a description counts, too.
+        let other = self::store(folder.path()).await;
+        assert_eq!(counted(&other).1, 0);
+        assert!(counted(&other).0 > 10);
     }
 }

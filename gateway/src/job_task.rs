@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use uuid::Uuid;
 use vramq_producer::{Client, Input, Job, Params, Pending, Progress, SubmitOptions};
@@ -17,6 +16,7 @@ use vramq_schemas::output_name::tenant_of;
 use vramq_schemas::withdrawal::{self, Digest, Withdrawal};
 
 use crate::app::{App, Permits};
+use crate::body_memory::BodyRoom;
 use crate::config::Broker;
 use crate::jobs::earlier::{keyed_id, own_message_id};
 use crate::jobs::entry::{Entry, PROGRESS, State};
@@ -57,7 +57,7 @@ pub struct Submission {
     pub trace: Trace,
     pub permits: Permits,
     /// The share of bodies in memory that the request's takes.
-    pub body: OwnedSemaphorePermit,
+    pub body: BodyRoom,
 }
 
 /// Starts a job, or finds the one that the same request has started before.
@@ -174,7 +174,7 @@ impl Task {
     }
 
     /// From the publish to the last reply.
-    async fn live(&self, job: Job, options: SubmitOptions, body: OwnedSemaphorePermit) -> End {
+    async fn live(&self, job: Job, options: SubmitOptions, body: BodyRoom) -> End {
         let model = job.model.clone();
         let client = self.recorded().map_or(&self.app.client, |(_, adoption)| &adoption.client);
         let pending = match client.submit(job, options).await {

@@ -1,5 +1,7 @@
 //! The API keys: SHA-256 digests in a file that is read again when it changes.
 
+mod looks;
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +12,10 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq as _};
 
-/// How often the file is looked at. A key that was taken out of it works no longer than this.
-const RELOAD_EVERY: Duration = Duration::from_secs(1);
+use looks::Looks;
+
+/// How often the file is looked at. A key that was taken out of it works no longer than two looks.
+const RELOAD_EVERY: Duration = Duration::from_millis(500);
 
 /// The longest file: 10,000 keys of 200 bytes.
 const FILE_BYTES_MAX: u64 = 2 * 1024 * 1024;
@@ -43,7 +47,8 @@ pub struct Caller {
 /// What a caller is using.
 #[derive(Debug, Default)]
 pub struct Usage {
-    pub in_flight: AtomicUsize,
+    in_flight: Arc<AtomicUsize>,
+    readers: Arc<AtomicUsize>,
     bucket: Mutex<Option<Bucket>>,
 }
 
@@ -170,15 +175,15 @@ impl Keys {
     /// Reads the file again whenever it has changed. Ends only with the process.
     pub async fn watch(self: Arc<Self>) {
         let Some(path) = self.file.clone() else { return };
-        let mut last = read(&path).ok();
+        let mut looks = Looks::new(read(&path).ok());
         loop {
             tokio::time::sleep(RELOAD_EVERY).await;
             let text = match read(&path) {
-                Ok(text) if last.as_ref() != Some(&text) => text,
+                Ok(text) if looks.is_new(&text) => text,
                 Ok(_) => continue,
                 Err(error) => {
-                    // Once, not every second.
-                    if last.take().is_some() {
+                    // Once, not at every look.
+                    if looks.forget() {
                         tracing::error!(
                             error,
                             "cannot read the file of API keys: the gateway keeps the API keys that it has"
@@ -198,7 +203,6 @@ impl Keys {
                     "the changed file of API keys has faults: the gateway keeps the API keys that it has"
                 ),
             }
-            last = Some(text);
         }
     }
 }
@@ -281,20 +285,31 @@ fn unhex(text: &str) -> Option<[u8; 32]> {
 
 impl Usage {
     /// Counts a request in flight, if fewer than `most` are.
-    pub fn enter(self: &Arc<Self>, most: usize) -> Option<InFlight> {
-        let entered =
-            self.in_flight.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < most).then_some(n + 1));
-        entered.ok().map(|_| InFlight(Arc::clone(self)))
+    pub fn enter(&self, most: usize) -> Option<InFlight> {
+        InFlight::counted(&self.in_flight, most)
+    }
+
+    /// The same for a request that reads results, which is counted by itself.
+    pub fn read(&self, most: usize) -> Option<InFlight> {
+        InFlight::counted(&self.readers, most)
     }
 }
 
 /// One request in flight, until it is dropped.
 #[derive(Debug)]
-pub struct InFlight(Arc<Usage>);
+pub struct InFlight(Arc<AtomicUsize>);
+
+impl InFlight {
+    fn counted(count: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
+        let entered =
+            count.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < most).then_some(n + 1));
+        entered.ok().map(|_| Self(Arc::clone(count)))
+    }
+}
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -339,7 +354,7 @@ mod tests {
         let first = parse(&entry, &KeyRing::default()).unwrap();
         let held = first.0[0].1.usage.enter(1).unwrap();
         let second = parse(&new_key("a").1, &first).unwrap();
-        assert!(second.0[0].1.usage.enter(1).is_none());
+        assert!(second.0[0].1.usage.enter(1).is_none() && second.0[0].1.usage.read(1).is_some());
         drop(held);
         assert!(second.0[0].1.usage.enter(1).is_some());
     }

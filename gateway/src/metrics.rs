@@ -85,12 +85,12 @@ impl Default for Metrics {
         };
         registry.register(
             "requests",
-            "Requests that were answered, by route and status",
+            "Requests, by route and status; 499: the client hung up before the answer",
             metrics.requests.clone(),
         );
         registry.register(
             "request_seconds",
-            "Time from the head of a request to the head of its response",
+            "Time from the head of a request to the head of its response, or until the client hung up",
             metrics.seconds.clone(),
         );
         registry.register("jobs_ended", "Jobs that ended, by outcome", metrics.ended.clone());

@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
@@ -12,7 +13,11 @@ use vramq_schemas::headers::TRACEPARENT;
 use crate::app::App;
 use crate::metrics::{self, Route};
 use crate::problem::{JOB_ID, Problem, Shape};
+use crate::sent::{Sent, UntilSent};
 use crate::trace::{REQUEST_ID, Trace};
+
+/// The status of a request whose client hung up, in the log and in metrics. Nobody gets it; nginx has the same.
+const HUNG_UP: u16 = 499;
 
 /// The caller's name: handlers put it into the response, for the log.
 #[derive(Clone, Debug)]
@@ -20,27 +25,80 @@ pub struct CallerName(pub String);
 
 /// The outermost layer.
 pub async fn observe(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    let start = Instant::now();
-    let trace = Trace::of(request.headers());
-    let method = request.method().clone();
-    let path = request.uri().path().to_owned();
-    let route = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
-    request.extensions_mut().insert(trace.clone());
+    let seen = Seen::new(&app, &request);
+    request.extensions_mut().insert(seen.trace.clone());
     let mut response = match host_problem(&app, request.headers()) {
         Some(problem) => problem.into_response(),
         None => next.run(request).await,
     };
     if let Some(problem) =
-        response.extensions_mut().remove::<Problem>().or_else(|| unshaped(&response, &route))
+        response.extensions_mut().remove::<Problem>().or_else(|| unshaped(&response, &seen.route))
     {
-        response = shaped(&problem, Shape::of(&path), response);
+        response = shaped(&problem, Shape::of(&seen.path), response);
     }
-    add_headers(response.headers_mut(), &trace);
-    log(&method, &path, &response, &trace, start);
-    let status = response.status().as_u16();
-    app.metrics.requests.get_or_create(&metrics::Request { route: route.clone(), status }).inc();
-    app.metrics.seconds.get_or_create(&Route { route }).observe(start.elapsed().as_secs_f64());
-    response
+    add_headers(response.headers_mut(), &seen.trace);
+    seen.answered(&response);
+    match response.extensions_mut().remove::<UntilSent>() {
+        Some(held) => response.map(|body| Body::new(Sent::new(body, held))),
+        None => response,
+    }
+}
+
+/// A request, which is logged and counted when it is answered, or when its client hangs up before.
+struct Seen {
+    app: App,
+    start: Instant,
+    method: Method,
+    path: String,
+    route: String,
+    trace: Trace,
+    is_answered: bool,
+}
+
+impl Seen {
+    fn new(app: &App, request: &Request) -> Self {
+        let route = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str);
+        Self {
+            app: app.clone(),
+            start: Instant::now(),
+            method: request.method().clone(),
+            path: request.uri().path().to_owned(),
+            route: route.to_owned(),
+            trace: Trace::of(request.headers()),
+            is_answered: false,
+        }
+    }
+
+    fn answered(mut self, response: &Response) {
+        self.is_answered = true;
+        let job = response.headers().get(JOB_ID).and_then(|job| job.to_str().ok()).unwrap_or_default();
+        let caller = response.extensions().get::<CallerName>().map_or("", |caller| caller.0.as_str());
+        self.note(response.status().as_u16(), caller, job);
+    }
+
+    fn note(&self, status: u16, caller: &str, job: &str) {
+        let Self { app, start, method, path, route, trace, .. } = self;
+        let elapsed = start.elapsed();
+        let ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+        let path = &path[..path.floor_char_boundary(256)];
+        let (request_id, traceparent) = (&trace.request_id, &trace.traceparent);
+        // Probes come every few seconds.
+        if matches!(path, "/livez" | "/readyz" | "/health" | "/metrics") && status == 200 {
+            tracing::debug!(%method, path, status, ms, request_id, "request");
+        } else {
+            tracing::info!(%method, path, status, ms, caller, job, request_id, traceparent, "request");
+        }
+        app.metrics.requests.get_or_create(&metrics::Request { route: route.clone(), status }).inc();
+        app.metrics.seconds.get_or_create(&Route { route: route.clone() }).observe(elapsed.as_secs_f64());
+    }
+}
+
+impl Drop for Seen {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.note(HUNG_UP, "", "");
+        }
+    }
 }
 
 /// A problem in the shape of its API, with what the layers within have put into its response: what a page of another origin needs to
@@ -119,21 +177,6 @@ fn add_headers(headers: &mut HeaderMap, trace: &Trace) {
     }
     headers.entry(header::X_CONTENT_TYPE_OPTIONS).or_insert(HeaderValue::from_static("nosniff"));
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
-}
-
-fn log(method: &Method, path: &str, response: &Response, trace: &Trace, start: Instant) {
-    let job = response.headers().get(JOB_ID).and_then(|job| job.to_str().ok()).unwrap_or_default();
-    let caller = response.extensions().get::<CallerName>().map_or("", |caller| caller.0.as_str());
-    let ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let status = response.status().as_u16();
-    let path = &path[..path.floor_char_boundary(256)];
-    let (request_id, traceparent) = (&trace.request_id, &trace.traceparent);
-    // Probes come every few seconds.
-    if matches!(path, "/livez" | "/readyz" | "/health" | "/metrics") && status == 200 {
-        tracing::debug!(%method, path, status, ms, request_id, "request");
-    } else {
-        tracing::info!(%method, path, status, ms, caller, job, request_id, traceparent, "request");
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Accepts connections: limits their number and the time that the head of a request may take, and closes them all when the
-//! gateway drains.
+//! Accepts connections: limits their number, the time that the head of a request may take, and the time for which a client may take
+//! nothing of what it is sent; and closes them all when the gateway drains.
 
 use std::io;
 use std::path::Path;
@@ -21,9 +21,13 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::drain::Drain;
 use crate::metrics::Metrics;
+use crate::taken::Taken;
 
 /// How long a request's head may take, and how long a connection may be idle.
 const HEAD_MAX: Duration = Duration::from_secs(30);
+
+/// How long a client may take nothing of what it is sent. As long as other servers wait: a client that works on what it has read may pause.
+const TAKEN_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long a TLS handshake may take.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
@@ -90,6 +94,7 @@ impl Server {
                 continue;
             };
             let _ = stream.set_nodelay(true);
+            let stream = Taken::new(stream, TAKEN_WITHIN);
             let (router, gauge, acceptor) = (router.clone(), metrics.connections.clone(), acceptor.clone());
             let watcher = graceful.watcher();
             gauge.inc();

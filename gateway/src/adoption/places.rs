@@ -1,9 +1,10 @@
 //! Limits how many jobs of other gateways this one follows: in all, and for each caller.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::shares::Shares;
 
 /// Jobs that are followed at a time: as many as a gateway has of its own by default.
 const FOLLOWED_MAX: usize = 1_024;
@@ -15,8 +16,7 @@ const FOLLOWED_PER_CALLER_MAX: usize = 256;
 #[derive(Debug)]
 pub(super) struct Places {
     all: Arc<Semaphore>,
-    /// Of callers that have a place.
-    by_caller: Mutex<HashMap<String, Weak<Semaphore>>>,
+    shares: Shares,
 }
 
 /// The place of a job that is followed.
@@ -28,28 +28,16 @@ pub struct Place {
 
 impl Default for Places {
     fn default() -> Self {
-        Self { all: Arc::new(Semaphore::new(FOLLOWED_MAX)), by_caller: Mutex::default() }
+        Self { all: Arc::new(Semaphore::new(FOLLOWED_MAX)), shares: Shares::new(FOLLOWED_PER_CALLER_MAX) }
     }
 }
 
 impl Places {
     /// A place for a job of this caller; `None`: all are taken, or all that it may have.
     pub(super) fn place(&self, caller: &str) -> Option<Place> {
-        let of_caller = self.of_caller(caller).try_acquire_owned().ok()?;
+        let of_caller = self.shares.of(caller).try_acquire_owned().ok()?;
         let of_all = Arc::clone(&self.all).try_acquire_owned().ok()?;
         Some(Place { _of_all: of_all, _of_caller: of_caller })
-    }
-
-    fn of_caller(&self, caller: &str) -> Arc<Semaphore> {
-        // Nothing panics while it holds the lock.
-        let mut by_caller = self.by_caller.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = by_caller.get(caller).and_then(Weak::upgrade) {
-            return found;
-        }
-        by_caller.retain(|_, places| places.strong_count() > 0);
-        let new = Arc::new(Semaphore::new(FOLLOWED_PER_CALLER_MAX));
-        by_caller.insert(caller.to_owned(), Arc::downgrade(&new));
-        new
     }
 }
 
@@ -73,6 +61,5 @@ mod tests {
         assert!(all.place("e").is_none());
         drop((of_a, again, others));
         assert!(all.place("e").is_some());
-        assert_eq!(all.by_caller.lock().unwrap().len(), 1, "only callers that follow are counted");
     }
 }

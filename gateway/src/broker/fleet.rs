@@ -134,6 +134,12 @@ impl Fleet {
         models
     }
 
+    /// Whether a worker that lives has a model.
+    pub fn serves(&self, model: &str, now: Instant) -> bool {
+        let mut alive = self.workers.values().filter(|seen| seen.alive(now));
+        alive.any(|seen| seen.heartbeat.models.iter().any(|it| it.model == model && it.key == model))
+    }
+
     /// The queues that jobs of a model come from besides its own, as its workers name them.
     pub fn further_queues(&self, model: &str, now: Instant) -> Vec<String> {
         let alive = self.workers.values().filter(|seen| seen.alive(now));
@@ -357,7 +363,9 @@ mod tests {
         let (mut fleet, now) = (Fleet::default(), Instant::now());
         fleet.hear(&heartbeat(10, 0), now, |_| false);
         assert_eq!(fleet.models(now)["m"].consuming, 1);
+        assert!(fleet.serves("m", now) && !fleet.serves("other", now));
         assert!(fleet.models(now + Duration::from_secs(16)).is_empty());
+        assert!(!fleet.serves("m", now + Duration::from_secs(16)));
         let workers = fleet.workers(now + Duration::from_secs(16));
         assert!(!workers[0].alive && workers[0].timeline.len() == 1);
         assert!(fleet.workers(now + Duration::from_secs(76)).is_empty());

@@ -10,7 +10,7 @@ use lapin::options::{BasicPublishOptions, ExchangeDeclareOptions};
 use lapin::protocol::AMQPErrorKind;
 use lapin::types::{FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Connection, Consumer, ErrorKind, ExchangeKind};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use vramq_amqp::{
     Address, Depth, is_missing, next_delivery, queue_depth, reply_code, subscribe_to_heartbeats,
@@ -21,6 +21,7 @@ use vramq_schemas::withdrawal::{self, REMEMBERED_S, Withdrawal};
 use super::dead_letters::{self, Letters};
 use super::fleet::Fleet;
 use super::outlook::Queues;
+use super::questions::{self, ANSWER_WITHIN, Asker, NoAnswer, Question, Questions, Turn};
 use super::withdrawals::Withdrawals;
 
 /// The interval at which withdrawals are repeated: a worker that joined misses one for no longer than this. Several times within
@@ -33,35 +34,10 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 const RECONNECT_WAIT: Duration = Duration::from_secs(1);
 
-/// How long the broker may take to answer a question.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-
-/// Questions that may wait for the link. Further callers wait until there is a place for theirs, and no longer than [`ANSWER_WITHIN`]. Each
-/// belongs to a request, and requests are bounded by their connections.
-const QUESTIONS_MAX: usize = 256;
-
-/// A request to the link.
-#[derive(Debug)]
-enum Question {
-    Depth { model: String, answer: oneshot::Sender<Depth> },
-    Queue { name: String, answer: oneshot::Sender<Depth> },
-    DeadLetters { model: String, answer: oneshot::Sender<Result<Letters, String>> },
-}
-
-impl Question {
-    /// Whether its caller has left: it hung up, or waited for [`ANSWER_WITHIN`].
-    fn is_abandoned(&self) -> bool {
-        match self {
-            Self::Depth { answer, .. } | Self::Queue { answer, .. } => answer.is_closed(),
-            Self::DeadLetters { answer, .. } => answer.is_closed(),
-        }
-    }
-}
-
 /// The handle of the link for the rest of the gateway.
 #[derive(Debug)]
 pub struct Link {
-    questions: mpsc::Sender<Question>,
+    asker: Asker,
     fleet: Mutex<Fleet>,
     queues: Mutex<Queues>,
     pub withdrawals: Arc<Withdrawals>,
@@ -75,20 +51,15 @@ pub struct LinkTask {
     link: Arc<Link>,
     address: Address,
     name: String,
-    questions: mpsc::Receiver<Question>,
+    questions: Questions,
 }
-
-/// Why the broker was not asked, or did not answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the broker does not answer")]
-pub struct NoAnswer;
 
 impl Link {
     /// A link, and the task that it needs to run. `name` is what the broker shows.
     pub fn new(address: Address, name: String) -> (Arc<Self>, LinkTask) {
-        let (sender, questions) = mpsc::channel(QUESTIONS_MAX);
+        let (asker, questions) = questions::channel();
         let link = Arc::new(Self {
-            questions: sender,
+            asker,
             fleet: Mutex::default(),
             queues: Mutex::default(),
             withdrawals: Arc::default(),
@@ -115,12 +86,13 @@ impl Link {
     /// # Errors
     /// There is no connection, or the broker is too slow.
     pub async fn depth(&self, model: &str) -> Result<Depth, NoAnswer> {
-        let fresh = self.queues().fresh(model, Instant::now());
+        let now = Instant::now();
+        let fresh = self.queues().fresh(model, now);
         if let Some(depth) = fresh {
             return Ok(depth);
         }
-        let (answer, answered) = oneshot::channel();
-        self.ask(Question::Depth { model: model.to_owned(), answer }, answered).await
+        let turn = if self.fleet().serves(model, now) { Turn::First } else { Turn::Last };
+        self.ask(turn, |answer| Question::Depth { model: model.to_owned(), answer }).await
     }
 
     /// Messages and consumers of one queue, counted now.
@@ -128,8 +100,7 @@ impl Link {
     /// # Errors
     /// There is no connection, or the broker is too slow.
     pub async fn queue(&self, name: &str) -> Result<Depth, NoAnswer> {
-        let (answer, answered) = oneshot::channel();
-        self.ask(Question::Queue { name: name.to_owned(), answer }, answered).await
+        self.ask(Turn::First, |answer| Question::Queue { name: name.to_owned(), answer }).await
     }
 
     /// The oldest dead letters of a model.
@@ -137,20 +108,20 @@ impl Link {
     /// # Errors
     /// In words: no such queue, no permission, no connection.
     pub async fn dead_letters(&self, model: &str) -> Result<Letters, String> {
-        let (answer, answered) = oneshot::channel();
-        let letters = self.ask(Question::DeadLetters { model: model.to_owned(), answer }, answered).await;
+        let question = |answer| Question::DeadLetters { model: model.to_owned(), answer };
+        let letters = self.ask(Turn::First, question).await;
         letters.unwrap_or_else(|no_answer| Err(no_answer.to_string()))
     }
 
-    async fn ask<T>(&self, question: Question, answered: oneshot::Receiver<T>) -> Result<T, NoAnswer> {
+    async fn ask<T>(
+        &self,
+        turn: Turn,
+        question: impl FnOnce(oneshot::Sender<T>) -> Question,
+    ) -> Result<T, NoAnswer> {
         if !self.is_connected() {
             return Err(NoAnswer);
         }
-        let answer = async {
-            self.questions.send(question).await.map_err(|_| NoAnswer)?;
-            answered.await.map_err(|_| NoAnswer)
-        };
-        timeout(ANSWER_WITHIN, answer).await.unwrap_or(Err(NoAnswer))
+        self.asker.ask(turn, question).await
     }
 }
 
@@ -176,7 +147,7 @@ impl LinkTask {
             };
             tracing::debug!(error, "cannot use the gateway's own connection to the broker");
             // Dropping their senders ends the requests that asked meanwhile with an error.
-            while self.questions.try_recv().is_ok() {}
+            self.questions.clear();
             tokio::time::sleep(RECONNECT_WAIT).await;
         }
     }
@@ -208,7 +179,7 @@ impl LinkTask {
                 () = link.withdrawals.added.notified() => {
                     withdraw(withdrawing.as_ref(), link.withdrawals.take_unsent()).await?;
                 }
-                Some(question) = next_question(&mut self.questions) => self.answer(connection, question).await?,
+                Some(question) = self.questions.next() => self.answer(connection, question).await?,
             }
         }
     }
@@ -277,18 +248,6 @@ impl Link {
     }
 }
 
-/// The next question whose caller still waits: counting queues for those that have left would only make the others wait longer.
-///
-/// Cancel safe: it drops nothing but questions of callers that have left.
-async fn next_question(questions: &mut mpsc::Receiver<Question>) -> Option<Question> {
-    loop {
-        let question = questions.recv().await?;
-        if !question.is_abandoned() {
-            return Some(question);
-        }
-    }
-}
-
 /// A channel for withdrawals. `None` where the gateway's user may not declare their exchange: then jobs run although their
 /// callers are gone.
 async fn withdrawals_channel(connection: &Connection) -> lapin::Result<Option<Channel>> {
@@ -329,6 +288,8 @@ fn is_of_a_channel(error: &lapin::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use vramq_schemas::status::{Heartbeat, ModelStatus, WorkerState};
+
     use super::*;
 
     #[tokio::test]
@@ -339,9 +300,9 @@ mod tests {
             let link = Arc::clone(link);
             tokio::spawn(async move { link.depth("m").await })
         };
-        let callers: Vec<_> = (0..3 * QUESTIONS_MAX).map(|_| depth(&link)).collect();
+        let callers: Vec<_> = (0..3 * questions::QUESTIONS_MAX).map(|_| depth(&link)).collect();
         for _ in &callers {
-            let question = timeout(ANSWER_WITHIN, task.questions.recv()).await.expect("another question");
+            let question = timeout(ANSWER_WITHIN, task.questions.next()).await.expect("another question");
             match question.expect("the link is there") {
                 Question::Depth { answer, .. } => answer.send(Depth::NoQueue).expect("somebody listens"),
                 other => panic!("nobody asked: {other:?}"),
@@ -353,23 +314,31 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn callers_who_have_left_are_not_answered() {
-        let (sender, mut questions) = mpsc::channel(QUESTIONS_MAX);
-        let depth = |model: &str| {
-            let (answer, answered) = oneshot::channel();
-            (Question::Depth { model: model.to_owned(), answer }, answered)
+    async fn models_that_nobody_serves_come_last() {
+        let (link, mut task) = Link::new("amqp://localhost".parse().unwrap(), "test".to_owned());
+        *lock(&link.connected) = Some(Instant::now());
+        let named = || "served".to_owned();
+        let heartbeat = Heartbeat {
+            interval_ms: 60_000,
+            state: WorkerState::Consuming,
+            models: vec![ModelStatus { model: named(), key: named(), ..ModelStatus::default() }],
+            ..Heartbeat::default()
         };
-        let (letters, of_letters) = oneshot::channel();
-        let ((gone, of_gone), (waits, _waiting)) = (depth("gone"), depth("waits"));
-        let letters = Question::DeadLetters { model: "gone".to_owned(), answer: letters };
-        for question in [gone, letters, waits] {
-            sender.send(question).await.unwrap();
+        link.hear(&serde_json::to_vec(&heartbeat).unwrap());
+        for model in ["one", "two", "three", "served"] {
+            let link = Arc::clone(&link);
+            tokio::spawn(async move { link.depth(model).await });
         }
-        drop((of_gone, of_letters));
-        let next = next_question(&mut questions).await;
-        assert!(matches!(&next, Some(Question::Depth { model, .. }) if model == "waits"), "{next:?}");
-        drop(sender);
-        assert!(next_question(&mut questions).await.is_none());
+        let all_asked = async {
+            while task.questions.len() < 4 {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(ANSWER_WITHIN, all_asked).await.expect("four questions");
+        for expected in ["served", "one"] {
+            let next = task.questions.next().await;
+            assert!(matches!(&next, Some(Question::Depth { model, .. }) if model == expected), "{next:?}");
+        }
     }
 
     #[tokio::test]

@@ -4,5 +4,6 @@ pub mod dead_letters;
 pub mod fleet;
 pub mod link;
 pub mod outlook;
+mod questions;
 mod rates;
 pub mod withdrawals;

@@ -2,6 +2,7 @@
 
 mod broker;
 pub mod cli;
+mod files;
 mod operator;
 mod place;
 mod table;
@@ -17,6 +18,7 @@ use vramq_schemas::topology::check_model_name;
 use vramq_schemas::{BODY_BYTES_MAX, ITEMS_MAX};
 
 pub use broker::Broker;
+pub use files::Files;
 pub use operator::Operator;
 pub use table::Fault;
 use table::Values;
@@ -50,10 +52,8 @@ const RESULTS_S: u32 = 1800;
 /// Less than the 30 s between SIGTERM and SIGKILL of Kubernetes and of spot instances.
 const DRAIN_S: u32 = 25;
 
-/// An upload; all uploads together, and all stored results. The last two bound what callers can do to the disk.
-const FILE_MIB_MAX: u32 = 512;
+/// All uploads together, and all stored results: bounds what callers can do to the disk.
 const FILES_MIB_MAX: u32 = 10 * 1024;
-const FILES_S: u32 = 24 * 3600;
 
 const MIB: usize = 1024 * 1024;
 
@@ -103,6 +103,14 @@ pub struct Limits {
     pub queue: Duration,
 }
 
+impl Limits {
+    /// What the bodies of one key's requests may take of the memory for all: a quarter, so that it takes four to fill it. At least the
+    /// largest body.
+    pub fn bodies_bytes_per_key(&self) -> usize {
+        (self.bodies_bytes / 4).max(self.body_bytes)
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Results {
     pub bytes: usize,
@@ -117,14 +125,6 @@ pub struct ResultSettings {
     pub place: Place,
     /// Of all gateways together, as this one counts them.
     pub bytes_max: u64,
-    pub keep: Duration,
-}
-
-#[derive(Clone, Debug)]
-pub struct Files {
-    pub place: Place,
-    pub file_bytes: u64,
-    pub total_bytes: u64,
     pub keep: Duration,
 }
 
@@ -163,15 +163,11 @@ impl Config {
         let broker = broker::broker(&mut values);
         let http = http(&mut values);
         let limits = limits(&mut values);
-        let mib = |mib: u32| mib as usize * MIB;
         let results = results(&mut values);
         let kept = results.store.as_ref().map(|store| &store.place);
-        let [files, outputs] = [place::FILES, place::OUTPUTS].map(|at| place::apart(&mut values, &at, kept));
-        let (file_mib, files_mib, files_s) = (
-            values.number("files.file_mib_max", FILE_MIB_MAX, 1),
-            values.number("files.mib_max", FILES_MIB_MAX, 1),
-            values.number("files.keep_s", FILES_S, 1),
-        );
+        let has_keys = http.as_ref().is_some_and(|http| http.keys.is_some());
+        let files = files::files(&mut values, kept, has_keys);
+        let outputs = place::apart(&mut values, &place::OUTPUTS, kept);
         let operator = operator::operator(&mut values, broker.as_ref(), http.as_ref());
         let tei = TeiModels {
             embed: model(&mut values, "tei.embed"),
@@ -188,12 +184,7 @@ impl Config {
                 http,
                 limits,
                 results,
-                files: files.map(|place| Files {
-                    place,
-                    file_bytes: mib(file_mib) as u64,
-                    total_bytes: mib(files_mib) as u64,
-                    keep: seconds(files_s),
-                }),
+                files,
                 outputs,
                 operator,
                 tei,

@@ -1,5 +1,6 @@
 //! The jobs that callers can ask for: all unfinished jobs, and finished ones within limits of bytes and time.
 
+use std::collections::hash_map;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,7 +15,8 @@ const ENTRY_BYTES: usize = 4 * 1024;
 type Key = (String, String);
 
 /// Invariant: unfinished jobs are bounded by the requests in flight and by the jobs of other gateways that are followed, finished ones by
-/// `bytes_max` and `keep`.
+/// `bytes_max` and `keep`. When there are too many bytes, the jobs of the caller that has most of them go: a caller with large results
+/// must not push out those of others.
 #[derive(Debug)]
 pub struct Jobs {
     bytes_max: usize,
@@ -29,6 +31,8 @@ struct Kept {
     /// In the order in which they ended.
     finished: VecDeque<Finished>,
     bytes: usize,
+    /// Of `bytes`, those of each caller that has some.
+    bytes_by_owner: HashMap<String, usize>,
 }
 
 #[derive(Debug)]
@@ -97,6 +101,7 @@ impl Jobs {
         let mut kept = self.kept();
         let bytes = ENTRY_BYTES + entry.state().bytes();
         kept.bytes += bytes;
+        *kept.bytes_by_owner.entry(entry.owner.clone()).or_default() += bytes;
         let idempotency_key = idempotency_key.map(str::to_owned);
         kept.finished.push_back(Finished {
             entry: Arc::clone(entry),
@@ -124,14 +129,14 @@ impl Jobs {
     }
 
     fn evict(&self, kept: &mut Kept, now: Instant) {
-        while let Some(oldest) = kept.finished.front() {
-            if kept.bytes <= self.bytes_max && now.saturating_duration_since(oldest.at) < self.keep {
-                return;
-            }
-            if let Some(Finished { entry, idempotency_key, bytes, .. }) = kept.finished.pop_front() {
-                kept.bytes -= bytes;
-                kept.remove(&entry, idempotency_key.as_deref());
-            }
+        let is_old = |job: &Finished| now.saturating_duration_since(job.at) >= self.keep;
+        while kept.finished.front().is_some_and(is_old) {
+            kept.remove_finished(0);
+        }
+        while kept.bytes > self.bytes_max
+            && let Some(at) = kept.oldest_of_largest()
+        {
+            kept.remove_finished(at);
         }
     }
 
@@ -142,6 +147,24 @@ impl Jobs {
 }
 
 impl Kept {
+    /// Where the oldest job is of the caller whose finished jobs have most bytes.
+    fn oldest_of_largest(&self) -> Option<usize> {
+        let (largest, _) = self.bytes_by_owner.iter().max_by_key(|(_, bytes)| **bytes)?;
+        self.finished.iter().position(|job| job.entry.owner == *largest)
+    }
+
+    fn remove_finished(&mut self, at: usize) {
+        let Some(Finished { entry, idempotency_key, bytes, .. }) = self.finished.remove(at) else { return };
+        self.bytes -= bytes;
+        if let hash_map::Entry::Occupied(mut of_owner) = self.bytes_by_owner.entry(entry.owner.clone()) {
+            *of_owner.get_mut() -= bytes;
+            if *of_owner.get() == 0 {
+                of_owner.remove();
+            }
+        }
+        self.remove(&entry, idempotency_key.as_deref());
+    }
+
     /// Only this very job: its names may stand for a younger one.
     fn remove(&mut self, entry: &Arc<Entry>, idempotency_key: Option<&str>) {
         let remove = |map: &mut HashMap<Key, Arc<Entry>>, name: &str| {
@@ -194,6 +217,28 @@ mod tests {
     }
 
     #[test]
+    fn a_caller_with_many_results_pushes_out_its_own() {
+        let jobs = Jobs::new(4 * ENTRY_BYTES, Duration::from_secs(60));
+        let finish = |owner: &str, id: &str| {
+            let entry = entry(owner, id, 0);
+            jobs.add(&entry, None).unwrap();
+            entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
+            jobs.finish(&entry, None);
+        };
+        finish("small", "first");
+        for id in 0..100 {
+            finish("large", &id.to_string());
+        }
+        finish("small", "second");
+        let is_kept = |owner: &str, id: &str| jobs.find(owner, id).is_some();
+        assert!(is_kept("small", "first") && is_kept("small", "second"));
+        assert!(!is_kept("large", "97") && is_kept("large", "98") && is_kept("large", "99"));
+        assert_eq!(jobs.size(), (4, 4 * ENTRY_BYTES));
+        let of_owner = |owner: &str| jobs.kept().bytes_by_owner.get(owner).copied();
+        assert_eq!((of_owner("small"), of_owner("large")), (Some(2 * ENTRY_BYTES), Some(2 * ENTRY_BYTES)));
+    }
+
+    #[test]
     fn finished_jobs_go_by_bytes_and_by_time() {
         let jobs = Jobs::new(2 * ENTRY_BYTES, Duration::from_secs(60));
         for id in ["1", "2", "3"] {
@@ -209,6 +254,7 @@ mod tests {
         assert!(jobs.find("a", "1").is_some(), "unfinished jobs stay");
         end(&jobs, &old);
         assert!(jobs.find("a", "1").is_none());
+        assert!(jobs.kept().bytes_by_owner.is_empty());
         assert!(
             matches!(jobs.add(&entry("a", "2", 1), Some("key")), Ok(Added::New)),
             "the key is free again"

@@ -88,7 +88,7 @@ async fn act(
     check_operator(caller)?;
     let operator = operator(app)?;
     let _permits = app.admit(caller)?;
-    let request = body::json::<ActionRequest>(app, headers, body).await?.value;
+    let request = body::json::<ActionRequest>(app, caller, headers, body).await?.value;
     check_model(caller, &request.model)?;
     operator.act(action, request, &caller.name, app.drain.clone()).await
 }

@@ -1,16 +1,18 @@
 //! `/v1/files`: uploads for jobs, and downloads of them and of jobs' outputs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
 use axum::extract::multipart::MultipartError;
-use axum::extract::{Multipart, Path, State};
+use axum::extract::{FromRequest as _, Multipart, Path, Request, State};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::Response;
 use futures_util::stream;
 use serde_json::json;
 use tokio::time::timeout;
 
+use super::form::{BEFORE_FILE_BYTES_MAX, BeforeFile};
 use super::range::{DownloadRequest, Sent, Wanted, download, unsatisfiable};
 use super::{Authenticated, called_by, output_files};
 use crate::app::App;
@@ -29,33 +31,44 @@ const FIELDS_MAX: usize = 16;
 pub async fn upload(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
-    headers: HeaderMap,
-    form: Result<Multipart, axum::extract::multipart::MultipartRejection>,
+    request: Request,
 ) -> Response {
     let answer = async {
-        check_origin(&app, &headers)?;
+        check_origin(&app, request.headers())?;
         let _permits = app.admit(&caller)?;
+        let before = Arc::new(BeforeFile::default());
+        let form = Multipart::from_request(request.map(|body| before.bound(body)), &()).await;
         let form = form.map_err(|e| Problem::invalid(format!("the body is not a form with a file: {e}")))?;
         let files = files(&app)?;
-        let stored = timeout(files.upload_max(), store(files, &caller.name, form)).await;
+        let stored = timeout(files.upload_max(), store(files, &caller.name, form, &before)).await;
         stored.unwrap_or_else(|_| Err(too_slow())).map(Json)
     };
     called_by(&caller, answer.await)
 }
 
-async fn store(files: &FileStore, owner: &str, mut form: Multipart) -> Result<FileView, Problem> {
+async fn store(
+    files: &FileStore,
+    owner: &str,
+    mut form: Multipart,
+    before: &BeforeFile,
+) -> Result<FileView, Problem> {
     let malformed = |e: MultipartError| {
+        if before.is_too_long() {
+            let message = format!("more than {BEFORE_FILE_BYTES_MAX} bytes come before the field `file`");
+            return Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message);
+        }
         // A stream that breaks off is a fault of the client, too.
         let status = if e.status().is_server_error() { StatusCode::BAD_REQUEST } else { e.status() };
         Problem::new(status, "multipart", format!("the form is malformed: {e}"))
     };
     for _ in 0..FIELDS_MAX {
-        // What is left of the field before it is skipped, however much there is.
+        // What is left of the field before it is skipped.
         let field = timeout(FIELD_MAX, form.next_field()).await.map_err(|_| too_slow())?;
         let Some(field) = field.map_err(malformed)? else { break };
         if field.name() != Some("file") {
             continue;
         }
+        before.file_begins();
         let name = field.file_name().unwrap_or("file").to_owned();
         let media_type = field.content_type().unwrap_or("application/octet-stream").to_owned();
         let pieces = stream::unfold(field, |mut field| async {

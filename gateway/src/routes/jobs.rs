@@ -15,8 +15,9 @@ use url::Url;
 use vramq_producer::{Input, Params};
 
 use super::openai::{idempotency_key, name_job};
+use super::prefer::wait_of;
 use super::{Authenticated, called_by, output_files};
-use crate::app::App;
+use crate::app::{App, Permits};
 use crate::body;
 use crate::drain::Drain;
 use crate::files::FileStore;
@@ -28,9 +29,9 @@ use crate::jobs::view::written;
 use crate::jobs::{Entry, State as JobState, earlier};
 use crate::keys::{Caller, is_name};
 use crate::problem::{Problem, Retry};
+use crate::sent::UntilSent;
 use crate::trace::Trace;
 
-const PREFER: HeaderName = HeaderName::from_static("prefer");
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
 /// A job, as it is published; and how.
@@ -88,10 +89,25 @@ async fn submit(
     body: Body,
 ) -> Result<Response, Problem> {
     let permits = app.admit(caller)?;
+    let mut response = admitted(app, caller, id, trace, headers, body, permits.clone()).await?;
+    // The request is in flight until its response is sent.
+    response.extensions_mut().insert(UntilSent::new(permits));
+    Ok(response)
+}
+
+async fn admitted(
+    app: &App,
+    caller: &Arc<Caller>,
+    id: Option<String>,
+    trace: Trace,
+    headers: &HeaderMap,
+    body: Body,
+    permits: Permits,
+) -> Result<Response, Problem> {
     // A caller's own id says already which job it is.
     let idempotency_key = if id.is_some() { None } else { idempotency_key(headers)? };
     let wait = wait_of(headers, app.config.limits.request);
-    let parsed = body::json::<JobRequest>(app, headers, body).await?;
+    let parsed = body::json::<JobRequest>(app, caller, headers, body).await?;
     let JobRequest { model, mut inputs, params, batch_hint, model_revision } = parsed.value;
     if inputs.is_empty() {
         return Err(Problem::invalid("`inputs` is an empty list").about("inputs"));
@@ -200,12 +216,8 @@ pub async fn read(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> Response {
-    let answer = match find(&app, &caller, &id).await {
-        Ok(Known::Here(entry)) => view(&entry).await,
-        Ok(Known::Stored(written)) => Ok(written),
-        Err(problem) => Err(problem),
-    };
-    called_by(&caller, answer.map(|written| json_response(StatusCode::OK, written)))
+    let answer = read_by(&app, &caller, async { written_of(find(&app, &caller, &id).await?).await });
+    called_by(&caller, answer.await)
 }
 
 /// `DELETE /v1/jobs/{id}`: withdraws the job, wherever it is. One that has ended stays as it is.
@@ -214,17 +226,27 @@ pub async fn delete(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> Response {
-    let answer = match find(&app, &caller, &id).await {
-        Ok(Known::Here(entry)) => {
-            entry.withdraw();
-            // The job's task does it at once.
-            entry.ended().await;
-            view(&entry).await
-        }
-        Ok(Known::Stored(written)) => Ok(written),
-        Err(problem) => Err(problem),
-    };
-    called_by(&caller, answer.map(|written| json_response(StatusCode::OK, written)))
+    // Also if its caller reads as many results as it may.
+    let known = find(&app, &caller, &id).await;
+    if let Ok(Known::Here(entry)) = &known {
+        entry.withdraw();
+        // The job's task does it at once.
+        entry.ended().await;
+    }
+    let answer = read_by(&app, &caller, async { written_of(known?).await });
+    called_by(&caller, answer.await)
+}
+
+/// The response with a job, which is in memory until it is sent.
+async fn read_by(
+    app: &App,
+    caller: &Caller,
+    job: impl Future<Output = Result<Bytes, Problem>>,
+) -> Result<Response, Problem> {
+    let reader = app.admit_reader(caller)?;
+    let mut response = json_response(StatusCode::OK, job.await?);
+    response.extensions_mut().insert(UntilSent::new(reader));
+    Ok(response)
 }
 
 /// A caller's job.
@@ -234,6 +256,13 @@ pub enum Known {
     Here(Arc<Entry>),
     /// Ended, as it is stored.
     Stored(Bytes),
+}
+
+async fn written_of(known: Known) -> Result<Bytes, Problem> {
+    match known {
+        Known::Here(entry) => view(&entry).await,
+        Known::Stored(written) => Ok(written),
+    }
 }
 
 /// The caller's job, in memory, in the store of results, or with another gateway.
@@ -317,41 +346,9 @@ fn keeps(app: &App, url: &Url) -> bool {
     is_output || results.into_iter().chain(files).any(|storage| storage.covers(url))
 }
 
-/// `Prefer: wait=SECONDS` (RFC 7240), at most as long as requests may wait.
-fn wait_of(headers: &HeaderMap, most: Duration) -> Option<Duration> {
-    let preferences = headers.get_all(PREFER).iter().filter_map(|value| value.to_str().ok());
-    let mut preferences = preferences.flat_map(|value| value.split([',', ';']));
-    let seconds = preferences.find_map(|preference| {
-        let (name, value) = preference.split_once('=')?;
-        if !name.trim().eq_ignore_ascii_case("wait") {
-            return None;
-        }
-        let digits = value.trim().trim_matches('"');
-        let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-        // More than a number holds is more than requests may wait.
-        is_number.then(|| digits.parse().unwrap_or(u64::MAX))
-    })?;
-    Some(Duration::from_secs(seconds).min(most))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_preference_for_waiting_is_bounded() {
-        let most = Duration::from_secs(60);
-        let wait = |value: &str| wait_of(&[(PREFER, value.parse().unwrap())].into_iter().collect(), most);
-        assert_eq!(wait("wait=5"), Some(Duration::from_secs(5)));
-        assert_eq!(wait("respond-async, Wait = 7"), Some(Duration::from_secs(7)));
-        for long in ["wait=3600", "wait=4294967296", "wait=99999999999999999999999"] {
-            assert_eq!(wait(long), Some(most), "{long}");
-        }
-        assert_eq!(wait("wait=x, wait=0"), Some(Duration::ZERO));
-        for none in ["wait=x", "wait=-5", "wait=+5", "wait=", "wait=1.5", "wait", "respond-async", ""] {
-            assert_eq!(wait(none), None, "{none}");
-        }
-    }
 
     #[tokio::test]
     async fn a_job_that_the_broker_has_not_confirmed_is_not_accepted() {

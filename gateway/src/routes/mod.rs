@@ -3,6 +3,7 @@
 mod dead_letters;
 mod events;
 mod files;
+mod form;
 mod health;
 mod jobs;
 mod one_job;
@@ -10,8 +11,10 @@ mod openai;
 mod openai_input;
 mod output_files;
 mod page;
+mod prefer;
 mod range;
 mod scores;
+mod shallow;
 mod sparse;
 mod tei;
 

@@ -1,6 +1,6 @@
 //! Shared by the routes of OpenAI and text-embeddings-inference: publishes one job for a request, and waits for its results.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts as _, Query, Request};
@@ -9,13 +9,13 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
-use tokio::sync::OwnedSemaphorePermit;
 use vramq_producer::{Answer, Input, Params};
 
 use super::openai::idempotency_key;
 use super::{Authenticated, called_by, wait};
 use crate::app::{App, Permits};
 use crate::body::{self, Parsed};
+use crate::body_memory::BodyRoom;
 use crate::followed;
 use crate::job_task::{Submission, start};
 use crate::jobs::Entry;
@@ -24,6 +24,7 @@ use crate::jobs::view::answer_of;
 use crate::keys::Caller;
 use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
+use crate::sent::UntilSent;
 use crate::trace::Trace;
 
 /// A request that is to become one job: who calls, and what came.
@@ -38,6 +39,8 @@ pub struct Call {
     trace: Trace,
     headers: HeaderMap,
     body: Body,
+    /// Those of the request, once it is admitted.
+    admitted: Arc<OnceLock<Permits>>,
 }
 
 /// Which model: TEI's clients name none, for a TEI has only one.
@@ -56,7 +59,8 @@ impl FromRequest<App> for Call {
         let Query(ModelQuery { model }) = query.map_err(|e| Problem::invalid(e.to_string()))?;
         let trace = Trace::from_request_parts(&mut parts, app).await?;
         let route = route_of(parts.uri.path()).to_owned();
-        Ok(Self { app: app.clone(), caller, model, route, trace, headers: parts.headers, body })
+        let (headers, admitted) = (parts.headers, Arc::default());
+        Ok(Self { app: app.clone(), caller, model, route, trace, headers, body, admitted })
     }
 }
 
@@ -71,8 +75,13 @@ impl Call {
     where
         F: Future<Output = Result<Response, Problem>>,
     {
-        let caller = Arc::clone(&self.caller);
-        called_by(&caller, answer(self).await)
+        let (caller, admitted) = (Arc::clone(&self.caller), Arc::clone(&self.admitted));
+        let mut response = called_by(&caller, answer(self).await);
+        if let Some(permits) = admitted.get() {
+            // The request is in flight until its response is sent.
+            response.extensions_mut().insert(UntilSent::new(permits.clone()));
+        }
+        response
     }
 
     /// Admits and reads the request; returns its parsed body as well.
@@ -80,10 +89,11 @@ impl Call {
     /// # Errors
     /// The caller has too many requests in flight, or the headers or the body are wrong.
     pub async fn read<T: DeserializeOwned + Send + 'static>(self) -> Result<(T, Admitted), Problem> {
-        let Self { app, caller, model, route, trace, headers, body } = self;
+        let Self { app, caller, model, route, trace, headers, body, admitted } = self;
         let permits = app.admit(&caller)?;
+        let permits = admitted.get_or_init(|| permits).clone();
         let idempotency_key = idempotency_key(&headers)?;
-        let Parsed { value, digest, room } = body::json(&app, &headers, body).await?;
+        let Parsed { value, digest, room } = body::json(&app, &caller, &headers, body).await?;
         Ok((value, Admitted { app, caller, model, route, trace, digest, room, permits, idempotency_key }))
     }
 }
@@ -99,7 +109,7 @@ pub struct Admitted {
     route: String,
     trace: Trace,
     digest: [u8; 32],
-    room: OwnedSemaphorePermit,
+    room: BodyRoom,
     permits: Permits,
     idempotency_key: Option<String>,
 }

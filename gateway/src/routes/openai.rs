@@ -14,6 +14,7 @@ use vramq_producer::{Answer, Output, Params, Reason};
 
 use super::one_job::Call;
 use super::openai_input::{decoding_bytes, text_bytes, texts};
+use super::shallow::texts_or_ids;
 use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::broker::fleet::ModelView;
@@ -35,6 +36,7 @@ const IDEMPOTENCY_KEY_BYTES_MAX: usize = 255;
 #[derive(Debug, Deserialize)]
 pub struct EmbeddingsRequest {
     model: String,
+    #[serde(deserialize_with = "texts_or_ids")]
     input: Value,
     encoding_format: Option<EncodingFormat>,
     dimensions: Option<usize>,

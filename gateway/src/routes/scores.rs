@@ -6,10 +6,12 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use vramq_producer::{Answer, Input, Output, Params};
+use vramq_schemas::BODY_BYTES_MAX;
 
 use super::one_job::Call;
 use super::openai::name_job;
 use super::tei::{choose, no_more_than};
+use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
 
 /// Texts to be scored for a query.
@@ -40,12 +42,12 @@ pub struct PredictRequest {
     raw_scores: bool,
 }
 
-/// What text-embeddings-inference takes: a text, a pair of texts, or a list of lists of one text or two.
+/// What text-embeddings-inference takes: a text, alone or in a list, a pair of texts, or a list of lists of one text or two.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum PredictInputs {
     Text(String),
-    Pair([String; 2]),
+    One(Sequence),
     Batch(Vec<Sequence>),
 }
 
@@ -62,11 +64,17 @@ pub async fn rerank(call: Call) -> Response {
 }
 
 async fn ranks(call: Call) -> Result<Response, Problem> {
-    let (asked, call) = call.read::<RerankRequest>().await?;
+    let (asked, mut call) = call.read::<RerankRequest>().await?;
     let RerankRequest { query, texts, raw_scores, return_text } = asked;
     let model = choose(&call, |tei| &tei.rerank, "tei.rerank")?;
     no_more_than(call.app.config.limits.items, texts.len(), "texts")?;
-    let inputs = texts.iter().map(|document| pair(&query, document)).collect();
+    let bytes = pairs_bytes(&query, &texts)?;
+    call.hold(bytes)?;
+    let (inputs, texts) = off_runtime(bytes, move || {
+        let pairs: Vec<_> = texts.iter().map(|document| pair(&query, document)).collect();
+        (pairs, texts)
+    })
+    .await;
     let (entry, answer) = call.run(model, inputs, params(raw_scores)).await?;
     let mut ranks = scores(&answer)
         .zip(texts)
@@ -87,7 +95,7 @@ async fn predictions(call: Call) -> Result<Response, Problem> {
     let model = choose(&call, |tei| &tei.predict, "tei.predict")?;
     let (inputs, is_batch) = match asked.inputs {
         PredictInputs::Text(text) => (vec![Input::Text(text)], false),
-        PredictInputs::Pair([first, second]) => (vec![pair(&first, &second)], false),
+        PredictInputs::One(sequence) => (vec![sequence.into_input()], false),
         PredictInputs::Batch(list) => (list.into_iter().map(Sequence::into_input).collect(), true),
     };
     no_more_than(call.app.config.limits.items, inputs.len(), "inputs")?;
@@ -109,6 +117,24 @@ impl Sequence {
 /// The input that rerankers and classifiers take for two texts.
 fn pair(query: &str, document: &str) -> Input {
     Input::Json(json!({"query": query, "document": document}).into())
+}
+
+/// What the pairs of a query and each text take: every pair has the query, so that a large one and many texts are far more than the
+/// request was.
+///
+/// # Errors
+/// More than a job may have.
+fn pairs_bytes(query: &str, texts: &[String]) -> Result<usize, Problem> {
+    let of_texts: usize = texts.iter().map(String::len).sum();
+    let bytes = query.len().saturating_mul(texts.len()).saturating_add(of_texts);
+    if bytes > BODY_BYTES_MAX {
+        let message = format!(
+            "`query`, once for each text, and `texts` take {bytes} bytes, at most {BODY_BYTES_MAX} are allowed: send \
+             fewer texts at a time"
+        );
+        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message));
+    }
+    Ok(bytes)
 }
 
 fn params(raw_scores: bool) -> Params {
@@ -155,10 +181,23 @@ mod tests {
     fn inputs_are_read_as_text_embeddings_inference_reads_them() {
         let read = |inputs: Value| serde_json::from_value::<PredictRequest>(json!({"inputs": inputs}));
         assert!(matches!(read(json!("a")).unwrap().inputs, PredictInputs::Text(_)));
-        assert!(matches!(read(json!(["a", "b"])).unwrap().inputs, PredictInputs::Pair(_)));
+        assert!(matches!(read(json!(["a"])).unwrap().inputs, PredictInputs::One(Sequence::Text(_))));
+        assert!(matches!(read(json!(["a", "b"])).unwrap().inputs, PredictInputs::One(Sequence::Pair(_))));
         let batch = read(json!([["a"], ["b", "c"]])).unwrap().inputs;
         let PredictInputs::Batch(list) = batch else { panic!("{batch:?}") };
         assert!(matches!(list[..], [Sequence::Text(_), Sequence::Pair(_)]));
-        assert!(read(json!([["a", "b", "c"]])).is_err() && read(json!(1)).is_err());
+        for wrong in [json!(["a", "b", "c"]), json!([["a", "b", "c"]]), json!(["a", ["b"]]), json!(1)] {
+            assert!(read(wrong.clone()).is_err(), "{wrong}");
+        }
+        assert!(matches!(read(json!([])).unwrap().inputs, PredictInputs::Batch(list) if list.is_empty()));
+    }
+
+    #[test]
+    fn a_query_counts_once_for_each_text() {
+        let texts = |count| vec!["ab".to_owned(); count];
+        assert_eq!(pairs_bytes("query", &texts(3)).unwrap(), 21);
+        let query = "q".repeat(BODY_BYTES_MAX / 4);
+        assert!(pairs_bytes(&query, &texts(3)).is_ok());
+        assert_eq!(pairs_bytes(&query, &texts(4)).unwrap_err().status, 413);
     }
 }

@@ -10,6 +10,7 @@ use vramq_producer::{Answer, Output};
 
 use super::one_job::Call;
 use super::openai::{embedding_params, name_job, refused_by_model};
+use super::shallow::texts_or_ids;
 use super::tei::{choose, figures, texts};
 use crate::jobs::view::output_bytes;
 use crate::off_runtime::off_runtime;
@@ -18,6 +19,7 @@ use crate::problem::Problem;
 /// A request for sparse vectors.
 #[derive(Debug, Deserialize)]
 pub struct EmbedSparseRequest {
+    #[serde(deserialize_with = "texts_or_ids")]
     inputs: Value,
     prompt_name: Option<String>,
 }

@@ -13,6 +13,7 @@ use vramq_producer::{Answer, Input};
 
 use super::one_job::{Admitted, Call, ModelQuery};
 use super::openai::{embedding_params, name_job, refused_by_model, shorten, vectors};
+use super::shallow::texts_or_ids;
 use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::config::TeiModels;
@@ -24,6 +25,7 @@ use crate::problem::Problem;
 /// A request for embeddings.
 #[derive(Debug, Deserialize)]
 pub struct EmbedRequest {
+    #[serde(deserialize_with = "texts_or_ids")]
     inputs: Value,
     #[serde(default = "yes")]
     normalize: bool,

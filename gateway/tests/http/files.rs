@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::harness::{Answer, ECHO, Gateway, Setup};
 use crate::jobs::set;
-use crate::keys::{send, until_served, with_keys};
+use crate::keys::{key_file, send, until_served, with_keys};
 
 pub fn upload(gateway: &Gateway, key: &str, content: &[u8]) -> Answer {
     let mut body = b"--b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nuser_data\r\n".to_vec();
@@ -49,6 +49,30 @@ fn a_file_is_stored_referred_to_and_removed() {
     assert_eq!(upload(gateway, key, &vec![0; 1024 * 1024 + 1]).status, 413);
     assert_eq!(send(gateway, key, "DELETE", &format!("/v1/files/{id}"), None).json()["deleted"], json!(true));
     assert_eq!(send(gateway, key, "GET", &format!("/v1/files/{id}"), None).status, 404);
+}
+
+#[test]
+fn a_key_leaves_room_for_the_uploads_of_others() {
+    let mut setup = Setup::new();
+    let (path, keys) = key_file(setup.folder.path(), &[("a", ""), ("b", "")]);
+    let folder = setup.folder.path().join("files");
+    let (keys_of, files) =
+        (format!("http.keys={}", path.display()), format!("files.folder={}", folder.display()));
+    let limits = ["files.file_mib_max=1".to_owned(), "files.mib_max_per_key=1".to_owned()];
+    for _ in 0..2 {
+        setup.gateway(&set(&[&[keys_of.clone(), files.clone()][..], &limits].concat()));
+    }
+    // One gateway: others count what it has stored from their next sweep on.
+    let (gateway, large) = (&setup.gateways[0], vec![0; 700 * 1024]);
+    let first = upload(gateway, &keys["a"], &large);
+    assert_eq!(first.status, 200, "{first:?}");
+    let second = upload(gateway, &keys["a"], &large);
+    assert_eq!((second.status, second.header("x-should-retry")), (507, Some("false")), "{second:?}");
+    assert!(second.text.contains("files.mib_max_per_key"), "{second:?}");
+    assert_eq!(upload(gateway, &keys["b"], &large).status, 200);
+    let id = first.json()["id"].as_str().unwrap().to_owned();
+    assert_eq!(send(gateway, &keys["a"], "DELETE", &format!("/v1/files/{id}"), None).status, 200);
+    assert_eq!(upload(gateway, &keys["a"], &large).status, 200);
 }
 
 #[test]

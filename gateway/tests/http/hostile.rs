@@ -10,7 +10,7 @@ use crate::harness::{Answer, ECHO, Gateway, Setup, until};
 use crate::keys::{send, until_served, with_keys};
 
 /// Sends bytes, and reads what comes until the gateway closes the connection.
-fn raw(gateway: &Gateway, bytes: &[u8]) -> String {
+pub fn raw(gateway: &Gateway, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     // The gateway may close it before all is sent.

@@ -17,6 +17,7 @@ mod harness;
 mod hostile;
 mod jobs;
 mod keys;
+mod memory;
 mod object_store;
 mod output_files;
 mod page;

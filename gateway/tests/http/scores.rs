@@ -71,6 +71,8 @@ fn texts_and_pairs_are_labelled() {
     let one = setup.gateways[0].post("/predict", &json!({"inputs": "the cat sat"}));
     assert_eq!(one.status, 200, "{one:?}");
     assert!(scores(&one).is_sorted_by(|a, b| a >= b) && one.json()[0]["label"].is_string(), "{one:?}");
+    let listed = setup.gateways[0].post("/predict", &json!({"inputs": ["the cat sat"]}));
+    assert_eq!(listed.json(), one.json(), "{listed:?}");
     let pair = setup.gateways[0].post("/predict", &json!({"inputs": ["the cat", "sat"]})).json();
     let batch = setup.gateways[0].post("/predict", &json!({"inputs": [["the cat sat"], ["the cat", "sat"]]}));
     assert_eq!(batch.json(), json!([one.json(), pair]), "{batch:?}");

@@ -106,6 +106,13 @@ async fn a_client_that_hangs_up_withdraws_its_job_until_it_has_ended() {
         assert_eq!(withdrawal.digest().to_string(), digest);
         assert_eq!(listener.withdrawal(&job).await, withdrawal, "it is repeated");
         assert_eq!(gateway.metric("vramq_gateway_withdrawals_open", ""), 1.0);
+        // Whoever looks why a client gives up finds its request.
+        assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"499\""), 1.0);
+        let lines = gateway.program.lines();
+        assert!(
+            lines.iter().any(|line| line["path"] == "/v1/embeddings" && line["status"] == 499),
+            "{lines:?}"
+        );
     }
     setup.workers[0].signal("CONT");
     for gateway in &setup.gateways {

@@ -1,0 +1,172 @@
+//! How many bytes of the place uploads have, or will have: all of them, and those of each owner.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The bytes of all uploads, with their bounds.
+#[derive(Debug)]
+pub(super) struct Used {
+    pub(super) all_max: u64,
+    /// One owner must not fill the place for all others.
+    pub(super) of_owner_max: u64,
+    bytes: Mutex<Bytes>,
+}
+
+#[derive(Debug, Default)]
+struct Bytes {
+    all: Sum,
+    /// Of owners that have some.
+    by_owner: HashMap<String, Sum>,
+}
+
+/// Bytes of uploads that are there, and of those that are coming.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sum {
+    pub(super) stored: u64,
+    pub(super) coming: u64,
+}
+
+/// Who has no room left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Full {
+    All,
+    Owner,
+}
+
+impl Used {
+    pub(super) fn new(all_max: u64, of_owner_max: u64) -> Self {
+        Self { all_max, of_owner_max, bytes: Mutex::default() }
+    }
+
+    /// Room for an upload that begins.
+    pub(super) fn reserved<'a>(&'a self, owner: &'a str) -> Reserved<'a> {
+        Reserved { used: self, owner, bytes: 0 }
+    }
+
+    /// An upload was removed.
+    pub(super) fn removed(&self, owner: &str, bytes: u64) {
+        self.bytes().change(owner, |sum| sum.stored = sum.stored.saturating_sub(bytes));
+    }
+
+    /// What was found in the place, by owner, of all gateways.
+    pub(super) fn counted(&self, stored: HashMap<String, u64>) {
+        let mut bytes = self.bytes();
+        bytes.all.stored = stored.values().sum();
+        for sum in bytes.by_owner.values_mut() {
+            sum.stored = 0;
+        }
+        for (owner, found) in stored {
+            bytes.by_owner.entry(owner).or_default().stored = found;
+        }
+        bytes.by_owner.retain(|_, sum| *sum != Sum::default());
+    }
+
+    fn bytes(&self) -> MutexGuard<'_, Bytes> {
+        // Nothing panics while it holds the lock.
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Bytes {
+    fn change(&mut self, owner: &str, change: impl Fn(&mut Sum)) {
+        change(&mut self.all);
+        let of_owner = self.by_owner.entry(owner.to_owned()).or_default();
+        change(of_owner);
+        if *of_owner == Sum::default() {
+            self.by_owner.remove(owner);
+        }
+    }
+}
+
+impl Sum {
+    fn has_room(self, bytes: u64, most: u64) -> bool {
+        self.stored.saturating_add(self.coming).saturating_add(bytes) <= most
+    }
+}
+
+/// Bytes that an upload will take of the place; given back unless it is finished.
+#[derive(Debug)]
+pub(super) struct Reserved<'a> {
+    used: &'a Used,
+    owner: &'a str,
+    pub(super) bytes: u64,
+}
+
+impl Reserved<'_> {
+    /// # Errors
+    /// There is no room for so many more.
+    pub(super) fn grow(&mut self, more: u64) -> Result<(), Full> {
+        let mut bytes = self.used.bytes();
+        let of_owner = bytes.by_owner.get(self.owner).copied().unwrap_or_default();
+        if !of_owner.has_room(more, self.used.of_owner_max) {
+            return Err(Full::Owner);
+        }
+        if !bytes.all.has_room(more, self.used.all_max) {
+            return Err(Full::All);
+        }
+        bytes.change(self.owner, |sum| sum.coming = sum.coming.saturating_add(more));
+        self.bytes += more;
+        Ok(())
+    }
+
+    /// The upload is complete.
+    pub(super) fn keep(self) {
+        let stored = self.bytes;
+        self.used.bytes().change(self.owner, |sum| sum.stored = sum.stored.saturating_add(stored));
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        let bytes = self.bytes;
+        self.used.bytes().change(self.owner, |sum| sum.coming = sum.coming.saturating_sub(bytes));
+    }
+}
+
+#[cfg(test)]
+impl Used {
+    /// The bytes of all owners.
+    pub(super) fn sum(&self) -> Sum {
+        self.bytes().all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_leaves_room_for_others() {
+        let used = Used::new(10, 6);
+        let mut first = used.reserved("a");
+        first.grow(4).unwrap();
+        let mut second = used.reserved("a");
+        second.grow(2).unwrap();
+        assert_eq!(second.grow(1), Err(Full::Owner));
+        let mut other = used.reserved("b");
+        assert_eq!((other.grow(5), other.grow(4)), (Err(Full::All), Ok(())));
+        first.keep();
+        drop(second);
+        assert_eq!(used.sum(), Sum { stored: 4, coming: 4 });
+        other.keep();
+        let mut third = used.reserved("a");
+        assert_eq!((third.grow(3), third.grow(2)), (Err(Full::Owner), Ok(())));
+        drop(third);
+        used.removed("a", 4);
+        used.removed("b", 4);
+        assert_eq!(used.sum(), Sum::default());
+        assert!(used.bytes().by_owner.is_empty());
+    }
+
+    #[test]
+    fn what_is_counted_replaces_what_is_known() {
+        let used = Used::new(10, 6);
+        let mut coming = used.reserved("a");
+        coming.grow(1).unwrap();
+        used.counted(HashMap::from([("a".to_owned(), 5), ("b".to_owned(), 2)]));
+        assert_eq!((used.sum(), coming.grow(1)), (Sum { stored: 7, coming: 1 }, Err(Full::Owner)));
+        used.counted(HashMap::from([("b".to_owned(), 1)]));
+        assert_eq!((used.sum(), coming.grow(1)), (Sum { stored: 1, coming: 1 }, Ok(())));
+        assert_eq!(used.bytes().by_owner.len(), 2);
+    }
+}
