@@ -5,8 +5,10 @@
 // Exits with 0 if all is as the package's README says. tests/tests/client/node.rs has the workers.
 
 import assert from 'node:assert/strict'
-import { readFileSync } from 'node:fs'
+import { spawnSync } from 'node:child_process'
+import { copyFileSync, readFileSync, writeFileSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { fileURLToPath } from 'node:url'
 import amqp from 'amqplib'
 import * as vramq from 'vramq'
 
@@ -316,6 +318,16 @@ const scenarios = {
       const written = Object.getOwnPropertyNames(vramq[name].prototype).filter((method) => method !== 'constructor')
       for (const method of written) assert.ok(body.includes(method), `${name}.${method} is not in index.d.ts`)
     }
+  },
+
+  // TypeScript takes a program that uses the package as it is meant to be used, and refuses what is marked in it.
+  async typescript(program) {
+    const folder = fileURLToPath(new URL('.', import.meta.url))
+    copyFileSync(program, `${folder}/typed.ts`)
+    writeFileSync(`${folder}/package.json`, '{"type": "module"}')
+    const options = ['--strict', '--noEmit', '--module', 'nodenext', '--target', 'es2022', '--types', 'node']
+    const ended = spawnSync(process.execPath, ['node_modules/typescript/bin/tsc', ...options, 'typed.ts'], { cwd: folder, encoding: 'utf8' })
+    assert.equal(ended.status, 0, `${ended.stdout}${ended.stderr}`)
   },
 
   // Vectors as numbers and in both kinds of base64.
