@@ -68,10 +68,13 @@ def results(url):
         # A child of a fork has no thread of the client's: it gets an error instead of waiting for ever.
         assert in_child(raises, vramq.ClientClosed, client.run, MODEL, ["x"]) == 0
         assert in_child(client.close) == 0 and client.run(MODEL, ["x"]).outputs == ["x"]
-        forgotten = client.submit(MODEL, ["x"])
-        forgotten.result()
+        ended, failed = client.submit(MODEL, ["x"]), client.submit(MODEL, ["x"], params={"unknown": 1})
+        ended.result()
+        raises(vramq.JobFailed, failed.result)
     raises(vramq.ClientClosed, client.run, MODEL, ["x"])
-    forgotten.forget()
+    # What has ended before has ended with that.
+    assert ended.result().outputs == ["x"] and raises(vramq.JobFailed, failed.result).reason == "invalid-input"
+    ended.forget()
 
 
 def in_child(function, *args):

@@ -66,6 +66,7 @@ fn scenario_with(python: &str, name: &str, url: &str) -> Result<Command> {
 }
 
 async fn results_come_in_order_and_parts(env: &mut TestEnv) -> Result<()> {
+    dead_letters_are_expected(env);
     env.worker(&[]).await?;
     succeeds(scenario("results", &env.url)?).await
 }
