@@ -235,7 +235,7 @@ async fn work(
         tokio::select! {
             (code, name) = signals.next() => {
                 progress.clear();
-                eprintln!("{name}: {} jobs were still out; their answers are dropped", template.out());
+                eprintln!("{name}: {} jobs were still out; they run, and end as dead letters (unroutable)", template.out());
                 return end_early(results, code);
             }
             _ = ticks.tick() => progress.tick(),
