@@ -19,6 +19,7 @@ export type Output = { [kind in keyof Kinds]: Only<Kinds[kind]> }[keyof Kinds]
 export interface ConnectOptions {
   /** From `submit` to the last reply; 0 or Infinity for no limit. Default: an hour. */
   timeoutMs?: number
+  /** How long one host of the broker may take until the client is connected. Default: ten seconds. */
   connectTimeoutMs?: number
   /** How long a lost connection is tried before everything in flight fails. Default: for ever. */
   reconnectForMs?: number

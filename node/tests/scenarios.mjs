@@ -7,12 +7,32 @@
 import assert from 'node:assert/strict'
 import { spawnSync } from 'node:child_process'
 import { copyFileSync, readFileSync, writeFileSync } from 'node:fs'
+import net from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import amqp from 'amqplib'
 import * as vramq from 'vramq'
 
 const MODEL = 'echo'
+
+// A broker that says nothing any more once a client opens a channel.
+async function brokerThatHangs({ hostname, port }) {
+  const server = net.createServer((client) => {
+    const broker = net.connect(Number(port), hostname)
+    let hangs = false
+    client.on('data', (data) => {
+      hangs ||= data.includes(CHANNEL_OPEN)
+      broker.write(data)
+    })
+    broker.on('data', (data) => hangs || client.write(data))
+    for (const [one, other] of [[client, broker], [broker, client]]) one.on('error', () => {}).on('close', () => other.destroy())
+  })
+  await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve))
+  return server
+}
+
+// Class and method in AMQP.
+const CHANNEL_OPEN = Buffer.from([0, 20, 0, 10])
 
 const scenarios = {
   // Outputs of every kind, in order; progress; many at once.
@@ -94,6 +114,12 @@ const scenarios = {
       assert.ok(!refused.message.includes('hunter2'), refused.message)
     }
     for (const address of ['hunter2', 'amqp://%zz:guest@localhost', undefined]) await assert.rejects(vramq.Client.connect(address), vramq.ConnectError)
+    const hanging = await brokerThatHangs(new URL(url))
+    const silent = await vramq.Client.connect(`amqp://guest:guest@127.0.0.1:${hanging.address().port}/`, { connectTimeoutMs: 500 }).catch((error) => error)
+    assert.ok(silent instanceof vramq.ConnectError && silent.retryable && /within 500 ms/.test(silent.message), `${silent}`)
+    hanging.close()
+    // As if it were not there.
+    await (await vramq.Client.connect(url, { connectTimeoutMs: undefined, timeoutMs: undefined, jobsInFlight: undefined })).close()
     // Behind the last slash is the virtual host. The broker says what it is.
     const host = await vramq.Client.connect(url.replace(/[^/]*$/, 'no-such-host')).catch((error) => error)
     assert.ok(host instanceof vramq.ConnectError && !host.retryable && /vhost.*no-such-host/.test(host.message), `${host}`)
