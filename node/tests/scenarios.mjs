@@ -86,7 +86,7 @@ const scenarios = {
       expirationMs: [-1, 1.5, NaN, Infinity, 2 ** 32, 'soon'],
       timeoutMs: [-1, NaN, '1000'],
       traceparent: [7, '\ud800'],
-      params: [7, 'ab', [], { x: 1n }, itself],
+      params: [7, 'ab', [], new Map([['dtype', 'f16']]), { x: 1n }, itself],
       headers: [
         7, 'ab', ['a'], { '': 'a' }, { ['x'.repeat(129)]: 'a' }, { x: NaN }, { x: Infinity }, { x: 1n }, { x: () => {} }, { x: Symbol('y') },
         { x: '\ud800' }, { x: new Date() }, { x: new Uint8Array(3) }, { x: 'y'.repeat(65 << 10) }, { x: [[{ y: 1n }]] }, { x: [undefined] }, itself,
