@@ -2,17 +2,24 @@
 
 export type Input = string | Uint8Array | { uri: string } | { json: unknown }
 
-export type Output =
-  | { embedding: Float32Array; dtype: 'f32' | 'f16' }
-  | { json: unknown }
-  | { bytes: Uint8Array; mediaType: string }
-  | { uri: string }
+interface Kinds {
+  embedding: { embedding: Float32Array; dtype: 'f32' | 'f16' }
+  json: { json: unknown }
+  bytes: { bytes: Uint8Array; mediaType: string }
+  uri: { uri: string }
   /** The elements of a sparse vector that are not zero: ascending indices, and a value for each. */
-  | { sparse: { indices: Uint32Array; values: Float32Array } }
+  sparse: { sparse: { indices: Uint32Array; values: Float32Array } }
+}
+type KeyOf<T> = T extends unknown ? keyof T : never
+/** An output of one kind. The fields of the others may be asked for, and are undefined. */
+type Only<T> = T & { [key in Exclude<KeyOf<Kinds[keyof Kinds]>, keyof T>]?: undefined }
+
+export type Output = { [kind in keyof Kinds]: Only<Kinds[kind]> }[keyof Kinds]
 
 export interface ConnectOptions {
   /** From `submit` to the last reply; 0 or Infinity for no limit. Default: an hour. */
   timeoutMs?: number
+  /** How long one host of the broker may take until the client is connected. Default: ten seconds. */
   connectTimeoutMs?: number
   /** How long a lost connection is tried before everything in flight fails. Default: for ever. */
   reconnectForMs?: number
@@ -131,3 +138,5 @@ export declare class JobTimeout extends JobError {
   readonly itemsDone: number
   readonly items: number
 }
+
+export {}

@@ -50,7 +50,7 @@ export class Client {
   constructor(url, options) {
     this.#options = {
       timeoutMs: TIMEOUT_MS, connectTimeoutMs: CONNECT_TIMEOUT_MS, replyQueueExpiresMs: REPLY_QUEUE_EXPIRES_MS,
-      jobsInFlight: JOBS_IN_FLIGHT, reconnectForMs: Infinity, name: `vramq-node ${process.pid}`, anonymous: false, ...options,
+      jobsInFlight: JOBS_IN_FLIGHT, reconnectForMs: Infinity, name: `vramq-node ${process.pid}`, anonymous: false, ...given(options),
     }
     this.replyQueue = `vramq.replies.client.${randomUUID()}`
     this.#connector = new Connector(
@@ -191,6 +191,11 @@ export class Client {
     this.#ended ??= error
     for (const pending of [...this.#pending]) pending.fail(this.#ended)
   }
+}
+
+// Options that are undefined are left out, as those that are not there.
+function given(options) {
+  return Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined))
 }
 
 function aborted(signal) {

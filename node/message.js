@@ -3,6 +3,7 @@
 
 import { Buffer } from 'node:buffer'
 import { InvalidJob } from './errors.js'
+import { TIMER_MS_MAX } from './session.js'
 import { CONTENT_TYPE, isWellFormed } from './wire.js'
 
 // An AMQP short string.
@@ -15,8 +16,6 @@ export const limits = { headerBytes: 64 * 1024, expirationMs: 2 ** 32 - 1 }
 const HEADER_DEPTH_MAX = 32
 const PRIORITY_MAX = 255
 const BATCH_HINT_MAX = 2 ** 32 - 1
-// What a timer of Node.js can wait, 24 days; more would be no wait at all.
-const TIMEOUT_MS_MAX = 2 ** 31 - 1
 
 export function checkId(id) {
   return shortText('id', id)
@@ -25,7 +24,7 @@ export function checkId(id) {
 // A time limit of a job as a timer takes it; 0 for none.
 export function checkTimeout(timeoutMs) {
   if (typeof timeoutMs !== 'number' || !(timeoutMs >= 0)) throw new InvalidJob(`timeoutMs is ${shown(timeoutMs)}, and has to be at least 0`)
-  return timeoutMs === Infinity ? 0 : Math.min(timeoutMs, TIMEOUT_MS_MAX)
+  return timeoutMs === Infinity ? 0 : Math.min(timeoutMs, TIMER_MS_MAX)
 }
 
 export function messageProperties({ id, replyTo, userId, priority, expirationMs, batchHint, traceparent, headers }) {

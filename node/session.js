@@ -9,6 +9,8 @@ const REPLY_PREFETCH = 128
 export const CLOSE_MS = 3000
 // In this time those who use a lost connection learn why from amqplib.
 const LOST_MS = 1000
+// What a timer of Node.js can wait, 24 days; more would be no wait at all.
+export const TIMER_MS_MAX = 2 ** 31 - 1
 
 // What amqplib says when the broker closes the connection instead of opening the virtual host. It keeps the broker's words to itself.
 const VHOST_REFUSED = /got <ConnectionClose/
@@ -20,6 +22,19 @@ export async function within(ms, work) {
     await Promise.race([work, sleep(ms, undefined, { signal: timer.signal })])
   } finally {
     timer.abort()
+  }
+}
+
+// What work gives, or an error when that takes longer.
+async function inTime(ms, work) {
+  let timer
+  const late = new Promise((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`no answer within ${ms} ms`)), Math.min(ms, TIMER_MS_MAX))
+  })
+  try {
+    return await Promise.race([work, late])
+  } finally {
+    clearTimeout(timer)
   }
 }
 
@@ -107,7 +122,8 @@ export class Connector {
     for (const url of this.#urls) {
       const session = new Session()
       try {
-        await steps(url, session)
+        // amqplib's own limit is for the handshake alone: a broker that hangs behind it would be waited for until its heartbeats are missed.
+        await inTime(this.#options.connectTimeoutMs, steps(url, session))
         return session
       } catch (error) {
         await session.drop()
@@ -152,6 +168,8 @@ export class Connector {
     // Without noDelay a small job waits for the acknowledgement of the packet before it.
     const connection = await amqp.connect(url, { noDelay: true, timeout: connectTimeoutMs, clientProperties, ...tls })
     session.connections.push(connection)
+    // It came after the time was over.
+    if (session.isLost) await session.drop()
     return connection
   }
 

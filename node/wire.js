@@ -27,7 +27,8 @@ export function encodeJob(model, inputs, params) {
   }
   if (inputs.length === 0) throw new InvalidJob('a job without inputs has no result')
   if (inputs.length > ITEMS_MAX) throw new InvalidJob(`the job has ${inputs.length} inputs, at most ${ITEMS_MAX} are allowed`)
-  if (params !== undefined && params !== null && (typeof params !== 'object' || Array.isArray(params))) {
+  // JSON has nothing of what is in a Map or a Set.
+  if (params !== undefined && params !== null && (typeof params !== 'object' || Symbol.iterator in params)) {
     throw new InvalidJob('params has to be an object')
   }
   const body = Buffer.from(toJson({ model, inputs: inputs.map(encodeInput), ...(params && { params }) }))

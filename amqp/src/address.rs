@@ -208,7 +208,13 @@ impl Address {
         // lapin bounds neither the TCP connection nor the handshake.
         let connected = tokio::time::timeout(patience, connecting).await;
         mute.store(connected.is_err(), Ordering::Relaxed);
-        connected.unwrap_or_else(|_| Err(io_error(no_answer())))
+        connected.unwrap_or_else(|_| Err(io_error(no_answer()))).map_err(|error| {
+            if is_no_tls(&error) {
+                io_error(io::Error::new(io::ErrorKind::InvalidData, NO_TLS))
+            } else {
+                error
+            }
+        })
     }
 }
 
@@ -220,6 +226,15 @@ async fn says_something(uri: &AMQPUri) -> io::Result<()> {
         stream.read_u8().await?;
     }
     Ok(())
+}
+
+/// What to do where the port answers something else than TLS.
+const NO_TLS: &str =
+    "the port does not speak TLS: amqps:// is port 5671 of most brokers, and amqp:// port 5672";
+
+/// Whether the answer to the first message of TLS was none; these are rustls's words.
+fn is_no_tls(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::IOError(why) if why.to_string().contains("InvalidContentType"))
 }
 
 fn no_answer() -> io::Error {

@@ -17,6 +17,9 @@ const RECONNECT_FOR: Duration = Duration::from_secs(60);
 /// How long closing a connection may take before the command ends without waiting for it.
 const CLOSE_MAX: Duration = Duration::from_secs(3);
 
+/// These flags stand together in every help: clap would put each beside the flag of the same number of the command itself.
+const HEADING: &str = "Broker";
+
 /// Where the broker is.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Broker {
@@ -28,24 +31,26 @@ pub(crate) struct Broker {
         hide_env_values = true,
         default_value = "amqp://guest:guest@localhost:5672/%2f",
         value_name = "URL",
-        global = true
+        global = true,
+        help_heading = HEADING
     )]
     url: Secret,
     /// Certificates of a private authority, in PEM, for amqps://.
-    #[arg(long = "broker-ca", env = "VRAMQ_BROKER_CA", value_parser = certificates, value_name = "FILE", global = true)]
+    #[arg(long = "broker-ca", env = "VRAMQ_BROKER_CA", value_parser = certificates, value_name = "FILE", global = true, help_heading = HEADING)]
     ca_pem: Option<Pem>,
     /// This command's certificate, in PEM, for amqps://.
-    #[arg(long = "broker-certificate", env = "VRAMQ_BROKER_CERTIFICATE", value_name = "FILE", global = true)]
+    #[arg(long = "broker-certificate", env = "VRAMQ_BROKER_CERTIFICATE", value_name = "FILE", global = true, help_heading = HEADING)]
     certificate: Option<PathBuf>,
     /// The private key of the certificate, in PEM.
-    #[arg(long = "broker-key", env = "VRAMQ_BROKER_KEY", value_name = "FILE", global = true)]
+    #[arg(long = "broker-key", env = "VRAMQ_BROKER_KEY", value_name = "FILE", global = true, help_heading = HEADING)]
     key: Option<PathBuf>,
     /// File with the password of the URL's user.
     #[arg(
         long = "broker-password-file",
         env = "VRAMQ_BROKER_PASSWORD_FILE",
         value_name = "FILE",
-        global = true
+        global = true,
+        help_heading = HEADING
     )]
     password_file: Option<PathBuf>,
 }

@@ -59,6 +59,7 @@ pub(crate) struct Args {
 
 /// Runs the command; its exit code.
 pub(crate) async fn run(args: Args) -> u8 {
+    let is_private = args.private;
     let downloaded = tokio::task::spawn_blocking(move || write(args)).await;
     let error = match downloaded {
         Ok(Ok(())) => return exit::DONE,
@@ -70,7 +71,10 @@ pub(crate) async fn run(args: Args) -> u8 {
         DownloadError::Invalid(_) => exit::USAGE,
         _ => exit::FAILED,
     };
-    eprintln!("error: {}", safe(&error.to_string()));
+    // The library has a store's flag for it, and this command its own.
+    let is_refused = matches!(&error, DownloadError::Denied(why) if why.contains("private address"));
+    let hint = if is_refused && !is_private { "; --private allows it" } else { "" };
+    eprintln!("error: {}{hint}", safe(&error.to_string()));
     code
 }
 

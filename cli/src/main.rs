@@ -11,12 +11,13 @@ mod signals;
 mod status;
 mod submit;
 
+use std::env::VarError;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use vramq_amqp::misspelt;
-use vramq_program::{Completions, Manual, completions_help, manual_help};
+use vramq_program::{Completions, Manual, completions_help, log_filter, manual_help};
 
 /// The variable that says what is logged.
 const LOG_VARIABLE: &str = "VRAMQ_LOG";
@@ -56,7 +57,13 @@ fn main() -> ExitCode {
         return exit::USAGE.into();
     }
     // lapin logs every lost connection as errors of its own; the client logs it once.
-    let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new("warn,lapin=off"));
+    let filter = match log_filter_of_environment() {
+        Ok(filter) => filter,
+        Err(error) => {
+            eprintln!("error: {LOG_VARIABLE}: {error}");
+            return exit::USAGE.into();
+        }
+    };
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -86,6 +93,16 @@ fn main() -> ExitCode {
     // A thread that waits for input from a terminal must not delay the exit.
     runtime.shutdown_background();
     code.into()
+}
+
+/// What the environment says is logged; warnings where it says nothing.
+fn log_filter_of_environment() -> Result<EnvFilter, String> {
+    let directives = match std::env::var(LOG_VARIABLE) {
+        Ok(directives) if !directives.is_empty() => log_filter(&directives)?,
+        Ok(_) | Err(VarError::NotPresent) => "warn,lapin=off".to_owned(),
+        Err(error) => return Err(error.to_string()),
+    };
+    EnvFilter::builder().parse(directives).map_err(|error| error.to_string())
 }
 
 fn done(result: Result<(), String>) -> u8 {

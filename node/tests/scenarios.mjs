@@ -5,12 +5,34 @@
 // Exits with 0 if all is as the package's README says. tests/tests/client/node.rs has the workers.
 
 import assert from 'node:assert/strict'
-import { readFileSync } from 'node:fs'
+import { spawnSync } from 'node:child_process'
+import { copyFileSync, readFileSync, writeFileSync } from 'node:fs'
+import net from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { fileURLToPath } from 'node:url'
 import amqp from 'amqplib'
 import * as vramq from 'vramq'
 
 const MODEL = 'echo'
+
+// A broker that says nothing any more once a client opens a channel.
+async function brokerThatHangs({ hostname, port }) {
+  const server = net.createServer((client) => {
+    const broker = net.connect(Number(port), hostname)
+    let hangs = false
+    client.on('data', (data) => {
+      hangs ||= data.includes(CHANNEL_OPEN)
+      broker.write(data)
+    })
+    broker.on('data', (data) => hangs || client.write(data))
+    for (const [one, other] of [[client, broker], [broker, client]]) one.on('error', () => {}).on('close', () => other.destroy())
+  })
+  await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve))
+  return server
+}
+
+// Class and method in AMQP.
+const CHANNEL_OPEN = Buffer.from([0, 20, 0, 10])
 
 const scenarios = {
   // Outputs of every kind, in order; progress; many at once.
@@ -64,7 +86,7 @@ const scenarios = {
       expirationMs: [-1, 1.5, NaN, Infinity, 2 ** 32, 'soon'],
       timeoutMs: [-1, NaN, '1000'],
       traceparent: [7, '\ud800'],
-      params: [7, 'ab', [], { x: 1n }, itself],
+      params: [7, 'ab', [], new Map([['dtype', 'f16']]), { x: 1n }, itself],
       headers: [
         7, 'ab', ['a'], { '': 'a' }, { ['x'.repeat(129)]: 'a' }, { x: NaN }, { x: Infinity }, { x: 1n }, { x: () => {} }, { x: Symbol('y') },
         { x: '\ud800' }, { x: new Date() }, { x: new Uint8Array(3) }, { x: 'y'.repeat(65 << 10) }, { x: [[{ y: 1n }]] }, { x: [undefined] }, itself,
@@ -92,6 +114,12 @@ const scenarios = {
       assert.ok(!refused.message.includes('hunter2'), refused.message)
     }
     for (const address of ['hunter2', 'amqp://%zz:guest@localhost', undefined]) await assert.rejects(vramq.Client.connect(address), vramq.ConnectError)
+    const hanging = await brokerThatHangs(new URL(url))
+    const silent = await vramq.Client.connect(`amqp://guest:guest@127.0.0.1:${hanging.address().port}/`, { connectTimeoutMs: 500 }).catch((error) => error)
+    assert.ok(silent instanceof vramq.ConnectError && silent.retryable && /within 500 ms/.test(silent.message), `${silent}`)
+    hanging.close()
+    // As if it were not there.
+    await (await vramq.Client.connect(url, { connectTimeoutMs: undefined, timeoutMs: undefined, jobsInFlight: undefined })).close()
     // Behind the last slash is the virtual host. The broker says what it is.
     const host = await vramq.Client.connect(url.replace(/[^/]*$/, 'no-such-host')).catch((error) => error)
     assert.ok(host instanceof vramq.ConnectError && !host.retryable && /vhost.*no-such-host/.test(host.message), `${host}`)
@@ -316,6 +344,16 @@ const scenarios = {
       const written = Object.getOwnPropertyNames(vramq[name].prototype).filter((method) => method !== 'constructor')
       for (const method of written) assert.ok(body.includes(method), `${name}.${method} is not in index.d.ts`)
     }
+  },
+
+  // TypeScript takes a program that uses the package as it is meant to be used, and refuses what is marked in it.
+  async typescript(program) {
+    const folder = fileURLToPath(new URL('.', import.meta.url))
+    copyFileSync(program, `${folder}/typed.ts`)
+    writeFileSync(`${folder}/package.json`, '{"type": "module"}')
+    const options = ['--strict', '--noEmit', '--module', 'nodenext', '--target', 'es2022', '--types', 'node']
+    const ended = spawnSync(process.execPath, ['node_modules/typescript/bin/tsc', ...options, 'typed.ts'], { cwd: folder, encoding: 'utf8' })
+    assert.equal(ended.status, 0, `${ended.stdout}${ended.stderr}`)
   },
 
   // Vectors as numbers and in both kinds of base64.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
-pub use options::{BrokerOptions, LogFormat};
+pub use options::{BrokerOptions, LogFormat, log_filter};
 
 /// Write the completions of a shell to standard output.
 #[derive(Clone, Debug, Args)]

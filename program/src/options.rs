@@ -35,9 +35,62 @@ impl BrokerOptions {
     }
 }
 
+/// The levels of a filter of the log. It also takes their numbers.
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// A filter of the log, if each of its words without `=` is a level. A word that is none would name a target, and nothing else would be
+/// logged any more: so would end the log of who misspells a level.
+///
+/// # Errors
+/// A word is no level.
+pub fn log_filter(directives: &str) -> Result<String, String> {
+    let is_level = |word: &str| {
+        LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level)) || matches!(word.parse::<u8>(), Ok(0..=5))
+    };
+    let mut words = directives.split(',').map(str::trim).filter(|directive| {
+        let is_word_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        !directive.is_empty() && directive.chars().all(is_word_char)
+    });
+    // The names of a span's fields stand between commas, too.
+    match words.find(|word| !directives.contains('[') && !is_level(word)) {
+        None => Ok(directives.to_owned()),
+        Some(word) => Err(format!(
+            "`{word}` is no level: there are {}; for one target write TARGET=LEVEL, as in lapin=debug",
+            LEVELS.join(", ")
+        )),
+    }
+}
+
 /// The form of a line of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     Text,
     Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::log_filter;
+
+    #[test]
+    fn a_misspelt_level_is_no_filter() {
+        for right in [
+            "info",
+            "WARN",
+            "3",
+            "",
+            "info,lapin=debug",
+            "lapin=off, debug",
+            "vramq_worker::event_loop",
+            "[span{a,b}]=debug",
+        ] {
+            assert_eq!(log_filter(right).as_deref(), Ok(right));
+        }
+        for (wrong, word) in
+            [("wran", "wran"), ("info,verbose", "verbose"), ("6", "6"), ("vramq_worker", "vramq_worker")]
+        {
+            let error = log_filter(wrong).unwrap_err();
+            assert!(error.starts_with(&format!("`{word}` is no level")), "{error}");
+        }
+    }
 }

@@ -41,6 +41,8 @@ async def raises_async(kind, work):
 def results(url):
     """Outputs of every kind, in order; progress; several threads; a model without the extra."""
     with vramq.Client(url) as client:
+        with_gaps = memoryview(b"a-b-c-")[::2]
+        assert [output.data for output in client.run(MODEL, [with_gaps, bytearray(b"d")]).outputs] == [b"abc", b"d"]
         result = client.run(MODEL, ["a", "ñ, 漢字 \x00\n", b"\0\1\xff", vramq.Uri("s3://bucket/key")])
         assert result.plain() == ["a", "ñ, 漢字 \x00\n", b"\0\1\xff", "s3://bucket/key"], result.plain()
         assert isinstance(result.outputs[2], vramq.Bytes) and isinstance(result.outputs[3], vramq.Uri)
@@ -66,10 +68,13 @@ def results(url):
         # A child of a fork has no thread of the client's: it gets an error instead of waiting for ever.
         assert in_child(raises, vramq.ClientClosed, client.run, MODEL, ["x"]) == 0
         assert in_child(client.close) == 0 and client.run(MODEL, ["x"]).outputs == ["x"]
-        forgotten = client.submit(MODEL, ["x"])
-        forgotten.result()
+        ended, failed = client.submit(MODEL, ["x"]), client.submit(MODEL, ["x"], params={"unknown": 1})
+        ended.result()
+        raises(vramq.JobFailed, failed.result)
     raises(vramq.ClientClosed, client.run, MODEL, ["x"])
-    forgotten.forget()
+    # What has ended before has ended with that.
+    assert ended.result().outputs == ["x"] and raises(vramq.JobFailed, failed.result).reason == "invalid-input"
+    ended.forget()
 
 
 def in_child(function, *args):
@@ -133,6 +138,12 @@ def failures(url):
             for call in (client.run, client.submit, client.publish, client.embed):
                 assert "a list" in str(raises(vramq.InvalidJob, call, MODEL, single))
         assert client.run(MODEL, (text for text in "ab")).outputs == ["a", "b"]
+        # Without NumPy before a job is run, not after.
+        numpy, sys.modules["numpy"] = sys.modules.get("numpy"), None
+        assert "vramq[numpy]" in str(raises(ImportError, client.embed, "nobody", ["a"]))
+        del sys.modules["numpy"]
+        if numpy is not None:
+            sys.modules["numpy"] = numpy
         for model in ("no such name", "", 7, None):
             raises(vramq.InvalidJob, client.run, model, ["a"])
         itself = {}
@@ -143,6 +154,7 @@ def failures(url):
             "priority": [300, -1, "high", 2.5],
             "expiration": [-1, float("nan"), float("inf"), 1 << 32, "soon", [], datetime.datetime.now() - datetime.timedelta(seconds=9)],
             "traceparent": [7, "\ud800"],
+            "timeout": [-1, float("nan"), "60", True, datetime.timedelta(minutes=1)],
             "headers": [
                 7, "ab", ["a"], {7: "a"}, {"": "a"}, {"\ud800": 1}, {"x" * 129: "a"}, {"x": object()}, {"x": 1 << 64}, {"x": "\ud800"},
                 {"x": "y" * (121 << 10)}, {"x": {"y": object()}}, {"x": {7: 7}}, {"x": itself}, {"x": [[object()]]},
@@ -152,6 +164,8 @@ def failures(url):
             for value in values:
                 raises(vramq.InvalidJob, client.run, MODEL, ["a"], **{name: value})
                 raises(vramq.InvalidJob, client.publish, MODEL, ["a"], **{name: value})
+        raises(vramq.InvalidJob, client.run, MODEL, ["a"], on_progress=7)
+        raises(ValueError, client.embed, MODEL, ["a"], job_items=0)
         for reply_to in ("", "x" * 256, 7):
             raises(vramq.InvalidJob, client.publish, MODEL, ["a"], reply_to=reply_to)
         in_an_hour = datetime.datetime.now() + datetime.timedelta(hours=1)
@@ -419,8 +433,21 @@ def celery(url):
     assert app.client.reconnects == 0 and echo("alone") == "alone"
     raises(vramq.InvalidJob, app.task(MODEL, inputs=lambda text: text).delay, "text")
     raises(vramq.InvalidJob, echo.apply_async, (["x"],), expires=-1)
-    raises(TypeError, echo.apply_async, (["a"],), countdown=5)
+    # Celery's own order of arguments, options that wrappers pass on as None, and tasks that are called by name.
+    assert echo.apply_async((["x"],), None, "third", countdown=None, queue=None).id == "third"
+    assert app.send_task(MODEL, [["x"]], priority=1).get(timeout=60, interval=0.1, disable_sync_subtasks=False) == ["x"]
+    for option in ("countdown", "eta", "queue", "link", "ignore_result"):
+        assert option in str(raises(TypeError, echo.apply_async, (["a"],), **{option: 5}))
+    assert "callback" in str(raises(TypeError, echo.delay("a").get, callback=print))
     raises(TypeError, echo.delay, "a", "b")
+    for arguments in ("text", {"a": 1}):
+        raises(TypeError, echo.apply_async, arguments)
+    raises(TypeError, echo.apply_async)
+    assert "decorator" in str(raises(TypeError, app.task, celery))
+    for name in ("s", "si", "signature", "map", "chunks", "retry", "apply"):
+        assert "docs/celery.md" in str(raises(AttributeError, getattr, echo, name))
+    assert "vramq control cancel" in str(raises(AttributeError, getattr, shaped.delay("a", body="b"), "revoke"))
+    assert not hasattr(echo, "request") and result.info == ["a", "b"]
     app.close()
 
 
@@ -428,6 +455,52 @@ def celery_in_child(app, echo, of_the_parent):
     raises(LookupError, app.AsyncResult, of_the_parent)
     assert echo("alone") == "alone"
     app.close()
+
+
+def processes(_):
+    """Every error comes whole out of a pool of processes."""
+    errors = [
+        vramq.ConnectError("cannot reach it", True), vramq.InvalidJob("no inputs"), vramq.JobFailed("expired", "too late", [None, "b"]),
+        vramq.JobTimeout(2.5, 1, 3), vramq.DownloadError("store-unavailable", "busy"), vramq.QueueFull("full"),
+        vramq.OutOfMemory("no room", asked=7), vramq.InvalidInput("no picture", 3),
+    ]
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        for error in errors:
+            came = raises(type(error), pool.apply_async(_raise, (error,)).get, timeout=60)
+            assert (type(came), str(came), vars(came)) == (type(error), str(error), vars(error)), came
+    assert raises(vramq.JobTimeout, _raise, errors[3]).retryable is False
+
+
+def _raise(error):
+    raise error
+
+
+def types(program):
+    """What type checkers read is what there is. `program` uses the package as it is meant to be used."""
+    import ast
+    import subprocess
+    import tempfile
+
+    stub = os.path.join(os.path.dirname(vramq.__file__), "__init__.pyi")
+    with open(stub) as file:
+        classes = {node.name: node for node in ast.parse(file.read()).body if isinstance(node, ast.ClassDef)}
+
+    def arguments(name):
+        return {item.name: ast.unparse(item.args) for item in classes[name].body if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef))}
+
+    # The blocking client passes its options on, so what is there does not show them.
+    for method in ("__init__", "submit", "run", "embed", "publish"):
+        assert arguments("Client")[method] == arguments("AsyncClient")[method], method
+    with tempfile.TemporaryDirectory() as folder:
+        config = os.path.join(folder, "mypy.ini")
+        with open(config, "w") as file:
+            file.write("[mypy]\nignore_missing_imports = true\n")
+        for words in (
+            ["mypy.stubtest", "--mypy-config-file", config, "vramq"],
+            ["mypy", "--config-file", config, "--cache-dir", os.path.join(folder, "cache"), "--strict", program],
+        ):
+            ended = subprocess.run([sys.executable, "-I", "-m", *words], capture_output=True, text=True, cwd=folder)
+            assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def golden(folder):
@@ -649,6 +722,7 @@ def without_the_extra(_):
         assert name not in sys.modules, f"{name} is loaded by `import vramq`"
         sys.modules[name] = None
     assert vramq.Model and vramq.serve and vramq.JobFailed and vramq.download
+    assert set(vramq.__all__) <= set(dir(vramq))
     assert "vramq[client]" in str(raises(ImportError, getattr, vramq, "Client"))
     from vramq import _wire
 

@@ -3,8 +3,8 @@
 The models' side needs the standard library only. The clients need aio-pika: `pip install 'vramq[client]'`.
 """
 
-from . import errors
 from .errors import *  # noqa: F403
+from .errors import __all__ as _errors
 from .models import *  # noqa: F403
 from .models import __all__ as _models
 
@@ -14,7 +14,7 @@ _CLIENTS = {
     "Sparse": "_wire", "download": "_download", "download_file": "_download",
 }
 
-__all__ = [*_models, *_CLIENTS, *(name for name in vars(errors) if not name.startswith("_"))]
+__all__ = [*_models, *_CLIENTS, *_errors]
 
 
 def __getattr__(name):
@@ -28,3 +28,7 @@ def __getattr__(name):
         if error.name not in ("aio_pika", "aiormq"):
             raise
         raise ImportError(f"vramq.{name} needs aio-pika: pip install 'vramq[client]'") from error
+
+
+def __dir__():
+    return sorted({*globals(), *_CLIENTS})

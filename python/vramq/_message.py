@@ -2,6 +2,7 @@
 jobs share."""
 
 import datetime
+import numbers
 import operator
 import time
 import uuid
@@ -51,6 +52,16 @@ def job_message(body, content_type, job_id, reply_to, user, *, priority, expirat
     if len(encoded) > HEADER_BYTES_MAX:
         raise InvalidJob(f"the job's headers take {len(encoded)} bytes, at most {HEADER_BYTES_MAX} are allowed")
     return message
+
+
+def checked_timeout(timeout):
+    """The time limit of a job in seconds; None for no limit. Raises InvalidJob."""
+    if timeout is None:
+        return None
+    # Not a number is in no range; an event loop would lose the order of its timers over it.
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or not timeout >= 0:
+        raise InvalidJob(f"timeout is {timeout!r}, and has to be None or seconds, at least 0")
+    return float(timeout)
 
 
 def _headers(headers):

@@ -104,7 +104,9 @@ def _input(item, at, encoding):
     if isinstance(item, str):
         return item
     if isinstance(item, (bytes, bytearray, memoryview)):
-        return {"bytes": bytes(item) if encoding == "msgpack" else base64.b64encode(item).decode()}
+        # A view with gaps has no base64 by itself.
+        whole = item if isinstance(item, bytes) else bytes(item)
+        return {"bytes": whole if encoding == "msgpack" else base64.b64encode(whole).decode()}
     if isinstance(item, Uri):
         return {"uri": item.uri}
     if isinstance(item, Json):
@@ -322,12 +324,18 @@ def plain(output):
     return output.uri if isinstance(output, Uri) else output
 
 
-def stack(outputs):
-    """Embeddings as the rows of a NumPy array."""
+def numpy_or_why():
+    """The module. Raises ImportError that says how to get it."""
     try:
         import numpy
     except ImportError as error:
         raise ImportError("NumPy is not installed: pip install 'vramq[numpy]'") from error
+    return numpy
+
+
+def stack(outputs):
+    """Embeddings as the rows of a NumPy array."""
+    numpy = numpy_or_why()
     other = next((type(output).__name__ for output in outputs if not isinstance(output, Embedding)), None)
     if other is not None:
         raise TypeError(f"an output is no embedding but a {other}")

@@ -14,7 +14,7 @@ from aiormq.exceptions import AMQPError
 
 from . import _wire
 from ._job import AsyncJob, Pending, Slots
-from ._message import checked_id, job_message
+from ._message import checked_id, checked_timeout, job_message
 from ._publish import Publisher
 from ._session import CLOSE_S, LOST, Connector, in_own_task, user_of
 from .errors import (
@@ -123,13 +123,16 @@ class AsyncClient:
         inputs = _wire.input_list(inputs)
         job_id = checked_id(id)
         params = _wire.checked_params(params)
+        timeout = checked_timeout(self.timeout if timeout is ... else timeout)
         if on_progress is not None:
+            if not callable(on_progress):
+                raise InvalidJob(f"on_progress is {on_progress!r}, and has to be a function")
             params = {**params, "progress": True}
         message = self._message(model, inputs, params, job_id, self.reply_queue, priority=priority, expiration=expiration,
                                 batch_hint=batch_hint, traceparent=traceparent, headers=headers)
         if job_id in self._jobs:
             raise DuplicateId(f"job id {job_id!r} is already in flight")
-        pending = Pending(job_id, model, len(inputs), self.timeout if timeout is ... else timeout, on_progress)
+        pending = Pending(job_id, model, len(inputs), timeout, on_progress)
         self._jobs[job_id] = pending
         pending.future.add_done_callback(lambda _: self._jobs.pop(job_id))
         await self._publish(message, pending)
@@ -152,6 +155,10 @@ class AsyncClient:
         texts = _wire.input_list(texts)
         if not texts:
             raise InvalidJob("no texts")
+        if job_items < 1:
+            raise ValueError(f"job_items is {job_items}, and has to be at least 1")
+        # Before the jobs are run, not after.
+        _wire.numpy_or_why()
         params = {"dtype": dtype, "encoding": "base64", **_wire.checked_params(options.pop("params", None))}
         chunks = [texts[at:at + job_items] for at in range(0, len(texts), job_items)]
         # A job whose turn has not come is not made yet: its time limit would run while the others have the slots.
@@ -180,7 +187,7 @@ class AsyncClient:
         job_id = checked_id(id)
         message = self._message(model, inputs, _wire.checked_params(params), job_id, reply_to, priority=priority,
                                 expiration=expiration, batch_hint=batch_hint, traceparent=traceparent, headers=headers)
-        pending = Pending(job_id, model, len(inputs), timeout)
+        pending = Pending(job_id, model, len(inputs), checked_timeout(timeout))
         try:
             await self._publish(message, pending)
         finally:

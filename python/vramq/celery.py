@@ -24,6 +24,29 @@ __all__ = ["App", "AsyncResult", "Task"]
 # outputs until it is asked for.
 RESULTS_MAX = 1024
 
+# Options of Celery's `get` about how it waits. They change nothing here.
+_WAITING = {"interval", "no_ack", "follow_parents", "disable_sync_subtasks"}
+
+_NO_WORKFLOWS = "chains, groups and chords stay with Celery, whose tasks may call this one"
+# What a task or a result of Celery has and this one has not, with what to do instead.
+_ABSENT = {
+    **dict.fromkeys(("s", "si", "signature", "subtask", "map", "starmap", "chunks"), _NO_WORKFLOWS),
+    **dict.fromkeys(("then", "children", "parent", "graph", "collect"), _NO_WORKFLOWS),
+    **dict.fromkeys(("run", "apply"), "the model runs on a worker: call the task, or use `delay`"),
+    "retry": "workers retry what can be tried again",
+    "revoke": "`forget` drops the result, and `vramq control cancel ID` stops a job that a worker has",
+}
+
+
+class _Celery:
+    """Names what is missing, so that a call site that cannot stay says why."""
+
+    def __getattr__(self, name):
+        kind = f"vramq.celery.{type(self).__name__}"
+        if name in _ABSENT:
+            raise AttributeError(f"{kind} has no {name}: {_ABSENT[name]} (docs/celery.md)")
+        raise AttributeError(f"{kind} has no {name}")
+
 
 class App:
     """Where tasks are published. Connects at the first call, once in each process, so that it survives a fork.
@@ -57,7 +80,13 @@ class App:
         Without them a task takes one argument, a list of inputs or a single input, and returns a list of plain values or a
         single one. `params` go to the model; `options` are those of `Client.submit` (timeout, priority, expiration, …).
         """
+        if not isinstance(model, str):
+            raise TypeError(f"app.task takes the name of a model, not {model!r}: app.task is no decorator, for a worker has the task's code")
         return Task(self, model, inputs, result, params, options)
+
+    def send_task(self, name, args=None, kwargs=None, **options):
+        """`task(name).apply_async(args, kwargs, …)`."""
+        return self.task(name).apply_async(args, kwargs, **options)
 
     def AsyncResult(self, task_id):  # noqa: N802  (Celery's name)
         """The result of a task that this process published: one that the caller still holds, or one of the last 1,024 that `get` and
@@ -99,7 +128,7 @@ class _Results:
                 del self._untaken[result.id]
 
 
-class Task:
+class Task(_Celery):
     """A model that is called like a Celery task."""
 
     # Options of apply_async that have a counterpart.
@@ -113,13 +142,17 @@ class Task:
         """Publishes the task; returns an AsyncResult once the broker has confirmed it."""
         return self.apply_async(args, kwargs)
 
-    def apply_async(self, args=(), kwargs=None, **options):
-        """As `delay`, with `task_id`, `priority`, `expires` (seconds) and `headers`. Other options of Celery raise TypeError."""
-        unknown = sorted(set(options) - set(self._OPTIONS))
+    def apply_async(self, args=None, kwargs=None, task_id=None, **options):
+        """As `delay`, with `task_id`, `priority`, `expires` (seconds) and `headers`. Other options of Celery raise TypeError, unless they
+        are None."""
+        given = {name: value for name, value in {**options, "task_id": task_id}.items() if value is not None}
+        unknown = sorted(set(given) - set(self._OPTIONS))
         if unknown:
-            raise TypeError(f"apply_async({', '.join(unknown)}=…) has no counterpart in vramq: see docs/celery.md")
-        inputs, single = self._pack(args, kwargs or {})
-        renamed = {self._OPTIONS[name]: value for name, value in options.items() if value is not None}
+            raise TypeError(f"apply_async({', '.join(f'{name}=…' for name in unknown)}) has no counterpart in vramq: see docs/celery.md")
+        if not isinstance(args, (list, tuple, type(None))):
+            raise TypeError(f"apply_async takes the arguments as a list or a tuple, not as a {type(args).__name__}")
+        inputs, single = self._pack(args or (), kwargs or {})
+        renamed = {self._OPTIONS[name]: value for name, value in given.items()}
         job = self.app.client.submit(self.name, inputs, params=self._params, **{**self._options, **renamed})
         result = AsyncResult(job, self._result or (_first if single else _plain), self.app._results.take)
         self.app._results.add(result)
@@ -141,18 +174,22 @@ class Task:
         return f"<vramq.celery.Task {self.name}>"
 
 
-class AsyncResult:
+class AsyncResult(_Celery):
     """The result of a task, as Celery has it."""
 
     def __init__(self, job, result, take):
         self._job, self._convert, self._take = job, result, take
         self.id = self.task_id = job.id
 
-    def get(self, timeout=None, propagate=True, **_):
+    def get(self, timeout=None, propagate=True, **options):
         """The return value. Raises TimeoutError after `timeout` seconds, and the task goes on.
 
-        If the task has failed it raises why (`vramq.JobFailed` and others), or returns that with `propagate=False`.
+        If the task has failed it raises why (`vramq.JobFailed` and others), or returns that with `propagate=False`. Celery's options
+        about how to wait (`interval`, …) change nothing. Its callbacks raise TypeError, because nothing would call them.
         """
+        unknown = sorted(name for name, value in options.items() if name not in _WAITING and value is not None)
+        if unknown:
+            raise TypeError(f"get({', '.join(f'{name}=…' for name in unknown)}) has no counterpart in vramq: see docs/celery.md")
         value = self._value(timeout, propagate)
         self._take(self)
         return value
@@ -195,6 +232,8 @@ class AsyncResult:
     def result(self):
         """The return value, or the exception; None while the task has not ended."""
         return self._value(None, False) if self._job.done else None
+
+    info = result
 
     def forget(self):
         """Drops the result. The task itself still runs."""

@@ -35,7 +35,9 @@ class Job:
 
     def result(self, timeout=None):
         """The outputs, in the order of the inputs. Raises as `AsyncJob.result`."""
-        return self._client._call(self._job.result(timeout))
+        # Without the client: it may have been closed since.
+        ended = self._job._pending.future
+        return ended.result() if ended.done() else self._client._call(self._job.result(timeout))
 
     def progress(self):
         """Yields (items answered, items) when parts have come, until the job has ended."""

@@ -1,16 +1,36 @@
 """The errors of the clients. `retryable` says whether the same call can succeed later, unchanged."""
 
+from typing import Any, List
+
+__all__ = [
+    "ClientClosed", "ConnectError", "Disconnected", "DownloadError", "DuplicateId", "Forgotten", "InvalidJob", "InvalidReply",
+    "JobError", "JobFailed", "JobTimeout", "PublishError", "PublishRefused", "PublishTimeout", "QueueFull", "ReplyQueueLost",
+    "Unroutable", "VramqError",
+]
+
 
 class VramqError(Exception):
     """The base of all errors of the clients."""
 
-    retryable = False
+    retryable: bool = False
+
+    def __reduce__(self):
+        # A pool of processes sends an error to the process that waits for it. By default that calls the class with the text alone,
+        # which fails for a class with more arguments, and the pool waits for ever or breaks.
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind, args, state):
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class ConnectError(VramqError):
     """No connection to the broker. The text never holds the URL's credentials."""
 
-    def __init__(self, message, retryable):
+    def __init__(self, message: str, retryable: bool) -> None:
         super().__init__(message)
         self.retryable = retryable
 
@@ -70,15 +90,16 @@ class JobFailed(JobError):
     `outputs` has one entry for every input: those that were answered before, and None.
     """
 
-    def __init__(self, reason, error, outputs=()):
+    def __init__(self, reason: str, error: str, outputs=()) -> None:
         super().__init__(f"{reason}: {error}")
-        self.reason, self.error, self.outputs = reason, error, list(outputs)
+        self.reason, self.error = reason, error
+        self.outputs: List[Any] = list(outputs)
 
 
 class JobTimeout(JobError, TimeoutError):
     """No complete reply in time. The job may still run; its replies are dropped."""
 
-    def __init__(self, seconds, items_done, items):
+    def __init__(self, seconds: float, items_done: int, items: int) -> None:
         super().__init__(f"no complete reply within {seconds:g} s: {items_done} of {items} items are answered")
         self.seconds, self.items_done, self.items = seconds, items_done, items
 
@@ -102,6 +123,6 @@ class DownloadError(VramqError):
     "reference-mismatch", "too-large", "store-unavailable". After the last the same call can succeed later.
     """
 
-    def __init__(self, reason, message):
+    def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason, self.retryable = reason, reason == "store-unavailable"

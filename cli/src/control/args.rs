@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Subcommand;
+use vramq_program::log_filter;
 use vramq_schemas::control::Command;
 
 use crate::broker::Broker;
@@ -112,7 +113,7 @@ pub(super) struct How {
 
 fn setting(text: &str) -> Result<String, String> {
     match text.split_once('=') {
-        Some(("log", filter)) if !filter.is_empty() => Ok(filter.to_owned()),
+        Some(("log", filter)) if !filter.is_empty() => log_filter(filter),
         _ => Err("the setting is `log=FILTER`, as in log=debug".to_owned()),
     }
 }

@@ -21,7 +21,7 @@ pub(super) struct FilterArgs {
     #[arg(long, value_parser = since, value_name = "TIME")]
     since: Option<Since>,
     /// Only one group, as printed by `list`: REASON/MODEL/VERSION.
-    #[arg(long, value_name = "GROUP")]
+    #[arg(long, value_name = "GROUP", value_parser = group)]
     group: Option<String>,
     /// Only those whose error has TEXT in it, in upper or lower case.
     #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
@@ -53,6 +53,16 @@ fn reason(text: &str) -> Result<String, String> {
     }
     let names: Vec<_> = known().collect();
     Err(format!("there are {}; for a reason of a later version use --group", names.join(", ")))
+}
+
+/// A group as `list` prints it. No dead letter is in any other, which would look as if all were well.
+fn group(text: &str) -> Result<String, String> {
+    // The name of a model may have slashes.
+    let of_three =
+        text.split_once('/').is_some_and(|(reason, rest)| !reason.is_empty() && rest.contains('/'));
+    of_three
+        .then(|| text.to_owned())
+        .ok_or_else(|| "a group is REASON/MODEL/VERSION, as `vramq dlq list` prints it".to_owned())
 }
 
 /// The id of a trace, as tracing systems show it, or as the `traceparent` of a log line has it.
@@ -112,6 +122,18 @@ mod tests {
         }
         for text in ["", "4bf92f35", &"0".repeat(32), &format!("{ID}0"), &"g".repeat(32)] {
             assert!(trace(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_group_has_three_parts() {
+        for right in
+            ["expired/minilm/0.3.0", "out-of-memory/org/model/0.3.0", "of-a-later-version/minilm/broker"]
+        {
+            assert_eq!(group(right).as_deref(), Ok(right));
+        }
+        for wrong in ["", "expired", "expired/minilm", "/minilm/0.3.0"] {
+            assert!(group(wrong).unwrap_err().contains("REASON/MODEL/VERSION"), "{wrong}");
         }
     }
 

@@ -74,6 +74,8 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         in_json(&groups, &rows)
     } else if args.fingerprints {
         rows.iter().map(|row| format!("{}\n", row.fingerprint)).collect()
+    } else if rows.is_empty() && !filter.is_empty() {
+        "no dead letters match\n".to_owned()
     } else {
         in_words(&groups, &rows, unix_ms())
     };

@@ -32,7 +32,7 @@ impl Item {
     }
 
     fn of_json(text: &str) -> Result<Self, String> {
-        let value = JsonText::parse(text).map_err(|error| format!("not JSON: {error}"))?;
+        let value = JsonText::parse(text).map_err(|error| not_json(&error))?;
         Ok(Self { input: Input::Json(value), id: None })
     }
 
@@ -240,7 +240,7 @@ impl Lines {
 
 /// A line of JSON: a text, or an object with the text in `field`.
 fn item(line: &str, field: &str) -> Result<Item, String> {
-    match serde_json::from_str(line).map_err(|e| format!("not JSON: {e}"))? {
+    match serde_json::from_str(line).map_err(|error| not_json(&error))? {
         Value::String(text) => Ok(Item::of_text(text)),
         Value::Object(mut object) => match object.remove(field) {
             Some(Value::String(text)) => Ok(Item { input: Input::Text(text), id: object.remove("id") }),
@@ -249,6 +249,11 @@ fn item(line: &str, field: &str) -> Result<Item, String> {
         },
         _ => Err("neither a text nor an object".to_owned()),
     }
+}
+
+/// What is read is one line of the input, whose own number comes before this.
+fn not_json(error: &impl ToString) -> String {
+    format!("not JSON: {}", error.to_string().replace(" at line 1 column ", " at column "))
 }
 
 /// Lines of a regular file; some GB/s, so it costs little beside the work.
@@ -335,6 +340,7 @@ mod tests {
         for (bytes, field, line) in [
             (&b"a\n\xff\n"[..], None, "line 2: not UTF-8"),
             (b"\"a\"\n{", Some("text"), "line 2: not JSON"),
+            (b"\"a\"\n{x", Some("text"), "key must be a string at column 2"),
             (b"{\"x\": 1}", Some("text"), "line 1: it has no `text`"),
             (b"{\"text\": 1}", Some("text"), "line 1: its `text` is not a text"),
             (b"[]", Some("text"), "line 1: neither a text nor an object"),

@@ -18,7 +18,7 @@ use vramq_schemas::ITEMS_MAX;
 
 use crate::broker::Broker;
 use crate::output::progress::Progress;
-use crate::output::text::safe;
+use crate::output::text::{counted, safe};
 use crate::signals::Signals;
 use crate::{duration, exit};
 use input::{Chunk, InputError, Kind, Source};
@@ -235,7 +235,7 @@ async fn work(
         tokio::select! {
             (code, name) = signals.next() => {
                 progress.clear();
-                eprintln!("{name}: {} jobs were still out; their answers are dropped", template.out());
+                eprintln!("{name}: {} jobs were still out; they run, and end as dead letters (unroutable)", template.out());
                 return end_early(results, code);
             }
             _ = ticks.tick() => progress.tick(),
@@ -318,7 +318,8 @@ impl Totals {
         }
         progress.finish(what);
         if self.jobs_failed > 0 {
-            eprintln!("{} jobs failed, {} items have no answer", self.jobs_failed, self.items_missing);
+            let (jobs, items) = (counted(self.jobs_failed, "job"), counted(self.items_missing, "item"));
+            eprintln!("{jobs} failed, {items} without an answer");
             return exit::FAILED;
         }
         exit::DONE

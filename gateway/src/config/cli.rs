@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 use vramq_amqp::Overrides;
-use vramq_program::{BrokerOptions, Completions, LogFormat, Manual, completions_help, manual_help};
+use vramq_program::{
+    BrokerOptions, Completions, LogFormat, Manual, completions_help, log_filter, manual_help,
+};
 
 use super::{Config, Fault, Invalid};
 
@@ -84,7 +86,7 @@ pub struct Options {
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// What to log: a level, or directives as in `info,lapin=debug`.
-    #[arg(long, env = "VRAMQ_LOG", default_value = "info", value_name = "FILTER")]
+    #[arg(long, env = "VRAMQ_LOG", default_value = "info", value_name = "FILTER", value_parser = log_filter)]
     pub log: String,
     /// One JSON object a line, or text.
     #[arg(long, env = "VRAMQ_LOG_FORMAT", value_enum, default_value_t = LogFormat::Json)]

@@ -42,7 +42,10 @@ async fn connection_errors_are_typed_and_keep_credentials() {
     options.connect_timeout = Duration::from_millis(100);
     let hung = in_time(Client::connect(options)).await.unwrap_err();
     assert!(matches!(hung, ConnectError::Timeout { .. }), "{hung:?}");
-    for error in [refused, vhost, nobody, hung] {
+    let plain = broker.url_as("guest", "hunter2").replace("amqp://", "amqps://");
+    let plain = in_time(Client::connect(plain)).await.unwrap_err();
+    assert!(plain.to_string().contains("does not speak TLS"), "{plain:?}");
+    for error in [refused, vhost, nobody, hung, plain] {
         assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
     }
 }

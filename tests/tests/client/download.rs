@@ -55,7 +55,11 @@ async fn references_of_servers_and_buckets_are_printed() {
     let object = server.url("/a/object");
     let inside = download(&[&object]).await;
     code(&inside, 1);
-    assert!(stderr(&inside).contains("private address"), "{}", stderr(&inside));
+    assert!(
+        stderr(&inside).contains("private address") && stderr(&inside).contains("--private"),
+        "{}",
+        stderr(&inside)
+    );
     assert_eq!(server.asked("/a/object"), 0);
     let got = download(&[&object, "--private"]).await;
     code(&got, 0);

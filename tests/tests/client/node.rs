@@ -30,6 +30,7 @@ on_one_setup!(
     vectors_come_as_numbers_and_as_base64,
     the_golden_bytes_are_read,
     types_name_what_there_is,
+    typescript_takes_a_program_of_the_readme_and_refuses_mistakes,
 );
 
 /// The command to run in `folder`: modules are looked for beside the program.
@@ -104,6 +105,12 @@ async fn closing_ends_what_waits_for_the_broker(env: &mut TestEnv) -> Result<()>
 
 async fn types_name_what_there_is(env: &mut TestEnv) -> Result<()> {
     run("types", env).await
+}
+
+async fn typescript_takes_a_program_of_the_readme_and_refuses_mistakes(_: &mut TestEnv) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let program = root().canonicalize()?.join("node/tests/typed.ts");
+    succeeds(scenario(folder.path(), "typescript", &program.to_string_lossy())?).await
 }
 
 async fn the_golden_bytes_are_read(_: &mut TestEnv) -> Result<()> {

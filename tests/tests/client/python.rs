@@ -45,6 +45,8 @@ on_one_setup!(
     certificates_are_checked,
     what_references_may_be,
     serving_a_model_needs_no_extra,
+    types_say_what_there_is,
+    errors_come_out_of_a_pool_of_processes,
     the_golden_bytes_are_read,
     the_readmes_program_says_how_it_went,
     a_task_of_celery_runs_before_it_moves,
@@ -64,6 +66,7 @@ fn scenario_with(python: &str, name: &str, url: &str) -> Result<Command> {
 }
 
 async fn results_come_in_order_and_parts(env: &mut TestEnv) -> Result<()> {
+    dead_letters_are_expected(env);
     env.worker(&[]).await?;
     succeeds(scenario("results", &env.url)?).await
 }
@@ -214,6 +217,15 @@ async fn vectors_are_those_of_the_reference(env: &mut TestEnv) -> Result<()> {
 
 async fn serving_a_model_needs_no_extra(env: &mut TestEnv) -> Result<()> {
     succeeds(scenario("without_the_extra", &env.url)?).await
+}
+
+async fn types_say_what_there_is(_: &mut TestEnv) -> Result<()> {
+    let program = root().canonicalize()?.join("python/tests/typed.py");
+    succeeds(scenario("types", &program.to_string_lossy())?).await
+}
+
+async fn errors_come_out_of_a_pool_of_processes(_: &mut TestEnv) -> Result<()> {
+    succeeds(scenario("processes", "")?).await
 }
 
 /// Runs a Python program with the package; what it printed.

@@ -113,7 +113,7 @@ async fn failed_jobs_are_listed_and_the_rest_is_written() {
     assert_eq!(lines(&answered.stdout), [line(0, "a"), line(1, "b"), line(3, "half"), line(4, "c")]);
     let said = stderr(&answered);
     assert!(said.contains("(items 2 to 3): out-of-memory: does not fit"), "{said}");
-    assert!(said.contains("1 jobs failed, 1 items have no answer"), "{said}");
+    assert!(said.contains("1 job failed, 1 item without an answer"), "{said}");
     let answered = submit(&broker, &[&["-o", &npy], &texts[..]].concat()).await;
     code(&answered, 1);
     let (header, numbers) = read_npy(npy.as_ref());

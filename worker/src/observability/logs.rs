@@ -7,7 +7,7 @@ use tracing_subscriber::filter::{ParseError, filter_fn};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
-use vramq_program::LogFormat;
+use vramq_program::{LogFormat, log_filter};
 
 use crate::config::Gpu;
 
@@ -20,6 +20,8 @@ pub struct Logs(reload::Handle<EnvFilter, Registry>);
 pub enum LogsError {
     #[error(transparent)]
     Filter(#[from] ParseError),
+    #[error("{0}")]
+    Level(String),
     #[error(transparent)]
     Gone(#[from] reload::Error),
 }
@@ -52,7 +54,8 @@ impl Logs {
     /// # Errors
     /// A filter that cannot be read.
     pub fn set(&self, directives: &str) -> Result<(), LogsError> {
-        Ok(self.0.reload(filter(directives)?)?)
+        let directives = log_filter(directives).map_err(LogsError::Level)?;
+        Ok(self.0.reload(filter(&directives)?)?)
     }
 }
 
@@ -98,5 +101,23 @@ impl io::Write for Lines {
 
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_that_names_no_level_leaves_the_logs_as_they_are() {
+        // The layer is what the handle changes.
+        let (_layer, handle) = reload::Layer::<_, Registry>::new(filter("info").unwrap());
+        let logs = Logs(handle);
+        logs.set("warn,lapin=debug").unwrap();
+        let before = logs.0.with_current(ToString::to_string).unwrap();
+        for wrong in ["wran", "info,verbose", "["] {
+            logs.set(wrong).unwrap_err();
+        }
+        assert_eq!(logs.0.with_current(ToString::to_string).unwrap(), before);
     }
 }
