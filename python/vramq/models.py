@@ -76,6 +76,12 @@ class _InvalidOutput(Exception):
     pass
 
 
+class _InvalidOutputs(_InvalidOutput):
+    """The outputs cannot be assigned to the items, not even those that were sent: the one that is too many, or missing, may be
+    in the middle.
+    """
+
+
 class _Disconnected(Exception):
     pass
 
@@ -383,6 +389,8 @@ class _Session:
 
     def end(self, frame):
         """Sends the last frame of the running pass."""
+        # What this pass printed is not to come to light in the next one, which may be another caller's.
+        _flush()
         with self.turn:
             self.running, self.items = None, ()
             self.connection.send(frame)
@@ -411,7 +419,7 @@ class _Session:
                 self.output(number, sent[0], output, len(items))
                 sent[0] += 1
             if sent[0] < len(items):
-                raise _InvalidOutput(f"run returned {sent[0]} outputs for {len(items)} items; item {sent[0]} has none")
+                raise _InvalidOutputs(f"run returned {sent[0]} outputs for {len(items)} items; item {sent[0]} has none")
             self.end({"type": "done", "pass": number, "peak": peak.bytes()})
         except _Disconnected:
             raise
@@ -433,7 +441,7 @@ class _Session:
 
     def output(self, number, index, value, items):
         if index >= items:
-            raise _InvalidOutput(f"run returned more than {items} outputs for {items} items")
+            raise _InvalidOutputs(f"run returned more than {items} outputs for {items} items")
         try:
             header, blob = _encode(value)
         except _InvalidOutput as error:
@@ -477,6 +485,9 @@ class _Session:
             kind, detail, item = "input", text, 0 if items == 1 else _place(error.item, items)
         elif isinstance(error, _InvalidOutput):
             kind, detail = "output", text
+            if isinstance(error, _InvalidOutputs):
+                # Without an item no output of the pass counts.
+                item = None
         elif isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
             kind = "host_memory"
         if kind in ("model", "load", "device", "host_memory"):
@@ -559,24 +570,24 @@ def _inside(name):
 def _outputs(returned, items):
     """What `run` returned, as something to iterate over; what cannot be one output per item is named."""
     if returned is None:
-        raise _InvalidOutput(f"run returned None; it must return or yield {items} outputs, one for each item")
+        raise _InvalidOutputs(f"run returned None; it must return or yield {items} outputs, one for each item")
     if isinstance(returned, (str, bytes, bytearray, dict, set, frozenset, Embedding, Json, Bytes, File, Uri)):
-        raise _InvalidOutput(f"run returned one {type(returned).__name__}; it must return or yield {items} outputs, "
-                             "one for each item")
+        raise _InvalidOutputs(f"run returned one {type(returned).__name__}; it must return or yield {items} outputs, "
+                              "one for each item")
     shape = getattr(returned, "shape", None)
     if shape is not None:
         if len(shape) < 2:
-            raise _InvalidOutput(f"run returned an array of shape {tuple(shape)}; it must have a row for each item")
+            raise _InvalidOutputs(f"run returned an array of shape {tuple(shape)}; it must have a row for each item")
         if shape[0] != items:
-            raise _InvalidOutput(f"run returned an array of shape {tuple(shape)} for {items} items; "
-                                 f"item {min(shape[0], items)} {'has none' if shape[0] < items else 'is not there'}")
+            raise _InvalidOutputs(f"run returned an array of shape {tuple(shape)} for {items} items; "
+                                  f"item {min(shape[0], items)} {'has none' if shape[0] < items else 'is not there'}")
         return _rows(returned)
     if isinstance(returned, collections.abc.Sized) and len(returned) != items:
-        raise _InvalidOutput(f"run returned {len(returned)} outputs for {items} items"
-                             + (f"; item {len(returned)} has none" if len(returned) < items else ""))
+        raise _InvalidOutputs(f"run returned {len(returned)} outputs for {items} items"
+                              + (f"; item {len(returned)} has none" if len(returned) < items else ""))
     if not isinstance(returned, collections.abc.Iterable):
-        raise _InvalidOutput(f"run returned one {type(returned).__name__}; it must return or yield {items} outputs, "
-                             "one for each item")
+        raise _InvalidOutputs(f"run returned one {type(returned).__name__}; it must return or yield {items} outputs, "
+                              "one for each item")
     return iter(returned)
 
 

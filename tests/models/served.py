@@ -41,6 +41,9 @@ class Served(vramq.Model):
             word, _, rest = item.text.partition(" ")
             if word == "skip":
                 continue
+            if word == "again":
+                yield None
+                word = "echo"
             began = time.monotonic()
             getattr(self, "do_" + word)(rest, item)
             yield {"text": rest, "pid": os.getpid(), "items": len(items), "from": began, "to": time.monotonic()}

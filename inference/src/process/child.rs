@@ -181,13 +181,14 @@ impl Child {
         self.stderr.tail()
     }
 
-    /// How much it printed until now: a mark for [`stderr_since`](Self::stderr_since).
+    /// How much it printed until now, also what is not read yet: a mark for [`stderr_since`](Self::stderr_since).
     pub fn stderr_mark(&self) -> u64 {
         self.stderr.mark()
     }
 
-    /// The last that it printed after a mark.
-    pub fn stderr_since(&self, mark: u64) -> String {
+    /// The last that it printed after a mark, until now.
+    pub async fn stderr_since(&mut self, mark: u64) -> String {
+        self.stderr.caught_up(DRAIN_LIMIT).await;
         self.stderr.tail_since(mark)
     }
 

@@ -32,7 +32,7 @@ pub struct PassRequest {
 /// The events of a pass, in this order: outputs in the order of the items, progress between them, and one end.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PassEvent {
-    /// An item is finished, whatever happens to the others.
+    /// An item is finished, whatever happens to the others; unless the end [voids](PassEnd::voids_outputs) all outputs.
     Output {
         item: usize,
         output: Output,
@@ -45,7 +45,7 @@ pub enum PassEvent {
     End(PassEnd),
 }
 
-/// How a pass ended. `stderr` is the last that the program printed, for the dead letter.
+/// How a pass ended. `stderr` is the last that the program printed during the pass, for the reply and the dead letter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PassEnd {
     /// Every item has its output.
@@ -67,6 +67,12 @@ pub enum PassEnd {
 }
 
 impl PassEnd {
+    /// Whether its outputs may belong to other items than those that they came for: the program lost count of them, or broke the
+    /// protocol otherwise.
+    pub fn voids_outputs(&self) -> bool {
+        matches!(self, Self::Protocol { .. } | Self::Failed { kind: FailureKind::Output, item: None, .. })
+    }
+
     /// The items cannot be written to the scratch folder. That is no job's fault: the disk may have room later, and another worker has
     /// another disk. But what is larger than the disk itself never fits.
     pub(super) fn not_written(error: &io::Error, items: &[Item], scratch: &Path) -> Self {
@@ -130,7 +136,7 @@ impl PassHandle {
         self.bell.0.notify_one();
     }
 
-    /// Waits for the end, and returns the outputs until then with it.
+    /// Waits for the end, and returns the outputs that count with it.
     pub async fn finish(self) -> (Vec<Output>, PassEnd) {
         self.finish_with(|_, _, _| {}, std::future::pending()).await
     }
@@ -150,7 +156,12 @@ impl PassHandle {
                 event = self.next_event() => match event {
                     PassEvent::Output { output, .. } => outputs.push(output),
                     PassEvent::Progress { item, fraction, note } => on_progress(item, fraction, note),
-                    PassEvent::End(end) => return (outputs, end),
+                    PassEvent::End(end) => {
+                        if end.voids_outputs() {
+                            outputs.clear();
+                        }
+                        return (outputs, end);
+                    }
                 },
                 () = &mut cancelled, if !is_cancelled => {
                     is_cancelled = true;

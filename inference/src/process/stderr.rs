@@ -1,11 +1,12 @@
 //! Reads what a program prints: each line goes to the log, and the last lines are kept for dead letters.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
-use tokio::task::JoinHandle;
+use tokio::task::coop::consume_budget;
+use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Duration, Instant};
 
 /// How much of it a dead letter tells: a long traceback, and less than headers and frames have room for.
@@ -20,6 +21,7 @@ const LINES_PER_SECOND_MAX: u32 = 50;
 /// Reads all that a program prints, so that it never waits for a reader.
 #[derive(Debug)]
 pub struct Stderr {
+    pipe: Arc<pipe::Receiver>,
     tail: Arc<Mutex<Tail>>,
     reader: JoinHandle<()>,
 }
@@ -32,6 +34,14 @@ struct Tail {
 }
 
 impl Tail {
+    fn add(&mut self, bytes: &[u8]) {
+        let kept = &bytes[bytes.len().saturating_sub(TAIL_BYTES)..];
+        let excess = (self.last.len() + kept.len()).saturating_sub(TAIL_BYTES);
+        self.last.drain(..excess);
+        self.last.extend(kept);
+        self.all += bytes.len() as u64;
+    }
+
     fn since(&self, mark: u64) -> Vec<u8> {
         let count = usize::try_from(self.all.saturating_sub(mark)).unwrap_or(usize::MAX);
         self.last.iter().copied().skip(self.last.len().saturating_sub(count)).collect()
@@ -41,9 +51,9 @@ impl Tail {
 impl Stderr {
     /// Must be called within a runtime.
     pub fn read(from: pipe::Receiver, model: String) -> Self {
-        let tail = Arc::default();
-        let reader = tokio::spawn(read_all(from, Arc::clone(&tail), model));
-        Self { tail, reader }
+        let (pipe, tail) = (Arc::new(from), Arc::default());
+        let reader = tokio::spawn(read_all(Arc::clone(&pipe), Arc::clone(&tail), model));
+        Self { pipe, tail, reader }
     }
 
     /// The last that was printed, as text without control characters.
@@ -51,9 +61,12 @@ impl Stderr {
         self.tail_since(0)
     }
 
-    /// How much was printed until now: a mark for [`tail_since`](Self::tail_since).
+    /// How much was printed until now, also what is not read yet: a mark for [`tail_since`](Self::tail_since).
     pub fn mark(&self) -> u64 {
-        self.tail.lock().unwrap_or_else(PoisonError::into_inner).all
+        // Nothing is read while the lock is held, so that no byte is counted twice or left out.
+        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        // An error: the pipe does not tell, which a pipe of Linux does.
+        tail.all + rustix::io::ioctl_fionread(&*self.pipe).unwrap_or(0)
     }
 
     /// The last that was printed after a mark.
@@ -62,6 +75,18 @@ impl Stderr {
         // A character that the start of the tail cuts is no character.
         let start = bytes.iter().position(|byte| byte & 0xC0 != 0x80).unwrap_or(0);
         printable(&bytes[start..])
+    }
+
+    /// Waits until what was printed until now is read, for so long at most. What a program prints before it sends a frame may be read
+    /// after the frame.
+    pub async fn caught_up(&mut self, limit: Duration) {
+        let mark = self.mark();
+        let caught_up = async {
+            while self.tail.lock().unwrap_or_else(PoisonError::into_inner).all < mark {
+                yield_now().await;
+            }
+        };
+        let _ = tokio::time::timeout(limit, caught_up).await;
     }
 
     /// Waits until all is read, for so long at most.
@@ -76,20 +101,28 @@ impl Drop for Stderr {
     }
 }
 
-async fn read_all(mut from: pipe::Receiver, tail: Arc<Mutex<Tail>>, model: String) {
+async fn read_all(from: Arc<pipe::Receiver>, tail: Arc<Mutex<Tail>>, model: String) {
     let mut buffer = vec![0; 16 * 1024];
     let mut log = Log { model, line: Vec::new(), second: Instant::now(), lines: 0, unlogged: 0 };
-    while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        let bytes = &buffer[..length];
-        log.take(bytes);
-        let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = &bytes[length.saturating_sub(TAIL_BYTES)..];
-        let excess = (tail.last.len() + kept.len()).saturating_sub(TAIL_BYTES);
-        tail.last.drain(..excess);
-        tail.last.extend(kept);
-        tail.all += length as u64;
+    while from.readable().await.is_ok() {
+        match read_some(&from, &tail, &mut buffer) {
+            Ok(0) => break,
+            Ok(length) => log.take(&buffer[..length]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => break,
+        }
+        // A program that never stops printing leaves the thread to others.
+        consume_budget().await;
     }
     log.end_line();
+}
+
+/// What is in the pipe; [`Stderr::mark`] sees it there or in the tail.
+fn read_some(from: &pipe::Receiver, tail: &Mutex<Tail>, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
+    let length = from.try_read(buffer)?;
+    tail.add(&buffer[..length]);
+    Ok(length)
 }
 
 /// Makes lines of what comes in pieces.
@@ -190,11 +223,12 @@ mod tests {
         let receiver = pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).unwrap();
         let mut stderr = Stderr::read(receiver, "m".to_owned());
         writer.write_all(b"before\n").unwrap();
-        while stderr.mark() == 0 {
-            tokio::task::yield_now().await;
-        }
+        // The task that reads has not run yet: the test has one thread.
         let mark = stderr.mark();
-        assert_eq!(stderr.tail_since(mark), "");
+        assert_eq!((mark, stderr.tail().as_str()), (7, ""));
+        stderr.caught_up(Duration::from_secs(60)).await;
+        assert_eq!(stderr.tail(), "before\n");
+        assert_eq!((stderr.mark(), stderr.tail_since(mark).as_str()), (7, ""));
         writer.write_all(b"after\n").unwrap();
         drop(writer);
         stderr.drained(Duration::from_secs(60)).await;

@@ -86,6 +86,10 @@ class Probe(vramq.Model):
     def do_say(self, item, rest, params):
         os.write(2, rest.encode())
 
+    def do_murmur(self, item, rest, params):
+        """Prints what stays in a buffer."""
+        print(rest)
+
     def do_print(self, item, rest, params):
         line = "x" * 99 + "\n"
         for _ in range(int(rest) // 100):

@@ -106,6 +106,24 @@ async fn a_failed_item_keeps_the_results_before_it_and_the_process() {
     env.close(pool).await;
 }
 
+/// It may be about the items of another caller, and goes into replies.
+#[tokio::test]
+async fn what_earlier_passes_printed_is_not_in_the_end_of_a_pass() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    // In a traceback, and in a line that is still in Python's buffer when the pass has its output.
+    ended(&pool, &["raise of alice"]).await;
+    assert_eq!(done(&pool, &["murmur of alice"]).await, [json!(null)]);
+    let (_, end) = ended(&pool, &["raise of bob"]).await;
+    let PassEnd::Failed { stderr, .. } = end else { panic!("{end:?}") };
+    assert!(stderr.contains("ValueError: of bob") && !stderr.contains("of alice"), "{stderr}");
+    done(&pool, &["murmur of alice"]).await;
+    let (_, end) = ended(&pool, &["exit 3"]).await;
+    let PassEnd::Crashed { stderr, .. } = end else { panic!("{end:?}") };
+    assert_eq!(stderr, "last words\n");
+    env.close(pool).await;
+}
+
 #[tokio::test]
 async fn an_invalid_item_is_named_where_the_model_knows_it() {
     let env = Env::new();
@@ -213,7 +231,7 @@ async fn return_types() {
         assert!(matches!(end, PassEnd::Done { .. }), "{case}: {end:?}");
         assert_eq!(seen, outputs, "{case}");
     }
-    // The case, outputs before the fault, what is said.
+    // The case, outputs that count, what is said.
     for (case, before, what) in [
         ("none", 0, "run returned None"),
         ("one-text", 0, "run returned one str"),
@@ -221,8 +239,8 @@ async fn return_types() {
         ("number", 0, "run returned one int"),
         ("too-few", 0, "1 outputs for 2 items; item 1 has none"),
         ("too-many", 0, "3 outputs for 2 items"),
-        ("yields-too-few", 1, "1 outputs for 2 items; item 1 has none"),
-        ("yields-too-many", 2, "more than 2 outputs for 2 items"),
+        ("yields-too-few", 0, "1 outputs for 2 items; item 1 has none"),
+        ("yields-too-many", 0, "more than 2 outputs for 2 items"),
         ("set", 1, "item 1: builtins.set is not an output"),
         ("object", 1, "item 1: builtins.object is not an output"),
         ("nan", 1, "item 1: the value cannot be JSON"),
@@ -231,7 +249,7 @@ async fn return_types() {
         ("text-vector", 1, "item 1: element 0 of the embedding is str"),
         ("empty-vector", 1, "item 1: an embedding without elements"),
         ("large-f16", 1, "item 1: the embedding does not fit f16"),
-        ("uri-surrogate", 1, "item 1: a Uri that is no UTF-8"),
+        ("uri-surrogate", 1, "item 1: a Uri that is not UTF-8"),
         ("type-number", 1, "item 1: a media type that is int, and no text"),
         ("file-outside", 1, "item 1: the file /etc/hostname is not in the scratch folder"),
         ("array-row", 0, "an array of shape (2,); it must have a row for each item"),
@@ -244,7 +262,8 @@ async fn return_types() {
         };
         assert!(detail.contains(what), "{case}: {detail}");
         assert_eq!(outputs.len(), before, "{case}");
-        assert_eq!(item, (before < 2).then_some(before), "{case}");
+        // Which item an output is for is not known if there are too many or too few: an extra one may be the first.
+        assert_eq!(item, (before > 0).then_some(before), "{case}");
     }
     assert_eq!(done(&pool, &["texts"]).await, [json!("a")]);
     env.close(pool).await;

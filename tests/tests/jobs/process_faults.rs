@@ -150,9 +150,10 @@ async fn bytes_of_a_media_type_that_the_model_does_not_take_are_rejected(env: &m
 }
 
 /// The reason, what the letter says, and whether the process that did it serves the next job.
-const WRONG: [(&str, Reason, &str, bool); 4] = [
+const WRONG: [(&str, Reason, &str, bool); 5] = [
     ("skip", Reason::EngineFailed, "run returned 0 outputs for 1 items; item 0 has none", true),
     ("babble 5", Reason::EngineFailed, "ValueError: what went wrong", true),
+    ("again it", Reason::EngineFailed, "run returned more than 1 outputs for 1 items", true),
     ("garble", Reason::EngineFailed, "protocol fault: a header of", false),
     ("refuse no picture", Reason::InvalidInput, "inputs[0]: no picture", true),
 ];
@@ -180,6 +181,8 @@ async fn what_a_program_does_wrong_is_in_the_dead_letter(env: &mut TestEnv) -> R
         );
         // Of what was printed, the last.
         ensure!(dossier.error.len() < 4096, "{text}: {} bytes", dossier.error.len());
+        let printed = ["xxxxxxxx", "what went wrong"].iter().any(|words| dossier.error.contains(words));
+        ensure!(printed == text.starts_with("babble"), "{text}: what another job made it print: {dossier:?}");
         pid = is_kept.then_some(before);
     }
     worker.drain().await?;

@@ -168,7 +168,12 @@ impl SlotTask {
     fn load_failed(&mut self, error: &LoadError) {
         self.backoff.failed();
         let name = &self.shared.config.name;
-        tracing::warn!(model = name, %error, stderr = error.stderr(), "cannot load the model");
+        tracing::warn!(
+            model = name,
+            error = error.to_string(),
+            stderr = error.stderr(),
+            "cannot load the model"
+        );
         self.unavailable(error, true);
     }
 

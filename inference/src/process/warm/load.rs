@@ -90,6 +90,7 @@ impl Warm {
             is_stuck: false,
             load_took: Duration::ZERO,
             passes: 0,
+            printed_before: 0,
         };
         // Within the process the device is the only one of its kind.
         let device = if view.name().starts_with("cuda") { "cuda:0" } else { "cpu" }.to_owned();

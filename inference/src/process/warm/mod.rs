@@ -36,6 +36,8 @@ pub struct Warm {
     load_took: Duration,
     /// Passes that it ran.
     pub passes: u64,
+    /// How much it had printed when the last of them began.
+    printed_before: u64,
 }
 
 /// What a process says of itself when it is loaded.
@@ -61,6 +63,12 @@ impl Warm {
 
     pub fn stderr_tail(&self) -> String {
         self.child.stderr_tail()
+    }
+
+    /// The last that it printed since the last pass began. What it printed in earlier passes may be about the items of other callers,
+    /// and this text goes into replies.
+    async fn printed(&mut self) -> String {
+        self.child.stderr_since(self.printed_before).await
     }
 
     /// Runs one pass. Whether the process can go on is [`is_alive`](Self::is_alive).
@@ -90,8 +98,8 @@ impl Warm {
             deadline_ms: limits.soft(count).as_millis().try_into().unwrap_or(u64::MAX),
             measure: request.measure,
         };
-        let printed = self.child.stderr_mark();
-        let pass = Pass { number, items: count, scratch: &scratch, limits, events, printed };
+        self.printed_before = self.child.stderr_mark();
+        let pass = Pass { number, items: count, scratch: &scratch, limits, events };
         let end = self.run_frame(Frame { message: run, blobs }, pass, cancellation).await;
         item::unpack(number, count, &scratch);
         end
@@ -169,7 +177,7 @@ impl Warm {
         self.end_within_limits(limits).await;
         match stop {
             Some(Stop::Cancelled) => PassEnd::Cancelled { killed: true },
-            _ => PassEnd::TimedOut { limit, killed: true, stderr: self.child.stderr_tail() },
+            _ => PassEnd::TimedOut { limit, killed: true, stderr: self.printed().await },
         }
     }
 
@@ -184,21 +192,20 @@ impl Warm {
         match (end, stop) {
             (End::Done { peak }, _) => PassEnd::Done { peak },
             (End::OutOfMemory { item, report }, _) => {
-                PassEnd::OutOfMemory { item, report: Box::new(report), stderr: self.child.stderr_tail() }
+                PassEnd::OutOfMemory { item, report: Box::new(report), stderr: self.printed().await }
             }
             (End::Failed { kind: FailureKind::Cancelled, .. }, Some(Stop::Cancelled)) => {
                 PassEnd::Cancelled { killed: false }
             }
             (End::Failed { kind: FailureKind::Cancelled, .. }, Some(Stop::TimedOut)) => {
-                let stderr = self.child.stderr_tail();
-                PassEnd::TimedOut { limit: limits.item, killed: false, stderr }
+                PassEnd::TimedOut { limit: limits.item, killed: false, stderr: self.printed().await }
             }
             (End::Failed { kind, item, detail }, _) => {
                 // The process is of no more use, and knows it.
                 if kind == FailureKind::Device {
                     self.end_within_limits(limits).await;
                 }
-                PassEnd::Failed { kind, item, detail, stderr: self.child.stderr_tail() }
+                PassEnd::Failed { kind, item, detail, stderr: self.printed().await }
             }
         }
     }
@@ -206,10 +213,10 @@ impl Warm {
     /// The process died, or said what it must not.
     async fn failed(&mut self, unheard: Unheard, pass: &Pass<'_>) -> PassEnd {
         self.end_within_limits(pass.limits).await;
-        let stderr = self.child.stderr_tail();
+        let stderr = self.printed().await;
         match unheard {
-            // A library may end the process before the program can report it. What earlier passes printed, this one did not die of.
-            Unheard::Died(death) => match judge(death, &self.child.stderr_since(pass.printed)) {
+            // A library may end the process before the program can report it.
+            Unheard::Died(death) => match judge(death, &stderr) {
                 Verdict::Device(report) => PassEnd::OutOfMemory { item: None, report, stderr },
                 Verdict::Host | Verdict::Other => PassEnd::Crashed { death, stderr },
             },
@@ -319,8 +326,6 @@ struct Pass<'a> {
     scratch: &'a Path,
     limits: &'a PassLimits,
     events: &'a Events,
-    /// How much the program had printed before.
-    printed: u64,
 }
 
 /// The end of a pass that did not reach the program.
