@@ -158,7 +158,11 @@ impl StoredOutput {
         stream::try_unfold(start, |(mut pieces, reference, mut hash, mut held)| async move {
             while let Some(piece) = pieces.next().await {
                 let piece = piece.inspect_err(|error| {
-                    tracing::error!(output = reference.shown(), %error, "cannot read an output");
+                    tracing::error!(
+                        output = reference.shown(),
+                        error = error.to_string(),
+                        "cannot read an output"
+                    );
                 })?;
                 hash.update(&piece);
                 if let Some(before) = held.replace(piece) {
@@ -238,7 +242,7 @@ fn not_read(uri: &str, error: &object_store::Error) -> Problem {
 
 fn broken(uri: &str, error: &dyn std::fmt::Display) -> Problem {
     let shown = uri.split(['#', '?']).next().unwrap_or_default();
-    tracing::error!(output = shown, %error, "cannot read an output");
+    tracing::error!(output = shown, error = error.to_string(), "cannot read an output");
     Problem::new(
         StatusCode::BAD_GATEWAY,
         "store",

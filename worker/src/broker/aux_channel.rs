@@ -78,9 +78,12 @@ impl AuxChannel {
                 return;
             }
             if self.state.warned.swap(true, Ordering::Relaxed) {
-                tracing::debug!(%error, "{what} are unavailable");
+                tracing::debug!(error = error.to_string(), "{what} are unavailable");
             } else {
-                tracing::warn!(%error, "{what} are unavailable; jobs are not affected; reopening the channel");
+                tracing::warn!(
+                    error = error.to_string(),
+                    "{what} are unavailable; jobs are not affected; reopening the channel"
+                );
             }
             tokio::time::sleep(waits.next_wait()).await;
         }

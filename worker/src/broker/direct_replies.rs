@@ -211,7 +211,7 @@ impl Task {
             Err(loss) => {
                 if self.link.is_some() {
                     tracing::warn!(
-                        error = %loss,
+                        error = loss.to_string(),
                         "connection for direct replies lost: publishing each unconfirmed reply again, one at a time"
                     );
                 }
@@ -238,7 +238,7 @@ impl Task {
         tracing::warn!(
             job = request.message.properties.message_id().as_ref().map(ShortString::as_str),
             address = request.address().as_str(),
-            error = %loss,
+            error = loss.to_string(),
             "connection for direct replies lost again with only this reply on it: giving the reply up"
         );
         if is_by_broker(&loss) {

@@ -154,7 +154,10 @@ impl EventLoop {
         match event {
             // lapin reports the end of every channel here, also of auxiliary ones and those of further queues.
             Some(lapin::Event::Error(error)) if is_whole && consumer_timeout(&error).is_none() => {
-                tracing::debug!(%error, "the broker closed a channel that jobs do not need: the session goes on");
+                tracing::debug!(
+                    error = error.to_string(),
+                    "the broker closed a channel that jobs do not need: the session goes on"
+                );
             }
             Some(lapin::Event::Error(error)) => self.failed(side.as_str(), &error),
             // Nothing is published on the other one.

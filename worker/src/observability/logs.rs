@@ -1,5 +1,6 @@
 //! Logs to standard error. The filter may change while the worker runs.
 
+use std::borrow::Cow;
 use std::io::{self, IsTerminal as _};
 
 use tracing::{Level, Metadata};
@@ -78,13 +79,15 @@ struct Lines {
 }
 
 impl Lines {
-    fn labelled(&self, event: &[u8]) -> Option<Vec<u8>> {
-        let gpu = self.gpu?;
-        Some(match (self.format, event) {
+    /// An event as it is written.
+    fn written<'a>(&self, event: &'a [u8]) -> Cow<'a, [u8]> {
+        let event = indented(event);
+        let Some(gpu) = self.gpu else { return event };
+        Cow::Owned(match (self.format, &*event) {
             (LogFormat::Json, [b'{', rest @ ..]) => {
                 [format!("{{\"gpu\":\"cuda:{gpu}\",").as_bytes(), rest].concat()
             }
-            _ => [format!("cuda:{gpu} ").as_bytes(), event].concat(),
+            (_, event) => [format!("cuda:{gpu} ").as_bytes(), event].concat(),
         })
     }
 }
@@ -92,10 +95,7 @@ impl Lines {
 impl io::Write for Lines {
     /// Writes an event, which arrives as a whole, as a whole: other processes write to the same place.
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        match self.labelled(event) {
-            None => io::stderr().write_all(event)?,
-            Some(line) => io::stderr().write_all(&line)?,
-        }
+        io::stderr().write_all(&self.written(event))?;
         Ok(event.len())
     }
 
@@ -104,9 +104,33 @@ impl io::Write for Lines {
     }
 }
 
+/// An event whose further lines are indented: what a job or a program wrote into a field or a message cannot pass for an event.
+fn indented(event: &[u8]) -> Cow<'_, [u8]> {
+    let text = event.strip_suffix(b"\n").unwrap_or(event);
+    if !text.contains(&b'\n') {
+        return Cow::Borrowed(event);
+    }
+    let mut lines = text.split(|byte| *byte == b'\n').collect::<Vec<_>>().join(&b"\n    "[..]);
+    lines.extend(&event[text.len()..]);
+    Cow::Owned(lines)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_an_event_begins_a_line() {
+        let written = |gpu, format, event: &str| {
+            String::from_utf8(Lines { gpu, format }.written(event.as_bytes()).into_owned()).unwrap()
+        };
+        let forged = "T  WARN pass failed error=no\nT ERROR drive A: is full\n";
+        let indented = "T  WARN pass failed error=no\n    T ERROR drive A: is full\n";
+        assert_eq!(written(None, LogFormat::Text, forged), indented);
+        assert_eq!(written(Some(1), LogFormat::Text, forged), format!("cuda:1 {indented}"));
+        assert_eq!(written(None, LogFormat::Text, "T  INFO session open\n"), "T  INFO session open\n");
+        assert_eq!(written(Some(1), LogFormat::Json, "{\"a\":1}\n"), "{\"gpu\":\"cuda:1\",\"a\":1}\n");
+    }
 
     #[test]
     fn a_filter_that_names_no_level_leaves_the_logs_as_they_are() {

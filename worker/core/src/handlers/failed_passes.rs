@@ -49,7 +49,9 @@ impl Core {
             PassError::OutOfMemory(oom) => self.ran_out(&pass, &facts, oom),
             other => {
                 let (items, jobs) = (facts.items, jobs.len());
-                tracing::warn!(model = name, items, jobs, error = %other, "pass failed");
+                // As a text, which the log escapes: a caller's line end begins no line of the log.
+                let error = other.to_string();
+                tracing::warn!(model = name, items, jobs, error, "pass failed");
             }
         }
         let invalid = invalid_item(&pass, outputs, error);
