@@ -475,7 +475,7 @@ class _Session:
             self.answer(out_of_memory, number)
             return
         text = _text(error)
-        kind, detail = "load" if loading else "model", f"{type(error).__name__}: {text}"
+        kind, detail = "load" if loading else "model", f"{type(error).__name__}: {text}" if text else type(error).__name__
         if is_dead or _is_device_lost(error):
             # Whatever the model makes of it: this process can use the device no more.
             kind = "device"

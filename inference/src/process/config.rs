@@ -239,7 +239,7 @@ fn mode(reader: &mut Reader, command: &[String]) -> Mode {
             }
             reader.absorb(once);
             for argument in command {
-                if let Err(what) = super::once::Template::parse(argument) {
+                if let Err(what) = super::template::Template::parse(argument) {
                     reader.fault("command", what);
                 }
             }

@@ -1,4 +1,4 @@
-//! One-shot programs: started for each item, by a template of arguments, and judged by their exit status and what they print.
+//! One-shot programs: started for each item, by [templates](Template) of arguments, and judged by their exit status and what they print.
 
 use std::path::{Path, PathBuf};
 
@@ -16,124 +16,15 @@ use super::cost::{Costs, Unit};
 use super::item::Item;
 use super::keeper::{Death, OutputUse};
 use super::oom::{Verdict, judge};
-use super::outputs::{self, FILE_BYTES_MAX};
-use super::pass::{PassEnd, PassJob, Stop};
+use super::outputs::PassOutputs;
+use super::pass::{PassEnd, PassJob};
 use super::peak::Sampler;
 use super::pool::PoolOptions;
 use super::protocol::{FailureKind, OutputHeader, OutputKind};
-
-/// An argument with places to fill in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Template(Vec<Piece>);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Piece {
-    Literal(String),
-    /// The path of a file with the item.
-    Input,
-    /// The path of the file that the program writes.
-    Output,
-    /// A parameter of the job.
-    Param(String),
-}
-
-impl Template {
-    /// Reads `{input}`, `{output}`, `{params.NAME}`; `{{` and `}}` are braces.
-    ///
-    /// # Errors
-    /// The template names an unknown placeholder.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let wrong = |what: &str| {
-            Err(format!(
-                "{text:?} has {what}; there are {{input}}, {{output}}, {{params.NAME}}, and {{{{ for a brace"
-            ))
-        };
-        let mut pieces = Vec::new();
-        let mut literal = String::new();
-        let mut rest = text;
-        while let Some(at) = rest.find(['{', '}']) {
-            literal.push_str(&rest[..at]);
-            let (brace, after) = rest[at..].split_at(1);
-            if after.starts_with(brace) {
-                literal.push_str(brace);
-                rest = &after[1..];
-                continue;
-            }
-            let (true, Some(end)) = (brace == "{", after.find('}')) else {
-                return wrong("a brace that stands alone");
-            };
-            let piece = match &after[..end] {
-                "input" => Piece::Input,
-                "output" => Piece::Output,
-                place => match place.strip_prefix("params.") {
-                    Some(name) if !name.is_empty() => Piece::Param(name.to_owned()),
-                    _ => return wrong(&format!("the place {{{place}}}")),
-                },
-            };
-            if !literal.is_empty() {
-                pieces.push(Piece::Literal(std::mem::take(&mut literal)));
-            }
-            pieces.push(piece);
-            rest = &after[end + 1..];
-        }
-        literal.push_str(rest);
-        if !literal.is_empty() {
-            pieces.push(Piece::Literal(literal));
-        }
-        Ok(Self(pieces))
-    }
-
-    fn has_output(&self) -> bool {
-        self.0.contains(&Piece::Output)
-    }
-
-    /// The argument for an item.
-    ///
-    /// # Errors
-    /// A parameter is missing, or cannot be an argument: a value that would make an argument begin with `-` is refused,
-    /// so that no job can add an option.
-    pub fn fill(&self, input: &Path, output: &Path, params: &Map<String, Value>) -> Result<String, String> {
-        let mut argument = String::new();
-        for piece in &self.0 {
-            match piece {
-                Piece::Literal(text) => argument.push_str(text),
-                Piece::Input => argument.push_str(&input.display().to_string()),
-                Piece::Output => argument.push_str(&output.display().to_string()),
-                Piece::Param(name) => {
-                    let value = param(name, params)?;
-                    // What comes before it may be another parameter, and empty.
-                    if argument.is_empty() && value.starts_with('-') {
-                        return Err(format!("params.{name} begins with '-'"));
-                    }
-                    argument.push_str(&value);
-                }
-            }
-        }
-        if argument.len() >= ARGUMENT_BYTES_MAX {
-            return Err(format!(
-                "the parameters make an argument of {} bytes, at most {ARGUMENT_BYTES_MAX} are passed",
-                argument.len()
-            ));
-        }
-        Ok(argument)
-    }
-}
-
-/// What Linux takes as one argument (`MAX_ARG_STRLEN`).
-const ARGUMENT_BYTES_MAX: usize = 128 << 10;
+use super::template::Template;
 
 /// Names in the error of a missing output: enough to see how a program names its files.
 const NAMES_MAX: usize = 8;
-
-fn param(name: &str, params: &Map<String, Value>) -> Result<String, String> {
-    let value = match params.get(name) {
-        None => return Err(format!("params.{name} is missing")),
-        Some(Value::String(text)) => text.clone(),
-        Some(value @ (Value::Number(_) | Value::Bool(_))) => value.to_string(),
-        Some(_) => return Err(format!("params.{name} is not a text, number or boolean")),
-    };
-    if value.contains('\0') { Err(format!("params.{name} has a NUL character")) } else { Ok(value) }
-}
 
 /// How a pass of a one-shot program ended.
 pub(super) struct Ended {
@@ -150,14 +41,14 @@ pub(super) async fn run(
     job: &mut PassJob,
     closing: &mut watch::Receiver<bool>,
 ) -> Ended {
-    let mut learnt = Vec::new();
+    let (mut learnt, mut outputs) = (Vec::new(), PassOutputs::default());
     let Mode::Once(once) = &config.mode else {
         let end = PassEnd::NotRun { reason: "the model is not one-shot".to_owned() };
         return Ended { end, learnt, ending: None };
     };
     for index in 0..job.request.items.len() {
         let runner = Runner { config, options, once, index };
-        let (end, peak, ending) = runner.run(job, closing).await;
+        let (end, peak, ending) = runner.run(job, closing, &mut outputs).await;
         match end {
             Ok(output) => job.events.output(index, output),
             Err(end) => return Ended { end, learnt, ending },
@@ -188,6 +79,7 @@ impl Runner<'_> {
         &self,
         job: &mut PassJob,
         closing: &mut watch::Receiver<bool>,
+        outputs: &mut PassOutputs,
     ) -> (Result<Output, PassEnd>, Option<u64>, Option<JoinHandle<()>>) {
         let item = &job.request.items[self.index];
         let prepared = match self.prepare(item, &job.request.params) {
@@ -195,7 +87,7 @@ impl Runner<'_> {
             Err(end) => return (Err(end), None, None),
         };
         let started = Child::start(&self.options.launcher.keeper, &prepared.spec, &self.config.name).await;
-        let (mut child, stdout) = match started {
+        let (mut child, mut stdout) = match started {
             Ok(started) => started,
             Err(error) => return (Err(PassEnd::NotRun { reason: error.to_string() }), None, None),
         };
@@ -204,12 +96,12 @@ impl Runner<'_> {
             true => Sampler::start(&self.options.book, child.keeper_pid(), 0).await,
             false => None,
         };
-        let end = self.watch(&mut child, stdout, job, closing).await;
+        let end = self.watch(&mut child, &mut stdout, job, closing).await;
         let peak = match sampler {
             Some(sampler) => sampler.stop().await,
             None => None,
         };
-        let end = end.and_then(|printed| self.output(&child, &prepared, printed));
+        let end = end.and_then(|printed| self.output(&child, &prepared, printed, outputs));
         child.finish().await;
         let name = self.config.name.clone();
         // What does not end although it was killed does not hold up the pass.
@@ -252,31 +144,32 @@ impl Runner<'_> {
     async fn watch(
         &self,
         child: &mut Child,
-        stdout: UnixStream,
+        stdout: &mut UnixStream,
         job: &mut PassJob,
         closing: &mut watch::Receiver<bool>,
     ) -> Result<Vec<u8>, PassEnd> {
         let deadline = Instant::now() + self.config.item;
-        let mut stdout = tokio::spawn(read_capped(stdout));
-        let stop = tokio::select! {
-            () = until_ended(child) => None,
-            () = sleep_until(deadline) => Some(Stop::TimedOut),
-            why = job.cancellation.wait() => Some(why),
-            _ = closing.wait_for(|closing| *closing) => Some(Stop::Cancelled),
+        let ended = async {
+            let ended = async {
+                until_ended(child).await;
+                Ok::<_, Halt>(())
+            };
+            tokio::try_join!(ended, read_printed(&mut *stdout))
         };
-        if let Some(stop) = stop {
-            child.end_program(self.config.kill).await;
-            stdout.abort();
-            return Err(match stop {
-                Stop::TimedOut => {
-                    PassEnd::TimedOut { limit: self.config.item, killed: true, stderr: child.stderr_tail() }
-                }
-                Stop::Cancelled => PassEnd::Cancelled { killed: true },
-            });
-        }
-        // Nothing of it is left, so nobody holds the other end.
-        let printed = (&mut stdout).await.ok().flatten();
-        let (death, stderr) = (child.death().unwrap_or(Death::KeeperLost), child.stderr_tail());
+        let ended = tokio::select! {
+            ended = ended => ended.map(|((), printed)| printed),
+            () = sleep_until(deadline) => Err(Halt::TimedOut),
+            _ = job.cancellation.wait() => Err(Halt::Cancelled),
+            _ = closing.wait_for(|closing| *closing) => Err(Halt::Cancelled),
+        };
+        let printed = match ended {
+            Ok(printed) => printed,
+            Err(halt) => {
+                child.end_program(self.config.kill).await;
+                return Err(self.halted(halt, child.stderr_since(0).await));
+            }
+        };
+        let (death, stderr) = (child.death().unwrap_or(Death::KeeperLost), child.stderr_since(0).await);
         match (judge(death, &stderr), death) {
             (Verdict::Device(report), _) => {
                 Err(PassEnd::OutOfMemory { item: Some(self.index), report, stderr })
@@ -284,10 +177,7 @@ impl Runner<'_> {
             (Verdict::Host, death) => {
                 Err(self.failed(FailureKind::HostMemory, format!("the program {death}"), stderr))
             }
-            (Verdict::Other, Death::Exited(0)) => printed.ok_or_else(|| {
-                let detail = format!("the program printed more than {FILE_BYTES_MAX} bytes");
-                self.failed(FailureKind::Output, detail, stderr)
-            }),
+            (Verdict::Other, Death::Exited(0)) => Ok(printed),
             (Verdict::Other, Death::Exited(_)) => {
                 Err(self.failed(FailureKind::Model, format!("the program {death}"), stderr))
             }
@@ -295,8 +185,29 @@ impl Runner<'_> {
         }
     }
 
+    /// The end of a pass whose program was ended.
+    fn halted(&self, halt: Halt, stderr: String) -> PassEnd {
+        match halt {
+            Halt::TimedOut => PassEnd::TimedOut { limit: self.config.item, killed: true, stderr },
+            Halt::Cancelled => PassEnd::Cancelled { killed: true },
+            Halt::PrintedTooMuch => {
+                let detail = format!(
+                    "the program was ended, because it printed more than {PRINTED_BYTES_MAX} bytes to standard output; an \
+                     argument {{output}} names a file for larger outputs"
+                );
+                self.failed(FailureKind::Output, detail, stderr)
+            }
+        }
+    }
+
     /// What the program wrote, as an output.
-    fn output(&self, child: &Child, prepared: &Prepared, printed: Vec<u8>) -> Result<Output, PassEnd> {
+    fn output(
+        &self,
+        child: &Child,
+        prepared: &Prepared,
+        printed: Vec<u8>,
+        outputs: &mut PassOutputs,
+    ) -> Result<Output, PassEnd> {
         let is_json = self.once.media_type == "application/json";
         let kind = if is_json { OutputKind::Json } else { OutputKind::Bytes };
         let name = prepared
@@ -307,7 +218,7 @@ impl Runner<'_> {
         let blobs = if name.is_some() { Vec::new() } else { vec![printed] };
         let header =
             OutputHeader { kind, dtype: None, media_type: Some(self.once.media_type.clone()), file: name };
-        outputs::read(&header, blobs, child.scratch()).map_err(|what| {
+        outputs.read(&header, blobs, child.scratch()).map_err(|what| {
             let is_missing = prepared.file.as_ref().is_some_and(|file| !file.exists());
             let what = if is_missing { format!("{what}; {}", there(child.scratch())) } else { what };
             self.failed(FailureKind::Output, what, child.stderr_tail())
@@ -333,64 +244,25 @@ struct Prepared {
     file: Option<PathBuf>,
 }
 
+/// Why a program is ended.
+enum Halt {
+    TimedOut,
+    Cancelled,
+    PrintedTooMuch,
+}
+
+/// What a program may print to standard output. It is held in memory as it comes, for each program that runs; what is larger goes into
+/// a file.
+const PRINTED_BYTES_MAX: u64 = 64 << 20;
+
 /// Waits until the program and all its descendants are dead.
 async fn until_ended(child: &mut Child) {
     while !matches!(child.fate().await, Fate::Ended | Fate::Gone) {}
 }
 
-/// All of it, or nothing, if it is too much; it is read to the end even so.
-async fn read_capped(mut from: impl AsyncRead + Unpin) -> Option<Vec<u8>> {
+/// All that the program prints, unless it is too much. It ends when nobody holds the other end any more.
+async fn read_printed(from: impl AsyncRead + Unpin) -> Result<Vec<u8>, Halt> {
     let mut bytes = Vec::new();
-    let _ = (&mut from).take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).await;
-    let is_whole = bytes.len() as u64 <= FILE_BYTES_MAX;
-    let _ = tokio::io::copy(&mut from, &mut tokio::io::sink()).await;
-    is_whole.then_some(bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn fill(template: &str, params: Value) -> Result<String, String> {
-        let Value::Object(params) = params else { panic!("no object") };
-        Template::parse(template)?.fill(Path::new("/s/input.png"), Path::new("/s/output.jpg"), &params)
-    }
-
-    #[test]
-    fn places_are_filled_in() {
-        assert_eq!(fill("{input}", json!({})), Ok("/s/input.png".to_owned()));
-        assert_eq!(fill("jpg:{output}", json!({})), Ok("jpg:/s/output.jpg".to_owned()));
-        assert_eq!(
-            fill("--size={params.w}x{params.h}", json!({"w": 64, "h": "48"})),
-            Ok("--size=64x48".to_owned())
-        );
-        assert_eq!(fill("{{{params.a}}}", json!({"a": true})), Ok("{true}".to_owned()));
-        assert_eq!(fill("plain", json!({})), Ok("plain".to_owned()));
-    }
-
-    #[test]
-    fn a_parameter_is_never_an_option_and_never_a_shell() {
-        for (template, params) in [
-            ("{params.name}", json!({"name": "-delete"})),
-            ("{params.folder}{params.name}", json!({"folder": "", "name": "-delete"})),
-            ("{params.name}", json!({"name": -1})),
-        ] {
-            let error = fill(template, params).unwrap_err();
-            assert!(error.contains("params.name begins with '-'"), "{error}");
-        }
-        assert_eq!(fill("{params.a}{params.b}", json!({"a": "x", "b": "-y"})), Ok("x-y".to_owned()));
-        assert_eq!(fill("{params.name}", json!({"name": "$(reboot); `x`"})), Ok("$(reboot); `x`".to_owned()));
-        assert_eq!(fill("-n{params.name}", json!({"name": "-1"})), Ok("-n-1".to_owned()));
-        for params in [json!({}), json!({"name": [1]}), json!({"name": null}), json!({"name": "a\0b"})] {
-            assert!(fill("{params.name}", params.clone()).is_err(), "{params}");
-        }
-    }
-
-    #[test]
-    fn unknown_places_are_faults() {
-        for text in ["{", "}", "{x}", "{params.}", "a{b", "{}"] {
-            assert!(Template::parse(text).is_err(), "{text}");
-        }
-    }
+    let _ = from.take(PRINTED_BYTES_MAX + 1).read_to_end(&mut bytes).await;
+    if bytes.len() as u64 > PRINTED_BYTES_MAX { Err(Halt::PrintedTooMuch) } else { Ok(bytes) }
 }

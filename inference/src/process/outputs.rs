@@ -13,19 +13,64 @@ use super::protocol::{OutputHeader, OutputKind};
 /// The largest output that comes by a file: a minute of video, and little enough to hold in memory while it is published.
 pub const FILE_BYTES_MAX: u64 = 512 << 20;
 
+/// What the outputs of a pass may have together: they are held in memory until the pass has ended, as those of other passes are.
+/// Two of the largest.
+const PASS_BYTES_MAX: u64 = 2 * FILE_BYTES_MAX;
+
 /// The longest JSON output: parsed it can take a hundred times as much.
 const JSON_BYTES_MAX: usize = 8 << 20;
 
-/// Makes an output of its header and payload. A file is read and removed.
-///
-/// # Errors
-/// The fault, in words for the author of the model.
-pub fn read(header: &OutputHeader, mut blobs: Vec<Vec<u8>>, scratch: &Path) -> Result<Output, String> {
-    let payload = match (&header.file, blobs.len()) {
-        (Some(name), 0) => read_file(name, scratch)?,
-        (None, 1) => blobs.remove(0),
-        (_, count) => return Err(format!("an output with {count} blobs; it has one, or a file")),
-    };
+/// The outputs of one pass, which have a limit together.
+#[derive(Clone, Debug)]
+pub struct PassOutputs {
+    /// Bytes that are left for those to come.
+    left: u64,
+}
+
+impl Default for PassOutputs {
+    fn default() -> Self {
+        Self { left: PASS_BYTES_MAX }
+    }
+}
+
+impl PassOutputs {
+    /// Makes the next output of its header and payload. A file is read and removed.
+    ///
+    /// # Errors
+    /// The fault, in words for the author of the model.
+    pub fn read(
+        &mut self,
+        header: &OutputHeader,
+        mut blobs: Vec<Vec<u8>>,
+        scratch: &Path,
+    ) -> Result<Output, String> {
+        let payload = match (&header.file, blobs.len()) {
+            (Some(name), 0) => read_file(name, scratch, self.left.min(FILE_BYTES_MAX))
+                .map_err(|what| self.with_limit(what))?,
+            (None, 1) => blobs.remove(0),
+            (_, count) => return Err(format!("an output with {count} blobs; it has one, or a file")),
+        };
+        let bytes = payload.len() as u64;
+        if bytes > self.left {
+            return Err(self.with_limit(format!("an output of {bytes} bytes")));
+        }
+        self.left -= bytes;
+        typed(header, payload)
+    }
+
+    /// What went wrong, with the limit of the pass, if that is the nearer one.
+    fn with_limit(&self, what: String) -> String {
+        let left = self.left;
+        if left >= FILE_BYTES_MAX {
+            return what;
+        }
+        format!(
+            "{what}; of the {PASS_BYTES_MAX} bytes that the outputs of a pass may have together, {left} are left"
+        )
+    }
+}
+
+fn typed(header: &OutputHeader, payload: Vec<u8>) -> Result<Output, String> {
     match header.kind {
         OutputKind::Embedding => embedding(header.dtype.unwrap_or(Dtype::F32), &payload),
         OutputKind::Json if payload.len() > JSON_BYTES_MAX => Err(format!(
@@ -67,7 +112,8 @@ fn embedding(dtype: Dtype, bytes: &[u8]) -> Result<Output, String> {
     }
 }
 
-fn read_file(name: &str, scratch: &Path) -> Result<Vec<u8>, String> {
+/// A file of so many bytes at most.
+fn read_file(name: &str, scratch: &Path, most: u64) -> Result<Vec<u8>, String> {
     if name.is_empty() || name.contains(['/', '\0']) || matches!(name, "." | "..") {
         return Err(format!("{name:?} is not the name of a file in the scratch folder"));
     }
@@ -79,12 +125,12 @@ fn read_file(name: &str, scratch: &Path) -> Result<Vec<u8>, String> {
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(&path)
         .map_err(failed)?;
-    let bytes = read_regular(&file).map_err(|error| format!("the file {name:?}: {error}"));
+    let bytes = read_regular(&file, most).map_err(|error| format!("the file {name:?}: {error}"));
     let _ = std::fs::remove_file(path);
     bytes
 }
 
-fn read_regular(file: &File) -> Result<Vec<u8>, String> {
+fn read_regular(file: &File, most: u64) -> Result<Vec<u8>, String> {
     let failed = |error: std::io::Error| error.to_string();
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() {
@@ -92,11 +138,11 @@ fn read_regular(file: &File) -> Result<Vec<u8>, String> {
     }
     let mut bytes = Vec::new();
     // One that is too large is not read at all. One that still grows is read until it is.
-    if metadata.len() <= FILE_BYTES_MAX {
-        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if metadata.len() <= most {
+        file.take(most + 1).read_to_end(&mut bytes).map_err(failed)?;
     }
-    if metadata.len().max(bytes.len() as u64) > FILE_BYTES_MAX {
-        return Err(format!("is larger than {FILE_BYTES_MAX} bytes"));
+    if metadata.len().max(bytes.len() as u64) > most {
+        return Err(format!("is larger than {most} bytes"));
     }
     Ok(bytes)
 }
@@ -110,7 +156,7 @@ mod tests {
     }
 
     fn of(kind: OutputKind, dtype: Option<Dtype>, payload: &[u8]) -> Result<Output, String> {
-        read(&header(kind, dtype), vec![payload.to_vec()], Path::new("/nowhere"))
+        PassOutputs::default().read(&header(kind, dtype), vec![payload.to_vec()], Path::new("/nowhere"))
     }
 
     #[test]
@@ -142,8 +188,33 @@ mod tests {
             let error = of(kind, dtype, payload).unwrap_err();
             assert!(error.contains(what), "{error}");
         }
-        let none = read(&header(OutputKind::Json, None), Vec::new(), Path::new("/nowhere"));
+        let header = header(OutputKind::Json, None);
+        let none = PassOutputs::default().read(&header, Vec::new(), Path::new("/nowhere"));
         assert!(none.unwrap_err().contains("0 blobs"));
+    }
+
+    #[test]
+    fn the_outputs_of_a_pass_have_a_limit_together() {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut outputs = PassOutputs { left: 10 };
+        let mut read = |payload: Option<&str>| {
+            let file = payload.is_none().then(|| "result".to_owned());
+            let header = OutputHeader { file, ..header(OutputKind::Bytes, None) };
+            let blobs = payload.map(|payload| payload.as_bytes().to_vec());
+            outputs.read(&header, blobs.into_iter().collect(), scratch.path())
+        };
+        read(Some("seven..")).unwrap();
+        let error = read(Some("four")).unwrap_err();
+        assert_eq!(
+            error,
+            "an output of 4 bytes; of the 1073741824 bytes that the outputs of a pass may have together, 3 are left"
+        );
+        std::fs::write(scratch.path().join("result"), "four").unwrap();
+        let error = read(None).unwrap_err();
+        assert!(error.contains("is larger than 3 bytes; of the 1073741824"), "{error}");
+        std::fs::write(scratch.path().join("result"), "333").unwrap();
+        read(None).unwrap();
+        assert!(read(Some("")).is_ok() && read(Some("1")).is_err());
     }
 
     #[test]
@@ -158,7 +229,7 @@ mod tests {
         assert_eq!(unsafe { libc::mkfifo(pipe.as_ptr(), 0o600) }, 0);
         let read_name = |name: &str| {
             let header = OutputHeader { file: Some(name.to_owned()), ..header(OutputKind::Json, None) };
-            read(&header, Vec::new(), scratch.path())
+            PassOutputs::default().read(&header, Vec::new(), scratch.path())
         };
         assert_eq!(read_name("good"), Ok(Output::Json(serde_json::json!(7))));
         assert!(!scratch.path().join("good").exists());

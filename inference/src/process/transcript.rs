@@ -5,7 +5,7 @@ use std::path::Path;
 use vramq_schemas::Output;
 
 use super::frame::Frame;
-use super::outputs;
+use super::outputs::PassOutputs;
 use super::protocol::{FailureKind, FromModel, OomReport};
 
 /// A pass under way: what came so far, and what may come next.
@@ -15,6 +15,7 @@ pub struct Transcript {
     items: usize,
     /// Outputs so far; the next one is for this item.
     finished: usize,
+    outputs: PassOutputs,
     /// The first item whose output is none, and why. Outputs after it are of no use, since they are answered in order.
     invalid: Option<(usize, String)>,
 }
@@ -51,7 +52,7 @@ pub struct Fault(pub String);
 
 impl Transcript {
     pub fn new(pass: u64, items: usize) -> Self {
-        Self { pass, items, finished: 0, invalid: None }
+        Self { pass, items, finished: 0, outputs: PassOutputs::default(), invalid: None }
     }
 
     /// Items that have their outputs: a run from the start.
@@ -71,7 +72,8 @@ impl Transcript {
         match message {
             FromModel::Output { pass, item, output } => {
                 self.check_pass(Some(pass))?;
-                self.output(item, outputs::read(&output, blobs, scratch))
+                let output = self.outputs.read(&output, blobs, scratch);
+                self.output(item, output)
             }
             FromModel::Progress { pass, item, fraction, note } => {
                 self.check_pass(Some(pass))?;

@@ -191,7 +191,7 @@ async fn a_model_that_does_not_load_says_why() {
         "{error:?}"
     );
     for (wish, what) in [
-        (json!({"die": 0, "cut": 10}), "was killed by signal 9"),
+        (json!({"die": 0, "cut": 10}), "was killed by signal 9: probably the host's memory ran out"),
         (
             json!({"instead": 0, "header": {"type": "ready", "version": 2}}),
             "version 2 of the protocol, the worker 1",

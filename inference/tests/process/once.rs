@@ -52,6 +52,28 @@ async fn a_program_that_prints() {
     env.close(pool).await;
 }
 
+/// In vain it ignores SIGTERM, and that nobody reads.
+#[tokio::test]
+async fn a_program_that_prints_without_end_is_ended() {
+    let env = Env::new();
+    let pool = script(
+        &env,
+        "import signal, sys\nsignal.signal(15, signal.SIG_IGN)\nwhile True: sys.stdout.write('y' * 65536)",
+        "",
+    )
+    .await;
+    let (outputs, end) = ended(&pool, &["a"]).await;
+    let PassEnd::Failed { kind: FailureKind::Output, item: Some(0), detail, .. } = end else {
+        panic!("{end:?}")
+    };
+    assert!(detail.contains("printed more than 67108864 bytes") && detail.contains("{output}"), "{detail}");
+    assert!(outputs.is_empty());
+    env.close(pool).await;
+    let pool = script(&env, "print('y' * (40 << 20))", "").await;
+    assert_eq!(ended(&pool, &["a"]).await.0.len(), 1);
+    env.close(pool).await;
+}
+
 #[tokio::test]
 async fn an_output_of_another_name_is_named() {
     let env = Env::new();
@@ -90,10 +112,18 @@ async fn how_it_ends_is_judged_by_status_and_text() {
     assert_eq!((report.asked, report.source.as_str()), (Some(2 << 30), "torch"));
     assert!(stderr.contains("Tried to allocate"));
     for (code, kind, what) in [
-        ("sys.exit(3)", FailureKind::Model, "exited with status 3"),
+        ("sys.exit(3)", FailureKind::Model, "the program exited with status 3"),
         ("raise ValueError('no')", FailureKind::Model, "exited with status 1"),
-        ("sys.exit(137)", FailureKind::HostMemory, "exited with status 137"),
-        ("import os; os.kill(os.getpid(), 9)", FailureKind::HostMemory, "killed by signal 9"),
+        (
+            "sys.exit(137)",
+            FailureKind::HostMemory,
+            "exited with status 137, as after SIGKILL: probably the host's memory ran out",
+        ),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            FailureKind::HostMemory,
+            "killed by signal 9: probably the host's memory ran out",
+        ),
     ] {
         let PassEnd::Failed { kind: seen, item: Some(1), detail, .. } = end(code).await else {
             panic!("{code}")

@@ -89,10 +89,18 @@ pub enum Death {
     KeeperLost,
 }
 
+/// What SIGKILL means where nobody is known to have sent it.
+const HOST_MEMORY: &str = "probably the host's memory ran out";
+
 impl fmt::Display for Death {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            // As a shell ends whose program was killed.
+            Self::Exited(code) if *code == 128 + libc::SIGKILL => {
+                write!(f, "exited with status {code}, as after SIGKILL: {HOST_MEMORY}")
+            }
             Self::Exited(code) => write!(f, "exited with status {code}"),
+            Self::Killed(libc::SIGKILL) => write!(f, "was killed by signal {}: {HOST_MEMORY}", libc::SIGKILL),
             Self::Killed(signal) => write!(f, "was killed by signal {signal}"),
             Self::HostMemory(bytes) => {
                 write!(
