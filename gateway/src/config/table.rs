@@ -160,7 +160,7 @@ fn shown(value: &Value) -> String {
         Value::Integer(n) => n.to_string(),
         Value::Boolean(b) => b.to_string(),
         Value::String(text) if text.is_empty() => "empty".to_owned(),
-        Value::String(_) => "another text".to_owned(),
+        Value::String(_) => "a text".to_owned(),
         other => format!("a value of type {}", other.type_str()),
     }
 }

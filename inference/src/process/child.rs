@@ -16,6 +16,7 @@ use tokio::time::{Duration, timeout};
 use super::cgroup::Group;
 use super::keeper::{self, Death, Order, Report, Spec};
 use super::orphans;
+use super::program;
 use super::stderr::Stderr;
 
 /// The variable that names the scratch folder. Each program has its own, so the variable also shows to which program a process
@@ -130,6 +131,8 @@ impl Child {
         orders.write_all(&line).await.map_err(failed)?;
         let not_started = |error| {
             let program = spec.command.first().cloned().unwrap_or_default();
+            // The system says "no such file" of a script without its interpreter, too.
+            let error = program::fault(Path::new(&program)).unwrap_or(error);
             StartError::Program { program, error }
         };
         let pid = match next_report(&mut reports).await.map_err(failed)? {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use toml::{Table, Value};
 
 use super::cost::Unit;
 use super::need::Declared;
+use super::program;
 use super::protocol::PASS_ITEMS_MAX;
 use super::reader::Reader;
 use super::rule::{Consequence, Rule};
@@ -120,7 +120,7 @@ impl ProcessConfig {
     /// Reads `[model.NAME]`; `engine` may be left in it.
     ///
     /// # Errors
-    /// All faults. The program itself must exist and be executable.
+    /// All faults. The program itself must exist and be executable, and so must the interpreter of a script.
     pub fn read(name: &str, table: Table, place: &Place) -> Result<Self, Vec<Fault>> {
         let mut reader = Reader::new(format!("model.{name}"), table);
         let _ = reader.text("engine");
@@ -193,21 +193,15 @@ fn command(reader: &mut Reader) -> Vec<String> {
         );
         return Vec::new();
     };
-    let Some(program) = command.first().map(Path::new) else {
+    let Some(path) = command.first().map(Path::new) else {
         reader.fault("command", "is empty; it must name a program");
         return command;
     };
-    if !program.is_absolute() {
+    if !path.is_absolute() {
         let what = "its program must be an absolute path: what PATH finds differs between machines";
-        reader.fault("command", format!("starts with {program:?}; {what}"));
-    } else {
-        match program.metadata() {
-            Err(error) => reader.fault("command", format!("the program {program:?} cannot be used: {error}")),
-            Ok(metadata) if !metadata.is_file() || metadata.permissions().mode() & 0o111 == 0 => {
-                reader.fault("command", format!("{program:?} is not an executable file"));
-            }
-            Ok(_) => {}
-        }
+        reader.fault("command", format!("starts with {path:?}; {what}"));
+    } else if let Some(what) = program::fault(path) {
+        reader.fault("command", what);
     }
     if command.iter().any(|argument| argument.contains('\0')) {
         reader.fault("command", "has a NUL character");

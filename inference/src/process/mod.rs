@@ -22,6 +22,7 @@ pub mod outputs;
 pub mod pass;
 mod peak;
 pub mod pool;
+mod program;
 pub mod protocol;
 mod reader;
 pub mod rule;

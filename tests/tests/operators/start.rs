@@ -100,7 +100,14 @@ async fn all_faults_come_at_once(_: &mut TestEnv) -> Result<()> {
         ensure!(!ended.stderr.contains("hunter2"), "a password in: {}", ended.stderr);
     }
     let right = run("check-config", &["model.echo.engine=echo"]).await?;
-    ensure!(right.code == Some(0), "{right:?}");
+    ensure!(right.code == Some(0) && right.stderr.is_empty(), "{right:?}");
+    // The configuration may be for another machine.
+    let elsewhere = run("check-config", &["model.m.path=/no/such/folder"]).await?;
+    ensure!(elsewhere.code == Some(0), "{elsewhere:?}");
+    has_all(
+        &elsewhere.stderr,
+        &["model.m.path is \"/no/such/folder\", which is not a folder on this machine"],
+    )?;
     let nothing = run("check-config", &[]).await?;
     ensure!(nothing.code == Some(2), "{nothing:?}");
     let mut file = command("vramq-worker")?;

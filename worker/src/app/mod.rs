@@ -44,6 +44,11 @@ pub fn main() -> ! {
             None => diagnose(&config, json),
         }),
         Command::CheckConfig(options) => prepare(&options).map(|(config, _)| {
+            for model in &config.models {
+                if let Some(what) = model.engine.missing_folder() {
+                    eprintln!("vramq-worker: model.{}.path {what}: no worker can start there", model.name);
+                }
+            }
             let models = config.models.len();
             println!("the configuration is right: {models} model(s), broker {}", config.broker.url);
             Exit::Drained

@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_type_that_nothing_computes_in_is_refused() {
         let faults = |file: &str| Config::read(Some(file), &[]).map(drop).map_err(texts);
-        let encoder = "[model.m]\npath = '/x'\ndtype = 'f16'\n";
+        let encoder = "[model.m]\npath = '/'\ndtype = 'f16'\n";
         assert_eq!(faults(&format!("{encoder}[device.cuda]")), Ok(()));
         for (file, words) in [
             (encoder.to_owned(), "is `f16`, which is for CUDA devices"),

@@ -117,6 +117,18 @@ pub enum EngineConfig {
     Process(Box<ProcessConfig>),
 }
 
+impl EngineConfig {
+    /// That this machine lacks the folder of the key `path`.
+    pub fn missing_folder(&self) -> Option<String> {
+        match self {
+            Self::Encoder { source: Source::Folder(folder), .. } if !folder.is_dir() => {
+                Some(format!("is {folder:?}, which is not a folder on this machine"))
+            }
+            _ => None,
+        }
+    }
+}
+
 /// A configuration that cannot be used, with everything that is wrong with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid(pub Vec<ConfigFault>);
@@ -251,6 +263,20 @@ mod tests {
         for key in expected {
             assert!(keys.contains(&key), "{key} not in {keys:?}");
         }
+        // With other faults it is told what this machine lacks. Another machine may have it: by itself it is no fault.
+        let lacking = Some("[model.m]\npath = '/no/such/folder'");
+        let Invalid(faults) = Config::read(lacking, &pairs(&[("broker.connect_s", "many")])).unwrap_err();
+        let mut texts: Vec<_> = faults.iter().map(ToString::to_string).collect();
+        texts.sort_unstable();
+        assert_eq!(
+            texts,
+            [
+                "broker.connect_s: is a text; it must be a whole number from 0 to 4294967295",
+                "model.m.path: is \"/no/such/folder\", which is not a folder on this machine",
+            ]
+        );
+        let config = Config::read(lacking, &[]).unwrap();
+        assert!(config.models[0].engine.missing_folder().is_some());
         // The models are there: their faults say what is wrong with each.
         assert!(!keys.contains(&"model"), "{keys:?}");
     }

@@ -232,6 +232,9 @@ fn model(
     let kind = section.take::<String>("engine");
     let is_process = kind.as_deref() == Some("process");
     let engine = if is_process { None } else { engine(&mut section, kind.as_deref()) };
+    if let Some(what) = engine.as_ref().and_then(EngineConfig::missing_folder) {
+        section.faults().add_missing(section.key("path"), what);
+    }
     let reply_queue = reply_queue(name, &mut section);
     let key: String = section.take("key").unwrap_or_else(|| name.to_owned());
     let larger = section.take::<String>("larger");

@@ -22,15 +22,29 @@ impl fmt::Display for Fault {
 
 /// Faults of a whole configuration, shared by its sections.
 #[derive(Clone, Debug, Default)]
-pub struct Faults(Rc<RefCell<Vec<Fault>>>);
+pub struct Faults {
+    found: Rc<RefCell<Vec<Fault>>>,
+    /// What this machine lacks.
+    missing: Rc<RefCell<Vec<Fault>>>,
+}
 
 impl Faults {
     pub fn add(&self, key: impl Into<String>, what: impl Into<String>) {
-        self.0.borrow_mut().push(Fault { key: key.into(), what: what.into() });
+        self.found.borrow_mut().push(Fault { key: key.into(), what: what.into() });
+    }
+
+    /// Adds what this machine lacks and another one may have, where the configuration is only checked. It is told with other faults,
+    /// so that nobody mends them first to learn of it, and is none without them.
+    pub fn add_missing(&self, key: impl Into<String>, what: impl Into<String>) {
+        self.missing.borrow_mut().push(Fault { key: key.into(), what: what.into() });
     }
 
     pub fn into_vec(self) -> Vec<Fault> {
-        self.0.take()
+        let mut faults = self.found.take();
+        if !faults.is_empty() {
+            faults.append(&mut self.missing.borrow_mut());
+        }
+        faults
     }
 }
 
@@ -207,7 +221,7 @@ fn shown(value: &Value) -> String {
         Value::Float(n) => n.to_string(),
         Value::Boolean(b) => b.to_string(),
         Value::String(text) if text.is_empty() => "empty".to_owned(),
-        Value::String(_) => "another text".to_owned(),
+        Value::String(_) => "a text".to_owned(),
         other => format!("a value of type {}", other.type_str()),
     }
 }
