@@ -1,6 +1,6 @@
 //! Runs a process model without a broker: items on standard input, outputs on standard output. For developing models.
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -59,7 +59,10 @@ fn main() -> ExitCode {
         return EXIT_USAGE.into();
     };
     // What the program prints is logged.
-    tracing_subscriber::fmt().with_writer(std::io::stderr).without_time().with_target(false).init();
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let is_coloured = !no_color && std::io::stderr().is_terminal();
+    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(is_coloured);
+    lines.without_time().with_target(false).init();
     let config = match read(Path::new(config), model) {
         Ok(config) => config,
         Err(faults) => {
@@ -155,13 +158,15 @@ async fn serve(config: ProcessConfig, trial: Trial) -> ExitCode {
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     let mut failed = false;
     let mut items = Vec::new();
+    let mut number = 0;
     while let Some(line) = lines.next_line().await.transpose() {
+        number += 1;
         // After a line that is no UTF-8 the next one can be read; after another error nothing can.
         let is_last = line.as_ref().is_err_and(|error| error.kind() != std::io::ErrorKind::InvalidData);
         match line.map_err(|error| format!("read an item: {error}")).and_then(|line| item(&line)) {
-            Ok(item) => items.push(item),
+            Ok(item) => items.push((number, item)),
             Err(error) => {
-                eprintln!("vramq-run-model: {error}");
+                eprintln!("vramq-run-model: line {number}: {error}");
                 failed = true;
             }
         }
@@ -199,8 +204,9 @@ fn item(line: &str) -> Result<Item, String> {
     }
 }
 
-/// Runs items in one pass; whether it was done.
-async fn run(pool: &Pool, items: Vec<Item>, params: &Map<String, Value>) -> bool {
+/// Runs items, each with the number of its line, in one pass; whether it was done.
+async fn run(pool: &Pool, items: Vec<(usize, Item)>, params: &Map<String, Value>) -> bool {
+    let (lines, items): (Vec<usize>, Vec<Item>) = items.into_iter().unzip();
     let costs: Vec<_> = items.iter().map(vramq_inference::process::Costs::new).collect();
     let need = match pool.need(&costs) {
         Need::Bytes(bytes) => format!("{} MiB", bytes >> 20),
@@ -209,7 +215,7 @@ async fn run(pool: &Pool, items: Vec<Item>, params: &Map<String, Value>) -> bool
     let mut pass = match pool.run(PassRequest { items, params: params.clone(), ..PassRequest::default() }) {
         Ok(pass) => pass,
         Err(error) => {
-            eprintln!("vramq-run-model: {error}");
+            eprintln!("vramq-run-model: {}: {error}", of_lines(&lines));
             return false;
         }
     };
@@ -229,21 +235,36 @@ async fn run(pool: &Pool, items: Vec<Item>, params: &Map<String, Value>) -> bool
                 let peak = peak.map_or("unknown".to_owned(), |peak| format!("{} MiB", peak >> 20));
                 eprintln!("done; need {need}, peak {peak}");
             }
-            PassEvent::End(end) => eprintln!("{}", told(&end)),
+            PassEvent::End(end) => eprintln!("vramq-run-model: {}", told(&end, &lines)),
         }
     }
     is_done
 }
 
+/// The lines of a pass, which need not follow each other.
+fn of_lines(lines: &[usize]) -> String {
+    match lines {
+        [line] => format!("line {line}"),
+        lines => format!("lines {}", lines.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+    }
+}
+
 /// Why a pass was not done, for a person who has seen what the program printed.
-fn told(end: &PassEnd) -> String {
+fn told(end: &PassEnd, lines: &[usize]) -> String {
+    let item = match end {
+        PassEnd::OutOfMemory { item, .. } | PassEnd::Failed { item, .. } => *item,
+        _ => None,
+    };
+    let of = item.and_then(|item| lines.get(item)).map_or_else(|| of_lines(lines), |line| of_lines(&[*line]));
+    let voided = if end.voids_outputs() { "; none of the outputs of this pass counts" } else { "" };
+    format!("{of}: {}{voided}", what_ended(end))
+}
+
+fn what_ended(end: &PassEnd) -> String {
     match end {
         PassEnd::Done { .. } => "done".to_owned(),
         PassEnd::OutOfMemory { report, .. } => format!("out of device memory: {}", report.detail),
-        PassEnd::Failed { kind, item, detail, .. } => {
-            let of_item = item.map(|item| format!(" on item {item} of the pass")).unwrap_or_default();
-            format!("failed{of_item} ({kind:?}): {detail}")
-        }
+        PassEnd::Failed { detail, .. } => format!("failed: {detail}"),
         PassEnd::Protocol { fault, .. } => fault.clone(),
         PassEnd::Crashed { death, .. } => format!("the process {death}"),
         PassEnd::TimedOut { limit, .. } => {

@@ -56,6 +56,7 @@ fn a_model_is_tried_without_a_broker() {
         .arg(&config)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     // The second one is no text; those after it are items all the same.
@@ -69,6 +70,10 @@ fn a_model_is_tried_without_a_broker() {
     assert_eq!(outputs[..2], ["{\"json\":\"a\"}", "{\"json\":[1]}"], "{printed}");
     assert!(outputs.len() == 3 && outputs[2].contains("\"params\":{\"size\":7}"), "{printed}");
     assert_eq!(output.status.code(), Some(1), "not all was done");
+    let told = String::from_utf8(output.stderr).unwrap();
+    let failed = "vramq-run-model: line 3: failed: ValueError: a bad day\n";
+    assert!(told.contains("vramq-run-model: line 2: read an item: ") && told.contains(failed), "{told}");
+    assert!(!told.contains('\u{1b}'), "colours in a pipe: {told}");
     assert!(processes_of(folder.path()).is_empty());
 }
 

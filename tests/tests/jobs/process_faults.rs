@@ -255,6 +255,9 @@ async fn every_model_that_cannot_be_loaded_is_named(env: &mut TestEnv) -> Result
         let text = ended.stderr.split("vramq-worker: ").find(|text| text.contains(&format!("`{model}`")));
         ensure!(text.is_some_and(|text| text.contains(cause)), "{model}: `{cause}` is not in {ended:?}");
     }
+    // The one that can be loaded is shown.
+    ensure!(ended.stdout.lines().any(|line| line.starts_with("beside ")), "{ended:?}");
+    ensure!(ended.stdout.contains("3 model(s) could not be loaded"), "{ended:?}");
     Ok(())
 }
 

@@ -29,6 +29,8 @@ use throughput::Throughput;
 pub struct Report {
     device: DeviceReport,
     models: Vec<ModelReport>,
+    /// How many models could not be loaded, and are not among these.
+    not_loaded: usize,
     /// Only with models that are programs.
     cgroups: Option<CgroupsReport>,
     cuda: CudaReport,
@@ -186,6 +188,7 @@ impl Report {
                 budget: opened.budget.limit(),
             },
             models: models.collect(),
+            not_loaded: opened.not_loaded,
             cgroups: opened.programs.cgroups().map(CgroupsReport::new),
             cuda: CudaReport::new(cuda, libraries),
         }
@@ -193,7 +196,7 @@ impl Report {
 
     /// Whether a worker would start.
     pub fn is_well(&self) -> bool {
-        self.models.iter().all(|model| model.problem.is_none())
+        self.not_loaded == 0 && self.models.iter().all(|model| model.problem.is_none())
     }
 }
 
@@ -263,6 +266,10 @@ impl fmt::Display for Report {
                 "{:<16} {weights:>14} {:>14} {per_job:>14} {slots:>14}",
                 model.name, model.job_tokens
             )?;
+        }
+        if self.not_loaded > 0 {
+            let what = "what they would take is counted as free";
+            writeln!(f, "\n{} model(s) could not be loaded: {what}", self.not_loaded)?;
         }
         write!(f, "\n{}", self.cuda)?;
         if let Some(cgroups) = &self.cgroups {

@@ -28,6 +28,8 @@ use crate::state_file::StateFile;
 pub struct Opened {
     pub device: AnyDevice,
     pub models: Vec<(Arc<Model>, Fit)>,
+    /// Models that could not be loaded.
+    pub not_loaded: usize,
     /// The processes of models that are programs.
     pub programs: Arc<Programs>,
     /// Bytes for passes: what was free after loading, less the reserve.
@@ -43,7 +45,7 @@ pub enum OpenError {
     Cuda(#[from] cuda::OpenError),
     #[error(transparent)]
     HostMemory(#[from] TooLittle),
-    /// So many models cannot be loaded. [`Opened::open`] has passed a text for each to `tell`.
+    /// So many models could not be loaded. [`Opened::open`] has passed a text for each to `tell`.
     #[error("{0} model(s) cannot be loaded")]
     NotLoaded(usize),
     /// Every model that cannot be served.
@@ -95,8 +97,8 @@ impl Opened {
     /// the next one is tried: that may take minutes, and end with the process.
     ///
     /// # Errors
-    /// Models cannot be loaded: one that fails does not keep the next one from being tried. A model without slots is no error here: see
-    /// [`slots`](Self::slots).
+    /// The device cannot be used. A model that cannot be loaded is no error here, nor is one without slots: see
+    /// [`complete`](Self::complete) and [`slots`](Self::slots).
     pub fn open(config: &Config, runtime: &Handle, tell: fn(&str)) -> Result<Self, OpenError> {
         let slots_max = host_slots(config)?;
         let device = open(&config.device.kind)?;
@@ -125,9 +127,18 @@ impl Opened {
             let fit = model.fit(free, reserve, count);
             (model, fit)
         };
+        let not_loaded = config.models.len() - models.len();
         let models = models.into_iter().map(fit).collect();
         let programs = Arc::new(programs);
-        Ok(Self { device, models, programs, budget: Budget::new(free.saturating_sub(reserve)) })
+        Ok(Self { device, models, not_loaded, programs, budget: Budget::new(free.saturating_sub(reserve)) })
+    }
+
+    /// The same, if every model is loaded.
+    ///
+    /// # Errors
+    /// One is not.
+    pub fn complete(self) -> Result<Self, OpenError> {
+        if self.not_loaded == 0 { Ok(self) } else { Err(OpenError::NotLoaded(self.not_loaded)) }
     }
 
     /// The models with their slots.
@@ -150,7 +161,7 @@ impl Opened {
     }
 }
 
-/// Loads every model, programs last.
+/// Loads every model that can be loaded, programs last. One that cannot does not keep the next one from being tried.
 fn load_all(
     config: &Config,
     slots_max: &[NonZeroU16],
@@ -182,8 +193,7 @@ fn load_all(
             Err(error) => tell(&error.in_words()),
         }
     }
-    let failed = config.models.len() - models.len();
-    if failed == 0 { Ok(models) } else { Err(OpenError::NotLoaded(failed)) }
+    Ok(models)
 }
 
 /// The most slots of each model by the host's memory, with the arithmetic in the log.

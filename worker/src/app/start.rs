@@ -155,7 +155,9 @@ fn listen(config: &Config, state: HttpState) -> Result<(), Exit> {
 async fn load(config: &Config, signals: &mut Signals) -> Result<Opened, Exit> {
     let config = config.clone();
     let runtime = Handle::current();
-    let loading = tokio::task::spawn_blocking(move || Opened::open(&config, &runtime, not_usable));
+    let loading = tokio::task::spawn_blocking(move || {
+        Opened::open(&config, &runtime, not_usable).and_then(Opened::complete)
+    });
     tokio::select! {
         opened = loading => opened.map_err(|panic| unusable(panic.into()))?.map_err(not_opened),
         signal = signals.next() => {
