@@ -217,7 +217,8 @@ pub(crate) fn delays_before(headers: &JobHeaders, item: u32) -> u32 {
 }
 
 /// The engine failed on a pass, and the device is well. Nothing is decided yet about jobs that shared the pass: each is
-/// to run again on this worker without the others, to learn whose fault it was.
+/// to run again on this worker without the others, to learn whose fault it was. So the error, with what a program printed
+/// during the pass, goes to the caller of its only job.
 pub(crate) fn after_failure(
     headers: &JobHeaders,
     pass: &PassFacts<'_>,
