@@ -52,7 +52,7 @@ async fn a_program_that_prints() {
     env.close(pool).await;
 }
 
-/// In vain it ignores SIGTERM, and that nobody reads.
+/// This one ignores SIGTERM, and waits for somebody to read.
 #[tokio::test]
 async fn a_program_that_prints_without_end_is_ended() {
     let env = Env::new();
