@@ -185,8 +185,8 @@ mod tests {
     use std::io::Write as _;
     use std::os::fd::OwnedFd;
 
-    async fn tail_of(write: impl FnOnce(&mut std::io::PipeWriter) + Send + 'static) -> String {
-        let (reader, mut writer) = std::io::pipe().unwrap();
+    async fn tail_of(write: impl FnOnce(&mut io::PipeWriter) + Send + 'static) -> String {
+        let (reader, mut writer) = io::pipe().unwrap();
         let receiver = pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).unwrap();
         let mut stderr = Stderr::read(receiver, "m".to_owned());
         std::thread::spawn(move || write(&mut writer));
@@ -219,7 +219,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_printed_after_a_mark_is_told_apart() {
-        let (reader, mut writer) = std::io::pipe().unwrap();
+        let (reader, mut writer) = io::pipe().unwrap();
         let receiver = pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).unwrap();
         let mut stderr = Stderr::read(receiver, "m".to_owned());
         writer.write_all(b"before\n").unwrap();
