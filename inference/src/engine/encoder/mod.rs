@@ -45,6 +45,7 @@ mod tiles;
 mod token_ops;
 mod tokenizer_class;
 mod tokens;
+mod tokens_beside;
 mod units;
 mod vocabulary;
 mod weights;
