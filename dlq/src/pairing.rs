@@ -156,6 +156,8 @@ mod tests {
 
     const BOTH: Named = Named { message_id: Some("a"), correlation_id: Some("c"), reply_to: Some("replies") };
 
+    const NONE: [(usize, Vec<usize>); 0] = [];
+
     impl Named {
         fn properties(self) -> BasicProperties {
             let mut properties = BasicProperties::default();
@@ -230,15 +232,15 @@ mod tests {
         let other_correlation = Named { correlation_id: Some("d"), ..BOTH };
         let other_queue = Named { reply_to: Some("elsewhere"), ..BOTH };
         for other in [other_id, other_correlation, other_queue] {
-            assert_eq!(answered(&[other.reply(Done, 0, 12), BOTH.job(0)]), []);
+            assert_eq!(answered(&[other.reply(Done, 0, 12), BOTH.job(0)]), NONE);
         }
         let mut of_other_user = BOTH.reply(Done, 0, 12);
         of_other_user.headers.insert(USER.into(), AMQPValue::LongString("mallory".into()));
-        assert_eq!(answered(&[of_other_user, BOTH.job(0)]), []);
+        assert_eq!(answered(&[of_other_user, BOTH.job(0)]), NONE);
         // A job that ended for another reason has no results to wait for.
         let failed =
             DeadLetter { properties: BOTH.properties(), ..written("", Reason::EngineFailed, |_| {}) };
-        assert_eq!(answered(&[BOTH.reply(Done, 0, 12), failed]), []);
+        assert_eq!(answered(&[BOTH.reply(Done, 0, 12), failed]), NONE);
     }
 
     #[test]
@@ -248,7 +250,7 @@ mod tests {
         for missing in 1..parts.len() {
             let some: Vec<_> =
                 parts.iter().enumerate().filter(|(at, _)| *at != missing).map(|(_, it)| it.clone()).collect();
-            assert_eq!(answered(&some), [], "without {missing}");
+            assert_eq!(answered(&some), NONE, "without {missing}");
         }
         // Items that were answered before need no part.
         let [_, done, _, middle] = &parts;
@@ -259,10 +261,10 @@ mod tests {
         for (offset, items) in [(0, 4), (0, 6), (0, 0), (1, 4), (0, u32::MAX)] {
             assert_eq!(
                 answered(&[BOTH.job(0), BOTH.reply(PartOf, offset, items), middle.clone(), done.clone()]),
-                []
+                NONE
             );
         }
-        assert_eq!(answered(&[BOTH.job(0), BOTH.reply(Done, 0, 11)]), []);
+        assert_eq!(answered(&[BOTH.job(0), BOTH.reply(Done, 0, 11)]), NONE);
     }
 
     #[test]
@@ -271,7 +273,7 @@ mod tests {
         assert_eq!(answered(&letters), [(0, vec![2])]);
         let mut of_other_attempt = BOTH.reply(Done, 5, 7);
         of_other_attempt.headers.insert("attempt".into(), AMQPValue::LongLongInt(3));
-        assert_eq!(answered(&[BOTH.job(0), BOTH.reply(PartOf, 0, 5), of_other_attempt]), []);
+        assert_eq!(answered(&[BOTH.job(0), BOTH.reply(PartOf, 0, 5), of_other_attempt]), NONE);
         // The job that names the queue gets its results, whichever comes first.
         let nameless = Named { reply_to: None, ..BOTH };
         assert_eq!(answered(&[nameless.job(0), BOTH.job(0), BOTH.reply(Done, 0, 12)]), [(1, vec![2])]);
