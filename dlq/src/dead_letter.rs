@@ -9,7 +9,7 @@ use vramq_schemas::dead_letter::{DEAD_AT_MS, ERROR, REASON, WORKER, WORKER_VERSI
 use vramq_schemas::fields::{as_text, integer};
 use vramq_schemas::headers::{self, ATTEMPT, PUBLISH_SEQ, RETRIES};
 use vramq_schemas::topology::dead_queue;
-use vramq_schemas::{Reason, ReplyKind, TraceContext};
+use vramq_schemas::{Reason, ReplyHeaders, ReplyKind, TraceContext};
 
 use crate::header_values;
 
@@ -141,13 +141,15 @@ impl DeadLetter {
         self.headers.inner().contains_key(X_DEATH) || self.text(REASON).is_none()
     }
 
-    /// The kind of reply, if it holds results that could not be delivered rather than a job.
+    /// The kind of reply, if it holds results that could not be delivered rather than a job. A job that failed after some of its
+    /// items has its own reason, and so have the results of these items.
     pub fn results(&self) -> Option<ReplyKind> {
         let kind = self.properties.kind().as_ref().and_then(|kind| ReplyKind::of(kind.as_str()));
         // `progress` is never kept.
-        kind.filter(|kind| *kind != ReplyKind::Progress)
-            .filter(|_| !self.is_by_broker())
-            .filter(|_| self.text(REASON).as_deref() == Some(Reason::Unroutable.as_str()))
+        kind.filter(|kind| *kind != ReplyKind::Progress).filter(|_| !self.is_by_broker()).filter(|_| {
+            self.text(REASON).as_deref() == Some(Reason::Unroutable.as_str())
+                || ReplyHeaders::read(&self.headers).is_ok()
+        })
     }
 
     pub fn text(&self, header: &str) -> Option<String> {
@@ -380,5 +382,13 @@ pub(crate) mod tests {
         assert_eq!(kind(Reason::Unroutable, "part"), Some(ReplyKind::Part));
         assert_eq!(kind(Reason::Unroutable, "job"), None);
         assert_eq!(kind(Reason::Malformed, "done"), None);
+        let of_a_failed_job = written("a", Reason::EngineFailed, |headers| {
+            let reply = ReplyHeaders { items: 2, items_total: 5, ..ReplyHeaders::default() };
+            for (name, value) in &reply.to_table() {
+                headers.insert(name.clone(), value.clone());
+            }
+        });
+        let properties = of_a_failed_job.properties.with_type("part".into());
+        assert_eq!(DeadLetter { properties, ..of_a_failed_job }.results(), Some(ReplyKind::Part));
     }
 }

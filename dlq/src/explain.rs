@@ -129,7 +129,7 @@ fn what_to_do(letter: &DeadLetter, cause: &Cause) -> String {
     if letter.results().is_some() {
         return format!(
             "Create the reply queue {} again, then `{retry}`: it delivers these results. If the job is retried together with \
-             them, it does not run again. If the results are not wanted any more, drop both.",
+             all its results, it does not run again. If the results are not wanted any more, drop them and the job.",
             letter.properties.reply_to().as_ref().map_or(String::new(), |queue| safe(queue.as_str()))
         );
     }
@@ -188,8 +188,8 @@ fn after_worker(reason: Reason, retry: &str) -> String {
              unless --set expiration=… is given. If many jobs expire, there are too few workers."
         ),
         Reason::Unroutable => format!(
-            "It ran, but its reply queue did not exist or stayed full. Create the queue again. Retried together with its \
-             results (another letter with the same id), it does not run again. Retried alone, it does: `{retry}`."
+            "It ran, but its reply queue did not exist or stayed full. Create the queue again. Retried together with all \
+             its results (the other letters with the same id), it does not run again. Retried alone, it does: `{retry}`."
         ),
         Reason::OutOfMemory => format!(
             "Free memory on the device, or use another device, then `{retry}`; or send it to workers with larger devices: \

@@ -14,6 +14,7 @@ pub mod error;
 pub mod explain;
 pub mod groups;
 pub mod header_values;
+mod pairing;
 pub mod plan;
 pub mod preview;
 pub mod queue_lock;

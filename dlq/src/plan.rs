@@ -3,11 +3,9 @@
 
 use std::collections::HashMap;
 
-use vramq_schemas::headers::{ITEMS_DONE, OFFSET};
-use vramq_schemas::{Reason, ReplyKind};
-
 use crate::dead_letter::{DeadLetter, Fingerprint, Summary};
 use crate::error::Error;
+use crate::pairing::Pairing;
 use crate::select::{Filter, Name, NameMatch};
 
 /// What the arguments select.
@@ -34,18 +32,8 @@ pub struct Selected {
 pub enum Kind {
     Job,
     Results,
-    /// A job whose results are all in this other dead letter, which is selected, too. It is answered when they are delivered.
-    AnsweredBy(Fingerprint),
-}
-
-/// What a job and its results have in common.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Pair {
-    id: String,
-    correlation_id: Option<String>,
-    reply_to: String,
-    /// Of a job, the number of answered items; of results, their first item.
-    offset: u64,
+    /// A job whose results are all in these other dead letters, which are selected, too. It is answered when they are delivered.
+    AnsweredBy(Vec<Fingerprint>),
 }
 
 /// The plan for one queue.
@@ -54,8 +42,7 @@ pub struct Plan {
     pub selected: Vec<Selected>,
     /// All dead letters that match the query, selected or not.
     copies: HashMap<Fingerprint, Copies>,
-    jobs: Vec<(Pair, usize)>,
-    results: HashMap<Pair, Vec<Fingerprint>>,
+    pairing: Pairing,
     /// What each name matches, by id and by fingerprint.
     matches: HashMap<usize, (Vec<Fingerprint>, Vec<Fingerprint>)>,
 }
@@ -93,7 +80,7 @@ impl Plan {
             return;
         }
         copies.selected += 1;
-        self.pair(letter, &summary);
+        self.pairing.add(letter, &summary, self.selected.len());
         let kind = if summary.results.is_some() { Kind::Results } else { Kind::Job };
         let Summary { fingerprint, id, retries, .. } = summary;
         self.selected.push(Selected { fingerprint, id, kind, retried: retries > 0 });
@@ -114,32 +101,10 @@ impl Plan {
         is_named
     }
 
-    fn pair(&mut self, letter: &DeadLetter, summary: &Summary) {
-        let p = &letter.properties;
-        let text =
-            |text: &Option<lapin::types::ShortString>| text.as_ref().map(|text| text.as_str().to_owned());
-        let (Some(id), Some(reply_to)) = (text(p.message_id()), text(p.reply_to())) else { return };
-        let correlation_id = text(p.correlation_id());
-        let pair = |offset| Pair { id, correlation_id, reply_to, offset };
-        match summary.results {
-            Some(ReplyKind::Done) => {
-                let pair = pair(letter.number(OFFSET).unwrap_or(u64::MAX));
-                self.results.entry(pair).or_default().push(summary.fingerprint);
-            }
-            None if summary.group.reason == Reason::Unroutable.as_str() => {
-                let pair = pair(letter.number(ITEMS_DONE).unwrap_or(0));
-                self.jobs.push((pair, self.selected.len()));
-            }
-            _ => {}
-        }
-    }
-
     /// Pairs jobs with their results. To be called after the whole queue was considered.
     pub fn join(&mut self) {
-        for (pair, at) in std::mem::take(&mut self.jobs) {
-            if let Some(results) = self.results.get_mut(&pair).and_then(Vec::pop) {
-                self.selected[at].kind = Kind::AnsweredBy(results);
-            }
+        for (at, results) in std::mem::take(&mut self.pairing).answered() {
+            self.selected[at].kind = Kind::AnsweredBy(results);
         }
     }
 
@@ -284,7 +249,8 @@ impl Reading<'_> {
 mod tests {
     use super::*;
     use crate::dead_letter::tests::written;
-    use lapin::types::AMQPValue;
+    use vramq_schemas::headers::ITEMS_DONE;
+    use vramq_schemas::{Reason, ReplyHeaders, fields};
 
     fn query(names: &[&str], first: Option<u64>) -> Query {
         let names = names.iter().map(|text| Name { text: (*text).to_owned() }).collect();
@@ -300,10 +266,18 @@ mod tests {
         plan
     }
 
-    fn unroutable(id: &str, offset: i64, results: bool) -> DeadLetter {
-        let header = if results { OFFSET } else { ITEMS_DONE };
+    /// Of a job of five items: with the results from `offset` on, or with the job that stopped there.
+    fn unroutable(id: &str, offset: u32, results: bool) -> DeadLetter {
         let letter = written(id, Reason::Unroutable, |table| {
-            table.insert(header.into(), AMQPValue::LongLongInt(offset));
+            if results {
+                let reply =
+                    ReplyHeaders { offset, items: 5 - offset, items_total: 5, ..ReplyHeaders::default() };
+                for (name, value) in &reply.to_table() {
+                    table.insert(name.clone(), value.clone());
+                }
+            } else {
+                table.insert(ITEMS_DONE.into(), fields::long(offset.into()));
+            }
         });
         let properties = letter.properties.with_reply_to("replies".into());
         let properties = if results { properties.with_type("done".into()) } else { properties };
@@ -320,7 +294,7 @@ mod tests {
             unroutable("c", 0, false),
         ];
         let kinds = |plan: Plan| plan.selected.into_iter().map(|selected| selected.kind).collect::<Vec<_>>();
-        let answered = Kind::AnsweredBy(letters[1].fingerprint());
+        let answered = Kind::AnsweredBy(vec![letters[1].fingerprint()]);
         let all = planned(&letters, &query(&[], None));
         assert_eq!(kinds(all), [answered, Kind::Results, Kind::Job, Kind::Results, Kind::Job]);
         // Without its results it is a job to be run.

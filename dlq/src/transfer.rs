@@ -207,11 +207,8 @@ impl Transfer<'_> {
                 in_flight.removed += 1;
             }
             Claim::Take(Kind::AnsweredBy(results)) if self.destination.delivers_results() => {
-                if self.outcome.delivered.contains(&results) {
-                    in_flight.done(pending, self.outcome, self.on_moved)?;
-                } else {
-                    in_flight.waiting.entry(results).or_default().push(pending);
-                }
+                let job = AnsweredJob { letter: pending, results };
+                in_flight.done_if_delivered(job, self.outcome, self.on_moved)?;
             }
             Claim::Take(kind) => {
                 if let Err(reason) = self.destination.take(unacked, &kind)? {
@@ -228,8 +225,14 @@ struct InFlight<'a> {
     acks: Acks,
     reading: Reading<'a>,
     removed: usize,
-    /// Jobs that wait until their results are delivered.
-    waiting: HashMap<Fingerprint, Vec<PendingLetter>>,
+    /// Jobs that wait until their results are delivered, by the first letter that is not.
+    waiting: HashMap<Fingerprint, Vec<AnsweredJob>>,
+}
+
+/// A job that is removed when these letters are delivered.
+struct AnsweredJob {
+    letter: PendingLetter,
+    results: Vec<Fingerprint>,
 }
 
 impl InFlight<'_> {
@@ -244,8 +247,11 @@ impl InFlight<'_> {
         for (pending, published) in settled.outcomes {
             let reason = match published {
                 PublishOutcome::Confirmed => {
+                    if pending.results {
+                        outcome.delivered.insert(pending.fingerprint);
+                    }
                     for job in self.waiting.remove(&pending.fingerprint).unwrap_or_default() {
-                        self.done(job, outcome, on_moved)?;
+                        self.done_if_delivered(job, outcome, on_moved)?;
                     }
                     self.done(pending, outcome, on_moved)?;
                     continue;
@@ -297,23 +303,35 @@ impl InFlight<'_> {
         self.acks.ack(pending.tag)?;
         self.reading.settle(pending.fingerprint);
         outcome.done.push(pending.fingerprint);
-        if pending.results {
-            outcome.delivered.insert(pending.fingerprint);
-        }
         on_moved(1);
         Ok(())
     }
 
+    /// Removes a job whose results are all delivered. The others wait.
+    fn done_if_delivered(
+        &mut self,
+        job: AnsweredJob,
+        outcome: &mut Outcome,
+        on_moved: OnMoved<'_>,
+    ) -> Result<(), Error> {
+        let missing = job.results.iter().find(|results| !outcome.delivered.contains(*results)).copied();
+        match missing {
+            None => self.done(job.letter, outcome, on_moved),
+            Some(missing) => {
+                self.waiting.entry(missing).or_default().push(job);
+                Ok(())
+            }
+        }
+    }
+
     /// Jobs whose results could not be delivered stay. Jobs whose results were not read yet are claimed again.
     fn release_waiting(&mut self, outcome: &mut Outcome) {
-        for (results, jobs) in std::mem::take(&mut self.waiting) {
-            let undeliverable = outcome.kept.iter().any(|(kept, _)| *kept == results);
-            for job in jobs {
-                if undeliverable {
-                    outcome.kept.push((job.fingerprint, "its results could not be delivered".to_owned()));
-                } else {
-                    self.reading.unclaim(job.fingerprint, Kind::AnsweredBy(results));
-                }
+        let kept: HashSet<_> = outcome.kept.iter().map(|(fingerprint, _)| *fingerprint).collect();
+        for AnsweredJob { letter, results } in std::mem::take(&mut self.waiting).into_values().flatten() {
+            if results.iter().any(|results| kept.contains(results)) {
+                outcome.kept.push((letter.fingerprint, "its results could not be delivered".to_owned()));
+            } else {
+                self.reading.unclaim(letter.fingerprint, Kind::AnsweredBy(results));
             }
         }
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// The text of one JSON value, which serde_json can parse: at most 128 levels deep, numbers within the range of an f64, no lone
+/// The text of one JSON value, which serde_json can parse: at most 127 levels deep, numbers within the range of an f64, no lone
 /// surrogates. A tree of it can take a hundred times as much memory, so nothing makes one that only hands the value on. Equal
 /// are texts, not values: `1.0` is not `1`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl JsonText {
 }
 
 impl From<&Value> for JsonText {
-    /// A value deeper than 128 levels makes a text that workers reject.
+    /// A value deeper than 127 levels makes a text that workers reject.
     fn from(value: &Value) -> Self {
         Self(value.to_string().into())
     }
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn what_parsers_refuse_is_no_value() {
-        let deep = format!("{}{}", "[".repeat(129), "]".repeat(129));
+        let deep = format!("{}{}", "[".repeat(128), "]".repeat(128));
         for text in ["", "{", "1 2", "{\"a\":1,}", "nul", "\"\\ud800\"", "1e999", "{1:2}", "'x'", &deep] {
             assert!(JsonText::parse(text).is_err(), "{text}");
         }

@@ -17,8 +17,8 @@ use crate::reading::{Items, text};
 use crate::reply::{Failure, ItemProgress, Outputs};
 use crate::transcript::{JsonValue, TextBudget};
 
-/// How deep a body may be nested: a JSON value of 128 levels, in an input, in the inputs, in a job; rmp-serde counts one more.
-/// [`JsonText`](crate::JsonText) says exactly how deep a value may be.
+/// How deep a body may be nested: enough for a JSON value of 127 levels, in an input, in the inputs, in a job; rmp-serde counts one
+/// more. [`JsonText`](crate::JsonText) says exactly how deep a value may be.
 const DEPTH_MAX: usize = 128 + 4;
 
 /// A body's form in MessagePack.

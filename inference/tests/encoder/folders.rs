@@ -131,6 +131,47 @@ fn a_language_model_without_modules_is_refused_by_name() {
     assert!(error.contains(found) && error.contains("Qwen3-Reranker"), "{error}");
 }
 
+/// sentence-transformers 6 puts texts into the template then, seen with 6.2. With `modules.json` it takes them as they are.
+#[test]
+fn a_chat_template_without_modules_is_refused() {
+    let cases = [
+        ("chat_template.jinja", "{{ messages[0].content }}", "chat_template.jinja has a chat template"),
+        ("chat_template.jinja", "", "chat_template.jinja has a chat template"),
+        (
+            "tokenizer_config.json",
+            r#"{"chat_template": "{{ messages[0].content }}"}"#,
+            "tokenizer_config.json has a `chat_template`",
+        ),
+        (
+            "tokenizer_config.json",
+            r#"{"chat_template": [{"name": "default", "template": "x"}]}"#,
+            "tokenizer_config.json has a `chat_template`",
+        ),
+    ];
+    for fixture in ["tiny-qwen3", "tiny-mean"] {
+        for (file, content, expected) in cases {
+            let folder = copy_of(fixture);
+            let load = || Encoder::load(&Source::Folder(folder.path().into()), cpu(1));
+            fs::write(folder.path().join(file), content).unwrap();
+            load().expect("its modules.json says how it takes texts");
+            fs::remove_file(folder.path().join("modules.json")).unwrap();
+            let error = load().unwrap_err().to_string();
+            assert!(error.contains(expected) && error.contains("trained on texts as they are"), "{error}");
+            fs::remove_file(folder.path().join(file)).unwrap();
+            fs::write(folder.path().join("tokenizer_config.json"), r#"{"chat_template": null}"#).unwrap();
+            load().expect("there is no template");
+        }
+    }
+}
+
+/// Callers put a template's text around query and document themselves.
+#[test]
+fn a_classifier_with_a_chat_template_takes_pairs_as_they_are() {
+    let folder = copy_of("tiny-qwen3-reranker");
+    fs::write(folder.path().join("chat_template.jinja"), "{{ messages[0].content }}").unwrap();
+    Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).expect("docs/models.md says so");
+}
+
 #[test]
 fn weights_as_a_pickle_are_refused_before_all_else() {
     let folder = copy_of("tiny-mean");

@@ -93,3 +93,28 @@ fn lengths_of_some_texts_only_are_refused_by_name() {
     fs::write(folder.path().join("sentence_bert_config.json"), same).unwrap();
     Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
 }
+
+/// Texts with such a token have other ids in transformers: seen with 5.23.
+#[test]
+fn texts_with_tokens_of_older_files_and_of_the_class_are_rejected() {
+    let folder = copy_of("tiny-mean");
+    let path = folder.path().join("tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    tokenizer["added_tokens"] = Value::Array(Vec::new());
+    fs::write(path, tokenizer.to_string()).unwrap();
+    fs::write(folder.path().join("tokenizer_config.json"), "{}").unwrap();
+    fs::write(folder.path().join("special_tokens_map.json"), r#"{"mask_token": "<q>"}"#).unwrap();
+    fs::write(folder.path().join("added_tokens.json"), r#"{"<Doc>": 40}"#).unwrap();
+    let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+    let cases = [
+        ("<q> a cat", "in special_tokens_map.json"),
+        ("a <doc>", "in added_tokens.json"),
+        ("a cat[SEP]", "one of transformers' class BertTokenizer"),
+    ];
+    for (text, expected) in cases {
+        let error = encoder.prepare(&[Input::Text(text.into())], &Params::default()).unwrap_err().0;
+        assert!(error.contains(expected), "{error}");
+    }
+    let named_otherwise = [Input::Text("a [MASK]".into())];
+    encoder.prepare(&named_otherwise, &Params::default()).expect("its mask has another name");
+}

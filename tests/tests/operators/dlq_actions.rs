@@ -17,7 +17,6 @@ use vramq_tests::wait::until;
 
 on_queue_types!(
     a_retried_job_is_answered_and_one_that_fails_again_says_so,
-    results_are_delivered_and_their_job_does_not_run_again,
     a_retry_that_is_killed_loses_nothing,
     two_operators_who_retry_the_same_letter_publish_it_once,
     a_full_queue_ends_a_retry_and_the_rest_stays,
@@ -89,41 +88,6 @@ async fn a_retried_job_is_answered_and_one_that_fails_again_says_so(env: &mut Te
     kinds.sort_by_key(|(id, _)| id.clone());
     let failed = || ("bad".to_owned(), ReplyKind::Failed);
     ensure!(kinds == [failed(), failed(), ("good".to_owned(), ReplyKind::Done)], "{kinds:?}");
-    Ok(())
-}
-
-async fn results_are_delivered_and_their_job_does_not_run_again(env: &mut TestEnv) -> Result<()> {
-    env.announce("job dead-lettered");
-    env.leave(&dead_queue(MODEL));
-    let worker = env.worker(&[]).await?;
-    for id in ["a", "b"] {
-        let job = env.job(id, ["x", "y"])?.with(|properties| properties.with_reply_to("late".into()));
-        env.client.publish(MODEL, job).await?;
-    }
-    until("two letters for each", async || {
-        Ok((env.client.ready(&dead_queue(MODEL)).await? == 4).then_some(()))
-    })
-    .await?;
-    worker.drain().await?;
-    let operator = Operator::at(env)?;
-    // Nobody is there yet: all of it stays.
-    operator.run_for(1, &["retry", "--all", "--yes"]).await?;
-    ensure!(operator.ids().await?.len() == 4, "letters are missing");
-    env.client.declare_queue("late", env.setup.queue.arguments()).await?;
-    let output = operator.run(&["retry", "--all", "--yes"]).await?;
-    ensure!(
-        output.code == Some(0) && output.stderr.contains("2 jobs answered by these results"),
-        "{}",
-        output.stderr
-    );
-    ensure!(operator.ids().await?.is_empty(), "letters are left");
-    ensure!(env.client.ready(&jobs_queue(MODEL)).await? == 0, "a job would run again");
-    let mut late = env.client.mailbox("late").await?;
-    for reply in late.take(2).await? {
-        ensure!(reply.kind()? == ReplyKind::Done && reply.outputs()?.outputs.len() == 2);
-        ensure!(reply.reply()?.worker == worker.name && !reply.headers().contains_key("reason"));
-        ensure!(reply.properties.reply_to().is_none());
-    }
     Ok(())
 }
 

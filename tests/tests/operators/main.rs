@@ -6,6 +6,7 @@ mod control_command;
 mod control_messages;
 mod dlq;
 mod dlq_actions;
+mod dlq_results;
 mod http;
 mod monitoring;
 mod progress;

@@ -15,7 +15,7 @@ use super::families::{self, MlmHead, SCORE_MODULES, ScoreFunction, Spec};
 use super::modules::{MODULES, MODULES_TAKEN, Module, Pooling, Task};
 use super::shards::{INDEX, Index, WEIGHTS};
 use super::sparse::SparseConfig;
-use super::text_config::{SentenceFile, TOKENIZER_CONFIG, TextConfig};
+use super::text_config::{SentenceFile, TOKENIZER_CONFIG, TextConfig, refuse_chat_template};
 use crate::engine::InvalidInput;
 use crate::revision::RevisionHash;
 
@@ -192,7 +192,10 @@ impl ModelConfig {
             Task::Unsaid if spec.generates.is_some() => return Err(generates(&transformer, &spec)),
             task @ (Task::Unsaid | Task::Score) => match (&spec.classifier, task) {
                 (Some(classifier), _) => (classifier.head.pooling, false),
-                (None, Task::Unsaid) => (Pooling::Mean, false),
+                (None, Task::Unsaid) => {
+                    refuse_chat_template(&transformer)?;
+                    (Pooling::Mean, false)
+                }
                 (None, _) => {
                     let found = "the module Transformer alone, and not the head of a classifier".into();
                     return Err(unsupported(&folder.join(MODULES), found, MODULES_TAKEN));

@@ -11,7 +11,8 @@ use super::config::{CONVERT, PROMPTS, optional};
 use super::dense::DenseConfig;
 use super::modules::{MODULES, Module};
 use super::shards::{INDEX, Index, WEIGHTS};
-use super::text_config::{SENTENCE_FILES, TOKENIZER_CONFIG};
+use super::text_config::{CHAT_TEMPLATE, SENTENCE_FILES, TOKENIZER_CONFIG};
+use super::tokens_beside::{ADDED_TOKENS, SPECIAL_TOKENS_MAP};
 
 /// Where a model comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -154,7 +155,8 @@ fn wanted(modules: Option<&[Module]>) -> Vec<(String, bool)> {
     let mut files = vec![(MODULES.to_owned(), false), (PROMPTS.to_owned(), false)];
     let transformer = transformer(modules);
     files.extend(REQUIRED.map(|file| (within(transformer, file), true)));
-    let optional = SENTENCE_FILES.into_iter().chain([TOKENIZER_CONFIG]);
+    let of_tokenizer = [TOKENIZER_CONFIG, CHAT_TEMPLATE, SPECIAL_TOKENS_MAP, ADDED_TOKENS];
+    let optional = SENTENCE_FILES.into_iter().chain(of_tokenizer);
     files.extend(optional.map(|file| (within(transformer, file), false)));
     for module in modules.unwrap_or_default() {
         match module.kind() {

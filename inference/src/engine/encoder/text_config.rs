@@ -9,6 +9,7 @@ use super::LoadError;
 use super::config::{null_as_default, optional, unsupported};
 use super::families::Spec;
 use super::tokenizer_class::TokenizerConfig;
+use super::tokens_beside::TokenFiles;
 
 /// The files of what sentence-transformers adds to a transformer. The first that is there and not empty counts, as there.
 pub(super) const SENTENCE_FILES: [&str; 7] = [
@@ -23,6 +24,9 @@ pub(super) const SENTENCE_FILES: [&str; 7] = [
 
 /// The file of what transformers adds to `tokenizer.json`.
 pub(super) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+
+/// The file of a tokenizer's chat template, if it is not in [`TOKENIZER_CONFIG`].
+pub(super) const CHAT_TEMPLATE: &str = "chat_template.jinja";
 
 /// All that a folder says of its texts but the tokenizer itself.
 #[derive(Clone, Debug)]
@@ -167,6 +171,25 @@ impl SentenceFile {
     }
 }
 
+/// Refuses a tokenizer with a chat template. In a folder without `modules.json` sentence-transformers 6 puts every text into it. With
+/// that file it does so only for [`MESSAGES`].
+///
+/// # Errors
+/// There is one, or the file of the tokenizer is malformed.
+pub(super) fn refuse_chat_template(transformer: &Path) -> Result<(), LoadError> {
+    const TAKES: &str = "folders without modules.json if their tokenizer has none, because sentence-transformers 6 puts texts into it. If \
+                         the model was trained on texts as they are, remove the template";
+    let (file, config) = (transformer.join(CHAT_TEMPLATE), transformer.join(TOKENIZER_CONFIG));
+    if file.exists() {
+        return Err(unsupported(&file, "a chat template".into(), TAKES));
+    }
+    let own: Map<String, Value> = optional(&config)?.unwrap_or_default();
+    match own.get("chat_template") {
+        None | Some(Value::Null) => Ok(()),
+        Some(_) => Err(unsupported(&config, "a `chat_template`".into(), TAKES)),
+    }
+}
+
 impl TextConfig {
     /// As the transformer's folder says, for the model of its `config.json`.
     ///
@@ -178,6 +201,7 @@ impl TextConfig {
         let SentenceFile { path: sentence_path, content: sentence } = sentence;
         let kwargs =
             sentence.processor_kwargs.clone().or_else(|| sentence.tokenizer_args.clone()).unwrap_or_default();
+        let files = TokenFiles::read(transformer, &own)?;
         let own = own.into_iter().chain(kwargs.clone()).collect();
         let mut tokenizer: TokenizerConfig = serde_json::from_value(Value::Object(own))
             .map_err(|source| LoadError::Json { path: path.clone(), source })?;
@@ -209,6 +233,7 @@ impl TextConfig {
             }
         }
         tokenizer.model_type.clone_from(&spec.model_type);
+        tokenizer.files = files;
         Ok(Self { tokens_max, lowercase: sentence.do_lower_case, tokenizer })
     }
 }

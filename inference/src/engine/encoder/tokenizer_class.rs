@@ -2,8 +2,6 @@
 //! from keys of `tokenizer_config.json` and from their own defaults. Without these changes the token ids would differ from those of
 //! transformers.
 
-use std::collections::HashSet;
-
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokenizers::normalizers::{BertNormalizer, Lowercase, Sequence};
@@ -12,6 +10,8 @@ use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 use tokenizers::pre_tokenizers::sequence::Sequence as Words;
 use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
 use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
+
+use super::tokens_beside::{TokenFiles, TokensBeside};
 
 /// The keys of `tokenizer_config.json` that count.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -32,44 +32,20 @@ pub(super) struct TokenizerConfig {
     /// That of `config.json`.
     #[serde(skip)]
     pub model_type: String,
+    #[serde(skip)]
+    pub files: TokenFiles,
 }
 
 /// Classes that put special tokens around texts where `tokenizer.json` says nothing of them.
-const WITH_SPECIAL_TOKENS: [&str; 6] = [
+const WITH_SPECIAL_TOKENS: [&str; 7] = [
     "BertTokenizer",
     "CamembertTokenizer",
     "DistilBertTokenizer",
+    "ElectraTokenizer",
     "MPNetTokenizer",
     "RobertaTokenizer",
     "XLMRobertaTokenizer",
 ];
-
-/// Keys whose tokens transformers adds to those of `tokenizer.json`.
-const TOKENS: [&str; 10] = [
-    "added_tokens_decoder",
-    "additional_special_tokens",
-    "bos_token",
-    "cls_token",
-    "eos_token",
-    "extra_special_tokens",
-    "mask_token",
-    "pad_token",
-    "sep_token",
-    "unk_token",
-];
-
-/// The tokens that such a key names: a text, an object with its content, or some of these in a list or by name.
-fn tokens_in(value: &Value) -> Vec<&str> {
-    match value {
-        Value::String(token) => vec![token],
-        Value::Array(all) => all.iter().flat_map(tokens_in).collect(),
-        Value::Object(own) => match own.get("content").and_then(Value::as_str) {
-            Some(token) => vec![token],
-            None => own.values().flat_map(tokens_in).collect(),
-        },
-        Value::Null | Value::Bool(_) | Value::Number(_) => Vec::new(),
-    }
-}
 
 impl TokenizerConfig {
     /// transformers' class, of either of its generations (`BertTokenizer`, `BertTokenizerFast`).
@@ -84,6 +60,7 @@ impl TokenizerConfig {
             ("gte" | "xlm-roberta", None) => "XLMRobertaTokenizer",
             ("camembert", None) => "CamembertTokenizer",
             ("qwen3", None) => "Qwen2Tokenizer",
+            ("gemma3_text", None) => "GemmaTokenizer",
             (_, None) => "TokenizersBackend",
         }
     }
@@ -104,11 +81,11 @@ impl TokenizerConfig {
     }
 
     /// Tokens that transformers looks for in texts, and that the file does not have.
-    pub fn tokens_beside(&self, tokenizer: &Tokenizer) -> Vec<String> {
-        let added: HashSet<String> =
-            tokenizer.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
-        let named = TOKENS.iter().filter_map(|key| self.others.get(*key)).flat_map(tokens_in);
-        named.filter(|token| !token.is_empty() && !added.contains(*token)).map(str::to_owned).collect()
+    ///
+    /// # Errors
+    /// As for [`TokensBeside::of`].
+    pub fn tokens_beside(&self, tokenizer: &Tokenizer) -> Result<TokensBeside, String> {
+        TokensBeside::of(self.class(), &self.others, &self.files, tokenizer)
     }
 
     /// Makes a tokenizer that which transformers makes of its file.

@@ -15,8 +15,8 @@ use super::config::{ModelConfig, Prompts};
 use super::long_text::LongText;
 use super::pairs::PairTemplate;
 use super::safe_split::SafeSplit;
-use super::text_config::TOKENIZER_CONFIG;
 use super::tokenizer_class::lowercase_first;
+use super::tokens_beside::TokensBeside;
 
 /// A job of fewer texts is tokenised where it is: waking threads costs more than they save.
 const TEXTS_FOR_THREADS: usize = 64;
@@ -55,7 +55,7 @@ pub(super) struct Tokens {
     /// Added tokens that the model has no embedding of: EmbeddingGemma's tokenizer has one for images.
     added_beyond: Vec<u32>,
     /// Tokens that transformers would find in texts, and that tokenizer.json does not have.
-    tokens_beside: Vec<String>,
+    tokens_beside: TokensBeside,
     long: LongTexts,
     pub(super) threads: rayon::ThreadPool,
 }
@@ -123,7 +123,7 @@ impl Tokens {
             .build()
             .map_err(|e| fault(format!("start threads: {e}")))?;
         Ok(Self {
-            tokens_beside: config.texts.tokenizer.tokens_beside(&tokenizer),
+            tokens_beside: config.texts.tokenizer.tokens_beside(&tokenizer).map_err(fault)?,
             long: LongTexts::of(&tokenizer),
             width: config.width(),
             tokenizer,
@@ -218,9 +218,7 @@ impl Tokens {
 
     /// The text's tokens, at least the first `room` of them.
     pub(super) fn content(&self, text: &str, room: usize) -> Result<Vec<u32>, String> {
-        if let Some(token) = self.tokens_beside.iter().find(|token| text.contains(token.as_str())) {
-            return Err(format!("the token `{token}` is in {TOKENIZER_CONFIG}, but not in tokenizer.json"));
-        }
+        self.tokens_beside.check(&self.tokenizer, text)?;
         match &self.long {
             LongTexts::Pieces(long) => self.pieces(long, text, room),
             LongTexts::Prefix(split) => self.prefix(Some(split), text, room),
