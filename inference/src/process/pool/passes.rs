@@ -215,7 +215,7 @@ impl SlotTask {
             None
         };
         let limits = PassLimits { model: config.name.clone(), item: config.item, kill: config.kill };
-        let end = tokio::select! {
+        let mut end = tokio::select! {
             end = warm.run(number, &job.request, &limits, &job.events, &mut job.cancellation) => end,
             () = closed(&mut self.closing) => {
                 warm.end_now(config.kill, &config.name).await;
@@ -230,6 +230,12 @@ impl SlotTask {
             && let Some(peak) = sampled.max(*peak)
         {
             shared.state().learned.took(cost, peak);
+        }
+        if let PassEnd::OutOfMemory { report, .. } = &mut end
+            && !warm.is_alive()
+        {
+            // What is free now was not free for the pass: the memory of the process is back.
+            report.free = report.free.or(self.last.map(|last| last.alive.reading.free));
         }
         let ran = match &end {
             PassEnd::Done { .. } => Ran::Done,
