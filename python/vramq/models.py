@@ -284,11 +284,18 @@ class _Connection:
         header = json.loads(self._exactly(length))
         return header, [self._exactly(size) for size in header.pop("blobs", ())]
 
-    def send(self, header, blob=None):
+    def end_copy(self):
+        """Ends a copy, which the program forked, that came back out of `run`: its frames would come between those of the process that
+        serves. A lock may be held in it by a thread that is not there, and a device cannot be used in it.
+        """
         if not self.is_own():
-            # A copy that came back out of `run`: its frames would come between those of the process that serves.
-            print("vramq: a forked process ends here; let it end with os._exit", file=sys.stderr, flush=True)
-            os._exit(1)
+            try:
+                print("vramq: a forked process ends here; let it end with os._exit", file=sys.stderr, flush=True)
+            finally:
+                os._exit(1)
+
+    def send(self, header, blob=None):
+        self.end_copy()
         if blob is not None:
             header["blobs"] = [len(blob)]
         # A lone surrogate, as in the name of a file that is no UTF-8, is no JSON.
@@ -418,19 +425,20 @@ class _Session:
                 self.check()
                 self.output(number, sent[0], output, len(items))
                 sent[0] += 1
+            self.connection.end_copy()
             if sent[0] < len(items):
                 raise _InvalidOutputs(f"run returned {sent[0]} outputs for {len(items)} items; item {sent[0]} has none")
             self.end({"type": "done", "pass": number, "peak": peak.bytes()})
         except _Disconnected:
             raise
         except BaseException as caught:
+            self.connection.end_copy()
             # Not every error is an Exception: a library that calls sys.exit, a panic of one in Rust.
             if _ends_program(caught):
                 raise
             error = caught
         finally:
-            # A forked copy that failed must not take them from the process that serves.
-            for item in items if self.connection.is_own() else ():
+            for item in items:
                 if item._path is not None:
                     _remove(item._path)
         if error is not None:
@@ -476,7 +484,7 @@ class _Session:
             return
         text = _text(error)
         kind, detail = "load" if loading else "model", f"{type(error).__name__}: {text}" if text else type(error).__name__
-        if is_dead or _is_device_lost(error):
+        if is_dead:
             # Whatever the model makes of it: this process can use the device no more.
             kind = "device"
         elif isinstance(error, Cancelled) and number in self.cancelled:
@@ -490,6 +498,9 @@ class _Session:
                 item = None
         elif isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
             kind = "host_memory"
+        elif _is_device_lost(error):
+            # By its text alone: a model that says what the error is knows better.
+            kind = "device"
         if kind in ("model", "load", "device", "host_memory"):
             _show(error)
         message = {"type": "failed", "kind": kind, "detail": detail[:2000]}
@@ -684,9 +695,13 @@ def _vector(values, dtype):
     if shape is not None:
         if len(shape) != 1:
             raise _InvalidOutput(f"an array of shape {tuple(shape)}; a vector has one dimension")
-        # NumPy's name, which does not show the order of bytes; PyTorch has "torch.float32" alone.
-        name = getattr(values.dtype, "name", None) or str(values.dtype).rpartition(".")[2]
-        if name not in ("float16", "float32", "float64", "bfloat16"):
+        known = ("float16", "float32", "float64", "bfloat16")
+        # PyTorch's "torch.float32", Paddle's "paddle.float32", whose name is "FLOAT32".
+        name = str(values.dtype).rpartition(".")[2]
+        if name not in known:
+            # NumPy shows the order of bytes (">f4"), TensorFlow "<dtype: 'float32'>".
+            name = getattr(values.dtype, "name", name)
+        if name not in known:
             raise _InvalidOutput(f"a vector of {name}; use float16 or float32, or return JSON")
         dtype = dtype or ("f16" if name == "float16" else "f32")
         numpy = _loaded("numpy")
@@ -815,11 +830,13 @@ _OUT_OF_MEMORY = [
 ]
 
 # How they say that the device is lost to this process: each later call fails, too. Python's own errors but RuntimeError are left
-# out, and those of other libraries: the text of one that checks values has what a caller sent.
+# out, and those of other libraries: the text of one that checks values has what a caller sent. A RuntimeError may be about something
+# else, too: a browser's launch that timed out, a camera that is busy or unavailable.
 _LOST = re.compile(
     r"illegal memory access|illegal instruction was encountered|device-side assert|unspecified launch failure|"
-    r"launch timed out|misaligned address|global/shared address space|(ECC|NVLink) error|GPU is lost|"
-    r"[dD]evicesUnavailable|busy or unavailable|CUDA_ERROR_ILLEGAL_ADDRESS|hardware stack error|invalid program counter"
+    r"launch timed out and was terminated|misaligned address|global/shared address space|uncorrectable (ECC|NVLink) error|"
+    r"GPU is lost|[dD]evicesUnavailable|CUDA-capable devices?\S* \S+ busy or unavailable|CUDA_ERROR_ILLEGAL_ADDRESS|"
+    r"hardware stack error|invalid program counter|(CUDA|HIP)( driver)? error: unknown error"
 )
 _OF_DEVICES = ("torch", "onnxruntime", "tensorflow", "jax", "cupy", "numba", "pycuda", "tensorrt", "paddle", "ctranslate2")
 

@@ -129,8 +129,11 @@ impl Runner<'_> {
             let arguments: Result<Vec<_>, _> =
                 templates.iter().map(|template| template.fill(&input, &output, params)).collect();
             spec.command = arguments.map_err(|what| failed(FailureKind::Input, what))?;
-            std::fs::write(&input, item.payload())
-                .map_err(|error| PassEnd::not_written(&error, std::slice::from_ref(item), &spec.scratch))?;
+            std::fs::write(&input, item.payload()).map_err(|error| {
+                // What was written of it counts as free.
+                let _ = std::fs::remove_file(&input);
+                PassEnd::not_written(&error, std::slice::from_ref(item), &spec.scratch)
+            })?;
             let file = templates.iter().any(Template::has_output).then_some(output);
             Ok(Prepared { spec: spec.clone(), file })
         });

@@ -59,7 +59,10 @@ pub fn judge(death: Death, stderr: &str) -> Verdict {
         Death::Killed(libc::SIGKILL) | Death::Exited(137) | Death::HostMemory(_) | Death::HostFull(_) => {
             return Verdict::Host;
         }
-        Death::Exited(0) => return Verdict::Other,
+        // What ended it was not the program, whatever it got over before.
+        Death::Exited(0) | Death::Killed(libc::SIGTERM) | Death::Processes(_) | Death::KeeperLost => {
+            return Verdict::Other;
+        }
         _ => {}
     }
     // The last one: what came before was perhaps caught.
@@ -197,6 +200,17 @@ mod tests {
             ),
             Verdict::Other
         );
+    }
+
+    #[test]
+    fn what_others_ended_did_not_run_out() {
+        let text = "CUDA out of memory. Tried to allocate 2.00 GiB.";
+        for death in [Death::KeeperLost, Death::Processes(9000), Death::Killed(libc::SIGTERM)] {
+            assert_eq!(judge(death, text), Verdict::Other, "{death}");
+        }
+        for death in [Death::Killed(libc::SIGABRT), Death::Killed(libc::SIGSEGV), Death::Exited(-1)] {
+            assert!(matches!(judge(death, text), Verdict::Device(_)), "{death}");
+        }
     }
 
     #[test]

@@ -62,8 +62,11 @@ pub enum PassEnd {
     TimedOut { limit: Duration, killed: bool, stderr: String },
     /// The caller cancelled it. `killed`: the process did not stop by itself.
     Cancelled { killed: bool },
-    /// It never began: the model cannot be loaded, its pool was closed, or its items could not be written. No job is charged.
+    /// It never began: the model cannot be loaded, or its pool was closed. No job is charged.
     NotRun { reason: String },
+    /// It never began: the disk of the scratch folder has no room for its items. Fewer of them may have room. The process goes on, unless
+    /// its own files take that room.
+    NotWritten { detail: String },
 }
 
 impl PassEnd {
@@ -76,12 +79,23 @@ impl PassEnd {
     /// The items cannot be written to the scratch folder. That is no job's fault: the disk may have room later, and another worker has
     /// another disk. But what is larger than the disk itself never fits.
     pub(super) fn not_written(error: &io::Error, items: &[Item], scratch: &Path) -> Self {
-        let detail = format!("write the items to the scratch folder: {error}");
-        if scratch::could_hold(scratch, items.iter().map(Item::size).sum()) {
-            return Self::NotRun { reason: detail };
+        let bytes = total(items);
+        let free = scratch::free(scratch).map(|free| format!(", and {} MiB are free there", free >> 20));
+        let detail = format!(
+            "write the items to the scratch folder: {error}; they have {} MiB{}",
+            bytes.div_ceil(1 << 20),
+            free.unwrap_or_default()
+        );
+        if scratch::could_hold(scratch, bytes) {
+            return Self::NotWritten { detail };
         }
         Self::Failed { kind: FailureKind::HostMemory, item: None, detail, stderr: String::new() }
     }
+}
+
+/// Bytes of the items' payloads.
+pub(super) fn total(items: &[Item]) -> u64 {
+    items.iter().map(Item::size).sum()
 }
 
 /// Why a pass is to stop.

@@ -3,7 +3,7 @@
 
 use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,8 +11,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// What the name of every scratch folder begins with.
 const PREFIX: &str = "vramq-model-";
 
-/// A folder as young as this may not have its lock yet.
-const SETTLED: Duration = Duration::from_secs(60);
+/// A folder as young as this, or the group of its name, may not have its lock yet.
+pub(super) const SETTLED: Duration = Duration::from_secs(60);
 
 /// Makes a scratch folder in `root`. Its keeper removes it; if no keeper comes, it is swept up in a while.
 ///
@@ -28,10 +28,45 @@ pub fn create(root: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Whether a folder's file system could hold so many bytes if nothing else were in it. What cannot be asked may.
+/// Whether a folder's file system could hold so many bytes if nothing else were in it. What cannot be asked may, and so may one in memory
+/// that has no limit (ramfs, or tmpfs with `size=0`): it says that it has no blocks.
 pub(super) fn could_hold(folder: &Path, bytes: u64) -> bool {
-    rustix::fs::statvfs(folder)
-        .map_or(true, |system| bytes <= system.f_blocks.saturating_mul(system.f_frsize))
+    rustix::fs::statvfs(folder).map_or(true, |system| {
+        system.f_blocks == 0 || bytes <= system.f_blocks.saturating_mul(system.f_frsize)
+    })
+}
+
+/// Bytes that are free in a folder's file system, where it tells.
+pub(super) fn free(folder: &Path) -> Option<u64> {
+    let system = rustix::fs::statvfs(folder).ok().filter(|system| system.f_blocks > 0)?;
+    Some(system.f_bavail.saturating_mul(system.f_frsize))
+}
+
+/// Whether a new folder in the place of this one gives room for so many bytes: the files in this one take as much, or it is gone.
+pub(super) fn is_to_be_replaced(folder: &Path, bytes: u64) -> bool {
+    let mut left = vec![folder.to_owned()];
+    let mut held = 0_u64;
+    while let Some(path) = left.pop() {
+        let entries = match std::fs::read_dir(&path) {
+            Ok(entries) => entries,
+            Err(error) if path == folder && error.kind() == io::ErrorKind::NotFound => return true,
+            // The program changes them meanwhile.
+            Err(_) => continue,
+        };
+        for entry in entries.flatten() {
+            // Not what a link leads to.
+            let Ok(metadata) = entry.metadata() else { continue };
+            if metadata.is_dir() {
+                left.push(entry.path());
+            }
+            // The unit of `st_blocks`.
+            held = held.saturating_add(metadata.blocks().saturating_mul(512));
+        }
+        if held >= bytes {
+            return true;
+        }
+    }
+    false
 }
 
 /// The process id of the worker that made the scratch folder of this name.
@@ -96,6 +131,29 @@ mod tests {
         assert!(could_hold(root.path(), 1));
         assert!(!could_hold(root.path(), u64::MAX));
         assert!(could_hold(Path::new("/no/such/folder"), u64::MAX), "it may come back");
+        // It has no blocks, as a file system in memory that has no limit.
+        assert!(could_hold(Path::new("/proc"), 1));
+        assert!(free(root.path()).is_some());
+        assert_eq!((free(Path::new("/proc")), free(Path::new("/no/such/folder"))), (None, None));
+    }
+
+    #[test]
+    fn a_folder_is_replaced_if_that_gives_room() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = create(root.path()).unwrap();
+        assert!(!is_to_be_replaced(&folder, 1 << 20));
+        let below = folder.join("cache");
+        std::fs::create_dir(&below).unwrap();
+        std::fs::write(below.join("file"), vec![1; 2 << 20]).unwrap();
+        // Somebody else's files, which stay.
+        let other = create(root.path()).unwrap();
+        std::os::unix::fs::symlink(below.join("file"), other.join("link")).unwrap();
+        std::os::unix::fs::symlink(&below, other.join("folder")).unwrap();
+        assert!(is_to_be_replaced(&folder, 1 << 20));
+        assert!(!is_to_be_replaced(&folder, 8 << 20), "what fills the disk is something else");
+        assert!(!is_to_be_replaced(&other, 1 << 20));
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(is_to_be_replaced(&folder, 1 << 20));
     }
 
     #[test]

@@ -32,6 +32,11 @@ class LateCuda:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
 
+def because(error, cause):
+    error.__cause__ = cause
+    return error
+
+
 Torch = error("torch", "OutOfMemoryError")
 TORCH = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.77 GiB of which 512.00 MiB is free."
 JAX = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes."
@@ -72,6 +77,16 @@ CASES = {
     "lost-numba": lambda: error("numba.cuda.cudadrv.driver", "CudaAPIError", Exception)(
         "[719] Call to cuMemcpyDtoH results in CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure"),
     "lost-timeout": lambda: RuntimeError("CUDA error: the launch timed out and was terminated"),
+    "lost-busy": lambda: RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable"),
+    "lost-busy-newer": lambda: RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+    "lost-ecc": lambda: RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+    "lost-unknown": lambda: RuntimeError("CUDA error: unknown error"),
+    "lost-unknown-driver": lambda: RuntimeError("CUDA driver error: unknown error"),
+    "talks-of-launch": lambda: RuntimeError("browser launch timed out after 30000 ms"),
+    "talks-of-busy": lambda: RuntimeError("/dev/video0 is busy or unavailable"),
+    "talks-of-ecc": lambda: RuntimeError("barcode: ECC error"),
+    "talks-of-unknown": lambda: RuntimeError("unknown error in s3://bucket/illegal-memory-access"),
+    "invalid-because": lambda: because(vramq.InvalidInput("no barcode"), RuntimeError("barcode: an illegal memory access in the name")),
 }
 
 

@@ -38,6 +38,30 @@ class FakeTensor:
         return self.array
 
 
+class PaddleType:
+    """As Paddle names a tensor's type."""
+
+    name = "FLOAT32"
+
+    def __str__(self):
+        return "paddle.float32"
+
+
+class NumPyType:
+    """As NumPy names a type whose bytes are in the other order."""
+
+    name = "float32"
+
+    def __str__(self):
+        return ">f4"
+
+
+def typed(dtype):
+    values = FakeArray([0.0, 1.0], (2,))
+    values.dtype = dtype
+    return values
+
+
 GOOD = vramq.Json(0)
 CASES = {
     "texts": lambda: ["a", "b"],
@@ -49,6 +73,7 @@ CASES = {
     "uris": lambda: [vramq.Uri(f"s3://b/{n}") for n in range(2)],
     "array": lambda: FakeArray([0.0, 1.0, 2.0, 3.0], (2, 2)),
     "tensor": lambda: FakeTensor(FakeArray([0.0, 1.0, 2.0, 3.0], (2, 2))),
+    "types": lambda: [typed(PaddleType()), vramq.Embedding(typed(NumPyType()))],
     "no-type": lambda: [vramq.Bytes(b"x", None), vramq.Bytes(b"x", "image/png")],
     "none": lambda: None,
     "one-text": lambda: "a",

@@ -114,6 +114,25 @@ class Rough(vramq.Model):
             raise ValueError("in the fork")
         os.waitpid(child, 0)
 
+    def do_fork_amid_progress(self, item):
+        """While another thread sends progress: in the new process there is nobody who would release the lock."""
+        sending, forked = threading.Event(), threading.Event()
+
+        def send():
+            with self._session.turn:
+                sending.set()
+                forked.wait()
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        sending.wait()
+        child = os.fork()
+        if child == 0:
+            raise ValueError("in the fork")
+        os.waitpid(child, 0)
+        forked.set()
+        thread.join()
+
     def do_spawn(self, item):
         """The new process imports this program once more."""
         child = multiprocessing.get_context("spawn").Process(target=os.getpid)

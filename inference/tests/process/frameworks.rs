@@ -48,6 +48,12 @@ async fn each_framework_says_it_in_its_own_way() {
         ("plain", FailureKind::Model),
         ("talks-of-it", FailureKind::Model),
         ("talks-of-loss", FailureKind::Model),
+        ("talks-of-launch", FailureKind::Model),
+        ("talks-of-busy", FailureKind::Model),
+        ("talks-of-ecc", FailureKind::Model),
+        ("talks-of-unknown", FailureKind::Model),
+        // The model knows what it is.
+        ("invalid-because", FailureKind::Input),
         ("suppressed", FailureKind::Model),
     ] {
         let (_, end) = ended(&pool, &[case]).await;
@@ -69,6 +75,11 @@ async fn a_device_that_is_lost_is_recognised_whatever_says_so() {
         ("lost-tensorflow", "CUDA_ERROR_ILLEGAL_ADDRESS"),
         ("lost-numba", "unspecified launch failure"),
         ("lost-timeout", "the launch timed out"),
+        ("lost-busy", "busy or unavailable"),
+        ("lost-busy-newer", "busy or unavailable"),
+        ("lost-ecc", "ECC error"),
+        ("lost-unknown", "unknown error"),
+        ("lost-unknown-driver", "unknown error"),
         // The pass failed with something else: the device is asked.
         ("lost-late", "ValueError: a bad day"),
         ("lost-late-invalid", "InvalidInput: not for me"),

@@ -198,6 +198,32 @@ async fn running_out_on_the_device_is_typed_and_costs_nobody_else() {
     env.close(pool).await;
 }
 
+/// When it is dead its own memory is free, too, and what it asked for would seem to have had room.
+#[tokio::test]
+async fn a_process_that_died_of_a_full_device_tells_what_was_free_while_it_lived() {
+    let (_folder, env) = env_with(1500, true);
+    let pool = env.probe("env = { BASE_MIB = \"600\" }").await;
+    for (text, asked, free) in [
+        (
+            "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 1024.00 MiB on device 0: cudaMalloc failed: out of memory",
+            1024,
+            900,
+        ),
+        // It says so itself.
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.77 GiB of which \
+             512.00 MiB is free.",
+            2048,
+            512,
+        ),
+    ] {
+        let (_, end) = ended(&pool, &[&format!("abort {text}\n")]).await;
+        let PassEnd::OutOfMemory { report, .. } = end else { panic!("{end:?}") };
+        assert_eq!((report.asked, report.free), (Some(asked * MIB), Some(free * MIB)), "{text}");
+    }
+    env.close(pool).await;
+}
+
 #[tokio::test]
 async fn a_process_that_leaks_is_replaced() {
     let (_folder, env) = env_with(1000, true);

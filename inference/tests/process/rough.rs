@@ -1,5 +1,7 @@
 //! Programs that are rough with the SDK: what they do costs their own pass at most, and not the process that others wait for.
 
+use std::path::Path;
+
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use vramq_inference::process::keeper::Death;
@@ -50,6 +52,7 @@ async fn a_process_lives_on_after_what_it_does_to_its_own_library() {
         // The copy that comes back does not speak.
         ("fork", json!(true)),
         ("fork_raise", json!(null)),
+        ("fork_amid_progress", json!(null)),
         // No frame follows the last one of its pass, and none goes to another pass.
         ("late", json!(null)),
         ("join", json!(null)),
@@ -95,25 +98,47 @@ async fn an_output_that_the_disk_has_no_room_for_leaves_nothing_there() {
     env.close(pool).await;
 }
 
-/// As on a full disk: the folder takes no file.
+/// As on a full disk: the folder does not take the file of an item.
 #[tokio::test]
-async fn items_that_cannot_be_written_cost_the_process_and_no_job() {
+async fn items_that_cannot_be_written_cost_a_process_only_if_its_files_are_in_the_way() {
     let env = Env::new();
     let pool = env.probe("").await;
-    let seen = done(&pool, &["pid", "scratch"]).await;
-    std::fs::remove_dir_all(seen[1].as_str().unwrap()).unwrap();
-    // Small items need no file.
-    assert_eq!(json!(pid(&pool).await), seen[0]);
     let large = || {
         let items = vec![Item::Bytes { media_type: None, bytes: vec![1; 5 << 20] }];
         pool.run(PassRequest { items, ..PassRequest::default() }).unwrap()
     };
-    let (_, end) = large().finish().await;
-    let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
-    assert!(reason.contains("write the items to the scratch folder"), "{reason}");
-    // The next process has a folder of its own.
-    let (outputs, end) = large().finish().await;
-    assert!(matches!(end, PassEnd::Done { .. }) && outputs.len() == 1, "{end:?}");
+    let refused = async || {
+        let (_, end) = large().finish().await;
+        let PassEnd::NotWritten { detail } = end else { panic!("{end:?}") };
+        assert!(
+            detail.starts_with("write the items to the scratch folder: ")
+                && detail.contains("they have 5 MiB"),
+            "{detail}"
+        );
+    };
+    let runs = async || {
+        let (outputs, end) = large().finish().await;
+        assert!(matches!(end, PassEnd::Done { .. }) && outputs.len() == 1, "{end:?}");
+    };
+    let first = done(&pool, &["pid", "scratch"]).await;
+    let scratch = Path::new(first[1].as_str().unwrap());
+    // The name of the file of the second pass is taken.
+    std::fs::create_dir(scratch.join("input-2-0")).unwrap();
+    refused().await;
+    assert_eq!(json!(pid(&pool).await), first[0], "another process would have no more room");
+    std::fs::create_dir(scratch.join("input-4-0")).unwrap();
+    std::fs::write(scratch.join("cache"), vec![1; 6 << 20]).unwrap();
+    refused().await;
+    runs().await;
+    let second = done(&pool, &["pid", "scratch"]).await;
+    assert_ne!(second[0], first[0]);
+    assert!(!scratch.exists());
+    // As what cleans temporary folders does.
+    std::fs::remove_dir_all(second[1].as_str().unwrap()).unwrap();
+    // Small items need no file.
+    assert_eq!(json!(pid(&pool).await), second[0]);
+    refused().await;
+    runs().await;
     env.close(pool).await;
 }
 

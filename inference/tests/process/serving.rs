@@ -225,6 +225,7 @@ async fn return_types() {
         ("uris", vec![Output::Uri("s3://b/0".to_owned()), Output::Uri("s3://b/1".to_owned())]),
         ("array", vec![vector(&[0.0, 1.0]), vector(&[2.0, 3.0])]),
         ("tensor", vec![vector(&[0.0, 1.0]), vector(&[2.0, 3.0])]),
+        ("types", vec![vector(&[0.0, 1.0]), vector(&[0.0, 1.0])]),
         ("no-type", vec![bytes("application/octet-stream"), bytes("image/png")]),
     ] {
         let (seen, end) = ended(&pool, &[case, case]).await;

@@ -160,12 +160,14 @@ pub enum Cause {
     Moved,
     /// A store does not give its inputs: it waits.
     StoreUnavailable,
+    /// The disk of the scratch folders has no room for its items: it waits.
+    ScratchFull,
     /// The queue of the workers that are to run it is full: it waits.
     TargetQueueFull,
 }
 
 impl Cause {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Smaller,
         Self::Exclusive,
         Self::Delayed,
@@ -179,6 +181,7 @@ impl Cause {
         Self::WrongRevision,
         Self::Moved,
         Self::StoreUnavailable,
+        Self::ScratchFull,
         Self::TargetQueueFull,
     ];
 
@@ -198,6 +201,7 @@ impl Cause {
             Self::WrongRevision => "wrong-revision",
             Self::Moved => "moved",
             Self::StoreUnavailable => "store-unavailable",
+            Self::ScratchFull => "scratch-full",
             Self::TargetQueueFull => "target-queue-full",
         }
     }

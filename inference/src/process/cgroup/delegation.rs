@@ -206,13 +206,20 @@ fn sweep(root: &Path) {
         let is_gone = |pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH);
         if worker.and_then(Pid::from_raw).is_some_and(is_gone) {
             let group = Group::at(entry.path());
-            if group.is_abandoned() {
+            // A keeper that has just made its group does not hold it yet. No process enters before it does.
+            let is_new = group.is_empty() && is_young(&entry.path());
+            if group.is_abandoned() && !is_new {
                 group.kill();
                 // One that is not empty yet is for the next start.
                 let _ = group.remove();
             }
         }
     }
+}
+
+fn is_young(folder: &Path) -> bool {
+    let made = fs::metadata(folder).and_then(|folder| folder.modified());
+    made.is_ok_and(|made| made.elapsed().unwrap_or_default() < scratch::SETTLED)
 }
 
 #[cfg(test)]

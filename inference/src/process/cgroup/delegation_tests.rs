@@ -1,5 +1,7 @@
 //! Tests of the decision whether a group is delegated, against folders that imitate cgroupfs.
 
+use std::time::SystemTime;
+
 use super::*;
 
 const MOUNTS: &str = "\
@@ -130,16 +132,29 @@ fn what_dead_workers_left_is_ended() {
     dead.wait().unwrap();
     let name = |worker: u32| format!("vramq-model-{worker}-1-0");
     let (left, living) = (name(dead.id()), name(std::process::id()));
-    // Its keeper lives where this process cannot see it: in another container.
-    let held = format!("vramq-model-{}-2-0", dead.id());
-    let others = [living.as_str(), held.as_str(), LEAF, "vramq-model-x"];
-    for name in others.iter().chain([&left.as_str()]) {
+    let of_the_dead = |number: u32| format!("vramq-model-{}-{number}-0", dead.id());
+    // Its keeper lives where this process cannot see it: in another container. So does that of the young one, which is to hold it.
+    let (held, young, running) = (of_the_dead(2), of_the_dead(3), of_the_dead(4));
+    let others = [living.as_str(), held.as_str(), young.as_str(), LEAF, "vramq-model-x"];
+    let made = |name: &str| {
         fs::create_dir(root.path().join(name)).unwrap();
+        fs::File::open(root.path().join(name)).unwrap()
+    };
+    for name in others.iter().chain([&left.as_str()]) {
+        let folder = made(name);
+        if *name != young {
+            folder.set_modified(SystemTime::now() - scratch::SETTLED * 2).unwrap();
+        }
     }
+    // A worker that died soon after it had started the program.
+    made(&running);
+    fs::write(root.path().join(&running).join("cgroup.events"), "populated 1\n").unwrap();
     let lock = Group::at(root.path().join(&held)).hold().unwrap();
     sweep(root.path());
     // cgroupfs would remove it, too; here the file keeps it.
-    assert_eq!(fs::read_to_string(root.path().join(left).join("cgroup.kill")).unwrap(), "1");
+    for name in [left, running] {
+        assert_eq!(fs::read_to_string(root.path().join(name).join("cgroup.kill")).unwrap(), "1");
+    }
     for name in others {
         assert_eq!(fs::read_dir(root.path().join(name)).unwrap().count(), 0, "{name} is no dead worker's");
     }

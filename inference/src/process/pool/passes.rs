@@ -42,8 +42,10 @@ enum Ran {
     Cancelled {
         killed: bool,
     },
-    /// Its items were not written.
-    NotRun,
+    /// Its items were not written. `is_in_the_way`: they could be, if its process and the files of that were gone.
+    NotWritten {
+        is_in_the_way: bool,
+    },
     Failed,
 }
 
@@ -103,8 +105,13 @@ impl SlotTask {
                     _ => Leave::Failed,
                 };
             }
-            if ran == Ran::NotRun {
-                // What fills the disk may be its own files, which go with it. The next process waits, if this goes on.
+            if ran == (Ran::NotWritten { is_in_the_way: true }) {
+                tracing::warn!(
+                    model = self.shared.config.name,
+                    pid = warm.pid(),
+                    "a pass has no room beside the files of the process, or their folder is gone: replacing the process"
+                );
+                // The next process waits, if this goes on.
                 return Leave::Failed;
             }
             if ran == Ran::Done {
@@ -208,7 +215,7 @@ impl SlotTask {
             None
         };
         let limits = PassLimits { model: config.name.clone(), item: config.item, kill: config.kill };
-        let end = tokio::select! {
+        let mut end = tokio::select! {
             end = warm.run(number, &job.request, &limits, &job.events, &mut job.cancellation) => end,
             () = closed(&mut self.closing) => {
                 warm.end_now(config.kill, &config.name).await;
@@ -224,16 +231,17 @@ impl SlotTask {
         {
             shared.state().learned.took(cost, peak);
         }
+        if let PassEnd::OutOfMemory { report, .. } = &mut end
+            && !warm.is_alive()
+        {
+            // What is free now was not free for the pass: the memory of the process is back.
+            report.free = report.free.or(self.last.map(|last| last.alive.reading.free));
+        }
         let ran = match &end {
             PassEnd::Done { .. } => Ran::Done,
             PassEnd::Cancelled { killed } => Ran::Cancelled { killed: *killed },
-            PassEnd::NotRun { reason } => {
-                tracing::error!(
-                    model = config.name,
-                    error = reason,
-                    "cannot run a pass: replacing the process"
-                );
-                Ran::NotRun
+            PassEnd::NotWritten { .. } => {
+                Ran::NotWritten { is_in_the_way: warm.is_in_the_way(&job.request.items).await }
             }
             _ => Ran::Failed,
         };

@@ -12,10 +12,11 @@ use super::accepts::Accepts;
 use super::child::Child;
 use super::frame::Frame;
 use super::frames::{Frames, LAST_WORD, Unheard, name, next};
-use super::item;
+use super::item::{self, Item};
 use super::oom::{Verdict, judge};
-use super::pass::{Cancellation, Events, PassEnd, PassRequest, Stop};
+use super::pass::{Cancellation, Events, PassEnd, PassRequest, Stop, total};
 use super::protocol::{FailureKind, FromModel, ToModel};
+use super::scratch;
 use super::transcript::{End, Step, Transcript};
 pub use load::LoadError;
 
@@ -221,6 +222,17 @@ impl Warm {
                 Verdict::Host | Verdict::Other => PassEnd::Crashed { death, stderr },
             },
             Unheard::Fault(fault) => PassEnd::Protocol { fault, stderr },
+        }
+    }
+
+    /// Whether its successor could write these items, because the files in its own scratch folder take as much room as they do, or because
+    /// the folder is gone.
+    pub fn is_in_the_way(&self, items: &[Item]) -> impl Future<Output = bool> + use<> {
+        let (folder, bytes) = (self.child.scratch().to_owned(), total(items));
+        async move {
+            // A program may have many files.
+            let looked = tokio::task::spawn_blocking(move || scratch::is_to_be_replaced(&folder, bytes));
+            looked.await.unwrap_or(false)
         }
     }
 

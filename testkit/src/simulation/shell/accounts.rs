@@ -301,7 +301,7 @@ fn is_cause(cause: Cause, before: &JobHeaders, headers: &JobHeaders, route: &Rou
         // Or a rule moves it.
         Cause::TargetQueueFull => waited,
         Cause::ReplyQueueFull => waited && !ran_out,
-        Cause::StoreUnavailable => headers.store_waits > before.store_waits && !ran_out,
+        Cause::StoreUnavailable | Cause::ScratchFull => headers.store_waits > before.store_waits && !ran_out,
         Cause::Suspect => matches!(route, Route::Quarantine) && !ran_out,
         Cause::Bulk => !ran_out && headers.crashes == before.crashes,
         Cause::Turn => !ran_out,

@@ -13,7 +13,7 @@ use crate::disposition::{
 use crate::event::Source;
 use crate::ids::JobKey;
 use crate::jobs::{Running, StopReason};
-use crate::observation::Observation;
+use crate::observation::{Cause, Observation};
 use crate::rejection::Rejection;
 use crate::scheduling::InFlight;
 use crate::units::Mib;
@@ -108,6 +108,12 @@ impl Core {
                 Some(after_out_of_memory(headers, item, &PassFacts { delay_ms, ..facts.clone() }, oom))
             }
             PassError::InvalidInput { text, .. } => after_invalid_input(headers, facts, job, invalid, text),
+            // A disk that had no room for several jobs may have it for each of them. One whose items alone have none waits, so that it takes
+            // no slot from others: the disk may have room later, and another worker has another disk.
+            PassError::NotWritten(text) => (facts.jobs == 1).then(|| {
+                let rejection = Rejection::new(Reason::EngineFailed, text);
+                self.wait_for_room_or_store(headers.clone(), Cause::ScratchFull, rejection)
+            }),
             PassError::TimedOut(text) => after_failure(headers, facts, Reason::TimedOut, text),
             other => after_failure(headers, facts, Reason::EngineFailed, &other.to_string()),
         }

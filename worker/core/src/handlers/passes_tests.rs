@@ -126,6 +126,51 @@ fn an_invalid_item_that_nobody_names_is_found_by_running_each_job_alone() {
     }
 }
 
+fn not_written() -> PassResult {
+    PassResult::Failed(PassError::NotWritten("write the items: no space".to_owned()))
+}
+
+#[test]
+fn jobs_that_the_disk_has_no_room_for_together_run_alone_and_one_without_room_alone_waits() {
+    let mut worker = Worker::new();
+    for job in 1..=2 {
+        worker.job(job, 1, worker.source(), JobHeaders::default());
+    }
+    let order = worker.pass();
+    assert_eq!(order.items.len(), 2);
+    let actions = worker.ends(&order, not_written(), vec![None; 2]);
+    assert!(requeued(&actions).is_empty() && dead_letters(&actions).is_empty(), "{actions:?}");
+    let alone = worker.passes();
+    let items: Vec<_> = alone.iter().map(|order| order.items.clone()).collect();
+    assert_eq!(items, [[(JobKey(1), 0)], [(JobKey(2), 0)]]);
+    let actions = worker.ends(&alone[0], not_written(), vec![None]);
+    let waits = requeued(&actions);
+    let [(job, headers, Route::Later(_))] = &waits[..] else { panic!("{actions:?}") };
+    assert_eq!((*job, headers.store_waits, headers.attempt, headers.crashes), (JobKey(1), 1, 0, 0));
+    let actions = worker.ends(&alone[1], PassResult::Done, vec![Some(10)]);
+    assert_eq!(replied(&actions), [(JobKey(2), 1, true)]);
+}
+
+#[test]
+fn a_job_does_not_wait_for_room_on_the_disk_for_ever() {
+    let mut headers = JobHeaders::default();
+    for waits in 1..=64 {
+        let mut worker = Worker::new();
+        worker.job(1, 1, worker.source(), headers);
+        let order = worker.pass();
+        let actions = worker.ends(&order, not_written(), vec![None]);
+        let (_, next, route) = requeued(&actions).pop().expect("it waits");
+        assert!(matches!(route, Route::Later(_)) && next.store_waits == waits, "{route:?} {next:?}");
+        headers = next;
+    }
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), headers);
+    let order = worker.pass();
+    let actions = worker.ends(&order, not_written(), vec![None]);
+    let error = "write the items: no space; the job waited for it 64 times";
+    assert_eq!(dead_letters(&actions), [(JobKey(1), Reason::EngineFailed, error)]);
+}
+
 #[test]
 fn an_engine_that_calls_an_item_invalid_needs_no_health_probe() {
     let mut worker = Worker::on_device();

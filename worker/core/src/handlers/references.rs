@@ -1,6 +1,8 @@
 //! Jobs whose inputs are references. The handler has the bytes fetched from stores, then has the job read again, and decides what a failed
 //! fetch means.
 
+use vramq_schemas::JobHeaders;
+
 use crate::Core;
 use crate::action::{Action, Route};
 use crate::backoff;
@@ -11,8 +13,8 @@ use crate::jobs::{Job, Received};
 use crate::observation::Cause;
 use crate::rejection::Rejection;
 
-/// How often a job waits for a store before it is dead-lettered: nearly half an hour in all, in which a store that restarts, or a
-/// network that is repaired, is back.
+/// How often a job waits for a store, or for room on a worker's disk, before it is dead-lettered: nearly half an hour in all, in which a
+/// store that restarts, or a network that is repaired, is back.
 const STORE_WAITS_MAX: u32 = 64;
 
 impl Core {
@@ -58,23 +60,37 @@ impl Core {
 
     /// Decides about a job whose store does not work: it waits, so that it takes no slot from others.
     fn wait_for_store(&mut self, received: &Received, rejection: Rejection) -> JobOutcome {
-        let mut headers = received.reached();
+        let outcome =
+            self.wait_for_room_or_store(received.reached(), Cause::StoreUnavailable, rejection.clone());
+        if let JobOutcome::Requeue(requeue) = &outcome {
+            let (job, trace_id) = (&received.delivery.id, &received.delivery.trace_id);
+            let (why, waits) = (&rejection.error, requeue.headers.store_waits);
+            tracing::info!(
+                job,
+                trace_id,
+                why,
+                waits,
+                "a store of the job's inputs is unavailable: the job waits and is not run"
+            );
+        }
+        outcome
+    }
+
+    /// Another attempt of a job that could not run for want of a store, or of room on the worker's disk: it waits, and any worker tries
+    /// it again; but not for ever. `rejection`: why it is dead-lettered then.
+    pub(crate) fn wait_for_room_or_store(
+        &mut self,
+        mut headers: JobHeaders,
+        cause: Cause,
+        rejection: Rejection,
+    ) -> JobOutcome {
         headers.store_waits = headers.store_waits.saturating_add(1);
         if headers.store_waits > STORE_WAITS_MAX {
             let error = format!("{}; the job waited for it {STORE_WAITS_MAX} times", rejection.error);
             return JobOutcome::dead_letter(headers, Rejection { error, ..rejection });
         }
-        let (job, trace_id) = (&received.delivery.id, &received.delivery.trace_id);
-        let (why, waits) = (&rejection.error, headers.store_waits);
-        tracing::info!(
-            job,
-            trace_id,
-            why,
-            waits,
-            "a store of the job's inputs is unavailable: the job waits and is not run"
-        );
         let wait = backoff::for_memory(headers.store_waits, &mut self.random);
-        JobOutcome::requeue(headers, Route::Later(wait), Cause::StoreUnavailable)
+        JobOutcome::requeue(headers, Route::Later(wait), cause)
     }
 
     /// Requeues the jobs whose inputs are being fetched: a store may take longer than there is time for. As other unfinished jobs
