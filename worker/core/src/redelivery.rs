@@ -57,13 +57,18 @@ impl Redelivery {
         self.settled_before.absorb(std::mem::take(&mut self.settled_now));
         for message in unsettled {
             self.settled_before.forget(message);
-            self.given_back.remember(message, now);
+            self.comes_again(message, now);
         }
     }
 
     /// Whether a delivery was settled before, in a session that was lost. An identical message that was published again is a
     /// new job; one settlement excuses one redelivery.
     pub(crate) fn was_settled(&mut self, delivery: &Delivery, now: Instant) -> bool {
+    /// An unsettled job comes again, because of this process.
+    pub(crate) fn comes_again(&mut self, message: Fingerprint, now: Instant) {
+        self.given_back.remember(message, now);
+    }
+
         let settled = self.settled_before.contains(delivery.fingerprint, now);
         self.settled_before.forget(delivery.fingerprint);
         self.settled_now.forget(delivery.fingerprint);

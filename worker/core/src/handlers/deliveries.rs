@@ -31,7 +31,9 @@ impl Core {
         let queue = self.note_delivery(&delivery);
         let of_share = self.queue_of_share(&mut delivery, queue);
         let mut received = Received::new(delivery, self.now).of_share(of_share);
-        if let Some(outcome) = self.outcome_unrun(&mut received) {
+        let outcome = self.outcome_unrun(&mut received);
+        self.excuse_late(&received.delivery, queue);
+        if let Some(outcome) = outcome {
             return self.settle(received.settle(outcome, self.now.at));
         }
         let (job, model) = (received.delivery.job, received.delivery.model);
