@@ -75,6 +75,20 @@ impl Core {
                 received.set_crashes(crashes);
                 self.must_wait(received)
             }
+            RedeliveryDecision::RunAlone(crashes) => {
+                let (job, trace_id) = (&delivery.id, &delivery.trace_id);
+                let model = &self.models[delivery.model.0].name;
+                tracing::info!(
+                    job,
+                    trace_id,
+                    model,
+                    crashes,
+                    "processes of the model died while they ran the job: it runs in passes of its own"
+                );
+                received.set_crashes(crashes);
+                received.run_alone();
+                self.must_wait(received)
+            }
             decision => Some(self.after_crashes(received, decision)),
         }
     }
@@ -136,7 +150,7 @@ impl Core {
                 );
                 JobOutcome::requeue(headers, Route::Quarantine, Cause::Suspect)
             }
-            RedeliveryDecision::Count(_) | RedeliveryDecision::Run(_) => {
+            RedeliveryDecision::Count(_) | RedeliveryDecision::Run(_) | RedeliveryDecision::RunAlone(_) => {
                 tracing::info!(
                     job,
                     trace_id,
