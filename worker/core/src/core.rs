@@ -294,6 +294,7 @@ impl Core {
             self.observe(Observation::Unsettled { model: ModelIndex(at), jobs: consumers.unacked() });
         }
         let jobs = self.jobs.forget_all();
+        self.credit.iter_mut().for_each(|credit| credit.set_unsettled(0));
         if matches!(end, None | Some(SessionEnd::Lost(_))) {
             self.redelivery.session_lost(jobs.iter().map(|(_, message)| *message), self.now.at);
         }

@@ -22,21 +22,20 @@ const LARGE_IS_SHORT: Duration = Duration::from_secs(2);
 /// Large jobs count as short until an average one takes this long. Each change of mind starts or stops a consumer.
 const LARGE_IS_LONG: Duration = Duration::from_secs(4);
 
-/// Of the jobs that wait for the broker, at most one in so many is forgotten within a second: each change of mind starts or stops a
-/// consumer.
-const UNSETTLED_FADES: u16 = 4;
-
 /// How many jobs to hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
     /// From the queues that jobs come from.
     pub(crate) jobs: u16,
+    /// So many more of them, while as many others wait for the broker to take their messages; at most as many again. Once the broker
+    /// takes these messages, it sends as many jobs that have not run, and a worker that joins has to find some, too.
+    pub(crate) beside: u16,
     /// From the queue of large jobs.
     pub(crate) large: u16,
 }
 
 impl Wanted {
-    pub(crate) const NONE: Self = Self { jobs: 0, large: 0 };
+    pub(crate) const NONE: Self = Self { jobs: 0, beside: 0, large: 0 };
 }
 
 /// What is known of a model's load.
@@ -55,10 +54,9 @@ pub(crate) struct Credit {
 }
 
 impl Credit {
-    /// So many jobs, which are not large, wait for the broker to take their messages. Once a second.
+    /// So many jobs, which are not large, wait for the broker to take their messages.
     pub(crate) fn set_unsettled(&mut self, jobs: usize) {
-        let fewest = self.unsettled - self.unsettled.div_ceil(UNSETTLED_FADES);
-        self.unsettled = u16::try_from(jobs).unwrap_or(u16::MAX).max(fewest);
+        self.unsettled = u16::try_from(jobs).unwrap_or(u16::MAX);
     }
 
     /// A job of so much cost was decoded.
@@ -89,11 +87,13 @@ impl Credit {
 
     /// How many jobs to hold: at least one of each kind.
     pub(crate) fn wanted(&self, pass_cost_max: usize) -> Wanted {
-        Wanted { jobs: self.jobs(pass_cost_max), large: if self.large_is_short { 2 } else { 1 } }
+        let jobs = self.jobs(pass_cost_max);
+        let large = if self.large_is_short { 2 } else { 1 };
+        Wanted { jobs, beside: self.unsettled.min(jobs), large }
     }
 
-    /// How many jobs to hold that are not large, at least one.
-    pub(crate) fn jobs(&self, pass_cost_max: usize) -> u16 {
+    /// How many jobs keep the device busy, of those that are not large; at least one.
+    fn jobs(&self, pass_cost_max: usize) -> u16 {
         let jobs = match self.job_cost {
             None => JOBS_UNKNOWN,
             Some(job_cost) => {
@@ -102,7 +102,7 @@ impl Credit {
             }
         };
         // A cast of a float saturates.
-        (jobs.ceil().max(1.0) as u16).saturating_add(self.unsettled)
+        jobs.ceil().max(1.0) as u16
     }
 }
 
@@ -144,18 +144,13 @@ mod tests {
     }
 
     #[test]
-    fn jobs_whose_replies_are_not_taken_leave_the_credit_to_others() {
+    fn beside_jobs_whose_replies_are_not_taken_at_most_as_many_again_are_held() {
         let mut credit = Credit::default();
-        credit.set_unsettled(10);
-        assert_eq!(credit.jobs(2048), 4 + 10);
-        let mut fading = Vec::new();
-        for _ in 0..6 {
-            credit.set_unsettled(0);
-            fading.push(credit.jobs(2048) - 4);
+        for (unsettled, beside) in [(3, 3), (10, 4), (usize::MAX, 4), (0, 0)] {
+            credit.set_unsettled(unsettled);
+            let wanted = credit.wanted(2048);
+            assert_eq!((wanted.jobs, wanted.beside), (4, beside), "{unsettled}");
         }
-        assert_eq!(fading, [7, 5, 3, 2, 1, 0]);
-        credit.set_unsettled(usize::MAX);
-        assert_eq!(credit.jobs(2048), u16::MAX);
     }
 
     #[test]

@@ -5,6 +5,9 @@
 //! redelivered. So a job that was redelivered once runs again. A job that was redelivered twice moves to the quarantine, from which a
 //! worker takes one job at a time and runs nothing else meanwhile. If a job is redelivered from there, the worker that died held only this
 //! job.
+//!
+//! A process of a model that dies leaves its worker alive, and the worker says so in the job's headers. A job that was lost with processes
+//! only, and not with workers, needs no quarantine: from the second time on it runs in passes of its own, beside those of other jobs.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -25,8 +28,10 @@ const RETURNS_MAX: u32 = 10;
 /// How a job arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Arrival {
-    /// How many workers were lost while they held the job, by its headers.
+    /// How many workers, or processes of its model, were lost while they held the job, by its headers.
     pub(crate) crashes: u32,
+    /// All of these were processes, whose workers went on.
+    pub(crate) of_processes: bool,
     /// How often this message was delivered before, as far as the broker reports it.
     pub(crate) returns: u32,
     /// The broker counts deliveries. If not, it says only that there were some: `returns` is 1.
@@ -43,6 +48,8 @@ pub(crate) struct Arrival {
 pub(crate) enum RedeliveryDecision {
     /// Run it; a quarantined job in passes without other jobs.
     Run(u32),
+    /// Run it in passes without other jobs, while the worker runs these beside it.
+    RunAlone(u32),
     /// Publish it again to where it came from, as a new message that has the number.
     Count(u32),
     /// Move it to the quarantine.
@@ -56,6 +63,7 @@ impl RedeliveryDecision {
     pub(crate) fn crashes(self) -> u32 {
         match self {
             Self::Run(crashes)
+            | Self::RunAlone(crashes)
             | Self::Count(crashes)
             | Self::Quarantine(crashes)
             | Self::DeadLetter(crashes) => crashes,
@@ -65,8 +73,11 @@ impl RedeliveryDecision {
 
 impl PoisonPolicy {
     pub(crate) fn decide(&self, arrival: Arrival) -> RedeliveryDecision {
-        let Arrival { crashes, returns, counted, explained, quarantined } = arrival;
-        let charged = crashes.saturating_add(returns.saturating_sub(explained));
+        let Arrival { crashes, of_processes, returns, counted, explained, quarantined } = arrival;
+        let unexplained = returns.saturating_sub(explained);
+        let charged = crashes.saturating_add(unexplained);
+        let by_workers = if of_processes { unexplained } else { charged };
+        let is_suspect = !quarantined && charged >= self.suspect_after;
         // Where the broker does not count, the next return would look like this one. And a return that is explained
         // now would not be for the next worker, or a while later.
         let is_written_down =
@@ -74,14 +85,14 @@ impl PoisonPolicy {
         if quarantined && charged >= self.crashes_max {
             return RedeliveryDecision::DeadLetter(charged);
         }
-        if !quarantined && charged >= self.suspect_after {
+        if is_suspect && (by_workers >= self.suspect_after || charged >= self.crashes_max) {
             // Whatever the broker has counted: a job is dead-lettered only for losses that happened while it was alone.
             return RedeliveryDecision::Quarantine(crashes.max(self.suspect_after));
         }
         if !is_written_down || returns >= RETURNS_MAX {
             return RedeliveryDecision::Count(charged);
         }
-        RedeliveryDecision::Run(charged)
+        if is_suspect { RedeliveryDecision::RunAlone(charged) } else { RedeliveryDecision::Run(charged) }
     }
 }
 
@@ -141,13 +152,20 @@ mod tests {
     const POLICY: PoisonPolicy = PoisonPolicy { suspect_after: 2, crashes_max: 5 };
 
     /// Quorum queues count.
-    const COUNTED: Arrival =
-        Arrival { crashes: 0, returns: 0, counted: true, explained: 0, quarantined: false };
+    const COUNTED: Arrival = Arrival {
+        crashes: 0,
+        of_processes: false,
+        returns: 0,
+        counted: true,
+        explained: 0,
+        quarantined: false,
+    };
     const CLASSIC: Arrival = Arrival { counted: false, ..COUNTED };
 
     #[test]
     fn every_row_of_the_table() {
-        use RedeliveryDecision::{Count, DeadLetter, Quarantine, Run};
+        use RedeliveryDecision::{Count, DeadLetter, Quarantine, Run, RunAlone};
+        let with_processes = |arrival: Arrival| Arrival { of_processes: true, ..arrival };
         let quarantined = |arrival: Arrival| Arrival { quarantined: true, ..arrival };
         let explained = |arrival: Arrival| Arrival { explained: 1, ..arrival };
         let rows = [
@@ -180,6 +198,18 @@ mod tests {
             (quarantined(Arrival { crashes: 2, ..CLASSIC }), Run(2)),
             (quarantined(Arrival { crashes: 2, returns: 1, ..CLASSIC }), Count(3)),
             (quarantined(Arrival { crashes: 4, returns: 1, ..CLASSIC }), DeadLetter(5)),
+            // Lost with processes, and with workers only beside that.
+            (with_processes(Arrival { crashes: 1, ..COUNTED }), Run(1)),
+            (with_processes(Arrival { crashes: 2, ..COUNTED }), RunAlone(2)),
+            (with_processes(Arrival { crashes: 4, ..CLASSIC }), RunAlone(4)),
+            (with_processes(Arrival { crashes: 2, returns: 1, ..COUNTED }), RunAlone(3)),
+            (with_processes(Arrival { crashes: 2, returns: 2, ..COUNTED }), Quarantine(2)),
+            (with_processes(Arrival { crashes: 2, returns: 1, ..CLASSIC }), Count(3)),
+            (with_processes(Arrival { crashes: 0, returns: 2, ..COUNTED }), Quarantine(2)),
+            (with_processes(Arrival { crashes: 5, ..COUNTED }), Quarantine(5)),
+            (with_processes(Arrival { crashes: 4, returns: 1, ..COUNTED }), Quarantine(4)),
+            (quarantined(with_processes(Arrival { crashes: 2, ..COUNTED })), Run(2)),
+            (quarantined(with_processes(Arrival { crashes: 5, ..COUNTED })), DeadLetter(5)),
             // Forged.
             (Arrival { crashes: u32::MAX, returns: 7, ..COUNTED }, Quarantine(u32::MAX)),
             (quarantined(Arrival { crashes: u32::MAX, ..CLASSIC }), DeadLetter(u32::MAX)),
@@ -203,7 +233,7 @@ mod tests {
                 RedeliveryDecision::Quarantine(crashes) => {
                     arrival = Arrival { crashes, returns: 0, quarantined: true, ..arrival };
                 }
-                RedeliveryDecision::Run(_) => {
+                RedeliveryDecision::Run(_) | RedeliveryDecision::RunAlone(_) => {
                     crashed += 1;
                     alone += u32::from(arrival.quarantined);
                     arrival.returns = if counted { arrival.returns + 1 } else { 1 };

@@ -3,6 +3,9 @@
 
 use std::time::Instant;
 
+use vramq_schemas::JobHeaders;
+use vramq_schemas::headers::{DEVICE_LOST, PROCESS_LOST, WORKER_LOST};
+
 use crate::dedup::DedupCache;
 use crate::event::{Delivery, Source};
 use crate::ids::Fingerprint;
@@ -57,8 +60,13 @@ impl Redelivery {
         self.settled_before.absorb(std::mem::take(&mut self.settled_now));
         for message in unsettled {
             self.settled_before.forget(message);
-            self.given_back.remember(message, now);
+            self.comes_again(message, now);
         }
+    }
+
+    /// An unsettled job comes again, because of this process.
+    pub(crate) fn comes_again(&mut self, message: Fingerprint, now: Instant) {
+        self.given_back.remember(message, now);
     }
 
     /// Whether a delivery was settled before, in a session that was lost. An identical message that was published again is a
@@ -78,6 +86,7 @@ impl Redelivery {
         let given_back = self.given_back.times(delivery.fingerprint, now);
         self.policy.decide(Arrival {
             crashes: headers.crashes,
+            of_processes: are_of_processes(headers),
             returns,
             counted: delivery.redelivered && delivery.delivery_count.is_some(),
             explained: self.losses.recent(now).saturating_add(given_back),
@@ -106,4 +115,11 @@ impl Redelivery {
             _ => self.settled_now.remember(message, now),
         }
     }
+}
+
+/// Whether all crashes that the headers count were of processes whose workers went on: the history names each of them, and neither a
+/// lost worker nor a lost device.
+fn are_of_processes(headers: &JobHeaders) -> bool {
+    let times = |what: &str| headers.history.iter().filter(|attempt| attempt.outcome == what).count();
+    times(PROCESS_LOST) >= headers.crashes as usize && times(WORKER_LOST) + times(DEVICE_LOST) == 0
 }

@@ -6,6 +6,7 @@ use vramq_core::ids::JobKey;
 use vramq_core::sizes::Size;
 use vramq_schemas::headers::PASSES_PER_GROWTH;
 
+use super::accounts::SUSPECT_AFTER;
 use super::frames::bytes_of;
 use super::stored_job::{StoredJob, Withdrawn};
 use super::{Bytes, Shell};
@@ -144,7 +145,16 @@ impl Shell {
             let is_too_large = (fitted < PASSES_PER_GROWTH && items >= tried && items > hint)
                 || (fitted == 0 && items > hint)
                 || items > own;
+            let crashes = headers.crashes;
             let (number, is_shared) = (stored.job.0, fitted == 0 && headers.exclusive && !order.exclusive);
+            if crashes >= SUSPECT_AFTER && jobs.len() > 1 {
+                env.ledger.fail("a job that may crash workers runs alone, and not for ever", || {
+                    format!(
+                        "worker-{who}: job {number}, of {crashes} crashes, in a pass of {} jobs",
+                        jobs.len()
+                    )
+                });
+            }
             if is_too_large {
                 env.ledger.fail("no size is tried again that failed", || {
                     format!("worker-{who}: {items} items with job {number}, whose hint is {hint} and which failed with {tried}")

@@ -9,6 +9,7 @@ use vramq_core::ids::{JobKey, ModelIndex};
 use vramq_schemas::status::WorkerState;
 
 use super::Shell;
+use super::accounts::SUSPECT_AFTER;
 use super::stored_job::{StoredJob, Withdrawn};
 use crate::simulation::agenda::{Micros, SECOND};
 use crate::simulation::env::Env;
@@ -76,7 +77,9 @@ impl Shell {
         let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else {
             return false;
         };
-        let is_plain = headers.batch_hint.is_none() && !headers.exclusive && headers.attempt == 0;
+        let may_crash = headers.crashes.saturating_add(stored.returns) >= SUSPECT_AFTER;
+        let is_plain =
+            headers.batch_hint.is_none() && !headers.exclusive && headers.attempt == 0 && !may_crash;
         // One that was held for long is requeued soon, and a large one may be handed over.
         let is_fresh =
             env.now < stored.delivered_at + env.plan.job_limit && matches!(stored.source, Source::Jobs(..));

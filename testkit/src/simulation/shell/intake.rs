@@ -2,6 +2,8 @@
 
 use vramq_core::event::Source;
 use vramq_core::ids::{JobKey, ModelIndex};
+use vramq_schemas::JobHeaders;
+use vramq_schemas::headers::PROCESS_LOST;
 
 use super::Shell;
 use super::accounts::SUSPECT_AFTER;
@@ -86,12 +88,22 @@ impl Shell {
         // A worker's own losses explain what comes back to it, those of queues, too.
         let returns =
             if self.sessions > 1 || self.gave_back || self.shares.has_missed() { 0 } else { stored.returns };
-        let most = if stored.consumer.is_some() { SUSPECT_AFTER } else { CRASHES_MAX };
-        if headers.crashes.saturating_add(returns) >= most {
+        let charged = headers.crashes.saturating_add(returns);
+        // Lost with programs only, it harms no worker: it runs among others, in passes of its own.
+        let by_workers = if of_programs(headers) { returns } else { charged };
+        let is_quarantined = stored.consumer.is_none();
+        if charged >= CRASHES_MAX || (!is_quarantined && by_workers >= SUSPECT_AFTER) {
             let crashes = headers.crashes;
             env.ledger.fail("a job that may crash workers runs alone, and not for ever", || {
                 format!("worker-{who}: job {number} after {crashes} crashes and {returns} returns")
             });
         }
     }
+}
+
+/// Whether all crashes of a job were those of programs, as its history says.
+fn of_programs(headers: &JobHeaders) -> bool {
+    let mut crashes = headers.history.iter().filter(|attempt| attempt.outcome.ends_with("-lost"));
+    crashes.clone().count() >= headers.crashes as usize
+        && crashes.all(|attempt| attempt.outcome == PROCESS_LOST)
 }

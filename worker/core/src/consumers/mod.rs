@@ -226,10 +226,10 @@ impl ModelConsumers {
         let of_bulk = if has_turn { wanted.large.min(1) } else { bulk_slots(slots, wanted.large) };
         // When there were more slots, either kind may have come by more than is its share now: the other one has to wait.
         let free = remaining(slots, self.committed());
-        let bulk = self.bulk.change(of_bulk, of_bulk, free, next).map(|change| (JobQueue::Bulk, change));
+        let bulk = self.bulk.change(of_bulk, 0, of_bulk, free, next).map(|change| (JobQueue::Bulk, change));
         bulk.or_else(|| {
             let of_jobs = remaining(slots, self.bulk.committed().max(usize::from(of_bulk)));
-            let (change, at) = self.change_of_jobs(wanted.jobs, of_jobs, free, next)?;
+            let (change, at) = self.change_of_jobs(wanted, of_jobs, free, next)?;
             Some((JobQueue::Jobs(QueueIndex(at)), change))
         })
     }
@@ -237,14 +237,14 @@ impl ModelConsumers {
     /// One step towards holding `wanted` jobs, of each queue its share.
     fn change_of_jobs(
         &mut self,
-        wanted: u16,
+        wanted: Wanted,
         slots: u16,
         free: u16,
         next: ConsumerId,
     ) -> Option<(Change, usize)> {
         // Nearly every model has one queue.
         if let [queue] = &mut self.queues[..] {
-            return queue.change(wanted, slots, free, next).map(|change| (change, 0));
+            return queue.change(wanted.jobs, wanted.beside, slots, free, next).map(|change| (change, 0));
         }
         let present = self.queues.len() - self.missing.len();
         if usize::from(slots) >= present {
@@ -252,13 +252,17 @@ impl ModelConsumers {
         }
         let at_most = self.shares.divide(slots);
         let each = u16::try_from(present).unwrap_or(u16::MAX);
-        let wanted = match wanted {
+        let divided = |jobs: u16| match jobs {
             0 => vec![0; self.queues.len()],
             // A queue of which nothing is held cannot be seen to have jobs, but once a second.
-            wanted => self.shares.divide(wanted.max(each).min(slots)),
+            jobs => self.shares.divide(jobs.max(each).min(slots)),
         };
+        let (jobs, all) = (divided(wanted.jobs), divided(wanted.jobs.saturating_add(wanted.beside)));
         let mut queues = self.queues.iter_mut().enumerate();
-        queues.find_map(|(at, queue)| Some((queue.change(wanted[at], at_most[at], free, next)?, at)))
+        queues.find_map(|(at, queue)| {
+            let beside = all[at].saturating_sub(jobs[at]);
+            Some((queue.change(jobs[at], beside, at_most[at], free, next)?, at))
+        })
     }
 
     /// Jobs that the broker may have under way to this worker or waits to hear about.

@@ -2,7 +2,7 @@
 //! starts or stops next. Owns the started consumers with their prefetch, and counts their unacknowledged deliveries.
 //!
 //! A prefetch does not change under a live consumer. So a worker has several, each with a part of its credit, and starts and stops them
-//! one by one: the first consumer is for one job, and each further one for as many as all before it together.
+//! one by one: the first consumer is for one job, and each further one for as many as all before it together, up to twice the credit.
 //!
 //! Invariant: the jobs that the broker may send to live consumers, and the unsettled jobs of stopped consumers, together never exceed the
 //! slots.
@@ -11,6 +11,10 @@ use std::num::NonZeroU16;
 
 use super::remaining;
 use crate::ids::ConsumerId;
+
+/// A consumer for jobs beside those that are wanted is for at least this part of those that all others are for: the number of wanted jobs
+/// moves, and must not leave many small consumers.
+const BESIDE_STEP_MIN: u16 = 4;
 
 /// A consumer that was started and has not ended.
 #[derive(Clone, Copy, Debug)]
@@ -98,22 +102,33 @@ impl QueueConsumers {
         of_started + of_ended.map(|(_, count)| count).sum::<usize>()
     }
 
-    /// One step towards holding `wanted` jobs, of at most `slots`; nothing when no step is due. `free` is how many of the model's
-    /// slots nobody takes. `next` is a consumer's number that was not used before.
-    pub(super) fn change(&mut self, wanted: u16, slots: u16, free: u16, next: ConsumerId) -> Option<Change> {
+    /// One step towards holding `wanted` jobs and some `beside` them, of at most `slots`; nothing when no step is due. `free` is how
+    /// many of the model's slots nobody takes. `next` is a consumer's number that was not used before.
+    pub(super) fn change(
+        &mut self,
+        wanted: u16,
+        beside: u16,
+        slots: u16,
+        free: u16,
+        next: ConsumerId,
+    ) -> Option<Change> {
         let (wanted, live) = (wanted.min(slots), self.prefetch());
+        let most = wanted.saturating_mul(2);
         if wanted == 0 || live > slots {
             return self.stop_newest();
         }
         // Twice as many as wanted are not worth a change: the load may come back.
-        if self.live() > 1 && self.prefetch_without_newest() >= wanted.saturating_mul(2) {
+        if self.live() > 1 && self.prefetch_without_newest() >= most {
             return self.stop_newest();
         }
-        if live >= wanted {
+        if live >= wanted.saturating_add(beside).min(slots) {
             return None;
         }
         let room = remaining(slots, self.committed()).min(free);
-        let step = live.max(1).min(slots - live);
+        let step = live.max(1).min(slots - live).min(most.saturating_sub(live));
+        if live >= wanted && step < live.div_ceil(BESIDE_STEP_MIN) {
+            return None;
+        }
         let prefetch = NonZeroU16::new(step.min(room))?;
         if prefetch.get() < step && !self.started.is_empty() {
             // Slots are still taken by jobs of stopped consumers: wait rather than collect many small ones.
@@ -143,7 +158,16 @@ mod tests {
 
     /// Steps until nothing is to be done; the prefetches of the live consumers.
     fn settle(consumers: &mut QueueConsumers, wanted: u16, slots: u16, next: &mut u64) -> Vec<u16> {
-        while consumers.change(wanted, slots, slots, ConsumerId(*next)).is_some() {
+        settle_beside(consumers, (wanted, 0), slots, next)
+    }
+
+    fn settle_beside(
+        consumers: &mut QueueConsumers,
+        (wanted, beside): (u16, u16),
+        slots: u16,
+        next: &mut u64,
+    ) -> Vec<u16> {
+        while consumers.change(wanted, beside, slots, slots, ConsumerId(*next)).is_some() {
             *next += 1;
         }
         consumers.started.iter().filter(|one| !one.is_stopping).map(|one| one.prefetch).collect()
@@ -173,6 +197,26 @@ mod tests {
     }
 
     #[test]
+    fn jobs_beside_those_that_are_wanted_come_up_to_twice_as_many() {
+        for wanted in 1..100 {
+            let (mut consumers, mut next) = (QueueConsumers::default(), 0);
+            let before: u16 = settle(&mut consumers, wanted, 1000, &mut next).iter().sum();
+            for beside in 1..=wanted {
+                let live = settle_beside(&mut consumers, (wanted, beside), 1000, &mut next);
+                let (held, most) = (live.iter().sum::<u16>(), 2 * wanted);
+                assert!(held <= most, "{live:?} for {wanted} and {beside}");
+                assert!(held >= (wanted + beside).min(most - most / 5), "{live:?} for {wanted} and {beside}");
+            }
+            // They are not worth a change when the jobs beside them have ended.
+            let after = settle(&mut consumers, wanted, 1000, &mut next);
+            assert!((before..=2 * wanted).contains(&after.iter().sum()), "{after:?} for {wanted}");
+            assert!(after.len() <= 9, "{after:?} for {wanted}");
+        }
+        let (mut consumers, mut next) = (QueueConsumers::default(), 0);
+        assert_eq!(settle_beside(&mut consumers, (8, 8), 11, &mut next), [1, 1, 2, 4, 3], "within the slots");
+    }
+
+    #[test]
     fn a_consumer_that_ends_by_itself_is_noticed() {
         let mut consumers = QueueConsumers::default();
         settle(&mut consumers, 1, 1, &mut 7);
@@ -182,10 +226,10 @@ mod tests {
     proptest! {
         /// A broker that sends as much as it may: unacknowledged jobs never exceed the largest of the slots since they were sent.
         #[test]
-        fn unacked_never_exceeds_the_slots(steps in prop::collection::vec((0u16..40, 1u16..40, 0usize..30), 1..40), slots in 1u16..40) {
+        fn unacked_never_exceeds_the_slots(steps in prop::collection::vec((0u16..40, 0u16..40, 0usize..30), 1..40), slots in 1u16..40) {
             let (mut consumers, mut next) = (QueueConsumers::default(), 0);
-            for (wanted, _, acks) in steps {
-                while let Some(change) = consumers.change(wanted, slots, slots, ConsumerId(next)) {
+            for (wanted, beside, acks) in steps {
+                while let Some(change) = consumers.change(wanted, beside, slots, slots, ConsumerId(next)) {
                     next += 1;
                     if let Change::Stop { consumer } = change {
                         prop_assert!(consumers.ended(consumer));

@@ -20,7 +20,7 @@ fn counts(jobs: &[u32], bulk: u32) -> QueueCounts {
 
 /// So many jobs are wanted, and two large ones beside them if there are any.
 fn wanted(jobs: u16) -> Wanted {
-    Wanted { jobs, large: jobs.min(2) }
+    Wanted { jobs, beside: 0, large: jobs.min(2) }
 }
 
 fn source(queue: JobQueue, consumer: ConsumerId) -> Source {
@@ -112,7 +112,7 @@ fn large_jobs_have_slots_of_their_own_and_both_together_stay_within() {
 #[test]
 fn a_large_job_that_is_not_wanted_any_more_runs_and_none_follows_it() {
     let (mut consumers, mut broker) = (consumers(&[1]), Broker::default());
-    let one = Wanted { jobs: 64, large: 1 };
+    let one = Wanted { jobs: 64, beside: 0, large: 1 };
     broker.change(&mut consumers, wanted(64), 8).unwrap();
     broker.fill(&mut consumers, |_| true);
     assert_eq!(consumers.bulk.unacked(), 2);
@@ -293,14 +293,14 @@ proptest! {
     fn no_consumer_starts_beyond_the_slots(
         weights in prop::collection::vec(1u32..9, 1..5),
         steps in prop::collection::vec(
-            ((0u16..40, 0u16..3), 1u16..40, 0usize..30, prop::collection::vec(0u32..2, 4)),
+            ((0u16..40, 0u16..40, 0u16..3), 1u16..40, 0usize..30, prop::collection::vec(0u32..2, 4)),
             1..40,
         ),
     ) {
         let (mut consumers, mut broker, now) = (consumers(&weights), Broker::default(), Instant::now());
-        for ((jobs, large), slots, acks, waiting) in steps {
+        for ((jobs, beside, large), slots, acks, waiting) in steps {
             consumers.queues_counted(&counts(&waiting[..weights.len()], waiting[0]), now);
-            broker.change(&mut consumers, Wanted { jobs, large }, slots)?;
+            broker.change(&mut consumers, Wanted { jobs, beside, large }, slots)?;
             broker.fill(&mut consumers, |_| true);
             for at in 0..acks {
                 let queue = JobQueue::Jobs(QueueIndex(at % weights.len()));

@@ -31,7 +31,9 @@ impl Core {
         let queue = self.note_delivery(&delivery);
         let of_share = self.queue_of_share(&mut delivery, queue);
         let mut received = Received::new(delivery, self.now).of_share(of_share);
-        if let Some(outcome) = self.outcome_unrun(&mut received) {
+        let outcome = self.outcome_unrun(&mut received);
+        self.excuse_late(&received.delivery, queue);
+        if let Some(outcome) = outcome {
             return self.settle(received.settle(outcome, self.now.at));
         }
         let (job, model) = (received.delivery.job, received.delivery.model);
@@ -71,6 +73,20 @@ impl Core {
         match self.redelivery.decide(delivery, now) {
             RedeliveryDecision::Run(crashes) => {
                 received.set_crashes(crashes);
+                self.must_wait(received)
+            }
+            RedeliveryDecision::RunAlone(crashes) => {
+                let (job, trace_id) = (&delivery.id, &delivery.trace_id);
+                let model = &self.models[delivery.model.0].name;
+                tracing::info!(
+                    job,
+                    trace_id,
+                    model,
+                    crashes,
+                    "processes of the model died while they ran the job: it runs in passes of its own"
+                );
+                received.set_crashes(crashes);
+                received.run_alone();
                 self.must_wait(received)
             }
             decision => Some(self.after_crashes(received, decision)),
@@ -134,7 +150,7 @@ impl Core {
                 );
                 JobOutcome::requeue(headers, Route::Quarantine, Cause::Suspect)
             }
-            RedeliveryDecision::Count(_) | RedeliveryDecision::Run(_) => {
+            RedeliveryDecision::Count(_) | RedeliveryDecision::Run(_) | RedeliveryDecision::RunAlone(_) => {
                 tracing::info!(
                     job,
                     trace_id,

@@ -10,7 +10,6 @@ use crate::device::{OutOfMemory, PassError};
 use crate::disposition::{
     JobOutcome, PassFacts, after_failure, after_invalid_input, after_out_of_memory, delays_before,
 };
-use crate::event::Source;
 use crate::ids::JobKey;
 use crate::jobs::{Running, StopReason};
 use crate::observation::{Cause, Observation};
@@ -124,8 +123,8 @@ impl Core {
     fn process_lost(&mut self, job: JobKey, text: &str) {
         self.count_crash_as(job, PROCESS_LOST);
         let Some(running) = self.jobs.running(job).filter(|job| !job.is_decided()) else { return };
-        let (headers, source) = (running.headers.clone(), running.received.delivery.source);
-        if source == Source::Quarantine && headers.crashes >= self.settings.poison.crashes_max {
+        let (headers, was_alone) = (running.headers.clone(), running.received.runs_alone());
+        if was_alone && headers.crashes >= self.settings.poison.crashes_max {
             let crashes = headers.crashes;
             let error = format!(
                 "{crashes} processes or workers died while they held this job, the last ones while it ran alone: the job is \

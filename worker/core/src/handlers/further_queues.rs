@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::Core;
 use crate::action::Action;
+use crate::event::Delivery;
 use crate::ids::{ModelIndex, QueueIndex};
 use crate::observation::Observation;
 use crate::timers::Timer;
@@ -49,6 +50,14 @@ impl Core {
         self.warn_of_missing(model, queue, &why);
         self.observe(Observation::QueueMissing { model, queue, is_missing: true });
         self.after(CHECK_EVERY, Timer::LookForQueue(model, queue));
+    }
+
+    /// A delivery was still under way when its further queue was lost, or its consumer stopped: its ack goes nowhere either, and it
+    /// comes again, because of this process.
+    pub(crate) fn excuse_late(&mut self, delivery: &Delivery, queue: Option<QueueIndex>) {
+        if queue.is_some_and(|queue| self.consumers[delivery.model.0].is_missing(queue)) {
+            self.redelivery.comes_again(delivery.fingerprint, self.now.at);
+        }
     }
 
     fn warn_of_missing(&self, model: ModelIndex, queue: QueueIndex, why: &str) {

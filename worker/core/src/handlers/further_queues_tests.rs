@@ -134,6 +134,24 @@ fn a_lost_queue_excuses_its_own_jobs_and_no_others() {
     assert_eq!(comes_again(3, 3, own), [Route::Quarantine]);
 }
 
+/// The stream of a consumer may hold deliveries that the core sees only after the loss. Their acks fail, and they come again.
+#[test]
+fn a_lost_queue_excuses_jobs_that_were_still_under_way() {
+    let mut worker = worker();
+    let further = worker.source_of(FURTHER);
+    worker.apply(lost());
+    worker.arrives(1, further, JobHeaders::default());
+    worker.apply(looked_for(Ok(())));
+    let delivery = crate::event::Delivery {
+        fingerprint: Fingerprint(1),
+        redelivered: true,
+        delivery_count: Some(2),
+        ..Worker::delivery(2, further, JobHeaders::default())
+    };
+    let actions = worker.apply(Event::Delivered(Box::new(delivery)));
+    assert!(requeued(&actions).is_empty(), "of two returns the queue explains one: {actions:?}");
+}
+
 #[test]
 fn a_drain_does_not_wait_for_consumers_of_a_channel_that_is_closed() {
     let mut worker = worker();

@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use vramq_schemas::{JobHeaders, Reason};
+use vramq_schemas::headers::{DEVICE_LOST, PROCESS_LOST, WORKER_LOST};
+use vramq_schemas::{Attempt, JobHeaders, Reason};
 
 use super::test_worker::{MODEL, Worker, consumers, replied, requeued};
 use crate::action::{Action, Publication, Route};
@@ -194,6 +195,55 @@ fn a_job_that_kills_its_process_alone_again_and_again_is_dead_lettered_with_the_
     let letter = letter.unwrap_or_else(|| panic!("{actions:?}"));
     assert_eq!(letter.reason, Reason::Crashed);
     assert!(letter.error.contains("killed by signal 9"), "{}", letter.error);
+}
+
+/// Headers of a job that was lost with these.
+fn lost_with(what: &[&str]) -> JobHeaders {
+    let attempt = |what: &&str| Attempt { outcome: (*what).to_owned(), ..Attempt::default() };
+    let crashes = u32::try_from(what.len()).unwrap();
+    JobHeaders { crashes, history: what.iter().map(attempt).collect(), ..JobHeaders::default() }
+}
+
+/// A crash of a process ends none of the worker's other jobs. So the worker runs them beside a job that kills its process.
+#[test]
+fn a_job_that_kills_its_process_runs_alone_in_it_and_beside_other_jobs() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), lost_with(&[PROCESS_LOST; 2]));
+    worker.job(2, 1, worker.source(), JobHeaders::default());
+    worker.job(3, 1, worker.source(), JobHeaders::default());
+    let passes = worker.passes();
+    let of_killer = |order: &&crate::action::PassOrder| order.items.contains(&(JobKey(1), 0));
+    let killing = passes.iter().find(of_killer).expect("it is not quarantined");
+    assert_eq!(killing.items.len(), 1);
+    assert_eq!(passes.iter().map(|order| order.items.len()).sum::<usize>(), 3, "the others run, too");
+    let actions = worker.ends(killing, crashed(), vec![None]);
+    let back = requeued(&actions);
+    let [(JobKey(1), headers, Route::Now)] = &back[..] else { panic!("{actions:?}") };
+    assert_eq!((headers.crashes, headers.history.len()), (3, 3));
+
+    worker.job(4, 1, worker.source(), lost_with(&[PROCESS_LOST; 4]));
+    let order = worker.pass();
+    assert_eq!(order.items, [(JobKey(4), 0)]);
+    let actions = worker.ends(&order, crashed(), vec![None]);
+    let letters: Vec<_> = dead_letters(&actions).into_iter().map(|(job, reason, _)| (job, reason)).collect();
+    assert_eq!(letters, [(JobKey(4), Reason::Crashed)]);
+}
+
+#[test]
+fn a_job_that_was_lost_with_a_worker_too_is_quarantined() {
+    for what in [[PROCESS_LOST, WORKER_LOST], [DEVICE_LOST, PROCESS_LOST]] {
+        let mut worker = Worker::new();
+        let actions = worker.arrives(1, worker.source(), lost_with(&what));
+        assert!(
+            matches!(&requeued(&actions)[..], [(JobKey(1), _, Route::Quarantine)]),
+            "{what:?}: {actions:?}"
+        );
+    }
+    // The history does not name all of them.
+    let mut worker = Worker::new();
+    let headers = JobHeaders { crashes: 3, ..lost_with(&[PROCESS_LOST; 2]) };
+    let actions = worker.arrives(1, worker.source(), headers);
+    assert!(matches!(&requeued(&actions)[..], [(JobKey(1), _, Route::Quarantine)]), "{actions:?}");
 }
 
 #[test]

@@ -56,7 +56,7 @@ impl Core {
     }
 
     /// Jobs whose messages the broker does not take, as those with full reply queues, keep no device busy: the worker may hold others in
-    /// their place, within its slots. Not while the broker takes nothing at all: what they compute would only wait, too.
+    /// their place, up to twice its credit. Not while the broker takes nothing at all: what they compute would only wait, too.
     fn count_unsettled(&mut self) {
         let mut unsettled = vec![0; self.models.len()];
         if !self.session.is_blocked() {
@@ -72,7 +72,8 @@ impl Core {
         self.scheduler.set_budget(free.saturating_sub(reserve));
         let wanted = |at: usize| {
             let is_busy = self.consumers[at].unacked() > 0;
-            is_busy.then(|| self.credit[at].jobs(self.models[at].pass_cost_max))
+            let wanted = self.credit[at].wanted(self.models[at].pass_cost_max);
+            is_busy.then(|| wanted.jobs.saturating_add(wanted.beside))
         };
         let wanted: Vec<_> = (0..self.models.len()).map(wanted).collect();
         self.memory.follow(free, reserve, &self.models, &wanted, self.now.at);

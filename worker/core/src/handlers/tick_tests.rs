@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use vramq_schemas::JobHeaders;
 
-use super::test_worker::{MODEL, Worker, consumers};
-use crate::action::Action;
-use crate::event::{Event, PassResult};
+use super::test_worker::{MODEL, Worker};
+use crate::action::{Action, JobQueue, PassOrder, Publication};
+use crate::event::{DecodedJob, Event, PassResult, PublicationOutcome, SessionFacts, Source};
+use crate::ids::{ConsumerId, JobKey, QueueIndex};
 
 /// The seconds, of so many, at which kept memory goes back to the system.
 fn trims(worker: &mut Worker, seconds: u64) -> Vec<u64> {
@@ -30,23 +31,141 @@ fn memory_kept_for_the_next_pass_goes_back_once_after_ten_quiet_seconds() {
     assert_eq!(trims(&mut worker, 25), [10]);
 }
 
-/// As while each of them has a reply queue of its own that is full: other callers' jobs keep the device busy meanwhile.
-#[test]
-fn jobs_whose_replies_are_not_taken_make_room_for_others() {
-    for is_blocked in [false, true] {
-        let mut worker = Worker::new();
-        (1..=3).for_each(|key| worker.job(key, 8, worker.source(), JobHeaders::default()));
-        for order in worker.passes() {
-            let outputs = vec![Some(1); order.items.len()];
-            worker.ends(&order, PassResult::Done, outputs);
+/// A broker that has jobs without end in the model's own queue, and sends live consumers what it may.
+#[derive(Default)]
+struct Backlog {
+    live: Vec<(ConsumerId, usize)>,
+    /// Unacknowledged jobs.
+    held: Vec<(JobKey, ConsumerId)>,
+    /// Those whose replies the broker has not confirmed.
+    published: Vec<JobKey>,
+    sent: u64,
+    runs: Option<PassOrder>,
+}
+
+/// Jobs that keep the worker's device busy: two passes, and half of one for half a second, of one job each.
+const CREDIT: usize = 3;
+
+impl Backlog {
+    /// The worker begins a new session.
+    fn open(worker: &mut Worker) -> Self {
+        let mut backlog = Self::default();
+        worker.apply(Event::SessionFailed("broken".to_owned()));
+        worker.apply(Event::SessionClosed);
+        backlog.event(worker, Event::SessionOpened(SessionFacts { declares: true, missing: Vec::new() }));
+        backlog
+    }
+
+    fn event(&mut self, worker: &mut Worker, event: Event) {
+        let actions = worker.apply(event);
+        self.carry_out(worker, actions);
+    }
+
+    fn carry_out(&mut self, worker: &mut Worker, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Consume { queue: JobQueue::Jobs(_), consumer, prefetch, .. } => {
+                    self.live.push((consumer, prefetch.get().into()));
+                }
+                Action::StopConsumer { consumer, .. } => {
+                    self.live.retain(|(live, _)| *live != consumer);
+                    self.event(worker, Event::ConsumerEnded { consumer });
+                }
+                Action::Publish { job, publication: Publication::Reply(_) } => self.published.push(job),
+                Action::Ack { channel, frames } => {
+                    self.event(worker, Event::AcksSent { channel, sent: vec![true; frames.len()] });
+                }
+                Action::Run(order) => self.runs = Some(order),
+                _ => {}
+            }
         }
+    }
+
+    fn may_be_sent(&self) -> usize {
+        self.live.iter().map(|(_, prefetch)| prefetch).sum()
+    }
+
+    fn send(&mut self, worker: &mut Worker) {
+        let free = |backlog: &Self| {
+            let held = |of: ConsumerId| backlog.held.iter().filter(|(_, consumer)| *consumer == of).count();
+            backlog
+                .live
+                .iter()
+                .find(|(consumer, prefetch)| held(*consumer) < *prefetch)
+                .map(|(consumer, _)| *consumer)
+        };
+        while let Some(consumer) = free(self) {
+            self.sent += 1;
+            self.held.push((JobKey(self.sent), consumer));
+            let source = Source::Jobs(QueueIndex::OWN, consumer);
+            let arrived = worker.arrives(self.sent, source, JobHeaders::default());
+            self.carry_out(worker, arrived);
+            // One item, of a full pass.
+            let decoded = Ok(DecodedJob { items_total: 1, costs: vec![8] });
+            self.event(worker, Event::Decoded { job: JobKey(self.sent), result: decoded });
+        }
+    }
+
+    /// The broker sends jobs, and a pass of a second runs.
+    fn second(&mut self, worker: &mut Worker) {
+        self.send(worker);
+        self.event(worker, Event::Idle);
+        worker.now += Duration::from_secs(1);
+        if let Some(order) = self.runs.take() {
+            let ended = worker.ends(&order, PassResult::Done, vec![Some(1); order.items.len()]);
+            self.carry_out(worker, ended);
+        }
+        let ticked = worker.quiet_tick();
+        self.carry_out(worker, ticked);
+    }
+
+    /// The broker confirms all replies at once, and takes the acks of their jobs.
+    fn confirm(&mut self, worker: &mut Worker) {
+        for job in std::mem::take(&mut self.published) {
+            self.held.retain(|(held, _)| *held != job);
+            self.event(
+                worker,
+                Event::Published { job, outcome: PublicationOutcome::Confirmed { messages: 1 } },
+            );
+        }
+        self.event(worker, Event::Idle);
+    }
+}
+
+/// As while each of them has a reply queue of its own that is full: other callers' jobs keep the device busy meanwhile. But when the
+/// broker takes the replies again, it sends as many jobs that have not run.
+#[test]
+fn beside_jobs_whose_replies_are_not_taken_others_run_up_to_twice_the_credit() {
+    for is_blocked in [false, true] {
+        let mut worker = Worker::one_by_one();
+        let mut backlog = Backlog::open(&mut worker);
+        for _ in 0..20 {
+            backlog.second(&mut worker);
+            backlog.confirm(&mut worker);
+        }
+        let before = backlog.may_be_sent();
+        assert!((CREDIT..2 * CREDIT).contains(&before), "{before}");
         if is_blocked {
             worker.apply(Event::BrokerBlocked { reason: "low on memory".to_owned() });
         }
-        worker.now += Duration::from_secs(1);
-        let started = consumers(&worker.quiet_tick());
-        assert_eq!(started.is_empty(), is_blocked, "blocked: {is_blocked}");
+        (0..20).for_each(|_| backlog.second(&mut worker));
+        let most = if is_blocked { before } else { 2 * CREDIT };
+        assert_eq!(backlog.published.len(), most, "jobs that ran, blocked: {is_blocked}");
+        backlog.confirm(&mut worker);
+        backlog.send(&mut worker);
+        assert!(backlog.held.len() <= 2 * CREDIT, "{} jobs", backlog.held.len());
+        assert!(worker.unacked() <= 2 * CREDIT, "{} jobs", worker.unacked());
     }
+}
+
+#[test]
+fn a_new_session_holds_no_jobs_beside_those_of_the_last_one() {
+    let mut worker = Worker::one_by_one();
+    let mut backlog = Backlog::open(&mut worker);
+    (0..20).for_each(|_| backlog.second(&mut worker));
+    assert_eq!(backlog.may_be_sent(), 2 * CREDIT);
+    let again = Backlog::open(&mut worker).may_be_sent();
+    assert!((CREDIT..2 * CREDIT).contains(&again), "{again}");
 }
 
 #[test]

@@ -25,6 +25,8 @@ pub(crate) struct Received {
     pub(crate) delivery: Delivery,
     /// Workers that were lost while they held it, as the poison policy has counted.
     crashes: u32,
+    /// Its passes have no items of other jobs, because it may be the reason why workers or processes crash.
+    runs_alone: bool,
     /// The queue that it first came from: its passes take that queue's share.
     queue: QueueIndex,
     /// The inputs that it refers to are being fetched.
@@ -36,7 +38,8 @@ pub(crate) struct Received {
 impl Received {
     pub(crate) fn new(delivery: Delivery, now: Now) -> Self {
         let queue = QueueIndex(0);
-        Self { delivery, crashes: 0, queue, is_fetching: false, at: now.at, at_ms: now.unix_ms }
+        let runs_alone = delivery.source == Source::Quarantine;
+        Self { delivery, crashes: 0, runs_alone, queue, is_fetching: false, at: now.at, at_ms: now.unix_ms }
     }
 
     /// Its passes take the share of this queue.
@@ -48,6 +51,15 @@ impl Received {
     /// The poison policy has counted so many workers that were lost while they held it.
     pub(crate) fn set_crashes(&mut self, crashes: u32) {
         self.crashes = crashes;
+    }
+
+    /// It was lost with processes: its passes have no items of other jobs.
+    pub(crate) fn run_alone(&mut self) {
+        self.runs_alone = true;
+    }
+
+    pub(crate) fn runs_alone(&self) -> bool {
+        self.runs_alone
     }
 
     pub(crate) fn set_fetching(&mut self, is_fetching: bool) {

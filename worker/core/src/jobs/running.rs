@@ -64,7 +64,7 @@ pub(crate) struct Running {
     part_at: Instant,
     /// Passes with items of the job that fitted.
     fitted: u32,
-    /// It runs without other jobs: it comes from the quarantine, or a pass with others failed.
+    /// It runs without other jobs: because of crashes, or because a pass with others failed.
     is_isolated: bool,
     /// A health probe succeeded since the job was read.
     device_was_well: bool,
@@ -86,7 +86,7 @@ impl Running {
         let headers = received.reached();
         let progress = Progress::new(decoded.items_total, headers.items_done);
         let next_unprepared = headers.items_done.saturating_add(count(decoded.costs.len()));
-        let (part_at, is_isolated) = (received.at, received.delivery.source == Source::Quarantine);
+        let (part_at, is_isolated) = (received.at, received.runs_alone());
         Self {
             received,
             headers,
