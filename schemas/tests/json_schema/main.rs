@@ -25,7 +25,8 @@ const DIALECT: &str = "https://json-schema.org/draft/2020-12/schema";
 const HEADERS: &str = include_str!("../../src/headers.rs");
 const STATUS: &str = include_str!("../../src/status.rs");
 
-/// A schema of samples, with the descriptions from a structure in a source; `words` are the texts of which all values are known.
+/// A schema of samples, with the descriptions from a structure in a source; `words` are the paths of the texts of which all values
+/// are known.
 fn of(title: &str, (source, structure): (&str, &str), words: &[&str], samples: &[Value]) -> Value {
     let mut schema = Inference { words }.infer("", &samples.iter().collect::<Vec<_>>());
     describe(&mut schema, source, structure);
@@ -82,7 +83,7 @@ fn schemas() -> Vec<(&'static str, Value)> {
             of(
                 "The body of a `part` or `done` reply",
                 (reply, "Outputs"),
-                &["dtype"],
+                &["outputs.dtype"],
                 &[json!(outputs()), json!(sparse())],
             ),
         ),
@@ -314,6 +315,17 @@ fn every_field_of_a_heartbeat_is_in_its_schema() {
             assert!(properties.get(name).is_some(), "{structure}.{name} is in no sample of `samples.rs`");
         }
     }
+}
+
+/// A worker and an instance of a program both have a `state`; only the worker's is a word of a closed list.
+#[test]
+fn an_instance_of_a_program_may_be_in_any_state() {
+    let schema = schema("heartbeat");
+    let mut heartbeat = samples::heartbeats().remove(0);
+    heartbeat["models"][0]["processes"][0]["state"] = "running".into();
+    validate(&schema, &heartbeat).unwrap();
+    heartbeat["state"] = "running".into();
+    validate(&schema, &heartbeat).unwrap_err();
 }
 
 #[test]
