@@ -269,7 +269,7 @@ pub struct PassEnd {
     pub failures: u64,
     /// How long the pass was with the device, waiting for other processes included.
     pub took: Duration,
-    /// The device's memory after the pass.
+    /// The device's memory after the pass. Passes of other executors may hold some of it.
     pub memory: Memory,
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::Core;
 use crate::action::Action;
-use crate::device::PassError;
+use crate::device::{Memory, PassError};
 use crate::device_health::ProbeResult;
 use crate::event::{Delivery, PassEnd, PassResult};
 use crate::handlers::health::Blame;
@@ -136,7 +136,7 @@ impl Core {
                 self.credit[model.0].pass_ended(pass.shape.cost, took);
                 let cost_max = self.models[model.0].pass_cost_max;
                 self.scheduler.pass_fitted(model, pass.shape.cost, cost_max, took);
-                self.memory.look_for_leak(&self.settings.device, memory);
+                self.look_for_leak(model, memory);
                 if self.memory.pass_fitted(&self.models[model.0], pass.shape, self.now.unix_ms) {
                     self.act(Action::SaveLimits);
                 }
@@ -165,6 +165,14 @@ impl Core {
             {
                 self.advance(job);
             }
+        }
+    }
+
+    /// Looks for a leak after a pass of the device's own thread, which runs one pass after the other: nothing of this worker was in
+    /// flight on the device when the memory was read. A program's pass may end while that thread runs one, whose memory comes back.
+    fn look_for_leak(&mut self, model: ModelIndex, memory: Memory) {
+        if self.settings.executors[self.models[model.0].executor].is_serial {
+            self.memory.look_for_leak(&self.settings.device, memory);
         }
     }
 
