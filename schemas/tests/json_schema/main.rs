@@ -105,6 +105,19 @@ fn schemas() -> Vec<(&'static str, Value)> {
         ("job-headers", of_job_headers()),
         ("reply-headers", of(of_replies, (HEADERS, "ReplyHeaders"), &[], &samples::reply_headers())),
         (
+            "failure-headers",
+            of("Headers of a `failed` reply", (reply, "FailureHeaders"), &[], &samples::failure_headers()),
+        ),
+        (
+            "progress-headers",
+            of(
+                "Headers of a `progress` reply",
+                (reply, "ProgressHeaders"),
+                &[],
+                &samples::progress_headers(),
+            ),
+        ),
+        (
             "dead-letter-headers",
             of(of_letters, (dead_letter, "DeadLetter"), &["reason"], &samples::dead_letter_headers()),
         ),
@@ -156,11 +169,11 @@ fn asyncapi() -> Value {
     let replies = [
         ("part", "outputs", Some("reply-headers")),
         ("done", "outputs", Some("reply-headers")),
-        ("failed", "failure", None),
-        ("progress", "progress", None),
+        ("failed", "failure", Some("failure-headers")),
+        ("progress", "progress", Some("progress-headers")),
     ];
     let channels = json!({
-        "jobs": channel(topology::JOBS_EXCHANGE.to_owned(), Some("direct"), "The routing key is the model's name.",
+        "jobs": channel(topology::JOBS_EXCHANGE.to_owned(), Some("direct"), "The routing key is the model's name, or its key.",
             &[("job", "job", Some("job-headers"))]),
         "replies": channel(topology::default_reply_queue("{model}"), None,
             "Or the queue that the job's `reply_to` names. The property `type` is the message's name.", &replies),
