@@ -230,12 +230,17 @@ impl Core {
         self.scheduler.batcher_mut(pass.model).give_back(waiting, items);
     }
 
-    /// A model cannot be loaded: its jobs are requeued, with no attempt counted, and none are consumed until it can.
+    /// No process can run a model: it cannot be loaded, or failed again and again. The jobs are requeued, with no attempt counted, and none
+    /// are consumed until one can.
     fn model_unavailable(&mut self, pass: InFlight, outputs: &[Option<usize>], why: &str) {
         let model = pass.model;
         if self.scheduler.is_available(model) {
             let name = &self.models[model.0].name;
-            tracing::error!(model = name, error = why, "the model cannot be loaded: not consuming its jobs");
+            tracing::error!(
+                model = name,
+                error = why,
+                "no process can run the model: not consuming its jobs"
+            );
             self.scheduler.set_available(model, false);
         }
         let jobs = pass.jobs();
@@ -249,7 +254,7 @@ impl Core {
 
     pub(crate) fn model_available(&mut self, model: ModelIndex) {
         if !self.scheduler.is_available(model) {
-            tracing::info!(model = self.models[model.0].name, "the model can be loaded again: consuming");
+            tracing::info!(model = self.models[model.0].name, "a process can run the model again: consuming");
             self.scheduler.set_available(model, true);
             self.adjust_consumers();
             self.requeue_waiting();
