@@ -190,7 +190,9 @@ impl LinkTask {
         if depth != Depth::NoQueue {
             return Ok((depth, None));
         }
-        let key = self.link.fleet().other_key(model, Instant::now());
+        // Its workers may be away for a while.
+        let before = self.link.queues().key(model).map(str::to_owned);
+        let key = self.link.fleet().other_key(model, Instant::now()).or(before);
         match key {
             Some(key) => Ok((self.count_under(connection, model, &key).await?, Some(key))),
             None => Ok((depth, None)),

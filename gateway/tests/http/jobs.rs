@@ -36,6 +36,11 @@ fn a_model_that_has_only_a_key_of_its_own_is_reached_by_its_name() {
     let answer = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=20")], Some(&job()));
     assert_eq!((answer.status, &answer.json()["state"]), (200, &json!("done")), "{answer:?}");
     assert_eq!(setup.messages(&format!("vramq.jobs.{ECHO}")), None, "no queue has its name");
+    // While its worker is away, the model is known, and nobody takes its jobs.
+    setup.workers[0].signal("TERM");
+    assert_eq!(setup.workers[0].wait(), Some(0));
+    let status = || setup.gateways[0].post("/v1/jobs", &job()).status;
+    until("nobody takes its jobs", || (status() == 503).then_some(()));
 }
 
 #[test]
