@@ -41,6 +41,8 @@ export interface ConnectOptions {
 export interface PublishOptions {
   /** The job id, at most 255 bytes; a random UUID by default. */
   id?: string
+  /** Routing key of the job, where the model's workers set a `key`; the model's name by default. */
+  key?: string
   params?: Record<string, unknown>
   timeoutMs?: number
   /** 0 to 255; workers' queues have 0 to 9. */

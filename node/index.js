@@ -7,7 +7,7 @@ import { Job, Pending, Slots } from './job.js'
 import { checkId, checkTimeout, messageProperties } from './message.js'
 import { Publisher } from './publish.js'
 import { CLOSE_MS, Connector, within } from './session.js'
-import { encodeJob, inputList } from './wire.js'
+import { checkName, encodeJob, inputList } from './wire.js'
 
 export * from './errors.js'
 export { Job } from './job.js'
@@ -102,9 +102,10 @@ export class Client {
     const id = checkId(options.id === undefined ? randomUUID() : options.id)
     const properties = messageProperties({ ...options, id, userId: this.#userId })
     const timeoutMs = checkTimeout(options.timeoutMs ?? timeout)
+    const key = options.key === undefined ? model : checkName(options.key)
     options.signal?.throwIfAborted()
     const publish = () => this.#publish(pending, body, properties)
-    const pending = new Pending({ id, model, items: list.length, timeoutMs, onProgress: options.onProgress, signal: options.signal })
+    const pending = new Pending({ id, model, key, items: list.length, timeoutMs, onProgress: options.onProgress, signal: options.signal })
     return { pending, publish }
   }
 

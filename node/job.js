@@ -47,8 +47,9 @@ export class Pending {
   #change
   #atEnd = []
 
-  constructor({ id, model, items, timeoutMs, onProgress, signal }) {
-    Object.assign(this, { id, model, timeoutMs, onProgress, assembly: new Assembly(items) })
+  // `key` is the routing key: the model's name, unless its workers have another.
+  constructor({ id, model, key, items, timeoutMs, onProgress, signal }) {
+    Object.assign(this, { id, model, key, timeoutMs, onProgress, assembly: new Assembly(items) })
     this.result = new Promise((resolve, reject) => Object.assign(this, { resolve, reject }))
     // When the job has ended, one way or the other. It also keeps Node.js from reporting an error that no caller asks for.
     this.over = this.result.then(() => {}, () => {})

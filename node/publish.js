@@ -83,13 +83,13 @@ async function publishOnce(session, pending, body, properties) {
   const outcome = await Promise.race([confirm(session, pending, body, properties), pending.over])
   // A reply may come before the confirm.
   if (!outcome || pending.ended) return undefined
-  if (outcome.returned) throw new Unroutable(`no queue for model ${pending.model}: is a worker for it configured?`)
+  if (outcome.returned) throw new Unroutable(`no queue for model ${pending.key}: is a worker for it configured? If its workers set a \`key\`, name it.`)
   if (!outcome.error) {
     pending.confirmed = true
     return undefined
   }
   // amqplib's words for a nack; every other error means that the channel is gone.
-  if (outcome.error.message === 'message nacked') throw new QueueFull(`the queue of model ${pending.model} is full; try again later`)
+  if (outcome.error.message === 'message nacked') throw new QueueFull(`the queue of model ${pending.key} is full; try again later`)
   session.lose()
   const { fault } = session
   if (fault?.code === NOT_FOUND) throw new Unroutable(`no exchange ${JOBS_EXCHANGE}: was a worker ever started on this virtual host?`)
@@ -112,7 +112,7 @@ function confirm(session, pending, body, properties) {
     }
     session.unconfirmed.add(job)
     try {
-      session.jobs.publish(JOBS_EXCHANGE, pending.model, body, properties, (error) => job.end(error ?? undefined))
+      session.jobs.publish(JOBS_EXCHANGE, pending.key, body, properties, (error) => job.end(error ?? undefined))
     } catch (error) {
       // The channel is closed, or a value has no form in AMQP: then nothing was sent.
       if (session.isLost || error.name === 'IllegalOperationError') return job.end(error)

@@ -21,10 +21,16 @@ export function inputList(inputs) {
   return [...inputs]
 }
 
-export function encodeJob(model, inputs, params) {
-  if (typeof model !== 'string' || !MODEL_NAME.test(model)) {
-    throw new InvalidJob(`${JSON.stringify(String(model))} cannot name a model: 1 to 128 characters of a-z, A-Z, 0-9, - _ . / : are allowed`)
+// The name of a model, or the key of its jobs.
+export function checkName(name) {
+  if (typeof name !== 'string' || !MODEL_NAME.test(name)) {
+    throw new InvalidJob(`${JSON.stringify(String(name))} cannot name a model: 1 to 128 characters of a-z, A-Z, 0-9, - _ . / : are allowed`)
   }
+  return name
+}
+
+export function encodeJob(model, inputs, params) {
+  checkName(model)
   if (inputs.length === 0) throw new InvalidJob('a job without inputs has no result')
   if (inputs.length > ITEMS_MAX) throw new InvalidJob(`the job has ${inputs.length} inputs, at most ${ITEMS_MAX} are allowed`)
   // JSON has nothing of what is in a Map or a Set.

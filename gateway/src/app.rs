@@ -194,11 +194,9 @@ impl App {
             let message = format!("{no_answer}; nothing was published");
             Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "broker_unreachable", message, FULL_RETRY)
         })?;
-        let now = Instant::now();
-        let view = self.link.fleet().models(now).remove(model);
         match depth {
             Depth::NoQueue => return Err(Problem::unknown_model(model)),
-            Depth::Messages { consumers: 0, .. } if view.as_ref().is_none_or(|view| view.consuming == 0) => {
+            Depth::Messages { consumers: 0, .. } if !self.has_takers(model) => {
                 let message = format!("no worker takes jobs of the model `{model}` at the moment");
                 return Err(Problem::busy(
                     StatusCode::SERVICE_UNAVAILABLE,
@@ -224,6 +222,17 @@ impl App {
         }
     }
 
+    /// Whether a worker says that it takes jobs which this gateway publishes for a model.
+    fn has_takers(&self, model: &str) -> bool {
+        let key = self.key(model);
+        self.link.fleet().takes(model, key.as_deref().unwrap_or(model), Instant::now())
+    }
+
+    /// The key under which jobs of a model are published, by the last count of its queue, if that is not its name.
+    pub fn key(&self, model: &str) -> Option<String> {
+        self.link.queues().key(model).map(str::to_owned)
+    }
+
     /// When a job of a model that is refused now will be accepted.
     pub fn accepted_after(&self, model: &str) -> Duration {
         let after = self.estimate(model).and_then(|outlook| outlook.accepted_after(self.config.limits.queue));
@@ -235,9 +244,10 @@ impl App {
         let now = Instant::now();
         let queues = self.link.queues();
         let depth = queues.fresh(model, now).or_else(|| queues.last(model));
+        let key = queues.key(model).unwrap_or(model).to_owned();
         drop(queues);
         let Some(Depth::Messages { ready, .. }) = depth else { return None };
-        let rate = self.link.fleet().jobs_per_s(model, now);
+        let rate = self.link.fleet().jobs_per_s(model, &key, now);
         Some(Outlook { depth: ready, wait: outlook::wait(ready, rate) })
     }
 }

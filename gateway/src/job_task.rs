@@ -89,6 +89,7 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
     }
     let options = SubmitOptions {
         id: Some(entry.message_id.clone()),
+        key: app.key(&submission.model),
         priority: submission.caller.priority,
         batch_hint: submission.batch_hint,
         model_revision: submission.model_revision,

@@ -65,6 +65,9 @@ const scenarios = {
     assert.deepEqual(failed.outputs, [null, null])
     const missing = await client.run('nobody', ['a']).catch((error) => error)
     assert.ok(missing instanceof vramq.Unroutable && missing.retryable, `${missing}`)
+    // The key alone says where a job goes.
+    await assert.rejects(client.run(MODEL, ['a'], { key: 'nobody' }), vramq.Unroutable)
+    assert.deepEqual((await client.run(MODEL, ['a'], { key: MODEL })).outputs, [{ json: 'a' }])
     const itself = {}
     itself.itself = itself
     const none = [{ json: 1n }, { json: () => {} }, { json: itself }]
@@ -81,6 +84,7 @@ const scenarios = {
     for (const model of ['no such name', '', 7, undefined]) await assert.rejects(client.run(model, ['a']), vramq.InvalidJob)
     const wrongs = {
       id: ['', 'x'.repeat(256), '\ud800', 'a\ufffd', 7, null],
+      key: ['', 'no such name', '~bulk.x', 7, null],
       batchHint: [0, -1, 2 ** 32, '4', 1.5, NaN],
       priority: [300, -1, 'high', 2.5, NaN],
       expirationMs: [-1, 1.5, NaN, Infinity, 2 ** 32, 'soon'],

@@ -47,7 +47,9 @@ pub enum PublishError {
     #[error("job id `{id}` is already in flight")]
     DuplicateId { id: String },
     /// The broker returned the job: nothing is bound for its model.
-    #[error("no queue for model `{model}`: is a worker for it configured? (the broker says: {broker_says})")]
+    #[error(
+        "no queue for model `{model}`: is a worker for it configured? If its workers set a `key`, name it (the broker says: {broker_says})"
+    )]
     Unroutable { model: String, broker_says: String },
     /// The queue's length bound rejects new jobs.
     #[error("the queue of model `{model}` is full; try again later")]

@@ -171,6 +171,8 @@ impl fmt::Debug for Options {
 pub struct SubmitOptions {
     /// The job id, at most 255 bytes; a new UUIDv7 if `None`.
     pub id: Option<String>,
+    /// Routing key of the job, where the model's workers set a `key`; the model's name if `None`.
+    pub key: Option<String>,
     /// From the call of `submit` to the last reply. `None`: [`Options::timeout`].
     pub timeout: Option<Duration>,
     /// Takes effect on queues declared with priorities.

@@ -79,7 +79,9 @@ impl EncodedJob {
             properties = properties.with_user_id(user.clone());
         }
         let headers = headers(options)?;
-        let routing_key = short("model", &job.model)?;
+        let key = options.key.as_deref().unwrap_or(&job.model);
+        check_model_name(key)?;
+        let routing_key = short("key", key)?;
         let bytes = job.inputs.iter().map(input_bytes).sum::<usize>();
         // Every encoding takes at least the bytes of its inputs, so a huge job is refused before it is encoded.
         check_size(bytes)?;

@@ -131,6 +131,9 @@ def failures(url):
         assert failed.reason == "invalid-input" and "unknown" in failed.error and failed.outputs == [None, None]
         missing = raises(vramq.Unroutable, client.run, "nobody", ["a"])
         assert missing.retryable and "nobody" in str(missing)
+        # The key alone says where a job goes.
+        assert "nobody" in str(raises(vramq.Unroutable, client.run, MODEL, ["a"], key="nobody"))
+        assert client.run(MODEL, ["a"], key=MODEL).outputs == ["a"]
         for wrong in ([], ["x" * (16 << 20)], ["x"] * 65_537, [1], [None], ["\ud800"], None, 7):
             raises(vramq.InvalidJob, client.run, MODEL, wrong)
         # Not split into characters.
@@ -150,6 +153,7 @@ def failures(url):
         itself["itself"] = itself
         for name, values in {
             "id": ["", "x" * 256, "\ud800", "a\ufffd"],
+            "key": ["", "no such name", "~bulk.x", 7],
             "batch_hint": [0, -1, 1 << 32, "4", 1.5],
             "priority": [300, -1, "high", 2.5],
             "expiration": [-1, float("nan"), float("inf"), 1 << 32, "soon", [], datetime.datetime.now() - datetime.timedelta(seconds=9)],

@@ -81,15 +81,15 @@ class Publisher:
 
 async def _publish_once(session, message, pending):
     try:
-        await in_own_task(session.jobs.publish(message, routing_key=pending.model, mandatory=True), until=(pending.future, session.gone))
+        await in_own_task(session.jobs.publish(message, routing_key=pending.key, mandatory=True), until=(pending.future, session.gone))
     except asyncio.TimeoutError:
         if pending.future.done():
             return _ended(pending)
         raise Lost from None
     except amqp.PublishError:
-        raise Unroutable(f"no queue for model {pending.model!r}: is a worker for it configured?") from None
+        raise Unroutable(f"no queue for model {pending.key!r}: is a worker for it configured? If its workers set a `key`, name it.") from None
     except amqp.DeliveryError:
-        raise QueueFull(f"the queue of model {pending.model!r} is full; try again later") from None
+        raise QueueFull(f"the queue of model {pending.key!r} is full; try again later") from None
     except amqp.ChannelNotFoundEntity:
         session.lose("the broker closed the channel")
         raise Unroutable(f"no exchange {_wire.JOBS_EXCHANGE}: was a worker ever started on this virtual host?") from None

@@ -62,13 +62,19 @@ def checked_params(params):
     return dict(params)
 
 
+def checked_name(name):
+    """The name of a model, or the key of its jobs."""
+    if not isinstance(name, str) or not MODEL_NAME.fullmatch(name):
+        raise InvalidJob(f"{name!r} cannot name a model: 1 to 128 characters of a-z, A-Z, 0-9, - _ . / : are allowed")
+    return name
+
+
 def encode_job(model, inputs, params, encoding="json"):
     """The body of a job.
 
     Raises InvalidJob if no worker would take it.
     """
-    if not isinstance(model, str) or not MODEL_NAME.fullmatch(model):
-        raise InvalidJob(f"{model!r} cannot name a model: 1 to 128 characters of a-z, A-Z, 0-9, - _ . / : are allowed")
+    checked_name(model)
     if not inputs:
         raise InvalidJob("a job without inputs has no result")
     if len(inputs) > ITEMS_MAX:

@@ -41,6 +41,8 @@ pub use limits::{BODY_BYTES_MAX, ITEMS_MAX, MODEL_NAME_BYTES_MAX, PARAMS_BYTES_M
 pub use output::Output;
 pub use params::Params;
 pub use reason::{Reason, UnknownReason};
-pub use reply::{Failure, ItemProgress, Outputs, PROGRESS_NOTE_BYTES_MAX, ReplyKind};
+pub use reply::{
+    Failure, FailureHeaders, ItemProgress, Outputs, PROGRESS_NOTE_BYTES_MAX, ProgressHeaders, ReplyKind,
+};
 pub use sparse::Sparse;
 pub use trace::{InvalidTraceparent, TraceContext, Traceparent, is_tracestate};

@@ -1,7 +1,10 @@
-//! The bodies of replies: outputs of consecutive items, why there are none, or how far an item is.
+//! The bodies of replies: outputs of consecutive items, why there are none, or how far an item is; and the headers of the latter two.
 
+use amq_protocol_types::FieldTable;
 use serde::{Deserialize, Serialize};
 
+use crate::fields;
+use crate::headers::{ATTEMPT, WORKER};
 use crate::output::{Output, outputs};
 use crate::reading::text;
 use crate::reason::Reason;
@@ -54,6 +57,21 @@ pub struct Failure {
     pub error: String,
 }
 
+/// Headers of a `failed` reply.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FailureHeaders {
+    /// The worker that ended the job.
+    pub worker: String,
+}
+
+impl FailureHeaders {
+    pub fn to_table(&self) -> FieldTable {
+        let mut table = FieldTable::default();
+        table.insert(WORKER.into(), fields::text(&self.worker));
+        table
+    }
+}
+
 /// The longest note of a [`ItemProgress`], in bytes: a line on a terminal, and no log.
 pub const PROGRESS_NOTE_BYTES_MAX: usize = 256;
 
@@ -67,4 +85,22 @@ pub struct ItemProgress {
     /// What the model does, as text for people; may be empty. At most [`PROGRESS_NOTE_BYTES_MAX`].
     #[serde(deserialize_with = "text")]
     pub note: String,
+}
+
+/// Headers of a `progress` reply.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProgressHeaders {
+    /// Attempts of the job before this one.
+    pub attempt: u32,
+    /// The worker that runs the job.
+    pub worker: String,
+}
+
+impl ProgressHeaders {
+    pub fn to_table(&self) -> FieldTable {
+        let mut table = FieldTable::default();
+        table.insert(ATTEMPT.into(), fields::long(self.attempt.into()));
+        table.insert(WORKER.into(), fields::text(&self.worker));
+        table
+    }
 }

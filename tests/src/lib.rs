@@ -43,6 +43,8 @@ pub mod random;
 pub mod raw;
 pub mod rejections;
 pub mod reply_counter;
+#[path = "../../schemas/tests/json_schema/validate.rs"]
+mod schema;
 pub mod setup;
 pub mod shared_device;
 pub mod terminal;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Error, Result, ensure};
 use lapin::types::AMQPValue;
 use lapin::{BasicProperties, Confirmation, ExchangeKind};
 use vramq_schemas::control::{Answer, Command};
@@ -11,6 +11,7 @@ use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, co
 
 use crate::client::{Client, Mailbox};
 use crate::job::Message;
+use crate::schema::validate;
 use crate::setup::Queue;
 use crate::test_env::TestEnv;
 use crate::wait::until;
@@ -21,6 +22,9 @@ const HEARTBEATS: &str = "operator.heartbeats";
 
 /// Commands that wait to be sent. What is rejected there goes to all workers.
 const PUT_ASIDE: &str = "operator.put-aside";
+
+/// What heartbeats are, as foreign programs read it.
+const HEARTBEAT_SCHEMA: &str = include_str!("../../schemas/json/heartbeat.json");
 
 /// An operator: receives heartbeats and answers, and sends commands.
 #[derive(Debug)]
@@ -141,10 +145,15 @@ impl Operator {
     /// The next heartbeat that is as wanted.
     ///
     /// # Errors
-    /// None comes.
+    /// None comes, or one that does not fit its schema.
     pub async fn heartbeat(&mut self, wanted: impl Fn(&Heartbeat) -> bool) -> Result<Heartbeat> {
+        let schema = serde_json::from_str(HEARTBEAT_SCHEMA)?;
         loop {
-            let heartbeat: Heartbeat = serde_json::from_slice(&self.heartbeats.next().await?.body)?;
+            let body = self.heartbeats.next().await?.body;
+            validate(&schema, &serde_json::from_slice(&body)?)
+                .map_err(Error::msg)
+                .context("a heartbeat does not fit its schema")?;
+            let heartbeat: Heartbeat = serde_json::from_slice(&body)?;
             if wanted(&heartbeat) {
                 return Ok(heartbeat);
             }

@@ -50,7 +50,9 @@ impl JobTemplate {
     /// # Errors
     /// What is wrong with the arguments.
     pub(super) fn new(args: &Args) -> Result<Self, String> {
-        check_model_name(&args.model).map_err(|e| e.to_string())?;
+        for name in [&args.model].into_iter().chain(&args.key) {
+            check_model_name(name).map_err(|e| e.to_string())?;
+        }
         let mut params = args.params.clone().unwrap_or_default();
         if let Dtype::F16 = args.dtype {
             params.0.insert("dtype".to_owned(), Value::from("f16"));
@@ -59,6 +61,7 @@ impl JobTemplate {
             model: args.model.clone(),
             params,
             options: SubmitOptions {
+                key: args.key.clone(),
                 timeout: args.timeout,
                 priority: args.priority,
                 expiration: args.expiration,

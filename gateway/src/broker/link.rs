@@ -184,15 +184,30 @@ impl LinkTask {
         }
     }
 
-    /// The depth of a model's own queue, with what waits of its large jobs, and in the further queues that its workers name.
-    async fn count(&self, connection: &Connection, model: &str) -> lapin::Result<Depth> {
-        let mut depth = queue_depth(connection, &jobs_queue(model)).await?;
+    /// The depth of a model's queues; and their key, if the model has no queue under its name, and workers name another key.
+    async fn count(&self, connection: &Connection, model: &str) -> lapin::Result<(Depth, Option<String>)> {
+        let depth = self.count_under(connection, model, model).await?;
+        if depth != Depth::NoQueue {
+            return Ok((depth, None));
+        }
+        // Its workers may be away for a while.
+        let before = self.link.queues().key(model).map(str::to_owned);
+        let key = self.link.fleet().other_key(model, Instant::now()).or(before);
+        match key {
+            Some(key) => Ok((self.count_under(connection, model, &key).await?, Some(key))),
+            None => Ok((depth, None)),
+        }
+    }
+
+    /// The depth of the queue under a key, with what waits of the model's large jobs, and in the further queues that its workers name.
+    async fn count_under(&self, connection: &Connection, model: &str, key: &str) -> lapin::Result<Depth> {
+        let mut depth = queue_depth(connection, &jobs_queue(key)).await?;
         if depth == Depth::NoQueue {
             // Names come from requests: one that no worker serves costs a single request to the broker.
             return Ok(depth);
         }
-        let further = self.link.fleet().further_queues(model, Instant::now());
-        for queue in std::iter::once(bulk_queue(model)).chain(further) {
+        let further = self.link.fleet().further_queues(model, key, Instant::now());
+        for queue in std::iter::once(bulk_queue(key)).chain(further) {
             let counted = queue_depth(connection, &queue).await?;
             if let (Depth::Messages { ready, .. }, Depth::Messages { ready: more, .. }) =
                 (&mut depth, counted)
@@ -211,8 +226,8 @@ impl LinkTask {
                 let depth = match fresh {
                     Some(depth) => depth,
                     None => {
-                        let depth = self.count(connection, &model).await?;
-                        self.link.queues().note(&model, depth, Instant::now());
+                        let (depth, key) = self.count(connection, &model).await?;
+                        self.link.queues().note(&model, key, depth, Instant::now());
                         depth
                     }
                 };

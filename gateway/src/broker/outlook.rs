@@ -24,6 +24,8 @@ pub struct Queues {
 
 #[derive(Debug)]
 struct Counted {
+    /// The key that its queue has, if that is not the model's name.
+    key: Option<String>,
     depth: Depth,
     at: Instant,
     /// Jobs that this gateway has published since.
@@ -58,14 +60,15 @@ impl Queues {
         fresh.then(|| counted.with_published())
     }
 
-    pub fn note(&mut self, model: &str, depth: Depth, now: Instant) {
+    /// Takes a count. `key` is that of the queue, if it is not the model's name.
+    pub fn note(&mut self, model: &str, key: Option<String>, depth: Depth, now: Instant) {
         if self.by_model.len() >= QUEUES_MAX && !self.by_model.contains_key(model) {
             self.by_model.retain(|_, counted| now.saturating_duration_since(counted.at) < FRESH);
             if self.by_model.len() >= QUEUES_MAX {
                 return;
             }
         }
-        self.by_model.insert(model.to_owned(), Counted { depth, at: now, published: 0 });
+        self.by_model.insert(model.to_owned(), Counted { key, depth, at: now, published: 0 });
     }
 
     pub fn published(&mut self, model: &str) {
@@ -80,6 +83,11 @@ impl Queues {
             matches!(counted.depth, Depth::Messages { ready: 1.., .. })
                 && now.saturating_duration_since(counted.at) < BACKLOG_RECENT
         })
+    }
+
+    /// The key under which jobs of a model are published, if that is not its name.
+    pub fn key(&self, model: &str) -> Option<&str> {
+        self.by_model.get(model)?.key.as_deref()
     }
 
     /// The last count, however old.
@@ -116,7 +124,7 @@ mod tests {
     #[test]
     fn what_was_published_since_the_count_waits_too() {
         let (mut queues, now) = (Queues::default(), Instant::now());
-        queues.note("m", Depth::Messages { ready: 3, consumers: 1 }, now);
+        queues.note("m", None, Depth::Messages { ready: 3, consumers: 1 }, now);
         queues.published("m");
         queues.published("m");
         assert_eq!(queues.fresh("m", now), Some(Depth::Messages { ready: 5, consumers: 1 }));
@@ -126,8 +134,8 @@ mod tests {
     #[test]
     fn a_backlog_is_one_that_was_counted_recently() {
         let (mut queues, now) = (Queues::default(), Instant::now());
-        queues.note("m", Depth::Messages { ready: 1, consumers: 1 }, now);
-        queues.note("empty", Depth::Messages { ready: 0, consumers: 1 }, now);
+        queues.note("m", None, Depth::Messages { ready: 1, consumers: 1 }, now);
+        queues.note("empty", None, Depth::Messages { ready: 0, consumers: 1 }, now);
         assert!(queues.has_backlog("m", now) && queues.has_backlog("m", now + Duration::from_secs(9)));
         assert!(!queues.has_backlog("m", now + BACKLOG_RECENT));
         assert!(!queues.has_backlog("empty", now) && !queues.has_backlog("other", now));
@@ -163,10 +171,10 @@ mod tests {
     fn names_from_requests_take_bounded_memory() {
         let (mut queues, now) = (Queues::default(), Instant::now());
         for n in 0..QUEUES_MAX + 10 {
-            queues.note(&n.to_string(), Depth::NoQueue, now);
+            queues.note(&n.to_string(), None, Depth::NoQueue, now);
         }
         assert_eq!(queues.by_model.len(), QUEUES_MAX);
-        queues.note("later", Depth::NoQueue, now + FRESH);
+        queues.note("later", None, Depth::NoQueue, now + FRESH);
         assert_eq!(queues.by_model.len(), 1);
     }
 }

@@ -25,6 +25,25 @@ pub fn ended(gateway: &Gateway, id: &str) -> Value {
 }
 
 #[test]
+fn a_model_that_has_only_a_key_of_its_own_is_reached_by_its_name() {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &["--set", &format!("model.{ECHO}.key=its-key")]);
+    setup.gateway(&[]);
+    setup.wait_for_models(&[ECHO]);
+    let gateway = &setup.gateways[0];
+    let listed = gateway.get("/v1/models").json();
+    assert_eq!(listed["data"][0]["id"], ECHO, "{listed}");
+    let answer = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=20")], Some(&job()));
+    assert_eq!((answer.status, &answer.json()["state"]), (200, &json!("done")), "{answer:?}");
+    assert_eq!(setup.messages(&format!("vramq.jobs.{ECHO}")), None, "no queue has its name");
+    // While its worker is away, the model is known, and nobody takes its jobs.
+    setup.workers[0].signal("TERM");
+    assert_eq!(setup.workers[0].wait(), Some(0));
+    let status = || setup.gateways[0].post("/v1/jobs", &job()).status;
+    until("nobody takes its jobs", || (status() == 503).then_some(()));
+}
+
+#[test]
 fn a_job_is_accepted_followed_and_read() {
     let setup = Setup::with(&[ECHO]);
     let gateway = &setup.gateways[0];

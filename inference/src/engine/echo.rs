@@ -1,4 +1,4 @@
-//! The engine that returns each input as its output: for trying and measuring the message path.
+//! The engine that returns each input as its output, a JSON value as its text: for trying and measuring the message path.
 
 use vramq_schemas::{Input, Output, Params};
 
@@ -72,7 +72,7 @@ impl Engine for Echo {
                     Output::Bytes { media_type: "application/octet-stream".to_owned(), bytes: bytes.clone() }
                 }
                 Item::Plain(Input::Uri(uri)) => Output::Uri(uri.clone()),
-                // Its text: parsed it could take a hundred times as much memory.
+                // Its text: parsed it would have other digits and another order, and could take a hundred times as much memory.
                 Item::Plain(Input::Json(value)) => {
                     Output::Bytes { media_type: "application/json".to_owned(), bytes: value.as_str().into() }
                 }

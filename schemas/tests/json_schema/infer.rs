@@ -10,15 +10,16 @@ use vramq_schemas::status::HEARTBEATS_MISSED_MAX;
 /// Properties whose elements are one of several forms, each with its own keys.
 const FORMS: [&str; 2] = ["inputs", "outputs"];
 
-/// Makes schemas. `words` names the properties whose values are words of a closed list, all of which are among the samples.
+/// Makes schemas. `words` has the paths (`outputs.dtype`) of the properties whose values are words of a closed list, all of which are
+/// among the samples. A property of the same name elsewhere may hold any text.
 pub struct Inference<'a> {
     pub words: &'a [&'a str],
 }
 
 impl Inference<'_> {
-    /// A schema that all samples of the property `name` fit.
-    pub fn infer(&self, name: &str, samples: &[&Value]) -> Value {
-        match name {
+    /// A schema that all samples of the property at `path` fit: the names of the properties that lead to it, with dots between them.
+    pub fn infer(&self, path: &str, samples: &[&Value]) -> Value {
+        match name_of(path) {
             // Models define these: settings, and any value.
             "params" => return json!({"type": "object"}),
             "json" => return json!({}),
@@ -29,24 +30,24 @@ impl Inference<'_> {
             by_type.entry(type_of(sample)).or_default().push(sample);
         }
         let mut forms: Vec<_> =
-            by_type.iter().map(|(kind, samples)| self.of_one_type(name, kind, samples)).collect();
+            by_type.iter().map(|(kind, samples)| self.of_one_type(path, kind, samples)).collect();
         if forms.len() == 1 { forms.remove(0) } else { json!({"anyOf": forms}) }
     }
 
-    fn of_one_type(&self, name: &str, kind: &str, samples: &[&Value]) -> Value {
+    fn of_one_type(&self, path: &str, kind: &str, samples: &[&Value]) -> Value {
         match kind {
-            "object" => self.object(samples),
+            "object" => self.object(path, samples),
             "array" => {
                 let elements: Vec<_> =
                     samples.iter().filter_map(|sample| sample.as_array()).flatten().collect();
-                let items = if FORMS.contains(&name) {
-                    self.one_of_forms(&elements)
+                let items = if FORMS.contains(&name_of(path)) {
+                    self.one_of_forms(path, &elements)
                 } else {
-                    self.infer("", &elements)
+                    self.infer(path, &elements)
                 };
                 json!({"type": "array", "items": items})
             }
-            "string" if self.words.contains(&name) => {
+            "string" if self.words.contains(&path) => {
                 let words: BTreeSet<_> = samples.iter().filter_map(|sample| sample.as_str()).collect();
                 json!({"type": "string", "enum": words})
             }
@@ -56,7 +57,7 @@ impl Inference<'_> {
         }
     }
 
-    fn object(&self, samples: &[&Value]) -> Value {
+    fn object(&self, path: &str, samples: &[&Value]) -> Value {
         let objects: Vec<&Map<String, Value>> =
             samples.iter().filter_map(|sample| sample.as_object()).collect();
         let names: BTreeSet<&String> = objects.iter().flat_map(|object| object.keys()).collect();
@@ -66,21 +67,26 @@ impl Inference<'_> {
             .iter()
             .map(|name| {
                 let values: Vec<_> = objects.iter().filter_map(|object| object.get(*name)).collect();
-                ((*name).clone(), self.infer(name, &values))
+                let path = if path.is_empty() { (*name).clone() } else { format!("{path}.{name}") };
+                ((*name).clone(), self.infer(&path, &values))
             })
             .collect();
         json!({"type": "object", "required": required, "properties": properties})
     }
 
     /// Objects with the same keys are one form.
-    fn one_of_forms(&self, elements: &[&Value]) -> Value {
+    fn one_of_forms(&self, path: &str, elements: &[&Value]) -> Value {
         let mut forms: BTreeMap<Vec<String>, Vec<&Value>> = BTreeMap::new();
         for element in elements {
             let keys = element.as_object().map(|object| object.keys().cloned().collect()).unwrap_or_default();
             forms.entry(keys).or_default().push(element);
         }
-        json!({"anyOf": forms.values().map(|samples| self.infer("", samples)).collect::<Vec<_>>()})
+        json!({"anyOf": forms.values().map(|samples| self.infer(path, samples)).collect::<Vec<_>>()})
     }
+}
+
+fn name_of(path: &str) -> &str {
+    path.rsplit('.').next().unwrap_or(path)
 }
 
 fn type_of(value: &Value) -> &'static str {

@@ -25,7 +25,8 @@ const DIALECT: &str = "https://json-schema.org/draft/2020-12/schema";
 const HEADERS: &str = include_str!("../../src/headers.rs");
 const STATUS: &str = include_str!("../../src/status.rs");
 
-/// A schema of samples, with the descriptions from a structure in a source; `words` are the texts of which all values are known.
+/// A schema of samples, with the descriptions from a structure in a source; `words` are the paths of the texts of which all values
+/// are known.
 fn of(title: &str, (source, structure): (&str, &str), words: &[&str], samples: &[Value]) -> Value {
     let mut schema = Inference { words }.infer("", &samples.iter().collect::<Vec<_>>());
     describe(&mut schema, source, structure);
@@ -82,7 +83,7 @@ fn schemas() -> Vec<(&'static str, Value)> {
             of(
                 "The body of a `part` or `done` reply",
                 (reply, "Outputs"),
-                &["dtype"],
+                &["outputs.dtype"],
                 &[json!(outputs()), json!(sparse())],
             ),
         ),
@@ -103,6 +104,19 @@ fn schemas() -> Vec<(&'static str, Value)> {
         ("withdrawal", of("A withdrawal", (withdrawal, "Withdrawal"), &[], &samples::withdrawals())),
         ("job-headers", of_job_headers()),
         ("reply-headers", of(of_replies, (HEADERS, "ReplyHeaders"), &[], &samples::reply_headers())),
+        (
+            "failure-headers",
+            of("Headers of a `failed` reply", (reply, "FailureHeaders"), &[], &samples::failure_headers()),
+        ),
+        (
+            "progress-headers",
+            of(
+                "Headers of a `progress` reply",
+                (reply, "ProgressHeaders"),
+                &[],
+                &samples::progress_headers(),
+            ),
+        ),
         (
             "dead-letter-headers",
             of(of_letters, (dead_letter, "DeadLetter"), &["reason"], &samples::dead_letter_headers()),
@@ -155,11 +169,11 @@ fn asyncapi() -> Value {
     let replies = [
         ("part", "outputs", Some("reply-headers")),
         ("done", "outputs", Some("reply-headers")),
-        ("failed", "failure", None),
-        ("progress", "progress", None),
+        ("failed", "failure", Some("failure-headers")),
+        ("progress", "progress", Some("progress-headers")),
     ];
     let channels = json!({
-        "jobs": channel(topology::JOBS_EXCHANGE.to_owned(), Some("direct"), "The routing key is the model's name.",
+        "jobs": channel(topology::JOBS_EXCHANGE.to_owned(), Some("direct"), "The routing key is the model's name, or its key.",
             &[("job", "job", Some("job-headers"))]),
         "replies": channel(topology::default_reply_queue("{model}"), None,
             "Or the queue that the job's `reply_to` names. The property `type` is the message's name.", &replies),
@@ -314,6 +328,17 @@ fn every_field_of_a_heartbeat_is_in_its_schema() {
             assert!(properties.get(name).is_some(), "{structure}.{name} is in no sample of `samples.rs`");
         }
     }
+}
+
+/// A worker and an instance of a program both have a `state`; only the worker's is a word of a closed list.
+#[test]
+fn an_instance_of_a_program_may_be_in_any_state() {
+    let schema = schema("heartbeat");
+    let mut heartbeat = samples::heartbeats().remove(0);
+    heartbeat["models"][0]["processes"][0]["state"] = "running".into();
+    validate(&schema, &heartbeat).unwrap();
+    heartbeat["state"] = "running".into();
+    validate(&schema, &heartbeat).unwrap_err();
 }
 
 #[test]

@@ -9,8 +9,8 @@ use vramq_schemas::status::{
 };
 use vramq_schemas::withdrawal::Withdrawal;
 use vramq_schemas::{
-    Attempt, DeadLetter, Failure, ItemProgress, JobHeaders, MinimumRequirement, Reason, ReplyHeaders,
-    headers, withdrawal,
+    Attempt, DeadLetter, Failure, FailureHeaders, ItemProgress, JobHeaders, MinimumRequirement,
+    ProgressHeaders, Reason, ReplyHeaders, headers, withdrawal,
 };
 
 pub fn failures() -> Vec<Value> {
@@ -142,7 +142,29 @@ pub fn reply_headers() -> Vec<Value> {
     let without = of_table(&table);
     table.insert(headers::TOKENS.into(), AMQPValue::LongLongInt(1));
     table.insert(headers::MODEL_REVISION.into(), AMQPValue::LongString("f32-0123456789abcdef".into()));
-    vec![of_table(&table), without]
+    vec![traced(table), without]
+}
+
+pub fn failure_headers() -> Vec<Value> {
+    let mut table = FailureHeaders::default().to_table();
+    table.insert(headers::PUBLISH_SEQ.into(), AMQPValue::LongLongInt(1));
+    vec![of_table(&table), traced(table)]
+}
+
+pub fn progress_headers() -> Vec<Value> {
+    let mut table = ProgressHeaders::default().to_table();
+    let without = of_table(&table);
+    // Only a direct one is confirmed.
+    table.insert(headers::PUBLISH_SEQ.into(), AMQPValue::LongLongInt(1));
+    vec![traced(table), without]
+}
+
+/// The headers of a reply to a job with a trace.
+fn traced(mut table: FieldTable) -> Value {
+    for name in [headers::TRACEPARENT, headers::TRACESTATE] {
+        table.insert(name.into(), AMQPValue::LongString("text".into()));
+    }
+    of_table(&table)
 }
 
 pub fn dead_letter_headers() -> Vec<Value> {

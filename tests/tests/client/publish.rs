@@ -162,6 +162,28 @@ async fn the_message_is_as_the_contract_says() {
 }
 
 #[tokio::test]
+async fn a_key_says_where_a_job_goes() {
+    let broker = Broker::new();
+    let connection = broker.connect().await;
+    let channel = connection.create_channel().await.unwrap();
+    broker.declare(&channel, "m-large", FieldTable::default()).await;
+    let mut options = Options::new(broker.url());
+    options.encoding = Encoding::Json;
+    let client = Client::connect(options).await.unwrap();
+    let under = |key: &str| SubmitOptions { key: Some(key.to_owned()), ..SubmitOptions::default() };
+    in_time(client.publish(job("m", &["x"]), under("m-large"))).await.unwrap();
+    let message = channel.basic_get(jobs_queue("m-large").into(), BasicGetOptions { no_ack: true });
+    let message = message.await.unwrap().expect("a message").delivery;
+    let sent: vramq_producer::Job = codec::decode(&message.data, Encoding::Json).unwrap();
+    assert_eq!(sent, job("m", &["x"]));
+    let nowhere = in_time(client.publish(job("m", &["x"]), under("nobody"))).await.unwrap_err();
+    assert!(matches!(&nowhere, PublishError::Unroutable { model, .. } if model == "nobody"), "{nowhere:?}");
+    let wrong = in_time(client.publish(job("m", &["x"]), under("~bulk.m"))).await.unwrap_err();
+    assert!(matches!(wrong, PublishError::Model(_)), "{wrong:?}");
+    client.close().await;
+}
+
+#[tokio::test]
 async fn caps_and_options_are_checked_before_publishing() {
     let broker = Broker::new();
     let client = Client::connect(broker.url()).await.unwrap();

@@ -26,6 +26,7 @@ async fn usage_and_input_errors_are_2() {
         (vec!["--model", "m", "-o", &nowhere, "x"], "no/such/folder/out.npy"),
         (vec!["--model", "m", "--file", &empty, "x"], "cannot be used with"),
         (vec!["--model", "no such", "x"], "cannot name a model"),
+        (vec!["--model", "m", "--key", "no such", "x"], "cannot name a model"),
         (vec!["--model", "m", "--params", "[]", "x"], "--params"),
         (vec!["--model", "m", "--timeout", "soon", "x"], "use for example"),
         (vec!["--model", "m", "--batch-hint", "0", "x"], "--batch-hint"),
@@ -86,6 +87,9 @@ async fn a_broker_that_refuses_the_jobs_is_4() {
     let connection = broker.connect().await;
     let channel = connection.create_channel().await.unwrap();
     broker.declare(&channel, "small", bounded(2)).await;
+    let elsewhere = submit(&broker, &["--model", "small", "--key", "other", "x"]).await;
+    code(&elsewhere, 4);
+    assert!(stderr(&elsewhere).contains("no queue for model `other`"), "{}", stderr(&elsewhere));
     let args = ["--model", "small", "--job-items", "1", "--no-wait", "--jobs", "1", "a", "b", "c", "d"];
     let full = submit(&broker, &args).await;
     code(&full, 4);

@@ -216,7 +216,7 @@ async fn a_killed_process_costs_the_job_in_it_only(env: &mut TestEnv) -> Result<
 
 async fn a_job_that_kills_processes_is_dead_lettered_with_what_they_printed(env: &mut TestEnv) -> Result<()> {
     // Not that the job is quarantined: its crashes cost only processes.
-    for text in ["pass failed", "job dead-lettered", "the model cannot be loaded"] {
+    for text in ["pass failed", "job dead-lettered", "no process can run the model"] {
         env.announce(text);
     }
     let _served = Served::new(env, "vram = { mib_per_unit = 1 }", &[])?;
@@ -231,6 +231,8 @@ async fn a_job_that_kills_processes_is_dead_lettered_with_what_they_printed(env:
     let history = JobHeaders::read(&letter.headers())?.history;
     let lost = history.iter().filter(|attempt| attempt.outcome == "process-lost").count();
     ensure!(lost == 5, "{history:?}");
+    // Each process was loaded, and died in a pass.
+    ensure!(worker.log.count("loaded: not consuming") == 0, "{}", worker.log.text());
     // The worker is the same, and serves others.
     env.client.publish(MODEL, env.job("after", ["echo it"])?).await?;
     ensure!(outputs(&mut replies, "after").await?.0[0]["text"] == "it");
@@ -280,7 +282,7 @@ async fn a_model_that_hangs_in_load_ends_the_start(env: &mut TestEnv) -> Result<
 }
 
 async fn a_model_that_cannot_be_loaded_any_more_has_no_consumers(env: &mut TestEnv) -> Result<()> {
-    for text in ["pass failed", "load the model", "cannot be loaded"] {
+    for text in ["pass failed", "load the model", "no process can run the model"] {
         env.announce(text);
     }
     let served = Served::new(env, "vram = { mib_per_unit = 1 }", &[])?;

@@ -306,7 +306,7 @@ async fn memory_that_never_comes_back_ends_the_worker(env: &mut TestEnv) -> Resu
         "pass failed",
         "its slot is withheld",
         "device memory of an ended process is still not free",
-        "the model cannot be loaded",
+        "no process can run the model",
         "drain deadline passed",
         "will redeliver the unacknowledged jobs",
     ] {

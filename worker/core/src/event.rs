@@ -121,7 +121,7 @@ pub enum Event {
     StopRequested {
         signal: &'static str,
     },
-    /// A model that a pass found unavailable can be loaded again.
+    /// A model that a pass found unavailable can be run again.
     ModelAvailable {
         model: ModelIndex,
     },
@@ -269,7 +269,7 @@ pub struct PassEnd {
     pub failures: u64,
     /// How long the pass was with the device, waiting for other processes included.
     pub took: Duration,
-    /// The device's memory after the pass.
+    /// The device's memory after the pass. Passes of other executors may hold some of it.
     pub memory: Memory,
 }
 
@@ -283,7 +283,7 @@ pub enum PassResult {
     Skipped,
     /// A program stopped it, or was killed, because the core asked for it. Some of its items may have outputs.
     Cancelled,
-    /// It did not run: its model cannot be loaded, and why. Its executor keeps trying, and `ModelAvailable` follows.
+    /// It did not run: no process can run its model, and why. Its executor keeps trying, and `ModelAvailable` follows.
     Unavailable(String),
     /// It did not run, or its result is lost: the device is lost, and this pass did not cause it.
     Lost(String),

@@ -90,7 +90,7 @@ impl MemoryWatch {
         self.jobs_answered += 1;
     }
 
-    /// Looks for a leak after a pass, when the pass's own memory is back.
+    /// Looks for a leak after a pass, when its memory is back and no other pass of this worker held any.
     pub(crate) fn look_for_leak(&mut self, device: &str, memory: Memory) {
         if let Some(Leaking { grown, bytes_per_job, jobs_left }) =
             self.leak.observe(memory, self.jobs_answered)

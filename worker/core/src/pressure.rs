@@ -86,8 +86,7 @@ pub(crate) struct Leaking {
 }
 
 impl Leak {
-    /// Takes a reading after a pass, when the pass's own memory has returned. Reports a leak when it has doubled since the last
-    /// report.
+    /// Takes a reading after a pass, when no pass holds memory. Reports a leak when it has doubled since the last report.
     pub(crate) fn observe(&mut self, memory: Memory, jobs: u64) -> Option<Leaking> {
         self.passes += 1;
         let own = memory.own();

@@ -9,8 +9,8 @@ use vramq_schemas::fields;
 use vramq_schemas::headers::{self, MODEL_REVISION, TOKENS};
 use vramq_schemas::topology::{DEAD_EXCHANGE, RETRY_EXCHANGE, bulk_key, delay_key, quarantine_key};
 use vramq_schemas::{
-    BODY_BYTES_MAX, DeadLetter, Encoding, Failure, ItemProgress, JobHeaders, Outputs, Reason, ReplyHeaders,
-    ReplyKind, codec,
+    BODY_BYTES_MAX, DeadLetter, Encoding, Failure, FailureHeaders, ItemProgress, JobHeaders, Outputs,
+    ProgressHeaders, Reason, ReplyHeaders, ReplyKind, codec,
 };
 
 use super::received::ReceivedJob;
@@ -203,9 +203,7 @@ pub fn progress(
     identity: &Identity,
 ) -> Option<Message> {
     let body = codec::encode(progress, address.encoding).ok()?;
-    let mut table = FieldTable::default();
-    table.insert(headers::ATTEMPT.into(), fields::long(attempt.into()));
-    table.insert(headers::WORKER.into(), fields::text(&identity.worker));
+    let table = ProgressHeaders { attempt, worker: identity.worker.clone() }.to_table();
     let reply = address.reply(ReplyKind::Progress, table, body);
     let properties =
         reply.properties.with_delivery_mode(TRANSIENT).with_expiration(PROGRESS_EXPIRATION_MS.into());
@@ -227,8 +225,7 @@ pub fn failed(
     }
     let failure = Failure { reason: rejection.reason, error: rejection.error.clone() };
     let body = codec::encode(&failure, encoding).ok()?;
-    let mut table = FieldTable::default();
-    table.insert(headers::WORKER.into(), fields::text(&identity.worker));
+    let table = FailureHeaders { worker: identity.worker.clone() }.to_table();
     Some(ReplyAddress::of(received, model, encoding).reply(ReplyKind::Failed, table, body))
 }
 

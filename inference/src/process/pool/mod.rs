@@ -59,7 +59,7 @@ pub enum NotTaken {
     Items(usize),
     #[error("{WAITING_MAX} passes already wait for a process")]
     Full,
-    #[error("the model cannot be loaded: {0}")]
+    #[error("no process can run the model: {0}")]
     Unavailable(String),
     #[error("the pool is closed")]
     Closed,

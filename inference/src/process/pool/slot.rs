@@ -154,7 +154,7 @@ impl SlotTask {
         state.revision = revision;
         state.ready = Some(warm.ready().clone());
         if state.unavailable.take().is_some() {
-            tracing::info!(model = config.name, "the model can be loaded again");
+            tracing::info!(model = config.name, "the model has a process again");
         }
         let status = &mut state.slots[self.index].status;
         (status.pid, status.held_bytes, status.passes) = (Some(warm.pid()), held, 0);

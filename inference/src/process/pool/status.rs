@@ -11,7 +11,7 @@ pub struct Status {
     /// How many processes there may be.
     pub instances: usize,
     pub slots: Vec<SlotStatus>,
-    /// Why the model cannot be loaded, if that is so. It is tried again, later and later.
+    /// Why no process can run the model, if that is so. It is tried again, later and later.
     pub unavailable: Option<Unavailable>,
 }
 
@@ -134,7 +134,7 @@ impl SlotState {
     }
 }
 
-/// A model that cannot be loaded.
+/// A model that no process can run: it cannot be loaded, or its processes failed again and again.
 #[derive(Clone, Debug)]
 pub struct Unavailable {
     pub reason: String,

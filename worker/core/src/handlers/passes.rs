@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::Core;
 use crate::action::Action;
-use crate::device::PassError;
+use crate::device::{Memory, PassError};
 use crate::device_health::ProbeResult;
 use crate::event::{Delivery, PassEnd, PassResult};
 use crate::handlers::health::Blame;
@@ -136,7 +136,7 @@ impl Core {
                 self.credit[model.0].pass_ended(pass.shape.cost, took);
                 let cost_max = self.models[model.0].pass_cost_max;
                 self.scheduler.pass_fitted(model, pass.shape.cost, cost_max, took);
-                self.memory.look_for_leak(&self.settings.device, memory);
+                self.look_for_leak(model, memory);
                 if self.memory.pass_fitted(&self.models[model.0], pass.shape, self.now.unix_ms) {
                     self.act(Action::SaveLimits);
                 }
@@ -165,6 +165,14 @@ impl Core {
             {
                 self.advance(job);
             }
+        }
+    }
+
+    /// Looks for a leak after a pass of the device's own thread, which runs one pass after the other: nothing of this worker was in
+    /// flight on the device when the memory was read. A program's pass may end while that thread runs one, whose memory comes back.
+    fn look_for_leak(&mut self, model: ModelIndex, memory: Memory) {
+        if self.settings.executors[self.models[model.0].executor].is_serial {
+            self.memory.look_for_leak(&self.settings.device, memory);
         }
     }
 
@@ -222,12 +230,17 @@ impl Core {
         self.scheduler.batcher_mut(pass.model).give_back(waiting, items);
     }
 
-    /// A model cannot be loaded: its jobs are requeued, with no attempt counted, and none are consumed until it can.
+    /// No process can run a model: it cannot be loaded, or failed again and again. The jobs are requeued, with no attempt counted, and none
+    /// are consumed until one can.
     fn model_unavailable(&mut self, pass: InFlight, outputs: &[Option<usize>], why: &str) {
         let model = pass.model;
         if self.scheduler.is_available(model) {
             let name = &self.models[model.0].name;
-            tracing::error!(model = name, error = why, "the model cannot be loaded: not consuming its jobs");
+            tracing::error!(
+                model = name,
+                error = why,
+                "no process can run the model: not consuming its jobs"
+            );
             self.scheduler.set_available(model, false);
         }
         let jobs = pass.jobs();
@@ -241,7 +254,7 @@ impl Core {
 
     pub(crate) fn model_available(&mut self, model: ModelIndex) {
         if !self.scheduler.is_available(model) {
-            tracing::info!(model = self.models[model.0].name, "the model can be loaded again: consuming");
+            tracing::info!(model = self.models[model.0].name, "a process can run the model again: consuming");
             self.scheduler.set_available(model, true);
             self.adjust_consumers();
             self.requeue_waiting();

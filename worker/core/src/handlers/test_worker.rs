@@ -236,14 +236,30 @@ impl Worker {
         result: PassResult,
         outputs: Vec<Option<usize>>,
     ) -> Vec<Action> {
+        self.ends_with(order, result, outputs, MEMORY)
+    }
+
+    /// A pass ends, after which the device's memory is so.
+    pub(super) fn ends_with(
+        &mut self,
+        order: &PassOrder,
+        result: PassResult,
+        outputs: Vec<Option<usize>>,
+        memory: Memory,
+    ) -> Vec<Action> {
         self.apply(Event::PassEnded(PassEnd {
             pass: order.pass,
             result,
             outputs,
             failures: 1,
             took: self.pass_takes,
-            memory: MEMORY,
+            memory,
         }))
+    }
+
+    /// Bytes that the worker holds more than after its first passes.
+    pub(super) fn leaked(&self) -> u64 {
+        self.core.memory_status(self.now).leaked
     }
 
     /// Lets time pass, second by second, while a pass is on the device. Whether the worker gave the device up.

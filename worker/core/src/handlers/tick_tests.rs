@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use vramq_schemas::JobHeaders;
 
-use super::test_worker::{MODEL, Worker};
+use super::test_worker::{MEMORY, MODEL, Worker, consumers};
 use crate::action::{Action, JobQueue, PassOrder, Publication};
+use crate::device::Memory;
 use crate::event::{DecodedJob, Event, PassResult, PublicationOutcome, SessionFacts, Source};
 use crate::ids::{ConsumerId, JobKey, QueueIndex};
 
@@ -182,4 +183,28 @@ fn memory_that_stays_missing_ends_in_a_restart_unless_the_worker_ends_anyway() {
     worker.apply(Event::StopRequested { signal: "SIGTERM" });
     worker.apply(missing());
     assert!(worker.is_draining() && !worker.wants_restart());
+}
+
+#[test]
+fn what_the_device_thread_holds_while_a_pass_of_a_program_ends_is_no_leak() {
+    const RESIDENT: u64 = 80 << 20;
+    const PASS: u64 = 20 << 20;
+    let holding = |bytes| Memory { free: MEMORY.free - bytes, ..MEMORY };
+    let mut worker = Worker::beside_a_program();
+    let mut round = |of_program: u64, after: u64| {
+        worker.job_of_program(of_program);
+        let program = worker.pass();
+        worker.job(of_program + 1, 1, worker.source(), JobHeaders::default());
+        let pass = worker.pass();
+        assert_eq!((program.model == MODEL, pass.model), (false, MODEL));
+        worker.ends_with(&program, PassResult::Done, vec![Some(1)], holding(RESIDENT + PASS));
+        let beside = worker.leaked();
+        worker.ends_with(&pass, PassResult::Done, vec![Some(1)], holding(after));
+        (beside, worker.leaked())
+    };
+    for job in (1..60).step_by(2) {
+        assert_eq!(round(job, RESIDENT), (0, 0), "job {job}");
+    }
+    // What stays after a pass of the device thread is one.
+    assert_eq!(round(61, RESIDENT + PASS), (0, PASS));
 }

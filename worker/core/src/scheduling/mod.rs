@@ -52,7 +52,7 @@ pub(crate) struct Scheduler {
     /// That of the model whose pass started last, when it did.
     clock: f64,
     executors: Vec<Executor>,
-    /// Of each model: it cannot be loaded.
+    /// Of each model: no process can run it.
     unavailable: Vec<bool>,
     budget: Budget,
     in_flight: HashMap<PassId, InFlight>,
@@ -345,7 +345,7 @@ impl Scheduler {
         self.executors[model.executor].facts.is_probed()
     }
 
-    /// Whether passes of a model start. One that cannot be loaded has none.
+    /// Whether passes of a model start. One that no process can run has none.
     pub(crate) fn set_available(&mut self, model: ModelIndex, available: bool) {
         self.unavailable[model.0] = !available;
     }
