@@ -167,6 +167,7 @@ async fn run(config: Config) -> Result<Exit, String> {
         listener,
         tls,
         connections_max: config.limits.connections,
+        send_timeout: config.http.send_timeout,
         drain: drained.clone(),
         drain_max: config.http.drain + LAST_ANSWERS,
     };

@@ -49,6 +49,9 @@ const QUEUE_S_MAX: u32 = 60;
 const RESULTS_MIB_MAX: u32 = 256;
 const RESULTS_S: u32 = 1800;
 
+/// A slow client makes room in steps of up to 2 MB (`taken.rs`): these are 56 kbit/s.
+const SEND_TIMEOUT_S: u32 = 300;
+
 /// Less than the 30 s between SIGTERM and SIGKILL of Kubernetes and of spot instances.
 const DRAIN_S: u32 = 25;
 
@@ -87,6 +90,8 @@ pub struct Http {
     /// Origins whose pages may call the gateway. Empty: none but its own.
     pub cors_origins: Vec<String>,
     pub drain: Duration,
+    /// How long a client may make no room for what it is sent.
+    pub send_timeout: Duration,
 }
 
 #[derive(Clone, Debug)]
@@ -226,6 +231,7 @@ fn http(values: &mut Values) -> Option<Http> {
         }
     }
     let drain = seconds(values.number("http.drain_s", DRAIN_S, 0));
+    let send_timeout = seconds(values.number("http.send_timeout_s", SEND_TIMEOUT_S, 1));
     let listen = listen?;
     if keys.is_none() && !listen.ip().is_loopback() {
         values.fault(
@@ -233,7 +239,7 @@ fn http(values: &mut Values) -> Option<Http> {
             format!("is {listen}, which others can reach: set http.keys, or listen on 127.0.0.1"),
         );
     }
-    Some(Http { listen, tls: certificate.zip(key), keys, cors_origins, drain })
+    Some(Http { listen, tls: certificate.zip(key), keys, cors_origins, drain, send_timeout })
 }
 
 fn limits(values: &mut Values) -> Limits {
