@@ -107,15 +107,13 @@ impl App {
     ) -> Self {
         let (results, adoption) = stores.results.unzip();
         let limits = &config.limits;
-        // Without keys all requests are of one caller.
-        let body_share = if keys.required() { limits.bodies_bytes_per_key() } else { limits.bodies_bytes };
         Self(Arc::new(Shared {
             jobs: Jobs::new(config.results.bytes, config.results.keep),
             results,
             adoption,
             in_flight: Arc::new(Semaphore::new(limits.in_flight)),
             readers: Arc::new(Semaphore::new(limits.in_flight)),
-            bodies: BodyMemory::new(limits.bodies_bytes, body_share),
+            bodies: BodyMemory::new(limits.bodies_bytes, limits.bodies_bytes_per_key),
             metrics: Metrics::default(),
             config,
             keys,
