@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures_util::{Stream, stream};
 use tokio::sync::watch;
 
-use super::jobs::{Known, find, unknown};
+use super::jobs::{Known, find_admitted, unknown};
 use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::drain::Drain;
@@ -36,9 +36,9 @@ pub async fn events(
     headers: HeaderMap,
 ) -> Response {
     let last = headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()?.parse::<u64>().ok()).unwrap_or(0);
-    let answer = match find(&app, &caller, &id).await {
-        Ok(Known::Here(entry)) => Ok(followed(&app, entry, last)),
-        Ok(Known::Stored(job)) => stored_end(job, last).await.ok_or_else(|| unknown(&app, &id)),
+    let answer = match find_admitted(&app, &caller, &id).await {
+        Ok((Known::Here(entry), _)) => Ok(followed(&app, entry, last)),
+        Ok((Known::Stored(job), _reader)) => stored_end(job, last).await.ok_or_else(|| unknown(&app, &id)),
         Err(problem) => Err(problem),
     };
     called_by(&caller, answer)

@@ -216,8 +216,13 @@ pub async fn read(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> Response {
-    let answer = read_by(&app, &caller, async { written_of(find(&app, &caller, &id).await?).await });
-    called_by(&caller, answer.await)
+    called_by(&caller, written_by(&app, &caller, &id).await)
+}
+
+async fn written_by(app: &App, caller: &Caller, id: &str) -> Result<Response, Problem> {
+    let reader = app.admit_reader(caller)?;
+    let written = written_of(find(app, caller, id).await?).await?;
+    Ok(read_response(written, reader))
 }
 
 /// `DELETE /v1/jobs/{id}`: withdraws the job, wherever it is. One that has ended stays as it is.
@@ -226,27 +231,30 @@ pub async fn delete(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> Response {
-    // Also if its caller reads as many results as it may.
-    let known = find(&app, &caller, &id).await;
-    if let Ok(Known::Here(entry)) = &known {
+    called_by(&caller, deleted(&app, &caller, &id).await)
+}
+
+async fn deleted(app: &App, caller: &Caller, id: &str) -> Result<Response, Problem> {
+    let reader = match app.admit_reader(caller) {
+        // Nothing is read for a job that this gateway has: it is withdrawn also if its caller reads as many results as it may.
+        Err(_) if app.jobs.find(&caller.name, id).is_some() => None,
+        admitted => Some(admitted?),
+    };
+    let known = find(app, caller, id).await?;
+    if let Known::Here(entry) = &known {
         entry.withdraw();
         // The job's task does it at once.
         entry.ended().await;
     }
-    let answer = read_by(&app, &caller, async { written_of(known?).await });
-    called_by(&caller, answer.await)
+    let reader = reader.map_or_else(|| app.admit_reader(caller), Ok)?;
+    Ok(read_response(written_of(known).await?, reader))
 }
 
 /// The response with a job, which is in memory until it is sent.
-async fn read_by(
-    app: &App,
-    caller: &Caller,
-    job: impl Future<Output = Result<Bytes, Problem>>,
-) -> Result<Response, Problem> {
-    let reader = app.admit_reader(caller)?;
-    let mut response = json_response(StatusCode::OK, job.await?);
+fn read_response(written: Bytes, reader: Permits) -> Response {
+    let mut response = json_response(StatusCode::OK, written);
     response.extensions_mut().insert(UntilSent::new(reader));
-    Ok(response)
+    response
 }
 
 /// A caller's job.
@@ -265,11 +273,28 @@ async fn written_of(known: Known) -> Result<Bytes, Problem> {
     }
 }
 
-/// The caller's job, in memory, in the store of results, or with another gateway.
+/// As [`find`], for routes that answer without the results: with the permit to have them in memory, which a stored job needs.
+///
+/// # Errors
+/// As for [`find`], or the gateway is full, or the caller has its share.
+pub async fn find_admitted(
+    app: &App,
+    caller: &Caller,
+    id: &str,
+) -> Result<(Known, Option<Permits>), Problem> {
+    if let Some(entry) = app.jobs.find(&caller.name, id) {
+        return Ok((Known::Here(entry), None));
+    }
+    let reader = app.admit_reader(caller)?;
+    Ok((find(app, caller, id).await?, Some(reader)))
+}
+
+/// The caller's job, in memory, in the store of results, or with another gateway. A stored one comes with all of its results: who calls
+/// this holds a reader's permit, unless this gateway has the job.
 ///
 /// # Errors
 /// There is none, or this gateway does not know of it.
-pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Known, Problem> {
+async fn find(app: &App, caller: &Caller, id: &str) -> Result<Known, Problem> {
     if let Some(entry) = app.jobs.find(&caller.name, id) {
         return Ok(Known::Here(entry));
     }

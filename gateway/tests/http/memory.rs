@@ -1,11 +1,11 @@
 //! Requests that ask for far more memory than they have bytes, and clients that do not take their answers: they cost their own caller.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use serde_json::json;
 
-use crate::harness::{Answer, ECHO, Gateway, Setup, until};
+use crate::harness::{Answer, DEADLINE, ECHO, Gateway, Setup, until};
 use crate::hostile::{raw, status_of};
 use crate::keys::{key_file, send, until_served};
 
@@ -139,6 +139,23 @@ fn a_key_has_a_share_of_the_memory_for_bodies() {
     }
 }
 
+/// Asks for the job `large`, and reads no more than the beginning of the answer: from then on it is one of its key's readers.
+fn deaf_reader(gateway: &Gateway, key: &str) -> TcpStream {
+    let mut deaf = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
+    let head = format!("GET /v1/jobs/large HTTP/1.1\r\nHost: localhost\r\nAuthorization: {key}\r\n\r\n");
+    deaf.write_all(head.as_bytes()).unwrap();
+    expect(&mut deaf, "HTTP/1.1 200 OK");
+    deaf
+}
+
+/// Reads what must come next.
+fn expect(stream: &mut TcpStream, line: &str) {
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut came = vec![0; line.len()];
+    stream.read_exact(&mut came).unwrap();
+    assert_eq!(String::from_utf8_lossy(&came), line);
+}
+
 /// A result is in memory until it is sent, and counts until then.
 #[test]
 fn a_key_reads_so_many_results_at_a_time() {
@@ -155,15 +172,13 @@ fn a_key_reads_so_many_results_at_a_time() {
     for gateway in &setup.gateways {
         let done = send(gateway, &keys["a"], "PUT", "/v1/jobs/large", Some(&large));
         assert_eq!(done.json()["state"], "done");
-        let mut deaf = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
-        let head =
-            format!("GET /v1/jobs/large HTTP/1.1\r\nHost: localhost\r\nAuthorization: {}\r\n\r\n", keys["a"]);
-        deaf.write_all(head.as_bytes()).unwrap();
-        let refused = until("the result is on its way", || {
-            let answer = send(gateway, &keys["a"], "GET", "/v1/jobs/none", None);
-            (answer.status == 429).then_some(answer)
-        });
-        assert_eq!(refused.json()["error"]["code"], "too_many_in_flight", "{refused:?}");
+        let deaf = deaf_reader(gateway, &keys["a"]);
+        let refused = send(gateway, &keys["a"], "GET", "/v1/jobs/none", None);
+        assert_eq!(
+            (refused.status, &refused.json()["error"]["code"]),
+            (429, &json!("too_many_in_flight")),
+            "{refused:?}"
+        );
         // Others read theirs, and jobs are counted by themselves.
         assert_eq!(send(gateway, &keys["b"], "GET", "/v1/jobs/none", None).status, 404);
         let job = send(gateway, &keys["a"], "POST", "/v1/jobs", Some(&small));
@@ -172,6 +187,51 @@ fn a_key_reads_so_many_results_at_a_time() {
         until("its place is free", || {
             (send(gateway, &keys["a"], "GET", "/v1/jobs/none", None).status == 404).then_some(())
         });
+    }
+}
+
+/// A stored result is in memory for whoever asks for it, whatever part of it the answer needs.
+#[test]
+fn a_key_reads_so_many_stored_results_at_a_time() {
+    let mut setup = Setup::new();
+    let (path, keys) = key_file(setup.folder.path(), &[("a", "in_flight_max = 1"), ("b", "")]);
+    let results = format!("results.folder={}", setup.folder.path().join("results").display());
+    setup.worker(&[ECHO], &[]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", &format!("http.keys={}", path.display()), "--set", &results]);
+    }
+    until_served(&setup, &keys["a"], ECHO);
+    let large = json!({"model": ECHO, "inputs": ["x".repeat(12 * MIB)]});
+    let [first, second] = &setup.gateways[..] else { panic!("two gateways") };
+    let done = send(first, &keys["a"], "PUT", "/v1/jobs/large", Some(&large));
+    assert_eq!(done.json()["state"], "done");
+    // This gateway has it from the store.
+    let deaf = deaf_reader(second, &keys["a"]);
+    let input = json!({"model": ECHO, "inputs": [{"uri": "output-0-large"}]});
+    for (method, path, body) in [
+        ("GET", "/v1/jobs/large/events", None),
+        ("GET", "/v1/files/output-0-large", None),
+        ("GET", "/v1/files/output-0-large/content", None),
+        ("DELETE", "/v1/jobs/large", None),
+        ("POST", "/v1/jobs", Some(&input)),
+    ] {
+        let refused = send(second, &keys["a"], method, path, body);
+        assert_eq!(
+            (refused.status, &refused.json()["error"]["code"]),
+            (429, &json!("too_many_in_flight")),
+            "{method} {path}: {refused:?}"
+        );
+    }
+    assert_eq!(send(second, &keys["b"], "GET", "/v1/jobs/none/events", None).status, 404);
+    drop(deaf);
+    let events = until("its place is free", || {
+        let answer = send(second, &keys["a"], "GET", "/v1/jobs/large/events", None);
+        (answer.status != 429).then_some(answer)
+    });
+    assert!(events.text.contains("event: done"), "{events:?}");
+    // Nobody reads any more.
+    for _ in 0..2 {
+        assert_eq!(send(second, &keys["a"], "GET", "/v1/files/output-0-large", None).status, 404);
     }
 }
 
