@@ -121,15 +121,18 @@ fn a_key_has_a_share_of_the_memory_for_bodies() {
         let mut announced = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
         let head = format!(
             "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: {}\r\nContent-Type: application/json\r\n\
-             Content-Length: {MIB}\r\n\r\n{{",
+             Content-Length: {MIB}\r\nExpect: 100-continue\r\n\r\n",
             keys["a"]
         );
         announced.write_all(head.as_bytes()).unwrap();
-        let refused = until("the share is full", || {
-            let answer = send(gateway, &keys["a"], "POST", "/v1/jobs", Some(&job));
-            (answer.status == 429).then_some(answer)
-        });
-        assert_eq!(refused.json()["error"]["code"], "too_many_in_flight", "{refused:?}");
+        // The gateway asks for the body once it has room for it.
+        expect(&mut announced, "HTTP/1.1 100 Continue");
+        let refused = send(gateway, &keys["a"], "POST", "/v1/jobs", Some(&job));
+        assert_eq!(
+            (refused.status, &refused.json()["error"]["code"]),
+            (429, &json!("too_many_in_flight")),
+            "{refused:?}"
+        );
         let others = send(gateway, &keys["b"], "POST", "/v1/jobs", Some(&job));
         assert_eq!(others.json()["state"], "done", "{others:?}");
         drop(announced);
