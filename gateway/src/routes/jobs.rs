@@ -166,7 +166,12 @@ async fn follow(app: &App, entry: &Entry, wait: Option<Duration>) {
     };
     tokio::select! {
         () = following => {}
-        Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {}
+        // With the job's id in a 202 its caller can ask for the result; a job that is not confirmed gets none.
+        Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {
+            if matches!(entry.state(), JobState::Publishing) {
+                app.cut_off();
+            }
+        }
     }
 }
 
