@@ -18,8 +18,9 @@ const EVENTS_MAX: usize = 256;
 /// The name of events that only say how far something is.
 pub const PROGRESS: &str = "progress";
 
-/// The number of the last event of a job that another gateway took. Larger than those of other events.
-pub const LAST_ELSEWHERE: u64 = 1 << 32;
+/// The number of the last event of every job, at every gateway: a client that has seen it has seen the end, whoever sent it. Larger than
+/// those of other events.
+pub const LAST_EVENT: u64 = 1 << 32;
 
 /// A job and its state. Shared by its task and by all requests that look at it.
 #[derive(Debug)]
@@ -73,7 +74,7 @@ pub struct Failure {
 /// Something that happened to a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
-    /// Counts from 1.
+    /// Counts from 1; [`LAST_EVENT`] for the end.
     pub number: u64,
     pub name: &'static str,
     pub data: Value,
@@ -164,11 +165,8 @@ impl Entry {
     #[must_use]
     pub fn taken_elsewhere(self, created_ms: u64, secret: String) -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let events = Events {
-            last: now.as_secs().min(LAST_ELSEWHERE / 4 * 3),
-            are_of_another: true,
-            ..Events::default()
-        };
+        let events =
+            Events { last: now.as_secs().min(LAST_EVENT / 4 * 3), are_of_another: true, ..Events::default() };
         Self { created_ms, secret, events: Mutex::new(events), ..self }
     }
 
@@ -216,7 +214,7 @@ impl Entry {
             return;
         }
         let is_last = state.as_ref().is_some_and(State::is_end);
-        events.last = if is_last && events.are_of_another { LAST_ELSEWHERE } else { events.last + 1 };
+        events.last = if is_last { LAST_EVENT } else { events.last + 1 };
         if let Value::Object(fields) = &mut data {
             fields.insert("id".to_owned(), json!(self.id));
         }
@@ -239,7 +237,10 @@ impl Entry {
 
     /// The event that a client goes on after. One that the job has not reached is of another run of it: then from the beginning.
     pub fn reached(&self, number: u64) -> u64 {
-        if number <= self.events().last { number } else { 0 }
+        let events = self.events();
+        let before_end = events.kept.iter().rev().find(|event| event.number != LAST_EVENT);
+        let is_reached = number == events.last || before_end.is_some_and(|event| number <= event.number);
+        if is_reached { number } else { 0 }
     }
 
     /// Those after one.
@@ -282,6 +283,10 @@ mod tests {
             entry.happened("part", json!({}), None);
         }
         assert_eq!(entry.events_after(0).len(), EVENTS_MAX);
+        let last = entry.events_after(0)[EVENTS_MAX - 1].number;
+        entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
+        assert_eq!(entry.events_after(entry.reached(last))[0].number, LAST_EVENT);
+        assert_eq!((entry.reached(last + 1), entry.reached(LAST_EVENT)), (0, LAST_EVENT));
     }
 
     #[test]
@@ -295,8 +300,8 @@ mod tests {
         assert_eq!(entry.events_after(entry.reached(1_000)), seen);
         assert_eq!(entry.events_after(entry.reached(seen[0].number)), seen[1..]);
         entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
-        assert_eq!(entry.events_after(0)[2].number, LAST_ELSEWHERE);
-        assert!(seen[1].number < LAST_ELSEWHERE);
+        assert_eq!(entry.events_after(0)[2].number, LAST_EVENT);
+        assert!(seen[1].number < LAST_EVENT);
     }
 
     #[tokio::test]
