@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use uuid::Uuid;
 use vramq_producer::{Answer, Output};
+use vramq_schemas::json_budget::JsonSize;
 use vramq_schemas::output_name::OutputOwner;
 
 use crate::problem::Problem;
@@ -109,8 +110,7 @@ impl State {
         let of = |output: &Output| match output {
             Output::Embedding(embedding) => 4 * embedding.values.len() + 64,
             Output::Sparse(sparse) => 8 * sparse.len() + 64,
-            // Parsed JSON takes several times its text.
-            Output::Json(value) => 8 * value.to_string().len() + 64,
+            Output::Json(value) => JsonSize::of(value).memory + 64,
             Output::Bytes { media_type, bytes } => media_type.len() + bytes.len() + 64,
             Output::Uri(uri) => uri.len() + 64,
         };
@@ -260,6 +260,21 @@ mod tests {
 
     fn entry() -> Entry {
         Entry::new("id".to_owned(), "id".to_owned(), "me".to_owned(), "m".to_owned(), 2, [0; 32])
+    }
+
+    #[test]
+    fn a_json_result_counts_what_it_takes() {
+        let bytes = |value: Value| {
+            let outputs = vec![Output::Json(value)];
+            let (model_revisions, worker) = (Vec::new(), String::new());
+            let answer = Answer { outputs, tokens: None, model_revisions, worker, queued_ms: 0, ran_ms: 0 };
+            State::Done(Arc::new(answer)).bytes()
+        };
+        let text = bytes(json!("x".repeat(50_000)));
+        assert!((50_000..51_000).contains(&text), "{text}");
+        // Each has a map of its own.
+        let objects = bytes(json!(vec![json!({"": 0}); 1_000]));
+        assert!(objects > 500_000, "{objects}");
     }
 
     #[test]

@@ -322,11 +322,13 @@ async fn find(app: &App, caller: &Caller, id: &str) -> Result<Known, Problem> {
 pub fn unknown(app: &App, id: &str) -> Problem {
     let keep = app.config.results.keep.as_secs();
     let where_ = match app.results {
-        Some(_) => "in the store of results",
-        None => "on this gateway; jobs are known to the gateway that took them",
+        Some(_) => "in the store of results (results.folder_mib_max)",
+        None => "on this gateway (results.mib_max); jobs are known to the gateway that took them",
     };
     let id: String = id.chars().take(64).collect();
-    Problem::not_found(&format!("job `{id}` {where_}, until {keep} s after their end"))
+    Problem::not_found(&format!(
+        "job `{id}` {where_}, until {keep} s after their end if there is room for so many"
+    ))
 }
 
 /// A job as JSON.

@@ -238,6 +238,35 @@ fn a_key_reads_so_many_stored_results_at_a_time() {
     }
 }
 
+/// A text takes its bytes, and not a multiple. Who looks for a result that went for others hears what made it go.
+#[test]
+fn results_are_kept_while_they_fit() {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", "results.mib_max=1"]);
+    }
+    setup.wait_for_models(&[ECHO]);
+    for gateway in &setup.gateways {
+        let put = |id: &str, bytes: usize| {
+            let job = json!({"model": ECHO, "inputs": ["x".repeat(bytes)]});
+            let done = gateway.send("PUT", &format!("/v1/jobs/{id}"), &[("prefer", "wait=60")], Some(&job));
+            assert_eq!(done.json()["state"], "done", "{id}");
+        };
+        let kept = || gateway.metric("vramq_gateway_results_bytes", "");
+        put("first", 400_000);
+        until("it counts", || (kept() > 400_000.0).then_some(()));
+        assert_eq!(gateway.get("/v1/jobs/first").status, 200);
+        put("second", 800_000);
+        let gone = until("the first has gone", || {
+            let answer = gateway.get("/v1/jobs/first");
+            (answer.status == 404).then_some(answer)
+        });
+        assert!(gone.text.contains("results.mib_max"), "{gone:?}");
+        assert_eq!(gateway.get("/v1/jobs/second").status, 200);
+    }
+}
+
 /// Clients of [`answers_that_nobody_takes_end_their_connection`].
 const DEAF: usize = 20;
 
