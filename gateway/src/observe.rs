@@ -223,19 +223,19 @@ mod tests {
         let (http_10, http_11) = (Version::HTTP_10, Version::HTTP_11);
         for (version, uri, hosts) in [
             (http_11, "/v1/models", &["localhost"][..]),
-            (http_11, "http://127.0.0.1:8080/v1/models", &["localhost:8080"]),
-            (http_10, "/livez", &[]),
+            (http_11, "http://127.0.0.1:8080/v1/models", &["localhost:8080"][..]),
+            (http_10, "/livez", &[][..]),
         ] {
             assert!(is_local(version, uri, hosts), "{version:?} {uri} {hosts:?}");
         }
         for (version, uri, hosts) in [
             (http_11, "/v1/models", &[][..]),
-            (http_11, "/v1/models", &["localhost", "evil.example"]),
-            (http_11, "/v1/models", &["localhost", "localhost"]),
-            (http_11, "http://evil.example/v1/models", &["localhost"]),
-            (http_11, "http://localhost:80@evil.example/v1/models", &["localhost"]),
-            (http_10, "http://evil.example/livez", &[]),
-            (http_10, "/livez", &["evil.example"]),
+            (http_11, "/v1/models", &["localhost", "evil.example"][..]),
+            (http_11, "/v1/models", &["localhost", "localhost"][..]),
+            (http_11, "http://evil.example/v1/models", &["localhost"][..]),
+            (http_11, "http://localhost:80@evil.example/v1/models", &["localhost"][..]),
+            (http_10, "http://evil.example/livez", &[][..]),
+            (http_10, "/livez", &["evil.example"][..]),
         ] {
             assert!(!is_local(version, uri, hosts), "{version:?} {uri} {hosts:?}");
         }

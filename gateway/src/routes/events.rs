@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures_util::{Stream, stream};
 use tokio::sync::watch;
 
-use super::jobs::{Known, find_admitted, unknown};
+use super::known_job::{Known, find_admitted, unknown};
 use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::drain::Drain;

@@ -6,6 +6,7 @@ mod files;
 mod form;
 mod health;
 mod jobs;
+mod known_job;
 mod one_job;
 mod openai;
 mod openai_input;

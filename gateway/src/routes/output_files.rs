@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use vramq_stores::reference::hex;
 
-use super::jobs::{Known, find_admitted};
+use super::known_job::{Known, find_admitted};
 use super::range::{DownloadRequest, Sent, Wanted, download, unsatisfiable};
 use crate::app::App;
 use crate::files::{FileView, seconds_of};

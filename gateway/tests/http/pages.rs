@@ -55,7 +55,7 @@ fn the_description_is_as_strict_as_the_gateway() {
         setup.next().send("POST", "/v1/jobs", &headers, Some(&job)).status
     };
     let key = longest("/v1/jobs", "post", "Idempotency-Key");
-    assert_eq!((keyed(0), keyed(1), keyed(key), keyed(key + 1)), (400, 200, 200, 400));
+    assert_eq!((keyed(1), keyed(key), keyed(key + 1)), (200, 200, 400));
     let named = |bytes: usize| {
         let path = format!("/v1/jobs/{}", "i".repeat(bytes));
         setup.next().send("PUT", &path, &[("prefer", "wait=60")], Some(&job)).status

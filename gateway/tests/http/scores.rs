@@ -22,7 +22,7 @@ fn setup() -> Setup {
         of(CLASSIFIER, "tiny-camembert-classifier"),
         of(EMBEDDER, "tiny-mean"),
     ];
-    let models: Vec<_> = models.iter().flat_map(|model| ["--model", model]).collect();
+    let models: Vec<_> = models.iter().flat_map(|model| ["--model", model.as_str()]).collect();
     setup.worker(&[ECHO], &models);
     setup.gateway(&[
         "--set",
