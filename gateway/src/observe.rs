@@ -229,8 +229,8 @@ mod tests {
             assert!(is_local(version, uri, hosts), "{version:?} {uri} {hosts:?}");
         }
         for (version, uri, hosts) in [
-            (http_11, "/v1/models", &[][..]),
             (http_11, "/v1/models", &["localhost", "evil.example"][..]),
+            (http_11, "/v1/models", &[][..]),
             (http_11, "/v1/models", &["localhost", "localhost"][..]),
             (http_11, "http://evil.example/v1/models", &["localhost"][..]),
             (http_11, "http://localhost:80@evil.example/v1/models", &["localhost"][..]),
