@@ -1,6 +1,7 @@
 //! The state that all requests share, and the permits that a request needs before the gateway handles it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
@@ -46,6 +47,8 @@ pub struct Shared {
     in_flight: Arc<Semaphore>,
     readers: Arc<Semaphore>,
     pub bodies: BodyMemory,
+    /// Requests that the end of a drain left without their result.
+    cut_off: AtomicU64,
     pub drain: watch::Receiver<Drain>,
 }
 
@@ -107,16 +110,15 @@ impl App {
     ) -> Self {
         let (results, adoption) = stores.results.unzip();
         let limits = &config.limits;
-        // Without keys all requests are of one caller.
-        let body_share = if keys.required() { limits.bodies_bytes_per_key() } else { limits.bodies_bytes };
         Self(Arc::new(Shared {
             jobs: Jobs::new(config.results.bytes, config.results.keep),
             results,
             adoption,
             in_flight: Arc::new(Semaphore::new(limits.in_flight)),
             readers: Arc::new(Semaphore::new(limits.in_flight)),
-            bodies: BodyMemory::new(limits.bodies_bytes, body_share),
+            bodies: BodyMemory::new(limits.bodies_bytes, limits.bodies_bytes_per_key),
             metrics: Metrics::default(),
+            cut_off: AtomicU64::new(0),
             config,
             keys,
             client,
@@ -173,6 +175,16 @@ impl App {
             too_many("too_many_in_flight", message, FULL_RETRY)
         })?;
         Permits::new(&self.readers, of_caller)
+    }
+
+    /// A request gets no result, because the drain ends.
+    pub fn cut_off(&self) {
+        self.cut_off.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Requests that were [`cut_off`](Self::cut_off).
+    pub fn cut_off_count(&self) -> u64 {
+        self.cut_off.load(Ordering::Relaxed)
     }
 
     fn in_flight_max(&self, caller: &Caller) -> usize {

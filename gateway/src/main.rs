@@ -167,6 +167,7 @@ async fn run(config: Config) -> Result<Exit, String> {
         listener,
         tls,
         connections_max: config.limits.connections,
+        send_timeout: config.http.send_timeout,
         drain: drained.clone(),
         drain_max: config.http.drain + LAST_ANSWERS,
     };
@@ -186,8 +187,9 @@ async fn run(config: Config) -> Result<Exit, String> {
         adoption.client.close().await;
     }
     app.client.close().await;
-    tracing::info!(all_answered, "drained");
-    Ok(if all_answered { Exit::Drained } else { Exit::CutOff })
+    let cut_off = app.cut_off_count();
+    tracing::info!(all_answered, cut_off, "drained");
+    Ok(if all_answered && cut_off == 0 { Exit::Drained } else { Exit::CutOff })
 }
 
 /// Connects the client, and with a store of results what unfinished jobs need to be known to other gateways.

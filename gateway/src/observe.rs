@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use vramq_schemas::headers::TRACEPARENT;
@@ -27,7 +27,7 @@ pub struct CallerName(pub String);
 pub async fn observe(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let seen = Seen::new(&app, &request);
     request.extensions_mut().insert(seen.trace.clone());
-    let mut response = match host_problem(&app, request.headers()) {
+    let mut response = match host_problem(&app, &request) {
         Some(problem) => problem.into_response(),
         None => next.run(request).await,
     };
@@ -130,14 +130,25 @@ fn unshaped(response: &Response, route: &str) -> Option<Problem> {
 }
 
 /// Without keys only this machine may call; a page of another site that has its own name point to this machine may not.
-fn host_problem(app: &App, headers: &HeaderMap) -> Option<Problem> {
-    if app.keys.required() {
+fn host_problem(app: &App, request: &Request) -> Option<Problem> {
+    if app.keys.required() || names_local_host(request) {
         return None;
     }
-    // HTTP/1.0 needs none. One that cannot be read is not this machine's.
-    let host = headers.get(header::HOST).map_or("localhost", |host| host.to_str().unwrap_or_default());
     let message = "without keys this gateway answers requests to localhost only";
-    (!is_local(host)).then(|| Problem::new(StatusCode::FORBIDDEN, "host", message))
+    Some(Problem::new(StatusCode::FORBIDDEN, "host", message))
+}
+
+/// Whether a request names this machine as its host: in its one header, and in its URL if that names one. HTTP/1.0 needs no header: probes
+/// of balancers have none.
+fn names_local_host(request: &Request) -> bool {
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    let is_named = match (hosts.next(), hosts.next()) {
+        // One that cannot be read is not this machine's.
+        (Some(host), None) => is_local(host.to_str().unwrap_or_default()),
+        (None, _) => request.version() < Version::HTTP_11,
+        (Some(_), Some(_)) => false,
+    };
+    is_named && request.uri().host().is_none_or(is_local)
 }
 
 /// Whether a host, with or without a port, is this machine by its name or address.
@@ -199,6 +210,34 @@ mod tests {
         ];
         for other in others.into_iter().chain(["192.168.0.1:80", "[", "::1", "localhost@evil.example"]) {
             assert!(!is_local(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_request_names_this_machine_and_no_other() {
+        let is_local = |version, uri: &str, hosts: &[&str]| {
+            let request = Request::builder().version(version).uri(uri);
+            let request = hosts.iter().fold(request, |request, host| request.header(header::HOST, *host));
+            names_local_host(&request.body(Body::empty()).unwrap())
+        };
+        let (http_10, http_11) = (Version::HTTP_10, Version::HTTP_11);
+        for (version, uri, hosts) in [
+            (http_11, "/v1/models", &["localhost"][..]),
+            (http_11, "http://127.0.0.1:8080/v1/models", &["localhost:8080"][..]),
+            (http_10, "/livez", &[][..]),
+        ] {
+            assert!(is_local(version, uri, hosts), "{version:?} {uri} {hosts:?}");
+        }
+        for (version, uri, hosts) in [
+            (http_11, "/v1/models", &["localhost", "evil.example"][..]),
+            (http_11, "/v1/models", &[][..]),
+            (http_11, "/v1/models", &["localhost", "localhost"][..]),
+            (http_11, "http://evil.example/v1/models", &["localhost"][..]),
+            (http_11, "http://localhost:80@evil.example/v1/models", &["localhost"][..]),
+            (http_10, "http://evil.example/livez", &[][..]),
+            (http_10, "/livez", &["evil.example"][..]),
+        ] {
+            assert!(!is_local(version, uri, hosts), "{version:?} {uri} {hosts:?}");
         }
     }
 

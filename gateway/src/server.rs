@@ -1,5 +1,5 @@
-//! Accepts connections: limits their number, the time that the head of a request may take, and the time for which a client may take
-//! nothing of what it is sent; and closes them all when the gateway drains.
+//! Accepts connections: limits their number, the time that the head of a request may take, and the time for which a client may make no
+//! room for what it is sent; and closes them all when the gateway drains.
 
 use std::io;
 use std::path::Path;
@@ -26,9 +26,6 @@ use crate::taken::Taken;
 /// How long a request's head may take, and how long a connection may be idle.
 const HEAD_MAX: Duration = Duration::from_secs(30);
 
-/// How long a client may take nothing of what it is sent. As long as other servers wait: a client that works on what it has read may pause.
-const TAKEN_WITHIN: Duration = Duration::from_secs(60);
-
 /// How long a TLS handshake may take.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
@@ -47,6 +44,8 @@ pub struct Server {
     pub listener: TcpListener,
     pub tls: Option<Arc<ServerConfig>>,
     pub connections_max: usize,
+    /// How long a client may make no room for what it is sent.
+    pub send_timeout: Duration,
     pub drain: watch::Receiver<Drain>,
     pub drain_max: Duration,
 }
@@ -94,7 +93,7 @@ impl Server {
                 continue;
             };
             let _ = stream.set_nodelay(true);
-            let stream = Taken::new(stream, TAKEN_WITHIN);
+            let stream = Taken::new(stream, self.send_timeout);
             let (router, gauge, acceptor) = (router.clone(), metrics.connections.clone(), acceptor.clone());
             let watcher = graceful.watcher();
             gauge.inc();

@@ -3,6 +3,7 @@
 mod broker;
 pub mod cli;
 mod files;
+mod limits;
 mod operator;
 mod place;
 mod table;
@@ -15,10 +16,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vramq_schemas::topology::check_model_name;
-use vramq_schemas::{BODY_BYTES_MAX, ITEMS_MAX};
 
 pub use broker::Broker;
 pub use files::Files;
+pub use limits::Limits;
 pub use operator::Operator;
 pub use table::Fault;
 use table::Values;
@@ -26,28 +27,12 @@ use table::Values;
 use crate::storage::Place;
 use crate::vocabulary::Vocabulary;
 
-/// Requests at a time, of all callers: each holds a body of up to 16 MiB until its job is published, and its results until they
-/// are sent. With bodies of some 10 KiB that is little; `BODIES_MIB` bounds the large ones.
-const IN_FLIGHT_MAX: u32 = 1024;
-
-/// Of one caller: a quarter, so that it takes four to fill the gateway.
-const IN_FLIGHT_MAX_PER_KEY: u32 = 256;
-
-/// Connections at a time. An idle one costs some 10 KiB, so these are 100 MiB at the most.
-const CONNECTIONS_MAX: u32 = 10_000;
-
-/// Bytes of request bodies in memory, in MiB: sixteen of the largest allowed.
-const BODIES_MIB_MAX: u32 = 256;
-
-/// How long a caller waits for a result. The OpenAI client gives up after 600 s.
-const REQUEST_S: u32 = 300;
-
-/// A request with a longer estimated wait is refused at once, with 429: its caller can decide what to do meanwhile.
-const QUEUE_S_MAX: u32 = 60;
-
 /// Results kept for `GET /v1/jobs/{id}`: half an hour of 100 jobs a second with 1 KiB each is 180 MiB.
 const RESULTS_MIB_MAX: u32 = 256;
 const RESULTS_S: u32 = 1800;
+
+/// A slow client makes room in steps of up to 2 MB (`taken.rs`): these are 56 kbit/s.
+const SEND_TIMEOUT_S: u32 = 300;
 
 /// Less than the 30 s between SIGTERM and SIGKILL of Kubernetes and of spot instances.
 const DRAIN_S: u32 = 25;
@@ -87,28 +72,8 @@ pub struct Http {
     /// Origins whose pages may call the gateway. Empty: none but its own.
     pub cors_origins: Vec<String>,
     pub drain: Duration,
-}
-
-#[derive(Clone, Debug)]
-pub struct Limits {
-    pub in_flight: usize,
-    pub in_flight_per_key: usize,
-    pub connections: usize,
-    pub body_bytes: usize,
-    pub bodies_bytes: usize,
-    pub items: usize,
-    /// How long a caller waits for a result.
-    pub request: Duration,
-    /// The longest estimated wait of a job that is taken.
-    pub queue: Duration,
-}
-
-impl Limits {
-    /// What the bodies of one key's requests may take of the memory for all: a quarter, so that it takes four to fill it. At least the
-    /// largest body.
-    pub fn bodies_bytes_per_key(&self) -> usize {
-        (self.bodies_bytes / 4).max(self.body_bytes)
-    }
+    /// How long a client may make no room for what it is sent.
+    pub send_timeout: Duration,
 }
 
 #[derive(Clone, Debug)]
@@ -162,10 +127,10 @@ impl Config {
         }
         let broker = broker::broker(&mut values);
         let http = http(&mut values);
-        let limits = limits(&mut values);
+        let has_keys = http.as_ref().is_some_and(|http| http.keys.is_some());
+        let limits = limits::limits(&mut values, has_keys);
         let results = results(&mut values);
         let kept = results.store.as_ref().map(|store| &store.place);
-        let has_keys = http.as_ref().is_some_and(|http| http.keys.is_some());
         let files = files::files(&mut values, kept, has_keys);
         let outputs = place::apart(&mut values, &place::OUTPUTS, kept);
         let operator = operator::operator(&mut values, broker.as_ref(), http.as_ref());
@@ -226,6 +191,7 @@ fn http(values: &mut Values) -> Option<Http> {
         }
     }
     let drain = seconds(values.number("http.drain_s", DRAIN_S, 0));
+    let send_timeout = seconds(values.number("http.send_timeout_s", SEND_TIMEOUT_S, 1));
     let listen = listen?;
     if keys.is_none() && !listen.ip().is_loopback() {
         values.fault(
@@ -233,36 +199,7 @@ fn http(values: &mut Values) -> Option<Http> {
             format!("is {listen}, which others can reach: set http.keys, or listen on 127.0.0.1"),
         );
     }
-    Some(Http { listen, tls: certificate.zip(key), keys, cors_origins, drain })
-}
-
-fn limits(values: &mut Values) -> Limits {
-    let body_mib_most = BODY_BYTES_MAX / MIB;
-    let body_mib =
-        values.number("http.body_mib_max", u32::try_from(body_mib_most).unwrap_or(u32::MAX), 1) as usize;
-    if body_mib > body_mib_most {
-        values.fault(
-            "http.body_mib_max",
-            format!("is {body_mib}; a job's message has at most {body_mib_most} MiB"),
-        );
-    }
-    let bodies_mib = values.number("http.bodies_mib_max", BODIES_MIB_MAX, 1) as usize;
-    if bodies_mib < body_mib {
-        values.fault(
-            "http.bodies_mib_max",
-            format!("is {bodies_mib}, less than a single body of http.body_mib_max"),
-        );
-    }
-    Limits {
-        in_flight: values.number("http.in_flight_max", IN_FLIGHT_MAX, 1) as usize,
-        in_flight_per_key: values.number("http.in_flight_max_per_key", IN_FLIGHT_MAX_PER_KEY, 1) as usize,
-        connections: values.number("http.connections_max", CONNECTIONS_MAX, 1) as usize,
-        body_bytes: body_mib * MIB,
-        bodies_bytes: bodies_mib * MIB,
-        items: (values.number("http.items_max", 2048, 1) as usize).min(ITEMS_MAX),
-        request: seconds(values.number("http.request_s", REQUEST_S, 1)),
-        queue: seconds(values.number("http.queue_s_max", QUEUE_S_MAX, 1)),
-    }
+    Some(Http { listen, tls: certificate.zip(key), keys, cors_origins, drain, send_timeout })
 }
 
 fn vocabulary(values: &mut Values) -> Option<Arc<Vocabulary>> {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use uuid::Uuid;
 use vramq_producer::{Answer, Output};
+use vramq_schemas::json_budget::JsonSize;
 use vramq_schemas::output_name::OutputOwner;
 
 use crate::problem::Problem;
@@ -18,8 +19,9 @@ const EVENTS_MAX: usize = 256;
 /// The name of events that only say how far something is.
 pub const PROGRESS: &str = "progress";
 
-/// The number of the last event of a job that another gateway took. Larger than those of other events.
-pub const LAST_ELSEWHERE: u64 = 1 << 32;
+/// The number of the last event of every job, at every gateway: a client that has seen it has seen the end, whoever sent it. Larger than
+/// those of other events.
+pub const LAST_EVENT: u64 = 1 << 32;
 
 /// A job and its state. Shared by its task and by all requests that look at it.
 #[derive(Debug)]
@@ -73,7 +75,7 @@ pub struct Failure {
 /// Something that happened to a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
-    /// Counts from 1.
+    /// Counts from 1; [`LAST_EVENT`] for the end.
     pub number: u64,
     pub name: &'static str,
     pub data: Value,
@@ -108,8 +110,7 @@ impl State {
         let of = |output: &Output| match output {
             Output::Embedding(embedding) => 4 * embedding.values.len() + 64,
             Output::Sparse(sparse) => 8 * sparse.len() + 64,
-            // Parsed JSON takes several times its text.
-            Output::Json(value) => 8 * value.to_string().len() + 64,
+            Output::Json(value) => JsonSize::of(value).memory + 64,
             Output::Bytes { media_type, bytes } => media_type.len() + bytes.len() + 64,
             Output::Uri(uri) => uri.len() + 64,
         };
@@ -164,11 +165,8 @@ impl Entry {
     #[must_use]
     pub fn taken_elsewhere(self, created_ms: u64, secret: String) -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let events = Events {
-            last: now.as_secs().min(LAST_ELSEWHERE / 4 * 3),
-            are_of_another: true,
-            ..Events::default()
-        };
+        let events =
+            Events { last: now.as_secs().min(LAST_EVENT / 4 * 3), are_of_another: true, ..Events::default() };
         Self { created_ms, secret, events: Mutex::new(events), ..self }
     }
 
@@ -216,7 +214,7 @@ impl Entry {
             return;
         }
         let is_last = state.as_ref().is_some_and(State::is_end);
-        events.last = if is_last && events.are_of_another { LAST_ELSEWHERE } else { events.last + 1 };
+        events.last = if is_last { LAST_EVENT } else { events.last + 1 };
         if let Value::Object(fields) = &mut data {
             fields.insert("id".to_owned(), json!(self.id));
         }
@@ -239,7 +237,10 @@ impl Entry {
 
     /// The event that a client goes on after. One that the job has not reached is of another run of it: then from the beginning.
     pub fn reached(&self, number: u64) -> u64 {
-        if number <= self.events().last { number } else { 0 }
+        let events = self.events();
+        let before_end = events.kept.iter().rev().find(|event| event.number != LAST_EVENT);
+        let is_reached = number == events.last || before_end.is_some_and(|event| number <= event.number);
+        if is_reached { number } else { 0 }
     }
 
     /// Those after one.
@@ -259,6 +260,21 @@ mod tests {
 
     fn entry() -> Entry {
         Entry::new("id".to_owned(), "id".to_owned(), "me".to_owned(), "m".to_owned(), 2, [0; 32])
+    }
+
+    #[test]
+    fn a_json_result_counts_what_it_takes() {
+        let bytes = |value: Value| {
+            let outputs = vec![Output::Json(value)];
+            let (model_revisions, worker) = (Vec::new(), String::new());
+            let answer = Answer { outputs, tokens: None, model_revisions, worker, queued_ms: 0, ran_ms: 0 };
+            State::Done(Arc::new(answer)).bytes()
+        };
+        let text = bytes(json!("x".repeat(50_000)));
+        assert!((50_000..51_000).contains(&text), "{text}");
+        // Each has a map of its own.
+        let objects = bytes(json!(vec![json!({"": 0}); 1_000]));
+        assert!(objects > 500_000, "{objects}");
     }
 
     #[test]
@@ -282,6 +298,10 @@ mod tests {
             entry.happened("part", json!({}), None);
         }
         assert_eq!(entry.events_after(0).len(), EVENTS_MAX);
+        let last = entry.events_after(0)[EVENTS_MAX - 1].number;
+        entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
+        assert_eq!(entry.events_after(entry.reached(last))[0].number, LAST_EVENT);
+        assert_eq!((entry.reached(last + 1), entry.reached(LAST_EVENT)), (0, LAST_EVENT));
     }
 
     #[test]
@@ -295,8 +315,8 @@ mod tests {
         assert_eq!(entry.events_after(entry.reached(1_000)), seen);
         assert_eq!(entry.events_after(entry.reached(seen[0].number)), seen[1..]);
         entry.happened("withdrawn", json!({}), Some(State::Withdrawn));
-        assert_eq!(entry.events_after(0)[2].number, LAST_ELSEWHERE);
-        assert!(seen[1].number < LAST_ELSEWHERE);
+        assert_eq!(entry.events_after(0)[2].number, LAST_EVENT);
+        assert!(seen[1].number < LAST_EVENT);
     }
 
     #[tokio::test]

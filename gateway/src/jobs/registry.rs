@@ -1,6 +1,5 @@
 //! The jobs that callers can ask for: all unfinished jobs, and finished ones within limits of bytes and time.
 
-use std::collections::hash_map;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,11 +27,16 @@ pub struct Jobs {
 struct Kept {
     by_id: HashMap<Key, Arc<Entry>>,
     by_idempotency_key: HashMap<Key, Arc<Entry>>,
-    /// In the order in which they ended.
-    finished: VecDeque<Finished>,
+    /// The jobs of each caller that have ended. No caller has an empty queue.
+    finished: HashMap<String, FinishedOf>,
     bytes: usize,
-    /// Of `bytes`, those of each caller that has some.
-    bytes_by_owner: HashMap<String, usize>,
+}
+
+#[derive(Debug, Default)]
+struct FinishedOf {
+    /// In the order in which they ended.
+    jobs: VecDeque<Finished>,
+    bytes: usize,
 }
 
 #[derive(Debug)]
@@ -62,7 +66,7 @@ impl Jobs {
     /// The id or key stands for another request.
     pub fn add(&self, entry: &Arc<Entry>, idempotency_key: Option<&str>) -> Result<Added, Problem> {
         let mut kept = self.kept();
-        self.evict(&mut kept, Instant::now());
+        self.evict_old(&mut kept, &entry.owner, Instant::now());
         let id = (entry.owner.clone(), entry.id.clone());
         let key = idempotency_key.map(|key| (entry.owner.clone(), key.to_owned()));
         let before =
@@ -84,7 +88,7 @@ impl Jobs {
     /// Whether a caller's id or idempotency key stands for a job already, which then needs no worker to be answered.
     pub fn holds(&self, owner: &str, id: Option<&str>, idempotency_key: Option<&str>) -> bool {
         let mut kept = self.kept();
-        self.evict(&mut kept, Instant::now());
+        self.evict_old(&mut kept, owner, Instant::now());
         let named = |name: &str| (owner.to_owned(), name.to_owned());
         id.is_some_and(|id| kept.by_id.contains_key(&named(id)))
             || idempotency_key.is_some_and(|key| kept.by_idempotency_key.contains_key(&named(key)))
@@ -92,24 +96,33 @@ impl Jobs {
 
     pub fn find(&self, owner: &str, id: &str) -> Option<Arc<Entry>> {
         let mut kept = self.kept();
-        self.evict(&mut kept, Instant::now());
+        self.evict_old(&mut kept, owner, Instant::now());
         kept.by_id.get(&(owner.to_owned(), id.to_owned())).cloned()
     }
 
     /// The job has ended: from now on it counts against the bounds.
     pub fn finish(&self, entry: &Arc<Entry>, idempotency_key: Option<&str>) {
-        let mut kept = self.kept();
         let bytes = ENTRY_BYTES + entry.state().bytes();
+        let mut kept = self.kept();
+        let now = Instant::now();
         kept.bytes += bytes;
-        *kept.bytes_by_owner.entry(entry.owner.clone()).or_default() += bytes;
-        let idempotency_key = idempotency_key.map(str::to_owned);
-        kept.finished.push_back(Finished {
+        let of_owner = kept.finished.entry(entry.owner.clone()).or_default();
+        of_owner.bytes += bytes;
+        of_owner.jobs.push_back(Finished {
             entry: Arc::clone(entry),
-            idempotency_key,
+            idempotency_key: idempotency_key.map(str::to_owned),
             bytes,
-            at: Instant::now(),
+            at: now,
         });
-        self.evict(&mut kept, Instant::now());
+        self.evict_old(&mut kept, &entry.owner, now);
+        if kept.bytes > self.bytes_max {
+            self.evict_all_old(&mut kept, now);
+        }
+        while kept.bytes > self.bytes_max
+            && let Some(owner) = kept.largest_owner()
+        {
+            kept.remove_oldest(&owner);
+        }
     }
 
     /// Forgets a job that this gateway does not answer for: it was not published, or its end is known elsewhere. Its name may be used again.
@@ -119,7 +132,7 @@ impl Jobs {
 
     /// Forgets jobs that ended too long ago.
     pub fn sweep(&self) {
-        self.evict(&mut self.kept(), Instant::now());
+        self.evict_all_old(&mut self.kept(), Instant::now());
     }
 
     /// Jobs that can be asked for, and the bytes of those that have ended.
@@ -128,15 +141,18 @@ impl Jobs {
         (kept.by_id.len(), kept.bytes)
     }
 
-    fn evict(&self, kept: &mut Kept, now: Instant) {
+    /// Forgets a caller's jobs that ended too long ago. Its requests see none of them; those of others wait for the next sweep.
+    fn evict_old(&self, kept: &mut Kept, owner: &str, now: Instant) {
         let is_old = |job: &Finished| now.saturating_duration_since(job.at) >= self.keep;
-        while kept.finished.front().is_some_and(is_old) {
-            kept.remove_finished(0);
+        while kept.oldest(owner).is_some_and(is_old) {
+            kept.remove_oldest(owner);
         }
-        while kept.bytes > self.bytes_max
-            && let Some(at) = kept.oldest_of_largest()
-        {
-            kept.remove_finished(at);
+    }
+
+    fn evict_all_old(&self, kept: &mut Kept, now: Instant) {
+        let owners: Vec<_> = kept.finished.keys().cloned().collect();
+        for owner in owners {
+            self.evict_old(kept, &owner, now);
         }
     }
 
@@ -147,21 +163,23 @@ impl Jobs {
 }
 
 impl Kept {
-    /// Where the oldest job is of the caller whose finished jobs have most bytes.
-    fn oldest_of_largest(&self) -> Option<usize> {
-        let (largest, _) = self.bytes_by_owner.iter().max_by_key(|(_, bytes)| **bytes)?;
-        self.finished.iter().position(|job| job.entry.owner == *largest)
+    fn oldest(&self, owner: &str) -> Option<&Finished> {
+        self.finished.get(owner)?.jobs.front()
     }
 
-    fn remove_finished(&mut self, at: usize) {
-        let Some(Finished { entry, idempotency_key, bytes, .. }) = self.finished.remove(at) else { return };
-        self.bytes -= bytes;
-        if let hash_map::Entry::Occupied(mut of_owner) = self.bytes_by_owner.entry(entry.owner.clone()) {
-            *of_owner.get_mut() -= bytes;
-            if *of_owner.get() == 0 {
-                of_owner.remove();
-            }
+    /// The caller whose finished jobs have most bytes.
+    fn largest_owner(&self) -> Option<String> {
+        self.finished.iter().max_by_key(|(_, of_owner)| of_owner.bytes).map(|(owner, _)| owner.clone())
+    }
+
+    fn remove_oldest(&mut self, owner: &str) {
+        let Some(of_owner) = self.finished.get_mut(owner) else { return };
+        let Some(Finished { entry, idempotency_key, bytes, .. }) = of_owner.jobs.pop_front() else { return };
+        of_owner.bytes -= bytes;
+        if of_owner.jobs.is_empty() {
+            self.finished.remove(owner);
         }
+        self.bytes -= bytes;
         self.remove(&entry, idempotency_key.as_deref());
     }
 
@@ -234,8 +252,32 @@ mod tests {
         assert!(is_kept("small", "first") && is_kept("small", "second"));
         assert!(!is_kept("large", "97") && is_kept("large", "98") && is_kept("large", "99"));
         assert_eq!(jobs.size(), (4, 4 * ENTRY_BYTES));
-        let of_owner = |owner: &str| jobs.kept().bytes_by_owner.get(owner).copied();
+        let of_owner = |owner: &str| jobs.kept().finished.get(owner).map(|of_owner| of_owner.bytes);
         assert_eq!((of_owner("small"), of_owner("large")), (Some(2 * ENTRY_BYTES), Some(2 * ENTRY_BYTES)));
+    }
+
+    #[test]
+    fn what_others_keep_too_long_goes_before_younger_jobs_and_with_a_sweep() {
+        let jobs = Jobs::new(3 * ENTRY_BYTES, Duration::from_secs(60));
+        for (owner, id) in [("a", "1"), ("b", "1"), ("b", "2")] {
+            let entry = entry(owner, id, 0);
+            jobs.add(&entry, None).unwrap();
+            end(&jobs, &entry);
+        }
+        let age = |owner: &str| {
+            let mut kept = jobs.kept();
+            let oldest = kept.finished.get_mut(owner).unwrap().jobs.front_mut().unwrap();
+            oldest.at = oldest.at.checked_sub(Duration::from_secs(60)).unwrap();
+        };
+        age("a");
+        let third = entry("b", "3", 0);
+        jobs.add(&third, None).unwrap();
+        end(&jobs, &third);
+        assert_eq!(jobs.size(), (3, 3 * ENTRY_BYTES));
+        assert!(jobs.find("a", "1").is_none() && jobs.find("b", "1").is_some());
+        age("b");
+        jobs.sweep();
+        assert_eq!(jobs.size(), (2, 2 * ENTRY_BYTES));
     }
 
     #[test]
@@ -254,7 +296,7 @@ mod tests {
         assert!(jobs.find("a", "1").is_some(), "unfinished jobs stay");
         end(&jobs, &old);
         assert!(jobs.find("a", "1").is_none());
-        assert!(jobs.kept().bytes_by_owner.is_empty());
+        assert!(jobs.kept().finished.is_empty());
         assert!(
             matches!(jobs.add(&entry("a", "2", 1), Some("key")), Ok(Added::New)),
             "the key is free again"

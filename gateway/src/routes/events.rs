@@ -13,11 +13,11 @@ use bytes::Bytes;
 use futures_util::{Stream, stream};
 use tokio::sync::watch;
 
-use super::jobs::{Known, find, unknown};
+use super::known_job::{Known, find_admitted, unknown};
 use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::drain::Drain;
-use crate::jobs::entry::{self, LAST_ELSEWHERE};
+use crate::jobs::entry::{self, LAST_EVENT};
 use crate::jobs::view::end_of;
 use crate::jobs::{Entry, State as JobState};
 use crate::off_runtime::off_runtime;
@@ -36,9 +36,9 @@ pub async fn events(
     headers: HeaderMap,
 ) -> Response {
     let last = headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()?.parse::<u64>().ok()).unwrap_or(0);
-    let answer = match find(&app, &caller, &id).await {
-        Ok(Known::Here(entry)) => Ok(followed(&app, entry, last)),
-        Ok(Known::Stored(job)) => stored_end(job, last).await.ok_or_else(|| unknown(&app, &id)),
+    let answer = match find_admitted(&app, &caller, &id).await {
+        Ok((Known::Here(entry), _)) => Ok(followed(&app, entry, last)),
+        Ok((Known::Stored(job), _reader)) => stored_end(job, last).await.ok_or_else(|| unknown(&app, &id)),
         Err(problem) => Err(problem),
     };
     called_by(&caller, answer)
@@ -54,21 +54,18 @@ fn followed(app: &App, entry: Arc<Entry>, last: u64) -> Response {
     Sse::new(reader.stream()).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
 }
 
-/// Whether the event that a client goes on after is the job's end: this gateway's own, or the one that another gateway had from the store.
+/// Whether the event that a client goes on after is the job's end. The end that it has seen may be that of another run: then this one goes on.
 fn has_seen_end(entry: &Entry, last: u64) -> bool {
-    // The state first: an end that happens meanwhile is among the events.
-    let has_ended = entry.state().is_end();
-    let reached = entry.reached(last);
-    has_ended && (last == LAST_ELSEWHERE || (reached > 0 && entry.events_after(reached).is_empty()))
+    last == LAST_EVENT && entry.state().is_end()
 }
 
 /// The end of a job that another gateway took, as the store of results has it.
 async fn stored_end(job: Bytes, last: u64) -> Option<Response> {
     let (name, data) = off_runtime(job.len(), move || end_of(&job)).await?;
-    if last == LAST_ELSEWHERE {
+    if last == LAST_EVENT {
         return Some(StatusCode::NO_CONTENT.into_response());
     }
-    let end = written(&entry::Event { number: LAST_ELSEWHERE, name, data });
+    let end = written(&entry::Event { number: LAST_EVENT, name, data });
     Some(Sse::new(stream::iter([Ok::<_, Infallible>(end)])).into_response())
 }
 
@@ -128,13 +125,11 @@ mod tests {
         let entry = Entry::new(name("id"), name("id"), name("me"), name("m"), 1, [0; 32]);
         entry.happened("queued", json!({}), Some(JobState::Queued));
         // The end in the store is that of another run: this one goes on.
-        for unfinished in [0, 1, LAST_ELSEWHERE] {
+        for unfinished in [0, 1, LAST_EVENT] {
             assert!(!has_seen_end(&entry, unfinished), "{unfinished}");
         }
         entry.happened("withdrawn", json!({}), Some(JobState::Withdrawn));
-        for (last, is_end) in
-            [(0, false), (1, false), (2, true), (3, false), (LAST_ELSEWHERE, true), (u64::MAX, false)]
-        {
+        for (last, is_end) in [(0, false), (1, false), (2, false), (LAST_EVENT, true), (u64::MAX, false)] {
             assert_eq!(has_seen_end(&entry, last), is_end, "{last}");
         }
     }

@@ -14,6 +14,7 @@ use tokio::time::timeout;
 use url::Url;
 use vramq_producer::{Input, Params};
 
+use super::known_job::{Known, find};
 use super::openai::{idempotency_key, name_job};
 use super::prefer::wait_of;
 use super::{Authenticated, called_by, output_files};
@@ -166,7 +167,12 @@ async fn follow(app: &App, entry: &Entry, wait: Option<Duration>) {
     };
     tokio::select! {
         () = following => {}
-        Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {}
+        // With the job's id in a 202 its caller can ask for the result; a job that is not confirmed gets none.
+        Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {
+            if matches!(entry.state(), JobState::Publishing) {
+                app.cut_off();
+            }
+        }
     }
 }
 
@@ -216,8 +222,13 @@ pub async fn read(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> Response {
-    let answer = read_by(&app, &caller, async { written_of(find(&app, &caller, &id).await?).await });
-    called_by(&caller, answer.await)
+    called_by(&caller, written_by(&app, &caller, &id).await)
+}
+
+async fn written_by(app: &App, caller: &Caller, id: &str) -> Result<Response, Problem> {
+    let reader = app.admit_reader(caller)?;
+    let written = written_of(find(app, caller, id).await?).await?;
+    Ok(read_response(written, reader))
 }
 
 /// `DELETE /v1/jobs/{id}`: withdraws the job, wherever it is. One that has ended stays as it is.
@@ -226,36 +237,30 @@ pub async fn delete(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> Response {
-    // Also if its caller reads as many results as it may.
-    let known = find(&app, &caller, &id).await;
-    if let Ok(Known::Here(entry)) = &known {
+    called_by(&caller, deleted(&app, &caller, &id).await)
+}
+
+async fn deleted(app: &App, caller: &Caller, id: &str) -> Result<Response, Problem> {
+    let reader = match app.admit_reader(caller) {
+        // Nothing is read for a job that this gateway has: it is withdrawn also if its caller reads as many results as it may.
+        Err(_) if app.jobs.find(&caller.name, id).is_some() => None,
+        admitted => Some(admitted?),
+    };
+    let known = find(app, caller, id).await?;
+    if let Known::Here(entry) = &known {
         entry.withdraw();
         // The job's task does it at once.
         entry.ended().await;
     }
-    let answer = read_by(&app, &caller, async { written_of(known?).await });
-    called_by(&caller, answer.await)
+    let reader = reader.map_or_else(|| app.admit_reader(caller), Ok)?;
+    Ok(read_response(written_of(known).await?, reader))
 }
 
 /// The response with a job, which is in memory until it is sent.
-async fn read_by(
-    app: &App,
-    caller: &Caller,
-    job: impl Future<Output = Result<Bytes, Problem>>,
-) -> Result<Response, Problem> {
-    let reader = app.admit_reader(caller)?;
-    let mut response = json_response(StatusCode::OK, job.await?);
+fn read_response(written: Bytes, reader: Permits) -> Response {
+    let mut response = json_response(StatusCode::OK, written);
     response.extensions_mut().insert(UntilSent::new(reader));
-    Ok(response)
-}
-
-/// A caller's job.
-#[derive(Debug)]
-pub enum Known {
-    /// With its task on this gateway: it may belong to another one, and be followed here.
-    Here(Arc<Entry>),
-    /// Ended, as it is stored.
-    Stored(Bytes),
+    response
 }
 
 async fn written_of(known: Known) -> Result<Bytes, Problem> {
@@ -263,40 +268,6 @@ async fn written_of(known: Known) -> Result<Bytes, Problem> {
         Known::Here(entry) => view(&entry).await,
         Known::Stored(written) => Ok(written),
     }
-}
-
-/// The caller's job, in memory, in the store of results, or with another gateway.
-///
-/// # Errors
-/// There is none, or this gateway does not know of it.
-pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Known, Problem> {
-    if let Some(entry) = app.jobs.find(&caller.name, id) {
-        return Ok(Known::Here(entry));
-    }
-    if let Some(results) = &app.results {
-        if let Some(written) = results.get(&caller.name, id).await {
-            return Ok(Known::Stored(written));
-        }
-        if let Some(entry) = followed::find(app, caller, id).await? {
-            return Ok(Known::Here(entry));
-        }
-        // It may have ended meanwhile.
-        if let Some(written) = results.get(&caller.name, id).await {
-            return Ok(Known::Stored(written));
-        }
-    }
-    Err(unknown(app, id))
-}
-
-/// The caller has no job of this name, as far as this gateway knows.
-pub fn unknown(app: &App, id: &str) -> Problem {
-    let keep = app.config.results.keep.as_secs();
-    let where_ = match app.results {
-        Some(_) => "in the store of results",
-        None => "on this gateway; jobs are known to the gateway that took them",
-    };
-    let id: String = id.chars().take(64).collect();
-    Problem::not_found(&format!("job `{id}` {where_}, until {keep} s after their end"))
 }
 
 /// A job as JSON.

@@ -6,6 +6,7 @@ mod files;
 mod form;
 mod health;
 mod jobs;
+mod known_job;
 mod one_job;
 mod openai;
 mod openai_input;
@@ -197,6 +198,7 @@ pub async fn wait(
         }
         Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {
             guard.armed = false;
+            app.cut_off();
             let message = "this gateway is stopping; the job goes on, and its result is lost to this request";
             return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "draining", message)
                 .with_retry(Retry::No)

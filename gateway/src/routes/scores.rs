@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use vramq_producer::{Answer, Input, Output, Params};
+use vramq_producer::{Answer, Input, Output, Params, Reason};
 use vramq_schemas::BODY_BYTES_MAX;
 
 use super::one_job::Call;
@@ -75,7 +75,8 @@ async fn ranks(call: Call) -> Result<Response, Problem> {
         (pairs, texts)
     })
     .await;
-    let (entry, answer) = call.run(model, inputs, params(raw_scores)).await?;
+    let answered = call.run(model, inputs, params(raw_scores)).await;
+    let (entry, answer) = answered.map_err(|problem| refused_by_model(problem, "a re-ranker"))?;
     let mut ranks = scores(&answer)
         .zip(texts)
         .enumerate()
@@ -99,7 +100,8 @@ async fn predictions(call: Call) -> Result<Response, Problem> {
         PredictInputs::Batch(list) => (list.into_iter().map(Sequence::into_input).collect(), true),
     };
     no_more_than(call.app.config.limits.items, inputs.len(), "inputs")?;
-    let (entry, answer) = call.run(model, inputs, params(asked.raw_scores)).await?;
+    let answered = call.run(model, inputs, params(asked.raw_scores)).await;
+    let (entry, answer) = answered.map_err(|problem| refused_by_model(problem, "a classifier"))?;
     let mut predictions = answer.outputs.iter().map(labels).collect::<Result<Vec<_>, _>>()?;
     let body = if is_batch { Value::Array(predictions) } else { predictions.pop().unwrap_or_default() };
     Ok(named(Json(body), &entry.message_id))
@@ -160,6 +162,16 @@ fn labels(output: &Output) -> Result<Value, Problem> {
         Output::Json(value) if value["labels"].is_array() => Ok(value["labels"].clone()),
         _ => Err(not_served("a classifier")),
     }
+}
+
+/// A model of another kind takes no pairs, or not these parameters. The gateway cannot tell that from an input that a model of the right
+/// kind refuses: the model's own words do.
+fn refused_by_model(mut problem: Problem, what: &str) -> Problem {
+    if problem.code == Reason::InvalidInput.as_str() {
+        problem.status = StatusCode::FAILED_DEPENDENCY;
+        problem.message = format!("the model is not {what}, or refuses an input: {}", problem.message);
+    }
+    problem
 }
 
 fn not_served(what: &str) -> Problem {

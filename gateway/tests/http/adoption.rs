@@ -140,6 +140,13 @@ fn another_gateway_follows_a_job_while_its_own_is_there() {
         assert_eq!(milestones(&events(gateway, "one", None)).last(), Some(&"done"));
         assert_eq!(ended(gateway, "two")["state"], "withdrawn");
     }
+    // Whoever sent the end, nobody sends it again.
+    for sender in [own, other] {
+        let end = events(sender, "one", None).pop().unwrap().0;
+        for gateway in [own, other] {
+            assert!(events(gateway, "one", Some(end)).is_empty(), "{}", gateway.program.name);
+        }
+    }
     shared.all_ended();
     shared.each_ran_once(2);
     assert_eq!(shared.counted(&[0, 1], "done"), 1.0);

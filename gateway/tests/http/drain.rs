@@ -53,7 +53,7 @@ fn a_drain_that_takes_too_long_gives_callers_their_job_ids() {
         let answer = waiting.join().unwrap();
         assert_eq!((answer.status, answer.header("x-should-retry")), (503, Some("false")), "{answer:?}");
         assert!(!answer.header("x-vramq-job-id").unwrap().is_empty());
-        assert_eq!(gateway.program.wait(), Some(0));
+        assert_eq!(gateway.program.wait(), Some(1));
     }
     until_published(&setup, ECHO, 2);
 }
@@ -152,7 +152,7 @@ fn new_requests_during_a_drain_are_refused_and_those_before_it_get_their_due() {
             answer.header("x-vramq-job-id").expect("the job's id").to_owned()
         })
         .collect();
-    assert_eq!((ids.len(), setup.gateways[0].program.wait()), (WAITING, Some(0)));
+    assert_eq!((ids.len(), setup.gateways[0].program.wait()), (WAITING, Some(1)));
     until_published(&setup, MINILM, WAITING);
 }
 
@@ -194,5 +194,6 @@ async fn own_node_a_job_that_is_not_confirmed_is_not_accepted() {
     assert_unconfirmed(&waiting.join().unwrap());
     // The first gateway has gone on with its job.
     node.ctl(&["set_vm_memory_high_watermark", "0.4"]).await.unwrap();
+    assert_eq!(setup.gateways[1].program.wait(), Some(1));
     assert_eq!(ended(&setup.gateways[0], &format!("job-{count}"))["state"], "done");
 }

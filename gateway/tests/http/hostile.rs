@@ -37,6 +37,7 @@ fn malformed_requests_are_the_clients_fault() {
     let post = |head: &str, body: &str| {
         format!("POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{head}\r\n{body}")
     };
+    let get = |url: &str, hosts: &str| format!("GET {url} HTTP/1.1\r\nConnection: close\r\n{hosts}\r\n");
     let long = "x".repeat(200_000);
     let cases = [
         ("garbage\r\n\r\n".to_owned(), "400"),
@@ -47,6 +48,10 @@ fn malformed_requests_are_the_clients_fault() {
         (post("Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n", "zz\r\n"), "400"),
         (post("Authorization: Bearer \u{1f600}\r\nContent-Length: 0\r\n", ""), "415"),
         (format!("GET /{long} HTTP/1.1\r\nHost: localhost\r\n\r\n"), "4"),
+        (get("/v1/models", ""), "403"),
+        (get("/v1/models", "Host: localhost\r\nHost: evil.example\r\n"), "403"),
+        (get("http://evil.example/v1/models", "Host: localhost\r\n"), "403"),
+        (get("http://localhost/v1/models", "Host: localhost\r\n"), "200"),
     ];
     for (bytes, status) in cases {
         let answer = raw(setup.next(), bytes.as_bytes());

@@ -1,11 +1,11 @@
 //! Requests that ask for far more memory than they have bytes, and clients that do not take their answers: they cost their own caller.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use serde_json::json;
 
-use crate::harness::{Answer, ECHO, Gateway, Setup, until};
+use crate::harness::{Answer, DEADLINE, ECHO, Gateway, Setup, until};
 use crate::hostile::{raw, status_of};
 use crate::keys::{key_file, send, until_served};
 
@@ -121,15 +121,18 @@ fn a_key_has_a_share_of_the_memory_for_bodies() {
         let mut announced = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
         let head = format!(
             "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: {}\r\nContent-Type: application/json\r\n\
-             Content-Length: {MIB}\r\n\r\n{{",
+             Content-Length: {MIB}\r\nExpect: 100-continue\r\n\r\n",
             keys["a"]
         );
         announced.write_all(head.as_bytes()).unwrap();
-        let refused = until("the share is full", || {
-            let answer = send(gateway, &keys["a"], "POST", "/v1/jobs", Some(&job));
-            (answer.status == 429).then_some(answer)
-        });
-        assert_eq!(refused.json()["error"]["code"], "too_many_in_flight", "{refused:?}");
+        // The gateway asks for the body once it has room for it.
+        expect(&mut announced, "HTTP/1.1 100 Continue");
+        let refused = send(gateway, &keys["a"], "POST", "/v1/jobs", Some(&job));
+        assert_eq!(
+            (refused.status, &refused.json()["error"]["code"]),
+            (429, &json!("too_many_in_flight")),
+            "{refused:?}"
+        );
         let others = send(gateway, &keys["b"], "POST", "/v1/jobs", Some(&job));
         assert_eq!(others.json()["state"], "done", "{others:?}");
         drop(announced);
@@ -137,6 +140,23 @@ fn a_key_has_a_share_of_the_memory_for_bodies() {
             (send(gateway, &keys["a"], "POST", "/v1/jobs", Some(&job)).status == 200).then_some(())
         });
     }
+}
+
+/// Asks for the job `large`, and reads no more than the beginning of the answer: from then on it is one of its key's readers.
+fn deaf_reader(gateway: &Gateway, key: &str) -> TcpStream {
+    let mut deaf = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
+    let head = format!("GET /v1/jobs/large HTTP/1.1\r\nHost: localhost\r\nAuthorization: {key}\r\n\r\n");
+    deaf.write_all(head.as_bytes()).unwrap();
+    expect(&mut deaf, "HTTP/1.1 200 OK");
+    deaf
+}
+
+/// Reads what must come next.
+fn expect(stream: &mut TcpStream, line: &str) {
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut came = vec![0; line.len()];
+    stream.read_exact(&mut came).unwrap();
+    assert_eq!(String::from_utf8_lossy(&came), line);
 }
 
 /// A result is in memory until it is sent, and counts until then.
@@ -155,15 +175,13 @@ fn a_key_reads_so_many_results_at_a_time() {
     for gateway in &setup.gateways {
         let done = send(gateway, &keys["a"], "PUT", "/v1/jobs/large", Some(&large));
         assert_eq!(done.json()["state"], "done");
-        let mut deaf = TcpStream::connect(gateway.url.trim_start_matches("http://")).unwrap();
-        let head =
-            format!("GET /v1/jobs/large HTTP/1.1\r\nHost: localhost\r\nAuthorization: {}\r\n\r\n", keys["a"]);
-        deaf.write_all(head.as_bytes()).unwrap();
-        let refused = until("the result is on its way", || {
-            let answer = send(gateway, &keys["a"], "GET", "/v1/jobs/none", None);
-            (answer.status == 429).then_some(answer)
-        });
-        assert_eq!(refused.json()["error"]["code"], "too_many_in_flight", "{refused:?}");
+        let deaf = deaf_reader(gateway, &keys["a"]);
+        let refused = send(gateway, &keys["a"], "GET", "/v1/jobs/none", None);
+        assert_eq!(
+            (refused.status, &refused.json()["error"]["code"]),
+            (429, &json!("too_many_in_flight")),
+            "{refused:?}"
+        );
         // Others read theirs, and jobs are counted by themselves.
         assert_eq!(send(gateway, &keys["b"], "GET", "/v1/jobs/none", None).status, 404);
         let job = send(gateway, &keys["a"], "POST", "/v1/jobs", Some(&small));
@@ -175,18 +193,93 @@ fn a_key_reads_so_many_results_at_a_time() {
     }
 }
 
+/// A stored result is in memory for whoever asks for it, whatever part of it the answer needs.
+#[test]
+fn a_key_reads_so_many_stored_results_at_a_time() {
+    let mut setup = Setup::new();
+    let (path, keys) = key_file(setup.folder.path(), &[("a", "in_flight_max = 1"), ("b", "")]);
+    let results = format!("results.folder={}", setup.folder.path().join("results").display());
+    setup.worker(&[ECHO], &[]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", &format!("http.keys={}", path.display()), "--set", &results]);
+    }
+    until_served(&setup, &keys["a"], ECHO);
+    let large = json!({"model": ECHO, "inputs": ["x".repeat(12 * MIB)]});
+    let [first, second] = &setup.gateways[..] else { panic!("two gateways") };
+    let done = send(first, &keys["a"], "PUT", "/v1/jobs/large", Some(&large));
+    assert_eq!(done.json()["state"], "done");
+    // This gateway has it from the store.
+    let deaf = deaf_reader(second, &keys["a"]);
+    let input = json!({"model": ECHO, "inputs": [{"uri": "output-0-large"}]});
+    for (method, path, body) in [
+        ("GET", "/v1/jobs/large/events", None),
+        ("GET", "/v1/files/output-0-large", None),
+        ("GET", "/v1/files/output-0-large/content", None),
+        ("DELETE", "/v1/jobs/large", None),
+        ("POST", "/v1/jobs", Some(&input)),
+    ] {
+        let refused = send(second, &keys["a"], method, path, body);
+        assert_eq!(
+            (refused.status, &refused.json()["error"]["code"]),
+            (429, &json!("too_many_in_flight")),
+            "{method} {path}: {refused:?}"
+        );
+    }
+    assert_eq!(send(second, &keys["b"], "GET", "/v1/jobs/none/events", None).status, 404);
+    drop(deaf);
+    let events = until("its place is free", || {
+        let answer = send(second, &keys["a"], "GET", "/v1/jobs/large/events", None);
+        (answer.status != 429).then_some(answer)
+    });
+    assert!(events.text.contains("event: done"), "{events:?}");
+    // Nobody reads any more.
+    for _ in 0..2 {
+        assert_eq!(send(second, &keys["a"], "GET", "/v1/files/output-0-large", None).status, 404);
+    }
+}
+
+/// A text takes its bytes, and not a multiple. Who looks for a result that went for others hears what made it go.
+#[test]
+fn results_are_kept_while_they_fit() {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", "results.mib_max=1"]);
+    }
+    setup.wait_for_models(&[ECHO]);
+    for gateway in &setup.gateways {
+        let put = |id: &str, bytes: usize| {
+            let job = json!({"model": ECHO, "inputs": ["x".repeat(bytes)]});
+            let done = gateway.send("PUT", &format!("/v1/jobs/{id}"), &[("prefer", "wait=60")], Some(&job));
+            assert_eq!(done.json()["state"], "done", "{id}");
+        };
+        let kept = || gateway.metric("vramq_gateway_results_bytes", "");
+        put("first", 400_000);
+        until("it counts", || (kept() > 400_000.0).then_some(()));
+        assert_eq!(gateway.get("/v1/jobs/first").status, 200);
+        put("second", 800_000);
+        let gone = until("the first has gone", || {
+            let answer = gateway.get("/v1/jobs/first");
+            (answer.status == 404).then_some(answer)
+        });
+        assert!(gone.text.contains("results.mib_max"), "{gone:?}");
+        assert_eq!(gateway.get("/v1/jobs/second").status, 200);
+    }
+}
+
 /// Clients of [`answers_that_nobody_takes_end_their_connection`].
 const DEAF: usize = 20;
 
 /// Requests that each of them sends at once: for 20 MiB and more, which no buffer of the system holds.
 const REQUESTS: usize = 250;
 
-/// They ask and read nothing, also without a key.
+/// They ask and read nothing, also without a key. The time that a request's head may take does not end them: it does not run while an
+/// answer waits.
 #[test]
 fn answers_that_nobody_takes_end_their_connection() {
     let mut setup = Setup::new();
     for _ in 0..2 {
-        setup.gateway(&[]);
+        setup.gateway(&["--set", "http.send_timeout_s=2"]);
     }
     let requests = "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(REQUESTS);
     let address = |gateway: &Gateway| gateway.url.trim_start_matches("http://").to_owned();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::foreign::python;
 use crate::harness::{ECHO, Setup, until};
@@ -35,6 +35,47 @@ fn the_description_names_the_routes_that_there_are() {
                 answer.status
             );
         }
+    }
+}
+
+#[test]
+fn the_description_is_as_strict_as_the_gateway() {
+    let setup = Setup::with(&[ECHO]);
+    let described: Value = setup.next().get("/openapi.json").json();
+    let longest = |path: &str, method: &str, name: &str| {
+        let parameters = described["paths"][path][method]["parameters"].as_array().unwrap();
+        let parameter = parameters.iter().find(|parameter| parameter["name"] == name).unwrap();
+        assert_eq!(parameter["schema"]["minLength"], 1, "{name}");
+        usize::try_from(parameter["schema"]["maxLength"].as_u64().unwrap()).unwrap()
+    };
+    let job = json!({"model": ECHO, "inputs": ["x"]});
+    let keyed = |bytes: usize| {
+        let headers = [("idempotency-key", "k".repeat(bytes)), ("prefer", "wait=60".to_owned())];
+        let headers = headers.each_ref().map(|(name, value)| (*name, value.as_str()));
+        setup.next().send("POST", "/v1/jobs", &headers, Some(&job)).status
+    };
+    let key = longest("/v1/jobs", "post", "Idempotency-Key");
+    assert_eq!((keyed(1), keyed(key), keyed(key + 1)), (200, 200, 400));
+    let named = |bytes: usize| {
+        let path = format!("/v1/jobs/{}", "i".repeat(bytes));
+        setup.next().send("PUT", &path, &[("prefer", "wait=60")], Some(&job)).status
+    };
+    let id = longest("/v1/jobs/{id}", "put", "id");
+    assert_eq!((named(id), named(id + 1)), (200, 400));
+    let request = &described["components"]["schemas"]["JobRequest"]["properties"];
+    let model = usize::try_from(request["model"]["maxLength"].as_u64().unwrap()).unwrap();
+    assert_eq!(request["model"]["minLength"], 1);
+    for (bytes, status) in [(0, 400), (model, 404), (model + 1, 400)] {
+        let job = json!({"model": "m".repeat(bytes), "inputs": ["x"]});
+        assert_eq!(setup.next().post("/v1/jobs", &job).status, status, "{bytes}");
+    }
+    for kind in request["inputs"]["items"]["oneOf"].as_array().unwrap() {
+        let Some(fields) = kind["properties"].as_object() else { continue };
+        assert_eq!(kind["additionalProperties"], false, "{kind}");
+        let mut input: Value = fields.keys().map(|name| (name.clone(), json!("AA=="))).collect();
+        input["colour"] = json!("red");
+        let refused = setup.next().post("/v1/jobs", &json!({"model": ECHO, "inputs": [input]}));
+        assert!(refused.status == 400 && refused.text.contains("colour"), "{kind}: {refused:?}");
     }
 }
 

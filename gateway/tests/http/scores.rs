@@ -8,6 +8,7 @@ use crate::harness::{Answer, ECHO, Setup};
 
 const RERANKER: &str = "reranker";
 const CLASSIFIER: &str = "classifier";
+const EMBEDDER: &str = "embedder";
 
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../inference/tests/fixtures").join(name)
@@ -16,9 +17,13 @@ pub fn fixture(name: &str) -> PathBuf {
 fn setup() -> Setup {
     let mut setup = Setup::new();
     let of = |name: &str, folder: &str| format!("{name}={}", fixture(folder).display());
-    let (reranker, classifier) =
-        (of(RERANKER, "tiny-bert-reranker"), of(CLASSIFIER, "tiny-camembert-classifier"));
-    setup.worker(&[ECHO], &["--model", &reranker, "--model", &classifier]);
+    let models = [
+        of(RERANKER, "tiny-bert-reranker"),
+        of(CLASSIFIER, "tiny-camembert-classifier"),
+        of(EMBEDDER, "tiny-mean"),
+    ];
+    let models: Vec<_> = models.iter().flat_map(|model| ["--model", model.as_str()]).collect();
+    setup.worker(&[ECHO], &models);
     setup.gateway(&[
         "--set",
         &format!("tei.rerank={RERANKER}"),
@@ -26,7 +31,7 @@ fn setup() -> Setup {
         &format!("tei.predict={CLASSIFIER}"),
     ]);
     setup.gateway(&[]);
-    setup.wait_for_models(&[ECHO, RERANKER, CLASSIFIER]);
+    setup.wait_for_models(&[ECHO, RERANKER, CLASSIFIER, EMBEDDER]);
     setup
 }
 
@@ -88,6 +93,11 @@ fn a_model_of_the_wrong_kind_is_an_error() {
         ask("/rerank", CLASSIFIER, &rerank),
         ask("/rerank", ECHO, &rerank),
         ask("/predict", RERANKER, &json!({"inputs": "a"})),
+        // It takes no pairs, or not the parameter.
+        ask("/rerank", EMBEDDER, &rerank),
+        ask("/predict", EMBEDDER, &json!({"inputs": ["a", "b"]})),
+        ask("/predict", EMBEDDER, &json!({"inputs": "a"})),
+        ask("/predict", EMBEDDER, &json!({"inputs": "a", "raw_scores": true})),
     ] {
         assert_eq!((answer.status, &answer.json()["error_type"]), (424, &json!("backend")), "{answer:?}");
     }

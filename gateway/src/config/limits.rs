@@ -1,0 +1,108 @@
+//! The limits in the table `[http]`: how many requests, how large their bodies, and for how long.
+
+use std::time::Duration;
+
+use vramq_schemas::{BODY_BYTES_MAX, ITEMS_MAX};
+
+use super::table::Values;
+use super::{MIB, seconds};
+
+/// Requests at a time, of all callers: each holds a body of up to 16 MiB until its job is published, and its results until they
+/// are sent. With bodies of some 10 KiB that is little; `BODIES_MIB_MAX` bounds the large ones.
+const IN_FLIGHT_MAX: u32 = 1024;
+
+/// Of one caller: a quarter, so that it takes four to fill the gateway.
+const IN_FLIGHT_MAX_PER_KEY: u32 = 256;
+
+/// Connections at a time. An idle one costs some 10 KiB, so these are 100 MiB at the most.
+const CONNECTIONS_MAX: u32 = 10_000;
+
+/// Bytes of request bodies in memory, in MiB: sixteen of the largest allowed.
+const BODIES_MIB_MAX: u32 = 256;
+
+/// How long a caller waits for a result. The OpenAI client gives up after 600 s.
+const REQUEST_S: u32 = 300;
+
+/// A request with a longer estimated wait is refused at once, with 429: its caller can decide what to do meanwhile.
+const QUEUE_S_MAX: u32 = 60;
+
+/// What requests may have of the gateway: places, memory, time.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    pub in_flight: usize,
+    pub in_flight_per_key: usize,
+    pub connections: usize,
+    pub body_bytes: usize,
+    pub bodies_bytes: usize,
+    /// Those of one caller.
+    pub bodies_bytes_per_key: usize,
+    pub items: usize,
+    /// How long a caller waits for a result.
+    pub request: Duration,
+    /// The longest estimated wait of a job that is taken.
+    pub queue: Duration,
+}
+
+/// Reads the limits among the keys of `[http]`.
+pub(super) fn limits(values: &mut Values, has_keys: bool) -> Limits {
+    let body_mib_most = BODY_BYTES_MAX / MIB;
+    let body_mib =
+        values.number("http.body_mib_max", u32::try_from(body_mib_most).unwrap_or(u32::MAX), 1) as usize;
+    if body_mib > body_mib_most {
+        values.fault(
+            "http.body_mib_max",
+            format!("is {body_mib}; a job's message has at most {body_mib_most} MiB"),
+        );
+    }
+    let bodies_mib = values.number("http.bodies_mib_max", BODIES_MIB_MAX, 1) as usize;
+    if bodies_mib < body_mib {
+        values.fault(
+            "http.bodies_mib_max",
+            format!("is {bodies_mib}, less than a single body of http.body_mib_max"),
+        );
+    }
+    // A quarter, so that it takes four keys to fill the memory. Without keys all requests are of one caller.
+    let share_mib = if has_keys { bodies_mib / 4 } else { bodies_mib };
+    let share_mib = u32::try_from(share_mib.max(body_mib)).unwrap_or(u32::MAX);
+    let key_mib = values.number("http.bodies_mib_max_per_key", share_mib, 1) as usize;
+    if key_mib < body_mib {
+        values.fault(
+            "http.bodies_mib_max_per_key",
+            format!("is {key_mib}, less than a single body of http.body_mib_max"),
+        );
+    }
+    Limits {
+        in_flight: values.number("http.in_flight_max", IN_FLIGHT_MAX, 1) as usize,
+        in_flight_per_key: values.number("http.in_flight_max_per_key", IN_FLIGHT_MAX_PER_KEY, 1) as usize,
+        connections: values.number("http.connections_max", CONNECTIONS_MAX, 1) as usize,
+        body_bytes: body_mib * MIB,
+        bodies_bytes: bodies_mib * MIB,
+        bodies_bytes_per_key: key_mib * MIB,
+        items: (values.number("http.items_max", 2048, 1) as usize).min(ITEMS_MAX),
+        request: seconds(values.number("http.request_s", REQUEST_S, 1)),
+        queue: seconds(values.number("http.queue_s_max", QUEUE_S_MAX, 1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+    use super::*;
+
+    #[test]
+    fn the_bodies_of_a_key_have_a_quarter_unless_the_file_says_otherwise() {
+        for (text, key_mib) in [
+            ("", 256),
+            ("keys = 'k'", 64),
+            ("keys = 'k'\nbodies_mib_max = 20", 16),
+            ("keys = 'k'\nbodies_mib_max_per_key = 256", 256),
+        ] {
+            let limits = Config::read(&format!("[http]\n{text}"), Vec::new()).unwrap().limits;
+            assert_eq!(limits.bodies_bytes_per_key, key_mib * MIB, "{text}");
+        }
+        let small = "[http]\nbody_mib_max = 3\nbodies_mib_max_per_key = 2";
+        let faults = Config::read(small, Vec::new()).unwrap_err().0;
+        assert_eq!(faults.len(), 1);
+        assert_eq!(faults[0].key, "http.bodies_mib_max_per_key");
+    }
+}
