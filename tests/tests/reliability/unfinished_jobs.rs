@@ -134,6 +134,8 @@ async fn a_sick_device_costs_no_job(env: &mut TestEnv) -> Result<()> {
     // The pass of all, the first one's alone, and the health probe fail; the next probe succeeds.
     let worker = env.worker(&["worker.drill=pass=fail,times=3", "model.other.engine=echo"]).await?;
     publish_many(env, 1, JOBS, |job| job).await?;
+    // A pass of the other model would be one of the three that fail, and then the probe would succeed at once.
+    worker.log.wait_for("health probe failed").await?;
     let others = (JOBS..2 * JOBS).map(|id| {
         let texts = [format!("text {id}")];
         Message::texts(env.setup.encoding, "other", &id.to_string(), REPLIES, texts)

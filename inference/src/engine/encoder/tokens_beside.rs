@@ -102,7 +102,8 @@ impl TokensBeside {
         }
         let is_named = |key: &str| config.contains_key(key) || files.special.contains_key(key);
         for (key, content) in defaults(class) {
-            if !is_named(key) && !(*key == ADDITIONAL && is_named(EXTRA)) {
+            let is_given = is_named(key) || (*key == ADDITIONAL && is_named(EXTRA));
+            if !is_given {
                 add(content, false, format!("one of transformers' class {class}"))?;
             }
         }

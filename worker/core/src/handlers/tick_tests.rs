@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vramq_schemas::JobHeaders;
 
-use super::test_worker::{MEMORY, MODEL, Worker, consumers};
+use super::test_worker::{MEMORY, MODEL, Worker};
 use crate::action::{Action, JobQueue, PassOrder, Publication};
 use crate::device::Memory;
 use crate::event::{DecodedJob, Event, PassResult, PublicationOutcome, SessionFacts, Source};
