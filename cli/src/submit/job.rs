@@ -50,7 +50,7 @@ impl JobTemplate {
     /// # Errors
     /// What is wrong with the arguments.
     pub(super) fn new(args: &Args) -> Result<Self, String> {
-        for name in [&args.model].into_iter().chain(&args.key) {
+        for name in [&args.model].into_iter().chain(&args.routing_key) {
             check_model_name(name).map_err(|e| e.to_string())?;
         }
         let mut params = args.params.clone().unwrap_or_default();
@@ -61,7 +61,7 @@ impl JobTemplate {
             model: args.model.clone(),
             params,
             options: SubmitOptions {
-                key: args.key.clone(),
+                key: args.routing_key.clone(),
                 timeout: args.timeout,
                 priority: args.priority,
                 expiration: args.expiration,

@@ -45,8 +45,8 @@ pub(crate) struct Args {
     #[arg(long, short)]
     model: String,
     /// The routing key of the jobs, where the model's workers set a `key`; by default the model's name.
-    #[arg(long, value_name = "KEY")]
-    key: Option<String>,
+    #[arg(long = "key", value_name = "KEY")]
+    routing_key: Option<String>,
     /// The texts; with `-` or none, one per line of standard input.
     #[arg(value_name = "TEXT")]
     texts: Vec<String>,
