@@ -132,3 +132,14 @@ fn collect_variables(command: &clap::Command, known: &mut Vec<String>) {
         collect_variables(subcommand, known);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// clap checks the arguments of a subcommand only when it is called.
+    #[test]
+    fn no_two_arguments_have_one_name() {
+        Cli::command().debug_assert();
+    }
+}
