@@ -75,15 +75,20 @@ impl BodyMemory {
 
     fn more(&self, share: &Arc<Semaphore>, of_all: usize, of_caller: usize) -> Result<BodyRoom, Problem> {
         let of_caller = acquired(share, of_caller).ok_or_else(|| {
+            if self.shares.most() == self.bytes_max / UNIT {
+                return full();
+            }
             let message = "the bodies of this key's other requests fill its share of this gateway's memory";
             Problem::busy(StatusCode::TOO_MANY_REQUESTS, "too_many_in_flight", message, FULL_RETRY)
         })?;
-        let of_all = acquired(&self.units, of_all).ok_or_else(|| {
-            let message = "the bodies of other requests fill this gateway's memory";
-            Problem::busy(StatusCode::TOO_MANY_REQUESTS, "overloaded", message, FULL_RETRY)
-        })?;
+        let of_all = acquired(&self.units, of_all).ok_or_else(full)?;
         Ok(BodyRoom { of_all, of_caller })
     }
+}
+
+fn full() -> Problem {
+    let message = "the bodies of other requests fill this gateway's memory";
+    Problem::busy(StatusCode::TOO_MANY_REQUESTS, "overloaded", message, FULL_RETRY)
 }
 
 fn acquired(units: &Arc<Semaphore>, count: usize) -> Option<OwnedSemaphorePermit> {
@@ -109,6 +114,8 @@ mod tests {
             memory.grow(&mut room, bytes).unwrap();
             assert_eq!(room.of_all.num_permits(), permits, "{bytes}");
         }
+        // A caller that may have all of it has no share to keep to.
+        assert_eq!(refused(memory.room("a", 7 * UNIT)), (429, "overloaded"));
         let others = memory.room("b", 5 * UNIT).unwrap();
         assert_eq!(refused(memory.grow(&mut room, 6 * UNIT)), (429, "overloaded"));
         assert_eq!((room.of_all.num_permits(), room.of_caller.num_permits()), (4, 4));

@@ -117,9 +117,12 @@ async fn a_program_that_cannot_be_started_leaves_no_group() {
     let env = root.env();
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("script");
-    std::fs::write(&script, "#!/no/such/interpreter\n").unwrap();
+    std::fs::write(&script, "#!/bin/sh\n").unwrap();
     std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let error = env.start(env.config_of(&[script.to_str().unwrap()], "")).await.unwrap_err();
+    let config = env.config_of(&[script.to_str().unwrap()], "");
+    // It was there when the configuration was checked.
+    std::fs::remove_file(&script).unwrap();
+    let error = env.start(config).await.unwrap_err();
     assert!(error.to_string().contains("No such file"), "{error}");
     assert!(root.programs().is_empty(), "{:?}", root.programs());
     env.assert_clean();

@@ -24,7 +24,7 @@ async fn what_is_no_exception_fails_the_pass_and_not_the_process() {
         ("exit", "SystemExit: no such option: --fast"),
         ("panic", "PanicException: index out of bounds: the len is 3 but the index is 7"),
         // Nobody cancelled it.
-        ("cancelled", "Cancelled: "),
+        ("cancelled", "Cancelled"),
         ("unprintable", "Unprintable: its text cannot be shown: ValueError"),
         // Half of a surrogate pair is no JSON.
         ("name", "FileNotFoundError: no file a?b"),
