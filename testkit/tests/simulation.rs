@@ -39,6 +39,7 @@ const REGRESSIONS: &[(u64, &str)] = &[
     (902, "a large backlog on a device that leaks: the leak is a fault, and ends with the others"),
     (223, "a refused message was offered again too late, because its wait was capped before its jitter"),
     (2451, "a job that was lost with a worker, and then waited for its reply queue, forgot that crash"),
+    (1022, "jobs with a hint had every second pass, whatever the weight of their queue"),
 ];
 
 /// How long a sabotaged history is, and in how many seeds a sabotage is found.
