@@ -41,6 +41,7 @@ const REGRESSIONS: &[(u64, &str)] = &[
     (2451, "a job that was lost with a worker, and then waited for its reply queue, forgot that crash"),
     (1022, "jobs with a hint had every second pass, whatever the weight of their queue"),
     (2116, "a worker without a session was told of missing memory: a fault of the world"),
+    (2399, "an item was refused before a longer one raised the pass's limit: the rule was too strict"),
 ];
 
 /// How long a sabotaged history is, and in how many seeds a sabotage is found.
