@@ -38,6 +38,15 @@ const REGRESSIONS: &[(u64, &str)] = &[
     (294, "an item that costs hundreds of passes held up all callers of its queue"),
     (902, "a large backlog on a device that leaks: the leak is a fault, and ends with the others"),
     (223, "a refused message was offered again too late, because its wait was capped before its jitter"),
+    (2451, "a job that was lost with a worker, and then waited for its reply queue, forgot that crash"),
+    (1022, "jobs with a hint had every second pass, whatever the weight of their queue"),
+    (2116, "a worker without a session was told of missing memory: a fault of the world"),
+    (2399, "an item was refused before a longer one raised the pass's limit: the rule was too strict"),
+    (
+        1792,
+        "attempts that the broker delivers and does not confirm multiply a job that crashes workers: it has so many copies",
+    ),
+    (2053, "the same, in another history"),
 ];
 
 /// How long a sabotaged history is, and in how many seeds a sabotage is found.

@@ -34,6 +34,8 @@ pub struct LetterRecord {
     /// It was acknowledged. Of the first twin: how many were.
     pub(super) acked: bool,
     twins_acked: u32,
+    /// A worker sent another attempt of the job that it holds, since it was last lost.
+    is_continued: bool,
     /// A caller published it, to the job's own queue.
     pub(super) is_original: bool,
     /// It is with a worker, and its queue is gone: it does not come again.
@@ -51,6 +53,8 @@ const LOSSES_ALONE_MIN: u32 = 3;
 
 /// Workers that a job kills at most: five are counted, and a death before what was counted is written down does not.
 const KILLS_MAX: u32 = 20;
+/// The same of an attempt that went out before a worker was lost with the message that it follows: five, and the death itself.
+const KILLS_OF_A_FORK: u32 = 6;
 
 /// All jobs and all messages of a history.
 #[derive(Debug, Default)]
@@ -132,6 +136,7 @@ impl Ledger {
             followed: 0,
             acked: false,
             twins_acked: 0,
+            is_continued: false,
             is_original: false,
             is_orphan: false,
         });
@@ -206,9 +211,17 @@ impl Ledger {
         }
     }
 
-    /// A message was with a worker that lost its session, or its life: everything may happen to its job once more.
+    /// A worker sends another attempt of the job that a message holds.
+    pub fn continued(&mut self, letter: Letter) {
+        self.letters[letter.0 as usize].is_continued = true;
+    }
+
+    /// A message was with a worker that lost its session, or its life: everything may happen to its job once more. If the broker has
+    /// another attempt, too, the job is there twice from now on.
     pub fn lost(&mut self, letter: Letter) {
-        let job = self.letter(letter).job;
+        let record = &mut self.letters[letter.0 as usize];
+        let (job, is_continued) = (record.job, std::mem::take(&mut record.is_continued));
+        self.jobs[job.0].forks += u32::from(is_continued);
         self.jobs[job.0].excuses.repeats += 1;
         self.gone_with_its_queue(letter);
     }
@@ -217,10 +230,10 @@ impl Ledger {
     pub fn killed(&mut self, job: JobNumber) {
         let record = &mut self.jobs[job.0];
         record.kills += 1;
-        let (kills, copies) = (record.kills, record.copies);
-        if kills > KILLS_MAX * copies {
+        let (kills, copies, forks) = (record.kills, record.copies, record.forks);
+        if kills > KILLS_MAX * copies + KILLS_OF_A_FORK * forks {
             self.fail("a job kills a bounded number of workers", || {
-                format!("job {} has killed {kills}", job.0)
+                format!("job {} has killed {kills}, with {forks} attempts beside their own message", job.0)
             });
         }
     }

@@ -113,6 +113,8 @@ pub struct JobRecord {
     /// Messages that hold the job, of all attempts.
     pub attempts: u32,
     pub(super) kills: u32,
+    /// How often a worker was lost with a message after it had sent what follows it: both live on.
+    pub(super) forks: u32,
 }
 
 impl JobRecord {
@@ -133,6 +135,7 @@ impl JobRecord {
             answered: vec![false; items].into(),
             attempts: 0,
             kills: 0,
+            forks: 0,
             spec,
         }
     }

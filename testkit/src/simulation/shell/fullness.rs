@@ -52,6 +52,10 @@ impl Shell {
             return;
         }
         let limits = self.core.learned_limits();
+        let limit_of = |longest: usize| limits.limit(&model.name, longest);
+        // An item may have been refused before the pass got its longest item, for whose length more bytes are known to fit.
+        let least = order.items.iter().filter_map(|(job, item)| cost_of(job, *item)).map(limit_of).min();
+        let least = least.unwrap_or(u64::MAX).min(self.budget.limit());
         let left_behind = self.jobs.iter().find(|(key, stored)| {
             let next = self.next_item(order, **key, stored);
             let Some(cost) = next.and_then(|item| cost_of(key, item)) else { return false };
@@ -60,7 +64,7 @@ impl Shell {
             stored.model == order.model
                 && self.may_share(env, stored)
                 && larger.cost <= model.pass_cost_max
-                && bytes <= self.budget.limit().min(limits.limit(&model.name, larger.longest))
+                && bytes <= least.min(limit_of(cost))
         });
         if let Some((_, stored)) = left_behind.filter(|_| self.core.status().state == WorkerState::Consuming)
         {

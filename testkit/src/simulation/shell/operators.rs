@@ -97,8 +97,11 @@ impl Shell {
         }
     }
 
-    /// Memory of an ended program stays missing: the worker drains for a restart.
+    /// Memory of an ended program stays missing: the worker drains for a restart. Like `worker/src`, it looks for that in a session only.
     pub fn memory_withheld(&mut self, env: &mut Env, lasted: Micros) {
+        if self.session.is_none() {
+            return;
+        }
         let lasted = std::time::Duration::from_micros(lasted);
         self.handle(env, Event::MemoryWithheld { model: ModelIndex(0), bytes: MIB, lasted });
         if self.exit.is_none() && !self.core.is_draining() {

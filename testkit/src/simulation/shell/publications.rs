@@ -248,6 +248,9 @@ impl Shell {
         let Some(out) = session.outboxes.get(&job).and_then(|outbox| outbox.left.front()).cloned() else {
             return;
         };
+        if matches!(out.kind, Kind::Job { .. }) {
+            env.ledger.continued(stored.letter);
+        }
         let letter = env.ledger.write(stored.job, out.kind);
         session.published += 1;
         session.confirms.insert(session.published, session.judge.sent(job, letter));

@@ -109,7 +109,8 @@ impl Core {
     fn must_wait(&mut self, received: &Received) -> Option<JobOutcome> {
         let Delivery { id: job, trace_id, reply_queue, headers, .. } = &received.delivery;
         let queue = reply_queue.as_deref().filter(|queue| self.destinations.must_wait(queue, self.now.at))?;
-        let mut headers = headers.clone()?;
+        headers.as_ref()?;
+        let mut headers = received.reached();
         headers.waits = headers.waits.saturating_add(1);
         if headers.waits > WAITS_MAX {
             let error =
@@ -197,7 +198,7 @@ impl Core {
         if self.withdrawals.has(&received.delivery, self.now.at) {
             return self.settle(received.settle(JobOutcome::Withdrawn, self.now.at));
         }
-        let headers = received.delivery.headers.clone().unwrap_or_default();
+        let headers = received.reached();
         let error = format!(
             "a rule of the model moves the job to the routing key `{key}`, and no queue is bound with it"
         );
@@ -211,8 +212,8 @@ impl Core {
 
     /// Decides about a job that demands another revision of the model: it waits for a worker that has it.
     fn wait_for_revision(&mut self, received: &Received, rejection: Rejection) -> JobOutcome {
-        let Delivery { id: job, trace_id, headers, .. } = &received.delivery;
-        let mut headers = headers.clone().unwrap_or_default();
+        let Delivery { id: job, trace_id, .. } = &received.delivery;
+        let mut headers = received.reached();
         headers.revision_waits = headers.revision_waits.saturating_add(1);
         if headers.revision_waits > REVISION_WAITS_MAX {
             let error = format!(

@@ -340,6 +340,36 @@ fn a_job_that_demands_another_revision_waits_for_another_worker_and_not_for_ever
     }
 }
 
+/// The broker's count of deliveries ends with the message. A job that waits, or moves, is published again as another one.
+#[test]
+fn a_job_that_was_lost_with_a_worker_keeps_that_crash_when_it_waits_unrun() {
+    let mut worker = Worker::new();
+    let source = worker.source();
+    worker.is_silent("replies");
+    let mut comes_again = |key: u64, reply_queue: Option<&str>| {
+        // One such job may try the queue.
+        let delivery = crate::event::Delivery {
+            redelivered: true,
+            delivery_count: Some(1),
+            reply_queue: reply_queue.map(str::to_owned),
+            ..Worker::delivery(key, source, JobHeaders::default())
+        };
+        worker.apply(Event::Delivered(Box::new(delivery)))
+    };
+    let waits = (1..=3).flat_map(|key| requeued(&comes_again(key, Some("replies")))).collect::<Vec<_>>();
+    assert!(!waits.is_empty());
+    for (_, headers, _) in waits {
+        assert_eq!((headers.waits, headers.crashes), (1, 1));
+    }
+    comes_again(4, None);
+    comes_again(5, None);
+    let rejection = Rejection::new(Reason::WrongRevision, "the job demands revision `x`");
+    let actions = worker.apply(Event::Decoded { job: JobKey(4), result: Err(rejection) });
+    assert_eq!(requeued(&actions)[0].1.crashes, 1);
+    let actions = worker.apply(Event::Moved { job: JobKey(5), key: "large".to_owned() });
+    assert_eq!(requeued(&actions)[0].1.crashes, 1);
+}
+
 #[test]
 fn a_rule_moves_a_job_unrun_and_says_so_in_its_headers() {
     let mut worker = Worker::new();

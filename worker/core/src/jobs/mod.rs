@@ -66,7 +66,7 @@ impl Received {
         self.is_fetching = is_fetching;
     }
 
-    /// Where a job stands that has not run here.
+    /// Where a job stands that has not run here. A message that is published again has no count of deliveries: the headers keep what it told.
     pub(crate) fn reached(&self) -> JobHeaders {
         let mut headers = self.delivery.headers.clone().unwrap_or_default();
         headers.crashes = headers.crashes.max(self.crashes);

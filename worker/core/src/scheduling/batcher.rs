@@ -7,7 +7,7 @@
 //! always a run from the start. The batcher never holds items back to fill a pass: if any item waits, there is a pass.
 //!
 //! Jobs that cannot share a pass with those chosen so far (a batch hint, `exclusive`, isolated) lead a pass of their own: every second
-//! pass belongs to the next such job whose caller did not take more than its turns.
+//! pass belongs to the next such job whose caller did not take more than its turns, nor its queue more than its share.
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
@@ -190,7 +190,7 @@ impl Batcher {
 
     /// Who may lead the next pass; first whose turn it is.
     pub(crate) fn leads(&self) -> impl Iterator<Item = Lead> {
-        // Otherwise a hint would give its caller more than its share.
+        // Otherwise a hint would give its caller, or its queue, more than its share.
         let waits = self.leader_had_pass || self.next_leader().is_some_and(|key| self.owes(key));
         let turns = if waits { [Lead::Shared, Lead::Alone] } else { [Lead::Alone, Lead::Shared] };
         turns.into_iter().filter(|lead| self.first(*lead).is_some())
@@ -204,15 +204,15 @@ impl Batcher {
         }
     }
 
-    /// The first of the leaders whose caller owes nothing to others; the first of all if there is none.
+    /// The first of the leaders whose caller and queue owe nothing to others; the first of all if there is none.
     fn next_leader(&self) -> Option<JobKey> {
         let owes_nothing = self.leaders.iter().find(|key| !self.owes(**key));
         owes_nothing.or(self.leaders.front()).copied()
     }
 
-    /// Whether a job's caller took more than its turns, and others wait.
+    /// Whether a job's caller took more than its turns, or its queue more than its share, and others wait.
     fn owes(&self, key: JobKey) -> bool {
-        self.jobs.get(&key).is_some_and(|job| self.shared.owes(job.queue, &job.caller))
+        self.jobs.get(&key).is_some_and(|job| self.shared.owes(job.queue, &job.caller, self.limits.cost_max))
     }
 
     /// The shape of a pass's first item alone, and whether the pass must be exclusive.

@@ -334,6 +334,30 @@ fn a_queue_of_which_one_job_is_held_at_a_time_keeps_its_share_and_gets_no_more()
     assert_eq!(ran, [300, 100]);
 }
 
+/// A job with a hint leads every second pass only while that is its queue's share.
+#[test]
+fn a_hint_gives_a_queue_no_more_than_its_share() {
+    for (weights, hint) in [([1, 6], 1), ([1, 6], 4), ([1, 2], 1), ([1, 2], 4), ([1, 1], 4)] {
+        let mut batcher = weighted(80, &weights);
+        let cost = 80 / hint as usize;
+        let hinted = |key| Waiting { hint: Some(hint), ..job(key, &vec![cost; 100]) };
+        (0..10).for_each(|key| batcher.push(of("hinted", hinted(key))));
+        let small = |key| Waiting { queue: QueueIndex(1), ..job(key, &[10; 10]) };
+        (1000..2000).for_each(|key| batcher.push(of("other", small(key))));
+        let mut ran = [0, 0];
+        for _ in 0..200 {
+            let draft = next_pass(&mut batcher, |_| true).unwrap();
+            draft.items.iter().for_each(|(job, _, cost)| ran[usize::from(job.0 >= 1000)] += *cost);
+        }
+        let share = f64::from(weights[0]) / f64::from(weights[0] + weights[1]);
+        let had = ran[0] as f64 / (ran[0] + ran[1]) as f64;
+        assert!(
+            (share * 0.9..share * 1.1).contains(&had),
+            "{had} of the cost, with {weights:?} and a hint of {hint}"
+        );
+    }
+}
+
 #[test]
 fn a_queue_without_jobs_lends_its_share_and_does_not_make_up_for_it_later() {
     let mut batcher = weighted(8, &[1, 1]);

@@ -69,9 +69,13 @@ impl FairQueue {
         }
     }
 
-    /// Whether a caller of the queue took more than its quanta, and others wait.
-    pub(super) fn owes(&self, queue: QueueIndex, caller: &Caller) -> bool {
-        self.flows.get(queue.0).is_some_and(|flow| flow.owes(caller))
+    /// Whether a caller of the queue took more than its quanta, and others wait; or the queue took more than its share, by more than a
+    /// pass of this cost, and other queues wait.
+    pub(super) fn owes(&self, queue: QueueIndex, caller: &Caller, pass_cost: usize) -> bool {
+        let others = self.flows.iter().enumerate().filter(|(at, flow)| *at != queue.0 && !flow.is_empty());
+        let least = others.map(|(_, flow)| flow.virtual_time).min_by(f64::total_cmp);
+        let is_ahead = |flow: &Flow| least.is_some_and(|least| flow.is_ahead(least, pass_cost));
+        self.flows.get(queue.0).is_some_and(|flow| flow.owes(caller) || is_ahead(flow))
     }
 
     /// A job of the queue and the caller took so much in a pass of its own.

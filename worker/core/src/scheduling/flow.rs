@@ -252,6 +252,11 @@ impl Flow {
         }
     }
 
+    /// Whether the flow took more than one at this virtual time, by more than this cost.
+    pub(super) fn is_ahead(&self, of: f64, cost: usize) -> bool {
+        self.virtual_time > of + cost as f64 / self.weight
+    }
+
     /// A caller took so much in a pass that one of its jobs led.
     pub(super) fn led(&mut self, caller: &Caller, cost: usize, quantum: usize) {
         self.charge(cost, quantum);
