@@ -172,13 +172,7 @@ impl ModelConfig {
             Task::Embed { pooling, dense: layers, normalize } => {
                 spec.classifier = None;
                 files.push(("pooling".to_owned(), pooling.clone()));
-                let mut width = spec.dims.hidden;
-                for (name, layer) in layers {
-                    let layer = DenseConfig::read(&layer, width)?;
-                    width = layer.outputs;
-                    files.extend(layer.files().map(|(file, path)| (format!("{name}/{file}"), path)));
-                    dense.push(layer);
-                }
+                dense = read_dense(layers, spec.dims.hidden, &mut files)?;
                 (Pooling::read(&pooling, spec.dims.hidden)?, normalize)
             }
             Task::Sparse { pooling, says_so } => {
@@ -204,9 +198,9 @@ impl ModelConfig {
         };
         let weights = weights(&transformer, &mut files)?;
         if let (Some(classifier), Some(module)) = (&mut spec.classifier, &own.activation_fn) {
-            classifier.function = ScoreFunction::of_module(module).ok_or_else(|| {
-                unsupported(&own_file, format!("the activation function `{module}`"), SCORE_MODULES)
-            })?;
+            let refused =
+                || unsupported(&own_file, format!("the activation function `{module}`"), SCORE_MODULES);
+            classifier.function = ScoreFunction::of_module(module).ok_or_else(refused)?;
         }
         let texts = TextConfig::read(&transformer, &sentence, &spec)?;
         Ok(Self {
@@ -296,6 +290,21 @@ fn needs_mlm(sentence: &SentenceFile, says_so: bool) -> Result<(), LoadError> {
             Err(unsupported(&sentence.path, found, &format!("`{TASK}`")))
         }
     }
+}
+/// The layers behind the pooling of vectors of `width` elements. Adds their files to those that the outputs depend on.
+fn read_dense(
+    layers: Vec<(String, PathBuf)>,
+    mut width: usize,
+    files: &mut Vec<(String, PathBuf)>,
+) -> Result<Vec<DenseConfig>, LoadError> {
+    let mut dense = Vec::with_capacity(layers.len());
+    for (name, folder) in layers {
+        let layer = DenseConfig::read(&folder, width)?;
+        width = layer.outputs;
+        files.extend(layer.files().map(|(file, path)| (format!("{name}/{file}"), path)));
+        dense.push(layer);
+    }
+    Ok(dense)
 }
 
 /// sentence-transformers puts its default prompt before every text; so does this engine.
