@@ -85,6 +85,15 @@ impl JobOutcome {
         Self::requeue(headers, Route::Now, cause)
     }
 
+    /// A worker, device or process was lost with the job after this was decided: the next attempt has to say so.
+    pub(crate) fn count_crash(&mut self, incident: &Attempt) {
+        let Self::Requeue(Requeue { headers, otherwise, .. }) = self else { return };
+        count_crash(headers, incident.clone());
+        if let Some(otherwise) = otherwise {
+            otherwise.full.count_crash(incident);
+        }
+    }
+
     /// Sets how many items are answered when this outcome takes effect.
     pub(crate) fn set_items_done(&mut self, items_done: u32) {
         match self {
@@ -98,6 +107,12 @@ impl JobOutcome {
             Self::DeadLetter { headers: None, .. } | Self::Reply | Self::AckOnly | Self::Withdrawn => {}
         }
     }
+}
+
+/// Writes down that a worker, device or process was lost with the job.
+pub(crate) fn count_crash(headers: &mut JobHeaders, incident: Attempt) {
+    headers.crashes = headers.crashes.saturating_add(1);
+    headers.history.push(incident);
 }
 
 /// What a decision needs to know of the pass.
@@ -212,7 +227,8 @@ fn after_all_attempts(
 
 /// How often a job has waited for memory for its item of this index: none for an item that it did not wait for before, which has run.
 pub(crate) fn delays_before(headers: &JobHeaders, item: u32) -> u32 {
-    let is_another = headers.history.last().is_some_and(|last| item > last.item);
+    // A crash since then was no attempt at an item.
+    let is_another = headers.last_out_of_memory().is_some_and(|last| item > last.item);
     if is_another { 0 } else { headers.delays }
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use vramq_schemas::headers::WORKER_LOST;
 
 const MIB: u64 = 1 << 20;
 const OOM: OutOfMemory = OutOfMemory { asked: 900 * MIB, free: 100 * MIB, total: 1000 * MIB, foreign: 0 };
@@ -128,6 +129,10 @@ fn the_next_item_may_wait_again() {
     assert_eq!(outline(&further), ("delay", Some(1), false, 1));
     // Its first wait is that of a first one.
     assert_eq!((delays_before(&next, 3), delays_before(&next, 4)), (DELAYS_MAX, 0));
+    // A crash in between is an attempt at no item.
+    let mut lost = next;
+    count_crash(&mut lost, Attempt { outcome: WORKER_LOST.to_owned(), ..Attempt::default() });
+    assert_eq!((delays_before(&lost, 3), delays_before(&lost, 4)), (DELAYS_MAX, 0));
 }
 
 #[test]

@@ -46,6 +46,10 @@ impl Shell {
             (!is_kept).then_some("a hint that nothing changed")
         });
         let wrong = wrong.or_else(|| self.wrong_route(env, stored, &before, headers, route));
+        // What is not read may move to the quarantine, which does not count what happened among other jobs.
+        let lost_here = before.crashes.saturating_add(self.unexplained_returns(stored));
+        let is_forgotten = stored.is_decoded && headers.crashes < lost_here;
+        let wrong = wrong.or_else(|| is_forgotten.then_some("a worker that was lost with it is forgotten"));
         if let Some(what) = wrong {
             env.ledger.fail("an attempt tells the truth about those before", || {
                 format!("worker-{who}: job {number}: {what}: {headers:?} by {route:?} after {before:?}")
@@ -212,7 +216,7 @@ impl Shell {
         } else if stored.has_started {
             return Some("it tells nothing of its attempts");
         }
-        let last = headers.and_then(|headers| headers.history.last());
+        let last = headers.and_then(JobHeaders::last_out_of_memory);
         match (rejection.reason, rejection.requirement, last) {
             (Reason::OutOfMemory, Some(needs), Some(last)) => {
                 wrong_requirement(needs, last, &rejection.error)
@@ -289,7 +293,7 @@ fn wait_of(before: &JobHeaders, headers: &JobHeaders) -> Option<usize> {
 /// Whether headers that changed like this, by this route, can have that cause.
 fn is_cause(cause: Cause, before: &JobHeaders, headers: &JobHeaders, route: &Route) -> bool {
     let ran_out = headers.attempt > before.attempt;
-    let last_items = headers.history.last().map_or(0, |last| last.items);
+    let last_items = headers.last_out_of_memory().map_or(0, |last| last.items);
     let waited = headers.waits > before.waits;
     match cause {
         Cause::Smaller => ran_out && last_items > 1,
@@ -303,8 +307,7 @@ fn is_cause(cause: Cause, before: &JobHeaders, headers: &JobHeaders, route: &Rou
         Cause::ReplyQueueFull => waited && !ran_out,
         Cause::StoreUnavailable | Cause::ScratchFull => headers.store_waits > before.store_waits && !ran_out,
         Cause::Suspect => matches!(route, Route::Quarantine) && !ran_out,
-        Cause::Bulk => !ran_out && headers.crashes == before.crashes,
-        Cause::Turn => !ran_out,
+        Cause::Bulk | Cause::Turn => !ran_out,
         Cause::Counted | Cause::HandedOver => !ran_out && !waited,
         Cause::WrongRevision => headers.revision_waits > before.revision_waits && !ran_out,
         Cause::Moved => headers.moved && matches!(route, Route::LargerDevice(_)) && !ran_out,

@@ -3,7 +3,7 @@
 
 use vramq_core::action::{Route, Run};
 use vramq_core::ids::JobKey;
-use vramq_schemas::{JobHeaders, Reason};
+use vramq_schemas::JobHeaders;
 
 use super::Shell;
 use crate::simulation::agenda::{Micros, SECOND};
@@ -81,8 +81,7 @@ impl Shell {
         headers: &JobHeaders,
         route: &Route,
     ) {
-        let Some(last) = headers.history.last().filter(|last| last.outcome == Reason::OutOfMemory.as_str())
-        else {
+        let Some(last) = headers.last_out_of_memory() else {
             return env
                 .ledger
                 .fail("an attempt is written down", || format!("job {number}: {:?}", headers.history));

@@ -72,6 +72,13 @@ impl Shell {
         }
     }
 
+    /// How often the broker delivered a job before for which no crash is excused. A worker's own losses explain what comes back to it,
+    /// those of queues, too.
+    pub(super) fn unexplained_returns(&self, stored: &StoredJob) -> u32 {
+        let is_explained = self.sessions > 1 || self.gave_back || self.shares.has_missed();
+        if is_explained { 0 } else { stored.returns }
+    }
+
     /// What was answered here is not read again, and what may crash workers is not read among others.
     pub(super) fn check_decode(&self, env: &mut Env, job: JobKey) {
         let Some(stored) = self.jobs.get(&job) else { return };
@@ -85,9 +92,7 @@ impl Shell {
                 .fail("what was settled here is only acknowledged", || format!("worker-{who}: job {number}"));
         }
         let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else { return };
-        // A worker's own losses explain what comes back to it, those of queues, too.
-        let returns =
-            if self.sessions > 1 || self.gave_back || self.shares.has_missed() { 0 } else { stored.returns };
+        let returns = self.unexplained_returns(stored);
         let charged = headers.crashes.saturating_add(returns);
         // Lost with programs only, it harms no worker: it runs among others, in passes of its own.
         let by_workers = if of_programs(headers) { returns } else { charged };

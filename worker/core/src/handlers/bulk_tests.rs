@@ -4,7 +4,7 @@ use vramq_schemas::JobHeaders;
 
 use super::test_worker::{BULK_JOBS_MAX, MODEL, Worker, requeued};
 use crate::action::Route;
-use crate::event::{Event, PublicationOutcome, QueueCount, QueueCounts};
+use crate::event::{Delivery, Event, PublicationOutcome, QueueCount, QueueCounts};
 use crate::ids::JobKey;
 
 /// More than four passes of eight items.
@@ -41,6 +41,19 @@ fn large_jobs_run_like_others_while_their_queue_is_full() {
     assert!(requeued(&worker.decoded(2, LARGE)).is_empty());
     counted(&mut worker, 0);
     assert!(moves(&mut worker, 3));
+}
+
+/// It moves as a new message, which has no count of deliveries.
+#[test]
+fn a_large_job_that_was_lost_with_a_worker_keeps_that_crash() {
+    let mut worker = Worker::new();
+    let first = Worker::delivery(1, worker.source(), JobHeaders::default());
+    let lost = Delivery { redelivered: true, delivery_count: Some(1), ..first };
+    worker.apply(Event::Delivered(Box::new(lost)));
+    let actions = worker.decoded(1, LARGE);
+    let moved = requeued(&actions);
+    let [(JobKey(1), headers, Route::Bulk)] = &moved[..] else { panic!("{actions:?}") };
+    assert_eq!(headers.crashes, 1);
 }
 
 #[test]

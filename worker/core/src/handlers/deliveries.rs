@@ -254,8 +254,7 @@ impl Core {
         let cost: usize = decoded.costs.iter().sum();
         if self.is_bulk(&received, cost) {
             self.consumers[model.0].moved_to_bulk();
-            let headers = received.delivery.headers.clone().unwrap_or_default();
-            let outcome = JobOutcome::requeue(headers, Route::Bulk, Cause::Bulk);
+            let outcome = JobOutcome::requeue(received.reached(), Route::Bulk, Cause::Bulk);
             return self.settle(received.settle(outcome, self.now.at));
         }
         let costs = decoded.costs.clone();

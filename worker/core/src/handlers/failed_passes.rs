@@ -30,7 +30,7 @@ impl Core {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let (worker, device, larger) =
             (self.settings.worker.clone(), self.settings.device.clone(), model.larger.clone());
-        let (name, is_probed) = (model.name.clone(), self.scheduler.is_probed(model));
+        let name = model.name.clone();
         let facts = PassFacts {
             worker: &worker,
             device: &device,
@@ -59,33 +59,43 @@ impl Core {
             if !lacks_output(&pass, outputs, job) {
                 // The failure came after the job's items were finished.
                 self.advance(job);
-                continue;
-            }
-            if let PassError::Crashed(text) = error {
+            } else if let PassError::Crashed(text) = error {
                 self.process_lost(job, text);
-                continue;
-            }
-            let undecided = |job: &&Running| {
-                !job.is_decided() && matches!(job.stop_reason(), None | Some(StopReason::Requeued(_)))
-            };
-            let Some(running) = self.jobs.running(job).filter(undecided) else { continue };
-            let headers = running.headers.clone();
-            let outcome = self.outcome_of_failure(job, &headers, &pass, &facts, error, invalid);
-            let Some(outcome) = outcome else {
-                is_undecided = true;
-                continue;
-            };
-            self.scheduler.batcher_mut(pass.model).remove(job);
-            if !is_probed || matches!(error, PassError::OutOfMemory(_) | PassError::InvalidInput { .. }) {
-                self.decide(job, outcome);
             } else {
-                self.health.suspect(job, pass.model, outcome);
+                is_undecided |= !self.decide_after_failure(job, &pass, &facts, error, invalid);
             }
         }
         if is_undecided {
             // Where nobody is named, each job runs again alone.
             self.give_back(pass, outputs, invalid.is_none());
         }
+    }
+
+    /// Decides about a job that lacks outputs of a failed pass, if that was not decided before. False: it is to run again here, without
+    /// the others of the pass.
+    fn decide_after_failure(
+        &mut self,
+        job: JobKey,
+        pass: &InFlight,
+        facts: &PassFacts<'_>,
+        error: &PassError,
+        invalid: Option<(JobKey, u32)>,
+    ) -> bool {
+        let undecided = |job: &&Running| {
+            !job.is_decided() && matches!(job.stop_reason(), None | Some(StopReason::Requeued(_)))
+        };
+        let Some(running) = self.jobs.running(job).filter(undecided) else { return true };
+        let headers = running.headers.clone();
+        let outcome = self.outcome_of_failure(job, &headers, pass, facts, error, invalid);
+        let Some(outcome) = outcome else { return false };
+        self.scheduler.batcher_mut(pass.model).remove(job);
+        let is_probed = self.scheduler.is_probed(&self.models[pass.model.0]);
+        if !is_probed || matches!(error, PassError::OutOfMemory(_) | PassError::InvalidInput { .. }) {
+            self.decide(job, outcome);
+        } else {
+            self.health.suspect(job, pass.model, outcome);
+        }
+        true
     }
 
     /// The outcome of a job with these headers whose pass failed. `None`: it is to run again here, without the others of the pass.
@@ -175,3 +185,7 @@ fn invalid_item(pass: &InFlight, outputs: &[Option<usize>], error: &PassError) -
     let has_output = outputs.get(*at).is_some_and(Option::is_some);
     pass.items.get(*at).filter(|_| !has_output).map(|(job, item, _)| (*job, *item))
 }
+
+#[cfg(test)]
+#[path = "failed_passes_tests.rs"]
+mod tests;

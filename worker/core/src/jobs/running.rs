@@ -1,15 +1,18 @@
 //! A job whose items wait or run. What comes in are its outputs and what was decided about it; what goes out is its next step: a part, a
 //! requeue, or its end. Owns the job's headers and progress.
 
+mod ending;
+
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use vramq_schemas::JobHeaders;
+pub(super) use ending::back_to;
+use vramq_schemas::{Attempt, JobHeaders};
 
 use super::progress::{FinishedItems, Progress};
-use super::{PartInFlight, Received, Settling};
-use crate::action::{Route, Run};
-use crate::disposition::JobOutcome;
+use super::{PartInFlight, Received};
+use crate::action::Run;
+use crate::disposition::{self, JobOutcome};
 use crate::event::{DecodedJob, Source};
 use crate::observation::Cause;
 use crate::scheduling::Waiting;
@@ -334,60 +337,14 @@ impl Running {
         }
     }
 
-    /// A device was lost, or found to be sick, while it ran the job: counts as a crash.
-    pub(crate) fn count_crash(&mut self, attempt: vramq_schemas::Attempt) {
-        self.headers.crashes = self.headers.crashes.saturating_add(1);
-        self.headers.history.push(attempt);
+    /// A device or a process was lost while it ran the job, or the device was found to be sick. A decision that waits for other passes has
+    /// headers of its own, from before that.
+    pub(crate) fn count_crash(&mut self, incident: Attempt) {
+        if let Some(decision) = &mut self.decision {
+            decision.count_crash(&incident);
+        }
+        disposition::count_crash(&mut self.headers, incident);
     }
-
-    /// The next stage: what is finished goes out first, then what `outcome` asks for.
-    pub(crate) fn settle(mut self, outcome: JobOutcome, now: Instant) -> Settling {
-        let run = match &outcome {
-            JobOutcome::AckOnly | JobOutcome::Withdrawn => None,
-            JobOutcome::Reply => self.take_run(now),
-            // Only the last reply of a complete job says `done`.
-            _ => self.take_run(now).filter(|run| run.items > 0).map(|run| Run { is_last: false, ..run }),
-        };
-        let items_done = self.progress.items_done();
-        let outcome = at(outcome, items_done, self.received.delivery.source);
-        let headers = run.map(|run| JobHeaders { items_done: run.offset, ..self.headers });
-        Settling::new(self.received, outcome, run, headers, now).after_first_pass(self.first_pass_at)
-    }
-
-    /// The next stage of a job whose part was not taken: its replies go to the dead letters beside it.
-    pub(crate) fn settle_undeliverable(self, run: Run, outcome: JobOutcome, now: Instant) -> Settling {
-        let Self { received, first_pass_at, .. } = self;
-        let source = received.delivery.source;
-        Settling::new(received, at(outcome, run.offset, source), None, None, now)
-            .with_dead_replies()
-            .after_first_pass(first_pass_at)
-    }
-
-    /// The next stage of a job that ends without any more of its results.
-    pub(crate) fn settle_without_results(self, outcome: JobOutcome, now: Instant) -> Settling {
-        let first_pass_at = self.first_pass_at;
-        Settling::new(self.received, outcome, None, None, now).after_first_pass(first_pass_at)
-    }
-}
-
-/// The outcome of a job from this queue with the items that are answered when it takes effect.
-fn at(mut outcome: JobOutcome, items_done: u32, source: Source) -> JobOutcome {
-    outcome.set_items_done(items_done);
-    back_to(source, outcome)
-}
-
-/// The outcome of a job from this queue: if it is requeued at once, it goes back there.
-pub(super) fn back_to(source: Source, mut outcome: JobOutcome) -> JobOutcome {
-    if let JobOutcome::Requeue(requeue) = &mut outcome
-        && requeue.route == Route::Now
-    {
-        requeue.route = match source {
-            Source::Jobs(..) => Route::Now,
-            Source::Bulk(_) => Route::Bulk,
-            Source::Quarantine => Route::Quarantine,
-        };
-    }
-    outcome
 }
 
 /// A number of items of a job, which fits.
