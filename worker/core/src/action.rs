@@ -118,6 +118,15 @@ pub struct Run {
     pub bytes: usize,
 }
 
+impl Run {
+    /// The caller has the items before this one. The rest goes out again, or to the dead letters.
+    pub(crate) fn skip_to(&mut self, item: u32) {
+        let taken = item.saturating_sub(self.offset).min(self.items);
+        self.offset += taken;
+        self.items -= taken;
+    }
+}
+
 /// A queue of a model that jobs are consumed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobQueue {

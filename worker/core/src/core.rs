@@ -92,6 +92,17 @@ impl Core {
     pub fn apply(&mut self, event: Event, now: Now) -> Vec<Action> {
         self.now = now;
         self.note_standstill();
+        self.handle(event);
+        if self.session.is_active() {
+            self.answer_pauses();
+            if self.lifecycle.has_deadline() && self.unacked() == 0 && self.has_stopped_consuming() {
+                self.end_session(SessionEnd::Drained);
+            }
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    fn handle(&mut self, event: Event) {
         match event {
             Event::SessionOpened(facts) => self.session_opened(facts),
             Event::SessionFailed(error) => self.end_session(SessionEnd::Lost(error)),
@@ -108,6 +119,7 @@ impl Core {
             Event::Fetched { job, result } => self.fetched(job, result),
             Event::Prepared { job, result } => self.prepared(job, result),
             Event::PassEnded(end) => self.pass_ended(end),
+            Event::RepliesTaken { job, up_to } => self.replies_taken(job, up_to),
             Event::Published { job, outcome } => self.published(job, outcome),
             Event::AcksSent { channel, sent } => self.acks_sent(channel, &sent),
             Event::GivenBack { job, sent } => self.given_back(job, sent),
@@ -127,18 +139,11 @@ impl Core {
             Event::MemoryWithheld { model, bytes, lasted } => self.memory_withheld(model, bytes, lasted),
             Event::Tick(reading) => self.tick(&reading),
             Event::Timer => {
-                self.scheduler.round_is_due(now.at);
+                self.scheduler.round_is_due(self.now.at);
                 self.timers_due();
             }
             Event::Idle => self.idle(),
         }
-        if self.session.is_active() {
-            self.answer_pauses();
-            if self.lifecycle.has_deadline() && self.unacked() == 0 && self.has_stopped_consuming() {
-                self.end_session(SessionEnd::Drained);
-            }
-        }
-        std::mem::take(&mut self.actions)
     }
 
     fn note_standstill(&mut self) {

@@ -86,6 +86,12 @@ pub enum Event {
     },
     /// A pass has ended, and the device is done with its memory; the answer to `Run`.
     PassEnded(PassEnd),
+    /// Of a job's replies those with the items before this one are confirmed, and the next one is not taken. `Published` follows,
+    /// with the reason.
+    RepliesTaken {
+        job: JobKey,
+        up_to: u32,
+    },
     /// The answer to `Publish`.
     Published {
         job: JobKey,

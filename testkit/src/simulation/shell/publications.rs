@@ -157,7 +157,7 @@ impl Shell {
             Publication::FailureNotice(rejection) if rejection.reason == Reason::Withdrawn => {
                 stored.end = Some(SeenEnd::Withdrawn);
             }
-            Publication::Reply(run) => (stored.is_part_out, stored.reply_from) = (!run.is_last, run.offset),
+            Publication::Reply(run) => stored.is_part_out = !run.is_last,
             _ => {}
         }
     }
@@ -278,7 +278,10 @@ impl Shell {
             if outbox.is_reply {
                 env.ledger.excuses_mut(stored.job).replies_refused = true;
                 stored.unconfirmed = outbox.left;
-                stored.refused_from.get_or_insert(stored.reply_from);
+                if let Kind::Reply { offset, .. } = env.ledger.letter(letter).kind {
+                    stored.refused_from = Some(offset);
+                    self.ready.push_back(Event::RepliesTaken { job, up_to: offset });
+                }
             }
             return Some(outcome);
         }

@@ -110,8 +110,7 @@ pub(super) struct StoredJob {
     pub(super) requeue: Option<(Box<JobHeaders>, Route)>,
     /// The last reply is a part: more follow.
     pub(super) is_part_out: bool,
-    /// Where the last reply begins; and where the one begins that nobody took.
-    pub(super) reply_from: u32,
+    /// Where the reply begins that nobody took.
     pub(super) refused_from: Option<u32>,
     /// A full queue refused another message about it.
     pub(super) was_refused: bool,
@@ -168,7 +167,6 @@ impl StoredJob {
             tries: Tries::default(),
             requeue: None,
             is_part_out: false,
-            reply_from: next,
             refused_from: None,
             was_refused: false,
             end: None,

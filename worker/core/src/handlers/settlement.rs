@@ -175,6 +175,15 @@ impl Core {
         }
     }
 
+    /// The caller has the items before this one, of replies that were not all taken.
+    pub(crate) fn replies_taken(&mut self, job: JobKey, up_to: u32) {
+        if let Some(settling) = self.jobs.settling_mut(job) {
+            settling.replies_taken(up_to);
+        } else if let Some(part) = self.jobs.running_mut(job).and_then(Running::part_mut) {
+            part.taken_up_to(up_to);
+        }
+    }
+
     /// Something about a job that ends here was published, or could not be: takes its next step.
     fn settlement_published(&mut self, job: JobKey, outcome: PublicationOutcome) {
         let Some(settling) = self.jobs.settling_mut(job) else { return };
@@ -342,3 +351,7 @@ impl Core {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "settlement_tests.rs"]
+mod tests;

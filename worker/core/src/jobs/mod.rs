@@ -276,6 +276,11 @@ pub(crate) struct PartInFlight {
 }
 
 impl PartInFlight {
+    /// The caller has the items before this one.
+    pub(crate) fn taken_up_to(&mut self, item: u32) {
+        self.run.skip_to(item);
+    }
+
     /// The broker refused it: how often it has by now.
     pub(crate) fn count_refusal(&mut self) -> u32 {
         self.tries += 1;

@@ -157,6 +157,15 @@ impl Settling {
         }
     }
 
+    /// The first replies are confirmed: the caller has the items before this one. If a later reply is not taken, the job stands there.
+    pub(crate) fn replies_taken(&mut self, item: u32) {
+        let Some(run) = self.run.as_mut().filter(|_| self.stage == Stage::Reply) else { return };
+        run.skip_to(item);
+        if let Some(headers) = &mut self.headers_before {
+            headers.items_done = run.offset;
+        }
+    }
+
     /// The broker refused the publication: how often it has by now.
     pub(crate) fn count_refusal(&mut self) -> u32 {
         self.tries += 1;

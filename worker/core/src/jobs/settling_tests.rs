@@ -293,6 +293,30 @@ fn a_refused_publication_is_offered_again() {
     assert_eq!(word(&settling.published(CONFIRMED, policy(true))), "ack");
 }
 
+/// A retry of the dead letter starts behind them, and the replies beside it are all that is missing.
+#[test]
+fn replies_that_were_taken_before_one_was_not_count_as_answered() {
+    let outcomes =
+        [(JobOutcome::Reply, "unroutable"), (requeue(None), "unroutable"), (dead_letter(), "engine-failed")];
+    for (outcome, reason) in outcomes {
+        let mut settling = settling(outcome, Some(run()));
+        settling.begin();
+        settling.replies_taken(4);
+        assert_eq!(word(&settling.published(refused(), policy(true))), "dead replies");
+        let letter = word(&settling.published(CONFIRMED, policy(true)));
+        assert_eq!(letter, format!("dead letter {reason} at 4"));
+    }
+}
+
+#[test]
+fn a_run_of_replies_only_gets_shorter() {
+    let mut run = run();
+    for (taken, left) in [(0, (2, 3)), (4, (4, 1)), (3, (4, 1)), (99, (5, 0))] {
+        run.skip_to(taken);
+        assert_eq!((run.offset, run.items), left);
+    }
+}
+
 fn outcome() -> impl Strategy<Value = PublicationOutcome> {
     prop_oneof![
         Just(CONFIRMED),

@@ -10,7 +10,7 @@ use vramq_core::event::{Event, PublicationOutcome};
 use vramq_core::ids::JobKey;
 use vramq_core::rejection::Rejection;
 use vramq_schemas::output_name::OutputOwner;
-use vramq_schemas::{ItemProgress, Reason};
+use vramq_schemas::{ItemProgress, Reason, ReplyHeaders};
 
 use super::INLINE_BYTES_MAX;
 use crate::broker::message::{self, Message, ReplyAddress};
@@ -192,13 +192,25 @@ impl EventLoop {
     /// Takes in how far a publication came. Adds the core's event to `ready`.
     pub(crate) fn take_in_sent(&mut self, job: JobKey, sent: Sent) {
         let Sent { kind, outcome, unconfirmed } = sent;
+        let taken_up_to = match kind {
+            PublicationKind::Reply => unconfirmed.first().and_then(first_item),
+            _ => None,
+        };
         if let (PublicationKind::Reply | PublicationKind::DeadReplies { .. }, Some(payload)) =
             (kind, self.jobs.payload_mut(job))
         {
             payload.unconfirmed = unconfirmed;
         }
+        if let Some(up_to) = taken_up_to {
+            self.ready.push_back(Event::RepliesTaken { job, up_to });
+        }
         self.ready.push_back(Event::Published { job, outcome });
     }
+}
+
+/// The first item that a reply holds.
+fn first_item(reply: &Message) -> Option<u32> {
+    ReplyHeaders::read(&reply.headers).ok().map(|headers| headers.offset)
 }
 
 /// Publishes until a message is not confirmed. Takes those out that are; gives the outcome of the one that is not.
