@@ -29,6 +29,7 @@ use crate::settings::{ModelFacts, Settings};
 use crate::sizes::Size;
 use crate::standstill::Standstills;
 use crate::status::{MemoryStatus, ModelStatus, Status};
+use crate::successors::Successors;
 use crate::timers::{Timer, Timers};
 use crate::withdrawals::Withdrawals;
 
@@ -54,6 +55,7 @@ pub struct Core {
     pub(crate) destinations: Destinations,
     pub(crate) republish_allowance: RepublishAllowance,
     pub(crate) withdrawals: Withdrawals,
+    pub(crate) successors: Successors,
     actions: Vec<Action>,
 }
 
@@ -81,6 +83,7 @@ impl Core {
             destinations: Destinations::new(settings.confirm_max),
             republish_allowance: RepublishAllowance::default(),
             withdrawals: Withdrawals::default(),
+            successors: Successors::default(),
             actions: Vec::new(),
             models,
             settings,
@@ -269,7 +272,10 @@ impl Core {
         let session = self.session.sizes(unacked);
         let scheduler = self.scheduler.sizes(unacked);
         let destinations = self.destinations.sizes(unacked);
-        single.into_iter().chain(session).chain(scheduler).chain(destinations).chain(self.redelivery.sizes())
+        let successors = self.successors.sizes(unacked);
+        let of_jobs =
+            single.into_iter().chain(session).chain(scheduler).chain(destinations).chain(successors);
+        of_jobs.chain(self.redelivery.sizes())
     }
 
     fn session_opened(&mut self, facts: SessionFacts) {
@@ -299,6 +305,7 @@ impl Core {
             self.observe(Observation::Unsettled { model: ModelIndex(at), jobs: consumers.unacked() });
         }
         let jobs = self.jobs.forget_all();
+        self.successors.session_closed();
         self.credit.iter_mut().for_each(|credit| credit.set_unsettled(0));
         if matches!(end, None | Some(SessionEnd::Lost(_))) {
             self.redelivery.session_lost(jobs.iter().map(|(_, message)| *message), self.now.at);

@@ -42,6 +42,7 @@ mod slot_controller;
 pub mod slots;
 mod standstill;
 pub mod status;
+mod successors;
 mod timers;
 pub mod units;
 mod withdrawals;

@@ -7,6 +7,7 @@ use vramq_schemas::headers::PROCESS_LOST;
 
 use super::Shell;
 use super::accounts::SUSPECT_AFTER;
+use super::confirms::CONFIRM_MAX;
 use super::stored_job::StoredJob;
 use crate::simulation::agenda::{Micros, SECOND};
 use crate::simulation::env::Env;
@@ -79,9 +80,26 @@ impl Shell {
         if is_explained { 0 } else { stored.returns }
     }
 
+    /// Whether a message is the next attempt of a job that is still here.
+    pub(super) fn is_next_attempt(&self, stored: &StoredJob) -> bool {
+        self.jobs.values().any(|before| before.next_attempt == Some(stored.letter))
+    }
+
+    /// If a worker dies with a message and with the next attempt that follows it, the job is there twice.
+    fn check_order(&self, env: &mut Env, stored: &StoredJob) {
+        let is_due = env.now > stored.delivered_at + CONFIRM_MAX * SECOND;
+        if !is_due && self.is_next_attempt(stored) {
+            let (who, number) = (self.life.worker, stored.job.0);
+            env.ledger.fail("a next attempt is read when the message before it is settled", || {
+                format!("worker-{who}: job {number}")
+            });
+        }
+    }
+
     /// What was answered here is not read again, and what may crash workers is not read among others.
     pub(super) fn check_decode(&self, env: &mut Env, job: JobKey) {
         let Some(stored) = self.jobs.get(&job) else { return };
+        self.check_order(env, stored);
         let (who, number) = (self.life.worker, stored.job.0);
         let twin = env.ledger.letter(stored.letter).twin;
         let is_answered = self.answered.get(&twin).is_some_and(|(at, session)| {

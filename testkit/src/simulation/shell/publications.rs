@@ -244,14 +244,18 @@ impl Shell {
 
     /// Publishes the next message of a job.
     fn send_next(&mut self, env: &mut Env, job: JobKey) {
-        let (Some(session), Some(stored)) = (&mut self.session, self.jobs.get(&job)) else { return };
+        let (Some(session), Some(stored)) = (&mut self.session, self.jobs.get_mut(&job)) else { return };
         let Some(out) = session.outboxes.get(&job).and_then(|outbox| outbox.left.front()).cloned() else {
             return;
         };
-        if matches!(out.kind, Kind::Job { .. }) {
+        let is_next_attempt = matches!(out.kind, Kind::Job { .. });
+        if is_next_attempt {
             env.ledger.continued(stored.letter);
         }
         let letter = env.ledger.write(stored.job, out.kind);
+        if is_next_attempt {
+            stored.next_attempt = Some(letter);
+        }
         session.published += 1;
         session.confirms.insert(session.published, session.judge.sent(job, letter));
         let properties = Properties { priority: out.priority, persistent: true, ..Properties::default() };

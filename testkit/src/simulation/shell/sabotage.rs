@@ -62,6 +62,8 @@ sabotages! {
     CrashCountedSeveralTimes,
     /// Quarantined jobs run among others.
     QuarantineShared,
+    /// A next attempt is read while the message before it is still here.
+    NextAttemptNotHeld,
     /// An out-of-memory counts as the engine's failure.
     OutOfMemoryTakenForFailure,
     /// A pass that was skipped counts as failed.

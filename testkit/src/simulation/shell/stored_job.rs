@@ -89,6 +89,8 @@ pub(super) struct StoredJob {
     pub(super) findings_before: u32,
     /// A store did not give its inputs.
     pub(super) store_failed: bool,
+    /// The message of its next attempt, once that is published.
+    pub(super) next_attempt: Option<Letter>,
     /// It demands another revision of its model.
     pub(super) is_of_other_revision: bool,
     /// It has to go to the queue of large jobs.
@@ -156,6 +158,7 @@ impl StoredJob {
             was_behind_hung: false,
             findings_before: findings,
             store_failed: false,
+            next_attempt: None,
             is_of_other_revision: false,
             must_move: false,
             is_cancelled: false,

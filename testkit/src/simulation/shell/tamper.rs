@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vramq_core::action::{Action, Answer, JobQueue, Publication, Route};
 use vramq_core::device::PassError;
-use vramq_core::event::{Event, PassEnd, PassResult, PublicationOutcome, Source, Withdrawn};
+use vramq_core::event::{Delivery, Event, PassEnd, PassResult, PublicationOutcome, Source, Withdrawn};
 use vramq_core::ids::{ConsumerId, Fingerprint, JobKey, QueueIndex};
 use vramq_core::observation::Observation;
 use vramq_schemas::topology::DELAYS_MS;
@@ -46,22 +46,7 @@ impl Shell {
             }
             (Sabotage::WithheldMemoryIgnored, Event::MemoryWithheld { .. })
             | (Sabotage::LostTimer, Event::Timer) => return Verdict::IsLost,
-            (Sabotage::FingerprintsCollide, Event::Delivered(delivery)) => {
-                delivery.fingerprint = Fingerprint(7);
-            }
-            (Sabotage::CrashesForgotten, Event::Delivered(delivery)) => {
-                (delivery.redelivered, delivery.delivery_count) = (false, None);
-            }
-            (Sabotage::CrashCountedSeveralTimes, Event::Delivered(delivery)) if delivery.redelivered => {
-                if let Some(headers) = &mut delivery.headers {
-                    headers.crashes += 5;
-                }
-            }
-            (Sabotage::QuarantineShared, Event::Delivered(delivery))
-                if delivery.source == Source::Quarantine =>
-            {
-                delivery.source = Source::Jobs(QueueIndex::OWN, ConsumerId(u64::MAX));
-            }
+            (_, Event::Delivered(delivery)) => self.tamper_delivery(sabotage, delivery),
             (_, Event::PassEnded(end)) => return self.tamper_pass_end(sabotage, end),
             (_, Event::Withdrawn(withdrawn)) => return self.tamper_withdrawal(sabotage, withdrawn),
             (Sabotage::FurtherQueueNotFound, Event::QueueLookedFor { result, .. }) => {
@@ -71,6 +56,30 @@ impl Shell {
             _ => {}
         }
         Verdict::Happens
+    }
+
+    fn tamper_delivery(&self, sabotage: Sabotage, delivery: &mut Delivery) {
+        match sabotage {
+            Sabotage::FingerprintsCollide => delivery.fingerprint = Fingerprint(7),
+            Sabotage::CrashesForgotten => {
+                (delivery.redelivered, delivery.delivery_count) = (false, None);
+            }
+            Sabotage::CrashCountedSeveralTimes if delivery.redelivered => {
+                if let Some(headers) = &mut delivery.headers {
+                    headers.crashes += 5;
+                }
+            }
+            Sabotage::QuarantineShared if delivery.source == Source::Quarantine => {
+                delivery.source = Source::Jobs(QueueIndex::OWN, ConsumerId(u64::MAX));
+            }
+            // Its id shows what it follows.
+            Sabotage::NextAttemptNotHeld
+                if self.jobs.get(&delivery.job).is_some_and(|stored| self.is_next_attempt(stored)) =>
+            {
+                delivery.id = None;
+            }
+            _ => {}
+        }
     }
 
     fn tamper_pass_end(&self, sabotage: Sabotage, end: &mut PassEnd) -> Verdict {

@@ -36,9 +36,14 @@ impl Core {
         if let Some(outcome) = outcome {
             return self.settle(received.settle(outcome, self.now.at));
         }
-        let (job, model) = (received.delivery.job, received.delivery.model);
+        self.read_in_turn(received);
+    }
+
+    /// Has a job read.
+    pub(crate) fn read(&mut self, received: Received) {
+        let (job, cost) = (received.delivery.job, self.cost_at_first(received.delivery.model));
         self.jobs.insert(Job::Received(Box::new(received)));
-        self.act(Action::Decode { job, cost: self.cost_at_first(model) });
+        self.act(Action::Decode { job, cost });
     }
 
     /// Counts a delivery everywhere where deliveries are counted. Gives the queue that it came from, if it is one of jobs.

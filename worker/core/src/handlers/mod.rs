@@ -14,6 +14,7 @@ mod passes;
 mod preparation;
 mod references;
 mod settlement;
+mod successors;
 mod tick;
 mod time_limits;
 mod withdrawals;

@@ -44,10 +44,8 @@ impl Core {
         let Some(mut received) = self.jobs.take_received(job) else { return };
         let fault = match result {
             Ok(()) => {
-                let cost = self.cost_at_first(received.delivery.model);
                 received.set_fetching(false);
-                self.jobs.insert(Job::Received(Box::new(received)));
-                return self.act(Action::Decode { job, cost });
+                return self.read(received);
             }
             Err(fault) => fault,
         };

@@ -133,7 +133,10 @@ impl Core {
 
     fn take_step(&mut self, job: JobKey, step: Step) {
         match self.without_notice_to_silence(job, step) {
-            Step::Publish(publication) => self.act(Action::Publish { job, publication }),
+            Step::Publish(publication) => {
+                self.note_next_attempt(job, &publication);
+                self.act(Action::Publish { job, publication });
+            }
             Step::Return => self.after(RETURN_WAIT, Timer::Return(job)),
             Step::Reject => self.act(Action::Reject { job }),
             Step::SessionUnusable(error) => self.end_session(SessionEnd::Lost(error)),
@@ -334,6 +337,7 @@ impl Core {
         self.observe(Observation::Settled(confirmed.settled(acked)));
         self.act(Action::Release { job: delivery.job });
         self.answer_cancellations(confirmed);
+        self.read_successors_of(delivery.job);
     }
 
     /// Tells the operators who cancelled a job how it ended.

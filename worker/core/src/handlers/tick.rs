@@ -16,6 +16,7 @@ impl Core {
     pub(crate) fn tick(&mut self, reading: &Reading) {
         self.watch_device(reading);
         self.count_unsettled();
+        self.read_overdue_successors();
         self.watch_memory(reading);
         self.watch_time(reading);
         self.health.tick(self.now.at);

@@ -66,6 +66,10 @@ impl Received {
         self.is_fetching = is_fetching;
     }
 
+    pub(crate) fn is_fetching(&self) -> bool {
+        self.is_fetching
+    }
+
     /// Where a job stands that has not run here. A message that is published again has no count of deliveries: the headers keep what it told.
     pub(crate) fn reached(&self) -> JobHeaders {
         let mut headers = self.delivery.headers.clone().unwrap_or_default();
@@ -226,13 +230,17 @@ impl JobTable {
         keys
     }
 
-    /// The jobs whose inputs are being fetched and for which `is` holds, in the order of their delivery.
-    pub(crate) fn fetching_where(&self, is: impl Fn(&Received) -> bool) -> Vec<JobKey> {
-        let fetching =
-            |job: &Job| matches!(job, Job::Received(received) if received.is_fetching && is(received));
-        let mut keys: Vec<_> = self.0.iter().filter(|(_, job)| fetching(job)).map(|(key, _)| *key).collect();
+    /// The jobs that are not read yet and for which `is` holds, in the order of their delivery.
+    pub(crate) fn received_where(&self, is: impl Fn(&Received) -> bool) -> Vec<JobKey> {
+        let is_meant = |job: &Job| matches!(job, Job::Received(received) if is(received));
+        let mut keys: Vec<_> = self.0.iter().filter(|(_, job)| is_meant(job)).map(|(key, _)| *key).collect();
         keys.sort_unstable();
         keys
+    }
+
+    /// Those whose inputs are being fetched.
+    pub(crate) fn fetching_where(&self, is: impl Fn(&Received) -> bool) -> Vec<JobKey> {
+        self.received_where(|received| received.is_fetching && is(received))
     }
 
     /// The models of the jobs, other than large and quarantined ones, that have been published about for at least so long.

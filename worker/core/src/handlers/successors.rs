@@ -1,0 +1,57 @@
+//! Next attempts that the broker delivers before this worker has settled the messages that they follow: they wait unread. The state
+//! beside it (`successors.rs`) says why.
+
+use crate::Core;
+use crate::action::Publication;
+use crate::disposition::JobOutcome;
+use crate::ids::JobKey;
+use crate::jobs::{Job, Received};
+
+impl Core {
+    /// Something about a job goes out. If it is the job itself, its next attempt may come back to this worker at any time.
+    pub(crate) fn note_next_attempt(&mut self, job: JobKey, publication: &Publication) {
+        let Publication::Requeue { headers, .. } = publication else { return };
+        let Some(settling) = self.jobs.settling(job) else { return };
+        let id = settling.received().delivery.id.as_deref();
+        self.successors.published_again(job, id, headers);
+    }
+
+    /// Has a job read that was just delivered; later, if it is the next attempt of a job whose message this worker still holds.
+    pub(crate) fn read_in_turn(&mut self, received: Received) {
+        let delivery = &received.delivery;
+        if self.successors.hold(delivery, self.now.at) {
+            let (job, trace_id) = (&delivery.id, &delivery.trace_id);
+            tracing::debug!(
+                job,
+                trace_id,
+                "the job was delivered before the broker confirmed it: it waits until the message that it follows is acknowledged"
+            );
+            return self.jobs.insert(Job::Received(Box::new(received)));
+        }
+        self.read(received);
+    }
+
+    /// The message of a job was acknowledged or given back: its next attempt may run.
+    pub(crate) fn read_successors_of(&mut self, job: JobKey) {
+        self.successors.settled(job).into_iter().for_each(|next| self.read_held(next));
+    }
+
+    /// Every second: while the broker blocks publishers, a confirm may take any time. A next attempt waits for as long as a confirm may
+    /// take otherwise, and then runs all the same.
+    pub(crate) fn read_overdue_successors(&mut self) {
+        let overdue = self.successors.overdue(self.settings.confirm_max, self.now.at);
+        overdue.into_iter().for_each(|next| self.read_held(next));
+    }
+
+    fn read_held(&mut self, job: JobKey) {
+        let Some(received) = self.jobs.take_received(job) else { return };
+        if self.withdrawals.has(&received.delivery, self.now.at) {
+            return self.settle(received.settle(JobOutcome::Withdrawn, self.now.at));
+        }
+        self.read(received);
+    }
+}
+
+#[cfg(test)]
+#[path = "successors_tests.rs"]
+mod tests;
