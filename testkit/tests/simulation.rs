@@ -184,9 +184,11 @@ fn queues_and_models_that_are_flooded_have_their_shares() {
 #[test]
 fn seeds_that_once_broke_a_rule_break_none() {
     for (seed, what) in REGRESSIONS {
-        // The first are from before there were withdrawals and references, and all from before there were shares.
-        let before = Plan { withdrawn_percent: 0, referring_percent: 0, ..Plan::new(*seed, HOUR).plain() };
-        for plan in [before, Plan::new(*seed, HOUR).plain(), Plan::new(*seed, HOUR)] {
+        // The first are from before there were withdrawals and references, others from before there were shares, and all from before disks
+        // could be full.
+        let plan = Plan::new(*seed, HOUR);
+        let before = Plan { withdrawn_percent: 0, referring_percent: 0, ..plan.clone().plain() };
+        for plan in [before, plan.clone().plain(), plan.clone().with_empty_disks(), plan] {
             let history = run(plan, Detail::None);
             assert_eq!(history.violation, None, "seed {seed}: {what}");
         }

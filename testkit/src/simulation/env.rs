@@ -12,6 +12,7 @@ use vramq_core::event::Now;
 use super::agenda::{Agenda, Happening, Life, MILLI, Micros};
 use super::broker::{Broker, ChannelId, Command, ConnectionId, Message, Millis, Name, Properties, Step};
 use super::device::{Device, Started};
+use super::disks::Disks;
 use super::ledger::{Kind, Ledger, Letter};
 use super::names::Names;
 use super::odds::ODDS;
@@ -57,6 +58,7 @@ pub struct Env {
     pub broker: Broker,
     pub ledger: Ledger,
     pub devices: Vec<Device>,
+    pub disks: Disks,
     pub trace: Trace,
     owners: BTreeMap<ConnectionId, Owner>,
     /// When the last frame of a connection arrives: none overtakes another.
@@ -97,6 +99,7 @@ impl Env {
             broker,
             ledger: Ledger::default(),
             devices: plan.devices.iter().map(|device| Device::new(device.total)).collect(),
+            disks: Disks::default(),
             trace,
             owners: BTreeMap::new(),
             wires: BTreeMap::new(),

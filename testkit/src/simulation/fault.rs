@@ -107,6 +107,11 @@ pub enum FaultKind {
     MemoryWithheld {
         worker: usize,
     },
+    /// The disk of a worker's programs takes only passes of this cost.
+    DiskFull {
+        worker: usize,
+        room: usize,
+    },
 }
 
 impl FaultKind {
@@ -119,6 +124,7 @@ impl FaultKind {
                 | Self::SilentReplies { .. }
                 | Self::LargerStands
                 | Self::MemoryWithheld { .. }
+                | Self::DiskFull { .. }
         )
     }
 }

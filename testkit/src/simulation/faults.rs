@@ -70,6 +70,7 @@ impl World {
                 env.broker.set_leaderless(&queue, true);
             }
             FaultKind::LargerStands => self.callers.listen_larger(env, false),
+            FaultKind::DiskFull { worker, room } => env.disks.fill(worker % self.workers.len(), room),
             FaultKind::Flood { caller, jobs } => self.callers.flood(env, caller, jobs),
             other => self.worker_fault(other, lasts),
         }
@@ -144,26 +145,22 @@ impl World {
                 env.broker_is_down = false;
                 env.declare_topology();
                 self.callers.connect(env);
-                let now = env.now;
-                env.wake_broker(now);
+                env.wake_broker(env.now);
             }
             FaultKind::Alarm => {
                 for emitted in env.broker.set_alarm(false) {
                     env.agenda.at(env.now + 1, Happening::Frame(Box::new(emitted)));
                 }
-                let now = env.now;
-                env.wake_broker(now);
+                env.wake_broker(env.now);
             }
             FaultKind::SlowConfirms => {
                 env.confirms_are_slow = false;
-                let now = env.now;
-                env.wake_broker(now);
+                env.wake_broker(env.now);
             }
             FaultKind::Leaderless { model } => {
                 let queue = env.names.models[model % env.names.models.len()].jobs.clone();
                 env.broker.set_leaderless(&queue, false);
-                let now = env.now;
-                env.wake_broker(now);
+                env.wake_broker(env.now);
             }
             FaultKind::DeafCaller { caller } => self.callers.set_deaf(env, caller, false),
             FaultKind::RepliesDeleted { caller } => self.callers.delete_replies(env, caller, false),
@@ -184,27 +181,29 @@ impl World {
             FaultKind::SilentReplies { caller } => {
                 let queue = env.names.replies[caller % env.names.replies.len()].clone();
                 env.broker.set_leaderless(&queue, false);
-                let now = env.now;
-                env.wake_broker(now);
+                env.wake_broker(env.now);
             }
             FaultKind::LargerStands => self.callers.listen_larger(env, true),
+            FaultKind::DiskFull { worker, .. } => env.disks.clear(worker % self.workers.len()),
             FaultKind::FurtherDeleted { queue, .. } => {
                 if let Some((model, queue)) = further(env, queue) {
                     env.restore_further(model, queue);
                 }
             }
-            FaultKind::Pause { worker } | FaultKind::CannotLoad { worker } => {
-                let at = worker % self.workers.len();
-                if let Some(shell) = &mut self.workers[at] {
-                    match kind {
-                        FaultKind::CannotLoad { .. } => shell.set_loadable(env, true),
-                        _ => shell.command(env, Command::Resume),
-                    }
-                }
-                self.after(at);
-            }
-            _ => {}
+            other => self.worker_fault_ends(other),
         }
+    }
+
+    fn worker_fault_ends(&mut self, kind: FaultKind) {
+        let (FaultKind::Pause { worker } | FaultKind::CannotLoad { worker }) = kind else { return };
+        let (at, env) = (worker % self.workers.len(), &mut self.env);
+        if let Some(shell) = &mut self.workers[at] {
+            match kind {
+                FaultKind::CannotLoad { .. } => shell.set_loadable(env, true),
+                _ => shell.command(env, Command::Resume),
+            }
+        }
+        self.after(at);
     }
 
     fn restart_broker(&mut self) {

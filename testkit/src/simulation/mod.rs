@@ -5,6 +5,7 @@ pub mod broker;
 mod callers;
 mod deletions;
 mod device;
+mod disks;
 mod env;
 mod fault;
 mod faults;

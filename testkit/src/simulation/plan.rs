@@ -1,12 +1,12 @@
 //! The plan of a history: workers, devices, callers and faults, all chosen from its seed. A plan is data, so that a history can
 //! be shortened to its cause.
 
-use super::Random;
 use super::agenda::{HOUR, MILLI, MINUTE, Micros, SECOND};
 use super::broker::{Generation, QueueKind};
 use super::odds::Odds;
 use super::sharing::Sharing;
 use super::shell::Sabotage;
+use super::{Random, disks};
 
 pub use super::fault::{Fault, FaultKind};
 
@@ -147,6 +147,7 @@ impl Plan {
         if models.iter().any(|model| model.concurrent) {
             let mut random = Random::new(seed ^ PROGRAMS);
             faults.extend((0..count.div_ceil(3)).map(|_| program_fault(&mut random, busy)));
+            faults.extend(disks::faults(seed, busy));
         }
         let on: Vec<_> = callers.iter().map(|caller| caller.model).collect();
         let sharing = Sharing::new(seed, models.len(), &on);
@@ -174,11 +175,7 @@ impl Plan {
             referring_percent: [0, 0, 5, 30][Random::new(seed ^ STORES).below(4)],
             commanded_permille: [0, 5, 30][Random::new(seed ^ OPERATORS).below(3)],
             // Programs come and go with what they hold.
-            leaked_by_pass: if is_serial {
-                [0, 0, 0, 1, 6][Random::new(seed ^ LEAKS).below(5)] * MIB
-            } else {
-                0
-            },
+            leaked_by_pass: if is_serial { leaked_by_pass(seed) } else { 0 },
             sharing,
             odds,
             sabotage: None,
@@ -197,10 +194,21 @@ impl Plan {
         self
     }
 
+    /// The same with disks that are never full.
+    #[must_use]
+    pub fn with_empty_disks(mut self) -> Self {
+        self.faults.retain(|fault| !matches!(fault.kind, FaultKind::DiskFull { .. }));
+        self
+    }
+
     /// The broker closes channels before a worker gives a job up.
     pub fn has_short_timeout(&self) -> bool {
         self.consumer_timeout_ms * 1_000 < self.job_limit
     }
+}
+
+fn leaked_by_pass(seed: u64) -> u64 {
+    [0, 0, 0, 1, 6][Random::new(seed ^ LEAKS).below(5)] * MIB
 }
 
 fn model(r: &mut Random) -> ModelPlan {

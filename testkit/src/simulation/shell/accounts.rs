@@ -103,9 +103,14 @@ impl Shell {
         {
             return Some("the waits are miscounted");
         }
-        let waited_for_store = u32::from(stored.store_failed && tried == 0);
-        let is_counted = headers.store_waits == before.store_waits + waited_for_store;
-        (!is_counted).then_some("the waits for a store are miscounted")
+        let waits = headers.store_waits.checked_sub(before.store_waits);
+        let is_counted = match waits {
+            Some(0) => !stored.store_failed || tried > 0,
+            // Another decision may have come before.
+            Some(1) => tried == 0 && (stored.store_failed || stored.had_no_room_alone),
+            _ => false,
+        };
+        (!is_counted).then_some("the waits for a store, or for room on the disk, are miscounted")
     }
 
     /// The queue that a job first came from, as its headers name it: its passes take that queue's share.

@@ -151,7 +151,8 @@ impl Shell {
             specs().map(|spec| fate_of(spec.nature)).find(|fate| *fate != Fate::Ends).unwrap_or(Fate::Ends);
         let per_cost = env.plan.models[flight.order.model.0].micros_per_cost;
         let is_serial = self.executors[flight.executor].facts.is_serial;
-        if !is_serial && self.cannot_load {
+        let is_written = env.disks.takes(self.life.worker, flight.order.shape.cost);
+        if !is_serial && (self.cannot_load || !is_written) {
             env.agenda.at(env.now, Happening::PassReturns { life: self.life, pass });
             return;
         }
@@ -188,7 +189,8 @@ impl Shell {
         let result = match &self.lost {
             Some(loss) => PassResult::Lost(loss.error.clone()),
             None if self.executors[flight.executor].facts.is_serial => PassResult::Skipped,
-            None => PassResult::Unavailable("its libraries are missing".to_owned()),
+            None if self.cannot_load => PassResult::Unavailable("its libraries are missing".to_owned()),
+            None => PassResult::Failed(PassError::NotWritten("write the items: no space".to_owned())),
         };
         self.pass_over(env, pass, result, Vec::new(), 0);
     }
@@ -236,23 +238,6 @@ impl Shell {
         self.pass_over(env, pass, result, outputs, took);
     }
 
-    /// The item that an engine names as invalid: most do, with an item of a job that is.
-    fn named_item(&self, env: &mut Env, pass: PassId) -> Option<usize> {
-        let flight = self.passes.get(&pass)?;
-        let invalid = |job: &JobNumber| env.ledger.job(*job).spec.nature == Nature::Invalid;
-        let at = flight.jobs.iter().position(invalid)?;
-        env.random.chance(70).then_some(at)
-    }
-
-    /// A process died in a pass: of a job that does that, if there is one.
-    fn note_killer(&self, env: &mut Env, pass: PassId) {
-        let Some(flight) = self.passes.get(&pass) else { return };
-        let killer = |job: &&JobNumber| env.ledger.job(**job).spec.nature == Nature::PoisonPass;
-        if let Some(job) = flight.jobs.iter().find(killer).copied() {
-            env.ledger.killed(job);
-        }
-    }
-
     /// Programs cannot be loaded, or can again.
     pub fn set_loadable(&mut self, env: &mut Env, loadable: bool) {
         self.cannot_load = !loadable;
@@ -262,18 +247,6 @@ impl Shell {
                     self.handle(env, Event::ModelAvailable { model: ModelIndex(model) });
                 }
             }
-        }
-    }
-
-    fn note_failure(&self, env: &mut Env, job: JobNumber, items: usize, error: &PassError) {
-        let excuses = env.ledger.excuses_mut(job);
-        match error {
-            PassError::OutOfMemory(_) => excuses.out_of_memory_alone |= items == 1,
-            PassError::Failed(_) => excuses.failed_alone = true,
-            PassError::TimedOut(_) => excuses.hung_alone = true,
-            PassError::Crashed(_) | PassError::DeviceLost(_) => excuses.died_alone += 1,
-            // It is so by the job's nature, or it is nobody's.
-            PassError::InvalidInput { .. } | PassError::NotWritten(_) => {}
         }
     }
 

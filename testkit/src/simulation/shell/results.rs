@@ -3,11 +3,13 @@
 use vramq_core::action::PassOrder;
 use vramq_core::device::{OutOfMemory, PassError};
 use vramq_core::event::{PassEnd, PassResult};
+use vramq_core::ids::PassId;
 use vramq_schemas::{Attempt, Reason};
 
 use super::Shell;
 use super::passes::Flight;
 use crate::simulation::env::Env;
+use crate::simulation::ledger::{JobNumber, Nature};
 
 impl Shell {
     /// Takes note of what a pass's end means for its jobs, the limits and the device.
@@ -37,6 +39,15 @@ impl Shell {
                     self.jobs.get_mut(&key).into_iter().for_each(|stored| stored.programs_lost += 1);
                 }
             }
+            PassResult::Failed(PassError::NotWritten(_)) => {
+                let is_alone = keys.len() == 1;
+                for key in keys {
+                    if let Some(stored) = self.jobs.get_mut(&key) {
+                        stored.may_be_alone = true;
+                        stored.had_no_room_alone |= is_alone;
+                    }
+                }
+            }
             PassResult::Failed(_) => {
                 for key in keys {
                     if let Some(stored) = self.jobs.get_mut(&key) {
@@ -46,6 +57,36 @@ impl Shell {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// The item that an engine names as invalid: most do, with an item of a job that is.
+    pub(super) fn named_item(&self, env: &mut Env, pass: PassId) -> Option<usize> {
+        let flight = self.passes.get(&pass)?;
+        let invalid = |job: &JobNumber| env.ledger.job(*job).spec.nature == Nature::Invalid;
+        let at = flight.jobs.iter().position(invalid)?;
+        env.random.chance(70).then_some(at)
+    }
+
+    /// A process died in a pass: of a job that does that, if there is one.
+    pub(super) fn note_killer(&self, env: &mut Env, pass: PassId) {
+        let Some(flight) = self.passes.get(&pass) else { return };
+        let killer = |job: &&JobNumber| env.ledger.job(**job).spec.nature == Nature::PoisonPass;
+        if let Some(job) = flight.jobs.iter().find(killer).copied() {
+            env.ledger.killed(job);
+        }
+    }
+
+    /// A pass with items of this job only failed: that explains how the job may end.
+    pub(super) fn note_failure(&self, env: &mut Env, job: JobNumber, items: usize, error: &PassError) {
+        let excuses = env.ledger.excuses_mut(job);
+        match error {
+            PassError::OutOfMemory(_) => excuses.out_of_memory_alone |= items == 1,
+            PassError::Failed(_) => excuses.failed_alone = true,
+            PassError::TimedOut(_) => excuses.hung_alone = true,
+            PassError::Crashed(_) | PassError::DeviceLost(_) => excuses.died_alone += 1,
+            // It is so by the job's nature, or it is nobody's.
+            PassError::InvalidInput { .. } | PassError::NotWritten(_) => {}
         }
     }
 

@@ -64,6 +64,8 @@ sabotages! {
     QuarantineShared,
     /// A next attempt is read while the message before it is still here.
     NextAttemptNotHeld,
+    /// A full disk counts as the engine's failure.
+    FullDiskTakenForFailure,
     /// An out-of-memory counts as the engine's failure.
     OutOfMemoryTakenForFailure,
     /// A pass that was skipped counts as failed.

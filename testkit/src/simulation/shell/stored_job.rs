@@ -89,6 +89,8 @@ pub(super) struct StoredJob {
     pub(super) findings_before: u32,
     /// A store did not give its inputs.
     pub(super) store_failed: bool,
+    /// The disk had no room for a pass of its items alone.
+    pub(super) had_no_room_alone: bool,
     /// The message of its next attempt, once that is published.
     pub(super) next_attempt: Option<Letter>,
     /// It demands another revision of its model.
@@ -158,6 +160,7 @@ impl StoredJob {
             was_behind_hung: false,
             findings_before: findings,
             store_failed: false,
+            had_no_room_alone: false,
             next_attempt: None,
             is_of_other_revision: false,
             must_move: false,

@@ -93,6 +93,11 @@ impl Shell {
                     end.result = PassResult::Failed(PassError::Failed("out of memory".to_owned()));
                 }
             }
+            Sabotage::FullDiskTakenForFailure => {
+                if matches!(end.result, PassResult::Failed(PassError::NotWritten(_))) {
+                    end.result = PassResult::Failed(PassError::Failed("no space".to_owned()));
+                }
+            }
             Sabotage::SkipTakenForFailure if matches!(end.result, PassResult::Skipped) => {
                 end.result = PassResult::Failed(PassError::Failed("skipped".to_owned()));
             }
