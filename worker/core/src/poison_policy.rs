@@ -78,10 +78,10 @@ impl PoisonPolicy {
         let charged = crashes.saturating_add(unexplained);
         let by_workers = if of_processes { unexplained } else { charged };
         let is_suspect = !quarantined && charged >= self.suspect_after;
-        // Where the broker does not count, the next return would look like this one. And a return that is explained
-        // now would not be for the next worker, or a while later.
-        let is_written_down =
-            (counted || charged == crashes) && !(quarantined && returns > 0 && explained > 0);
+        // Two cases in which only the headers keep the number. The broker does not count: the next return would look like this one. Or this
+        // worker can explain a return of a quarantined job: another worker cannot, nor can this one a while later.
+        let is_uncounted = !counted && charged > crashes;
+        let is_explained_here = quarantined && returns > 0 && explained > 0;
         if quarantined && charged >= self.crashes_max {
             return RedeliveryDecision::DeadLetter(charged);
         }
@@ -89,7 +89,7 @@ impl PoisonPolicy {
             // Whatever the broker has counted: a job is dead-lettered only for losses that happened while it was alone.
             return RedeliveryDecision::Quarantine(crashes.max(self.suspect_after));
         }
-        if !is_written_down || returns >= RETURNS_MAX {
+        if is_uncounted || is_explained_here || returns >= RETURNS_MAX {
             return RedeliveryDecision::Count(charged);
         }
         if is_suspect { RedeliveryDecision::RunAlone(charged) } else { RedeliveryDecision::Run(charged) }

@@ -28,11 +28,12 @@ const BULK_PASSES: usize = 4;
 
 impl Core {
     pub(crate) fn delivered(&mut self, mut delivery: Delivery) {
-        let queue = self.note_delivery(&delivery);
-        let of_share = self.queue_of_share(&mut delivery, queue);
+        let came_from = self.note_delivery(&delivery);
+        let of_share = self.queue_of_share(&mut delivery, came_from);
         let mut received = Received::new(delivery, self.now).of_share(of_share);
         let outcome = self.outcome_unrun(&mut received);
-        self.excuse_late(&received.delivery, queue);
+        // After the decision: this excuses the next delivery of the message, not this one.
+        self.excuse_late(&received.delivery, came_from);
         if let Some(outcome) = outcome {
             return self.settle(received.settle(outcome, self.now.at));
         }

@@ -70,8 +70,8 @@ impl Core {
         }
     }
 
-    /// Lets a decision about a running job take effect: at once, or when the part that is in flight has arrived and the other
-    /// passes with its items have ended. Their outputs would be lost, and computed again.
+    /// Decides how a running job ends. That takes effect at once; or when the part that is in flight is confirmed and the job's other
+    /// passes have ended, because otherwise their outputs would be lost and computed again.
     pub(crate) fn decide(&mut self, job: JobKey, outcome: JobOutcome) {
         if let Some(running) = self.jobs.running_mut(job) {
             // A withdrawn job ends as such, whatever happens to it meanwhile.
@@ -132,7 +132,7 @@ impl Core {
     }
 
     fn take_step(&mut self, job: JobKey, step: Step) {
-        match self.without_notice_to_silence(job, step) {
+        match self.skip_notice_to_silent_queue(job, step) {
             Step::Publish(publication) => {
                 self.note_next_attempt(job, &publication);
                 self.act(Action::Publish { job, publication });
@@ -155,8 +155,9 @@ impl Core {
         }
     }
 
-    /// A reply queue that confirms nothing gets no `failed` reply, which might hold up the replies to other callers.
-    fn without_notice_to_silence(&mut self, job: JobKey, step: Step) -> Step {
+    /// The step itself; but a `failed` reply to a queue that confirms nothing is left out, because it might hold up the replies to other
+    /// callers. Then this gives the step after it.
+    fn skip_notice_to_silent_queue(&mut self, job: JobKey, step: Step) -> Step {
         let Step::Publish(Publication::FailureNotice(_)) = step else { return step };
         let Some(settling) = self.jobs.settling_mut(job) else { return step };
         let queue = settling.received().delivery.reply_queue.as_deref();

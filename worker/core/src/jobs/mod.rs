@@ -70,7 +70,8 @@ impl Received {
         self.is_fetching
     }
 
-    /// Where a job stands that has not run here. A message that is published again has no count of deliveries: the headers keep what it told.
+    /// The headers of a job that has not run here, with the crashes that the poison policy has counted. If it is published again, that is a
+    /// new message, without the broker's count of deliveries: only the headers keep it.
     pub(crate) fn reached(&self) -> JobHeaders {
         let mut headers = self.delivery.headers.clone().unwrap_or_default();
         headers.crashes = headers.crashes.max(self.crashes);
