@@ -7,9 +7,10 @@ use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 
 use super::LoadError;
-use super::config::{CONVERT, PROMPTS, optional};
+use super::config::{ADAPTER, CONVERT, MERGE, optional};
 use super::dense::DenseConfig;
 use super::modules::{MODULES, Module};
+use super::saved_config::PROMPTS;
 use super::shards::{INDEX, Index, WEIGHTS};
 use super::text_config::{CHAT_TEMPLATE, SENTENCE_FILES, TOKENIZER_CONFIG};
 use super::tokens_beside::{ADDED_TOKENS, SPECIAL_TOKENS_MAP};
@@ -122,6 +123,10 @@ impl Hub {
                 optional::<Vec<Module>>(&path).map_err(|e| Fetch::Failed(e.to_string()))?
             }
         };
+        let adapter = within(transformer(modules.as_deref()), ADAPTER);
+        if has(&adapter) {
+            return Err(Fetch::Failed(format!("the repository has {adapter}; this engine takes {MERGE}")));
+        }
         let weights = weights(modules.as_deref(), has, |file| Ok::<_, Fetch>(repository.get(file)?))?;
         let weights = weights.into_iter().map(|file| (file, true));
         let mut folder = None;
@@ -337,6 +342,14 @@ mod tests {
         let another = tempfile::tempdir().unwrap();
         let error = hub(another.path(), endpoint, false).folder("a/b", "main").unwrap_err().to_string();
         assert!(error.contains("has no model-00002-of-00002.safetensors"), "{error}");
+    }
+
+    #[test]
+    fn a_repository_with_an_adapter_is_an_error() {
+        let cache = tempfile::tempdir().unwrap();
+        let endpoint = serve(fixture("tiny-mean"), &["adapter_config.json", "tokenizer.json"]);
+        let error = hub(cache.path(), endpoint, false).folder("a/b", "main").unwrap_err().to_string();
+        assert!(error.contains("has adapter_config.json; this engine takes weights in which"), "{error}");
     }
 
     #[test]

@@ -103,6 +103,9 @@ const LOADING: [&str; 15] = [
     "use_safetensors",
 ];
 
+/// Parameters with which transformers puts other special tokens around texts than `tokenizer.json` does.
+const SPECIAL_AROUND: [&str; 2] = ["add_bos_token", "add_eos_token"];
+
 /// Parameters of the tokenizer's calls that change no token of a text.
 const CALLS: [&str; 4] = ["padding", "pad_to_multiple_of", "return_attention_mask", "return_tensors"];
 
@@ -119,7 +122,12 @@ impl SentenceFile {
                 return Ok(file);
             }
         }
-        Ok(Self { path: transformer.join(SENTENCE_FILES[0]), content: SentenceConfig::default() })
+        Ok(Self::absent(transformer))
+    }
+
+    /// That of a folder in which no such file counts.
+    pub fn absent(transformer: &Path) -> Self {
+        Self { path: transformer.join(SENTENCE_FILES[0]), content: SentenceConfig::default() }
     }
 
     /// Refuses parameters that would give other vectors.
@@ -201,6 +209,17 @@ impl TextConfig {
         let SentenceFile { path: sentence_path, content: sentence } = sentence;
         let kwargs =
             sentence.processor_kwargs.clone().or_else(|| sentence.tokenizer_args.clone()).unwrap_or_default();
+        // transformers leaves these keys of its own file out of account, but not those of this one.
+        if let Some(key) =
+            SPECIAL_AROUND.iter().find(|key| kwargs.get(**key).is_some_and(|value| !value.is_null()))
+        {
+            let found = format!("processor_kwargs.{key} {}", kwargs[*key]);
+            return Err(unsupported(
+                sentence_path,
+                found,
+                "special tokens as tokenizer.json puts them around texts",
+            ));
+        }
         let files = TokenFiles::read(transformer, &own)?;
         let own = own.into_iter().chain(kwargs.clone()).collect();
         let mut tokenizer: TokenizerConfig = serde_json::from_value(Value::Object(own))

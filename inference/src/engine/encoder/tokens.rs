@@ -1,6 +1,7 @@
 //! Turns texts into token ids with the model's own tokenizer, and cuts them to the model's length. Runs off the async runtime.
 
 use std::borrow::Cow;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use rayon::prelude::*;
@@ -11,10 +12,11 @@ use vramq_schemas::{EmbeddingFormat, Input, Params};
 use crate::engine::{InvalidInput, Item};
 
 use super::LoadError;
-use super::config::{ModelConfig, Prompts};
+use super::config::ModelConfig;
 use super::long_text::LongText;
 use super::pairs::PairTemplate;
 use super::safe_split::SafeSplit;
+use super::saved_config::Prompts;
 use super::tokenizer_class::lowercase_first;
 use super::tokens_beside::TokensBeside;
 
@@ -34,6 +36,10 @@ const PREFIX_BYTES_MIN: usize = 8 << 10;
 
 /// The most bytes of a text that are tokenised at once: some 80 MiB of memory and a second where every byte is a token.
 const PREFIX_BYTES_MAX: usize = 256 << 10;
+
+/// What to do with a folder that has the vocabulary in other files only, as those of older models have it.
+const NO_FILE: &str = "there is no such file. transformers writes it: in Python, \
+                       `AutoTokenizer.from_pretrained(\"FOLDER\").save_pretrained(\"FOLDER\")`";
 
 /// The parameter that names one of the model's prompts.
 pub(super) const PROMPT_NAME: &str = "prompt_name";
@@ -302,7 +308,10 @@ fn text_of(at: usize, input: &Input) -> Result<&str, InvalidInput> {
 }
 
 fn open(path: &Path) -> Result<Tokenizer, LoadError> {
-    let text = std::fs::read(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
+    let text = std::fs::read(path).map_err(|source| match source.kind() {
+        ErrorKind::NotFound => LoadError::Tokenizer { path: path.to_owned(), reason: NO_FILE.to_owned() },
+        _ => LoadError::Read { path: path.to_owned(), source },
+    })?;
     Tokenizer::from_bytes(text)
         .map_err(|e| LoadError::Tokenizer { path: path.to_owned(), reason: e.to_string() })
 }
