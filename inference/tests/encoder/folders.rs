@@ -328,6 +328,12 @@ fn weights_as_a_pickle_are_refused_before_all_else() {
     let error = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
     assert!(error.contains("pytorch_model.bin has weights as a pickle"), "{error}");
     assert!(error.contains("takes model.safetensors. Convert it once in Python"), "{error}");
+    // Older models have the weights of a layer so.
+    let folder = copy_of("tiny-gemma");
+    let layer = folder.path().join("2_Dense");
+    fs::rename(layer.join("model.safetensors"), layer.join("pytorch_model.bin")).unwrap();
+    let error = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
+    assert!(error.contains("2_Dense/pytorch_model.bin has weights as a pickle"), "{error}");
 }
 
 /// The same file with other names of tensors.

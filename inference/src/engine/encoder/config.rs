@@ -258,12 +258,12 @@ fn refuse_adapter(transformer: &Path) -> Result<(), LoadError> {
     if path.exists() { Err(unsupported(&path, "an adapter (LoRA)".into(), MERGE)) } else { Ok(()) }
 }
 
-/// Refuses a folder with weights in PyTorch's own format alone, before anything else in it is read.
-fn refuse_pickles(transformer: &Path) -> Result<(), LoadError> {
-    let has = |name: &str| transformer.join(name).exists();
+/// Refuses the folder of a transformer or a layer with weights in PyTorch's own format alone, before anything else in it is read.
+fn refuse_pickles(folder: &Path) -> Result<(), LoadError> {
+    let has = |name: &str| folder.join(name).exists();
     match PICKLES.iter().find(|name| has(name)) {
         Some(name) if !has(WEIGHTS) && !has(INDEX) => {
-            Err(unsupported(&transformer.join(name), "weights as a pickle".into(), CONVERT))
+            Err(unsupported(&folder.join(name), "weights as a pickle".into(), CONVERT))
         }
         _ => Ok(()),
     }
@@ -312,6 +312,7 @@ fn read_dense(
 ) -> Result<Vec<DenseConfig>, LoadError> {
     let mut dense = Vec::with_capacity(layers.len());
     for (name, folder) in layers {
+        refuse_pickles(&folder)?;
         let layer = DenseConfig::read(&folder, width)?;
         width = layer.outputs;
         files.extend(layer.files().map(|(file, path)| (format!("{name}/{file}"), path)));
