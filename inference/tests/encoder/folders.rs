@@ -153,19 +153,6 @@ fn models_with_code_of_their_own_and_quantised_ones_are_refused_by_name() {
     }
 }
 
-/// The name that transformers reads of the key that it writes as `_sliding_window_pattern`.
-#[test]
-fn every_second_layer_of_a_gemma_may_see_all_by_another_key() {
-    let folder = copy_of("tiny-gemma");
-    let path = folder.path().join("config.json");
-    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    config["layer_types"] = serde_json::Value::Null;
-    config["_sliding_window_pattern"] = 6.into();
-    config["sliding_window_pattern"] = 2.into();
-    fs::write(path, config.to_string()).unwrap();
-    agrees_with("tiny-gemma", &Source::Folder(folder.path().into()));
-}
-
 #[test]
 fn a_folder_without_tokenizer_json_says_how_to_make_one() {
     let (_folder, error) = spoiled("tiny-mean", "tokenizer.json", |_| None);

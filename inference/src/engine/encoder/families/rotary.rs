@@ -18,7 +18,6 @@ pub(in crate::engine::encoder) struct Rotary {
 #[derive(Deserialize)]
 pub(super) struct RotaryConfig {
     rope_parameters: Option<Parameters>,
-    #[serde(alias = "rotary_emb_base")]
     rope_theta: Option<f64>,
     rope_scaling: Option<Scaling>,
 }
