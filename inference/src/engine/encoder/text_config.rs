@@ -252,6 +252,7 @@ impl TextConfig {
             }
         }
         tokenizer.model_type.clone_from(&spec.model_type);
+        tokenizer.tokenizer_class = tokenizer.tokenizer_class.or_else(|| spec.tokenizer_class.clone());
         tokenizer.files = files;
         Ok(Self { tokens_max, lowercase: sentence.do_lower_case, tokenizer })
     }

@@ -45,6 +45,8 @@ pub(super) use rotary::Rotary;
 pub(super) struct Spec {
     /// As `config.json` has it.
     pub model_type: String,
+    /// The class of the tokenizer, if `config.json` names one: it counts where `tokenizer_config.json` names none.
+    pub tokenizer_class: Option<String>,
     pub dims: Dims,
     pub norm_eps: f32,
     pub design: Design,
@@ -75,6 +77,7 @@ impl Spec {
         let norm_eps = norm_eps as f32;
         Self {
             model_type: String::new(),
+            tokenizer_class: None,
             dims,
             norm_eps,
             design,
@@ -183,6 +186,7 @@ pub(super) fn read(path: &Path) -> Result<Spec, LoadError> {
     let mut spec = reader(&file)?;
     spec.model_type = model_type.to_owned();
     spec.generates = config.architectures.iter().find(|name| name.ends_with("ForCausalLM")).cloned();
+    spec.tokenizer_class.clone_from(&config.tokenizer_class);
     check_sizes(&file, &spec)?;
     spec.classifier = classifier::read(&file, model_type)?;
     Ok(spec)
@@ -202,6 +206,7 @@ struct AnyConfig {
     #[serde(default, deserialize_with = "null_as_default")]
     auto_map: HashMap<String, Value>,
     quantization_config: Option<Value>,
+    tokenizer_class: Option<String>,
 }
 
 /// Families that were published with code of their own before transformers had them. Their readers know what that code can do besides.
