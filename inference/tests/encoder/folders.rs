@@ -218,7 +218,12 @@ fn a_revision_is_that_of_the_files() {
 #[test]
 fn faults_of_a_layer_behind_pooling_are_named() {
     let config = "2_Dense/config.json";
-    let cases: [(&str, &Change, &str); 9] = [
+    let cases: [(&str, &Change, &str); 10] = [
+        (
+            config,
+            &replace("torch.nn.modules.linear.Identity", "my.Identity"),
+            "the activation function `my.Identity`; this engine takes Identity, Tanh, ReLU",
+        ),
         (
             config,
             &replace(r#""in_features": 36"#, r#""in_features": 32"#),

@@ -63,6 +63,9 @@ pub(super) struct SentenceConfig {
     processing_kwargs: Option<Processing>,
     query_length: Option<usize>,
     document_length: Option<usize>,
+    /// Tokens that are put behind queries, and another folder's tokenizer.
+    query_expansion: Option<Value>,
+    tokenizer_name_or_path: Option<Value>,
     /// What kinds of inputs the model takes, and how.
     modality_config: Option<Map<String, Value>>,
 }
@@ -136,6 +139,13 @@ impl SentenceFile {
         if own.modality_config.as_ref().is_some_and(|all| all.contains_key(MESSAGES)) {
             let found = format!("modality_config.{MESSAGES}, texts in a chat template");
             return Err(unsupported(&self.path, found, "models that take texts as they are"));
+        }
+        let others = [
+            ("query_expansion", &own.query_expansion),
+            ("tokenizer_name_or_path", &own.tokenizer_name_or_path),
+        ];
+        if let Some((key, Some(value))) = others.iter().find(|(_, value)| value.is_some()) {
+            return Err(unsupported(&self.path, format!("{key} {value}"), "models without it"));
         }
         let loading = [
             ("model_kwargs", &own.model_kwargs),
