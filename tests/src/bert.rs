@@ -85,7 +85,7 @@ impl RandomBert {
     /// There is no room for it.
     pub fn write(&self) -> Result<Written> {
         let folder = tempfile::tempdir()?;
-        for file in ["tokenizer.json", "tokenizer_config.json", "vocab.txt"] {
+        for file in ["tokenizer.json", "vocab.txt"] {
             let from = root().join("inference/tests/fixtures/tiny-mean").join(file);
             fs::copy(&from, folder.path().join(file)).with_context(|| format!("copy {}", from.display()))?;
         }
@@ -96,8 +96,8 @@ impl RandomBert {
             "max_position_embeddings": self.positions, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
         });
         fs::write(folder.path().join("config.json"), config.to_string())?;
-        let limit = json!({"max_seq_length": self.positions, "do_lower_case": false});
-        fs::write(folder.path().join("sentence_bert_config.json"), limit.to_string())?;
+        let tokenizer = json!({"tokenizer_class": "BertTokenizer", "model_max_length": self.positions});
+        fs::write(folder.path().join("tokenizer_config.json"), tokenizer.to_string())?;
         fs::write(folder.path().join("model.safetensors"), self.safetensors())?;
         Ok(Written { folder })
     }

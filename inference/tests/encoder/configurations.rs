@@ -257,6 +257,14 @@ fn what_sentence_transformers_would_do_and_this_engine_does_not_is_refused_by_na
             "modality_config.message, texts in a chat template",
         ),
         (json!({"config_kwargs": {"is_causal": false}}), "config_kwargs.is_causal false"),
+        (
+            json!({"tokenizer_name_or_path": "bert-base-uncased"}),
+            "tokenizer_name_or_path \"bert-base-uncased\"",
+        ),
+        (json!({"query_expansion": {"length": 32}}), "query_expansion {\"length\":32}"),
+        (json!({"transformer_task": "fill-mask"}), "transformer_task `fill-mask` before Pooling"),
+        // transformers leaves this key of tokenizer_config.json out of account, but not here (5.23).
+        (json!({"processor_kwargs": {"add_eos_token": true}}), "processor_kwargs.add_eos_token true"),
         (json!({"config_args": {"rope_theta": 5}}), "config_args.rope_theta 5"),
         (
             json!({"model_args": {"dtype": "auto", "rotary_scaling_factor": 2}}),

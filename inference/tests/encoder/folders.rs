@@ -56,9 +56,144 @@ fn faults_of_a_model_folder_are_named() {
 fn a_plain_bert_folder_is_mean_pooled_and_not_normalised() {
     let folder = tempfile::tempdir().unwrap();
     let from = fixtures().join("tiny-mean");
-    for file in ["config.json", "model.safetensors", "tokenizer.json", "sentence_bert_config.json"] {
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
         fs::copy(from.join(file), folder.path().join(file)).unwrap();
     }
+    fs::write(folder.path().join("tokenizer_config.json"), r#"{"model_max_length": 24}"#).unwrap();
+    agrees_with("tiny-mean", &Source::Folder(folder.path().into()));
+    // sentence-transformers reads none of these files then (6.2, `SentenceTransformer._load_default_modules`).
+    let revision = || Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap().revision();
+    let plain = revision();
+    for (file, content) in [
+        (
+            "sentence_bert_config.json",
+            r#"{"max_seq_length": 5, "do_lower_case": true, "config_args": {"x": 1}}"#,
+        ),
+        ("sentence_roberta_config.json", r#"{"max_seq_length": 6}"#),
+        (
+            "config_sentence_transformers.json",
+            r#"{"prompts": {"query": "the "}, "default_prompt_name": "query", "truncate_dim": 3}"#,
+        ),
+    ] {
+        fs::write(folder.path().join(file), content).unwrap();
+    }
+    agrees_with("tiny-mean", &Source::Folder(folder.path().into()));
+    assert_eq!(revision(), plain);
+}
+
+/// Its weights alone are those of another model. transformers would add the adapter's, or refuse without the package `peft`.
+#[test]
+fn an_adapter_is_refused_before_all_else() {
+    let folder = copy_of("tiny-mean");
+    fs::write(folder.path().join("adapter_config.json"), r#"{"peft_type": "LORA"}"#).unwrap();
+    let load = || Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
+    let expected =
+        "adapter_config.json has an adapter (LoRA); this engine takes weights in which the adapter is merged";
+    assert!(load().contains(expected), "{}", load());
+    // As sentence-transformers saves a model with one.
+    fs::remove_file(folder.path().join("config.json")).unwrap();
+    fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    assert!(load().contains(expected), "{}", load());
+}
+
+/// Code of a folder's own may compute anything of the same tensors, and weights of other types are no numbers by themselves.
+#[test]
+fn models_with_code_of_their_own_and_quantised_ones_are_refused_by_name() {
+    let cases: [(&str, &Change, &str); 4] = [
+        (
+            "tiny-mean",
+            &replace(
+                r#""model_type": "bert""#,
+                r#""model_type": "bert", "auto_map": {"AutoModel": "x--modeling_bert.JinaBertModel"}"#,
+            ),
+            "code of its own for a `bert` (auto_map); this engine takes models that transformers computes without",
+        ),
+        (
+            "tiny-xlm-roberta",
+            &replace(
+                r#""model_type": "xlm-roberta""#,
+                r#""model_type": "xlm-roberta", "auto_map": {"AutoModelForSequenceClassification": "m.X"}"#,
+            ),
+            "code of its own for a `xlm-roberta` (auto_map)",
+        ),
+        (
+            "tiny-qwen3",
+            &replace(
+                r#""model_type": "qwen3""#,
+                r#""model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}"#,
+            ),
+            "weights that are quantised by `fp8` (quantization_config); this engine takes weights as F32",
+        ),
+        (
+            "tiny-mean",
+            &replace(r#""model_type": "bert""#, r#""model_type": "bert", "quantization_config": {}"#),
+            "quantised by `(none)`",
+        ),
+    ];
+    for (name, change, expected) in cases {
+        let (_folder, error) = spoiled(name, "config.json", change);
+        assert!(error.to_string().contains(expected), "{error}, not {expected}");
+    }
+    // Families that were published with code of their own, and classes of other parts.
+    let harmless = [
+        ("tiny-nomic", "nomic_bert", r#"{"AutoModel": "modeling.NomicBertModel"}"#),
+        ("tiny-gte", "gte", r#"{"AutoModel": "modeling.NewModel", "AutoConfig": "configuration.NewConfig"}"#),
+        ("tiny-mean", "bert", r#"{"AutoConfig": "configuration.MyConfig"}"#),
+        ("tiny-mean", "bert", "null"),
+    ];
+    for (name, family, map) in harmless {
+        let folder = copy_of(name);
+        let path = folder.path().join("config.json");
+        let text = fs::read_to_string(&path).unwrap();
+        let key = format!(r#""model_type": "{family}""#);
+        assert!(text.contains(&key), "{key} is not in the file");
+        let keys = format!(r#"{key}, "auto_map": {map}, "quantization_config": null"#);
+        fs::write(&path, text.replace(&key, &keys)).unwrap();
+        Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).expect(name);
+    }
+}
+
+#[test]
+fn a_folder_without_tokenizer_json_says_how_to_make_one() {
+    let (_folder, error) = spoiled("tiny-mean", "tokenizer.json", |_| None);
+    let error = error.to_string();
+    assert!(error.contains("tokenizer.json: there is no such file"), "{error}");
+    assert!(error.contains("AutoTokenizer.from_pretrained"), "{error}");
+}
+
+/// A class of this name may do anything: jina-embeddings-v3 has a `custom_st.Transformer` with adapters.
+#[test]
+fn modules_of_other_packages_are_refused_by_their_whole_names() {
+    let cases = [
+        (
+            "sentence_transformers.models.Transformer",
+            "the modules custom_st.Transformer, Pooling; this engine takes",
+        ),
+        (
+            "sentence_transformers.models.Pooling",
+            "the modules Transformer, custom_st.Pooling; this engine takes",
+        ),
+    ];
+    for (class, expected) in cases {
+        let own = class.replace("sentence_transformers.models", "custom_st");
+        let change = |bytes: Vec<u8>| {
+            let text = String::from_utf8(bytes).unwrap();
+            assert!(text.contains(class), "{class} is not in the file");
+            Some(text.replace(class, &own).into_bytes())
+        };
+        let (_folder, error) = spoiled("tiny-mean", "modules.json", change);
+        assert!(error.to_string().contains(expected), "{error}, not {expected}");
+    }
+}
+
+/// As version 6 has them: the mode by its name, several in a list.
+#[test]
+fn pooling_has_one_mode() {
+    let (mean, flags) = (r#""pooling_mode_mean_tokens": true"#, r#""pooling_mode": ["mean", "cls"]"#);
+    let (_folder, error) = spoiled("tiny-mean", "1_Pooling/config.json", replace(mean, flags));
+    assert!(error.to_string().contains("the pooling modes [cls, mean]; this engine takes one of"), "{error}");
+    let folder = copy_of("tiny-mean");
+    fs::write(folder.path().join("1_Pooling/config.json"), r#"{"pooling_mode": ["mean"]}"#).unwrap();
     agrees_with("tiny-mean", &Source::Folder(folder.path().into()));
 }
 
@@ -83,7 +218,12 @@ fn a_revision_is_that_of_the_files() {
 #[test]
 fn faults_of_a_layer_behind_pooling_are_named() {
     let config = "2_Dense/config.json";
-    let cases: [(&str, &Change, &str); 9] = [
+    let cases: [(&str, &Change, &str); 10] = [
+        (
+            config,
+            &replace("torch.nn.modules.linear.Identity", "my.Identity"),
+            "the activation function `my.Identity`; this engine takes Identity, Tanh, ReLU",
+        ),
         (
             config,
             &replace(r#""in_features": 36"#, r#""in_features": 32"#),
@@ -180,6 +320,12 @@ fn weights_as_a_pickle_are_refused_before_all_else() {
     let error = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
     assert!(error.contains("pytorch_model.bin has weights as a pickle"), "{error}");
     assert!(error.contains("takes model.safetensors. Convert it once in Python"), "{error}");
+    // Older models have the weights of a layer so.
+    let folder = copy_of("tiny-gemma");
+    let layer = folder.path().join("2_Dense");
+    fs::rename(layer.join("model.safetensors"), layer.join("pytorch_model.bin")).unwrap();
+    let error = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
+    assert!(error.contains("2_Dense/pytorch_model.bin has weights as a pickle"), "{error}");
 }
 
 /// The same file with other names of tensors.

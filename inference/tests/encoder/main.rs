@@ -6,6 +6,7 @@ mod agreement;
 mod configurations;
 mod folders;
 mod outputs;
+mod resaved;
 mod shards;
 mod sparse;
 mod tokenizers;

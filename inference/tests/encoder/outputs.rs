@@ -3,13 +3,14 @@
 use std::fs;
 use std::sync::Arc;
 
+use serde_json::json;
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::device::{Device as _, OutOfMemory};
 use vramq_inference::engine::encoder::{Encoder, LoadError, Source};
 use vramq_inference::engine::{Engine as _, Item, OutputMax, PassError, shape_of};
 use vramq_schemas::{Dtype, Input, Output, Params, Values};
 
-use crate::{copy_of, cpu, ids, numbers, params, tiny};
+use crate::{Reference, copy_of, cpu, ids, numbers, params, tiny};
 
 #[test]
 fn outputs_come_in_the_formats_asked_for() {
@@ -90,6 +91,59 @@ fn prompts_go_before_texts_by_name_or_by_default() {
         tokens(Some("title"), "was").unwrap_err().0,
         "params.prompt_name is \"title\"; this model has `document`, `query`"
     );
+}
+
+/// sentence-transformers makes an empty prompt of `null`.
+#[test]
+fn a_prompt_that_is_null_is_empty() {
+    let folder = copy_of("tiny-mean");
+    let prompts = r#"{"prompts": {"query": null, "document": "the "}, "default_prompt_name": "query"}"#;
+    fs::write(folder.path().join("config_sentence_transformers.json"), prompts).unwrap();
+    let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+    let reference = Reference::read("tiny-mean");
+    for params in [Params::default(), params("prompt_name", "query")] {
+        let items = encoder.prepare(&reference.inputs, &params).unwrap();
+        for (item, expected) in items.iter().zip(&reference.tokens) {
+            assert_eq!(ids(item), expected);
+        }
+    }
+}
+
+/// The first elements, and not of length 1 again: as `encode` of sentence-transformers cuts them (6.2) where the folder says so.
+#[test]
+fn a_folder_may_say_how_many_elements_of_a_vector_are_kept() {
+    for (fixture, kept, has_length_1) in
+        [("tiny-mean", 5, false), ("tiny-gemma", 7, true), ("tiny-mean", 400, false)]
+    {
+        let folder = copy_of(fixture);
+        let own = json!({"truncate_dim": kept}).to_string();
+        fs::write(folder.path().join("config_sentence_transformers.json"), own).unwrap();
+        let [encoder, whole] = [Source::Folder(folder.path().into()), tiny(fixture)]
+            .map(|source| Encoder::load(&source, cpu(1)).unwrap());
+        assert_ne!(encoder.revision(), whole.revision(), "{fixture}");
+        let reference = Reference::read(fixture);
+        let inputs = &reference.inputs[..4];
+        let vectors = |encoder: &Encoder, params: &Params| -> Vec<Vec<f32>> {
+            let items = encoder.prepare(inputs, params).unwrap();
+            encoder.run(&items).unwrap().iter().map(numbers).collect()
+        };
+        let (none, three) = (Params::default(), params("dimensions", 3));
+        let (cut, all) = (vectors(&encoder, &none), vectors(&whole, &none));
+        let width = all[0].len().min(kept);
+        for (cut, all) in cut.iter().zip(&all) {
+            assert_eq!(cut[..], all[..width], "{fixture}");
+        }
+        let length = |vector: &Vec<f32>| vector.iter().map(|x| x * x).sum::<f32>().sqrt();
+        assert_eq!((length(&all[0]) - 1.0).abs() < 1e-5, has_length_1, "{fixture}");
+        let most = encoder.output_max(&inputs[0], &none);
+        assert!(
+            matches!(most, Some(OutputMax::Embedding { elements, .. }) if elements == width as u64),
+            "{most:?}"
+        );
+        assert_eq!(vectors(&encoder, &three), vectors(&whole, &three), "{fixture}");
+        let refused = encoder.prepare(inputs, &params("dimensions", width + 1)).unwrap_err().0;
+        assert_eq!(refused, format!("params.dimensions is {}; this model has {width}", width + 1));
+    }
 }
 
 #[test]

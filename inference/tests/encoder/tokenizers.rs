@@ -61,6 +61,35 @@ fn ids_are_those_of_transformers_whatever_file_decides() {
     }
 }
 
+/// The class without lower case is also one of the cases above.
+#[test]
+fn the_class_may_be_in_the_configuration_of_the_model() {
+    let all = fs::read(fixtures().join("tokenizer-cases.json")).unwrap();
+    let Cases { texts, .. } = serde_json::from_slice(&all).unwrap();
+    let inputs: Vec<Input> = texts.into_iter().map(Input::Text).collect();
+    let ids_with = |of_tokenizer: &str, of_model: &str| -> Vec<Vec<u32>> {
+        let folder = copy_of("tiny-mean");
+        fs::write(folder.path().join("tokenizer_config.json"), of_tokenizer).unwrap();
+        let keys: Map<String, Value> = serde_json::from_str(of_model).unwrap();
+        if !keys.is_empty() {
+            change(folder.path(), "config.json", Some(&keys));
+        }
+        let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+        let items = encoder.prepare(&inputs, &Params::default()).unwrap();
+        items.iter().map(|item| ids(item).to_vec()).collect()
+    };
+    let as_it_is = r#"{"tokenizer_class": "PreTrainedTokenizerFast"}"#;
+    let expected =
+        ids_with(r#"{"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": false}"#, "{}");
+    let cased = r#"{"do_lower_case": false}"#;
+    assert_eq!(ids_with(cased, as_it_is), expected);
+    let of_bert = ids_with(cased, "{}");
+    assert_ne!(of_bert, expected);
+    // The tokenizer's own file counts first.
+    let own = r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false}"#;
+    assert_eq!(ids_with(own, as_it_is), of_bert);
+}
+
 #[test]
 fn lengths_of_some_texts_only_are_refused_by_name() {
     let length = r#""max_seq_length": 24"#;

@@ -1,22 +1,20 @@
 //! Reads the configuration files of a model folder, and checks that the engine supports everything in them.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::num::NonZeroU32;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
 
 use super::LoadError;
 use super::dense::DenseConfig;
 use super::families::{self, MlmHead, SCORE_MODULES, ScoreFunction, Spec};
 use super::modules::{MODULES, MODULES_TAKEN, Module, Pooling, Task};
+use super::saved_config::{PROMPTS, Prompts, SavedConfig};
 use super::shards::{INDEX, Index, WEIGHTS};
 use super::sparse::SparseConfig;
-use super::text_config::{SentenceFile, TOKENIZER_CONFIG, TextConfig, refuse_chat_template};
-use crate::engine::InvalidInput;
+use super::text_config::{SENTENCE_FILES, SentenceFile, TOKENIZER_CONFIG, TextConfig, refuse_chat_template};
 use crate::revision::RevisionHash;
 
 /// The sizes that the forward pass depends on.
@@ -82,6 +80,8 @@ pub(super) struct ModelConfig {
     /// Layers behind pooling, in order. Where there are some, they make vectors of length 1 or not, and pooling does not.
     pub dense: Vec<DenseConfig>,
     pub dense_normalize: bool,
+    /// How many elements of a vector are kept, where the folder says so. What is left need not have length 1, as in sentence-transformers.
+    kept: Option<NonZeroUsize>,
     /// How scores of the vocabulary become the output; `None`: the model's vectors are not sparse.
     pub sparse: Option<SparseConfig>,
     pub texts: TextConfig,
@@ -90,61 +90,26 @@ pub(super) struct ModelConfig {
     files: Vec<(String, PathBuf)>,
 }
 
-/// What sentence-transformers calls a classifier or reranker.
-const CROSS_ENCODER: &str = "CrossEncoder";
-
-/// The file of a model's prompts, which it need not have.
-pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
-
 /// PyTorch's own files of weights. They are not read, because reading one runs what is in it.
 const PICKLES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
-/// What to do with those.
+/// The file of an adapter (LoRA), which transformers adds to the weights beside it, or to those of another model.
+pub(super) const ADAPTER: &str = "adapter_config.json";
+
+/// What to do with one.
+pub(super) const MERGE: &str = "weights in which the adapter is merged. Merge it once in Python: load the model with the package `peft`, \
+                                call `merge_and_unload()` of its transformer, and save it";
+
+/// What to do with pickles.
 pub(super) const CONVERT: &str = "model.safetensors. Convert it once in Python, where you trust its author: \
                                   `SentenceTransformer(\"FOLDER\").save(\"OUT\")`, or for a model of transformers \
                                   `AutoModel.from_pretrained(\"FOLDER\").save_pretrained(\"OUT\")` with the class of its task, \
                                   and the same of its AutoTokenizer";
 
-/// What a model wants before its texts, by name.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Prompts {
-    by_name: BTreeMap<String, String>,
-    /// Where a job names none.
-    default: String,
-}
-
-impl Prompts {
-    /// The prompt of a job that has named one, or has not.
-    ///
-    /// # Errors
-    /// There is no such prompt.
-    pub fn of(&self, name: Option<&Value>) -> Result<&str, InvalidInput> {
-        let Some(name) = name else { return Ok(&self.default) };
-        let found = name.as_str().and_then(|name| self.by_name.get(name));
-        found.map(String::as_str).ok_or_else(|| {
-            let names: Vec<String> = self.by_name.keys().map(|name| format!("`{name}`")).collect();
-            let names = if names.is_empty() { "no prompts".to_owned() } else { names.join(", ") };
-            InvalidInput(format!("params.prompt_name is {name}; this model has {names}"))
-        })
-    }
-}
-
-#[derive(Default, Deserialize)]
-struct SentenceTransformers {
-    #[serde(default)]
-    prompts: BTreeMap<String, String>,
-    default_prompt_name: Option<String>,
-    /// Of a reranker, as sentence-transformers 6 writes it.
-    activation_fn: Option<String>,
-    /// What the folder was saved as, from version 5 on.
-    model_type: Option<String>,
-    /// Of a model of sparse vectors: the most elements that one has.
-    max_active_dims: Option<NonZeroU32>,
-}
-
 impl ModelConfig {
     /// Reads a folder in the Sentence-Transformers layout. One without `modules.json` is a classifier if `config.json` says so;
-    /// else it is taken as sentence-transformers takes it: mean pooling over the transformer's tokens, and no normalisation.
+    /// else it is taken as sentence-transformers takes it: mean pooling over the transformer's tokens, no normalisation, and none of
+    /// the other files of sentence-transformers.
     ///
     /// # Errors
     /// Names the file and what in it is missing, malformed, or not supported.
@@ -154,33 +119,33 @@ impl ModelConfig {
             None => (folder.to_owned(), Task::Unsaid),
             Some(modules) => Task::read(folder, &modules)?,
         };
+        refuse_adapter(&transformer)?;
         refuse_pickles(&transformer)?;
         let mut spec = families::read(&transformer.join("config.json"))?;
-        let own_file = folder.join(PROMPTS);
-        let own: SentenceTransformers = optional(&own_file)?.unwrap_or_default();
-        let sentence = SentenceFile::read(&transformer)?;
-        if task.leaves_prompts_out()? && own.prompts.values().any(|prompt| !prompt.is_empty()) {
+        let has_modules = !matches!(task, Task::Unsaid);
+        let (own, sentence) = saved_files(folder, &transformer, has_modules)?;
+        if task.leaves_prompts_out()? && own.has_prompts() {
             let found = "`include_prompt: false` in a model with prompts".into();
-            return Err(unsupported(&own_file, found, "pooling over the prompt's tokens, too"));
+            return Err(unsupported(&own.path, found, "pooling over the prompt's tokens, too"));
         }
         // Of other classifiers sentence-transformers does not read the prompts.
-        let is_cross_encoder =
-            matches!(task, Task::Score) && own.model_type.as_deref() == Some(CROSS_ENCODER);
-        let mut files = known_files(folder, &transformer, &sentence);
-        let (mut dense, mut sparse) = (Vec::new(), None);
+        let is_cross_encoder = matches!(task, Task::Score) && own.is_cross_encoder();
+        let mut files = known_files(folder, &transformer, has_modules.then_some(&sentence));
+        let (mut dense, mut kept, mut sparse) = (Vec::new(), None, None);
         let (pooling, normalize) = match task {
             Task::Embed { pooling, dense: layers, normalize } => {
+                needs_vectors_of_tokens(&sentence)?;
                 spec.classifier = None;
                 files.push(("pooling".to_owned(), pooling.clone()));
                 dense = read_dense(layers, spec.dims.hidden, &mut files)?;
+                kept = own.kept();
                 (Pooling::read(&pooling, spec.dims.hidden)?, normalize)
             }
             Task::Sparse { pooling, says_so } => {
                 needs_mlm(&sentence, says_so)?;
                 spec.set_mlm(MlmHead::read(&transformer.join("config.json"))?);
                 files.push(("pooling".to_owned(), pooling.clone()));
-                let elements_max = own.max_active_dims.map(NonZeroU32::get);
-                sparse = Some(SparseConfig::read(&pooling, spec.dims.vocabulary, elements_max)?);
+                sparse = Some(SparseConfig::read(&pooling, spec.dims.vocabulary, own.elements_max())?);
                 (Pooling::Max, false)
             }
             Task::Unsaid if spec.generates.is_some() => return Err(generates(&transformer, &spec)),
@@ -197,9 +162,9 @@ impl ModelConfig {
             },
         };
         let weights = weights(&transformer, &mut files)?;
-        if let (Some(classifier), Some(module)) = (&mut spec.classifier, &own.activation_fn) {
+        if let (Some(classifier), Some(module)) = (&mut spec.classifier, own.activation()) {
             let refused =
-                || unsupported(&own_file, format!("the activation function `{module}`"), SCORE_MODULES);
+                || unsupported(&own.path, format!("the activation function `{module}`"), SCORE_MODULES);
             classifier.function = ScoreFunction::of_module(module).ok_or_else(refused)?;
         }
         let texts = TextConfig::read(&transformer, &sentence, &spec)?;
@@ -208,12 +173,13 @@ impl ModelConfig {
             pooling,
             normalize: normalize && dense.is_empty(),
             dense_normalize: normalize && !dense.is_empty(),
+            kept,
             dense,
             sparse,
             texts,
             prompts: match spec.classifier {
                 Some(_) if !is_cross_encoder => Prompts::default(),
-                _ => read_prompts(own, &own_file)?,
+                _ => own.prompts()?,
             },
             spec,
             transformer,
@@ -223,7 +189,8 @@ impl ModelConfig {
 
     /// Elements of the vectors that are the model's outputs.
     pub fn width(&self) -> usize {
-        self.dense.last().map_or(self.spec.dims.vector_columns(), |layer| layer.outputs)
+        let made = self.dense.last().map_or(self.spec.dims.vector_columns(), |layer| layer.outputs);
+        self.kept.map_or(made, |kept| made.min(kept.get()))
     }
 
     /// The model's revision: the content of all files that the outputs depend on, and the type that it computes in.
@@ -239,13 +206,41 @@ impl ModelConfig {
     }
 }
 
-/// The files of every model that its outputs depend on, with the names under which they count for its revision.
-fn known_files(folder: &Path, transformer: &Path, sentence: &SentenceFile) -> Vec<(String, PathBuf)> {
-    let own = [MODULES, PROMPTS].map(|name| (name.to_owned(), folder.join(name)));
-    let of_sentence = sentence.name();
-    let names = ["config.json", of_sentence.as_str(), TOKENIZER_CONFIG, "tokenizer.json", WEIGHTS];
-    let in_transformer = names.map(|name: &str| (name.to_owned(), transformer.join(name)));
-    own.into_iter().chain(in_transformer).collect()
+/// The files of every model that its outputs depend on, with the names under which they count for its revision. `sentence`: the file
+/// that counts in a folder with `modules.json`.
+fn known_files(folder: &Path, transformer: &Path, sentence: Option<&SentenceFile>) -> Vec<(String, PathBuf)> {
+    let own = sentence.map(|_| [MODULES, PROMPTS].map(|name| (name.to_owned(), folder.join(name))));
+    let of_sentence = sentence.map(SentenceFile::name);
+    let names = [
+        Some("config.json"),
+        of_sentence.as_deref(),
+        Some(TOKENIZER_CONFIG),
+        Some("tokenizer.json"),
+        Some(WEIGHTS),
+    ];
+    let in_transformer = names.into_iter().flatten().map(|name| (name.to_owned(), transformer.join(name)));
+    own.into_iter().flatten().chain(in_transformer).collect()
+}
+
+/// What sentence-transformers has saved of a model and of its transformer. Without `modules.json` it ignores both files (seen with 6.2),
+/// and so does this engine.
+///
+/// # Errors
+/// A file that counts is malformed, or asks for what is not supported.
+fn saved_files(
+    folder: &Path,
+    transformer: &Path,
+    has_modules: bool,
+) -> Result<(SavedConfig, SentenceFile), LoadError> {
+    if has_modules {
+        return Ok((SavedConfig::read(folder)?, SentenceFile::read(transformer)?));
+    }
+    let mut files = SENTENCE_FILES.into_iter().chain([PROMPTS]);
+    if let Some(file) = files.find(|name| folder.join(name).exists()) {
+        let folder = folder.display();
+        tracing::warn!(%folder, file, "ignored a file of the model, because there is no modules.json beside it");
+    }
+    Ok((SavedConfig::absent(folder), SentenceFile::absent(transformer)))
 }
 
 /// The file with the weights, or with the index of several files, which are added to `files`.
@@ -257,12 +252,18 @@ fn weights(transformer: &Path, files: &mut Vec<(String, PathBuf)>) -> Result<Pat
     Ok(path)
 }
 
-/// Refuses a folder with weights in PyTorch's own format alone, before anything else in it is read.
-fn refuse_pickles(transformer: &Path) -> Result<(), LoadError> {
-    let has = |name: &str| transformer.join(name).exists();
+/// Refuses a folder with an adapter: its weights alone are those of another model.
+fn refuse_adapter(transformer: &Path) -> Result<(), LoadError> {
+    let path = transformer.join(ADAPTER);
+    if path.exists() { Err(unsupported(&path, "an adapter (LoRA)".into(), MERGE)) } else { Ok(()) }
+}
+
+/// Refuses the folder of a transformer or a layer with weights in PyTorch's own format alone, before anything else in it is read.
+fn refuse_pickles(folder: &Path) -> Result<(), LoadError> {
+    let has = |name: &str| folder.join(name).exists();
     match PICKLES.iter().find(|name| has(name)) {
         Some(name) if !has(WEIGHTS) && !has(INDEX) => {
-            Err(unsupported(&transformer.join(name), "weights as a pickle".into(), CONVERT))
+            Err(unsupported(&folder.join(name), "weights as a pickle".into(), CONVERT))
         }
         _ => Ok(()),
     }
@@ -277,6 +278,18 @@ fn generates(transformer: &Path, spec: &Spec) -> LoadError {
     let architecture = spec.generates.as_deref().unwrap_or_default();
     let found = format!("the architecture `{architecture}`, which generates text, and no {MODULES}");
     unsupported(&transformer.join("config.json"), found, TAKES)
+}
+
+/// Refuses pooling of what is no vector of a token, but for example a score.
+fn needs_vectors_of_tokens(sentence: &SentenceFile) -> Result<(), LoadError> {
+    const TASK: &str = "feature-extraction";
+    match sentence.content.transformer_task.as_deref() {
+        None | Some(TASK) => Ok(()),
+        Some(task) => {
+            let found = format!("transformer_task `{task}` before Pooling");
+            Err(unsupported(&sentence.path, found, &format!("`{TASK}`")))
+        }
+    }
 }
 
 /// Refuses sparse vectors of a transformer that its own module and file do not take for a masked language model.
@@ -299,26 +312,13 @@ fn read_dense(
 ) -> Result<Vec<DenseConfig>, LoadError> {
     let mut dense = Vec::with_capacity(layers.len());
     for (name, folder) in layers {
+        refuse_pickles(&folder)?;
         let layer = DenseConfig::read(&folder, width)?;
         width = layer.outputs;
         files.extend(layer.files().map(|(file, path)| (format!("{name}/{file}"), path)));
         dense.push(layer);
     }
     Ok(dense)
-}
-
-/// sentence-transformers puts its default prompt before every text; so does this engine.
-fn read_prompts(own: SentenceTransformers, path: &Path) -> Result<Prompts, LoadError> {
-    let default = match own.default_prompt_name {
-        None => String::new(),
-        Some(name) => match own.prompts.get(&name) {
-            Some(prompt) => prompt.clone(),
-            None => {
-                return Err(unsupported(path, format!("the default prompt `{name}`"), "one of `prompts`"));
-            }
-        },
-    };
-    Ok(Prompts { by_name: own.prompts, default })
 }
 
 /// For keys that are false or empty where a file does not say: `null` says nothing either.

@@ -75,7 +75,8 @@ impl DenseConfig {
             return refuse(format!("a layer of `{name}`"), &format!("`{VECTOR}`"));
         }
         let module = file.activation_function.as_deref().unwrap_or(ACTIVATION);
-        let activation = match module.rsplit('.').next() {
+        // sentence-transformers takes no class of another package, whatever its name is.
+        let activation = match module.strip_prefix("torch.").and_then(|class| class.rsplit('.').next()) {
             Some("Identity") => Activation::Identity,
             Some("Tanh") => Activation::Tanh,
             Some("ReLU") => Activation::Relu,

@@ -7,9 +7,10 @@ use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 
 use super::LoadError;
-use super::config::{CONVERT, PROMPTS, optional};
+use super::config::{ADAPTER, CONVERT, MERGE, optional};
 use super::dense::DenseConfig;
 use super::modules::{MODULES, Module};
+use super::saved_config::PROMPTS;
 use super::shards::{INDEX, Index, WEIGHTS};
 use super::text_config::{CHAT_TEMPLATE, SENTENCE_FILES, TOKENIZER_CONFIG};
 use super::tokens_beside::{ADDED_TOKENS, SPECIAL_TOKENS_MAP};
@@ -42,7 +43,7 @@ const REQUIRED: [&str; 2] = ["config.json", "tokenizer.json"];
 
 impl Source {
     /// The model's folder; from the hub only those files are fetched that the engine reads, and only those that the
-    /// cache does not have. The hub's usual variables count: `HF_HOME`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`.
+    /// cache does not have. The hub's usual variables count: `HF_HOME`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_TOKEN`.
     ///
     /// # Errors
     /// When the hub cannot be reached and the cache does not have the model, or the repository lacks a file.
@@ -51,8 +52,14 @@ impl Source {
             Self::Folder(path) => Ok(path.clone()),
             Self::Hub { id, revision } => {
                 let offline = std::env::var("HF_HUB_OFFLINE").is_ok_and(|v| !matches!(v.as_str(), "" | "0"));
-                Hub { cache: Cache::from_env(), endpoint: std::env::var("HF_ENDPOINT").ok(), offline }
-                    .folder(id, revision.as_deref().unwrap_or("main"))
+                let token = std::env::var("HF_TOKEN").ok().map(|token| token.trim().to_owned());
+                Hub {
+                    cache: Cache::from_env(),
+                    endpoint: std::env::var("HF_ENDPOINT").ok(),
+                    offline,
+                    token: token.filter(|token| !token.is_empty()),
+                }
+                .folder(id, revision.as_deref().unwrap_or("main"))
             }
         }
     }
@@ -62,7 +69,13 @@ struct Hub {
     cache: Cache,
     endpoint: Option<String>,
     offline: bool,
+    /// Instead of the one that `hf auth login` has written beside the cache.
+    token: Option<String>,
 }
+
+/// What to do about a hub that refuses (401, 403).
+const GATED: &str =
+    "Gated and private models need a token: accept the model's terms on the hub, and set HF_TOKEN";
 
 impl Hub {
     fn folder(&self, id: &str, revision: &str) -> Result<PathBuf, LoadError> {
@@ -110,6 +123,9 @@ impl Hub {
         if let Some(endpoint) = &self.endpoint {
             builder = builder.with_endpoint(endpoint.clone());
         }
+        if let Some(token) = &self.token {
+            builder = builder.with_token(Some(token.clone()));
+        }
         let api = builder.build()?;
         let info = api.repo(repo(id, revision)).info()?;
         // By commit from here on: a branch may move between two files.
@@ -122,6 +138,10 @@ impl Hub {
                 optional::<Vec<Module>>(&path).map_err(|e| Fetch::Failed(e.to_string()))?
             }
         };
+        let adapter = within(transformer(modules.as_deref()), ADAPTER);
+        if has(&adapter) {
+            return Err(Fetch::Failed(format!("the repository has {adapter}; this engine takes {MERGE}")));
+        }
         let weights = weights(modules.as_deref(), has, |file| Ok::<_, Fetch>(repository.get(file)?))?;
         let weights = weights.into_iter().map(|file| (file, true));
         let mut folder = None;
@@ -207,7 +227,10 @@ impl From<LoadError> for Fetch {
 
 impl From<ApiError> for Fetch {
     fn from(error: ApiError) -> Self {
-        Self::Failed(error.to_string())
+        let error = error.to_string();
+        // The status itself is in a type of a library that this crate does not name.
+        let is_refused = ["status code 401", "status code 403"].iter().any(|status| error.contains(status));
+        Self::Failed(if is_refused { format!("{error}. {GATED}") } else { error })
     }
 }
 
@@ -216,135 +239,5 @@ fn repo(id: &str, revision: &str) -> Repo {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::io::{BufRead, BufReader, Write};
-    use std::net::{TcpListener, TcpStream};
-
-    use super::*;
-
-    const SHA: &str = "0123456789012345678901234567890123456789";
-
-    fn fixture(name: &str) -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
-    }
-
-    /// Answers as the hub does for one repository: its list of files, and ranges of them.
-    fn serve(folder: PathBuf, files: &'static [&'static str]) -> String {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let endpoint = format!("http://{}", listener.local_addr().unwrap());
-        std::thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                answer(stream, &folder, files);
-            }
-        });
-        endpoint
-    }
-
-    fn answer(mut stream: TcpStream, folder: &Path, files: &[&str]) {
-        let lines: Vec<String> = BufReader::new(stream.try_clone().unwrap())
-            .lines()
-            .map_while(Result::ok)
-            .take_while(|line| !line.is_empty())
-            .collect();
-        let Some(path) = lines.first().and_then(|line| line.split(' ').nth(1)) else {
-            return;
-        };
-        let (head, body) = match path.split_once(&format!("/resolve/{SHA}/")) {
-            Some((_, file)) => {
-                let all = fs::read(folder.join(file)).unwrap();
-                let first_byte = lines.iter().any(|line| line.ends_with("bytes=0-0"));
-                let body = if first_byte { all[..1].to_vec() } else { all.clone() };
-                let (etag, total) = (file.replace('/', "-"), all.len());
-                let range = format!("content-range: bytes 0-{}/{total}\r\n", body.len() - 1);
-                (format!("206 Partial Content\r\nx-repo-commit: {SHA}\r\netag: \"{etag}\"\r\n{range}"), body)
-            }
-            None => {
-                let siblings: Vec<_> =
-                    files.iter().map(|file| serde_json::json!({"rfilename": file})).collect();
-                let info = serde_json::json!({"sha": SHA, "siblings": siblings});
-                ("200 OK\r\n".to_owned(), info.to_string().into_bytes())
-            }
-        };
-        write!(stream, "HTTP/1.1 {head}content-length: {}\r\nconnection: close\r\n\r\n", body.len()).unwrap();
-        stream.write_all(&body).unwrap();
-    }
-
-    fn hub(cache: &Path, endpoint: String, offline: bool) -> Hub {
-        Hub { cache: Cache::new(cache.to_owned()), endpoint: Some(endpoint), offline }
-    }
-
-    #[test]
-    fn a_model_is_fetched_once_and_then_found_without_the_hub() {
-        let cache = tempfile::tempdir().unwrap();
-        let files = &[
-            "README.md",
-            "modules.json",
-            "config.json",
-            "tokenizer.json",
-            "model.safetensors",
-            "sentence_bert_config.json",
-            "tokenizer_config.json",
-            "1_Pooling/config.json",
-            "pytorch_model.bin",
-        ];
-        let endpoint = serve(fixture("tiny-mean"), files);
-        let nowhere = || "http://127.0.0.1:9".to_owned();
-        let unreachable = hub(cache.path(), nowhere(), false).folder("a/b", "main").unwrap_err();
-        assert!(unreachable.to_string().contains("HF_HOME"), "{unreachable}");
-        assert!(hub(cache.path(), nowhere(), true).folder("a/b", "main").is_err());
-
-        let folder = hub(cache.path(), endpoint, false).folder("a/b", "main").unwrap();
-        for file in ["model.safetensors", "1_Pooling/config.json", "modules.json"] {
-            assert_eq!(
-                fs::read(folder.join(file)).unwrap(),
-                fs::read(fixture("tiny-mean").join(file)).unwrap()
-            );
-        }
-        assert!(!folder.join("README.md").exists() && !folder.join("pytorch_model.bin").exists());
-        for offline in [false, true] {
-            let found = hub(cache.path(), nowhere(), offline).folder("a/b", "main").unwrap();
-            assert_eq!(found, folder);
-        }
-    }
-
-    #[test]
-    fn a_model_in_several_files_is_fetched_whole() {
-        let cache = tempfile::tempdir().unwrap();
-        let all = &[
-            "modules.json",
-            "config.json",
-            "tokenizer.json",
-            "model.safetensors.index.json",
-            "model-00001-of-00002.safetensors",
-            "1_Pooling/config.json",
-            "2_Dense/config.json",
-            "2_Dense/model.safetensors",
-            "3_Dense/config.json",
-            "3_Dense/model.safetensors",
-            "model-00002-of-00002.safetensors",
-        ];
-        let from = fixture("tiny-gemma");
-        let folder = hub(cache.path(), serve(from.clone(), all), false).folder("a/b", "main").unwrap();
-        for file in all {
-            assert_eq!(fs::read(folder.join(file)).unwrap(), fs::read(from.join(file)).unwrap());
-        }
-        let offline = || hub(cache.path(), "http://127.0.0.1:9".to_owned(), true).folder("a/b", "main");
-        assert_eq!(offline().unwrap(), folder);
-        fs::remove_file(folder.join("model-00002-of-00002.safetensors")).unwrap();
-        assert!(offline().is_err(), "half of the weights is not a model");
-        let endpoint = serve(from, &all[..all.len() - 1]);
-        let another = tempfile::tempdir().unwrap();
-        let error = hub(another.path(), endpoint, false).folder("a/b", "main").unwrap_err().to_string();
-        assert!(error.contains("has no model-00002-of-00002.safetensors"), "{error}");
-    }
-
-    #[test]
-    fn a_repository_without_safetensors_is_an_error() {
-        let cache = tempfile::tempdir().unwrap();
-        let endpoint = serve(fixture("tiny-mean"), &["config.json", "tokenizer.json", "pytorch_model.bin"]);
-        let error = hub(cache.path(), endpoint, false).folder("a/b", "main").unwrap_err();
-        assert!(error.to_string().contains("has no model.safetensors; this engine takes"), "{error}");
-        assert!(error.to_string().contains("Convert it once"), "{error}");
-    }
-}
+#[path = "hub_tests.rs"]
+mod tests;

@@ -227,4 +227,4 @@ fn words(text: &str) -> Vec<String> {
 
 #[cfg(test)]
 #[path = "long_text_tests.rs"]
-mod tests;
+pub(super) mod tests;

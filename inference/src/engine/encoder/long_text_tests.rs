@@ -10,7 +10,7 @@ fn tokenizer() -> Tokenizer {
     tokenizer_of("tiny-mean")
 }
 
-fn tokenizer_of(fixture: &str) -> Tokenizer {
+pub fn tokenizer_of(fixture: &str) -> Tokenizer {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let file = fixtures.join(fixture).join("tokenizer.json");
     let mut tokenizer = Tokenizer::from_file(file).unwrap();
@@ -19,7 +19,7 @@ fn tokenizer_of(fixture: &str) -> Tokenizer {
 }
 
 /// A tokenizer with another normalizer.
-fn with_normalizer(
+pub fn with_normalizer(
     mut tokenizer: Tokenizer,
     clean: bool,
     ideographs: bool,
@@ -34,7 +34,7 @@ fn with_normalizer(
     tokenizer
 }
 
-fn tokens(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+pub fn tokens(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     tokenizer.encode_fast(text, false).unwrap().get_ids().to_vec()
 }
 
@@ -108,7 +108,7 @@ fn other_tokenizers_get_their_texts_whole() {
 }
 
 /// Short runs of whatever the rules tell apart, and some of what they do not.
-fn text() -> impl Strategy<Value = String> {
+pub fn text() -> impl Strategy<Value = String> {
     let char = prop_oneof![
         3 => prop::sample::select(vec!['a', 'Z', '7', 'é', 'İ', 'Σ', 'ß', '한', 'क', 'ा', '्', '漢', '豈', 'ｱ', '😀', '≠', 'Ω']),
         2 => prop::sample::select(vec!['.', '[', ']', '。', '—', '\u{37e}', '\u{1fef}', '`', '$', '+']),

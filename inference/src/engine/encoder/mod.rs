@@ -1,9 +1,9 @@
 //! The built-in engine: embeddings, sparse vectors and scores of texts, with encoders of the families that [`families`] lists.
 //!
-//! `hub` finds the model's folder; `config` reads it with `modules`, `text_config` and `families`. `tokens` makes items of texts (with
-//! `long_text` and `safe_split` for long ones, `tokenizer_class` for what transformers changes in a tokenizer, and `tokens_beside` for the
-//! tokens that it adds). `pairs` makes items of pairs. `checkpoint` reads the weights from the files that `shards` finds. `plan` computes
-//! a pass's bytes, and `forward` runs its layers over a device's operations.
+//! `hub` finds the model's folder; `config` reads it with `modules`, `saved_config`, `text_config` and `families`. `tokens` makes items
+//! of texts (with `long_text` and `safe_split` for long ones, `word_cache` for words that come again, `tokenizer_class` for what
+//! transformers changes in a tokenizer, and `tokens_beside` for the tokens that it adds). `pairs` makes items of pairs. `checkpoint` reads
+//! the weights from the files that `shards` finds. `plan` computes a pass's bytes, and `forward` runs its layers over a device's operations.
 //!
 //! On the CPU `pass` runs a pass, `pack` deals its items to threads, and the operations in `cpu` use `matmul`, `attention`,
 //! `rotary`, `token_ops` and `math`, each compiled for every vector unit in `simd`. On a CPU with a tile unit `tiles` computes the
@@ -32,6 +32,7 @@ mod pass;
 mod plan;
 mod rotary;
 mod safe_split;
+mod saved_config;
 mod shards;
 mod simd;
 #[cfg(target_arch = "aarch64")]
@@ -49,6 +50,7 @@ mod tokens_beside;
 mod units;
 mod vocabulary;
 mod weights;
+mod word_cache;
 
 use std::fmt;
 use std::sync::Arc;

@@ -31,11 +31,18 @@ impl Module {
         matches!(self.kind(), "Pooling" | SPLADE_POOLING)
     }
 
-    /// The class without its package, which differs between versions.
+    /// The class without its package, which differs between versions. A class of another package may do anything, whatever its name
+    /// is, so that it keeps its whole name, by which it is refused.
     pub fn kind(&self) -> &str {
-        self.class.rsplit('.').next().unwrap_or_default()
+        match self.class.strip_prefix(PACKAGE) {
+            Some(class) => class.rsplit('.').next().unwrap_or_default(),
+            None => &self.class,
+        }
     }
 }
+
+/// What the names of all classes of sentence-transformers begin with.
+const PACKAGE: &str = "sentence_transformers.";
 
 /// The transformer of a masked language model, as sentence-transformers 5 calls it. Later versions say so in the transformer's own file.
 const MLM_TRANSFORMER: &str = "MLMTransformer";
@@ -67,7 +74,7 @@ pub(super) enum Task {
 /// The lists of modules that this engine takes.
 pub(super) const MODULES_TAKEN: &str = "Transformer, Pooling, any number of Dense and at most a Normalize, in this order; the \
                                         Transformer of a masked language model and SpladePooling; or the \
-                                        Transformer of a classifier alone";
+                                        Transformer of a classifier alone; all of them classes of sentence-transformers";
 
 impl Task {
     /// The transformer's folder, and what it is for.
@@ -139,6 +146,8 @@ impl Pooling {
         }
         // Up to version 5 there is a switch per mode, from 6 on a name.
         let mut modes: Vec<&str> = match config.get("pooling_mode") {
+            // One mode in a list is that mode.
+            Some(Value::Array(modes)) => modes.iter().map(|mode| mode.as_str().unwrap_or("?")).collect(),
             Some(mode) => vec![mode.as_str().unwrap_or("?")],
             None => config
                 .iter()

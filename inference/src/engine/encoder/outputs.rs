@@ -112,10 +112,12 @@ impl Outputs {
         threads: &ThreadPool,
     ) -> Result<Vec<Output>, PassError> {
         match self {
-            Self::Embeddings { dense: None, .. } => embeddings(items, |take| backend.run(sequences, take)),
-            Self::Embeddings { dense: Some(dense), .. } => {
+            Self::Embeddings { dense: None, width } => {
+                embeddings(items, *width, |take| backend.run(sequences, take))
+            }
+            Self::Embeddings { dense: Some(dense), width } => {
                 let vectors = dense.apply(vectors(backend, sequences)?, threads);
-                embeddings(items, |take| {
+                embeddings(items, *width, |take| {
                     vectors.into_iter().enumerate().for_each(|(at, vector)| take(at, vector));
                     Ok(())
                 })
@@ -141,14 +143,16 @@ fn vectors(backend: &dyn Backend, sequences: &[Sequence<'_>]) -> Result<Vec<Vec<
     Ok(vectors)
 }
 
-/// An embedding of each item: `run` gives the vectors, by the items' places.
+/// An embedding of each item, of the first `width` elements of its vector: `run` gives the vectors, by the items' places.
 fn embeddings(
     items: &[Item],
+    width: usize,
     run: impl FnOnce(&mut dyn FnMut(usize, Vec<f32>)) -> Result<(), PassError>,
 ) -> Result<Vec<Output>, PassError> {
     let mut outputs = Vec::with_capacity(items.len());
     let mut checked = Ok(());
-    run(&mut |at, vector| {
+    run(&mut |at, mut vector| {
+        vector.truncate(width);
         let format = match items.get(at) {
             Some(Item::Tokens { format, .. }) => *format,
             // `Outputs::sequence` has refused it.

@@ -63,6 +63,9 @@ pub(super) struct SentenceConfig {
     processing_kwargs: Option<Processing>,
     query_length: Option<usize>,
     document_length: Option<usize>,
+    /// Tokens that are put behind queries, and another folder's tokenizer.
+    query_expansion: Option<Value>,
+    tokenizer_name_or_path: Option<Value>,
     /// What kinds of inputs the model takes, and how.
     modality_config: Option<Map<String, Value>>,
 }
@@ -103,6 +106,9 @@ const LOADING: [&str; 15] = [
     "use_safetensors",
 ];
 
+/// Parameters with which transformers puts other special tokens around texts than `tokenizer.json` does.
+const SPECIAL_AROUND: [&str; 2] = ["add_bos_token", "add_eos_token"];
+
 /// Parameters of the tokenizer's calls that change no token of a text.
 const CALLS: [&str; 4] = ["padding", "pad_to_multiple_of", "return_attention_mask", "return_tensors"];
 
@@ -119,7 +125,12 @@ impl SentenceFile {
                 return Ok(file);
             }
         }
-        Ok(Self { path: transformer.join(SENTENCE_FILES[0]), content: SentenceConfig::default() })
+        Ok(Self::absent(transformer))
+    }
+
+    /// That of a folder in which no such file counts.
+    pub fn absent(transformer: &Path) -> Self {
+        Self { path: transformer.join(SENTENCE_FILES[0]), content: SentenceConfig::default() }
     }
 
     /// Refuses parameters that would give other vectors.
@@ -128,6 +139,13 @@ impl SentenceFile {
         if own.modality_config.as_ref().is_some_and(|all| all.contains_key(MESSAGES)) {
             let found = format!("modality_config.{MESSAGES}, texts in a chat template");
             return Err(unsupported(&self.path, found, "models that take texts as they are"));
+        }
+        let others = [
+            ("query_expansion", &own.query_expansion),
+            ("tokenizer_name_or_path", &own.tokenizer_name_or_path),
+        ];
+        if let Some((key, Some(value))) = others.iter().find(|(_, value)| value.is_some()) {
+            return Err(unsupported(&self.path, format!("{key} {value}"), "models without it"));
         }
         let loading = [
             ("model_kwargs", &own.model_kwargs),
@@ -201,6 +219,17 @@ impl TextConfig {
         let SentenceFile { path: sentence_path, content: sentence } = sentence;
         let kwargs =
             sentence.processor_kwargs.clone().or_else(|| sentence.tokenizer_args.clone()).unwrap_or_default();
+        // transformers leaves these keys of its own file out of account, but not those of this one.
+        if let Some(key) =
+            SPECIAL_AROUND.iter().find(|key| kwargs.get(**key).is_some_and(|value| !value.is_null()))
+        {
+            let found = format!("processor_kwargs.{key} {}", kwargs[*key]);
+            return Err(unsupported(
+                sentence_path,
+                found,
+                "special tokens as tokenizer.json puts them around texts",
+            ));
+        }
         let files = TokenFiles::read(transformer, &own)?;
         let own = own.into_iter().chain(kwargs.clone()).collect();
         let mut tokenizer: TokenizerConfig = serde_json::from_value(Value::Object(own))
@@ -233,6 +262,7 @@ impl TextConfig {
             }
         }
         tokenizer.model_type.clone_from(&spec.model_type);
+        tokenizer.tokenizer_class = tokenizer.tokenizer_class.or_else(|| spec.tokenizer_class.clone());
         tokenizer.files = files;
         Ok(Self { tokens_max, lowercase: sentence.do_lower_case, tokenizer })
     }

@@ -21,7 +21,7 @@ pub(super) struct TokenizerConfig {
     pub truncation_side: Option<String>,
     /// Special tokens in a text are none, but letters.
     pub split_special_tokens: Option<bool>,
-    tokenizer_class: Option<String>,
+    pub tokenizer_class: Option<String>,
     do_lower_case: Option<bool>,
     strip_accents: Option<bool>,
     tokenize_chinese_chars: Option<bool>,

@@ -1,6 +1,7 @@
 //! Turns texts into token ids with the model's own tokenizer, and cuts them to the model's length. Runs off the async runtime.
 
 use std::borrow::Cow;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use rayon::prelude::*;
@@ -11,12 +12,14 @@ use vramq_schemas::{EmbeddingFormat, Input, Params};
 use crate::engine::{InvalidInput, Item};
 
 use super::LoadError;
-use super::config::{ModelConfig, Prompts};
+use super::config::ModelConfig;
 use super::long_text::LongText;
 use super::pairs::PairTemplate;
 use super::safe_split::SafeSplit;
+use super::saved_config::Prompts;
 use super::tokenizer_class::lowercase_first;
 use super::tokens_beside::TokensBeside;
+use super::word_cache::WordCache;
 
 /// A job of fewer texts is tokenised where it is: waking threads costs more than they save.
 const TEXTS_FOR_THREADS: usize = 64;
@@ -34,6 +37,10 @@ const PREFIX_BYTES_MIN: usize = 8 << 10;
 
 /// The most bytes of a text that are tokenised at once: some 80 MiB of memory and a second where every byte is a token.
 const PREFIX_BYTES_MAX: usize = 256 << 10;
+
+/// What to do with a folder that has the vocabulary in other files only, as those of older models have it.
+const NO_FILE: &str = "there is no such file. transformers writes it: in Python, \
+                       `AutoTokenizer.from_pretrained(\"FOLDER\").save_pretrained(\"FOLDER\")`";
 
 /// The parameter that names one of the model's prompts.
 pub(super) const PROMPT_NAME: &str = "prompt_name";
@@ -60,10 +67,10 @@ pub(super) struct Tokens {
     pub(super) threads: rayon::ThreadPool,
 }
 
-/// How a long text is tokenised, of which the first tokens are wanted.
+/// How a text is tokenised, of which the first tokens are wanted.
 enum LongTexts {
-    /// Piece by piece, until there are enough tokens.
-    Pieces(Box<LongText>),
+    /// Word by word, and a long one piece by piece, until there are enough tokens.
+    Words { long: Box<LongText>, cache: Box<WordCache> },
     /// So much of it that there are enough tokens.
     Prefix(SafeSplit),
     /// As a whole.
@@ -73,7 +80,7 @@ enum LongTexts {
 impl LongTexts {
     fn of(tokenizer: &Tokenizer) -> Self {
         match LongText::of(tokenizer) {
-            Some(long) => Self::Pieces(Box::new(long)),
+            Some(long) => Self::Words { long: Box::new(long), cache: Box::new(WordCache::of(tokenizer)) },
             None => SafeSplit::of(tokenizer).map_or(Self::Whole, Self::Prefix),
         }
     }
@@ -220,20 +227,21 @@ impl Tokens {
     pub(super) fn content(&self, text: &str, room: usize) -> Result<Vec<u32>, String> {
         self.tokens_beside.check(&self.tokenizer, text)?;
         match &self.long {
-            LongTexts::Pieces(long) => self.pieces(long, text, room),
+            LongTexts::Words { long, cache } => self.words(long, cache, text, room),
             LongTexts::Prefix(split) => self.prefix(Some(split), text, room),
             LongTexts::Whole => self.prefix(None, text, room),
         }
     }
 
-    fn pieces(&self, long: &LongText, text: &str, room: usize) -> Result<Vec<u32>, String> {
+    fn words(&self, long: &LongText, cache: &WordCache, text: &str, room: usize) -> Result<Vec<u32>, String> {
         let bytes = self.tokens_max * BYTES_PER_TOKEN;
+        let mut content = Vec::with_capacity(room.min(text.len()));
         if text.len() <= bytes {
-            return self.encode(text);
+            cache.add_tokens(text, room, &mut content, |word| self.encode(word))?;
+            return Ok(content);
         }
-        let mut content = Vec::with_capacity(room);
         for piece in long.pieces(text, bytes) {
-            content.extend(self.encode(&piece)?);
+            cache.add_tokens(&piece, room, &mut content, |word| self.encode(word))?;
             if content.len() >= room {
                 break;
             }
@@ -302,7 +310,10 @@ fn text_of(at: usize, input: &Input) -> Result<&str, InvalidInput> {
 }
 
 fn open(path: &Path) -> Result<Tokenizer, LoadError> {
-    let text = std::fs::read(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
+    let text = std::fs::read(path).map_err(|source| match source.kind() {
+        ErrorKind::NotFound => LoadError::Tokenizer { path: path.to_owned(), reason: NO_FILE.to_owned() },
+        _ => LoadError::Read { path: path.to_owned(), source },
+    })?;
     Tokenizer::from_bytes(text)
         .map_err(|e| LoadError::Tokenizer { path: path.to_owned(), reason: e.to_string() })
 }

@@ -52,6 +52,8 @@ struct Config {
     /// As transformers 4 writes it, and the published model has it.
     #[serde(rename = "_sliding_window_pattern")]
     pattern: Option<usize>,
+    /// The key that transformers reads. Its own name for it, above, is in files beside `layer_types`.
+    sliding_window_pattern: Option<usize>,
     rope_theta: Option<f64>,
     rope_local_base_freq: Option<f64>,
 }
@@ -95,8 +97,8 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let [all, window] = attentions(config.sliding_window / 2);
     let attention = match config.kinds.attention(file, dims.layers, [all, window])? {
         Some(listed) => listed,
-        None => match config.pattern.unwrap_or(PATTERN) {
-            0 => return file.refuse("a _sliding_window_pattern of 0".into(), "1 and more"),
+        None => match config.sliding_window_pattern.or(config.pattern).unwrap_or(PATTERN) {
+            0 => return file.refuse("a sliding_window_pattern of 0".into(), "1 and more"),
             every => (1..=dims.layers.min(every)).map(|at| if at == every { all } else { window }).collect(),
         },
     };

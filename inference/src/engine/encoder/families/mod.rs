@@ -20,11 +20,13 @@ mod qwen3;
 mod roberta;
 mod rotary;
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::LoadError;
 use super::config::{Dims, null_as_default};
@@ -43,6 +45,8 @@ pub(super) use rotary::Rotary;
 pub(super) struct Spec {
     /// As `config.json` has it.
     pub model_type: String,
+    /// The class of the tokenizer, if `config.json` names one: it counts where `tokenizer_config.json` names none.
+    pub tokenizer_class: Option<String>,
     pub dims: Dims,
     pub norm_eps: f32,
     pub design: Design,
@@ -73,6 +77,7 @@ impl Spec {
         let norm_eps = norm_eps as f32;
         Self {
             model_type: String::new(),
+            tokenizer_class: None,
             dims,
             norm_eps,
             design,
@@ -177,12 +182,11 @@ pub(super) fn read(path: &Path) -> Result<Spec, LoadError> {
         let known: Vec<String> = READERS.iter().map(|(name, _)| format!("`{name}`")).collect();
         return file.refuse(format!("the architecture `{model_type}`"), &known.join(", "));
     };
-    if config.is_decoder || config.add_cross_attention {
-        return file.refuse("a decoder".into(), "an encoder");
-    }
+    config.check(&file, model_type)?;
     let mut spec = reader(&file)?;
     spec.model_type = model_type.to_owned();
     spec.generates = config.architectures.iter().find(|name| name.ends_with("ForCausalLM")).cloned();
+    spec.tokenizer_class.clone_from(&config.tokenizer_class);
     check_sizes(&file, &spec)?;
     spec.classifier = classifier::read(&file, model_type)?;
     Ok(spec)
@@ -198,6 +202,35 @@ struct AnyConfig {
     add_cross_attention: bool,
     #[serde(default, deserialize_with = "null_as_default")]
     architectures: Vec<String>,
+    /// Classes of the folder's own, by the name of transformers' class in whose place they are.
+    #[serde(default, deserialize_with = "null_as_default")]
+    auto_map: HashMap<String, Value>,
+    quantization_config: Option<Value>,
+    tokenizer_class: Option<String>,
+}
+
+/// Families that were published with code of their own before transformers had them. Their readers know what that code can do besides.
+const PUBLISHED_WITH_CODE: [&str; 3] = ["gte", "new", "nomic_bert"];
+
+impl AnyConfig {
+    /// Refuses what would make another model of the same layers' names.
+    fn check(&self, file: &ConfigFile<'_>, model_type: &str) -> Result<(), LoadError> {
+        if self.is_decoder || self.add_cross_attention {
+            return file.refuse("a decoder".into(), "an encoder");
+        }
+        if let Some(own) = &self.quantization_config {
+            let method = own["quant_method"].as_str().unwrap_or("(none)");
+            let found = format!("weights that are quantised by `{method}` (quantization_config)");
+            return file.refuse(found, "weights as F32, F16 or BF16");
+        }
+        let has_own_model = self.auto_map.keys().any(|class| class.starts_with("AutoModel"));
+        if has_own_model && !PUBLISHED_WITH_CODE.contains(&model_type) {
+            let takes = "models that transformers computes without code of theirs. If they compute the same without it, remove \
+                         `auto_map` from the file";
+            return file.refuse(format!("code of its own for a `{model_type}` (auto_map)"), takes);
+        }
+        Ok(())
+    }
 }
 
 /// A `config.json` that has been read but not parsed.

@@ -1,6 +1,7 @@
 //! Nomic Embed (Nussbaum et al. 2024): BERT with rotary positions, a gated feed-forward and few biases.
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use super::rotary::RotaryConfig;
 use super::{Attention, ConfigFile, Design, FeedForward, Gate, Names, Positions, Sees, Spec, bert};
@@ -25,23 +26,30 @@ const NAMES: Names = Names {
 /// Where a configuration does not say, as in the reference.
 const THETA: f64 = 1_000.0;
 
-/// Names as transformers has them; the published models' own are those of GPT-2.
+/// The published models' own names, most of them GPT-2's, and those of transformers. transformers keeps the former as keys without a meaning
+/// when it saves such a model again: then its own count.
+const OLDER_NAMES: [(&str, &str); 8] = [
+    ("n_embd", "hidden_size"),
+    ("n_inner", "intermediate_size"),
+    ("n_layer", "num_hidden_layers"),
+    ("n_head", "num_attention_heads"),
+    ("activation_function", "hidden_act"),
+    ("n_positions", "max_position_embeddings"),
+    ("layer_norm_epsilon", "layer_norm_eps"),
+    ("rotary_emb_base", "rope_theta"),
+];
+
 #[derive(Deserialize)]
 struct Config {
     vocab_size: usize,
-    #[serde(alias = "n_embd")]
     hidden_size: usize,
-    #[serde(alias = "n_inner")]
     intermediate_size: usize,
-    #[serde(alias = "n_layer")]
     num_hidden_layers: usize,
-    #[serde(alias = "n_head")]
     num_attention_heads: usize,
-    #[serde(alias = "activation_function", default = "super::silu")]
+    #[serde(default = "super::silu")]
     hidden_act: String,
-    #[serde(alias = "n_positions")]
     max_position_embeddings: usize,
-    #[serde(alias = "layer_norm_epsilon", default = "super::bert_eps")]
+    #[serde(default = "super::bert_eps")]
     layer_norm_eps: f64,
     type_vocab_size: usize,
     #[serde(flatten)]
@@ -111,8 +119,21 @@ impl Variants {
     }
 }
 
+impl Config {
+    fn read(file: &ConfigFile<'_>) -> Result<Self, LoadError> {
+        let mut keys: Map<String, Value> = file.parse()?;
+        for (older, name) in OLDER_NAMES {
+            if let Some(value) = keys.remove(older) {
+                keys.entry(name).or_insert(value);
+            }
+        }
+        serde_json::from_value(Value::Object(keys))
+            .map_err(|source| LoadError::Json { path: file.path.to_owned(), source })
+    }
+}
+
 pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
-    let config: Config = file.parse()?;
+    let config = Config::read(file)?;
     config.variants.check(file)?;
     let gate = Gate::read(file, &config.hidden_act)?;
     let dims = Dims {

@@ -18,7 +18,6 @@ pub(in crate::engine::encoder) struct Rotary {
 #[derive(Deserialize)]
 pub(super) struct RotaryConfig {
     rope_parameters: Option<Parameters>,
-    #[serde(alias = "rotary_emb_base")]
     rope_theta: Option<f64>,
     rope_scaling: Option<Scaling>,
 }
@@ -32,8 +31,10 @@ pub(super) struct Parameters {
 
 #[derive(Clone, Deserialize)]
 struct Scaling {
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    /// Its older name. Some versions of transformers write both.
+    #[serde(rename = "type")]
+    older_type: Option<String>,
     factor: Option<f64>,
     /// GTE's own: the factor then depends on the element, by another formula.
     mixed_b: Option<f64>,
@@ -49,7 +50,7 @@ impl RotaryConfig {
         };
         match &self.rope_scaling {
             None => Ok(rotary),
-            Some(scaling) => match (scaling.rope_type.as_deref(), scaling.factor) {
+            Some(scaling) => match (scaling.kind(), scaling.factor) {
                 (None | Some("default"), None) => Ok(rotary),
                 (Some("ntk"), Some(factor)) if takes_ntk && factor >= 1.0 && scaling.mixed_b.is_none() => {
                     Rotary::new(file, rotary.theta, factor)
@@ -67,9 +68,15 @@ impl RotaryConfig {
     }
 }
 
+impl Scaling {
+    fn kind(&self) -> Option<&str> {
+        self.rope_type.as_deref().or(self.older_type.as_deref())
+    }
+}
+
 impl Parameters {
     pub fn read(&self, file: &ConfigFile<'_>, theta: f64) -> Result<Rotary, LoadError> {
-        match self.scaling.rope_type.as_deref() {
+        match self.scaling.kind() {
             None | Some("default") => Rotary::new(file, self.rope_theta.unwrap_or(theta), 1.0),
             Some(other) => file.refuse(format!("rotary positions of the type `{other}`"), "`default`"),
         }
@@ -108,6 +115,17 @@ impl Rotary {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn both_names_of_a_type_may_be_there() {
+        let kind = |text: &str| {
+            let scaling: Scaling = serde_json::from_str(text).unwrap();
+            scaling.kind().map(str::to_owned)
+        };
+        assert_eq!(kind(r#"{"type": "ntk", "factor": 2.0}"#).as_deref(), Some("ntk"));
+        assert_eq!(kind(r#"{"type": "ntk", "rope_type": "yarn"}"#).as_deref(), Some("yarn"));
+        assert_eq!(kind("{}"), None);
+    }
 
     #[test]
     fn a_rotation_has_cosines_and_sines_of_every_place() {
