@@ -33,6 +33,7 @@ pub mod object_server;
 pub mod operator;
 pub mod pass_tickets;
 pub mod permissions;
+pub mod ports;
 pub mod programs;
 pub mod prometheus;
 pub mod promql;

@@ -58,6 +58,7 @@ fn agrees(kind: QueueKind, usual: u64) -> Result<()> {
     let Some(mut pool) = pool()? else { return Ok(()) };
     let first = number("VRAMQ_BROKER_SEED", 1)?;
     let scripts = number("VRAMQ_BROKER_SCRIPTS", usual)?;
+    ensure!(scripts > 0, "VRAMQ_BROKER_SCRIPTS is 0: nothing would be checked");
     let mut total = Ran::default();
     let (mut disagreements, mut cut_off, mut again) = (Vec::new(), 0, 0);
     for seed in first..first + scripts {

@@ -11,6 +11,7 @@ use vramq_schemas::{Encoding, Output, Reason, ReplyKind};
 use vramq_tests::bert::{RandomBert, fixture, reference};
 use vramq_tests::client::Client;
 use vramq_tests::job::Message;
+use vramq_tests::ports::ClosedPort;
 use vramq_tests::programs::setting;
 use vramq_tests::test_env::{REPLIES, TestEnv};
 use vramq_tests::worker::{Ended, command, run_to_end};
@@ -235,11 +236,11 @@ async fn vramq_submit_says_by_its_code_what_was_wrong(env: &mut TestEnv) -> Resu
     env.client.mailbox(&dead).await?.next().await?;
     Client::connect(&env.url).await?.close().await?;
     let mut away = command("vramq")?;
-    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    let gone = ClosedPort::new()?;
     away.args([
         "submit",
         "--broker-url",
-        &format!("amqp://guest:guest@{gone}/%2f"),
+        &format!("amqp://guest:guest@{}/%2f", gone.address),
         "--model",
         MODEL,
         "text",

@@ -6,10 +6,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
-use tokio::net::TcpListener;
 use tokio::process::Command;
 use vramq_schemas::ReplyKind;
 use vramq_tests::node::Node;
+use vramq_tests::ports::ClosedPort;
 use vramq_tests::programs::program;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::shared_device::SharedDevice;
@@ -123,14 +123,14 @@ async fn nobody_is_there(env: &mut TestEnv) -> Result<()> {
     worker.drain().await?;
     let output = control(env, &["pause", "--all", "--timeout", "1s"]).await?;
     ensure!(output.code == Some(1) && output.stderr.contains("no worker answers"), "{output:?}");
-    let nobody = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    let nobody = ClosedPort::new()?;
     let mut unreachable = command("vramq")?;
     unreachable.args([
         "control",
         "pause",
         "--all",
         "--broker-url",
-        &format!("amqp://guest:hunter2@{nobody}/%2f"),
+        &format!("amqp://guest:hunter2@{}/%2f", nobody.address),
     ]);
     let output = run_to_end(unreachable).await?;
     ensure!(output.code == Some(3) && !output.stderr.contains("hunter2"), "{output:?}");

@@ -2,8 +2,8 @@
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::{AMQPValue, FieldTable};
-use tokio::net::TcpListener;
 use vramq_schemas::topology::{self, jobs_queue};
+use vramq_tests::ports::ClosedPort;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Ended, command, run_to_end};
@@ -188,12 +188,12 @@ async fn misspelt_variables_are_refused_with_what_was_meant(_: &mut TestEnv) -> 
 async fn no_broker(env: &mut TestEnv) -> Result<()> {
     env.announce("no session yet");
     env.announce("cannot start");
-    let gone = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
-    let url = format!("broker.url=amqp://guest:secret@{gone}/%2f");
+    let gone = ClosedPort::new()?;
+    let url = format!("broker.url=amqp://guest:secret@{}/%2f", gone.address);
     let worker = env.spawn_worker(&[&url, "broker.connect_s=1"])?;
     ensure!(worker.exited().await? == Some(3));
     let line = worker.log.find("cannot start").context("no message")?;
-    has_all(line.text(), &[&gone.to_string()])?;
+    has_all(line.text(), &[&gone.address.to_string()])?;
     ensure!(!worker.log.text().contains("secret"), "a password in the log");
     Ok(())
 }

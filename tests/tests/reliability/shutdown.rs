@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 use rustix::process::Signal;
 use tokio::net::TcpListener;
 use vramq_schemas::topology::jobs_queue;
+use vramq_tests::ports::ClosedPort;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{SILENCE, until};
 use vramq_tests::worker::Worker;
@@ -92,8 +93,8 @@ async fn a_signal_before_a_connection_stands(env: &mut TestEnv) -> Result<()> {
 
 async fn a_signal_while_the_broker_is_away(env: &mut TestEnv) -> Result<()> {
     env.announce("no session yet");
-    let gone = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
-    let worker = env.spawn_worker(&[&format!("broker.url=amqp://guest:guest@{gone}/%2f")])?;
+    let gone = ClosedPort::new()?;
+    let worker = env.spawn_worker(&[&format!("broker.url=amqp://guest:guest@{}/%2f", gone.address)])?;
     worker.log.wait_for("no session yet").await?;
     worker.signal(Signal::TERM)?;
     ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
