@@ -139,6 +139,18 @@ impl Worker {
         }
     }
 
+    /// Waits until it has opened so many sessions.
+    ///
+    /// # Errors
+    /// It does not get there.
+    pub async fn sessions(&self, count: usize) -> Result<()> {
+        until(&format!("session {count}"), async || {
+            Ok((self.log.count("\"consuming\"") >= count).then_some(()))
+        })
+        .await
+        .with_context(|| self.log.text())
+    }
+
     pub fn is_running(&self) -> bool {
         self.exit.borrow().is_none()
     }
