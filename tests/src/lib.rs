@@ -28,6 +28,7 @@ pub mod losses;
 pub mod management;
 mod matrix;
 pub mod metrics;
+pub mod named_pipe;
 pub mod node;
 pub mod object_server;
 pub mod operator;

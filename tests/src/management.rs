@@ -154,6 +154,14 @@ impl VirtualHost {
             .collect()
     }
 
+    /// How many of them a queue has.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn consumers_of(&self, queue: &str) -> Result<usize> {
+        Ok(self.consumers().await?.iter().filter(|consumer| consumer.queue == queue).count())
+    }
+
     /// Deliveries that each channel holds, of those that hold any. The broker has not counted those of a new channel yet.
     ///
     /// # Errors

@@ -69,6 +69,27 @@ pub async fn run_to_end_within(mut command: Command, deadline: Duration) -> Resu
     })
 }
 
+/// Runs `vramq ARGUMENTS` at a broker to its end.
+///
+/// # Errors
+/// It does not end.
+pub async fn vramq(url: &str, arguments: &[&str]) -> Result<Ended> {
+    let mut vramq = command("vramq")?;
+    vramq.args(arguments).args(["--broker-url", url]);
+    run_to_end(vramq).await
+}
+
+/// A text has all these words.
+///
+/// # Errors
+/// One is missing.
+pub fn has_all(text: &str, words: &[&str]) -> Result<()> {
+    words.iter().try_for_each(|word| {
+        ensure!(text.contains(word), "`{word}` is not in: {text}");
+        Ok(())
+    })
+}
+
 impl Worker {
     /// Starts `vramq-worker run` with options and variables; does not wait for it to consume.
     ///

@@ -82,8 +82,7 @@ async fn worker_jobs_and_gateway_run_as_written(env: &mut TestEnv) -> Result<()>
             let log = std::fs::read_to_string(folder.path().join("worker.log"))?;
             bail!("the worker ended: {status}\n{log}");
         }
-        let consumers = env.vhost.consumers().await?;
-        Ok(consumers.iter().any(|consumer| consumer.queue == jobs_queue(MODEL)).then_some(()))
+        Ok((env.vhost.consumers_of(&jobs_queue(MODEL)).await? > 0).then_some(()))
     })
     .await?;
     let answered = reader.run("vramq submit --model minilm \"A man").await?;

@@ -14,7 +14,7 @@ use vramq_tests::job::Message;
 use vramq_tests::ports::ClosedPort;
 use vramq_tests::programs::setting;
 use vramq_tests::test_env::{REPLIES, TestEnv};
-use vramq_tests::worker::{Ended, command, run_to_end};
+use vramq_tests::worker::{Ended, command, run_to_end, vramq};
 use vramq_tests::{on_all_setups, on_one_setup};
 
 const MODEL: &str = "minilm";
@@ -175,9 +175,7 @@ async fn a_vector_that_is_not_finite_is_never_published(env: &mut TestEnv) -> Re
 }
 
 async fn submit(env: &TestEnv, arguments: &[&str]) -> Result<Ended> {
-    let mut command = command("vramq")?;
-    command.args(["submit", "--broker-url", &env.url, "--model", MODEL]).args(arguments);
-    run_to_end(command).await
+    vramq(&env.url, &[&["submit", "--model", MODEL], arguments].concat()).await
 }
 
 async fn vramq_submit_writes_json_lines_and_npy(env: &mut TestEnv) -> Result<()> {

@@ -14,7 +14,7 @@ use vramq_tests::operator::Operator;
 use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::worker::{command, run_to_end};
+use vramq_tests::worker::{command, run_to_end, vramq};
 use vramq_tests::{on_all_setups, on_one_setup};
 
 use crate::process::{Served, consuming, outputs};
@@ -102,9 +102,7 @@ async fn the_command_submits_json_and_shows_progress(env: &mut TestEnv) -> Resul
     let _served = Served::new(env, "vram = { mib_per_unit = 1 }", &[])?;
     let worker = consuming(env, &[]).await?;
     let submit = async |arguments: &[&str]| {
-        let mut submit = command("vramq")?;
-        submit.args(["submit", "--model", MODEL, "--broker-url", &env.url]).args(arguments);
-        run_to_end(submit).await
+        vramq(&env.url, &[&["submit", "--model", MODEL], arguments].concat()).await
     };
     let output = submit(&["--json", r#"{"a": 1}"#, "[2]"]).await?;
     ensure!(output.code == Some(0), "{output:?}");
@@ -197,9 +195,7 @@ async fn processes_are_shown(env: &mut TestEnv) -> Result<()> {
         let metric = format!("vramq_program_instance_{name}{{");
         ensure!(metrics.contains(&metric), "no {metric}: {metrics}");
     }
-    let mut status = command("vramq")?;
-    status.args(["status", "--for", "3s", "--broker-url", &env.url]);
-    let output = run_to_end(status).await?;
+    let output = vramq(&env.url, &["status", "--for", "3s"]).await?;
     ensure!(output.stdout.contains("PROCESS OF") && output.stdout.contains("idle"), "{output:?}");
     worker.drain().await?;
     drop(served);

@@ -30,8 +30,7 @@ const JOBS: usize = 30;
 
 /// The consumers that the broker has of the jobs.
 async fn consumers(env: &TestEnv) -> Result<usize> {
-    let consumers = env.vhost.consumers().await?;
-    Ok(consumers.iter().filter(|consumer| consumer.queue == jobs_queue(MODEL)).count())
+    env.vhost.consumers_of(&jobs_queue(MODEL)).await
 }
 
 async fn a_pause_stops_deliveries_and_outlives_a_session(env: &mut TestEnv) -> Result<()> {

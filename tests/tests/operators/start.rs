@@ -3,10 +3,11 @@
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::{AMQPValue, FieldTable};
 use vramq_schemas::topology::{self, jobs_queue};
+use vramq_tests::named_pipe::model_that_never_loads;
 use vramq_tests::ports::ClosedPort;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::worker::{Ended, command, run_to_end};
+use vramq_tests::worker::{Ended, command, has_all, run_to_end};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_one_setup!(
@@ -35,13 +36,6 @@ async fn run(subcommand: &str, settings: &[&str]) -> Result<Ended> {
         command.args(["--set", setting]);
     }
     run_to_end(command).await
-}
-
-fn has_all(text: &str, words: &[&str]) -> Result<()> {
-    for word in words {
-        ensure!(text.contains(word), "`{word}` is not in: {text}");
-    }
-    Ok(())
 }
 
 const TOO_SMALL: [&str; 3] =
@@ -324,10 +318,7 @@ async fn without_declare_the_brokers_queues_are_taken_as_they_are(env: &mut Test
 }
 
 async fn a_signal_while_a_model_loads(env: &mut TestEnv) -> Result<()> {
-    // A model whose first file nobody ever writes.
-    let folder = tempfile::tempdir()?;
-    let fifo = folder.path().join("config.json");
-    ensure!(std::process::Command::new("mkfifo").arg(&fifo).status()?.success());
+    let folder = model_that_never_loads()?;
     let worker = env.spawn_bare_worker(&[&format!("model.slow.path={}", folder.path().display())])?;
     until("the signals to be heard", async || {
         // SigCgt of proc(5): bit 14 is SIGTERM.

@@ -160,10 +160,8 @@ async fn the_session_stands(env: &mut TestEnv, node: &Node) -> Result<()> {
 /// The worker receives commands on the connection on which it publishes nothing. The answer to the first one waits, and the second
 /// one is carried out nevertheless.
 async fn commands_take_effect(env: &TestEnv, operator: &Operator, worker: &Worker) -> Result<()> {
-    let consumers = async || {
-        let consumers = env.vhost.consumers().await?;
-        Ok::<_, anyhow::Error>(consumers.iter().filter(|it| it.queue == jobs_queue(MODEL)).count())
-    };
+    let queue = jobs_queue(MODEL);
+    let consumers = async || env.vhost.consumers_of(&queue).await;
     until("a consumer", async || Ok((consumers().await? > 0).then_some(()))).await?;
     let carried_out = async |commands: usize| {
         operator.send_put_aside().await?;
