@@ -118,7 +118,7 @@ impl Figures {
 
     /// The lines of a name, without it.
     fn series<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
-        let rest_of = |line: &'a str| {
+        let rest_of = move |line: &'a str| {
             let rest = line.strip_prefix(name)?;
             rest.starts_with(['{', ' ']).then_some(rest)
         };

@@ -89,7 +89,7 @@ async fn texts_become_the_references_vectors(env: &mut TestEnv) -> Result<()> {
         env.client.publish(MODEL, job).await?;
     }
     let mut replies = env.replies().await?;
-    let mut open = 1 + reference.texts.len();
+    let (mut open, mut seen) = (1 + reference.texts.len(), 0);
     while open > 0 {
         let reply = replies.next().await?;
         // On a slow machine the job with all texts is answered in parts.
@@ -100,8 +100,14 @@ async fn texts_become_the_references_vectors(env: &mut TestEnv) -> Result<()> {
                 anyhow::bail!("{output:?} is no embedding");
             };
             reference.agrees(first + at, &vector.values.to_f32())?;
+            seen += 1;
         }
     }
+    ensure!(
+        seen == 2 * reference.texts.len(),
+        "{seen} vectors of {} texts, each twice",
+        reference.texts.len()
+    );
     Ok(())
 }
 
@@ -115,7 +121,7 @@ async fn sparse_vectors_are_the_references_in_every_encoding(env: &mut TestEnv) 
         env.client.publish(MODEL, Message::texts(encoding, MODEL, id, REPLIES, texts.clone())?).await?;
     }
     let mut replies = env.replies().await?;
-    let mut open = encodings.len();
+    let (mut open, mut seen) = (encodings.len(), 0);
     while open > 0 {
         let reply = replies.next().await?;
         open -= usize::from(reply.kind()? == ReplyKind::Done);
@@ -128,8 +134,14 @@ async fn sparse_vectors_are_the_references_in_every_encoding(env: &mut TestEnv) 
             }
             let off = found.iter().zip(&vectors[first + at]).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
             ensure!(off <= SPARSE_CLOSE, "{}: text {}: off by {off}", reply.id(), first + at);
+            seen += 1;
         }
     }
+    ensure!(
+        seen == encodings.len() * texts.len(),
+        "{seen} vectors of {} texts, each in each encoding",
+        texts.len()
+    );
     Ok(())
 }
 

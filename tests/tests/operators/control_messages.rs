@@ -225,12 +225,14 @@ async fn what_is_logged_changes(env: &mut TestEnv) -> Result<()> {
     env.client.publish(MODEL, env.job("bad", ["x"])?.with_body("no job")).await?;
     worker.log.wait_for("dead letter confirmed").await?;
     ensure!(operator.ask(&worker, &set("off")).await?.outcome == Outcome::Done);
-    let lines = worker.log.len();
     ensure!(operator.ask(&worker, &Command::Pause).await?.outcome == Outcome::Done);
-    ensure!(worker.log.len() == lines, "{}", worker.log.text());
     ensure!(operator.ask(&worker, &set("info")).await?.outcome == Outcome::Done);
     env.dead_letters().await?.next().await?;
     ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Failed);
+    // The whole log is here when the process has ended.
+    worker.drain().await?;
+    let answered = |command: &str| worker.log.count(&format!("\"command\":\"{command}\""));
+    ensure!(answered("set") >= 2 && answered("pause") == 0, "{}", worker.log.text());
     Ok(())
 }
 
