@@ -126,6 +126,7 @@ impl Job {
         let vectors = vectors(reply)?;
         for vector in &vectors {
             let text = *self.texts.get(self.answered).context("too many outputs")?;
+            ensure!(vector.len() == expected[text].len(), "item {}: {} numbers", self.answered, vector.len());
             let off = expected[text].iter().zip(vector).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
             ensure!(off <= TOLERANCE, "item {}, text {text}: off by {off}", self.answered);
             self.answered += 1;
