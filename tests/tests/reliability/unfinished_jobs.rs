@@ -7,11 +7,11 @@ use rustix::process::Signal;
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{JobHeaders, Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
+use vramq_tests::bert::fixture;
 use vramq_tests::client::{Mailbox, Received};
 use vramq_tests::job::Message;
 use vramq_tests::metrics::Scrape;
 use vramq_tests::on_queue_types;
-use vramq_tests::programs::root;
 use vramq_tests::proxy::Cut;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
@@ -36,7 +36,7 @@ const TEXTS: usize = 60_000;
 const ONE_BY_ONE: [&str; 2] = ["model.tiny.pass_tokens=1", "device.cpu.threads=1"];
 
 fn tiny() -> String {
-    format!("model.tiny.path={}", root().join("inference/tests/fixtures/tiny-long").display())
+    format!("model.tiny.path={}", fixture("tiny-long"))
 }
 
 async fn publish_large(env: &TestEnv) -> Result<()> {
