@@ -160,3 +160,22 @@ fn table(text: &str) -> Result<BTreeMap<String, Shape>> {
     })
     .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_summed_over_the_series_of_a_name() {
+        let figures = Figures("a_total{x=\"1\"} 2\na_total{x=\"2\"} 3\na_total_more 7\nb 4\n".to_owned());
+        let sums = ["x=\"2\"", "x=\"3\""].map(|label| figures.sum_of("a_total", label));
+        assert_eq!((figures.sum("a_total"), sums, figures.sum("b")), (5, [3, 0], 4));
+    }
+
+    #[test]
+    #[should_panic(expected = "no series a_totals")]
+    fn a_name_without_series_is_no_zero() {
+        let figures = Figures("a_total 2\n".to_owned());
+        assert_eq!(figures.sum("a_totals"), 0);
+    }
+}

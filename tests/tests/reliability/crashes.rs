@@ -88,7 +88,7 @@ async fn before_and_after_the_answer(env: &mut TestEnv) -> Result<()> {
         dies_at(env, point, &[]).await?;
         let heir = env.worker(&[]).await?;
         // One that died after its ack has reached the broker leaves nothing to do.
-        let came = replies_to(env, &mut replies, point, 1 + allowed.start()).await?;
+        let came = replies_to(env, &mut replies, point, 1 + *allowed.start()).await?;
         let repeated = repeats(&came, &items)?;
         ensure!(repeated.iter().all(|times| allowed.contains(times)), "{point}: repeated {repeated:?}");
         heir.drain().await?;
@@ -118,7 +118,7 @@ async fn between_part_and_requeue(env: &mut TestEnv) -> Result<()> {
         env.client.publish(MODEL, env.job(point, items.clone())?).await?;
         dies_at(env, point, &settings).await?;
         let heir = env.worker(&[PASS]).await?;
-        let repeated = repeats(&replies_to(env, &mut replies, point, 1 + others.start()).await?, &items)?;
+        let repeated = repeats(&replies_to(env, &mut replies, point, 1 + *others.start()).await?, &items)?;
         let (head, tail) = repeated.split_at(10);
         ensure!(
             head.iter().all(|times| first.contains(times)) && tail.iter().all(|times| others.contains(times)),
