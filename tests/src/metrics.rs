@@ -136,6 +136,17 @@ pub async fn figures(worker: &Worker, what: &str, wanted: impl Fn(&Figures) -> b
         .with_context(|| worker.log.text())
 }
 
+/// Waits until so many processes of a worker's programs run a pass.
+///
+/// # Errors
+/// They never do.
+pub async fn processes_run(worker: &Worker, count: usize) -> Result<()> {
+    let running = figures(worker, "processes that run passes", |figures| {
+        figures.sum_of("vramq_program_processes", "state=\"running\"") == count
+    });
+    running.await.map(drop)
+}
+
 fn samples(family: &Value) -> impl Iterator<Item = &Value> {
     family["samples"].as_array().into_iter().flatten()
 }

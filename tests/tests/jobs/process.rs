@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use vramq_schemas::{Input, Job, JobHeaders, Output, Params, Reason, ReplyKind, codec};
 use vramq_tests::client::{Mailbox, Received};
 use vramq_tests::job::Message;
-use vramq_tests::metrics::Scrape;
+use vramq_tests::metrics::processes_run;
 use vramq_tests::programs::{root, setting};
 use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
@@ -152,11 +152,7 @@ async fn three_processes_overlap(env: &mut TestEnv) -> Result<()> {
     .await?;
     // None of them ends before all three run.
     env.client.publish(MODEL, env.job("together", ["wait gate"; 3])?).await?;
-    until("three passes at the same time", async || {
-        let running = Scrape::of(&worker).await?.sum("vramq_program_processes", &[("state", "running")]);
-        Ok((running == 3.0).then_some(()))
-    })
-    .await?;
+    processes_run(&worker, 3).await?;
     std::fs::write(served.path("gate"), "")?;
     let (found, _) = outputs(&mut replies, "together").await?;
     let mut pids = found.iter().map(pid_of).collect::<Result<Vec<_>>>()?;
