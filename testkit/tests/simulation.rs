@@ -90,6 +90,8 @@ fn every_rule_holds_in_every_history() {
         Ok(number) => number.parse().expect("VRAMQ_TEST_HISTORIES is a number"),
         Err(_) => HISTORIES,
     };
+    // No rule breaks in no history.
+    assert!(histories > 0, "VRAMQ_TEST_HISTORIES is 0");
     let [jobs, withdrawn, handed_over, lasted] = std::array::from_fn(|_| AtomicU64::new(0));
     side_by_side(1..histories + 1, |seed| {
         let history = run(Plan::new(seed, HOUR), Detail::None);
@@ -222,8 +224,12 @@ fn every_fault_put_in_on_purpose_is_found() {
                 Sabotage::ModelWeightsIgnored => of_floods(seed, 2),
                 _ => Plan::new(seed, SABOTAGED),
             };
-            let plan = Plan { sabotage: Some(sabotage), ..plan };
-            Some((seed, run(plan, Detail::None).violation?))
+            let sabotaged = Plan { sabotage: Some(sabotage), ..plan.clone() };
+            let violation = run(sabotaged, Detail::None).violation?;
+            // The same history without the fault: a rule that always breaks would find every fault.
+            let unchanged = run(plan, Detail::None).violation;
+            assert_eq!(unchanged, None, "seed {seed} breaks a rule without {sabotage:?}");
+            Some((seed, violation))
         });
         match found {
             Some((seed, violation)) => println!("{sabotage:?}: seed {seed}, {violation}"),

@@ -44,9 +44,8 @@ class Served(vramq.Model):
             if word == "again":
                 yield None
                 word = "echo"
-            began = time.monotonic()
             getattr(self, "do_" + word)(rest, item)
-            yield {"text": rest, "pid": os.getpid(), "items": len(items), "from": began, "to": time.monotonic()}
+            yield {"text": rest, "pid": os.getpid(), "items": len(items)}
 
     def do_echo(self, rest, item):
         pass

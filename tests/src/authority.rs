@@ -5,9 +5,9 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair,
     KeyUsagePurpose,
 };
-use tokio::net::TcpListener;
 
 use crate::node::Node;
+use crate::ports::free_port;
 
 /// What the certificate of a client is for.
 pub const CLIENT: &str = "a-client";
@@ -58,7 +58,7 @@ impl Authority {
     /// # Errors
     /// The node does not start.
     pub async fn serve_tls(&self, node: &Node, more: &str) -> Result<u16> {
-        let port = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port();
+        let port = free_port()?;
         let (ca, certificate, key) = (
             node.put("ca.pem", &self.ca)?,
             node.put("broker.pem", &self.certificate)?,

@@ -164,6 +164,7 @@ pub fn pairs_agree(source: &Source, elements: &[ElementType]) -> Result<()> {
                 ElementType::Bf16 => 1e-1,
             };
         let found = logits(&cuda_encoder(source, *element, Some(cache()?))?)?;
+        ensure!(found.len() == expected.len(), "{source} in {element}: {} logits", found.len());
         for (found, expected) in found.iter().zip(&expected) {
             ensure!((found - expected).abs() <= within, "{source} in {element}: {found}, not {expected}");
         }
@@ -223,10 +224,7 @@ pub fn vectors(outputs: &[Output]) -> Result<Vec<Vec<f32>>> {
 /// ‖Δ‖/‖ref‖ ≤ 1e-5 in f32, cosine ≥ 0.9999 in f16. bf16 keeps eight bits of each number, and these small models have few
 /// numbers to average over: NumPy, rounding after the same steps, gets the same cosines down to 0.9996. So there it is 0.999;
 /// MiniLM has to keep to 0.9999.
-///
-/// # Errors
-/// They are farther apart.
-pub fn close(element: ElementType, found: &[f32], expected: &[f32]) -> Result<()> {
+fn close(element: ElementType, found: &[f32], expected: &[f32]) -> Result<()> {
     ensure!(found.len() == expected.len(), "{} numbers", found.len());
     let delta: Vec<f32> = found.iter().zip(expected).map(|(x, y)| x - y).collect();
     let (off, size) = (dot(&delta, &delta).sqrt(), dot(expected, expected).sqrt());
@@ -242,6 +240,15 @@ pub fn close(element: ElementType, found: &[f32], expected: &[f32]) -> Result<()
     };
     ensure!(is_close, "relative error {}, cosine {cosine}", off / size);
     Ok(())
+}
+
+/// Each of these vectors is as expected, as far as `close` tells them apart, and none is missing.
+///
+/// # Errors
+/// They are farther apart, or one is missing.
+pub fn all_close(element: ElementType, found: &[Vec<f32>], expected: &[Vec<f32>]) -> Result<()> {
+    ensure!(found.len() == expected.len(), "{} vectors, not {}", found.len(), expected.len());
+    found.iter().zip(expected).try_for_each(|(found, expected)| close(element, found, expected))
 }
 
 /// Of the angle between two vectors.

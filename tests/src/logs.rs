@@ -68,15 +68,6 @@ impl Log {
         self.lines().iter().filter(|line| line.text.contains(text)).count()
     }
 
-    /// The last line's end, to wait for something that comes after it.
-    pub fn len(&self) -> usize {
-        self.lines().len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Alarming lines that contain none of the `allowed` texts.
     pub fn unannounced(&self, allowed: &[String]) -> Vec<String> {
         self.lines()

@@ -91,6 +91,31 @@ impl VirtualHost {
             .map(|(ready, unacked)| Depth { ready, unacked }))
     }
 
+    /// Waits until each of these queues holds nothing, neither ready nor unacknowledged.
+    ///
+    /// # Errors
+    /// No such queue, or it does not come to that.
+    pub async fn until_empty(&self, queues: &[String]) -> Result<()> {
+        for queue in queues {
+            until(&format!("nothing in {queue}"), async || {
+                Ok(self.depth(queue).await?.filter(|depth| *depth == Depth { ready: 0, unacked: 0 }))
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until exactly so many deliveries of a queue are unacknowledged.
+    ///
+    /// # Errors
+    /// No such queue, or it does not come to that.
+    pub async fn until_unacked(&self, queue: &str, count: u64) -> Result<()> {
+        let held = until(&format!("{count} unacknowledged deliveries of {queue}"), async || {
+            Ok(self.depth(queue).await?.filter(|depth| depth.unacked == count))
+        });
+        held.await.map(drop)
+    }
+
     /// All fields that the management API has of a queue.
     ///
     /// # Errors
@@ -127,6 +152,14 @@ impl VirtualHost {
                 })
             })
             .collect()
+    }
+
+    /// How many of them a queue has.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn consumers_of(&self, queue: &str) -> Result<usize> {
+        Ok(self.consumers().await?.iter().filter(|consumer| consumer.queue == queue).count())
     }
 
     /// Deliveries that each channel holds, of those that hold any. The broker has not counted those of a new channel yet.

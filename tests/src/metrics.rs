@@ -9,7 +9,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
 use crate::programs::{root, setting};
-use crate::wait::DEADLINE;
+use crate::wait::{DEADLINE, until};
 use crate::worker::Worker;
 
 /// What a family of series is: its type and the names of its labels.
@@ -41,12 +41,26 @@ impl Scrape {
         Ok(Self(serde_json::from_slice(&output.stdout)?))
     }
 
-    /// The sum of all series of a name that have these labels.
+    /// The sum of all series of a name that have these labels. There have to be series of the name: a metric that was renamed, or that a
+    /// test misspells, is no 0.
+    ///
+    /// # Panics
+    /// There are none.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        let samples = self.0.iter().flat_map(samples).filter(|sample| sample["name"] == name);
-        let fitting =
-            samples.filter(|sample| labels.iter().all(|(name, value)| sample["labels"][name] == *value));
+        assert!(self.has(name), "the worker has no series {name}");
+        let fitting = self
+            .series(name)
+            .filter(|sample| labels.iter().all(|(name, value)| sample["labels"][name] == *value));
         fitting.filter_map(|sample| sample["value"].as_f64()).sum()
+    }
+
+    /// Whether there are series of a name. Those of sensors come a while after the start.
+    pub fn has(&self, name: &str) -> bool {
+        self.series(name).next().is_some()
+    }
+
+    fn series<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Value> {
+        self.0.iter().flat_map(samples).filter(move |sample| sample["name"] == name)
     }
 
     /// Every family by the name that queries have for it.
@@ -81,21 +95,56 @@ impl Figures {
         Ok(Self(text))
     }
 
-    /// The sum of all series of a name. All that are asked for are whole numbers.
+    /// The sum of all series of a name, of which there have to be some. All that are asked for are whole numbers.
+    ///
+    /// # Panics
+    /// There are none.
     pub fn sum(&self, name: &str) -> usize {
         self.sum_of(name, "")
     }
 
     /// The same of those with this label, written `name="value"`.
+    ///
+    /// # Panics
+    /// There are no series of the name.
     pub fn sum_of(&self, name: &str, label: &str) -> usize {
-        let fits = |line: &&str| {
-            let rest = line.strip_prefix(name);
-            rest.is_some_and(|rest| rest.starts_with(['{', ' ']) && rest.contains(label))
-        };
-        let values =
-            self.0.lines().filter(fits).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        let mut series = self.series(name).peekable();
+        assert!(series.peek().is_some(), "the worker has no series {name}");
+        let values = series
+            .filter(|rest| rest.contains(label))
+            .filter_map(|rest| rest.rsplit(' ').next()?.parse::<f64>().ok());
         values.sum::<f64>() as usize
     }
+
+    /// The lines of a name, without it.
+    fn series<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        let rest_of = move |line: &'a str| {
+            let rest = line.strip_prefix(name)?;
+            rest.starts_with(['{', ' ']).then_some(rest)
+        };
+        self.0.lines().filter_map(rest_of)
+    }
+}
+
+/// Waits until a worker's figures are as wanted.
+///
+/// # Errors
+/// They never are.
+pub async fn figures(worker: &Worker, what: &str, wanted: impl Fn(&Figures) -> bool) -> Result<Figures> {
+    until(what, async || Ok(Some(Figures::of(worker).await?).filter(|figures| wanted(figures))))
+        .await
+        .with_context(|| worker.log.text())
+}
+
+/// Waits until so many processes of a worker's programs run a pass.
+///
+/// # Errors
+/// They never do.
+pub async fn processes_run(worker: &Worker, count: usize) -> Result<()> {
+    let running = figures(worker, "processes that run passes", |figures| {
+        figures.sum_of("vramq_program_processes", "state=\"running\"") == count
+    });
+    running.await.map(drop)
 }
 
 fn samples(family: &Value) -> impl Iterator<Item = &Value> {
@@ -121,4 +170,23 @@ fn table(text: &str) -> Result<BTreeMap<String, Shape>> {
         Ok((name.trim_matches('`').to_owned(), (kind.to_owned(), ticked(labels))))
     })
     .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_summed_over_the_series_of_a_name() {
+        let figures = Figures("a_total{x=\"1\"} 2\na_total{x=\"2\"} 3\na_total_more 7\nb 4\n".to_owned());
+        let sums = ["x=\"2\"", "x=\"3\""].map(|label| figures.sum_of("a_total", label));
+        assert_eq!((figures.sum("a_total"), sums, figures.sum("b")), (5, [3, 0], 4));
+    }
+
+    #[test]
+    #[should_panic(expected = "no series a_totals")]
+    fn a_name_without_series_is_no_zero() {
+        let figures = Figures("a_total 2\n".to_owned());
+        assert_eq!(figures.sum("a_totals"), 0);
+    }
 }

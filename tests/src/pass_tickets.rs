@@ -2,11 +2,11 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
-use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 
+use crate::named_pipe::named_pipe;
 use crate::test_env::TestEnv;
 
 /// The tickets of one worker. Without them, also after they are dropped, passes run freely.
@@ -32,7 +32,7 @@ impl PassTickets {
     pub fn unannounced() -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("tickets");
-        ensure!(Command::new("mkfifo").arg(&path).status().context("run mkfifo")?.success(), "no named pipe");
+        named_pipe(&path)?;
         let pipe = OpenOptions::new().read(true).write(true).open(&path)?;
         Ok(Self { folder, pipe: Some(pipe) })
     }

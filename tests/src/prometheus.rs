@@ -6,10 +6,10 @@ use std::process::Stdio;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 
 use crate::http::{get, segment};
+use crate::ports::free_port;
 use crate::programs::{root, setting};
 use crate::wait::until;
 
@@ -47,8 +47,8 @@ impl Prometheus {
             with_addresses(&std::fs::read_to_string(shipped().join("prometheus.yml"))?, workers, broker)?;
         std::fs::write(folder.path().join("prometheus.yml"), config)?;
         let log = std::fs::File::create(folder.path().join("log"))?;
-        // The server takes no port of the system's choice: this one is free, and soon taken again.
-        let address = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.to_string();
+        // The server takes no port of the system's choice.
+        let address = format!("127.0.0.1:{}", free_port()?);
         let server = Command::new(program("prometheus")?)
             .arg(format!("--config.file={}", folder.path().join("prometheus.yml").display()))
             .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))

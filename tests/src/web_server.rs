@@ -11,6 +11,9 @@ use tokio::net::{TcpListener, TcpStream};
 /// What every object has, unless its path says otherwise.
 pub const BODY: &[u8] = b"what the server has\0\xff";
 
+/// The SHA-256 of `test`, which tests put into stores: by `printf test | sha256sum`.
+pub const SHA256_OF_TEST: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+
 /// How often each path was asked for.
 type Asked = Arc<Mutex<HashMap<String, usize>>>;
 

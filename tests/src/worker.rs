@@ -69,6 +69,27 @@ pub async fn run_to_end_within(mut command: Command, deadline: Duration) -> Resu
     })
 }
 
+/// Runs `vramq ARGUMENTS` at a broker to its end.
+///
+/// # Errors
+/// It does not end.
+pub async fn vramq(url: &str, arguments: &[&str]) -> Result<Ended> {
+    let mut vramq = command("vramq")?;
+    vramq.args(arguments).args(["--broker-url", url]);
+    run_to_end(vramq).await
+}
+
+/// A text has all these words.
+///
+/// # Errors
+/// One is missing.
+pub fn has_all(text: &str, words: &[&str]) -> Result<()> {
+    words.iter().try_for_each(|word| {
+        ensure!(text.contains(word), "`{word}` is not in: {text}");
+        Ok(())
+    })
+}
+
 impl Worker {
     /// Starts `vramq-worker run` with options and variables; does not wait for it to consume.
     ///
@@ -137,6 +158,18 @@ impl Worker {
             line = self.log.wait_for("consuming") => line.map(drop),
             status = self.exited() => anyhow::bail!("the worker ended with {:?}:\n{}", status?, self.log.text()),
         }
+    }
+
+    /// Waits until it has opened so many sessions.
+    ///
+    /// # Errors
+    /// It does not get there.
+    pub async fn sessions(&self, count: usize) -> Result<()> {
+        until(&format!("session {count}"), async || {
+            Ok((self.log.count("\"consuming\"") >= count).then_some(()))
+        })
+        .await
+        .with_context(|| self.log.text())
     }
 
     pub fn is_running(&self) -> bool {

@@ -23,7 +23,7 @@ use crate::content::{Content, Incoming};
 pub type Seen = (usize, u16, Frame);
 
 /// How long a broker may take to shake hands.
-const HANDSHAKE: Duration = Duration::from_secs(20);
+const HANDSHAKE: Duration = Duration::from_secs(60);
 
 /// Where a broker is, and which.
 #[derive(Clone, Debug)]

@@ -80,13 +80,16 @@ async fn without_reply_queue_replies_go_to_the_models() {
     let connection = broker.connect().await;
     let channel = connection.create_channel().await.unwrap();
     let queue = default_reply_queue("m");
-    let reply = loop {
-        let got = channel.basic_get(queue.as_str().into(), BasicGetOptions { no_ack: true });
-        match in_time(got).await.unwrap() {
-            Some(message) => break message.delivery,
-            None => tokio::task::yield_now().await,
+    let reply = in_time(async {
+        loop {
+            let got = channel.basic_get(queue.as_str().into(), BasicGetOptions { no_ack: true });
+            match got.await.unwrap() {
+                Some(message) => break message.delivery,
+                None => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
         }
-    };
+    });
+    let reply = reply.await;
     assert_eq!(reply.properties.correlation_id().clone().unwrap().as_str(), id);
     client.close().await;
     worker.abort();

@@ -4,13 +4,10 @@ use std::process::{Output, Stdio};
 
 use tokio::process::Command;
 use vramq_tests::object_server::{BUCKET, KEY, ObjectServer};
-use vramq_tests::web_server::{BODY, WebServer};
+use vramq_tests::web_server::{BODY, SHA256_OF_TEST, WebServer};
 
 use crate::common::command::{Scratch, code, stderr};
 use crate::common::in_time;
-
-/// The SHA-256 of `test`, by `printf test | sha256sum`.
-const SHA256_OF_TEST: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
 
 async fn download(args: &[&str]) -> Output {
     let mut command = Command::new(vramq_tests::programs::program("vramq").unwrap());

@@ -270,7 +270,7 @@ async fn jobs_in_flight_are_bounded() {
     client.close().await;
 }
 
-/// Ids are unique, and in the order of their making.
+/// Ids are unique.
 #[tokio::test]
 async fn ids_are_unique() {
     let broker = Broker::new();

@@ -5,13 +5,13 @@ use std::path::Path;
 use std::process::Stdio;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 use vramq_schemas::topology::{dead_queue, jobs_queue};
 use vramq_tests::authority::Authority;
 use vramq_tests::bert::reference;
 use vramq_tests::encoders::cosine;
+use vramq_tests::named_pipe::named_pipe;
 use vramq_tests::programs::{root, setting};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
@@ -165,7 +165,7 @@ async fn references_are_read(env: &mut TestEnv) -> Result<()> {
     std::fs::write(place.join("secret"), "secret")?;
     symlink(place.join("secret"), out.join("link"))?;
     symlink(place.join("outside"), out.join("way-out"))?;
-    mknodat(CWD, out.join("pipe"), FileType::Fifo, Mode::RWXU, 0)?;
+    named_pipe(&out.join("pipe"))?;
     let store = format!("store.out.url=file://{}", out.display());
     let output_store = format!("model.{MODEL}.output_store=out");
     env.worker(&[&store, &output_store, &format!("model.{MODEL}.output_above_kib=1")]).await?;
@@ -292,8 +292,7 @@ async fn a_task_of_celery_runs_before_it_moves(env: &mut TestEnv) -> Result<()> 
         if let Some(status) = worker.try_wait()? {
             bail!("Celery's worker ended: {status}");
         }
-        let consumers = env.vhost.consumers().await?;
-        Ok(consumers.iter().any(|consumer| consumer.queue == "celery").then_some(()))
+        Ok((env.vhost.consumers_of("celery").await? > 0).then_some(()))
     })
     .await?;
     let ended = run_to_end_within(python(&["search.py"])?, DEADLINE).await?;

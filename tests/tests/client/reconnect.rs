@@ -1,7 +1,7 @@
 //! Connections cut by the broker in the middle of the work; against a real broker.
 
 use std::future::ready;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::common::{Broker, in_time, job, until, worker};
@@ -9,6 +9,9 @@ use futures_util::{StreamExt as _, stream};
 use lapin::options::QueueDeleteOptions;
 use lapin::types::FieldTable;
 use vramq_producer::{Client, JobError, Options, PublishError, SubmitOptions};
+
+/// Jobs that are answered between two cuts.
+const JOBS_A_CUT: usize = 300;
 
 /// Jobs go on being published and answered while the connections are cut again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -18,17 +21,22 @@ async fn cut_in_the_middle() {
     let mut options = Options::new(broker.url());
     options.connection_name = "cut-me".to_owned();
     let client = Client::connect(options).await.unwrap();
-    let enough = AtomicBool::new(false);
+    let (enough, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
+    // Each cut comes when so many more jobs were answered: jobs flow before the first one, and after the last one.
+    let flows = async |jobs: usize| {
+        until("jobs are answered", || (answered.load(Ordering::Relaxed) >= jobs).then_some(())).await;
+    };
     let work = async {
         stream::iter(0..)
             .take_while(|_| ready(!enough.load(Ordering::Relaxed)))
             .map(|n| {
-                let client = &client;
+                let (client, answered) = (&client, &answered);
                 async move {
                     let text = format!("text {n}");
                     let job = job("m", &[&text, "x"]);
                     let pending = client.submit(job, SubmitOptions::default()).await.unwrap();
                     assert_eq!(pending.outputs().await.unwrap(), [worker::embed(&text), worker::embed("x")]);
+                    answered.fetch_add(1, Ordering::Relaxed);
                 }
             })
             .buffer_unordered(64)
@@ -37,9 +45,11 @@ async fn cut_in_the_middle() {
     };
     let cuts = async {
         for (n, connection) in ["(jobs)", "(replies)", "cut-me"].into_iter().enumerate() {
+            flows((n + 1) * JOBS_A_CUT).await;
             broker.cut(connection).await;
             until("the client noticed", || (client.stats().reconnects as usize > n).then_some(())).await;
         }
+        flows(4 * JOBS_A_CUT).await;
         enough.store(true, Ordering::Relaxed);
     };
     let (done, ()) = in_time(async { tokio::join!(work, cuts) }).await;

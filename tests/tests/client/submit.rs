@@ -135,7 +135,9 @@ async fn no_wait_prints_ids_and_asks_for_no_reply() {
     let published = submit(&broker, &[&args[..], &["--params", r#"{"x": 1}"#, "a", "b"]].concat()).await;
     code(&published, 0);
     assert_eq!(broker.queues("vramq.replies.client."), Vec::<String>::new());
-    for (printed, text) in String::from_utf8(published.stdout).unwrap().lines().zip(["a", "b"]) {
+    let ids = String::from_utf8(published.stdout).unwrap();
+    assert_eq!(ids.lines().count(), 2, "{ids}");
+    for (printed, text) in ids.lines().zip(["a", "b"]) {
         let got = channel.basic_get(jobs_queue("m").into(), BasicGetOptions { no_ack: true });
         let received = worker::receive(&got.await.unwrap().expect("a job").delivery);
         assert_eq!((received.id(), received.text(0)), (printed, text));

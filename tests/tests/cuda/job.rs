@@ -2,11 +2,10 @@
 
 use anyhow::{Result, ensure};
 use vramq_schemas::{Output, ReplyKind};
-use vramq_tests::bert::reference;
+use vramq_tests::bert::{fixture, reference};
 use vramq_tests::fake_cuda::{gpu, library_path, nvml};
 use vramq_tests::job::Message;
 use vramq_tests::on_one_setup;
-use vramq_tests::programs::root;
 use vramq_tests::test_env::{REPLIES, TestEnv};
 
 on_one_setup!(texts_become_the_references_vectors);
@@ -18,8 +17,7 @@ async fn texts_become_the_references_vectors(env: &mut TestEnv) -> Result<()> {
     env.announce("proven in emulation only");
     env.set_environment("LD_LIBRARY_PATH", library_path(&[gpu()?, nvml()?])?);
     env.set_environment("FAKE_CUDA_POISON", "1");
-    let path =
-        format!("model.{MODEL}.path={}", root().join("inference/tests/fixtures").join(FIXTURE).display());
+    let path = format!("model.{MODEL}.path={}", fixture(FIXTURE));
     let kernels = tempfile::tempdir()?;
     let kernels = format!("device.cuda.kernels={}", kernels.path().display());
     let settings = [&path, "device.kind=cuda", "device.cuda.reserve_mib=0", &kernels];

@@ -11,7 +11,7 @@ use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::encoder::{Encoder, LoadError};
 use vramq_inference::engine::{Engine as _, PassError};
 use vramq_tests::bert::{RandomBert, fixture};
-use vramq_tests::encoders::{cache, close, cuda_encoder, lengths_agree, open, tokens, vectors};
+use vramq_tests::encoders::{all_close, cache, cuda_encoder, lengths_agree, open, tokens, vectors};
 use vramq_tests::fake_cuda::{cublaslt, gpu};
 use vramq_tests::with_libraries;
 
@@ -86,9 +86,7 @@ mod bodies {
         let expected = vectors(&cpu.run(&items)?)?;
         let encoder = cuda_encoder(&source.source(), ElementType::F32, Some(cache()?))?;
         for _ in 0..2 {
-            for (found, expected) in vectors(&encoder.run(&items)?)?.iter().zip(&expected) {
-                close(ElementType::F32, found, expected)?;
-            }
+            all_close(ElementType::F32, &vectors(&encoder.run(&items)?)?, &expected)?;
         }
         Ok((counted("fake_cuda_products")?, counted("fake_cuda_heuristics")?))
     }
@@ -183,9 +181,7 @@ mod bodies {
         let items = tokens(&cpu, &[9, 31]);
         let counts = || [counted_by(0), counted_by(1), counted_by(2)].into_iter().collect::<Result<Vec<_>>>();
         let before = counts()?;
-        for (found, expected) in vectors(&encoder.run(&items)?)?.iter().zip(&vectors(&cpu.run(&items)?)?) {
-            close(ElementType::F32, found, expected)?;
-        }
+        all_close(ElementType::F32, &vectors(&encoder.run(&items)?)?, &vectors(&cpu.run(&items)?)?)?;
         let after = counts()?;
         Ok([0, 1, 2].map(|at| after[at] - before[at]))
     }

@@ -8,7 +8,7 @@ use vramq_tests::operator::Operator;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::TestEnv;
 use vramq_tests::wait::until;
-use vramq_tests::worker::{command, run_to_end};
+use vramq_tests::worker::vramq;
 
 on_one_setup!(sensors_are_reported_to_operators, a_driver_that_hangs_gives_no_old_readings_and_delays_no_job);
 
@@ -27,7 +27,7 @@ async fn sensors_are_reported_to_operators(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&CUDA).await?;
     let read = until("sensors to be read", async || {
         let scrape = Scrape::of(&worker).await?;
-        Ok((scrape.sum("vramq_device_temperature_celsius", &[]) > 0.0).then_some(scrape))
+        Ok(scrape.has("vramq_device_temperature_celsius").then_some(scrape))
     });
     let scrape = read.await?;
     let device = ("device", "cuda:0");
@@ -55,9 +55,7 @@ async fn sensors_are_reported_to_operators(env: &mut TestEnv) -> Result<()> {
     let device = &heard.devices[0];
     ensure!((device.temperature_celsius, device.utilization_percent) == (Some(61), Some(42)), "{device:?}");
     ensure!(device.throttled == ["sw_power_cap", "sw_thermal_slowdown"], "{device:?}");
-    let mut status = command("vramq")?;
-    status.args(["status", "--for", "2s", "--broker-url", &env.url]);
-    let value = run_to_end(status).await?;
+    let value = vramq(&env.url, &["status", "--for", "2s"]).await?;
     ensure!(value.code == Some(0) && value.stdout.contains(" cuda:0 61°C 42% "), "{value:?}");
     let slow =
         format!("{}: cuda:0 is slowed down by heat or lack of power: sw_thermal_slowdown", worker.name);

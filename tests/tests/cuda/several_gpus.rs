@@ -62,13 +62,8 @@ fn spawn(env: &mut TestEnv, variables: &[(&str, &str)], settings: &[&str]) -> Re
 /// The same, and waits until so many processes consume.
 async fn start(env: &mut TestEnv, variables: &[(&str, &str)], consuming: usize) -> Result<Worker> {
     let worker = spawn(env, variables, &[])?;
-    consume(&worker, consuming).await?;
+    worker.sessions(consuming).await?;
     Ok(worker)
-}
-
-async fn consume(worker: &Worker, times: usize) -> Result<()> {
-    let consuming = async || Ok((worker.log.count("\"consuming\"") >= times).then_some(()));
-    until("processes consume", consuming).await.with_context(|| worker.log.text())
 }
 
 /// The processes that it has started and that have not ended.
@@ -142,7 +137,7 @@ async fn a_killed_process_is_started_again(env: &mut TestEnv) -> Result<()> {
     let worker = start(env, &[], GPUS).await?;
     let killed = children(&worker)?[0];
     kill_process(killed, Signal::KILL)?;
-    consume(&worker, GPUS + 1).await?;
+    worker.sessions(GPUS + 1).await?;
     ensure!(worker.log.find("signal: 9").is_some(), "{}", worker.log.text());
     sessions_are_right(env, GPUS, 4).await?;
     worker.drain().await
@@ -195,7 +190,7 @@ async fn two_orders_end_them_at_once(env: &mut TestEnv) -> Result<()> {
     let queue = jobs_queue(MODEL);
     env.leave(&queue);
     let worker = spawn(env, &[], &["worker.drill=pass=hang"])?;
-    consume(&worker, GPUS).await?;
+    worker.sessions(GPUS).await?;
     // As many as both can hold: each holds some.
     let jobs = GPUS * JOBS_IN_HAND;
     publish_many(env, 1, jobs, |job| job).await?;
@@ -213,7 +208,7 @@ async fn two_orders_end_them_at_once(env: &mut TestEnv) -> Result<()> {
 async fn a_process_that_hangs_is_killed_in_the_end(env: &mut TestEnv) -> Result<()> {
     env.announce("did not drain");
     let worker = spawn(env, &[], &["worker.drain_s=1"])?;
-    consume(&worker, GPUS).await?;
+    worker.sessions(GPUS).await?;
     let children = children(&worker)?;
     kill_process(children[0], Signal::STOP)?;
     worker.signal(Signal::TERM)?;
@@ -238,7 +233,7 @@ async fn each_instance_of_mig_has_its_process(env: &mut TestEnv) -> Result<()> {
     }
     let uuids = format!("device.cuda.uuid={},{}", uuid(0), uuid(1));
     let worker = env.spawn_worker(&[&[uuids.as_str()], &CUDA[1..]].concat())?;
-    consume(&worker, GPUS).await?;
+    worker.sessions(GPUS).await?;
     for place in 0..GPUS {
         let opened = worker.log.wait_for(&format!("\"uuid\":\"{}\"", uuid(place))).await?;
         ensure!(opened.text().contains(&format!("Fake GPU {place}")), "{}", opened.text());

@@ -12,7 +12,7 @@ use vramq_inference::engine::encoder::Encoder;
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::{Engine as _, Item, PassError};
 use vramq_tests::bert::{RandomBert, fixture};
-use vramq_tests::encoders::{cache, close, open, tokens, vectors};
+use vramq_tests::encoders::{all_close, cache, open, tokens, vectors};
 use vramq_tests::fake_cuda::{cublaslt, gpu};
 use vramq_tests::programs::root;
 use vramq_tests::setup::Failed;
@@ -166,8 +166,7 @@ mod bodies {
     fn is_the_cpus(found: &[Vec<f32>]) -> Result<()> {
         let cpu = Encoder::load(&fixture("tiny-mean"), CpuDevice::new(1 << 30, 2)?)?;
         let expected = vectors(&cpu.run(&items(&cpu))?)?;
-        ensure!(found.len() == expected.len(), "{} vectors", found.len());
-        found.iter().zip(&expected).try_for_each(|(found, expected)| close(ElementType::F32, found, expected))
+        all_close(ElementType::F32, found, &expected)
     }
 
     fn upload(left_out: LeftOut) -> Result<()> {
@@ -323,9 +322,7 @@ mod bodies {
         ensure!(matches!(ended, Err(PassError::OutOfMemory(_))), "{ended:?}");
         let items = tokens(&encoder, &[9, 50]);
         let cpu = Encoder::load(&shape.source(), CpuDevice::new(1 << 30, 2)?)?;
-        for (found, expected) in vectors(&encoder.run(&items)?)?.iter().zip(&vectors(&cpu.run(&items)?)?) {
-            close(ElementType::F32, found, expected)?;
-        }
+        all_close(ElementType::F32, &vectors(&encoder.run(&items)?)?, &vectors(&cpu.run(&items)?)?)?;
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use vramq_tests::fake_cuda::{broken_driver, cublaslt, driver, library_path, nvml
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::worker::{Ended, Worker, command, run_to_end};
+use vramq_tests::worker::{Ended, Worker, command, has_all, run_to_end};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(
@@ -153,13 +153,6 @@ async fn run(
         command.args(["--set", setting]);
     }
     run_to_end(command).await
-}
-
-fn has_all(text: &str, words: &[&str]) -> Result<()> {
-    words.iter().try_for_each(|word| {
-        ensure!(text.contains(word), "`{word}` is not in: {text}");
-        Ok(())
-    })
 }
 
 /// Libraries, variables, and what is said of them.

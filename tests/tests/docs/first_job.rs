@@ -4,10 +4,10 @@ use std::os::unix::fs::symlink;
 
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
-use tokio::net::TcpListener;
 use vramq_schemas::topology::default_reply_queue;
 use vramq_tests::doc_runner::DocRunner;
 use vramq_tests::on_one_setup;
+use vramq_tests::ports::free_port;
 use vramq_tests::programs::{program, root, setting};
 use vramq_tests::test_env::TestEnv;
 
@@ -66,7 +66,7 @@ async fn the_first_job_goes_as_the_page_says(env: &mut TestEnv) -> Result<()> {
     );
     let not_run = NOT_RUN.map(|(word, _)| word);
     ensure!(not_run.iter().all(|word| page.contains(word)), "what is not run is not in the page any more");
-    let port = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port();
+    let port = free_port()?;
     let page = page.replace(BROKER, &env.url).replace(PORT, &format!(":{port}"));
     let folder = clone()?;
     let runner = DocRunner::new(&preparations(&folder)?).await?;

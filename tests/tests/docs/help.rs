@@ -151,7 +151,7 @@ async fn examples_do_what_they_say(env: &mut TestEnv) -> Result<()> {
         let words: Vec<_> = name.split(' ').map(str::to_owned).collect();
         let examples = examples(&help(&words).await?);
         ensure!(!examples.is_empty(), "{name} has no examples");
-        // Those that need a terminal are in tests/status.rs.
+        // Those that need a terminal are in tests/operators/status.rs.
         for line in examples.iter().filter(|line| !line.contains("--watch")) {
             let output = run_to_end(shell(line, folder.path(), &env.url)?).await?;
             ensure!(output.code == Some(0), "{line}: {output:?}");

@@ -6,11 +6,11 @@ use std::process::Stdio;
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 use vramq_schemas::topology::jobs_queue;
 use vramq_tests::on_one_setup;
+use vramq_tests::ports::free_port;
 use vramq_tests::programs::{program, root, setting};
 use vramq_tests::test_env::TestEnv;
 use vramq_tests::wait::{DEADLINE, until};
@@ -73,7 +73,7 @@ async fn worker_jobs_and_gateway_run_as_written(env: &mut TestEnv) -> Result<()>
     std::os::unix::fs::symlink(model, folder.path().join("models/all-MiniLM-L6-v2"))?;
     std::fs::write(folder.path().join("texts.txt"), "one\ntwo\nthree\n")?;
     let readme = std::fs::read_to_string(root().join("README.md"))?;
-    let port = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port();
+    let port = free_port()?;
     let reader = Reader { readme, url: &env.url, port, folder: folder.path() };
 
     let mut worker = reader.start("vramq-worker run --model", "worker.log")?;
@@ -82,8 +82,7 @@ async fn worker_jobs_and_gateway_run_as_written(env: &mut TestEnv) -> Result<()>
             let log = std::fs::read_to_string(folder.path().join("worker.log"))?;
             bail!("the worker ended: {status}\n{log}");
         }
-        let consumers = env.vhost.consumers().await?;
-        Ok(consumers.iter().any(|consumer| consumer.queue == jobs_queue(MODEL)).then_some(()))
+        Ok((env.vhost.consumers_of(&jobs_queue(MODEL)).await? > 0).then_some(()))
     })
     .await?;
     let answered = reader.run("vramq submit --model minilm \"A man").await?;

@@ -12,7 +12,7 @@ use vramq_tests::programs::{program, root};
 use vramq_tests::shared_device::{ECHO_ITEM_BYTES, SharedDevice};
 use vramq_tests::test_env::{REPLIES, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::worker::{Worker, command, run_to_end};
+use vramq_tests::worker::{Worker, vramq};
 
 on_queue_types!(every_command_does_what_the_page_says);
 
@@ -55,9 +55,8 @@ async fn dead_letters(env: &mut TestEnv) -> Result<Worker> {
     }
     let paused = start(env, "worker-2", &[]).await?;
     until("worker-2 to be paused", async || {
-        let mut pause = command("vramq")?;
-        pause.args(["control", "pause", "--worker", "worker-2", "--broker-url", &env.url]);
-        Ok((run_to_end(pause).await?.code == Some(0)).then_some(()))
+        let paused = vramq(&env.url, &["control", "pause", "--worker", "worker-2"]).await?;
+        Ok((paused.code == Some(0)).then_some(()))
     })
     .await?;
     for at in 0..EXPIRED {

@@ -3,7 +3,6 @@
 use anyhow::{Result, ensure};
 use vramq_schemas::topology::{DELAYS_MS, delay_queue, jobs_queue};
 use vramq_schemas::{Reason, ReplyKind};
-use vramq_tests::management::Depth;
 use vramq_tests::node::Node;
 use vramq_tests::on_own_nodes;
 use vramq_tests::proxy::Cut;
@@ -33,7 +32,6 @@ fn announce(env: &mut TestEnv) {
 
 async fn jobs_larger_than_the_broker_takes_end(env: &mut TestEnv, node: &Node) -> Result<()> {
     announce(env);
-    env.announce("job dead-lettered");
     env.worker(&[]).await?.drain().await?;
     // One that can never be read, one whose reply is as large as itself, and one like any other.
     let unreadable = env.job("unreadable", ["x"])?.with_body("x".repeat(LARGER));
@@ -63,13 +61,7 @@ async fn jobs_larger_than_the_broker_takes_end(env: &mut TestEnv, node: &Node) -
         ensure!(letter.body == job.body && letter.headers().inner().contains_key("x-death"));
     }
     // A classic queue says of all jobs that they are redelivered, once its node has restarted: they take a detour.
-    for queue in [jobs_queue(MODEL), delay_queue(MODEL, DELAYS_MS[0])] {
-        until("nothing to be left", async || {
-            let depth = env.vhost.depth(&queue).await?;
-            Ok(depth.filter(|depth| *depth == Depth { ready: 0, unacked: 0 }))
-        })
-        .await?;
-    }
+    env.vhost.until_empty(&[jobs_queue(MODEL), delay_queue(MODEL, DELAYS_MS[0])]).await?;
     let sessions = worker.log.count("\"consuming\"");
     ensure!(sessions <= 3, "{sessions} sessions");
     worker.drain().await?;

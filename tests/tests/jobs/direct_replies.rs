@@ -119,7 +119,6 @@ async fn callers_that_left_affect_no_other_job(env: &mut TestEnv) -> Result<()> 
     const ROUNDS: usize = 2;
     env.announce(LOST);
     env.announce("job dead-lettered");
-    env.announce("job dead-lettered");
     env.announce("reply could not be delivered to the caller");
     let worker = env.worker(&[]).await?;
     let mut caller = Caller::open(&env.url).await?;
@@ -241,7 +240,6 @@ async fn a_caller_is_answered_after_a_host_was_silent(env: &mut TestEnv) -> Resu
 async fn without_a_second_connection_results_become_dead_letters(env: &mut TestEnv) -> Result<()> {
     const JOBS: usize = 20;
     env.announce("the broker refuses a connection for direct replies");
-    env.announce("job dead-lettered");
     env.announce("job dead-lettered");
     let worker = env.worker(&[]).await?;
     let caller = Caller::open(&env.url).await?;

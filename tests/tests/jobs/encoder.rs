@@ -11,9 +11,10 @@ use vramq_schemas::{Encoding, Output, Reason, ReplyKind};
 use vramq_tests::bert::{RandomBert, fixture, reference};
 use vramq_tests::client::Client;
 use vramq_tests::job::Message;
+use vramq_tests::ports::ClosedPort;
 use vramq_tests::programs::setting;
 use vramq_tests::test_env::{REPLIES, TestEnv};
-use vramq_tests::worker::{Ended, command, run_to_end};
+use vramq_tests::worker::{Ended, command, run_to_end, vramq};
 use vramq_tests::{on_all_setups, on_one_setup};
 
 const MODEL: &str = "minilm";
@@ -88,7 +89,7 @@ async fn texts_become_the_references_vectors(env: &mut TestEnv) -> Result<()> {
         env.client.publish(MODEL, job).await?;
     }
     let mut replies = env.replies().await?;
-    let mut open = 1 + reference.texts.len();
+    let (mut open, mut seen) = (1 + reference.texts.len(), 0);
     while open > 0 {
         let reply = replies.next().await?;
         // On a slow machine the job with all texts is answered in parts.
@@ -99,8 +100,14 @@ async fn texts_become_the_references_vectors(env: &mut TestEnv) -> Result<()> {
                 anyhow::bail!("{output:?} is no embedding");
             };
             reference.agrees(first + at, &vector.values.to_f32())?;
+            seen += 1;
         }
     }
+    ensure!(
+        seen == 2 * reference.texts.len(),
+        "{seen} vectors of {} texts, each twice",
+        reference.texts.len()
+    );
     Ok(())
 }
 
@@ -114,7 +121,7 @@ async fn sparse_vectors_are_the_references_in_every_encoding(env: &mut TestEnv) 
         env.client.publish(MODEL, Message::texts(encoding, MODEL, id, REPLIES, texts.clone())?).await?;
     }
     let mut replies = env.replies().await?;
-    let mut open = encodings.len();
+    let (mut open, mut seen) = (encodings.len(), 0);
     while open > 0 {
         let reply = replies.next().await?;
         open -= usize::from(reply.kind()? == ReplyKind::Done);
@@ -127,8 +134,14 @@ async fn sparse_vectors_are_the_references_in_every_encoding(env: &mut TestEnv) 
             }
             let off = found.iter().zip(&vectors[first + at]).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
             ensure!(off <= SPARSE_CLOSE, "{}: text {}: off by {off}", reply.id(), first + at);
+            seen += 1;
         }
     }
+    ensure!(
+        seen == encodings.len() * texts.len(),
+        "{seen} vectors of {} texts, each in each encoding",
+        texts.len()
+    );
     Ok(())
 }
 
@@ -174,9 +187,7 @@ async fn a_vector_that_is_not_finite_is_never_published(env: &mut TestEnv) -> Re
 }
 
 async fn submit(env: &TestEnv, arguments: &[&str]) -> Result<Ended> {
-    let mut command = command("vramq")?;
-    command.args(["submit", "--broker-url", &env.url, "--model", MODEL]).args(arguments);
-    run_to_end(command).await
+    vramq(&env.url, &[&["submit", "--model", MODEL], arguments].concat()).await
 }
 
 async fn vramq_submit_writes_json_lines_and_npy(env: &mut TestEnv) -> Result<()> {
@@ -235,11 +246,11 @@ async fn vramq_submit_says_by_its_code_what_was_wrong(env: &mut TestEnv) -> Resu
     env.client.mailbox(&dead).await?.next().await?;
     Client::connect(&env.url).await?.close().await?;
     let mut away = command("vramq")?;
-    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    let gone = ClosedPort::new()?;
     away.args([
         "submit",
         "--broker-url",
-        &format!("amqp://guest:guest@{gone}/%2f"),
+        &format!("amqp://guest:guest@{}/%2f", gone.address),
         "--model",
         MODEL,
         "text",

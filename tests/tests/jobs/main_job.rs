@@ -4,9 +4,7 @@ use anyhow::{Result, ensure};
 use vramq_schemas::topology::{default_reply_queue, jobs_queue};
 use vramq_schemas::{Input, Output, ReplyKind};
 use vramq_tests::job::{Message, correlation_of};
-use vramq_tests::management::Depth;
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
-use vramq_tests::wait::until;
 use vramq_tests::{in_message_pack, on_all_setups, on_one_setup, on_queue_types};
 
 on_all_setups!(a_job_is_answered_and_gone, inputs_of_all_kinds_come_back_in_order);
@@ -38,11 +36,7 @@ async fn a_job_is_answered_and_gone(env: &mut TestEnv) -> Result<()> {
     ensure!(outputs.outputs == expected, "{outputs:?}");
 
     // The ack comes after the reply's confirm; in the end the broker holds nothing of the job.
-    until("a job queue with nothing in it and nothing unacknowledged", async || {
-        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
-        Ok(depth.filter(|depth| *depth == Depth { ready: 0, unacked: 0 }))
-    })
-    .await?;
+    env.vhost.until_empty(&[jobs_queue(MODEL)]).await?;
     worker.drain().await?;
     let totals = worker.log.wait_for("totals").await?;
     ensure!(totals.field("jobs").and_then(|n| n.as_u64()) == Some(1), "{}", totals.text());

@@ -237,7 +237,6 @@ async fn jobs_that_expire_at_once(env: &mut TestEnv) -> Result<()> {
 async fn reply_queues_of_all_kinds(env: &mut TestEnv) -> Result<()> {
     let (worker, proxy) = counted_worker(env, &[]).await?;
     env.announce("job dead-lettered");
-    env.announce("job dead-lettered");
     env.announce("reply could not be delivered to the caller");
     // Exchanges are no queues, and a name is only a name.
     let nowhere = ["vramq.jobs", "vramq.dead", "amq.direct", "\u{0}", &"q".repeat(255)];

@@ -8,8 +8,9 @@ use vramq_tests::object_server::{BUCKET, KEY, ObjectServer};
 use vramq_tests::on_one_setup;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
+use vramq_tests::web_server::SHA256_OF_TEST;
 
-use crate::stores::{SHA256_OF_TEST, done, echoed, publish};
+use crate::stores::{done, echoed, publish};
 
 on_one_setup!(
     objects_are_inputs_and_outputs,

@@ -10,7 +10,7 @@ use vramq_schemas::withdrawal::{DIGEST, Digest, TYPE, Withdrawal};
 use vramq_schemas::{Output, Reason, ReplyKind, fields};
 use vramq_tests::client::Mailbox;
 use vramq_tests::job::Message;
-use vramq_tests::metrics::Scrape;
+use vramq_tests::metrics::{Scrape, processes_run};
 use vramq_tests::on_one_setup;
 use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, TestEnv};
@@ -52,14 +52,6 @@ async fn is_withdrawn(replies: &mut Mailbox, id: &str) -> Result<()> {
     let failure = reply.failure()?;
     ensure!(failure.reason == Reason::Withdrawn, "{failure:?}");
     Ok(())
-}
-
-async fn is_running(worker: &Worker) -> Result<()> {
-    until("a process that runs a pass", async || {
-        let running = Scrape::of(worker).await?.sum("vramq_program_processes", &[("state", "running")]);
-        Ok((running == 1.0).then_some(()))
-    })
-    .await
 }
 
 /// Waits until the program has made a file: it is at that item.
@@ -138,7 +130,7 @@ async fn a_pass_that_another_job_needs_goes_on(env: &mut TestEnv) -> Result<()> 
     let worker = consuming(env, &[]).await?;
     let mut replies = env.replies().await?;
     env.client.publish(MODEL, env.job("gate", ["wait gate"])?).await?;
-    is_running(&worker).await?;
+    processes_run(&worker, 1).await?;
     env.client.publish(MODEL, withdrawable(env, "gone", "wait stop")?).await?;
     env.client.publish(MODEL, env.job("needed", ["echo it"])?).await?;
     until_waiting(&worker, 2.0).await?;

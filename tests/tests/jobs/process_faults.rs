@@ -6,7 +6,7 @@ use serde_json::Value;
 use vramq_schemas::{Input, Output, Reason, ReplyKind};
 use vramq_tests::client::Mailbox;
 use vramq_tests::job::Message;
-use vramq_tests::metrics::Scrape;
+use vramq_tests::metrics::{Scrape, processes_run};
 use vramq_tests::on_one_setup;
 use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
@@ -31,11 +31,7 @@ const ONE_PROCESS: &str = "instances = 1\nvram = { base_mib = 10, mib_per_unit =
 async fn together(env: &TestEnv, served: &Served, worker: &Worker, refused: &str) -> Result<Mailbox> {
     let mut replies = env.replies().await?;
     env.client.publish(MODEL, env.job("gate", ["wait gate"])?).await?;
-    until("the process is at the first job", async || {
-        let running = Scrape::of(worker).await?.sum("vramq_program_processes", &[("state", "running")]);
-        Ok((running == 1.0).then_some(()))
-    })
-    .await?;
+    processes_run(worker, 1).await?;
     for (id, items) in
         [("before", ["echo 0", "echo 1"]), ("bad", ["echo 2", refused]), ("after", ["echo 4", "echo 5"])]
     {

@@ -8,7 +8,6 @@ use vramq_tests::client::Client;
 use vramq_tests::job::Message;
 use vramq_tests::on_all_setups;
 use vramq_tests::test_env::{MODEL, TestEnv};
-use vramq_tests::wait::until;
 
 on_all_setups!(jobs_of_several_publishers_share_passes);
 
@@ -33,11 +32,7 @@ async fn jobs_of_several_publishers_share_passes(env: &mut TestEnv) -> Result<()
             .await?;
         publishers.push((client, id, replies, text));
     }
-    until("all jobs to be delivered", async || {
-        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
-        Ok(depth.filter(|depth| depth.unacked == PUBLISHERS as u64))
-    })
-    .await?;
+    env.vhost.until_unacked(&jobs_queue(MODEL), PUBLISHERS as u64).await?;
     held.close().context("remove the file")?;
 
     for (client, id, replies, text) in publishers {

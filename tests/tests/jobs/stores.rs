@@ -13,7 +13,7 @@ use vramq_tests::job::Message;
 use vramq_tests::metrics::Scrape;
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::web_server::{BODY, WebServer};
+use vramq_tests::web_server::{BODY, SHA256_OF_TEST, WebServer};
 use vramq_tests::worker::Worker;
 use vramq_tests::{on_all_setups, on_one_setup, on_queue_types};
 
@@ -27,9 +27,6 @@ on_one_setup!(
     a_job_waits_for_a_store_not_for_ever,
     without_stores_references_are_left_to_the_model,
 );
-
-/// The SHA-256 of `test`, by `printf test | sha256sum`.
-pub const SHA256_OF_TEST: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
 
 /// A folder and a web server, which the worker has as stores.
 struct Places {

@@ -4,10 +4,10 @@ use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::ReplyKind;
 use vramq_schemas::topology::{bulk_queue, jobs_queue};
 use vramq_tests::answers::items;
+use vramq_tests::bert::fixture;
 use vramq_tests::caller::Caller;
 use vramq_tests::job::Message;
 use vramq_tests::on_queue_types;
-use vramq_tests::programs::root;
 use vramq_tests::test_env::{REPLIES, TestEnv};
 use vramq_tests::worker::Worker;
 
@@ -72,8 +72,7 @@ const ANSWERED: usize = 2;
 
 /// A real encoder, which tokenises, and whose vectors are larger than its texts.
 async fn jobs_of_an_encoder_stay_within_host_memory(env: &mut TestEnv) -> Result<()> {
-    let path =
-        format!("model.{ENCODER}.path={}", root().join("inference/tests/fixtures/tiny-long").display());
+    let path = format!("model.{ENCODER}.path={}", fixture("tiny-long"));
     let (host_memory, encoding) = (format!("worker.host_memory_mib={HOST_MEMORY_MIB}"), env.setup.encoding);
     let worker = env.spawn_bare_worker(&[&path, &host_memory, "worker.drain_s=4"])?;
     worker.consuming().await?;

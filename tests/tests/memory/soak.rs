@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::topology::dead_queue;
 use vramq_schemas::{JobHeaders, Output, Reason, ReplyKind};
+use vramq_tests::bert::fixture;
 use vramq_tests::client::{Mailbox, Received};
 use vramq_tests::job::Message;
 use vramq_tests::on_queue_types;
-use vramq_tests::programs::root;
 use vramq_tests::random::Random;
 use vramq_tests::setup::{Queue, number_from};
 use vramq_tests::shared_device::SharedDevice;
@@ -126,6 +126,7 @@ impl Job {
         let vectors = vectors(reply)?;
         for vector in &vectors {
             let text = *self.texts.get(self.answered).context("too many outputs")?;
+            ensure!(vector.len() == expected[text].len(), "item {}: {} numbers", self.answered, vector.len());
             let off = expected[text].iter().zip(vector).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
             ensure!(off <= TOLERANCE, "item {}, text {text}: off by {off}", self.answered);
             self.answered += 1;
@@ -330,7 +331,7 @@ async fn jobs_of_all_sizes_end_once_and_rightly(env: &mut TestEnv) -> Result<()>
     announce(env);
     let mut random = Random::new(seed);
     let texts = texts(&mut random);
-    let model = format!("model.{MODEL}.path={}", root().join("inference/tests/fixtures/tiny-long").display());
+    let model = format!("model.{MODEL}.path={}", fixture("tiny-long"));
     let expected = undisturbed(env, &model, &texts).await?;
 
     let device = SharedDevice::new(DEVICE_MIB)?;

@@ -14,7 +14,7 @@ use vramq_tests::operator::Operator;
 use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{SILENCE, until};
-use vramq_tests::worker::{Worker, command, run_to_end};
+use vramq_tests::worker::{Worker, command, vramq};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(a_job_is_cancelled_at_every_stage);
@@ -122,9 +122,7 @@ async fn is_buried(replies: &mut Mailbox, dead: &mut Mailbox, id: &str) -> Resul
 
 /// `vramq control cancel JOB`; what it says when it has ended with 0.
 async fn cancelled_by_command(env: &TestEnv, job: &str) -> Result<String> {
-    let mut vramq = command("vramq")?;
-    vramq.args(["control", "cancel", job, "--broker-url", &env.url]);
-    let ended = run_to_end(vramq).await?;
+    let ended = vramq(&env.url, &["control", "cancel", job]).await?;
     ensure!(ended.code == Some(0), "{ended:?}");
     Ok(ended.stdout)
 }

@@ -6,16 +6,16 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
-use tokio::net::TcpListener;
 use tokio::process::Command;
 use vramq_schemas::ReplyKind;
 use vramq_tests::node::Node;
+use vramq_tests::ports::ClosedPort;
 use vramq_tests::programs::program;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{until, until_within};
-use vramq_tests::worker::{Ended, Worker, command, run_to_end};
+use vramq_tests::worker::{Ended, Worker, command, run_to_end, vramq};
 use vramq_tests::{on_one_setup, on_own_node};
 
 on_one_setup!(
@@ -27,10 +27,11 @@ on_one_setup!(
 );
 on_own_node!(without_channels_for_operators_jobs_go_on);
 
+/// Within this time a worker answers, also on a busy machine. Commands that listen for one that does not answer take so long.
+const ANSWERED: &str = "5s";
+
 async fn control(env: &TestEnv, arguments: &[&str]) -> Result<Ended> {
-    let mut command = command("vramq")?;
-    command.arg("control").args(arguments).args(["--broker-url", &env.url]);
-    run_to_end(command).await
+    vramq(&env.url, &[&["control"], arguments].concat()).await
 }
 
 /// Workers that hear commands.
@@ -59,7 +60,7 @@ async fn commands_reach_all_or_selected_workers(env: &mut TestEnv) -> Result<()>
         worker.answers("/readyz", 503).await?;
     }
     // Without a number it listens for those that may still answer.
-    let resumed = control(env, &["resume", "--all", "--timeout", "2s", "--json"]).await?;
+    let resumed = control(env, &["resume", "--all", "--timeout", ANSWERED, "--json"]).await?;
     ensure!(resumed.code == Some(0), "{resumed:?}");
     let lines = resumed.stdout.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
     ensure!(
@@ -83,12 +84,13 @@ async fn commands_reach_all_or_selected_workers(env: &mut TestEnv) -> Result<()>
 async fn a_worker_that_does_not_answer_is_named(env: &mut TestEnv) -> Result<()> {
     let [first, second] = workers(env).await?;
     second.signal(Signal::STOP)?;
-    let output = control(env, &["pause", "-w", &first.name, "-w", &second.name, "--timeout", "1s"]).await?;
+    let output =
+        control(env, &["pause", "-w", &first.name, "-w", &second.name, "--timeout", ANSWERED]).await?;
     second.signal(Signal::CONT)?;
     ensure!(output.code == Some(1), "{output:?}");
     ensure!(output.stdout.starts_with(&first.name) && output.stdout.lines().count() == 1, "{output:?}");
-    ensure!(output.stderr.contains(&format!("{}\tno answer within 1s", second.name)), "{output:?}");
-    let unknown = control(env, &["pause", "-w", "nobody", "-w", &first.name, "--timeout", "1s"]).await?;
+    ensure!(output.stderr.contains(&format!("{}\tno answer within {ANSWERED}", second.name)), "{output:?}");
+    let unknown = control(env, &["pause", "-w", "nobody", "-w", &first.name, "--timeout", ANSWERED]).await?;
     ensure!(unknown.code == Some(1) && unknown.stderr.contains("nobody\tno answer"), "{unknown:?}");
     Ok(())
 }
@@ -100,7 +102,7 @@ async fn a_job_is_cancelled_by_its_id(env: &mut TestEnv) -> Result<()> {
     let lane = device.block()?;
     let leave = lane.enter(true)?;
     env.client.publish(MODEL, env.job("4711", ["x"])?).await?;
-    let cancelling = control(env, &["cancel", "4711", "--timeout", "1s"]);
+    let cancelling = control(env, &["cancel", "4711", "--timeout", "20s"]);
     let freed = async {
         worker.log.wait_for("\"outcome\":\"requested\"").await?;
         drop(leave);
@@ -123,14 +125,14 @@ async fn nobody_is_there(env: &mut TestEnv) -> Result<()> {
     worker.drain().await?;
     let output = control(env, &["pause", "--all", "--timeout", "1s"]).await?;
     ensure!(output.code == Some(1) && output.stderr.contains("no worker answers"), "{output:?}");
-    let nobody = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    let nobody = ClosedPort::new()?;
     let mut unreachable = command("vramq")?;
     unreachable.args([
         "control",
         "pause",
         "--all",
         "--broker-url",
-        &format!("amqp://guest:hunter2@{nobody}/%2f"),
+        &format!("amqp://guest:hunter2@{}/%2f", nobody.address),
     ]);
     let output = run_to_end(unreachable).await?;
     ensure!(output.code == Some(3) && !output.stderr.contains("hunter2"), "{output:?}");

@@ -50,11 +50,11 @@ async fn reading_changes_nothing(env: &mut TestEnv) -> Result<()> {
     ensure!(operator.ids().await? == ids(count), "not in the order of their publishing");
     let took = timed(&operator, &["list"]).await?;
     println!("list of {count}: {took:.2?}");
-    let mut random = Random::new(7);
+    let (mut random, mut cut_off) = (Random::new(7), 0);
     for look in 0..50 {
         let after = took.mul_f64(random.below(1200) as f64 / 1000.0);
         let signal = if look % 2 == 0 { Signal::KILL } else { Signal::INT };
-        operator.cut_off(&["list"], signal, after).await?;
+        cut_off += usize::from(operator.cut_off(&["list"], signal, after).await?);
         if look % 10 == 0 {
             all_ready(env, count).await?;
             let now = operator.letters().await?;
@@ -66,6 +66,7 @@ async fn reading_changes_nothing(env: &mut TestEnv) -> Result<()> {
             );
         }
     }
+    ensure!(cut_off > 0, "each command had ended before it was to be cut off");
     let (one, other) =
         tokio::join!(operator.run_for(0, &["list", "--json"]), operator.run_for(0, &["list", "--json"]));
     ensure!(one? == other?, "two at once do not see the same");

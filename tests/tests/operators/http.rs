@@ -13,6 +13,7 @@ use vramq_tests::answers::{answered_once, items};
 use vramq_tests::fake_cuda::{driver, library_path, nvml};
 use vramq_tests::http::converse;
 use vramq_tests::metrics::{Scrape, Shape, documented};
+use vramq_tests::named_pipe::model_that_never_loads;
 use vramq_tests::proxy::Cut;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
@@ -82,10 +83,7 @@ async fn readiness_over_a_workers_life(env: &mut TestEnv) -> Result<()> {
 }
 
 async fn a_worker_that_loads_lives_and_is_not_ready(env: &mut TestEnv) -> Result<()> {
-    // A model whose first file nobody ever writes.
-    let folder = tempfile::tempdir()?;
-    let fifo = folder.path().join("config.json");
-    ensure!(std::process::Command::new("mkfifo").arg(&fifo).status()?.success());
+    let folder = model_that_never_loads()?;
     let worker = env.spawn_bare_worker(&[&format!("model.slow.path={}", folder.path().display())])?;
     ensure!(worker.answers("/readyz", 503).await?.starts_with("loading: "));
     ensure!(worker.get("/livez").await?.0 == 200);

@@ -2,11 +2,12 @@
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::{AMQPValue, FieldTable};
-use tokio::net::TcpListener;
 use vramq_schemas::topology::{self, jobs_queue};
+use vramq_tests::named_pipe::model_that_never_loads;
+use vramq_tests::ports::ClosedPort;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::worker::{Ended, command, run_to_end};
+use vramq_tests::worker::{Ended, command, has_all, run_to_end};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_one_setup!(
@@ -35,13 +36,6 @@ async fn run(subcommand: &str, settings: &[&str]) -> Result<Ended> {
         command.args(["--set", setting]);
     }
     run_to_end(command).await
-}
-
-fn has_all(text: &str, words: &[&str]) -> Result<()> {
-    for word in words {
-        ensure!(text.contains(word), "`{word}` is not in: {text}");
-    }
-    Ok(())
 }
 
 const TOO_SMALL: [&str; 3] =
@@ -188,12 +182,12 @@ async fn misspelt_variables_are_refused_with_what_was_meant(_: &mut TestEnv) -> 
 async fn no_broker(env: &mut TestEnv) -> Result<()> {
     env.announce("no session yet");
     env.announce("cannot start");
-    let gone = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
-    let url = format!("broker.url=amqp://guest:secret@{gone}/%2f");
+    let gone = ClosedPort::new()?;
+    let url = format!("broker.url=amqp://guest:secret@{}/%2f", gone.address);
     let worker = env.spawn_worker(&[&url, "broker.connect_s=1"])?;
     ensure!(worker.exited().await? == Some(3));
     let line = worker.log.find("cannot start").context("no message")?;
-    has_all(line.text(), &[&gone.to_string()])?;
+    has_all(line.text(), &[&gone.address.to_string()])?;
     ensure!(!worker.log.text().contains("secret"), "a password in the log");
     Ok(())
 }
@@ -324,10 +318,7 @@ async fn without_declare_the_brokers_queues_are_taken_as_they_are(env: &mut Test
 }
 
 async fn a_signal_while_a_model_loads(env: &mut TestEnv) -> Result<()> {
-    // A model whose first file nobody ever writes.
-    let folder = tempfile::tempdir()?;
-    let fifo = folder.path().join("config.json");
-    ensure!(std::process::Command::new("mkfifo").arg(&fifo).status()?.success());
+    let folder = model_that_never_loads()?;
     let worker = env.spawn_bare_worker(&[&format!("model.slow.path={}", folder.path().display())])?;
     until("the signals to be heard", async || {
         // SigCgt of proc(5): bit 14 is SIGTERM.

@@ -10,7 +10,7 @@ use vramq_tests::node::Node;
 use vramq_tests::terminal::Terminal;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::worker::{Ended, command, run_to_end};
+use vramq_tests::worker::{Ended, command, run_to_end, vramq};
 use vramq_tests::{on_one_setup, on_own_node};
 
 on_one_setup!(
@@ -24,9 +24,7 @@ on_one_setup!(
 on_own_node!(a_broker_that_goes_and_comes_back);
 
 async fn status(env: &TestEnv, arguments: &[&str]) -> Result<Ended> {
-    let mut command = command("vramq")?;
-    command.arg("status").args(arguments).args(["--broker-url", &env.url]);
-    run_to_end(command).await
+    vramq(&env.url, &[&["status"], arguments].concat()).await
 }
 
 /// How a colour of the letters begins, and green.

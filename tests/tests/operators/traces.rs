@@ -14,6 +14,7 @@ use vramq_schemas::{Reason, ReplyKind, TraceContext};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::client::Received;
 use vramq_tests::job::Message;
+use vramq_tests::ports::ClosedPort;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::worker::Worker;
@@ -195,8 +196,8 @@ async fn spans_reach_a_collector(env: &mut TestEnv) -> Result<()> {
 
 async fn a_collector_that_is_away_costs_spans_and_nothing_else(env: &mut TestEnv) -> Result<()> {
     env.announce("spans are lost");
-    let nobody = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
-    let endpoint = format!("http://{nobody}");
+    let nobody = ClosedPort::new()?;
+    let endpoint = format!("http://{}", nobody.address);
     let worker = worker_that_exports(env, &endpoint).await?;
     publish_many(env, 1, 300, |job| job).await?;
     ReplyCounter::default().collect(&mut env.replies().await?, 300).await?;

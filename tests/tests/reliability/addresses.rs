@@ -5,6 +5,7 @@ use tokio::net::TcpListener;
 use vramq_schemas::ReplyKind;
 use vramq_tests::authority::Authority;
 use vramq_tests::node::Node;
+use vramq_tests::ports::ClosedPort;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{command, run_to_end};
@@ -20,8 +21,8 @@ async fn the_next_host_is_tried(env: &mut TestEnv) -> Result<()> {
     let (user, rest) = env.url.split_once('@').context("no host")?;
     // Accepts, and says nothing; and nobody at all.
     let mute = TcpListener::bind("127.0.0.1:0").await?;
-    let nobody = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
-    let hosts = format!("{user}@{nobody},{},{rest}?connection_timeout=300", mute.local_addr()?);
+    let nobody = ClosedPort::new()?;
+    let hosts = format!("{user}@{},{},{rest}?connection_timeout=300", nobody.address, mute.local_addr()?);
     for _ in 0..WORKERS {
         let worker = env.spawn_worker(&[&format!("broker.url={hosts}")])?;
         worker.consuming().await?;

@@ -46,9 +46,6 @@ const HEARTBEAT_S: u64 = 3;
 /// brings them.
 const ALARM_LASTS: Duration = Duration::from_secs(5 * HEARTBEAT_S);
 
-/// A drain has nothing to wait for any more; the rest is for a busy machine.
-const AT_ONCE: Duration = Duration::from_secs(10);
-
 /// Waits until some of the jobs are answered, and more are in the worker's hands.
 async fn in_full_flow(env: &TestEnv) -> Result<()> {
     until("jobs in hand among answered ones", async || {
@@ -163,10 +160,8 @@ async fn the_session_stands(env: &mut TestEnv, node: &Node) -> Result<()> {
 /// The worker receives commands on the connection on which it publishes nothing. The answer to the first one waits, and the second
 /// one is carried out nevertheless.
 async fn commands_take_effect(env: &TestEnv, operator: &Operator, worker: &Worker) -> Result<()> {
-    let consumers = async || {
-        let consumers = env.vhost.consumers().await?;
-        Ok::<_, anyhow::Error>(consumers.iter().filter(|it| it.queue == jobs_queue(MODEL)).count())
-    };
+    let queue = jobs_queue(MODEL);
+    let consumers = async || env.vhost.consumers_of(&queue).await;
     until("a consumer", async || Ok((consumers().await? > 0).then_some(()))).await?;
     let carried_out = async |commands: usize| {
         operator.send_put_aside().await?;
@@ -189,12 +184,12 @@ async fn a_drain_waits_but_not_for_ever(env: &mut TestEnv, node: &Node) -> Resul
     worker.signal(Signal::TERM)?;
     worker.log.wait_for("\"draining\"").await?;
     node.ctl(&MEMORY.off).await?;
-    ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
+    ensure!(worker.exited().await? == Some(0), "{}", worker.log.text());
     ensure!(worker.total("handed_back").await? == 0, "{}", worker.log.text());
 
     let worker = blocked(env, node, &mut flow, &MEMORY, 3).await?;
     worker.signal(Signal::TERM)?;
-    ensure!(worker.exited_within(AT_ONCE).await? == Some(1), "{}", worker.log.text());
+    ensure!(worker.exited().await? == Some(1), "{}", worker.log.text());
     node.ctl(&MEMORY.off).await?;
     let next = env.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;
     flow.collect(&mut env.replies().await?, 0).await.with_context(|| next.log.text())?;
@@ -236,7 +231,7 @@ async fn an_impatient_broker_closes_the_channel_alone(env: &mut TestEnv, node: &
     let worker = cut_off(env, node, held).await?;
     let mut replies = env.replies().await?;
     ensure!(replies.next().await?.id() == "held");
-    until("another session", async || Ok((worker.log.count("\"consuming\"") > 1).then_some(()))).await?;
+    worker.sessions(2).await?;
     sessions_are_right(env, 1, SLOTS).await?;
     let mut flow = Flow::default();
     flow.publish(env, 20).await?;
@@ -247,7 +242,7 @@ async fn an_impatient_broker_closes_the_channel_alone(env: &mut TestEnv, node: &
 /// A job that takes longer than the broker waits is cut off each time. It may not go on like that for ever, nor keep
 /// the worker from its other jobs.
 async fn a_job_that_is_cut_off_each_time_ends(env: &mut TestEnv, node: &Node) -> Result<()> {
-    for text in ["job dead-lettered", "job dead-lettered", "reply could not be delivered to the caller"] {
+    for text in ["job dead-lettered", "reply could not be delivered to the caller"] {
         env.announce(text);
     }
     env.leave("blocked-replies");

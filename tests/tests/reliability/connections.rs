@@ -10,7 +10,7 @@ use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::{on_one_setup, on_queue_types};
 
-use super::session::{all_is_settled, sessions};
+use super::session::all_is_settled;
 
 on_queue_types!(the_loss_of_either_connection_ends_the_session);
 on_one_setup!(nothing_is_published_on_the_connection_that_consumes);
@@ -29,7 +29,7 @@ async fn the_loss_of_either_connection_ends_the_session(env: &mut TestEnv) -> Re
                 Ok((env.vhost.cut_worker(&connection).await? == 1).then_some(()))
             })
             .await?;
-            sessions(&worker, session).await
+            worker.sessions(session).await
         };
         flow.during(env, &mut replies, cut).await?;
         sessions_are_right(env, 1, SLOTS).await?;

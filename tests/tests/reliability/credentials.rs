@@ -15,8 +15,6 @@ use vramq_tests::wait::until;
 use vramq_tests::worker::{command, run_to_end};
 use vramq_tests::{on_one_setup, on_own_node};
 
-use crate::session::sessions;
-
 on_own_node!(a_broker_that_demands_certificates);
 on_one_setup!(a_password_that_is_replaced, a_secret_that_is_exposed_or_missing);
 
@@ -111,7 +109,7 @@ async fn a_password_that_is_replaced(env: &mut TestEnv) -> Result<()> {
         Ok((env.vhost.cut_worker(&worker.name).await? > 0).then_some(()))
     })
     .await?;
-    sessions(&worker, 2).await?;
+    worker.sessions(2).await?;
     env.client.publish(MODEL, env.job("afterwards", ["x"])?).await?;
     ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Done);
     ensure!(worker.log.find("changed-hunter2").is_none(), "the password is in the log");

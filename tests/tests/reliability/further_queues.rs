@@ -7,14 +7,14 @@ use anyhow::{Result, ensure};
 use vramq_schemas::topology::jobs_queue;
 use vramq_tests::client::Mailbox;
 use vramq_tests::flow::announce_lost_sessions;
-use vramq_tests::metrics::Figures;
+use vramq_tests::metrics::{Figures, figures};
 use vramq_tests::on_queue_types;
 use vramq_tests::pass_tickets::PassTickets;
-use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
-use vramq_tests::wait::until;
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::{SILENCE, until};
 use vramq_tests::worker::Worker;
 
-use crate::queues::{self, FURTHER, figures, received};
+use crate::queues::{self, FURTHER, received};
 
 on_queue_types!(
     a_further_queue_that_is_deleted_costs_no_session,
@@ -136,8 +136,8 @@ async fn a_further_queue_that_is_deleted_costs_no_session(env: &mut TestEnv) -> 
             missing(&worker).await?;
         }
     }
-    let ready = env.client.ready(REPLIES).await?;
-    ensure!(ready == 0, "{ready} replies more than jobs");
+    let more = replies.next_within(SILENCE).await?;
+    ensure!(more.is_none(), "a reply more than jobs: {more:?}");
     Ok(())
 }
 

@@ -7,14 +7,14 @@ use tokio::time::MissedTickBehavior;
 use vramq_schemas::topology::bulk_queue;
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::caller::Caller;
-use vramq_tests::metrics::Figures;
+use vramq_tests::metrics::{Figures, figures};
 use vramq_tests::on_queue_types;
 use vramq_tests::pass_tickets::PassTickets;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
 
-use crate::neighbours::{figures, in_hand};
+use crate::neighbours::in_hand;
 
 on_queue_types!(
     a_large_job_that_waits_goes_to_the_next_idle_worker,

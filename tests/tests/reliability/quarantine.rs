@@ -1,22 +1,16 @@
 //! Quarantine: jobs that kill workers are dead-lettered, and jobs that were only held by the same workers are answered.
 
 use std::collections::BTreeSet;
-use std::convert::Infallible;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;
-use tokio::time::sleep;
-use vramq_schemas::topology::{bulk_queue, jobs_queue, suspects_queue};
+use vramq_schemas::topology::{jobs_queue, suspects_queue};
 use vramq_schemas::{JobHeaders, Reason, ReplyKind};
-use vramq_tests::answers::items;
 use vramq_tests::blocked_device::BlockedDevice;
-use vramq_tests::job::Message;
 use vramq_tests::management::Depth;
 use vramq_tests::on_queue_types;
-use vramq_tests::pass_tickets::PassTickets;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
-use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
+use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 
 on_queue_types!(
@@ -25,14 +19,10 @@ on_queue_types!(
     a_job_whose_pass_never_ends_is_dead_lettered,
     jobs_of_workers_that_are_killed_from_outside_are_answered,
     a_forged_crash_count_affects_no_other_job,
-    quarantined_jobs_of_one_model_do_not_starve_another,
-    a_quarantined_job_waits_for_no_large_job,
     a_lost_connection_is_charged_to_no_job,
 );
 
 const NEIGHBOURS: usize = 50;
-
-const SUSPECTS: usize = 10;
 
 /// Victims that the defaults grant.
 const CRASHES_MAX: usize = 5;
@@ -92,14 +82,7 @@ async fn killer(env: &mut TestEnv, drill: &str, code: Option<i32>, outcome: &str
 
 /// Waits until the broker has no job left, neither suspect nor other.
 async fn all_gone(env: &TestEnv) -> Result<()> {
-    for queue in [jobs_queue(MODEL), suspects_queue(MODEL)] {
-        until("queues with nothing in them", async || {
-            let depth = env.vhost.depth(&queue).await?;
-            Ok(depth.filter(|depth| *depth == Depth { ready: 0, unacked: 0 }))
-        })
-        .await?;
-    }
-    Ok(())
+    env.vhost.until_empty(&[jobs_queue(MODEL), suspects_queue(MODEL)]).await
 }
 
 async fn a_job_that_kills_workers_in_a_pass_is_dead_lettered(env: &mut TestEnv) -> Result<()> {
@@ -175,8 +158,7 @@ async fn a_lost_connection_is_charged_to_no_job(env: &mut TestEnv) -> Result<()>
         })
         .await?;
     }
-    until("the last session", async || Ok((worker.log.count("\"consuming\"") == CUTS + 1).then_some(())))
-        .await?;
+    worker.sessions(CUTS + 1).await?;
     device.release();
     let mut counter = ReplyCounter::default();
     counter.collect(&mut replies, NEIGHBOURS).await?;
@@ -206,108 +188,6 @@ async fn a_forged_crash_count_affects_no_other_job(env: &mut TestEnv) -> Result<
     let expected = [("1", ReplyKind::Done), ("2", ReplyKind::Done), ("many", ReplyKind::Failed)];
     ensure!(ends.iter().map(|(id, kind)| (id.as_str(), *kind)).eq(expected), "{ends:?}");
     ensure!(env.dead_letters().await?.next().await?.dead_letter()?.reason == Reason::Crashed);
-    all_gone(env).await?;
-    worker.drain().await
-}
-
-/// Quarantined jobs run with no other job of any model unacknowledged: in turn with the jobs of others, not instead of them.
-async fn quarantined_jobs_of_one_model_do_not_starve_another(env: &mut TestEnv) -> Result<()> {
-    env.announce("it will run in isolation");
-    let worker = env.worker(&["model.other.engine=echo"]).await?;
-    let job = |model: &str, id: usize| {
-        Message::texts(env.setup.encoding, model, &id.to_string(), REPLIES, [format!("text {id}")])
-    };
-    let suspect = |id| Ok(job(MODEL, id)?.with_header("crashes", AMQPValue::LongLongInt(2)).as_worker());
-    let suspects = (0..SUSPECTS).map(suspect).collect::<Result<Vec<_>>>()?;
-    let others = (SUSPECTS..SUSPECTS + NEIGHBOURS).map(|id| job("other", id)).collect::<Result<Vec<_>>>()?;
-    env.client.publish_all(MODEL, suspects).await?;
-    env.client.publish_all("other", others).await?;
-    let (mut counter, mut replies) = (ReplyCounter::default(), env.replies().await?);
-    counter.collect(&mut replies, SUSPECTS + NEIGHBOURS).await?;
-    all_gone(env).await?;
-    worker.drain().await?;
-    counter.collect_rest(&mut replies).await?;
-    ensure!(counter.duplicates() == 0, "{} duplicates", counter.duplicates());
-    ensure!(worker.log.count("it will run in isolation") == SUSPECTS, "{}", worker.log.text());
-    Ok(())
-}
-
-/// Items of a job of hundreds of passes.
-const LARGE_TEXTS: usize = 5_000;
-
-/// Passes that run, of any job, until the quarantined one and a small one behind it are answered. They need some five; a worker that
-/// is slow may begin its isolation twice.
-const PASSES_MAX: usize = 40;
-
-/// Gives a ticket whenever a pass has taken the last one.
-async fn give_tickets(tickets: &mut PassTickets, passes: &mut usize) -> Result<Infallible> {
-    loop {
-        while tickets.left()? > 0 {
-            sleep(Duration::from_millis(10)).await;
-        }
-        ensure!(
-            *passes < PASSES_MAX,
-            "the quarantined and the small job are not done after {PASSES_MAX} passes"
-        );
-        tickets.give(1)?;
-        *passes += 1;
-    }
-}
-
-async fn a_quarantined_job_waits_for_no_large_job(env: &mut TestEnv) -> Result<()> {
-    env.announce("it will run in isolation");
-    let mut tickets = PassTickets::new(env)?;
-    let worker = env.worker(&[&tickets.setting(), "model.echo.pass_tokens=16"]).await?;
-    let mut replies = env.replies().await?;
-    env.client.publish(MODEL, env.job("large", items(LARGE_TEXTS))?).await?;
-    until("the large job in hand", async || {
-        let depth = env.vhost.depth(&bulk_queue(MODEL)).await?;
-        Ok(depth.filter(|depth| depth.unacked == 1))
-    })
-    .await?;
-    let suspect = env.job("suspect", ["x"])?.with_header("crashes", AMQPValue::LongLongInt(2)).as_worker();
-    env.client.publish(MODEL, suspect).await?;
-    worker.log.wait_for("quarantined jobs run next").await?;
-    env.client.publish(MODEL, env.job("small", ["x"])?).await?;
-    let (mut done, mut of_large) = (BTreeSet::new(), 0);
-    let (mut passes, mut is_small_in_hand) = (0, false);
-    while done.len() < 3 {
-        if done.contains("suspect") && !is_small_in_hand {
-            // How long the broker takes to deliver it is not counted in passes.
-            until("the small job in hand", async || {
-                Ok((env.client.ready(&jobs_queue(MODEL)).await? == 0).then_some(()))
-            })
-            .await?;
-            is_small_in_hand = true;
-        }
-        let reply = if done.len() < 2 {
-            tokio::select! {
-                reply = replies.next() => reply?,
-                fed = give_tickets(&mut tickets, &mut passes) => match fed? {},
-            }
-        } else {
-            replies.next().await?
-        };
-        let kind = reply.kind()?;
-        ensure!(kind != ReplyKind::Failed, "{:?}", reply.failure());
-        if reply.id() == "large" {
-            // Each item once, in order, although the job was requeued between two of its parts.
-            ensure!(
-                reply.reply()?.offset as usize == of_large,
-                "{:?} after {of_large} items",
-                reply.reply()?
-            );
-            of_large += reply.outputs()?.outputs.len();
-        }
-        if kind == ReplyKind::Done {
-            done.insert(reply.id().to_owned());
-        }
-        if done.len() == 2 {
-            ensure!(!done.contains("large"), "{done:?}");
-            tickets.release();
-        }
-    }
-    ensure!(of_large == LARGE_TEXTS, "{of_large} items");
     all_gone(env).await?;
     worker.drain().await
 }

@@ -12,12 +12,11 @@ use vramq_tests::answers::{answered_once, items};
 use vramq_tests::caller::Caller;
 use vramq_tests::client::Client;
 use vramq_tests::job::Message;
-use vramq_tests::metrics::Figures;
+use vramq_tests::metrics::{Figures, figures};
 use vramq_tests::on_queue_types;
 use vramq_tests::pass_tickets::PassTickets;
 use vramq_tests::permissions::{Permissions, documented};
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
-use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
 
 on_queue_types!(
@@ -73,17 +72,6 @@ impl Team {
         ensure!(matches!(confirm, Confirmation::Ack(None)), "{confirm:?}");
         Ok(())
     }
-}
-
-/// Waits for these figures of a worker.
-pub(crate) async fn figures(
-    worker: &Worker,
-    what: &str,
-    wanted: impl Fn(&Figures) -> bool,
-) -> Result<Figures> {
-    until(what, async || Ok(Some(Figures::of(worker).await?).filter(|figures| wanted(figures))))
-        .await
-        .with_context(|| worker.log.text())
 }
 
 /// Deliveries from a queue that the worker has taken.

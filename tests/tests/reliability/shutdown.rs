@@ -3,17 +3,21 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use tokio::net::TcpListener;
 use vramq_schemas::topology::jobs_queue;
+use vramq_tests::ports::ClosedPort;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::{SILENCE, until};
 use vramq_tests::worker::Worker;
 use vramq_tests::{on_one_setup, on_queue_types};
 
-/// An idle worker has nothing to finish; the rest is for a busy machine.
-const AT_ONCE: Duration = Duration::from_secs(5);
+/// An idle worker has nothing to finish; the rest is for a busy machine. Less than a drain may take, or a connection to be opened.
+const AT_ONCE: Duration = Duration::from_secs(20);
+
+/// How long a mailbox is looked at before the other one is.
+const SHORT: Duration = Duration::from_millis(20);
 
 /// Jobs that a worker holds at the same time, and how often it is tried.
 const AT_ONCE_IN_HAND: usize = 200;
@@ -42,11 +46,7 @@ async fn holds_a_job(env: &mut TestEnv, settings: &[&str]) -> Result<Worker> {
     env.announce("a failpoint is set");
     let worker = env.worker(&[&["worker.drill=pass=hang,job=held"], settings].concat()).await?;
     env.client.publish(MODEL, env.job("held", ["x"])?).await?;
-    until("a job in hand", async || {
-        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
-        Ok(depth.filter(|depth| depth.unacked == 1))
-    })
-    .await?;
+    env.vhost.until_unacked(&jobs_queue(MODEL), 1).await?;
     Ok(worker)
 }
 
@@ -92,8 +92,8 @@ async fn a_signal_before_a_connection_stands(env: &mut TestEnv) -> Result<()> {
 
 async fn a_signal_while_the_broker_is_away(env: &mut TestEnv) -> Result<()> {
     env.announce("no session yet");
-    let gone = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
-    let worker = env.spawn_worker(&[&format!("broker.url=amqp://guest:guest@{gone}/%2f")])?;
+    let gone = ClosedPort::new()?;
+    let worker = env.spawn_worker(&[&format!("broker.url=amqp://guest:guest@{}/%2f", gone.address)])?;
     worker.log.wait_for("no session yet").await?;
     worker.signal(Signal::TERM)?;
     ensure!(worker.exited_within(AT_ONCE).await? == Some(0), "{}", worker.log.text());
@@ -110,14 +110,25 @@ async fn a_drain_leaves_no_answered_job(env: &mut TestEnv) -> Result<()> {
         env.client.publish_all(MODEL, jobs).await?;
         let mut ended = BTreeSet::from([replies.next().await?.id().to_owned()]);
         worker.drain().await?;
-        while let Some(reply) = replies.next_within(SILENCE).await? {
-            ensure!(ended.insert(reply.id().to_owned()), "job {} was answered twice", reply.id());
-        }
         let mut queue = env.client.mailbox(&jobs_queue(MODEL)).await?;
-        while let Some(job) = queue.next_within(SILENCE).await? {
-            ensure!(ended.insert(job.id().to_owned()), "job {} was answered, and is there again", job.id());
-        }
-        ensure!(ended.len() == AT_ONCE_IN_HAND, "{} of {AT_ONCE_IN_HAND} jobs are left", ended.len());
+        let all = until("each job, or its reply", async || {
+            while let Some(reply) = replies.next_within(SHORT).await? {
+                ensure!(ended.insert(reply.id().to_owned()), "job {} was answered twice", reply.id());
+            }
+            while let Some(job) = queue.next_within(SHORT).await? {
+                ensure!(
+                    ended.insert(job.id().to_owned()),
+                    "job {} was answered, and is there again",
+                    job.id()
+                );
+            }
+            Ok((ended.len() >= AT_ONCE_IN_HAND).then_some(()))
+        });
+        all.await.with_context(|| format!("round {round}"))?;
+        ensure!(ended.len() == AT_ONCE_IN_HAND, "{} of {AT_ONCE_IN_HAND} jobs", ended.len());
+        // None of them is there a second time.
+        ensure!(replies.next_within(SILENCE).await?.is_none(), "a job was answered twice");
+        ensure!(queue.next_within(SILENCE).await?.is_none(), "a job was answered, and is there again");
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
+use tokio::time::Instant;
 use vramq_schemas::ReplyKind;
 use vramq_tests::on_one_setup;
 use vramq_tests::test_env::{MODEL, TestEnv};
@@ -23,13 +24,15 @@ async fn a_standstill_that_the_broker_tolerates_costs_no_session(env: &mut TestE
         // Heartbeats each second: the broker has heard from each of its connections a moment ago.
         workers.push(env.worker(&["worker.heartbeat_s=1"]).await?);
     }
+    let stand = Instant::now();
     for worker in &workers {
         worker.signal(Signal::STOP)?;
     }
     for at in 0..JOBS {
         env.client.publish(MODEL, env.job(&at.to_string(), ["x"])?).await?;
     }
-    tokio::time::sleep(STANDSTILL).await;
+    // However long the publishing took.
+    tokio::time::sleep_until(stand + STANDSTILL).await;
     for worker in &workers {
         worker.signal(Signal::CONT)?;
     }

@@ -21,7 +21,7 @@ use vramq_tests::operator::Operator;
 use vramq_tests::shared_device::ECHO_ITEM_BYTES;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::worker::{Ended, Worker, command, run_to_end};
+use vramq_tests::worker::{Worker, vramq};
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(
@@ -117,13 +117,6 @@ async fn a_forged_dossier_is_not_believed_when_its_job_is_retried(env: &mut Test
     let believed: Vec<_> = OF_JOBS.iter().filter(|name| headers.inner().contains_key(**name)).collect();
     ensure!(believed.is_empty() && retried.id() == "forged", "{believed:?} of {headers:?}");
     Ok(())
-}
-
-/// Commands of `vramq` with a user's address.
-async fn vramq(url: &str, arguments: &[&str]) -> Result<Ended> {
-    let mut vramq = command("vramq")?;
-    vramq.args(arguments).args(["--broker-url", url]);
-    run_to_end(vramq).await
 }
 
 async fn least_permissions_suffice(env: &mut TestEnv) -> Result<()> {

@@ -7,11 +7,11 @@ use rustix::process::Signal;
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{JobHeaders, Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
+use vramq_tests::bert::fixture;
 use vramq_tests::client::{Mailbox, Received};
 use vramq_tests::job::Message;
 use vramq_tests::metrics::Scrape;
 use vramq_tests::on_queue_types;
-use vramq_tests::programs::root;
 use vramq_tests::proxy::Cut;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
@@ -19,7 +19,6 @@ use vramq_tests::wait::{SILENCE, until};
 
 on_queue_types!(
     a_drain_requeues_a_large_job,
-    a_drain_requeues_waiting_jobs_at_half_time,
     a_job_that_is_held_for_too_long_is_requeued_and_continued,
     a_sick_device_costs_no_job,
     a_device_that_stays_sick_ends_the_worker,
@@ -37,7 +36,7 @@ const TEXTS: usize = 60_000;
 const ONE_BY_ONE: [&str; 2] = ["model.tiny.pass_tokens=1", "device.cpu.threads=1"];
 
 fn tiny() -> String {
-    format!("model.tiny.path={}", root().join("inference/tests/fixtures/tiny-long").display())
+    format!("model.tiny.path={}", fixture("tiny-long"))
 }
 
 async fn publish_large(env: &TestEnv) -> Result<()> {
@@ -80,36 +79,6 @@ async fn a_drain_requeues_a_large_job(env: &mut TestEnv) -> Result<()> {
     second.drain().await?;
     let computed = first.total("items").await? + second.total("items").await?;
     ensure!(computed == TEXTS as u64, "{computed} items computed");
-    Ok(())
-}
-
-/// What has not come to the device by then goes elsewhere, in time; what is on it has the rest of the time, and is held
-/// against its job if that is not enough.
-async fn a_drain_requeues_waiting_jobs_at_half_time(env: &mut TestEnv) -> Result<()> {
-    for text in ["a failpoint is set", "drain deadline passed", "will redeliver the unacknowledged jobs"] {
-        env.announce(text);
-    }
-    let settings = ["worker.drill=pass=hang,job=0", "model.echo.pass_tokens=1", "worker.drain_s=4"];
-    let stuck = env.worker(&settings).await?;
-    publish_many(env, 1, JOBS, |job| job).await?;
-    until("a pass that hangs, with jobs behind it", async || {
-        let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
-        Ok(depth.filter(|depth| depth.unacked > 1))
-    })
-    .await?;
-    stuck.signal(Signal::TERM)?;
-    ensure!(stuck.exited().await? == Some(1), "{}", stuck.log.text());
-    // What waited, and the one that hangs, with one that was made meanwhile at most.
-    let handed_over = stuck.total("handed_over").await?;
-    let on_device = stuck.total("handed_back").await?;
-    ensure!(handed_over > 0 && (1..=2).contains(&on_device), "{handed_over}, {on_device}");
-
-    let well = env.worker(&[]).await?;
-    let (mut counter, mut replies) = (ReplyCounter::default(), env.replies().await?);
-    counter.collect(&mut replies, JOBS).await?;
-    well.drain().await?;
-    counter.collect_rest(&mut replies).await?;
-    ensure!(counter.duplicates() == 0, "{} duplicates", counter.duplicates());
     Ok(())
 }
 
@@ -254,7 +223,7 @@ async fn a_pass_of_a_lost_session_is_charged_to_its_own_jobs(env: &mut TestEnv) 
     .await?;
     ensure!(proxy.cut(Cut::Reset) > 0, "no connection to cut");
     // The next session's pass waits behind it, until it has been there for too long.
-    until("the next session", async || Ok((stuck.log.count("\"consuming\"") == 2).then_some(()))).await?;
+    stuck.sessions(2).await?;
     ensure!(stuck.exited().await? == Some(5), "{}", stuck.log.text());
     let mut queue = env.client.mailbox(&jobs_queue(MODEL)).await?;
     let mut charged = 0;

@@ -130,8 +130,12 @@ fn distance(vector: &[f32], expected: &[f32]) -> (f64, f64) {
     (sum(&|a, b| (a - b) * (a - b)).sqrt() / norm, sum(&|a, b| a * b) / (sum(&|a, _| a * a).sqrt() * norm))
 }
 
-/// The worst of all: the farthest, and the least cosine. Not a number is the worst there is.
+/// The worst of all: the farthest, and the least cosine. Not a number is the worst there is, and so is a vector or a number that is
+/// missing.
 pub fn worst(vectors: &[Vec<f32>], expected: &[Vec<f32>]) -> (f64, f64) {
+    if !vectors.iter().map(Vec::len).eq(expected.iter().map(Vec::len)) {
+        return (f64::INFINITY, f64::NEG_INFINITY);
+    }
     let distances = vectors.iter().zip(expected).map(|(vector, expected)| distance(vector, expected));
     distances.fold((0.0, 1.0), |(off, cosine), (next_off, next_cosine)| {
         let worse = |a: f64, b: f64| if b.is_nan() { f64::INFINITY } else { a.max(b) };
