@@ -7,7 +7,7 @@ use std::sync::Arc;
 use vramq_core::device::PassShape;
 use vramq_core::ids::{ModelIndex, QueueIndex};
 use vramq_core::settings::{ModelFacts, QueueFacts};
-use vramq_core::slots::{DoesNotFit, SlotInputs};
+use vramq_core::slots::{DoesNotFit, SlotInputs, job_bytes};
 use vramq_schemas::status::QueueStatus;
 use vramq_schemas::{Input, Params};
 
@@ -108,15 +108,12 @@ impl Model {
         if self.queues.len() > 1 { self.queues.iter().enumerate().map(status).collect() } else { Vec::new() }
     }
 
-    /// Bytes that one job needs at most.
-    pub fn job_bytes(&self) -> u64 {
-        self.engine.pass_bytes(self.job_shape)
-    }
-
     /// Computes slots from what the device has free now, with the weights of all its models loaded.
     pub fn fit(&self, free: u64, reserve: u64, models: u64) -> Fit {
-        let (weights, per_job) = (self.engine.resident_bytes(), self.job_bytes());
-        let inputs = SlotInputs { free, reserve, weights, models, per_job };
+        let weights = self.engine.resident_bytes();
+        let pass_bytes = |shape| self.engine.pass_bytes(shape);
+        let per_job = |room| job_bytes(self.job_shape, self.pass_cost_max, room, pass_bytes);
+        let inputs = SlotInputs { free, reserve, weights, models, per_job: 0 }.with(per_job);
         Fit { inputs, slots: inputs.slots(self.slots_max) }
     }
 

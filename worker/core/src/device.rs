@@ -64,6 +64,12 @@ impl PassShape {
     pub fn with(self, cost: usize) -> Self {
         Self { items: self.items + 1, cost: self.cost + cost, longest: self.longest.max(cost) }
     }
+
+    /// The shape of so many of these together.
+    #[must_use]
+    pub fn times(self, count: usize) -> Self {
+        Self { items: self.items * count, cost: self.cost * count, longest: self.longest }
+    }
 }
 
 impl FromIterator<usize> for PassShape {

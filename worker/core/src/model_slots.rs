@@ -47,7 +47,7 @@ impl ModelSlots {
             busy_at: now,
             wanted: 0,
             needed: JOBS_MIN,
-            is_known: model.job_bytes() != UNKNOWN_BYTES,
+            is_known: is_known(model),
         };
         Self(models.iter().map(of_model).collect())
     }
@@ -101,7 +101,7 @@ impl OfModel {
 
     /// Bytes that the model needs. `equal`: an equal part of the memory.
     fn need(&self, model: &ModelFacts, equal: u64) -> u64 {
-        match model.job_bytes() {
+        match model.job_bytes(equal) {
             // Its passes run one by one, each with the device for itself.
             UNKNOWN_BYTES => equal,
             bytes => bytes.saturating_mul(self.jobs_needed().min(model.slots_max.get()).into()),
@@ -113,7 +113,7 @@ impl OfModel {
         let (needed, fitting, fitting_equal) =
             (self.jobs_needed(), model.slots_in(part), model.slots_in(equal));
         self.equal.observe(fitting_equal, now);
-        let is_known = model.job_bytes() != UNKNOWN_BYTES;
+        let is_known = is_known(model);
         if is_known && !std::mem::replace(&mut self.is_known, is_known) {
             // The memory has not moved: there is nothing to wait for.
             self.equal.raise(fitting_equal);
@@ -124,6 +124,11 @@ impl OfModel {
         }
         self.controller.observe(fitting, now);
     }
+}
+
+/// Whether it is known what a job takes.
+fn is_known(model: &ModelFacts) -> bool {
+    model.job_bytes(0) != UNKNOWN_BYTES
 }
 
 fn log_change(model: &str, before: u16, after: u16, free: u64) {

@@ -10,7 +10,7 @@ use vramq_schemas::topology::jobs_queue;
 use crate::device::PassShape;
 use crate::ids::QueueIndex;
 use crate::poison_policy::PoisonPolicy;
-use crate::slots::SlotInputs;
+use crate::slots::{SlotInputs, job_bytes};
 pub use crate::slots::UNKNOWN_BYTES;
 
 /// Limits and names of a worker.
@@ -125,14 +125,14 @@ impl ModelFacts {
         QueueIndex(self.queues.iter().position(|queue| queue.name == name).unwrap_or(0))
     }
 
-    /// Bytes that one job of the model needs at most.
-    pub fn job_bytes(&self) -> u64 {
-        (self.pass_bytes)(self.job_shape)
+    /// Bytes that one job of the model needs where its passes may take `room` bytes.
+    pub fn job_bytes(&self, room: u64) -> u64 {
+        job_bytes(self.job_shape, self.pass_cost_max, room, &*self.pass_bytes)
     }
 
     /// What its slots are computed from, of `free` bytes for passes on a device with so many models.
     pub fn slot_inputs(&self, free: u64, reserve: u64, models: u64) -> SlotInputs {
-        SlotInputs { free, reserve, weights: self.weights, models, per_job: self.job_bytes() }
+        SlotInputs { free, reserve, weights: self.weights, models, per_job: 0 }.with(|room| self.job_bytes(room))
     }
 
     /// Slots while the worker runs: one where less than a job fits but its longest item does, because passes are held to what

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::num::NonZeroU16;
 
+use crate::device::PassShape;
 use crate::units::Mib;
 
 /// What a pass or a job is said to take while nobody knows it: its pass gets the device for itself.
@@ -19,14 +20,44 @@ pub struct SlotInputs {
     pub weights: u64,
     /// Models that share the device, each with an equal part of the memory.
     pub models: u64,
-    /// What one job of the model needs at most.
+    /// What one job of the model needs, as [`job_bytes`] computes it.
     pub per_job: u64,
+}
+
+/// Bytes that one job needs where passes may take `room` bytes: its part of the pass that needs the least for each of its jobs.
+///
+/// A pass of many jobs often needs far less than as many passes of one job: libraries have workspaces that do not depend on the size
+/// of a pass, and allocators keep what they had. Passes of twice, four times, … as many jobs are compared, as far as they are known
+/// to fit.
+pub fn job_bytes(
+    job: PassShape,
+    pass_cost_max: usize,
+    room: u64,
+    pass_bytes: impl Fn(PassShape) -> u64,
+) -> u64 {
+    let alone = pass_bytes(job);
+    let jobs_max = pass_cost_max / job.cost.max(1);
+    let shared = (1..usize::BITS)
+        .map(|doublings| 1_usize << doublings)
+        .take_while(|jobs| *jobs <= jobs_max)
+        .map(|jobs| (jobs as u64, pass_bytes(job.times(jobs))))
+        .take_while(|(_, bytes)| *bytes <= room && *bytes != UNKNOWN_BYTES);
+    match alone {
+        UNKNOWN_BYTES => UNKNOWN_BYTES,
+        alone => shared.map(|(jobs, bytes)| bytes.div_ceil(jobs)).fold(alone, u64::min),
+    }
 }
 
 impl SlotInputs {
     /// Bytes for this model's jobs.
     pub fn share(&self) -> u64 {
         self.free.saturating_sub(self.reserve) / self.models.max(1)
+    }
+
+    /// The same with what a job needs, given the bytes for this model's jobs.
+    #[must_use]
+    pub fn with(self, per_job: impl FnOnce(u64) -> u64) -> Self {
+        Self { per_job: per_job(self.share()), ..self }
     }
 
     /// `floor(share / per_job)`, at most `cap`.
@@ -118,6 +149,20 @@ mod tests {
         let unknown = |free| SlotInputs { per_job: UNKNOWN_BYTES, ..inputs(free, 100, 0) };
         assert_eq!(unknown(1000).slots(NonZeroU16::MAX).unwrap().get(), 1);
         assert!(unknown(100).slots(NonZeroU16::MAX).is_err());
+    }
+
+    #[test]
+    fn jobs_that_share_a_pass_share_what_every_pass_needs() {
+        let job = PassShape::default().with(1);
+        // A workspace of 70 bytes for each pass, and one byte for each item; passes of more than 32 items are unknown.
+        let pass = |shape: PassShape| if shape.items > 32 { UNKNOWN_BYTES } else { 70 + shape.cost as u64 };
+        assert_eq!(job_bytes(job, 64, 1_000, pass), 4, "(70 + 32) / 32, rounded up");
+        assert_eq!(job_bytes(job, 4, 1_000, pass), 19, "a pass has four items at most");
+        assert_eq!(job_bytes(job, 64, 75, pass), 19, "a pass of eight does not fit");
+        assert_eq!(job_bytes(job, 64, 60, pass), 71, "none fits");
+        // Where each job needs as much as the others, nothing changes.
+        assert_eq!(job_bytes(job, 64, 1_000, |shape| 10 * shape.cost as u64), 10);
+        assert_eq!(job_bytes(job, 64, 1_000, |_| UNKNOWN_BYTES), UNKNOWN_BYTES);
     }
 
     #[test]

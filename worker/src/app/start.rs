@@ -69,13 +69,13 @@ pub(super) fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, 
     let opened = runtime.block_on(load(&config, &mut signals))?;
     let models = opened.slots().map_err(not_opened)?;
     warn_of_settings(&config);
-    for (model, slots) in &models {
-        let weights = Mib(model.engine.resident_bytes());
-        let per_job = match model.job_bytes() {
+    for ((model, slots), (_, fit)) in models.iter().zip(&opened.models) {
+        let weights = Mib(fit.inputs.weights);
+        let per_job = match fit.inputs.per_job {
             UNKNOWN_BYTES => "unknown".to_owned(),
             bytes => Mib(bytes).to_string(),
         };
-        let free = Mib(opened.device.shared().memory().free);
+        let free = Mib(fit.inputs.free);
         tracing::info!(model = model.name, slots, %weights, %per_job, %free, "model loaded");
     }
     let observability = Observability { identity, board, metrics, logs, spans };
