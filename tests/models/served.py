@@ -13,6 +13,7 @@ MIB = 1 << 20
 
 class Served(vramq.Model):
     device = None
+    kept = 0
 
     def load(self, device):
         self.folder = os.environ["FOLDER"]
@@ -94,6 +95,19 @@ class Served(vramq.Model):
 
     def do_sleep(self, rest, item):
         time.sleep(float(rest))
+
+    def do_keep(self, rest, item):
+        """Takes MiB of the device, and keeps them for the next pass, as an allocator with a cache does."""
+        more = int(rest) * MIB - self.kept
+        if more > 0:
+            self.device.take(more)
+            self.kept += more
+        time.sleep(0.1)
+
+    def trim(self):
+        if self.kept:
+            self.device.give(self.kept)
+            self.kept = 0
 
     def do_steps(self, rest, item):
         """Reports far more often than a caller gets a reply."""

@@ -144,7 +144,8 @@ async fn serve(config: ProcessConfig, trial: Trial) -> ExitCode {
     // As in a worker: on a developer's machine there are none, and the keeper watches the host's memory.
     let cgroups = Cgroups::prepare().inspect(|cgroups| eprintln!("{cgroups}")).ok();
     let launcher = Launcher { cgroups, ..Launcher::default() };
-    let options = PoolOptions { launcher, book, budget: total, learned: Learned::default() };
+    let options =
+        PoolOptions { launcher, book, budget: total, learned: Learned::default(), shares_device: false };
     let pool = match Pool::start(config, options).await {
         Ok(pool) => pool,
         Err(error) => {

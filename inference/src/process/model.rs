@@ -73,7 +73,7 @@ fn whole(cost: f64) -> usize {
 
 impl Engine for ProcessModel {
     fn resident_bytes(&self) -> u64 {
-        self.pool.status().held_bytes()
+        self.pool.status().resident_bytes()
     }
 
     fn item_cost_max(&self) -> usize {

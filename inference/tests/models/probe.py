@@ -15,6 +15,7 @@ MIB = 1 << 20
 
 class Probe(vramq.Model):
     device = None
+    kept = 0
 
     def load(self, device):
         how = os.environ.get("LOAD", "")
@@ -135,6 +136,19 @@ class Probe(vramq.Model):
         time.sleep(float(params.get("hold", 0.1)))
         self.device.give(size)
         return rest
+
+    def do_keep(self, item, rest, params):
+        """Takes MiB of the device and keeps them for the next pass, as an allocator with a cache does."""
+        more = int(rest) * MIB - self.kept
+        if more > 0:
+            self.device.take(more)
+            self.kept += more
+        return rest
+
+    def trim(self):
+        if self.kept:
+            self.device.give(self.kept)
+            self.kept = 0
 
     def do_leak(self, item, rest, params):
         """Takes MiB of the device for good."""

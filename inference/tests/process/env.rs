@@ -28,6 +28,7 @@ pub struct Env {
     pub book: Arc<DeviceBook>,
     pub budget: u64,
     pub learned: Learned,
+    pub shares_device: bool,
     /// Where programs have control groups of their own.
     pub cgroups: Option<Cgroups>,
 }
@@ -40,7 +41,7 @@ impl Env {
     pub fn on(view: Arc<dyn DeviceView>) -> Self {
         let scratch = tempfile::tempdir().unwrap();
         let (book, learned) = (DeviceBook::new(view), Learned::default());
-        Self { scratch, book, budget: 0, learned, cgroups: None }
+        Self { scratch, book, budget: 0, learned, shares_device: false, cgroups: None }
     }
 
     /// The configuration of `models/SCRIPT`, with more keys in TOML.
@@ -63,7 +64,8 @@ impl Env {
         let launcher =
             Launcher { keeper: KeeperProgram { path: PROGRAM.into() }, cgroups: self.cgroups.clone() };
         let (book, learned) = (Arc::clone(&self.book), self.learned.clone());
-        Pool::start(config, PoolOptions { launcher, book, budget: self.budget, learned }).await
+        let (budget, shares_device) = (self.budget, self.shares_device);
+        Pool::start(config, PoolOptions { launcher, book, budget, learned, shares_device }).await
     }
 
     /// A pool of `models/probe.py`.

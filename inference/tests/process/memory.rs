@@ -105,6 +105,63 @@ async fn what_a_pass_takes_is_learned_and_unknown_until_then() {
     env.close(pool).await;
 }
 
+/// What the device has free, in MiB.
+async fn free(env: &Env) -> u64 {
+    env.book.look().await.reading.free / MIB
+}
+
+#[tokio::test]
+async fn what_a_process_keeps_for_its_next_pass_is_not_resident_and_comes_back_when_asked_for() {
+    let (_folder, env) = env_with(1000, true);
+    let pool = env.probe("env = { BASE_MIB = \"100\" }").await;
+    for _ in 0..3 {
+        done(&pool, &["keep 700"]).await;
+    }
+    let Need::Bytes(need) = pool.need_of(1.0) else { panic!("not learned") };
+    assert!((700 * MIB..740 * MIB).contains(&need), "{need}");
+    assert_eq!(free(&env).await, 200);
+    // The next pass has what is free and what was kept: more than it needs.
+    assert_eq!(pool.status().resident_bytes(), 100 * MIB);
+    pool.trim();
+    let look = async || free(&env).await == 900;
+    while !look().await {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    assert_eq!((pool.status().resident_bytes(), pool.need_of(1.0)), (100 * MIB, Need::Bytes(need)));
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn what_a_process_takes_for_good_is_resident_and_its_passes_need_less() {
+    let (_folder, env) = env_with(1000, true);
+    let pool = env.probe("env = { BASE_MIB = \"100\" }").await;
+    for _ in 0..3 {
+        done(&pool, &["take 300"]).await;
+    }
+    let Need::Bytes(before) = pool.need_of(1.0) else { panic!("not learned") };
+    done(&pool, &["leak 200"]).await;
+    assert_eq!(pool.need_of(1.0), Need::Bytes(before), "it may be a cache");
+    pool.trim();
+    until("the process has given back what it can", || pool.status().resident_bytes() == 300 * MIB).await;
+    assert_eq!(pool.need_of(1.0), Need::Bytes(before - 200 * MIB));
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn an_idle_process_keeps_nothing_from_other_models() {
+    let (_folder, mut env) = env_with(1000, true);
+    env.shares_device = true;
+    let (one, other) =
+        (env.probe("env = { BASE_MIB = \"100\" }").await, env.probe("env = { BASE_MIB = \"100\" }").await);
+    done(&one, &["keep 700"]).await;
+    while free(&env).await < 800 {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    done(&other, &["take 700"]).await;
+    one.close().await;
+    env.close(other).await;
+}
+
 #[tokio::test]
 async fn as_many_instances_as_the_budget_admits() {
     let (_folder, mut env) = env_with(1000, true);

@@ -18,6 +18,7 @@ mod process_cancel;
 mod process_faults;
 mod process_jobs;
 mod process_kills;
+mod process_memory;
 mod queue_bytes;
 mod shared_passes;
 mod slots;

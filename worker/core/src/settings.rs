@@ -10,8 +10,8 @@ use vramq_schemas::topology::jobs_queue;
 use crate::device::PassShape;
 use crate::ids::QueueIndex;
 use crate::poison_policy::PoisonPolicy;
-use crate::slots::{SlotInputs, job_bytes};
 pub use crate::slots::UNKNOWN_BYTES;
+use crate::slots::{SlotInputs, job_bytes};
 
 /// Limits and names of a worker.
 #[derive(Clone, Debug)]
@@ -132,7 +132,8 @@ impl ModelFacts {
 
     /// What its slots are computed from, of `free` bytes for passes on a device with so many models.
     pub fn slot_inputs(&self, free: u64, reserve: u64, models: u64) -> SlotInputs {
-        SlotInputs { free, reserve, weights: self.weights, models, per_job: 0 }.with(|room| self.job_bytes(room))
+        SlotInputs { free, reserve, weights: self.weights, models, per_job: 0 }
+            .with(|room| self.job_bytes(room))
     }
 
     /// Slots while the worker runs: one where less than a job fits but its longest item does, because passes are held to what

@@ -102,7 +102,11 @@ impl Opened {
     pub fn open(config: &Config, runtime: &Handle, tell: fn(&str)) -> Result<Self, OpenError> {
         let slots_max = host_slots(config)?;
         let device = open(&config.device.kind)?;
-        let mut programs = Programs::new(device.shared(), StateFile::in_folder(config.state.as_deref()));
+        let mut programs = Programs::new(
+            device.shared(),
+            StateFile::in_folder(config.state.as_deref()),
+            config.models.len() > 1,
+        );
         let mut models = load_all(config, &slots_max, &device, &mut programs, runtime, tell)?;
         models.sort_by_key(|model| model.index);
         let encodes = config.models.iter().any(|model| matches!(model.engine, EngineConfig::Encoder { .. }));

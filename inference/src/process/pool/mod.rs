@@ -50,6 +50,8 @@ pub struct PoolOptions {
     pub budget: u64,
     /// What was learned before.
     pub learned: Learned,
+    /// Whether other models use the device: then an idle process soon gives back what it keeps for its next pass.
+    pub shares_device: bool,
 }
 
 /// Why a pass was not taken.
@@ -165,7 +167,7 @@ impl Pool {
 
     /// The same for a pass of this cost, in the unit that the configuration names.
     pub fn need_of(&self, cost: f64) -> Need {
-        self.shared.state().learned.need(cost, self.shared.config.vram.declared)
+        self.shared.need_of(&self.shared.state(), cost)
     }
 
     /// Device bytes that one more process takes by being loaded, as far as is known.
@@ -320,19 +322,32 @@ impl Shared {
             Mode::Once(_) => once::pass_cost(items, unit),
         };
         match cost {
-            Some(cost) => state.learned.need(cost, self.config.vram.declared),
+            Some(cost) => self.need_of(state, cost),
             // An image whose header says nothing.
             None => Need::Unknown,
         }
+    }
+
+    /// A pass was measured against a process that had just been loaded. It needs less than that in one that has grown since.
+    fn need_of(&self, state: &State, cost: f64) -> Need {
+        let loaded = || state.slots.iter().map(|slot| &slot.status).filter(|slot| slot.state.is_loaded());
+        let grown = loaded().map(SlotStatus::grown_bytes).min().unwrap_or(0);
+        match state.learned.need(cost, self.config.vram.declared) {
+            Need::Bytes(bytes) => Need::Bytes(bytes.saturating_sub(grown)),
+            Need::Unknown => Need::Unknown,
+        }
+    }
+
+    /// Whether other processes of this worker could use what an idle one keeps.
+    fn is_beside_others(&self) -> bool {
+        self.options.shares_device || self.state().slots.len() > 1
     }
 }
 
 impl State {
     /// Whether a process is loaded.
     fn is_loaded(&self) -> bool {
-        let is_loaded =
-            |slot: &Slot| matches!(slot.status.state, SlotState::Idle { .. } | SlotState::Running { .. });
-        self.slots.iter().any(is_loaded)
+        self.slots.iter().any(|slot| slot.status.state.is_loaded())
     }
 
     /// Whether the pool has to start a process: passes wait, or the pool has to find out when the model can be loaded again.

@@ -20,6 +20,9 @@ use crate::process::warm::{PassLimits, Warm};
 /// How often an idle process is asked whether it is there, and the device what it holds.
 const PING_EVERY: Duration = Duration::from_secs(10);
 
+/// How long an idle process keeps memory for its next pass, if others could use it. What it keeps counts as free for passes.
+const TRIM_AFTER: Duration = Duration::from_secs(1);
+
 /// Why a process ends that was asked to.
 const EVICTED: &str = "another model needs the memory";
 
@@ -143,6 +146,9 @@ impl SlotTask {
         }
         let config = self.shared.config.clone();
         let ending = config.idle.map(|idle| Instant::now() + idle);
+        // A process that has run no pass keeps nothing.
+        let mut trimming =
+            (warm.passes > 0 && self.shared.is_beside_others()).then(|| Instant::now() + TRIM_AFTER);
         let (_idle, evict) = (entry.idle(), entry.evict_signal());
         let trim = Arc::clone(&self.shared.state().slots[self.index].trim);
         let mut pings = interval(PING_EVERY);
@@ -156,19 +162,17 @@ impl SlotTask {
                     }
                 }
                 _ = pings.tick() => {
-                    if let Err(error) = warm.ping().await {
-                        tracing::warn!(model = config.name, pid = warm.pid(), error, "a process did not answer a ping: replacing it");
-                        return Err(Leave::Failed);
-                    }
+                    self.ping(warm).await?;
                     self.look(warm).await;
                 }
                 error = warm.misbehaved() => {
                     tracing::warn!(model = config.name, pid = warm.pid(), error, stderr = warm.stderr_tail(), "an idle process failed");
                     return Err(Leave::Failed);
                 }
-                () = trim.notified() => {
-                    warm.trim().await;
-                    self.look(warm).await;
+                () = trim.notified() => self.trim(warm).await?,
+                () = at(trimming) => {
+                    trimming = None;
+                    self.trim(warm).await?;
                 }
                 () = evict.notified() => return Err(Leave::Asked(EVICTED)),
                 () = at(ending) => return Err(Leave::Asked("idle_s")),

@@ -118,19 +118,34 @@ impl SlotTask {
         let held = book.held_under(warm.keeper_pid()).await.unwrap_or(before);
         book.note_held(warm.keeper_pid(), held);
         self.last = Some(Claim { alive, held });
-        self.shared.state().slots[self.index].status.held_bytes = held;
+        self.shared.state().slots[self.index].status.holds(held);
+    }
+
+    /// Makes the process give its caches back, and looks at what it holds then.
+    pub(super) async fn trim(&mut self, warm: &mut Warm) -> Result<(), Leave> {
+        warm.trim().await;
+        // Answered after the trimming.
+        self.ping(warm).await?;
+        self.look(warm).await;
+        self.shared.state().slots[self.index].status.gave_back();
+        Ok(())
+    }
+
+    /// Asks the process whether it is there.
+    pub(super) async fn ping(&self, warm: &mut Warm) -> Result<(), Leave> {
+        warm.ping().await.map(drop).map_err(|error| {
+            let (model, pid) = (&self.shared.config.name, warm.pid());
+            tracing::warn!(model, pid, error, "a process did not answer a ping: replacing it");
+            Leave::Failed
+        })
     }
 
     /// Makes the process return its caches, reads its memory, and returns the reason why it should end, if there is one.
     pub(super) async fn look_for_leak(&mut self, warm: &mut Warm, leak: &mut Leak) -> Option<Leave> {
-        let model = self.shared.config.name.clone();
-        warm.trim().await;
-        // Answered after the trimming.
-        if let Err(error) = warm.ping().await {
-            tracing::warn!(model, pid = warm.pid(), error, "a process did not answer a ping: replacing it");
-            return Some(Leave::Failed);
+        if let Err(leave) = self.trim(warm).await {
+            return Some(leave);
         }
-        self.look(warm).await;
+        let model = &self.shared.config.name;
         let held_bytes = self.last.map_or(0, |last| last.held);
         let bytes_per_pass = leak.look(warm.passes, held_bytes, self.base)?;
         tracing::warn!(
@@ -146,9 +161,7 @@ impl SlotTask {
     /// Waits until the memory of the process that ended is back.
     pub(super) async fn reclaim(&mut self) {
         {
-            let mut state = self.shared.state();
-            let status = &mut state.slots[self.index].status;
-            (status.pid, status.held_bytes) = (None, 0);
+            self.shared.state().slots[self.index].status.ended();
         }
         let Some(claim) = self.last.take() else { return };
         let (since, model) = (Instant::now(), &self.shared.config.name);

@@ -156,9 +156,7 @@ impl SlotTask {
         if state.unavailable.take().is_some() {
             tracing::info!(model = config.name, "the model has a process again");
         }
-        let status = &mut state.slots[self.index].status;
-        (status.pid, status.held_bytes, status.passes) = (Some(warm.pid()), held, 0);
-        status.starts += 1;
+        state.slots[self.index].status.loaded(warm.pid(), held);
         drop(state);
         let took_ms = began.elapsed().as_millis();
         tracing::info!(model = config.name, pid = warm.pid(), held_bytes = held, took_ms, "process loaded");

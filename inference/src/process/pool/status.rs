@@ -21,6 +21,11 @@ impl Status {
         self.slots.iter().map(|slot| slot.held_bytes).sum()
     }
 
+    /// Device bytes that the processes hold besides what their passes take and what they keep for the next ones.
+    pub fn resident_bytes(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.resident_bytes).sum()
+    }
+
     /// Device bytes of ended processes that have not come back.
     pub fn withheld_bytes(&self) -> u64 {
         let withheld = |slot: &SlotStatus| match slot.state {
@@ -45,9 +50,12 @@ impl Status {
 
     /// Processes that run a pass or could.
     pub fn loaded(&self) -> usize {
-        let is_loaded =
-            |slot: &&SlotStatus| matches!(slot.state, SlotState::Idle { .. } | SlotState::Running { .. });
-        self.slots.iter().filter(is_loaded).count()
+        self.slots.iter().filter(|slot| slot.state.is_loaded()).count()
+    }
+
+    /// Whether a process runs a pass.
+    pub fn is_running(&self) -> bool {
+        self.slots.iter().any(|slot| matches!(slot.state, SlotState::Running { .. }))
     }
 }
 
@@ -63,11 +71,52 @@ pub struct SlotStatus {
     pub starts: u64,
     /// Device bytes that it holds, as of the last look.
     pub held_bytes: u64,
+    /// What it held when it was loaded.
+    pub loaded_bytes: u64,
+    /// What it held without caches: when it was loaded, or when it last gave its caches back.
+    pub resident_bytes: u64,
 }
 
 impl SlotStatus {
     pub(super) fn new() -> Self {
-        Self { state: SlotState::Starting, pid: None, passes: 0, starts: 0, held_bytes: 0 }
+        Self {
+            state: SlotState::Starting,
+            pid: None,
+            passes: 0,
+            starts: 0,
+            held_bytes: 0,
+            loaded_bytes: 0,
+            resident_bytes: 0,
+        }
+    }
+
+    /// Takes note of a process that was loaded.
+    pub(super) fn loaded(&mut self, pid: i32, held: u64) {
+        (self.pid, self.passes) = (Some(pid), 0);
+        (self.held_bytes, self.loaded_bytes, self.resident_bytes) = (held, held, held);
+        self.starts += 1;
+    }
+
+    /// Takes note that there is no process.
+    pub(super) fn ended(&mut self) {
+        self.pid = None;
+        (self.held_bytes, self.loaded_bytes, self.resident_bytes) = (0, 0, 0);
+    }
+
+    /// Takes note of what the process holds.
+    pub(super) fn holds(&mut self, bytes: u64) {
+        self.held_bytes = bytes;
+        self.resident_bytes = self.resident_bytes.min(bytes);
+    }
+
+    /// Takes note that what the process holds now are no caches: it has given those back.
+    pub(super) fn gave_back(&mut self) {
+        self.resident_bytes = self.held_bytes;
+    }
+
+    /// What it has taken for good since it was loaded, such as weights that are loaded by the first pass.
+    pub(super) fn grown_bytes(&self) -> u64 {
+        self.resident_bytes.saturating_sub(self.loaded_bytes)
     }
 }
 
@@ -116,6 +165,11 @@ impl SlotState {
     /// Whether a process is here, or comes, or its memory is still missing.
     pub(super) fn has_process(&self) -> bool {
         !matches!(self, Self::Unloaded)
+    }
+
+    /// A process that runs a pass or could.
+    pub(super) fn is_loaded(&self) -> bool {
+        matches!(self, Self::Idle { .. } | Self::Running { .. })
     }
 
     /// One word for it.

@@ -88,7 +88,9 @@ impl EventLoop {
         let CompletedPass { pass, mut result, outputs, failures, took, memory } = completed;
         if let PassResult::Failed(PassError::OutOfMemory(oom)) = &mut result {
             // The device counts the worker's own programs among other processes.
-            oom.foreign = oom.foreign.saturating_sub(self.context.programs.held());
+            oom.foreign = oom.foreign.saturating_sub(self.context.programs.needed());
+            // Before the next try.
+            self.context.programs.trim();
         }
         let (mut items, mut outputs) = (pass.items.into_iter(), outputs.into_iter());
         let mut sizes = Vec::with_capacity(pass.order.items.len());

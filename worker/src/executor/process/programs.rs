@@ -37,13 +37,15 @@ pub struct Programs {
     saved: Mutex<BTreeMap<ProgramKey, ProgramMemory>>,
     /// Bytes of the device that the programs hold, passes included.
     held: AtomicU64,
-    /// Those that they held between passes.
+    /// Those that they hold besides what passes take and what is kept for the next ones.
     resident: AtomicU64,
+    /// Whether the worker has several models.
+    shares_device: bool,
 }
 
 impl Programs {
     /// None on a device yet.
-    pub fn new(device: Arc<dyn Device>, state_file: StateFile) -> Self {
+    pub fn new(device: Arc<dyn Device>, state_file: StateFile, shares_device: bool) -> Self {
         let saved = Mutex::new(state_file.read_programs());
         Self {
             book: WorkerDevice::book(Arc::clone(&device)),
@@ -54,6 +56,7 @@ impl Programs {
             saved,
             held: AtomicU64::new(0),
             resident: AtomicU64::new(0),
+            shares_device,
         }
     }
 
@@ -68,7 +71,8 @@ impl Programs {
         budget: u64,
     ) -> Result<Arc<Pool>, LoadError> {
         let (launcher, learned) = (self.launcher(), self.learned_before(&config));
-        let options = PoolOptions { launcher, book: Arc::clone(&self.book), budget, learned };
+        let (book, shares_device) = (Arc::clone(&self.book), self.shares_device);
+        let options = PoolOptions { launcher, book, budget, learned, shares_device };
         let pool = Arc::new(Pool::start(config, options).await?);
         self.pools.push((model, Arc::clone(&pool)));
         self.look().await;
@@ -126,13 +130,20 @@ impl Programs {
     }
 
     /// Bytes of the device that the programs hold. The device counts them as those of other processes.
-    pub fn held(&self) -> u64 {
+    fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Bytes of it that come back when the passes that run now end.
+    /// Bytes of it that come back when the passes that run now end, or that programs keep for their next passes: they count as free.
     pub fn active_pass_bytes(&self) -> u64 {
         self.held().saturating_sub(self.resident.load(Ordering::Relaxed))
+    }
+
+    /// Bytes of it that a pass which ran out of memory has to do without. What idle programs keep is not among them: it is in the way
+    /// of the pass for a moment, like memory of other processes.
+    pub fn needed(&self) -> u64 {
+        let run = self.pools.iter().any(|(_, pool)| pool.status().is_running());
+        if run { self.held() } else { self.resident.load(Ordering::Relaxed) }
     }
 
     /// Reads and saves what was learned, at intervals, until the runtime ends.
@@ -163,7 +174,7 @@ impl Programs {
 
     async fn look(&self) {
         let held = self.book.look().await.ours;
-        let resident = self.pools.iter().map(|(_, pool)| pool.status().held_bytes()).sum();
+        let resident = self.pools.iter().map(|(_, pool)| pool.status().resident_bytes()).sum();
         self.held.store(held, Ordering::Relaxed);
         self.resident.store(resident, Ordering::Relaxed);
     }

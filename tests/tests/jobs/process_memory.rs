@@ -1,0 +1,34 @@
+//! Device memory that programs keep between their passes.
+
+use anyhow::{Context as _, Result, ensure};
+use vramq_tests::on_one_setup;
+use vramq_tests::shared_device::SharedDevice;
+use vramq_tests::test_env::{MODEL, TestEnv};
+
+use crate::process::{Served, consuming, outputs};
+
+on_one_setup!(what_a_program_keeps_for_its_next_pass_does_not_stop_it);
+
+/// The worker looks at what a busy program holds every 10 s. The passes of this test take 13 s: two looks find that more than half of
+/// the device is kept.
+async fn what_a_program_keeps_for_its_next_pass_does_not_stop_it(env: &mut TestEnv) -> Result<()> {
+    const JOBS: usize = 130;
+    let device = SharedDevice::new(1000)?;
+    let [file, memory, reserve] = device.settings();
+    let path = file.split_once('=').context("no file")?.1.to_owned();
+    let keys = "instances = 1\nitems_max = 1";
+    let _served = Served::new(env, keys, &[("DEVICE", &path), ("BASE_MIB", "100")])?;
+    let worker = consuming(env, &[&file, &memory, &reserve]).await?;
+    let mut replies = env.replies().await?;
+    for job in 0..JOBS {
+        env.client.publish(MODEL, env.job(&job.to_string(), ["keep 600"])?).await?;
+    }
+    for job in 0..JOBS {
+        outputs(&mut replies, &job.to_string()).await?;
+    }
+    ensure!(device.memory().free <= 300 << 20, "nothing is kept: {:?}", device.memory());
+    ensure!(worker.log.count("not even one item fits") == 0, "{}", worker.log.text());
+    worker.drain().await?;
+    ensure!(device.memory().free == 1000 << 20, "{:?}", device.memory());
+    Ok(())
+}
