@@ -27,9 +27,11 @@ async fn submit(client: &Client, text: &str) -> Result<Pending, PublishError> {
     client.submit(job(MODEL, &[text]), SubmitOptions::default()).await
 }
 
+/// With the least permissions of a publisher.
 async fn a_client_that_closes_withdraws_what_is_unanswered(env: &mut TestEnv) -> Result<()> {
     let held = HeldWorker::start(env).await?;
-    let client = Client::connect(env.url.as_str()).await?;
+    let (_, url) = env.add_user("caller", "publisher").await?;
+    let client = Client::connect(url.as_str()).await?;
     ensure!(submit(&client, "answered").await?.outputs().await?.len() == 1);
     let mut unanswered = Vec::new();
     for text in ["runs", "next", "waits", "waits, too"] {
