@@ -197,7 +197,11 @@ const scenarios = {
   async withdrawn(url) {
     const client = await vramq.Client.connect(url)
     assert.deepEqual((await client.run(MODEL, ['answered'])).outputs, [{ json: 'answered' }])
-    const unanswered = await client.submit(MODEL, ['closed'])
+    let begun
+    const begins = new Promise((resolve) => (begun = resolve))
+    const unanswered = await client.submit(MODEL, ['closed'], { onProgress: begun })
+    // From here on its pass holds the device.
+    await begins
     const stop = new AbortController()
     const aborted = await client.submit(MODEL, ['aborted'], { signal: stop.signal })
     const takenBack = await client.submit(MODEL, ['taken back'])

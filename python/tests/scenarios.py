@@ -277,7 +277,10 @@ def withdrawn(url):
     async def run():
         async with vramq.AsyncClient(url) as client:
             assert (await client.run(MODEL, ["answered"])).outputs == ["answered"]
-            unanswered = await client.submit(MODEL, ["closed"])
+            begun = asyncio.Event()
+            unanswered = await client.submit(MODEL, ["closed"], on_progress=lambda *_: begun.set())
+            # From here on its pass holds the device.
+            await asyncio.wait_for(begun.wait(), 60)
             waiting = asyncio.ensure_future(client.run(MODEL, ["cancelled"]))
             taken_back = await client.submit(MODEL, ["taken back"])
             await raises_async(TimeoutError, unanswered.result(timeout=0.1))

@@ -37,7 +37,7 @@ impl HeldWorker {
         std::fs::remove_file(self.file.path()).context("remove the file")
     }
 
-    /// Waits until a counter of the worker has this value.
+    /// Waits until a figure of the worker has this value.
     pub async fn until_counted(&self, counter: &str, value: f64) -> Result<()> {
         until(&format!("{counter} to be {value}"), async || {
             Ok((self.count(counter).await? == value).then_some(()))
@@ -52,7 +52,8 @@ impl HeldWorker {
         Ok(lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
     }
 
-    /// Lets the passes go on. Then all jobs but the first end as withdrawn, this many, and there is no dead letter.
+    /// Lets the passes go on. Then all jobs but the first end as withdrawn, this many, and there is no dead letter. One of them has to be
+    /// in the pass that is held.
     pub async fn all_are_withdrawn(&self, env: &TestEnv, jobs: u32) -> Result<()> {
         self.has_read_all_withdrawals(env).await?;
         self.release()?;
@@ -63,8 +64,8 @@ impl HeldWorker {
         Ok(())
     }
 
-    /// The worker takes withdrawals in their order: when that of another job has had its effect, so have those that came before. No pass
-    /// that waits has this job: it ends at once.
+    /// The worker takes withdrawals in their order: when that of another job has had its effect, so have those that came before. This
+    /// job ends at once, because it is not in the pass that is held.
     async fn has_read_all_withdrawals(&self, env: &TestEnv) -> Result<()> {
         let withdrawal = Withdrawal { job: "the last".to_owned(), secret: "of the test".to_owned() };
         let client = Client::connect(env.url.as_str()).await?;
