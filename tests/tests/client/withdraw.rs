@@ -31,7 +31,8 @@ async fn submit(client: &Client, text: &str) -> Result<Pending, PublishError> {
 async fn submit_held(client: &Client) -> Result<Pending> {
     let options = SubmitOptions { progress: true, ..SubmitOptions::default() };
     let pending = client.submit(job(MODEL, &["runs"]), options).await?;
-    in_time(pending.progress().wait_for(|progress| progress.current.is_some())).await?;
+    let mut progress = pending.progress();
+    in_time(progress.wait_for(|progress| progress.current.is_some())).await?;
     Ok(pending)
 }
 
