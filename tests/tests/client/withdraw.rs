@@ -120,12 +120,13 @@ async fn an_interrupted_submit_withdraws_what_is_unanswered(env: &mut TestEnv) -
     let args = [&["--model", MODEL, "--job-items", "1", "-o", &output][..], &texts[..]].concat();
     let child = command(&env.url, &args).spawn()?;
     let partial = format!("{output}.partial");
-    // One is in the pass that is held, and one in the pass that was made ahead.
-    held.until_counted("vramq_jobs_waiting", 2.0).await?;
+    held.until_counted("vramq_jobs_received_total", 5.0).await?;
     until("the first answer to be written", async || {
         Ok(std::fs::read(&partial).is_ok_and(|bytes| bytes.ends_with(b"\n")).then_some(()))
     })
     .await?;
+    // One is in the pass that is held, and one in the pass that was made ahead.
+    held.until_counted("vramq_jobs_waiting", 2.0).await?;
     let pid = child.id().map(|pid| pid.to_string()).unwrap_or_default();
     ensure!(Command::new("kill").args(["-INT", &pid]).status().await?.success());
     let interrupted = in_time(child.wait_with_output()).await?;
