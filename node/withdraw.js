@@ -97,7 +97,7 @@ export class Withdrawals {
   async #publish(repeats) {
     const session = this.#session()
     // Published in the next session, or refused in this one.
-    if (!session || session.isLost || this.#isRefused(session)) return
+    if (this.#open.size === 0 || !session || session.isLost || this.#isRefused(session)) return
     try {
       if (session !== this.#of) {
         repeats = true
