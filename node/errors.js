@@ -37,6 +37,7 @@ export class Disconnected extends VramqError {
 
 export class JobError extends VramqError {}
 export class ReplyQueueLost extends JobError {}
+export class Withdrawn extends JobError {}
 export class Forgotten extends JobError {}
 export class InvalidReply extends JobError {}
 

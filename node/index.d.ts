@@ -17,7 +17,7 @@ type Only<T> = T & { [key in Exclude<KeyOf<Kinds[keyof Kinds]>, keyof T>]?: unde
 export type Output = { [kind in keyof Kinds]: Only<Kinds[kind]> }[keyof Kinds]
 
 export interface ConnectOptions {
-  /** From `submit` to the last reply; 0 or Infinity for no limit. Default: an hour. */
+  /** From `submit` to the last reply; 0 or Infinity for no limit. A job whose time is up is withdrawn. Default: an hour. */
   timeoutMs?: number
   /** How long one host of the broker may take until the client is connected. Default: ten seconds. */
   connectTimeoutMs?: number
@@ -55,7 +55,7 @@ export interface PublishOptions {
   traceparent?: string
   /** At most 64 KiB. A value is null, a boolean, a finite number, a string, a Buffer, an array or an object of these. */
   headers?: Record<string, unknown>
-  /** Stops waiting, as `forget` does, and rejects with the signal's reason. */
+  /** Withdraws the job, as `withdraw` does, and rejects with the signal's reason. A job of `publish` is not withdrawn. */
   signal?: AbortSignal
 }
 
@@ -83,10 +83,12 @@ export declare class Job {
   readonly id: string
   readonly model: string
   readonly itemsDone: number
-  /** Rejects with JobFailed, JobTimeout, ReplyQueueLost, InvalidReply, Forgotten, Disconnected or ClientClosed. */
+  /** Rejects with JobFailed, JobTimeout, ReplyQueueLost, InvalidReply, Withdrawn, Forgotten, Disconnected or ClientClosed. */
   result(): Promise<Result>
   /** When parts have come, until the job has ended. */
   progress(): AsyncGenerator<{ itemsDone: number; items: number }>
+  /** Takes the job back, unless it has ended: workers start no further pass for it, and it leaves no dead letter. */
+  withdraw(): void
   /** Stops waiting for the job: its replies are dropped. The job itself still runs. */
   forget(): void
 }
@@ -106,7 +108,10 @@ export declare class Client {
   run(model: string, inputs: readonly Input[], options?: SubmitOptions): Promise<Result>
   /** Publishes a job whose replies go elsewhere: to `replyTo`, or to the model's own `vramq.replies.MODEL`. */
   publish(model: string, inputs: readonly Input[], options?: PublishOptions & { replyTo?: string }): Promise<string>
-  /** Deletes the reply queue and closes the connections. Jobs in flight fail with ClientClosed. */
+  /**
+   * Withdraws the jobs in flight, which fail with ClientClosed, deletes the reply queue and closes the connections. It takes some seconds at
+   * most, and a second if workers do not say at once what became of the withdrawn jobs. Without a connection no job is withdrawn.
+   */
   close(): Promise<void>
 }
 
@@ -126,6 +131,8 @@ export declare class PublishRefused extends PublishError {}
 export declare class PublishTimeout extends PublishError {}
 export declare class JobError extends VramqError {}
 export declare class ReplyQueueLost extends JobError {}
+/** The caller took the job back with `withdraw`. */
+export declare class Withdrawn extends JobError {}
 /** The caller stopped waiting for the job with `forget`. */
 export declare class Forgotten extends JobError {}
 export declare class InvalidReply extends JobError {}

@@ -8,6 +8,7 @@ import { checkId, checkTimeout, messageProperties } from './message.js'
 import { Publisher } from './publish.js'
 import { CLOSE_MS, Connector, within } from './session.js'
 import { checkName, encodeJob, inputList } from './wire.js'
+import { DIGEST, Withdrawals, digestOf, newSecret } from './withdraw.js'
 
 export * from './errors.js'
 export { Job } from './job.js'
@@ -31,6 +32,7 @@ export class Client {
   #connector
   #publisher
   #slots
+  #withdrawals = new Withdrawals(() => this.#session)
   #userId
   // All that have not ended; and by id those whose replies come here.
   #pending = new Set()
@@ -71,7 +73,8 @@ export class Client {
     const { onProgress } = options
     if (onProgress !== undefined && typeof onProgress !== 'function') throw new InvalidJob('onProgress is no function')
     const params = onProgress ? { ...options.params, progress: true } : options.params
-    const { pending, publish } = this.#prepare(model, inputs, this.#options.timeoutMs, { ...options, params, replyTo: this.replyQueue })
+    const replies = { ...options, params, replyTo: this.replyQueue, withdraws: true }
+    const { pending, publish } = this.#prepare(model, inputs, this.#options.timeoutMs, replies)
     if (this.#jobs.has(pending.id)) {
       pending.fail(new DuplicateId(`job id ${pending.id} is already in flight`))
       throw pending.error
@@ -83,16 +86,18 @@ export class Client {
   }
 
   async publish(model, inputs, options = {}) {
-    const { pending, publish } = this.#prepare(model, inputs, PUBLISH_TIMEOUT_MS, { ...options, onProgress: undefined })
+    const { pending, publish } = this.#prepare(model, inputs, PUBLISH_TIMEOUT_MS, { ...options, onProgress: undefined, withdraws: false })
     await publish()
     pending.fail(new ClientClosed('published'))
     return pending.id
   }
 
   async close() {
+    if (!this.#ended) for (const pending of this.#pending) pending.withdraw()
     this.#end(new ClientClosed('the client was closed'))
     this.#stopped.abort()
-    await within(2 * CLOSE_MS, this.#keeper)
+    await within(3 * CLOSE_MS, this.#keeper)
+    this.#withdrawals.stop()
   }
 
   // A job that was checked, and what publishes it.
@@ -100,12 +105,17 @@ export class Client {
     const list = inputList(inputs)
     const body = encodeJob(model, list, options.params)
     const id = checkId(options.id === undefined ? randomUUID() : options.id)
-    const properties = messageProperties({ ...options, id, userId: this.#userId })
+    // A caller that names a digest has a secret of its own, and withdraws the job by itself.
+    const secret = options.withdraws && options.headers?.[DIGEST] === undefined ? newSecret() : undefined
+    const properties = messageProperties({ ...options, id, userId: this.#userId, digest: secret && digestOf(secret) })
     const timeoutMs = checkTimeout(options.timeoutMs ?? timeout)
     const key = options.key === undefined ? model : checkName(options.key)
     options.signal?.throwIfAborted()
     const publish = () => this.#publish(pending, body, properties)
-    const pending = new Pending({ id, model, key, items: list.length, timeoutMs, onProgress: options.onProgress, signal: options.signal })
+    const { onProgress, signal } = options
+    const pending = new Pending({
+      id, model, key, items: list.length, timeoutMs, onProgress, signal, withdrawals: this.#withdrawals, secret,
+    })
     return { pending, publish }
   }
 
@@ -141,12 +151,17 @@ export class Client {
       this.#session = session
       this.#opened = new Promise((resolve) => (opened = resolve))
       await Promise.race([session.lost, aborted(this.#stopped.signal)])
-      if (this.#ended) return this.#connector.leave(session)
+      if (this.#ended) {
+        // Before the queue is gone: a withdrawal may come too late, and a reply without a queue is a dead letter.
+        await this.#withdrawals.close()
+        return this.#connector.leave(session)
+      }
       await session.drop()
       if (Date.now() - since > BACKOFF_MS[1]) wait = BACKOFF_MS[0]
       try {
         ;[session, wait] = await this.#reopen(wait)
       } catch (error) {
+        this.#withdrawals.stop()
         return this.#end(new Disconnected(`the connection to the broker is lost: ${error.message}`))
       } finally {
         // Those who wait look again, and find the session, or why there is none.
@@ -173,8 +188,10 @@ export class Client {
     // The broker cancelled the consumer: the queue was deleted.
     if (message === null) return session.lose()
     const pending = this.#jobs.get(message.properties.correlationId)
-    if (pending) pending.take(message)
-    else this.strays += 1
+    if (!pending || pending.take(message) === false) {
+      this.strays += 1
+      if (['done', 'failed'].includes(message.properties.type)) this.#withdrawals.ended(message.properties.correlationId)
+    }
     try {
       session.replies.ack(message)
     } catch {
@@ -184,7 +201,9 @@ export class Client {
 
   #loseReplies() {
     for (const pending of [...this.#jobs.values()]) {
-      if (pending.confirmed) pending.fail(new ReplyQueueLost('the reply queue was lost, and with it any reply; the job itself may have run'))
+      if (!pending.confirmed) continue
+      pending.withdraw()
+      pending.fail(new ReplyQueueLost('the reply queue was lost, and with it any reply; the job itself may have run'))
     }
   }
 

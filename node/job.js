@@ -1,6 +1,6 @@
 // A job in flight: what is known of it, who waits for it, and the slot that it has.
 
-import { Forgotten, InvalidReply, JobFailed, JobTimeout } from './errors.js'
+import { Forgotten, InvalidReply, JobFailed, JobTimeout, Withdrawn } from './errors.js'
 import { Assembly, decodeReply } from './wire.js'
 
 export class Job {
@@ -34,6 +34,11 @@ export class Job {
     }
   }
 
+  withdraw() {
+    this.#pending.withdraw()
+    this.#pending.fail(new Withdrawn(`job ${this.id} was withdrawn`))
+  }
+
   forget() {
     this.#pending.fail(new Forgotten(`job ${this.id} was forgotten`))
   }
@@ -43,23 +48,34 @@ export class Job {
 export class Pending {
   ended = false
   confirmed = false
+  // Whether the broker may have it.
+  sent = false
   #wake = () => {}
   #change
   #atEnd = []
 
-  // `key` is the routing key: the model's name, unless its workers have another.
-  constructor({ id, model, key, items, timeoutMs, onProgress, signal }) {
-    Object.assign(this, { id, model, key, timeoutMs, onProgress, assembly: new Assembly(items) })
+  // `key` is the routing key: the model's name, unless its workers have another. `secret` withdraws the job; undefined if this client does
+  // not.
+  constructor({ id, model, key, items, timeoutMs, onProgress, signal, withdrawals, secret }) {
+    Object.assign(this, { id, model, key, timeoutMs, onProgress, withdrawals, secret, assembly: new Assembly(items) })
     this.result = new Promise((resolve, reject) => Object.assign(this, { resolve, reject }))
     // When the job has ended, one way or the other. It also keeps Node.js from reporting an error that no caller asks for.
     this.over = this.result.then(() => {}, () => {})
     this.#step()
     if (timeoutMs) {
-      const timer = setTimeout(() => this.fail(new JobTimeout(timeoutMs, this.assembly.done, items)), timeoutMs)
+      const late = () => {
+        // Nobody waits for it any more.
+        this.withdraw()
+        this.fail(new JobTimeout(timeoutMs, this.assembly.done, items))
+      }
+      const timer = setTimeout(late, timeoutMs)
       this.atEnd(() => clearTimeout(timer))
     }
     if (signal) {
-      const abort = () => this.fail(signal.reason)
+      const abort = () => {
+        this.withdraw()
+        this.fail(signal.reason)
+      }
       signal.addEventListener('abort', abort)
       this.atEnd(() => signal.removeEventListener('abort', abort))
     }
@@ -87,15 +103,25 @@ export class Pending {
     this.#step()
   }
 
+  // Takes the job back if it has not ended, and the broker may have it. The caller ends it next.
+  withdraw() {
+    if (this.ended || !this.sent || !this.secret) return
+    const { id, secret } = this
+    this.secret = undefined
+    this.withdrawals.add(id, secret)
+  }
+
   fail(error) {
     if (!this.ended) this.error = error
     this.#end(this.reject, error)
   }
 
+  // False for the end of an earlier job with this id: its caller gave up on it, and has submitted it again.
   take({ properties, content }) {
     try {
       const reply = decodeReply(properties, content)
       if (!reply) return
+      if (reply.failed?.reason === 'withdrawn' && this.secret) return false
       if (reply.progress) return this.onProgress && setImmediate(this.onProgress, reply.progress)
       if (reply.failed) return this.fail(new JobFailed(reply.failed.reason, reply.failed.error, this.assembly.outputs))
       this.assembly.add(reply)

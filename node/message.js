@@ -5,6 +5,7 @@ import { Buffer } from 'node:buffer'
 import { InvalidJob } from './errors.js'
 import { TIMER_MS_MAX } from './session.js'
 import { CONTENT_TYPE, isWellFormed } from './wire.js'
+import { DIGEST } from './withdraw.js'
 
 // An AMQP short string.
 const SHORT_BYTES_MAX = 255
@@ -27,7 +28,7 @@ export function checkTimeout(timeoutMs) {
   return timeoutMs === Infinity ? 0 : Math.min(timeoutMs, TIMER_MS_MAX)
 }
 
-export function messageProperties({ id, replyTo, userId, priority, expirationMs, batchHint, traceparent, headers }) {
+export function messageProperties({ id, replyTo, userId, priority, expirationMs, batchHint, traceparent, headers, digest }) {
   if (priority !== undefined) integer('priority', priority, 0, PRIORITY_MAX)
   if (expirationMs !== undefined) integer('expirationMs', expirationMs, 0, limits.expirationMs)
   if (batchHint !== undefined) integer('batchHint', batchHint, 1, BATCH_HINT_MAX)
@@ -36,6 +37,7 @@ export function messageProperties({ id, replyTo, userId, priority, expirationMs,
   if (headers !== undefined && !isPlain(headers)) throw new InvalidJob(`headers is ${shown(headers)}, and has to be an object`)
   const all = {
     ...headers, ...(batchHint !== undefined && { 'batch-hint': batchHint }), ...(traceparent !== undefined && { traceparent }),
+    ...(digest !== undefined && { [DIGEST]: digest }),
   }
   const bytes = valueBytes(all, 'headers', 0)
   if (bytes > limits.headerBytes) throw new InvalidJob(`the job's headers take ${bytes} bytes, at most ${limits.headerBytes} are allowed`)

@@ -111,6 +111,7 @@ function confirm(session, pending, body, properties) {
       },
     }
     session.unconfirmed.add(job)
+    pending.sent = true
     try {
       session.jobs.publish(JOBS_EXCHANGE, pending.key, body, properties, (error) => job.end(error ?? undefined))
     } catch (error) {

@@ -1,5 +1,5 @@
 //! Shared code of worker, client library, gateway and command: the broker's address and credentials for it, publishing with
-//! confirms, reading heartbeats and queue depths, finding misspelt environment variables, and applying environment and flags over
+//! confirms, withdrawing jobs, reading heartbeats and queue depths, finding misspelt environment variables, and applying environment and flags over
 //! a configuration file.
 //!
 //! This crate works with `lapin` as published. vramq's programs are built with a patched `lapin`, because they read what strangers
@@ -17,6 +17,7 @@ mod patches;
 mod pipeline;
 mod publisher;
 mod returns;
+mod withdrawals;
 
 pub use address::{Address, ConnectError, InvalidAddress};
 pub use confirms::PublishOutcome;
@@ -29,3 +30,4 @@ pub use patches::{MissingPatch, missing_patches};
 pub use pipeline::{CONFIRMS_IN_FLIGHT, Limits, PublishPipeline, Settled};
 pub use publisher::{ConfirmedPublisher, Message, Unconfirmed};
 pub use returns::MatchBy;
+pub use withdrawals::{REPEAT_EVERY, WITHDRAWN_MAX, Withdrawals, Withdrawn, new_secret, publish_withdrawals};

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::timeout;
 use vramq_amqp::Depth;
 use vramq_producer::Client;
 
@@ -49,6 +50,8 @@ pub struct Shared {
     pub bodies: BodyMemory,
     /// Requests that the end of a drain left without their result.
     cut_off: AtomicU64,
+    /// The jobs that end with this gateway, because no other can have them, and that have not ended.
+    own_jobs: watch::Sender<usize>,
     pub drain: watch::Receiver<Drain>,
 }
 
@@ -57,6 +60,16 @@ impl std::ops::Deref for App {
 
     fn deref(&self) -> &Shared {
         &self.0
+    }
+}
+
+/// A job that ends with this gateway.
+#[derive(Debug)]
+pub struct OwnJob(App);
+
+impl Drop for OwnJob {
+    fn drop(&mut self) {
+        self.0.own_jobs.send_modify(|jobs| *jobs -= 1);
     }
 }
 
@@ -92,6 +105,9 @@ impl Permits {
     }
 }
 
+/// How long a gateway that stops waits for the ends of the jobs that it withdraws.
+const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// When to try again while others fill the gateway: requests take a fraction of a second.
 const FULL_RETRY: Duration = Duration::from_secs(1);
 
@@ -119,6 +135,7 @@ impl App {
             bodies: BodyMemory::new(limits.bodies_bytes, limits.bodies_bytes_per_key),
             metrics: Metrics::default(),
             cut_off: AtomicU64::new(0),
+            own_jobs: watch::Sender::new(0),
             config,
             keys,
             client,
@@ -187,6 +204,27 @@ impl App {
         self.cut_off.load(Ordering::Relaxed)
     }
 
+    /// Counts a job that ends with this gateway, until the returned value is dropped.
+    pub fn own_job(&self) -> OwnJob {
+        self.own_jobs.send_modify(|jobs| *jobs += 1);
+        OwnJob(self.clone())
+    }
+
+    /// Withdraws the jobs that end with this gateway, and waits for their ends, for a short time: a worker that is not busy reports them
+    /// within milliseconds. Without that their replies would be dead letters, because nobody takes them when the gateway is gone.
+    pub async fn withdraw_own_jobs(&self) {
+        // With a common store of results other gateways take on what can be asked for.
+        if self.adoption.is_none() {
+            self.jobs.withdraw_unfinished();
+        }
+        let mut own = self.own_jobs.subscribe();
+        let all_ended = own.wait_for(|jobs| *jobs == 0);
+        if timeout(WITHDRAW_TIMEOUT, all_ended).await.is_err() {
+            let jobs = *self.own_jobs.borrow();
+            tracing::warn!(jobs, "stopping before the end of all withdrawn jobs is known");
+        }
+    }
+
     fn in_flight_max(&self, caller: &Caller) -> usize {
         caller.in_flight.unwrap_or(self.config.limits.in_flight_per_key)
     }
@@ -201,6 +239,10 @@ impl App {
         if !caller.may_use(model) {
             let message = format!("`{}` may not use the model `{model}`", caller.name);
             return Err(Problem::new(StatusCode::FORBIDDEN, "model_not_allowed", message).about("model"));
+        }
+        let now = Instant::now();
+        if let Some(of) = self.link.fleet().model_under(model, now).filter(|of| caller.may_use(of)) {
+            return Err(Problem::key_of_a_model(model, &of));
         }
         let depth = self.link.depth(model).await.map_err(|no_answer| {
             let message = format!("{no_answer}; nothing was published");

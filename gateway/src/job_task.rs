@@ -113,7 +113,11 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
         kept,
     };
     let (permits, body) = (submission.permits, submission.body);
-    tokio::spawn(async move { task.run(task.live(job, options, body), Some(permits)).await });
+    let own = task.recorded().is_none().then(|| app.own_job());
+    tokio::spawn(async move {
+        task.run(task.live(job, options, body), Some(permits)).await;
+        drop(own);
+    });
     Ok(entry)
 }
 

@@ -14,10 +14,10 @@ use tracing::Level;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
+use vramq_amqp::WITHDRAWN_MAX;
 use vramq_gateway::adoption::Adoption;
 use vramq_gateway::app::{App, Stores};
 use vramq_gateway::broker::link::Link;
-use vramq_gateway::broker::withdrawals::WITHDRAWN_MAX;
 use vramq_gateway::config::cli::{Cli, Command, Options};
 use vramq_gateway::config::{Config, Invalid};
 use vramq_gateway::drain::Drain;
@@ -179,6 +179,7 @@ async fn run(config: Config) -> Result<Exit, String> {
     tokio::spawn(sweep(app.clone()));
     tokio::spawn(drain_on_signal(drain, drain_max).await?);
     let all_answered = server.run(router(app.clone()), &app.metrics).await;
+    app.withdraw_own_jobs().await;
     if let Some(operator) = &app.operator {
         // One whose caller has hung up. The end of the drain stops it.
         let _ = timeout(drain_max + LAST_ANSWERS, operator.idle()).await;

@@ -192,6 +192,12 @@ impl Problem {
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model")
     }
 
+    /// A request names a model's key, under which the model's jobs are published, instead of the model.
+    pub fn key_of_a_model(key: &str, model: &str) -> Self {
+        let message = format!("`{key}` is the key of the model `{model}`: name the model");
+        Self::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model")
+    }
+
     /// The answer that its client's library understands.
     pub fn render(&self, shape: Shape) -> Response {
         let mut response = (self.status, Json(self.body(shape))).into_response();

@@ -193,6 +193,29 @@ const scenarios = {
     await assert.rejects(vramq.Client.connect(url, { jobsInFlight: 0 }), RangeError)
   },
 
+  // Callers that give up: jobs without an answer are withdrawn. The worker answers the first job, and holds the others.
+  async withdrawn(url) {
+    const client = await vramq.Client.connect(url)
+    assert.deepEqual((await client.run(MODEL, ['answered'])).outputs, [{ json: 'answered' }])
+    let begun
+    const begins = new Promise((resolve) => (begun = resolve))
+    const unanswered = await client.submit(MODEL, ['closed'], { onProgress: begun })
+    // From here on its pass holds the device.
+    await begins
+    const stop = new AbortController()
+    const aborted = await client.submit(MODEL, ['aborted'], { signal: stop.signal })
+    const takenBack = await client.submit(MODEL, ['taken back'])
+    const late = await client.run(MODEL, ['late'], { timeoutMs: 2000 }).catch((error) => error)
+    assert.ok(late instanceof vramq.JobTimeout || late instanceof vramq.PublishTimeout, `${late}`)
+    stop.abort(new Error('enough'))
+    await assert.rejects(aborted.result(), /enough/)
+    takenBack.withdraw()
+    await assert.rejects(takenBack.result(), vramq.Withdrawn)
+    takenBack.withdraw()
+    await client.close()
+    await assert.rejects(unanswered.result(), vramq.ClientClosed)
+  },
+
   // No worker was ever started: there is no exchange for jobs.
   async nothing_declared(url) {
     const client = await vramq.Client.connect(url)

@@ -19,6 +19,7 @@ use crate::registry::Registry;
 use crate::reply_queue::{hand_over, hand_over_held, settle};
 use crate::session::{CLOSE_TIMEOUT, Connector, Session};
 use crate::window::Window;
+use crate::withdrawing::Withdrawing;
 
 /// The first wait before reconnecting, doubled with every failure.
 const RECONNECT_DELAY_MIN: Duration = Duration::from_millis(100);
@@ -118,6 +119,7 @@ impl Actor {
                 tokio::spawn(hand_over(consumer, registry))
             }
         });
+        let withdrawing = Withdrawing::start(Arc::clone(&session.publishing), Arc::clone(&self.registry));
         let mut connection = session.events();
         let publisher = &mut session.jobs;
         self.window.begin_session();
@@ -146,6 +148,10 @@ impl Actor {
                 }
             }
         };
+        if let End::Closed = end {
+            // Replies are still taken: a withdrawal may come too late.
+            withdrawing.finish(&session.publishing, &self.registry).await;
+        }
         if let Some(replies) = replies {
             replies.abort();
             // From here on it takes no reply.
@@ -220,6 +226,8 @@ impl Actor {
 fn lost(event: Option<lapin::Event>) -> Option<String> {
     match event {
         None => return Some("the connection is closed".to_owned()),
+        // Of a channel alone. That of the jobs reports it with the jobs in flight, and that of withdrawals concerns no job.
+        Some(lapin::Event::Error(error)) if error.is_amqp_soft_error() => {}
         Some(lapin::Event::Error(error)) => return Some(error.to_string()),
         Some(lapin::Event::ConnectionBlocked(reason)) => {
             tracing::warn!(reason, "the broker blocks publishers until it has resources again");

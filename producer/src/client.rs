@@ -32,6 +32,8 @@ pub struct Client(Arc<Handle>);
 #[derive(Debug)]
 struct Handle {
     encoding: Encoding,
+    /// Whether it withdraws jobs whose callers give up on them.
+    withdraws: bool,
     /// Named by each job.
     user_id: Option<ShortString>,
     timeout: Option<Duration>,
@@ -53,6 +55,8 @@ pub struct Stats {
     /// Items that had been answered before.
     pub duplicate_items: u64,
     pub reconnects: u64,
+    /// Jobs that this client has withdrawn, because their callers gave up on them. Some of them may have run.
+    pub withdrawn: u64,
 }
 
 impl Client {
@@ -72,11 +76,12 @@ impl Client {
         let shared = Arc::new(Shared::default());
         let (outgoing, jobs) = mpsc::channel(CONFIRMS_IN_FLIGHT);
         let (close, closed) = watch::channel(false);
-        let reply_queue = connector.reply_queue().cloned();
+        let (reply_queue, withdraws) = (connector.reply_queue().cloned(), !connector.holds());
         let actor =
             Actor::new(connector, Arc::clone(&registry), Arc::clone(&shared), reconnect_for, jobs, closed);
         Ok(Self(Arc::new(Handle {
             encoding,
+            withdraws,
             user_id,
             timeout,
             reply_queue,
@@ -93,7 +98,7 @@ impl Client {
     /// Publishes a job whose result is to be awaited; resolves when the broker has confirmed it. Run several at a
     /// time: one after the other gives about 1/15 of the rate. Waits while too many jobs are in flight.
     ///
-    /// Cancel safety: dropping the future forgets the job, which may or may not be published by then.
+    /// Cancel safety: dropping the future withdraws the job, which may or may not be published by then.
     ///
     /// # Errors
     /// [`PublishError`]; [`is_retryable`](PublishError::is_retryable) says whether trying again makes sense.
@@ -130,7 +135,7 @@ impl Client {
         let handle = &self.0;
         let permit = Arc::clone(&handle.jobs_in_flight).acquire_owned().await;
         let permit = permit.map_err(|_| PublishError::Closed)?;
-        let registered = handle.registry.register(id, items, permit, true);
+        let registered = handle.registry.register(id, items, permit, true, None);
         let (registration, receivers) =
             registered.ok_or_else(|| PublishError::DuplicateId { id: id.to_owned() })?;
         // A client that ends from now on fails this job, too.
@@ -154,11 +159,14 @@ impl Client {
             stray_replies: handle.registry.stray_replies.load(Ordering::Relaxed),
             duplicate_items: handle.registry.duplicate_items.load(Ordering::Relaxed),
             reconnects: handle.shared.reconnects.load(Ordering::Relaxed),
+            withdrawn: handle.registry.withdrawn.load(Ordering::Relaxed),
         }
     }
 
-    /// Closes the connection and deletes the reply queue. Jobs in flight fail with `Closed` here; in their queue they stay. A client that
-    /// [holds replies](Options::hold_replies) leaves the reply queue to others while jobs are in flight.
+    /// Withdraws the jobs in flight, which fail with `Closed` here, deletes the reply queue, and closes the connection. It takes a few
+    /// seconds at most, and about a second if workers do not say at once what became of these jobs; those that are answered meanwhile
+    /// have their answers. Without a connection no job is withdrawn. A client that [holds replies](Options::hold_replies) withdraws
+    /// nothing, and leaves the reply queue to others while jobs are in flight.
     pub async fn close(&self) {
         self.0.close.send_replace(true);
         let actor = self.0.actor.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -196,11 +204,12 @@ impl Handle {
     ) -> Result<(Registration, Receivers), PublishError> {
         let permit = Arc::clone(&self.jobs_in_flight).acquire_owned().await;
         let permit = permit.map_err(|_| PublishError::Closed)?;
-        let EncodedJob { id, items, message } =
-            EncodedJob::new(job, &options, self.encoding, self.user_id.as_ref(), reply_to).await?;
+        let withdraws = self.withdraws && reply_to.is_some();
+        let EncodedJob { id, items, message, withdrawal } =
+            EncodedJob::new(job, &options, self.encoding, self.user_id.as_ref(), reply_to, withdraws).await?;
         let (registration, receivers) = self
             .registry
-            .register(&id, items, permit, reply_to.is_some())
+            .register(&id, items, permit, reply_to.is_some(), withdrawal)
             .ok_or_else(|| PublishError::DuplicateId { id: id.clone() })?;
         // A body is never empty and at most a quarter of the bytes.
         let share = u32::try_from(message.body.len()).unwrap_or(u32::MAX);
@@ -209,8 +218,14 @@ impl Handle {
         let (published, result) = oneshot::channel();
         let outgoing = Outgoing { id, message, published, _bytes: bytes };
         self.outgoing.send(outgoing).await.map_err(|_| self.end())?;
-        result.await.unwrap_or_else(|_| Err(self.end()))?;
-        Ok((registration, receivers))
+        match result.await.unwrap_or_else(|_| Err(self.end())) {
+            Ok(()) => Ok((registration, receivers)),
+            Err(error) => {
+                // The broker does not have it, or the client has ended, and has withdrawn it.
+                registration.forget();
+                Err(error)
+            }
+        }
     }
 
     fn deadline(&self, options: &SubmitOptions) -> Result<Option<Deadline>, PublishError> {

@@ -57,6 +57,7 @@ pub enum PublishError {
     /// The broker closed the channel over this job: no permission, larger than it allows, …
     #[error("the broker refuses jobs for exchange `{JOBS_EXCHANGE}`: {code} {text}")]
     Refused { code: u16, text: String },
+    /// The job may be in the queue all the same; one that [`submit`](crate::Client::submit) sent is withdrawn.
     #[error("the broker did not confirm the job within {after:?}; it may be in the queue all the same")]
     Timeout { after: Duration },
     /// The connection was lost for longer than [`Options::reconnect_for`](crate::Options::reconnect_for).
@@ -96,6 +97,7 @@ pub enum JobError {
     /// A worker gave up on it; its dead letter has the details.
     #[error(transparent)]
     Failed(#[from] JobFailed),
+    /// The client withdraws the job: nobody waits for its result any more.
     #[error("no complete reply within {after:?}: {items_done} of {items} items are answered")]
     Timeout { after: Duration, items_done: usize, items: usize },
     /// A message in the reply queue names this job and is no reply of the contract.
@@ -104,8 +106,8 @@ pub enum JobError {
     /// The connection was lost for longer than [`Options::reconnect_for`](crate::Options::reconnect_for).
     #[error("the connection to the broker is lost: {0}")]
     Disconnected(String),
-    /// The reply queue was deleted or has expired, with the replies in it. The job itself is not lost: a worker may still
-    /// run it, or has run it; submitted again, it may run twice.
+    /// The reply queue was deleted or has expired, with the replies in it. A worker may have run the job. The client withdraws it, so
+    /// that it mostly does not run twice if it is submitted again.
     #[error("the reply queue was lost, and with it any reply to this job; the job itself may have run")]
     ReplyQueueLost,
     #[error("the client was closed before the job was answered")]

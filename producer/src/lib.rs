@@ -39,6 +39,7 @@ mod registry;
 mod reply_queue;
 mod session;
 mod window;
+mod withdrawing;
 
 pub use answer::{Answer, Progress};
 pub use client::{Client, Stats};

@@ -50,7 +50,7 @@ pub struct Options {
     pub replies: bool,
     /// Acknowledges the replies to a job when its handle is dropped ([`Pending`](crate::Pending) or
     /// [`Receipt`](crate::Receipt)), not as they come. If this client dies before, the broker gives all of them to a client that adopts
-    /// the reply queue.
+    /// the reply queue. For the same reason such a client withdraws no jobs.
     pub hold_replies: bool,
     /// The reply queue of a client that is gone, to consume instead of an own one: see
     /// [`Client::await_published`](crate::Client::await_published). It must exist. Replies to jobs that are not awaited stay in it. Implies
@@ -195,7 +195,8 @@ pub struct SubmitOptions {
     pub tracestate: Option<String>,
     /// The application that publishes the job, as replies and dead letters repeat it; at most 255 bytes.
     pub app_id: Option<String>,
-    /// Further headers with texts, such as [`TENANT`](vramq_schemas::headers::TENANT).
+    /// Further headers with texts, such as [`TENANT`](vramq_schemas::headers::TENANT). A caller that names the
+    /// [digest](vramq_schemas::withdrawal::DIGEST) of its own secret withdraws the job by itself; the client never does.
     pub headers: Vec<(String, String)>,
 }
 

@@ -6,9 +6,10 @@ use lapin::BasicProperties;
 use lapin::types::{FieldTable, ShortString};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
-use vramq_amqp::Message;
+use vramq_amqp::{Message, new_secret};
 use vramq_schemas::headers::{BATCH_HINT, MODEL_REVISION, TRACEPARENT, TRACESTATE};
 use vramq_schemas::topology::{JOBS_EXCHANGE, check_model_name};
+use vramq_schemas::withdrawal::{DIGEST, Withdrawal};
 use vramq_schemas::{BODY_BYTES_MAX, Encoding, ITEMS_MAX, Input, Job, codec, fields, is_tracestate};
 
 use crate::error::PublishError;
@@ -49,6 +50,8 @@ pub(crate) struct EncodedJob {
     pub(crate) id: String,
     pub(crate) items: usize,
     pub(crate) message: Message,
+    /// What takes the job back, if this client does; see [`SubmitOptions::headers`].
+    pub(crate) withdrawal: Option<Withdrawal>,
 }
 
 impl EncodedJob {
@@ -58,6 +61,7 @@ impl EncodedJob {
         encoding: Encoding,
         user_id: Option<&ShortString>,
         reply_to: Option<&ShortString>,
+        withdraws: bool,
     ) -> Result<Self, PublishError> {
         check_model_name(&job.model)?;
         let items = job.inputs.len();
@@ -78,7 +82,13 @@ impl EncodedJob {
         if let Some(user) = user_id {
             properties = properties.with_user_id(user.clone());
         }
-        let headers = headers(options)?;
+        let mut headers = headers(options)?;
+        // A caller that names a digest has its own secret.
+        let withdrawal = (withdraws && !headers.contains_key(DIGEST))
+            .then(|| Withdrawal { job: id.clone(), secret: new_secret() });
+        if let Some(withdrawal) = &withdrawal {
+            headers.insert(DIGEST.into(), fields::text(&withdrawal.digest().to_string()));
+        }
         let key = options.key.as_deref().unwrap_or(&job.model);
         check_model_name(key)?;
         let routing_key = short("key", key)?;
@@ -90,7 +100,7 @@ impl EncodedJob {
         let exchange = JOBS_EXCHANGE.into();
         let message =
             Message { exchange, routing_key, properties, headers, body: body.into(), mandatory: true };
-        Ok(Self { id, items, message })
+        Ok(Self { id, items, message, withdrawal })
     }
 }
 

@@ -12,9 +12,10 @@ use crate::answer::{Answer, Progress};
 use crate::error::JobError;
 use crate::registry::{Receivers, Registration};
 
-/// A published job whose result is awaited. Dropping it forgets the job: it still runs, and its reply is dropped.
+/// A published job whose result is awaited. Dropping it before the job has ended withdraws the job: workers start no further pass for it,
+/// and it leaves no dead letter. Dropping never waits; the client publishes the withdrawal, and repeats it until the job has ended.
 #[derive(Debug)]
-#[must_use = "dropping it forgets the job"]
+#[must_use = "dropping it withdraws the job"]
 pub struct Pending {
     pub(crate) registration: Registration,
     pub(crate) receivers: Receivers,
@@ -36,6 +37,12 @@ impl Pending {
         self.registration.id()
     }
 
+    /// Stops waiting for the job, which still runs. Its reply is dropped; if the client is closed before it comes, it is a dead letter.
+    /// A job that nobody is to wait for from the beginning is one for [`Client::publish`](crate::Client::publish).
+    pub fn forget(self) {
+        self.registration.forget();
+    }
+
     /// Follows the job's parts, and reports on its items, as they come in. It stays at the last value when the job ends.
     pub fn progress(&self) -> watch::Receiver<Progress> {
         self.receivers.progress.clone()
@@ -53,16 +60,17 @@ impl Pending {
 
     /// The outputs, with what the replies said of the job.
     ///
-    /// Cancel safety: dropping the future drops the handle, which forgets the job.
+    /// Cancel safety: dropping the future drops the handle, which withdraws the job.
     ///
     /// # Errors
-    /// [`JobError`]; that of a failed job has the items that were answered before.
+    /// [`JobError`]; that of a failed job has the items that were answered before. A job whose time is up is withdrawn.
     pub async fn answer(self) -> Result<Answer, JobError> {
         self.answer_with_receipt().await.0
     }
 
     /// The same with the right to the job's replies: a client that [holds replies](crate::Options::hold_replies) acknowledges them when
-    /// the receipt is dropped. A caller that keeps the answer somewhere drops it afterwards.
+    /// the receipt is dropped. A caller that keeps the answer somewhere drops it afterwards. A job whose time is up is withdrawn when the
+    /// receipt is dropped.
     ///
     /// Cancel safety: as for [`Pending::answer`].
     pub async fn answer_with_receipt(self) -> (Result<Answer, JobError>, Receipt) {

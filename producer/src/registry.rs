@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use lapin::Acker;
 use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 use tokio::time::Instant;
-use vramq_schemas::{Failure, ItemProgress, Output, ReplyHeaders};
+use vramq_amqp::Withdrawals;
+use vramq_schemas::withdrawal::Withdrawal;
+use vramq_schemas::{Failure, ItemProgress, Output, Reason, ReplyHeaders};
 
 use crate::answer::{Answer, Progress};
 use crate::assembly::Assembly;
@@ -23,6 +25,9 @@ pub(crate) struct Registry {
     registrations: AtomicU64,
     pub(crate) stray_replies: AtomicU64,
     pub(crate) duplicate_items: AtomicU64,
+    /// Jobs whose withdrawal the broker has taken.
+    pub(crate) withdrawn: AtomicU64,
+    pub(crate) withdrawals: Withdrawals,
     /// The replies of clients that hold them.
     pub(crate) held: Held<Acker>,
 }
@@ -32,6 +37,10 @@ struct JobInFlight {
     registration: u64,
     /// It was given to the broker at least once, so replies to it may exist.
     is_published: bool,
+    /// What withdraws it. `None` if this client does not: the job's replies go elsewhere, its caller withdraws it by itself or forgets
+    /// it, or it is withdrawn already.
+    withdrawal: Option<Withdrawal>,
+    is_withdrawn: bool,
     /// `None` for a job whose replies go elsewhere.
     awaited: Option<Awaited>,
     _permit: OwnedSemaphorePermit,
@@ -70,7 +79,7 @@ pub(crate) enum Reply {
     Invalid(String),
 }
 
-/// Removes its job from the registry on drop, and lets the replies go that are held for it.
+/// Removes its job from the registry on drop, withdraws it if it is unanswered, and lets the replies go that are held for it.
 #[derive(Debug)]
 pub(crate) struct Registration {
     registry: Arc<Registry>,
@@ -82,6 +91,15 @@ impl Registration {
     pub(crate) fn id(&self) -> &str {
         &self.id
     }
+
+    /// The job is not withdrawn when this is dropped.
+    pub(crate) fn forget(&self) {
+        if let Some(job) = self.registry.jobs().get_mut(&self.id)
+            && job.registration == self.number
+        {
+            job.withdrawal = None;
+        }
+    }
 }
 
 impl Drop for Registration {
@@ -89,7 +107,7 @@ impl Drop for Registration {
         if let Entry::Occupied(entry) = self.registry.jobs().entry(std::mem::take(&mut self.id)) {
             // After its answer a job's id is free, and may be that of a younger job by now.
             if entry.get().registration == self.number {
-                entry.remove();
+                entry.remove().withdraw(&self.registry.withdrawals);
             }
         }
         // After the removal: from then on no reply is held for the job.
@@ -98,13 +116,14 @@ impl Drop for Registration {
 }
 
 impl Registry {
-    /// Adds a job. Without `awaits`, only to keep its id unique. `None` if the id is in use.
+    /// Adds a job. Without `awaits`, only to keep its id unique. `withdrawal` takes it back. `None` if the id is in use.
     pub(crate) fn register(
         self: &Arc<Self>,
         id: &str,
         items: usize,
         permit: OwnedSemaphorePermit,
         awaits: bool,
+        withdrawal: Option<Withdrawal>,
     ) -> Option<(Registration, Receivers)> {
         let (progress, progress_receiver) = watch::channel(Progress { items_done: 0, items, current: None });
         let (result, result_receiver) = oneshot::channel();
@@ -114,6 +133,8 @@ impl Registry {
             Entry::Vacant(place) => place.insert(JobInFlight {
                 registration: number,
                 is_published: false,
+                withdrawal,
+                is_withdrawn: false,
                 awaited: awaits.then(|| Awaited {
                     assembly: Assembly::new(items),
                     tokens: Some(0),
@@ -148,7 +169,14 @@ impl Registry {
             self.count_stray();
             return acker;
         };
-        let registration = entry.get().registration;
+        let (registration, is_withdrawn) = (entry.get().registration, entry.get().is_withdrawn);
+        let is_withdrawal = matches!(&reply, Reply::Failed(failure) if failure.reason == Reason::Withdrawn);
+        if is_withdrawal && entry.get().withdrawal.is_some() {
+            // The end of an earlier job with this id: its caller gave up on it, and has submitted it again.
+            self.withdrawals.ended(id);
+            self.count_stray();
+            return acker;
+        }
         let Some(awaited) = &mut entry.get_mut().awaited else {
             self.count_stray();
             return acker;
@@ -193,12 +221,15 @@ impl Registry {
                 }
                 None
             }
+            // Only a client that closes withdraws what is still awaited.
+            Reply::Failed(_) if is_withdrawal && is_withdrawn => Some(End::Withdrawn),
             Reply::Failed(failure) => Some(End::Failed(failure)),
             Reply::Invalid(problem) => Some(End::Invalid(problem)),
         };
         if let Some(end) = end
             && let Some(awaited) = entry.remove().awaited
         {
+            self.withdrawals.ended(id);
             awaited.finish(end);
         }
         unheld
@@ -209,6 +240,11 @@ impl Registry {
         self.jobs().is_empty() && self.held.is_empty()
     }
 
+    /// Withdraws every job in flight that may be published. Their replies are still taken.
+    pub(crate) fn withdraw_all(&self) {
+        self.jobs().values_mut().for_each(|job| job.withdraw(&self.withdrawals));
+    }
+
     /// Fails every job in flight.
     pub(crate) fn fail_all(&self, error: &JobError) {
         for job in std::mem::take(&mut *self.jobs()).into_values() {
@@ -216,12 +252,15 @@ impl Registry {
         }
     }
 
-    /// Fails the awaited jobs to which replies may exist; how many there were.
+    /// Fails and withdraws the awaited jobs to which replies may exist; how many there were.
     pub(crate) fn fail_published(&self, error: &JobError) -> usize {
         let failed =
             self.jobs().extract_if(|_, job| job.is_published && job.awaited.is_some()).collect::<Vec<_>>();
         let count = failed.len();
-        failed.into_iter().for_each(|(_, job)| job.fail(error));
+        for (_, mut job) in failed {
+            job.withdraw(&self.withdrawals);
+            job.fail(error);
+        }
         count
     }
 
@@ -236,6 +275,16 @@ impl Registry {
 }
 
 impl JobInFlight {
+    /// Takes the job back, unless the broker cannot have it.
+    fn withdraw(&mut self, withdrawals: &Withdrawals) {
+        if self.is_published
+            && let Some(withdrawal) = self.withdrawal.take()
+        {
+            withdrawals.withdraw(withdrawal);
+            self.is_withdrawn = true;
+        }
+    }
+
     fn fail(self, error: &JobError) {
         if let Some(awaited) = self.awaited {
             // Fails if the caller dropped its handle at this moment: then the result is not wanted.
@@ -249,6 +298,7 @@ impl JobInFlight {
 enum End {
     Complete(ReplyHeaders),
     Failed(Failure),
+    Withdrawn,
     Invalid(String),
 }
 
@@ -266,6 +316,7 @@ impl Awaited {
                 ran_ms: headers.ran_ms,
             }),
             End::Failed(Failure { reason, error }) => Err(JobFailed { reason, error, outputs }.into()),
+            End::Withdrawn => Err(JobError::Closed),
             End::Invalid(problem) => Err(JobError::InvalidReply(problem)),
         };
         // Fails if the caller dropped its handle at this moment: then the result is not wanted.

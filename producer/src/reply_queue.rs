@@ -151,6 +151,9 @@ async fn give(
 ) -> Option<Acker> {
     let Some(id) = known(registry, properties) else {
         registry.count_stray();
+        if matches!(kind(properties), Some(ReplyKind::Done | ReplyKind::Failed)) {
+            registry.withdrawals.ended(stray(properties));
+        }
         return acker;
     };
     registry.take(id.as_str(), read(properties, data).await, acker)

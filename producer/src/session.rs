@@ -1,6 +1,7 @@
 //! The connections to the broker. They are opened together, and dropped together when one of them is lost.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -44,7 +45,8 @@ pub(crate) struct Connector {
 /// Publishing and consuming have a connection each: a broker that is short of memory stops reading from connections that
 /// publish, and on a shared one it would not read the acknowledgements of the replies that fill its memory.
 pub(crate) struct Session {
-    publishing: Connection,
+    /// Shared with the task that publishes withdrawals.
+    pub(crate) publishing: Arc<Connection>,
     pub(crate) jobs: PublishPipeline<u64>,
     pub(crate) replies: Option<Replies>,
     /// The reply queue of an earlier session did not exist any more, and was created again.
@@ -138,7 +140,7 @@ impl Connector {
             lost_replies = self.missed_reply_queue.swap(false, Ordering::Relaxed);
             replies = Some(Replies { connection, channel, consumer });
         }
-        Ok(Session { publishing, jobs, replies, lost_replies })
+        Ok(Session { publishing: Arc::new(publishing), jobs, replies, lost_replies })
     }
 
     async fn connect(&self, what: &str) -> lapin::Result<Connection> {

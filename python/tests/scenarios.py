@@ -271,6 +271,38 @@ def slots(url):
     asyncio.run(run())
 
 
+def withdrawn(url):
+    """Callers that give up: jobs without an answer are withdrawn. The worker answers the first job, and holds the others."""
+
+    async def run():
+        async with vramq.AsyncClient(url) as client:
+            assert (await client.run(MODEL, ["answered"])).outputs == ["answered"]
+            begun = asyncio.Event()
+            unanswered = await client.submit(MODEL, ["closed"], on_progress=lambda *_: begun.set())
+            # From here on its pass holds the device.
+            await asyncio.wait_for(begun.wait(), 60)
+            waiting = asyncio.ensure_future(client.run(MODEL, ["cancelled"]))
+            taken_back = await client.submit(MODEL, ["taken back"])
+            await raises_async(TimeoutError, unanswered.result(timeout=0.1))
+            await raises_async((vramq.JobTimeout, vramq.PublishTimeout), client.run(MODEL, ["late"], timeout=2))
+            # It was published before the one that is late.
+            waiting.cancel()
+            await raises_async(asyncio.CancelledError, waiting)
+            taken_back.withdraw()
+            await raises_async(vramq.Withdrawn, taken_back.result())
+            taken_back.withdraw()
+            assert not unanswered.done
+        await raises_async(vramq.ClientClosed, unanswered.result())
+
+    asyncio.run(run())
+    with vramq.Client(url) as client:
+        closed, taken_back = client.submit(MODEL, ["closed"]), client.submit(MODEL, ["taken back"])
+        taken_back.withdraw()
+        assert taken_back.done and isinstance(raises(vramq.JobError, taken_back.result), vramq.Withdrawn)
+    raises(vramq.ClientClosed, closed.result)
+    closed.withdraw()
+
+
 def nothing_declared(url):
     """No worker was ever started: there is no exchange for jobs."""
     with vramq.Client(url) as client:
@@ -431,6 +463,10 @@ def celery(url):
     raises(TimeoutError, slow.get, timeout=0.1)
     assert slow.state == "PENDING" and not slow.ready() and slow.result is None
     slow.forget()
+    revoked = app.task("slow").delay("a")
+    revoked.revoke(terminate=True)
+    assert revoked.state == "REVOKED" and revoked.ready() and not revoked.failed()
+    raises(vramq.Withdrawn, revoked.get)
     raises(LookupError, app.AsyncResult, "of another process")
     # A child of a fork begins with nothing of the parent's, and costs the parent nothing.
     assert in_child(celery_in_child, app, echo, slow.id) == 0
@@ -450,7 +486,6 @@ def celery(url):
     assert "decorator" in str(raises(TypeError, app.task, celery))
     for name in ("s", "si", "signature", "map", "chunks", "retry", "apply"):
         assert "docs/celery.md" in str(raises(AttributeError, getattr, echo, name))
-    assert "vramq control cancel" in str(raises(AttributeError, getattr, shaped.delay("a", body="b"), "revoke"))
     assert not hasattr(echo, "request") and result.info == ["a", "b"]
     app.close()
 

@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from .errors import (
     ClientClosed, ConnectError, Disconnected, DownloadError, DuplicateId, Forgotten, InvalidJob, InvalidReply, JobError, JobFailed,
-    JobTimeout, PublishError, PublishRefused, PublishTimeout, QueueFull, ReplyQueueLost, Unroutable, VramqError,
+    JobTimeout, PublishError, PublishRefused, PublishTimeout, QueueFull, ReplyQueueLost, Unroutable, VramqError, Withdrawn,
 )
 from .models import Bytes, Cancelled, Embedding, File, InvalidInput, Item, Json, Model, OutOfMemory, Uri, serve
 
@@ -23,7 +23,7 @@ __all__ = [
     "AsyncClient", "AsyncJob", "Bytes", "Cancelled", "Client", "ClientClosed", "ConnectError", "Disconnected", "DownloadError",
     "DuplicateId", "Embedding", "File", "Forgotten", "InvalidInput", "InvalidJob", "InvalidReply", "Item", "Job", "JobError",
     "JobFailed", "JobTimeout", "Json", "Model", "OutOfMemory", "PublishError", "PublishRefused", "PublishTimeout", "QueueFull",
-    "ReplyQueueLost", "Result", "Sparse", "Unroutable", "Uri", "VramqError", "download", "download_file", "serve",
+    "ReplyQueueLost", "Result", "Sparse", "Unroutable", "Uri", "VramqError", "Withdrawn", "download", "download_file", "serve",
 ]
 
 _Input = str | bytes | bytearray | memoryview | Uri | Json
@@ -62,6 +62,7 @@ class AsyncJob:
     async def result(self, timeout: float | None = None) -> Result: ...
     def __await__(self) -> Generator[Any, None, Result]: ...
     def progress(self) -> AsyncGenerator[tuple[int, int], None]: ...
+    def withdraw(self) -> None: ...
     def forget(self) -> None: ...
 
 class AsyncClient:
@@ -116,6 +117,7 @@ class Job:
     def items_done(self) -> int: ...
     def result(self, timeout: float | None = None) -> Result: ...
     def progress(self) -> Generator[tuple[int, int], None, None]: ...
+    def withdraw(self) -> None: ...
     def forget(self) -> None: ...
 
 class Client:

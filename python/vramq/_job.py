@@ -4,7 +4,7 @@ import asyncio
 from collections import OrderedDict
 
 from . import _wire
-from .errors import Forgotten, JobTimeout
+from .errors import Forgotten, JobTimeout, Withdrawn
 
 
 class AsyncJob:
@@ -27,7 +27,8 @@ class AsyncJob:
         """The outputs, in the order of the inputs.
 
         With `timeout` (seconds) it raises TimeoutError when that has passed, and the job goes on. Raises JobFailed,
-        JobTimeout, ReplyQueueLost, InvalidReply, Forgotten, Disconnected or ClientClosed when the job has ended without them.
+        JobTimeout, ReplyQueueLost, InvalidReply, Withdrawn, Forgotten, Disconnected or ClientClosed when the job has ended without
+        them.
         """
         try:
             # Shielded: a caller who stops waiting does not end the job for others.
@@ -54,6 +55,11 @@ class AsyncJob:
                 pending.changed.clear()
                 await pending.changed.wait()
 
+    def withdraw(self):
+        """Takes the job back, unless it has ended: workers start no further pass for it, and it leaves no dead letter."""
+        self._pending.withdraw()
+        self._pending.fail(Withdrawn(f"job {self.id!r} was withdrawn"))
+
     def forget(self):
         """Stops waiting for the job: its replies are dropped. The job itself still runs."""
         self._pending.fail(Forgotten(f"job {self.id!r} was forgotten"))
@@ -62,23 +68,33 @@ class AsyncJob:
 class Pending:
     """A job from the call that makes it until its last reply. `future` ends with the Result, or with why there is none."""
 
-    def __init__(self, job_id, model, items, timeout, on_progress=None, key=None):
+    def __init__(self, job_id, model, items, timeout, on_progress=None, key=None, withdrawals=None, secret=None):
         loop = asyncio.get_running_loop()
         # The routing key: the model's name, unless its workers have another.
         self.key = model if key is None else _wire.checked_name(key)
         self.id, self.model, self.assembly = job_id, model, _wire.Assembly(items)
         self.future, self.changed = loop.create_future(), asyncio.Event()
         self.confirmed, self.timeout, self.on_progress = False, timeout, on_progress
+        # Whether the broker may have it; and what withdraws it, None if this client does not.
+        self.sent, self.secret, self._withdrawals = False, secret, withdrawals
         timer = None if timeout is None else loop.call_later(timeout, self._expire)
         self.future.add_done_callback(lambda _: self._end(timer))
 
     def _expire(self):
+        # Nobody waits for it any more.
+        self.withdraw()
         self.fail(JobTimeout(self.timeout, self.assembly.done, self.assembly.items))
 
     def _end(self, timer):
         if timer is not None:
             timer.cancel()
         self.changed.set()
+
+    def withdraw(self):
+        """Takes the job back if it has not ended, and the broker may have it. The caller ends it next."""
+        if self.sent and self.secret is not None and not self.future.done():
+            secret, self.secret = self.secret, None
+            self._withdrawals.add(self.id, secret)
 
     def fail(self, error):
         if not self.future.done():

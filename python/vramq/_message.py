@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import aio_pika
 from pamqp.header import ContentHeader
 
+from ._withdraw import DIGEST
 from .errors import InvalidJob
 
 # An AMQP short string.
@@ -31,9 +32,12 @@ def checked_id(job_id):
     return _short_text("the job id", job_id)
 
 
-def job_message(body, content_type, job_id, reply_to, user, *, priority, expiration, batch_hint, traceparent, headers):
-    """The message that publishes a job. Raises InvalidJob if AMQP, RabbitMQ or workers would not take it."""
+def job_message(body, content_type, job_id, reply_to, user, *, priority, expiration, batch_hint, traceparent, headers, digest=None):
+    """The message that publishes a job; `digest` is that of the secret that withdraws it. Raises InvalidJob
+    if AMQP, RabbitMQ or workers would not take it."""
     headers = _headers(headers)
+    if digest is not None:
+        headers[DIGEST] = digest
     if batch_hint is not None:
         headers["batch-hint"] = _integer("batch_hint", batch_hint, 1, BATCH_HINT_MAX)
     if traceparent is not None:

@@ -80,6 +80,7 @@ class Publisher:
 
 
 async def _publish_once(session, message, pending):
+    pending.sent = True
     try:
         await in_own_task(session.jobs.publish(message, routing_key=pending.key, mandatory=True), until=(pending.future, session.gone))
     except asyncio.TimeoutError:

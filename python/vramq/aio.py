@@ -9,6 +9,7 @@ import asyncio
 import random
 import time
 import uuid
+from collections.abc import Mapping
 
 from aiormq.exceptions import AMQPError
 
@@ -17,9 +18,10 @@ from ._job import AsyncJob, Pending, Slots
 from ._message import checked_id, checked_timeout, job_message
 from ._publish import Publisher
 from ._session import CLOSE_S, LOST, Connector, in_own_task, user_of
+from ._withdraw import DIGEST, Withdrawals, digest_of, new_secret
 from .errors import (
     ClientClosed, ConnectError, Disconnected, DuplicateId, InvalidJob, InvalidReply, JobFailed, JobTimeout,
-    PublishTimeout, ReplyQueueLost,
+    PublishTimeout, ReplyQueueLost, VramqError,
 )
 
 __all__ = ["AsyncClient", "AsyncJob"]
@@ -42,7 +44,8 @@ class AsyncClient:
     cluster, tried in turn. `ca` is a PEM file with the certificates of a private authority; `ssl_context` replaces it
     where more is wanted, such as a client certificate.
 
-    Times are in seconds. `timeout` is for a job from `submit` to its last reply, None for no limit. `reconnect_for` is how
+    Times are in seconds. `timeout` is for a job from `submit` to its last reply, None for no limit; a job whose time is up is
+    withdrawn, as is one whose caller is cancelled, so that no worker runs it for nobody. `reconnect_for` is how
     long a lost connection is tried before everything in flight fails; None: for ever. `reply_queue_expires` is how long
     the broker keeps the replies while this client is away.
 
@@ -67,6 +70,7 @@ class AsyncClient:
         # All that have not ended; and by id those whose replies come here.
         self._pending, self._jobs = set(), {}
         self._session = self._opened = self._publisher = None
+        self._withdrawals = Withdrawals(lambda: self._session)
         self._keeper = self._ended = self._closing = None
 
     async def __aenter__(self):
@@ -90,7 +94,14 @@ class AsyncClient:
         return self
 
     async def close(self):
-        """Deletes the reply queue and closes the connections. Jobs that are in flight fail with ClientClosed."""
+        """Withdraws the jobs that are in flight, which fail with ClientClosed, deletes the reply queue and closes the connections.
+
+        It takes some seconds at most, and a second if workers do not say at once what became of the withdrawn jobs. Without a
+        connection no job is withdrawn.
+        """
+        if self._ended is None:
+            for pending in self._pending:
+                pending.withdraw()
         self._end(ClientClosed("the client was closed"))
         if self._keeper is None:
             return
@@ -102,6 +113,8 @@ class AsyncClient:
     async def _close(self):
         session = self._session
         if session is not None and not session.lost.done():
+            # Before the queue is gone: a withdrawal may come too late, and a reply without a queue is a dead letter.
+            await self._withdrawals.close()
             try:
                 await in_own_task(session.stop_replies(), CLOSE_S)
                 await in_own_task(session.replies.queue_delete(self.reply_queue), CLOSE_S)
@@ -129,29 +142,31 @@ class AsyncClient:
             if not callable(on_progress):
                 raise InvalidJob(f"on_progress is {on_progress!r}, and has to be a function")
             params = {**params, "progress": True}
+        # A caller that names a digest has a secret of its own, and withdraws the job by itself.
+        secret = None if isinstance(headers, Mapping) and DIGEST in headers else new_secret()
         message = self._message(model, inputs, params, job_id, self.reply_queue, priority=priority, expiration=expiration,
-                                batch_hint=batch_hint, traceparent=traceparent, headers=headers)
+                                batch_hint=batch_hint, traceparent=traceparent, headers=headers, digest=secret and digest_of(secret))
         if job_id in self._jobs:
             raise DuplicateId(f"job id {job_id!r} is already in flight")
-        pending = Pending(job_id, model, len(inputs), timeout, on_progress, key)
+        pending = Pending(job_id, model, len(inputs), timeout, on_progress, key, self._withdrawals, secret)
         self._jobs[job_id] = pending
         pending.future.add_done_callback(lambda _: self._jobs.pop(job_id))
         await self._publish(message, pending)
         return AsyncJob(pending)
 
     async def run(self, model, inputs, **options):
-        """`submit`, and the Result. If the caller is cancelled, the job is forgotten."""
+        """`submit`, and the Result. If the caller is cancelled, the job is withdrawn."""
         job = await self.submit(model, inputs, **options)
         try:
             return await job.result()
         finally:
-            job.forget()
+            job.withdraw()
 
     async def embed(self, model, texts, *, dtype="f32", job_items=EMBED_ITEMS, **options):
         """The embeddings of many texts as one NumPy array, a row for each text.
 
         Texts are split into jobs of `job_items`; the worker runs several jobs in one pass. If a job fails, the error is
-        raised and the other jobs are forgotten.
+        raised and the other jobs are withdrawn.
         """
         texts = _wire.input_list(texts)
         if not texts:
@@ -215,7 +230,10 @@ class AsyncClient:
                 text = f"{self._slots.count} jobs are in flight, and this one had no slot within {pending.timeout:g} s"
                 raise PublishTimeout(text)
             await self._publisher.publish(message, pending)
-        except BaseException:
+        except BaseException as error:
+            # Who is cancelled does not want the job any more; one that the broker refuses is not there.
+            if not isinstance(error, VramqError):
+                pending.withdraw()
             pending.future.cancel()
             raise
 
@@ -249,6 +267,7 @@ class AsyncClient:
             self._end(Disconnected(f"the connection to the broker is lost: {error}"))
         finally:
             self._end(ClientClosed("the client's event loop has ended"))
+            await self._withdrawals.stop()
             await session.drop()
 
     async def _reopen(self, wait):
@@ -267,6 +286,7 @@ class AsyncClient:
         for pending in list(self._jobs.values()):
             if pending.confirmed:
                 text = "the reply queue was lost, and with it any reply; the job itself may have run"
+                pending.withdraw()
                 pending.fail(ReplyQueueLost(text))
 
     def _end(self, error):
@@ -281,7 +301,7 @@ class AsyncClient:
         """A reply from the queue: acknowledged after it was taken in; one that nobody awaits is dropped."""
         pending = self._jobs.get(message.correlation_id)
         if pending is None or pending.future.done():
-            self.strays += 1
+            self._drop(message)
         else:
             self._take_for(pending, message)
         try:
@@ -289,9 +309,17 @@ class AsyncClient:
         except (AMQPError, *LOST):
             pass  # The session is gone; the broker delivers it again, and its items are dropped as duplicates.
 
+    def _drop(self, message):
+        self.strays += 1
+        if message.type in ("done", "failed"):
+            self._withdrawals.ended(message.correlation_id)
+
     def _take_for(self, pending, message):
         try:
             reply = _wire.decode_reply(message.type, message.content_type, message.headers or {}, message.body)
+            if isinstance(reply, _wire.Failure) and reply.reason == "withdrawn" and pending.secret is not None:
+                # The end of an earlier job with this id: its caller gave up on it, and has submitted it again.
+                return self._drop(message)
             if isinstance(reply, _wire.Failure):
                 return pending.fail(JobFailed(reply.reason, reply.error, pending.assembly.outputs()))
             if not isinstance(reply, _wire.Part):

@@ -16,7 +16,7 @@ import weakref
 from collections import OrderedDict
 
 from .client import Client
-from .errors import VramqError
+from .errors import VramqError, Withdrawn
 
 __all__ = ["App", "AsyncResult", "Task"]
 
@@ -34,7 +34,6 @@ _ABSENT = {
     **dict.fromkeys(("then", "children", "parent", "graph", "collect"), _NO_WORKFLOWS),
     **dict.fromkeys(("run", "apply"), "the model runs on a worker: call the task, or use `delay`"),
     "retry": "workers retry what can be tried again",
-    "revoke": "`forget` drops the result, and `vramq control cancel ID` stops a job that a worker has",
 }
 
 
@@ -217,11 +216,13 @@ class AsyncResult(_Celery):
 
     @property
     def state(self):
-        """PENDING, SUCCESS or FAILURE."""
+        """PENDING, SUCCESS, FAILURE or REVOKED."""
         if not self._job.done:
             return "PENDING"
         try:
             self._job.result()
+        except Withdrawn:
+            return "REVOKED"
         except VramqError:
             return "FAILURE"
         return "SUCCESS"
@@ -234,6 +235,11 @@ class AsyncResult(_Celery):
         return self._value(None, False) if self._job.done else None
 
     info = result
+
+    def revoke(self, connection=None, terminate=False, signal=None, wait=False, timeout=None):
+        """Takes the task back, unless it has ended. Workers start no further pass of it, and ask a program that runs it to stop, so that
+        `terminate` makes no difference, nor does any other option. `get` raises `vramq.Withdrawn` from then on."""
+        self._job.withdraw()
 
     def forget(self):
         """Drops the result. The task itself still runs."""

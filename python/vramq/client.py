@@ -48,6 +48,17 @@ class Job:
             except StopAsyncIteration:
                 return
 
+    def withdraw(self):
+        """Takes the job back, unless it has ended: workers start no further pass for it, and it leaves no dead letter."""
+
+        async def withdraw():
+            self._job.withdraw()
+
+        try:
+            self._client._call(withdraw())
+        except ClientClosed:  # Which has withdrawn it.
+            pass
+
     def forget(self):
         """Stops waiting for the job: its replies are dropped. The job itself still runs."""
         self._client._call_soon(self._job.forget)
@@ -106,7 +117,8 @@ class Client:
         return self._call(self._client.publish(model, inputs, **options))
 
     def close(self):
-        """Deletes the reply queue and closes the connections. Jobs that are in flight fail with ClientClosed."""
+        """Withdraws the jobs that are in flight, which fail with ClientClosed, deletes the reply queue and closes the connections. It takes
+        some seconds at most, as `AsyncClient.close`."""
         try:
             self._call(self._client.close())
         except ClientClosed:  # It was closed already, or is the parent's.

@@ -5,7 +5,7 @@ from typing import Any, List
 __all__ = [
     "ClientClosed", "ConnectError", "Disconnected", "DownloadError", "DuplicateId", "Forgotten", "InvalidJob", "InvalidReply",
     "JobError", "JobFailed", "JobTimeout", "PublishError", "PublishRefused", "PublishTimeout", "QueueFull", "ReplyQueueLost",
-    "Unroutable", "VramqError",
+    "Unroutable", "VramqError", "Withdrawn",
 ]
 
 
@@ -68,7 +68,7 @@ class PublishRefused(PublishError):
 
 
 class PublishTimeout(PublishError):
-    """The broker did not confirm the job in time. The job may be in the queue anyway."""
+    """The broker did not confirm the job in time. The job may be in the queue anyway; one that `submit` sent is withdrawn."""
 
     retryable = True
 
@@ -97,7 +97,7 @@ class JobFailed(JobError):
 
 
 class JobTimeout(JobError, TimeoutError):
-    """No complete reply in time. The job may still run; its replies are dropped."""
+    """No complete reply in time. The client withdraws the job: workers start no further pass for it."""
 
     def __init__(self, seconds: float, items_done: int, items: int) -> None:
         super().__init__(f"no complete reply within {seconds:g} s: {items_done} of {items} items are answered")
@@ -105,7 +105,12 @@ class JobTimeout(JobError, TimeoutError):
 
 
 class ReplyQueueLost(JobError):
-    """The reply queue was deleted or expired, and replies with it. The job may have run; submitted again, it may run twice."""
+    """The reply queue was deleted or expired, and replies with it. The job may have run. The client withdraws it, so that it mostly does
+    not run twice if it is submitted again."""
+
+
+class Withdrawn(JobError):
+    """The caller took the job back with `withdraw`."""
 
 
 class Forgotten(JobError):

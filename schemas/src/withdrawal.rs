@@ -26,8 +26,9 @@ pub const TYPE: &str = "withdraw";
 /// The longest withdrawal, in bytes: an id of 255 and a secret of 64, both escaped. Longer ones are ignored unread.
 pub const WITHDRAWAL_BYTES_MAX: usize = 2048;
 
-/// How long a worker remembers a withdrawal of a job that it does not hold. Callers repeat it more often than this.
-pub const REMEMBERED_S: u64 = 60;
+/// How long a worker remembers a withdrawal of a job that it does not hold. A caller that goes on repeats it more often than this; one
+/// that ends says it once, and its job may wait behind others for long.
+pub const REMEMBERED_S: u64 = 3600;
 
 /// The body of a withdrawal, in JSON.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +49,12 @@ impl Withdrawal {
     /// What the header of a job must say for this withdrawal to be believed.
     pub fn digest(&self) -> Digest {
         Digest::of(&self.secret)
+    }
+
+    /// The body of its message.
+    pub fn to_json(&self) -> Vec<u8> {
+        // Two texts: cannot fail.
+        serde_json::to_vec(self).unwrap_or_default()
     }
 }
 
@@ -101,8 +108,7 @@ mod tests {
         // The standard's example (FIPS 180-2, B.1).
         let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(withdrawal.digest().to_string(), expected);
-        let body = serde_json::to_string(&withdrawal).unwrap();
-        assert_eq!(body, r#"{"job":"one","secret":"abc"}"#);
+        assert_eq!(withdrawal.to_json(), br#"{"job":"one","secret":"abc"}"#);
         assert!(!format!("{withdrawal:?}").contains("abc"));
     }
 

@@ -1,6 +1,7 @@
 //! `vramq submit`: publishes jobs with texts or JSON values, and writes their results.
 
 mod input;
+mod interrupt;
 mod job;
 mod npy;
 mod output;
@@ -22,6 +23,7 @@ use crate::output::text::{counted, safe};
 use crate::signals::Signals;
 use crate::{duration, exit};
 use input::{Chunk, InputError, Kind, Source};
+use interrupt::Interrupt;
 use job::{Failure, JobResult, JobTemplate};
 use output::Results;
 
@@ -36,6 +38,8 @@ Examples:
   vramq submit --model minilm --file passages.txt -o vectors.npy
   head -n 100 passages.txt | vramq submit --model minilm --with-text - > vectors.jsonl
   vramq submit --model echo --json '[1, 2]' null
+
+Interrupted, it withdraws the jobs that have no answer: they start no further pass. A second interrupt ends it at once.
 
 Exit codes:
   0 all answered · 1 some jobs failed, the others are written · 2 usage or input · 3 broker unreachable
@@ -193,12 +197,19 @@ pub(crate) async fn run(mut args: Args) -> u8 {
         }
     };
     let progress = Progress::new("items", total, args.quiet);
-    let code = work(&client, &template, first, chunks, results, &progress, args.jobs as usize).await;
-    client.close().await;
-    code
+    match work(&client, &template, first, chunks, results, &progress, args.jobs as usize).await {
+        Ok(code) => {
+            client.close().await;
+            code
+        }
+        Err(interrupt) => interrupt.withdraw(&client).await,
+    }
 }
 
-/// Submits chunks and writes outputs until the input ends, or something ends it early.
+/// Submits chunks and writes outputs until the input ends, or something ends it early; the exit code.
+///
+/// # Errors
+/// A signal came.
 async fn work(
     client: &Client,
     template: &JobTemplate,
@@ -207,7 +218,7 @@ async fn work(
     mut results: Results,
     progress: &Progress,
     jobs: usize,
-) -> u8 {
+) -> Result<u8, Interrupt> {
     let stop = Cell::new(false);
     let input_fault = Cell::new(None);
     let chunks = stream::unfold((Some(first), chunks), |(first, mut chunks)| async {
@@ -232,28 +243,29 @@ async fn work(
     let mut ticks = progress.ticks();
     let mut signals = match Signals::new() {
         Ok(signals) => signals,
-        Err(error) => return usage(&format!("listen for signals: {error}")),
+        Err(error) => return Ok(usage(&format!("listen for signals: {error}"))),
     };
     loop {
         tokio::select! {
-            (code, name) = signals.next() => {
+            signal = signals.next() => {
                 progress.clear();
-                eprintln!("{name}: {} jobs were still out; they run, and end as dead letters (unroutable)", template.out());
-                return end_early(results, code);
+                let interrupt = Interrupt::new(signal, signals, client, template);
+                end_early(results, signal.0);
+                return Err(interrupt);
             }
             _ = ticks.tick() => progress.tick(),
             answer = answers.next() => match answer {
                 None => break,
                 Some(answer) => {
                     if let Err(error) = totals.take(&answer, &mut results, template, progress) {
-                        return written_off(&error, results, progress);
+                        return Ok(written_off(&error, results, progress));
                     }
                     stop.set(totals.fatal.is_some());
                 }
             },
         }
     }
-    totals.finish(results, input_fault.take(), template, progress)
+    Ok(totals.finish(results, input_fault.take(), template, progress))
 }
 
 impl Totals {

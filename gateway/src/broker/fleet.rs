@@ -158,6 +158,21 @@ impl Fleet {
         self.keys(now).get(model).filter(|key| **key != model).map(|key| (*key).to_owned())
     }
 
+    /// The model whose key a name is, if it is no model's name. Its workers reject jobs for a model of that name.
+    pub fn model_under(&self, name: &str, now: Instant) -> Option<String> {
+        let alive = self.workers.values().filter(|seen| seen.alive(now));
+        let mut found = None;
+        for status in alive.flat_map(|seen| &seen.heartbeat.models) {
+            if status.model == name {
+                return None;
+            }
+            if status.key == name && found.is_none_or(|before| *before > status.model) {
+                found = Some(&status.model);
+            }
+        }
+        found.cloned()
+    }
+
     /// Whether a worker that lives has a model.
     pub fn serves(&self, model: &str, now: Instant) -> bool {
         let mut alive = self.workers.values().filter(|seen| seen.alive(now));

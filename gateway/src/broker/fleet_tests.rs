@@ -147,6 +147,10 @@ fn a_model_that_has_another_key_alone_is_reached_under_it() {
     assert_eq!(hear("c", "m"), (None, 1, true));
     assert!(fleet.takes("m", "m-large", now) && !fleet.takes("m", "other", now));
     assert_eq!(fleet.other_key("nobody", now), None);
+    // A key is no model's name, unless a model has that name.
+    assert_eq!(fleet.model_under("m-large", now).as_deref(), Some("m"));
+    assert_eq!((fleet.model_under("m", now), fleet.model_under("nobody", now)), (None, None));
+    assert_eq!(fleet.model_under("m-large", now + Duration::from_secs(16)), None);
 }
 
 #[test]

@@ -6,28 +6,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
-use lapin::options::{BasicPublishOptions, ExchangeDeclareOptions};
+use lapin::options::ExchangeDeclareOptions;
 use lapin::protocol::AMQPErrorKind;
-use lapin::types::{FieldTable, ShortString};
-use lapin::{BasicProperties, Channel, Connection, Consumer, ErrorKind, ExchangeKind};
+use lapin::types::FieldTable;
+use lapin::{Channel, Connection, Consumer, ErrorKind, ExchangeKind};
 use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use vramq_amqp::{
-    Address, Depth, is_missing, next_delivery, queue_depth, reply_code, subscribe_to_heartbeats,
+    Address, Depth, REPEAT_EVERY, Withdrawals, is_missing, next_delivery, publish_withdrawals, queue_depth,
+    reply_code, subscribe_to_heartbeats,
 };
 use vramq_schemas::topology::{WITHDRAWALS_EXCHANGE, bulk_queue, jobs_queue};
-use vramq_schemas::withdrawal::{self, REMEMBERED_S, Withdrawal};
+use vramq_schemas::withdrawal::Withdrawal;
 
 use super::dead_letters::{self, Letters};
 use super::fleet::Fleet;
 use super::outlook::Queues;
 use super::questions::{self, ANSWER_WITHIN, Asker, NoAnswer, Question, Questions, Turn};
-use super::withdrawals::Withdrawals;
-
-/// The interval at which withdrawals are repeated: a worker that joined misses one for no longer than this. Several times within
-/// the time for which workers remember a withdrawal.
-const REPEAT_EVERY: Duration = Duration::from_secs(5);
-const _: () = assert!(REPEAT_EVERY.as_secs() * 3 < REMEMBERED_S);
 
 /// How often the exchange of heartbeats is looked for while it is missing.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -175,9 +170,9 @@ impl LinkTask {
                     None => heartbeats = None,
                 },
                 _ = look.tick(), if heartbeats.is_none() => heartbeats = subscribe_to_heartbeats(connection).await?,
-                _ = repeat.tick() => withdraw(withdrawing.as_ref(), link.withdrawals.all()).await?,
+                _ = repeat.tick() => withdraw(withdrawing.as_ref(), &link.withdrawals.all()).await?,
                 () = link.withdrawals.added.notified() => {
-                    withdraw(withdrawing.as_ref(), link.withdrawals.take_unsent()).await?;
+                    withdraw(withdrawing.as_ref(), &link.withdrawals.take_unsent()).await?;
                 }
                 Some(question) = self.questions.next() => self.answer(connection, question).await?,
             }
@@ -280,20 +275,11 @@ async fn withdrawals_channel(connection: &Connection) -> lapin::Result<Option<Ch
 }
 
 /// Without confirms: what is lost is repeated.
-async fn withdraw(channel: Option<&Channel>, withdrawals: Vec<Withdrawal>) -> lapin::Result<()> {
-    let Some(channel) = channel else { return Ok(()) };
-    for withdrawal in withdrawals {
-        // Two texts: cannot fail.
-        let body = serde_json::to_vec(&withdrawal).unwrap_or_default();
-        let properties = BasicProperties::default()
-            .with_type(withdrawal::TYPE.into())
-            .with_content_type("application/json".into())
-            .with_expiration((REMEMBERED_S * 1000).to_string().into());
-        let options = BasicPublishOptions::default();
-        let key = ShortString::default();
-        channel.basic_publish(WITHDRAWALS_EXCHANGE.into(), key, options, &body, properties).await?;
+async fn withdraw(channel: Option<&Channel>, withdrawals: &[Withdrawal]) -> lapin::Result<()> {
+    match channel {
+        Some(channel) => publish_withdrawals(channel, withdrawals).await,
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Whether an error has closed a channel and left the connection open.

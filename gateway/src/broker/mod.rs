@@ -6,4 +6,3 @@ pub mod link;
 pub mod outlook;
 mod questions;
 mod rates;
-pub mod withdrawals;

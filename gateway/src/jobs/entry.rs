@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use uuid::Uuid;
+use vramq_amqp::new_secret;
 use vramq_producer::{Answer, Output};
 use vramq_schemas::json_budget::JsonSize;
 use vramq_schemas::output_name::OutputOwner;
@@ -143,8 +143,7 @@ impl Entry {
             created_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
             fingerprint,
             output_owners: Vec::new(),
-            // 244 random bits.
-            secret: format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple()),
+            secret: new_secret(),
             state: watch::Sender::new(State::Publishing),
             events: Mutex::default(),
             withdrawn: watch::Sender::new(false),

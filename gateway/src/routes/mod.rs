@@ -197,9 +197,13 @@ pub async fn wait(
             return Err(Problem::timeout(message).of_job(&entry.message_id));
         }
         Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {
-            guard.armed = false;
             app.cut_off();
-            let message = "this gateway is stopping; the job goes on, and its result is lost to this request";
+            // Other gateways take on what can be asked for again, if they can know of it.
+            guard.armed = !may_come_again || app.adoption.is_none();
+            let message = match guard.armed {
+                true => "this gateway is stopping; the job was withdrawn",
+                false => "this gateway is stopping; the job goes on: the same request with the same Idempotency-Key waits for it at another",
+            };
             return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "draining", message)
                 .with_retry(Retry::No)
                 .of_job(&entry.message_id));

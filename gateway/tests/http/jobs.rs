@@ -36,6 +36,11 @@ fn a_model_that_has_only_a_key_of_its_own_is_reached_by_its_name() {
     let answer = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=20")], Some(&job()));
     assert_eq!((answer.status, &answer.json()["state"]), (200, &json!("done")), "{answer:?}");
     assert_eq!(setup.messages(&format!("vramq.jobs.{ECHO}")), None, "no queue has its name");
+    // The key is not its name: as a model's name it would end as a dead letter.
+    let by_key = gateway.post("/v1/jobs", &json!({"model": "its-key", "inputs": ["x"]}));
+    assert_eq!(by_key.status, 404, "{by_key:?}");
+    let message = by_key.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains(&format!("is the key of the model `{ECHO}`")), "{message}");
     // While its worker is away, the model is known, and nobody takes its jobs.
     setup.workers[0].signal("TERM");
     assert_eq!(setup.workers[0].wait(), Some(0));

@@ -1,5 +1,6 @@
 //! When a caller hangs up, the gateway withdraws its job.
 
+use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::net::TcpStream;
 
@@ -48,12 +49,26 @@ impl Listener {
     /// The next withdrawal of a job: those of others are repeated meanwhile, and there may be nonsense.
     pub async fn withdrawal(&mut self, job: &str) -> Withdrawal {
         loop {
-            let delivery = tokio::time::timeout(DEADLINE, self.withdrawals.next()).await.expect("in time");
-            match serde_json::from_slice::<Withdrawal>(&delivery.unwrap().unwrap().data) {
-                Ok(withdrawal) if withdrawal.job == job => return withdrawal,
+            match self.next_withdrawal().await {
+                Some(withdrawal) if withdrawal.job == job => return withdrawal,
                 _ => {}
             }
         }
+    }
+
+    /// Waits for the withdrawals of all these jobs, in any order.
+    pub async fn all_withdrawn(&mut self, jobs: impl IntoIterator<Item = String>) {
+        let mut left = jobs.into_iter().collect::<BTreeSet<_>>();
+        while !left.is_empty() {
+            if let Some(withdrawal) = self.next_withdrawal().await {
+                left.remove(&withdrawal.job);
+            }
+        }
+    }
+
+    async fn next_withdrawal(&mut self) -> Option<Withdrawal> {
+        let delivery = tokio::time::timeout(DEADLINE, self.withdrawals.next()).await.expect("in time");
+        serde_json::from_slice(&delivery.unwrap().unwrap().data).ok()
     }
 
     /// Id and digest of the next job that is published.

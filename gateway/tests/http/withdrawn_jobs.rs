@@ -179,6 +179,42 @@ async fn while_it_runs() {
     assert_eq!(held.setup.counter("items"), Some(2));
 }
 
+/// Nobody takes the replies to the jobs of requests that a stopping gateway cuts off.
+#[tokio::test(flavor = "multi_thread")]
+async fn when_its_gateway_stops() {
+    let mut held = Held::at("pass=hang", &[]);
+    let mut listener = listen(&held.setup, ECHO).await;
+    let _runs = held.will_hang_up(&["runs"]);
+    let (runs, _) = listener.job().await;
+    held.setup.until_counter("in_hand", 1);
+    let _next = held.will_hang_up(&["next"]);
+    let (next, _) = listener.job().await;
+    held.setup.until_counter("in_hand", 2);
+    held.put("later", &["x"]);
+    let (later, _) = listener.job().await;
+    held.setup.until_counter("waiting", 2);
+    let stopping = &mut held.setup.gateways[0].program;
+    stopping.signal("TERM");
+    until("the drain has begun", || stopping.log().contains("draining").then_some(()));
+    // The second signal ends it.
+    stopping.signal("TERM");
+    assert_eq!(stopping.wait(), Some(1));
+    listener.all_withdrawn([runs, next]).await;
+    // When the later withdrawal took effect, so have the others.
+    held.delete("later");
+    listener.withdrawal(&later).await;
+    let goes_on = &held.setup.gateways[1];
+    until("the later one has ended", || {
+        (goes_on.metric("vramq_gateway_withdrawals_open", "") == 0.0).then_some(())
+    });
+    held.release();
+    held.setup.until_counter("withdrawn", 3);
+    held.setup.until_counter("in_hand", 0);
+    assert_eq!(held.setup.messages("vramq.dead.echo"), Some(0));
+    let log = held.setup.workers[0].log();
+    assert!(!log.contains("job dead-lettered"), "{log}");
+}
+
 #[test]
 fn between_two_parts() {
     // Passes of four items, of which one makes a part; then the worker stops.

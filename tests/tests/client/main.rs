@@ -14,3 +14,4 @@ mod reconnect;
 mod replies;
 mod submit;
 mod submit_errors;
+mod withdraw;

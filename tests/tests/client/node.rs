@@ -10,6 +10,7 @@ use vramq_tests::programs::{root, setting};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::{on_one_setup, on_queue_types};
 
+use crate::common::held::HeldWorker;
 use crate::common::package::{
     dead_letters_are_expected, succeeds, succeeds_when_cut_off, succeeds_while_cut, unserved_model,
 };
@@ -26,6 +27,7 @@ on_queue_types!(
 on_one_setup!(
     a_refused_job_ends_no_other,
     who_stops_waiting_gives_the_slot_back,
+    jobs_of_callers_that_give_up_are_withdrawn,
     closing_ends_what_waits_for_the_broker,
     vectors_come_as_numbers_and_as_base64,
     the_golden_bytes_are_read,
@@ -83,6 +85,12 @@ async fn a_lost_reply_queue_fails_its_jobs(env: &mut TestEnv) -> Result<()> {
 async fn reconnecting_ends_at_its_limit(env: &mut TestEnv) -> Result<()> {
     let folder = tempfile::tempdir()?;
     succeeds_when_cut_off(env, |url| scenario(folder.path(), "gives_up", url)).await
+}
+
+async fn jobs_of_callers_that_give_up_are_withdrawn(env: &mut TestEnv) -> Result<()> {
+    let held = HeldWorker::start(env).await?;
+    run("withdrawn", env).await?;
+    held.all_are_withdrawn(env, 4).await
 }
 
 async fn a_refused_job_ends_no_other(env: &mut TestEnv) -> Result<()> {

@@ -19,6 +19,7 @@ use vramq_tests::web_server::WebServer;
 use vramq_tests::worker::run_to_end_within;
 use vramq_tests::{on_one_setup, on_queue_types};
 
+use crate::common::held::HeldWorker;
 use crate::common::package::{
     DEADLINE, dead_letters_are_expected, succeeds, succeeds_when_cut_off, succeeds_while_cut, unserved_model,
 };
@@ -37,6 +38,7 @@ on_queue_types!(
 on_one_setup!(
     a_refused_job_ends_no_other,
     who_stops_waiting_gives_the_slot_back,
+    jobs_of_callers_that_give_up_are_withdrawn,
     closing_ends_what_other_threads_wait_for,
     closing_ends_what_waits_for_the_broker,
     the_oldest_python_does_the_same,
@@ -118,6 +120,12 @@ async fn who_stops_waiting_gives_the_slot_back(env: &mut TestEnv) -> Result<()> 
     env.worker(&[]).await?;
     unserved_model(env).await?;
     succeeds(scenario("slots", &env.url)?).await
+}
+
+async fn jobs_of_callers_that_give_up_are_withdrawn(env: &mut TestEnv) -> Result<()> {
+    let held = HeldWorker::start(env).await?;
+    succeeds(scenario("withdrawn", &env.url)?).await?;
+    held.all_are_withdrawn(env, 6).await
 }
 
 async fn closing_ends_what_other_threads_wait_for(env: &mut TestEnv) -> Result<()> {

@@ -85,7 +85,7 @@ fn read(delivery: &Delivery) -> Option<Withdrawn> {
         return None;
     }
     let withdrawal: Withdrawal = serde_json::from_slice(&delivery.data).ok()?;
-    // No job has a longer id, and the worker would remember it for a minute.
+    // No job has a longer id, and the worker would remember it for an hour.
     if withdrawal.job.len() > ID_BYTES_MAX {
         return None;
     }

@@ -1,6 +1,7 @@
 //! The test environment: a virtual host on a real RabbitMQ for every test, and a consumer that answers as workers do.
 
 pub mod command;
+pub mod held;
 pub mod http;
 pub mod package;
 pub mod worker;

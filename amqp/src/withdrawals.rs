@@ -1,0 +1,203 @@
+//! The jobs that callers have withdrawn and that have not ended yet: their withdrawals are published, and repeated.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use lapin::options::BasicPublishOptions;
+use lapin::types::ShortString;
+use lapin::{BasicProperties, Channel};
+use tokio::sync::Notify;
+use uuid::Uuid;
+use vramq_schemas::topology::WITHDRAWALS_EXCHANGE;
+use vramq_schemas::withdrawal::{REMEMBERED_S, TYPE, Withdrawal};
+
+/// Withdrawn jobs whose end is awaited. Each is repeated every few seconds, so that this bounds messages too; of more, the
+/// withdrawal is sent once.
+pub const WITHDRAWN_MAX: usize = 4_096;
+
+/// The interval at which withdrawals are repeated: a worker that joined misses one for no longer than this. Several times within
+/// the time for which workers remember a withdrawal.
+pub const REPEAT_EVERY: Duration = Duration::from_secs(5);
+const _: () = assert!(REPEAT_EVERY.as_secs() * 3 < REMEMBERED_S);
+
+/// How long a withdrawal is repeated. A job that a broker's own policy removed never ends.
+const REPEAT_FOR: Duration = Duration::from_secs(3600);
+
+/// The withdrawals to repeat. One entry a job; removed when the job has ended.
+#[derive(Debug, Default)]
+pub struct Withdrawals {
+    open: Mutex<Open>,
+    /// Tells who publishes them that there is a new one.
+    pub added: Notify,
+    /// Tells who waits for the end of all that one has ended.
+    ended: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    /// With the time since when.
+    by_job: HashMap<String, (Withdrawal, Instant)>,
+    /// Not sent once yet; at most [`WITHDRAWN_MAX`].
+    unsent: Vec<Withdrawal>,
+}
+
+/// A withdrawn job: as long as this lives, its withdrawal is repeated.
+#[derive(Debug)]
+pub struct Withdrawn {
+    withdrawals: Arc<Withdrawals>,
+    job: String,
+}
+
+/// A new secret of a job: 244 random bits.
+pub fn new_secret() -> String {
+    format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple())
+}
+
+/// Publishes withdrawals. On a channel in confirm mode it returns when the broker has them.
+///
+/// # Errors
+/// The channel is lost, also if there is no such exchange, or this user may not write to it.
+pub async fn publish_withdrawals(channel: &Channel, withdrawals: &[Withdrawal]) -> lapin::Result<()> {
+    let mut confirms = Vec::with_capacity(withdrawals.len());
+    for withdrawal in withdrawals {
+        let properties = BasicProperties::default()
+            .with_type(TYPE.into())
+            .with_content_type("application/json".into())
+            .with_expiration((REMEMBERED_S * 1000).to_string().into());
+        let (exchange, key, body) =
+            (WITHDRAWALS_EXCHANGE.into(), ShortString::default(), withdrawal.to_json());
+        let options = BasicPublishOptions::default();
+        confirms.push(channel.basic_publish(exchange, key, options, &body, properties).await?);
+    }
+    for confirm in confirms {
+        confirm.await?;
+    }
+    Ok(())
+}
+
+impl Withdrawals {
+    /// Withdraws a job until [`ended`](Self::ended) names it. False if too many are withdrawn: then its withdrawal is sent once.
+    pub fn withdraw(&self, withdrawal: Withdrawal) -> bool {
+        let mut open = self.open();
+        if open.unsent.len() < WITHDRAWN_MAX {
+            open.unsent.push(withdrawal.clone());
+        }
+        let room = open.by_job.len() < WITHDRAWN_MAX;
+        if room {
+            open.by_job.insert(withdrawal.job.clone(), (withdrawal, Instant::now()));
+        }
+        drop(open);
+        self.added.notify_one();
+        room
+    }
+
+    /// Withdraws a job for as long as the returned value lives. `None` if too many are withdrawn: then its withdrawal is sent once.
+    pub fn add(self: &Arc<Self>, withdrawal: Withdrawal) -> Option<Withdrawn> {
+        let job = withdrawal.job.clone();
+        self.withdraw(withdrawal).then(|| Withdrawn { withdrawals: Arc::clone(self), job })
+    }
+
+    /// The job has ended: its withdrawal is not repeated any more.
+    pub fn ended(&self, job: &str) {
+        if self.open().by_job.remove(job).is_some() {
+            self.ended.notify_one();
+        }
+    }
+
+    /// Those that were not sent yet.
+    pub fn take_unsent(&self) -> Vec<Withdrawal> {
+        std::mem::take(&mut self.open().unsent)
+    }
+
+    /// All that are to be repeated.
+    pub fn all(&self) -> Vec<Withdrawal> {
+        let mut open = self.open();
+        open.by_job.retain(|_, (_, since)| since.elapsed() < REPEAT_FOR);
+        open.by_job.values().map(|(withdrawal, _)| withdrawal.clone()).collect()
+    }
+
+    pub fn len(&self) -> usize {
+        self.open().by_job.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Resolves when all withdrawn jobs have ended. For one caller at a time.
+    pub async fn all_ended(&self) {
+        while !self.is_empty() {
+            self.ended.notified().await;
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        // Nothing panics while it holds the lock.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Withdrawn {
+    fn drop(&mut self) {
+        self.withdrawals.ended(&self.job);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn withdrawal(n: usize) -> Withdrawal {
+        Withdrawal { job: n.to_string(), secret: String::new() }
+    }
+
+    #[test]
+    fn a_withdrawal_is_repeated_until_its_job_has_ended() {
+        let withdrawals = Arc::new(Withdrawals::default());
+        let withdrawn = withdrawals.add(withdrawal(1)).unwrap();
+        assert_eq!(withdrawals.take_unsent(), [withdrawal(1)]);
+        assert!(withdrawals.take_unsent().is_empty());
+        assert_eq!(withdrawals.all(), [withdrawal(1)]);
+        drop(withdrawn);
+        assert!(withdrawals.is_empty());
+    }
+
+    #[test]
+    fn too_many_are_sent_once() {
+        let withdrawals = Arc::new(Withdrawals::default());
+        let held: Vec<_> = (0..WITHDRAWN_MAX).map(|n| withdrawals.add(withdrawal(n)).unwrap()).collect();
+        withdrawals.take_unsent();
+        assert!(withdrawals.add(withdrawal(WITHDRAWN_MAX)).is_none());
+        assert_eq!(withdrawals.take_unsent(), [withdrawal(WITHDRAWN_MAX)]);
+        assert_eq!(withdrawals.len(), held.len());
+    }
+
+    #[tokio::test]
+    async fn the_end_of_all_is_seen_whenever_it_was() {
+        let withdrawals = Withdrawals::default();
+        withdrawals.all_ended().await;
+        for job in 1..=3 {
+            assert!(withdrawals.withdraw(withdrawal(job)));
+        }
+        withdrawals.ended("1");
+        let others = async {
+            tokio::task::yield_now().await;
+            withdrawals.ended("2");
+            withdrawals.ended("unknown");
+            tokio::task::yield_now().await;
+            assert!(!withdrawals.is_empty());
+            withdrawals.ended("3");
+        };
+        tokio::join!(withdrawals.all_ended(), others);
+        assert!(withdrawals.is_empty());
+    }
+
+    #[test]
+    fn a_secret_is_64_hexadecimal_digits_and_used_once() {
+        let secret = new_secret();
+        assert_eq!(secret.len(), 64);
+        assert!(secret.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        assert_ne!(secret, new_secret());
+    }
+}

@@ -1,0 +1,128 @@
+"""Takes back jobs whose callers have given up on them: docs/wire.md of the project, "Withdrawals"."""
+
+import asyncio
+import datetime
+import hashlib
+import json
+import secrets
+
+import aio_pika
+from aiormq.exceptions import AMQPError
+
+from ._session import CLOSE_S, LOST, in_own_task
+
+EXCHANGE = "vramq.withdrawals"
+# The header of a job with the digest of its secret.
+DIGEST = "vramq-withdrawal"
+# Withdrawn jobs whose end is awaited; of more, the oldest are not repeated any more.
+WITHDRAWN_MAX = 4096
+# How often a withdrawal is repeated until its job has ended, and for how long: a worker that joins misses one for no longer than
+# that, and a job that the broker itself removed never ends.
+REPEAT_S, REPEAT_FOR_S = 5, 3600
+# How long workers remember a withdrawal.
+REMEMBERED_S = 3600
+# How long closing waits for the ends of withdrawn jobs. A worker that is not busy answers within milliseconds; the ends of jobs that
+# wait in a queue are not to be waited for.
+ENDS_S = 1
+
+
+def new_secret():
+    return secrets.token_hex(32)
+
+
+def digest_of(secret):
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+class Withdrawals:
+    """The jobs that were withdrawn and have not ended, and the task that publishes their withdrawals."""
+
+    def __init__(self, session):
+        """`session` is a function that gives the client's session, or None while there is none."""
+        self._session = session
+        # By the job's id: the secret, and the time of the event loop from when on.
+        self._open, self._unsent = {}, set()
+        self._task = self._changed = self._published = self._channel = self._exchange = self._of = None
+
+    def add(self, job_id, secret):
+        """Withdraws a job until `ended` names it."""
+        if len(self._open) >= WITHDRAWN_MAX:
+            self.ended(next(iter(self._open)))
+        loop = asyncio.get_running_loop()
+        self._open[job_id] = secret, loop.time()
+        self._unsent.add(job_id)
+        if self._task is None or self._task.done():
+            self._changed, self._published = asyncio.Event(), asyncio.Event()
+            self._task = loop.create_task(self._run())
+        self._published.clear()
+        self._changed.set()
+
+    def ended(self, job_id):
+        """The job has ended: its withdrawal is not repeated any more."""
+        self._unsent.discard(job_id)
+        if self._open.pop(job_id, None) is not None:
+            self._changed.set()
+
+    async def close(self):
+        """Waits until all are published and have ended, for a short time, and ends the task."""
+        if self._task is not None:
+            try:
+                await in_own_task(self._published.wait(), CLOSE_S, until=[self._task])
+                await asyncio.wait({self._task}, timeout=ENDS_S)
+            except asyncio.TimeoutError:
+                pass  # The broker does not take them.
+        await self.stop()
+
+    async def stop(self):
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self):
+        """Publishes until all have ended, or the broker does not take withdrawals from this client."""
+        loop, repeats = asyncio.get_running_loop(), False
+        while self._open:
+            self._changed.clear()
+            session = self._session()
+            if session is not None and not await self._publish(session, repeats):
+                return
+            try:
+                await asyncio.wait_for(self._changed.wait(), REPEAT_S)
+                repeats = False
+            except asyncio.TimeoutError:
+                repeats = True
+            for job_id in [job_id for job_id, (_, since) in self._open.items() if loop.time() - since > REPEAT_FOR_S]:
+                self.ended(job_id)
+
+    async def _publish(self, session, repeats):
+        """Publishes those that were not published yet, or on a new session all. False if the broker refuses."""
+        try:
+            if session is not self._of:
+                # On a channel of its own, which the broker closes if it refuses: jobs go on.
+                self._channel = await in_own_task(session.connections[-1].channel(publisher_confirms=True), CLOSE_S)
+                # Not declared: workers do that, and publishers need no permission but to write to it.
+                self._exchange = await self._channel.get_exchange(EXCHANGE, ensure=False)
+                self._of, repeats = session, True
+            due = [job_id for job_id in self._open if repeats or job_id in self._unsent]
+            if not due:
+                return True
+            publishing = [self._exchange.publish(self._message(job_id), routing_key="", mandatory=False) for job_id in due]
+            await in_own_task(_all(publishing), CLOSE_S)
+        except (AMQPError, *LOST, asyncio.TimeoutError):
+            self._of = None
+            # With the connection lost they are published on the next one.
+            return session.lost.done()
+        self._unsent.difference_update(due)
+        if not self._unsent:
+            self._published.set()
+        return True
+
+    def _message(self, job_id):
+        secret, _ = self._open[job_id]
+        body = json.dumps({"job": job_id, "secret": secret}).encode()
+        lasts = datetime.timedelta(seconds=REMEMBERED_S)
+        return aio_pika.Message(body, type="withdraw", content_type="application/json", expiration=lasts)
+
+
+async def _all(work):
+    await asyncio.gather(*work)
