@@ -17,6 +17,7 @@ The protocol is docs/process-protocol.md of the project, version 1.
 
 import array
 import collections.abc
+import errno
 import gc
 import json
 import math
@@ -504,6 +505,9 @@ class _Session:
         if kind in ("model", "load", "device", "host_memory"):
             _show(error)
         message = {"type": "failed", "kind": kind, "detail": detail[:2000]}
+        if kind == "model" and _is_disk_full(error):
+            # No job's fault: each is tried again later, in smaller passes first.
+            message["disk_full"] = True
         # A model that returns all outputs at once does not say which item it failed at.
         if _place(item, items) is not None and (kind in ("input", "output") or item > 0 or items == 1):
             message["item"] = item
@@ -899,6 +903,11 @@ def _framework(error):
             if re.search(pattern, text):
                 return where
     return None
+
+
+def _is_disk_full(error):
+    """Whether an exception, or one that it came from, is that a disk, or a quota of one, had no room."""
+    return any(isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT) for cause in _chain(error))
 
 
 def _is_device_lost(error):

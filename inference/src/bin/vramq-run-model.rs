@@ -271,6 +271,7 @@ fn what_ended(end: &PassEnd) -> String {
             format!("took longer than {} s (item_s for each item)", limit.as_secs_f64())
         }
         PassEnd::Cancelled { .. } => "cancelled".to_owned(),
-        PassEnd::NotRun { reason } | PassEnd::NotWritten { detail: reason } => format!("not run: {reason}"),
+        PassEnd::NotRun { reason } => format!("not run: {reason}"),
+        PassEnd::DiskFull { detail, .. } => detail.clone(),
     }
 }

@@ -98,6 +98,22 @@ async fn an_output_that_the_disk_has_no_room_for_leaves_nothing_there() {
     env.close(pool).await;
 }
 
+/// `/dev/full` answers as a file on a full disk does.
+#[tokio::test]
+async fn a_disk_that_is_full_for_the_program_is_no_failure_of_it() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let before = pid(&pool).await;
+    let (outputs, end) = ended(&pool, &["echo a", "write /dev/full", "echo b"]).await;
+    let PassEnd::DiskFull { asked: None, detail } = end else { panic!("{end:?}") };
+    for words in ["OSError: [Errno 28] No space left on device", "MiB are free"] {
+        assert!(detail.contains(words), "{detail}");
+    }
+    assert_eq!(outputs.len(), 1);
+    assert_eq!(pid(&pool).await, before, "it has no files that are in the way");
+    env.close(pool).await;
+}
+
 /// As on a full disk: the folder does not take the file of an item.
 #[tokio::test]
 async fn items_that_cannot_be_written_cost_a_process_only_if_its_files_are_in_the_way() {
@@ -109,7 +125,7 @@ async fn items_that_cannot_be_written_cost_a_process_only_if_its_files_are_in_th
     };
     let refused = async || {
         let (_, end) = large().finish().await;
-        let PassEnd::NotWritten { detail } = end else { panic!("{end:?}") };
+        let PassEnd::DiskFull { detail, .. } = end else { panic!("{end:?}") };
         assert!(
             detail.starts_with("write the items to the scratch folder: ")
                 && detail.contains("they have 5 MiB"),

@@ -295,6 +295,10 @@ async fn the_example_in_perl_serves() {
     let pool = env.start(env.config_of(&["/usr/bin/perl", example.to_str().unwrap()], "")).await.unwrap();
     assert_eq!(done(&pool, &["loud", "gr\u{fc}n"]).await, [json!("LOUD"), json!("GR\u{dc}N")]);
     assert_eq!(done(&pool, &["again"]).await, [json!("AGAIN")]);
+    // One item in the frame, and one in a file.
+    let large = "a".repeat(5 << 20);
+    let outputs = done(&pool, &["small", &large]).await;
+    assert!(outputs == [json!("SMALL"), json!(large.to_uppercase())], "{} bytes", outputs[1].to_string().len());
     let request = PassRequest { items: vec![Item::Uri("s3://b/k".to_owned())], ..PassRequest::default() };
     let (_, end) = pool.run(request).unwrap().finish().await;
     let PassEnd::Failed { kind: FailureKind::Input, item: Some(0), detail, .. } = end else {

@@ -273,7 +273,7 @@ impl Shell {
             PassError::TimedOut(_) => excuses.hung_alone = true,
             PassError::Crashed(_) | PassError::DeviceLost(_) => excuses.died_alone += 1,
             // It is so by the job's nature, or it is nobody's.
-            PassError::InvalidInput { .. } | PassError::NotWritten(_) => {}
+            PassError::InvalidInput { .. } | PassError::DiskFull(_) => {}
         }
     }
 

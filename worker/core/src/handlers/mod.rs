@@ -25,6 +25,8 @@ mod commands_tests;
 #[cfg(test)]
 mod drain_tests;
 #[cfg(test)]
+mod failed_passes_tests;
+#[cfg(test)]
 mod further_queues_tests;
 #[cfg(test)]
 mod health_tests;

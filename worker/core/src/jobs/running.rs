@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use vramq_schemas::JobHeaders;
 
 use super::progress::{FinishedItems, Progress};
+use super::settling::at;
 use super::{PartInFlight, Received, Settling};
-use crate::action::{Route, Run};
+use crate::action::Run;
 use crate::disposition::JobOutcome;
 use crate::event::{DecodedJob, Source};
 use crate::observation::Cause;
@@ -64,6 +65,8 @@ pub(crate) struct Running {
     part_at: Instant,
     /// Passes with items of the job that fitted.
     fitted: u32,
+    /// The most items of it that a pass may have, since the disk had no room for more.
+    items_max: Option<u32>,
     /// It runs without other jobs: because of crashes, or because a pass with others failed.
     is_isolated: bool,
     /// A health probe succeeded since the job was read.
@@ -95,6 +98,7 @@ impl Running {
             device_time: Duration::ZERO,
             part_at,
             fitted: 0,
+            items_max: None,
             is_isolated,
             device_was_well: false,
             passes: 0,
@@ -112,13 +116,23 @@ impl Running {
             key: self.received.delivery.job,
             queue: self.received.queue,
             caller: self.received.delivery.caller.clone(),
-            hint: self.headers.batch_hint,
-            exclusive: self.headers.exclusive,
+            hint: self.hint(),
+            exclusive: self.headers.exclusive || self.received.is_last_try(),
             tried_at_ms: self.headers.history.first().map_or(0, |attempt| attempt.at_ms),
             isolated: self.is_isolated,
             items,
             more: self.has_unprepared(),
         }
+    }
+
+    /// The most items that may share a pass with it.
+    pub(crate) fn hint(&self) -> Option<u32> {
+        [self.headers.batch_hint, self.items_max].into_iter().flatten().min()
+    }
+
+    /// The disk had no room for more items of it in a pass.
+    pub(crate) fn limit_items(&mut self, items: u32) {
+        self.items_max = Some(items.max(1));
     }
 
     /// Whether items of the job are still to be prepared.
@@ -334,8 +348,12 @@ impl Running {
         }
     }
 
-    /// A device was lost, or found to be sick, while it ran the job: counts as a crash.
+    /// A process or a device was lost, or found to be sick, while it ran the job: counts as a crash. A delivery has one: if several of
+    /// its passes are lost, in processes of their own, one thing may have ended all of them.
     pub(crate) fn count_crash(&mut self, attempt: vramq_schemas::Attempt) {
+        if self.headers.crashes > self.received.crashes() {
+            return;
+        }
         self.headers.crashes = self.headers.crashes.saturating_add(1);
         self.headers.history.push(attempt);
     }
@@ -368,26 +386,6 @@ impl Running {
         let first_pass_at = self.first_pass_at;
         Settling::new(self.received, outcome, None, None, now).after_first_pass(first_pass_at)
     }
-}
-
-/// The outcome of a job from this queue with the items that are answered when it takes effect.
-fn at(mut outcome: JobOutcome, items_done: u32, source: Source) -> JobOutcome {
-    outcome.set_items_done(items_done);
-    back_to(source, outcome)
-}
-
-/// The outcome of a job from this queue: if it is requeued at once, it goes back there.
-pub(super) fn back_to(source: Source, mut outcome: JobOutcome) -> JobOutcome {
-    if let JobOutcome::Requeue(requeue) = &mut outcome
-        && requeue.route == Route::Now
-    {
-        requeue.route = match source {
-            Source::Jobs(..) => Route::Now,
-            Source::Bulk(_) => Route::Bulk,
-            Source::Quarantine => Route::Quarantine,
-        };
-    }
-    outcome
 }
 
 /// A number of items of a job, which fits.

@@ -13,9 +13,9 @@ pub(crate) use dead_letter::undeliverable;
 use vramq_schemas::JobHeaders;
 
 use super::{Confirmed, Received};
-use crate::action::{Publication, Run};
+use crate::action::{Publication, Route, Run};
 use crate::disposition::JobOutcome;
-use crate::event::PublicationOutcome;
+use crate::event::{PublicationOutcome, Source};
 use crate::observation::End;
 
 /// What to do next for a job.
@@ -277,6 +277,26 @@ impl Settling {
         let Self { received, end, first_pass_at, ready_at, .. } = self;
         Confirmed { received, end, first_pass_at, ready_at }
     }
+}
+
+/// The outcome of a job from this queue with the items that are answered when it takes effect.
+pub(super) fn at(mut outcome: JobOutcome, items_done: u32, source: Source) -> JobOutcome {
+    outcome.set_items_done(items_done);
+    back_to(source, outcome)
+}
+
+/// The outcome of a job from this queue: if it is requeued at once, it goes back there.
+pub(super) fn back_to(source: Source, mut outcome: JobOutcome) -> JobOutcome {
+    if let JobOutcome::Requeue(requeue) = &mut outcome
+        && requeue.route == Route::Now
+    {
+        requeue.route = match source {
+            Source::Jobs(..) => Route::Now,
+            Source::Bulk(_) => Route::Bulk,
+            Source::Quarantine => Route::Quarantine,
+        };
+    }
+    outcome
 }
 
 /// How a job ends if all is published as decided.
