@@ -161,11 +161,28 @@ async fn items_that_cannot_be_written_cost_a_process_only_if_its_files_are_in_th
 #[tokio::test]
 async fn what_load_does_is_said_or_does_no_harm() {
     let env = Env::new();
-    let error = rough(&env, "exit").await.unwrap_err();
-    assert!(
-        matches!(&error, LoadError::Failed { detail, .. } if detail == "SystemExit: no such option: --models"),
-        "{error:?}"
-    );
+    for (load, said) in [
+        ("exit", "SystemExit: no such option: --models"),
+        (
+            "no-model",
+            "TypeError: vramq.serve takes a class derived from vramq.Model, or an object of one; it got NoModel",
+        ),
+        ("no-run", "NotImplementedError: NoRun has no run(self, items, params)"),
+        (
+            "no-params",
+            "TypeError: NoParams.run is called as run(items, params): too many positional arguments",
+        ),
+        ("no-device", "TypeError: NoDevice.load is called as load(device): too many positional arguments"),
+    ] {
+        let error = rough(&env, load).await.unwrap_err();
+        assert!(matches!(&error, LoadError::Failed { detail, .. } if detail == said), "{load}: {error:?}");
+    }
+    let error = rough(&env, "not-served").await.unwrap_err().to_string();
+    let said = "the program exited with status 0 before the model was loaded: it did not serve one";
+    assert!(error.starts_with(said), "{error}");
+    let pool = rough(&env, "weights").await.unwrap();
+    pid(&pool).await;
+    env.close(pool).await;
     let pool = rough(&env, "progress").await.unwrap();
     pid(&pool).await;
     env.close(pool).await;
