@@ -424,7 +424,8 @@ class _Session:
         error = None
         try:
             self.check()
-            for output in _outputs(model.run(items, header["params"]), len(items)):
+            # A list of the model's own: some take the items out of it.
+            for output in _outputs(model.run(list(items), header["params"]), len(items)):
                 self.check()
                 self.output(number, sent[0], output, len(items))
                 sent[0] += 1

@@ -50,6 +50,11 @@ class Rough(vramq.Model):
         raise ValueError("nothing to trim")
 
     def run(self, items, params):
+        if items[0].text == "taken":
+            taken = []
+            while items:
+                taken.append(items.pop(0).index)
+            return taken
         return [getattr(self, "do_" + item.text)(item) for item in items]
 
     def do_pid(self, item):

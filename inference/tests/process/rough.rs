@@ -36,6 +36,8 @@ async fn what_is_no_exception_fails_the_pass_and_not_the_process() {
         };
         assert_eq!(detail, what);
     }
+    // The list of the items is the model's to change.
+    assert_eq!(done(&pool, &["taken", "pid"]).await, [json!(0), json!(1)]);
     assert_eq!(pid(&pool).await, before);
     env.close(pool).await;
 }
