@@ -22,6 +22,14 @@ sub receive {
     return ($header, map { exactly($_) } @{$header->{blobs} || []});
 }
 
+sub payload {
+    my ($item, $blob) = @_;
+    return $blob if !defined $item->{file};    # One that is too large for the frame comes by a file.
+    open(my $file, '<:raw', "$ENV{VRAMQ_SCRATCH}/$item->{file}") or die "$item->{file}: $!";
+    local $/;
+    return <$file>;
+}
+
 sub send_frame {
     my ($header, @blobs) = @_;
     $header->{blobs} = [map { length } @blobs] if @blobs;
@@ -40,7 +48,8 @@ while (my ($header, @blobs) = receive()) {
     send_frame({type => 'pong', number => $header->{number}}) if $header->{type} eq 'ping';
     next if $header->{type} ne 'run';
     for my $item (0 .. $#blobs) {
-        my $output = $json->encode(uc(decode('UTF-8', $blobs[$item])));
+        my $text = decode('UTF-8', payload($header->{items}[$item], $blobs[$item]));
+        my $output = $json->encode(uc($text));
         send_frame({type => 'output', pass => $header->{pass}, item => $item, kind => 'json'}, $output);
     }
     send_frame({type => 'done', pass => $header->{pass}});

@@ -17,7 +17,9 @@ The protocol is docs/process-protocol.md of the project, version 1.
 
 import array
 import collections.abc
+import errno
 import gc
+import inspect
 import json
 import math
 import operator
@@ -323,10 +325,11 @@ class _Session:
         hello, _ = self.connection.receive()
         if hello.get("type") != "hello" or hello.get("version") != VERSION:
             raise ValueError(f"the worker speaks another version: {hello}")
-        model._session, model.scratch = self, _scratch()
         try:
+            _check_model(model)
+            model._session, model.scratch = self, _scratch()
             model.load(hello["device"])
-            ready = {"type": "ready", "version": VERSION, "weights": int(model.weights())}
+            ready = {"type": "ready", "version": VERSION, "weights": _weights(model)}
             if model.accepts is not None:
                 ready["accepts"] = [model.accepts] if isinstance(model.accepts, str) else list(model.accepts)
             if model.revision is not None:
@@ -421,7 +424,8 @@ class _Session:
         error = None
         try:
             self.check()
-            for output in _outputs(model.run(items, header["params"]), len(items)):
+            # A list of the model's own: some take the items out of it.
+            for output in _outputs(model.run(list(items), header["params"]), len(items)):
                 self.check()
                 self.output(number, sent[0], output, len(items))
                 sent[0] += 1
@@ -504,6 +508,9 @@ class _Session:
         if kind in ("model", "load", "device", "host_memory"):
             _show(error)
         message = {"type": "failed", "kind": kind, "detail": detail[:2000]}
+        if kind == "model" and _is_disk_full(error):
+            # No job's fault: each is tried again later, in smaller passes first.
+            message["disk_full"] = True
         # A model that returns all outputs at once does not say which item it failed at.
         if _place(item, items) is not None and (kind in ("input", "output") or item > 0 or items == 1):
             message["item"] = item
@@ -550,6 +557,29 @@ def _let_go(error):
         cause.__traceback__ = None
 
 
+def _check_model(model):
+    """Says before the first pass what would fail every pass, and with it every job."""
+    name = type(model).__name__
+    if not isinstance(model, Model):
+        raise TypeError(f"vramq.serve takes a class derived from vramq.Model, or an object of one; it got {name}")
+    if getattr(model.run, "__func__", None) is Model.run:
+        raise NotImplementedError(f"{name} has no run(self, items, params)")
+    for method, parameters in (("load", ("device",)), ("run", ("items", "params"))):
+        try:
+            inspect.signature(getattr(model, method)).bind(*parameters)
+        except TypeError as error:
+            raise TypeError(f"{name}.{method} is called as {method}({', '.join(parameters)}): {error}") from None
+        except ValueError:
+            # It is not written in Python, and does not say what it takes.
+            pass
+
+
+def _weights(model):
+    """What `weights` says. An attribute that the program gave this name is something else: its weights, or where they are."""
+    method = getattr(type(model), "weights", None)
+    return int(method(model) or 0) if inspect.isfunction(method) else _reserved() or 0
+
+
 def _trim(model):
     try:
         model.trim()
@@ -585,10 +615,14 @@ def _outputs(returned, items):
     if isinstance(returned, (str, bytes, bytearray, dict, set, frozenset, Embedding, Json, Bytes, File, Uri)):
         raise _InvalidOutputs(f"run returned one {type(returned).__name__}; it must return or yield {items} outputs, "
                               "one for each item")
+    if hasattr(returned, "iloc"):
+        raise _InvalidOutputs(f"run returned one {type(returned).__name__}; it must return {items} outputs, one for each item, "
+                              "as its .to_numpy() or .to_dict('records')")
     shape = getattr(returned, "shape", None)
     if shape is not None:
         if len(shape) < 2:
-            raise _InvalidOutputs(f"run returned an array of shape {tuple(shape)}; it must have a row for each item")
+            numbers = "; return its .tolist() for a number for each item" if tuple(shape) == (items,) else ""
+            raise _InvalidOutputs(f"run returned an array of shape {tuple(shape)}; it must have a row for each item{numbers}")
         if shape[0] != items:
             raise _InvalidOutputs(f"run returned an array of shape {tuple(shape)} for {items} items; "
                                   f"item {min(shape[0], items)} {'has none' if shape[0] < items else 'is not there'}")
@@ -658,27 +692,45 @@ def _media_type(value):
 
 def _json(value):
     try:
-        _check_json(value, 0)
+        _check_json(value)
         # As UTF-8, which a text that is none (a lone surrogate) cannot be.
         return {"kind": "json"}, json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise _InvalidOutput(f"the value cannot be JSON: {error}") from None
 
 
-def _check_json(value, depth):
-    """Refuses what Python writes as JSON and other programs read as something else, or not at all."""
+def _check_json(value, depth=0, at=None):
+    """Refuses what is no JSON, and what Python writes as JSON and other programs read as something else, or not at all. `at` is where
+    the value is: where the one around it is, and the key or index in that.
+    """
     if depth > JSON_DEPTH_MAX:
         raise ValueError(f"it is nested deeper than {JSON_DEPTH_MAX}")
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"the key {key!r} is {type(key).__name__}, and keys are texts")
-            _check_json(inner, depth + 1)
+                raise TypeError(f"the key {key!r} of {_where(at)} is {type(key).__name__}, and keys are texts")
+            _check_json(inner, depth + 1, (at, key))
     elif isinstance(value, (list, tuple)):
-        for inner in value:
-            _check_json(inner, depth + 1)
-    elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
-        raise ValueError("an integer beyond 64 bits; send it as a text")
+        for index, inner in enumerate(value):
+            _check_json(inner, depth + 1, (at, index))
+    elif isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 64:
+            raise ValueError(f"{_where(at)} is an integer beyond 64 bits; send it as a text")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{_where(at)} is {value}, a number that JSON does not have; send None")
+    elif value is not None and not isinstance(value, str):
+        advice = "; send its .tolist()" if hasattr(value, "tolist") else ""
+        raise TypeError(f"{_where(at)} is {type(value).__module__}.{type(value).__name__}{advice}")
+
+
+def _where(at):
+    """Where in an output a value is, as Python writes it."""
+    keys = []
+    while at is not None:
+        at, key = at
+        keys.append(f"[{repr(key)[:100]}]")
+    return "".join(reversed(keys)) or "it"
 
 
 def _file(value):
@@ -694,7 +746,8 @@ def _vector(values, dtype):
     shape = getattr(values, "shape", None)
     if shape is not None:
         if len(shape) != 1:
-            raise _InvalidOutput(f"an array of shape {tuple(shape)}; a vector has one dimension")
+            raise _InvalidOutput(f"an array of shape {tuple(shape)}; a vector has one dimension. Return an image as vramq.Bytes, "
+                                 "and another array as its .tolist()")
         known = ("float16", "float32", "float64", "bfloat16")
         # PyTorch's "torch.float32", Paddle's "paddle.float32", whose name is "FLOAT32".
         name = str(values.dtype).rpartition(".")[2]
@@ -702,7 +755,7 @@ def _vector(values, dtype):
             # NumPy shows the order of bytes (">f4"), TensorFlow "<dtype: 'float32'>".
             name = getattr(values.dtype, "name", name)
         if name not in known:
-            raise _InvalidOutput(f"a vector of {name}; use float16 or float32, or return JSON")
+            raise _InvalidOutput(f"a vector of {name}; use float16 or float32, or return its .tolist() as JSON")
         dtype = dtype or ("f16" if name == "float16" else "f32")
         numpy = _loaded("numpy")
         # Of a masked array the bytes beneath the mask would go out.
@@ -899,6 +952,11 @@ def _framework(error):
             if re.search(pattern, text):
                 return where
     return None
+
+
+def _is_disk_full(error):
+    """Whether an exception, or one that it came from, is that a disk, or a quota of one, had no room."""
+    return any(isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT) for cause in _chain(error))
 
 
 def _is_device_lost(error):

@@ -93,6 +93,11 @@ class Served(vramq.Model):
         """Says to the worker what is no frame."""
         os.write(int(os.environ["VRAMQ_FD"]), b"garbage that is no frame")
 
+    def do_write(self, rest, item):
+        """Writes to a file of this name."""
+        with open(os.path.join(self.folder, rest), "wb") as file:
+            file.write(b"x")
+
     def do_sleep(self, rest, item):
         time.sleep(float(rest))
 

@@ -54,9 +54,12 @@ fn main() -> ExitCode {
         }
         _ => {}
     }
-    let Some(Arguments { trial, config, model }) = Arguments::read(&arguments) else {
-        eprintln!("{USAGE}");
-        return EXIT_USAGE.into();
+    let Arguments { trial, config, model } = match Arguments::read(&arguments) {
+        Ok(arguments) => arguments,
+        Err(fault) => {
+            eprintln!("vramq-run-model: {fault}\n\n{USAGE}");
+            return EXIT_USAGE.into();
+        }
     };
     // What the program prints is logged.
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -93,21 +96,29 @@ struct Arguments<'a> {
 }
 
 impl<'a> Arguments<'a> {
-    fn read(mut rest: &[&'a str]) -> Option<Self> {
+    fn read(mut rest: &[&'a str]) -> Result<Self, String> {
         let mut trial = Trial { batch: 1, params: Map::new() };
         loop {
             match rest {
                 ["--batch", batch, more @ ..] => {
-                    trial.batch = batch.parse().ok().filter(|batch| *batch > 0)?;
+                    let items = batch.parse::<usize>().ok().filter(|items| *items > 0);
+                    trial.batch =
+                        items.ok_or_else(|| format!("--batch is `{batch}`; it must be a number from 1"))?;
                     rest = more;
                 }
                 ["--params", params, more @ ..] => {
-                    trial.params = serde_json::from_str(params).ok()?;
+                    trial.params = serde_json::from_str(params).map_err(|error| {
+                        format!("--params is `{params}`, which is no JSON object: {error}")
+                    })?;
                     rest = more;
                 }
-                [config] => return Some(Self { trial, config: *config, model: None }),
-                [config, model] => return Some(Self { trial, config: *config, model: Some(*model) }),
-                _ => return None,
+                [option, ..] if option.starts_with("--") => {
+                    return Err(format!("`{option}` is not known, or has no value"));
+                }
+                [] => return Err("CONFIG is missing".to_owned()),
+                [config] => return Ok(Self { trial, config: *config, model: None }),
+                [config, model] => return Ok(Self { trial, config: *config, model: Some(*model) }),
+                [_, _, more, ..] => return Err(format!("`{more}` is one argument too many")),
             }
         }
     }
@@ -119,23 +130,31 @@ fn read(path: &Path, model: Option<&str>) -> Result<ProcessConfig, Vec<String>> 
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| one(format!("read {shown}: {error}")))?;
     let table: Table = text.parse().map_err(|error| one(format!("{shown}: {error}")))?;
-    let is_process = |table: &Table| table.get("engine").and_then(toml::Value::as_str) == Some("process");
-    let models = table.get("model").and_then(toml::Value::as_table).into_iter().flatten();
-    let mut found: Vec<(&String, &Table)> = models
-        .filter_map(|(name, value)| Some((name, value.as_table()?)))
-        .filter(|(name, table)| model.map_or(is_process(table), |model| model == *name))
-        .collect();
-    let (Some((name, table)), true) = (found.pop(), found.is_empty()) else {
-        return Err(one(format!(
-            "{shown} has not exactly one such model with engine = \"process\": name it"
-        )));
-    };
+    let (name, table) = choose(&table, model).map_err(|fault| one(format!("{shown} {fault}")))?;
     let folder = std::path::absolute(path).ok().and_then(|path| path.parent().map(Path::to_owned));
     let place = Place { folder: folder.unwrap_or_else(|| PathBuf::from("/")), scratch: std::env::temp_dir() };
     let mut table = table.clone();
     OF_THE_WORKER.iter().for_each(|key| drop(table.remove(*key)));
     ProcessConfig::read(name, table, &place)
         .map_err(|faults| faults.iter().map(|fault| format!("{shown}: {fault}")).collect())
+}
+
+/// The model of this name, or the only one; of those that are programs.
+fn choose<'a>(config: &'a Table, model: Option<&str>) -> Result<(&'a String, &'a Table), String> {
+    let is_process = |table: &Table| table.get("engine").and_then(toml::Value::as_str) == Some("process");
+    let models = config.get("model").and_then(toml::Value::as_table).into_iter().flatten();
+    let tables = models.filter_map(|(name, value)| Some((name, value.as_table()?)));
+    let programs: Vec<(&String, &Table)> = tables.filter(|(_, table)| is_process(table)).collect();
+    let names = programs.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
+    match (model, &programs[..]) {
+        (_, []) => Err("has no model with engine = \"process\"".to_owned()),
+        (None, [only]) => Ok(*only),
+        (None, _) => Err(format!("has several models with engine = \"process\"; name one of {names}")),
+        (Some(model), programs) => {
+            let found = programs.iter().find(|(name, _)| *name == model).copied();
+            found.ok_or_else(|| format!("has no model `{model}` with engine = \"process\"; it has {names}"))
+        }
+    }
 }
 
 async fn serve(config: ProcessConfig, trial: Trial) -> ExitCode {
@@ -272,6 +291,7 @@ fn what_ended(end: &PassEnd) -> String {
             format!("took longer than {} s (item_s for each item)", limit.as_secs_f64())
         }
         PassEnd::Cancelled { .. } => "cancelled".to_owned(),
-        PassEnd::NotRun { reason } | PassEnd::NotWritten { detail: reason } => format!("not run: {reason}"),
+        PassEnd::NotRun { reason } => format!("not run: {reason}"),
+        PassEnd::DiskFull { detail, .. } => detail.clone(),
     }
 }

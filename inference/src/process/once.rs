@@ -26,6 +26,9 @@ use super::template::Template;
 /// Names in the error of a missing output: enough to see how a program names its files.
 const NAMES_MAX: usize = 8;
 
+/// Of a line that a program printed, in an error.
+const LINE_BYTES_MAX: usize = 500;
+
 /// How a pass of a one-shot program ended.
 pub(super) struct Ended {
     pub end: PassEnd,
@@ -181,9 +184,10 @@ impl Runner<'_> {
                 Err(self.failed(FailureKind::HostMemory, format!("the program {death}"), stderr))
             }
             (Verdict::Other, Death::Exited(0)) => Ok(printed),
-            (Verdict::Other, Death::Exited(_)) => {
-                Err(self.failed(FailureKind::Model, format!("the program {death}"), stderr))
-            }
+            (Verdict::Other, Death::Exited(_)) => Err(match line_of_full_disk(&stderr) {
+                Some(line) => PassEnd::disk_full(&format!("the program {death}: {line}"), child.scratch()),
+                None => self.failed(FailureKind::Model, format!("the program {death}"), stderr),
+            }),
             (Verdict::Other, death) => Err(PassEnd::Crashed { death, stderr }),
         }
     }
@@ -231,6 +235,15 @@ impl Runner<'_> {
     fn failed(&self, kind: FailureKind, detail: String, stderr: String) -> PassEnd {
         PassEnd::Failed { kind, item: Some(self.index), detail, stderr }
     }
+}
+
+/// The last line in which a program says that it could not write for want of room, as the C library words it.
+fn line_of_full_disk(stderr: &str) -> Option<&str> {
+    let says = |line: &&str| {
+        ["No space left on device", "Disk quota exceeded"].iter().any(|text| line.contains(text))
+    };
+    let line = stderr.lines().rev().find(says)?.trim();
+    Some(&line[..line.floor_char_boundary(LINE_BYTES_MAX)])
 }
 
 /// What a program left in its folder: some number their outputs, or choose another ending.

@@ -64,9 +64,9 @@ pub enum PassEnd {
     Cancelled { killed: bool },
     /// It never began: the model cannot be loaded, or its pool was closed. No job is charged.
     NotRun { reason: String },
-    /// It never began: the disk of the scratch folder has no room for its items. Fewer of them may have room. The process goes on, unless
-    /// its own files take that room.
-    NotWritten { detail: String },
+    /// A disk has no room for its items, or for what the program wrote while it ran them; `asked` bytes, if that is known. Fewer items may
+    /// have room. The process goes on, unless its own files take that room.
+    DiskFull { asked: Option<u64>, detail: String },
 }
 
 impl PassEnd {
@@ -77,24 +77,38 @@ impl PassEnd {
     }
 
     /// The items cannot be written to the scratch folder. That is no job's fault: the disk may have room later, and another worker has
-    /// another disk. But what is larger than the disk itself never fits.
+    /// another disk. But an item that is larger than the disk itself never fits.
     pub(super) fn not_written(error: &io::Error, items: &[Item], scratch: &Path) -> Self {
         let bytes = total(items);
-        let free = scratch::free(scratch).map(|free| format!(", and {} MiB are free there", free >> 20));
+        let mib = bytes.div_ceil(1 << 20);
         let detail = format!(
-            "write the items to the scratch folder: {error}; they have {} MiB{}",
-            bytes.div_ceil(1 << 20),
-            free.unwrap_or_default()
+            "write the items to the scratch folder: {error}; they have {mib} MiB{}",
+            free_there(", and", scratch)
         );
-        if scratch::could_hold(scratch, bytes) {
-            return Self::NotWritten { detail };
+        if items.len() > 1 || scratch::could_hold(scratch, bytes) {
+            return Self::DiskFull { asked: Some(bytes), detail };
         }
         Self::Failed { kind: FailureKind::HostMemory, item: None, detail, stderr: String::new() }
     }
+
+    /// A disk has no room for what the program wrote, as the program said.
+    pub(super) fn disk_full(said: &str, scratch: &Path) -> Self {
+        let detail = format!(
+            "a disk has no room for what the program wrote: {said}{}",
+            free_there("; in its scratch folder", scratch)
+        );
+        Self::DiskFull { asked: None, detail }
+    }
+}
+
+/// What is free in the scratch folder, after these words; nothing if its file system does not tell.
+fn free_there(words: &str, scratch: &Path) -> String {
+    let free = scratch::free(scratch).map(|free| format!("{words} {} MiB are free", free >> 20));
+    free.unwrap_or_default()
 }
 
 /// Bytes of the items' payloads.
-pub(super) fn total(items: &[Item]) -> u64 {
+fn total(items: &[Item]) -> u64 {
     items.iter().map(Item::size).sum()
 }
 

@@ -112,6 +112,9 @@ pub enum FromModel {
         kind: FailureKind,
         #[serde(default)]
         detail: String,
+        /// With the kind `model`: a disk has no room for what the program wrote. No job is at fault, and each is tried again later.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        disk_full: bool,
     },
     Pong {
         number: u64,

@@ -40,9 +40,22 @@ pub enum Step {
 /// How a model ended a pass.
 #[derive(Clone, Debug, PartialEq)]
 pub enum End {
-    Done { peak: Option<u64> },
-    OutOfMemory { item: Option<usize>, report: OomReport },
-    Failed { kind: FailureKind, item: Option<usize>, detail: String },
+    Done {
+        peak: Option<u64>,
+    },
+    OutOfMemory {
+        item: Option<usize>,
+        report: OomReport,
+    },
+    Failed {
+        kind: FailureKind,
+        item: Option<usize>,
+        detail: String,
+    },
+    /// A disk has no room for what the program wrote.
+    DiskFull {
+        detail: String,
+    },
 }
 
 /// A frame that the protocol does not allow here. The connection is of no more use.
@@ -103,10 +116,14 @@ impl Transcript {
                 self.check_item(item)?;
                 Ok(Step::End(End::OutOfMemory { item, report: memory }))
             }
-            FromModel::Failed { pass, item, kind, detail } => {
+            FromModel::Failed { pass, item, kind, detail, disk_full } => {
                 self.check_pass(pass)?;
                 self.check_item(item)?;
-                Ok(Step::End(End::Failed { kind, item, detail }))
+                Ok(Step::End(if disk_full && kind == FailureKind::Model {
+                    End::DiskFull { detail }
+                } else {
+                    End::Failed { kind, item, detail }
+                }))
             }
             FromModel::Ready { .. } | FromModel::Pong { .. } => {
                 Err(Fault("`ready` or `pong` while a pass runs".to_owned()))
@@ -193,6 +210,19 @@ mod tests {
     }
 
     #[test]
+    fn a_full_disk_is_no_failure_of_the_model() {
+        let end = |kind: &str| {
+            let failed =
+                json!({"type": "failed", "pass": 1, "kind": kind, "detail": "why", "disk_full": true});
+            let failed: FromModel = serde_json::from_value(failed).unwrap();
+            read(&mut Transcript::new(1, 2), failed).unwrap()
+        };
+        assert_eq!(end("model"), Step::End(End::DiskFull { detail: "why".to_owned() }));
+        // The program knows that it is the item.
+        assert!(matches!(end("input"), Step::End(End::Failed { kind: FailureKind::Input, .. })));
+    }
+
+    #[test]
     fn done_too_early_names_the_item() {
         let mut pass = Transcript::new(1, 2);
         read(&mut pass, output(1, 0)).unwrap();
@@ -203,8 +233,13 @@ mod tests {
     #[test]
     fn frames_that_do_not_belong_here_are_faults() {
         let report = OomReport::default();
-        let failed =
-            |pass, item| FromModel::Failed { pass, item, kind: FailureKind::Model, detail: String::new() };
+        let failed = |pass, item| FromModel::Failed {
+            pass,
+            item,
+            kind: FailureKind::Model,
+            detail: String::new(),
+            disk_full: false,
+        };
         for message in [
             FromModel::Done { pass: 2, peak: None },
             FromModel::Pong { number: 1, reserved: None },

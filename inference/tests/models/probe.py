@@ -219,6 +219,12 @@ class Probe(vramq.Model):
             file.write(rest.encode())
         return vramq.File(path, "text/plain")
 
+    def do_write(self, item, rest, params):
+        """Writes to a file. `/dev/full` has no room."""
+        with open(rest, "wb") as file:
+            file.write(b"x")
+        return rest
+
     def do_bytes(self, item, rest, params):
         with open(item.path, "rb") as file:
             data = file.read()

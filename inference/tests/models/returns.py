@@ -62,6 +62,25 @@ def typed(dtype):
     return values
 
 
+class FakeScalar:
+    """As NumPy's numbers, which are no numbers of Python."""
+
+    def tolist(self):
+        return 0.5
+
+
+class FakeFrame:
+    """As a DataFrame of pandas: its length is that of its rows, and it iterates over the names of its columns."""
+
+    iloc, shape = None, (2, 3)
+
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        return iter(["label", "score", "text"])
+
+
 GOOD = vramq.Json(0)
 CASES = {
     "texts": lambda: ["a", "b"],
@@ -86,6 +105,9 @@ CASES = {
     "set": lambda: [GOOD, {1, 2}],
     "object": lambda: [GOOD, object()],
     "nan": lambda: [GOOD, {"a": float("nan")}],
+    "deep-nan": lambda: [GOOD, {"a": [0, {"b": float("nan")}]}],
+    "number-of-numpy": lambda: [GOOD, {"scores": [1.0, FakeScalar()]}],
+    "frame": FakeFrame,
     "bad-key": lambda: [GOOD, {(1, 2): 3}],
     "nan-vector": lambda: [GOOD, vramq.Embedding([1.0, float("nan")])],
     "text-vector": lambda: [GOOD, vramq.Embedding(["a"])],

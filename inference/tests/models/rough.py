@@ -40,6 +40,9 @@ class Rough(vramq.Model):
             self.progress(0, 0.5, "half of the download")
         if how == "accepts":
             self.accepts = "text"
+        if how == "weights":
+            # The name of a method of the SDK.
+            self.weights = {"layer": [0.5]}
         if how == "handler":
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
 
@@ -47,6 +50,11 @@ class Rough(vramq.Model):
         raise ValueError("nothing to trim")
 
     def run(self, items, params):
+        if items[0].text == "taken":
+            taken = []
+            while items:
+                taken.append(items.pop(0).index)
+            return taken
         return [getattr(self, "do_" + item.text)(item) for item in items]
 
     def do_pid(self, item):
@@ -150,4 +158,29 @@ class Rough(vramq.Model):
         return os.listdir(self.scratch)
 
 
-vramq.serve(Rough)
+class NoModel:
+    def run(self, items, params):
+        return [None for item in items]
+
+
+class NoRun(vramq.Model):
+    pass
+
+
+class NoParams(vramq.Model):
+    def run(self, items):
+        return [None for item in items]
+
+
+class NoDevice(vramq.Model):
+    def load(self):
+        pass
+
+    def run(self, items, params):
+        return [None for item in items]
+
+
+MISTAKES = {"no-model": NoModel, "no-run": NoRun, "no-params": NoParams, "no-device": NoDevice}
+HOW = os.environ.get("LOAD")
+if HOW != "not-served":
+    vramq.serve(MISTAKES.get(HOW, Rough))

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use vramq_inference::process::keeper::Death;
 use vramq_inference::process::protocol::FailureKind;
 use vramq_inference::process::warm::LoadError;
-use vramq_inference::process::{NotTaken, PassEnd, Pool};
+use vramq_inference::process::{PassEnd, Pool};
 
-use crate::env::{Env, done, ended, is_alive, parent, pid, run, state, until};
+use crate::env::{Env, done, ended, is_alive, parent, pid, state, until};
 
 async fn raw(env: &Env) -> Pool {
     env.start(env.config("raw.py", "")).await.unwrap()
@@ -278,29 +278,6 @@ async fn a_pass_does_not_wait_for_a_process_that_does_not_end() {
 }
 
 #[tokio::test]
-async fn a_model_whose_process_fails_again_and_again_takes_no_passes_until_it_is_loaded() {
-    let env = Env::new();
-    let pool = env.probe("").await;
-    for _ in 0..2 {
-        let (_, end) = ended(&pool, &["kill"]).await;
-        assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
-    }
-    let (_, end) = ended(&pool, &["echo a"]).await;
-    let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
-    assert!(reason.contains("failed 2 times in a row"), "{reason}");
-    let Err(refused) = pool.run(crate::env::texts(&["echo a"])) else { panic!("it was taken") };
-    // It was loaded each time: nothing says that it could not be.
-    let said = "no process can run the model: its process failed 2 times in a row";
-    assert!(
-        matches!(&refused, NotTaken::Unavailable(_)) && refused.to_string().starts_with(said),
-        "{refused}"
-    );
-    until("it is loaded", || pool.status().unavailable.is_none()).await;
-    assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
-    env.close(pool).await;
-}
-
-#[tokio::test]
 async fn what_is_no_output_costs_the_pass_and_not_the_process() {
     let env = Env::new();
     let pool = env.probe("").await;
@@ -352,44 +329,6 @@ async fn a_device_that_is_lost_to_a_process_costs_a_restart() {
         "{end:?}"
     );
     assert_ne!(pid(&pool).await, before);
-    env.close(pool).await;
-}
-
-#[tokio::test]
-async fn crashes_in_a_row_are_waited_out_and_a_model_that_does_not_come_back_is_unavailable() {
-    let env = Env::new();
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("weights");
-    std::fs::write(&file, "").unwrap();
-    let more = format!("env = {{ LOAD = \"needs-file\", FILE = {file:?} }}");
-    let pool = env.probe(&more).await;
-    std::fs::remove_file(&file).unwrap();
-    let (_, end) = ended(&pool, &["kill"]).await;
-    assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
-    let (_, end) = ended(&pool, &["echo a"]).await;
-    let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
-    assert!(reason.contains("the file is not there"), "{reason}");
-    let status = pool.status();
-    assert!(status.unavailable.unwrap().stderr.contains("ValueError"));
-    assert!(pool.run(crate::env::texts(&["echo a"])).is_err());
-    std::fs::write(&file, "").unwrap();
-    until("the model is there again", || pool.status().unavailable.is_none()).await;
-    assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
-    env.close(pool).await;
-}
-
-#[tokio::test]
-async fn a_crash_costs_only_its_own_pass() {
-    let env = Env::new();
-    let pool = env.probe("instances = 2").await;
-    let other = run(&pool, &["sleep 3", "echo a"]);
-    until("it runs", || state(&pool, 0) == "running").await;
-    for _ in 0..3 {
-        let (_, end) = ended(&pool, &["kill"]).await;
-        assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
-    }
-    let (outputs, end) = other.finish().await;
-    assert!(matches!(end, PassEnd::Done { .. }) && outputs.len() == 2, "{end:?}");
     env.close(pool).await;
 }
 

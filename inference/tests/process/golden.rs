@@ -78,6 +78,7 @@ fn from_model() -> Vec<(&'static str, Frame<FromModel>)> {
         item: Some(2),
         kind: FailureKind::Input,
         detail: "no image".into(),
+        disk_full: false,
     };
     let vector = [0.5f32, -1.0].map(f32::to_le_bytes).concat();
     vec![

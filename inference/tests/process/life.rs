@@ -77,6 +77,29 @@ fn a_model_is_tried_without_a_broker() {
     assert!(processes_of(folder.path()).is_empty());
 }
 
+#[test]
+fn a_trial_says_what_is_wrong_with_its_arguments() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("worker.toml");
+    let models = "[model.a]\nengine = 'process'\n[model.b]\nengine = 'process'\n[model.e]\nengine = 'echo'\n";
+    std::fs::write(&config, models).unwrap();
+    let config = config.to_str().unwrap();
+    for (arguments, said) in [
+        (&["--fast", config][..], "`--fast` is not known"),
+        (&[], "CONFIG is missing"),
+        (&["--batch", "0", config], "--batch is `0`; it must be a number from 1"),
+        (&["--params", "[1]", config], "--params is `[1]`, which is no JSON object"),
+        (&[config, "a", "b"], "`b` is one argument too many"),
+        (&[config], "has several models with engine = \"process\"; name one of a, b"),
+        (&[config, "e"], "has no model `e` with engine = \"process\"; it has a, b"),
+        (&[config, "a"], "command: is missing; it names the program and its arguments"),
+    ] {
+        let output = Command::new(PROGRAM).args(arguments).stdin(Stdio::null()).output().unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && told.contains(said), "{arguments:?}: {told}");
+    }
+}
+
 /// The configuration of `models/probe.py`, with its scratch folders in this folder.
 fn trial(scratch: &std::path::Path) -> String {
     let python_path = format!("{}:{}", repository().join("python").display(), models().display());

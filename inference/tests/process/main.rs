@@ -16,5 +16,6 @@ mod memory;
 mod once;
 mod programs;
 mod pytorch;
+mod restarts;
 mod rough;
 mod serving;

@@ -172,6 +172,19 @@ async fn several_run_at_the_same_time() {
 }
 
 #[tokio::test]
+async fn a_disk_that_is_full_for_the_program_is_no_failure_of_it() {
+    let env = Env::new();
+    let pool = program(&env, &["/bin/sh", "-c", "cat {input} > /dev/full"], "").await;
+    let (_, end) = ended(&pool, &["a"]).await;
+    let PassEnd::DiskFull { asked: None, detail } = end else { panic!("{end:?}") };
+    assert!(
+        detail.contains("the program exited with status 1: ") && detail.contains("No space left on device"),
+        "{detail}"
+    );
+    env.close(pool).await;
+}
+
+#[tokio::test]
 async fn a_disk_that_takes_no_files_costs_no_job() {
     let env = Env::new();
     let pool = program(&env, &["/usr/bin/cat", "{input}"], "").await;

@@ -36,6 +36,8 @@ async fn what_is_no_exception_fails_the_pass_and_not_the_process() {
         };
         assert_eq!(detail, what);
     }
+    // The list of the items is the model's to change.
+    assert_eq!(done(&pool, &["taken", "pid"]).await, [json!(0), json!(1)]);
     assert_eq!(pid(&pool).await, before);
     env.close(pool).await;
 }
@@ -98,6 +100,22 @@ async fn an_output_that_the_disk_has_no_room_for_leaves_nothing_there() {
     env.close(pool).await;
 }
 
+/// `/dev/full` answers as a file on a full disk does.
+#[tokio::test]
+async fn a_disk_that_is_full_for_the_program_is_no_failure_of_it() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let before = pid(&pool).await;
+    let (outputs, end) = ended(&pool, &["echo a", "write /dev/full", "echo b"]).await;
+    let PassEnd::DiskFull { asked: None, detail } = end else { panic!("{end:?}") };
+    for words in ["OSError: [Errno 28] No space left on device", "MiB are free"] {
+        assert!(detail.contains(words), "{detail}");
+    }
+    assert_eq!(outputs.len(), 1);
+    assert_eq!(pid(&pool).await, before, "it has no files that are in the way");
+    env.close(pool).await;
+}
+
 /// As on a full disk: the folder does not take the file of an item.
 #[tokio::test]
 async fn items_that_cannot_be_written_cost_a_process_only_if_its_files_are_in_the_way() {
@@ -109,7 +127,7 @@ async fn items_that_cannot_be_written_cost_a_process_only_if_its_files_are_in_th
     };
     let refused = async || {
         let (_, end) = large().finish().await;
-        let PassEnd::NotWritten { detail } = end else { panic!("{end:?}") };
+        let PassEnd::DiskFull { detail, .. } = end else { panic!("{end:?}") };
         assert!(
             detail.starts_with("write the items to the scratch folder: ")
                 && detail.contains("they have 5 MiB"),
@@ -145,11 +163,28 @@ async fn items_that_cannot_be_written_cost_a_process_only_if_its_files_are_in_th
 #[tokio::test]
 async fn what_load_does_is_said_or_does_no_harm() {
     let env = Env::new();
-    let error = rough(&env, "exit").await.unwrap_err();
-    assert!(
-        matches!(&error, LoadError::Failed { detail, .. } if detail == "SystemExit: no such option: --models"),
-        "{error:?}"
-    );
+    for (load, said) in [
+        ("exit", "SystemExit: no such option: --models"),
+        (
+            "no-model",
+            "TypeError: vramq.serve takes a class derived from vramq.Model, or an object of one; it got NoModel",
+        ),
+        ("no-run", "NotImplementedError: NoRun has no run(self, items, params)"),
+        (
+            "no-params",
+            "TypeError: NoParams.run is called as run(items, params): too many positional arguments",
+        ),
+        ("no-device", "TypeError: NoDevice.load is called as load(device): too many positional arguments"),
+    ] {
+        let error = rough(&env, load).await.unwrap_err();
+        assert!(matches!(&error, LoadError::Failed { detail, .. } if detail == said), "{load}: {error:?}");
+    }
+    let error = rough(&env, "not-served").await.unwrap_err().to_string();
+    let said = "the program exited with status 0 before the model was loaded: it did not serve one";
+    assert!(error.starts_with(said), "{error}");
+    let pool = rough(&env, "weights").await.unwrap();
+    pid(&pool).await;
+    env.close(pool).await;
     let pool = rough(&env, "progress").await.unwrap();
     pid(&pool).await;
     env.close(pool).await;

@@ -244,7 +244,10 @@ async fn return_types() {
         ("yields-too-many", 0, "more than 2 outputs for 2 items"),
         ("set", 1, "item 1: builtins.set is not an output"),
         ("object", 1, "item 1: builtins.object is not an output"),
-        ("nan", 1, "item 1: the value cannot be JSON"),
+        ("nan", 1, "item 1: the value cannot be JSON: ['a'] is nan"),
+        ("deep-nan", 1, "item 1: the value cannot be JSON: ['a'][1]['b'] is nan"),
+        ("number-of-numpy", 1, "['scores'][1] is __main__.FakeScalar; send its .tolist()"),
+        ("frame", 0, "run returned one FakeFrame; it must return 2 outputs, one for each item"),
         ("bad-key", 1, "item 1: the value cannot be JSON"),
         ("nan-vector", 1, "item 1: element 1 of the embedding is nan"),
         ("text-vector", 1, "item 1: element 0 of the embedding is str"),
@@ -253,7 +256,7 @@ async fn return_types() {
         ("uri-surrogate", 1, "item 1: a Uri that is not UTF-8"),
         ("type-number", 1, "item 1: a media type that is int, and no text"),
         ("file-outside", 1, "item 1: the file /etc/hostname is not in the scratch folder"),
-        ("array-row", 0, "an array of shape (2,); it must have a row for each item"),
+        ("array-row", 0, "an array of shape (2,); it must have a row for each item; return its .tolist()"),
         ("array-short", 0, "an array of shape (1, 2) for 2 items"),
         ("array-deep", 1, "item 1: an array of shape (2, 2); a vector has one dimension"),
     ] {
@@ -295,6 +298,14 @@ async fn the_example_in_perl_serves() {
     let pool = env.start(env.config_of(&["/usr/bin/perl", example.to_str().unwrap()], "")).await.unwrap();
     assert_eq!(done(&pool, &["loud", "gr\u{fc}n"]).await, [json!("LOUD"), json!("GR\u{dc}N")]);
     assert_eq!(done(&pool, &["again"]).await, [json!("AGAIN")]);
+    // One item in the frame, and one in a file.
+    let large = "a".repeat(5 << 20);
+    let outputs = done(&pool, &["small", &large]).await;
+    assert!(
+        outputs == [json!("SMALL"), json!(large.to_uppercase())],
+        "{} bytes",
+        outputs[1].to_string().len()
+    );
     let request = PassRequest { items: vec![Item::Uri("s3://b/k".to_owned())], ..PassRequest::default() };
     let (_, end) = pool.run(request).unwrap().finish().await;
     let PassEnd::Failed { kind: FailureKind::Input, item: Some(0), detail, .. } = end else {

@@ -20,6 +20,7 @@ on_one_setup!(
     an_invalid_item_that_is_not_named_is_found,
     bytes_of_a_media_type_that_the_model_does_not_take_are_rejected,
     what_a_program_does_wrong_is_in_the_dead_letter,
+    a_job_whose_program_finds_the_disk_full_waits_until_there_is_room,
     faults_of_the_configuration_come_all_at_once,
     every_model_that_cannot_be_loaded_is_named,
     an_idle_model_makes_room_for_another,
@@ -183,6 +184,34 @@ async fn what_a_program_does_wrong_is_in_the_dead_letter(env: &mut TestEnv) -> R
     }
     worker.drain().await?;
     ensure!(worker.log.count("process loaded") == 2);
+    Ok(())
+}
+
+/// The file is `/dev/full` at first, which answers as a file on a full disk does.
+async fn a_job_whose_program_finds_the_disk_full_waits_until_there_is_room(env: &mut TestEnv) -> Result<()> {
+    env.announce("pass failed");
+    let served = Served::new(env, ONE_PROCESS, &[])?;
+    std::os::unix::fs::symlink("/dev/full", served.path("disk"))?;
+    let worker = consuming(env, &[]).await?;
+    let mut replies = env.replies().await?;
+    env.client.publish(MODEL, env.job("full", ["echo first", "write disk"])?).await?;
+    until("the job waits", async || {
+        let waits = Scrape::of(&worker).await?.sum("vramq_jobs_requeued_total", &[("cause", "scratch-full")]);
+        Ok((waits >= 1.0).then_some(()))
+    })
+    .await?;
+    // What was finished before is answered.
+    let part = replies.next().await?;
+    ensure!(part.id() == "full" && part.kind()? == ReplyKind::Part, "{:?}", part.properties);
+    env.client.publish(MODEL, env.job("beside", ["echo it"])?).await?;
+    outputs(&mut replies, "beside").await?;
+    std::fs::remove_file(served.path("disk"))?;
+    let last = replies.next().await?;
+    ensure!(last.id() == "full" && last.kind()? == ReplyKind::Done, "{:?}", last.failure());
+    ensure!((last.reply()?.offset, last.reply()?.attempt) == (1, 0), "{:?}", last.reply());
+    ensure!(std::fs::read(served.path("disk"))? == b"x");
+    worker.drain().await?;
+    ensure!(worker.log.count("process loaded") == 1, "{}", worker.log.text());
     Ok(())
 }
 

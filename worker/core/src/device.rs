@@ -93,9 +93,9 @@ pub enum PassError {
     /// The items took longer than they may; the device is well.
     #[error("{0}")]
     TimedOut(String),
-    /// The items did not run: the disk of the scratch folders has no room for all of them together. The device and the process are well.
+    /// A disk has no room for the items, or for what the engine wrote while it ran them: not for all of them together. The device is well.
     #[error("{0}")]
-    NotWritten(String),
+    DiskFull(String),
     /// The process that ran these items died, and nothing else did. Which of its jobs was the reason is not known.
     #[error("{0}")]
     Crashed(String),

@@ -160,7 +160,7 @@ pub enum Cause {
     Moved,
     /// A store does not give its inputs: it waits.
     StoreUnavailable,
-    /// The disk of the scratch folders has no room for its items: it waits.
+    /// A disk has no room for its items, or for what the program writes: it waits.
     ScratchFull,
     /// The queue of the workers that are to run it is full: it waits.
     TargetQueueFull,

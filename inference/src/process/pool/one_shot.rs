@@ -71,7 +71,7 @@ impl SlotTask {
 
     /// A one-shot program cannot be started. The next pass would fail in the same way: its jobs go to other workers for a while.
     fn once_failed(&mut self, reason: &str) {
-        self.backoff.failed();
+        self.backoff.failed(Instant::now());
         let model = &self.shared.config.name;
         tracing::error!(
             model,
@@ -84,7 +84,7 @@ impl SlotTask {
 
     /// Waits, and lets passes come again: the next one shows whether the program starts.
     async fn try_again_later(&mut self) {
-        let wait = self.backoff.wait().max(ONCE_WAIT_MIN);
+        let wait = self.backoff.wait(Instant::now()).max(ONCE_WAIT_MIN);
         self.update(SlotState::BackingOff { until: Instant::now() + wait });
         tokio::select! {
             () = sleep(wait) => {}

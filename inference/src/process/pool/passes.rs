@@ -32,6 +32,8 @@ pub(super) enum Leave {
     Asked(&'static str),
     /// It is dead or unusable.
     Failed,
+    /// It died in a pass, or right after one.
+    Crashed,
     /// It was killed because it did not stop a cancelled pass. That is no failure: a program need not hear `cancel`.
     Killed,
     Closing,
@@ -45,8 +47,8 @@ enum Ran {
     Cancelled {
         killed: bool,
     },
-    /// Its items were not written. `is_in_the_way`: they could be, if its process and the files of that were gone.
-    NotWritten {
+    /// A disk had no room. `is_in_the_way`: it would have, if its process and the files of that were gone.
+    DiskFull {
         is_in_the_way: bool,
     },
     Failed,
@@ -70,9 +72,14 @@ impl SlotTask {
                 self.look(&warm).await;
                 self.unless_long(config.kill * 2 + PATIENCE, warm.end(config.kill, &config.name)).await;
             }
-            Leave::Failed => {
-                self.backoff.failed();
+            Leave::Failed | Leave::Crashed => {
                 self.unless_long(config.kill + PATIENCE, warm.end_now(config.kill, &config.name)).await;
+                let now = Instant::now();
+                if matches!(leave, Leave::Crashed) {
+                    self.backoff.crashed(now);
+                } else {
+                    self.backoff.failed(now);
+                }
             }
             Leave::Killed => {
                 tracing::info!(
@@ -100,15 +107,18 @@ impl SlotTask {
             self.update(SlotState::Running { pass: number });
             let ran = self.run(warm, number, job).await;
             let is_closing = *self.closing.borrow();
+            if ran == Ran::Done {
+                self.backoff.succeeded();
+            }
             if !warm.is_alive() {
                 return match ran {
                     // It was ended for that.
                     _ if is_closing => Leave::Closing,
                     Ran::Cancelled { killed: true } => Leave::Killed,
-                    _ => Leave::Failed,
+                    _ => Leave::Crashed,
                 };
             }
-            if ran == (Ran::NotWritten { is_in_the_way: true }) {
+            if ran == (Ran::DiskFull { is_in_the_way: true }) {
                 tracing::warn!(
                     model = self.shared.config.name,
                     pid = warm.pid(),
@@ -116,9 +126,6 @@ impl SlotTask {
                 );
                 // The next process waits, if this goes on.
                 return Leave::Failed;
-            }
-            if ran == Ran::Done {
-                self.backoff.succeeded();
             }
             if self.shared.config.recycle_after.is_some_and(|passes| warm.passes >= passes) {
                 return Leave::Asked("recycle_after");
@@ -244,8 +251,8 @@ impl SlotTask {
         let ran = match &end {
             PassEnd::Done { .. } => Ran::Done,
             PassEnd::Cancelled { killed } => Ran::Cancelled { killed: *killed },
-            PassEnd::NotWritten { .. } => {
-                Ran::NotWritten { is_in_the_way: warm.is_in_the_way(&job.request.items).await }
+            PassEnd::DiskFull { asked, .. } => {
+                Ran::DiskFull { is_in_the_way: warm.is_in_the_way(*asked).await }
             }
             _ => Ran::Failed,
         };

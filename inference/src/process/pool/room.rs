@@ -84,11 +84,11 @@ impl SlotTask {
 
     /// Waits after failures. Meanwhile the jobs of a model that has no other process go to other workers, as in [`PATIENCE`].
     pub(super) async fn back_off(&self) {
-        let wait = self.backoff.wait();
+        let wait = self.backoff.wait(Instant::now());
         if wait.is_zero() {
             return;
         }
-        let seconds = wait.as_secs();
+        let seconds = wait.as_secs_f64().ceil();
         let reason = format!(
             "its process failed {} times in a row; it is started again in {seconds} s",
             self.backoff.failures()

@@ -164,7 +164,7 @@ impl SlotTask {
     }
 
     fn load_failed(&mut self, error: &LoadError) {
-        self.backoff.failed();
+        self.backoff.failed(Instant::now());
         let name = &self.shared.config.name;
         tracing::warn!(
             model = name,

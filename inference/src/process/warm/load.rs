@@ -24,7 +24,7 @@ pub enum LoadError {
     NoMemory { bytes: u64, reading: Reading },
     #[error("the model was not loaded within {} s (load_s)", .limit.as_secs_f64())]
     TimedOut { limit: Duration, stderr: String },
-    #[error("the program {death} before the model was loaded")]
+    #[error("the program {death} before the model was loaded{}", hint(.death))]
     Crashed { death: Death, stderr: String },
     #[error("out of device memory while loading: {}", .report.detail)]
     OutOfMemory { report: OomReport, stderr: String },
@@ -32,6 +32,16 @@ pub enum LoadError {
     Failed { detail: String, stderr: String },
     #[error("{fault}")]
     Protocol { fault: String, stderr: String },
+}
+
+/// What a program most often lacks that ends so.
+fn hint(death: &Death) -> &'static str {
+    match death {
+        Death::Exited(0) => {
+            ": it did not serve one (in Python by vramq.serve, else by the protocol on VRAMQ_FD)"
+        }
+        _ => "",
+    }
 }
 
 impl From<StartError> for LoadError {

@@ -12,9 +12,9 @@ use super::accepts::Accepts;
 use super::child::Child;
 use super::frame::Frame;
 use super::frames::{Frames, LAST_WORD, Unheard, name, next};
-use super::item::{self, Item};
+use super::item;
 use super::oom::{Verdict, judge};
-use super::pass::{Cancellation, Events, PassEnd, PassRequest, Stop, total};
+use super::pass::{Cancellation, Events, PassEnd, PassRequest, Stop};
 use super::protocol::{FailureKind, FromModel, ToModel};
 use super::scratch;
 use super::transcript::{End, Step, Transcript};
@@ -208,6 +208,7 @@ impl Warm {
                 }
                 PassEnd::Failed { kind, item, detail, stderr: self.printed().await }
             }
+            (End::DiskFull { detail }, _) => PassEnd::disk_full(&detail, self.child.scratch()),
         }
     }
 
@@ -225,13 +226,16 @@ impl Warm {
         }
     }
 
-    /// Whether its successor could write these items, because the files in its own scratch folder take as much room as they do, or because
-    /// the folder is gone.
-    pub fn is_in_the_way(&self, items: &[Item]) -> impl Future<Output = bool> + use<> {
-        let (folder, bytes) = (self.child.scratch().to_owned(), total(items));
+    /// Whether its successor has the room on the disk that a pass had not, because the files in its own scratch folder take as much, or
+    /// because the folder is gone. Where it is not known how much was `asked` for, they are in the way if they take more than is free.
+    pub fn is_in_the_way(&self, asked: Option<u64>) -> impl Future<Output = bool> + use<> {
+        let folder = self.child.scratch().to_owned();
         async move {
             // A program may have many files.
-            let looked = tokio::task::spawn_blocking(move || scratch::is_to_be_replaced(&folder, bytes));
+            let looked = tokio::task::spawn_blocking(move || {
+                let bytes = asked.or_else(|| scratch::free(&folder)).unwrap_or(0);
+                scratch::is_to_be_replaced(&folder, bytes.max(1))
+            });
             looked.await.unwrap_or(false)
         }
     }

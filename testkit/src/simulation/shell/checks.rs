@@ -8,6 +8,7 @@ use vramq_schemas::headers::PASSES_PER_GROWTH;
 
 use super::accounts::SUSPECT_AFTER;
 use super::frames::bytes_of;
+use super::intake::{CRASHES_MAX, of_programs};
 use super::stored_job::{StoredJob, Withdrawn};
 use super::{Bytes, Shell};
 use crate::simulation::agenda::{MILLI, Micros, SECOND};
@@ -146,7 +147,11 @@ impl Shell {
                 || (fitted == 0 && items > hint)
                 || items > own;
             let crashes = headers.crashes;
-            let (number, is_shared) = (stored.job.0, fitted == 0 && headers.exclusive && !order.exclusive);
+            // The next death of a program dead-letters it: nothing else may be the cause of that.
+            let is_last_try =
+                stored.consumer.is_some() && crashes.saturating_add(1) >= CRASHES_MAX && of_programs(headers);
+            let asks_for_device = headers.exclusive || is_last_try;
+            let (number, is_shared) = (stored.job.0, fitted == 0 && asks_for_device && !order.exclusive);
             if crashes >= SUSPECT_AFTER && jobs.len() > 1 {
                 env.ledger.fail("a job that may crash workers runs alone, and not for ever", || {
                     format!(
@@ -210,7 +215,10 @@ impl Shell {
             let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else {
                 continue;
             };
-            if headers.exclusive {
+            // So does the last try of one that may crash programs.
+            if headers.exclusive
+                || headers.crashes.saturating_add(stored.returns).saturating_add(1) >= CRASHES_MAX
+            {
                 continue;
             }
             let cost: usize = env.ledger.job(stored.job).spec.costs.iter().sum();

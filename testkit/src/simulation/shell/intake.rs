@@ -17,7 +17,7 @@ use crate::simulation::ledger::Kind;
 const REMEMBERED: Micros = 280 * SECOND;
 
 /// Losses of quarantined jobs after which they are dead-lettered.
-const CRASHES_MAX: u32 = 5;
+pub(super) const CRASHES_MAX: u32 = 5;
 
 impl Shell {
     /// What live and stopping consumers may be sent, and what is left of those that ended, is within the slots.
@@ -125,7 +125,7 @@ impl Shell {
 }
 
 /// Whether all crashes of a job were those of programs, as its history says.
-fn of_programs(headers: &JobHeaders) -> bool {
+pub(super) fn of_programs(headers: &JobHeaders) -> bool {
     let mut crashes = headers.history.iter().filter(|attempt| attempt.outcome.ends_with("-lost"));
     crashes.clone().count() >= headers.crashes as usize
         && crashes.all(|attempt| attempt.outcome == PROCESS_LOST)

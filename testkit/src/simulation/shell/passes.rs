@@ -190,7 +190,7 @@ impl Shell {
             Some(loss) => PassResult::Lost(loss.error.clone()),
             None if self.executors[flight.executor].facts.is_serial => PassResult::Skipped,
             None if self.cannot_load => PassResult::Unavailable("its libraries are missing".to_owned()),
-            None => PassResult::Failed(PassError::NotWritten("write the items: no space".to_owned())),
+            None => PassResult::Failed(PassError::DiskFull("write the items: no space".to_owned())),
         };
         self.pass_over(env, pass, result, Vec::new(), 0);
     }

@@ -39,7 +39,7 @@ impl Shell {
                     self.jobs.get_mut(&key).into_iter().for_each(|stored| stored.programs_lost += 1);
                 }
             }
-            PassResult::Failed(PassError::NotWritten(_)) => {
+            PassResult::Failed(PassError::DiskFull(_)) => {
                 let is_alone = keys.len() == 1;
                 for key in keys {
                     if let Some(stored) = self.jobs.get_mut(&key) {
@@ -86,7 +86,7 @@ impl Shell {
             PassError::TimedOut(_) => excuses.hung_alone = true,
             PassError::Crashed(_) | PassError::DeviceLost(_) => excuses.died_alone += 1,
             // It is so by the job's nature, or it is nobody's.
-            PassError::InvalidInput { .. } | PassError::NotWritten(_) => {}
+            PassError::InvalidInput { .. } | PassError::DiskFull(_) => {}
         }
     }
 

@@ -94,7 +94,7 @@ impl Shell {
                 }
             }
             Sabotage::FullDiskTakenForFailure => {
-                if matches!(end.result, PassResult::Failed(PassError::NotWritten(_))) {
+                if matches!(end.result, PassResult::Failed(PassError::DiskFull(_))) {
                     end.result = PassResult::Failed(PassError::Failed("no space".to_owned()));
                 }
             }

@@ -91,8 +91,9 @@ impl Core {
                     crashes,
                     "processes of the model died while they ran the job: it runs in passes of its own"
                 );
+                let is_last_try = crashes.saturating_add(1) >= self.settings.poison.crashes_max;
                 received.set_crashes(crashes);
-                received.run_alone();
+                received.run_alone(is_last_try);
                 self.must_wait(received)
             }
             decision => Some(self.after_crashes(received, decision)),

@@ -117,12 +117,19 @@ impl Core {
                 Some(after_out_of_memory(headers, item, &PassFacts { delay_ms, ..facts.clone() }, oom))
             }
             PassError::InvalidInput { text, .. } => after_invalid_input(headers, facts, job, invalid, text),
-            // A disk that had no room for several jobs may have it for each of them. One whose items alone have none waits, so that it takes
-            // no slot from others: the disk may have room later, and another worker has another disk.
-            PassError::NotWritten(text) => (facts.jobs == 1).then(|| {
+            // A disk that had no room for several jobs may have it for each of them, and for fewer items of one.
+            PassError::DiskFull(_) if facts.jobs > 1 => None,
+            PassError::DiskFull(_) if facts.items > 1 => {
+                if let Some(running) = self.jobs.running_mut(job) {
+                    running.limit_items(facts.items / 2);
+                }
+                None
+            }
+            // A single item waits, so that it takes no slot from others: the disk may have room later, and another worker has another disk.
+            PassError::DiskFull(text) => {
                 let rejection = Rejection::new(Reason::EngineFailed, text);
-                self.wait_for_room_or_store(headers.clone(), Cause::ScratchFull, rejection)
-            }),
+                Some(self.wait_for_room_or_store(headers.clone(), Cause::ScratchFull, rejection))
+            }
             PassError::TimedOut(text) => after_failure(headers, facts, Reason::TimedOut, text),
             other => after_failure(headers, facts, Reason::EngineFailed, &other.to_string()),
         }

@@ -1,55 +1,294 @@
-//! Tests of jobs that have several passes in flight, of which more than one fails.
+//! Tests of passes that failed: a process that dies or runs out of memory, an invalid item, a full disk.
 
-use vramq_schemas::JobHeaders;
-use vramq_schemas::headers::{DEVICE_LOST, PROCESS_LOST};
+use vramq_schemas::headers::{DEVICE_LOST, PROCESS_LOST, WORKER_LOST};
+use vramq_schemas::{Attempt, JobHeaders, Reason};
 
-use crate::action::{Action, PassOrder, Route};
-use crate::device::{Loss, OutOfMemory, PassError};
-use crate::event::{Event, PassResult, Reading};
-use crate::handlers::test_worker::{MEMORY, Worker, requeued};
+use super::test_worker::{Worker, replied, requeued};
+use crate::action::{Action, PassOrder, Publication, Route};
+use crate::device::{OutOfMemory, PassError};
+use crate::event::{PassResult, Source};
 use crate::ids::JobKey;
 
-/// A job of a program in two passes, one of which ran out of memory: it is decided, and waits for the other pass.
-fn decided() -> (Worker, PassOrder) {
+fn crashed() -> PassResult {
+    PassResult::Failed(PassError::Crashed("the process was killed by signal 9".to_owned()))
+}
+
+#[test]
+fn a_process_that_dies_costs_the_jobs_in_it_a_crash_and_asks_for_no_probe() {
     let mut worker = Worker::new();
-    worker.job(1, 16, worker.source(), JobHeaders::default());
-    let mut passes = worker.passes();
-    assert_eq!(passes.iter().map(|pass| pass.items.len()).collect::<Vec<_>>(), [8, 8]);
-    let other = passes.pop().expect("two passes");
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let first = worker.pass();
+    worker.job(2, 1, worker.source(), JobHeaders::default());
+    let second = worker.pass();
+    let actions = worker.ends(&first, crashed(), vec![None]);
+    let requeued = requeued(&actions);
+    let [(job, headers, Route::Now)] = &requeued[..] else { panic!("{actions:?}") };
+    assert_eq!((*job, headers.crashes, headers.attempt), (JobKey(1), 1, 0));
+    assert_eq!(headers.history.last().unwrap().outcome, "process-lost");
+    // The other processes go on, and take new passes.
+    worker.job(3, 1, worker.source(), JobHeaders::default());
+    let third = worker.pass();
+    assert_eq!(third.items, [(JobKey(3), 0)]);
+    let actions = worker.ends(&second, PassResult::Done, vec![Some(10)]);
+    assert_eq!(replied(&actions), [(JobKey(2), 1, true)]);
+}
+
+#[test]
+fn what_was_finished_before_a_process_died_is_answered() {
+    let mut worker = Worker::new();
+    worker.job(1, 2, worker.source(), JobHeaders::default());
+    worker.job(2, 2, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    assert_eq!(order.items.len(), 4);
+    let of = |job: u64| order.items.iter().map(move |(key, _)| (*key == JobKey(job)).then_some(10));
+    let actions = worker.ends(&order, crashed(), of(1).collect());
+    assert_eq!(replied(&actions), [(JobKey(1), 2, true)]);
+    let requeued = requeued(&actions);
+    assert_eq!(
+        requeued.iter().map(|(job, headers, _)| (*job, headers.crashes)).collect::<Vec<_>>(),
+        [(JobKey(2), 1)]
+    );
+}
+
+#[test]
+fn an_out_of_memory_costs_the_jobs_that_lack_an_output() {
+    let mut worker = Worker::new();
+    worker.job(1, 2, worker.source(), JobHeaders::default());
+    worker.job(2, 2, worker.source(), JobHeaders::default());
+    let order = worker.pass();
     let oom = OutOfMemory { asked: 9, free: 1, total: 10, foreign: 0 };
-    let actions = worker.ends(&passes[0], PassResult::Failed(PassError::OutOfMemory(oom)), vec![None; 8]);
-    assert!(requeued(&actions).is_empty(), "the other pass may finish items: {actions:?}");
-    (worker, other)
+    let outputs = order.items.iter().map(|(key, index)| (*key == JobKey(1) || *index == 0).then_some(10));
+    let actions = worker.ends(&order, PassResult::Failed(PassError::OutOfMemory(oom)), outputs.collect());
+    // What is finished of the second job goes out before it is requeued.
+    assert_eq!(replied(&actions), [(JobKey(1), 2, true), (JobKey(2), 1, false)]);
 }
 
-/// The next attempt: the crashes that it counts, and its history.
-fn next_attempt(actions: &[Action]) -> (u32, Vec<String>) {
-    let (job, headers, route) = requeued(actions).pop().expect("it is requeued");
-    assert_eq!((job, route, headers.attempt), (JobKey(1), Route::Now, 1));
-    (headers.crashes, headers.history.into_iter().map(|attempt| attempt.outcome).collect())
+fn invalid(item: Option<usize>) -> PassResult {
+    PassResult::Failed(PassError::InvalidInput { item, text: "no picture".to_owned() })
+}
+
+/// The dead letters that are published: job, reason and text.
+fn dead_letters(actions: &[Action]) -> Vec<(JobKey, Reason, &str)> {
+    let letters = actions.iter().filter_map(|action| match action {
+        Action::Publish { job, publication: Publication::DeadLetter { rejection, .. } } => {
+            Some((*job, rejection.reason, rejection.error.as_str()))
+        }
+        _ => None,
+    });
+    letters.collect()
 }
 
 #[test]
-fn a_process_that_dies_after_its_job_was_decided_about_is_counted() {
-    let (mut worker, other) = decided();
-    let crashed = PassResult::Failed(PassError::Crashed("killed by signal 9".to_owned()));
-    let actions = worker.ends(&other, crashed, vec![None; 8]);
-    let history = vec!["out-of-memory".to_owned(), PROCESS_LOST.to_owned()];
-    assert_eq!(next_attempt(&actions), (1, history));
+fn an_invalid_item_ends_its_job_and_the_others_run_again_together() {
+    let mut worker = Worker::new();
+    for job in 1..=3 {
+        worker.job(job, 2, worker.source(), JobHeaders::default());
+    }
+    let order = worker.pass();
+    let at = order.items.iter().position(|item| *item == (JobKey(2), 1)).unwrap();
+    // What was finished before is kept.
+    let outputs = order.items.iter().map(|(job, _)| (*job == JobKey(1)).then_some(10));
+    let actions = worker.ends(&order, invalid(Some(at)), outputs.collect());
+    assert_eq!(replied(&actions), [(JobKey(1), 2, true)]);
+    assert_eq!(dead_letters(&actions), [(JobKey(2), Reason::InvalidInput, "inputs[1]: no picture")]);
+    worker.job(4, 1, worker.source(), JobHeaders::default());
+    let next = worker.pass();
+    assert_eq!(next.items.len(), 3, "the third job may have company: {next:?}");
+    let actions = worker.ends(&next, PassResult::Done, vec![Some(10); 3]);
+    let mut replied = replied(&actions);
+    replied.sort_by_key(|(job, ..)| job.0);
+    assert_eq!(replied, [(JobKey(3), 2, true), (JobKey(4), 1, true)]);
 }
 
 #[test]
-fn a_device_that_is_lost_after_its_job_was_decided_about_is_counted() {
-    let (mut worker, other) = decided();
-    let loss = Loss { error: "illegal address".to_owned(), is_late: false };
-    let reading = Reading {
-        memory: MEMORY,
-        active_pass_bytes: 0,
-        lost: Some(loss),
-        on_device: None,
-        culprit: Some(other.pass),
-    };
-    let actions = worker.apply(Event::Tick(reading));
-    let history = vec!["out-of-memory".to_owned(), DEVICE_LOST.to_owned()];
-    assert_eq!(next_attempt(&actions), (1, history));
+fn an_invalid_item_that_nobody_names_is_found_by_running_each_job_alone() {
+    // Named by nobody; one that is not in the pass; one that has its output and so was valid.
+    for named in [None, Some(99), Some(0)] {
+        let mut worker = Worker::new();
+        for job in 1..=3 {
+            worker.job(job, 1, worker.source(), JobHeaders::default());
+        }
+        let order = worker.pass();
+        assert_eq!(order.items.len(), 3);
+        let actions = worker.ends(&order, invalid(named), vec![Some(10), None, None]);
+        assert_eq!(replied(&actions), [(JobKey(1), 1, true)], "{named:?}");
+        assert_eq!(dead_letters(&actions), [], "{named:?}");
+        let alone = worker.passes();
+        let items: Vec<_> = alone.iter().map(|order| order.items.clone()).collect();
+        assert_eq!(items, [[(JobKey(2), 0)], [(JobKey(3), 0)]], "{named:?}");
+        let actions = worker.ends(&alone[0], invalid(None), vec![None]);
+        assert_eq!(dead_letters(&actions), [(JobKey(2), Reason::InvalidInput, "no picture")], "{named:?}");
+        let actions = worker.ends(&alone[1], PassResult::Done, vec![Some(10)]);
+        assert_eq!(replied(&actions), [(JobKey(3), 1, true)], "{named:?}");
+    }
+}
+
+fn disk_full() -> PassResult {
+    PassResult::Failed(PassError::DiskFull("write the items: no space".to_owned()))
+}
+
+#[test]
+fn jobs_that_the_disk_has_no_room_for_together_run_alone_and_one_without_room_alone_waits() {
+    let mut worker = Worker::new();
+    for job in 1..=2 {
+        worker.job(job, 1, worker.source(), JobHeaders::default());
+    }
+    let order = worker.pass();
+    assert_eq!(order.items.len(), 2);
+    let actions = worker.ends(&order, disk_full(), vec![None; 2]);
+    assert!(requeued(&actions).is_empty() && dead_letters(&actions).is_empty(), "{actions:?}");
+    let alone = worker.passes();
+    let items: Vec<_> = alone.iter().map(|order| order.items.clone()).collect();
+    assert_eq!(items, [[(JobKey(1), 0)], [(JobKey(2), 0)]]);
+    let actions = worker.ends(&alone[0], disk_full(), vec![None]);
+    let waits = requeued(&actions);
+    let [(job, headers, Route::Later(_))] = &waits[..] else { panic!("{actions:?}") };
+    assert_eq!((*job, headers.store_waits, headers.attempt, headers.crashes), (JobKey(1), 1, 0, 0));
+    let actions = worker.ends(&alone[1], PassResult::Done, vec![Some(10)]);
+    assert_eq!(replied(&actions), [(JobKey(2), 1, true)]);
+}
+
+#[test]
+fn items_of_one_job_that_the_disk_has_no_room_for_together_run_in_smaller_passes() {
+    let sizes = |passes: &[PassOrder]| passes.iter().map(|order| order.items.len()).collect::<Vec<_>>();
+    let mut worker = Worker::new();
+    worker.job(1, 8, worker.source(), JobHeaders::default());
+    let whole = worker.passes();
+    assert_eq!(sizes(&whole), [8]);
+    let actions = worker.ends(&whole[0], disk_full(), vec![None; 8]);
+    assert!(requeued(&actions).is_empty() && dead_letters(&actions).is_empty(), "{actions:?}");
+    let halves = worker.passes();
+    assert_eq!(sizes(&halves), [4, 4]);
+    worker.ends(&halves[1], PassResult::Done, vec![Some(10); 4]);
+    // One item was finished before the disk was full.
+    let actions = worker.ends(&halves[0], disk_full(), vec![Some(10), None, None, None]);
+    assert!(requeued(&actions).is_empty() && dead_letters(&actions).is_empty(), "{actions:?}");
+    let rest = worker.passes();
+    assert_eq!(sizes(&rest), [2, 1]);
+    worker.ends(&rest[0], PassResult::Done, vec![Some(10); 2]);
+    let actions = worker.ends(&rest[1], PassResult::Done, vec![Some(10)]);
+    assert_eq!(replied(&actions), [(JobKey(1), 8, true)]);
+}
+
+#[test]
+fn a_job_does_not_wait_for_room_on_the_disk_for_ever() {
+    let mut headers = JobHeaders::default();
+    for waits in 1..=64 {
+        let mut worker = Worker::new();
+        worker.job(1, 1, worker.source(), headers);
+        let order = worker.pass();
+        let actions = worker.ends(&order, disk_full(), vec![None]);
+        let (_, next, route) = requeued(&actions).pop().expect("it waits");
+        assert!(matches!(route, Route::Later(_)) && next.store_waits == waits, "{route:?} {next:?}");
+        headers = next;
+    }
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), headers);
+    let order = worker.pass();
+    let actions = worker.ends(&order, disk_full(), vec![None]);
+    let error = "write the items: no space; the job waited for it 64 times";
+    assert_eq!(dead_letters(&actions), [(JobKey(1), Reason::EngineFailed, error)]);
+}
+
+#[test]
+fn an_engine_that_calls_an_item_invalid_needs_no_health_probe() {
+    let mut worker = Worker::on_device();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    let actions = worker.ends(&order, invalid(Some(0)), vec![None]);
+    assert_eq!(dead_letters(&actions), [(JobKey(1), Reason::InvalidInput, "inputs[0]: no picture")]);
+}
+
+#[test]
+fn a_job_that_kills_its_process_alone_again_and_again_is_dead_lettered_with_the_reason() {
+    let mut worker = Worker::new();
+    let headers = JobHeaders { crashes: 4, ..JobHeaders::default() };
+    worker.job(1, 1, Source::Quarantine, headers);
+    let order = worker.pass();
+    let actions = worker.ends(&order, crashed(), vec![None]);
+    let letter = actions.iter().find_map(|action| match action {
+        Action::Publish { publication: Publication::DeadLetter { rejection, .. }, .. } => Some(rejection),
+        _ => None,
+    });
+    let letter = letter.unwrap_or_else(|| panic!("{actions:?}"));
+    assert_eq!(letter.reason, Reason::Crashed);
+    assert!(letter.error.contains("killed by signal 9"), "{}", letter.error);
+}
+
+/// Headers of a job that was lost with these.
+fn lost_with(what: &[&str]) -> JobHeaders {
+    let attempt = |what: &&str| Attempt { outcome: (*what).to_owned(), ..Attempt::default() };
+    let crashes = u32::try_from(what.len()).unwrap();
+    JobHeaders { crashes, history: what.iter().map(attempt).collect(), ..JobHeaders::default() }
+}
+
+/// A crash of a process ends none of the worker's other jobs. So the worker runs them beside a job that kills its process.
+#[test]
+fn a_job_that_kills_its_process_runs_alone_in_it_and_beside_other_jobs() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), lost_with(&[PROCESS_LOST; 2]));
+    worker.job(2, 1, worker.source(), JobHeaders::default());
+    worker.job(3, 1, worker.source(), JobHeaders::default());
+    let passes = worker.passes();
+    let of_killer = |order: &&PassOrder| order.items.contains(&(JobKey(1), 0));
+    let killing = passes.iter().find(of_killer).expect("it is not quarantined");
+    assert_eq!(killing.items.len(), 1);
+    assert_eq!(passes.iter().map(|order| order.items.len()).sum::<usize>(), 3, "the others run, too");
+    let actions = worker.ends(killing, crashed(), vec![None]);
+    let back = requeued(&actions);
+    let [(JobKey(1), headers, Route::Now)] = &back[..] else { panic!("{actions:?}") };
+    assert_eq!((headers.crashes, headers.history.len()), (3, 3));
+}
+
+/// What else runs on the device, or takes the machine's memory, cannot be why it dies this time.
+#[test]
+fn the_last_try_of_a_job_that_kills_its_process_has_the_device_to_itself() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let beside = worker.pass();
+    worker.job(2, 1, worker.source(), lost_with(&[PROCESS_LOST; 4]));
+    assert!(worker.passes().is_empty(), "another pass runs");
+    worker.ends(&beside, PassResult::Done, vec![Some(10)]);
+    let order = worker.pass();
+    assert!(order.exclusive && order.items == [(JobKey(2), 0)], "{order:?}");
+    worker.job(3, 1, worker.source(), JobHeaders::default());
+    assert!(worker.passes().is_empty(), "it would run beside the last try");
+    let actions = worker.ends(&order, crashed(), vec![None]);
+    let letters: Vec<_> = dead_letters(&actions).into_iter().map(|(job, reason, _)| (job, reason)).collect();
+    assert_eq!(letters, [(JobKey(2), Reason::Crashed)]);
+    let order = worker.pass();
+    assert!(!order.exclusive && order.items == [(JobKey(3), 0)], "{order:?}");
+}
+
+/// One thing may end several processes at once, a reset of the GPU for example. It charges a job once, however many of its passes they ran.
+#[test]
+fn processes_that_die_together_cost_a_job_one_crash() {
+    let mut worker = Worker::new();
+    worker.job(1, 24, worker.source(), JobHeaders::default());
+    let passes = worker.passes();
+    assert_eq!(passes.len(), 3);
+    let mut back = Vec::new();
+    for order in &passes {
+        let actions = worker.ends(order, crashed(), vec![None; order.items.len()]);
+        back.extend(requeued(&actions));
+    }
+    let [(JobKey(1), headers, Route::Now)] = &back[..] else { panic!("{back:?}") };
+    assert_eq!((headers.crashes, headers.history.len()), (1, 1));
+}
+
+#[test]
+fn a_job_that_was_lost_with_a_worker_too_is_quarantined() {
+    for what in [[PROCESS_LOST, WORKER_LOST], [DEVICE_LOST, PROCESS_LOST]] {
+        let mut worker = Worker::new();
+        let actions = worker.arrives(1, worker.source(), lost_with(&what));
+        assert!(
+            matches!(&requeued(&actions)[..], [(JobKey(1), _, Route::Quarantine)]),
+            "{what:?}: {actions:?}"
+        );
+    }
+    // The history does not name all of them.
+    let mut worker = Worker::new();
+    let headers = JobHeaders { crashes: 3, ..lost_with(&[PROCESS_LOST; 2]) };
+    let actions = worker.arrives(1, worker.source(), headers);
+    assert!(matches!(&requeued(&actions)[..], [(JobKey(1), _, Route::Quarantine)]), "{actions:?}");
 }

@@ -30,6 +30,8 @@ mod further_queues_tests;
 #[cfg(test)]
 mod health_tests;
 #[cfg(test)]
+mod parallel_passes_tests;
+#[cfg(test)]
 mod passes_tests;
 #[cfg(test)]
 mod queues_tests;

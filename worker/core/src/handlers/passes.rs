@@ -205,7 +205,7 @@ impl Core {
             }
             if let Some(running) = self.jobs.running_mut(job).filter(|running| running.headers.attempt > 0) {
                 running.pass_fitted(items);
-                let hint = running.headers.batch_hint;
+                let hint = running.hint();
                 self.scheduler.batcher_mut(pass.model).relax(job, hint);
             }
             self.advance(job);

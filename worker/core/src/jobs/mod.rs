@@ -27,6 +27,8 @@ pub(crate) struct Received {
     crashes: u32,
     /// Its passes have no items of other jobs, because it may be the reason why workers or processes crash.
     runs_alone: bool,
+    /// Its passes have the device to themselves: if its process dies once more, it is dead-lettered.
+    is_last_try: bool,
     /// The queue that it first came from: its passes take that queue's share.
     queue: QueueIndex,
     /// The inputs that it refers to are being fetched.
@@ -39,7 +41,16 @@ impl Received {
     pub(crate) fn new(delivery: Delivery, now: Now) -> Self {
         let queue = QueueIndex(0);
         let runs_alone = delivery.source == Source::Quarantine;
-        Self { delivery, crashes: 0, runs_alone, queue, is_fetching: false, at: now.at, at_ms: now.unix_ms }
+        Self {
+            delivery,
+            crashes: 0,
+            runs_alone,
+            is_last_try: false,
+            queue,
+            is_fetching: false,
+            at: now.at,
+            at_ms: now.unix_ms,
+        }
     }
 
     /// Its passes take the share of this queue.
@@ -53,9 +64,13 @@ impl Received {
         self.crashes = crashes;
     }
 
-    /// It was lost with processes: its passes have no items of other jobs.
-    pub(crate) fn run_alone(&mut self) {
-        self.runs_alone = true;
+    /// It was lost with processes: its passes have no items of other jobs, and, at the last try, no other pass beside them.
+    pub(crate) fn run_alone(&mut self, is_last_try: bool) {
+        (self.runs_alone, self.is_last_try) = (true, is_last_try);
+    }
+
+    pub(crate) fn is_last_try(&self) -> bool {
+        self.is_last_try
     }
 
     pub(crate) fn runs_alone(&self) -> bool {
@@ -74,8 +89,13 @@ impl Received {
     /// new message, without the broker's count of deliveries: only the headers keep it.
     pub(crate) fn reached(&self) -> JobHeaders {
         let mut headers = self.delivery.headers.clone().unwrap_or_default();
-        headers.crashes = headers.crashes.max(self.crashes);
+        headers.crashes = self.crashes();
         headers
+    }
+
+    /// Workers and processes that were lost while they held it, before this delivery.
+    pub(crate) fn crashes(&self) -> u32 {
+        self.delivery.headers.as_ref().map_or(0, |headers| headers.crashes).max(self.crashes)
     }
 
     /// How long the job had waited at a moment: since it was published, or, if it does not say, since it was delivered.
@@ -99,7 +119,7 @@ impl Received {
 
     /// The last but one stage of a job that will not run here.
     pub(crate) fn settle(self, outcome: JobOutcome, now: Instant) -> Settling {
-        let outcome = running::back_to(self.delivery.source, outcome);
+        let outcome = settling::back_to(self.delivery.source, outcome);
         Settling::new(self, outcome, None, None, now)
     }
 }

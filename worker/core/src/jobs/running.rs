@@ -67,6 +67,8 @@ pub(crate) struct Running {
     part_at: Instant,
     /// Passes with items of the job that fitted.
     fitted: u32,
+    /// The most items of it that a pass may have, since the disk had no room for more.
+    items_max: Option<u32>,
     /// It runs without other jobs: because of crashes, or because a pass with others failed.
     is_isolated: bool,
     /// A health probe succeeded since the job was read.
@@ -98,6 +100,7 @@ impl Running {
             device_time: Duration::ZERO,
             part_at,
             fitted: 0,
+            items_max: None,
             is_isolated,
             device_was_well: false,
             passes: 0,
@@ -115,13 +118,23 @@ impl Running {
             key: self.received.delivery.job,
             queue: self.received.queue,
             caller: self.received.delivery.caller.clone(),
-            hint: self.headers.batch_hint,
-            exclusive: self.headers.exclusive,
+            hint: self.hint(),
+            exclusive: self.headers.exclusive || self.received.is_last_try(),
             tried_at_ms: self.headers.history.first().map_or(0, |attempt| attempt.at_ms),
             isolated: self.is_isolated,
             items,
             more: self.has_unprepared(),
         }
+    }
+
+    /// The most items that may share a pass with it.
+    pub(crate) fn hint(&self) -> Option<u32> {
+        [self.headers.batch_hint, self.items_max].into_iter().flatten().min()
+    }
+
+    /// The disk had no room for more items of it in a pass.
+    pub(crate) fn limit_items(&mut self, items: u32) {
+        self.items_max = Some(items.max(1));
     }
 
     /// Whether items of the job are still to be prepared.
@@ -337,9 +350,13 @@ impl Running {
         }
     }
 
-    /// A device or a process was lost while it ran the job, or the device was found to be sick. A decision that waits for other passes has
+    /// A process or a device was lost, or found to be sick, while it ran the job: counts as a crash. A delivery has one: if several of
+    /// its passes are lost, in processes of their own, one thing may have ended all of them. A decision that waits for other passes has
     /// headers of its own, from before that.
     pub(crate) fn count_crash(&mut self, incident: Attempt) {
+        if self.headers.crashes > self.received.crashes() {
+            return;
+        }
         if let Some(decision) = &mut self.decision {
             decision.count_crash(&incident);
         }

@@ -209,7 +209,7 @@ impl Runner {
                 let is_unavailable = self.pool.status().unavailable.is_some();
                 return if is_unavailable { PassResult::Unavailable(reason) } else { PassResult::Skipped };
             }
-            PassEnd::NotWritten { detail } => PassError::NotWritten(detail),
+            PassEnd::DiskFull { detail, .. } => PassError::DiskFull(detail),
             PassEnd::OutOfMemory { report, .. } => {
                 PassError::OutOfMemory(self.out_of_memory(&report, budget))
             }

@@ -1,0 +1,88 @@
+//! Restarts: when a process is started again after its predecessor died, and what waits for that.
+
+use serde_json::json;
+use vramq_inference::process::{NotTaken, PassEnd};
+
+use crate::env::{Env, done, ended, run, state, texts, until};
+
+/// One job kills five processes before it is dead-lettered. The others find a process right after each of them.
+#[tokio::test]
+async fn nothing_waits_for_the_crashes_of_one_job() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    for _ in 0..5 {
+        let (_, end) = ended(&pool, &["kill"]).await;
+        assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
+    }
+    assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
+    let status = pool.status();
+    assert_eq!((status.slots.len(), status.slots[0].starts), (1, 6));
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_model_whose_process_fails_again_and_again_takes_no_passes_until_it_is_loaded() {
+    let env = Env::new();
+    let pool = env.probe("").await;
+    let mut crashes = 0;
+    let reason = loop {
+        match ended(&pool, &["kill"]).await.1 {
+            PassEnd::Crashed { .. } => crashes += 1,
+            PassEnd::NotRun { reason } => break reason,
+            other => panic!("{other:?}"),
+        }
+        assert!(crashes < 20, "it is started again and again without a wait");
+    };
+    // One job may kill five processes, for which the others do not wait.
+    assert!(crashes > 5, "{crashes}: {reason}");
+    let said = format!("its process failed {crashes} times in a row");
+    assert!(reason.starts_with(&said), "{reason}");
+    let Err(refused) = pool.run(texts(&["echo a"])) else { panic!("it was taken") };
+    // It was loaded each time: nothing says that it could not be.
+    let said = format!("no process can run the model: {said}");
+    assert!(
+        matches!(&refused, NotTaken::Unavailable(_)) && refused.to_string().starts_with(&said),
+        "{refused}"
+    );
+    until("it is loaded", || pool.status().unavailable.is_none()).await;
+    assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn crashes_in_a_row_are_waited_out_and_a_model_that_does_not_come_back_is_unavailable() {
+    let env = Env::new();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("weights");
+    std::fs::write(&file, "").unwrap();
+    let more = format!("env = {{ LOAD = \"needs-file\", FILE = {file:?} }}");
+    let pool = env.probe(&more).await;
+    std::fs::remove_file(&file).unwrap();
+    let (_, end) = ended(&pool, &["kill"]).await;
+    assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
+    let (_, end) = ended(&pool, &["echo a"]).await;
+    let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
+    assert!(reason.contains("the file is not there"), "{reason}");
+    let status = pool.status();
+    assert!(status.unavailable.unwrap().stderr.contains("ValueError"));
+    assert!(pool.run(texts(&["echo a"])).is_err());
+    std::fs::write(&file, "").unwrap();
+    until("the model is there again", || pool.status().unavailable.is_none()).await;
+    assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_crash_costs_only_its_own_pass() {
+    let env = Env::new();
+    let pool = env.probe("instances = 2").await;
+    let other = run(&pool, &["sleep 3", "echo a"]);
+    until("it runs", || state(&pool, 0) == "running").await;
+    for _ in 0..3 {
+        let (_, end) = ended(&pool, &["kill"]).await;
+        assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
+    }
+    let (outputs, end) = other.finish().await;
+    assert!(matches!(end, PassEnd::Done { .. }) && outputs.len() == 2, "{end:?}");
+    env.close(pool).await;
+}
