@@ -121,7 +121,7 @@ impl Ledger {
     /// Numbers a publish.
     pub(crate) fn register(&mut self, message_id: Option<&ShortString>, now: Instant) -> u64 {
         self.last += 1;
-        self.returns.expect(self.last, message_id);
+        self.returns.register(self.last, message_id);
         let (sent, since) = (self.clock.read(now), self.seconds);
         self.open.insert(self.last, Open { sent, since, is_read: false, due: None, waker: None });
         self.last

@@ -5,6 +5,9 @@
 //! This crate works with `lapin` as published. vramq's programs are built with a patched `lapin`, because they read what strangers
 //! publish; [`missing_patches`] says what a program lacks.
 
+// Nothing that a message, a peer or a device does may panic.
+#![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+
 mod address;
 mod confirm_clock;
 mod confirms;

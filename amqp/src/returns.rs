@@ -36,7 +36,7 @@ impl Returns {
     }
 
     /// A message is about to be published, and may be returned.
-    pub(crate) fn expect(&mut self, sequence: u64, message_id: Option<&ShortString>) {
+    pub(crate) fn register(&mut self, sequence: u64, message_id: Option<&ShortString>) {
         if let (Self::ByMessageId { sequences, ids }, Some(id)) = (self, message_id) {
             sequences.insert(id.clone(), sequence);
             ids.insert(sequence, id.clone());
@@ -77,9 +77,9 @@ mod tests {
     #[test]
     fn an_id_that_is_used_again_belongs_to_the_younger_message() {
         let mut returns = Returns::new(MatchBy::MessageId);
-        returns.expect(1, Some(&"a".into()));
-        returns.expect(2, Some(&"a".into()));
-        returns.expect(3, None);
+        returns.register(1, Some(&"a".into()));
+        returns.register(2, Some(&"a".into()));
+        returns.register(3, None);
         assert_eq!(returns.sequence_of(&with_id("a")), Some(2));
         returns.forget(1);
         assert_eq!(returns.sequence_of(&with_id("a")), Some(2));

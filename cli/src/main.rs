@@ -1,5 +1,8 @@
 //! `vramq`, the command for people and scripts: submits jobs, downloads large outputs, shows and controls workers, handles dead letters.
 
+// Nothing that a message, a peer or a device does may panic.
+#![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+
 mod broker;
 mod control;
 mod dlq;

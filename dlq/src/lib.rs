@@ -4,6 +4,9 @@
 //! A dead letter leaves its queue only when another queue has confirmed it or the disk has it. Every action is logged before it
 //! begins ([`audit_log`]).
 
+// Nothing that a message, a peer or a device does may panic.
+#![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+
 pub mod access;
 pub mod archive;
 pub mod audit_log;

@@ -1,6 +1,9 @@
 //! `vramq-gateway`: an HTTP gateway to vramq workers. It turns a request into a job in RabbitMQ, and the job's replies into the
 //! response.
 
+// Nothing that a message, a peer or a device does may panic.
+#![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+
 pub mod adoption;
 pub mod app;
 pub mod body;

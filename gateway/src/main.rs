@@ -1,5 +1,8 @@
 //! `vramq-gateway`: configuration -> connect -> serve -> drain.
 
+// Nothing that a message, a peer or a device does may panic.
+#![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::sync::Arc;

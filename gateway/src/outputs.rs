@@ -161,7 +161,7 @@ impl StoredOutput {
                     tracing::error!(
                         output = reference.shown(),
                         error = error.to_string(),
-                        "cannot read an output"
+                        "cannot read an output: its download ends early"
                     );
                 })?;
                 hash.update(&piece);
@@ -170,7 +170,11 @@ impl StoredOutput {
                 }
             }
             if let Err(error) = reference.check_digest(hash.clone().finalize().into()) {
-                tracing::error!(error, "an output has changed since its worker wrote it");
+                tracing::error!(
+                    output = reference.shown(),
+                    error,
+                    "an output has changed since its worker wrote it: its download ends early"
+                );
                 return Err(io::Error::new(io::ErrorKind::InvalidData, error));
             }
             Ok(held.take().map(|last| (last, (pieces, reference, hash, None))))

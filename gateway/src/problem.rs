@@ -132,7 +132,7 @@ impl Problem {
                     .of_job(job)
             }
             PublishError::Refused { .. } | PublishError::NoReplyQueue => {
-                tracing::error!(%error, "the broker refuses jobs of this gateway");
+                tracing::error!(%error, "the broker refuses jobs of this gateway: check the permissions of its user (docs/security.md)");
                 Self::new(
                     StatusCode::BAD_GATEWAY,
                     "broker_refused",

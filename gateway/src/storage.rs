@@ -163,7 +163,7 @@ impl Storage {
             }
         }
         if let Some(error) = first {
-            tracing::warn!(place = self.base.as_str(), %error, failed, "cannot remove old objects");
+            tracing::warn!(place = self.base.as_str(), %error, failed, "cannot remove old objects: trying again at the next sweep");
         }
     }
 

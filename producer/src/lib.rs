@@ -26,6 +26,9 @@
 //!
 //! A large output may be a reference, [`Output::Uri`]. With the feature `download`, `download::download` fetches its bytes.
 
+// Nothing that a message, a peer or a device does may panic.
+#![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+
 mod actor;
 mod answer;
 mod assembly;

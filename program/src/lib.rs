@@ -1,6 +1,9 @@
 //! What the command lines of programs share: the commands `completions`, which writes shell completions, and `man`, which writes
 //! manual pages; and flags of the programs with a configuration file.
 
+// Nothing that a message, a peer or a device does may panic.
+#![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+
 mod options;
 
 use std::io::{self, Write};

@@ -4,6 +4,9 @@
 //! that are not UTF-8 are errors, and nested tables have no limit. vramq's programs are built with a patched one, which keeps such headers
 //! as bytes in `unreadable-headers` ([`headers::unreadable`]). With the published crate that header does not occur.
 
+// Nothing that a message, a peer or a device does may panic.
+#![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+
 mod attempt;
 pub mod codec;
 pub mod control;

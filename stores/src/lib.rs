@@ -1,6 +1,9 @@
 //! Stored bytes: references to them, and the folders, web servers and object stores that hold them. Knows nothing of jobs or
 //! AMQP.
 
+// Nothing that a message, a peer or a device does may panic.
+#![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+
 pub mod address;
 pub mod cloud;
 pub mod download;

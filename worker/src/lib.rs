@@ -3,6 +3,9 @@
 //! This crate is the shell around [`vramq_core`], which decides. [`event_loop`] passes events to the core and carries its
 //! actions out.
 
+// Nothing that a message, a peer or a device does may panic.
+#![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+
 pub mod app;
 pub mod broker;
 pub mod config;

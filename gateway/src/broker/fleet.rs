@@ -128,7 +128,7 @@ impl Fleet {
                 view.workers += 1;
                 view.consuming += usize::from(model.consuming);
                 view.slots += u64::from(model.slots);
-                view.unacknowledged += model.in_hand;
+                view.unacknowledged = view.unacknowledged.saturating_add(model.in_hand);
                 if let (Some(rate), true) = (seen.rates.get(&model.model), model.consuming) {
                     view.jobs_per_s = Some(view.jobs_per_s.unwrap_or_default() + rate.per_s);
                 }
@@ -254,18 +254,23 @@ impl Seen {
 
 fn failures(heartbeat: &Heartbeat) -> u64 {
     let counters = heartbeat.models.iter().map(|model| &model.counters);
-    counters.map(|c| c.out_of_memory_alone + c.out_of_memory_shared).sum()
+    sum(counters.map(|c| c.out_of_memory_alone.saturating_add(c.out_of_memory_shared)))
+}
+
+/// The sum of figures from heartbeats, which may say anything.
+fn sum(figures: impl Iterator<Item = u64>) -> u64 {
+    figures.fold(0, u64::saturating_add)
 }
 
 fn sample(heartbeat: &Heartbeat, out_of_memory: u64) -> Sample {
-    let sum = |of: fn(&DeviceStatus) -> u64| heartbeat.devices.iter().map(of).fold(0u64, u64::saturating_add);
+    let of_devices = |of: fn(&DeviceStatus) -> u64| sum(heartbeat.devices.iter().map(of));
     Sample {
         at_ms: heartbeat.sent_at_ms,
-        total: sum(|device| device.total),
-        used: sum(|device| device.total.saturating_sub(device.free)),
-        held: sum(|device| device.held),
-        slots: heartbeat.models.iter().map(|model| u64::from(model.slots)).sum(),
-        unacknowledged: heartbeat.models.iter().map(|model| model.in_hand).sum(),
+        total: of_devices(|device| device.total),
+        used: of_devices(|device| device.total.saturating_sub(device.free)),
+        held: of_devices(|device| device.held),
+        slots: sum(heartbeat.models.iter().map(|model| u64::from(model.slots))),
+        unacknowledged: sum(heartbeat.models.iter().map(|model| model.in_hand)),
         out_of_memory,
     }
 }

@@ -191,3 +191,36 @@ fn made_up_workers_and_garbage_take_no_memory() {
     fleet.hear(&vec![b' '; HEARTBEAT_BYTES_MAX + 1], now, |_| false);
     assert_eq!(fleet.workers.len(), WORKERS_MAX);
 }
+
+#[test]
+fn figures_that_no_worker_can_have_are_added_up_without_an_overflow() {
+    let counters = Counters {
+        answered: u64::MAX,
+        dead_lettered: u64::MAX,
+        withdrawn: u64::MAX,
+        out_of_memory_alone: u64::MAX,
+        out_of_memory_shared: u64::MAX,
+        ..Counters::default()
+    };
+    let model = ModelStatus {
+        model: "m".to_owned(),
+        key: "m".to_owned(),
+        in_hand: u64::MAX,
+        counters,
+        ..ModelStatus::default()
+    };
+    let (mut fleet, now) = (Fleet::default(), Instant::now());
+    for second in [10, 20] {
+        let heartbeat = Heartbeat {
+            worker: "w".to_owned(),
+            sent_at_ms: second * 1_000,
+            interval_ms: 5_000,
+            state: WorkerState::Consuming,
+            models: vec![model.clone(), model.clone()],
+            ..Heartbeat::default()
+        };
+        fleet.hear(&serde_json::to_vec(&heartbeat).unwrap(), now, |_| true);
+    }
+    assert_eq!(fleet.models(now)["m"].unacknowledged, u64::MAX);
+    assert_eq!(fleet.workers(now)[0].timeline[1].unacknowledged, u64::MAX);
+}

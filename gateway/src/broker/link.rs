@@ -267,7 +267,11 @@ async fn withdrawals_channel(connection: &Connection) -> lapin::Result<Option<Ch
     match channel.exchange_declare(exchange, ExchangeKind::Fanout, durable, FieldTable::default()).await {
         Ok(()) => Ok(Some(channel)),
         Err(error) if reply_code(&error).is_some() => {
-            tracing::warn!(%error, "withdrawals are off: the exchange {WITHDRAWALS_EXCHANGE} cannot be declared");
+            tracing::warn!(
+                %error,
+                "withdrawals are off: the exchange {WITHDRAWALS_EXCHANGE} cannot be declared. Jobs run although their callers have \
+                 hung up. Give the gateway's user the permissions of docs/security.md"
+            );
             Ok(None)
         }
         Err(error) => Err(error),

@@ -38,8 +38,11 @@ impl Rates {
             let Some(earlier) = before.models.iter().find(|earlier| earlier.key == model.key) else {
                 continue;
             };
-            let ended =
-                |m: &ModelStatus| m.counters.answered + m.counters.dead_lettered + m.counters.withdrawn;
+            // Of a heartbeat, which may say anything.
+            let ended = |m: &ModelStatus| {
+                let failed = m.counters.dead_lettered.saturating_add(m.counters.withdrawn);
+                m.counters.answered.saturating_add(failed)
+            };
             let measured = ended(model).saturating_sub(ended(earlier)) as f64 / seconds;
             let has_backlog = backlog(&model.model);
             let is_full = is_full(earlier, has_backlog) && is_full(model, has_backlog);

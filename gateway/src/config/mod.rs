@@ -267,6 +267,12 @@ mod tests {
     }
 
     #[test]
+    fn a_key_of_a_model_without_the_name_of_one_is_a_fault() {
+        assert_eq!(faults("[model]\nmatryoshka = true"), ["model.matryoshka"]);
+        assert_eq!(faults("[model.\"\"]\nmatryoshka = true"), ["model..matryoshka"]);
+    }
+
+    #[test]
     fn without_keys_only_loopback_is_listened_on() {
         assert_eq!(faults("[http]\nlisten = \"0.0.0.0:80\""), ["http.listen"]);
         assert!(Config::read("[http]\nlisten = \"0.0.0.0:80\"\nkeys = \"keys.toml\"", Vec::new()).is_ok());

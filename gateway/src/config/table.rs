@@ -35,7 +35,8 @@ impl Values {
             Ok(table) => flatten(String::new(), table, &mut values.left),
             // toml's messages quote the line: it may hold the broker's password.
             Err(error) => {
-                let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].lines().count());
+                let before = |at: usize| &text[..text.floor_char_boundary(at)];
+                let line = error.span().map_or(0, |span| before(span.start).lines().count());
                 values.fault("file", format!("is not TOML, near line {}: {}", line.max(1), error.message()));
             }
         }
@@ -111,10 +112,14 @@ impl Values {
     /// The values of `PREFIX.NAME.KEY` for all names: true or false.
     pub fn flags_by_name(&mut self, prefix: &str, key: &'static str) -> BTreeMap<String, bool> {
         let (start, end) = (format!("{prefix}."), format!(".{key}"));
-        let found: Vec<_> =
-            self.left.keys().filter(|k| k.starts_with(&start) && k.ends_with(&end)).cloned().collect();
+        // `PREFIX.KEY` has no name: it stays, as an unknown key.
+        let name_of = |path: &String| {
+            let name = path.strip_prefix(&start)?.strip_suffix(&end)?;
+            (!name.is_empty()).then(|| (path.clone(), name.to_owned()))
+        };
+        let found: Vec<_> = self.left.keys().filter_map(name_of).collect();
         let mut flags = BTreeMap::new();
-        for path in found {
+        for (path, name) in found {
             let Some(value) = self.left.remove(&path) else { continue };
             let flag = match &value {
                 Value::Boolean(flag) => Some(*flag),
@@ -122,7 +127,7 @@ impl Values {
                 _ => None,
             };
             match flag {
-                Some(flag) => drop(flags.insert(path[start.len()..path.len() - end.len()].to_owned(), flag)),
+                Some(flag) => drop(flags.insert(name, flag)),
                 None => self.fault(path, format!("is {}; it must be true or false", shown(&value))),
             }
         }

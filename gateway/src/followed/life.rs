@@ -42,7 +42,7 @@ pub(super) async fn life(task: &Task, record: &Record) -> End {
             }
             Err(NotAdopted::Lost) => return End::Answered(Err(JobError::ReplyQueueLost), None),
             Err(error) => {
-                tracing::warn!(queue = record.reply_queue, %error, "cannot adopt the reply queue of another gateway");
+                tracing::warn!(queue = record.reply_queue, %error, "cannot adopt the reply queue of another gateway: trying again");
             }
         }
         sleep(pause).await;

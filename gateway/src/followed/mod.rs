@@ -55,8 +55,14 @@ pub async fn find_same(
 async fn record(app: &App, caller: &Caller, id: &str) -> Option<Record> {
     let (results, adoption) = app.results.as_ref().zip(app.adoption.as_ref())?;
     let read = in_time(id, "cannot read a job's record", results.record(&caller.name, id)).await?;
-    let record =
-        read.inspect_err(|error| tracing::error!(job = id, %error, "cannot read a job's record")).ok()??;
+    let record = read
+        .inspect_err(|error| {
+            tracing::error!(
+                job = id, %error,
+                "cannot read a job's record: this gateway does not follow the job"
+            );
+        })
+        .ok()??;
     (!life::left(adoption, &record).is_zero()).then_some(record)
 }
 

@@ -60,7 +60,10 @@ impl Task {
         };
         let put = results.put_record(&self.entry.owner, &record);
         if let Some(Err(error)) = in_time(&record.id, "cannot store a job's record", put).await {
-            tracing::error!(job = record.id, %error, "cannot store a job's record");
+            tracing::error!(
+                job = record.id, %error,
+                "cannot store a job's record: other gateways do not know the job until it has ended"
+            );
         }
     }
 
@@ -73,7 +76,7 @@ impl Task {
             match in_time(job, "cannot remove the record of a job that has ended", removed).await {
                 Some(Ok(())) => return,
                 Some(Err(error)) => {
-                    tracing::warn!(job, %error, "cannot remove the record of a job that has ended");
+                    tracing::warn!(job, %error, "cannot remove the record of a job that has ended: trying again");
                 }
                 None => {}
             }

@@ -1,4 +1,4 @@
-//! The job that the same request was before: on another gateway, or so long ago that this one has forgotten it.
+//! Finds the job that the same request started before: on another gateway, or so long ago that this gateway has forgotten it.
 
 use std::time::Duration;
 

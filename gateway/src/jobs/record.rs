@@ -72,7 +72,8 @@ impl ResultStore {
 /// A record is none if its reply queue is not one of a client: who may write to the place must not have any queue emptied.
 fn read(written: &Bytes) -> Option<Record> {
     let read = serde_json::from_slice::<Record>(written);
-    let record = read.inspect_err(|error| tracing::error!(%error, "cannot read a job's record")).ok()?;
+    let record =
+        read.inspect_err(|error| tracing::error!(%error, "ignored a job's record: it is damaged")).ok()?;
     if !record.reply_queue.starts_with(CLIENT_REPLIES) {
         tracing::error!(
             job = record.message_id,

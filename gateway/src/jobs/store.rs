@@ -59,7 +59,10 @@ impl ResultStore {
         let written = match view::written(entry, state).await {
             Ok(written) => written,
             Err(error) => {
-                tracing::warn!(job = entry.message_id, %error, "cannot write a result as JSON for the store");
+                tracing::warn!(
+                    job = entry.message_id, %error,
+                    "cannot write a result as JSON for the store: only this gateway has it, in memory"
+                );
                 return;
             }
         };
@@ -71,13 +74,13 @@ impl ResultStore {
             tracing::warn!(
                 job = entry.message_id,
                 bytes,
-                "the store of results is full (results.folder_mib_max): not storing a result"
+                "the store of results is full (results.folder_mib_max): not storing a result. Only this gateway has it, in memory"
             );
             return;
         }
         if let Err(error) = self.storage.objects.put(&path, PutPayload::from(written)).await {
             self.release(bytes);
-            tracing::error!(job = entry.message_id, %error, "cannot store a result");
+            tracing::error!(job = entry.message_id, %error, "cannot store a result: only this gateway has it, in memory");
         }
     }
 
@@ -133,7 +136,7 @@ impl ResultStore {
             Err(error) => Err(error),
         };
         if let Err(error) = removed {
-            tracing::warn!(job = id, %error, "cannot remove the record of a job that has ended");
+            tracing::warn!(job = id, %error, "cannot remove the record of a job that has ended: the next sweep tries again");
         }
     }
 

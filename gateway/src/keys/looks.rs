@@ -1,4 +1,4 @@
-//! Looks at the file of keys until it is complete: one that is being written may have some of its keys only, and no fault.
+//! Finds out when the file of API keys has stopped changing. A file that is still being written may lack keys and yet have no fault.
 
 /// Tells that the file has changed, and stays as it is.
 #[derive(Debug)]

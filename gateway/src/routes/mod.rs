@@ -100,7 +100,7 @@ pub fn router(app: App) -> Router {
 
 /// A handler that panics is a bug, and costs its own request alone.
 fn panicked(_: Box<dyn Any + Send + 'static>) -> Response {
-    tracing::error!("a request's handler panicked");
+    tracing::error!("a request's handler panicked: the request was answered with 500. Please report it");
     Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "bug", "a fault of this gateway")
         .with_retry(Retry::No)
         .into_response()

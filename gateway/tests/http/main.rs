@@ -23,6 +23,7 @@ mod output_files;
 mod page;
 mod pages;
 mod permissions;
+mod processes;
 mod program_model;
 mod request_gate;
 mod requests;

@@ -1,5 +1,8 @@
 //! Runs a process model without a broker: items on standard input, outputs on standard output. For developing models.
 
+// Nothing that a message, a peer or a device does may panic.
+#![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

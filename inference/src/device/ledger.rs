@@ -162,11 +162,11 @@ impl Shared {
                 foreign = table.held_by_living_others(self.row);
             }
             if fits(foreign).is_none() {
-                return Ok(Err(refused(self.total.saturating_sub(foreign + own), foreign)));
+                return Ok(Err(refused(self.total.saturating_sub(foreign).saturating_sub(own), foreign)));
             }
             self.write_own(table.file, own + bytes).map(Ok)
         })
-        // A book that cannot be read has nothing to give.
+        // A file that cannot be read has no memory to give.
         .unwrap_or_else(|| Err(refused(0, 0)))
     }
 
@@ -180,7 +180,7 @@ impl Shared {
     fn memory(&self) -> Memory {
         self.locked(|table| {
             let foreign = table.held_by_living_others(self.row);
-            let free = self.total.saturating_sub(foreign + table.holder(self.row).bytes);
+            let free = self.total.saturating_sub(foreign).saturating_sub(table.holder(self.row).bytes);
             Ok(Memory { free, total: self.total, foreign })
         })
         .unwrap_or(Memory { free: 0, total: self.total, foreign: 0 })
@@ -190,7 +190,7 @@ impl Shared {
         let ours = |holder: &Holder| i32::try_from(holder.process).is_ok_and(|pid| pids.contains(&pid));
         self.locked(|table| {
             let holders = table.others(self.row).filter(|holder| ours(holder) && holder.is_alive());
-            Ok(holders.map(|holder| holder.bytes).sum())
+            Ok(holders.map(|holder| holder.bytes).fold(0, u64::saturating_add))
         })
         .unwrap_or(0)
     }
@@ -209,7 +209,7 @@ impl Shared {
         });
         acted
             .inspect_err(
-                |error| tracing::error!(file = %self.path.display(), %error, "the file of the shared device cannot be used"),
+                |error| tracing::error!(file = %self.path.display(), %error, "the file of the shared device cannot be used: the device counts as full until it can"),
             )
             .ok()
     }
@@ -275,12 +275,12 @@ impl<'a> Table<'a> {
     }
 
     fn held_by_others(&self, row: usize) -> u64 {
-        self.others(row).map(|holder| holder.bytes).sum()
+        self.others(row).map(|holder| holder.bytes).fold(0, u64::saturating_add)
     }
 
     /// The same without those that died, which takes a look at every process.
     fn held_by_living_others(&self, row: usize) -> u64 {
-        self.others(row).filter(Holder::is_alive).map(|holder| holder.bytes).sum()
+        self.others(row).filter(Holder::is_alive).map(|holder| holder.bytes).fold(0, u64::saturating_add)
     }
 
     fn others(&self, row: usize) -> impl Iterator<Item = Holder> {

@@ -71,7 +71,7 @@ impl DeviceLock {
 impl Drop for DeviceLockGuard<'_> {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.0.map(File::unlock) {
-            tracing::error!(%error, "unlock the device");
+            tracing::error!(%error, "cannot unlock the device: other processes wait for it until this process ends");
         }
     }
 }

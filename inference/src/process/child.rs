@@ -246,7 +246,7 @@ impl Child {
                     tracing::error!(
                         model,
                         ?pids,
-                        "processes of the model do not end although they were killed"
+                        "processes of the model do not end although they were killed: device memory that they hold is not free until they end"
                     );
                 }
                 Ok(Fate::Died(_) | Fate::Ended) => {}

@@ -12,6 +12,7 @@ mod frameworks;
 mod golden;
 mod kills;
 mod life;
+mod loading;
 mod memory;
 mod once;
 mod programs;

@@ -1,3 +1,5 @@
+//! Tests of object stores: their options, and what each answer of a server means.
+
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
 use std::sync::mpsc;

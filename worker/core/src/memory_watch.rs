@@ -96,7 +96,10 @@ impl MemoryWatch {
             self.leak.observe(memory, self.jobs_answered)
         {
             let grown = Mib(grown);
-            tracing::warn!(device, %grown, bytes_per_job, jobs_left, "device memory grows with every job: a leak");
+            tracing::warn!(
+                device, %grown, bytes_per_job, jobs_left,
+                "device memory grows with every job: a leak. After about jobs_left more jobs the device is full"
+            );
         }
     }
 

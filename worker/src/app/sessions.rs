@@ -56,7 +56,11 @@ async fn serve_sessions(
             // The broker delivers the jobs again, which is all that is left to do.
             SessionEnd::Lost(error) if core.is_draining() => {
                 let jobs = core.unsettled();
-                tracing::warn!(error, jobs, "session lost while draining");
+                tracing::warn!(
+                    error,
+                    jobs,
+                    "session lost while draining: the broker delivers the unacknowledged jobs again"
+                );
                 return Ok(if jobs == 0 { Exit::Drained } else { Exit::Killed });
             }
             SessionEnd::Lost(error) => tracing::warn!(error, "session lost, connecting again"),

@@ -130,7 +130,7 @@ fn warn_of_settings(config: &Config) {
     if let (DeviceKind::Cpu(_), Ok(driver)) = (&config.device.kind, cuda::find())
         && let [first, ..] = &driver.devices[..]
     {
-        tracing::warn!(%first, "running on the CPU, though there is a CUDA device: device.kind = \"cuda\" uses it");
+        tracing::warn!(%first, "running on the CPU, though there is a CUDA device: set device.kind = \"cuda\" to use it");
     }
 }
 
@@ -141,7 +141,7 @@ fn listen(config: &Config, state: HttpState) -> Result<(), Exit> {
     match http::start(listen, state) {
         Ok(address) => tracing::info!(%address, "serving /livez, /readyz and /metrics"),
         Err(error @ http::StartError::Bind { .. }) if listen.is_range() => {
-            tracing::warn!(%error, "not serving health and metrics over HTTP");
+            tracing::warn!(%error, "not serving health and metrics over HTTP; jobs are not affected");
         }
         Err(error) => {
             tracing::error!("cannot start: {error}");

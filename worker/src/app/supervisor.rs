@@ -233,7 +233,7 @@ impl Supervisor {
         child.since = None;
         if is_ending {
             if exit != Some(Exit::Drained) {
-                tracing::warn!(%gpu, how, "the worker did not drain");
+                tracing::warn!(%gpu, how, "the worker did not drain: the broker delivers its unacknowledged jobs again");
                 self.end_as(exit.unwrap_or(Exit::Killed));
             }
             return (self.running() == 0).then_some(self.exit);
@@ -251,7 +251,10 @@ impl Supervisor {
         }
         let wanted = || self.children.iter().filter(|child| !child.drained);
         if wanted().all(|child| child.failed && child.since.is_none()) {
-            tracing::error!(how, "the workers of all GPUs failed at their start");
+            tracing::error!(
+                how,
+                "the workers of all GPUs failed at their start: stopping. Their own log lines say why"
+            );
             return Some(exit.unwrap_or(Exit::Restart));
         }
         self.restart_later(at, &how);

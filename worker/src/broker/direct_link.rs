@@ -55,7 +55,7 @@ impl Link {
         for host in broker.in_turn() {
             match Self::open_at(&host, name).await {
                 Err(OpenError::Silent) => {
-                    tracing::warn!(broker = %host, "no channel for direct replies: the host does not answer");
+                    tracing::warn!(broker = %host, "no channel for direct replies: the host does not answer; trying the next one, if there is one");
                 }
                 opened => return opened,
             }

@@ -288,7 +288,7 @@ impl Task {
                 return None;
             }
             if request.asked_at.elapsed() > CONNECT_MAX {
-                tracing::warn!(%error, "no connection for direct replies: cannot connect");
+                tracing::warn!(%error, "no connection for direct replies: cannot connect. The reply becomes a dead letter");
                 return None;
             }
             tokio::time::sleep(waits.next_wait()).await;

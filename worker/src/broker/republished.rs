@@ -102,7 +102,13 @@ fn warn_of_dropped(of_job: &BasicProperties, dropped: &[(&ShortString, usize)]) 
     let job = of_job.message_id().as_ref().map(ShortString::as_str);
     let (headers, largest) = (dropped.len(), largest.as_str());
     let bytes: usize = dropped.iter().map(|(_, bytes)| bytes).sum();
-    tracing::warn!(job, headers, bytes, largest, "dropped headers that are too large to publish again");
+    tracing::warn!(
+        job,
+        headers,
+        bytes,
+        largest,
+        "dropped headers that are too large to publish again: the job's next message does not have them"
+    );
 }
 
 /// Headers that the broker writes: by `x-death` of an earlier cycle it would drop a job that goes through a delay queue as one that

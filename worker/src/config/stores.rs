@@ -355,6 +355,10 @@ mod tests {
             "worker.fetch_mib",
         ];
         assert_eq!(keys, expected, "{faults:#?}");
+    }
+
+    #[test]
+    fn memory_for_fetches_is_a_fault_without_a_store() {
         let alone =
             Config::read(Some("[worker]\nfetch_mib = 3\n[model.m]\nengine = 'echo'"), &[]).unwrap_err();
         assert!(alone.to_string().contains("worker.fetch_mib: has no effect"), "{alone}");

@@ -149,7 +149,7 @@ impl HttpState {
         match tokio::task::spawn_blocking(move || metrics.encode()).await {
             Ok(text) => page(StatusCode::OK, OPEN_METRICS, text),
             Err(error) => {
-                tracing::error!(%error, "cannot write the metrics");
+                tracing::error!(%error, "cannot write the metrics: /metrics answers 500");
                 page(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "the metrics cannot be written\n")
             }
         }

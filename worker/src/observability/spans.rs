@@ -158,7 +158,12 @@ impl HttpClient for Collector {
             Err(error) => Some(error.to_string()),
         };
         match (self.failing.swap(fault.is_some(), Ordering::Relaxed), fault) {
-            (false, Some(error)) => tracing::warn!(error, "spans are lost: the collector does not take them"),
+            (false, Some(error)) => {
+                tracing::warn!(
+                    error,
+                    "spans are lost: the collector does not take them; jobs are not affected"
+                );
+            }
             (true, None) => tracing::info!("the collector takes spans again"),
             _ => {}
         }

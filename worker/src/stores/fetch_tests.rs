@@ -1,3 +1,5 @@
+//! Tests of fetching references: limits of bytes and time, and what waits for what.
+
 use std::path::Path;
 use std::pin::pin;
 

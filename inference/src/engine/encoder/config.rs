@@ -162,11 +162,7 @@ impl ModelConfig {
             },
         };
         let weights = weights(&transformer, &mut files)?;
-        if let (Some(classifier), Some(module)) = (&mut spec.classifier, own.activation()) {
-            let refused =
-                || unsupported(&own.path, format!("the activation function `{module}`"), SCORE_MODULES);
-            classifier.function = ScoreFunction::of_module(module).ok_or_else(refused)?;
-        }
+        set_score_function(&mut spec, &own)?;
         let texts = TextConfig::read(&transformer, &sentence, &spec)?;
         Ok(Self {
             weights,
@@ -304,6 +300,16 @@ fn needs_mlm(sentence: &SentenceFile, says_so: bool) -> Result<(), LoadError> {
         }
     }
 }
+
+/// Takes the function that makes scores of logits from the file of sentence-transformers, if this file names one.
+fn set_score_function(spec: &mut Spec, own: &SavedConfig) -> Result<(), LoadError> {
+    if let (Some(classifier), Some(module)) = (&mut spec.classifier, own.activation()) {
+        let refused = || unsupported(&own.path, format!("the activation function `{module}`"), SCORE_MODULES);
+        classifier.function = ScoreFunction::of_module(module).ok_or_else(refused)?;
+    }
+    Ok(())
+}
+
 /// The layers behind the pooling of vectors of `width` elements. Adds their files to those that the outputs depend on.
 fn read_dense(
     layers: Vec<(String, PathBuf)>,

@@ -173,7 +173,7 @@ impl SlotTask {
                     self.look(warm).await;
                 }
                 error = warm.misbehaved() => {
-                    tracing::warn!(model = config.name, pid = warm.pid(), error, stderr = warm.stderr_tail(), "an idle process failed");
+                    tracing::warn!(model = config.name, pid = warm.pid(), error, stderr = warm.stderr_tail(), "an idle process failed: replacing it");
                     return Err(Leave::Failed);
                 }
                 () = trim.notified() => self.trim(warm).await?,

@@ -179,7 +179,7 @@ impl SlotTask {
                     model,
                     bytes,
                     seconds,
-                    "device memory of an ended process is not free yet; its slot is withheld: no other process starts there"
+                    "device memory of an ended process is not free yet; its slot is withheld: no other process starts there until the memory is free"
                 );
                 logged_at = Some(Instant::now());
             }

@@ -19,7 +19,11 @@ impl Core {
             return;
         }
         if self.lifecycle.has_deadline() {
-            tracing::error!(signal, jobs, "asked to stop twice: stopping at once");
+            tracing::error!(
+                signal,
+                jobs,
+                "asked to stop twice: stopping at once; the broker delivers the unacknowledged jobs again"
+            );
             return self.end_session(SessionEnd::Killed);
         }
         tracing::info!(signal, jobs, seconds = self.settings.drain.as_secs(), "draining");

@@ -51,7 +51,9 @@ impl Core {
                 self.requeue_all_unfinished();
                 self.adjust_consumers();
             }
-            Finding::StillSick => tracing::warn!(device, model, "health probe failed again"),
+            Finding::StillSick => {
+                tracing::warn!(device, model, "health probe failed again: still not consuming");
+            }
             Finding::Hopeless => {
                 if self.lifecycle.lose_device() {
                     // Passes that programs still run are waited for: these end.

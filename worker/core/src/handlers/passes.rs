@@ -239,7 +239,7 @@ impl Core {
             tracing::error!(
                 model = name,
                 error = why,
-                "no process can run the model: not consuming its jobs"
+                "no process can run the model: not consuming its jobs until one can"
             );
             self.scheduler.set_available(model, false);
         }

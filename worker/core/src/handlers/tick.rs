@@ -32,7 +32,10 @@ impl Core {
                 Timer::LookForQueue(model, queue) => self.look_for_queue(model, queue),
                 Timer::HalfTime if self.lifecycle.has_deadline() => self.requeue_all_unfinished(),
                 Timer::DrainDeadline if self.lifecycle.has_deadline() => {
-                    tracing::error!(jobs = self.unacked(), "drain deadline passed");
+                    tracing::error!(
+                        jobs = self.unacked(),
+                        "drain deadline passed: stopping; the broker delivers the unacknowledged jobs again"
+                    );
                     self.end_session(SessionEnd::Killed);
                 }
                 Timer::HalfTime | Timer::DrainDeadline => {}

@@ -261,7 +261,7 @@ impl Settling {
             job,
             trace_id,
             error,
-            "cannot requeue or dead-letter the job: giving it back to its queue"
+            "cannot requeue or dead-letter the job: giving it back to its queue. Declare the missing queue or binding again"
         );
         self.give_back()
     }

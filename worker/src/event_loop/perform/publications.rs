@@ -26,7 +26,11 @@ impl EventLoop {
         let Some(stored) = self.jobs.get(job) else { return };
         let model = Arc::clone(&self.context.models[stored.model.0]);
         let Some(payload) = self.jobs.payload_mut(job) else {
-            return tracing::error!(%job, "internal error: a job to be published was already released; please report it");
+            return tracing::error!(
+                %job,
+                "internal error: a job was released before its message was published. It stays unacknowledged until the session \
+                 ends; please report it"
+            );
         };
         let (received, identity) = (Arc::clone(&payload.received), Arc::clone(&self.context.identity));
         // The body is copied into what is published.

@@ -1,4 +1,4 @@
-//! The programs of all process models on a worker's device: started, their memory counted as the worker's, ended.
+//! Starts and ends the programs of all process models on a worker's device, and counts their device memory as the worker's.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -189,7 +189,10 @@ impl Programs {
         let close = async |pool: &Pool| {
             let limit = pool.config().kill + CLOSE_LIMIT;
             if tokio::time::timeout(limit, pool.close()).await.is_err() {
-                tracing::warn!(model = pool.config().name, "processes of the model did not end in time");
+                tracing::warn!(
+                    model = pool.config().name,
+                    "processes of the model did not end in time: the worker ends without them, and their keepers go on killing them"
+                );
             }
         };
         futures_util::future::join_all(self.pools.iter().map(|(_, pool)| close(pool))).await;

@@ -59,7 +59,7 @@ impl Settling {
                 tracing::error!(
                     job,
                     trace_id,
-                    "the dead letter is larger than the broker accepts: the broker dead-letters the job"
+                    "the dead letter is larger than the broker accepts: the broker dead-letters the job, without the worker's explanation"
                 );
                 self.end = End::Rejected(rejection.reason);
             }
@@ -92,7 +92,7 @@ impl Settling {
                 job,
                 trace_id,
                 ?outcome,
-                "the `failed` reply could not be delivered to the caller"
+                "the `failed` reply could not be delivered to the caller: only the dead letter says how the job ended"
             );
         }
         self.end_of_dead_letter()
