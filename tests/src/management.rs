@@ -110,7 +110,8 @@ impl VirtualHost {
     /// # Errors
     /// No such queue, or it does not come to that.
     pub async fn until_unacked(&self, queue: &str, count: u64) -> Result<()> {
-        let held = until(&format!("{count} unacknowledged deliveries of {queue}"), async || {
+        let what = format!("{count} unacknowledged deliveries of {queue}");
+        let held = until(&what, async || {
             Ok(self.depth(queue).await?.filter(|depth| depth.unacked == count))
         });
         held.await.map(drop)

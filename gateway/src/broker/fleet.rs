@@ -161,12 +161,12 @@ impl Fleet {
     /// The model whose key a name is, if it is no model's name. Its workers reject jobs for a model of that name.
     pub fn model_under(&self, name: &str, now: Instant) -> Option<String> {
         let alive = self.workers.values().filter(|seen| seen.alive(now));
-        let mut found = None;
+        let mut found: Option<&String> = None;
         for status in alive.flat_map(|seen| &seen.heartbeat.models) {
             if status.model == name {
                 return None;
             }
-            if status.key == name && found.is_none_or(|before| *before > status.model) {
+            if status.key == name && found.is_none_or(|before| before > &status.model) {
                 found = Some(&status.model);
             }
         }

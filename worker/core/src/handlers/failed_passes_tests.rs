@@ -3,7 +3,7 @@
 use vramq_schemas::headers::{DEVICE_LOST, PROCESS_LOST, WORKER_LOST};
 use vramq_schemas::{Attempt, JobHeaders, Reason};
 
-use super::test_worker::{Worker, replied, requeued};
+use crate::handlers::test_worker::{Worker, replied, requeued};
 use crate::action::{Action, PassOrder, Publication, Route};
 use crate::device::{OutOfMemory, PassError};
 use crate::event::{PassResult, Source};

@@ -119,7 +119,7 @@ impl Received {
 
     /// The last but one stage of a job that will not run here.
     pub(crate) fn settle(self, outcome: JobOutcome, now: Instant) -> Settling {
-        let outcome = settling::back_to(self.delivery.source, outcome);
+        let outcome = running::back_to(self.delivery.source, outcome);
         Settling::new(self, outcome, None, None, now)
     }
 }

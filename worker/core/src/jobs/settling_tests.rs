@@ -6,8 +6,9 @@ use proptest::prelude::*;
 use vramq_schemas::Reason;
 
 use super::*;
+use crate::action::Route;
 use crate::disposition::{Otherwise, Requeue, WAITS_MAX};
-use crate::event::{Delivery, Now};
+use crate::event::{Delivery, Now, Source};
 use crate::ids::{ChannelId, ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, QueueIndex};
 use crate::observation::Cause;
 use crate::rejection::Rejection;
