@@ -111,9 +111,7 @@ impl VirtualHost {
     /// No such queue, or it does not come to that.
     pub async fn until_unacked(&self, queue: &str, count: u64) -> Result<()> {
         let what = format!("{count} unacknowledged deliveries of {queue}");
-        let held = until(&what, async || {
-            Ok(self.depth(queue).await?.filter(|depth| depth.unacked == count))
-        });
+        let held = until(&what, async || Ok(self.depth(queue).await?.filter(|depth| depth.unacked == count)));
         held.await.map(drop)
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use vramq_core::device::PassShape;
 use vramq_core::ids::{ModelIndex, QueueIndex};
 use vramq_core::settings::{ModelFacts, QueueFacts};
-use vramq_core::slots::{DoesNotFit, SlotInputs, job_bytes};
+use vramq_core::slots::{DoesNotFit, JobPasses, SlotInputs};
 use vramq_schemas::status::QueueStatus;
 use vramq_schemas::{Input, Params};
 
@@ -111,9 +111,13 @@ impl Model {
     /// Computes slots from what the device has free now, with the weights of all its models loaded.
     pub fn fit(&self, free: u64, reserve: u64, models: u64) -> Fit {
         let weights = self.engine.resident_bytes();
-        let pass_bytes = |shape| self.engine.pass_bytes(shape);
-        let per_job = |room| job_bytes(self.job_shape, self.pass_cost_max, room, pass_bytes);
-        let inputs = SlotInputs { free, reserve, weights, models, per_job: 0 }.with(per_job);
+        let passes = JobPasses {
+            job: self.job_shape,
+            pass_cost_max: self.pass_cost_max,
+            pass_bytes: |shape| self.engine.pass_bytes(shape),
+        };
+        let inputs =
+            SlotInputs { free, reserve, weights, models, per_job: 0 }.with(|room| passes.job_bytes(room));
         Fit { inputs, slots: inputs.slots(self.slots_max) }
     }
 

@@ -101,10 +101,10 @@ impl OfModel {
 
     /// Bytes that the model needs. `equal`: an equal part of the memory.
     fn need(&self, model: &ModelFacts, equal: u64) -> u64 {
-        match model.job_bytes(equal) {
+        match model.job_passes().room_for(self.jobs_needed().min(model.slots_max.get()).into()) {
             // Its passes run one by one, each with the device for itself.
             UNKNOWN_BYTES => equal,
-            bytes => bytes.saturating_mul(self.jobs_needed().min(model.slots_max.get()).into()),
+            bytes => bytes,
         }
     }
 
@@ -128,7 +128,7 @@ impl OfModel {
 
 /// Whether it is known what a job takes.
 fn is_known(model: &ModelFacts) -> bool {
-    model.job_bytes(0) != UNKNOWN_BYTES
+    model.job_passes().job_bytes(0) != UNKNOWN_BYTES
 }
 
 fn log_change(model: &str, before: u16, after: u16, free: u64) {
@@ -180,7 +180,7 @@ mod tests {
         ModelFacts {
             name: per_job.to_string(),
             slots: NonZeroU16::new(slots).unwrap(),
-            pass_bytes: Arc::new(move |_| per_job),
+            pass_bytes: Arc::new(move |shape| per_job * shape.cost as u64),
             ..ModelFacts::for_tests()
         }
     }
@@ -231,8 +231,12 @@ mod tests {
     fn a_model_has_its_slots_as_soon_as_it_is_known_what_a_job_takes() {
         let learned = Arc::new(AtomicU64::new(UNKNOWN_BYTES));
         let bytes = Arc::clone(&learned);
-        let learning =
-            ModelFacts { pass_bytes: Arc::new(move |_| bytes.load(Ordering::Relaxed)), ..model(10, 1) };
+        let learning = ModelFacts {
+            pass_bytes: Arc::new(move |shape| {
+                bytes.load(Ordering::Relaxed).saturating_mul(shape.cost as u64)
+            }),
+            ..model(10, 1)
+        };
         let (models, start) = ([learning], Instant::now());
         let mut slots = ModelSlots::new(&models, start);
         let mut after = |second| {

@@ -11,7 +11,7 @@ use crate::device::PassShape;
 use crate::ids::QueueIndex;
 use crate::poison_policy::PoisonPolicy;
 pub use crate::slots::UNKNOWN_BYTES;
-use crate::slots::{SlotInputs, job_bytes};
+use crate::slots::{JobPasses, SlotInputs};
 
 /// Limits and names of a worker.
 #[derive(Clone, Debug)]
@@ -125,15 +125,16 @@ impl ModelFacts {
         QueueIndex(self.queues.iter().position(|queue| queue.name == name).unwrap_or(0))
     }
 
-    /// Bytes that one job of the model needs where its passes may take `room` bytes.
-    pub fn job_bytes(&self, room: u64) -> u64 {
-        job_bytes(self.job_shape, self.pass_cost_max, room, &*self.pass_bytes)
+    /// The passes that its jobs may share.
+    pub fn job_passes(&self) -> JobPasses<&(dyn Fn(PassShape) -> u64 + Send + Sync)> {
+        let Self { job_shape: job, pass_cost_max, .. } = *self;
+        JobPasses { job, pass_cost_max, pass_bytes: &*self.pass_bytes }
     }
 
     /// What its slots are computed from, of `free` bytes for passes on a device with so many models.
     pub fn slot_inputs(&self, free: u64, reserve: u64, models: u64) -> SlotInputs {
         SlotInputs { free, reserve, weights: self.weights, models, per_job: 0 }
-            .with(|room| self.job_bytes(room))
+            .with(|room| self.job_passes().job_bytes(room))
     }
 
     /// Slots while the worker runs: one where less than a job fits but its longest item does, because passes are held to what

@@ -20,31 +20,45 @@ pub struct SlotInputs {
     pub weights: u64,
     /// Models that share the device, each with an equal part of the memory.
     pub models: u64,
-    /// What one job of the model needs, as [`job_bytes`] computes it.
+    /// What one job of the model needs, as [`JobPasses::job_bytes`] computes it.
     pub per_job: u64,
 }
 
-/// Bytes that one job needs where passes may take `room` bytes: its part of the pass that needs the least for each of its jobs.
+/// The passes that a model's jobs may share: of one job, and of twice, four times, … as many, as far as it is known what they take.
 ///
 /// A pass of many jobs often needs far less than as many passes of one job: libraries have workspaces that do not depend on the size
-/// of a pass, and allocators keep what they had. Passes of twice, four times, … as many jobs are compared, as far as they are known
-/// to fit.
-pub fn job_bytes(
-    job: PassShape,
-    pass_cost_max: usize,
-    room: u64,
-    pass_bytes: impl Fn(PassShape) -> u64,
-) -> u64 {
-    let alone = pass_bytes(job);
-    let jobs_max = pass_cost_max / job.cost.max(1);
-    let shared = (1..usize::BITS)
-        .map(|doublings| 1_usize << doublings)
-        .take_while(|jobs| *jobs <= jobs_max)
-        .map(|jobs| (jobs as u64, pass_bytes(job.times(jobs))))
-        .take_while(|(_, bytes)| *bytes <= room && *bytes != UNKNOWN_BYTES);
-    match alone {
-        UNKNOWN_BYTES => UNKNOWN_BYTES,
-        alone => shared.map(|(jobs, bytes)| bytes.div_ceil(jobs)).fold(alone, u64::min),
+/// of a pass, and allocators keep what they had. So one job needs its part of the pass that takes the least for each of its jobs.
+#[derive(Clone, Copy, Debug)]
+pub struct JobPasses<F> {
+    /// The largest pass that one job can ask for.
+    pub job: PassShape,
+    pub pass_cost_max: usize,
+    /// Bytes that a pass of a shape takes.
+    pub pass_bytes: F,
+}
+
+impl<F: Fn(PassShape) -> u64> JobPasses<F> {
+    /// Jobs and bytes of each.
+    fn known(&self) -> impl Iterator<Item = (u64, u64)> {
+        let jobs_max = (self.pass_cost_max / self.job.cost.max(1)).max(1);
+        (0..usize::BITS)
+            .map(|doublings| 1_usize << doublings)
+            .take_while(move |jobs| *jobs <= jobs_max)
+            .map(|jobs| (jobs as u64, (self.pass_bytes)(self.job.times(jobs))))
+            .take_while(|(_, bytes)| *bytes != UNKNOWN_BYTES)
+    }
+
+    /// Bytes that one job needs where passes may take `room` bytes; those of a job alone, if not even that fits.
+    pub fn job_bytes(&self, room: u64) -> u64 {
+        let alone = (self.pass_bytes)(self.job);
+        let fitting = self.known().take_while(|(_, bytes)| *bytes <= room);
+        fitting.map(|(jobs, bytes)| bytes.div_ceil(jobs)).fold(alone, u64::min)
+    }
+
+    /// The room in which so many jobs fit: the inverse of [`SlotInputs::slots`].
+    pub fn room_for(&self, jobs: u64) -> u64 {
+        let room = |(shared, bytes): (u64, u64)| bytes.max(bytes.div_ceil(shared).saturating_mul(jobs));
+        self.known().map(room).min().unwrap_or(UNKNOWN_BYTES)
     }
 }
 
@@ -151,18 +165,36 @@ mod tests {
         assert!(unknown(100).slots(NonZeroU16::MAX).is_err());
     }
 
+    fn passes<F: Fn(PassShape) -> u64>(pass_cost_max: usize, pass_bytes: F) -> JobPasses<F> {
+        JobPasses { job: PassShape::default().with(1), pass_cost_max, pass_bytes }
+    }
+
     #[test]
     fn jobs_that_share_a_pass_share_what_every_pass_needs() {
-        let job = PassShape::default().with(1);
         // A workspace of 70 bytes for each pass, and one byte for each item; passes of more than 32 items are unknown.
         let pass = |shape: PassShape| if shape.items > 32 { UNKNOWN_BYTES } else { 70 + shape.cost as u64 };
-        assert_eq!(job_bytes(job, 64, 1_000, pass), 4, "(70 + 32) / 32, rounded up");
-        assert_eq!(job_bytes(job, 4, 1_000, pass), 19, "a pass has four items at most");
-        assert_eq!(job_bytes(job, 64, 75, pass), 19, "a pass of eight does not fit");
-        assert_eq!(job_bytes(job, 64, 60, pass), 71, "none fits");
+        assert_eq!(passes(64, pass).job_bytes(1_000), 4, "(70 + 32) / 32, rounded up");
+        assert_eq!(passes(4, pass).job_bytes(1_000), 19, "a pass has four items at most");
+        assert_eq!(passes(64, pass).job_bytes(75), 19, "a pass of eight does not fit");
+        assert_eq!(passes(64, pass).job_bytes(60), 71, "none fits");
         // Where each job needs as much as the others, nothing changes.
-        assert_eq!(job_bytes(job, 64, 1_000, |shape| 10 * shape.cost as u64), 10);
-        assert_eq!(job_bytes(job, 64, 1_000, |_| UNKNOWN_BYTES), UNKNOWN_BYTES);
+        assert_eq!(passes(64, |shape| 10 * shape.cost as u64).job_bytes(1_000), 10);
+        assert_eq!(passes(64, |_| UNKNOWN_BYTES).job_bytes(1_000), UNKNOWN_BYTES);
+    }
+
+    #[test]
+    fn so_many_jobs_fit_the_room_for_them() {
+        for base in [0, 1, 70, 5_000] {
+            let passes = passes(64, |shape: PassShape| base + 3 * shape.cost as u64);
+            for jobs in 1..200 {
+                let room = passes.room_for(jobs);
+                assert!(room <= jobs * (base + 3), "{base} {jobs}");
+                let inputs = SlotInputs { free: room, ..inputs(0, 0, 0) }.with(|room| passes.job_bytes(room));
+                let slots = inputs.slots(NonZeroU16::MAX).unwrap().get();
+                assert!(u64::from(slots) >= jobs, "{base}: {slots} of {jobs} jobs in {room}");
+            }
+        }
+        assert_eq!(passes(64, |_| UNKNOWN_BYTES).room_for(1), UNKNOWN_BYTES);
     }
 
     #[test]

@@ -232,7 +232,7 @@ impl Shell {
 
 /// How many jobs of a model fit so many bytes; one, if only a job's longest item does.
 fn fitting(model: &vramq_core::settings::ModelFacts, bytes: u64) -> u16 {
-    let slots = u16::try_from(bytes / model.job_bytes(bytes).max(1)).unwrap_or(u16::MAX);
+    let slots = u16::try_from(bytes / model.job_passes().job_bytes(bytes).max(1)).unwrap_or(u16::MAX);
     let longest = model.job_shape.longest;
     let item = vramq_core::device::PassShape { items: 1, cost: longest, longest };
     match slots {

@@ -3,10 +3,10 @@
 use vramq_schemas::headers::{DEVICE_LOST, PROCESS_LOST, WORKER_LOST};
 use vramq_schemas::{Attempt, JobHeaders, Reason};
 
-use crate::handlers::test_worker::{Worker, replied, requeued};
 use crate::action::{Action, PassOrder, Publication, Route};
 use crate::device::{OutOfMemory, PassError};
 use crate::event::{PassResult, Source};
+use crate::handlers::test_worker::{Worker, replied, requeued};
 use crate::ids::JobKey;
 
 fn crashed() -> PassResult {
