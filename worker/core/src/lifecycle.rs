@@ -8,6 +8,8 @@ pub(crate) struct Lifecycle {
     is_paused: bool,
     /// Asked to stop: no session is opened any more.
     is_draining: bool,
+    /// A signal asked the process to stop. A drain has other reasons, too.
+    is_asked_to_stop: bool,
     /// It stops in order to be started again.
     restarts: bool,
     /// The device is unusable until the process restarts.
@@ -72,6 +74,11 @@ impl Lifecycle {
     /// The process ends in order to be restarted, unless it was asked to stop before.
     pub(crate) fn restart(&mut self) {
         self.restarts |= !self.is_draining;
+    }
+
+    /// A signal asks the process to stop. True if one did before.
+    pub(crate) fn ask_to_stop(&mut self) -> bool {
+        std::mem::replace(&mut self.is_asked_to_stop, true)
     }
 
     /// The process was asked to stop: it is not to be started again. True if it was to be.

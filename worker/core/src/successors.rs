@@ -37,11 +37,12 @@ struct Predecessor {
     standing: Standing,
 }
 
-/// A delivery that waits until its predecessor's message is settled.
-#[derive(Clone, Copy, Debug)]
+/// A delivery that waits until the message that it follows is settled.
+#[derive(Debug)]
 struct Held {
     job: JobKey,
-    predecessor: JobKey,
+    id: String,
+    standing: Standing,
     since: Instant,
 }
 
@@ -72,12 +73,17 @@ impl Successors {
     pub(crate) fn hold(&mut self, delivery: &Delivery, now: Instant) -> bool {
         let (Some(id), Some(headers)) = (&delivery.id, &delivery.headers) else { return false };
         let standing = Standing::of(headers);
-        let mut predecessors = self.predecessors.iter();
-        let Some(known) = predecessors.find(|known| known.id == *id && known.standing == standing) else {
-            return false;
-        };
-        self.held.push(Held { job: delivery.job, predecessor: known.job, since: now });
-        true
+        let follows = self.has_predecessor(id, standing);
+        if follows {
+            self.held.push(Held { job: delivery.job, id: id.clone(), standing, since: now });
+        }
+        follows
+    }
+
+    /// Waits that count no attempt, for a full reply queue for example, leave several with the same standing, and so does a job that was
+    /// published twice. Which of them a message follows cannot be told, so it waits for all.
+    fn has_predecessor(&self, id: &str, standing: Standing) -> bool {
+        self.predecessors.iter().any(|known| known.id == id && known.standing == standing)
     }
 
     pub(crate) fn is_held(&self, job: JobKey) -> bool {
@@ -92,12 +98,21 @@ impl Successors {
     /// The message of a job is settled. Gives the next attempts that waited for that.
     pub(crate) fn settled(&mut self, job: JobKey) -> Vec<JobKey> {
         self.predecessors.retain(|known| known.job != job);
-        self.release(|held| held.predecessor == job)
+        if self.held.is_empty() {
+            return Vec::new();
+        }
+        let (free, held) = std::mem::take(&mut self.held)
+            .into_iter()
+            .partition(|held: &Held| !self.has_predecessor(&held.id, held.standing));
+        self.held = held;
+        Self::jobs(free)
     }
 
     /// The next attempts that have waited for so long, and wait no longer.
     pub(crate) fn overdue(&mut self, longest: Duration, now: Instant) -> Vec<JobKey> {
-        self.release(|held| now.saturating_duration_since(held.since) > longest)
+        let is_over = |held: &mut Held| now.saturating_duration_since(held.since) > longest;
+        let over = self.held.extract_if(.., is_over).collect();
+        Self::jobs(over)
     }
 
     /// All jobs went with their session.
@@ -105,7 +120,7 @@ impl Successors {
         *self = Self::default();
     }
 
-    fn release(&mut self, is_due: impl Fn(&Held) -> bool) -> Vec<JobKey> {
-        self.held.extract_if(.., |held| is_due(held)).map(|held| held.job).collect()
+    fn jobs(held: Vec<Held>) -> Vec<JobKey> {
+        held.into_iter().map(|held| held.job).collect()
     }
 }

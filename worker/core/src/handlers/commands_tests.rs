@@ -4,7 +4,7 @@ use vramq_schemas::control::Command;
 use vramq_schemas::{JobHeaders, Reason};
 
 use super::test_worker::{CHANNEL, Worker};
-use crate::action::{Action, Answer, Publication};
+use crate::action::{Action, Answer, Publication, SessionEnd};
 use crate::event::{Event, PublicationOutcome};
 use crate::ids::{JobKey, RequestId};
 
@@ -59,6 +59,16 @@ fn a_worker_that_is_resumed_takes_jobs_and_refuses_the_pause_that_waited() {
     assert!(answers(&ended).is_empty(), "{ended:?}");
     let again = worker.command(3, Command::Resume);
     assert_eq!(answers(&again), [(3, Answer::Done, "was not paused", true)]);
+}
+
+#[test]
+fn a_signal_lets_a_drain_by_command_go_on_and_a_second_one_ends_it() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    worker.command(1, Command::Drain);
+    let mut signal = || worker.apply(Event::StopRequested { signal: "SIGTERM" });
+    assert!(signal().is_empty());
+    assert!(matches!(signal()[..], [Action::EndSession(SessionEnd::Killed)]));
 }
 
 #[test]

@@ -11,11 +11,16 @@ use crate::timers::Timer;
 impl Core {
     pub(crate) fn stop_requested(&mut self, signal: &str) {
         let jobs = self.unacked();
+        let is_second = self.lifecycle.ask_to_stop();
         if self.lifecycle.cancel_restart() {
             tracing::info!(
                 signal,
                 "asked to stop while draining for a restart: the process will not be restarted"
             );
+            return;
+        }
+        if self.lifecycle.has_deadline() && !is_second {
+            tracing::info!(signal, jobs, "asked to stop while draining: the drain continues");
             return;
         }
         if self.lifecycle.has_deadline() {
