@@ -215,8 +215,8 @@ impl Quorum {
         self.discards.restart();
     }
 
-    pub fn next_discard(&self) -> Option<(u64, &Arc<Message>, DeathReason)> {
-        self.discards.next()
+    pub fn unsent_discards(&self) -> impl Iterator<Item = (u64, &Arc<Message>, DeathReason)> {
+        self.discards.unsent()
     }
 
     pub fn discard_sent(&mut self, id: u64, targets: usize) {
