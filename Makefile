@@ -47,7 +47,7 @@ SIM_ARGS ?= --minutes $(or $(MINUTES),10) --processes $(shell nproc)
 MODEL_SCRIPTS := $(CARGO) test --locked -p vramq-testkit --test broker_model -- --ignored --nocapture
 define MODEL_ON_4
 if scripts/setup rabbitmq4; then \
-	VRAMQ_RABBITMQ=node4 scripts/with-rabbitmq $(MODEL_SCRIPTS) on_classic_queues; \
+	VRAMQ_RABBITMQ=node4 scripts/with-rabbitmq $(MODEL_SCRIPTS) five_hundred_scripts; \
 else \
 	echo "the model of RabbitMQ was not checked on RabbitMQ 4, which cannot be installed here"; \
 fi
@@ -85,7 +85,7 @@ test-rabbitmq4: ## Run all tests against RabbitMQ 4
 		echo "test-rabbitmq4: skipped, because RabbitMQ 4 cannot be installed here"; \
 	fi
 
-test-model: ## Check the model of RabbitMQ by 500 random scripts on each type of queue; classic ones on RabbitMQ 4, too, where that can be installed
+test-model: ## Check the model of RabbitMQ by 500 random scripts on each type of queue; on RabbitMQ 4, too, where that can be installed
 	@scripts/setup rust rabbitmq
 	@scripts/with-rabbitmq $(MODEL_SCRIPTS)
 	@$(MODEL_ON_4)

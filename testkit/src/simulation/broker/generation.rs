@@ -38,9 +38,16 @@ impl Generation {
         self == Self::V3_10
     }
 
-    /// When a channel goes down, a quorum queue returns what its consumers held consumer by consumer: in the order in
-    /// which they subscribed, or in the order of their tags.
-    pub fn returns_in_order_of_subscription(self) -> bool {
+    /// The key of a consumer in a quorum queue's map (`consumer_key` of `rabbit_fifo.erl`) is the index of the log entry that
+    /// subscribed it, not its tag and channel. A consumer that is gone and subscribes again has another key. What `basic.get`
+    /// took is kept by its tag and channel in all generations.
+    pub fn consumers_have_log_indexes(self) -> bool {
+        self == Self::V4_0
+    }
+
+    /// Settled messages give a quorum consumer no more credit than its prefetch (`increase_credit` of `rabbit_fifo.erl`). It has
+    /// settled more than that when it took over what a cancelled consumer of its tag held.
+    pub fn credit_ends_at_prefetch(self) -> bool {
         self == Self::V4_0
     }
 

@@ -51,7 +51,7 @@ impl Broker {
         let may_be_sent_dead_letters = self.queues.iter().any(|(name, from)| {
             let is_busy = self.to_queues.keys().any(|(_, to)| to == name)
                 || from.next_expiry().is_some()
-                || from.next_discard().is_some();
+                || from.unsent_discards().next().is_some();
             name != queue && is_busy && self.dead_letters_into(from, queue)
         });
         !is_asked_by_others && !is_sent_acks && !may_be_sent_dead_letters

@@ -30,16 +30,17 @@ impl Broker {
         }
     }
 
+    /// The oldest message that waits to be dead-lettered and that some queue takes: its number, what it becomes, and these queues.
+    pub(super) fn next_dead_letter(&self, from: &Name) -> Option<(u64, Message, BTreeSet<Name>)> {
+        self.queues.get(from)?.unsent_discards().find_map(|(id, message, reason)| {
+            let (dead, queues) = self.dead_letter_route(from, message, reason)?;
+            (!queues.is_empty()).then_some((id, dead, queues))
+        })
+    }
+
     /// Sends the oldest message that waits to be dead-lettered to its queues; it stays until all of them have it.
     pub(super) fn dead_letter_confirmed(&mut self, from: &Name) {
-        let Some((id, message, reason)) = self.queues.get(from).and_then(|queue| queue.next_discard()) else {
-            return;
-        };
-        let message = message.clone();
-        let Some((dead, queues)) = self.dead_letter_route(from, &message, reason) else { return };
-        if queues.is_empty() {
-            return;
-        }
+        let Some((id, dead, queues)) = self.next_dead_letter(from) else { return };
         let dead = Arc::new(dead);
         if let Some(queue) = self.queues.get_mut(from) {
             queue.discard_sent(id, queues.len());
@@ -51,7 +52,7 @@ impl Broker {
     }
 
     /// What becomes of a message that `from` gives up, and where it goes.
-    pub(super) fn dead_letter_route(
+    fn dead_letter_route(
         &self,
         from: &Name,
         message: &Message,

@@ -82,9 +82,7 @@ impl Broker {
             if queue.next_expiry().is_some_and(|at| at <= now) {
                 steps.push(Step::Expire(name.clone()));
             }
-            if let Some((_, message, reason)) = queue.next_discard()
-                && self.dead_letter_route(name, message, reason).is_some_and(|(_, queues)| !queues.is_empty())
-            {
+            if self.next_dead_letter(name).is_some() {
                 steps.push(Step::DeadLetter(name.clone()));
             }
         }

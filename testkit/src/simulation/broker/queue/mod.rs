@@ -271,12 +271,13 @@ impl Queue {
         effects
     }
 
-    /// The next message on its way to a dead-letter exchange, at least once.
-    pub fn next_discard(&self) -> Option<(u64, &Arc<Message>, DeathReason)> {
-        match self {
+    /// The messages that are to be sent to a dead-letter exchange at least once, oldest first.
+    pub fn unsent_discards(&self) -> impl Iterator<Item = (u64, &Arc<Message>, DeathReason)> {
+        let quorum = match self {
             Self::Classic(_) => None,
-            Self::Quorum(queue) => queue.next_discard(),
-        }
+            Self::Quorum(queue) => Some(queue),
+        };
+        quorum.into_iter().flat_map(Quorum::unsent_discards)
     }
 
     /// That many queues have to take a discarded message.

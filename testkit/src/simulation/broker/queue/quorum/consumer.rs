@@ -11,6 +11,8 @@ use crate::simulation::broker::mistake::Mistake;
 pub(super) struct Consumer {
     /// How many more messages it may be sent.
     pub credit: u32,
+    /// What settled messages raise its credit to, where there is such a limit.
+    pub credit_max: Option<u32>,
     /// Takes no credit back, and is gone with its last message: cancelled, or `basic.get`.
     pub once: bool,
     pub up: bool,
@@ -27,6 +29,7 @@ impl Consumer {
     pub fn new(subscribed: u64) -> Self {
         Self {
             credit: 0,
+            credit_max: None,
             once: false,
             up: true,
             no_ack: false,
@@ -34,6 +37,14 @@ impl Consumer {
             taken: BTreeMap::new(),
             priority: 0,
             subscribed,
+        }
+    }
+
+    /// Gives it credit for messages that it settled.
+    pub fn give_credit(&mut self, settled: u32) {
+        if !self.once {
+            let credit = self.credit + settled;
+            self.credit = self.credit_max.map_or(credit, |max| credit.min(max));
         }
     }
 

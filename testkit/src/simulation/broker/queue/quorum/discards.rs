@@ -5,6 +5,9 @@ use std::sync::Arc;
 
 use crate::simulation::broker::message::{DeathReason, Message};
 
+/// So many messages the broker's worker holds at a time (`dead_letter_worker_consumer_prefetch`), those included that no queue takes.
+const IN_FLIGHT_MAX: usize = 32;
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Discards {
     waiting: VecDeque<Discard>,
@@ -31,10 +34,13 @@ impl Discards {
         self.next += 1;
     }
 
-    /// The next message that is to be sent.
-    pub fn next(&self) -> Option<(u64, &Arc<Message>, DeathReason)> {
-        let discard = self.waiting.iter().find(|discard| discard.waits_for.is_none())?;
-        Some((discard.id, &discard.message, discard.reason))
+    /// The messages that are to be sent, oldest first. One that no queue takes stays, and does not hold up those behind it.
+    pub fn unsent(&self) -> impl Iterator<Item = (u64, &Arc<Message>, DeathReason)> {
+        self.waiting
+            .iter()
+            .take(IN_FLIGHT_MAX)
+            .filter(|discard| discard.waits_for.is_none())
+            .map(|discard| (discard.id, &discard.message, discard.reason))
     }
 
     /// A message was sent to that many queues.
@@ -63,5 +69,30 @@ impl Discards {
         for discard in &mut self.waiting {
             discard.waits_for = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulation::broker::message::Properties;
+
+    fn unsent(discards: &Discards) -> Vec<u64> {
+        discards.unsent().map(|(id, ..)| id).collect()
+    }
+
+    #[test]
+    fn a_message_that_no_queue_takes_holds_up_others_only_when_the_worker_is_full_of_such() {
+        let mut discards = Discards::default();
+        let message = Message::new("".into(), "q".into(), Properties::default(), Arc::from(&b"body"[..]));
+        let message = Arc::new(message);
+        for _ in 0..=IN_FLIGHT_MAX {
+            discards.push(message.clone(), DeathReason::Rejected);
+        }
+        assert_eq!(unsent(&discards), (0..IN_FLIGHT_MAX as u64).collect::<Vec<u64>>());
+        discards.sent(1, 1);
+        assert_eq!(unsent(&discards)[..2], [0, 2], "the first waits, and the next can be sent");
+        discards.settled(1, true);
+        assert_eq!(unsent(&discards).last(), Some(&(IN_FLIGHT_MAX as u64)));
     }
 }

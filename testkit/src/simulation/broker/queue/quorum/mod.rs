@@ -133,6 +133,7 @@ impl Quorum {
         self.next_consumer += 1;
         // A cancelled consumer of the same tag may still hold messages.
         consumer.credit = prefetch.saturating_sub(consumer.taken.len() as u32);
+        consumer.credit_max = self.generation.credit_ends_at_prefetch().then_some(prefetch);
         consumer.once = false;
         consumer.up = true;
         consumer.no_ack = asked.no_ack;
@@ -214,8 +215,8 @@ impl Quorum {
         self.discards.restart();
     }
 
-    pub fn next_discard(&self) -> Option<(u64, &Arc<Message>, DeathReason)> {
-        self.discards.next()
+    pub fn unsent_discards(&self) -> impl Iterator<Item = (u64, &Arc<Message>, DeathReason)> {
+        self.discards.unsent()
     }
 
     pub fn discard_sent(&mut self, id: u64, targets: usize) {
@@ -235,6 +236,10 @@ impl Quorum {
         if consumer.once && consumer.credit == 0 {
             if consumer.taken.is_empty() {
                 self.consumers.remove(key);
+                if self.generation.consumers_have_log_indexes() {
+                    // A consumer that subscribes under this tag again has another key, so it does not get the old place.
+                    self.service.retain(|other| other != key);
+                }
             }
         } else if consumer.credit > 0 && consumer.up && !self.service.contains(key) {
             self.service.push(consumer.priority, key.clone());
