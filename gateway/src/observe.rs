@@ -11,9 +11,9 @@ use axum::response::{IntoResponse as _, Response};
 use vramq_schemas::headers::TRACEPARENT;
 
 use crate::app::App;
+use crate::held_body::{HeldBody, UntilSent};
 use crate::metrics::{self, Route};
 use crate::problem::{JOB_ID, Problem, Shape};
-use crate::sent::{Sent, UntilSent};
 use crate::trace::{REQUEST_ID, Trace};
 
 /// The status of a request whose client hung up, in the log and in metrics. Nobody gets it; nginx has the same.
@@ -39,7 +39,7 @@ pub async fn observe(State(app): State<App>, mut request: Request, next: Next) -
     add_headers(response.headers_mut(), &seen.trace);
     seen.answered(&response);
     match response.extensions_mut().remove::<UntilSent>() {
-        Some(held) => response.map(|body| Body::new(Sent::new(body, held))),
+        Some(held) => response.map(|body| Body::new(HeldBody::new(body, held))),
         None => response,
     }
 }

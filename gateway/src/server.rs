@@ -21,7 +21,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::drain::Drain;
 use crate::metrics::Metrics;
-use crate::taken::Taken;
+use crate::send_timeout::SendTimeout;
 
 /// How long a request's head may take, and how long a connection may be idle.
 const HEAD_MAX: Duration = Duration::from_secs(30);
@@ -93,7 +93,7 @@ impl Server {
                 continue;
             };
             let _ = stream.set_nodelay(true);
-            let stream = Taken::new(stream, self.send_timeout);
+            let stream = SendTimeout::new(stream, self.send_timeout);
             let (router, gauge, acceptor) = (router.clone(), metrics.connections.clone(), acceptor.clone());
             let watcher = graceful.watcher();
             gauge.inc();

@@ -31,7 +31,7 @@ use crate::vocabulary::Vocabulary;
 const RESULTS_MIB_MAX: u32 = 256;
 const RESULTS_S: u32 = 1800;
 
-/// A slow client makes room in steps of up to 2 MB (`taken.rs`): these are 56 kbit/s.
+/// A slow client makes room in steps of up to 2 MB (`send_timeout.rs`): these are 56 kbit/s.
 const SEND_TIMEOUT_S: u32 = 300;
 
 /// Less than the 30 s between SIGTERM and SIGKILL of Kubernetes and of spot instances.

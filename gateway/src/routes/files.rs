@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use super::form::{BEFORE_FILE_BYTES_MAX, BeforeFile};
-use super::range::{DownloadRequest, Sent, Wanted, download, unsatisfiable};
+use super::range::{DownloadRequest, FileFacts, Wanted, download, unsatisfiable};
 use super::{Authenticated, called_by, output_files};
 use crate::app::App;
 use crate::files::{FileStore, FileView};
@@ -121,7 +121,7 @@ async fn uploaded(
 ) -> Result<Response, Problem> {
     let view = files.view(owner, id).await?;
     // An id stands for the same bytes for ever.
-    let sent = Sent { media_type: view.media_type, bytes: view.bytes, etag: format!("\"{}\"", view.id) };
+    let sent = FileFacts { media_type: view.media_type, bytes: view.bytes, etag: format!("\"{}\"", view.id) };
     let part = match asked.of(&sent) {
         Wanted::Whole => None,
         Wanted::Part(part) => Some(part),

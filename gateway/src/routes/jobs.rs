@@ -23,6 +23,7 @@ use crate::body;
 use crate::drain::Drain;
 use crate::files::FileStore;
 use crate::followed;
+use crate::held_body::UntilSent;
 use crate::job_task::{Submission, start};
 use crate::jobs::output_files::OutputId;
 use crate::jobs::store::ResultStore;
@@ -30,7 +31,6 @@ use crate::jobs::view::written;
 use crate::jobs::{Entry, State as JobState, earlier};
 use crate::keys::{Caller, is_name};
 use crate::problem::{Problem, Retry};
-use crate::sent::UntilSent;
 use crate::trace::Trace;
 
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");

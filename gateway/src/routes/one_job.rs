@@ -17,6 +17,7 @@ use crate::app::{App, Permits};
 use crate::body::{self, Parsed};
 use crate::body_memory::BodyRoom;
 use crate::followed;
+use crate::held_body::UntilSent;
 use crate::job_task::{Submission, start};
 use crate::jobs::Entry;
 use crate::jobs::earlier::{self, Name};
@@ -24,7 +25,6 @@ use crate::jobs::view::answer_of;
 use crate::keys::Caller;
 use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
-use crate::sent::UntilSent;
 use crate::trace::Trace;
 
 /// A request that is to become one job: who calls, and what came.

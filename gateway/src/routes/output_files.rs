@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use vramq_stores::reference::hex;
 
 use super::known_job::{Known, find_admitted};
-use super::range::{DownloadRequest, Sent, Wanted, download, unsatisfiable};
+use super::range::{DownloadRequest, FileFacts, Wanted, download, unsatisfiable};
 use crate::app::App;
 use crate::files::{FileView, seconds_of};
 use crate::jobs::State;
@@ -76,9 +76,13 @@ pub async fn content(
     Ok(with_digest(download(stored.checked(), &sent, None), sha256))
 }
 
-fn sent(stored: &StoredOutput, id: &OutputId) -> Sent {
+fn sent(stored: &StoredOutput, id: &OutputId) -> FileFacts {
     let validator = stored.sha256().map_or_else(|| id.to_string(), |sha256| hex(&sha256));
-    Sent { media_type: stored.media_type().to_owned(), bytes: stored.bytes, etag: format!("\"{validator}\"") }
+    FileFacts {
+        media_type: stored.media_type().to_owned(),
+        bytes: stored.bytes,
+        etag: format!("\"{validator}\""),
+    }
 }
 
 fn with_digest(mut response: Response, sha256: Option<[u8; 32]>) -> Response {

@@ -30,7 +30,7 @@ pub enum Wanted {
 
 /// A file that is sent, whole or in part.
 #[derive(Clone, Debug)]
-pub struct Sent {
+pub struct FileFacts {
     pub media_type: String,
     /// Of the whole file.
     pub bytes: u64,
@@ -46,7 +46,7 @@ impl DownloadRequest {
 
     /// The bytes that are wanted of a file. A range that is malformed, of another unit, or one of several counts as none, as the RFC
     /// has it; so does one of a file that is not the same any more.
-    pub fn of(&self, file: &Sent) -> Wanted {
+    pub fn of(&self, file: &FileFacts) -> Wanted {
         let is_same = |validator: &HeaderValue| validator.as_bytes() == file.etag.as_bytes();
         if !self.has_range() || !self.headers.get(header::IF_RANGE).is_none_or(is_same) {
             return Wanted::Whole;
@@ -84,7 +84,7 @@ fn number(digits: &str) -> Option<u64> {
 }
 
 /// The response with a file's bytes, or with those of a part: always as a download, so that no browser runs what somebody uploaded.
-pub fn download<S>(pieces: S, file: &Sent, part: Option<Range<u64>>) -> Response
+pub fn download<S>(pieces: S, file: &FileFacts, part: Option<Range<u64>>) -> Response
 where
     S: TryStream<Ok = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
@@ -107,7 +107,7 @@ where
 }
 
 /// The response to a request for bytes that the file does not have.
-pub fn unsatisfiable(file: &Sent) -> Response {
+pub fn unsatisfiable(file: &FileFacts) -> Response {
     let message =
         format!("the file has {} bytes: it has none of the bytes that the header Range asks for", file.bytes);
     let mut response = Problem::new(StatusCode::RANGE_NOT_SATISFIABLE, "range", message).into_response();
@@ -126,8 +126,8 @@ fn put(response: &mut Response, name: header::HeaderName, value: &str) {
 mod tests {
     use super::*;
 
-    fn file() -> Sent {
-        Sent { media_type: "text/plain".to_owned(), bytes: 10, etag: "\"e\"".to_owned() }
+    fn file() -> FileFacts {
+        FileFacts { media_type: "text/plain".to_owned(), bytes: 10, etag: "\"e\"".to_owned() }
     }
 
     fn asked(method: Method, headers: &[(header::HeaderName, &'static str)]) -> Wanted {

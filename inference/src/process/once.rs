@@ -15,7 +15,7 @@ use super::config::{Mode, Once, ProcessConfig};
 use super::cost::{Costs, Unit};
 use super::item::Item;
 use super::keeper::{Death, OutputUse};
-use super::oom::{Verdict, judge};
+use super::oom::{MemoryVerdict, judge};
 use super::outputs::PassOutputs;
 use super::pass::{PassEnd, PassJob};
 use super::peak::Sampler;
@@ -177,18 +177,18 @@ impl Runner<'_> {
         };
         let (death, stderr) = (child.death().unwrap_or(Death::KeeperLost), child.stderr_since(0).await);
         match (judge(death, &stderr), death) {
-            (Verdict::Device(report), _) => {
+            (MemoryVerdict::Device(report), _) => {
                 Err(PassEnd::OutOfMemory { item: Some(self.index), report, stderr })
             }
-            (Verdict::Host, death) => {
+            (MemoryVerdict::Host, death) => {
                 Err(self.failed(FailureKind::HostMemory, format!("the program {death}"), stderr))
             }
-            (Verdict::Other, Death::Exited(0)) => Ok(printed),
-            (Verdict::Other, Death::Exited(_)) => Err(match line_of_full_disk(&stderr) {
+            (MemoryVerdict::Other, Death::Exited(0)) => Ok(printed),
+            (MemoryVerdict::Other, Death::Exited(_)) => Err(match line_of_full_disk(&stderr) {
                 Some(line) => PassEnd::disk_full(&format!("the program {death}: {line}"), child.scratch()),
                 None => self.failed(FailureKind::Model, format!("the program {death}"), stderr),
             }),
-            (Verdict::Other, death) => Err(PassEnd::Crashed { death, stderr }),
+            (MemoryVerdict::Other, death) => Err(PassEnd::Crashed { death, stderr }),
         }
     }
 

@@ -42,7 +42,7 @@ const SIGNS: [Sign; 27] = [
 
 /// What the end of a program says about memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum MemoryVerdict {
     /// The device's memory ran out.
     Device(Box<OomReport>),
     /// The host's memory ran out, and the kernel or the keeper killed it.
@@ -53,15 +53,15 @@ pub enum Verdict {
 
 /// Judges a program that ended without success, by its end and by the last that it printed. How it ended comes first: what the
 /// kernel killed did not get to say why.
-pub fn judge(death: Death, stderr: &str) -> Verdict {
+pub fn judge(death: Death, stderr: &str) -> MemoryVerdict {
     match death {
         // 137 is how a shell, or a container, tells of SIGKILL.
         Death::Killed(libc::SIGKILL) | Death::Exited(137) | Death::HostMemory(_) | Death::HostFull(_) => {
-            return Verdict::Host;
+            return MemoryVerdict::Host;
         }
         // What ended it was not the program, whatever it got over before.
         Death::Exited(0) | Death::Killed(libc::SIGTERM) | Death::Processes(_) | Death::KeeperLost => {
-            return Verdict::Other;
+            return MemoryVerdict::Other;
         }
         _ => {}
     }
@@ -70,7 +70,7 @@ pub fn judge(death: Death, stderr: &str) -> Verdict {
         let sign = SIGNS.iter().find(|sign| sign.parts.iter().all(|part| line.contains(part)))?;
         Some((sign, line))
     });
-    found.map_or(Verdict::Other, |(sign, line)| {
+    found.map_or(MemoryVerdict::Other, |(sign, line)| {
         let report = OomReport {
             asked: size_after(
                 line,
@@ -81,7 +81,7 @@ pub fn judge(death: Death, stderr: &str) -> Verdict {
             source: sign.source.to_owned(),
             detail: line.trim().to_owned(),
         };
-        Verdict::Device(Box::new(report))
+        MemoryVerdict::Device(Box::new(report))
     })
 }
 
@@ -124,7 +124,7 @@ mod tests {
 
     fn device(stderr: &str) -> Box<OomReport> {
         match judge(Death::Exited(1), stderr) {
-            Verdict::Device(report) => report,
+            MemoryVerdict::Device(report) => report,
             other => panic!("{other:?}: {stderr}"),
         }
     }
@@ -190,15 +190,15 @@ mod tests {
         for death in
             [Death::Exited(137), Death::Killed(libc::SIGKILL), Death::HostMemory(1), Death::HostFull(None)]
         {
-            assert_eq!(judge(death, text), Verdict::Host);
+            assert_eq!(judge(death, text), MemoryVerdict::Host);
         }
-        assert_eq!(judge(Death::Exited(1), "MemoryError"), Verdict::Other);
+        assert_eq!(judge(Death::Exited(1), "MemoryError"), MemoryVerdict::Other);
         assert_eq!(
             judge(
                 Death::Exited(1),
                 "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
             ),
-            Verdict::Other
+            MemoryVerdict::Other
         );
     }
 
@@ -206,10 +206,10 @@ mod tests {
     fn what_others_ended_did_not_run_out() {
         let text = "CUDA out of memory. Tried to allocate 2.00 GiB.";
         for death in [Death::KeeperLost, Death::Processes(9000), Death::Killed(libc::SIGTERM)] {
-            assert_eq!(judge(death, text), Verdict::Other, "{death}");
+            assert_eq!(judge(death, text), MemoryVerdict::Other, "{death}");
         }
         for death in [Death::Killed(libc::SIGABRT), Death::Killed(libc::SIGSEGV), Death::Exited(-1)] {
-            assert!(matches!(judge(death, text), Verdict::Device(_)), "{death}");
+            assert!(matches!(judge(death, text), MemoryVerdict::Device(_)), "{death}");
         }
     }
 
@@ -217,9 +217,9 @@ mod tests {
     fn what_succeeded_or_says_nothing_of_memory_is_neither() {
         assert_eq!(
             judge(Death::Exited(0), "CUDA out of memory. Tried to allocate 2.00 GiB. Falling back."),
-            Verdict::Other
+            MemoryVerdict::Other
         );
-        assert_eq!(judge(Death::Killed(libc::SIGSEGV), "segmentation fault"), Verdict::Other);
-        assert_eq!(judge(Death::Exited(1), "ran out of memory of my youth"), Verdict::Other);
+        assert_eq!(judge(Death::Killed(libc::SIGSEGV), "segmentation fault"), MemoryVerdict::Other);
+        assert_eq!(judge(Death::Exited(1), "ran out of memory of my youth"), MemoryVerdict::Other);
     }
 }

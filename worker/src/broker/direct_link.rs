@@ -12,7 +12,7 @@ use vramq_amqp::{Address, ConnectError};
 use super::deadline::within;
 use super::message::Message;
 use super::opening::STEP_MAX;
-use super::publisher::Answer;
+use super::publisher::MessageOutcome;
 use crate::failpoint;
 
 /// How long a confirm may take, unless the broker says that it blocks publishers. The broker keeps no direct reply, so this is
@@ -86,7 +86,7 @@ impl Link {
 
     /// Publishes a reply and waits for its confirm. Not mandatory: the broker would deliver it, and return it anyway,
     /// because no queue has answer it.
-    pub(super) async fn publish(&self, message: &Message) -> Result<Answer, Loss> {
+    pub(super) async fn publish(&self, message: &Message) -> Result<MessageOutcome, Loss> {
         let properties = message.properties.clone().with_headers(message.headers.clone());
         let (exchange, key) = (message.exchange.clone(), message.routing_key.clone());
         let (sent, _) = message.failpoints();
@@ -100,8 +100,8 @@ impl Link {
         });
         loop {
             match within(CONFIRM_MAX, &mut confirmed).await {
-                Some(Ok(Confirmation::Ack(_))) => return Ok(Answer::Confirmed),
-                Some(Ok(_)) => return Ok(Answer::Refused),
+                Some(Ok(Confirmation::Ack(_))) => return Ok(MessageOutcome::Confirmed),
+                Some(Ok(_)) => return Ok(MessageOutcome::Refused),
                 Some(Err(error)) => return Err(error.into()),
                 // A broker that is short of memory or disk reads nothing, and says so.
                 None if self.is_open() && self.connection.status().blocked() => {}

@@ -19,7 +19,7 @@ use vramq_amqp::Address;
 
 use crate::broker::direct_link::{CLOSE_MAX, Link, Loss, OpenError};
 use crate::broker::message::Message;
-use crate::broker::publisher::Answer;
+use crate::broker::publisher::MessageOutcome;
 use crate::broker::session::message_size_max;
 use crate::retry::Backoff;
 
@@ -65,11 +65,11 @@ enum Command {
 struct Request {
     message: Message,
     asked_at: Instant,
-    outcome: Option<oneshot::Sender<Answer>>,
+    outcome: Option<oneshot::Sender<MessageOutcome>>,
 }
 
 impl Request {
-    fn new(message: Message, outcome: Option<oneshot::Sender<Answer>>) -> Self {
+    fn new(message: Message, outcome: Option<oneshot::Sender<MessageOutcome>>) -> Self {
         Self { message, asked_at: Instant::now(), outcome }
     }
 
@@ -82,7 +82,7 @@ impl Request {
         self.outcome.as_ref().is_none_or(|outcome| !outcome.is_closed())
     }
 
-    fn end(self, answer: Answer) {
+    fn end(self, answer: MessageOutcome) {
         if let Some(outcome) = self.outcome {
             // An `Err` means that the receiver is gone.
             let _ = outcome.send(answer);
@@ -108,9 +108,9 @@ impl DirectReplies {
         Self { commands }
     }
 
-    /// Publishes a reply, and waits for what happens to it, but not beyond `until`: [`Answer::Confirmed`],
-    /// [`Answer::ConnectionLost`], [`Answer::NoConnection`], [`Answer::TooLarge`] or [`Answer::Refused`].
-    pub async fn publish(&self, message: &Message, until: Option<Instant>) -> Answer {
+    /// Publishes a reply, and waits for what happens to it, but not beyond `until`: [`MessageOutcome::Confirmed`],
+    /// [`MessageOutcome::ConnectionLost`], [`MessageOutcome::NoConnection`], [`MessageOutcome::TooLarge`] or [`MessageOutcome::Refused`].
+    pub async fn publish(&self, message: &Message, until: Option<Instant>) -> MessageOutcome {
         let (sender, outcome) = oneshot::channel();
         let command = Command::Publish(Box::new(Request::new(message.clone(), Some(sender))));
         let published = async {
@@ -122,7 +122,7 @@ impl DirectReplies {
             Some(until) => tokio::time::timeout_at(until.into(), published).await.ok().flatten(),
             None => published.await,
         };
-        answer.unwrap_or(Answer::NoConnection)
+        answer.unwrap_or(MessageOutcome::NoConnection)
     }
 
     /// Publishes a reply that may be lost. Whether there was room for it.
@@ -150,7 +150,7 @@ struct Task {
     commands: mpsc::Receiver<Command>,
     link: Option<Link>,
     /// At most [`UNCONFIRMED_MAX`], all of the same link.
-    unconfirmed: FuturesUnordered<BoxFuture<'static, (Request, Result<Answer, Loss>)>>,
+    unconfirmed: FuturesUnordered<BoxFuture<'static, (Request, Result<MessageOutcome, Loss>)>>,
     /// Were on their way when the connection was lost: at most as many as were unconfirmed, and one.
     suspects: VecDeque<Request>,
     lethal: Lethal,
@@ -205,7 +205,7 @@ impl Task {
         }
     }
 
-    fn published(&mut self, request: Request, result: Result<Answer, Loss>) {
+    fn published(&mut self, request: Request, result: Result<MessageOutcome, Loss>) {
         match result {
             Ok(answer) => request.end(answer),
             Err(loss) => {
@@ -217,7 +217,7 @@ impl Task {
                 }
                 self.abandon_link();
                 if is_too_large(&loss, &request) {
-                    return request.end(Answer::TooLarge);
+                    return request.end(MessageOutcome::TooLarge);
                 }
                 self.suspects.push_back(request);
             }
@@ -233,7 +233,7 @@ impl Task {
         };
         self.abandon_link();
         if is_too_large(&loss, &request) {
-            return request.end(Answer::TooLarge);
+            return request.end(MessageOutcome::TooLarge);
         }
         tracing::warn!(
             job = request.message.properties.message_id().as_ref().map(ShortString::as_str),
@@ -244,13 +244,13 @@ impl Task {
         if is_by_broker(&loss) {
             self.lethal.remember(request.address().clone());
         }
-        request.end(Answer::ConnectionLost);
+        request.end(MessageOutcome::ConnectionLost);
     }
 
     /// A reply that may be published now, and the connection for it; otherwise the reply has its end.
     async fn prepare(&mut self, request: Request) -> Option<(Request, Link)> {
         if self.lethal.contains(request.address()) {
-            request.end(Answer::ConnectionLost);
+            request.end(MessageOutcome::ConnectionLost);
             return None;
         }
         if !self.link.as_ref().is_some_and(Link::is_open) {
@@ -258,7 +258,7 @@ impl Task {
             self.link = self.connect(&request).await;
         }
         let Some(link) = self.link.clone() else {
-            request.end(Answer::NoConnection);
+            request.end(MessageOutcome::NoConnection);
             return None;
         };
         Some((request, link))

@@ -9,7 +9,7 @@ use crate::failpoint;
 
 /// How a publish ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum MessageOutcome {
     /// The broker has it: on disk, on a majority for a quorum queue. A direct reply it has passed to the caller, if there
     /// still is one.
     Confirmed,
@@ -27,7 +27,7 @@ pub enum Answer {
     NoConfirm,
 }
 
-impl From<PublishOutcome> for Answer {
+impl From<PublishOutcome> for MessageOutcome {
     fn from(outcome: PublishOutcome) -> Self {
         match outcome {
             PublishOutcome::Confirmed => Self::Confirmed,
@@ -59,16 +59,16 @@ impl Publisher {
     /// Publishes one message, once. All futures of this function belong into one `FuturesUnordered`: see [`ConfirmedPublisher`].
     ///
     /// # Errors
-    /// [`UnknownOutcome`]; a reply that is not confirmed in time is an [`Answer`], because its queue belongs to its caller.
-    pub async fn publish(&self, message: &Message) -> Result<Answer, UnknownOutcome> {
+    /// [`UnknownOutcome`]; a reply that is not confirmed in time is an [`MessageOutcome`], because its queue belongs to its caller.
+    pub async fn publish(&self, message: &Message) -> Result<MessageOutcome, UnknownOutcome> {
         if message.body.len() > self.body_max {
-            return Ok(Answer::TooLarge);
+            return Ok(MessageOutcome::TooLarge);
         }
         let (sent, confirmed) = message.failpoints();
         let id = message.properties.message_id().as_ref().map(|id| id.as_str());
         if message.is_direct_reply() {
             let answer = self.direct_replies.publish(message, None).await;
-            if answer == Answer::Confirmed {
+            if answer == MessageOutcome::Confirmed {
                 failpoint::reach(confirmed, [id]);
             }
             return Ok(answer);
@@ -76,10 +76,10 @@ impl Publisher {
         let unconfirmed = self.confirmed.send(message.to_send()).await?;
         failpoint::reach(sent, [id]);
         let answer = match self.confirmed.outcome(unconfirmed).await {
-            Err(UnknownOutcome::NoConfirm(_)) if message.is_for_caller() => Answer::NoConfirm,
+            Err(UnknownOutcome::NoConfirm(_)) if message.is_for_caller() => MessageOutcome::NoConfirm,
             outcome => outcome?.into(),
         };
-        if !matches!(answer, Answer::Refused | Answer::NoConfirm) {
+        if !matches!(answer, MessageOutcome::Refused | MessageOutcome::NoConfirm) {
             failpoint::reach(confirmed, [id]);
         }
         Ok(answer)

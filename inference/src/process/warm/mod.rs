@@ -13,7 +13,7 @@ use super::child::Child;
 use super::frame::Frame;
 use super::frames::{Frames, LAST_WORD, Unheard, name, next};
 use super::item;
-use super::oom::{Verdict, judge};
+use super::oom::{MemoryVerdict, judge};
 use super::pass::{Cancellation, Events, PassEnd, PassRequest, Stop};
 use super::protocol::{FailureKind, FromModel, ToModel};
 use super::scratch;
@@ -219,8 +219,8 @@ impl Warm {
         match unheard {
             // A library may end the process before the program can report it.
             Unheard::Died(death) => match judge(death, &stderr) {
-                Verdict::Device(report) => PassEnd::OutOfMemory { item: None, report, stderr },
-                Verdict::Host | Verdict::Other => PassEnd::Crashed { death, stderr },
+                MemoryVerdict::Device(report) => PassEnd::OutOfMemory { item: None, report, stderr },
+                MemoryVerdict::Host | MemoryVerdict::Other => PassEnd::Crashed { death, stderr },
             },
             Unheard::Fault(fault) => PassEnd::Protocol { fault, stderr },
         }

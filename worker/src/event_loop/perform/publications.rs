@@ -14,7 +14,7 @@ use vramq_schemas::{ItemProgress, Reason, ReplyHeaders};
 
 use super::INLINE_BYTES_MAX;
 use crate::broker::message::{self, Message, ReplyAddress};
-use crate::broker::publisher::{Answer, Publisher};
+use crate::broker::publisher::{MessageOutcome, Publisher};
 use crate::event_loop::EventLoop;
 use crate::event_loop::completion::{Completion, PublicationKind, Sent};
 use crate::failpoint::{self, Site};
@@ -235,23 +235,23 @@ async fn publish_all(
             _ => publisher.publish(message).await?,
         };
         let outcome = match answer {
-            Answer::Confirmed => {
+            MessageOutcome::Confirmed => {
                 left.pop_front();
                 continue;
             }
-            Answer::Unroutable => PublicationOutcome::Unroutable { destination: destination() },
-            Answer::Refused => PublicationOutcome::Refused { destination: destination() },
-            Answer::TooLarge => PublicationOutcome::TooLarge,
-            Answer::ConnectionLost => {
+            MessageOutcome::Unroutable => PublicationOutcome::Unroutable { destination: destination() },
+            MessageOutcome::Refused => PublicationOutcome::Refused { destination: destination() },
+            MessageOutcome::TooLarge => PublicationOutcome::TooLarge,
+            MessageOutcome::ConnectionLost => {
                 let why =
                     "was published twice, and each time the broker closed the connection for direct replies";
                 PublicationOutcome::Unreachable { destination: destination(), why }
             }
-            Answer::NoConnection => {
+            MessageOutcome::NoConnection => {
                 let why = "was not reached: the worker has no connection for direct replies";
                 PublicationOutcome::Unreachable { destination: destination(), why }
             }
-            Answer::NoConfirm => {
+            MessageOutcome::NoConfirm => {
                 let why =
                     "did not confirm a reply in time (`broker.confirm_s`), and may have it nevertheless";
                 PublicationOutcome::Unreachable { destination: destination(), why }

@@ -27,20 +27,20 @@ impl UntilSent {
 
 /// A body that holds something until the connection has taken its last piece.
 #[derive(Debug)]
-pub struct Sent {
+pub struct HeldBody {
     body: Body,
     /// What is left of a piece of the body.
     rest: Bytes,
     _held: UntilSent,
 }
 
-impl Sent {
+impl HeldBody {
     pub fn new(body: Body, held: UntilSent) -> Self {
         Self { body, rest: Bytes::new(), _held: held }
     }
 }
 
-impl HttpBody for Sent {
+impl HttpBody for HeldBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -84,7 +84,7 @@ mod tests {
     #[tokio::test]
     async fn a_body_is_sent_in_pieces_and_holds_its_value_until_the_last() {
         let (whole, held) = (vec![7; 2 * PIECE_BYTES + 1], Arc::new(()));
-        let mut sent = Sent::new(Body::from(whole.clone()), UntilSent::new(Arc::clone(&held)));
+        let mut sent = HeldBody::new(Body::from(whole.clone()), UntilSent::new(Arc::clone(&held)));
         let mut pieces = Vec::new();
         for left in [2 * PIECE_BYTES + 1, PIECE_BYTES + 1, 1] {
             assert_eq!((sent.size_hint().exact(), sent.is_end_stream()), (Some(left as u64), false));
@@ -101,9 +101,9 @@ mod tests {
     async fn what_fails_and_what_is_empty_stays_so() {
         let broken =
             futures_util::stream::iter([Ok(Bytes::from_static(b"a")), Err(std::io::Error::other("b"))]);
-        let mut sent = Sent::new(Body::from_stream(broken), UntilSent::new(()));
+        let mut sent = HeldBody::new(Body::from_stream(broken), UntilSent::new(()));
         assert_eq!(sent.frame().await.unwrap().unwrap().into_data().unwrap(), "a");
         assert!(sent.frame().await.unwrap().is_err());
-        assert!(Sent::new(Body::empty(), UntilSent::new(())).is_end_stream());
+        assert!(HeldBody::new(Body::empty(), UntilSent::new(())).is_end_stream());
     }
 }

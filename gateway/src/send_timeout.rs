@@ -14,14 +14,14 @@ use tokio::time::{Sleep, sleep};
 
 /// A stream that fails when it has no room for what is written for a time.
 #[derive(Debug)]
-pub struct Taken<S> {
+pub struct SendTimeout<S> {
     stream: S,
     within: Duration,
     /// Runs while the stream takes nothing.
     patience: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S: AsyncWrite + Unpin> Taken<S> {
+impl<S: AsyncWrite + Unpin> SendTimeout<S> {
     pub fn new(stream: S, within: Duration) -> Self {
         Self { stream, within, patience: None }
     }
@@ -42,7 +42,7 @@ impl<S: AsyncWrite + Unpin> Taken<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Taken<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for SendTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -52,7 +52,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Taken<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Taken<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for SendTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.written(cx, |stream, cx| stream.poll_write(cx, bytes))
     }
@@ -88,14 +88,14 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_takes_nothing_is_left() {
         let (stream, _client) = duplex(4);
-        let failed = Taken::new(stream, Duration::from_millis(10)).write_all(b"hello").await;
+        let failed = SendTimeout::new(stream, Duration::from_millis(10)).write_all(b"hello").await;
         assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
     #[tokio::test]
     async fn the_time_counts_from_what_was_taken_last() {
         let (stream, mut client) = duplex(4);
-        let mut stream = Taken::new(stream, Duration::from_secs(3_600));
+        let mut stream = SendTimeout::new(stream, Duration::from_secs(3_600));
         for _ in 0..2 {
             stream.write_all(b"full").await.unwrap();
             assert!(stream.patience.is_none());
