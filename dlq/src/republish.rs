@@ -10,6 +10,7 @@ use vramq_schemas::headers::{
     MOVED, OF_JOBS, RETRIES, REVISION_WAITS, STORE_WAITS, USER, WAITS,
 };
 use vramq_schemas::topology::RETRY_EXCHANGE;
+use vramq_schemas::withdrawal::DIGEST;
 use vramq_schemas::{JobHeaders, Reason};
 
 use crate::dead_letter::DeadLetter;
@@ -102,6 +103,8 @@ pub fn job(letter: DeadLetter, changes: &Changes, now_ms: u64) -> Result<Message
             // A job that crashed workers keeps its count: it runs in isolation, so that a crash costs no other job.
             || (name == CRASHES && !crashed)
             || (name == ITEMS_DONE && changes.from_start)
+            // The operator wants it to run, although its caller may have withdrawn it.
+            || name == DIGEST
             || (by_broker && OF_JOBS.contains(&name))
             || is_routing(name)
     });

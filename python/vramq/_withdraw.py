@@ -42,7 +42,7 @@ class Withdrawals:
         self._session = session
         # By the job's id: the secret, and the time of the event loop from when on.
         self._open, self._unsent = {}, set()
-        self._task = self._changed = self._published = self._channel = self._exchange = self._of = None
+        self._task = self._changed = self._published = self._channel = self._exchange = self._of = self._refused = None
 
     def add(self, job_id, secret):
         """Withdraws a job until `ended` names it."""
@@ -50,6 +50,9 @@ class Withdrawals:
             self.ended(next(iter(self._open)))
         loop = asyncio.get_running_loop()
         self._open[job_id] = secret, loop.time()
+        session = self._session()
+        if session is not None and session is self._refused:
+            return  # Asked again on the next connection.
         self._unsent.add(job_id)
         if self._task is None or self._task.done():
             self._changed, self._published = asyncio.Event(), asyncio.Event()
@@ -108,8 +111,12 @@ class Withdrawals:
                 return True
             publishing = [self._exchange.publish(self._message(job_id), routing_key="", mandatory=False) for job_id in due]
             await in_own_task(_all(publishing), CLOSE_S)
-        except (AMQPError, *LOST, asyncio.TimeoutError):
+        except asyncio.TimeoutError:
+            return True  # The broker takes nothing at the moment: tried again.
+        except (AMQPError, *LOST):
             self._of = None
+            if not session.lost.done():
+                self._refused = session
             # With the connection lost they are published on the next one.
             return session.lost.done()
         self._unsent.difference_update(due)

@@ -329,6 +329,7 @@ class _Session:
             _check_model(model)
             model._session, model.scratch = self, _scratch()
             model.load(hello["device"])
+            _check_run(model)
             ready = {"type": "ready", "version": VERSION, "weights": _weights(model)}
             if model.accepts is not None:
                 ready["accepts"] = [model.accepts] if isinstance(model.accepts, str) else list(model.accepts)
@@ -558,20 +559,29 @@ def _let_go(error):
 
 
 def _check_model(model):
-    """Says before the first pass what would fail every pass, and with it every job."""
-    name = type(model).__name__
+    """Says at once what is no model."""
     if not isinstance(model, Model):
+        name = type(model).__name__
         raise TypeError(f"vramq.serve takes a class derived from vramq.Model, or an object of one; it got {name}")
+    _check_method(model, "load", "device")
+
+
+def _check_run(model):
+    """Says before the first pass what would fail every pass, and with it every job. `load` may have set `run`."""
     if getattr(model.run, "__func__", None) is Model.run:
-        raise NotImplementedError(f"{name} has no run(self, items, params)")
-    for method, parameters in (("load", ("device",)), ("run", ("items", "params"))):
-        try:
-            inspect.signature(getattr(model, method)).bind(*parameters)
-        except TypeError as error:
-            raise TypeError(f"{name}.{method} is called as {method}({', '.join(parameters)}): {error}") from None
-        except ValueError:
-            # It is not written in Python, and does not say what it takes.
-            pass
+        raise NotImplementedError(f"{type(model).__name__} has no run(self, items, params)")
+    _check_method(model, "run", "items", "params")
+
+
+def _check_method(model, method, *parameters):
+    try:
+        inspect.signature(getattr(model, method)).bind(*parameters)
+    except TypeError as error:
+        called = f"{type(model).__name__}.{method} is called as {method}({', '.join(parameters)})"
+        raise TypeError(f"{called}: {error}") from None
+    except ValueError:
+        # It is not written in Python, and does not say what it takes.
+        pass
 
 
 def _weights(model):

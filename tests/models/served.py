@@ -107,7 +107,7 @@ class Served(vramq.Model):
         if more > 0:
             self.device.take(more)
             self.kept += more
-        time.sleep(0.1)
+        time.sleep(0.3)
 
     def trim(self):
         if self.kept:

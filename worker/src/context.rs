@@ -69,7 +69,8 @@ impl WorkerContext {
     /// between.
     fn read_memory(&self) -> (Memory, u64) {
         let (memory, held) = self.read_own_memory();
-        (memory, held + self.programs.active_pass_bytes())
+        // The readings are not of the same moment: programs hold no more than what the device counts as others' memory.
+        (memory, held + self.programs.active_pass_bytes().min(memory.foreign))
     }
 
     fn read_own_memory(&self) -> (Memory, u64) {

@@ -124,6 +124,11 @@ impl Learned {
         bucket.peaks.push_back(peak);
     }
 
+    /// Has the next pass of each cost measured: the process has changed.
+    pub fn measure_again(&mut self) {
+        self.buckets.values_mut().for_each(|bucket| bucket.since = MEASURED_EVERY);
+    }
+
     /// Records the memory of a loaded process.
     pub fn loaded(&mut self, bytes: u64) {
         if self.loads.len() >= LOADS_MAX {

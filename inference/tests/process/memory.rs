@@ -110,6 +110,16 @@ async fn free(env: &Env) -> u64 {
     env.book.look().await.reading.free / MIB
 }
 
+/// Waits until the device has so many MiB free.
+async fn free_reaches(env: &Env, mib: u64) {
+    let wait = async {
+        while free(env).await < mib {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(60), wait).await.expect("memory comes back");
+}
+
 #[tokio::test]
 async fn what_a_process_keeps_for_its_next_pass_is_not_resident_and_comes_back_when_asked_for() {
     let (_folder, env) = env_with(1000, true);
@@ -123,10 +133,7 @@ async fn what_a_process_keeps_for_its_next_pass_is_not_resident_and_comes_back_w
     // The next pass has what is free and what was kept: more than it needs.
     assert_eq!(pool.status().resident_bytes(), 100 * MIB);
     pool.trim();
-    let look = async || free(&env).await == 900;
-    while !look().await {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    free_reaches(&env, 900).await;
     assert_eq!((pool.status().resident_bytes(), pool.need_of(1.0)), (100 * MIB, Need::Bytes(need)));
     env.close(pool).await;
 }
@@ -135,15 +142,15 @@ async fn what_a_process_keeps_for_its_next_pass_is_not_resident_and_comes_back_w
 async fn what_a_process_takes_for_good_is_resident_and_its_passes_need_less() {
     let (_folder, env) = env_with(1000, true);
     let pool = env.probe("env = { BASE_MIB = \"100\" }").await;
+    // As weights that the first pass loads.
+    done(&pool, &["leak 200"]).await;
     for _ in 0..3 {
         done(&pool, &["take 300"]).await;
     }
-    let Need::Bytes(before) = pool.need_of(1.0) else { panic!("not learned") };
-    done(&pool, &["leak 200"]).await;
-    assert_eq!(pool.need_of(1.0), Need::Bytes(before), "it may be a cache");
     pool.trim();
     until("the process has given back what it can", || pool.status().resident_bytes() == 300 * MIB).await;
-    assert_eq!(pool.need_of(1.0), Need::Bytes(before - 200 * MIB));
+    let Need::Bytes(need) = pool.need_of(1.0) else { panic!("not learned") };
+    assert!((300 * MIB..330 * MIB).contains(&need), "{need}");
     env.close(pool).await;
 }
 
@@ -154,9 +161,7 @@ async fn an_idle_process_keeps_nothing_from_other_models() {
     let (one, other) =
         (env.probe("env = { BASE_MIB = \"100\" }").await, env.probe("env = { BASE_MIB = \"100\" }").await);
     done(&one, &["keep 700"]).await;
-    while free(&env).await < 800 {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    free_reaches(&env, 800).await;
     done(&other, &["take 700"]).await;
     one.close().await;
     env.close(other).await;

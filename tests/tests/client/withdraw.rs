@@ -132,7 +132,10 @@ async fn an_interrupted_submit_withdraws_what_is_unanswered(env: &mut TestEnv) -
     let interrupted = in_time(child.wait_with_output()).await?;
     code(&interrupted, 130);
     let said = stderr(&interrupted);
-    ensure!(said.contains("interrupted: no answer to 4 jobs") && said.contains("4 jobs withdrawn"), "{said}");
+    ensure!(
+        said.contains("interrupted: no answer to 4 jobs") && said.contains("\n4 jobs withdrawn"),
+        "{said}"
+    );
     ensure!(lines(&std::fs::read(&partial)?).len() == 1);
     held.all_are_withdrawn(env, 4).await
 }

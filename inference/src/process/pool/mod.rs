@@ -54,6 +54,9 @@ pub struct PoolOptions {
     pub shares_device: bool,
 }
 
+/// The part of what was learned that a pass is taken to need at least, however much its process has grown.
+const NEED_LEAST_PART: u64 = 8;
+
 /// Why a pass was not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotTaken {
@@ -328,13 +331,19 @@ impl Shared {
         }
     }
 
-    /// A pass was measured against a process that had just been loaded. It needs less than that in one that has grown since.
+    /// What was learned counts from what a process held when it was loaded. One that has grown since needs less than that, one that has
+    /// shrunk more.
     fn need_of(&self, state: &State, cost: f64) -> Need {
         let loaded = || state.slots.iter().map(|slot| &slot.status).filter(|slot| slot.state.is_loaded());
         let grown = loaded().map(SlotStatus::grown_bytes).min().unwrap_or(0);
-        match state.learned.need(cost, self.config.vram.declared) {
-            Need::Bytes(bytes) => Need::Bytes(bytes.saturating_sub(grown)),
-            Need::Unknown => Need::Unknown,
+        let shrunk = loaded().map(SlotStatus::shrunk_bytes).max().unwrap_or(0);
+        match state.learned.need(cost, None) {
+            // Growth since it was learned was not part of it, so it is not all of the need.
+            Need::Bytes(bytes) => {
+                let least = bytes / NEED_LEAST_PART;
+                Need::Bytes(bytes.saturating_sub(grown).max(least).saturating_add(shrunk))
+            }
+            Need::Unknown => state.learned.need(cost, self.config.vram.declared),
         }
     }
 

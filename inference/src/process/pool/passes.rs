@@ -105,6 +105,7 @@ impl SlotTask {
             };
             let number = self.shared.passes.fetch_add(1, Ordering::Relaxed);
             self.update(SlotState::Running { pass: number });
+            self.shared.state().slots[self.index].status.keeps_memory = true;
             let ran = self.run(warm, number, job).await;
             let is_closing = *self.closing.borrow();
             if ran == Ran::Done {
@@ -220,6 +221,10 @@ impl SlotTask {
         let costs: Vec<Costs> = job.request.items.iter().map(Costs::new).collect();
         let cost = of_pass(&costs, config.vram.per).filter(|_| config.vram.learn);
         job.request.measure = cost.is_some_and(|cost| shared.state().learned.should_measure(cost));
+        // What an earlier pass left would count for this one.
+        if job.request.measure && self.trim(warm).await.is_err() {
+            job.request.measure = false;
+        }
         let sampler = if job.request.measure {
             Sampler::start(&shared.options.book, warm.keeper_pid(), self.base).await
         } else {

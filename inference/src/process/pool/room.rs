@@ -15,6 +15,9 @@ use crate::process::warm::{LoadError, Warm};
 /// How often a warning names memory that has not come back.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
+/// A change of what a process holds without caches after which its passes are measured again.
+const CHANGED: u64 = 64 << 20;
+
 /// How long a model without a process waits for memory before its jobs go to other workers. They hold slots here, and its passes
 /// hold permits that other models need.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
@@ -127,7 +130,13 @@ impl SlotTask {
         // Answered after the trimming.
         self.ping(warm).await?;
         self.look(warm).await;
-        self.shared.state().slots[self.index].status.gave_back();
+        let mut state = self.shared.state();
+        let status = &mut state.slots[self.index].status;
+        let before = status.resident_bytes;
+        status.gave_back();
+        if status.resident_bytes.abs_diff(before) > CHANGED {
+            state.learned.measure_again();
+        }
         Ok(())
     }
 

@@ -53,6 +53,12 @@ impl Status {
         self.slots.iter().filter(|slot| slot.state.is_loaded()).count()
     }
 
+    /// Whether an idle process may keep memory for its next pass.
+    pub fn keeps_memory_idle(&self) -> bool {
+        let keeps = |slot: &SlotStatus| slot.keeps_memory && matches!(slot.state, SlotState::Idle { .. });
+        self.slots.iter().any(keeps)
+    }
+
     /// Whether a process runs a pass.
     pub fn is_running(&self) -> bool {
         self.slots.iter().any(|slot| matches!(slot.state, SlotState::Running { .. }))
@@ -73,6 +79,8 @@ pub struct SlotStatus {
     pub held_bytes: u64,
     /// What it held when it was loaded.
     pub loaded_bytes: u64,
+    /// It has run a pass since it last gave its caches back: it may keep memory for the next one.
+    pub(super) keeps_memory: bool,
     /// What it held without caches: when it was loaded, or when it last gave its caches back.
     pub resident_bytes: u64,
 }
@@ -86,6 +94,7 @@ impl SlotStatus {
             starts: 0,
             held_bytes: 0,
             loaded_bytes: 0,
+            keeps_memory: false,
             resident_bytes: 0,
         }
     }
@@ -94,6 +103,7 @@ impl SlotStatus {
     pub(super) fn loaded(&mut self, pid: i32, held: u64) {
         (self.pid, self.passes) = (Some(pid), 0);
         (self.held_bytes, self.loaded_bytes, self.resident_bytes) = (held, held, held);
+        self.keeps_memory = false;
         self.starts += 1;
     }
 
@@ -101,6 +111,7 @@ impl SlotStatus {
     pub(super) fn ended(&mut self) {
         self.pid = None;
         (self.held_bytes, self.loaded_bytes, self.resident_bytes) = (0, 0, 0);
+        self.keeps_memory = false;
     }
 
     /// Takes note of what the process holds.
@@ -112,11 +123,17 @@ impl SlotStatus {
     /// Takes note that what the process holds now are no caches: it has given those back.
     pub(super) fn gave_back(&mut self) {
         self.resident_bytes = self.held_bytes;
+        self.keeps_memory = false;
     }
 
     /// What it has taken for good since it was loaded, such as weights that are loaded by the first pass.
     pub(super) fn grown_bytes(&self) -> u64 {
         self.resident_bytes.saturating_sub(self.loaded_bytes)
+    }
+
+    /// What it had when it was loaded and has given back since, such as weights that it moved to the host's memory.
+    pub(super) fn shrunk_bytes(&self) -> u64 {
+        self.loaded_bytes.saturating_sub(self.resident_bytes)
     }
 }
 

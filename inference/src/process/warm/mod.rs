@@ -23,6 +23,9 @@ pub use load::LoadError;
 /// How long an idle process may take to answer a ping. A page that was swapped out, a machine under load.
 const PONG_LIMIT: Duration = Duration::from_secs(20);
 
+/// Files of a process that take less than this are not why a disk is full, where it is not known how much was missing.
+const IN_THE_WAY_MIN: u64 = 16 << 20;
+
 /// A loaded process.
 #[derive(Debug)]
 pub struct Warm {
@@ -233,8 +236,9 @@ impl Warm {
         async move {
             // A program may have many files.
             let looked = tokio::task::spawn_blocking(move || {
+                let least = if asked.is_some() { 1 } else { IN_THE_WAY_MIN };
                 let bytes = asked.or_else(|| scratch::free(&folder)).unwrap_or(0);
-                scratch::is_to_be_replaced(&folder, bytes.max(1))
+                scratch::is_to_be_replaced(&folder, bytes.max(least))
             });
             looked.await.unwrap_or(false)
         }

@@ -88,7 +88,7 @@ impl EventLoop {
         let CompletedPass { pass, mut result, outputs, failures, took, memory } = completed;
         if let PassResult::Failed(PassError::OutOfMemory(oom)) = &mut result {
             // The device counts the worker's own programs among other processes.
-            oom.foreign = oom.foreign.saturating_sub(self.context.programs.needed());
+            oom.foreign = oom.foreign.saturating_sub(self.context.programs.needed(pass.order.model));
             // Before the next try.
             self.context.programs.trim();
         }

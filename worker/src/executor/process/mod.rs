@@ -170,6 +170,9 @@ impl Runner {
     ) -> PassResult {
         let bytes = pass.model.engine.pass_bytes(pass.order.shape);
         let budget = (bytes != UNKNOWN_BYTES).then_some(bytes);
+        if let Some(bytes) = budget {
+            self.programs.make_room(&self.pool, bytes).await;
+        }
         let mut result = PassResult::Done;
         for (params, places) in groups(&pass.items) {
             let items = places.iter().map(|(_, item)| item.item.clone()).collect();

@@ -24,6 +24,10 @@ const SAVE_EVERY: Duration = Duration::from_secs(60);
 /// keeper as soon as the worker is gone.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
+/// How long a pass waits for memory that idle programs keep, and how often it looks. A program that takes longer runs out of its own time.
+const ROOM_LIMIT: Duration = Duration::from_secs(2);
+const ROOM_LOOK: Duration = Duration::from_millis(50);
+
 /// All programs of a worker.
 #[derive(Debug)]
 pub struct Programs {
@@ -139,11 +143,26 @@ impl Programs {
         self.held().saturating_sub(self.resident.load(Ordering::Relaxed))
     }
 
-    /// Bytes of it that a pass which ran out of memory has to do without. What idle programs keep is not among them: it is in the way
-    /// of the pass for a moment, like memory of other processes.
-    pub fn needed(&self) -> u64 {
+    /// Bytes of it that are not in the way of a pass of this model which ran out of memory. What idle programs keep is in the way of an
+    /// engine of the worker itself for a moment, like memory of other processes. A program's pass has them trimmed before it runs.
+    pub fn needed(&self, model: ModelIndex) -> u64 {
+        let is_program = self.pools.iter().any(|(of, _)| *of == model);
         let run = self.pools.iter().any(|(_, pool)| pool.status().is_running());
-        if run { self.held() } else { self.resident.load(Ordering::Relaxed) }
+        if is_program || run { self.held() } else { self.resident.load(Ordering::Relaxed) }
+    }
+
+    /// Has the idle programs beside this one give back what they keep for their next passes, until so many bytes are free or there is
+    /// nothing more to give. That memory counts as free, so a pass may be admitted to it.
+    pub async fn make_room(&self, beside: &Arc<Pool>, bytes: u64) {
+        let deadline = Instant::now() + ROOM_LIMIT;
+        while self.device.memory().free < bytes && Instant::now() < deadline {
+            let others = || self.pools.iter().map(|(_, pool)| pool).filter(|pool| !Arc::ptr_eq(pool, beside));
+            if !others().any(|pool| pool.status().keeps_memory_idle()) {
+                return;
+            }
+            others().for_each(|pool| pool.trim());
+            tokio::time::sleep(ROOM_LOOK).await;
+        }
     }
 
     /// Reads and saves what was learned, at intervals, until the runtime ends.
