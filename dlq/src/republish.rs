@@ -234,7 +234,8 @@ mod tests {
                 queue: Some("team-a.jobs".to_owned()),
             }
             .write(table);
-            for (name, value) in [("mine", 1), ("item", 3), ("x-last-death-queue", 1), ("CC", 1)] {
+            for (name, value) in [("mine", 1), ("item", 3), ("x-last-death-queue", 1), ("CC", 1), (DIGEST, 1)]
+            {
                 table.insert(name.into(), AMQPValue::LongLongInt(value));
             }
             table.insert(EXPIRATION.into(), AMQPValue::LongString("1000".into()));
