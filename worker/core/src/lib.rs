@@ -4,6 +4,8 @@
 //! clock, no thread, no socket and no file. The shell (`vramq-worker`) turns RabbitMQ, the device, the CPU pool, operators
 //! and signals into events, and carries the actions out.
 
+#![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+
 pub mod acks;
 pub mod action;
 pub mod admission;
