@@ -39,6 +39,8 @@ struct Entry {
     told_failed: bool,
     /// Who answered it or some items of it, or dead-lettered it, and when that was collected.
     by: Vec<(String, Instant)>,
+    /// An answer came from a further attempt: some worker had published the job again.
+    requeued: bool,
     duplicated: bool,
 }
 
@@ -76,6 +78,7 @@ impl JobLedger {
             dead: None,
             told_failed: false,
             by: Vec::new(),
+            requeued: false,
             duplicated: false,
         };
         self.jobs.insert(id.to_owned(), entry);
@@ -146,6 +149,7 @@ impl JobLedger {
             *came = true;
         }
         entry.done |= kind == ReplyKind::Done;
+        entry.requeued |= headers.attempt > 0;
         if !fresh {
             self.duplicates.push(entry.duplicate(id));
         }
@@ -239,7 +243,8 @@ impl Entry {
 
     fn duplicate(&mut self, id: &str) -> Duplicate {
         self.duplicated = true;
-        Duplicate { job: id.to_owned(), before: self.by.clone(), again: Instant::now() }
+        let (before, requeued) = (self.by.clone(), self.requeued);
+        Duplicate { job: id.to_owned(), before, requeued, again: Instant::now() }
     }
 }
 

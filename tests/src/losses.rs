@@ -24,15 +24,19 @@ pub struct Duplicate {
     pub job: String,
     /// Who had answered before, and when.
     pub before: Vec<(String, Instant)>,
+    /// One of the answers came from a further attempt, which some worker published before it acknowledged the message that it had.
+    pub requeued: bool,
     pub again: Instant,
 }
 
 impl Duplicate {
-    /// The last loss of somebody who had answered before, between that answer and this one.
+    /// The last loss, between the answer before and this one, of somebody who had answered before. Of a job that was published
+    /// again it may be anybody: a worker that was lost between the confirm of the next attempt and the ack has answered nothing,
+    /// and leaves two messages of the job.
     fn cause<'a>(&self, losses: &'a [Loss]) -> Option<&'a Loss> {
         let explains = |loss: &&Loss| {
             self.before.iter().any(|(worker, answered)| {
-                loss.worker.as_ref().is_none_or(|hit| hit == worker)
+                loss.worker.as_ref().is_none_or(|hit| self.requeued || hit == worker)
                     && loss.to + LATE >= *answered
                     && loss.from <= self.again
             })
@@ -62,21 +66,25 @@ mod tests {
     }
 
     #[test]
-    fn only_a_loss_of_who_answered_in_between_explains() {
+    fn only_a_loss_in_between_of_who_answered_or_published_again_explains() {
         let start = Instant::now();
         let second = |seconds| start + Duration::from_secs(seconds);
         let before = vec![("a".to_owned(), second(22))];
-        let duplicate = Duplicate { job: "1".to_owned(), before, again: second(30) };
-        for (worker, at, explained) in [
-            (Some("a"), 25, true),
-            (None, 25, true),
-            (Some("b"), 25, false),
-            (Some("a"), 15, true),
-            (Some("a"), 1, false),
-            (Some("a"), 31, false),
+        let once = Duplicate { job: "1".to_owned(), before, requeued: false, again: second(30) };
+        let requeued = Duplicate { requeued: true, ..once.clone() };
+        for (duplicate, worker, at, explained) in [
+            (&once, Some("a"), 25, true),
+            (&once, None, 25, true),
+            (&once, Some("b"), 25, false),
+            (&once, Some("a"), 15, true),
+            (&once, Some("a"), 1, false),
+            (&once, Some("a"), 31, false),
+            (&requeued, Some("b"), 25, true),
+            (&requeued, Some("b"), 1, false),
+            (&requeued, Some("b"), 31, false),
         ] {
             let (by_cause, unexplained) =
-                explain(std::slice::from_ref(&duplicate), &[loss(worker, second(at))]);
+                explain(std::slice::from_ref(duplicate), &[loss(worker, second(at))]);
             assert_eq!((by_cause.len(), unexplained.is_empty()), (usize::from(explained), explained));
         }
     }
