@@ -12,7 +12,7 @@ use vramq_core::ids::PassId;
 use vramq_core::settings::ExecutorFacts;
 use vramq_schemas::Output;
 
-use super::{ActivePass, CompletedPass, Executor, OnEnd, Pass};
+use super::{ActivePass, CompletedPass, Executor, OnEnd, Pass, panicked};
 use crate::device::Device;
 use crate::failpoint;
 
@@ -157,12 +157,8 @@ fn run(pass: &Pass, device: &dyn Device, active: &ActivePass) -> Result<Vec<Outp
     active.set_running();
     pass.progress.begin();
     failpoint::act(pass.failpoint).map_err(PassError::Failed)?;
-    let outputs =
-        catch_unwind(AssertUnwindSafe(|| pass.model.engine.run(&pass.items))).unwrap_or_else(|panic| {
-            let text =
-                panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
-            Err(PassError::Failed(format!("the engine panicked: {}", text.unwrap_or("no message"))))
-        })?;
+    let outputs = catch_unwind(AssertUnwindSafe(|| pass.model.engine.run(&pass.items)))
+        .unwrap_or_else(|panic| Err(panicked("the engine", panic.as_ref())))?;
     if outputs.len() != pass.items.len() {
         let (got, expected) = (outputs.len(), pass.items.len());
         return Err(PassError::Failed(format!("the engine gave {got} outputs for {expected} items")));

@@ -3,12 +3,13 @@
 pub mod device_thread;
 pub mod process;
 
+use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use vramq_core::action::PassOrder;
-use vramq_core::device::Memory;
+use vramq_core::device::{Memory, PassError};
 use vramq_core::event::{OnDevice, PassResult};
 use vramq_core::ids::PassId;
 use vramq_core::settings::ExecutorFacts;
@@ -77,6 +78,12 @@ impl CompletedPass {
 /// Takes the end of a pass away from the executor; must not block for long.
 pub type OnEnd = Box<dyn FnOnce(CompletedPass) + Send>;
 
+/// How a pass ends whose executor panicked: as failed, so that its jobs end, and its permit comes back.
+fn panicked(who: &str, panic: &(dyn Any + Send)) -> PassError {
+    let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+    PassError::Failed(format!("{who} panicked: {}", text.unwrap_or("no message")))
+}
+
 /// Tells which pass runs. Clones tell the same.
 #[derive(Clone, Debug, Default)]
 pub struct ActivePass(Arc<Mutex<Activity>>);
@@ -136,6 +143,14 @@ impl ActivePass {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_panic_is_a_failed_pass_with_its_message() {
+        let messages: [Box<dyn Any + Send>; 3] = [Box::new("a"), Box::new("b".to_owned()), Box::new(1)];
+        let errors = messages.map(|panic| panicked("the engine", panic.as_ref()));
+        let expected = ["a", "b", "no message"].map(|text| format!("the engine panicked: {text}"));
+        assert_eq!(errors, expected.map(PassError::Failed));
+    }
 
     #[test]
     fn a_pass_that_waits_for_other_processes_is_no_culprit_and_keeps_nothing_busy() {

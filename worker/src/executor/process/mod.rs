@@ -3,6 +3,7 @@
 pub mod programs;
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -17,7 +18,7 @@ use vramq_inference::process::protocol::{FailureKind, OomReport};
 use vramq_inference::process::{NotTaken, PassEnd, PassRequest, Pool};
 use vramq_schemas::{Output, Params};
 
-use super::{ActivePass, CompletedPass, Executor, OnEnd, Pass};
+use super::{ActivePass, CompletedPass, Executor, OnEnd, Pass, panicked};
 use crate::device::Device;
 use crate::engine::{Item, ProgramItem};
 use crate::failpoint;
@@ -119,10 +120,14 @@ impl Executor for ProcessExecutor {
 }
 
 impl Runner {
+    /// Runs a pass. A panic ends the pass, not the thread before the pass's end is reported: nothing else would give the permit back.
+    /// The outputs that came before it are whole.
     fn run(&self, pass: Pass, runtime: &Handle, cancelled: &mut watch::Receiver<bool>) -> CompletedPass {
         let began = Instant::now();
         let mut outputs = vec![None; pass.items.len()];
-        let result = self.run_locked(&pass, runtime, &mut outputs, cancelled);
+        let run = || self.run_locked(&pass, runtime, &mut outputs, cancelled);
+        let result = catch_unwind(AssertUnwindSafe(run))
+            .unwrap_or_else(|panic| PassResult::Failed(panicked("the executor of programs", panic.as_ref())));
         if let PassResult::Failed(error) = &result {
             self.failures.fetch_add(1, Ordering::Relaxed);
             if matches!(error, PassError::OutOfMemory(_)) {
