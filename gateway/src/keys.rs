@@ -1,6 +1,6 @@
 //! The API keys: SHA-256 digests in a file that is read again when it changes.
 
-mod looks;
+mod stable_file;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq as _};
 
-use looks::Looks;
+use stable_file::StableFile;
 
 /// How often the file is looked at. A key that was taken out of it works no longer than two looks.
 const RELOAD_EVERY: Duration = Duration::from_millis(500);
@@ -175,15 +175,15 @@ impl Keys {
     /// Reads the file again whenever it has changed. Ends only with the process.
     pub async fn watch(self: Arc<Self>) {
         let Some(path) = self.file.clone() else { return };
-        let mut looks = Looks::new(read(&path).ok());
+        let mut file = StableFile::new(read(&path).ok());
         loop {
             tokio::time::sleep(RELOAD_EVERY).await;
             let text = match read(&path) {
-                Ok(text) if looks.is_new(&text) => text,
+                Ok(text) if file.is_new(&text) => text,
                 Ok(_) => continue,
                 Err(error) => {
                     // Once, not at every look.
-                    if looks.forget() {
+                    if file.forget() {
                         tracing::error!(
                             error,
                             "cannot read the file of API keys: the gateway keeps the API keys that it has"

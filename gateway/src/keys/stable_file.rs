@@ -1,14 +1,14 @@
 //! Finds out when the file of API keys has stopped changing. A file that is still being written may lack keys and yet have no fault.
 
-/// Tells that the file has changed, and stays as it is.
+/// Tells that a file has changed, and is complete: its text was the same at two looks in a row.
 #[derive(Debug)]
-pub(super) struct Looks {
+pub(super) struct StableFile {
     known: Option<String>,
     /// What is not known yet, and was there at the last look.
     seen: Option<String>,
 }
 
-impl Looks {
+impl StableFile {
     pub(super) fn new(known: Option<String>) -> Self {
         Self { known, seen: None }
     }
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_being_written_is_not_taken() {
-        let mut looks = Looks::new(Some("old".to_owned()));
+        let mut file = StableFile::new(Some("old".to_owned()));
         for (text, is_new) in [
             ("old", false),
             ("", false),
@@ -53,9 +53,9 @@ mod tests {
             ("", false),
             ("", true),
         ] {
-            assert_eq!(looks.is_new(text), is_new, "{text}");
+            assert_eq!(file.is_new(text), is_new, "{text}");
         }
-        assert!(looks.forget() && !looks.forget());
-        assert!(!looks.is_new("") && looks.is_new(""));
+        assert!(file.forget() && !file.forget());
+        assert!(!file.is_new("") && file.is_new(""));
     }
 }
