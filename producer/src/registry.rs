@@ -13,7 +13,7 @@ use vramq_schemas::withdrawal::Withdrawal;
 use vramq_schemas::{Failure, ItemProgress, Output, Reason, ReplyHeaders};
 
 use crate::answer::{Answer, Progress};
-use crate::assembly::Assembly;
+use crate::assembly::{Added, Assembly};
 use crate::error::{JobError, JobFailed};
 use crate::held::Held;
 
@@ -193,22 +193,8 @@ impl Registry {
             Reply::Outputs { headers, tokens, revision, outputs } => {
                 match awaited.assembly.add(&headers, outputs) {
                     Ok(added) => {
-                        // A part that came before was counted then.
-                        if added.duplicates == 0 {
-                            awaited.tokens =
-                                awaited.tokens.zip(tokens).map(|(sum, more)| sum.saturating_add(more));
-                        }
-                        if let Some(revision) =
-                            revision.filter(|revision| !awaited.revisions.contains(revision))
-                        {
-                            awaited.revisions.push(revision);
-                        }
                         self.duplicate_items.fetch_add(added.duplicates as u64, Ordering::Relaxed);
-                        let assembly = &awaited.assembly;
-                        awaited.progress.send_modify(|progress| {
-                            progress.items_done = assembly.done();
-                            progress.current.take_if(|current| assembly.has(current.item));
-                        });
+                        awaited.note_part(added, tokens, revision);
                         added.complete.then_some(End::Complete(headers))
                     }
                     Err(problem) => Some(End::Invalid(problem)),
@@ -303,6 +289,22 @@ enum End {
 }
 
 impl Awaited {
+    /// Notes what a part says besides its outputs, which are added already.
+    fn note_part(&mut self, added: Added, tokens: Option<u64>, revision: Option<String>) {
+        // A part that came before was counted then.
+        if added.duplicates == 0 {
+            self.tokens = self.tokens.zip(tokens).map(|(sum, more)| sum.saturating_add(more));
+        }
+        if let Some(revision) = revision.filter(|revision| !self.revisions.contains(revision)) {
+            self.revisions.push(revision);
+        }
+        let assembly = &self.assembly;
+        self.progress.send_modify(|progress| {
+            progress.items_done = assembly.done();
+            progress.current.take_if(|current| assembly.has(current.item));
+        });
+    }
+
     fn finish(self, end: End) {
         let outputs = self.assembly.into_outputs();
         let result = match end {
