@@ -3,13 +3,13 @@
 mod upload;
 mod used;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
 use axum::http::StatusCode;
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt as _};
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore as _, ObjectStoreExt as _};
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,9 @@ const SLOW_BYTES_PER_S: u64 = 150_000;
 
 /// How long one piece of an upload may take to come.
 const PIECE_MAX: Duration = Duration::from_secs(30);
+
+/// Files that are looked up at a time for one job: it has up to 65,536 inputs, and an object store takes some 20 ms for each.
+const LOOKUPS_MAX: usize = 32;
 
 /// A stored file, in the shape of OpenAI's file object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -181,13 +184,21 @@ impl FileStore {
         self.remove(owner, &view).await.map_err(|e| broken("remove the file", &e))
     }
 
-    /// The reference that workers get for a file.
+    /// The references that workers get for files, by their ids.
     ///
     /// # Errors
-    /// There is no such file.
-    pub async fn reference(&self, owner: &str, id: &str) -> Result<String, Problem> {
-        self.view(owner, id).await?;
-        Ok(self.storage.url_of(&content_path(owner, id)).into())
+    /// One of the files does not exist.
+    pub async fn references(
+        &self,
+        owner: &str,
+        ids: BTreeSet<String>,
+    ) -> Result<HashMap<String, String>, Problem> {
+        let found = stream::iter(ids).map(|id| async move {
+            self.view(owner, &id).await?;
+            let reference: String = self.storage.url_of(&content_path(owner, &id)).into();
+            Ok::<_, Problem>((id, reference))
+        });
+        found.buffered(LOOKUPS_MAX).try_collect().await
     }
 
     /// Removes what is too old, and counts the rest. What has no name of an upload belongs to others, and is left alone.
@@ -291,7 +302,7 @@ mod tests {
 
     fn pieces(texts: &[&'static str]) -> impl Stream<Item = Result<Bytes, std::io::Error>> + use<> {
         let pieces: Vec<_> = texts.iter().map(|text| Ok(Bytes::from_static(text.as_bytes()))).collect();
-        futures_util::stream::iter(pieces)
+        stream::iter(pieces)
     }
 
     /// Bytes that are there, and that are coming.
@@ -349,8 +360,7 @@ mod tests {
         let store = store(folder.path()).await;
         let large = store.put("a", "x", "", pieces(&["01234", "567890"])).await;
         assert_eq!(large.unwrap_err().status, 413);
-        let broken =
-            futures_util::stream::iter([Ok(Bytes::from_static(b"0123")), Err(std::io::Error::other("gone"))]);
+        let broken = stream::iter([Ok(Bytes::from_static(b"0123")), Err(std::io::Error::other("gone"))]);
         assert_eq!(store.put("a", "x", "", broken).await.unwrap_err().status, 400);
         assert_eq!(counted(&store), (0, 0));
         store.put("a", "x", "", pieces(&["0123456789"])).await.unwrap();

@@ -113,7 +113,10 @@ fn checked(options: &Options) -> Result<Config, String> {
 }
 
 fn init_logs(options: &Options) -> Result<(), String> {
-    let filter: EnvFilter = options.log.parse().map_err(|e| format!("--log: {e}"))?;
+    // lapin logs errors that it also returns, such as those of queues and exchanges that are not there; what matters is logged where it is
+    // handled. A directive that names lapin overrides this.
+    let directives = format!("lapin=off,{}", options.log);
+    let filter: EnvFilter = directives.parse().map_err(|e| format!("--log: {e}"))?;
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
         || !std::io::stderr().is_terminal();
     let lines =

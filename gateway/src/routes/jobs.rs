@@ -1,6 +1,6 @@
 //! `/v1/jobs`: jobs for any model, with any inputs. A request may wait for the result or ask for it later.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -285,15 +285,12 @@ fn json_response(status: StatusCode, written: Bytes) -> Response {
 /// Puts the workers' reference in the place of an upload's or output's id. A caller's own `file:` references are refused: they would name
 /// the files of a worker's machine. So are those into the places of results, uploads and outputs: of another caller, too.
 async fn resolve(app: &App, caller: &Caller, inputs: &mut [Input]) -> Result<(), Problem> {
+    let uploads = uploads(app, caller, inputs).await?;
     let mut outputs = output_files::Inputs { app, caller, known: HashMap::new() };
     for input in inputs {
         let Input::Uri(uri) = input else { continue };
-        if uri.starts_with("file-") {
-            let Some(files) = &app.files else {
-                let message = "this gateway takes no uploads (files.folder and files.url are not set)";
-                return Err(Problem::invalid(message).about("inputs"));
-            };
-            *uri = files.reference(&caller.name, uri).await?;
+        if let Some(reference) = uploads.get(uri.as_str()) {
+            uri.clone_from(reference);
         } else if let Some(output) = OutputId::parse(uri) {
             *uri = outputs.uri(&output).await?;
         } else if !Url::parse(uri).is_ok_and(|url| names_another_machine(uri, &url) && !keeps(app, &url)) {
@@ -302,6 +299,25 @@ async fn resolve(app: &App, caller: &Caller, inputs: &mut [Input]) -> Result<(),
         }
     }
     Ok(())
+}
+
+/// The workers' references of the uploads among a job's inputs, by their ids.
+async fn uploads(app: &App, caller: &Caller, inputs: &[Input]) -> Result<HashMap<String, String>, Problem> {
+    let ids: BTreeSet<_> = inputs
+        .iter()
+        .filter_map(|input| match input {
+            Input::Uri(uri) if uri.starts_with("file-") => Some(uri.clone()),
+            _ => None,
+        })
+        .collect();
+    match &app.files {
+        Some(files) => files.references(&caller.name, ids).await,
+        None if ids.is_empty() => Ok(HashMap::new()),
+        None => {
+            let message = "this gateway takes no uploads (files.folder and files.url are not set)";
+            Err(Problem::invalid(message).about("inputs"))
+        }
+    }
 }
 
 /// Whether a reference is a URL that is not a file's, read as workers read it: the parser drops blanks, tabs and line ends.

@@ -48,6 +48,31 @@ fn a_file_that_was_uploaded_into_an_object_store_is_an_input_of_a_job() {
     an_uploaded_file_is_an_input_of_a_job(setup, &worker, &gateway);
 }
 
+/// An object store takes its time for each lookup, and a job may have many inputs.
+#[test]
+fn uploads_of_a_job_are_looked_up_together_and_each_once() {
+    let (mut setup, server) = (Setup::new(), ObjectServer::start().expect("an S3 server"));
+    let gate = RequestGate::to(&server.endpoint(), "GET /jobs/uploads/", false);
+    let settings = place_at(&setup, &gate.endpoint(), "files", "uploads");
+    setup.worker(&[ECHO], &[]);
+    for _ in 0..2 {
+        setup.gateway(&set(&settings));
+    }
+    setup.wait_for_models(&[ECHO]);
+    let ids: [_; 2] = std::array::from_fn(|_| upload(setup.next(), "", b"x").json()["id"].clone());
+    let inputs: Vec<_> = (0..20).map(|at| json!({"uri": ids[at % 2]})).collect();
+    let job = json!({"model": ECHO, "inputs": inputs});
+    let answer = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| send(setup.next(), "", "POST", "/v1/jobs", Some(&job)));
+        // None of them has been answered yet.
+        until("both uploads are looked up", || (gate.seen() == 2).then_some(()));
+        gate.open();
+        asked.join().expect("an answer")
+    });
+    assert_eq!(answer.json()["outputs"].as_array().map(Vec::len), Some(20), "{answer:?}");
+    assert_eq!(gate.seen(), 2);
+}
+
 #[test]
 fn an_output_in_an_object_store_is_downloaded_by_its_key_from_every_gateway() {
     let (setup, server) = (Setup::new(), ObjectServer::start().expect("an S3 server"));

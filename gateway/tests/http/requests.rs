@@ -126,6 +126,25 @@ fn what_there_is_not_is_refused_in_the_same_shape() {
     }
 }
 
+/// Before workers came there is neither the exchange of heartbeats nor a queue of jobs, and callers name models that nobody has. An
+/// operator can do nothing about it.
+#[test]
+fn what_the_broker_does_not_have_is_no_error_in_the_log() {
+    let mut setup = Setup::new();
+    for _ in 0..2 {
+        setup.gateway(&[]);
+    }
+    for gateway in &setup.gateways {
+        let refused = gateway.post("/v1/embeddings", &json!({"model": "nobody-has-this", "input": "x"}));
+        assert_eq!(refused.status, 404, "{refused:?}");
+        let lines = gateway.program.lines();
+        assert!(lines.iter().any(|line| line["level"] == "INFO"), "the log has no levels: {lines:?}");
+        let alarming: Vec<_> =
+            lines.iter().filter(|line| line["level"] == "WARN" || line["level"] == "ERROR").collect();
+        assert!(alarming.is_empty(), "{alarming:?}");
+    }
+}
+
 #[test]
 fn bodies_that_are_no_plain_json_are_named() {
     let setup = Setup::with(&[ECHO]);

@@ -1,15 +1,15 @@
-//! No caller holds up another one by its delays, a full reply queue, or by being first.
+//! No caller holds up another one by its delays, a full reply queue, large jobs, or by being first.
 //!
 //! Callers are users of the broker. Waits are counted in passes: workers run them by tickets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use lapin::Confirmation;
 use tokio::time::MissedTickBehavior;
 use vramq_schemas::ReplyKind;
-use vramq_schemas::topology::{RETRY_EXCHANGE, delay_key, delay_queue, jobs_queue};
+use vramq_schemas::topology::{RETRY_EXCHANGE, bulk_queue, delay_key, delay_queue, jobs_queue};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::caller::Caller;
@@ -18,12 +18,13 @@ use vramq_tests::metrics::{Figures, figures};
 use vramq_tests::on_queue_types;
 use vramq_tests::pass_tickets::PassTickets;
 use vramq_tests::test_env::{MODEL, TestEnv};
-use vramq_tests::wait::until;
+use vramq_tests::wait::{SILENCE, until};
 use vramq_tests::worker::Worker;
 
 on_queue_types!(
     a_model_that_is_gone_or_full_delays_no_other,
     a_full_reply_queue_costs_its_own_caller,
+    a_small_job_waits_for_three_passes_whatever_large_jobs_wait,
     a_worker_that_joins_gets_its_share,
 );
 
@@ -130,6 +131,80 @@ async fn a_full_reply_queue_costs_its_own_caller(env: &mut TestEnv) -> Result<()
         ids.remove(letter.id());
     }
     ensure!(ids.is_empty(), "{ids:?} are neither answered nor dead-lettered");
+    Ok(())
+}
+
+const LARGE: usize = 8;
+const LARGE_TEXTS: usize = 20_000;
+
+/// The smallest large job: four full passes, of a text each for a unit of cost, and one more.
+const SMALLEST_LARGE_TEXTS: usize = 4 * 2048 + 1;
+const SMALLEST_LARGE_PASSES: usize = 5;
+
+/// How often small jobs are published beside the large ones: so few that none of these ends meanwhile.
+const ROUNDS: usize = 4;
+
+/// Passes that may start after a small job is published until it is answered, its own included. The pass that runs at that
+/// moment is not counted.
+const PASSES_MAX: usize = 3;
+
+async fn a_small_job_waits_for_three_passes_whatever_large_jobs_wait(env: &mut TestEnv) -> Result<()> {
+    let mut tickets = PassTickets::new(env)?;
+    let worker = env.worker(&[&tickets.setting(), "model.echo.slots_max=66", "worker.drain_s=4"]).await?;
+    let (bulk, other) = (Caller::new(env, "bulk").await?, Caller::new(env, "other").await?);
+    let large_replies = "vramq.replies.client.large";
+    bulk.client.declare_queue(large_replies, env.setup.queue.arguments()).await?;
+    // The worker learns that large jobs are short here: then it holds two of them, which it moves to a queue of their own.
+    let texts = items(SMALLEST_LARGE_TEXTS);
+    bulk.publish(bulk.job("first", texts.clone())?).await?;
+    tickets.give(SMALLEST_LARGE_PASSES)?;
+    let mut of_bulk = bulk.mailbox().await?;
+    answered_once(&mut of_bulk, "first", &texts).await?;
+    let before = figures(&worker, "the first large job to end", |figures| in_hand(figures) == 0).await?;
+    let before = before.sum("vramq_jobs_received_total");
+    // Published one after the other, the first two are held: one with a batch hint, one without.
+    let large_in_hand = 2;
+    for at in 0..LARGE {
+        let job = bulk.job(&format!("large {at}"), items(LARGE_TEXTS))?;
+        let job = job.with(|properties| properties.with_reply_to(large_replies.into()));
+        bulk.publish(if at % 2 == 0 { job.with_header("batch-hint", 1.into()) } else { job }).await?;
+        let (taken, held) = (at + 1, large_in_hand.min(at + 1));
+        figures(&worker, "large jobs that wait for their next pass", |figures| {
+            figures.sum("vramq_jobs_received_total") == before + taken + held && in_hand(figures) == held
+        })
+        .await?;
+    }
+    let mut of_other = other.mailbox().await?;
+    for round in 0..ROUNDS {
+        let id = format!("small {round}");
+        bulk.publish(bulk.job(&id, ["x"])?).await?;
+        other.publish(other.job(&id, ["x"])?).await?;
+        let before = figures(&worker, "two small jobs that wait", |figures| {
+            figures.sum("vramq_jobs_waiting") == large_in_hand + 2
+        })
+        .await?;
+        tickets.give(1 + PASSES_MAX)?;
+        for replies in [&mut of_bulk, &mut of_other] {
+            let answered = answered_once(replies, &id, &["x".to_owned()]).await;
+            answered.with_context(|| format!("not answered in round {round} after {PASSES_MAX} passes"))?;
+        }
+        let passes = before.sum("vramq_passes_total") + 1 + PASSES_MAX;
+        figures(&worker, "the passes", |figures| figures.sum("vramq_passes_total") == passes).await?;
+    }
+    tickets.release();
+    worker.drain().await?;
+    // What the drain left of the large jobs waits for another worker.
+    let mut ended = 0;
+    let mut replies = bulk.client.mailbox(large_replies).await?;
+    while let Some(reply) = replies.next_within(SILENCE).await? {
+        ended += usize::from(reply.kind()? == ReplyKind::Done);
+    }
+    let mut left = 0;
+    for queue in [bulk_queue(MODEL), jobs_queue(MODEL)] {
+        left += env.client.ready(&queue).await? as usize;
+        env.leave(&queue);
+    }
+    ensure!(ended + left == LARGE, "{ended} large jobs are answered and {left} left, of {LARGE}");
     Ok(())
 }
 
