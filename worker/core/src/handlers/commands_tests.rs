@@ -147,5 +147,5 @@ fn a_job_that_ends_before_its_cancellation_was_cancelled_too_late() {
     worker.apply(Event::Published { job: JobKey(1), outcome: CONFIRMED });
     worker.apply(Event::Idle);
     let ended = worker.apply(Event::AcksSent { channel: CHANNEL, sent: vec![true] });
-    assert_eq!(answers(&ended), [(1, Answer::TooLate, "the job ended before: it was answered", true)]);
+    assert_eq!(answers(&ended), [(1, Answer::TooLate, "the job had already ended: it was answered", true)]);
 }
