@@ -76,7 +76,7 @@ function tableBytes(table, name, depth) {
     if (value === undefined) continue
     const bytes = Buffer.byteLength(key)
     if (bytes === 0 || bytes > HEADER_NAME_BYTES_MAX || !isWellFormed(key)) {
-      throw new InvalidJob(`the name ${shown(key)} of a header has not 1 to ${HEADER_NAME_BYTES_MAX} bytes of Unicode`)
+      throw new InvalidJob(`the name ${shown(key)} of a header must have 1 to ${HEADER_NAME_BYTES_MAX} bytes of Unicode`)
     }
     sum += 1 + bytes + valueBytes(value, `${name}.${key}`, depth + 1)
   }
@@ -92,7 +92,7 @@ function isPlain(value) {
 function shortText(name, text) {
   if (typeof text !== 'string' || !isWellFormed(text)) throw new InvalidJob(`${name} is ${shown(text)}, and has to be a string of Unicode`)
   const bytes = Buffer.byteLength(text)
-  if (bytes === 0 || bytes > SHORT_BYTES_MAX) throw new InvalidJob(`${name} has not 1 to ${SHORT_BYTES_MAX} bytes`)
+  if (bytes === 0 || bytes > SHORT_BYTES_MAX) throw new InvalidJob(`${name} must have 1 to ${SHORT_BYTES_MAX} bytes`)
   // Workers read that for bytes that are not a text, and cannot tell the two apart.
   if (text.includes('\ufffd')) throw new InvalidJob(`${name} has the character U+FFFD`)
   return text

@@ -249,7 +249,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_secret_that_others_may_read_is_exposed_and_a_certificate_is_none() {
+    fn a_key_that_others_may_read_is_reported_and_a_certificate_is_not() {
         use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().unwrap();
         let certificate = file(&folder, "client.pem", CERTIFICATE);

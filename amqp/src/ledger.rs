@@ -31,7 +31,7 @@ pub enum UnknownOutcome {
     NoConfirm(u32),
     #[error("the broker confirmed no message during two periods of {0} s")]
     Silent(u32),
-    #[error("{0} messages are still not confirmed by their queues, the most that a session waits for")]
+    #[error("{0} messages wait for confirms of silent queues, as many as a session allows")]
     SilentQueues(usize),
 }
 

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_room_grows_to_what_is_needed_and_no_further_than_the_memory() {
+    fn the_memory_of_a_body_grows_with_it_and_not_beyond_the_limit() {
         let memory = BodyMemory::new(10 * UNIT, 10 * UNIT);
         let mut room = memory.room("a", 3 * UNIT - 1).unwrap();
         assert_eq!(room.of_all.num_permits(), 3);

@@ -88,7 +88,7 @@ def _download(text, write, folder, private, bytes_max, timeout, ssl_context):
         message = f"{reference.shown} is in an object store: `vramq download REFERENCE -o FILE` reads it"
         raise DownloadError("invalid-reference", message)
     else:
-        message = f"{reference.shown} is of {reference.scheme}:, which no store of vramq writes to"
+        message = f"{reference.shown} begins with {reference.scheme}:, to which no worker writes outputs"
         raise DownloadError("invalid-reference", message)
     with opened as (read, length):
         if length is not None and length > bytes_max:
@@ -251,7 +251,7 @@ def _is_link(name, folder):
 def _of_file(error, is_link, shown):
     """Why an entry of a folder cannot be opened."""
     if error.errno in (errno.ELOOP, errno.ENOTDIR) and is_link:
-        return _denied(f"{shown} has a link on its way, and links are not followed")
+        return _denied(f"the path of {shown} has a symbolic link, and links are not followed")
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
         return DownloadError("reference-missing", f"there is no file {shown}")
     # A device without a driver, or a socket.

@@ -77,7 +77,7 @@ def _headers(headers):
         if not isinstance(name, str):
             raise InvalidJob(f"the name {name!r} of a header is no str")
         if not 0 < _utf8_bytes("the name of a header", name) <= HEADER_NAME_BYTES_MAX:
-            raise InvalidJob(f"the name {name[:HEADER_NAME_BYTES_MAX]!r} of a header has not 1 to {HEADER_NAME_BYTES_MAX} bytes")
+            raise InvalidJob(f"the name {name[:HEADER_NAME_BYTES_MAX]!r} of a header must have 1 to {HEADER_NAME_BYTES_MAX} bytes")
     return dict(headers)
 
 
@@ -85,7 +85,7 @@ def _short_text(name, text):
     if not isinstance(text, str):
         raise InvalidJob(f"{name} is a {type(text).__name__}, and has to be a str")
     if not 0 < _utf8_bytes(name, text) <= SHORT_BYTES_MAX:
-        raise InvalidJob(f"{name} has not 1 to {SHORT_BYTES_MAX} bytes")
+        raise InvalidJob(f"{name} must have 1 to {SHORT_BYTES_MAX} bytes")
     if "\ufffd" in text:
         # Workers read that for bytes that are not a text, and cannot tell the two apart.
         raise InvalidJob(f"{name} has the character U+FFFD")

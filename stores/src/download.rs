@@ -128,9 +128,9 @@ fn open(
             let (body, length) = store.get(reference)?;
             Ok((Box::new(body), Some(length)))
         }
-        other => {
-            Err(DownloadError::Invalid(format!("{shown} is of {other}:, which no store of vramq writes to")))
-        }
+        other => Err(DownloadError::Invalid(format!(
+            "{shown} begins with {other}:, to which no worker writes outputs"
+        ))),
     }
 }
 

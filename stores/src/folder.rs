@@ -122,7 +122,7 @@ fn fault(folder: &OwnedFd, name: &[u8], error: Errno, shown: &str) -> Fault {
     };
     match error {
         Errno::LOOP | Errno::NOTDIR if is_link() => {
-            Fault::Denied(format!("{shown} has a link on its way, and links are not followed"))
+            Fault::Denied(format!("the path of {shown} has a symbolic link, and links are not followed"))
         }
         Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG => {
             Fault::Missing(format!("there is no file {shown}"))

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_begin_of_a_job_is_reported_once_and_takes_no_report_away() {
+    fn the_start_of_a_job_is_reported_once_and_does_not_delay_the_next_report() {
         let (reports, mut received) = mpsc::channel(8);
         let sink = sink(reports);
         sink.begin();

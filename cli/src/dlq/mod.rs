@@ -185,7 +185,7 @@ impl Common {
         // What is changed by whole queues is named: who is at the terminal may not know all models.
         if selection.all && self.models.is_empty() && !models.is_empty() {
             let models = models.iter().map(|model| screen::safe(model)).collect::<Vec<_>>().join(", ");
-            return Err(Error::Usage(format!("--all of which model? Give --model; there are {models}")));
+            return Err(Error::Usage(format!("--all needs --model; there are {models}")));
         }
         let planned = scan::plan(&self.access()?, &models, query).await?;
         print_missing(&planned.missing);

@@ -36,7 +36,7 @@ fn heartbeat_with(second: u64, answered: u64, in_hand: u64, waiting: u64) -> Vec
 }
 
 #[test]
-fn a_rate_is_what_a_busy_worker_does_and_at_least_what_an_idle_one_did() {
+fn a_rate_is_measured_on_a_busy_worker_and_only_raised_by_an_idle_one() {
     let (mut fleet, now) = (Fleet::default(), Instant::now());
     for (second, answered, in_hand, can, why) in [
         (10, 0, 0, None, "nothing was measured"),

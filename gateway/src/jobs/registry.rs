@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_keep_too_long_goes_before_younger_jobs_and_with_a_sweep() {
+    fn jobs_beyond_their_time_go_before_younger_jobs_and_with_a_sweep() {
         let jobs = Jobs::new(3 * ENTRY_BYTES, Duration::from_secs(60));
         for (owner, id) in [("a", "1"), ("b", "1"), ("b", "2")] {
             let entry = entry(owner, id, 0);

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_output_in_a_store_is_found_again_and_no_other_reference_is() {
+    async fn a_stored_job_lists_the_references_to_its_own_outputs_and_no_others() {
         let text = |text: &str| text.to_owned();
         let entry = Entry::new(text("job"), text("a/job"), text("a"), text("m"), 3, [7; 32]);
         let entry = entry.called_by(&[Some(text("gateway"))]);

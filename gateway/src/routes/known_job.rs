@@ -62,12 +62,12 @@ pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Known, Problem
 /// The caller has no job of this name, as far as this gateway knows.
 pub fn unknown(app: &App, id: &str) -> Problem {
     let keep = app.config.results.keep.as_secs();
-    let where_ = match app.results {
-        Some(_) => "in the store of results (results.folder_mib_max)",
-        None => "on this gateway (results.mib_max); jobs are known to the gateway that took them",
+    let (where_, limit) = match app.results {
+        Some(_) => ("in the store of results", "results.folder_mib_max"),
+        None => ("on this gateway, and only the gateway that took a job knows it", "results.mib_max"),
     };
     let id: String = id.chars().take(64).collect();
     Problem::not_found(&format!(
-        "job `{id}` {where_}, until {keep} s after their end if there is room for so many"
+        "job `{id}` {where_}. Results are kept for {keep} s after a job's end, or less if there is no room ({limit})"
     ))
 }

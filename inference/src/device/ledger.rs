@@ -209,7 +209,7 @@ impl Shared {
         });
         acted
             .inspect_err(
-                |error| tracing::error!(file = %self.path.display(), %error, "the file of the shared device cannot be used: the device counts as full until it can"),
+                |error| tracing::error!(file = %self.path.display(), %error, "the file of the shared device cannot be used: until it can, the device counts as full"),
             )
             .ok()
     }

@@ -9,7 +9,7 @@ use tokio::task::coop::consume_budget;
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Duration, Instant};
 
-/// How much of it a dead letter tells: a long traceback, and less than headers and frames have room for.
+/// The last bytes of what a program printed that are kept: a long traceback. Dead letters take less of it.
 pub const TAIL_BYTES: usize = 8 * 1024;
 
 /// The longest line in the log; what is longer is cut.

@@ -85,7 +85,7 @@ fn no_authority(error: Option<&rustls_native_certs::Error>) -> String {
     let place = if given.is_empty() { "the system has none".to_owned() } else { given.join(", ") };
     let why = error.map(|error| format!(": {error}")).unwrap_or_default();
     format!(
-        "needs TLS, and there is no authority's certificate to trust: {place}{why}. Install ca-certificates, or name a PEM file in \
+        "needs TLS, and the machine has no certificate of an authority: {place}{why}. Install ca-certificates, or name a PEM file in \
          SSL_CERT_FILE"
     )
 }

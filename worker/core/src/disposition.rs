@@ -16,7 +16,7 @@ use crate::units::Mib;
 pub(crate) const DELAYS_MAX: u32 = 8;
 
 /// How often a job waits for a full queue, its caller's or that of the workers that are to run it, before it is dead-lettered:
-/// nearly half an hour in all.
+/// about half an hour in all.
 pub(crate) const WAITS_MAX: u32 = 64;
 
 /// The decision about a job. All policies return one of these; `settling.rs` carries it out.

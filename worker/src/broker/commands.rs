@@ -119,7 +119,7 @@ impl Responder {
         let Some((queue, correlation_id)) = self.to.clone() else { return };
         let answer = Answer { worker, at_ms: unix_ms(), outcome, text, last, state };
         if self.answers.try_send(Outgoing { queue, correlation_id, answer }).is_err() {
-            tracing::debug!("an answer to a command is dropped: too many wait");
+            tracing::debug!("dropped an answer to a command: too many answers wait");
         }
     }
 }
@@ -256,7 +256,7 @@ async fn publish(channel: &Channel, direct_replies: &DirectReplies, outgoing: Ou
     let answer = Message { exchange: "".into(), routing_key: queue, properties, headers, body };
     if answer.is_direct_reply() {
         if !direct_replies.try_publish(answer) {
-            tracing::debug!("an answer to a command is dropped: too many direct replies wait");
+            tracing::debug!("dropped an answer to a command: too many direct replies wait");
         }
         return Ok(());
     }

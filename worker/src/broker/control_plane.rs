@@ -69,7 +69,7 @@ impl ControlPlane {
     /// Has a `progress` reply published, unless too many wait.
     pub fn publish_progress(&self, message: Message) {
         if self.progress.try_send(message).is_err() {
-            tracing::debug!("a progress reply is dropped: too many wait, or there is no channel for them");
+            tracing::debug!("dropped a progress reply: too many of them wait, or they have no channel");
         }
     }
 

@@ -283,12 +283,12 @@ impl Task {
                 tracing::warn!(
                     %error,
                     seconds = REFUSED_FOR.as_secs(),
-                    "the broker refuses a connection for direct replies: such replies become dead letters until the next try"
+                    "the broker refuses a connection for direct replies: until the next try, jobs with direct replies become dead letters"
                 );
                 return None;
             }
             if request.asked_at.elapsed() > CONNECT_MAX {
-                tracing::warn!(%error, "no connection for direct replies: cannot connect. The reply becomes a dead letter");
+                tracing::warn!(%error, "cannot connect to publish a direct reply: the job and the reply become dead letters");
                 return None;
             }
             tokio::time::sleep(waits.next_wait()).await;

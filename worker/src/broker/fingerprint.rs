@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_redelivered_is_known_and_every_other_one_is_not() {
+    fn a_redelivered_message_has_the_same_fingerprint_and_every_other_one_another() {
         let of =
             |user: &str| BasicProperties::default().with_message_id("j".into()).with_user_id(user.into());
         let first = message(of("bob"), &[("attempt", 1)], b"{}");

@@ -84,7 +84,7 @@ impl Beat<'_> {
     async fn progress(&self, message: Message) -> lapin::Result<()> {
         if message.is_direct_reply() {
             if !self.direct_replies.try_publish(message) {
-                tracing::debug!("a progress reply is dropped: too many direct replies wait");
+                tracing::debug!("dropped a progress reply: too many direct replies wait");
             }
             return Ok(());
         }

@@ -198,7 +198,7 @@ fn no_failure_is_reported_where_no_reply_may_go() {
 
 /// What a retry of the dead letter would believe: only what workers wrote.
 #[test]
-fn a_dead_letter_repeats_no_words_that_a_publisher_put_into_a_workers_mouth() {
+fn a_dead_letter_copies_no_worker_headers_that_a_publisher_forged() {
     let identity = Identity { worker: "w".to_owned(), version: "1" };
     let rejection = Rejection::new(Reason::Malformed, "it is");
     let names = ["mine", "x-death", "x-last-death-queue", "needs-bytes"];

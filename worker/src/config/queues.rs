@@ -61,7 +61,7 @@ pub(super) fn queues(section: &mut Section, key: &str) -> Vec<QueueFacts> {
         }
         let weight = weight.filter(|weight| (1..=WEIGHT_MAX).contains(weight)).and_then(NonZeroU32::new);
         if weight.is_none() {
-            section.fault(KEY, format!("gives `{name}` no weight from 1 to {WEIGHT_MAX}"));
+            section.fault(KEY, format!("gives `{name}` a weight that is not from 1 to {WEIGHT_MAX}"));
         }
         let weight = weight.unwrap_or(NonZeroU32::MIN);
         match name == queues[0].name {
@@ -74,7 +74,7 @@ pub(super) fn queues(section: &mut Section, key: &str) -> Vec<QueueFacts> {
         let count = queues.len();
         section.fault(
             KEY,
-            format!("makes {count} queues with the model's own; there may be at most {QUEUES_MAX}"),
+            format!("makes {count} queues, the model's own included; a model has at most {QUEUES_MAX}"),
         );
     }
     queues
@@ -83,15 +83,16 @@ pub(super) fn queues(section: &mut Section, key: &str) -> Vec<QueueFacts> {
 /// Why a queue cannot be one of jobs for the model with this routing key, if so.
 fn name_fault(name: &str, key: &str) -> Option<String> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
-        return Some(format!("which has not 1 to {NAME_BYTES_MAX} bytes"));
+        return Some(format!("which must have 1 to {NAME_BYTES_MAX} bytes"));
     }
     if name.starts_with(OURS) && name != jobs_queue(key) {
         let own = jobs_queue(key);
         return Some(format!(
-            "which is reserved: of the names with `{OURS}` only the model's own, `{own}`, may stand here"
+            "which is reserved: of the names that begin with `{OURS}` only the model's own, `{own}`, is allowed"
         ));
     }
-    name.starts_with(BROKERS).then(|| format!("which is reserved: names with `{BROKERS}` are RabbitMQ's"))
+    name.starts_with(BROKERS)
+        .then(|| format!("which is reserved: names that begin with `{BROKERS}` are RabbitMQ's"))
 }
 
 /// Reports queues that have two uses: jobs of two models, or jobs and replies.
@@ -204,10 +205,10 @@ mod tests {
             queues = ['list']";
         let faults: Vec<_> = read(file).unwrap_err().0.iter().map(ToString::to_string).collect();
         let expected = [
-            ("model.a.queues", "gives `zero` no weight from 1 to 1000"),
-            ("model.a.queues", "gives `many` no weight"),
-            ("model.a.queues", "gives `none` no weight"),
-            ("model.a.queues", "names ``, which has not 1 to 255 bytes"),
+            ("model.a.queues", "gives `zero` a weight that is not from 1 to 1000"),
+            ("model.a.queues", "gives `many` a weight that is not"),
+            ("model.a.queues", "gives `none` a weight that is not"),
+            ("model.a.queues", "names ``, which must have 1 to 255 bytes"),
             ("model.a.queues", "names `vramq.dead.a`, which is reserved"),
             ("model.a.queues", "names `vramq.jobs.b`, which is reserved"),
             ("model.a.queues", "names `amq.gen`, which is reserved"),

@@ -36,7 +36,7 @@ pub(super) fn stores(root: &mut Section) -> Vec<StoreConfig> {
         let Some(store) = store(&name, &mut section) else { continue };
         let same = stores.iter().find(|other| reference::is_same_place(&other.prefix, &store.prefix));
         if let Some(other) = same {
-            section.fault("url", format!("is that of the store `{}`, too", other.name));
+            section.fault("url", format!("is also the url of the store `{}`", other.name));
         }
         section.finish();
         stores.push(store);

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_that_waits_for_other_processes_is_no_culprit_and_keeps_nothing_busy() {
+    fn a_pass_that_waits_for_the_device_lock_is_not_blamed_and_not_busy() {
         let active = ActivePass::default();
         active.set_waiting(PassId(1));
         assert!(active.now().is_some_and(|pass| pass.waits));

@@ -37,7 +37,7 @@ pub enum Forgery {
     ProcessId,
     #[error("its process id does not name a node of a broker")]
     Node,
-    #[error("its process id does not belong to a start of a node")]
+    #[error("its process id does not say to which start of the node it belongs")]
     Creation,
     #[error("its second part is not the base64 of a key")]
     Key,

@@ -123,7 +123,7 @@ impl SlotTask {
                 tracing::warn!(
                     model = self.shared.config.name,
                     pid = warm.pid(),
-                    "a pass has no room beside the files of the process, or their folder is gone: replacing the process"
+                    "the files of the process leave no room for the files of a pass, or its scratch folder is gone: replacing the process"
                 );
                 // The next process waits, if this goes on.
                 return Leave::Failed;

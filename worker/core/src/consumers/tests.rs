@@ -211,7 +211,7 @@ fn a_delivery_is_of_the_queue_of_its_consumer_also_after_that_has_stopped() {
 }
 
 #[test]
-fn a_queue_that_is_consumed_and_brings_nothing_is_noticed_also_if_it_is_not_the_first() {
+fn a_consumed_queue_that_delivers_nothing_is_noticed_even_if_it_is_not_the_first() {
     let (mut consumers, mut broker) = (consumers(&[1, 1]), Broker::default());
     broker.change(&mut consumers, wanted(8), 8).unwrap();
     let second = QueueIndex(1);

@@ -136,7 +136,7 @@ fn a_cancelled_job_becomes_a_dead_letter_and_the_operator_hears_of_each_step() {
 }
 
 #[test]
-fn a_job_that_ends_before_its_cancellation_was_cancelled_too_late() {
+fn cancelling_a_job_that_ends_first_is_answered_with_too_late() {
     let mut worker = Worker::new();
     worker.job(1, 1, worker.source(), JobHeaders::default());
     let order = worker.pass();
@@ -147,5 +147,5 @@ fn a_job_that_ends_before_its_cancellation_was_cancelled_too_late() {
     worker.apply(Event::Published { job: JobKey(1), outcome: CONFIRMED });
     worker.apply(Event::Idle);
     let ended = worker.apply(Event::AcksSent { channel: CHANNEL, sent: vec![true] });
-    assert_eq!(answers(&ended), [(1, Answer::TooLate, "the job ended before: it was answered", true)]);
+    assert_eq!(answers(&ended), [(1, Answer::TooLate, "the job had already ended: it was answered", true)]);
 }

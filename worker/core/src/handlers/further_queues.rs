@@ -67,9 +67,9 @@ impl Core {
             queue = facts.queues[queue.0].name,
             why,
             every_s = CHECK_EVERY.as_secs(),
-            "a further queue cannot be consumed: the model's other queues have its slots, and the worker looks for it again. \
-             Declare the queue as workers do, give the worker's user its permissions back, or take the queue out of the \
-             model's `queues`"
+            "a further queue cannot be consumed: the model's other queues use its slots, and the worker checks the queue again \
+             every every_s seconds. Declare the queue as workers do, give the worker's user its permissions back, or take the \
+             queue out of the model's `queues`"
         );
     }
 

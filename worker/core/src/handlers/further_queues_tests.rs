@@ -200,7 +200,7 @@ fn acks_are_for_the_channel_that_the_delivery_came_by() {
 }
 
 #[test]
-fn a_further_queue_that_brings_nothing_is_consumed_again_and_costs_no_session() {
+fn a_further_queue_that_delivers_nothing_is_consumed_again_and_costs_no_session() {
     let mut worker = worker();
     let waiting = |own, further| QueueCounts {
         jobs: [own, further].map(|waiting| QueueCount { waiting, consumers: 1 }).to_vec(),

@@ -30,7 +30,7 @@ fn next_attempt(actions: &[Action]) -> (u32, Vec<String>) {
 }
 
 #[test]
-fn a_process_that_dies_after_its_job_was_decided_about_is_counted() {
+fn a_process_that_dies_after_its_jobs_outcome_was_decided_still_counts_as_a_crash() {
     let (mut worker, other) = decided();
     let crashed = PassResult::Failed(PassError::Crashed("killed by signal 9".to_owned()));
     let actions = worker.ends(&other, crashed, vec![None; 8]);
@@ -39,7 +39,7 @@ fn a_process_that_dies_after_its_job_was_decided_about_is_counted() {
 }
 
 #[test]
-fn a_device_that_is_lost_after_its_job_was_decided_about_is_counted() {
+fn a_device_lost_after_its_jobs_outcome_was_decided_still_counts_as_a_crash() {
     let (mut worker, other) = decided();
     let loss = Loss { error: "illegal address".to_owned(), is_late: false };
     let reading = Reading {

@@ -105,7 +105,7 @@ fn a_drain_waits_for_no_store() {
 }
 
 #[test]
-fn a_job_that_no_store_is_waited_for_goes_back_to_the_queue_that_it_came_from() {
+fn a_drain_requeues_a_job_with_unfetched_inputs_to_the_queue_that_it_came_from() {
     for (source, back_to) in
         [(Worker::new().source_of_large(), Route::Bulk), (Source::Quarantine, Route::Quarantine)]
     {

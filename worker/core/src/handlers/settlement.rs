@@ -350,7 +350,7 @@ impl Core {
             let (answer, text) = if is_cancelled {
                 (Answer::MemoryBack, "the job is a dead letter, its slot and its memory are free".to_owned())
             } else {
-                (Answer::TooLate, format!("the job ended before: {}", describe(confirmed.end)))
+                (Answer::TooLate, format!("the job had already ended: {}", describe(confirmed.end)))
             };
             self.act(Action::Answer { request, answer, text, last: true });
         }

@@ -24,7 +24,7 @@ impl Core {
             tracing::debug!(
                 job,
                 trace_id,
-                "the job was delivered before the broker confirmed it: it waits until the message that it follows is acknowledged"
+                "the job's next attempt was delivered before its publish was confirmed: it waits until the message before it is acknowledged"
             );
             return self.jobs.insert(Job::Received(Box::new(received)));
         }

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_of_any_size_holds_its_queue_up_for_what_a_caller_may_owe() {
+    fn an_item_of_any_size_delays_its_queue_by_at_most_the_debt_of_a_caller() {
         let mut flows = flows();
         push(&mut flows, FIRST, 1);
         push(&mut flows, SECOND, 2);
