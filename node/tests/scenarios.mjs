@@ -229,7 +229,7 @@ const scenarios = {
   // Nobody consumes, and the queue takes three jobs.
   async unanswered(url) {
     const client = await vramq.Client.connect(url)
-    const late = await client.run(MODEL, ['a', 'b'], { timeoutMs: 200 }).catch((error) => error)
+    const late = await client.run(MODEL, ['a', 'b'], { timeoutMs: 5000 }).catch((error) => error)
     assert.ok(late instanceof vramq.JobTimeout && late.itemsDone === 0 && late.items === 2, `${late}`)
     const waiting = await client.submit(MODEL, ['a'], { id: 'one' })
     await assert.rejects(client.submit(MODEL, ['a'], { id: 'one' }), vramq.DuplicateId)

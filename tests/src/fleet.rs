@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
 
+use crate::logs::Line;
 use crate::random::Random;
 use crate::test_env::TestEnv;
 use crate::worker::Worker;
@@ -158,6 +159,16 @@ impl Fleet {
     pub fn count_lines(&self, text: &str) -> usize {
         let now = self.members.iter().map(|member| &member.worker);
         now.chain(&self.ended).map(|worker| worker.log.count(text)).sum()
+    }
+
+    /// These lines, each with the name of its worker.
+    pub fn find_lines(&self, text: &str) -> Vec<(String, Line)> {
+        let now = self.members.iter().map(|member| &member.worker);
+        let of = |worker: &Worker| {
+            let name = worker.name.clone();
+            worker.log.find_all(text).into_iter().map(move |line| (name.clone(), line))
+        };
+        now.chain(&self.ended).flat_map(of).collect()
     }
 
     /// # Errors

@@ -1,6 +1,7 @@
 //! A worker's log as it grows, and the lines in it that a test must have announced.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
@@ -13,6 +14,8 @@ use crate::wait::until;
 pub struct Line {
     text: String,
     fields: Option<Value>,
+    /// When the test read it.
+    at: Instant,
 }
 
 /// The lines so far. Clones share them.
@@ -22,11 +25,15 @@ pub struct Log(Arc<Mutex<Vec<Line>>>);
 impl Line {
     fn new(text: String) -> Self {
         let fields = serde_json::from_str(&text).ok();
-        Self { text, fields }
+        Self { text, fields, at: Instant::now() }
     }
 
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    pub fn at(&self) -> Instant {
+        self.at
     }
 
     /// A field of a JSON line.
@@ -66,6 +73,11 @@ impl Log {
 
     pub fn count(&self, text: &str) -> usize {
         self.lines().iter().filter(|line| line.text.contains(text)).count()
+    }
+
+    /// All lines with this text.
+    pub fn find_all(&self, text: &str) -> Vec<Line> {
+        self.lines().iter().filter(|line| line.text.contains(text)).cloned().collect()
     }
 
     /// Alarming lines that contain none of the `allowed` texts.

@@ -29,6 +29,13 @@ pub struct Duplicate {
     pub again: Instant,
 }
 
+impl Loss {
+    /// Whether the worker may have lost what it held at that moment by this.
+    pub fn covers(&self, worker: &str, at: Instant) -> bool {
+        self.worker.as_deref().is_none_or(|hit| hit == worker) && self.from <= at && at <= self.to + LATE
+    }
+}
+
 impl Duplicate {
     /// The last loss, between the answer before and this one, of somebody who had answered before. Of a job that was published
     /// again it may be anybody: a worker that was lost between the confirm of the next attempt and the ack has answered nothing,

@@ -1,6 +1,6 @@
 //! A request for which the gateway has no room gets a 429 that says when to try again. The gateway takes it at that time.
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -52,23 +52,30 @@ fn requests_in_flight_are_bounded() {
     setup.gateway(&of_caller);
     setup.wait_for_models(&[ECHO]);
     setup.workers[0].signal("STOP");
-    for (gateway, code) in setup.gateways.iter().zip(["overloaded", "overloaded", "too_many_in_flight"]) {
+    let codes = ["overloaded", "overloaded", "too_many_in_flight"];
+    for (published, (gateway, code)) in (2..).step_by(2).zip(setup.gateways.iter().zip(codes)) {
         for _ in 0..2 {
             assert_eq!(gateway.post("/v1/jobs", &job()).status, 202);
         }
-        let before = setup.messages("vramq.jobs.echo");
+        // The broker counts at intervals.
+        until("the broker has counted them", || {
+            (setup.messages("vramq.jobs.echo") == Some(published)).then_some(())
+        });
         for path in ["/v1/jobs", "/v1/embeddings"] {
             assert_overloaded(&gateway.post(path, &job()), code);
         }
         // Others are as much in flight; what takes nobody's place goes on.
         assert_eq!((gateway.get("/v1/models").status, gateway.get("/readyz").status), (200, 200));
-        assert_eq!(setup.messages("vramq.jobs.echo"), before, "nothing was published");
+        assert_eq!(setup.messages("vramq.jobs.echo"), Some(published), "nothing was published");
     }
     setup.workers[0].signal("CONT");
     for gateway in &setup.gateways {
         until("there is room again", || (gateway.post("/v1/jobs", &job()).status != 429).then_some(()));
     }
 }
+
+/// How an answer begins.
+const ANSWERED: &[u8; 12] = b"HTTP/1.1 200";
 
 /// A connection that is one too many is closed at once, and counted.
 #[test]
@@ -86,10 +93,12 @@ fn connections_are_bounded() {
         });
         let eighth = until("the last place is free", || {
             let mut stream = connect();
-            stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-            // Closed, or reset: it has no place. One that has waits for a request.
-            let waits = stream.read(&mut [0]).is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock);
-            waits.then_some(stream)
+            stream.set_read_timeout(Some(DEADLINE)).unwrap();
+            // Closed, or reset: it has no place. One that has is answered, and keeps its place.
+            let mut answer = [0; ANSWERED.len()];
+            let asked = stream.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            let is_answered = asked.and_then(|()| stream.read_exact(&mut answer)).is_ok();
+            (is_answered && answer == *ANSWERED).then_some(stream)
         });
         for _ in 0..3 {
             let mut refused = connect();

@@ -170,7 +170,7 @@ fn a_retry_puts_jobs_into_their_queue_after_the_plan_was_confirmed() {
     let refused = operated.act(0, "retry", &select(json!({"confirm": 3})));
     assert_eq!((refused.status, &refused.json()["error"]["code"]), (502, &json!("broker_refused")));
     operated.until_holds(DEAD, 3);
-    assert_eq!(operated.setup.messages(JOBS), Some(0));
+    assert_eq!(operated.setup.counted(JOBS), 0);
     operated.setup.permit(&operated.user, RIGHTS);
     let first = operated.act(0, "retry", &select(json!({"first": 1, "confirm": 1})));
     assert_eq!((first.status, &first.json()["done"]["moved"]), (200, &json!(1)), "{first:?}");

@@ -22,7 +22,7 @@ impl Events {
     /// Connects; as a client that goes on after an event.
     pub fn of(gateway: &Gateway, id: &str, after: Option<u64>) -> Self {
         let mut request =
-            ureq::get(&format!("{}/v1/jobs/{id}/events", gateway.url)).timeout(Duration::from_secs(60));
+            ureq::get(&format!("{}/v1/jobs/{id}/events", gateway.url)).timeout(Duration::from_secs(300));
         if let Some(after) = after {
             request = request.set("last-event-id", &after.to_string());
         }
@@ -71,7 +71,7 @@ pub fn events(gateway: &Gateway, id: &str, after: Option<u64>) -> Vec<Event> {
 /// The same as curl gets them.
 pub fn by_curl(gateway: &Gateway, id: &str, last_event_id: &str) -> Vec<Event> {
     let mut curl = Command::new("curl");
-    curl.args(["--silent", "--show-error", "--fail", "--no-buffer", "--max-time", "60"]);
+    curl.args(["--silent", "--show-error", "--fail", "--no-buffer", "--max-time", "300"]);
     // A header without a value is sent with a semicolon.
     let header = if last_event_id.is_empty() {
         "last-event-id;".to_owned()

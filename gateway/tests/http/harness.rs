@@ -189,6 +189,11 @@ impl Setup {
         found["messages"].as_u64()
     }
 
+    /// The same, of a queue that there is: a new one has no statistics for some seconds.
+    pub fn counted(&self, queue: &str) -> u64 {
+        until("the broker has counted the queue's messages", || self.messages(queue))
+    }
+
     /// How many queues an exchange passes messages on to.
     pub fn bindings(&self, exchange: &str) -> usize {
         let path = format!("/api/exchanges/{}/{exchange}/bindings/source", self.vhost);

@@ -142,7 +142,7 @@ async fn a_job_is_withdrawn_by_its_caller_or_when_its_time_is_up() {
     let mut setup = Setup::new();
     setup.worker(&[ECHO], &[]);
     for _ in 0..2 {
-        setup.gateway(&["--set", "http.request_s=2"]);
+        setup.gateway(&["--set", "http.request_s=5"]);
     }
     setup.wait_for_models(&[ECHO]);
     let mut listener = listen(&setup, ECHO).await;

@@ -66,6 +66,12 @@ class Probe(vramq.Model):
             self.check()
         return [began, time.monotonic()]
 
+    def do_until(self, item, rest, params):
+        """Runs until there is such a file."""
+        while not os.path.exists(rest):
+            time.sleep(0.01)
+            self.check()
+
     def do_deaf(self, item, rest, params):
         """Hears neither cancel nor SIGTERM."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

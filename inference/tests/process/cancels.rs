@@ -11,7 +11,8 @@ use crate::env::{Env, done, pid, run, state, until};
 #[tokio::test]
 async fn a_cancelled_pass_reports_how_it_ended() {
     let env = Env::new();
-    let pool = env.probe("kill_s = 0.5").await;
+    // However slow the machine is, the process hears of the cancel before it would be killed.
+    let pool = env.probe("kill_s = 600").await;
     let before = pid(&pool).await;
     let pass = run(&pool, &["sleep 100"]);
     until("it runs", || state(&pool, 0) == "running").await;
@@ -27,6 +28,11 @@ async fn a_cancelled_pass_reports_how_it_ended() {
     assert!(
         matches!(waiting.finish().await, (outputs, PassEnd::Cancelled { killed: false }) if outputs.is_empty())
     );
+    drop(first.finish().await);
+    env.close(pool).await;
+
+    let pool = env.probe("kill_s = 0.5").await;
+    let before = pid(&pool).await;
     // Twice in a row: a process that is ended over a cancelled pass is no failure, after which the next one would wait.
     for _ in 0..2 {
         let mut pass = run(&pool, &["echo a", "deaf"]);

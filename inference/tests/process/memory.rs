@@ -173,11 +173,16 @@ async fn as_many_instances_as_the_budget_admits() {
     env.budget = 1000 * MIB;
     let pool = env.probe("vram = { mib_per_unit = 50 }\nenv = { BASE_MIB = \"200\" }").await;
     assert_eq!(pool.instances(), 4);
-    let passes: Vec<_> = (0..8).map(|_| run(&pool, &["sleep 2"])).collect();
+    let around = tempfile::tempdir().unwrap();
+    let gate = around.path().join("gate");
+    // None ends before four run, however long their processes take to load.
+    let held = format!("until {}", gate.display());
+    let passes: Vec<_> = (0..8).map(|_| run(&pool, &[&held])).collect();
     until("four run", || {
         pool.status().slots.iter().filter(|slot| matches!(slot.state, SlotState::Running { .. })).count() == 4
     })
     .await;
+    std::fs::write(&gate, "").unwrap();
     for pass in passes {
         assert!(matches!(pass.finish().await.1, PassEnd::Done { .. }));
     }

@@ -101,7 +101,8 @@ async fn json_is_parsed() {
 async fn how_it_ends_is_judged_by_status_and_text() {
     let env = Env::new();
     // An item is what the program does; the first one succeeds.
-    let pool = script(&env, "import sys; exec(open(sys.argv[1]).read())", "item_s = 1").await;
+    // Within its time an interpreter starts on a slow machine, too.
+    let pool = script(&env, "import sys; exec(open(sys.argv[1]).read())", "item_s = 5").await;
     let end = async |code: &str| {
         let (outputs, end) = ended(&pool, &["print(1)", code, "print(2)"]).await;
         assert_eq!(outputs.len(), 1, "{code}");
@@ -158,16 +159,19 @@ async fn what_it_forked_ends_with_it_and_cancelling_kills_it() {
 #[tokio::test]
 async fn several_run_at_the_same_time() {
     let env = Env::new();
-    let code = "import sys, time; began = time.monotonic(); time.sleep(2); print([began, time.monotonic()])";
-    let pool = script(&env, code, "instances = 3\nonce = { media_type = \"application/json\" }").await;
+    let folder = tempfile::tempdir().unwrap();
+    // None ends before all three are there.
+    let code = format!(
+        "import os, time\nfolder = {:?}\nopen(os.path.join(folder, str(os.getpid())), 'w').close()\n\
+         while len(os.listdir(folder)) < 3: time.sleep(0.01)\nprint(1)",
+        folder.path()
+    );
+    let pool = script(&env, &code, "instances = 3\nitem_s = 60").await;
     let passes: Vec<_> = (0..3).map(|_| run(&pool, &["x"])).collect();
-    let (mut began, mut done) = (Vec::new(), Vec::new());
     for pass in passes {
-        let times = crate::env::json(pass.finish().await.0.remove(0));
-        began.push(times[0].as_f64().unwrap());
-        done.push(times[1].as_f64().unwrap());
+        let (_, end) = pass.finish().await;
+        assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
     }
-    assert!(began.into_iter().fold(0.0, f64::max) < done.into_iter().fold(f64::MAX, f64::min));
     env.close(pool).await;
 }
 

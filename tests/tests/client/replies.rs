@@ -14,7 +14,7 @@ use vramq_schemas::{ReplyHeaders, ReplyKind, codec};
 const TEXTS: [&str; 5] = ["a", "bb", "ccc", "dddd", "eeeee"];
 
 /// Within this time a part comes to its client, also on a busy machine.
-const PART_COMES: Duration = Duration::from_secs(5);
+const PART_COMES: Duration = Duration::from_secs(15);
 
 fn expected() -> Vec<Output> {
     TEXTS.map(embed).to_vec()

@@ -107,12 +107,12 @@ async fn a_timeout_fails_its_job() {
         _ => Vec::new(),
     })
     .await;
-    let args = ["--model", "m", "--job-items", "1", "--timeout", "500ms", "a", "b"];
+    let args = ["--model", "m", "--job-items", "1", "--timeout", "10s", "a", "b"];
     let answered = submit(&broker, &args).await;
     code(&answered, 1);
     assert_eq!(lines(&answered.stdout), [line(0, "a")]);
     assert!(
-        stderr(&answered).contains("(items 1 to 1): no complete reply within 500ms"),
+        stderr(&answered).contains("(items 1 to 1): no complete reply within 10s"),
         "{}",
         stderr(&answered)
     );

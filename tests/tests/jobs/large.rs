@@ -20,8 +20,8 @@ mod an_output_over_the_cap_is_refused_with_its_size {
     vramq_tests::test_over!(run, classic, Classic, Bincode, an_output_over_the_cap_is_refused_with_its_size,);
 }
 
-/// All replies of a job put together by their offsets, and how many there were.
-async fn reassembled(replies: &mut Mailbox, id: &str) -> Result<(Vec<Output>, usize)> {
+/// All replies of a job put together by their offsets, how many there were, and for how many milliseconds it ran.
+async fn reassembled(replies: &mut Mailbox, id: &str) -> Result<(Vec<Output>, usize, u64)> {
     let mut outputs = Vec::new();
     let mut parts = 0;
     loop {
@@ -40,7 +40,7 @@ async fn reassembled(replies: &mut Mailbox, id: &str) -> Result<(Vec<Output>, us
         parts += 1;
         if reply.kind()? == ReplyKind::Done {
             ensure!(headers.items_total as usize == outputs.len());
-            return Ok((outputs, parts));
+            return Ok((outputs, parts, headers.ran_ms));
         }
     }
 }
@@ -57,7 +57,7 @@ async fn a_large_reply_comes_in_parts(env: &mut TestEnv) -> Result<()> {
     env.worker(&[]).await?;
     let inputs: Vec<_> = (0..15u8).map(|at| ((b'a' + at) as char).to_string().repeat(MIB)).collect();
     env.client.publish(MODEL, env.job("large", inputs.clone())?).await?;
-    let (outputs, parts) = reassembled(&mut env.replies().await?, "large").await?;
+    let (outputs, parts, _) = reassembled(&mut env.replies().await?, "large").await?;
     ensure!(texts(&outputs)? == inputs);
     ensure!((12..=16).contains(&parts), "{parts} parts");
     Ok(())
@@ -67,10 +67,16 @@ async fn ten_thousand_items_are_one_job(env: &mut TestEnv) -> Result<()> {
     env.worker(&[]).await?;
     let inputs: Vec<_> = (0..10_000).map(|at| format!("item {at}")).collect();
     env.client.publish(MODEL, env.job("many", inputs.clone())?).await?;
-    let (outputs, parts) = reassembled(&mut env.replies().await?, "many").await?;
-    ensure!(texts(&outputs)? == inputs && parts == 1, "{parts} parts");
+    let (outputs, parts, ran_ms) = reassembled(&mut env.replies().await?, "many").await?;
+    // On a slow machine its passes take so long that the caller gets what is finished of it.
+    let has_parts_for_time = ran_ms >= PART_AFTER_MS;
+    ensure!(texts(&outputs)? == inputs, "other outputs");
+    ensure!(parts == 1 || has_parts_for_time, "{parts} parts of a job that ran for {ran_ms} ms");
     Ok(())
 }
+
+/// When a caller has seen nothing for so long, it gets a part, however small.
+const PART_AFTER_MS: u64 = 1000;
 
 /// Control characters take one byte in memory and six in JSON.
 async fn outputs_that_grow_on_the_wire_are_still_parted(env: &mut TestEnv) -> Result<()> {
@@ -82,7 +88,7 @@ async fn outputs_that_grow_on_the_wire_are_still_parted(env: &mut TestEnv) -> Re
     };
     let inputs = vec!["\u{1}".repeat(bytes); 8];
     env.client.publish(MODEL, env.job("growing", inputs.clone())?).await?;
-    let (outputs, parts) = reassembled(&mut env.replies().await?, "growing").await?;
+    let (outputs, parts, _) = reassembled(&mut env.replies().await?, "growing").await?;
     ensure!(texts(&outputs)? == inputs && parts > 1, "{parts} parts");
     Ok(())
 }

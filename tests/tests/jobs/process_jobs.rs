@@ -195,7 +195,7 @@ async fn processes_are_shown(env: &mut TestEnv) -> Result<()> {
         let metric = format!("vramq_program_instance_{name}{{");
         ensure!(metrics.contains(&metric), "no {metric}: {metrics}");
     }
-    let output = vramq(&env.url, &["status", "--for", "3s"]).await?;
+    let output = vramq(&env.url, &["status", "--for", "8s"]).await?;
     ensure!(output.stdout.contains("PROCESS OF") && output.stdout.contains("idle"), "{output:?}");
     worker.drain().await?;
     drop(served);

@@ -207,7 +207,7 @@ async fn a_worker_that_dies_over_a_cancellation_is_not_waited_for(env: &mut Test
     env.client.publish(MODEL, env.job("running", ["x"])?).await?;
     holds(&worker, 1.0, 0.0).await?;
     let mut cancel = command("vramq")?;
-    cancel.args(["control", "--broker-url", &env.url, "cancel", "running", "--timeout", "1s"]);
+    cancel.args(["control", "--broker-url", &env.url, "cancel", "running", "--timeout", "10s"]);
     let mut cancel = cancel.stdout(Stdio::piped()).spawn()?;
     let mut lines = BufReader::new(cancel.stdout.take().context("no output")?).lines();
     let line = lines.next_line().await?.context("the command prints no line")?;

@@ -28,7 +28,7 @@ on_one_setup!(
 on_own_node!(without_channels_for_operators_jobs_go_on);
 
 /// Within this time a worker answers, also on a busy machine. Commands that listen for one that does not answer take so long.
-const ANSWERED: &str = "5s";
+const ANSWERED: &str = "15s";
 
 async fn control(env: &TestEnv, arguments: &[&str]) -> Result<Ended> {
     vramq(&env.url, &[&["control"], arguments].concat()).await

@@ -49,7 +49,7 @@ async fn the_report_matches_the_broker_and_the_workers(env: &mut TestEnv) -> Res
     env.client.publish_to_queue(&dead_queue(MODEL), &[env.job("dead", ["x"])?]).await?;
     env.leave(&dead_queue(MODEL));
 
-    let output = status(env, &["--json", "--for", "3s", "--model", "nobody"]).await?;
+    let output = status(env, &["--json", "--for", "8s", "--model", "nobody"]).await?;
     ensure!(output.code == Some(0), "{output:?}");
     let report: Value = serde_json::from_str(&output.stdout)?;
     ensure!(report["workers"].as_array().is_some_and(|workers| workers.len() == 1), "{report:#}");
@@ -78,7 +78,7 @@ async fn the_report_matches_the_broker_and_the_workers(env: &mut TestEnv) -> Res
     ensure!(queue("nobody").context("no queue that was asked for")?["ready"].is_null(), "{report:#}");
     ensure!(report["broker"].as_str().is_some_and(|broker| !broker.contains("guest")), "{report:#}");
 
-    let output = status(env, &["--for", "2s"]).await?;
+    let output = status(env, &["--for", "6s"]).await?;
     ensure!(output.code == Some(0), "{output:?}");
     for words in [["echo", "QUEUE", "DEAD"], [worker.name.as_str(), "consuming", "cpu"]] {
         ensure!(words.iter().all(|word| output.stdout.contains(word)), "{}", output.stdout);

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::topology::dead_queue;
 use vramq_schemas::{Output, Reason, ReplyKind};
 use vramq_tests::answers::items;
 use vramq_tests::client::{Mailbox, Received};
+use vramq_tests::metrics::Figures;
 use vramq_tests::on_queue_types;
-use vramq_tests::setup::Queue;
 use vramq_tests::test_env::{MODEL, TestEnv};
-use vramq_tests::wait::SILENCE;
+use vramq_tests::wait::{SILENCE, until};
+use vramq_tests::worker::Worker;
 
 on_queue_types!(before_and_after_the_answer, between_part_and_requeue, around_the_dead_letter,);
 
@@ -20,12 +20,22 @@ on_queue_types!(before_and_after_the_answer, between_part_and_requeue, around_th
 const ITEMS: usize = 40;
 const PASS: &str = "model.echo.pass_tokens=10";
 
-/// Nothing comes any more after such a silence. On classic queues a job that a dead worker held first waits for a second.
-fn silence(env: &TestEnv) -> Duration {
-    match env.setup.queue {
-        Queue::Quorum => SILENCE,
-        Queue::Classic => Duration::from_secs(1) + 3 * SILENCE,
-    }
+/// Waits until no queue has a message and the worker holds no job, at so many looks in a row: one of them sees a job that is on its
+/// way from a queue to the worker, or back. On classic queues a job that a dead worker held first waits for a second in a queue of its
+/// own.
+async fn comes_to_rest(env: &TestEnv, worker: &Worker) -> Result<()> {
+    const LOOKS: usize = 10;
+    let queues = env.vhost.queues().await?;
+    let mut quiet = 0;
+    until("no job in a queue or at the worker", async || {
+        let mut jobs = Figures::of(worker).await?.sum("vramq_jobs_in_hand");
+        for queue in &queues {
+            jobs += env.client.ready(queue).await? as usize;
+        }
+        quiet = if jobs == 0 { quiet + 1 } else { 0 };
+        Ok((quiet >= LOOKS).then_some(()))
+    })
+    .await
 }
 
 /// Starts a worker that dies at a point, and waits until it has, with what it held back in its queue or gone.
@@ -38,8 +48,14 @@ async fn dies_at(env: &mut TestEnv, point: &str, settings: &[&str]) -> Result<()
     env.vhost.workers_are_disconnected().await
 }
 
-/// All replies to a job: its last one has to come so many times, and then nothing more.
-async fn replies_to(env: &TestEnv, replies: &mut Mailbox, id: &str, times: usize) -> Result<Vec<Received>> {
+/// All replies to a job: its last one has to come so many times, and nothing more when the heir of the dead worker has no work left.
+async fn replies_to(
+    env: &TestEnv,
+    heir: &Worker,
+    replies: &mut Mailbox,
+    id: &str,
+    times: usize,
+) -> Result<Vec<Received>> {
     let (mut all, mut ended) = (Vec::new(), 0);
     while ended < times {
         let next = replies.next().await;
@@ -47,7 +63,8 @@ async fn replies_to(env: &TestEnv, replies: &mut Mailbox, id: &str, times: usize
         ended += usize::from(reply.kind()? != ReplyKind::Part);
         all.push(reply);
     }
-    while let Some(reply) = replies.next_within(silence(env)).await? {
+    comes_to_rest(env, heir).await?;
+    while let Some(reply) = replies.next_within(SILENCE).await? {
         all.push(reply);
     }
     ensure!(all.iter().all(|reply| reply.id() == id));
@@ -88,7 +105,7 @@ async fn before_and_after_the_answer(env: &mut TestEnv) -> Result<()> {
         dies_at(env, point, &[]).await?;
         let heir = env.worker(&[]).await?;
         // One that died after its ack has reached the broker leaves nothing to do.
-        let came = replies_to(env, &mut replies, point, 1 + *allowed.start()).await?;
+        let came = replies_to(env, &heir, &mut replies, point, 1 + *allowed.start()).await?;
         let repeated = repeats(&came, &items)?;
         ensure!(repeated.iter().all(|times| allowed.contains(times)), "{point}: repeated {repeated:?}");
         heir.drain().await?;
@@ -118,7 +135,8 @@ async fn between_part_and_requeue(env: &mut TestEnv) -> Result<()> {
         env.client.publish(MODEL, env.job(point, items.clone())?).await?;
         dies_at(env, point, &settings).await?;
         let heir = env.worker(&[PASS]).await?;
-        let repeated = repeats(&replies_to(env, &mut replies, point, 1 + *others.start()).await?, &items)?;
+        let came = replies_to(env, &heir, &mut replies, point, 1 + *others.start()).await?;
+        let repeated = repeats(&came, &items)?;
         let (head, tail) = repeated.split_at(10);
         ensure!(
             head.iter().all(|times| first.contains(times)) && tail.iter().all(|times| others.contains(times)),
@@ -142,7 +160,8 @@ async fn around_the_dead_letter(env: &mut TestEnv) -> Result<()> {
         let heir = env.worker(&[]).await?;
         let mut letters = env.client.mailbox(&dead_queue(MODEL)).await?;
         let mut came = letters.take(letters_min).await?;
-        while let Some(letter) = letters.next_within(silence(env)).await? {
+        comes_to_rest(env, &heir).await?;
+        while let Some(letter) = letters.next_within(SILENCE).await? {
             came.push(letter);
         }
         ensure!((letters_min..=2).contains(&came.len()), "{point}: {} letters", came.len());
@@ -151,7 +170,7 @@ async fn around_the_dead_letter(env: &mut TestEnv) -> Result<()> {
         }
         ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
         heir.drain().await?;
-        while replies.next_within(silence(env)).await?.is_some() {}
+        while replies.next_within(SILENCE).await?.is_some() {}
     }
     Ok(())
 }

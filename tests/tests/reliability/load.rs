@@ -4,6 +4,7 @@ use anyhow::{Result, ensure};
 use rustix::process::Signal;
 use vramq_schemas::topology::jobs_queue;
 use vramq_tests::blocked_device::BlockedDevice;
+use vramq_tests::metrics::{Figures, figures};
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::worker::Worker;
@@ -104,6 +105,9 @@ async fn a_drained_worker_loses_nothing_and_repeats_nothing(env: &mut TestEnv) -
     let (drained, other) = (waiting_worker(env, &device).await?, waiting_worker(env, &device).await?);
     let mut replies = env.replies().await?;
     hold_jobs(env, 2).await?;
+    // What the broker has sent need not have come to the worker.
+    let held = |figures: &Figures| figures.sum("vramq_jobs_in_hand") as u64 == HELD;
+    figures(&drained, "its share of the jobs", held).await?;
     drained.signal(Signal::TERM)?;
     let line = drained.log.wait_for("\"draining\"").await?;
     ensure!(line.field("jobs").and_then(|n| n.as_u64()) == Some(HELD), "{}", line.text());

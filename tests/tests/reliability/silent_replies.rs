@@ -126,7 +126,7 @@ async fn a_reply_queue_that_confirms_nothing_costs_its_own_caller(
     env.announce("job dead-lettered");
     // Those that ran before the queue confirmed again, and that may be answered as well.
     env.leave(&dead_queue(MODEL));
-    let worker = env.worker(&["broker.confirm_s=4", &format!("model.echo.slots_max={SLOTS}")]).await?;
+    let worker = env.worker(&["broker.confirm_s=10", &format!("model.echo.slots_max={SLOTS}")]).await?;
     let silence = Silence::declare(env, node).await?;
     // RabbitMQ 3.10 holds up a channel for the first message that it publishes to a quorum queue without its majority
     // (docs/reliability.md). This is the first message, and the majority is there.
