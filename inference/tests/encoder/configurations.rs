@@ -301,13 +301,6 @@ fn what_sentence_transformers_would_do_and_this_engine_does_not_is_refused_by_na
     Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).expect("nothing of it changes a vector");
 }
 
-#[test]
-fn a_tokenizer_that_splits_special_tokens_is_refused() {
-    let change = replace(r#""trim_offsets": true"#, r#""trim_offsets": true, "split_special_tokens": true"#);
-    let (_folder, error) = spoiled("tiny-roberta", "tokenizer_config.json", change);
-    assert!(error.to_string().contains("`split_special_tokens`"), "{error}");
-}
-
 /// transformers' classes put their own special tokens around texts then.
 #[test]
 fn a_tokenizer_without_its_special_tokens_is_refused() {

@@ -52,6 +52,17 @@ fn faults_of_a_model_folder_are_named() {
     assert!(error.to_string().contains("weightedmean"), "{error}");
 }
 
+/// sentence-transformers refuses them, too (6.2, `_validate_relative_path`).
+#[test]
+fn modules_outside_of_the_folder_are_refused() {
+    for path in ["..", "../1_Pooling", "/1_Pooling", "1_Pooling/../../1_Pooling"] {
+        let (_folder, error) = spoiled("tiny-mean", "modules.json", replace("1_Pooling", path));
+        let expected =
+            format!("a module with the path `{path}`; this engine takes paths inside the model's folder");
+        assert!(error.to_string().contains(&expected), "{error}");
+    }
+}
+
 #[test]
 fn a_plain_bert_folder_is_mean_pooled_and_not_normalised() {
     let folder = tempfile::tempdir().unwrap();

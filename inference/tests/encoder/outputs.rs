@@ -93,6 +93,30 @@ fn prompts_go_before_texts_by_name_or_by_default() {
     );
 }
 
+/// As in sentence-transformers (6.2, `_default_prompts`), so that callers need not know whether a model was trained with prompts.
+#[test]
+fn every_model_of_vectors_has_a_prompt_for_queries_and_for_documents() {
+    let folder = copy_of("tiny-mean");
+    let load = || Encoder::load(&Source::Folder(folder.path().into()), cpu(1));
+    let reference = Reference::read("tiny-mean");
+    let check = || {
+        let encoder = load().unwrap();
+        for params in [Params::default(), params("prompt_name", "query"), params("prompt_name", "document")] {
+            let items = encoder.prepare(&reference.inputs, &params).unwrap();
+            for (item, expected) in items.iter().zip(&reference.tokens) {
+                assert_eq!(ids(item), expected);
+            }
+        }
+    };
+    check();
+    let file = folder.path().join("config_sentence_transformers.json");
+    fs::write(&file, r#"{"default_prompt_name": "query"}"#).unwrap();
+    check();
+    fs::write(&file, r#"{"prompts": {"title": "the "}, "default_prompt_name": "name"}"#).unwrap();
+    let error = load().unwrap_err().to_string();
+    assert!(error.contains("the default prompt `name`; this engine takes one of `prompts`"), "{error}");
+}
+
 /// sentence-transformers makes an empty prompt of `null`.
 #[test]
 fn a_prompt_that_is_null_is_empty() {

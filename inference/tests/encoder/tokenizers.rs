@@ -147,3 +147,10 @@ fn texts_with_tokens_of_older_files_and_of_the_class_are_rejected() {
     let named_otherwise = [Input::Text("a [MASK]".into())];
     encoder.prepare(&named_otherwise, &Params::default()).expect("its mask has another name");
 }
+
+#[test]
+fn a_tokenizer_that_splits_special_tokens_is_refused() {
+    let change = replace(r#""trim_offsets": true"#, r#""trim_offsets": true, "split_special_tokens": true"#);
+    let (_folder, error) = spoiled("tiny-roberta", "tokenizer_config.json", change);
+    assert!(error.to_string().contains("`split_special_tokens`"), "{error}");
+}

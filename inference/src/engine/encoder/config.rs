@@ -11,7 +11,7 @@ use super::LoadError;
 use super::dense::DenseConfig;
 use super::families::{self, MlmHead, SCORE_MODULES, ScoreFunction, Spec};
 use super::modules::{MODULES, MODULES_TAKEN, Module, Pooling, Task};
-use super::saved_config::{PROMPTS, Prompts, SavedConfig};
+use super::saved_config::{OF_VECTORS, PROMPTS, Prompts, SavedConfig};
 use super::shards::{INDEX, Index, WEIGHTS};
 use super::sparse::SparseConfig;
 use super::text_config::{SENTENCE_FILES, SentenceFile, TOKENIZER_CONFIG, TextConfig, refuse_chat_template};
@@ -114,8 +114,7 @@ impl ModelConfig {
     /// # Errors
     /// Names the file and what in it is missing, malformed, or not supported.
     pub fn read(folder: &Path) -> Result<Self, LoadError> {
-        let modules: Option<Vec<Module>> = optional(&folder.join(MODULES))?;
-        let (transformer, task) = match modules {
+        let (transformer, task) = match Module::list(&folder.join(MODULES))? {
             None => (folder.to_owned(), Task::Unsaid),
             Some(modules) => Task::read(folder, &modules)?,
         };
@@ -175,7 +174,8 @@ impl ModelConfig {
             texts,
             prompts: match spec.classifier {
                 Some(_) if !is_cross_encoder => Prompts::default(),
-                _ => own.prompts()?,
+                Some(_) => own.prompts(&[])?,
+                None => own.prompts(&OF_VECTORS)?,
             },
             spec,
             transformer,

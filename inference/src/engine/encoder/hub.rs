@@ -7,7 +7,7 @@ use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 
 use super::LoadError;
-use super::config::{ADAPTER, CONVERT, MERGE, optional};
+use super::config::{ADAPTER, CONVERT, MERGE};
 use super::dense::DenseConfig;
 use super::modules::{MODULES, Module};
 use super::saved_config::PROMPTS;
@@ -108,7 +108,7 @@ impl Hub {
         let repo = self.cache.repo(repo(id, revision));
         let config = repo.get(MODULES).or_else(|| repo.get("config.json"))?;
         let folder = config.parent()?.to_owned();
-        let modules = optional::<Vec<Module>>(&folder.join(MODULES)).ok()?;
+        let modules = Module::list(&folder.join(MODULES)).ok()?;
         let is_there = |file: &str| folder.join(file).exists();
         let weights =
             weights(modules.as_deref(), is_there, |file| Ok::<_, LoadError>(folder.join(file))).ok()?;
@@ -135,7 +135,7 @@ impl Hub {
             false => None,
             true => {
                 let path = repository.get(MODULES)?;
-                optional::<Vec<Module>>(&path).map_err(|e| Fetch::Failed(e.to_string()))?
+                Module::list(&path)?
             }
         };
         let adapter = within(transformer(modules.as_deref()), ADAPTER);

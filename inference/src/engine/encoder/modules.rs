@@ -1,13 +1,13 @@
 //! Reads a folder's `modules.json`: whether the model computes embeddings or scores, and how it pools tokens.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::LoadError;
-use super::config::{required, unsupported};
+use super::config::{optional, required, unsupported};
 
 /// The file that lists a model's modules.
 pub(super) const MODULES: &str = "modules.json";
@@ -21,6 +21,28 @@ pub(super) struct Module {
 }
 
 impl Module {
+    /// The modules that a file lists; `None` if there is no such file.
+    ///
+    /// # Errors
+    /// The file is malformed, or a module is not inside the model's folder: sentence-transformers refuses such a model, too, and a
+    /// downloaded file must not choose which other files of the machine are read.
+    pub fn list(file: &Path) -> Result<Option<Vec<Self>>, LoadError> {
+        let modules: Option<Vec<Self>> = optional(file)?;
+        match modules.iter().flatten().find(|module| !module.is_inside()) {
+            None => Ok(modules),
+            Some(module) => {
+                let found = format!("a module with the path `{}`", module.path);
+                Err(unsupported(file, found, "paths inside the model's folder"))
+            }
+        }
+    }
+
+    fn is_inside(&self) -> bool {
+        Path::new(&self.path)
+            .components()
+            .all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
+    }
+
     /// Whether it is the model's transformer.
     pub fn is_transformer(&self) -> bool {
         matches!(self.kind(), "Transformer" | MLM_TRANSFORMER)

@@ -17,6 +17,9 @@ pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
 /// What sentence-transformers calls a classifier or reranker.
 const CROSS_ENCODER: &str = "CrossEncoder";
 
+/// The prompts that sentence-transformers gives to every model of vectors, dense or sparse. They are empty where the folder has none.
+pub(super) const OF_VECTORS: [&str; 2] = ["query", "document"];
+
 /// The file's content, and where it is.
 pub(super) struct SavedConfig {
     pub path: PathBuf,
@@ -77,14 +80,15 @@ impl SavedConfig {
         self.keys.truncate_dim
     }
 
-    /// sentence-transformers puts its default prompt before every text; so does this engine.
+    /// The folder's prompts, and those that the model has `always`. sentence-transformers puts its default prompt before every text; so
+    /// does this engine.
     ///
     /// # Errors
-    /// The default prompt is none of the prompts.
-    pub fn prompts(self) -> Result<Prompts, LoadError> {
-        let prompts = self.keys.prompts.into_iter();
-        let by_name: BTreeMap<String, String> =
-            prompts.map(|(name, prompt)| (name, prompt.unwrap_or_default())).collect();
+    /// The default prompt is none of the prompts, which sentence-transformers refuses, too.
+    pub fn prompts(self, always: &[&str]) -> Result<Prompts, LoadError> {
+        let always = always.iter().map(|name| ((*name).to_owned(), String::new()));
+        let saved = self.keys.prompts.into_iter().map(|(name, prompt)| (name, prompt.unwrap_or_default()));
+        let by_name: BTreeMap<String, String> = always.chain(saved).collect();
         let default = match self.keys.default_prompt_name {
             None => String::new(),
             Some(name) => match by_name.get(&name) {
