@@ -34,12 +34,18 @@ impl EventLoop {
                     self.apply(Event::ConsumerEnded { consumer });
                 }
             }
-            Input::Started(model, _, Ok(deliveries)) => {
+            Input::Started(model, queue, consumer, started) => {
+                let (deliveries, error) = match started {
+                    Ok(deliveries) => (Some(deliveries), None),
+                    Err(error) => (None, Some(error)),
+                };
                 if let Some(live) = &mut self.session {
-                    live.add_consumer(model, deliveries);
+                    live.consumer_started(model, queue, consumer, deliveries);
+                }
+                if let Some(error) = error {
+                    self.not_started(model, queue, &error);
                 }
             }
-            Input::Started(model, queue, Err(error)) => self.not_started(model, queue, &error),
             Input::Stopped(_, _, Ok(())) => {}
             Input::Stopped(model, queue, Err(error)) => {
                 self.queue_failed(model, Some(queue), "stop a consumer", &error);

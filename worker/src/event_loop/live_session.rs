@@ -1,6 +1,7 @@
 //! A live session: its connections, and the futures of all pending operations on them.
 
 use std::collections::HashMap;
+use std::num::NonZeroU16;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior};
 use vramq_amqp::UnknownOutcome;
 use vramq_core::action::JobQueue;
-use vramq_core::ids::{ChannelId, JobKey, ModelIndex, QueueIndex, RequestId};
+use vramq_core::ids::{ChannelId, ConsumerId, JobKey, ModelIndex, QueueIndex, RequestId};
 
 use super::completion::{Completion, Sent};
 use crate::broker::aux_channel::AuxChannelState;
@@ -38,7 +39,7 @@ pub(crate) enum Input {
     Completed(Completion),
     Delivered(ModelIndex, Delivered),
     /// A consumer was started, or cannot be.
-    Started(ModelIndex, JobQueue, Result<Deliveries, ConsumeError>),
+    Started(ModelIndex, JobQueue, ConsumerId, Result<Deliveries, ConsumeError>),
     /// A consumer was stopped; its stream ends by itself.
     Stopped(ModelIndex, JobQueue, lapin::Result<()>),
     Counted(ModelIndex, lapin::Result<Counted>),
@@ -64,7 +65,10 @@ pub(crate) struct LiveSession {
     pub(crate) requests: HashMap<RequestId, Responder>,
     last_request: u64,
     deliveries: SelectAll<BoxStream<'static, (ModelIndex, Delivered)>>,
-    pub(crate) starting: Pending<(ModelIndex, JobQueue, Result<Deliveries, ConsumeError>)>,
+    pub(crate) starting: Pending<(ModelIndex, JobQueue, ConsumerId, Result<Deliveries, ConsumeError>)>,
+    /// The consumers that are starting, and whether each is to be stopped once it has started. A cancel that the broker reads before the
+    /// consumer is there stops nothing.
+    starts: HashMap<ConsumerId, bool>,
     pub(crate) stopping: Pending<(ModelIndex, JobQueue, lapin::Result<()>)>,
     pub(crate) counting: Pending<(ModelIndex, lapin::Result<Counted>)>,
     pub(crate) looking: Pending<(ModelIndex, QueueIndex, Result<Channel, String>)>,
@@ -93,6 +97,7 @@ impl LiveSession {
             last_request: 0,
             deliveries: SelectAll::new(),
             starting: FuturesUnordered::new(),
+            starts: HashMap::new(),
             stopping: FuturesUnordered::new(),
             counting: FuturesUnordered::new(),
             looking: FuturesUnordered::new(),
@@ -104,8 +109,47 @@ impl LiveSession {
         }
     }
 
+    pub(crate) fn start_consumer(
+        &mut self,
+        model: ModelIndex,
+        queue: JobQueue,
+        consumer: ConsumerId,
+        prefetch: NonZeroU16,
+        hold_max: Duration,
+    ) {
+        let consume = self.session.channels(model).consume(queue, consumer, prefetch, hold_max);
+        self.starts.insert(consumer, false);
+        self.starting.push(Box::pin(async move { (model, queue, consumer, consume.await) }));
+    }
+
+    /// Stops a consumer: now, or as soon as it has started.
+    pub(crate) fn stop_consumer(&mut self, model: ModelIndex, queue: JobQueue, consumer: ConsumerId) {
+        if let Some(is_to_stop) = self.starts.get_mut(&consumer) {
+            *is_to_stop = true;
+            return;
+        }
+        let stop = self.session.channels(model).stop(queue, consumer);
+        self.stopping.push(Box::pin(async move { (model, queue, stop.await) }));
+    }
+
+    /// A consumer has started, with these deliveries, or could not.
+    pub(crate) fn consumer_started(
+        &mut self,
+        model: ModelIndex,
+        queue: JobQueue,
+        consumer: ConsumerId,
+        deliveries: Option<Deliveries>,
+    ) {
+        let is_to_stop = self.starts.remove(&consumer) == Some(true);
+        let Some(deliveries) = deliveries else { return };
+        self.add_consumer(model, deliveries);
+        if is_to_stop {
+            self.stop_consumer(model, queue, consumer);
+        }
+    }
+
     /// Takes deliveries of a consumer from now on.
-    pub(crate) fn add_consumer(&mut self, model: ModelIndex, deliveries: Deliveries) {
+    fn add_consumer(&mut self, model: ModelIndex, deliveries: Deliveries) {
         self.deliveries.push(deliveries.map(move |delivered| (model, delivered)).boxed());
     }
 
@@ -138,7 +182,7 @@ impl LiveSession {
             // Its streams end with an item that says so.
             Some((side, event)) = self.session.events.next() => Input::Broker(side, event),
             request = self.control_plane.next() => Input::Request(request),
-            Some((model, queue, started)) = self.starting.next() => Input::Started(model, queue, started),
+            Some((model, queue, consumer, started)) = self.starting.next() => Input::Started(model, queue, consumer, started),
             Some((model, queue, stopped)) = self.stopping.next() => Input::Stopped(model, queue, stopped),
             Some((model, counts)) = self.counting.next() => Input::Counted(model, counts),
             Some((model, queue, found)) = self.looking.next() => Input::LookedFor(model, queue, found),

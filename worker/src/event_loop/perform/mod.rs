@@ -65,13 +65,9 @@ impl EventLoop {
             Action::Ack { channel, frames } => self.ack(channel, &frames),
             _ if self.is_closing => without_session(&action),
             Action::Consume { model, queue, consumer, prefetch, hold_max } => {
-                let consume = live.session.channels(model).consume(queue, consumer, prefetch, hold_max);
-                live.starting.push(Box::pin(async move { (model, queue, consume.await) }));
+                live.start_consumer(model, queue, consumer, prefetch, hold_max);
             }
-            Action::StopConsumer { model, queue, consumer } => {
-                let stop = live.session.channels(model).stop(queue, consumer);
-                live.stopping.push(Box::pin(async move { (model, queue, stop.await) }));
-            }
+            Action::StopConsumer { model, queue, consumer } => live.stop_consumer(model, queue, consumer),
             Action::CountQueues { model } => {
                 let count = live.session.channels(model).count();
                 live.counting.push(Box::pin(async move { (model, count.await) }));
