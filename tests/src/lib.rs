@@ -6,6 +6,7 @@
 //! drain, or a WARN or ERROR line in a worker's log that it did not announce.
 
 pub mod answers;
+pub mod at_rest;
 pub mod authority;
 pub mod bert;
 pub mod blocked_device;

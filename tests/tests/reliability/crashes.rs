@@ -7,11 +7,11 @@ use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::topology::dead_queue;
 use vramq_schemas::{Output, Reason, ReplyKind};
 use vramq_tests::answers::items;
+use vramq_tests::at_rest::comes_to_rest;
 use vramq_tests::client::{Mailbox, Received};
-use vramq_tests::metrics::Figures;
 use vramq_tests::on_queue_types;
 use vramq_tests::test_env::{MODEL, TestEnv};
-use vramq_tests::wait::{SILENCE, until};
+use vramq_tests::wait::SILENCE;
 use vramq_tests::worker::Worker;
 
 on_queue_types!(before_and_after_the_answer, between_part_and_requeue, around_the_dead_letter,);
@@ -19,24 +19,6 @@ on_queue_types!(before_and_after_the_answer, between_part_and_requeue, around_th
 /// A job of so many items, ten a pass.
 const ITEMS: usize = 40;
 const PASS: &str = "model.echo.pass_tokens=10";
-
-/// Waits until no queue has a message and the worker holds no job, at so many looks in a row: one of them sees a job that is on its
-/// way from a queue to the worker, or back. On classic queues a job that a dead worker held first waits for a second in a queue of its
-/// own.
-async fn comes_to_rest(env: &TestEnv, worker: &Worker) -> Result<()> {
-    const LOOKS: usize = 10;
-    let queues = env.vhost.queues().await?;
-    let mut quiet = 0;
-    until("no job in a queue or at the worker", async || {
-        let mut jobs = Figures::of(worker).await?.sum("vramq_jobs_in_hand");
-        for queue in &queues {
-            jobs += env.client.ready(queue).await? as usize;
-        }
-        quiet = if jobs == 0 { quiet + 1 } else { 0 };
-        Ok((quiet >= LOOKS).then_some(()))
-    })
-    .await
-}
 
 /// Starts a worker that dies at a point, and waits until it has, with what it held back in its queue or gone.
 async fn dies_at(env: &mut TestEnv, point: &str, settings: &[&str]) -> Result<()> {

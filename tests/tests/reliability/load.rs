@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
 use vramq_schemas::topology::jobs_queue;
+use vramq_tests::at_rest::comes_to_rest;
 use vramq_tests::blocked_device::BlockedDevice;
 use vramq_tests::metrics::{Figures, figures};
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
@@ -68,7 +69,7 @@ async fn a_killed_workers_jobs_are_answered_by_another(env: &mut TestEnv) -> Res
     let mut counter = ReplyCounter::default();
     counter.collect(&mut replies, JOBS).await?;
     // The killed one may have answered jobs that it did not acknowledge.
-    env.vhost.until_empty(&[jobs_queue(MODEL)]).await?;
+    comes_to_rest(env, &other).await?;
     other.drain().await?;
     counter.collect_rest(&mut replies).await?;
     // What the killed one had answered but not acknowledged may come twice, but no more than it held.
@@ -92,7 +93,7 @@ async fn a_worker_killed_in_full_flow_loses_nothing(env: &mut TestEnv) -> Result
     collected?;
     ensure!(killed.exited().await?.is_none(), "it had ended before");
     // The killed one may have answered jobs that it did not acknowledge.
-    env.vhost.until_empty(&[jobs_queue(MODEL)]).await?;
+    comes_to_rest(env, &other).await?;
     other.drain().await?;
     counter.collect_rest(&mut replies).await?;
     println!("{} duplicates, {:?}", counter.duplicates(), counter.by_worker);
