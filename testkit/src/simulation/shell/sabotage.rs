@@ -50,6 +50,8 @@ sabotages! {
     ItemsDoneNotMoved,
     /// Another attempt skips an item that was not answered.
     ItemsDoneTooFar,
+    /// What the broker took of a reply, before it refused the rest, is not noted.
+    RepliesTakenLost,
     /// A part is left out.
     PartSkipped,
     /// A part begins where the last one began.
@@ -58,6 +60,8 @@ sabotages! {
     FingerprintsCollide,
     /// Nobody counts the workers that a job has killed.
     CrashesForgotten,
+    /// A large job that moves to its queue forgets the workers that it has killed.
+    CrashesForgottenByLargeJobs,
     /// One return of a job counts as if it had killed five workers.
     CrashCountedSeveralTimes,
     /// Quarantined jobs run among others.

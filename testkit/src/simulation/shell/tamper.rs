@@ -45,7 +45,8 @@ impl Shell {
                 rejection.reason = Reason::Malformed;
             }
             (Sabotage::WithheldMemoryIgnored, Event::MemoryWithheld { .. })
-            | (Sabotage::LostTimer, Event::Timer) => return Verdict::IsLost,
+            | (Sabotage::LostTimer, Event::Timer)
+            | (Sabotage::RepliesTakenLost, Event::RepliesTaken { .. }) => return Verdict::IsLost,
             (_, Event::Delivered(delivery)) => self.tamper_delivery(sabotage, delivery),
             (_, Event::PassEnded(end)) => return self.tamper_pass_end(sabotage, end),
             (_, Event::Withdrawn(withdrawn)) => return self.tamper_withdrawal(sabotage, withdrawn),
@@ -232,6 +233,7 @@ fn tamper_requeue(sabotage: Sabotage, headers: &mut JobHeaders, route: &mut Rout
         (Sabotage::ItemsDoneTooFar, _) => headers.items_done += 1,
         (Sabotage::HandOverCharged, Route::Bulk) if headers.items_done > 0 => headers.attempt += 1,
         (Sabotage::HandOverFromTheStart, Route::Bulk) => headers.items_done = 0,
+        (Sabotage::CrashesForgottenByLargeJobs, Route::Bulk) => headers.crashes = 0,
         (Sabotage::LargeJobKept, route @ Route::Bulk) => *route = Route::Now,
         (Sabotage::HistoryNotWritten, _) => {
             headers.history.retain(|past| past.outcome != Reason::OutOfMemory.as_str());
