@@ -188,6 +188,7 @@ impl Actor {
     /// `None` if the client was closed meanwhile, the last attempt's error if the time is up.
     async fn reconnect(&mut self) -> Result<Session, Option<ConnectError>> {
         let since = Instant::now();
+        let mut last = String::new();
         loop {
             let delay = delay(self.window.failures);
             self.window.failures = self.window.failures.saturating_add(1);
@@ -204,7 +205,12 @@ impl Actor {
                 Err(error) if self.reconnect_for.is_some_and(|max| since.elapsed() >= max) => {
                     return Err(Some(error));
                 }
-                Err(error) => tracing::debug!(%error, "reconnect"),
+                // A refusal has to be seen; an outage is not logged at each try.
+                Err(error) if error.to_string() != last => {
+                    last = error.to_string();
+                    tracing::warn!(error = last, "cannot reconnect to the broker, trying again");
+                }
+                Err(error) => tracing::debug!(%error, "cannot reconnect to the broker, trying again"),
             }
         }
     }

@@ -128,6 +128,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl LinkTask {
     /// Opens one session after the other, for as long as the process runs.
     pub async fn run(mut self) {
+        let mut last = String::new();
         loop {
             let error = match self.address.connect(&self.name).await {
                 Ok(connection) => {
@@ -138,9 +139,19 @@ impl LinkTask {
                     tracing::warn!(%error, "lost the gateway's own connection to the broker (heartbeats, queue depths, withdrawals): reconnecting");
                     error.to_string()
                 }
-                Err(error) => error.to_string(),
+                Err(error) => {
+                    let error = error.to_string();
+                    // A refusal has to be seen; an outage is not logged at each try.
+                    if error != last {
+                        tracing::warn!(
+                            error,
+                            "cannot open the gateway's own connection to the broker (heartbeats, queue depths, withdrawals), trying again"
+                        );
+                    }
+                    error
+                }
             };
-            tracing::debug!(error, "cannot use the gateway's own connection to the broker");
+            last = error;
             // Dropping their senders ends the requests that asked meanwhile with an error.
             self.questions.clear();
             tokio::time::sleep(RECONNECT_WAIT).await;

@@ -12,7 +12,8 @@ use bytes::Bytes;
 use serde::Deserialize;
 use tokio::time::timeout;
 use url::Url;
-use vramq_producer::{Input, Params};
+use vramq_producer::{Input, Params, PublishError};
+use vramq_schemas::ITEMS_MAX;
 
 use super::known_job::{Known, find};
 use super::openai::{idempotency_key, name_job};
@@ -112,6 +113,10 @@ async fn admitted(
     let JobRequest { model, mut inputs, params, batch_hint, model_revision } = parsed.value;
     if inputs.is_empty() {
         return Err(Problem::invalid("`inputs` is an empty list").about("inputs"));
+    }
+    if inputs.len() > ITEMS_MAX {
+        let error = PublishError::TooManyItems { items: inputs.len(), cap: ITEMS_MAX };
+        return Err(Problem::unpublished(&error, "", Duration::ZERO).about("inputs"));
     }
     if batch_hint == Some(0) {
         return Err(Problem::invalid("`batch_hint` is 0; it must be at least 1").about("batch_hint"));

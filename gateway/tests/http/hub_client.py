@@ -17,7 +17,7 @@ for address in (url + "/embed", url):
     assert numpy.allclose(many[0], one[0], atol=1e-6)
     assert numpy.allclose(numpy.linalg.norm(many, axis=1), 1, atol=1e-5)
     try:
-        client.feature_extraction("x", prompt_name="query")
+        client.feature_extraction("x", prompt_name="title")
     except HfHubHTTPError as refused:
         assert refused.response.status_code == 400 and "prompt_name" in refused.response.text
     else:
