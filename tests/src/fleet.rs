@@ -155,26 +155,29 @@ impl Fleet {
         Ok(resident)
     }
 
+    /// All workers that were ever in the fleet.
+    fn all(&self) -> impl Iterator<Item = &Worker> {
+        self.members.iter().map(|member| &member.worker).chain(&self.ended)
+    }
+
     /// Lines with this text in the logs of all that were ever in the fleet.
     pub fn count_lines(&self, text: &str) -> usize {
-        let now = self.members.iter().map(|member| &member.worker);
-        now.chain(&self.ended).map(|worker| worker.log.count(text)).sum()
+        self.all().map(|worker| worker.log.count(text)).sum()
     }
 
     /// These lines, each with the name of its worker.
     pub fn find_lines(&self, text: &str) -> Vec<(String, Line)> {
-        let now = self.members.iter().map(|member| &member.worker);
         let of = |worker: &Worker| {
             let name = worker.name.clone();
             worker.log.find_all(text).into_iter().map(move |line| (name.clone(), line))
         };
-        now.chain(&self.ended).flat_map(of).collect()
+        self.all().flat_map(of).collect()
     }
 
     /// # Errors
     /// A worker panicked.
     pub fn nobody_panicked(&self) -> Result<()> {
-        for worker in self.members.iter().map(|member| &member.worker).chain(&self.ended) {
+        for worker in self.all() {
             if worker.log.find("panicked").is_some() {
                 bail!("{} panicked:\n{}", worker.name, worker.log.text());
             }

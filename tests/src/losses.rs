@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 /// duplicates had been answered more than 5 s before they were collected.
 const LATE: Duration = Duration::from_secs(20);
 
+/// Within this time a worker and the broker notice that the other one is silent: three heartbeats of 2 s.
+pub const NOTICED: Duration = Duration::from_secs(6);
+
 /// Something after which jobs that were answered may come again.
 #[derive(Clone, Debug)]
 pub struct Loss {
@@ -32,7 +35,7 @@ pub struct Duplicate {
 impl Loss {
     /// Whether the worker may have lost what it held at that moment by this.
     pub fn covers(&self, worker: &str, at: Instant) -> bool {
-        self.worker.as_deref().is_none_or(|hit| hit == worker) && self.from <= at && at <= self.to + LATE
+        self.worker.as_deref().is_none_or(|hit| hit == worker) && self.from <= at && at <= self.to + NOTICED
     }
 }
 

@@ -213,6 +213,11 @@ async fn a_drop_that_cannot_write_says_where_the_letters_are(env: &mut TestEnv) 
     Ok(())
 }
 
+/// The arguments that restore the letters of archives.
+fn restore_of(archives: &[String]) -> Vec<&str> {
+    ["restore"].into_iter().chain(archives.iter().map(String::as_str)).collect()
+}
+
 async fn a_drop_and_a_restore_that_are_killed_lose_nothing(env: &mut TestEnv) -> Result<()> {
     let count = scale();
     add_dead_letters(env, letters(count)?).await?;
@@ -226,9 +231,7 @@ async fn a_drop_and_a_restore_that_are_killed_lose_nothing(env: &mut TestEnv) ->
         let mut left = operator.ids().await?.len();
         if left == 0 && drops_cut == 0 {
             // The command was done before the test saw that it had begun: once more.
-            let restore: Vec<&str> =
-                ["restore"].into_iter().chain(files.iter().map(String::as_str)).collect();
-            operator.run_for(0, &restore).await?;
+            operator.run_for(0, &restore_of(&files)).await?;
             left = operator.ids().await?.len();
         }
         let count = all(left);
@@ -252,7 +255,7 @@ async fn a_drop_and_a_restore_that_are_killed_lose_nothing(env: &mut TestEnv) ->
         files.push("last.jsonl".to_owned());
     }
     ensure!(operator.ids().await?.is_empty(), "letters are left");
-    let restore: Vec<&str> = ["restore"].into_iter().chain(files.iter().map(String::as_str)).collect();
+    let restore = restore_of(&files);
     for part in 1..=6 {
         let ready = part * before.len() / 8;
         restores_cut += usize::from(killed_at(env, &operator, &restore, &dead_queue(MODEL), ready).await?);

@@ -14,9 +14,11 @@ use vramq_schemas::{Reason, ReplyKind, TraceContext};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::client::Received;
 use vramq_tests::job::Message;
+use vramq_tests::metrics::figures;
 use vramq_tests::ports::ClosedPort;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::DEADLINE;
 use vramq_tests::worker::Worker;
 use vramq_tests::{on_one_setup, on_queue_types};
 
@@ -154,7 +156,7 @@ async fn spans_reach_a_collector(env: &mut TestEnv) -> Result<()> {
     env.client.publish(MODEL, traced(env.job("traced", ["x"])?)).await?;
     let mut spans = BTreeMap::new();
     while spans.len() < 4 {
-        let batch = tokio::time::timeout(vramq_tests::wait::DEADLINE, batch(&collector)).await;
+        let batch = tokio::time::timeout(DEADLINE, batch(&collector)).await;
         spans.extend(batch.context("no spans")??.into_iter().map(|span| (span.name.clone(), span)));
     }
     ensure!(env.replies().await?.next().await?.id() == "traced");
@@ -185,6 +187,8 @@ async fn spans_reach_a_collector(env: &mut TestEnv) -> Result<()> {
     ensure!(end == job.end_time_unix_nano, "{end} is not the end of {job:?}");
     // What waits at the end is sent.
     env.client.publish(MODEL, env.job("untraced", ["x"])?).await?;
+    // What the broker has sent need not have come to the worker.
+    figures(&worker, "the job's pass", |figures| figures.sum("vramq_items_total") == 2).await?;
     let collecting = tokio::spawn(async move {
         let mut spans = Vec::new();
         // They may come in several batches, and one that nobody takes is lost.
@@ -194,7 +198,7 @@ async fn spans_reach_a_collector(env: &mut TestEnv) -> Result<()> {
         anyhow::Ok(spans)
     });
     worker.drain().await?;
-    let last = collecting.await??;
+    let last = tokio::time::timeout(DEADLINE, collecting).await.context("not all spans")???;
     let job = last.iter().find(|span| span.name == "job").context("no span of a job without a parent")?;
     ensure!(job.parent_span_id.is_empty() && hex(&job.trace_id) != TRACE_ID, "{job:?}");
     ensure!(env.replies().await?.next().await?.id() == "untraced");

@@ -14,7 +14,7 @@ use vramq_schemas::topology::dead_queue;
 use vramq_tests::fleet::Fleet;
 use vramq_tests::flow::sessions_are_right;
 use vramq_tests::job_ledger::Count;
-use vramq_tests::losses::{Loss, explain};
+use vramq_tests::losses::{Loss, NOTICED, explain};
 use vramq_tests::management::Depth;
 use vramq_tests::node::Node;
 use vramq_tests::on_own_nodes;
@@ -92,8 +92,8 @@ const OFTEN: [Fault; 12] = [
     Fault::Restart,
 ];
 
-/// With which the broker closes a channel or a connection for what a worker does.
-const FAULTS_OF_WORKERS: [&str; 7] = [
+/// What the error of a lost session says where the worker is at fault, and not the network.
+const FAULTS_OF_WORKERS: [&str; 15] = [
     "PRECONDITION_FAILED",
     "COMMAND_INVALID",
     "UNEXPECTED_FRAME",
@@ -101,6 +101,14 @@ const FAULTS_OF_WORKERS: [&str; 7] = [
     "SYNTAX_ERROR",
     "CHANNEL_ERROR",
     "NOT_ALLOWED",
+    "NOT_FOUND",
+    "RESOURCE_LOCKED",
+    "RESOURCE_ERROR",
+    "ACCESS_REFUSED",
+    "CONTENT_TOO_LARGE",
+    "NOT_IMPLEMENTED",
+    "no queue takes",
+    "delivers no jobs",
 ];
 
 struct Chaos<'a> {
@@ -184,7 +192,8 @@ impl Chaos<'_> {
         for (worker, line) in fleet.find_lines("session lost") {
             let is_silence = !FAULTS_OF_WORKERS.iter().any(|code| line.text().contains(code));
             if is_silence && !self.losses.iter().any(|loss| loss.covers(&worker, line.at())) {
-                let (from, to) = (line.at(), line.at());
+                // The broker may have noticed it before, and delivered the jobs to another worker.
+                let (from, to) = (line.at().checked_sub(NOTICED).unwrap_or(line.at()), line.at());
                 let silence = Loss { what: "a session lost by silence", worker: Some(worker), from, to };
                 self.losses.insert(0, silence);
             }

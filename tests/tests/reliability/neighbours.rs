@@ -18,7 +18,7 @@ use vramq_tests::metrics::{Figures, figures};
 use vramq_tests::on_queue_types;
 use vramq_tests::pass_tickets::PassTickets;
 use vramq_tests::test_env::{MODEL, TestEnv};
-use vramq_tests::wait::{SILENCE, until};
+use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
 
 on_queue_types!(
@@ -150,7 +150,7 @@ const PASSES_MAX: usize = 3;
 
 async fn a_small_job_waits_for_three_passes_whatever_large_jobs_wait(env: &mut TestEnv) -> Result<()> {
     let mut tickets = PassTickets::new(env)?;
-    let worker = env.worker(&[&tickets.setting(), "model.echo.slots_max=66", "worker.drain_s=4"]).await?;
+    let worker = env.worker(&[&tickets.setting(), "model.echo.slots_max=66"]).await?;
     let (bulk, other) = (Caller::new(env, "bulk").await?, Caller::new(env, "other").await?);
     let large_replies = "vramq.replies.client.large";
     bulk.client.declare_queue(large_replies, env.setup.queue.arguments()).await?;
@@ -194,9 +194,9 @@ async fn a_small_job_waits_for_three_passes_whatever_large_jobs_wait(env: &mut T
     tickets.release();
     worker.drain().await?;
     // What the drain left of the large jobs waits for another worker.
+    let answers = env.client.ready(large_replies).await? as usize;
     let mut ended = 0;
-    let mut replies = bulk.client.mailbox(large_replies).await?;
-    while let Some(reply) = replies.next_within(SILENCE).await? {
+    for reply in bulk.client.mailbox(large_replies).await?.take(answers).await? {
         ended += usize::from(reply.kind()? == ReplyKind::Done);
     }
     let mut left = 0;
