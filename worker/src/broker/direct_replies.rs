@@ -283,12 +283,12 @@ impl Task {
                 tracing::warn!(
                     %error,
                     seconds = REFUSED_FOR.as_secs(),
-                    "the broker refuses a connection for direct replies: until the next try, jobs with direct replies become dead letters"
+                    "the broker refuses a connection for direct replies: until the next try, results for direct reply addresses become dead letters, and other direct replies are dropped"
                 );
                 return None;
             }
             if request.asked_at.elapsed() > CONNECT_MAX {
-                tracing::warn!(%error, "cannot connect to publish a direct reply: the job and the reply become dead letters");
+                tracing::warn!(%error, "cannot connect to publish a direct reply: a job's results become dead letters, other replies are dropped");
                 return None;
             }
             tokio::time::sleep(waits.next_wait()).await;

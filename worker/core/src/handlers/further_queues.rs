@@ -68,7 +68,7 @@ impl Core {
             why,
             every_s = CHECK_EVERY.as_secs(),
             "a further queue cannot be consumed: the model's other queues use its slots, and the worker checks the queue again \
-             every every_s seconds. Declare the queue as workers do, give the worker's user its permissions back, or take the \
+             at intervals of every_s. Declare the queue as workers do, give the worker's user its permissions back, or take the \
              queue out of the model's `queues`"
         );
     }

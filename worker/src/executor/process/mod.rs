@@ -120,8 +120,8 @@ impl Executor for ProcessExecutor {
 }
 
 impl Runner {
-    /// Runs a pass. A panic ends the pass, not the thread before the pass's end is reported: nothing else would give the permit back.
-    /// The outputs that came before it are whole.
+    /// Runs a pass. A panic fails the pass: if it ended the thread, nobody would report the pass's end, and its permit would never come
+    /// back. Outputs of groups that ended before the panic count.
     fn run(&self, pass: Pass, runtime: &Handle, cancelled: &mut watch::Receiver<bool>) -> CompletedPass {
         let began = Instant::now();
         let mut outputs = vec![None; pass.items.len()];
