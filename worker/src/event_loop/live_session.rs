@@ -109,6 +109,7 @@ impl LiveSession {
         }
     }
 
+    /// Asks the broker to start a consumer. Its answer is an [`Input::Started`], for [`consumer_started`](Self::consumer_started).
     pub(crate) fn start_consumer(
         &mut self,
         model: ModelIndex,
