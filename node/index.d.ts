@@ -34,6 +34,8 @@ export interface ConnectOptions {
    * knows the connection by another name, as with OAuth 2.
    */
   anonymous?: boolean
+  /** How jobs and replies are written. 'msgpack' carries bytes and vectors as they are, and needs the package `@msgpack/msgpack`. Default: 'json'. */
+  encoding?: 'json' | 'msgpack'
   /** Options of Node's `tls.connect`, such as `ca`, `cert` and `key`, for amqps://. */
   tls?: object
 }

@@ -2,6 +2,7 @@
 
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { encodingOf } from './encodings.js'
 import { ClientClosed, Disconnected, DuplicateId, InvalidJob, JobTimeout, PublishTimeout, ReplyQueueLost } from './errors.js'
 import { Job, Pending, Slots } from './job.js'
 import { checkId, checkTimeout, messageProperties } from './message.js'
@@ -30,6 +31,7 @@ export class Client {
   strays = 0
   #options
   #connector
+  #encoding
   #publisher
   #slots
   #withdrawals = new Withdrawals(() => this.#session)
@@ -45,6 +47,7 @@ export class Client {
 
   static async connect(url, options = {}) {
     const client = new Client(url, options)
+    client.#encoding = await encodingOf(client.#options.encoding)
     client.#keeper = client.#keep(await client.#connector.open())
     return client
   }
@@ -52,7 +55,8 @@ export class Client {
   constructor(url, options) {
     this.#options = {
       timeoutMs: TIMEOUT_MS, connectTimeoutMs: CONNECT_TIMEOUT_MS, replyQueueExpiresMs: REPLY_QUEUE_EXPIRES_MS,
-      jobsInFlight: JOBS_IN_FLIGHT, reconnectForMs: Infinity, name: `vramq-node ${process.pid}`, anonymous: false, ...given(options),
+      jobsInFlight: JOBS_IN_FLIGHT, reconnectForMs: Infinity, name: `vramq-node ${process.pid}`, anonymous: false,
+      encoding: 'json', ...given(options),
     }
     this.replyQueue = `vramq.replies.client.${randomUUID()}`
     this.#connector = new Connector(
@@ -103,11 +107,12 @@ export class Client {
   // A job that was checked, and what publishes it.
   #prepare(model, inputs, timeout, options) {
     const list = inputList(inputs)
-    const body = encodeJob(model, list, options.params)
+    const body = encodeJob(model, list, options.params, this.#encoding)
     const id = checkId(options.id === undefined ? randomUUID() : options.id)
     // A caller that names a digest has a secret of its own, and withdraws the job by itself.
     const secret = options.withdraws && options.headers?.[DIGEST] === undefined ? newSecret() : undefined
-    const properties = messageProperties({ ...options, id, userId: this.#userId, digest: secret && digestOf(secret) })
+    const { contentType } = this.#encoding
+    const properties = messageProperties({ ...options, id, userId: this.#userId, digest: secret && digestOf(secret), contentType })
     const timeoutMs = checkTimeout(options.timeoutMs ?? timeout)
     const key = options.key === undefined ? model : checkName(options.key)
     options.signal?.throwIfAborted()
@@ -115,6 +120,7 @@ export class Client {
     const { onProgress, signal } = options
     const pending = new Pending({
       id, model, key, items: list.length, timeoutMs, onProgress, signal, withdrawals: this.#withdrawals, secret,
+      encoding: this.#encoding,
     })
     return { pending, publish }
   }

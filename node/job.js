@@ -56,8 +56,8 @@ export class Pending {
 
   // `key` is the routing key: the model's name, unless its workers have another. `secret` withdraws the job; undefined if this client does
   // not.
-  constructor({ id, model, key, items, timeoutMs, onProgress, signal, withdrawals, secret }) {
-    Object.assign(this, { id, model, key, timeoutMs, onProgress, withdrawals, secret, assembly: new Assembly(items) })
+  constructor({ id, model, key, items, timeoutMs, onProgress, signal, withdrawals, secret, encoding }) {
+    Object.assign(this, { id, model, key, timeoutMs, onProgress, withdrawals, secret, encoding, assembly: new Assembly(items) })
     this.result = new Promise((resolve, reject) => Object.assign(this, { resolve, reject }))
     // When the job has ended, one way or the other. It also keeps Node.js from reporting an error that no caller asks for.
     this.over = this.result.then(() => {}, () => {})
@@ -119,7 +119,7 @@ export class Pending {
   // False for the end of an earlier job with this id: its caller gave up on it, and has submitted it again.
   take({ properties, content }) {
     try {
-      const reply = decodeReply(properties, content)
+      const reply = decodeReply(properties, content, this.encoding)
       if (!reply) return
       if (reply.failed?.reason === 'withdrawn' && this.secret) return false
       if (reply.progress) return this.onProgress && setImmediate(this.onProgress, reply.progress)

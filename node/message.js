@@ -2,9 +2,9 @@
 // connection that other jobs share.
 
 import { Buffer } from 'node:buffer'
+import { isWellFormed } from './encodings.js'
 import { InvalidJob } from './errors.js'
 import { TIMER_MS_MAX } from './session.js'
-import { CONTENT_TYPE, isWellFormed } from './wire.js'
 import { DIGEST } from './withdraw.js'
 
 // An AMQP short string.
@@ -28,7 +28,7 @@ export function checkTimeout(timeoutMs) {
   return timeoutMs === Infinity ? 0 : Math.min(timeoutMs, TIMER_MS_MAX)
 }
 
-export function messageProperties({ id, replyTo, userId, priority, expirationMs, batchHint, traceparent, headers, digest }) {
+export function messageProperties({ id, replyTo, userId, priority, expirationMs, batchHint, traceparent, headers, digest, contentType }) {
   if (priority !== undefined) integer('priority', priority, 0, PRIORITY_MAX)
   if (expirationMs !== undefined) integer('expirationMs', expirationMs, 0, limits.expirationMs)
   if (batchHint !== undefined) integer('batchHint', batchHint, 1, BATCH_HINT_MAX)
@@ -42,7 +42,7 @@ export function messageProperties({ id, replyTo, userId, priority, expirationMs,
   const bytes = valueBytes(all, 'headers', 0)
   if (bytes > limits.headerBytes) throw new InvalidJob(`the job's headers take ${bytes} bytes, at most ${limits.headerBytes} are allowed`)
   return {
-    messageId: id, userId, correlationId: id, replyTo, priority, contentType: CONTENT_TYPE, persistent: true, mandatory: true,
+    messageId: id, userId, correlationId: id, replyTo, priority, contentType, persistent: true, mandatory: true,
     timestamp: Math.floor(Date.now() / 1000), ...(expirationMs !== undefined && { expiration: String(expirationMs) }), headers: all,
   }
 }

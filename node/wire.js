@@ -1,10 +1,10 @@
 // Bodies of jobs and replies, and the assembly of a job's parts. No I/O; docs/wire.md of the project has the contract.
 
 import { Buffer } from 'node:buffer'
+import { isWellFormed, json } from './encodings.js'
 import { InvalidJob } from './errors.js'
 
 export const JOBS_EXCHANGE = 'vramq.jobs'
-export const CONTENT_TYPE = 'application/json'
 
 // The limits of the contract: a job beyond them would be dead-lettered, so it is refused before it is published.
 const BODY_BYTES_MAX = 16 * 1024 * 1024
@@ -29,7 +29,7 @@ export function checkName(name) {
   return name
 }
 
-export function encodeJob(model, inputs, params) {
+export function encodeJob(model, inputs, params, encoding = json) {
   checkName(model)
   if (inputs.length === 0) throw new InvalidJob('a job without inputs has no result')
   if (inputs.length > ITEMS_MAX) throw new InvalidJob(`the job has ${inputs.length} inputs, at most ${ITEMS_MAX} are allowed`)
@@ -37,44 +37,46 @@ export function encodeJob(model, inputs, params) {
   if (params !== undefined && params !== null && (typeof params !== 'object' || Symbol.iterator in params)) {
     throw new InvalidJob('params has to be an object')
   }
-  const body = Buffer.from(toJson({ model, inputs: inputs.map(encodeInput), ...(params && { params }) }))
+  const body = written(encoding, () => ({
+    model, inputs: inputs.map((input, at) => encodeInput(input, at, encoding)), ...(params && { params: encoding.value(params) }),
+  }))
   if (body.length > BODY_BYTES_MAX) {
     throw new InvalidJob(`the job takes ${body.length} bytes, at most ${BODY_BYTES_MAX} are allowed; submit several jobs`)
   }
   return body
 }
 
-function encodeInput(input, at) {
+function encodeInput(input, at, encoding) {
   if (typeof input === 'string' && isWellFormed(input)) return input
   if (input instanceof Uint8Array) {
-    return { bytes: Buffer.from(input.buffer, input.byteOffset, input.byteLength).toString('base64') }
+    return { bytes: encoding.bytes(Buffer.from(input.buffer, input.byteOffset, input.byteLength)) }
   }
   if (typeof input?.uri === 'string') return { uri: input.uri }
   // What JSON leaves out is no value: undefined, a function, a symbol.
-  if (input?.json !== undefined && typeof input.json !== 'function' && typeof input.json !== 'symbol') return { json: input.json }
+  if (input?.json !== undefined && typeof input.json !== 'function' && typeof input.json !== 'symbol') {
+    return { json: encoding.value(input.json) }
+  }
   throw new InvalidJob(`inputs[${at}]: an input is a string of Unicode, a Uint8Array, { uri } or { json }`)
 }
 
 // A number of 64 bits has no form in JSON, and what holds itself has none.
-function toJson(job) {
+function written(encoding, job) {
   try {
-    return JSON.stringify(job)
+    return encoding.write(job())
   } catch (error) {
-    throw new InvalidJob(`the job has no form in JSON: ${error.message}`)
+    if (error instanceof InvalidJob) throw error
+    throw new InvalidJob(`the job has no form in ${encoding.contentType}: ${error.message}`)
   }
 }
 
-// Half a surrogate pair has no form in UTF-8; JSON.stringify would escape it, and workers refuse it.
-export function isWellFormed(text) {
-  return !/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/.test(text)
-}
-
-// A reply of the contract, or an Error that says why it is none; undefined for a type that this version does not know.
-export function decodeReply({ type, contentType, headers }, content) {
+// A reply of the contract, or an Error that says why it is none; undefined for a type that this version does not know. `encoding` is the
+// job's. JSON is read, too.
+export function decodeReply({ type, contentType, headers }, content, encoding = json) {
   headers ??= {}
   if (!['part', 'done', 'failed', 'progress'].includes(type)) return undefined
-  if (contentType && contentType !== CONTENT_TYPE) throw new Error(`its content type is ${contentType}, and the job was JSON`)
-  const body = JSON.parse(content.toString())
+  const reader = [json, encoding].find((known) => known.contentType === (contentType || json.contentType))
+  if (!reader) throw new Error(`its content type is ${contentType}, and the job's was ${encoding.contentType}`)
+  const body = reader.read(content)
   if (type === 'failed') return { failed: { reason: String(body?.reason), error: String(body?.error) } }
   if (type === 'progress') {
     if (typeof body?.fraction !== 'number') throw new Error('its body has no fraction')
@@ -105,7 +107,7 @@ function count(headers, name, absent) {
 function decodeOutput(output) {
   if (output?.embedding !== undefined) return decodeEmbedding(output.embedding, output.dtype ?? 'f32')
   if (output?.json !== undefined) return { json: output.json }
-  if (output?.bytes !== undefined) return { bytes: fromBase64(output.bytes), mediaType: output.media_type }
+  if (output?.bytes !== undefined) return { bytes: bytesOf(output.bytes), mediaType: output.media_type }
   if (typeof output?.uri === 'string') return { uri: output.uri }
   if (output?.sparse !== undefined) return { sparse: decodeSparse(output.sparse) }
   throw new Error('an output is of no known kind')
@@ -113,8 +115,8 @@ function decodeOutput(output) {
 
 function decodeEmbedding(values, dtype) {
   if (dtype !== 'f32' && dtype !== 'f16') throw new Error(`an embedding has the dtype ${JSON.stringify(dtype)}`)
-  if (typeof values !== 'string') return { embedding: Float32Array.from(numbers(values, 'an embedding')), dtype }
-  const bytes = fromBase64(values)
+  if (Array.isArray(values)) return { embedding: Float32Array.from(numbers(values, 'an embedding')), dtype }
+  const bytes = bytesOf(values)
   const size = dtype === 'f32' ? 4 : 2
   if (bytes.length % size !== 0) throw new Error(`an embedding of ${bytes.length} bytes is not a whole number of elements`)
   const read = dtype === 'f32' ? (at) => bytes.readFloatLE(at) : (at) => fromHalf(bytes.readUInt16LE(at))
@@ -133,7 +135,9 @@ function numbers(list, what) {
   throw new Error(`${what} has something else than numbers`)
 }
 
-function fromBase64(text) {
+// Bytes as MessagePack has them, or base64 of JSON. Copied: MessagePack's are a view of the whole body.
+function bytesOf(text) {
+  if (text instanceof Uint8Array) return Buffer.from(text)
   if (typeof text !== 'string' || text.length % 4 !== 0) throw new Error('bytes are no base64')
   const bytes = Buffer.from(text, 'base64')
   // Node.js stops at the first character that is not of base64.

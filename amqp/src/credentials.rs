@@ -32,18 +32,18 @@ pub struct InvalidCredentials {
 /// What a URL says that credentials must suit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OfUrl {
-    pub is_tls: bool,
-    pub names_user: bool,
-    pub has_password: bool,
+    pub(crate) is_tls: bool,
+    pub(crate) names_user: bool,
+    pub(crate) has_password: bool,
     /// The certificate says who the client is.
-    pub is_external: bool,
+    pub(crate) is_external: bool,
 }
 
 /// What the files say.
 #[derive(Default)]
 pub(crate) struct Secrets {
-    pub identity: Option<OwnedIdentity>,
-    pub password: Option<String>,
+    pub(crate) identity: Option<OwnedIdentity>,
+    pub(crate) password: Option<String>,
 }
 
 impl Credentials {

@@ -1,12 +1,14 @@
-//! Shared code of worker, client library, gateway and command: the broker's address and credentials for it, publishing with
-//! confirms, withdrawing jobs, reading heartbeats and queue depths, finding misspelt environment variables, and applying environment and flags over
-//! a configuration file.
+//! What worker, client library, gateway and command share. For RabbitMQ: addresses and credentials, publishing with confirms, withdrawing
+//! jobs, reading heartbeats and queue depths. For configuration: finding misspelt environment variables, and applying environment and flags
+//! over a file.
 //!
 //! This crate works with `lapin` as published. vramq's programs are built with a patched `lapin`, because they read what strangers
 //! publish; [`missing_patches`] says what a program lacks.
 
 // Nothing that a message, a peer or a device does may panic.
 #![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+// What is `pub` can be used elsewhere.
+#![warn(unreachable_pub)]
 
 mod address;
 mod confirm_clock;
@@ -33,4 +35,6 @@ pub use patches::{MissingPatch, missing_patches};
 pub use pipeline::{CONFIRMS_IN_FLIGHT, Limits, PublishPipeline, Settled};
 pub use publisher::{ConfirmedPublisher, Message, Unconfirmed};
 pub use returns::MatchBy;
-pub use withdrawals::{REPEAT_EVERY, WITHDRAWN_MAX, Withdrawals, Withdrawn, new_secret, publish_withdrawals};
+pub use withdrawals::{
+    Excess, REPEAT_EVERY, WITHDRAWN_MAX, Withdrawals, Withdrawn, new_secret, publish_withdrawals,
+};

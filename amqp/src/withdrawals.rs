@@ -16,6 +16,10 @@ use vramq_schemas::withdrawal::{REMEMBERED_S, TYPE, Withdrawal};
 /// withdrawal is sent once.
 pub const WITHDRAWN_MAX: usize = 4_096;
 
+/// Withdrawals that wait to be sent for the first time: as many as a worker remembers. Those of one burst are far fewer; more come
+/// together while there is no connection.
+const UNSENT_MAX: usize = 4 * WITHDRAWN_MAX;
+
 /// The interval at which withdrawals are repeated: a worker that joined misses one for no longer than this. Several times within
 /// the time for which workers remember a withdrawal.
 pub const REPEAT_EVERY: Duration = Duration::from_secs(5);
@@ -38,8 +42,19 @@ pub struct Withdrawals {
 struct Open {
     /// With the time since when.
     by_job: HashMap<String, (Withdrawal, Instant)>,
-    /// Not sent once yet; at most [`WITHDRAWN_MAX`].
+    /// Not sent once yet; at most [`UNSENT_MAX`].
     unsent: Vec<Withdrawal>,
+    excess: Excess,
+}
+
+/// Withdrawals of jobs beyond [`WITHDRAWN_MAX`], counted since the start. Their jobs may run: on a worker that joins later, or that did not
+/// receive the only message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Excess {
+    /// To be sent once, and not repeated.
+    pub sent_once: u64,
+    /// Not sent at all: too many waited to be sent.
+    pub not_sent: u64,
 }
 
 /// A withdrawn job: as long as this lives, its withdrawal is repeated.
@@ -77,22 +92,31 @@ pub async fn publish_withdrawals(channel: &Channel, withdrawals: &[Withdrawal]) 
 }
 
 impl Withdrawals {
-    /// Withdraws a job until [`ended`](Self::ended) names it. False if too many are withdrawn: then its withdrawal is sent once.
+    /// Withdraws a job until [`ended`](Self::ended) names it. False if too many are withdrawn: then its withdrawal is sent once, if at all
+    /// ([`excess`](Self::excess)).
     pub fn withdraw(&self, withdrawal: Withdrawal) -> bool {
         let mut open = self.open();
-        if open.unsent.len() < WITHDRAWN_MAX {
-            open.unsent.push(withdrawal.clone());
+        let is_repeated = open.by_job.len() < WITHDRAWN_MAX;
+        if is_repeated {
+            open.by_job.insert(withdrawal.job.clone(), (withdrawal.clone(), Instant::now()));
         }
-        let room = open.by_job.len() < WITHDRAWN_MAX;
-        if room {
-            open.by_job.insert(withdrawal.job.clone(), (withdrawal, Instant::now()));
+        // What is repeated is sent in any case.
+        let is_sent = open.unsent.len() < if is_repeated { WITHDRAWN_MAX } else { UNSENT_MAX };
+        if is_sent {
+            open.unsent.push(withdrawal);
+        }
+        match (is_repeated, is_sent) {
+            (true, _) => {}
+            (false, true) => open.excess.sent_once += 1,
+            (false, false) => open.excess.not_sent += 1,
         }
         drop(open);
         self.added.notify_one();
-        room
+        is_repeated
     }
 
-    /// Withdraws a job for as long as the returned value lives. `None` if too many are withdrawn: then its withdrawal is sent once.
+    /// Withdraws a job for as long as the returned value lives. `None` if too many are withdrawn: then its withdrawal is sent once, if at
+    /// all.
     pub fn add(self: &Arc<Self>, withdrawal: Withdrawal) -> Option<Withdrawn> {
         let job = withdrawal.job.clone();
         self.withdraw(withdrawal).then(|| Withdrawn { withdrawals: Arc::clone(self), job })
@@ -115,6 +139,11 @@ impl Withdrawals {
         let mut open = self.open();
         open.by_job.retain(|_, (_, since)| since.elapsed() < REPEAT_FOR);
         open.by_job.values().map(|(withdrawal, _)| withdrawal.clone()).collect()
+    }
+
+    /// Those that are not repeated, or not even sent.
+    pub fn excess(&self) -> Excess {
+        self.open().excess
     }
 
     pub fn len(&self) -> usize {
@@ -168,9 +197,23 @@ mod tests {
         let withdrawals = Arc::new(Withdrawals::default());
         let held: Vec<_> = (0..WITHDRAWN_MAX).map(|n| withdrawals.add(withdrawal(n)).unwrap()).collect();
         withdrawals.take_unsent();
+        assert_eq!(withdrawals.excess(), Excess::default());
         assert!(withdrawals.add(withdrawal(WITHDRAWN_MAX)).is_none());
         assert_eq!(withdrawals.take_unsent(), [withdrawal(WITHDRAWN_MAX)]);
         assert_eq!(withdrawals.len(), held.len());
+        assert_eq!(withdrawals.excess(), Excess { sent_once: 1, not_sent: 0 });
+    }
+
+    #[test]
+    fn each_of_a_burst_is_sent_and_what_is_not_is_counted() {
+        let withdrawals = Withdrawals::default();
+        for n in 0..=UNSENT_MAX {
+            assert_eq!(withdrawals.withdraw(withdrawal(n)), n < WITHDRAWN_MAX, "{n}");
+        }
+        let sent = withdrawals.take_unsent();
+        assert_eq!((sent.len(), sent.last()), (UNSENT_MAX, Some(&withdrawal(UNSENT_MAX - 1))));
+        let sent_once = (UNSENT_MAX - WITHDRAWN_MAX) as u64;
+        assert_eq!(withdrawals.excess(), Excess { sent_once, not_sent: 1 });
     }
 
     #[tokio::test]

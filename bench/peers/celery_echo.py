@@ -1,9 +1,12 @@
-"""The message path in Celery: a task that returns its argument, results over RabbitMQ, acks late.
+"""The message path in Celery: a task that returns its argument, results over RabbitMQ.
 
     python celery_echo.py JOBS POOL PROCESSES PREFETCH    fills the queue, starts the worker, prints jobs per second
 
-POOL is `solo` or `prefork`, PREFETCH the jobs that the broker may send ahead for each process. BROKER_URL is in the environment.
-Gossip, mingle, heartbeats and events are off and prefetch is set for short tasks, as Celery's guide to optimizing has it.
+POOL is `solo` or `prefork`, PREFETCH the jobs that the broker may send ahead for each process. BROKER_URL and MESSAGES are in the
+environment. MESSAGES says what the broker is asked for: `classic` and `quorum` are durable queues of that type, with persistent messages
+and acks late; with `transient`, the messages of a classic queue are not written to disk, and a task is acknowledged before it runs.
+Gossip, mingle, heartbeats, events and rate limits are off; prefetch and transient messages are as Celery's guide to optimizing has them.
+Results stay on: the job that is measured has a reply.
 """
 
 import json
@@ -15,14 +18,20 @@ import time
 from celery import Celery
 from kombu import Connection, Queue
 
-QUEUE = "vramq.bench.celery"
+MESSAGES = os.environ.get("MESSAGES", "classic")
+QUEUE = f"vramq.bench.celery.{MESSAGES}"
+IS_TRANSIENT = MESSAGES == "transient"
+QUEUE_TYPE = "quorum" if MESSAGES == "quorum" else "classic"
 
 app = Celery("bench", broker=os.environ["BROKER_URL"], backend="rpc://")
 app.conf.update(
-    task_acks_late=True,
+    task_acks_late=not IS_TRANSIENT,
+    task_default_delivery_mode="transient" if IS_TRANSIENT else "persistent",
+    task_default_queue_type=QUEUE_TYPE,
     worker_prefetch_multiplier=int(os.environ.get("PREFETCH", 4)),
     task_default_queue=QUEUE,
-    result_persistent=True,
+    result_persistent=not IS_TRANSIENT,
+    worker_disable_rate_limits=True,
     worker_hijack_root_logger=False,
     worker_send_task_events=False,
     broker_connection_retry_on_startup=True,
@@ -35,9 +44,11 @@ def echo(text):
 
 
 def main(jobs, pool, processes, prefetch):
+    # Celery declares a queue of the default type without that argument.
+    arguments = {"x-queue-type": QUEUE_TYPE} if QUEUE_TYPE == "quorum" else None
     with Connection(os.environ["BROKER_URL"]) as connection:
         # What a run that was cut off has left would be run first.
-        queue = Queue(QUEUE, channel=connection.channel())
+        queue = Queue(QUEUE, channel=connection.channel(), queue_arguments=arguments)
         queue.declare()
         queue.purge()
     text = "x" * 980

@@ -1,7 +1,8 @@
-"""MiniLM on PyTorch as a program of one's own for vramq, and a model that does nothing."""
+"""Programs of one's own for vramq: MiniLM on PyTorch, a model that does nothing, one that keeps a device busy."""
 
 import os
 import sys
+import time
 
 import vramq
 
@@ -13,6 +14,17 @@ class Nothing(vramq.Model):
     accepts = ["text"]
 
     def run(self, items, params):
+        return [item.text for item in items]
+
+
+class Steady(vramq.Model):
+    """Takes the same time for each text and leaves the CPU alone, as a model on a GPU does."""
+
+    accepts = ["text"]
+    SECONDS = 0.0025
+
+    def run(self, items, params):
+        time.sleep(self.SECONDS * len(items))
         return [item.text for item in items]
 
 
@@ -30,4 +42,4 @@ class Minilm(vramq.Model):
         return self.model.encode([item.text for item in items], batch_size=BATCH, show_progress_bar=False)
 
 
-vramq.serve({"nothing": Nothing, "minilm": Minilm}[sys.argv[1]])
+vramq.serve({"nothing": Nothing, "steady": Steady, "minilm": Minilm}[sys.argv[1]])

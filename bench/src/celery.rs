@@ -8,12 +8,29 @@ use tokio::process::Command;
 
 use crate::{middle, process};
 
-/// Pools, and jobs that the broker may send ahead for each process. 4 is Celery's default.
-const SETTINGS: [(&str, u16); 4] = [("solo", 4), ("solo", 64), ("prefork", 4), ("prefork", 64)];
+/// The pool, the jobs that the broker may send ahead for each process, and what the broker is asked for.
+type Setting = (&'static str, u16, &'static str);
+
+/// A prefetch of 4 is Celery's default.
+const SETTINGS: [Setting; 8] = [
+    ("solo", 4, "classic"),
+    ("solo", 64, "classic"),
+    ("solo", 64, "quorum"),
+    ("solo", 64, TRANSIENT),
+    ("prefork", 4, "classic"),
+    ("prefork", 64, "classic"),
+    ("prefork", 64, "quorum"),
+    ("prefork", 64, TRANSIENT),
+];
+
+/// Messages that are not written to disk, and acknowledged before their task runs: a restart of the broker or the worker loses them.
+const TRANSIENT: &str = "transient";
 
 /// A Celery worker, and its rates.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
+    /// `classic` or `quorum`, with persistent messages and acks late; or `transient`. `bench/peers/celery_echo.py` has the settings.
+    pub messages: &'static str,
     pub pool: &'static str,
     pub processes: usize,
     pub prefetch: u16,
@@ -24,12 +41,29 @@ pub struct Row {
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pool, processes, prefetch, jobs_per_s, best_jobs_per_s } = self;
+        let Self { messages, pool, processes, prefetch, jobs_per_s, best_jobs_per_s } = self;
         write!(
             f,
-            "  Celery   {pool:<7} {processes} process(es), prefetch {prefetch:<2} each {jobs_per_s:>7.0}/s, at best \
+            "  Celery   {messages:<9} {pool:<7} {processes} process(es), prefetch {prefetch:<2} each {jobs_per_s:>7.0}/s, at best \
              {best_jobs_per_s:>7.0}/s"
         )
+    }
+}
+
+/// Celery's best round where it keeps its messages as vramq does, and its best of all.
+#[derive(Clone, Copy, Debug)]
+pub struct Best {
+    pub persistent: f64,
+    pub any: f64,
+}
+
+impl Best {
+    pub fn of(rows: &[Row]) -> Self {
+        let persistent = rows.iter().filter(|row| row.messages != TRANSIENT);
+        Self {
+            persistent: persistent.map(|row| row.best_jobs_per_s).fold(0.0, f64::max),
+            any: rows.iter().map(|row| row.best_jobs_per_s).fold(0.0, f64::max),
+        }
     }
 }
 
@@ -49,19 +83,21 @@ pub async fn run(
 ) -> anyhow::Result<Vec<Row>> {
     let mut rates = SETTINGS.map(|_| Vec::new());
     for _ in 0..rounds {
-        for (&(pool, prefetch), rates) in SETTINGS.iter().zip(&mut rates) {
+        for (&(pool, prefetch, messages), rates) in SETTINGS.iter().zip(&mut rates) {
             let mut command = Command::new(python);
             command
                 .args(["bench/peers/celery_echo.py", &jobs.to_string(), pool])
                 .args([processes(pool, cores).to_string(), prefetch.to_string()])
-                .env("BROKER_URL", url);
+                .env("BROKER_URL", url)
+                .env("MESSAGES", messages);
             let Figures { jobs_per_s } = process::figures(&mut command).await?;
             rates.push(jobs_per_s);
         }
     }
-    let row = |((pool, prefetch), rates): ((&'static str, u16), Vec<f64>)| {
+    let row = |((pool, prefetch, messages), rates): (Setting, Vec<f64>)| {
         let best_jobs_per_s = rates.iter().copied().fold(0.0, f64::max);
-        Row { pool, processes: processes(pool, cores), prefetch, jobs_per_s: middle(rates), best_jobs_per_s }
+        let processes = processes(pool, cores);
+        Row { messages, pool, processes, prefetch, jobs_per_s: middle(rates), best_jobs_per_s }
     };
     Ok(SETTINGS.into_iter().zip(rates).map(row).collect())
 }

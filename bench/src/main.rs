@@ -7,6 +7,7 @@ mod celery;
 mod encoder;
 mod end_to_end;
 mod http;
+mod join;
 mod memory;
 mod path;
 mod process;
@@ -127,6 +128,7 @@ struct Report {
     end_to_end: Option<EndToEnd>,
     share: Vec<share::Row>,
     latency: Vec<share::Latency>,
+    join: Vec<join::Row>,
     refused: Vec<refused::Row>,
     http: Vec<http::Row>,
     programs: Vec<programs::Row>,
@@ -259,6 +261,11 @@ async fn measure_share(setup: &Setup, report: &mut Report) -> anyhow::Result<()>
     let Setup { url, worker, model, pass_tokens, .. } = setup;
     let of_share = share::Setup { url, worker, model, texts: &texts, pass_tokens: *pass_tokens };
     report.share = share::throughput(&of_share).await?;
+    match &setup.python {
+        Some(python) => report.share.extend(share::beside_the_cpu(&of_share, python).await?),
+        None => println!("  (no VRAMQ_BENCH_PYTHON: workers whose devices leave the CPU alone are left out)"),
+    }
+    report.join = join::run(&of_share).await?;
     report.latency = share::latencies(&of_share).await?;
     match &setup.management {
         Some(management) => report.refused = refused::run(&of_share, management).await?,
@@ -308,10 +315,14 @@ async fn measure_path(setup: &Setup, report: &mut Report) -> anyhow::Result<()> 
     for row in &report.celery {
         println!("{row}");
     }
-    let best = report.celery.iter().map(|row| row.best_jobs_per_s).fold(0.0, f64::max);
+    let best = celery::Best::of(&report.celery);
     for row in report.path.iter().filter(|row| row.queue_type == "classic") {
         let (prefetch, ours) = (row.prefetch, row.worker.jobs_per_s);
-        println!("  classic  prefetch {prefetch:<4} vramq is {:.1}x Celery's best run", ours / best);
+        println!(
+            "  classic  prefetch {prefetch:<4} vramq is {:.1}x Celery's best round with persistent messages, {:.1}x its best of all",
+            ours / best.persistent,
+            ours / best.any
+        );
     }
     Ok(())
 }

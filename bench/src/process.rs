@@ -87,6 +87,13 @@ pub async fn get(port: u16, path: &str) -> anyhow::Result<String> {
     Ok(body.to_owned())
 }
 
+/// The sum of a worker's metric over its labels.
+pub async fn metric(port: u16, name: &str) -> anyhow::Result<f64> {
+    let metrics = get(port, "/metrics").await?;
+    let lines = metrics.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
+    Ok(lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
+}
+
 /// Runs a reference program and reads the figures that it prints as its last line.
 pub async fn figures<T: DeserializeOwned>(command: &mut Command) -> anyhow::Result<T> {
     let output =

@@ -98,15 +98,24 @@ fn write(folder: &Path, name: &str, config: &str) -> anyhow::Result<PathBuf> {
 
 /// The configuration of a program in bench/peers/minilm.py.
 fn program(setup: &Setup, python: &Path, which: &str) -> anyhow::Result<String> {
-    let absolute = |path: &Path| std::path::absolute(path).map(|path| path.display().to_string());
-    let (python, script) = (absolute(python)?, absolute(Path::new("bench/peers/minilm.py"))?);
-    let (package, model) = (absolute(Path::new("python"))?, absolute(&setup.model)?);
+    let (command, package, model) =
+        (command(python, which)?, absolute(Path::new("python"))?, absolute(&setup.model)?);
     Ok(format!(
-        "[model.{MODEL}]\nengine = \"process\"\ncommand = [\"{python}\", \"{script}\", \"{which}\"]\n\
+        "[model.{MODEL}]\nengine = \"process\"\ncommand = {command}\n\
          items_max = {ITEMS_MAX}\ninstances = 1\n\
          env = {{ PYTHONPATH = \"{package}\", MODEL = \"{model}\", THREADS = \"{}\" }}\n",
         setup.threads
     ))
+}
+
+/// The command of a program in bench/peers/minilm.py, as the configuration has it.
+pub(crate) fn command(python: &Path, which: &str) -> anyhow::Result<String> {
+    let (python, script) = (absolute(python)?, absolute(Path::new("bench/peers/minilm.py"))?);
+    Ok(format!("[\"{python}\", \"{script}\", \"{which}\"]"))
+}
+
+fn absolute(path: &Path) -> std::io::Result<String> {
+    std::path::absolute(path).map(|path| path.display().to_string())
 }
 
 /// Jobs per second through RabbitMQ and a worker.

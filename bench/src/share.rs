@@ -16,7 +16,7 @@ use vramq_schemas::{ReplyHeaders, ReplyKind};
 
 use crate::end_to_end::{Caller, job, next, publish, replies};
 use crate::path::forget_queues;
-use crate::process;
+use crate::{process, programs};
 
 pub(crate) const MODEL: &str = "bench-share";
 
@@ -25,6 +25,12 @@ const WORKERS: [usize; 3] = [1, 2, 4];
 
 /// Texts of a job of the backlog: small beside a pass, so that shares are not a matter of a few jobs.
 const JOB_TEXTS: usize = 8;
+
+/// Texts of the backlog for devices that leave the CPU alone: some 20 s of one device, so that the last pass of each
+/// worker is a small part also of the time that four of them take.
+const STEADY_TEXTS: usize = 8_000;
+/// Items of their passes.
+const STEADY_ITEMS_MAX: usize = 16;
 
 /// Texts of a job of the bulk load: more than four passes, so it takes the way of large jobs.
 const BULK_TEXTS: usize = 500;
@@ -44,9 +50,11 @@ pub struct Setup<'a> {
     pub pass_tokens: usize,
 }
 
-/// So many workers of one thread on one backlog.
+/// So many workers on one backlog.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
+    /// What runs the passes: the encoder on one thread of the CPU, or a device that leaves the CPU alone.
+    pub on: &'static str,
     pub workers: usize,
     pub sentences_per_s: f64,
     /// Times the rate of one worker.
@@ -67,10 +75,10 @@ pub struct Latency {
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { workers, sentences_per_s, over_one, least_share } = self;
+        let Self { on, workers, sentences_per_s, over_one, least_share } = self;
         write!(
             f,
-            "  {workers} worker(s) of 1 thread {sentences_per_s:>7.1} sentences/s  {over_one:.2}x one worker  \
+            "  {workers} worker(s) {on:<25} {sentences_per_s:>7.1} sentences/s  {over_one:.2}x one worker  \
              least share {least_share:.2} of an equal one"
         )
     }
@@ -88,18 +96,43 @@ impl fmt::Display for Latency {
     }
 }
 
-/// The throughput of 1, 2 and 4 workers. The figures of one worker are the reference, in the same run.
+/// The throughput of 1, 2 and 4 workers with the encoder. The figures of one worker are the reference, in the same run.
 pub async fn throughput(setup: &Setup<'_>) -> anyhow::Result<Vec<Row>> {
+    by_number_of_workers("of 1 thread", setup.url, setup.texts, |at| spawn(setup, at, "off")).await
+}
+
+/// The same with a device that takes a fixed time for each text and leaves the CPU alone, as a GPU does: what sharing
+/// itself costs shows also on a machine with fewer cores than workers.
+pub async fn beside_the_cpu(setup: &Setup<'_>, python: &Path) -> anyhow::Result<Vec<Row>> {
+    let program = programs::command(python, "steady")?;
+    let package = std::path::absolute("python")?;
+    let start = |at: usize| {
+        let settings = [
+            format!("model.{MODEL}.engine=process"),
+            format!("model.{MODEL}.command={program}"),
+            format!("model.{MODEL}.env={{ PYTHONPATH = \"{}\" }}", package.display()),
+            format!("model.{MODEL}.instances=1"),
+            format!("model.{MODEL}.items_max={STEADY_ITEMS_MAX}"),
+            format!("worker.name=share-{at}"),
+        ];
+        process::spawn_worker(setup.url, setup.worker, &settings)
+    };
+    let texts: Vec<_> = setup.texts.iter().cycle().take(STEADY_TEXTS).cloned().collect();
+    by_number_of_workers("of a device of their own", setup.url, &texts, start).await
+}
+
+async fn by_number_of_workers(
+    on: &'static str,
+    url: &str,
+    texts: &[String],
+    start: impl Fn(usize) -> anyhow::Result<Child>,
+) -> anyhow::Result<Vec<Row>> {
     let mut rows: Vec<Row> = Vec::new();
     for workers in WORKERS {
-        let (sentences_per_s, least) = backlog(setup, workers).await?;
+        let (sentences_per_s, least) = backlog(url, texts, workers, &start).await?;
         let one = rows.first().map_or(sentences_per_s, |row| row.sentences_per_s);
-        let row = Row {
-            workers,
-            sentences_per_s,
-            over_one: sentences_per_s / one,
-            least_share: least * workers as f64,
-        };
+        let (over_one, least_share) = (sentences_per_s / one, least * workers as f64);
+        let row = Row { on, workers, sentences_per_s, over_one, least_share };
         println!("{row}");
         rows.push(row);
     }
@@ -107,14 +140,16 @@ pub async fn throughput(setup: &Setup<'_>) -> anyhow::Result<Vec<Row>> {
 }
 
 /// Sentences per second of so many workers on one backlog, and the smallest part of the jobs that one of them ran.
-async fn backlog(setup: &Setup<'_>, workers: usize) -> anyhow::Result<(f64, f64)> {
-    let mut link = Link::open(setup.url).await?;
-    let mut served = Vec::with_capacity(workers);
-    for at in 0..workers {
-        served.push(spawn(setup, at, "off")?);
-    }
+async fn backlog(
+    url: &str,
+    texts: &[String],
+    workers: usize,
+    start: &impl Fn(usize) -> anyhow::Result<Child>,
+) -> anyhow::Result<(f64, f64)> {
+    let mut link = Link::open(url).await?;
+    let mut served = (0..workers).map(start).collect::<anyhow::Result<Vec<_>>>()?;
     process::wait_for_consumer(&link.connection, &jobs_queue(MODEL)).await?;
-    let jobs: Vec<_> = setup.texts.chunks(JOB_TEXTS).map(|texts| job(MODEL, texts)).collect();
+    let jobs: Vec<_> = texts.chunks(JOB_TEXTS).map(|texts| job(MODEL, texts)).collect();
     // Until each of them has answered: then all are loaded, warm, and know what a job costs.
     let mut warm = BTreeMap::new();
     while warm.len() < workers {
@@ -132,7 +167,7 @@ async fn backlog(setup: &Setup<'_>, workers: usize) -> anyhow::Result<(f64, f64)
     }
     link.connection.close(200, "done".into()).await?;
     let least = if by_worker.len() < workers { 0 } else { by_worker.values().copied().min().unwrap_or(0) };
-    Ok((setup.texts.len() as f64 / seconds, least as f64 / jobs.len() as f64))
+    Ok((texts.len() as f64 / seconds, least as f64 / jobs.len() as f64))
 }
 
 /// How long jobs of one text wait on a worker that has nothing else to do, and beside a bulk load.
@@ -210,13 +245,9 @@ struct Passes {
 
 impl Passes {
     async fn of(port: u16) -> anyhow::Result<Self> {
-        let metrics = process::get(port, "/metrics").await?;
-        let sum = |name: &str| {
-            let lines = metrics.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
-            lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>()
-        };
+        let of = |name| process::metric(port, name);
         let (count, seconds) = ("vramq_pass_duration_seconds_count", "vramq_pass_duration_seconds_sum");
-        Ok(Self { count: sum(count), seconds: sum(seconds) })
+        Ok(Self { count: of(count).await?, seconds: of(seconds).await? })
     }
 }
 

@@ -2,6 +2,14 @@
 
 // Nothing that a message, a peer or a device does may panic.
 #![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+// What is `pub` can be used elsewhere.
+#![warn(unreachable_pub)]
+
+/// Shadows the standard library's in all modules of this program: that one panics when standard error takes nothing, and a line of progress
+/// would end the work that it tells of.
+macro_rules! eprintln {
+    ($($argument:tt)*) => { $crate::output::write_error_line(format_args!($($argument)*)) };
+}
 
 mod broker;
 mod control;
@@ -71,6 +79,8 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // It would tell standard error that standard error takes nothing, and panic.
+        .log_internal_errors(false)
         .without_time()
         .with_target(false)
         .with_ansi(!plain && std::io::IsTerminal::is_terminal(&std::io::stderr()))

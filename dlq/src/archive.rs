@@ -1,4 +1,4 @@
-//! Files of dead letters, one per line. What was reported as written survives a crash.
+//! Archives: files with one dead letter in each line. What was reported as written survives a crash.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, BufWriter, Read, Write as _};

@@ -48,13 +48,18 @@ impl AuditLog {
     }
 
     /// Logs what is about to be done; on the disk when it returns.
-    pub fn log_begin(&mut self, queue: &str, letters: &[Selected], detail: Value) -> Result<(), Error> {
+    pub(crate) fn log_begin(
+        &mut self,
+        queue: &str,
+        letters: &[Selected],
+        detail: Value,
+    ) -> Result<(), Error> {
         let letters: Vec<_> = letters.iter().map(described).collect();
         self.write(json!({"phase": "begin", "queue": queue, "count": letters.len(), "letters": letters, "detail": detail}))
     }
 
     /// Logs what was done: which dead letters left the queue, which are kept in it and why, and how many were gone before.
-    pub fn log_end(
+    pub(crate) fn log_end(
         &mut self,
         queue: &str,
         done: &[Fingerprint],

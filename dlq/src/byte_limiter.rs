@@ -23,7 +23,7 @@ type Received = lapin::Result<Option<Delivery>>;
 
 /// The deliveries of several consumers, in their order.
 #[derive(Debug)]
-pub struct Deliveries {
+pub(crate) struct Deliveries {
     limiter: Arc<ByteLimiter>,
     receiver: mpsc::UnboundedReceiver<Received>,
     sender: mpsc::UnboundedSender<Received>,
@@ -32,7 +32,7 @@ pub struct Deliveries {
 }
 
 #[derive(Debug, Default)]
-pub struct ByteLimiter {
+pub(crate) struct ByteLimiter {
     state: Mutex<State>,
     released: Condvar,
 }
@@ -61,7 +61,7 @@ impl ByteLimiter {
 
     /// Runs something that takes a lock of the channel, with the limiter disabled. lapin holds that lock while it calls a
     /// delegate, so a delegate that blocks meanwhile would deadlock with the caller.
-    pub fn bypass<T>(&self, run: impl FnOnce() -> T) -> T {
+    pub(crate) fn bypass<T>(&self, run: impl FnOnce() -> T) -> T {
         self.set_enabled(false);
         let result = run();
         self.set_enabled(true);
@@ -75,13 +75,13 @@ impl ByteLimiter {
 }
 
 impl Deliveries {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // The limiter bounds the channel: in bytes, which a bounded channel does not count.
         let (sender, receiver) = mpsc::unbounded_channel();
         Self { limiter: Arc::default(), receiver, sender, consumers: Vec::new() }
     }
 
-    pub fn add(&mut self, consumer: Consumer) {
+    pub(crate) fn add(&mut self, consumer: Consumer) {
         let (limiter, sender) = (Arc::clone(&self.limiter), self.sender.clone());
         // Setting the delegate passes it what has already arrived, on this thread, which must not block: it is the one that
         // releases.
@@ -96,14 +96,14 @@ impl Deliveries {
         self.consumers.push(consumer);
     }
 
-    pub fn limiter(&self) -> Arc<ByteLimiter> {
+    pub(crate) fn limiter(&self) -> Arc<ByteLimiter> {
         Arc::clone(&self.limiter)
     }
 
     /// The next delivery; `None` when the broker cancelled the consumer.
     ///
     /// Cancel safety: nothing is lost.
-    pub async fn next(&mut self) -> Received {
+    pub(crate) async fn next(&mut self) -> Received {
         // There is always a sender: this struct's own.
         let received = self.receiver.recv().await.unwrap_or(Ok(None));
         self.limiter.release(size(&received));

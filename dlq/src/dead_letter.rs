@@ -1,4 +1,4 @@
-//! A dead letter: its fingerprint, and its cause, whether a worker or the broker dead-lettered it. Pure.
+//! A dead letter: its fingerprint, and why a worker or the broker dead-lettered it. Pure.
 
 use std::fmt;
 
@@ -42,7 +42,7 @@ pub struct DeadLetter {
 pub struct Fingerprint([u8; 16]);
 
 /// The hexadecimal digits of a fingerprint that are shown: among 10,000 dead letters, two share them with probability 1/20,000.
-pub const FINGERPRINT_DIGITS: usize = 10;
+pub(crate) const FINGERPRINT_DIGITS: usize = 10;
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -81,7 +81,7 @@ impl fmt::Display for Group {
 
 /// Why a message was dead-lettered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cause {
+pub struct DeadLetterCause {
     pub reason: String,
     /// The text of the worker that dead-lettered it.
     pub error: String,
@@ -137,7 +137,7 @@ impl DeadLetter {
 
     /// Whether the broker dead-lettered it, rather than a worker. Then its headers are the publisher's, whatever they say: only the
     /// broker's own can be believed. Workers write a reason, and no `x-death` comes with what they publish.
-    pub fn is_by_broker(&self) -> bool {
+    pub(crate) fn is_by_broker(&self) -> bool {
         self.headers.inner().contains_key(X_DEATH) || self.text(REASON).is_none()
     }
 
@@ -198,9 +198,9 @@ impl DeadLetter {
         Fingerprint(fingerprint)
     }
 
-    pub fn cause(&self) -> Cause {
+    pub fn cause(&self) -> DeadLetterCause {
         if let Some(reason) = self.text(REASON).filter(|_| !self.is_by_broker()) {
-            return Cause {
+            return DeadLetterCause {
                 reason,
                 error: self.text(ERROR).unwrap_or_default(),
                 worker: self.text(WORKER),
@@ -208,7 +208,7 @@ impl DeadLetter {
                 dead_at_ms: self.number(DEAD_AT_MS),
             };
         }
-        self.cause_by_broker().unwrap_or_else(|| Cause {
+        self.cause_by_broker().unwrap_or_else(|| DeadLetterCause {
             reason: UNKNOWN.to_owned(),
             error: "it has no record of dead-lettering, neither of a worker nor of the broker".to_owned(),
             worker: None,
@@ -218,7 +218,7 @@ impl DeadLetter {
     }
 
     /// From the newest entry of `x-death`.
-    fn cause_by_broker(&self) -> Option<Cause> {
+    fn cause_by_broker(&self) -> Option<DeadLetterCause> {
         let AMQPValue::FieldArray(deaths) = self.headers.inner().get(X_DEATH)? else { return None };
         let AMQPValue::FieldTable(death) = deaths.as_slice().first()? else { return None };
         let text = |name| death.inner().get(name).and_then(as_text);
@@ -230,7 +230,7 @@ impl DeadLetter {
             _ => None,
         };
         let times = if count == 1 { String::new() } else { format!(", {count} times") };
-        Some(Cause {
+        Some(DeadLetterCause {
             error: format!(
                 "the broker took it from the queue {queue}: {}{times}",
                 explained_by_broker(&reason)
@@ -243,7 +243,7 @@ impl DeadLetter {
     }
 
     pub fn summary(&self) -> Summary {
-        let Cause { reason, error, worker, version, dead_at_ms } = self.cause();
+        let DeadLetterCause { reason, error, worker, version, dead_at_ms } = self.cause();
         Summary {
             fingerprint: self.fingerprint(),
             id: self.id().map(str::to_owned),

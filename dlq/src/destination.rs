@@ -39,7 +39,7 @@ pub enum Target<'a> {
 }
 
 #[derive(Debug)]
-pub enum Destination<'a> {
+pub(crate) enum Destination<'a> {
     /// Stores with the broker's confirm. Has a connection of its own, so that confirms arrive while the connection that reads
     /// waits at its byte limiter.
     Queues {
@@ -54,16 +54,16 @@ pub enum Destination<'a> {
 
 /// A dead letter that is not acknowledged yet.
 #[derive(Clone, Copy, Debug)]
-pub struct PendingLetter {
-    pub fingerprint: Fingerprint,
-    pub tag: u64,
+pub(crate) struct PendingLetter {
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) tag: u64,
     /// It holds results, not a job.
-    pub results: bool,
+    pub(crate) results: bool,
 }
 
 /// At most so many dead letters per second.
 #[derive(Clone, Copy, Debug)]
-pub struct RateLimit {
+pub(crate) struct RateLimit {
     every: Duration,
     next: Instant,
 }
@@ -80,7 +80,7 @@ impl RateLimit {
 }
 
 impl<'a> Destination<'a> {
-    pub async fn open<'t: 'a>(access: &Access, target: &'a mut Target<'t>) -> Result<Self, Error> {
+    pub(crate) async fn open<'t: 'a>(access: &Access, target: &'a mut Target<'t>) -> Result<Self, Error> {
         Ok(match target {
             Target::Queues { changes, rate } => {
                 let connection = access.connect().await?;
@@ -92,14 +92,14 @@ impl<'a> Destination<'a> {
         })
     }
 
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         match self {
             Self::Queues { publisher, .. } => publisher.has_room(),
             Self::File { pending, .. } => pending.len() < ARCHIVED_MAX,
         }
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         match self {
             Self::Queues { publisher, .. } => publisher.is_empty(),
             Self::File { pending, .. } => pending.is_empty(),
@@ -107,7 +107,7 @@ impl<'a> Destination<'a> {
     }
 
     /// Whether [`settled`](Self::settled) should be called now. For a file, only when many letters are pending.
-    pub fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         match self {
             Self::Queues { publisher, .. } => !publisher.is_empty(),
             Self::File { .. } => !self.has_room(),
@@ -115,19 +115,19 @@ impl<'a> Destination<'a> {
     }
 
     /// Whether results reach their reply queue, so that their job is done with them.
-    pub fn delivers_results(&self) -> bool {
+    pub(crate) fn delivers_results(&self) -> bool {
         matches!(self, Self::Queues { .. })
     }
 
     /// Gives up what is on its way to a broker that has closed the channel.
-    pub fn forget_lost(&mut self) {
+    pub(crate) fn forget_lost(&mut self) {
         if let Self::Queues { publisher, .. } = self {
             publisher.forget_lost();
         }
     }
 
     /// When the next dead letter may be taken.
-    pub fn next_at(&self) -> Option<Instant> {
+    pub(crate) fn next_at(&self) -> Option<Instant> {
         match self {
             Self::Queues { rate_limit, .. } => rate_limit.map(|limit| limit.next),
             Self::File { .. } => None,
@@ -135,7 +135,7 @@ impl<'a> Destination<'a> {
     }
 
     /// Starts to store a dead letter. The inner error is the reason why it has to stay in its queue.
-    pub fn take(&mut self, unacked: Unacked, kind: &Kind) -> Result<Result<(), String>, Error> {
+    pub(crate) fn take(&mut self, unacked: Unacked, kind: &Kind) -> Result<Result<(), String>, Error> {
         let Unacked { letter, tag } = unacked;
         let results = *kind == Kind::Results;
         let token = PendingLetter { fingerprint: letter.fingerprint(), tag, results };
@@ -164,7 +164,7 @@ impl<'a> Destination<'a> {
     /// Waits until some dead letters are stored, or cannot be.
     ///
     /// Cancel safety: what a dropped call has not returned is returned by the next one.
-    pub async fn settled(&mut self) -> Result<Settled<PendingLetter>, Error> {
+    pub(crate) async fn settled(&mut self) -> Result<Settled<PendingLetter>, Error> {
         match self {
             Self::Queues { publisher, .. } => Ok(publisher.next().await),
             Self::File { archive, pending } => {

@@ -7,7 +7,7 @@ use vramq_schemas::headers::{
 };
 use vramq_schemas::{Attempt, Reason, ReplyKind};
 
-use crate::dead_letter::{BY_BROKER, Cause, DeadLetter};
+use crate::dead_letter::{BY_BROKER, DeadLetter, DeadLetterCause};
 use crate::text::{bytes, counted, moment, safe};
 
 /// Paragraphs with their headings.
@@ -103,7 +103,7 @@ fn attempt(attempt: &Attempt) -> String {
     )
 }
 
-fn why_it_ended(cause: &Cause) -> Vec<String> {
+fn why_it_ended(cause: &DeadLetterCause) -> Vec<String> {
     let at = cause.dead_at_ms.map_or("At an unknown time".to_owned(), moment);
     let who = match (&cause.worker, cause.version.as_str()) {
         (Some(worker), version) => format!(", {}, version {}", safe(worker), safe(version)),
@@ -122,7 +122,7 @@ fn what_would_fit(letter: &DeadLetter) -> Option<String> {
     ))
 }
 
-fn what_to_do(letter: &DeadLetter, cause: &Cause) -> String {
+fn what_to_do(letter: &DeadLetter, cause: &DeadLetterCause) -> String {
     let name = letter.fingerprint();
     let model = safe(letter.model());
     let retry = format!("vramq dlq retry --model {model} {name}");

@@ -46,7 +46,7 @@ pub struct InvalidField {
 }
 
 /// The headers with such names, as JSON.
-pub fn to_json(table: &FieldTable, with: impl Fn(&str) -> bool) -> String {
+pub(crate) fn to_json(table: &FieldTable, with: impl Fn(&str) -> bool) -> String {
     let mut table = table_to(table);
     table.retain(|name, _| with(name));
     // Cannot fail: names are texts, and floats are written as texts.

@@ -6,6 +6,8 @@
 
 // Nothing that a message, a peer or a device does may panic.
 #![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+// What is `pub` can be used elsewhere.
+#![warn(unreachable_pub)]
 
 pub mod access;
 pub mod archive;
@@ -13,10 +15,10 @@ pub mod audit_log;
 mod byte_limiter;
 pub mod dead_letter;
 pub mod destination;
-pub mod error;
+mod error;
 pub mod explain;
 pub mod groups;
-pub mod header_values;
+mod header_values;
 mod pairing;
 pub mod plan;
 pub mod preview;
@@ -26,7 +28,7 @@ pub mod record;
 pub mod republish;
 pub mod scan;
 pub mod select;
-pub mod stop;
+mod stop;
 pub mod text;
 pub mod transfer;
 

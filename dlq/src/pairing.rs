@@ -1,4 +1,4 @@
-//! Finds the jobs whose results are all in dead letters beside them, in one reply or in parts. Pure.
+//! Finds the jobs whose results are all there as other dead letters, in one reply or in parts. Pure.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};

@@ -123,7 +123,7 @@ impl Plan {
     }
 
     /// What is to be taken from the queue.
-    pub fn claims(&self) -> Claims {
+    pub(crate) fn claims(&self) -> Claims {
         let mut kinds: HashMap<_, Vec<_>> = HashMap::new();
         for Selected { fingerprint, kind, .. } in &self.selected {
             kinds.entry(*fingerprint).or_default().push(kind.clone());
@@ -166,7 +166,7 @@ pub fn unmatched<'a>(
 
 /// What is still to be taken, over several readings of the queue.
 #[derive(Debug)]
-pub struct Claims {
+pub(crate) struct Claims {
     kinds: HashMap<Fingerprint, Vec<Kind>>,
     /// Copies that were not selected.
     spare: HashMap<Fingerprint, u32>,
@@ -176,7 +176,7 @@ pub struct Claims {
 
 /// What to do with a dead letter that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Claim {
+pub(crate) enum Claim {
     Leave,
     Take(Kind),
     /// It was taken and acknowledged before, but the broker lost the acknowledgement.
@@ -184,38 +184,38 @@ pub enum Claim {
 }
 
 impl Claims {
-    pub fn left(&self) -> usize {
+    pub(crate) fn left(&self) -> usize {
         self.kinds.values().map(Vec::len).sum()
     }
 
     /// Takes nothing more.
-    pub fn give_up(&mut self) {
+    pub(crate) fn give_up(&mut self) {
         self.kinds.clear();
     }
 
     /// Whether anything was taken, so that lost acknowledgements have to be looked for.
-    pub fn has_settled(&self) -> bool {
+    pub(crate) fn has_settled(&self) -> bool {
         !self.settled.is_empty()
     }
 
     /// Starts a reading of the queue: in each, the copies that stay are counted from the start.
-    pub fn reading(&mut self) -> Reading<'_> {
+    pub(crate) fn reading(&mut self) -> Reading<'_> {
         Reading { spare: self.spare.clone(), claims: self }
     }
 }
 
 #[derive(Debug)]
-pub struct Reading<'a> {
+pub(crate) struct Reading<'a> {
     claims: &'a mut Claims,
     spare: HashMap<Fingerprint, u32>,
 }
 
 impl Reading<'_> {
-    pub fn left(&self) -> usize {
+    pub(crate) fn left(&self) -> usize {
         self.claims.left()
     }
 
-    pub fn claim(&mut self, fingerprint: Fingerprint) -> Claim {
+    pub(crate) fn claim(&mut self, fingerprint: Fingerprint) -> Claim {
         if let Some(kinds) = self.claims.kinds.get_mut(&fingerprint) {
             let kind = kinds.pop();
             if kinds.is_empty() {
@@ -236,11 +236,11 @@ impl Reading<'_> {
     }
 
     /// To be taken at another reading.
-    pub fn unclaim(&mut self, fingerprint: Fingerprint, kind: Kind) {
+    pub(crate) fn unclaim(&mut self, fingerprint: Fingerprint, kind: Kind) {
         self.claims.kinds.entry(fingerprint).or_default().push(kind);
     }
 
-    pub fn settle(&mut self, fingerprint: Fingerprint) {
+    pub(crate) fn settle(&mut self, fingerprint: Fingerprint) {
         *self.claims.settled.entry(fingerprint).or_default() += 1;
     }
 }

@@ -51,7 +51,7 @@ impl QueueLock {
     }
 
     /// The same, unless a request to end comes first.
-    pub async fn open_unless(access: &Access, model: &str, stops: &mut Stops) -> Result<Self, Error> {
+    pub(crate) async fn open_unless(access: &Access, model: &str, stops: &mut Stops) -> Result<Self, Error> {
         tokio::select! {
             lock = Self::open(access, model) => lock,
             stop = stops.next() => Err(Error::Stopped(stop)),
@@ -116,7 +116,7 @@ impl QueueLock {
     }
 
     /// Waits until nothing is held unacknowledged and the queue has so many messages again.
-    pub async fn wait_for_requeue(&self, messages: u64) -> Result<(), Error> {
+    pub(crate) async fn wait_for_requeue(&self, messages: u64) -> Result<(), Error> {
         let start = Instant::now();
         loop {
             let Count { ready, consumers } = self.count().await?;

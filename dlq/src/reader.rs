@@ -59,7 +59,7 @@ pub struct Unacked {
 
 /// Acknowledges what a reader has read.
 #[derive(Debug)]
-pub struct Acks {
+pub(crate) struct Acks {
     channel: Channel,
     limiter: Arc<ByteLimiter>,
     acked: Arc<AtomicU64>,
@@ -68,7 +68,7 @@ pub struct Acks {
 impl Acks {
     /// Does not wait until it is sent: the thread that sends it may be blocked by the limiter, which only the caller releases.
     /// Reading the queue again shows whether the message is gone.
-    pub fn ack(&self, tag: u64) -> Result<(), Error> {
+    pub(crate) fn ack(&self, tag: u64) -> Result<(), Error> {
         let acked =
             self.limiter.bypass(|| self.channel.basic_ack(tag, BasicAckOptions::default()).now_or_never());
         if let Some(Err(error)) = acked {
@@ -152,7 +152,7 @@ impl<'a> Reader<'a> {
         self.seen - self.acked.load(Ordering::Relaxed)
     }
 
-    pub fn acks(&self) -> Acks {
+    pub(crate) fn acks(&self) -> Acks {
         let (channel, limiter) = (self.channel.clone(), self.deliveries.limiter());
         Acks { channel, limiter, acked: Arc::clone(&self.acked) }
     }

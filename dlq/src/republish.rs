@@ -114,12 +114,7 @@ pub fn job(letter: DeadLetter, changes: &Changes, now_ms: u64) -> Result<Message
         headers.insert(BATCH_HINT.into(), hint);
     }
     headers.insert(RETRIES.into(), long(retries.into()));
-    let mut properties = republished(&letter.properties);
-    if let Some(reply_to) =
-        letter.properties.reply_to().clone().filter(|queue| queue.as_str() != DIRECT_REPLIES)
-    {
-        properties = properties.with_reply_to(reply_to);
-    }
+    let mut properties = with_reply_to(republished(&letter.properties), &letter.properties);
     if let Some(priority) = changes.priority {
         properties = properties.with_priority(priority);
     }
@@ -163,12 +158,7 @@ pub fn results(letter: DeadLetter) -> Result<Message, CannotPublish> {
 /// The dead letter itself, for the queue that it came from.
 pub fn letter(letter: DeadLetter) -> Result<Message, CannotPublish> {
     let headers = without(&letter.headers, |name| matches!(name, "CC" | "BCC"));
-    let mut properties = republished(&letter.properties);
-    if let Some(reply_to) =
-        letter.properties.reply_to().clone().filter(|queue| queue.as_str() != DIRECT_REPLIES)
-    {
-        properties = properties.with_reply_to(reply_to);
-    }
+    let mut properties = with_reply_to(republished(&letter.properties), &letter.properties);
     if let Some(expiration) = letter.properties.expiration().clone() {
         properties = properties.with_expiration(expiration);
     }
@@ -188,6 +178,15 @@ fn without(table: &FieldTable, left_out: impl Fn(&str) -> bool) -> FieldTable {
         kept.insert(name.clone(), value.clone());
     }
     kept
+}
+
+/// Adds the `reply_to` of a dead letter. The name by which a publisher asks for direct replies is left out: the broker would take it for
+/// the channel that publishes now.
+fn with_reply_to(properties: BasicProperties, of: &BasicProperties) -> BasicProperties {
+    match of.reply_to() {
+        Some(queue) if queue.as_str() != DIRECT_REPLIES => properties.with_reply_to(queue.clone()),
+        _ => properties,
+    }
 }
 
 /// The properties without headers, `reply_to` and `expiration`, which callers set, and without `user_id`: the broker closes the

@@ -1,4 +1,4 @@
-//! Words for people: foreign text with control characters escaped, sizes, times, counts. Pure.
+//! Text for people: foreign text with control characters escaped, sizes, times, counts. Pure.
 
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;

@@ -80,5 +80,5 @@ function describe(samples) {
   const failures = samples.reduce((sum, sample) => sum + sample.out_of_memory, 0);
   const minutes = Math.round((last.at_ms - samples[0].at_ms) / 60000);
   return `Memory of the last ${minutes} minutes: ${bytes(last.used)} of ${bytes(last.total)} used now, `
-    + `${bytes(last.held)} of it by passes; ${failures} passes ran out of memory.`;
+    + `${bytes(last.held)} of it by passes; ${failures} ${failures === 1 ? "pass" : "passes"} ran out of memory.`;
 }

@@ -1,7 +1,6 @@
 //! Uploaded files: streamed to a store, owned by their caller, removed after a time.
 
 mod upload;
-mod used;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -19,8 +18,8 @@ use crate::config::Files;
 use crate::keys::is_name;
 use crate::problem::{Problem, Retry};
 use crate::storage::{Place, Storage};
+use crate::used::{Full, Reserved, Used};
 use upload::Upload;
-use used::{Full, Reserved, Used};
 
 /// The longest name of a file that is kept, in bytes.
 const NAME_BYTES_MAX: usize = 255;
@@ -207,18 +206,11 @@ impl FileStore {
     /// The listing ended early. What it had listed so far was handled.
     pub async fn sweep(&self) -> object_store::Result<()> {
         let now = seconds_of(SystemTime::now());
-        let mut stored = HashMap::<String, u64>::new();
         let is_old = |meta: &ObjectMeta| {
             let stored_at = u64::try_from(meta.last_modified.timestamp()).unwrap_or(0);
-            let is_old = now.saturating_sub(stored_at) > self.settings.keep.as_secs();
-            // One of ours is in the folder of its owner.
-            if !is_old && let Some((owner, _)) = meta.location.as_ref().split_once('/') {
-                *stored.entry(owner.to_owned()).or_default() += meta.size;
-            }
-            is_old
+            now.saturating_sub(stored_at) > self.settings.keep.as_secs()
         };
-        self.storage.sweep(is_ours, is_old).await?;
-        self.used.counted(stored);
+        self.used.counted(self.storage.sweep(is_ours, is_old).await?);
         Ok(())
     }
 

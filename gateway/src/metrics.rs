@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
@@ -10,6 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+use vramq_amqp::Excess;
 
 /// From 1 ms to some 16 s, and above.
 const BUCKETS: u16 = 15;
@@ -53,6 +55,8 @@ pub struct Metrics {
     kept_jobs: Gauge,
     kept_bytes: Gauge,
     withdrawals: Gauge,
+    withdrawals_sent_once: Counter,
+    withdrawals_not_sent: Counter,
     connected: Gauge,
 }
 
@@ -62,6 +66,8 @@ pub struct Now {
     pub kept_jobs: usize,
     pub kept_bytes: usize,
     pub withdrawals: usize,
+    /// Since the start.
+    pub excess: Excess,
     pub connected: bool,
 }
 
@@ -80,6 +86,8 @@ impl Default for Metrics {
             kept_jobs: Gauge::default(),
             kept_bytes: Gauge::default(),
             withdrawals: Gauge::default(),
+            withdrawals_sent_once: Counter::default(),
+            withdrawals_not_sent: Counter::default(),
             connected: Gauge::default(),
             registry: Mutex::default(),
         };
@@ -113,6 +121,16 @@ impl Default for Metrics {
             metrics.withdrawals.clone(),
         );
         registry.register(
+            "withdrawals_sent_once",
+            "Withdrawals that are not repeated, because too many withdrawn jobs have not ended",
+            metrics.withdrawals_sent_once.clone(),
+        );
+        registry.register(
+            "withdrawals_not_sent",
+            "Withdrawals that were not sent, because too many waited to be sent",
+            metrics.withdrawals_not_sent.clone(),
+        );
+        registry.register(
             "broker_connected",
             "1 while there is a connection to the broker",
             metrics.connected.clone(),
@@ -133,6 +151,9 @@ impl Metrics {
         self.kept_jobs.set(count(now.kept_jobs));
         self.kept_bytes.set(count(now.kept_bytes));
         self.withdrawals.set(count(now.withdrawals));
+        // Counted elsewhere, and never less than before.
+        self.withdrawals_sent_once.inner().fetch_max(now.excess.sent_once, Ordering::Relaxed);
+        self.withdrawals_not_sent.inner().fetch_max(now.excess.not_sent, Ordering::Relaxed);
         self.connected.set(now.connected.into());
         let mut text = String::new();
         // Nothing panics while it holds the lock; writing to a String cannot fail.

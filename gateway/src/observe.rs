@@ -1,5 +1,5 @@
-//! Middleware of every request: gives it an id and a trace, writes its line in the access log, counts it, and writes errors in
-//! the shape of its API.
+//! Middleware of every request: gives it an id and a trace, writes its line in the access log, counts it, reads what its handler leaves of
+//! its body, and writes errors in the shape of its API.
 
 use std::time::Instant;
 
@@ -12,6 +12,7 @@ use vramq_schemas::headers::TRACEPARENT;
 
 use crate::app::App;
 use crate::held_body::{HeldBody, UntilSent};
+use crate::lingering_body::LingeringBody;
 use crate::metrics::{self, Route};
 use crate::problem::{JOB_ID, Problem, Shape};
 use crate::trace::{REQUEST_ID, Trace};
@@ -24,9 +25,12 @@ const HUNG_UP: u16 = 499;
 pub struct CallerName(pub String);
 
 /// The outermost layer.
-pub async fn observe(State(app): State<App>, mut request: Request, next: Next) -> Response {
+pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
     let seen = Seen::new(&app, &request);
-    request.extensions_mut().insert(seen.trace.clone());
+    let (mut parts, body) = request.into_parts();
+    parts.extensions.insert(seen.trace.clone());
+    let body = Body::new(LingeringBody::new(&parts.headers, body));
+    let request = Request::from_parts(parts, body);
     let mut response = match host_problem(&app, &request) {
         Some(problem) => problem.into_response(),
         None => next.run(request).await,

@@ -1,5 +1,6 @@
 //! Stores results and uploads in a folder, or in an object store of a cloud.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -120,7 +121,8 @@ impl Storage {
         covers(&self.base, url)
     }
 
-    /// Looks through the place. Removes what is ours and old, and says how many bytes the rest of ours has.
+    /// Looks through the place. Removes what is ours and old, and says how many bytes of the rest each owner has: what is ours is in the
+    /// folder of its owner.
     ///
     /// # Errors
     /// The listing ended early. What it had listed so far was handled.
@@ -128,14 +130,18 @@ impl Storage {
         &self,
         is_ours: impl Fn(&Path) -> bool,
         mut is_old: impl FnMut(&ObjectMeta) -> bool,
-    ) -> object_store::Result<u64> {
+    ) -> object_store::Result<HashMap<String, u64>> {
         let mut listed = self.objects.list(None);
-        let (mut bytes, mut old, mut ended) = (0, Vec::new(), Ok(()));
+        let (mut bytes, mut old, mut ended) = (HashMap::<String, u64>::new(), Vec::new(), Ok(()));
         while let Some(meta) = listed.next().await {
             match meta {
                 Ok(meta) if !is_ours(&meta.location) => {}
-                Ok(meta) if !is_old(&meta) => bytes += meta.size,
-                Ok(meta) => old.push(meta.location),
+                Ok(meta) if is_old(&meta) => old.push(meta.location),
+                Ok(meta) => {
+                    if let Some((owner, _)) = meta.location.as_ref().split_once('/') {
+                        *bytes.entry(owner.to_owned()).or_default() += meta.size;
+                    }
+                }
                 Err(error) => {
                     ended = Err(error);
                     break;

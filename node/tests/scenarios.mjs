@@ -6,8 +6,9 @@
 
 import assert from 'node:assert/strict'
 import { spawnSync } from 'node:child_process'
-import { copyFileSync, readFileSync, writeFileSync } from 'node:fs'
+import { copyFileSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import net from 'node:net'
+import { tmpdir } from 'node:os'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import amqp from 'amqplib'
@@ -56,6 +57,34 @@ const scenarios = {
     many.forEach(({ outputs }, n) => assert.deepEqual(outputs, [{ json: `${n}` }]))
     await client.close()
     await assert.rejects(client.run(MODEL, ['x']), vramq.ClientClosed)
+  },
+
+  // The same results when jobs and replies are MessagePack, and the same refusals.
+  async msgpack(url) {
+    const client = await vramq.Client.connect(url, { encoding: 'msgpack' })
+    const bytes = new Uint8Array([0, 1, 255])
+    const value = { a: [1, -2.5, null, 2 ** 40], at: new Date(0), left: undefined }
+    const { outputs } = await client.run(MODEL, ['a', 'ñ, 漢字 \0\n', bytes, Buffer.alloc(0), { uri: 's3://bucket/key' }, { json: value }])
+    assert.deepEqual(outputs.slice(0, 2), [{ json: 'a' }, { json: 'ñ, 漢字 \0\n' }])
+    assert.deepEqual(outputs.slice(2, 4).map((output) => [...output.bytes]), [[0, 1, 255], []])
+    assert.deepEqual(outputs[4], { uri: 's3://bucket/key' })
+    assert.equal(outputs[5].mediaType, 'application/json')
+    assert.deepEqual(JSON.parse(outputs[5].bytes.toString()), JSON.parse(JSON.stringify(value)))
+    const blob = Buffer.from(Array.from({ length: 1024 }, (_, n) => n % 256))
+    const many = await client.run(MODEL, new Array(6000).fill(blob), { timeoutMs: 120_000 })
+    assert.equal(many.outputs.length, 6000)
+    for (const output of many.outputs) assert.ok(blob.equals(output.bytes))
+    const failed = await client.run(MODEL, ['a'], { params: { unknown: 1 } }).catch((error) => error)
+    assert.ok(failed instanceof vramq.JobFailed && failed.reason === 'invalid-input' && failed.message.includes('unknown'), `${failed}`)
+    const itself = {}
+    itself.itself = itself
+    const none = [{ json: 1n }, { json: itself }, { json: '\ud800' }, { json: { '\udc00': 1 } }, { json: () => {} }, '\ud800', 1]
+    for (const wrong of [...none.map((input) => [input]), ['x'.repeat(16 << 20)]]) {
+      await assert.rejects(client.run(MODEL, wrong), vramq.InvalidJob)
+    }
+    await assert.rejects(client.run(MODEL, ['a'], { params: itself }), vramq.InvalidJob)
+    await client.close()
+    for (const encoding of ['pickle', null, 7]) await assert.rejects(vramq.Client.connect(url, { encoding }), RangeError)
   },
 
   async failures(url) {
@@ -229,7 +258,7 @@ const scenarios = {
   // Nobody consumes, and the queue takes three jobs.
   async unanswered(url) {
     const client = await vramq.Client.connect(url)
-    const late = await client.run(MODEL, ['a', 'b'], { timeoutMs: 5000 }).catch((error) => error)
+    const late = await client.run(MODEL, ['a', 'b'], { timeoutMs: 20_000 }).catch((error) => error)
     assert.ok(late instanceof vramq.JobTimeout && late.itemsDone === 0 && late.items === 2, `${late}`)
     const waiting = await client.submit(MODEL, ['a'], { id: 'one' })
     await assert.rejects(client.submit(MODEL, ['a'], { id: 'one' }), vramq.DuplicateId)
@@ -299,6 +328,8 @@ const scenarios = {
   // Reads and writes the frozen bodies of the contract; takes no reply that contradicts its job.
   async golden(folder) {
     const { Assembly, decodeReply, encodeJob } = await import('./node_modules/vramq/wire.js')
+    const { encodingOf } = await import('./node_modules/vramq/encodings.js')
+    const msgpack = await encodingOf('msgpack')
     const frozen = (name) => readFileSync(`${folder}/${name}`)
     const jobs = {
       'job-text': ['a text', '', 'ñ, 漢字, "quoted", \u{1f468}\u200d\u{1f680}, \0\n'],
@@ -307,22 +338,29 @@ const scenarios = {
     }
     for (const [name, inputs] of Object.entries(jobs)) {
       assert.deepEqual({ params: {}, ...JSON.parse(encodeJob('minilm', inputs)) }, JSON.parse(frozen(`${name}.json`)), name)
+      const packed = encodeJob('minilm', inputs, {}, msgpack)
+      const withoutParams = encodeJob('minilm', inputs, undefined, msgpack)
+      assert.deepEqual(packed, frozen(`${name}.msgpack`), name)
+      assert.deepEqual([withoutParams[0], withoutParams.subarray(1)], [0x82, packed.subarray(1, -8)], name)
     }
     const headers = { offset: 2, items: 8, 'items-total': 10 }
     const read = (type, more, body) => decodeReply({ type, headers: { ...headers, ...more } }, body)
-    const { outputs } = read('part', {}, frozen('outputs.json'))
-    assert.deepEqual(outputs[0], outputs[1])
-    assert.deepEqual([...outputs[0].embedding.slice(0, 2)], [0, -1.5])
-    assert.deepEqual(outputs[2], outputs[3])
-    assert.equal(outputs[3].embedding.at(-1), 65504)
-    assert.deepEqual(outputs[5], { json: { label: 'x', scores: [0.25, null, 'y', {}] } })
-    assert.deepEqual([[...outputs[6].bytes], outputs[6].mediaType], [[0x89, 0x50, 0x4e, 0x47, 0xff], 'image/png'])
-    assert.deepEqual(outputs[7], { uri: 's3://bucket/key' })
-    const [some, empty] = read('done', { items: 2 }, frozen('sparse.json')).outputs
-    assert.deepEqual([...some.sparse.indices], [0, 7, 300, 70000])
-    assert.deepEqual([...some.sparse.values.slice(0, 2)], [0.5, 1.25])
-    assert.deepEqual([empty.sparse.indices.length, empty.sparse.values.length], [0, 0])
-    assert.equal(read('failed', {}, frozen('failure.json')).failed.reason, 'out-of-memory')
+    for (const [extension, contentType] of [['json', 'application/json'], ['msgpack', 'application/msgpack']]) {
+      const replyOf = (type, more, body) => decodeReply({ type, contentType, headers: { ...headers, ...more } }, body, msgpack)
+      const { outputs } = replyOf('part', {}, frozen(`outputs.${extension}`))
+      assert.deepEqual(outputs[0], outputs[1])
+      assert.deepEqual([...outputs[0].embedding.slice(0, 2)], [0, -1.5])
+      assert.deepEqual(outputs[2], outputs[3])
+      assert.equal(outputs[3].embedding.at(-1), 65504)
+      assert.deepEqual(outputs[5], { json: { label: 'x', scores: [0.25, null, 'y', {}] } })
+      assert.deepEqual([[...outputs[6].bytes], outputs[6].mediaType], [[0x89, 0x50, 0x4e, 0x47, 0xff], 'image/png'])
+      assert.deepEqual(outputs[7], { uri: 's3://bucket/key' })
+      const [some, empty] = replyOf('done', { items: 2 }, frozen(`sparse.${extension}`)).outputs
+      assert.deepEqual([...some.sparse.indices], [0, 7, 300, 70000])
+      assert.deepEqual([...some.sparse.values.slice(0, 2)], [0.5, 1.25])
+      assert.deepEqual([empty.sparse.indices.length, empty.sparse.values.length], [0, 0])
+      assert.equal(replyOf('failed', {}, frozen(`failure.${extension}`)).failed.reason, 'out-of-memory')
+    }
 
     assert.deepEqual(read('progress', {}, '{"item": 7, "fraction": 0.25, "note": "x"}').progress, { item: 7, fraction: 0.25, note: 'x' })
     assert.equal(read('a later type', {}, 'anything'), undefined)
@@ -355,6 +393,18 @@ const scenarios = {
     ]) {
       assert.throws(() => read(type, more, body), `${type} ${JSON.stringify(more)}`)
     }
+    const part = { type: 'part', contentType: msgpack.contentType, headers }
+    const whole = frozen('outputs.msgpack')
+    const broken = [[], whole.subarray(0, -1), [...whole, 0], [0xdd, 0xff, 0xff, 0xff, 0xff], [0xdd, 0x01, 0, 0, 0], [0xc1]]
+    for (const body of broken) assert.throws(() => decodeReply(part, Buffer.from(body), msgpack))
+    assert.throws(() => decodeReply(part, whole), /content type/)
+
+    // Beside the program, and so without the packages of the one that is installed.
+    const elsewhere = mkdtempSync(`${tmpdir()}/vramq-`)
+    copyFileSync(new URL('./node_modules/vramq/encodings.js', import.meta.url), `${elsewhere}/encodings.mjs`)
+    const alone = await import(`${elsewhere}/encodings.mjs`)
+    await assert.rejects(alone.encodingOf('msgpack'), /npm install @msgpack\/msgpack/)
+    rmSync(elsewhere, { recursive: true })
   },
 
   // index.d.ts declares the classes that the package exports, and the methods that they have.

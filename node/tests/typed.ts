@@ -2,7 +2,7 @@
 
 import { Client, ConnectError, Job, JobFailed, JobTimeout, VramqError, type Output, type Result } from 'vramq'
 
-const client: Client = await Client.connect('amqp://localhost', { timeoutMs: 5000, tls: { ca: 'PEM' } })
+const client: Client = await Client.connect('amqp://localhost', { timeoutMs: 5000, tls: { ca: 'PEM' }, encoding: 'msgpack' })
 const { outputs } = await client.run('m', ['a text', new Uint8Array(1), Buffer.from('b'), { uri: 'x' }, { json: [1, null] }])
 console.log(outputs[0].embedding)
 for (const output of outputs) {
@@ -31,6 +31,8 @@ await client.run('m', [1])
 await client.run('m', ['a'], { tiemoutMs: 1 })
 // @ts-expect-error only `publish` has a reply queue
 await client.submit('m', ['a'], { replyTo: 'q' })
+// @ts-expect-error no such encoding
+await Client.connect('amqp://localhost', { encoding: 'pickle' })
 // @ts-expect-error a client is made by `connect`
 new Client()
 await client.close()

@@ -142,7 +142,7 @@ impl Client {
         if let Some(end) = handle.shared.end.get() {
             return Err(end.clone());
         }
-        handle.registry.mark_sent(id);
+        handle.registry.mark_sent(id, registration.number());
         handle.registry.held.requeue_strays(id);
         let deadline = Instant::now().checked_add(within).map(|at| Deadline { at, after: within });
         Ok(Pending { registration, receivers, deadline, client: handle.clone() })
@@ -216,7 +216,8 @@ impl Handle {
         let bytes = Arc::clone(&self.bytes_in_flight).acquire_many_owned(share).await;
         let bytes = bytes.map_err(|_| PublishError::Closed)?;
         let (published, result) = oneshot::channel();
-        let outgoing = Outgoing { id, message, published, _bytes: bytes };
+        let outgoing =
+            Outgoing { id, registration: registration.number(), message, published, _bytes: bytes };
         self.outgoing.send(outgoing).await.map_err(|_| self.end())?;
         match result.await.unwrap_or_else(|_| Err(self.end())) {
             Ok(()) => Ok((registration, receivers)),

@@ -18,7 +18,7 @@ const HELD_FOR_MAX: Duration = Duration::from_secs(20 * 60);
 
 /// The replies of a session. `R` settles one: lapin's acker, a number in tests.
 #[derive(Debug)]
-pub(crate) struct Held<R> {
+pub(crate) struct HeldReplies<R> {
     replies: Mutex<Replies<R>>,
     /// Some are to be settled.
     due: Notify,
@@ -61,13 +61,13 @@ impl<R> Default for Replies<R> {
     }
 }
 
-impl<R> Default for Held<R> {
+impl<R> Default for HeldReplies<R> {
     fn default() -> Self {
         Self { replies: Mutex::default(), due: Notify::new() }
     }
 }
 
-impl<R> Held<R> {
+impl<R> HeldReplies<R> {
     /// Holds a reply until its job is released.
     pub(crate) fn hold(&self, job: u64, settle: R, now: Instant) {
         let mut replies = self.replies();
@@ -163,14 +163,14 @@ impl<R> Replies<R> {
 mod tests {
     use super::*;
 
-    fn due(held: &Held<u32>) -> (Vec<u32>, Vec<u32>) {
+    fn due(held: &HeldReplies<u32>) -> (Vec<u32>, Vec<u32>) {
         let Due { acknowledge, requeue } = held.take_due();
         (acknowledge, requeue)
     }
 
     #[test]
     fn replies_are_acknowledged_when_their_job_is_released() {
-        let (held, now) = (Held::default(), Instant::now());
+        let (held, now) = (HeldReplies::default(), Instant::now());
         for (job, reply) in [(1, 10), (2, 20), (1, 11)] {
             held.hold(job, reply, now);
         }
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn replies_to_an_unknown_job_come_again_when_it_is_known() {
-        let (held, now) = (Held::default(), Instant::now());
+        let (held, now) = (HeldReplies::default(), Instant::now());
         held.hold_stray("a", 1, now);
         held.hold(1, 10, now);
         held.hold_stray("b", 2, now);
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn what_is_held_for_too_long_comes_again() {
-        let (held, now) = (Held::default(), Instant::now());
+        let (held, now) = (HeldReplies::default(), Instant::now());
         held.hold(1, 10, now);
         held.hold_stray("a", 1, now);
         let later = now + HELD_FOR_MAX;
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn of_too_many_those_of_the_oldest_job_go() {
-        let (held, now) = (Held::default(), Instant::now());
+        let (held, now) = (HeldReplies::default(), Instant::now());
         held.hold(1, 0, now);
         for reply in 1..=HELD_MAX {
             held.hold(2, u32::from(reply), now);

@@ -12,18 +12,18 @@ use crate::error::ConnectError;
 /// Jobs that a client has in flight, published or about to be, by default. Each costs its inputs until the confirm and
 /// its outputs until the last reply: 1,024 jobs of 32 embeddings of 1,536 bytes are 48 MiB, and more than the slots
 /// of many workers together.
-pub const JOBS_IN_FLIGHT: usize = 1024;
+pub(crate) const JOBS_IN_FLIGHT: usize = 1024;
 
 /// Bytes of bodies that await their confirm: four of the largest allowed.
-pub const BODY_BYTES_IN_FLIGHT: usize = 64 * 1024 * 1024;
+pub(crate) const BODY_BYTES_IN_FLIGHT: usize = 64 * 1024 * 1024;
 
 /// How long a job may take from [`Client::submit`](crate::Client::submit) to its last reply, by default. Longer than a worker
 /// works on one job (24 minutes by default) after a long wait in the queue; without a limit a caller whose reply was lost would
 /// wait for ever.
-pub const TIMEOUT: Duration = Duration::from_secs(3600);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Unacknowledged replies: with 64 to 256 a consumer reaches the broker's full rate.
-pub const REPLY_PREFETCH: u16 = 128;
+pub(crate) const REPLY_PREFETCH: u16 = 128;
 
 /// How a [`Client`](crate::Client) connects. Made from a URL; `Debug` does not show its credentials.
 #[derive(Clone)]

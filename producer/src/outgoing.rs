@@ -26,6 +26,8 @@ const BLOCKING_BYTES: usize = 64 * 1024;
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) id: String,
+    /// The number of its registration.
+    pub(crate) registration: u64,
     pub(crate) message: Message,
     /// Receives one value, when the broker's answer is known.
     pub(crate) published: oneshot::Sender<Result<(), PublishError>>,

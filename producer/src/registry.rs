@@ -15,7 +15,7 @@ use vramq_schemas::{Failure, ItemProgress, Output, Reason, ReplyHeaders};
 use crate::answer::{Answer, Progress};
 use crate::assembly::{Added, Assembly};
 use crate::error::{JobError, JobFailed};
-use crate::held::Held;
+use crate::held::HeldReplies;
 
 /// Invariant: a job is in here, with its permit, from before it is published until it is answered, has failed, or its caller
 /// drops it. So there are never more entries than permits, and no permit outlives its job.
@@ -29,7 +29,7 @@ pub(crate) struct Registry {
     pub(crate) withdrawn: AtomicU64,
     pub(crate) withdrawals: Withdrawals,
     /// The replies of clients that hold them.
-    pub(crate) held: Held<Acker>,
+    pub(crate) held: HeldReplies<Acker>,
 }
 
 #[derive(Debug)]
@@ -92,6 +92,11 @@ impl Registration {
         &self.id
     }
 
+    /// Tells the job from a younger one with the same id.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
     /// The job is not withdrawn when this is dropped.
     pub(crate) fn forget(&self) {
         if let Some(job) = self.registry.jobs().get_mut(&self.id)
@@ -151,12 +156,20 @@ impl Registry {
         ))
     }
 
-    /// Notes that a job is given to the broker; false if it is not in flight any more.
-    pub(crate) fn mark_sent(&self, id: &str) -> bool {
-        self.jobs().get_mut(id).map(|job| job.is_published = true).is_some()
+    /// Notes that the job of a registration is given to the broker; false if it is not in flight any more.
+    pub(crate) fn mark_sent(&self, id: &str, registration: u64) -> bool {
+        let mut jobs = self.jobs();
+        let job = jobs.get_mut(id).filter(|job| job.registration == registration);
+        job.map(|job| job.is_published = true).is_some()
     }
 
-    /// Whether the job is still in flight.
+    /// Whether the job of a registration is still in flight. Its id may be that of a younger job by now: its caller gave up on it, and has
+    /// submitted it again.
+    pub(crate) fn is_in_flight(&self, id: &str, registration: u64) -> bool {
+        self.jobs().get(id).is_some_and(|job| job.registration == registration)
+    }
+
+    /// Whether a job with this id is in flight.
     pub(crate) fn contains(&self, id: &str) -> bool {
         self.jobs().contains_key(id)
     }
@@ -323,5 +336,35 @@ impl Awaited {
         };
         // Fails if the caller dropped its handle at this moment: then the result is not wanted.
         let _ = self.result.send(result);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    /// Without a connection a job waits to be published. Its caller gives up meanwhile, and submits it again under the same id.
+    #[test]
+    fn a_job_that_was_given_up_is_not_taken_for_the_next_one_with_its_id() {
+        let registry = Arc::new(Registry::default());
+        let permits = Arc::new(Semaphore::new(2));
+        let register = || {
+            let permit = Arc::clone(&permits).try_acquire_owned().unwrap();
+            registry.register("id", 1, permit, true, None)
+        };
+        let (first, _receivers) = register().unwrap();
+        assert!(register().is_none());
+        let given_up = first.number();
+        drop(first);
+        let (second, _receivers) = register().unwrap();
+        assert!(!registry.mark_sent("id", given_up));
+        assert!(!registry.is_in_flight("id", given_up));
+        // So a reply queue that is lost now does not fail the second one, which was not published.
+        assert_eq!(registry.fail_published(&JobError::ReplyQueueLost), 0);
+        assert!(registry.mark_sent("id", second.number()) && registry.is_in_flight("id", second.number()));
+        assert_eq!(registry.fail_published(&JobError::ReplyQueueLost), 1);
+        assert!(!registry.is_in_flight("id", second.number()));
     }
 }

@@ -51,7 +51,7 @@ impl Window {
         outgoing: Outgoing,
         registry: &Registry,
     ) {
-        if !registry.mark_sent(&outgoing.id) {
+        if !registry.mark_sent(&outgoing.id, outgoing.registration) {
             return outgoing.finish(Ok(()));
         }
         let number = self.next;
@@ -69,7 +69,7 @@ impl Window {
             let Some(outgoing) = self.unconfirmed.get(&number) else {
                 continue;
             };
-            if registry.contains(&outgoing.id) {
+            if registry.is_in_flight(&outgoing.id, outgoing.registration) {
                 publisher.publish(number, outgoing.message.clone());
             } else if let Some(outgoing) = self.unconfirmed.remove(&number) {
                 // It was answered, so it was published; or it has failed, or its caller has given up on it.
@@ -176,7 +176,8 @@ mod tests {
             let (published, result) = oneshot::channel();
             let bytes = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
             let message = Message { routing_key: "m".into(), ..Message::default() };
-            let outgoing = Outgoing { id: number.to_string(), message, published, _bytes: bytes };
+            let id = number.to_string();
+            let outgoing = Outgoing { id, registration: number, message, published, _bytes: bytes };
             window.unconfirmed.insert(number, outgoing);
             result
         });

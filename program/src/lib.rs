@@ -3,6 +3,8 @@
 
 // Nothing that a message, a peer or a device does may panic.
 #![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+// What is `pub` can be used elsewhere.
+#![warn(unreachable_pub)]
 
 mod options;
 

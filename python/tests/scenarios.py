@@ -262,6 +262,9 @@ def slots(url):
         # Of a corpus only as many jobs are made as there are slots: the time limits of the others do not run yet.
         async with vramq.AsyncClient(url, jobs_in_flight=1) as client:
             embedding = asyncio.ensure_future(client.embed("slow", ["a"] * 3, job_items=1))
+            while not client._pending:
+                assert not embedding.done(), embedding
+                await asyncio.sleep(0.02)
             await asyncio.wait({embedding}, timeout=0.3)
             assert len(client._pending) == 1, client._pending
             embedding.cancel()
@@ -316,7 +319,7 @@ def unanswered(url):
 
     async def run():
         client = await vramq.AsyncClient(url).connect()
-        late = await raises_async(vramq.JobTimeout, client.run(MODEL, ["a", "b"], timeout=5))
+        late = await raises_async(vramq.JobTimeout, client.run(MODEL, ["a", "b"], timeout=20))
         assert (late.items_done, late.items) == (0, 2) and isinstance(late, TimeoutError)
         job = await client.submit(MODEL, ["a"], id="one")
         await raises_async(vramq.DuplicateId, client.submit(MODEL, ["a"], id="one"))

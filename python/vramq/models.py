@@ -46,6 +46,10 @@ INLINE_BYTES_MAX = 16 << 20
 JSON_DEPTH_MAX = 100
 # Progress is for people: more often than this it is not sent.
 PROGRESS_SECONDS_MIN = 0.1
+# A disk is full if less than this part of it is free, and less than these bytes: what a program had written when there was no more room,
+# it may have removed before the SDK looks.
+DISK_FREE_PART = 20
+DISK_FREE_MAX = 8 << 30
 
 
 class OutOfMemory(Exception):
@@ -465,9 +469,12 @@ class _Session:
             try:
                 with open(path, "wb") as file:
                     file.write(blob)
-            except OSError:
+            except OSError as error:
                 # What a full disk took of it would keep the disk full.
                 _remove(path)
+                if error.errno == errno.ENOSPC:
+                    # A write that fails does not say what it wrote to.
+                    error.filename = path
                 raise
             header["file"], blob = name, None
         self.connection.send({"type": "output", "pass": number, "item": index, **header}, blob)
@@ -965,8 +972,36 @@ def _framework(error):
 
 
 def _is_disk_full(error):
-    """Whether an exception, or one that it came from, is that a disk, or a quota of one, had no room."""
-    return any(isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT) for cause in _chain(error))
+    """Whether an exception, or one that it came from, is that the disk of the scratch folder, or a quota, had no room.
+
+    Limits of the kernel have the same error, such as that of watched files, and so have other file systems that are full, such as
+    /dev/shm. Those do not become free by waiting.
+    """
+    causes = [cause for cause in _chain(error) if isinstance(cause, OSError)]
+    if any(cause.errno == errno.EDQUOT for cause in causes):
+        return True
+    causes = [cause for cause in causes if cause.errno == errno.ENOSPC]
+    return any(_is_in_scratch(cause.filename) for cause in causes) or (bool(causes) and not _has_scratch_room())
+
+
+def _is_in_scratch(path):
+    try:
+        return os.path.abspath(os.fsdecode(path)).startswith(os.path.join(os.path.abspath(_scratch()), ""))
+    except Exception:
+        # Most errors name no file, and a program may put anything there.
+        return False
+
+
+def _has_scratch_room():
+    """Whether the file system of the scratch folder has room. One that cannot be asked, or that has no blocks, is not known to be full."""
+    try:
+        system = os.statvfs(_scratch())
+    except OSError:
+        return True
+    if system.f_files > 0 and system.f_favail == 0:
+        return False
+    total = system.f_blocks * system.f_frsize
+    return total == 0 or system.f_bavail * system.f_frsize >= min(total // DISK_FREE_PART, DISK_FREE_MAX)
 
 
 def _is_device_lost(error):

@@ -1,4 +1,4 @@
-//! The result for one item, in JSON and bincode.
+//! The result for one item.
 
 use std::borrow::Cow;
 use std::fmt;

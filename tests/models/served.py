@@ -94,9 +94,16 @@ class Served(vramq.Model):
         os.write(int(os.environ["VRAMQ_FD"]), b"garbage that is no frame")
 
     def do_write(self, rest, item):
-        """Writes to a file of this name."""
-        with open(os.path.join(self.folder, rest), "wb") as file:
-            file.write(b"x")
+        """Writes to a file of this name, by a link in the scratch folder, and says where there was no room."""
+        link = os.path.join(self.scratch, rest)
+        if not os.path.islink(link):
+            os.symlink(os.path.join(self.folder, rest), link)
+        try:
+            with open(link, "wb") as file:
+                file.write(b"x")
+        except OSError as error:
+            error.filename = link
+            raise
 
     def do_sleep(self, rest, item):
         time.sleep(float(rest))

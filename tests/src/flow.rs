@@ -15,7 +15,7 @@ use crate::wait::until;
 const BATCH: usize = 20;
 
 /// Longer than the longest wait of a worker before it connects again.
-const ANSWER_MAX: Duration = Duration::from_secs(90);
+const ANSWER_MAX: Duration = Duration::from_secs(150);
 
 /// Announces what a worker says whose sessions are lost.
 pub fn announce_lost_sessions(env: &mut TestEnv) {

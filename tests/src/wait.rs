@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 /// How long a condition may take to come true. Generous: it only costs time where a test fails, and the machine may
 /// be busy with other builds.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(90);
 
 /// When nothing came for so long after all that could send has come to rest, nothing will.
 pub const SILENCE: Duration = Duration::from_millis(300);

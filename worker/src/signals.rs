@@ -1,4 +1,4 @@
-//! Requests to stop: SIGTERM and SIGINT, or from the process that started this one. The first drains, the second ends the process
+//! Requests to stop: SIGTERM, SIGINT, or a request of the process that started this one. The first drains, the second ends the process
 //! at once.
 
 use std::io;

@@ -1,5 +1,5 @@
-//! The size of outputs on the wire: an estimate before outputs are encoded, by which replies are cut into parts, and an upper bound before
-//! they are computed.
+//! The size of outputs on the wire. Before outputs are computed it is an upper bound; before they are encoded it is an estimate, by which
+//! replies are cut into parts.
 
 use vramq_core::rejection::Rejection;
 use vramq_core::units::Mib;

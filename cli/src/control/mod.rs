@@ -1,8 +1,10 @@
 //! `vramq control`: sends a command to workers, and prints their answers.
 
 mod args;
+mod failure;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -22,14 +24,19 @@ use vramq_schemas::topology::{CONTROL_ALL, CONTROL_EXCHANGE, STATUS_EXCHANGE, co
 use crate::broker;
 use crate::exit;
 use crate::output::text::{safe, safe_json};
+use crate::output::write_line;
 pub(crate) use args::Args;
 use args::How;
+use failure::{BROKER_MAX, NoAnswer, within};
 
 /// Answers and heartbeats that may wait in this command's queue; then the broker drops the oldest.
 const WAITING_MAX: i64 = 10_000;
 
 /// Commands that may await their confirm: a command is smaller than 64 KiB, of which its job id and log filter take the most.
 const LIMITS: Limits = Limits { messages: CONFIRMS_IN_FLIGHT, bytes: 1 << 24, body_bytes: 1 << 16 };
+
+/// What fails when standard output takes no answer.
+const WRITING: &str = "write the answers";
 
 /// Runs the command; its exit code.
 pub(crate) async fn run(args: Args) -> u8 {
@@ -42,14 +49,18 @@ pub(crate) async fn run(args: Args) -> u8 {
     };
     let (command, workers, how) = args.what.parts();
     let user = args.broker.address().ok().and_then(|address| ShortString::try_new(address.user_id()?).ok());
-    let code = match Control::open(&connection, user).await {
-        Ok(control) => control.carry_out(&command, workers, &how).await,
+    let opened = within(BROKER_MAX, || connection.status().blocked(), Control::open(&connection, user));
+    let code = match opened.await {
+        Ok(control) => control.carry_out(&connection, &command, workers, &how).await,
         Err(error) => Err(error),
     };
     broker::close(&connection).await;
     code.unwrap_or_else(|error| {
-        eprintln!("error: {}", safe(&format!("{error:#}")));
-        exit::REFUSED
+        let code = failure::code(&error);
+        if code != exit::BROKEN_PIPE {
+            eprintln!("error: {}", safe(&format!("{error:#}")));
+        }
+        code
     })
 }
 
@@ -103,7 +114,13 @@ impl Control {
         Ok(Self { publisher: publisher.context("open channel")?, user, queue, heard })
     }
 
-    async fn carry_out(mut self, command: &Command, workers: Vec<String>, how: &How) -> Result<u8> {
+    async fn carry_out(
+        mut self,
+        connection: &Connection,
+        command: &Command,
+        workers: Vec<String>,
+        how: &How,
+    ) -> Result<u8> {
         let correlation = uuid::Uuid::new_v4().to_string();
         let keys = if workers.is_empty() {
             vec![CONTROL_ALL.to_owned()]
@@ -111,12 +128,13 @@ impl Control {
             workers.iter().map(|worker| control_key(worker)).collect()
         };
         let mut responses = Responses::default();
-        let received = self.publish(command, &keys, &correlation).await?;
+        let publishing = self.publish(command, &keys, &correlation);
+        let received = within(BROKER_MAX, || connection.status().blocked(), publishing).await?;
         responses.workers = workers.iter().map(|worker| (worker.clone(), None)).collect();
         if received > 0 {
             self.listen(command, &correlation, &mut responses, &workers, how).await?;
         }
-        Ok(responses.report(command, how))
+        responses.report(command, how).context(WRITING)
     }
 
     /// Publishes the command under each key; to how many of them a worker is bound.
@@ -185,7 +203,7 @@ impl Control {
                 until = Instant::now() + how.timeout;
                 continue;
             };
-            let delivery = delivery.context("the connection to the broker is lost")??;
+            let delivery = delivery.ok_or(NoAnswer::Lost)??;
             let of_kind =
                 |kind: &str| delivery.properties.kind().as_ref().is_some_and(|it| it.as_str() == kind);
             if of_kind("heartbeat") {
@@ -197,7 +215,7 @@ impl Control {
                 .is_some_and(|id| id.as_str() == correlation)
                 && let Ok(answer) = serde_json::from_slice::<Answer>(&delivery.data)
             {
-                responses.answered(answer, how.json);
+                responses.answered(answer, how.json).context(WRITING)?;
             }
         }
         Ok(())
@@ -228,8 +246,9 @@ impl Responses {
         }
     }
 
-    fn answered(&mut self, answer: Answer, json: bool) {
-        println!("{}", shown(&answer, json));
+    /// Prints an answer, and notes it.
+    fn answered(&mut self, answer: Answer, json: bool) -> io::Result<()> {
+        write_line(&shown(&answer, json))?;
         match answer.outcome {
             Outcome::Requested => {
                 let in_progress = InProgress { heard: Instant::now(), silence_max: SILENCE_MAX };
@@ -241,6 +260,7 @@ impl Responses {
         let last = answer.last.then(|| answer.clone());
         let known = self.workers.entry(answer.worker).or_default();
         *known = last.or(known.take());
+        Ok(())
     }
 
     fn is_complete(&self, command: &Command, named: &[String], how: &How) -> bool {
@@ -256,10 +276,10 @@ impl Responses {
     }
 
     /// Prints the workers that did not answer; the exit code.
-    fn report(&self, command: &Command, how: &How) -> u8 {
+    fn report(&self, command: &Command, how: &How) -> io::Result<u8> {
         for worker in self.workers.iter().filter(|(_, last)| last.is_none()).map(|(worker, _)| worker) {
             if how.json {
-                println!("{}", safe_json(&json!({"worker": worker, "outcome": "no-answer"}).to_string()));
+                write_line(&safe_json(&json!({"worker": worker, "outcome": "no-answer"}).to_string()))?;
             } else {
                 eprintln!("{}\tno answer within {:?}", safe(worker), how.timeout);
             }
@@ -270,7 +290,7 @@ impl Responses {
         let done = |last: &Option<Answer>| last.as_ref().is_some_and(|answer| answer.outcome.is_success());
         let cancelled = matches!(command, Command::Cancel { .. }) && self.workers.values().any(done);
         let all = !self.workers.is_empty() && self.workers.values().all(done);
-        if cancelled || all { exit::DONE } else { exit::FAILED }
+        Ok(if cancelled || all { exit::DONE } else { exit::FAILED })
     }
 }
 

@@ -11,6 +11,7 @@ use vramq_dlq::preview::preview;
 use vramq_dlq::scan::scan_first;
 
 use super::list::letter_table;
+use super::show::laid_out;
 use crate::broker::connection_name;
 use crate::output::text::safe;
 
@@ -85,12 +86,7 @@ pub(crate) async fn read(address: Address, models: Vec<String>) -> Letters {
 fn dossier(letter: &DeadLetter) -> Vec<String> {
     let mut sections = explain(letter);
     sections.push(("Body", preview(letter)));
-    let mut lines = vec![format!("Letter {}", letter.fingerprint())];
-    for (heading, texts) in sections {
-        lines.extend([String::new(), heading.to_owned()]);
-        lines.extend(texts.into_iter().map(|text| format!("  {text}")));
-    }
-    lines
+    laid_out(letter, sections)
 }
 
 #[cfg(test)]

@@ -48,6 +48,14 @@ struct Counts {
     cannot_publish: u64,
 }
 
+impl Counts {
+    /// Counts a letter that cannot be published, and prints which one and why.
+    fn cannot_publish(&mut self, progress: &Progress, letter: Fingerprint, why: &str) {
+        self.cannot_publish += 1;
+        progress.say(&format!("letter {letter}: {why}"));
+    }
+}
+
 pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let mut audit_log = common.changing("import")?;
     let mut stops =
@@ -102,7 +110,7 @@ struct DeadQueue {
     /// How often each dead letter was read from the current file. After a `drop` was killed, one dead letter may be in several
     /// files; twice in the same file, it is two.
     in_file: HashMap<Fingerprint, u32>,
-    publisher: PublishPipeline<()>,
+    publisher: PublishPipeline<Fingerprint>,
 }
 
 impl Import<'_> {
@@ -153,12 +161,9 @@ impl Import<'_> {
                 while !queue.publisher.has_room() {
                     queue.settle(self.counts, self.progress).await?;
                 }
-                queue.publisher.publish((), message);
+                queue.publisher.publish(fingerprint, message);
             }
-            Err(cannot_publish) => {
-                self.counts.cannot_publish += 1;
-                self.progress.say(&format!("letter {fingerprint}: {cannot_publish}"));
-            }
+            Err(why) => self.counts.cannot_publish(self.progress, fingerprint, &why.to_string()),
         }
         Ok(())
     }
@@ -182,7 +187,7 @@ impl DeadQueue {
     async fn settle(&mut self, counts: &mut Counts, progress: &Progress) -> Result<(), Error> {
         let queue = || safe(&self.lock.queue);
         let settled = self.publisher.next().await;
-        for ((), outcome) in settled.outcomes {
+        for (fingerprint, outcome) in settled.outcomes {
             match outcome {
                 PublishOutcome::Confirmed => {
                     counts.published += 1;
@@ -190,7 +195,9 @@ impl DeadQueue {
                 }
                 PublishOutcome::Returned => return Err(Error::Refused(format!("{} was deleted", queue()))),
                 PublishOutcome::Refused => return Err(Error::Refused(format!("{} is full", queue()))),
-                PublishOutcome::TooLarge => counts.cannot_publish += 1,
+                PublishOutcome::TooLarge => {
+                    counts.cannot_publish(progress, fingerprint, "its body is larger than RabbitMQ accepts");
+                }
             }
         }
         settled.lost.map_or(Ok(()), |error| Err(error.into()))

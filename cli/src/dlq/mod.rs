@@ -13,6 +13,7 @@ mod retry;
 mod show;
 mod transfer;
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -139,7 +140,7 @@ impl Common {
         if self.models.is_empty() {
             return models::learn(&self.access()?, self.quiet).await;
         }
-        Ok(self.models.clone())
+        Ok(distinct(&self.models))
     }
 
     /// Opens the action log for a command that changes a queue.
@@ -193,6 +194,12 @@ impl Common {
     }
 }
 
+/// The models in their order, each once: an action that read a queue twice would plan each of its letters twice.
+fn distinct(models: &[String]) -> Vec<String> {
+    let mut seen = HashSet::new();
+    models.iter().filter(|model| seen.insert(model.as_str())).cloned().collect()
+}
+
 /// Refuses the old name of a flag, with the new one.
 fn renamed_log(_file: &str) -> Result<String, String> {
     Err("the action log's flag is --action-log".to_owned())
@@ -237,5 +244,16 @@ pub(crate) async fn run(args: Args) -> u8 {
             }
             error::code(&error)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_that_is_named_twice_is_read_once() {
+        let named = ["minilm", "bge", "minilm"].map(str::to_owned);
+        assert_eq!(distinct(&named), ["minilm", "bge"]);
     }
 }

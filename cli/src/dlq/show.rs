@@ -1,6 +1,5 @@
 //! `vramq dlq show`: explains a dead letter, and prints its properties, headers and body.
 
-use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -69,8 +68,8 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     }
     let mut out = String::new();
     for letter in &found {
-        // Writing to a string does not fail.
-        let _ = tell(&mut out, letter, args.body);
+        out += &described(letter, args.body).join("\n");
+        out += "\n\n";
     }
     if more > 0 {
         out += &format!("… and {more} more with this name\n");
@@ -85,23 +84,23 @@ fn save(file: &Path, body: &[u8]) -> Result<(), Error> {
     saved.map_err(|error| Error::writing(&file.to_string_lossy(), &error))
 }
 
-fn tell(out: &mut String, letter: &DeadLetter, whole_body: bool) -> std::fmt::Result {
-    writeln!(out, "Letter {}", letter.fingerprint())?;
-    for (heading, lines) in explain(letter) {
-        section(out, heading, &lines)?;
-    }
-    section(out, "Properties", &properties(letter))?;
+fn described(letter: &DeadLetter, whole_body: bool) -> Vec<String> {
     let mut headers = Vec::new();
     list(&mut headers, "", &letter.headers);
-    section(out, "Headers", &headers)?;
     let body = if whole_body { whole(&letter.body) } else { preview(letter) };
-    section(out, "Body", &body)?;
-    out.write_char('\n')
+    let mut sections = explain(letter);
+    sections.extend([("Properties", properties(letter)), ("Headers", headers), ("Body", body)]);
+    laid_out(letter, sections)
 }
 
-fn section(out: &mut String, heading: &str, lines: &[String]) -> std::fmt::Result {
-    writeln!(out, "\n{heading}")?;
-    lines.iter().try_for_each(|line| writeln!(out, "  {line}"))
+/// The name of a dead letter, then sections of lines under their headings.
+pub(super) fn laid_out(letter: &DeadLetter, sections: Vec<(&str, Vec<String>)>) -> Vec<String> {
+    let mut lines = vec![format!("Letter {}", letter.fingerprint())];
+    for (heading, texts) in sections {
+        lines.extend([String::new(), heading.to_owned()]);
+        lines.extend(texts.into_iter().map(|text| format!("  {text}")));
+    }
+    lines
 }
 
 fn properties(letter: &DeadLetter) -> Vec<String> {

@@ -20,6 +20,7 @@ use vramq_schemas::ITEMS_MAX;
 use crate::broker::Broker;
 use crate::output::progress::Progress;
 use crate::output::text::{counted, safe};
+use crate::output::write_line;
 use crate::signals::Signals;
 use crate::{duration, exit};
 use input::{Chunk, InputError, Kind, Source};
@@ -279,7 +280,7 @@ impl Totals {
     ) -> io::Result<()> {
         let JobResult { id, chunk, failure, outputs } = answer;
         if template.no_wait && failure.is_none() {
-            println_checked(id)?;
+            write_line(id)?;
             return Ok(());
         }
         for (n, item) in chunk.items.iter().enumerate() {
@@ -339,12 +340,6 @@ impl Totals {
         }
         exit::DONE
     }
-}
-
-/// `println!` panics when standard output is closed.
-fn println_checked(line: &str) -> io::Result<()> {
-    use io::Write as _;
-    writeln!(io::stdout(), "{line}")
 }
 
 fn written_off(error: &io::Error, results: Results, progress: &Progress) -> u8 {

@@ -6,23 +6,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
-use lapin::options::ExchangeDeclareOptions;
 use lapin::protocol::AMQPErrorKind;
-use lapin::types::FieldTable;
-use lapin::{Channel, Connection, Consumer, ErrorKind, ExchangeKind};
+use lapin::{Connection, Consumer, ErrorKind};
 use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use vramq_amqp::{
-    Address, Depth, REPEAT_EVERY, Withdrawals, is_missing, next_delivery, publish_withdrawals, queue_depth,
-    reply_code, subscribe_to_heartbeats,
+    Address, Depth, REPEAT_EVERY, Withdrawals, is_missing, next_delivery, queue_depth,
+    subscribe_to_heartbeats,
 };
-use vramq_schemas::topology::{WITHDRAWALS_EXCHANGE, bulk_queue, jobs_queue};
-use vramq_schemas::withdrawal::Withdrawal;
+use vramq_schemas::topology::{bulk_queue, jobs_queue};
 
 use super::dead_letters::{self, Letters};
 use super::fleet::Fleet;
 use super::outlook::Queues;
 use super::questions::{self, ANSWER_WITHIN, Asker, NoAnswer, Question, Questions, Turn};
+use super::withdrawing::Withdrawing;
 
 /// How often the exchange of heartbeats is looked for while it is missing.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -47,6 +45,7 @@ pub struct LinkTask {
     address: Address,
     name: String,
     questions: Questions,
+    withdrawing: Withdrawing,
 }
 
 impl Link {
@@ -60,7 +59,8 @@ impl Link {
             withdrawals: Arc::default(),
             connected: Mutex::new(None),
         });
-        let task = LinkTask { link: Arc::clone(&link), address, name, questions };
+        let withdrawing = Withdrawing::default();
+        let task = LinkTask { link: Arc::clone(&link), address, name, questions, withdrawing };
         (link, task)
     }
 
@@ -161,7 +161,7 @@ impl LinkTask {
     async fn session(&mut self, connection: &Arc<Connection>) -> lapin::Result<Infallible> {
         let link = Arc::clone(&self.link);
         let mut events = connection.events_listener();
-        let withdrawing = withdrawals_channel(connection).await?;
+        self.withdrawing.open(connection).await?;
         let mut heartbeats = None::<Consumer>;
         let mut look = interval(LOOK_EVERY);
         let mut repeat = interval(REPEAT_EVERY);
@@ -171,8 +171,8 @@ impl LinkTask {
             tokio::select! {
                 event = events.next() => match event {
                     None => return Err(ErrorKind::InvalidConnectionState(lapin::ConnectionState::Closed).into()),
-                    // Of a channel alone: the call on that channel returns it. A queue that is missing closes one.
-                    Some(lapin::Event::Error(error)) if is_of_a_channel(&error) => {}
+                    // Of a channel alone. A queue that is missing closes one, and the call on that channel returns it.
+                    Some(lapin::Event::Error(error)) if is_of_a_channel(&error) => self.withdrawing.channel_was_closed(&error),
                     Some(lapin::Event::Error(error)) => return Err(error),
                     Some(_) => {}
                 },
@@ -181,10 +181,15 @@ impl LinkTask {
                     None => heartbeats = None,
                 },
                 _ = look.tick(), if heartbeats.is_none() => heartbeats = subscribe_to_heartbeats(connection).await?,
-                _ = repeat.tick() => withdraw(withdrawing.as_ref(), &link.withdrawals.all()).await?,
-                () = link.withdrawals.added.notified() => {
-                    withdraw(withdrawing.as_ref(), &link.withdrawals.take_unsent()).await?;
+                _ = repeat.tick() => {
+                    self.withdrawing.report(link.withdrawals.excess());
+                    let open = link.withdrawals.all();
+                    if !open.is_empty() {
+                        self.withdrawing.open(connection).await?;
+                        self.withdrawing.publish(&open).await?;
+                    }
                 }
+                () = link.withdrawals.added.notified() => self.withdrawing.publish(&link.withdrawals.take_unsent()).await?,
                 Some(question) = self.questions.next() => self.answer(connection, question).await?,
             }
         }
@@ -266,34 +271,6 @@ impl Link {
         let queues = self.queues();
         let now = Instant::now();
         self.fleet().hear(body, now, |model| queues.has_backlog(model, now));
-    }
-}
-
-/// A channel for withdrawals. `None` where the gateway's user may not declare their exchange: then jobs run although their
-/// callers are gone.
-async fn withdrawals_channel(connection: &Connection) -> lapin::Result<Option<Channel>> {
-    let channel = connection.create_channel().await?;
-    let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
-    let exchange = WITHDRAWALS_EXCHANGE.into();
-    match channel.exchange_declare(exchange, ExchangeKind::Fanout, durable, FieldTable::default()).await {
-        Ok(()) => Ok(Some(channel)),
-        Err(error) if reply_code(&error).is_some() => {
-            tracing::warn!(
-                %error,
-                "withdrawals are off: the exchange {WITHDRAWALS_EXCHANGE} cannot be declared. Jobs run although their callers have \
-                 hung up. Give the gateway's user the permissions of docs/security.md"
-            );
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Without confirms: what is lost is repeated.
-async fn withdraw(channel: Option<&Channel>, withdrawals: &[Withdrawal]) -> lapin::Result<()> {
-    match channel {
-        Some(channel) => publish_withdrawals(channel, withdrawals).await,
-        None => Ok(()),
     }
 }
 

@@ -6,3 +6,4 @@ pub mod link;
 pub mod outlook;
 mod questions;
 mod rates;
+mod withdrawing;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::table::Values;
-use super::{FILES_MIB_MAX, MIB, place, seconds};
+use super::{FILES_MIB_MAX, MIB, place, seconds, share_of_key};
 use crate::storage::Place;
 
 /// One upload.
@@ -27,9 +27,8 @@ pub(super) fn files(values: &mut Values, results: Option<&Place>, has_keys: bool
     let place = place::apart(values, &place::FILES, results);
     let file_mib = values.number("files.file_mib_max", FILE_MIB_MAX, 1);
     let files_mib = values.number("files.mib_max", FILES_MIB_MAX, 1);
-    // A quarter, so that it takes four keys to fill the place. Without keys all uploads are of one caller.
-    let share_mib = if has_keys { files_mib / 4 } else { files_mib };
-    let owner_mib = values.number("files.mib_max_per_key", share_mib.max(file_mib), 1);
+    let share_mib = share_of_key(files_mib, has_keys).max(file_mib);
+    let owner_mib = values.number("files.mib_max_per_key", share_mib, 1);
     if owner_mib < file_mib {
         let what = format!("is {owner_mib}, less than a single file of files.file_mib_max");
         values.fault("files.mib_max_per_key", what);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use vramq_schemas::{BODY_BYTES_MAX, ITEMS_MAX};
 
 use super::table::Values;
-use super::{MIB, seconds};
+use super::{MIB, seconds, share_of_key};
 
 /// Requests at a time, of all callers: each holds a body of up to 16 MiB until its job is published, and its results until they
 /// are sent. With bodies of some 10 KiB that is little; `BODIES_MIB_MAX` bounds the large ones.
@@ -46,25 +46,22 @@ pub struct Limits {
 /// Reads the limits among the keys of `[http]`.
 pub(super) fn limits(values: &mut Values, has_keys: bool) -> Limits {
     let body_mib_most = BODY_BYTES_MAX / MIB;
-    let body_mib =
-        values.number("http.body_mib_max", u32::try_from(body_mib_most).unwrap_or(u32::MAX), 1) as usize;
-    if body_mib > body_mib_most {
+    let body_mib = values.number("http.body_mib_max", u32::try_from(body_mib_most).unwrap_or(u32::MAX), 1);
+    if body_mib as usize > body_mib_most {
         values.fault(
             "http.body_mib_max",
             format!("is {body_mib}; a job's message has at most {body_mib_most} MiB"),
         );
     }
-    let bodies_mib = values.number("http.bodies_mib_max", BODIES_MIB_MAX, 1) as usize;
+    let bodies_mib = values.number("http.bodies_mib_max", BODIES_MIB_MAX, 1);
     if bodies_mib < body_mib {
         values.fault(
             "http.bodies_mib_max",
             format!("is {bodies_mib}, less than a single body of http.body_mib_max"),
         );
     }
-    // A quarter, so that it takes four keys to fill the memory. Without keys all requests are of one caller.
-    let share_mib = if has_keys { bodies_mib / 4 } else { bodies_mib };
-    let share_mib = u32::try_from(share_mib.max(body_mib)).unwrap_or(u32::MAX);
-    let key_mib = values.number("http.bodies_mib_max_per_key", share_mib, 1) as usize;
+    let share_mib = share_of_key(bodies_mib, has_keys).max(body_mib);
+    let key_mib = values.number("http.bodies_mib_max_per_key", share_mib, 1);
     if key_mib < body_mib {
         values.fault(
             "http.bodies_mib_max_per_key",
@@ -75,9 +72,9 @@ pub(super) fn limits(values: &mut Values, has_keys: bool) -> Limits {
         in_flight: values.number("http.in_flight_max", IN_FLIGHT_MAX, 1) as usize,
         in_flight_per_key: values.number("http.in_flight_max_per_key", IN_FLIGHT_MAX_PER_KEY, 1) as usize,
         connections: values.number("http.connections_max", CONNECTIONS_MAX, 1) as usize,
-        body_bytes: body_mib * MIB,
-        bodies_bytes: bodies_mib * MIB,
-        bodies_bytes_per_key: key_mib * MIB,
+        body_bytes: body_mib as usize * MIB,
+        bodies_bytes: bodies_mib as usize * MIB,
+        bodies_bytes_per_key: key_mib as usize * MIB,
         items: (values.number("http.items_max", 2048, 1) as usize).min(ITEMS_MAX),
         request: seconds(values.number("http.request_s", REQUEST_S, 1)),
         queue: seconds(values.number("http.queue_s_max", QUEUE_S_MAX, 1)),

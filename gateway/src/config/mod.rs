@@ -6,6 +6,7 @@ mod files;
 mod limits;
 mod operator;
 mod place;
+mod results;
 mod table;
 
 use std::collections::BTreeMap;
@@ -21,15 +22,12 @@ pub use broker::Broker;
 pub use files::Files;
 pub use limits::Limits;
 pub use operator::Operator;
+pub use results::{ResultSettings, Results};
 pub use table::Fault;
 use table::Values;
 
 use crate::storage::Place;
 use crate::vocabulary::Vocabulary;
-
-/// Results kept for `GET /v1/jobs/{id}`: half an hour of 100 jobs a second with 1 KiB each is 180 MiB.
-const RESULTS_MIB_MAX: u32 = 256;
-const RESULTS_S: u32 = 1800;
 
 /// A slow client makes room in steps of up to 2 MB (`send_timeout.rs`): these are 56 kbit/s.
 const SEND_TIMEOUT_S: u32 = 300;
@@ -76,23 +74,6 @@ pub struct Http {
     pub send_timeout: Duration,
 }
 
-#[derive(Clone, Debug)]
-pub struct Results {
-    pub bytes: usize,
-    pub keep: Duration,
-    /// `None`: in memory alone.
-    pub store: Option<ResultSettings>,
-}
-
-/// The place of results, with their limits of size and time.
-#[derive(Clone, Debug)]
-pub struct ResultSettings {
-    pub place: Place,
-    /// Of all gateways together, as this one counts them.
-    pub bytes_max: u64,
-    pub keep: Duration,
-}
-
 /// Which models answer the routes that name none. `None`: the only one there is.
 #[derive(Clone, Debug, Default)]
 pub struct TeiModels {
@@ -129,7 +110,7 @@ impl Config {
         let http = http(&mut values);
         let has_keys = http.as_ref().is_some_and(|http| http.keys.is_some());
         let limits = limits::limits(&mut values, has_keys);
-        let results = results(&mut values);
+        let results = results::results(&mut values, has_keys);
         let kept = results.store.as_ref().map(|store| &store.place);
         let files = files::files(&mut values, kept, has_keys);
         let outputs = place::apart(&mut values, &place::OUTPUTS, kept);
@@ -161,12 +142,10 @@ impl Config {
     }
 }
 
-fn results(values: &mut Values) -> Results {
-    let bytes = values.number("results.mib_max", RESULTS_MIB_MAX, 1) as usize * MIB;
-    let keep = seconds(values.number("results.keep_s", RESULTS_S, 1));
-    let place = place::place(values, &place::RESULTS);
-    let bytes_max = u64::from(values.number("results.folder_mib_max", FILES_MIB_MAX, 1)) * MIB as u64;
-    Results { bytes, keep, store: place.map(|place| ResultSettings { place, bytes_max, keep }) }
+/// What one caller has by default of something that all share: a quarter, so that it takes four keys to take all of it. Without keys all
+/// requests are of one caller.
+fn share_of_key(most: u32, has_keys: bool) -> u32 {
+    if has_keys { most / 4 } else { most }
 }
 
 fn http(values: &mut Values) -> Option<Http> {

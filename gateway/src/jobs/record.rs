@@ -109,6 +109,7 @@ mod tests {
         let settings = |keep| ResultSettings {
             place: Place::Folder(folder.path().to_owned()),
             bytes_max: 1 << 20,
+            owner_bytes_max: 1 << 20,
             keep,
         };
         let text = |text: &str| text.to_owned();

@@ -55,6 +55,25 @@ pub enum Added {
     Existing(Arc<Entry>),
 }
 
+impl Kept {
+    /// As [`Jobs::same`].
+    fn same(
+        &self,
+        owner: &str,
+        id: &str,
+        idempotency_key: Option<&str>,
+        fingerprint: &[u8; 32],
+    ) -> Result<Option<Arc<Entry>>, Problem> {
+        let named = |name: &str| (owner.to_owned(), name.to_owned());
+        let by_key = idempotency_key.and_then(|key| self.by_idempotency_key.get(&named(key)));
+        match by_key.or_else(|| self.by_id.get(&named(id))) {
+            Some(before) if before.fingerprint == *fingerprint => Ok(Some(Arc::clone(before))),
+            Some(_) => Err(Problem::reused(if idempotency_key.is_some() { "Idempotency-Key" } else { "id" })),
+            None => Ok(None),
+        }
+    }
+}
+
 impl Jobs {
     pub fn new(bytes_max: usize, keep: Duration) -> Self {
         Self { bytes_max, keep, kept: Mutex::default() }
@@ -67,17 +86,11 @@ impl Jobs {
     pub fn add(&self, entry: &Arc<Entry>, idempotency_key: Option<&str>) -> Result<Added, Problem> {
         let mut kept = self.kept();
         self.evict_old(&mut kept, &entry.owner, Instant::now());
+        if let Some(before) = kept.same(&entry.owner, &entry.id, idempotency_key, &entry.fingerprint)? {
+            return Ok(Added::Existing(before));
+        }
         let id = (entry.owner.clone(), entry.id.clone());
         let key = idempotency_key.map(|key| (entry.owner.clone(), key.to_owned()));
-        let before =
-            key.as_ref().and_then(|key| kept.by_idempotency_key.get(key)).or_else(|| kept.by_id.get(&id));
-        if let Some(before) = before {
-            if before.fingerprint == entry.fingerprint {
-                return Ok(Added::Existing(Arc::clone(before)));
-            }
-            let what = if idempotency_key.is_some() { "Idempotency-Key" } else { "id" };
-            return Err(Problem::reused(what));
-        }
         kept.by_id.insert(id, Arc::clone(entry));
         if let Some(key) = key {
             kept.by_idempotency_key.insert(key, Arc::clone(entry));
@@ -85,13 +98,20 @@ impl Jobs {
         Ok(Added::New)
     }
 
-    /// Whether a caller's id or idempotency key stands for a job already, which then needs no worker to be answered.
-    pub fn holds(&self, owner: &str, id: Option<&str>, idempotency_key: Option<&str>) -> bool {
+    /// The job that a caller's id or idempotency key stands for already. Its answer needs no worker, and none of the inputs.
+    ///
+    /// # Errors
+    /// The id or key stands for another request.
+    pub fn same(
+        &self,
+        owner: &str,
+        id: &str,
+        idempotency_key: Option<&str>,
+        fingerprint: &[u8; 32],
+    ) -> Result<Option<Arc<Entry>>, Problem> {
         let mut kept = self.kept();
         self.evict_old(&mut kept, owner, Instant::now());
-        let named = |name: &str| (owner.to_owned(), name.to_owned());
-        id.is_some_and(|id| kept.by_id.contains_key(&named(id)))
-            || idempotency_key.is_some_and(|key| kept.by_idempotency_key.contains_key(&named(key)))
+        kept.same(owner, id, idempotency_key, fingerprint)
     }
 
     pub fn find(&self, owner: &str, id: &str) -> Option<Arc<Entry>> {

@@ -1,7 +1,6 @@
 //! Results in a folder or an object store that several gateways share: each of them can answer for a job that has ended, also
 //! after the gateway that took it is gone.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -15,6 +14,7 @@ use crate::files::is_id;
 use crate::keys::is_name;
 use crate::off_runtime::off_runtime;
 use crate::storage::{Place, Storage};
+use crate::used::{Full, Used};
 
 /// Of a record so old a sweep asks whether its job has ended: most jobs have by then, and their records are gone.
 const RECORD_OLD_S: u64 = 600;
@@ -25,7 +25,7 @@ pub struct ResultStore {
     storage: Storage,
     settings: ResultSettings,
     /// Counted at each sweep; between them this gateway's own are added.
-    used: AtomicU64,
+    used: Used,
 }
 
 impl ResultStore {
@@ -37,7 +37,8 @@ impl ResultStore {
     pub async fn open(settings: ResultSettings) -> Result<Self, String> {
         let place = settings.place.clone();
         let storage = Storage::open(&place).map_err(|error| format!("results: {error}"))?;
-        let this = Self { storage, settings, used: AtomicU64::new(0) };
+        let used = Used::new(settings.bytes_max, settings.owner_bytes_max);
+        let this = Self { storage, settings, used };
         if let Place::Folder(_) = place {
             this.sweep().await.map_err(|error| format!("results: {place}: {error}"))?;
         }
@@ -67,20 +68,26 @@ impl ResultStore {
             }
         };
         let bytes = written.len() as u64;
-        let grown = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
-            used.checked_add(bytes).filter(|sum| *sum <= self.settings.bytes_max)
-        });
-        if grown.is_err() {
+        let mut reserved = self.used.reserved(&entry.owner);
+        if let Err(full) = reserved.grow(bytes) {
+            let limit = match full {
+                Full::All => "results.folder_mib_max",
+                Full::Owner => "results.folder_mib_max_per_key",
+            };
             tracing::warn!(
                 job = entry.message_id,
+                caller = entry.owner,
                 bytes,
-                "the store of results is full (results.folder_mib_max): not storing a result. Only this gateway has it, in memory"
+                limit,
+                "the store of results has no room: not storing a result. Only this gateway has it, in memory"
             );
             return;
         }
-        if let Err(error) = self.storage.objects.put(&path, PutPayload::from(written)).await {
-            self.release(bytes);
-            tracing::error!(job = entry.message_id, %error, "cannot store a result: only this gateway has it, in memory");
+        match self.storage.objects.put(&path, PutPayload::from(written)).await {
+            Ok(_) => reserved.keep(),
+            Err(error) => {
+                tracing::error!(job = entry.message_id, %error, "cannot store a result: only this gateway has it, in memory");
+            }
         }
     }
 
@@ -119,8 +126,7 @@ impl ResultStore {
             }
             is_old
         };
-        let used = self.storage.sweep(is_ours, is_old).await?;
-        self.used.store(used, Ordering::Release);
+        self.used.counted(self.storage.sweep(is_ours, is_old).await?);
         for left in records {
             self.remove_if_ended(&left).await;
         }
@@ -160,11 +166,6 @@ impl ResultStore {
         let keep = if is_record { keep.max(record::KEPT_LEAST) } else { keep };
         age_s(meta) >= keep.as_secs()
     }
-
-    fn release(&self, bytes: u64) {
-        let less = |used: u64| Some(used.saturating_sub(bytes));
-        let _ = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
-    }
 }
 
 fn age_s(meta: &ObjectMeta) -> u64 {
@@ -197,15 +198,26 @@ mod tests {
     use crate::problem::Problem;
 
     async fn store(folder: &std::path::Path, bytes_max: u64, keep_s: u64) -> ResultStore {
-        let keep = Duration::from_secs(keep_s);
-        ResultStore::open(ResultSettings { place: Place::Folder(folder.to_owned()), bytes_max, keep })
-            .await
-            .unwrap()
+        shared(folder, [bytes_max, bytes_max], keep_s).await
+    }
+
+    /// With the bytes of all callers, and of each.
+    async fn shared(
+        folder: &std::path::Path,
+        [bytes_max, owner_bytes_max]: [u64; 2],
+        keep_s: u64,
+    ) -> ResultStore {
+        let (place, keep) = (Place::Folder(folder.to_owned()), Duration::from_secs(keep_s));
+        ResultStore::open(ResultSettings { place, bytes_max, owner_bytes_max, keep }).await.unwrap()
     }
 
     fn entry(id: &str) -> Entry {
+        entry_of("a", id)
+    }
+
+    fn entry_of(owner: &str, id: &str) -> Entry {
         let text = |text: &str| text.to_owned();
-        Entry::new(text(id), text(id), text("a"), text("m"), 1, [0; 32])
+        Entry::new(text(id), text(id), text(owner), text("m"), 1, [0; 32])
     }
 
     #[tokio::test]
@@ -247,7 +259,7 @@ mod tests {
         }
         let forgetful = store(folder.path(), 200, 0).await;
         assert!(theirs.exists() && !old.exists());
-        assert_eq!(forgetful.used.load(Ordering::Relaxed), 0);
+        assert_eq!(forgetful.used.sum().stored, 0);
     }
 
     #[tokio::test]
@@ -300,5 +312,26 @@ mod tests {
         let forgetful = store(folder.path(), 200, 0).await;
         assert!(forgetful.get("a", "one").await.is_none());
         assert_eq!(std::fs::read_dir(folder.path().join("a")).unwrap().count(), 0);
+    }
+    #[tokio::test]
+    async fn a_caller_leaves_room_for_the_results_of_others() {
+        let folder = tempfile::tempdir().unwrap();
+        // Each result has some 200 bytes.
+        let one = shared(folder.path(), [1000, 300], 60).await;
+        for (owner, id) in [("a", "1"), ("a", "2"), ("b", "1")] {
+            one.put(&entry_of(owner, id), &State::Withdrawn).await;
+        }
+        let is_there = async |owner: &str, id: &str| one.get(owner, id).await.is_some();
+        assert!(is_there("a", "1").await && is_there("b", "1").await && !is_there("a", "2").await);
+        // Another gateway counts what it finds, by owner, and no more when it is gone.
+        let other = shared(folder.path(), [1000, 300], 60).await;
+        other.put(&entry_of("a", "2"), &State::Withdrawn).await;
+        assert!(other.get("a", "2").await.is_none());
+        std::fs::remove_file(folder.path().join("a/1.json")).unwrap();
+        other.sweep().await.unwrap();
+        other.put(&entry_of("a", "2"), &State::Withdrawn).await;
+        assert!(is_there("a", "2").await);
+        let sum = other.used.sum();
+        assert!(sum.coming == 0 && (300..600).contains(&sum.stored), "{sum:?}");
     }
 }

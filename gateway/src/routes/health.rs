@@ -30,7 +30,8 @@ pub async fn readyz(State(app): State<App>) -> Response {
 
 pub async fn metrics(State(app): State<App>) -> Response {
     let (kept_jobs, kept_bytes) = app.jobs.size();
-    let connected = app.link.is_connected();
-    let now = Now { kept_jobs, kept_bytes, withdrawals: app.link.withdrawals.len(), connected };
+    let (withdrawals, connected) = (&app.link.withdrawals, app.link.is_connected());
+    let (withdrawals, excess) = (withdrawals.len(), withdrawals.excess());
+    let now = Now { kept_jobs, kept_bytes, withdrawals, excess, connected };
     ([(header::CONTENT_TYPE, OPEN_METRICS)], app.metrics.encode(now)).into_response()
 }

@@ -1,6 +1,5 @@
 //! `/v1/jobs`: jobs for any model, with any inputs. A request may wait for the result or ask for it later.
 
-use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,25 +10,21 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde::Deserialize;
 use tokio::time::timeout;
-use url::Url;
 use vramq_producer::{Input, Params, PublishError};
 use vramq_schemas::ITEMS_MAX;
 
-use super::known_job::{Known, find};
+use super::known_job::{Known, find, find_same};
 use super::openai::{idempotency_key, name_job};
 use super::prefer::wait_of;
-use super::{Authenticated, called_by, output_files};
+use super::{Authenticated, called_by, references};
 use crate::app::{App, Permits};
 use crate::body;
 use crate::drain::Drain;
-use crate::files::FileStore;
-use crate::followed;
 use crate::held_body::UntilSent;
 use crate::job_task::{Submission, start};
-use crate::jobs::output_files::OutputId;
-use crate::jobs::store::ResultStore;
+use crate::jobs::earlier::Name;
 use crate::jobs::view::written;
-use crate::jobs::{Entry, State as JobState, earlier};
+use crate::jobs::{Entry, State as JobState};
 use crate::keys::{Caller, is_name};
 use crate::problem::{Problem, Retry};
 use crate::trace::Trace;
@@ -121,21 +116,27 @@ async fn admitted(
     if batch_hint == Some(0) {
         return Err(Problem::invalid("`batch_hint` is 0; it must be at least 1").about("batch_hint"));
     }
-    resolve(app, caller, &mut inputs).await?;
-    if !app.jobs.holds(&caller.name, id.as_deref(), idempotency_key.as_deref()) {
-        if let Some(name) = earlier::Name::of(caller, id.as_deref(), idempotency_key.as_deref()) {
-            let followed = followed::find_same(app, caller, &name, parsed.digest).await?;
-            if let Some(written) = earlier::find(app.results.as_ref(), caller, &name, parsed.digest).await? {
-                return Ok(named(json_response(StatusCode::OK, written), &name.id, &name.message_id, wait));
-            }
-            if let Some(entry) = followed {
-                drop(parsed.room);
-                follow(app, &entry, wait).await;
-                return answer(&entry, wait).await;
-            }
+    let name = Name::of(caller, id.as_deref(), idempotency_key.as_deref());
+    // Before the inputs are looked up: an upload may be gone since the first request, whose answer stands.
+    match find_same(app, caller, name.as_ref(), idempotency_key.as_deref(), parsed.digest).await? {
+        Some(Known::Here(entry)) => {
+            drop(parsed.room);
+            follow(app, &entry, wait).await;
+            return answer(&entry, wait).await;
         }
-        app.check_model(caller, &model).await?;
+        Some(Known::Stored(written)) => {
+            let response = json_response(StatusCode::OK, written);
+            return Ok(match name {
+                Some(name) => named(response, &name.id, &name.message_id, wait),
+                None => response,
+            });
+        }
+        None => {}
     }
+    // What costs little first: there may be 65,536 references to look up.
+    references::check(app, &inputs)?;
+    app.check_model(caller, &model).await?;
+    references::resolve(app, caller, &mut inputs).await?;
     let entry = start(
         app,
         Submission {
@@ -287,57 +288,6 @@ fn json_response(status: StatusCode, written: Bytes) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], written).into_response()
 }
 
-/// Puts the workers' reference in the place of an upload's or output's id. A caller's own `file:` references are refused: they would name
-/// the files of a worker's machine. So are those into the places of results, uploads and outputs: of another caller, too.
-async fn resolve(app: &App, caller: &Caller, inputs: &mut [Input]) -> Result<(), Problem> {
-    let uploads = uploads(app, caller, inputs).await?;
-    let mut outputs = output_files::Inputs { app, caller, known: HashMap::new() };
-    for input in inputs {
-        let Input::Uri(uri) = input else { continue };
-        if let Some(reference) = uploads.get(uri.as_str()) {
-            uri.clone_from(reference);
-        } else if let Some(output) = OutputId::parse(uri) {
-            *uri = outputs.uri(&output).await?;
-        } else if !Url::parse(uri).is_ok_and(|url| names_another_machine(uri, &url) && !keeps(app, &url)) {
-            let message = "a `uri` must be the id of an uploaded file (file-…) or of a job's output (output-…), or a reference such as s3://… or https://…";
-            return Err(Problem::invalid(message).about("inputs"));
-        }
-    }
-    Ok(())
-}
-
-/// The workers' references of the uploads among a job's inputs, by their ids.
-async fn uploads(app: &App, caller: &Caller, inputs: &[Input]) -> Result<HashMap<String, String>, Problem> {
-    let ids: BTreeSet<_> = inputs
-        .iter()
-        .filter_map(|input| match input {
-            Input::Uri(uri) if uri.starts_with("file-") => Some(uri.clone()),
-            _ => None,
-        })
-        .collect();
-    match &app.files {
-        Some(files) => files.references(&caller.name, ids).await,
-        None if ids.is_empty() => Ok(HashMap::new()),
-        None => {
-            let message = "this gateway takes no uploads (files.folder and files.url are not set)";
-            Err(Problem::invalid(message).about("inputs"))
-        }
-    }
-}
-
-/// Whether a reference is a URL that is not a file's, read as workers read it: the parser drops blanks, tabs and line ends.
-fn names_another_machine(uri: &str, url: &Url) -> bool {
-    uri.contains("://") && url.scheme() != "file"
-}
-
-/// Whether a URL leads to what belongs to one caller: results, uploads, outputs.
-fn keeps(app: &App, url: &Url) -> bool {
-    let (results, files) =
-        (app.results.as_ref().map(ResultStore::storage), app.files.as_ref().map(FileStore::storage));
-    let is_output = app.outputs.as_ref().is_some_and(|outputs| outputs.covers(url));
-    is_output || results.into_iter().chain(files).any(|storage| storage.covers(url))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -354,21 +304,5 @@ mod tests {
         assert_eq!(answer(&entry, None).await.unwrap().status(), StatusCode::ACCEPTED);
         entry.happened("withdrawn", serde_json::json!({}), Some(JobState::Withdrawn));
         assert_eq!(answer(&entry, None).await.unwrap().status(), StatusCode::OK);
-    }
-
-    fn is_elsewhere(uri: &str) -> bool {
-        Url::parse(uri).is_ok_and(|url| names_another_machine(uri, &url))
-    }
-
-    #[test]
-    fn files_of_a_workers_machine_are_no_references() {
-        for uri in ["https://files.example.com/a", "s3://bucket/a", "http://host/file:///a"] {
-            assert!(is_elsewhere(uri), "{uri:?}");
-        }
-        let files =
-            ["file:///srv/a", "FILE:///srv/a", " file:///srv/a", "\tfile:///srv/a", "fi\nle:///srv/a"];
-        for uri in files.into_iter().chain(["file:/srv/a", "/srv/a", "a", "", "://"]) {
-            assert!(!is_elsewhere(uri), "{uri:?}");
-        }
     }
 }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use crate::app::{App, Permits};
 use crate::followed;
 use crate::jobs::Entry;
+use crate::jobs::earlier::{self, Name};
 use crate::keys::Caller;
 use crate::problem::Problem;
 
@@ -59,11 +60,34 @@ pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Known, Problem
     Err(unknown(app, id))
 }
 
+/// The job that the same request started before: its answer needs no worker, and none of the inputs.
+///
+/// # Errors
+/// The name stands for another request; or the job is another gateway's, and this one follows as many as it may.
+pub async fn find_same(
+    app: &App,
+    caller: &Caller,
+    name: Option<&Name>,
+    idempotency_key: Option<&str>,
+    fingerprint: [u8; 32],
+) -> Result<Option<Known>, Problem> {
+    let Some(name) = name else { return Ok(None) };
+    if let Some(entry) = app.jobs.same(&caller.name, &name.id, idempotency_key, &fingerprint)? {
+        return Ok(Some(Known::Here(entry)));
+    }
+    let followed = followed::find_same(app, caller, name, fingerprint).await?;
+    // What has ended is stored also if it was another gateway's until now.
+    if let Some(written) = earlier::find(app.results.as_ref(), caller, name, fingerprint).await? {
+        return Ok(Some(Known::Stored(written)));
+    }
+    Ok(followed.map(Known::Here))
+}
+
 /// The caller has no job of this name, as far as this gateway knows.
 pub fn unknown(app: &App, id: &str) -> Problem {
     let keep = app.config.results.keep.as_secs();
     let (where_, limit) = match app.results {
-        Some(_) => ("in the store of results", "results.folder_mib_max"),
+        Some(_) => ("in the store of results", "results.folder_mib_max, results.folder_mib_max_per_key"),
         None => ("on this gateway, and only the gateway that took a job knows it", "results.mib_max"),
     };
     let id: String = id.chars().take(64).collect();

@@ -14,6 +14,7 @@ mod output_files;
 mod page;
 mod prefer;
 mod range;
+mod references;
 mod scores;
 mod shallow;
 mod sparse;

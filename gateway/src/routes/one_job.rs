@@ -11,16 +11,16 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use vramq_producer::{Answer, Input, Params};
 
+use super::known_job::{Known, find_same};
 use super::openai::idempotency_key;
 use super::{Authenticated, called_by, wait};
 use crate::app::{App, Permits};
 use crate::body::{self, Parsed};
 use crate::body_memory::BodyRoom;
-use crate::followed;
 use crate::held_body::UntilSent;
 use crate::job_task::{Submission, start};
 use crate::jobs::Entry;
-use crate::jobs::earlier::{self, Name};
+use crate::jobs::earlier::Name;
 use crate::jobs::view::answer_of;
 use crate::keys::Caller;
 use crate::off_runtime::off_runtime;
@@ -137,25 +137,25 @@ impl Admitted {
         // The same body asks for something else on another route, or of another model.
         let fingerprint: [u8; 32] =
             Sha256::new().chain_update(digest).chain_update(format!("{route}\n{model}")).finalize().into();
-        if !app.jobs.holds(&caller.name, None, idempotency_key.as_deref()) {
-            if let Some(name) = Name::of(&caller, None, idempotency_key.as_deref()) {
-                let followed = followed::find_same(&app, &caller, &name, fingerprint).await?;
-                let stored = earlier::find(app.results.as_ref(), &caller, &name, fingerprint).await?;
-                if let Some(written) = stored
-                    && let Some(answer) = off_runtime(written.len(), move || answer_of(&written)).await
-                {
+        let name = Name::of(&caller, None, idempotency_key.as_deref());
+        match find_same(&app, &caller, name.as_ref(), idempotency_key.as_deref(), fingerprint).await? {
+            Some(Known::Here(entry)) => {
+                drop(room);
+                let answer = wait(&app, &entry, true).await?;
+                return Ok((entry, answer));
+            }
+            Some(Known::Stored(written)) => {
+                let answer = off_runtime(written.len(), move || answer_of(&written)).await;
+                if let Some((answer, name)) = answer.zip(name) {
                     let (owner, items) = (caller.name.clone(), inputs.len());
                     let entry = Entry::new(name.id, name.message_id, owner, model, items, fingerprint);
                     return Ok((Arc::new(entry), Arc::new(answer)));
                 }
-                if let Some(entry) = followed {
-                    drop(room);
-                    let answer = wait(&app, &entry, true).await?;
-                    return Ok((entry, answer));
-                }
+                // It cannot be read: the job runs, as without a store.
             }
-            app.check_model(&caller, &model).await?;
+            None => {}
         }
+        app.check_model(&caller, &model).await?;
         let may_come_again = idempotency_key.is_some();
         let submission = Submission {
             caller,

@@ -120,9 +120,26 @@ fn connections_are_bounded() {
     }
 }
 
-/// One pass for each job, and so many passes a second.
+/// How often a rate is measured: a machine that stands still for some seconds meanwhile spoils a measurement.
+const MEASUREMENTS_MAX: usize = 3;
+
 #[test]
 fn a_queue_that_is_too_long_says_when_it_will_be_short_enough() {
+    let mut misses = Vec::new();
+    while misses.len() < MEASUREMENTS_MAX {
+        let (told, waited) = told_and_waited();
+        // Whole seconds, rounded up, and at least one.
+        let right = waited / 2.0 - 1.0..=2.0 * waited + 1.0;
+        if told.iter().all(|seconds| right.contains(&(*seconds as f64))) {
+            return;
+        }
+        misses.push((told, waited));
+    }
+    panic!("what the answers said, and how long it took, in seconds: {misses:?}");
+}
+
+/// One pass for each job, and so many passes a second: the seconds that each gateway tells whom it refuses, and those that it takes.
+fn told_and_waited() -> (Vec<u64>, f64) {
     let mut setup = Setup::new();
     let mut tickets = PassTickets::unannounced().unwrap();
     setup.worker(&[ECHO], &["--set", "model.echo.slots_max=1", "--set", &tickets.setting()]);
@@ -134,32 +151,38 @@ fn a_queue_that_is_too_long_says_when_it_will_be_short_enough() {
     for _ in 0..JOBS {
         assert_eq!(setup.next().post("/v1/jobs", &job()).status, 202);
     }
+    let mut measured = (Vec::new(), 0.0);
     while_jobs_are_answered(&setup, &mut tickets, || {
         let refused = |gateway: &Gateway| {
             let answer = gateway.post("/v1/jobs", &job());
             assert_overloaded(&answer, "queue_too_long");
             retry_after(&answer)
         };
-        let told: Vec<_> = setup.gateways.iter().map(refused).collect();
+        let told = setup.gateways.iter().map(refused).collect();
         let start = Instant::now();
         until("the queue is short enough", || {
             (setup.next().post("/v1/jobs", &job()).status == 202).then_some(())
         });
-        let waited = start.elapsed().as_secs_f64();
-        for seconds in told {
-            // Whole seconds, rounded up, and at least one.
-            let (least, most) = (waited / 2.0 - 1.0, 2.0 * waited + 1.0);
-            assert!(
-                (least..=most).contains(&(seconds as f64)),
-                "the answer said {seconds} s, and it took {waited} s"
-            );
-        }
+        measured = (told, start.elapsed().as_secs_f64());
     });
+    measured
 }
 
-/// A worker that had little to do has shown little of what it can do.
+/// A worker that had little to do has shown little of what it can do. One that stands still during the burst shows that it is slow.
 #[test]
 fn a_burst_after_a_quiet_time_is_taken() {
+    let mut refused = Vec::new();
+    while refused.len() < MEASUREMENTS_MAX {
+        match refused_of_a_burst() {
+            None => return,
+            Some(job) => refused.push(job),
+        }
+    }
+    panic!("of each burst, the first job that was refused: {refused:?}");
+}
+
+/// The first job that is refused of a burst after a quiet time, and why.
+fn refused_of_a_burst() -> Option<(usize, Answer)> {
     let mut setup = Setup::new();
     setup.worker(&[ECHO], &[]);
     for _ in 0..2 {
@@ -174,10 +197,8 @@ fn a_burst_after_a_quiet_time_is_taken() {
             models[ECHO]["workers"]["jobs_per_s"].as_f64().filter(|rate| *rate > 0.0)
         });
     }
-    for at in 0..100 {
-        let taken = setup.next().post("/v1/jobs", &job());
-        assert!(matches!(taken.status, 200 | 202), "job {at}: {taken:?}");
-    }
+    let mut burst = (0..100).map(|at| (at, setup.next().post("/v1/jobs", &job())));
+    burst.find(|(_, answer)| !matches!(answer.status, 200 | 202))
 }
 
 /// Clients of OpenAI obey no longer wait than a minute, and come again at once if they are told of one.
@@ -208,7 +229,10 @@ fn while_jobs_are_answered(setup: &Setup, tickets: &mut PassTickets, then: impl 
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                tickets.give(1).unwrap();
+                // A worker that stood still does not run all at once what it missed: its rate would be another one.
+                if tickets.left().unwrap() == 0 {
+                    tickets.give(1).unwrap();
+                }
                 std::thread::sleep(Duration::from_secs(1) / JOBS_PER_S);
             }
         });

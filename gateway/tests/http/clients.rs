@@ -24,6 +24,7 @@ fn openais_client_stores_reads_and_removes_a_file() {
     }
     for gateway in &setup.gateways {
         python(&["openai_client.py", "upload", &gateway.url, "Grüße 🗼.txt"]);
+        node("openai_client.mjs", &["upload", &gateway.url, "Grüße 🗼.txt"]);
     }
 }
 
@@ -116,7 +117,7 @@ fn openais_client_sends_again_what_may_succeed() {
     ];
     setup.worker(&[ECHO], &small);
     for _ in 0..2 {
-        setup.gateway(&["--set", "http.request_s=2"]);
+        setup.gateway(&["--set", "http.request_s=8"]);
     }
     setup.wait_for_models(&[ECHO]);
     // Published, and no result in time: it is not known whether it would run twice.

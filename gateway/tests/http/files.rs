@@ -6,13 +6,19 @@ use crate::harness::{Answer, ECHO, Gateway, Setup};
 use crate::jobs::set;
 use crate::keys::{key_file, send, until_served, with_keys};
 
+/// What comes before the content of an uploaded file: a form whose boundary is `b`, as OpenAI's clients send it.
+pub fn form_begin(name: &str) -> String {
+    format!(
+        "--b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nuser_data\r\n\
+         --b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"{name}\"\r\nContent-Type: text/html\r\n\r\n"
+    )
+}
+
+/// What comes after it.
+pub const FORM_END: &str = "\r\n--b--\r\n";
+
 pub fn upload(gateway: &Gateway, key: &str, content: &[u8]) -> Answer {
-    let mut body = b"--b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nuser_data\r\n".to_vec();
-    body.extend_from_slice(
-        b"--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"x.html\"\r\nContent-Type: text/html\r\n\r\n",
-    );
-    body.extend_from_slice(content);
-    body.extend_from_slice(b"\r\n--b--\r\n");
+    let body = [form_begin("x.html").as_bytes(), content, FORM_END.as_bytes()].concat();
     let request = ureq::post(&format!("{}/v1/files", gateway.url));
     let request = request.set("authorization", key).set("content-type", "multipart/form-data; boundary=b");
     Answer::of(request.send_bytes(&body))
@@ -47,8 +53,23 @@ fn a_file_is_stored_referred_to_and_removed() {
         assert_eq!(send(gateway, key, "POST", "/v1/jobs", Some(&body)).status, 400, "{foreign}");
     }
     assert_eq!(upload(gateway, key, &vec![0; 1024 * 1024 + 1]).status, 413);
+    let keyed = |input: &str| {
+        let (headers, body) = (
+            [("authorization", key.as_str()), ("idempotency-key", "k"), ("prefer", "wait=60")],
+            json!({"model": ECHO, "inputs": [{"uri": input}]}),
+        );
+        gateway.send("POST", "/v1/jobs", &headers, Some(&body))
+    };
+    let first = keyed(id).json();
+    let put = || send(gateway, key, "PUT", "/v1/jobs/by-upload", Some(&by_reference));
+    let named = put().json();
+    assert_eq!((&first["state"], &named["state"]), (&json!("done"), &json!("done")), "{first} {named}");
     assert_eq!(send(gateway, key, "DELETE", &format!("/v1/files/{id}"), None).json()["deleted"], json!(true));
     assert_eq!(send(gateway, key, "GET", &format!("/v1/files/{id}"), None).status, 404);
+    // The answer stands: the upload is needed for a new job alone.
+    assert_eq!((keyed(id).json(), put().json()), (first, named));
+    assert_eq!(keyed("file-another").status, 422);
+    assert_eq!(send(gateway, key, "POST", "/v1/jobs", Some(&by_reference)).status, 404);
 }
 
 #[test]

@@ -15,6 +15,10 @@ pub use crate::processes::{Program, clean};
 /// How long a condition may take to come true: far beyond what a loaded machine needs.
 pub const DEADLINE: Duration = Duration::from_secs(90);
 
+/// Seconds between the AMQP heartbeats of workers. The broker closes a connection that is silent for two of them, and many tests stop
+/// a worker for longer than two of the default bear on a slow machine.
+const AMQP_HEARTBEAT_S: u32 = 60;
+
 /// The name of the real model in tests.
 pub const MINILM: &str = "minilm";
 
@@ -122,7 +126,8 @@ impl Setup {
     pub fn worker_as(&mut self, amqp_url: &str, models: &[&str], options: &[&str]) {
         let name = format!("worker-{}", self.workers.len());
         let mut command = clean(&program("vramq-worker"));
-        command.args(["run", "--name", &name, "--broker-url", amqp_url, "--http-listen", "off"]);
+        let amqp_url = format!("{amqp_url}?heartbeat={AMQP_HEARTBEAT_S}");
+        command.args(["run", "--name", &name, "--broker-url", &amqp_url, "--http-listen", "off"]);
         command.args(["--set", "worker.heartbeat_s=1", "--set", "device.cpu.threads=1"]);
         for model in models {
             match *model {

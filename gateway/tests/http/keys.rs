@@ -8,7 +8,7 @@ use vramq_schemas::fields::as_text;
 use vramq_schemas::headers::TENANT;
 
 use crate::harness::{Answer, ECHO, Gateway, Setup, until};
-use crate::jobs::job;
+use crate::jobs::{job, set};
 use crate::withdrawals::listen;
 
 /// Writes a file of keys: each with its name and the other lines of its entry. What callers send, by name.
@@ -118,6 +118,38 @@ fn a_caller_has_no_more_than_its_share() {
         let third = gateway.send("POST", "/v1/jobs", &[("authorization", &keys["one"])], Some(&job()));
         (third.status != 429).then_some(())
     });
+}
+
+/// Other gateways do not know the results that are not in the store: one key's must not take all of it.
+#[test]
+fn a_key_leaves_room_for_the_stored_results_of_others() {
+    let mut setup = Setup::new();
+    let (path, keys) = key_file(setup.folder.path(), &[("a", ""), ("b", "")]);
+    let settings = [
+        format!("http.keys={}", path.display()),
+        format!("results.folder={}", setup.folder.path().join("results").display()),
+        "results.folder_mib_max_per_key=1".to_owned(),
+    ];
+    setup.worker(&[ECHO], &[]);
+    for _ in 0..2 {
+        setup.gateway(&set(&settings));
+    }
+    until_served(&setup, &keys["a"], ECHO);
+    let large = json!({"model": ECHO, "inputs": ["x".repeat(700 * 1024)]});
+    for (key, id, is_stored) in [("a", "first", true), ("a", "second", false), ("b", "first", true)] {
+        let path = format!("/v1/jobs/{id}");
+        let done = send(&setup.gateways[0], &keys[key], "PUT", &path, Some(&large));
+        assert_eq!(done.json()["state"], "done", "{key} {id}");
+        // A gateway that is asked at once may find the record of the job, which goes a moment after its end.
+        let read = until("the other gateway knows that it has ended", || {
+            let read = send(&setup.gateways[1], &keys[key], "GET", &path, None);
+            (read.status == 404 || read.json()["state"] == "done").then_some(read)
+        });
+        assert_eq!(read.status, if is_stored { 200 } else { 404 }, "{key} {id}");
+        assert_eq!(send(&setup.gateways[0], &keys[key], "GET", &path, None).status, 200, "{key} {id}");
+    }
+    let log = setup.gateways[0].program.log();
+    assert_eq!(log.matches("results.folder_mib_max_per_key").count(), 1, "{log}");
 }
 
 /// Two callers may come upon the same idempotency key, and one may learn the id of the other's job.

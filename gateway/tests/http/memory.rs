@@ -18,7 +18,7 @@ const REQUEST_KIB_MAX: u64 = 512 * 1024;
 const FORM_MIB: usize = 128;
 
 /// What the gateway's memory has grown by at its peak while it answered.
-fn peak_kib(gateway: &Gateway, request: impl FnOnce()) -> u64 {
+pub fn peak_kib(gateway: &Gateway, request: impl FnOnce()) -> u64 {
     let before = status_of(gateway, "VmHWM:");
     request();
     status_of(gateway, "VmHWM:") - before

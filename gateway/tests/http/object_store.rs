@@ -61,6 +61,16 @@ fn uploads_of_a_job_are_looked_up_together_and_each_once() {
     setup.wait_for_models(&[ECHO]);
     let ids: [_; 2] = std::array::from_fn(|_| upload(setup.next(), "", b"x").json()["id"].clone());
     let inputs: Vec<_> = (0..20).map(|at| json!({"uri": ids[at % 2]})).collect();
+    // What is wrong in itself is refused without any lookup.
+    let own = format!("s3://{BUCKET}/uploads/a/file-0");
+    for (wrong, status) in [("/etc/passwd", 400), ("output-1", 400), (own.as_str(), 400), ("file-1", 404)] {
+        let with_wrong = [inputs.clone(), vec![json!({"uri": wrong})]].concat();
+        let job = json!({"model": ECHO, "inputs": with_wrong});
+        assert_eq!(send(setup.next(), "", "POST", "/v1/jobs", Some(&job)).status, status, "{wrong}");
+    }
+    let unknown = json!({"model": "nobody-has-this", "inputs": inputs});
+    assert_eq!(send(setup.next(), "", "POST", "/v1/jobs", Some(&unknown)).status, 404);
+    assert_eq!(gate.seen(), 0);
     let job = json!({"model": ECHO, "inputs": inputs});
     let answer = std::thread::scope(|scope| {
         let asked = scope.spawn(|| send(setup.next(), "", "POST", "/v1/jobs", Some(&job)));

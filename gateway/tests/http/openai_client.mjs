@@ -1,9 +1,10 @@
-// OpenAI's client for Node.js against a gateway: `embed URL MODEL` checks results, `error URL MODEL` prints what it makes of an error. A key
-// may follow.
+// OpenAI's client for Node.js against a gateway: `embed URL MODEL` checks results, `error URL MODEL` prints what it makes of an error,
+// `oversized URL MODEL` sends more than the gateway takes, and `upload URL NAME` stores, reads and removes a file of this name. A key may
+// follow.
 
 import assert from "node:assert/strict";
 
-import OpenAI from "openai";
+import OpenAI, { toFile } from "openai";
 
 const [command, url, model, key] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: key || "none", maxRetries: 2 });
@@ -22,8 +23,10 @@ async function embed() {
     }
     assert.equal(Buffer.from(encoded.data[at].embedding, "base64").length, 384 * 4);
   }
-  const many = await client.embeddings.create({ model, input: Array.from({ length: 256 }, (_, n) => `text ${n}`) });
-  assert.equal(new Set(many.data.map(({ embedding }) => embedding.slice(0, 8).join())).size, 256);
+  // As many texts as OpenAI's API takes.
+  const many = await client.embeddings.create({ model, input: Array.from({ length: 2048 }, (_, n) => `text ${n}`) });
+  assert.deepEqual(many.data.map(({ index }) => index), Array.from({ length: 2048 }, (_, n) => n));
+  assert.equal(new Set(many.data.map(({ embedding }) => embedding.slice(0, 8).join())).size, 2048);
   const listed = [];
   for await (const { id } of client.models.list()) listed.push(id);
   assert.ok(listed.includes(model));
@@ -41,4 +44,24 @@ async function error() {
   throw new Error("no error");
 }
 
-await { embed, error }[command]();
+async function oversized() {
+  const input = "x".repeat(20 << 20);
+  for (let times = 0; times < 5; times += 1) {
+    await assert.rejects(client.embeddings.create({ model, input }), (error) => error.status === 413);
+  }
+}
+
+async function upload() {
+  const content = "what was uploaded";
+  // Unlike the client for Python, this one sends the purpose behind the file.
+  const stored = await client.files.create({ file: await toFile(Buffer.from(content), model), purpose: "user_data" });
+  assert.deepEqual([stored.object, stored.bytes, stored.filename], ["file", content.length, model]);
+  assert.equal((await client.files.retrieve(stored.id)).id, stored.id);
+  assert.equal(await (await client.files.content(stored.id)).text(), content);
+  const part = await client.files.content(stored.id, { headers: { range: "bytes=5-7" } });
+  assert.deepEqual([part.status, await part.text()], [206, content.slice(5, 8)]);
+  assert.ok((await client.files.delete(stored.id)).deleted);
+  await assert.rejects(client.files.retrieve(stored.id), (error) => error instanceof OpenAI.NotFoundError);
+}
+
+await { embed, error, oversized, upload }[command]();

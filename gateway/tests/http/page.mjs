@@ -57,6 +57,24 @@ async function saved(file) {
   }
 }
 
+/** Runs in the page: what the timeline of a worker's card shows. Nothing else has the colour of the marks, and is as high as the picture. */
+function chart(card) {
+  const canvas = card.querySelector("canvas");
+  const { width, height } = canvas;
+  const context = canvas.getContext("2d");
+  const { data } = context.getImageData(0, 0, width, height);
+  context.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--bad").trim();
+  const bad = [1, 3, 5].map((at) => parseInt(context.fillStyle.slice(at, at + 2), 16)).concat(255);
+  const isBad = (x, y) => bad.every((value, at) => data[4 * (y * width + x) + at] === value);
+  const isMark = (x) => Array.from({ length: height }, (_, y) => y).every((y) => isBad(x, y));
+  const columns = Array.from({ length: width }, (_, x) => isMark(x));
+  return {
+    worker: card.getAttribute("aria-label"),
+    says: canvas.getAttribute("aria-label"),
+    marks: columns.filter((mark, x) => mark && !columns[x - 1]).length,
+  };
+}
+
 const result = "document.querySelector('#try-result').textContent";
 const hasResult = "!document.querySelector('#try-result').hidden";
 
@@ -71,6 +89,7 @@ const steps = {
       workers: [...document.querySelectorAll("#worker-cards article")].map((card) => card.innerText),
       drawn: [...document.querySelectorAll("#worker-cards canvas")].every((canvas) => canvas.width > 0
         && canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some((byte) => byte > 0)),
+      charts: [...document.querySelectorAll("#worker-cards article")].map(${chart}),
       letters: document.querySelector("#dead-groups").innerText,
     })`);
   },

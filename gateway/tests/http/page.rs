@@ -55,18 +55,41 @@ fn busy() -> Setup {
 #[test]
 #[ignore = "needs Chromium: make test-page"]
 fn it_shows_models_workers_and_dead_letters() {
-    let setup = busy();
+    let mut setup = busy();
+    // A worker that runs out of nothing.
+    setup.worker(&["quiet"], &[]);
+    setup.wait_for_models(&["quiet"]);
     for gateway in &setup.gateways {
+        let out_of_memory =
+            until("the gateway knows of the pass that ran out of memory", || ran_out(gateway, "worker-0"));
         let seen = visit(gateway, "views", "", &[ECHO]);
         assert!(seen["models"].as_array().unwrap().iter().any(|row| row.as_str().unwrap().contains(MINILM)));
-        let card = seen["workers"][0].as_str().unwrap();
+        let mut cards = seen["workers"].as_array().unwrap().iter().filter_map(Value::as_str);
+        let card = cards.find(|card| card.contains("worker-0")).unwrap();
         assert!(card.contains("worker-0") && card.contains("consuming") && card.contains("slots"), "{card}");
         assert_eq!(seen["drawn"], true, "the timeline is empty");
+        for (worker, samples) in [("worker-0", out_of_memory), ("worker-1", Vec::new())] {
+            let charts = seen["charts"].as_array().unwrap();
+            let chart = charts.iter().find(|chart| chart["worker"] == format!("Worker {worker}")).unwrap();
+            let passes = samples.iter().sum::<u64>();
+            let said = format!("{passes} {} ran out of memory.", if passes == 1 { "pass" } else { "passes" });
+            assert!(chart["says"].as_str().unwrap().ends_with(&format!("; {said}")), "{chart}");
+            assert_eq!(chart["marks"], samples.len(), "{chart}");
+        }
         let letters = seen["letters"].as_str().unwrap();
         assert!(letters.contains("invalid-input") && letters.contains("colour"), "{letters}");
     }
     // Looking takes nothing away.
     assert_eq!(setup.messages("vramq.dead.echo"), Some(1));
+}
+
+/// The passes of a worker that ran out of memory, by sample of its timeline; `None` before there are some.
+fn ran_out(gateway: &Gateway, worker: &str) -> Option<Vec<u64>> {
+    let status = gateway.get("/v1/status").json();
+    let worker = status["workers"].as_array()?.iter().find(|found| found["worker"] == worker)?;
+    let samples = worker["timeline"].as_array()?.iter().filter_map(|sample| sample["out_of_memory"].as_u64());
+    let passes: Vec<_> = samples.filter(|passes| *passes > 0).collect();
+    (!passes.is_empty()).then_some(passes)
 }
 
 /// Jobs of the echo model that the worker has answered.

@@ -10,9 +10,10 @@ use vramq_schemas::topology::{
 };
 use vramq_tests::permissions::documented;
 
-use crate::harness::{ECHO, Setup, until};
+use crate::harness::{ECHO, Gateway, Setup, until};
 use crate::jobs::set;
 use crate::keys::{key_file, send, until_served};
+use crate::withdrawals::listen;
 
 /// A user with a role's permissions: its URL.
 pub fn user(setup: &mut Setup, role: &str) -> String {
@@ -132,6 +133,56 @@ fn a_gateways_own_user_may_read_dead_letters_only_if_it_is_permitted() {
     may.read = may.read.replacen("(vramq", r"(vramq\.dead\..+|vramq", 1);
     setup.permit(&name, [&may.configure, &may.write, &may.read]);
     until("the dead letters are read", || (look(&setup).status == 200).then_some(()));
+}
+
+/// Jobs of callers that are gone then run, which only the log can tell; everything else goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_may_not_publish_withdrawals_says_so_once() {
+    let mut setup = Setup::new();
+    let may = documented("gateway").unwrap();
+    let without = may.write.replace("|withdrawals", "");
+    assert_ne!(without, may.write);
+    let (name, of_gateway) = setup.add_user([&may.configure, &without, &may.read]);
+    setup.worker(&[ECHO], &[]);
+    for _ in 0..2 {
+        setup.gateway_as(&of_gateway, &[]);
+    }
+    setup.wait_for_models(&[ECHO]);
+    let mut listener = listen(&setup, ECHO).await;
+    let job = json!({"model": ECHO, "inputs": ["x"]});
+    // The names by which workers know the jobs.
+    let withdraw = |setup: &Setup, id: &str| {
+        let withdrawn = setup.gateways.iter().enumerate().map(|(at, gateway)| {
+            let path = format!("/v1/jobs/{id}-{at}");
+            let accepted = gateway.send("PUT", &path, &[], Some(&job));
+            assert_eq!(accepted.status, 202, "{accepted:?}");
+            assert_eq!(gateway.send("DELETE", &path, &[], None).json()["state"], "withdrawn");
+            accepted.header("x-vramq-job-id").expect("the job's name").to_owned()
+        });
+        withdrawn.collect::<Vec<_>>()
+    };
+    let open = |gateway: &Gateway| gateway.metric("vramq_gateway_withdrawals_open", "");
+    let told = |gateway: &Gateway| gateway.program.log().matches("withdrawals are off").count();
+    setup.workers[0].signal("STOP");
+    withdraw(&setup, "first");
+    for gateway in &setup.gateways {
+        until("the log tells it", || (told(gateway) > 0).then_some(()));
+    }
+    // The next ones are refused as well.
+    withdraw(&setup, "second");
+    setup.workers[0].signal("CONT");
+    for gateway in &setup.gateways {
+        until("the jobs have ended", || (open(gateway) == 0.0).then_some(()));
+        let answer = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&job)).json();
+        assert_eq!(answer["outputs"], json!([{"json": "x"}]));
+        let log = gateway.program.log();
+        assert_eq!((told(gateway), log.contains("lost the gateway's own")), (1, false), "{log}");
+    }
+    setup.permit(&name, [&may.configure, &may.write, &may.read]);
+    setup.workers[0].signal("STOP");
+    let permitted = withdraw(&setup, "permitted");
+    listener.all_withdrawn(permitted).await;
+    setup.workers[0].signal("CONT");
 }
 
 fn refused(outcome: lapin::Result<()>, what: &str) {

@@ -11,6 +11,7 @@ use lapin::options::{
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer, ExchangeKind};
 use serde_json::json;
+use vramq_amqp::WITHDRAWN_MAX;
 use vramq_schemas::fields::as_text;
 use vramq_schemas::topology::{JOBS_EXCHANGE, WITHDRAWALS_EXCHANGE};
 use vramq_schemas::withdrawal::{self, Withdrawal};
@@ -160,6 +161,49 @@ async fn a_job_is_withdrawn_by_its_caller_or_when_its_time_is_up() {
         assert_eq!(late.header("x-vramq-job-id"), Some(job.as_str()));
         assert_eq!(listener.withdrawal(&job).await.digest().to_string(), digest);
     }
+}
+
+/// Withdrawn jobs beyond those whose withdrawals are repeated.
+const BEYOND: usize = 32;
+
+/// Callers that withdraw jobs at the same time.
+const CALLERS: usize = 8;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn withdrawals_beyond_those_that_are_repeated_are_sent_once_and_counted() {
+    let setup = Setup::with(&[ECHO]);
+    let mut listener = listen(&setup, ECHO).await;
+    setup.workers[0].signal("STOP");
+    let [gateway, other] = [0, 1].map(|at| &setup.gateways[at]);
+    let job = &json!({"model": ECHO, "inputs": ["x"]});
+    let withdraw = |n: usize| {
+        let path = format!("/v1/jobs/job-{n}");
+        let accepted = gateway.send("PUT", &path, &[], Some(job));
+        assert_eq!(accepted.status, 202, "{accepted:?}");
+        assert_eq!(gateway.send("DELETE", &path, &[], None).json()["state"], "withdrawn");
+        // The name by which workers know the job.
+        accepted.header("x-vramq-job-id").expect("the job's name").to_owned()
+    };
+    let withdrawn: Vec<_> = std::thread::scope(|scope| {
+        let of_caller = |caller: usize| (caller..WITHDRAWN_MAX + BEYOND).step_by(CALLERS).map(withdraw);
+        let callers: Vec<_> =
+            (0..CALLERS).map(|caller| scope.spawn(move || of_caller(caller).collect::<Vec<_>>())).collect();
+        callers.into_iter().flat_map(|caller| caller.join().expect("withdrawn")).collect()
+    });
+    listener.all_withdrawn(withdrawn).await;
+    let count =
+        |gateway: &Gateway, name: &str| gateway.metric(&format!("vramq_gateway_withdrawals_{name}"), "");
+    assert_eq!(
+        (count(gateway, "open"), count(gateway, "sent_once_total")),
+        (WITHDRAWN_MAX as f64, BEYOND as f64)
+    );
+    until("the log says so", || {
+        gateway.program.log().contains("too many withdrawn jobs have not ended").then_some(())
+    });
+    for name in ["not_sent_total", "open", "sent_once_total"] {
+        assert_eq!(count(other, name), 0.0, "{name}");
+    }
+    assert_eq!(count(gateway, "not_sent_total"), 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

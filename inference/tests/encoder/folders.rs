@@ -110,7 +110,12 @@ fn an_adapter_is_refused_before_all_else() {
 /// Code of a folder's own may compute anything of the same tensors, and weights of other types are no numbers by themselves.
 #[test]
 fn models_with_code_of_their_own_and_quantised_ones_are_refused_by_name() {
-    let cases: [(&str, &Change, &str); 4] = [
+    let cases: [(&str, &Change, &str); 5] = [
+        (
+            "tiny-mean",
+            &replace(r#""BertModel""#, r#""HF_ColBERT""#),
+            "the architecture `HF_ColBERT`, a vector for each token; this engine takes models with one vector",
+        ),
         (
             "tiny-mean",
             &replace(

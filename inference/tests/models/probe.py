@@ -38,6 +38,8 @@ class Probe(vramq.Model):
         if "DEVICE" in os.environ:
             self.device = Device(os.environ["DEVICE"])
             self.device.take(int(os.environ.get("BASE_MIB", "0")) * MIB)
+        while how == "holds-while-file" and os.path.exists(os.environ["FILE"]):
+            time.sleep(0.01)
 
     def weights(self):
         return int(os.environ.get("WEIGHTS_MIB", "0")) * MIB
@@ -226,9 +228,15 @@ class Probe(vramq.Model):
         return vramq.File(path, "text/plain")
 
     def do_write(self, item, rest, params):
-        """Writes to a file. `/dev/full` has no room."""
+        """Writes to a file. `/dev/full` has no room, whatever the disk has."""
         with open(rest, "wb") as file:
             file.write(b"x")
+        return rest
+
+    def do_fill(self, item, rest, params):
+        """Writes MiB into the scratch folder, and keeps what there was room for."""
+        with open(os.path.join(self.scratch, "fill"), "wb") as file:
+            file.write(b"x" * (int(rest) * MIB))
         return rest
 
     def do_bytes(self, item, rest, params):

@@ -17,7 +17,7 @@ use vramq_inference::process::{
 use vramq_schemas::Output;
 
 /// How long a condition may take to come true. It only costs time where a test fails.
-const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The executable that is a keeper with the hidden argument.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_vramq-run-model");

@@ -163,8 +163,9 @@ async fn an_idle_process_that_does_not_answer_is_replaced() {
 #[tokio::test]
 async fn a_pass_that_takes_too_long_is_cancelled_and_then_killed() {
     let env = Env::new();
-    // However slow the machine is, the process hears of the cancel before it would be killed.
-    let pool = env.probe("item_s = 3\nkill_s = 600").await;
+    // However slow the machine is, the process hears of the cancel before it would be killed. A process that stands still for some
+    // seconds answers its first input in time.
+    let pool = env.probe("item_s = 15\nkill_s = 600").await;
     let before = pid(&pool).await;
     let (outputs, end) = ended(&pool, &["echo a", "sleep 100"]).await;
     assert!(matches!(end, PassEnd::TimedOut { killed: false, .. }), "{end:?}");
@@ -172,7 +173,7 @@ async fn a_pass_that_takes_too_long_is_cancelled_and_then_killed() {
     assert_eq!(pid(&pool).await, before);
     env.close(pool).await;
 
-    let pool = env.probe("item_s = 3\nkill_s = 0.5").await;
+    let pool = env.probe("item_s = 15\nkill_s = 0.5").await;
     let before = pid(&pool).await;
     let (outputs, end) = ended(&pool, &["echo a", "deaf"]).await;
     assert!(matches!(end, PassEnd::TimedOut { killed: true, .. }), "{end:?}");
@@ -185,21 +186,21 @@ async fn a_pass_that_takes_too_long_is_cancelled_and_then_killed() {
 #[tokio::test]
 async fn each_output_has_its_own_time() {
     let env = Env::new();
-    let pool = env.probe("item_s = 5").await;
+    let pool = env.probe("item_s = 15").await;
     // Together they take longer than one of them may, and each far less.
-    let (outputs, end) = ended(&pool, &["sleep 1"; 6]).await;
+    let (outputs, end) = ended(&pool, &["sleep 3"; 6]).await;
     assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
     assert_eq!(outputs.len(), 6);
     let (outputs, end) = ended(&pool, &["echo a", "sleep 100", "echo b"]).await;
     let PassEnd::TimedOut { limit, .. } = end else { panic!("{end:?}") };
-    assert_eq!((outputs.len(), limit.as_secs()), (1, 5));
+    assert_eq!((outputs.len(), limit.as_secs()), (1, 15));
     env.close(pool).await;
 }
 
 #[tokio::test]
 async fn a_pass_does_not_wait_for_a_process_that_does_not_end() {
     let env = Env::new();
-    let pool = env.probe("item_s = 3\nkill_s = 0.5\nwithheld_s = 1").await;
+    let pool = env.probe("item_s = 15\nkill_s = 0.5\nwithheld_s = 1").await;
     let keeper = Pid::from_raw(parent(pid(&pool).await)).unwrap();
     // It kills nothing now, as a driver that hangs lets nothing be killed.
     kill_process(keeper, Signal::STOP).unwrap();

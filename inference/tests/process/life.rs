@@ -222,7 +222,7 @@ async fn a_start_does_not_wait_for_a_process_that_does_not_end() {
     let env = Env::new();
     let marks = tempfile::tempdir().unwrap();
     let mark = marks.path().join("loading");
-    let more = format!("load_s = 10\nkill_s = 0.5\nenv = {{ LOAD = \"hang\", FILE = {mark:?} }}");
+    let more = format!("load_s = 30\nkill_s = 0.5\nenv = {{ LOAD = \"hang\", FILE = {mark:?} }}");
     let config = env.config("probe.py", &more);
     let stop = async {
         // The worker sends `hello`, upon which the model loads, once the keeper has reported the start.

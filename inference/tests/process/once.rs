@@ -102,7 +102,7 @@ async fn how_it_ends_is_judged_by_status_and_text() {
     let env = Env::new();
     // An item is what the program does; the first one succeeds.
     // Within its time an interpreter starts on a slow machine, too.
-    let pool = script(&env, "import sys; exec(open(sys.argv[1]).read())", "item_s = 5").await;
+    let pool = script(&env, "import sys; exec(open(sys.argv[1]).read())", "item_s = 60").await;
     let end = async |code: &str| {
         let (outputs, end) = ended(&pool, &["print(1)", code, "print(2)"]).await;
         assert_eq!(outputs.len(), 1, "{code}");

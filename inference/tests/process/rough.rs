@@ -1,6 +1,7 @@
 //! Programs that are rough with the SDK: what they do costs their own pass at most, and not the process that others wait for.
 
 use std::path::Path;
+use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -9,7 +10,7 @@ use vramq_inference::process::protocol::FailureKind;
 use vramq_inference::process::warm::LoadError;
 use vramq_inference::process::{Item, PassEnd, PassEvent, PassRequest, Pool};
 
-use crate::env::{Env, done, ended, pid, run, until};
+use crate::env::{Env, done, ended, pid, python, run, until};
 
 async fn rough(env: &Env, load: &str) -> Result<Pool, LoadError> {
     env.start(env.config("rough.py", &format!("env = {{ LOAD = {load:?} }}"))).await
@@ -100,13 +101,47 @@ async fn an_output_that_the_disk_has_no_room_for_leaves_nothing_there() {
     env.close(pool).await;
 }
 
-/// `/dev/full` answers as a file on a full disk does.
+/// `/dev/full` answers as a limit of the kernel does, or a file system in memory: the disk has room.
 #[tokio::test]
-async fn a_disk_that_is_full_for_the_program_is_no_failure_of_it() {
+async fn what_has_no_room_beside_the_disk_is_a_failure_of_the_program() {
     let env = Env::new();
     let pool = env.probe("").await;
     let before = pid(&pool).await;
     let (outputs, end) = ended(&pool, &["echo a", "write /dev/full", "echo b"]).await;
+    let PassEnd::Failed { kind: FailureKind::Model, item: Some(1), detail, .. } = end else {
+        panic!("{end:?}")
+    };
+    assert_eq!(detail, "OSError: [Errno 28] No space left on device");
+    assert_eq!(outputs.len(), 1);
+    assert_eq!(pid(&pool).await, before);
+    env.close(pool).await;
+}
+
+/// Whether programs can have a file system of their own here, which nobody else sees. Elsewhere `scripts/test` says what was not run.
+fn can_mount(env: &Env) -> bool {
+    let mount = ["-rm", "mount", "-t", "tmpfs", "none"];
+    let tried = Command::new(UNSHARE).args(mount).arg(env.scratch.path()).output();
+    let can = tried.as_ref().is_ok_and(|tried| tried.status.success());
+    if !can {
+        println!("not run: {tried:?}");
+    }
+    can
+}
+
+const UNSHARE: &str = "/usr/bin/unshare";
+
+#[tokio::test]
+async fn a_disk_that_is_full_for_the_program_is_no_failure_of_it() {
+    let env = Env::new();
+    if !can_mount(&env) {
+        return;
+    }
+    // The program finds a disk of 1 MiB in its scratch folder.
+    let serve = "mount -t tmpfs -o size=1m none \"$VRAMQ_SCRATCH\" && exec \"$0\" probe.py";
+    let command = [UNSHARE, "-rm", "/bin/sh", "-c", serve, python().to_str().unwrap()];
+    let pool = env.start(env.config_of(&command, "")).await.unwrap();
+    let before = pid(&pool).await;
+    let (outputs, end) = ended(&pool, &["echo a", "fill 2", "echo b"]).await;
     let PassEnd::DiskFull { asked: None, detail } = end else { panic!("{end:?}") };
     for words in ["OSError: [Errno 28] No space left on device", "MiB are free"] {
         assert!(detail.contains(words), "{detail}");

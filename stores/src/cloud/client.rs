@@ -18,12 +18,12 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Marks a request for an object. Those for credentials have no such mark: what they are refused with may be right again later, with
 /// a token that was renewed.
 #[derive(Clone, Copy, Debug)]
-pub struct OfObject;
+pub(crate) struct OfObject;
 
 /// A status with which a store refuses a request for an object, and would the next time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("status {0}")]
-pub struct Refused(pub u16);
+pub(crate) struct Refused(pub(crate) u16);
 
 /// A refusal of who asks, not of the object: a token that expired, a key that was exchanged, a clock that is off. Every job would end
 /// with it, and once that is set right none does.
@@ -49,7 +49,7 @@ const AUTHORITIES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 
 /// Makes clients.
 #[derive(Debug)]
-pub struct Connector {
+pub(crate) struct Connector {
     /// How long a server may send nothing.
     silence: Duration,
     tls: ClientConfig,
@@ -61,7 +61,7 @@ impl Connector {
     ///
     /// # Errors
     /// There is none, or the TLS library's.
-    pub fn new(silence: Duration, by_tls: bool) -> Result<Self, String> {
+    pub(crate) fn new(silence: Duration, by_tls: bool) -> Result<Self, String> {
         let loaded = rustls_native_certs::load_native_certs();
         let mut roots = RootCertStore::empty();
         // A certificate that cannot be read is one less to trust.

@@ -22,7 +22,7 @@ const SECRET_BYTES_MAX: usize = 64 * 1024;
 type Objects = Result<Arc<dyn ObjectStore>, InvalidOption>;
 
 /// A client for the bucket that a URL names.
-pub fn open(url: &Url, options: &CloudOptions) -> Objects {
+pub(crate) fn open(url: &Url, options: &CloudOptions) -> Objects {
     let bucket = url.host_str().unwrap_or_default();
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     if bucket.is_empty() || !bucket.bytes().all(is_name) {

@@ -30,6 +30,7 @@ on_one_setup!(
     jobs_of_callers_that_give_up_are_withdrawn,
     closing_ends_what_waits_for_the_broker,
     vectors_come_as_numbers_and_as_base64,
+    message_pack_gives_the_same_results,
     the_golden_bytes_are_read,
     types_name_what_there_is,
     typescript_takes_a_program_of_the_readme_and_refuses_mistakes,
@@ -53,6 +54,12 @@ async fn run(name: &str, env: &TestEnv) -> Result<()> {
 async fn results_come_in_order_and_parts(env: &mut TestEnv) -> Result<()> {
     env.worker(&[]).await?;
     run("results", env).await
+}
+
+async fn message_pack_gives_the_same_results(env: &mut TestEnv) -> Result<()> {
+    dead_letters_are_expected(env);
+    env.worker(&[]).await?;
+    run("msgpack", env).await
 }
 
 async fn errors_say_what_a_caller_needs(env: &mut TestEnv) -> Result<()> {

@@ -55,8 +55,12 @@ async fn sensors_are_reported_to_operators(env: &mut TestEnv) -> Result<()> {
     let device = &heard.devices[0];
     ensure!((device.temperature_celsius, device.utilization_percent) == (Some(61), Some(42)), "{device:?}");
     ensure!(device.throttled == ["sw_power_cap", "sw_thermal_slowdown"], "{device:?}");
-    let value = vramq(&env.url, &["status", "--for", "2s"]).await?;
-    ensure!(value.code == Some(0) && value.stdout.contains(" cuda:0 61°C 42% "), "{value:?}");
+    let value = until("a report that has heard the worker", async || {
+        let value = vramq(&env.url, &["status", "--for", "2s"]).await?;
+        Ok((value.code == Some(0)).then_some(value))
+    })
+    .await?;
+    ensure!(value.stdout.contains(" cuda:0 61°C 42% "), "{value:?}");
     let slow =
         format!("{}: cuda:0 is slowed down by heat or lack of power: sw_thermal_slowdown", worker.name);
     ensure!(value.stdout.contains(&slow) && !value.stdout.contains("sw_power_cap"), "{}", value.stdout);

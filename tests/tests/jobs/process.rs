@@ -272,11 +272,11 @@ async fn a_model_that_hangs_in_load_ends_the_start(env: &mut TestEnv) -> Result<
     for text in ["cannot start", "load the model"] {
         env.announce(text);
     }
-    let _served = Served::new(env, "load_s = 10", &[("LOAD", "hang")])?;
+    let _served = Served::new(env, "load_s = 30", &[("LOAD", "hang")])?;
     let worker = env.spawn_bare_worker(&[])?;
     ensure!(worker.exited().await? == Some(4));
     let line = worker.log.find("cannot start").context("no message")?;
-    for words in ["not loaded within 10 s", "looking for weights", MODEL] {
+    for words in ["not loaded within 30 s", "looking for weights", MODEL] {
         ensure!(line.text().contains(words), "`{words}` is not in: {}", line.text());
     }
     ensure!(env.vhost.worker_connections().await?.is_empty());

@@ -187,7 +187,7 @@ async fn what_a_program_does_wrong_is_in_the_dead_letter(env: &mut TestEnv) -> R
     Ok(())
 }
 
-/// The file is `/dev/full` at first, which answers as a file on a full disk does.
+/// The file in the scratch folder leads to `/dev/full` at first, which answers as a file on a full disk does.
 async fn a_job_whose_program_finds_the_disk_full_waits_until_there_is_room(env: &mut TestEnv) -> Result<()> {
     env.announce("pass failed");
     let served = Served::new(env, ONE_PROCESS, &[])?;

@@ -195,8 +195,11 @@ async fn processes_are_shown(env: &mut TestEnv) -> Result<()> {
         let metric = format!("vramq_program_instance_{name}{{");
         ensure!(metrics.contains(&metric), "no {metric}: {metrics}");
     }
-    let output = vramq(&env.url, &["status", "--for", "8s"]).await?;
-    ensure!(output.stdout.contains("PROCESS OF") && output.stdout.contains("idle"), "{output:?}");
+    until("a report that has heard the worker", async || {
+        let output = vramq(&env.url, &["status", "--for", "8s"]).await?;
+        Ok((output.stdout.contains("PROCESS OF") && output.stdout.contains("idle")).then_some(()))
+    })
+    .await?;
     worker.drain().await?;
     drop(served);
     Ok(())

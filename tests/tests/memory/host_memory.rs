@@ -74,7 +74,7 @@ const ANSWERED: usize = 2;
 async fn jobs_of_an_encoder_stay_within_host_memory(env: &mut TestEnv) -> Result<()> {
     let path = format!("model.{ENCODER}.path={}", fixture("tiny-long"));
     let (host_memory, encoding) = (format!("worker.host_memory_mib={HOST_MEMORY_MIB}"), env.setup.encoding);
-    let worker = env.spawn_bare_worker(&[&path, &host_memory, "worker.drain_s=20"])?;
+    let worker = env.spawn_bare_worker(&[&path, &host_memory, "worker.drain_s=60"])?;
     worker.consuming().await?;
     let texts = items(MANY_TEXTS);
     for at in 0..MANY {

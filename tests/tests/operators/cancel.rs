@@ -120,9 +120,22 @@ async fn is_buried(replies: &mut Mailbox, dead: &mut Mailbox, id: &str) -> Resul
     Ok(())
 }
 
+/// For a command that stops listening when the worker has answered.
+const PATIENT: &str = "60s";
+
+/// Waits until the worker hears commands: it may consume jobs before.
+async fn listens(env: &TestEnv) -> Result<()> {
+    until("a worker that listens", async || {
+        let resumed = vramq(&env.url, &["control", "resume", "--all", "--expect", "1"]).await?;
+        Ok((resumed.code == Some(0)).then_some(()))
+    })
+    .await
+}
+
 /// `vramq control cancel JOB`; what it says when it has ended with 0.
 async fn cancelled_by_command(env: &TestEnv, job: &str) -> Result<String> {
-    let ended = vramq(&env.url, &["control", "cancel", job]).await?;
+    listens(env).await?;
+    let ended = vramq(&env.url, &["control", "cancel", job, "--expect", "1", "--timeout", PATIENT]).await?;
     ensure!(ended.code == Some(0), "{ended:?}");
     Ok(ended.stdout)
 }
@@ -206,8 +219,9 @@ async fn a_worker_that_dies_over_a_cancellation_is_not_waited_for(env: &mut Test
     let _leave = lane.enter(true)?;
     env.client.publish(MODEL, env.job("running", ["x"])?).await?;
     holds(&worker, 1.0, 0.0).await?;
+    listens(env).await?;
     let mut cancel = command("vramq")?;
-    cancel.args(["control", "--broker-url", &env.url, "cancel", "running", "--timeout", "10s"]);
+    cancel.args(["control", "--broker-url", &env.url, "cancel", "running", "--timeout", "20s"]);
     let mut cancel = cancel.stdout(Stdio::piped()).spawn()?;
     let mut lines = BufReader::new(cancel.stdout.take().context("no output")?).lines();
     let line = lines.next_line().await?.context("the command prints no line")?;

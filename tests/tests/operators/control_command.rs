@@ -1,5 +1,6 @@
 //! `vramq control`, and what workers and commands write for people: answers, exit codes, colours.
 
+use std::fs::File;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::process::Command;
+use tokio::time::timeout;
 use vramq_schemas::ReplyKind;
 use vramq_tests::node::Node;
 use vramq_tests::ports::ClosedPort;
@@ -14,7 +16,7 @@ use vramq_tests::programs::program;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, TestEnv};
-use vramq_tests::wait::{until, until_within};
+use vramq_tests::wait::{DEADLINE, until, until_within};
 use vramq_tests::worker::{Ended, Worker, command, run_to_end, vramq};
 use vramq_tests::{on_one_setup, on_own_node};
 
@@ -23,6 +25,7 @@ on_one_setup!(
     a_worker_that_does_not_answer_is_named,
     a_job_is_cancelled_by_its_id,
     nobody_is_there,
+    an_output_that_takes_nothing_ends_the_command,
     colours_are_for_terminals_that_want_them,
 );
 on_own_node!(without_channels_for_operators_jobs_go_on);
@@ -30,8 +33,20 @@ on_own_node!(without_channels_for_operators_jobs_go_on);
 /// Within this time a worker answers, also on a busy machine. Commands that listen for one that does not answer take so long.
 const ANSWERED: &str = "15s";
 
+/// The same for commands that stop listening when all have answered.
+const PATIENT: &str = "60s";
+
 async fn control(env: &TestEnv, arguments: &[&str]) -> Result<Ended> {
     vramq(&env.url, &[&["control"], arguments].concat()).await
+}
+
+/// Waits until a worker hears commands: it may consume jobs before.
+async fn listens(env: &TestEnv, worker: &Worker) -> Result<()> {
+    until("a worker that listens", async || {
+        let output = control(env, &["resume", "--worker", &worker.name]).await?;
+        Ok((output.code == Some(0)).then_some(()))
+    })
+    .await
 }
 
 /// Workers that hear commands.
@@ -41,18 +56,14 @@ async fn workers<const N: usize>(env: &mut TestEnv) -> Result<[Worker; N]> {
         workers.push(env.worker(&["worker.heartbeat_s=1"]).await?);
     }
     for worker in &workers {
-        until("a worker that listens", async || {
-            let output = control(env, &["resume", "--worker", &worker.name]).await?;
-            Ok((output.code == Some(0)).then_some(()))
-        })
-        .await?;
+        listens(env, worker).await?;
     }
     workers.try_into().map_err(|_| anyhow::anyhow!("not so many workers"))
 }
 
 async fn commands_reach_all_or_selected_workers(env: &mut TestEnv) -> Result<()> {
     let [first, second] = workers(env).await?;
-    let paused = control(env, &["pause", "--all", "--expect", "2"]).await?;
+    let paused = control(env, &["pause", "--all", "--expect", "2", "--timeout", PATIENT]).await?;
     ensure!(paused.code == Some(0), "{paused:?}");
     for worker in [&first, &second] {
         let line = format!("{}\tdone\ttakes no more jobs; 0 unacknowledged jobs go on\n", worker.name);
@@ -68,15 +79,17 @@ async fn commands_reach_all_or_selected_workers(env: &mut TestEnv) -> Result<()>
         "{lines:?}"
     );
 
-    let set = control(env, &["set", "log=debug", "-w", &first.name, "-w", &second.name]).await?;
+    let set =
+        control(env, &["set", "log=debug", "-w", &first.name, "-w", &second.name, "--timeout", PATIENT])
+            .await?;
     ensure!(set.code == Some(0) && set.stdout.lines().count() == 2, "{set:?}");
-    let drained = control(env, &["drain", "--worker", &first.name]).await?;
+    let drained = control(env, &["drain", "--worker", &first.name, "--timeout", PATIENT]).await?;
     ensure!(drained.code == Some(0), "{drained:?}");
     ensure!(first.exited().await? == Some(0) && second.is_running());
     // A word that is no level would end the logs.
     let misspelt = control(env, &["set", "log=wran", "--all"]).await?;
     ensure!(misspelt.code == Some(2) && misspelt.stderr.contains("`wran` is no level"), "{misspelt:?}");
-    let refused = control(env, &["set", "log=[", "--all", "--expect", "1"]).await?;
+    let refused = control(env, &["set", "log=[", "--all", "--expect", "1", "--timeout", PATIENT]).await?;
     ensure!(refused.code == Some(1) && refused.stdout.contains("refused"), "{refused:?}");
     Ok(())
 }
@@ -99,10 +112,11 @@ async fn a_job_is_cancelled_by_its_id(env: &mut TestEnv) -> Result<()> {
     env.announce("job dead-lettered");
     let device = SharedDevice::new(8)?;
     let worker = env.worker(&device.settings().each_ref().map(String::as_str)).await?;
+    listens(env, &worker).await?;
     let lane = device.block()?;
     let leave = lane.enter(true)?;
     env.client.publish(MODEL, env.job("4711", ["x"])?).await?;
-    let cancelling = control(env, &["cancel", "4711", "--timeout", "20s"]);
+    let cancelling = control(env, &["cancel", "4711", "--timeout", PATIENT]);
     let freed = async {
         worker.log.wait_for("\"outcome\":\"requested\"").await?;
         drop(leave);
@@ -114,7 +128,7 @@ async fn a_job_is_cancelled_by_its_id(env: &mut TestEnv) -> Result<()> {
     ensure!(outcomes == ["requested", "stopped", "memory-back"], "{cancelled:?}");
     ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Failed);
     ensure!(env.dead_letters().await?.next().await?.id() == "4711");
-    let again = control(env, &["cancel", "4711", "--expect", "1"]).await?;
+    let again = control(env, &["cancel", "4711", "--expect", "1", "--timeout", PATIENT]).await?;
     ensure!(again.code == Some(1) && again.stdout.contains("\tnot-here\t"), "{again:?}");
     Ok(())
 }
@@ -141,6 +155,38 @@ async fn nobody_is_there(env: &mut TestEnv) -> Result<()> {
         ensure!(output.code == Some(2) && output.stderr.starts_with("error: "), "{wrong:?}: {output:?}");
     }
     Ok(())
+}
+
+/// The reader of the answers has gone, or their disk is full. What cannot be said on standard error changes nothing.
+async fn an_output_that_takes_nothing_ends_the_command(env: &mut TestEnv) -> Result<()> {
+    let [worker] = workers(env).await?;
+    let (reader, closed) = std::io::pipe()?;
+    drop(reader);
+    let full = || File::options().write(true).open("/dev/full").map(Stdio::from);
+    for (stdout, code, says) in [(Stdio::from(closed), 141, ""), (full()?, 1, "error: write the answers: ")] {
+        let mut pause = command("vramq")?;
+        pause.args(["control", "pause", "--worker", &worker.name, "--broker-url", &env.url]);
+        let pause = pause.stdout(stdout).stderr(Stdio::piped()).spawn()?;
+        let ended =
+            timeout(DEADLINE, pause.wait_with_output()).await.context("the command does not end")??;
+        let stderr = String::from_utf8_lossy(&ended.stderr);
+        ensure!(ended.status.code() == Some(code), "{ended:?}");
+        ensure!(stderr.starts_with(says) && stderr.is_empty() == says.is_empty(), "{stderr}");
+    }
+    let nobody = ClosedPort::new()?;
+    let mut unreachable = command("vramq")?;
+    unreachable.args([
+        "control",
+        "pause",
+        "--all",
+        "--broker-url",
+        &format!("amqp://{}/%2f", nobody.address),
+    ]);
+    let ended = timeout(DEADLINE, unreachable.stderr(full()?).status()).await;
+    let ended = ended.context("the command does not end")??;
+    ensure!(ended.code() == Some(3), "{ended:?}");
+    // The worker has carried it out.
+    worker.answers("/readyz", 503).await.map(drop)
 }
 
 /// Runs a command line on a terminal; what it shows there.

@@ -95,8 +95,8 @@ async fn a_retry_that_is_killed_loses_nothing(env: &mut TestEnv) -> Result<()> {
     let count = scale();
     add_dead_letters(env, letters(count)?).await?;
     let operator = Operator::at(env)?;
-    // Eight seconds in all, to be in the middle of, however seldom the test gets to look.
-    let rate = (count / 8).to_string();
+    // Forty seconds in all, to be in the middle of, however seldom the test gets to look.
+    let rate = (count / 40).to_string();
     let args = ["retry", "--all", "--yes", "--rate", &rate];
     let mut killed = 0;
     for part in 1..=6 {
@@ -218,6 +218,10 @@ fn restore_of(archives: &[String]) -> Vec<&str> {
     ["restore"].into_iter().chain(archives.iter().map(String::as_str)).collect()
 }
 
+/// Drops that are to be killed; and how many there are at most, until one of them was killed before it was done.
+const DROPS: usize = 6;
+const DROPS_MAX: usize = 40;
+
 async fn a_drop_and_a_restore_that_are_killed_lose_nothing(env: &mut TestEnv) -> Result<()> {
     let count = scale();
     add_dead_letters(env, letters(count)?).await?;
@@ -226,7 +230,10 @@ async fn a_drop_and_a_restore_that_are_killed_lose_nothing(env: &mut TestEnv) ->
     let mut files = Vec::new();
     let (mut drops_cut, mut restores_cut) = (0, 0);
     let all = |n: usize| n.to_string();
-    for round in 0..6 {
+    for round in 0..DROPS_MAX {
+        if round >= DROPS && drops_cut > 0 {
+            break;
+        }
         let file = format!("dropped-{round}.jsonl");
         let mut left = operator.ids().await?.len();
         if left == 0 && drops_cut == 0 {

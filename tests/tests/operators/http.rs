@@ -48,7 +48,7 @@ async fn readiness_over_a_workers_life(env: &mut TestEnv) -> Result<()> {
     let held = NamedTempFile::new()?;
     let drill = format!("worker.drill=pass=hang,job=held,while={}", held.path().display());
     let url = format!("broker.url={}", proxy.url());
-    let worker = env.spawn_worker(&[&url, "broker.connect_s=60", &drill])?;
+    let worker = env.spawn_worker(&[&url, "broker.connect_s=600", &drill])?;
     // Until its model is loaded it says that.
     until("a worker without a session", async || {
         let (status, why) = worker.get("/readyz").await?;

@@ -39,8 +39,9 @@ const BLOCKED_JOBS: usize = 2_000;
 /// To find out that a job is cut off each time may cost a few sessions.
 const SESSIONS_MAX: usize = 4;
 
-/// Seconds between AMQP heartbeats of the workers that alarms block: a peer that is silent for two of them counts as lost.
-const HEARTBEAT_S: u64 = 3;
+/// Seconds between AMQP heartbeats of the workers that alarms block: a peer that is silent for two of them counts as lost, so a machine that
+/// stands still for less costs no session.
+const HEARTBEAT_S: u64 = 10;
 
 /// How long an alarm lasts: several heartbeats, while the broker reads nothing from the connection that publishes. Nothing but time
 /// brings them.
@@ -212,10 +213,9 @@ async fn make_impatient(env: &mut TestEnv, node: &Node, timeout_ms: u32) -> Resu
 
 /// A worker that was cut off by such a broker, while the pass of the job `held` lasted. It ends with the session: the next time
 /// it takes no longer than others.
-async fn cut_off(env: &mut TestEnv, node: &Node, held: Message) -> Result<Worker> {
+async fn cut_off(env: &mut TestEnv, node: &Node, held: Message, timeout_ms: u32) -> Result<Worker> {
     env.announce("a failpoint is set");
-    // Less than the time for which a worker offers a refused reply again.
-    make_impatient(env, node, 600).await?;
+    make_impatient(env, node, timeout_ms).await?;
     let lasts = NamedTempFile::new()?;
     let drill = format!("worker.drill=pass=hang,job=held,while={}", lasts.path().display());
     let worker = env.worker(&[&drill, &format!("model.echo.slots_max={SLOTS}")]).await?;
@@ -228,7 +228,8 @@ async fn cut_off(env: &mut TestEnv, node: &Node, held: Message) -> Result<Worker
 
 async fn an_impatient_broker_closes_the_channel_alone(env: &mut TestEnv, node: &Node) -> Result<()> {
     let held = env.job("held", ["x"])?;
-    let worker = cut_off(env, node, held).await?;
+    // Longer than a busy machine stands still: nothing but the held job is cut off.
+    let worker = cut_off(env, node, held, 20_000).await?;
     let mut replies = env.replies().await?;
     ensure!(replies.next().await?.id() == "held");
     worker.sessions(2).await?;
@@ -248,7 +249,8 @@ async fn a_job_that_is_cut_off_each_time_ends(env: &mut TestEnv, node: &Node) ->
     env.leave("blocked-replies");
     let blocked = BlockedReplyQueue::declare(&env.client, env.setup.queue).await?;
     let held = blocked.receives(env.job("held", ["x"])?);
-    let worker = cut_off(env, node, held).await?;
+    // Less than the time for which a worker offers a refused reply again.
+    let worker = cut_off(env, node, held, 600).await?;
     let mut flow = Flow::default();
     let mut replies = env.replies().await?;
     let mut letters = env.dead_letters().await?;
@@ -268,8 +270,8 @@ async fn a_job_that_is_cut_off_each_time_ends(env: &mut TestEnv, node: &Node) ->
 
 /// A pass that outlasts the broker's patience each time: its job is cut off once, and then ends.
 async fn a_job_of_which_nothing_gets_done_in_time_ends(env: &mut TestEnv, node: &Node) -> Result<()> {
-    // The worker looks at its watch once a second, and has a fifth of this for it.
-    make_impatient(env, node, 6000).await?;
+    // The worker looks at its watch once a second, and has a fifth of this for it: also on a machine that stands still for a moment.
+    make_impatient(env, node, 20_000).await?;
     for text in ["a failpoint is set", "job dead-lettered"] {
         env.announce(text);
     }

@@ -43,7 +43,7 @@ const OOM: &str = "0.02";
 const OUT_OF_MEMORY: &str = "\"out of memory\"";
 
 /// A worker that waits to connect again does so for 45 s at most, and a job for memory of other processes for 30 s.
-const SETTLE_MAX: Duration = Duration::from_secs(100);
+const SETTLE_MAX: Duration = Duration::from_secs(180);
 
 /// What fails. Of each kind one comes before any comes twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -42,8 +42,8 @@ async fn killer(env: &mut TestEnv, drill: &str, code: Option<i32>, outcome: &str
     publish_many(env, 1, NEIGHBOURS, |job| job).await?;
 
     let drill = format!("worker.drill={drill},job=killer");
-    // The pass that hangs is given up soon, and no other one takes as long.
-    let job_s = if code.is_some() { "worker.job_s=3" } else { "worker.job_s=60" };
+    // The pass that hangs is given up soon, and no other one takes as long, also where the machine stands still for some seconds.
+    let job_s = if code.is_some() { "worker.job_s=12" } else { "worker.job_s=60" };
     let (mut letters, mut replies) = (env.dead_letters().await?, env.replies().await?);
     let mut victims = 0;
     let (worker, letter) = loop {

@@ -291,11 +291,11 @@ async fn a_silent_network(env: &mut TestEnv) -> Result<()> {
 async fn a_slow_network(env: &mut TestEnv) -> Result<()> {
     let proxy = env.proxy().await?;
     // The broker ends a session after two to three of them: a machine that stands still for less costs none.
-    let worker = worker_behind(env, &proxy, "?heartbeat=5").await?;
+    let worker = worker_behind(env, &proxy, "?heartbeat=10").await?;
     let mut replies = env.replies().await?;
     let mut flow = Flow::default();
     // Some 400 bytes a job each way: longer than heartbeats take to end a session.
-    proxy.slow(6_000);
+    proxy.slow(3_000);
     flow.publish(env, 250).await?;
     flow.collect(&mut replies, 0).await?;
     sessions_are_right(env, 1, SLOTS).await?;
@@ -311,7 +311,7 @@ async fn a_broker_that_comes_in_time(env: &mut TestEnv) -> Result<()> {
     let proxy = env.proxy().await?;
     proxy.refuse();
     let url = format!("broker.url={}", proxy.url());
-    let worker = env.spawn_worker(&[&url, "broker.connect_s=60"])?;
+    let worker = env.spawn_worker(&[&url, "broker.connect_s=600"])?;
     worker.log.wait_for("no session yet").await?;
     proxy.pass();
     worker.consuming().await?;

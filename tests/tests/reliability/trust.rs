@@ -152,11 +152,15 @@ async fn least_permissions_suffice(env: &mut TestEnv) -> Result<()> {
         Ok((output.code == Some(0)).then_some(output))
     });
     ensure!(paused.await?.stdout.contains("\tdone\t"));
-    let resumed = vramq(&of_operator, &["control", "resume", "--worker", &worker.name]).await?;
+    let resume = ["control", "resume", "--worker", &worker.name, "--timeout", "60s"];
+    let resumed = vramq(&of_operator, &resume).await?;
     ensure!(resumed.code == Some(0), "{resumed:?}");
     for url in [&of_operator, &of_watcher] {
-        let output = vramq(url, &["status", "--json"]).await?;
-        ensure!(output.code == Some(0) && output.stdout.contains(&worker.name), "{output:?}");
+        until("a report that has heard the worker", async || {
+            let output = vramq(url, &["status", "--json"]).await?;
+            Ok((output.code == Some(0) && output.stdout.contains(&worker.name)).then_some(()))
+        })
+        .await?;
     }
     let output = vramq(&of_watcher, &["control", "pause", "--worker", &worker.name]).await?;
     ensure!(output.code == Some(4), "a watcher may command workers: {output:?}");

@@ -187,8 +187,8 @@ async fn a_pass_that_never_ends_is_charged_to_its_own_jobs(env: &mut TestEnv) ->
         env.announce(text);
     }
     // One job a pass: behind the one that hangs another is ready, and the rest waits.
-    // No other pass takes as long, also where the device's thread waits for a core.
-    let settings = ["worker.drill=pass=hang,job=3", "worker.job_s=3", "model.echo.pass_tokens=1"];
+    // No other pass takes as long, also where the device's thread waits for a core or the machine stands still for some seconds.
+    let settings = ["worker.drill=pass=hang,job=3", "worker.job_s=12", "model.echo.pass_tokens=1"];
     let stuck = env.worker(&settings).await?;
     publish_many(env, 1, JOBS, |job| job).await?;
     ensure!(stuck.exited().await? == Some(5), "{}", stuck.log.text());

@@ -173,7 +173,7 @@ impl Core {
         let model = |at: usize| ModelStatus {
             slots: self.memory.slots(at),
             unacked: self.consumers[at].unacked(),
-            waiting: self.scheduler.batcher(ModelIndex(at)).waiting(),
+            waiting: self.scheduler.waiting(ModelIndex(at)),
             is_consuming: self.consumers[at].is_consuming(),
         };
         Status {

@@ -1,5 +1,5 @@
-//! Decides whether a large job may be requeued to make room for those that wait in its queue. The bound is what this costs the broker.
-//! What comes in are the bytes of delivered jobs; what goes out is whether a number of bytes may be published again. Pure.
+//! Decides whether a large job may be requeued to make room for those that wait in its queue: only while all such requeues are a small
+//! part of the bytes that the worker consumes. What comes in are the bytes of delivered jobs; what goes out is whether a number of bytes may be published again. Pure.
 
 /// Of the bytes that a worker consumes it publishes at most one in so many again to requeue large jobs: what callers publish stays most
 /// of what the broker stores.

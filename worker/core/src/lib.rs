@@ -5,6 +5,8 @@
 //! and signals into events, and carries the actions out.
 
 #![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+// What is `pub` can be used elsewhere.
+#![warn(unreachable_pub)]
 
 pub mod acks;
 pub mod action;

@@ -39,7 +39,7 @@ struct Predecessor {
 
 /// A delivery that waits until the message that it follows is settled.
 #[derive(Debug)]
-struct Held {
+struct Successor {
     job: JobKey,
     id: String,
     standing: Standing,
@@ -50,7 +50,7 @@ struct Held {
 #[derive(Debug, Default)]
 pub(crate) struct Successors {
     predecessors: Vec<Predecessor>,
-    held: Vec<Held>,
+    held: Vec<Successor>,
 }
 
 impl Successors {
@@ -75,7 +75,7 @@ impl Successors {
         let standing = Standing::of(headers);
         let follows = self.has_predecessor(id, standing);
         if follows {
-            self.held.push(Held { job: delivery.job, id: id.clone(), standing, since: now });
+            self.held.push(Successor { job: delivery.job, id: id.clone(), standing, since: now });
         }
         follows
     }
@@ -103,14 +103,14 @@ impl Successors {
         }
         let (free, held) = std::mem::take(&mut self.held)
             .into_iter()
-            .partition(|held: &Held| !self.has_predecessor(&held.id, held.standing));
+            .partition(|held: &Successor| !self.has_predecessor(&held.id, held.standing));
         self.held = held;
         Self::jobs(free)
     }
 
     /// The next attempts that have waited for so long, and wait no longer.
     pub(crate) fn overdue(&mut self, longest: Duration, now: Instant) -> Vec<JobKey> {
-        let is_over = |held: &mut Held| now.saturating_duration_since(held.since) > longest;
+        let is_over = |held: &mut Successor| now.saturating_duration_since(held.since) > longest;
         let over = self.held.extract_if(.., is_over).collect();
         Self::jobs(over)
     }
@@ -120,7 +120,7 @@ impl Successors {
         *self = Self::default();
     }
 
-    fn jobs(held: Vec<Held>) -> Vec<JobKey> {
+    fn jobs(held: Vec<Successor>) -> Vec<JobKey> {
         held.into_iter().map(|held| held.job).collect()
     }
 }

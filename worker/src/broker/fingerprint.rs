@@ -1,5 +1,5 @@
-//! Fingerprints of messages: the same when a message is redelivered, different for every other message, also if publishers use
-//! the same ids twice, and for the same job at another attempt.
+//! Fingerprints of messages. A redelivered message has the same one. Other messages have others, also if publishers use an id twice, and
+//! so has another attempt of the same job.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

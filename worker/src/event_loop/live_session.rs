@@ -68,7 +68,7 @@ pub(crate) struct LiveSession {
     pub(crate) starting: Pending<(ModelIndex, JobQueue, ConsumerId, Result<Deliveries, ConsumeError>)>,
     /// The consumers that are starting, and whether each is to be stopped once it has started. A cancel that the broker reads before the
     /// consumer is there stops nothing.
-    starts: HashMap<ConsumerId, bool>,
+    stop_when_started: HashMap<ConsumerId, bool>,
     pub(crate) stopping: Pending<(ModelIndex, JobQueue, lapin::Result<()>)>,
     pub(crate) counting: Pending<(ModelIndex, lapin::Result<Counted>)>,
     pub(crate) looking: Pending<(ModelIndex, QueueIndex, Result<Channel, String>)>,
@@ -97,7 +97,7 @@ impl LiveSession {
             last_request: 0,
             deliveries: SelectAll::new(),
             starting: FuturesUnordered::new(),
-            starts: HashMap::new(),
+            stop_when_started: HashMap::new(),
             stopping: FuturesUnordered::new(),
             counting: FuturesUnordered::new(),
             looking: FuturesUnordered::new(),
@@ -119,13 +119,13 @@ impl LiveSession {
         hold_max: Duration,
     ) {
         let consume = self.session.channels(model).consume(queue, consumer, prefetch, hold_max);
-        self.starts.insert(consumer, false);
+        self.stop_when_started.insert(consumer, false);
         self.starting.push(Box::pin(async move { (model, queue, consumer, consume.await) }));
     }
 
     /// Stops a consumer: now, or as soon as it has started.
     pub(crate) fn stop_consumer(&mut self, model: ModelIndex, queue: JobQueue, consumer: ConsumerId) {
-        if let Some(is_to_stop) = self.starts.get_mut(&consumer) {
+        if let Some(is_to_stop) = self.stop_when_started.get_mut(&consumer) {
             *is_to_stop = true;
             return;
         }
@@ -141,7 +141,7 @@ impl LiveSession {
         consumer: ConsumerId,
         deliveries: Option<Deliveries>,
     ) {
-        let is_to_stop = self.starts.remove(&consumer) == Some(true);
+        let is_to_stop = self.stop_when_started.remove(&consumer) == Some(true);
         let Some(deliveries) = deliveries else { return };
         self.add_consumer(model, deliveries);
         if is_to_stop {

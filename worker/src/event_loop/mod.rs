@@ -35,8 +35,8 @@ const COMPLETIONS_MAX: usize = 1024;
 /// Events that are applied in a row before passes start and acks go out anyway: a fraction of a millisecond's worth.
 const BURST_MAX: usize = 64;
 
-/// How long the acks of confirmed jobs may take when a session is lost. Without them the jobs are redelivered, and are only
-/// acknowledged then, if this worker gets them.
+/// How long the last confirms, and the acks of confirmed jobs, may take when a session is lost. Without them the jobs are redelivered, and
+/// are only acknowledged then, if this worker gets them.
 const LAST_ACKS_MAX: Duration = Duration::from_millis(200);
 
 /// The core, and the shell's part of the state.
@@ -226,23 +226,24 @@ impl EventLoop {
         self.context.session_ended(end);
     }
 
-    /// Sends the acks of all that is confirmed, as far as the broker still reads them.
+    /// Sends the acks of all that is confirmed, as far as the broker still reads them. Waits for confirms, too: one that has come is
+    /// judged only after all that came with it, so that asking once would miss it.
     async fn send_last_acks(&mut self) {
         let until = tokio::time::Instant::now() + LAST_ACKS_MAX;
-        // Those whose last confirm has come.
-        while let Some(published) =
-            self.session.as_mut().and_then(|live| live.publishing.next().now_or_never().flatten())
-        {
-            if let (job, Ok(sent)) = published {
-                self.published(job, sent);
-            }
-        }
         loop {
             self.apply(Event::Idle);
-            let Some(live) = &mut self.session else { return };
-            match tokio::time::timeout_at(until, live.acking.next()).await {
-                Ok(Some((channel, sent))) => self.apply(Event::AcksSent { channel, sent }),
-                Ok(None) | Err(_) => return,
+            let Some(LiveSession { acking, publishing, .. }) = &mut self.session else { return };
+            if acking.is_empty() && publishing.is_empty() {
+                return;
+            }
+            let input = tokio::select! {
+                Some((channel, sent)) = acking.next() => Input::Acked(channel, sent),
+                Some((job, sent)) = publishing.next() => Input::Published(job, sent),
+                () = tokio::time::sleep_until(until) => return,
+            };
+            // Why the others are not confirmed is the end of the session.
+            if !matches!(input, Input::Published(_, Err(_))) {
+                self.handle(input);
             }
         }
     }

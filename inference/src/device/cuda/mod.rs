@@ -43,7 +43,7 @@ use super::lock::DeviceLock;
 use super::telemetry::{FRESH, Telemetry};
 use super::{Device, Loss, Memory, OutOfMemory};
 use pool::Pool;
-use reading::Held;
+use reading::OwnUsage;
 
 /// A CUDA device of this process.
 pub struct CudaDevice {
@@ -332,7 +332,7 @@ impl Device for CudaDevice {
 
     fn memory(&self) -> Memory {
         let (reading, _) = *self.reading.lock().unwrap_or_else(PoisonError::into_inner);
-        reading.memory(Held {
+        reading.memory(OwnUsage {
             used: self.used.load(Ordering::Acquire),
             overhead: self.overhead.load(Ordering::Acquire),
             cap: self.cap,

@@ -18,7 +18,7 @@ pub struct Reading {
 
 /// What this process holds, by its own count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct OwnUsage {
     /// Bytes allocated and not given back.
     pub used: u64,
     /// Bytes of the context, of code and of libraries: taken at start, in no pool.
@@ -30,8 +30,8 @@ pub struct Held {
 impl Reading {
     /// The memory as this process may use it: with a cap that leaves others some of the device, the capped part counts as
     /// the device, and others hold only what they hold of that part.
-    pub fn memory(self, held: Held) -> Memory {
-        let Held { used, overhead, cap } = held;
+    pub fn memory(self, own: OwnUsage) -> Memory {
+        let OwnUsage { used, overhead, cap } = own;
         let own_most = self.total.saturating_sub(overhead);
         let Some(cap) = cap.filter(|cap| *cap < own_most) else {
             let foreign = foreign(own_most.saturating_sub(self.room));
@@ -55,8 +55,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn memory(total: u64, room: u64, used: u64, overhead: u64, cap: Option<u64>) -> (u64, u64, u64, u64) {
-        let held = Held { used: used * MIB, overhead: overhead * MIB, cap: cap.map(|cap| cap * MIB) };
-        let memory = Reading { total: total * MIB, room: room * MIB }.memory(held);
+        let own = OwnUsage { used: used * MIB, overhead: overhead * MIB, cap: cap.map(|cap| cap * MIB) };
+        let memory = Reading { total: total * MIB, room: room * MIB }.memory(own);
         (memory.total / MIB, memory.free / MIB, memory.foreign / MIB, memory.own() / MIB)
     }
 
@@ -93,7 +93,7 @@ mod tests {
             cap in prop::option::of(0u64..1 << 40),
         ) {
             let room = room.min(total);
-            let memory = Reading { total, room }.memory(Held { used: used.min(room), overhead, cap });
+            let memory = Reading { total, room }.memory(OwnUsage { used: used.min(room), overhead, cap });
             prop_assert!(memory.free + memory.foreign <= memory.total, "{memory:?}");
         }
     }

@@ -18,17 +18,26 @@ pub fn tokenizer_of(fixture: &str) -> Tokenizer {
     tokenizer
 }
 
-/// A tokenizer with another normalizer.
-pub fn with_normalizer(
-    mut tokenizer: Tokenizer,
-    clean: bool,
-    ideographs: bool,
-    accents: Option<bool>,
-    lowercase: bool,
+/// BERT's normalizer with some of its options, and what sentence-transformers may put before it.
+#[derive(Clone, Copy, Debug)]
+pub struct Normalization {
+    bert: BertNormalizer,
     lowercase_first: bool,
-) -> Tokenizer {
-    tokenizer.with_normalizer(Some(BertNormalizer::new(clean, ideographs, accents, lowercase)));
-    if lowercase_first {
+}
+
+pub fn normalization() -> impl Strategy<Value = Normalization> {
+    let options = any::<(bool, bool, Option<bool>, bool, bool)>();
+    options.prop_map(|(clean, ideographs, accents, lowercase, lowercase_first)| {
+        let bert = BertNormalizer::new(clean, ideographs, accents, lowercase);
+        Normalization { bert, lowercase_first }
+    })
+}
+
+/// The tokenizer of a fixture with another normalizer.
+pub fn tokenizer_with(normalization: Normalization, fixture: &str) -> Tokenizer {
+    let mut tokenizer = tokenizer_of(fixture);
+    tokenizer.with_normalizer(Some(normalization.bert));
+    if normalization.lowercase_first {
         super::super::tokenizer_class::lowercase_first(&mut tokenizer);
     }
     tokenizer
@@ -143,15 +152,11 @@ proptest! {
     fn the_pieces_have_the_tokens_of_the_whole(
         text in text(),
         bytes in 1usize..200,
-        clean: bool,
-        ideographs: bool,
-        accents: Option<bool>,
-        lowercase: bool,
-        lowercase_first: bool,
+        normalization in normalization(),
     ) {
         // MPNet's `<mask>` takes the spaces before it.
         for fixture in ["tiny-mean", "tiny-mpnet"] {
-            let tokenizer = with_normalizer(tokenizer_of(fixture), clean, ideographs, accents, lowercase, lowercase_first);
+            let tokenizer = tokenizer_with(normalization, fixture);
             prop_assert_eq!(of_pieces(&tokenizer, &text, bytes), tokens(&tokenizer, &text), "{}", fixture);
         }
     }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tokenizers::AddedToken;
 
 use super::super::long_text::LongText;
-use super::super::long_text::tests::{text, tokenizer_of, tokens, with_normalizer};
+use super::super::long_text::tests::{normalization, text, tokenizer_of, tokenizer_with, tokens};
 use super::*;
 
 /// All tokens of a text.
@@ -100,16 +100,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn the_words_have_the_tokens_of_the_whole(
-        text in text(),
-        clean: bool,
-        ideographs: bool,
-        accents: Option<bool>,
-        lowercase: bool,
-        lowercase_first: bool,
-    ) {
+    fn the_words_have_the_tokens_of_the_whole(text in text(), normalization in normalization()) {
         for fixture in ["tiny-mean", "tiny-mpnet"] {
-            let tokenizer = with_normalizer(tokenizer_of(fixture), clean, ideographs, accents, lowercase, lowercase_first);
+            let tokenizer = tokenizer_with(normalization, fixture);
             let cache = WordCache::of(&tokenizer);
             let whole = tokens(&tokenizer, &text);
             prop_assert_eq!(&of_words(&cache, &tokenizer, &text), &whole, "{}", fixture);

@@ -212,6 +212,17 @@ impl Pool {
         }
     }
 
+    /// Device bytes that processes hold which are still loading, if the device can tell: they stay.
+    pub async fn loading_bytes(&self) -> u64 {
+        let keepers: Vec<i32> =
+            self.shared.state().slots.iter().filter_map(|slot| slot.status.loading_under).collect();
+        let mut bytes = 0;
+        for keeper in keepers {
+            bytes += self.shared.options.book.held_under(keeper).await.unwrap_or_default();
+        }
+        bytes
+    }
+
     /// Device bytes of an ended process that have been missing for longer than the configuration allows, and since when; or those of
     /// a process that does not end.
     pub fn overdue(&self) -> Option<(u64, Duration)> {

@@ -1,8 +1,10 @@
 //! A slot for one process: starts the process when there is work and memory, lets it run passes (`passes.rs`) until it ends, and waits
 //! until the device has its memory back.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 
@@ -25,13 +27,30 @@ pub(super) async fn serve(
     let closing = shared.closing.subscribe();
     let mut slot =
         SlotTask { shared, index, bell, closing, backoff: Backoff::default(), last: None, base: 0 };
-    if matches!(slot.shared.config.mode, Mode::Once(_)) {
-        if let Some(first) = first {
-            let _ = first.send(Ok(()));
+    let is_once = matches!(slot.shared.config.mode, Mode::Once(_));
+    let mut first = first;
+    loop {
+        let serving = async {
+            if !is_once {
+                return slot.serve_warm(first.take()).await;
+            }
+            if let Some(first) = first.take() {
+                let _ = first.send(Ok(()));
+            }
+            slot.serve_once().await;
+        };
+        // The panic ended the process, if there was one, and failed its pass: what had them was dropped.
+        if AssertUnwindSafe(serving).catch_unwind().await.is_ok() {
+            return;
         }
-        return slot.serve_once().await;
+        let model = &slot.shared.config.name;
+        tracing::error!(
+            model,
+            "bug: the task that runs a process of the model panicked (see above): the process is replaced"
+        );
+        slot.backoff.failed(Instant::now());
+        slot.reclaim().await;
     }
-    slot.serve_warm(first).await;
 }
 
 pub(super) struct SlotTask {
@@ -124,7 +143,11 @@ impl SlotTask {
         let mut entry = None;
         let began = Instant::now();
         let mut closing = self.closing.clone();
-        let started = |keeper| entry = Some(book.enter(keeper));
+        let index = self.index;
+        let started = |keeper| {
+            entry = Some(book.enter(keeper));
+            shared.state().slots[index].status.loading_under = Some(keeper);
+        };
         let stop = closed(&mut closing);
         let loading = Warm::load(&shared.options.launcher, config, book, started, is_first, stop);
         let warm = self.unless_long(config.load + config.kill * 2 + PATIENCE, loading).await?;

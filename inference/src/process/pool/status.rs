@@ -77,6 +77,8 @@ pub struct SlotStatus {
     pub starts: u64,
     /// Device bytes that it holds, as of the last look.
     pub held_bytes: u64,
+    /// The keeper of a process that is still loading.
+    pub(super) loading_under: Option<i32>,
     /// What it held when it was loaded.
     pub loaded_bytes: u64,
     /// It has run a pass since it last gave its caches back: it may keep memory for the next one.
@@ -93,6 +95,7 @@ impl SlotStatus {
             passes: 0,
             starts: 0,
             held_bytes: 0,
+            loading_under: None,
             loaded_bytes: 0,
             keeps_memory: false,
             resident_bytes: 0,
@@ -103,7 +106,7 @@ impl SlotStatus {
     pub(super) fn loaded(&mut self, pid: i32, held: u64) {
         (self.pid, self.passes) = (Some(pid), 0);
         (self.held_bytes, self.loaded_bytes, self.resident_bytes) = (held, held, held);
-        self.keeps_memory = false;
+        (self.keeps_memory, self.loading_under) = (false, None);
         self.starts += 1;
     }
 
@@ -111,7 +114,7 @@ impl SlotStatus {
     pub(super) fn ended(&mut self) {
         self.pid = None;
         (self.held_bytes, self.loaded_bytes, self.resident_bytes) = (0, 0, 0);
-        self.keeps_memory = false;
+        (self.keeps_memory, self.loading_under) = (false, None);
     }
 
     /// Takes note of what the process holds.

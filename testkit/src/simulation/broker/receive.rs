@@ -18,7 +18,7 @@ enum Fault {
     Connection(u16),
 }
 
-type Outcome = Result<Option<Frame>, Fault>;
+type CommandResult = Result<Option<Frame>, Fault>;
 
 impl Broker {
     /// The next command of a channel.
@@ -54,7 +54,7 @@ impl Broker {
         emitted
     }
 
-    fn execute(&mut self, id: ChannelId, command: Command, now: Millis) -> Outcome {
+    fn execute(&mut self, id: ChannelId, command: Command, now: Millis) -> CommandResult {
         match command {
             Command::Qos { prefetch } => {
                 if let Some(channel) = self.channels.get_mut(&id) {
@@ -95,7 +95,7 @@ impl Broker {
     }
 
     /// Declaring, binding and deleting.
-    fn administer(&mut self, id: ChannelId, command: Command, now: Millis) -> Outcome {
+    fn administer(&mut self, id: ChannelId, command: Command, now: Millis) -> CommandResult {
         match command {
             Command::DeclareQueue { name, options } => self.declare_queue(id, name, *options, now),
             Command::DeleteQueue { name, if_unused, if_empty } => {
@@ -146,7 +146,7 @@ impl Broker {
         no_ack: bool,
         priority: i32,
         now: Millis,
-    ) -> Outcome {
+    ) -> CommandResult {
         self.drain_to(id, &queue, now);
         let Some(channel) = self.channels.get_mut(&id) else { return Ok(None) };
         if channel.consumers.contains_key(&tag) {
@@ -161,7 +161,7 @@ impl Broker {
         Ok(Some(Frame::ConsumeOk { tag }))
     }
 
-    fn cancel(&mut self, id: ChannelId, tag: Name, now: Millis) -> Outcome {
+    fn cancel(&mut self, id: ChannelId, tag: Name, now: Millis) -> CommandResult {
         let Some(channel) = self.channels.get_mut(&id) else { return Ok(None) };
         if let Some(consumer) = channel.consumers.remove(&tag) {
             self.drain_to(id, &consumer.queue, now);
@@ -173,7 +173,7 @@ impl Broker {
         Ok(Some(Frame::CancelOk { tag }))
     }
 
-    fn get(&mut self, id: ChannelId, name: &Name, no_ack: bool, now: Millis) -> Outcome {
+    fn get(&mut self, id: ChannelId, name: &Name, no_ack: bool, now: Millis) -> CommandResult {
         self.drain_to(id, name, now);
         let Some(channel) = self.channels.get(&id) else { return Ok(None) };
         let tag = channel.next_delivery_tag;
@@ -191,7 +191,7 @@ impl Broker {
         tag: u64,
         multiple: bool,
         make: impl Fn(Taker, Vec<u64>) -> ToQueue,
-    ) -> Outcome {
+    ) -> CommandResult {
         let Some(channel) = self.channels.get_mut(&id) else { return Ok(None) };
         let multiple = multiple && self.mistake != Some(Mistake::IgnoresMultiple);
         let groups = channel.settled_by(tag, multiple).ok_or(Fault::Channel(code::PRECONDITION_FAILED))?;
@@ -203,7 +203,13 @@ impl Broker {
         Ok(None)
     }
 
-    fn publish(&mut self, id: ChannelId, message: &Arc<Message>, mandatory: bool, now: Millis) -> Outcome {
+    fn publish(
+        &mut self,
+        id: ChannelId,
+        message: &Arc<Message>,
+        mandatory: bool,
+        now: Millis,
+    ) -> CommandResult {
         let queues =
             self.route(&message.exchange, &message.routing_key).ok_or(Fault::Channel(code::NOT_FOUND))?;
         let full = self.message_count() >= MESSAGES_MAX;
@@ -252,7 +258,7 @@ impl Broker {
         refusing
     }
 
-    fn count(&mut self, id: ChannelId, name: &Name, now: Millis) -> Outcome {
+    fn count(&mut self, id: ChannelId, name: &Name, now: Millis) -> CommandResult {
         let kind = self.queues.get(name).map(|queue| queue.options().kind);
         // A quorum queue answers from what it applied so far.
         if kind == Some(QueueKind::Classic) {
@@ -265,7 +271,13 @@ impl Broker {
         }))
     }
 
-    fn declare_queue(&mut self, id: ChannelId, name: Name, options: QueueOptions, now: Millis) -> Outcome {
+    fn declare_queue(
+        &mut self,
+        id: ChannelId,
+        name: Name,
+        options: QueueOptions,
+        now: Millis,
+    ) -> CommandResult {
         match self.queues.entry(name.clone()) {
             Entry::Vacant(vacant) => {
                 vacant.insert(Queue::new(options, self.generation, self.mistake));
@@ -285,7 +297,7 @@ impl Broker {
         if_unused: bool,
         if_empty: bool,
         now: Millis,
-    ) -> Outcome {
+    ) -> CommandResult {
         self.drain_to(id, name, now);
         let Some(queue) = self.queues.get(name) else { return Ok(Some(Frame::DeleteOk { messages: 0 })) };
         if queue.options().kind == QueueKind::Quorum && (if_unused || if_empty) {

@@ -2,7 +2,8 @@
 //! starts or stops next. Owns the started consumers with their prefetch, and counts their unacknowledged deliveries.
 //!
 //! A prefetch does not change under a live consumer. So a worker has several, each with a part of its credit, and starts and stops them
-//! one by one: the first consumer is for one job, and each further one for as many as all before it together, up to twice the credit.
+//! one by one: the first consumer is for one job, and each further one for as many as all before it together. A new one never brings the
+//! sum above twice the credit.
 //!
 //! Invariant: the jobs that the broker may send to live consumers, and the unsettled jobs of stopped consumers, together never exceed the
 //! slots.

@@ -121,7 +121,7 @@ impl Core {
         // A decision would wait for a part that is in flight, and so does this.
         running.decide(None);
         let model = running.received.delivery.model;
-        self.scheduler.batcher_mut(model).remove(job);
+        self.scheduler.remove(model, job);
         self.advance(job);
         let is_given_up = |job: JobKey| self.jobs.running(job).is_some_and(Running::is_given_up);
         for pass in self.scheduler.passes_of(job, is_given_up) {

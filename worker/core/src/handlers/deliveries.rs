@@ -178,10 +178,7 @@ impl Core {
     }
 
     pub(crate) fn decoded(&mut self, job: JobKey, result: Result<DecodedJob, Rejection>) {
-        let Some(received) = self.jobs.take_received(job) else { return };
-        if self.withdrawals.has(&received.delivery, self.now.at) {
-            return self.settle(received.settle(JobOutcome::Withdrawn, self.now.at));
-        }
+        let Some(received) = self.take_unless_withdrawn(job) else { return };
         let decoded = match result {
             Ok(_) if received.is_expired(self.now.at) => Err(Rejection::expired()),
             result => result,
@@ -201,10 +198,7 @@ impl Core {
 
     /// A rule has the job run by other workers: it goes there unrun.
     pub(crate) fn moved(&mut self, job: JobKey, key: String) {
-        let Some(received) = self.jobs.take_received(job) else { return };
-        if self.withdrawals.has(&received.delivery, self.now.at) {
-            return self.settle(received.settle(JobOutcome::Withdrawn, self.now.at));
-        }
+        let Some(received) = self.take_unless_withdrawn(job) else { return };
         let headers = received.reached();
         let error = format!(
             "a rule of the model moves the job to the routing key `{key}`, and no queue is bound with it"

@@ -76,7 +76,7 @@ impl Core {
         if running.stop_reason().is_none() {
             running.stop(StopReason::Requeued(cause));
             let model = running.received.delivery.model;
-            self.scheduler.batcher_mut(model).remove(job);
+            self.scheduler.remove(model, job);
         }
         // Its passes may have been abandoned, also if the job was to be requeued before.
         self.advance(job);

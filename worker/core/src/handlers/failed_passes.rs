@@ -88,7 +88,7 @@ impl Core {
         let headers = running.headers.clone();
         let outcome = self.outcome_of_failure(job, &headers, pass, facts, error, invalid);
         let Some(outcome) = outcome else { return false };
-        self.scheduler.batcher_mut(pass.model).remove(job);
+        self.scheduler.remove(pass.model, job);
         let is_probed = self.scheduler.is_probed(&self.models[pass.model.0]);
         if !is_probed || matches!(error, PassError::OutOfMemory(_) | PassError::InvalidInput { .. }) {
             self.decide(job, outcome);
@@ -147,7 +147,7 @@ impl Core {
                 "{crashes} processes or workers died while they held this job, the last ones while it ran alone: the job is \
                  probably the cause. The last time {text}"
             );
-            self.scheduler.batcher_mut(running.received.delivery.model).remove(job);
+            self.scheduler.remove(running.received.delivery.model, job);
             let mut headers = headers;
             headers.crashes = self.redelivery.crashes_of_dead_letter();
             return self

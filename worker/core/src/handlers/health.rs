@@ -25,11 +25,7 @@ impl Core {
         let (device, model) = (self.settings.device.clone(), self.models[model.0].name.clone());
         match self.health.probe_ended(result, self.now.at) {
             Finding::Well => {
-                for job in self.jobs.running_keys() {
-                    if let Some(running) = self.jobs.running_mut(job) {
-                        running.device_is_well();
-                    }
-                }
+                self.jobs.for_each_running(Running::device_is_well);
                 for (job, outcome) in self.health.take_pending() {
                     self.decide(job, outcome);
                 }
@@ -97,11 +93,7 @@ impl Core {
         if !self.lifecycle.lose_device() {
             return;
         }
-        for job in self.jobs.running_keys() {
-            if let Some(running) = self.jobs.running_mut(job) {
-                running.forget_passes();
-            }
-        }
+        self.jobs.for_each_running(Running::forget_passes);
         self.give_device_up(error, blame);
     }
 

@@ -61,7 +61,7 @@ impl Core {
     /// Whether what no pass has taken yet of a job is a large job still. Anything less ends soon.
     fn leaves_a_large_rest(&self, running: &Running) -> bool {
         let Delivery { job, model, .. } = &running.received.delivery;
-        running.has_unprepared() || self.scheduler.batcher(*model).cost_of(*job) > self.cost_of_large(*model)
+        running.has_unprepared() || self.scheduler.waiting_cost(*model, *job) > self.cost_of_large(*model)
     }
 }
 

@@ -1,4 +1,5 @@
-//! Passes: starts them while the device has room, and takes their outputs. What a failed pass means for its jobs: `failed_passes.rs`.
+//! Passes: starts them while the device has room, and takes their outputs. `failed_passes.rs` decides
+//! what a failed pass means for its jobs.
 
 use std::time::Duration;
 
@@ -206,7 +207,7 @@ impl Core {
             if let Some(running) = self.jobs.running_mut(job).filter(|running| running.headers.attempt > 0) {
                 running.pass_fitted(items);
                 let hint = running.hint();
-                self.scheduler.batcher_mut(pass.model).relax(job, hint);
+                self.scheduler.relax(pass.model, job, hint);
             }
             self.advance(job);
         }
@@ -227,7 +228,7 @@ impl Core {
         }
         let has_output = |at: usize| outputs.get(at).is_some_and(Option::is_some);
         let items = pass.items.iter().enumerate().filter(|(at, _)| !has_output(*at)).map(|(_, item)| *item);
-        self.scheduler.batcher_mut(pass.model).give_back(waiting, items);
+        self.scheduler.give_back(pass.model, waiting, items);
     }
 
     /// No process can run a model: it cannot be loaded, or failed again and again. The jobs are requeued, with no attempt counted, and none

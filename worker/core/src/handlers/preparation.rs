@@ -26,7 +26,7 @@ impl Core {
         let Some(running) = self.jobs.running(job).filter(|running| running.wants_items()) else { return };
         let model = running.received.delivery.model;
         let cost = self.models[model.0].pass_cost_max.saturating_mul(PASSES_AHEAD);
-        if self.scheduler.batcher(model).cost_of(job) >= cost || self.health.is_pending(job) {
+        if self.scheduler.waiting_cost(model, job) >= cost || self.health.is_pending(job) {
             return;
         }
         if let Some(running) = self.jobs.running_mut(job) {
@@ -57,7 +57,7 @@ impl Core {
             }
             Err(rejection) => {
                 let headers = running.headers.clone();
-                self.scheduler.batcher_mut(model).remove(job);
+                self.scheduler.remove(model, job);
                 self.decide(job, JobOutcome::dead_letter(headers, rejection));
             }
         }

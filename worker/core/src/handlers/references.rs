@@ -20,11 +20,8 @@ const STORE_WAITS_MAX: u32 = 64;
 impl Core {
     /// A job refers to inputs that are not here: has them fetched.
     pub(crate) fn referring(&mut self, job: JobKey) {
-        let Some(mut received) = self.jobs.take_received(job) else { return };
+        let Some(mut received) = self.take_unless_withdrawn(job) else { return };
         let now = self.now.at;
-        if self.withdrawals.has(&received.delivery, now) {
-            return self.settle(received.settle(JobOutcome::Withdrawn, now));
-        }
         if received.is_expired(now) {
             let outcome = JobOutcome::dead_letter(received.reached(), Rejection::expired());
             return self.settle(received.settle(outcome, now));

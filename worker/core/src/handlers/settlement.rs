@@ -86,7 +86,7 @@ impl Core {
     fn conclude(&mut self, job: JobKey, outcome: JobOutcome) {
         let Some(running) = self.jobs.take_running(job) else { return };
         let model = running.received.delivery.model;
-        self.scheduler.batcher_mut(model).remove(job);
+        self.scheduler.remove(model, job);
         let items = running.out_of_order();
         if items > 0 {
             self.observe(Observation::Recomputed { model, items });
@@ -97,7 +97,7 @@ impl Core {
     /// Ends a running job, whose items may still wait or run, without any more of its results.
     pub(crate) fn dead_letter(&mut self, job: JobKey, headers: Option<JobHeaders>, rejection: Rejection) {
         let Some(running) = self.jobs.take_running(job) else { return };
-        self.scheduler.batcher_mut(running.received.delivery.model).remove(job);
+        self.scheduler.remove(running.received.delivery.model, job);
         let outcome = JobOutcome::DeadLetter { headers: headers.map(Box::new), rejection };
         self.settle(running.settle_without_results(outcome, self.now.at));
     }
@@ -271,7 +271,7 @@ impl Core {
             return self.dead_letter(job, Some(headers), rejection);
         }
         let Some(running) = self.jobs.take_running(job) else { return };
-        self.scheduler.batcher_mut(running.received.delivery.model).remove(job);
+        self.scheduler.remove(running.received.delivery.model, job);
         let outcome = JobOutcome::dead_letter(headers, rejection);
         self.settle(running.settle_undeliverable(run, outcome, self.now.at));
     }

@@ -1,9 +1,8 @@
-//! Next attempts that the broker delivers before this worker has settled the messages that they follow: they wait unread. The state
-//! beside it (`successors.rs`) says why.
+//! Next attempts that the broker delivers before this worker has settled the messages that they follow: they wait unread.
+//! [`successors`](crate::successors) keeps the state, and says why.
 
 use crate::Core;
 use crate::action::Publication;
-use crate::disposition::JobOutcome;
 use crate::ids::JobKey;
 use crate::jobs::{Job, Received};
 
@@ -44,10 +43,7 @@ impl Core {
     }
 
     fn read_held(&mut self, job: JobKey) {
-        let Some(received) = self.jobs.take_received(job) else { return };
-        if self.withdrawals.has(&received.delivery, self.now.at) {
-            return self.settle(received.settle(JobOutcome::Withdrawn, self.now.at));
-        }
+        let Some(received) = self.take_unless_withdrawn(job) else { return };
         self.read(received);
     }
 }

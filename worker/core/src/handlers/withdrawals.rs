@@ -28,6 +28,16 @@ impl Core {
         jobs.into_iter().for_each(|job| self.stop_job(job, StopReason::Withdrawn));
     }
 
+    /// Takes a job that is not read yet, for its next step. A withdrawn one ends instead.
+    pub(crate) fn take_unless_withdrawn(&mut self, job: JobKey) -> Option<Received> {
+        let received = self.jobs.take_received(job)?;
+        if !self.withdrawals.has(&received.delivery, self.now.at) {
+            return Some(received);
+        }
+        self.settle(received.settle(JobOutcome::Withdrawn, self.now.at));
+        None
+    }
+
     /// Nothing of a withdrawn job waits or runs any more. Outputs that were not published are dropped.
     pub(crate) fn end_withdrawn(&mut self, job: JobKey) {
         let Some(running) = self.jobs.take_running(job) else { return };

@@ -244,6 +244,15 @@ impl JobTable {
         keys
     }
 
+    /// Changes each running job. They do not depend on one another, so their order does not matter.
+    pub(crate) fn for_each_running(&mut self, change: impl Fn(&mut Running)) {
+        let running = self.0.values_mut().filter_map(|job| match job {
+            Job::Running(running) => Some(running.as_mut()),
+            _ => None,
+        });
+        running.for_each(change);
+    }
+
     /// The running jobs for which `is` holds, in the order of their delivery.
     pub(crate) fn running_where(&self, is: impl Fn(JobKey, &Running) -> bool) -> Vec<JobKey> {
         let mut keys = self.running_keys();

@@ -3,6 +3,10 @@
 //!
 //! A job's replies go first, then what was decided: another attempt (`settling/requeue.rs`) or a dead letter
 //! (`settling/dead_letter.rs`).
+//!
+//! [`JobOutcome`] is what was decided. A [`Step`] is what to do next, and a job takes several. [`End`] is how the job ended here, which
+//! may differ from what was decided: a reply that no queue takes ends as a dead letter. `Step` and `End` are two types because nobody
+//! may act on an end before the last step: only [`Settling::confirmed`] gives it out.
 
 mod dead_letter;
 mod requeue;

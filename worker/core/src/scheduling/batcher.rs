@@ -6,8 +6,8 @@
 //! job of one text does not wait behind jobs of thousands. A job's items go in their own order, so that its finished items are
 //! always a run from the start. The batcher never holds items back to fill a pass: if any item waits, there is a pass.
 //!
-//! Jobs that cannot share a pass with those chosen so far (a batch hint, `exclusive`, isolated) lead a pass of their own: every second
-//! pass belongs to the next such job whose caller did not take more than its turns, nor its queue more than its share.
+//! Jobs that cannot share a pass with those chosen so far (a batch hint, `exclusive`, isolated) lead a pass of their own. Every second
+//! pass belongs to the next such job. Those whose caller took more than its turns, or whose queue took more than its share, come last.
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;

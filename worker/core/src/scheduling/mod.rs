@@ -11,6 +11,7 @@ mod pass_memory;
 #[cfg(test)]
 mod test_jobs;
 mod turns;
+mod waiting_jobs;
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -105,41 +106,6 @@ impl Scheduler {
         }
         (self.blocked_since, self.next_round) = (None, None);
         self.turns.session_closed();
-    }
-
-    pub(crate) fn batcher(&self, model: ModelIndex) -> &Batcher {
-        &self.batchers[model.0]
-    }
-
-    pub(crate) fn batcher_mut(&mut self, model: ModelIndex) -> &mut Batcher {
-        &mut self.batchers[model.0]
-    }
-
-    pub(crate) fn push(&mut self, model: ModelIndex, job: Waiting) {
-        self.catch_up_device_time(model);
-        self.batchers[model.0].push(job);
-    }
-
-    /// More items of a job were prepared.
-    pub(crate) fn extend(&mut self, model: ModelIndex, job: Waiting) {
-        self.catch_up_device_time(model);
-        self.batchers[model.0].extend(job);
-    }
-
-    /// A model that had nothing to run does not make up for the device time that others had meanwhile, also not where they have nothing
-    /// that waits at this moment.
-    fn catch_up_device_time(&mut self, model: ModelIndex) {
-        if self.batchers[model.0].waiting() == 0 {
-            let busy = (0..self.batchers.len()).filter(|other| self.batchers[*other].waiting() > 0);
-            let least = busy.map(|other| self.device_time[other]).min_by(f64::total_cmp);
-            let own = &mut self.device_time[model.0];
-            *own = own.max(least.unwrap_or(self.clock));
-        }
-    }
-
-    /// The jobs that wait with more than a pass can take.
-    pub(crate) fn large(&self) -> Vec<JobKey> {
-        self.batchers.iter().flat_map(Batcher::large).collect()
     }
 
     /// Passes in flight that this session made.

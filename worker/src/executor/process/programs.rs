@@ -41,7 +41,7 @@ pub struct Programs {
     saved: Mutex<BTreeMap<ProgramKey, ProgramMemory>>,
     /// Bytes of the device that the programs hold, passes included.
     held: AtomicU64,
-    /// Those that they hold besides what passes take and what is kept for the next ones.
+    /// Those that they hold besides what passes take and what is kept for the next ones: what is loaded, or is being loaded.
     resident: AtomicU64,
     /// Whether the worker has several models.
     shares_device: bool,
@@ -193,7 +193,12 @@ impl Programs {
 
     async fn look(&self) {
         let held = self.book.look().await.ours;
-        let resident = self.pools.iter().map(|(_, pool)| pool.status().resident_bytes()).sum();
+        let mut resident = 0;
+        for (_, pool) in &self.pools {
+            // A process that has just been loaded counts twice for a moment, rather than not at all: less counts as free.
+            resident += pool.loading_bytes().await;
+            resident += pool.status().resident_bytes();
+        }
         self.held.store(held, Ordering::Relaxed);
         self.resident.store(resident, Ordering::Relaxed);
     }

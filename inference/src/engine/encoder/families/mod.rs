@@ -229,6 +229,11 @@ impl AnyConfig {
                          `auto_map` from the file";
             return file.refuse(format!("code of its own for a `{model_type}` (auto_map)"), takes);
         }
+        // Its map behind the transformer, and its masks, would be left out. transformers has no such class.
+        if let Some(class) = self.architectures.iter().find(|class| class.contains("ColBERT")) {
+            let takes = "models with one vector for each text. If pooling its tokens is meant, name transformers' class instead";
+            return file.refuse(format!("the architecture `{class}`, a vector for each token"), takes);
+        }
         Ok(())
     }
 }

@@ -1,14 +1,14 @@
-//! How many bytes of the place uploads have, or will have: all of them, and those of each owner.
+//! How many bytes of a place for uploads or results are used, or will be: by all callers, and by each of them.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The bytes of all uploads, with their bounds.
+/// The bytes of all objects in a place, with their bounds.
 #[derive(Debug)]
-pub(super) struct Used {
-    pub(super) all_max: u64,
+pub struct Used {
+    pub all_max: u64,
     /// One owner must not fill the place for all others.
-    pub(super) of_owner_max: u64,
+    pub of_owner_max: u64,
     bytes: Mutex<Bytes>,
 }
 
@@ -19,37 +19,37 @@ struct Bytes {
     by_owner: HashMap<String, Sum>,
 }
 
-/// Bytes of uploads that are there, and of those that are coming.
+/// Bytes of objects that are there, and of those that are coming.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sum {
-    pub(super) stored: u64,
-    pub(super) coming: u64,
+pub struct Sum {
+    pub stored: u64,
+    pub coming: u64,
 }
 
 /// Who has no room left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Full {
+pub enum Full {
     All,
     Owner,
 }
 
 impl Used {
-    pub(super) fn new(all_max: u64, of_owner_max: u64) -> Self {
+    pub fn new(all_max: u64, of_owner_max: u64) -> Self {
         Self { all_max, of_owner_max, bytes: Mutex::default() }
     }
 
-    /// Room for an upload that begins.
-    pub(super) fn reserved<'a>(&'a self, owner: &'a str) -> Reserved<'a> {
+    /// Room for an object that is to be stored.
+    pub fn reserved<'a>(&'a self, owner: &'a str) -> Reserved<'a> {
         Reserved { used: self, owner, bytes: 0 }
     }
 
-    /// An upload was removed.
-    pub(super) fn removed(&self, owner: &str, bytes: u64) {
+    /// An object was removed.
+    pub fn removed(&self, owner: &str, bytes: u64) {
         self.bytes().change(owner, |sum| sum.stored = sum.stored.saturating_sub(bytes));
     }
 
     /// What was found in the place, by owner, of all gateways.
-    pub(super) fn counted(&self, stored: HashMap<String, u64>) {
+    pub fn counted(&self, stored: HashMap<String, u64>) {
         let mut bytes = self.bytes();
         bytes.all.stored = stored.values().sum();
         for sum in bytes.by_owner.values_mut() {
@@ -84,18 +84,18 @@ impl Sum {
     }
 }
 
-/// Bytes that an upload will take of the place; given back unless it is finished.
+/// Bytes that an object will take of the place; given back unless it is stored.
 #[derive(Debug)]
-pub(super) struct Reserved<'a> {
+pub struct Reserved<'a> {
     used: &'a Used,
     owner: &'a str,
-    pub(super) bytes: u64,
+    pub bytes: u64,
 }
 
 impl Reserved<'_> {
     /// # Errors
     /// There is no room for so many more.
-    pub(super) fn grow(&mut self, more: u64) -> Result<(), Full> {
+    pub fn grow(&mut self, more: u64) -> Result<(), Full> {
         let mut bytes = self.used.bytes();
         let of_owner = bytes.by_owner.get(self.owner).copied().unwrap_or_default();
         if !of_owner.has_room(more, self.used.of_owner_max) {
@@ -109,8 +109,8 @@ impl Reserved<'_> {
         Ok(())
     }
 
-    /// The upload is complete.
-    pub(super) fn keep(self) {
+    /// The object is stored.
+    pub fn keep(self) {
         let stored = self.bytes;
         self.used.bytes().change(self.owner, |sum| sum.stored = sum.stored.saturating_add(stored));
     }
@@ -126,7 +126,7 @@ impl Drop for Reserved<'_> {
 #[cfg(test)]
 impl Used {
     /// The bytes of all owners.
-    pub(super) fn sum(&self) -> Sum {
+    pub fn sum(&self) -> Sum {
         self.bytes().all
     }
 }

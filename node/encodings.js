@@ -1,0 +1,62 @@
+// How bodies are written and read: as JSON, or as MessagePack, whose package is loaded only for a client that asks for it.
+
+import { Buffer } from 'node:buffer'
+
+// Of a body that is written. Workers take 127 levels of a JSON value; these are some more, so that they say what is wrong.
+const DEPTH_MAX = 256
+
+// JSON has no bytes: they are base64.
+export const json = {
+  contentType: 'application/json',
+  write: (body) => Buffer.from(JSON.stringify(body)),
+  read: (content) => JSON.parse(content.toString()),
+  bytes: (bytes) => bytes.toString('base64'),
+  value: (value) => value,
+}
+
+export async function encodingOf(name) {
+  if (name === 'json') return json
+  if (name === 'msgpack') return messagePack()
+  throw new RangeError(`the encoding is ${JSON.stringify(name)}; there are json and msgpack`)
+}
+
+async function messagePack() {
+  const { encode, decode } = await library()
+  return {
+    contentType: 'application/msgpack',
+    write(body) {
+      const { buffer, byteOffset, byteLength } = encode(body, { maxDepth: DEPTH_MAX })
+      return Buffer.from(buffer, byteOffset, byteLength)
+    },
+    // An element has at least one byte: a list that claims more would be given memory for them.
+    read: (content) => decode(content, { maxArrayLength: content.length, maxMapLength: content.length }),
+    bytes: (bytes) => bytes,
+    value: asJson,
+  }
+}
+
+async function library() {
+  try {
+    return await import('@msgpack/msgpack')
+  } catch (error) {
+    if (error.code !== 'ERR_MODULE_NOT_FOUND') throw error
+    throw new Error('MessagePack is not installed: npm install @msgpack/msgpack', { cause: error })
+  }
+}
+
+// The value as JSON has it: a Date becomes a text, and what JSON leaves out is left out.
+function asJson(value) {
+  const text = JSON.stringify(value)
+  // Half a surrogate pair is an escape there. MessagePack's writer would put another character in its place.
+  return JSON.parse(text, text.includes('\\ud') ? wellFormed : undefined)
+}
+
+function wellFormed(key, value) {
+  if (!isWellFormed(key) || (typeof value === 'string' && !isWellFormed(value))) throw new Error('a text is no Unicode')
+  return value
+}
+
+// Half a surrogate pair has no form in UTF-8; JSON.stringify would escape it, and workers refuse it.
+export function isWellFormed(text) {
+  return !/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/.test(text)
+}

@@ -1,0 +1,64 @@
+//! Jobs that wait for passes, each in its model's batcher.
+
+use super::batcher::Batcher;
+use super::{Scheduler, Waiting};
+use crate::ids::{JobKey, ModelIndex};
+
+impl Scheduler {
+    /// How many jobs of a model wait.
+    pub(crate) fn waiting(&self, model: ModelIndex) -> usize {
+        self.batchers[model.0].waiting()
+    }
+
+    /// The cost of what waits of a job.
+    pub(crate) fn waiting_cost(&self, model: ModelIndex, job: JobKey) -> usize {
+        self.batchers[model.0].cost_of(job)
+    }
+
+    pub(crate) fn push(&mut self, model: ModelIndex, job: Waiting) {
+        self.catch_up_device_time(model);
+        self.batchers[model.0].push(job);
+    }
+
+    /// More items of a job were prepared.
+    pub(crate) fn extend(&mut self, model: ModelIndex, job: Waiting) {
+        self.catch_up_device_time(model);
+        self.batchers[model.0].extend(job);
+    }
+
+    /// A pass of a job fitted: what waits of it may go with this hint, and need not have the device to itself.
+    pub(crate) fn relax(&mut self, model: ModelIndex, job: JobKey, hint: Option<u32>) {
+        self.batchers[model.0].relax(job, hint);
+    }
+
+    /// Puts items of a pass back, before all others: see [`Batcher::give_back`].
+    pub(crate) fn give_back(
+        &mut self,
+        model: ModelIndex,
+        jobs: Vec<Waiting>,
+        items: impl IntoIterator<Item = (JobKey, u32, usize)>,
+    ) {
+        self.batchers[model.0].give_back(jobs, items);
+    }
+
+    /// Drops what waits of a job.
+    pub(crate) fn remove(&mut self, model: ModelIndex, job: JobKey) {
+        self.batchers[model.0].remove(job);
+    }
+
+    /// A model that had nothing to run does not make up for the device time that others had meanwhile, also not where they have nothing
+    /// that waits at this moment.
+    fn catch_up_device_time(&mut self, model: ModelIndex) {
+        if self.batchers[model.0].waiting() == 0 {
+            let busy = (0..self.batchers.len()).filter(|other| self.batchers[*other].waiting() > 0);
+            let least = busy.map(|other| self.device_time[other]).min_by(f64::total_cmp);
+            let own = &mut self.device_time[model.0];
+            *own = own.max(least.unwrap_or(self.clock));
+        }
+    }
+
+    /// The jobs that wait with more than a pass can take.
+    pub(crate) fn large(&self) -> Vec<JobKey> {
+        self.batchers.iter().flat_map(Batcher::large).collect()
+    }
+}
