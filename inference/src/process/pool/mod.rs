@@ -2,6 +2,7 @@
 
 mod backoff;
 mod leak;
+mod needs;
 mod one_shot;
 mod passes;
 mod room;
@@ -15,12 +16,11 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot, watch};
 
 use super::accepts::Accepts;
-use super::config::{Instances, Mode, ProcessConfig};
-use super::cost::{Costs, of_pass};
+use super::config::ProcessConfig;
+use super::cost::Costs;
 use super::launch::Launcher;
 use super::memory::DeviceBook;
 use super::need::{Learned, Need};
-use super::once;
 use super::pass::{PassEnd, PassHandle, PassJob, PassRequest};
 use super::protocol::PASS_ITEMS_MAX;
 use super::warm::{LoadError, Ready};
@@ -30,9 +30,6 @@ pub use status::{SlotState, SlotStatus, Status, Unavailable};
 /// Passes that may wait for a process. The worker gives a pass only when there is room for it; this limit protects against its
 /// mistakes.
 const WAITING_MAX: usize = 256;
-
-/// Instances of a model whose needs are unknown: more than one might not fit.
-const INSTANCES_UNKNOWN: usize = 1;
 
 /// The processes of one model. Dropping it ends them all; [`close`](Self::close) waits for that.
 #[derive(Debug)]
@@ -53,9 +50,6 @@ pub struct PoolOptions {
     /// Whether other models use the device: then an idle process soon gives back what it keeps for its next pass.
     pub shares_device: bool,
 }
-
-/// The part of what was learned that a pass is taken to need at least, however much its process has grown.
-const NEED_LEAST_PART: u64 = 8;
 
 /// Why a pass was not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -303,64 +297,6 @@ impl Shared {
             None if state.slots.len() < self.instances(state) => self.add_slot(state, None),
             _ => {}
         }
-    }
-
-    /// Whether the budget admits another process.
-    fn has_room(&self, state: &State) -> bool {
-        state.slots.iter().filter(|slot| slot.status.state.has_process()).count() < self.instances(state)
-    }
-
-    fn instances(&self, state: &State) -> usize {
-        use super::config::INSTANCES_MAX;
-        if let Instances::These(count) = self.config.instances {
-            return count;
-        }
-        let Some(resident) = self.resident(state) else { return INSTANCES_UNKNOWN };
-        let pass = match state.learned.need(1.0, self.config.vram.declared) {
-            Need::Bytes(bytes) => bytes,
-            Need::Unknown => 0,
-        };
-        let each = resident.saturating_add(pass);
-        let admitted = self.options.budget.checked_div(each).unwrap_or(INSTANCES_UNKNOWN as u64);
-        admitted.clamp(1, INSTANCES_MAX as u64) as usize
-    }
-
-    fn resident(&self, state: &State) -> Option<u64> {
-        state.learned.resident().max(self.config.vram.base_bytes)
-    }
-
-    fn need(&self, state: &State, items: &[Costs]) -> Need {
-        let unit = self.config.vram.per;
-        let cost = match self.config.mode {
-            Mode::Warm => of_pass(items, unit),
-            Mode::Once(_) => once::pass_cost(items, unit),
-        };
-        match cost {
-            Some(cost) => self.need_of(state, cost),
-            // An image whose header says nothing.
-            None => Need::Unknown,
-        }
-    }
-
-    /// What was learned counts from what a process held when it was loaded. One that has grown since needs less than that, one that has
-    /// shrunk more.
-    fn need_of(&self, state: &State, cost: f64) -> Need {
-        let loaded = || state.slots.iter().map(|slot| &slot.status).filter(|slot| slot.state.is_loaded());
-        let grown = loaded().map(SlotStatus::grown_bytes).min().unwrap_or(0);
-        let shrunk = loaded().map(SlotStatus::shrunk_bytes).max().unwrap_or(0);
-        match state.learned.need(cost, None) {
-            // Growth since it was learned was not part of it, so it is not all of the need.
-            Need::Bytes(bytes) => {
-                let least = bytes / NEED_LEAST_PART;
-                Need::Bytes(bytes.saturating_sub(grown).max(least).saturating_add(shrunk))
-            }
-            Need::Unknown => state.learned.need(cost, self.config.vram.declared),
-        }
-    }
-
-    /// Whether other processes of this worker could use what an idle one keeps.
-    fn is_beside_others(&self) -> bool {
-        self.options.shares_device || self.state().slots.len() > 1
     }
 }
 

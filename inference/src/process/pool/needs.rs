@@ -1,0 +1,73 @@
+//! What the processes of a model and their passes need of the device, as far as it is known, and how many processes that makes.
+
+use super::super::config::{INSTANCES_MAX, Instances, Mode};
+use super::super::cost::{Costs, of_pass};
+use super::super::need::Need;
+use super::super::once;
+use super::status::SlotStatus;
+use super::{Shared, State};
+
+/// Instances of a model whose needs are unknown: more than one might not fit.
+const INSTANCES_UNKNOWN: usize = 1;
+
+/// The part of what was learned that a pass is taken to need at least, however much its process has grown.
+const NEED_LEAST_PART: u64 = 8;
+
+impl Shared {
+    /// Whether the budget admits another process.
+    pub(super) fn has_room(&self, state: &State) -> bool {
+        state.slots.iter().filter(|slot| slot.status.state.has_process()).count() < self.instances(state)
+    }
+
+    pub(super) fn instances(&self, state: &State) -> usize {
+        if let Instances::These(count) = self.config.instances {
+            return count;
+        }
+        let Some(resident) = self.resident(state) else { return INSTANCES_UNKNOWN };
+        let pass = match state.learned.need(1.0, self.config.vram.declared) {
+            Need::Bytes(bytes) => bytes,
+            Need::Unknown => 0,
+        };
+        let each = resident.saturating_add(pass);
+        let admitted = self.options.budget.checked_div(each).unwrap_or(INSTANCES_UNKNOWN as u64);
+        admitted.clamp(1, INSTANCES_MAX as u64) as usize
+    }
+
+    pub(super) fn resident(&self, state: &State) -> Option<u64> {
+        state.learned.resident().max(self.config.vram.base_bytes)
+    }
+
+    pub(super) fn need(&self, state: &State, items: &[Costs]) -> Need {
+        let unit = self.config.vram.per;
+        let cost = match self.config.mode {
+            Mode::Warm => of_pass(items, unit),
+            Mode::Once(_) => once::pass_cost(items, unit),
+        };
+        match cost {
+            Some(cost) => self.need_of(state, cost),
+            // An image whose header says nothing.
+            None => Need::Unknown,
+        }
+    }
+
+    /// What was learned counts from what a process held when it was loaded. One that has grown since needs less than that, one that has
+    /// shrunk more.
+    pub(super) fn need_of(&self, state: &State, cost: f64) -> Need {
+        let loaded = || state.slots.iter().map(|slot| &slot.status).filter(|slot| slot.state.is_loaded());
+        let grown = loaded().map(SlotStatus::grown_bytes).min().unwrap_or(0);
+        let shrunk = loaded().map(SlotStatus::shrunk_bytes).max().unwrap_or(0);
+        match state.learned.need(cost, None) {
+            // Growth since it was learned was not part of it, so it is not all of the need.
+            Need::Bytes(bytes) => {
+                let least = bytes / NEED_LEAST_PART;
+                Need::Bytes(bytes.saturating_sub(grown).max(least).saturating_add(shrunk))
+            }
+            Need::Unknown => state.learned.need(cost, self.config.vram.declared),
+        }
+    }
+
+    /// Whether other processes of this worker could use what an idle one keeps.
+    pub(super) fn is_beside_others(&self) -> bool {
+        self.options.shares_device || self.state().slots.len() > 1
+    }
+}
