@@ -44,7 +44,7 @@ def echo(text):
 
 
 def main(jobs, pool, processes, prefetch):
-    # Celery declares a queue of the default type without that argument.
+    # For a classic queue Celery passes no x-queue-type.
     arguments = {"x-queue-type": QUEUE_TYPE} if QUEUE_TYPE == "quorum" else None
     with Connection(os.environ["BROKER_URL"]) as connection:
         # What a run that was cut off has left would be run first.

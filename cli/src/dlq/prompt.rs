@@ -27,8 +27,9 @@ fn answer(question: &str, flag: &str) -> Result<String, Error> {
     if !input.is_terminal() {
         return Err(Error::Usage(format!("standard input is not a terminal: confirm with {flag}")));
     }
-    eprint!("{question}");
-    let _ = std::io::stderr().flush();
+    let mut terminal = std::io::stderr();
+    // What cannot be shown changes nothing: `eprint!` would panic.
+    let _ = write!(terminal, "{question}").and_then(|()| terminal.flush());
     let mut line = String::new();
     input.read_line(&mut line).map_err(|error| Error::Usage(format!("read the answer: {error}")))?;
     Ok(line.trim().to_owned())

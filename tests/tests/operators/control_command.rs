@@ -166,6 +166,7 @@ async fn an_output_that_takes_nothing_ends_the_command(env: &mut TestEnv) -> Res
     for (stdout, code, says) in [(Stdio::from(closed), 141, ""), (full()?, 1, "error: write the answers: ")] {
         let mut pause = command("vramq")?;
         pause.args(["control", "pause", "--worker", &worker.name, "--broker-url", &env.url]);
+        pause.args(["--timeout", PATIENT]);
         let pause = pause.stdout(stdout).stderr(Stdio::piped()).spawn()?;
         let ended =
             timeout(DEADLINE, pause.wait_with_output()).await.context("the command does not end")??;

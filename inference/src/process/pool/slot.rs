@@ -49,7 +49,8 @@ pub(super) async fn serve(
             "bug: the task that runs a process of the model panicked (see above): the process is replaced"
         );
         slot.backoff.failed(Instant::now());
-        slot.reclaim().await;
+        // A panic here, too, must not end the slot.
+        let _ = AssertUnwindSafe(slot.reclaim()).catch_unwind().await;
     }
 }
 
@@ -67,7 +68,8 @@ pub(super) struct SlotTask {
 
 impl SlotTask {
     async fn serve_warm(&mut self, mut first: Option<oneshot::Sender<Result<(), LoadError>>>) {
-        let mut wanted = first.is_some();
+        // After a panic one slot has to find out when an unavailable model can be loaded again.
+        let mut wanted = first.is_some() || self.shared.state().unavailable.is_some();
         loop {
             if !wanted && !self.wait_for_work().await {
                 return;
