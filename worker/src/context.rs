@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vramq_core::action::SessionEnd;
 use vramq_core::device::Memory;
-use vramq_core::event::Reading;
+use vramq_core::event::{PassBytes, Reading};
 use vramq_schemas::status::WorkerState;
 
 use crate::broker::aux_channel::AuxChannelState;
@@ -53,24 +53,24 @@ pub struct WorkerContext {
 impl WorkerContext {
     /// Reads the device for the core.
     pub fn read_device(&self) -> Reading {
-        let (memory, active_pass_bytes) = self.read_memory();
-        let passes = || self.executors.iter().map(|executor| executor.active_pass());
+        let (memory, passes) = self.read_memory();
+        let active_passes = || self.executors.iter().map(|executor| executor.active_pass());
         Reading {
             memory,
-            active_pass_bytes,
+            passes,
             lost: self.device.lost(),
             // Of several, the one that has been on the device for longest.
-            on_device: passes().filter_map(ActivePass::now).min_by_key(|pass| pass.since),
-            culprit: passes().find_map(ActivePass::culprit),
+            on_device: active_passes().filter_map(ActivePass::now).min_by_key(|pass| pass.since),
+            culprit: active_passes().find_map(ActivePass::culprit),
         }
     }
 
     /// The memory, and what passes hold of it. The two are read one after the other, so again if a pass began or ended in
     /// between.
-    fn read_memory(&self) -> (Memory, u64) {
-        let (memory, held) = self.read_own_memory();
+    fn read_memory(&self) -> (Memory, PassBytes) {
+        let (memory, own) = self.read_own_memory();
         // The readings are not of the same moment: programs hold no more than what the device counts as others' memory.
-        (memory, held + self.programs.active_pass_bytes().min(memory.foreign))
+        (memory, PassBytes { own, programs: self.programs.active_pass_bytes().min(memory.foreign) })
     }
 
     fn read_own_memory(&self) -> (Memory, u64) {

@@ -23,6 +23,7 @@ with_libraries! { [driver()?, nvml()?];
     ];
     what_shows_while_a_pass_runs_is_the_passes: ["FAKE_CUDA_FAIL" = "cuMemPoolGetAttribute:8:700:0"];
     what_shows_while_none_runs_is_nobodys: ["FAKE_CUDA_FAIL" = "cuMemPoolGetAttribute:8:700:0"];
+    a_context_that_ends_while_none_runs_is_nobodys: ["FAKE_CUDA_FAIL" = "cuCtxSetCurrent:20:700:0"];
     a_refusal_after_an_illegal_address_is_its_echo: ["FAKE_CUDA_FAIL" = "cuStreamSynchronize:1:700"];
     an_error_in_a_drop_is_nobodys_pass: ["FAKE_CUDA_FAIL" = "cuMemFreeAsync:1:1"];
     a_call_that_is_refused_ends_nothing: ["FAKE_CUDA_FAIL" = "cuMemAllocFromPoolAsync:1:1"];
@@ -42,12 +43,19 @@ mod bodies {
         device.lost().context("the device is not lost")
     }
 
+    /// Whichever thread met it first: the watching thread also binds the context, between the failed call and its report.
+    fn is_illegal_address(error: CudaError) -> Result<()> {
+        let is_so = matches!(error, CudaError::Lost { code: Code::Driver(700), .. });
+        ensure!(is_so, "{error}");
+        Ok(())
+    }
+
     pub fn an_illegal_address_ends_the_device() -> Result<()> {
         let device = open()?;
         let arena = device.alloc_arena(MIB as usize)?;
         device.synchronize()?;
         let error = device.synchronize().err().context("no error")?;
-        ensure!(error.to_string() == "wait for the device: CUDA_ERROR_ILLEGAL_ADDRESS (700)", "{error}");
+        is_illegal_address(error)?;
         let loss = lost(&device)?;
         ensure!(!loss.is_late && loss.error == error.to_string(), "{loss:?}");
         // Everything says the same from now on, and what is dropped asks no more.
@@ -92,12 +100,20 @@ mod bodies {
         Ok(())
     }
 
+    pub fn a_context_that_ends_while_none_runs_is_nobodys() -> Result<()> {
+        let device = open()?;
+        until(&device, |device| device.lost().is_some())?;
+        let loss = lost(&device)?;
+        ensure!(loss.is_late && loss.error.starts_with("bind the context"), "{loss:?}");
+        Ok(())
+    }
+
     pub fn a_refusal_after_an_illegal_address_is_its_echo() -> Result<()> {
         let device = open()?;
         let arena = device.alloc_arena(MIB as usize)?;
         // What some calls answer in a context that an earlier kernel has ended.
         let error = device.failed("launch a kernel", 0, Code::Driver(400));
-        ensure!(error.to_string() == "launch a kernel: CUDA_ERROR_ILLEGAL_ADDRESS (700)", "{error}");
+        is_illegal_address(error)?;
         // The arena's drop meets the same error, and does not acquit the pass.
         drop(arena);
         ensure!(lost(&device)? == Loss { error: error.to_string(), is_late: false }, "{:?}", device.lost());

@@ -316,13 +316,27 @@ pub enum PublicationOutcome {
 #[derive(Clone, Debug)]
 pub struct Reading {
     pub memory: Memory,
-    /// Bytes of it that passes hold which run now: they come back by themselves.
-    pub active_pass_bytes: u64,
+    pub passes: PassBytes,
     pub lost: Option<Loss>,
     /// The pass that runs, or that is the next to.
     pub on_device: Option<OnDevice>,
     /// The pass that the device was lost in, or is stuck in.
     pub culprit: Option<PassId>,
+}
+
+/// Bytes of the device that come back by themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PassBytes {
+    /// Held by running passes of the worker's own engines; part of [`Memory::own`].
+    pub own: u64,
+    /// Held by running passes of programs, or kept by programs for their next ones; part of [`Memory::foreign`].
+    pub programs: u64,
+}
+
+impl PassBytes {
+    pub fn total(self) -> u64 {
+        self.own + self.programs
+    }
 }
 
 /// A pass on a device.

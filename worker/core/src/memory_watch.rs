@@ -72,7 +72,7 @@ impl MemoryWatch {
     /// True once the device was nearly full for too long.
     pub(crate) fn is_under_pressure(&mut self, reading: &Reading, now: Instant) -> bool {
         let starved = self.has_no_slots();
-        self.pressure.observe(reading.memory, reading.active_pass_bytes, starved, now)
+        self.pressure.observe(reading.memory, reading.passes, starved, now)
     }
 
     /// A second has passed. True when kept memory should go back to the system.

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::device::Memory;
+use crate::event::PassBytes;
 
 /// Detects a device that stays nearly full with memory that a restart would free, beyond what the worker held when it started.
 /// Other processes and weights alone cause no restart; slots and delays handle them.
@@ -25,17 +26,11 @@ impl Pressure {
         Self { percent, tolerated, resident, since: None, ratio: 0.0 }
     }
 
-    /// Takes in a reading. `active_pass_bytes` bytes are those of passes that run: they come back by themselves. `starved`: no model
-    /// has room for anything, which is full enough. True once the device was nearly full for too long.
-    pub(crate) fn observe(
-        &mut self,
-        memory: Memory,
-        active_pass_bytes: u64,
-        starved: bool,
-        now: Instant,
-    ) -> bool {
-        let used = memory.total.saturating_sub(memory.free).saturating_sub(active_pass_bytes);
-        let grown = memory.own().saturating_sub(active_pass_bytes).saturating_sub(self.resident);
+    /// Takes in a reading, and the bytes of it that passes hold. `starved`: no model has room for anything, which is full enough. True
+    /// once the device was nearly full for too long.
+    pub(crate) fn observe(&mut self, memory: Memory, passes: PassBytes, starved: bool, now: Instant) -> bool {
+        let used = memory.total.saturating_sub(memory.free).saturating_sub(passes.total());
+        let grown = memory.own().saturating_sub(passes.own).saturating_sub(self.resident);
         self.ratio = used as f64 / memory.total.max(1) as f64;
         let full = u128::from(used) * 100 >= u128::from(memory.total) * u128::from(self.percent);
         if !(full || starved) || grown <= memory.total / NOISE {
@@ -130,8 +125,9 @@ mod tests {
     fn only_lasting_pressure_counts() {
         let start = Instant::now();
         let mut pressure = Pressure::new(90, Duration::from_secs(300), TOTAL / 2);
-        let mut at = |second, used, active_pass_bytes| {
-            pressure.observe(memory(used), active_pass_bytes, false, start + Duration::from_secs(second))
+        let mut at = |second, used, own| {
+            let passes = PassBytes { own, programs: 0 };
+            pressure.observe(memory(used), passes, false, start + Duration::from_secs(second))
         };
         assert!(!at(0, TOTAL * 9 / 10, 0));
         assert!(!at(299, TOTAL, 0));
@@ -149,7 +145,9 @@ mod tests {
         let start = Instant::now();
         let lasting = |memory: Memory| {
             let mut pressure = Pressure::new(90, Duration::from_secs(2), TOTAL / 2);
-            (0..10).any(|second| pressure.observe(memory, 0, false, start + Duration::from_secs(second)))
+            (0..10).any(|second| {
+                pressure.observe(memory, PassBytes::default(), false, start + Duration::from_secs(second))
+            })
         };
         let with_weights = memory(TOTAL / 2);
         assert!(!lasting(Memory { free: 0, foreign: TOTAL / 2, ..with_weights }));
@@ -157,11 +155,29 @@ mod tests {
     }
 
     #[test]
+    fn passes_of_programs_hide_no_leak_of_the_worker() {
+        let start = Instant::now();
+        let lasting = |memory: Memory, passes: PassBytes| {
+            let mut pressure = Pressure::new(90, Duration::from_secs(2), TOTAL / 4);
+            (0..10).any(|second| pressure.observe(memory, passes, false, start + Duration::from_secs(second)))
+        };
+        // A leak as large as what the programs' passes hold.
+        let leaking = Memory { free: 0, total: TOTAL, foreign: TOTAL * 7 / 10 };
+        assert!(lasting(leaking, PassBytes { own: 0, programs: TOTAL / 20 }));
+        // The same bytes, of the worker's own passes.
+        assert!(!lasting(leaking, PassBytes { own: TOTAL / 20, programs: 0 }));
+        // What programs will give back does not fill the device.
+        assert!(!lasting(leaking, PassBytes { own: 0, programs: TOTAL / 5 }));
+    }
+
+    #[test]
     fn a_leak_that_leaves_no_room_for_anything_is_pressure() {
         let start = Instant::now();
         let mut pressure = Pressure::new(90, Duration::from_secs(2), TOTAL / 2);
-        let mut at =
-            |second| pressure.observe(memory(TOTAL * 3 / 4), 0, true, start + Duration::from_secs(second));
+        let mut at = |second| {
+            let now = start + Duration::from_secs(second);
+            pressure.observe(memory(TOTAL * 3 / 4), PassBytes::default(), true, now)
+        };
         assert_eq!((at(0), at(1), at(2)), (false, false, true));
     }
 
@@ -171,7 +187,7 @@ mod tests {
         let start = Instant::now();
         assert!(!(0..1000).any(|s| pressure.observe(
             memory(TOTAL),
-            0,
+            PassBytes::default(),
             false,
             start + Duration::from_secs(s)
         )));

@@ -234,7 +234,7 @@ impl CudaDevice {
 
     /// [`read`](Self::read), where what it may find was `noticed` so.
     fn read_by(&self, noticed: impl Fn() -> Noticed) -> Result<Reading, CudaError> {
-        self.bind()?;
+        self.bind_by(&noticed)?;
         let begun = Instant::now();
         let reading = self.ask().map_err(|code| self.lose("read the memory", code, noticed()))?;
         let mut newest = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
@@ -292,7 +292,7 @@ impl CudaDevice {
         if self.active_pass_bytes() > 0 || !self.wants_trim.swap(false, Ordering::AcqRel) {
             return;
         }
-        if self.bind().is_ok()
+        if self.bind_by(|| self.in_pass()).is_ok()
             && let Err(code) = self.pool.trim()
         {
             self.lose("give back what is kept", code, self.in_pass());

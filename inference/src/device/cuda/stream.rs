@@ -13,8 +13,13 @@ impl CudaDevice {
     /// # Errors
     /// [`CudaError::Lost`] if the device is, or an earlier call that could not say so had failed.
     pub fn bind(&self) -> Result<(), CudaError> {
+        self.bind_by(|| Noticed::AtOnce)
+    }
+
+    /// [`bind`](Self::bind), where what it may find was `noticed` so.
+    pub(super) fn bind_by(&self, noticed: impl Fn() -> Noticed) -> Result<(), CudaError> {
         self.check()?;
-        self.set_current().map_err(|code| self.lose("bind the context", code, Noticed::AtOnce))
+        self.set_current().map_err(|code| self.lose("bind the context", code, noticed()))
     }
 
     pub(super) fn set_current(&self) -> Result<(), Code> {

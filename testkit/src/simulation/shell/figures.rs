@@ -142,7 +142,7 @@ impl Shell {
 
     /// The budget is what is free beside the reserve; what passes hold comes back.
     fn wrong_memory(&self, env: &Env, reading: &Reading) -> Option<&'static str> {
-        let (memory, active) = (reading.memory, reading.active_pass_bytes);
+        let (memory, active) = (reading.memory, reading.passes.own);
         let told = self.core.memory_status(env.clock().at);
         let used = (memory.total - memory.free - active) as f64 / memory.total as f64;
         let is_told = (told.pressure_ratio - used).abs() < 0.001 && told.resident == RESIDENT;
@@ -152,7 +152,7 @@ impl Shell {
 
     /// Slots follow the memory: down within seconds, up when it lasts.
     fn wrong_slots(&mut self, reading: &Reading, status: &Status) -> Option<&'static str> {
-        let total = (reading.memory.free + reading.active_pass_bytes).saturating_sub(RESERVE);
+        let total = (reading.memory.free + reading.passes.own).saturating_sub(RESERVE);
         let readings = &mut self.memories.readings;
         readings.push_back(total);
         if readings.len() > GROWN_WITHIN {

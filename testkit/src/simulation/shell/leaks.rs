@@ -69,7 +69,7 @@ impl Shell {
         if is_serial && (told.leaked, told.leaked_per_job) != self.leak.told {
             return Some("another leak");
         }
-        let (memory, active) = (reading.memory, reading.active_pass_bytes);
+        let (memory, active) = (reading.memory, reading.passes.own);
         let used = memory.total - memory.free - active;
         let grown = memory.own().saturating_sub(active).saturating_sub(RESIDENT);
         let has_no_room = status.models.iter().all(|model| model.slots == 0);

@@ -41,7 +41,7 @@ use vramq_core::Core;
 use vramq_core::action::SessionEnd;
 use vramq_core::admission::Budget;
 use vramq_core::device::Loss;
-use vramq_core::event::{Event, Reading};
+use vramq_core::event::{Event, PassBytes, Reading};
 use vramq_core::ids::{JobKey, PassId};
 use vramq_core::settings::ModelFacts;
 use vramq_schemas::status::WorkerState;
@@ -228,7 +228,7 @@ impl Shell {
         let culprit = self.culprit.or(on_device.filter(|pass| !pass.waits).map(|pass| pass.pass));
         let reading = Reading {
             memory: device.memory(self.life),
-            active_pass_bytes: device.active_bytes(self.life),
+            passes: PassBytes { own: device.active_bytes(self.life), programs: 0 },
             lost: self.lost.clone(),
             on_device,
             culprit,

@@ -5,7 +5,7 @@ use vramq_schemas::headers::{DEVICE_LOST, PROCESS_LOST};
 
 use crate::action::{Action, PassOrder, Route};
 use crate::device::{Loss, OutOfMemory, PassError};
-use crate::event::{Event, PassResult, Reading};
+use crate::event::{Event, PassBytes, PassResult, Reading};
 use crate::handlers::test_worker::{MEMORY, Worker, requeued};
 use crate::ids::JobKey;
 
@@ -44,7 +44,7 @@ fn a_device_lost_after_its_jobs_outcome_was_decided_still_counts_as_a_crash() {
     let loss = Loss { error: "illegal address".to_owned(), is_late: false };
     let reading = Reading {
         memory: MEMORY,
-        active_pass_bytes: 0,
+        passes: PassBytes::default(),
         lost: Some(loss),
         on_device: None,
         culprit: Some(other.pass),

@@ -12,7 +12,7 @@ use crate::action::{Action, JobQueue, PassOrder, Publication, Route};
 use crate::admission::Budget;
 use crate::device::{Memory, PassShape};
 use crate::event::{
-    DecodedJob, Delivery, Event, Now, OnDevice, PassEnd, PassResult, PublicationOutcome, Reading,
+    DecodedJob, Delivery, Event, Now, OnDevice, PassBytes, PassEnd, PassResult, PublicationOutcome, Reading,
     SessionFacts, Source,
 };
 use crate::ids::{ChannelId, ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, QueueIndex};
@@ -283,7 +283,7 @@ impl Worker {
     fn tick_with(&mut self, on_device: Option<OnDevice>) -> Vec<Action> {
         self.apply(Event::Tick(Reading {
             memory: MEMORY,
-            active_pass_bytes: 0,
+            passes: PassBytes::default(),
             lost: None,
             on_device,
             culprit: None,

@@ -71,7 +71,7 @@ impl Core {
 
     /// The budget follows the device's memory at once, slots with hysteresis; a device that stays nearly full ends in a restart.
     fn watch_memory(&mut self, reading: &Reading) {
-        let free = reading.memory.free + reading.active_pass_bytes;
+        let free = reading.memory.free + reading.passes.total();
         let reserve = self.settings.reserve;
         self.scheduler.set_budget(free.saturating_sub(reserve));
         let wanted = |at: usize| {
