@@ -132,6 +132,7 @@ impl Model {
             slots,
             pass_cost_max: self.pass_cost_max,
             job_shape: self.job_shape,
+            reply_max: self.reply_max,
             share: self.share,
             weights: self.engine.resident_bytes(),
             executor,

@@ -277,6 +277,7 @@ fn facts(at: usize, model: &ModelPlan, plan: &Plan, names: &Names) -> ModelFacts
         slots: NonZeroU16::MIN,
         pass_cost_max: cost,
         job_shape: PassShape { items: 16, cost: cost / 8, longest: cost / 16 },
+        reply_max: u64::MAX,
         share: weight(plan.sharing.model(at)),
         weights: 0,
         executor: usize::from(!serial_only),

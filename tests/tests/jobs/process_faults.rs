@@ -20,6 +20,7 @@ on_one_setup!(
     an_invalid_item_that_is_not_named_is_found,
     bytes_of_a_media_type_that_the_model_does_not_take_are_rejected,
     what_a_program_does_wrong_is_in_the_dead_letter,
+    a_program_that_answers_too_much_costs_its_job_only,
     a_job_whose_program_finds_the_disk_full_waits_until_there_is_room,
     faults_of_the_configuration_come_all_at_once,
     every_model_that_cannot_be_loaded_is_named,
@@ -185,6 +186,26 @@ async fn what_a_program_does_wrong_is_in_the_dead_letter(env: &mut TestEnv) -> R
     worker.drain().await?;
     ensure!(worker.log.count("process loaded") == 2);
     Ok(())
+}
+
+/// Two outputs have no room in a reply of 1 MiB, the first one has. What was finished before is answered, and the next job runs.
+async fn a_program_that_answers_too_much_costs_its_job_only(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
+    let _served = Served::new(env, ONE_PROCESS, &[])?;
+    let worker = consuming(env, &[&format!("model.{MODEL}.reply_mib_max=1")]).await?;
+    let (mut replies, mut letters) = (env.replies().await?, env.dead_letters().await?);
+    let large = format!("echo {}", "x".repeat(600 << 10));
+    env.client.publish(MODEL, env.job("large", [&large[..], &large, "echo end"])?).await?;
+    let part = replies.next().await?;
+    ensure!(part.kind()? == ReplyKind::Part && part.outputs()?.outputs.len() == 1, "{:?}", part.properties);
+    let failure = replies.next().await?.failure()?;
+    let said = "with the output of item 1 the replies take 1.2 MiB, the model's reply_mib_max allows 1.0 MiB";
+    ensure!(failure.reason == Reason::TooLarge && failure.error.contains(said), "{failure:?}");
+    let letter = letters.next().await?;
+    ensure!(letter.dead_letter()?.reason == Reason::TooLarge, "{:?}", letter.dead_letter());
+    env.client.publish(MODEL, env.job("next", ["echo it"])?).await?;
+    outputs(&mut replies, "next").await?;
+    worker.drain().await
 }
 
 /// The file in the scratch folder leads to `/dev/full` at first, which answers as a file on a full disk does.

@@ -102,6 +102,8 @@ pub struct ModelFacts {
     pub pass_cost_max: usize,
     /// The largest pass that one job can ask for: what a slot is computed for.
     pub job_shape: PassShape,
+    /// The most bytes that the replies to a job may take together.
+    pub reply_max: u64,
     /// Its share of the device's time while several models have items waiting, in relation to theirs.
     pub share: NonZeroU32,
     /// Bytes of the model's weights.
@@ -166,6 +168,7 @@ impl ModelFacts {
             slots: NonZeroU16::MIN.saturating_add(63),
             pass_cost_max: 8,
             job_shape: one_item,
+            reply_max: u64::MAX,
             share: NonZeroU32::MIN,
             weights: 0,
             executor: 0,

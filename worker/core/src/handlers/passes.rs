@@ -3,16 +3,20 @@
 
 use std::time::Duration;
 
+use vramq_schemas::Reason;
+
 use crate::Core;
 use crate::action::Action;
 use crate::device::{Memory, PassError};
 use crate::device_health::ProbeResult;
+use crate::disposition::JobOutcome;
 use crate::event::{Delivery, PassEnd, PassResult};
 use crate::handlers::health::Blame;
 use crate::ids::{JobKey, ModelIndex};
 use crate::observation::{Observation, PassOutcome};
 use crate::rejection::Rejection;
 use crate::scheduling::{InFlight, PassJob};
+use crate::units::Mib;
 
 impl Core {
     /// No other event waits: sends acks and starts passes, for all that came in a burst together.
@@ -188,12 +192,21 @@ impl Core {
         }
     }
 
-    /// Takes note of the outputs that are there.
+    /// Takes note of the outputs that are there. A job whose outputs would take more than its model's replies may take
+    /// ends with those before: how much a program answers is not known earlier.
     fn take_outputs(&mut self, pass: &InFlight, outputs: &[Option<usize>]) {
+        let reply_max = self.models[pass.model.0].reply_max;
         for ((job, index, _), bytes) in pass.items.iter().zip(outputs) {
             // Jobs that ended meanwhile are no longer here.
-            if let (Some(bytes), Some(running)) = (bytes, self.jobs.running_mut(*job)) {
-                running.set_output(*index, *bytes);
+            let (Some(bytes), Some(running)) = (*bytes, self.jobs.running_mut(*job)) else { continue };
+            let in_all = running.reply_bytes_with(bytes);
+            if in_all <= reply_max {
+                running.set_output(*index, bytes);
+            } else if !running.is_decided() && !running.is_given_up() {
+                let rejection = replies_too_large(*index, in_all, reply_max);
+                let outcome = JobOutcome::dead_letter(running.headers.clone(), rejection);
+                self.scheduler.remove(pass.model, *job);
+                self.decide(*job, outcome);
             }
         }
     }
@@ -272,4 +285,15 @@ impl Core {
         };
         self.probe_ended(model, result);
     }
+}
+
+/// Of a job whose outputs, with that of the item `index`, take so many bytes.
+fn replies_too_large(index: u32, bytes: u64, reply_max: u64) -> Rejection {
+    let error = format!(
+        "with the output of item {index} the replies take {}, the model's reply_mib_max allows {}. Publish the items as several \
+         jobs, have the program answer less, or let it write large outputs to a store",
+        Mib(bytes),
+        Mib(reply_max),
+    );
+    Rejection::new(Reason::TooLarge, error)
 }

@@ -1,10 +1,10 @@
-//! Tests of parts that are not taken.
+//! Tests of parts that are not taken, and of jobs whose replies would be too large.
 
 use vramq_schemas::{JobHeaders, Reason};
 
 use crate::action::{Action, Publication};
 use crate::event::{Event, PassResult, PublicationOutcome};
-use crate::handlers::test_worker::{Worker, replied};
+use crate::handlers::test_worker::{REPLY_MAX, Worker, replied};
 use crate::ids::JobKey;
 
 const JOB: JobKey = JobKey(1);
@@ -28,11 +28,55 @@ fn a_dead_letter_counts_the_items_of_a_part_that_the_caller_has() {
     assert!(actions.iter().any(is_beside), "{actions:?}");
     let outcome = PublicationOutcome::Confirmed { messages: 1 };
     let actions = worker.apply(Event::Published { job: JOB, outcome });
-    let letter = actions.iter().find_map(|action| match action {
+    assert_eq!(dead_letter(&actions), Some((5, Reason::Unroutable)), "{actions:?}");
+}
+
+/// A program's outputs turn out to be larger than all replies to a job may be.
+#[test]
+fn a_job_ends_before_the_output_that_its_replies_have_no_room_for() {
+    let mut worker = Worker::one_by_one();
+    worker.job(JOB.0, 4, worker.source(), JobHeaders::default());
+    worker.job(2, 4, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    let half = usize::try_from(REPLY_MAX / 2).unwrap();
+    // The job's own are as large as allowed, one byte more than that, and none; the other job's are small.
+    let output = |(job, index): &(JobKey, u32)| match (*job, index) {
+        (JOB, 0 | 1) => half,
+        (JOB, 2) => 1,
+        (JOB, _) => 0,
+        _ => 10,
+    };
+    let outputs = order.items.iter().map(|item| Some(output(item))).collect();
+    let actions = worker.ends(&order, PassResult::Done, outputs);
+    let mut replied = replied(&actions);
+    replied.sort_unstable();
+    assert_eq!(replied, [(JOB, 2, false), (JobKey(2), 4, true)], "{actions:?}");
+    let actions =
+        worker.apply(Event::Published { job: JOB, outcome: PublicationOutcome::Confirmed { messages: 1 } });
+    assert_eq!(dead_letter(&actions), Some((2, Reason::TooLarge)), "{actions:?}");
+}
+
+/// A job's part counts although it has been taken.
+#[test]
+fn parts_that_were_taken_count_in_what_all_replies_may_take() {
+    let mut worker = Worker::one_by_one();
+    worker.job(JOB.0, 16, worker.source(), JobHeaders::default());
+    let part = usize::try_from(REPLY_MAX / 8).unwrap();
+    let order = worker.pass();
+    let actions = worker.ends(&order, PassResult::Done, vec![Some(part); 8]);
+    assert_eq!(replied(&actions), [(JOB, 8, false)]);
+    worker.apply(Event::Published { job: JOB, outcome: PublicationOutcome::Confirmed { messages: 1 } });
+    let order = worker.pass();
+    let actions = worker.ends(&order, PassResult::Done, vec![Some(1); 8]);
+    assert_eq!(dead_letter(&actions), Some((8, Reason::TooLarge)), "{actions:?}");
+}
+
+/// The items that are answered, and the reason, of the dead letter among these actions.
+fn dead_letter(actions: &[Action]) -> Option<(u32, Reason)> {
+    actions.iter().find_map(|action| match action {
         Action::Publish { publication: Publication::DeadLetter { headers, rejection }, .. } => {
             Some((headers.as_ref()?.items_done, rejection.reason))
         }
         _ => None,
-    });
-    assert_eq!(letter, Some((5, Reason::Unroutable)), "{actions:?}");
+    })
 }

@@ -29,6 +29,8 @@ const PROGRAM: ModelIndex = ModelIndex(1);
 pub(super) const BULK_JOBS_MAX: u32 = 10;
 /// Device time that a large job may have in one go.
 pub(super) const LARGE_TURN: Duration = Duration::from_secs(30);
+/// The most bytes of the replies to a job.
+pub(super) const REPLY_MAX: u64 = 64 << 20;
 pub(super) const MEMORY: Memory = Memory { free: 1 << 30, total: 1 << 30, foreign: 0 };
 
 /// A worker with one model, a program of up to three processes, or one that runs on the device's own thread; or with both.
@@ -117,6 +119,7 @@ impl Worker {
             slots: NonZeroU16::new(64).unwrap(),
             pass_cost_max: 8,
             job_shape: shape,
+            reply_max: REPLY_MAX,
             share: NonZeroU32::MIN,
             weights: 0,
             executor,

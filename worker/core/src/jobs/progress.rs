@@ -14,6 +14,8 @@ pub(crate) struct Progress {
     ready: usize,
     ready_bytes: usize,
     missing: usize,
+    /// The bytes of all outputs that were taken here, those of replies too.
+    bytes_taken: u64,
 }
 
 /// Finished items from the start, in order.
@@ -37,6 +39,7 @@ impl Progress {
             ready: 0,
             ready_bytes: 0,
             missing: items,
+            bytes_taken: 0,
         }
     }
 
@@ -61,6 +64,7 @@ impl Progress {
             && slot.replace(bytes).is_none()
         {
             self.missing -= 1;
+            self.bytes_taken += bytes as u64;
         }
         while let Some(Some(bytes)) = self.outputs.get(self.ready) {
             self.ready_bytes += bytes;
@@ -80,6 +84,11 @@ impl Progress {
     /// The bytes of their outputs.
     pub(crate) fn ready_bytes(&self) -> usize {
         self.ready_bytes
+    }
+
+    /// The bytes of all outputs since the job was read here.
+    pub(crate) fn bytes_taken(&self) -> u64 {
+        self.bytes_taken
     }
 
     /// Outputs behind the first missing one: they are lost if the job goes elsewhere.
@@ -125,6 +134,7 @@ mod tests {
         assert!(progress.is_complete() && !progress.is_empty());
         assert_eq!(progress.take_ready(), FinishedItems { offset: 2, items: 3, bytes: 16 });
         assert!(progress.is_empty());
+        assert_eq!(progress.bytes_taken(), 10 + 7 + 2 + 4);
         assert_eq!((progress.items_done(), progress.items_total()), (5, 5));
     }
 }

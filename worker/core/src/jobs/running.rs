@@ -227,6 +227,11 @@ impl Running {
         self.progress.set_output(index, bytes);
     }
 
+    /// The bytes of its outputs with one more of so many bytes.
+    pub(crate) fn reply_bytes_with(&self, bytes: usize) -> u64 {
+        self.progress.bytes_taken().saturating_add(bytes as u64)
+    }
+
     pub(crate) fn is_complete(&self) -> bool {
         self.progress.is_complete()
     }

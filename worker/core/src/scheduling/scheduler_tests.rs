@@ -15,6 +15,7 @@ fn model(share: u32) -> ModelFacts {
     ModelFacts {
         name: share.to_string(),
         pass_cost_max: 1,
+        reply_max: u64::MAX,
         share: NonZeroU32::new(share).unwrap(),
         ..ModelFacts::for_tests()
     }
