@@ -25,6 +25,10 @@ pub enum PublishOutcome {
 pub(crate) struct Confirms {
     completed: HashMap<u64, Completed>,
     returned: HashSet<u64>,
+    /// How many confirms were noted.
+    noted: u64,
+    /// Every confirm that completed before one of the first so many is noted, too.
+    noted_without_gap: u64,
 }
 
 #[derive(Debug)]
@@ -32,22 +36,31 @@ struct Completed {
     ack: bool,
     /// The publish whose return came with this confirm.
     carried: Option<u64>,
+    /// Its place in the order in which confirms were noted, from 1.
+    place: u64,
 }
 
 impl Confirms {
-    /// Notes that publish `seq` is confirmed, and whose return its confirm carried.
-    pub(crate) fn complete(&mut self, seq: u64, ack: bool, carried: Option<u64>) {
+    /// Notes that publish `seq` is confirmed, and whose return its confirm carried. Returns its place for
+    /// [`no_gap_before`](Self::no_gap_before): confirms may be noted in another order than that in which they completed.
+    pub(crate) fn complete(&mut self, seq: u64, ack: bool, carried: Option<u64>) -> u64 {
+        self.noted += 1;
         self.returned.extend(carried);
-        self.completed.insert(seq, Completed { ack, carried });
+        self.completed.insert(seq, Completed { ack, carried, place: self.noted });
+        self.noted
     }
 
-    /// Removes and returns the known outcomes. Confirms must be noted in the order in which they completed; `open` says whether
-    /// a publish still awaits its confirm.
+    /// Every confirm that completed before those at `place` and earlier is noted now.
+    pub(crate) fn no_gap_before(&mut self, place: u64) {
+        self.noted_without_gap = self.noted_without_gap.max(place);
+    }
+
+    /// Removes and returns the known outcomes. `open` says whether a publish still awaits its confirm.
     ///
     /// Why the chain is enough: returns arrive before the confirm of their publish and are handed out first in,
     /// first out, one to each completed confirm. If `a` took the return of `b`, the return of `a` is either taken
     /// already, or waits behind that of `b` and is taken at the latest when `b` completes; and so on along the
-    /// chain.
+    /// chain. What took a return is known only of confirms without a gap before them.
     pub(crate) fn settle(&mut self, open: impl Fn(u64) -> bool) -> Vec<(u64, PublishOutcome)> {
         let settled = self
             .completed
@@ -75,6 +88,7 @@ impl Confirms {
         for _ in 0..=self.completed.len() {
             match self.completed.get(&at) {
                 None => return !open(at),
+                Some(completed) if completed.place > self.noted_without_gap => return false,
                 Some(Completed { carried: None, .. }) => return true,
                 Some(Completed { carried: Some(next), .. }) if *next == seq => return true,
                 Some(Completed { carried: Some(next), .. }) => at = *next,
@@ -90,6 +104,11 @@ mod tests {
 
     /// Completes, then settles with the given publishes still open; sorted.
     fn settle(confirms: &mut Confirms, open: &[u64]) -> Vec<(u64, PublishOutcome)> {
+        confirms.no_gap_before(confirms.noted);
+        settle_before_gap(confirms, open)
+    }
+
+    fn settle_before_gap(confirms: &mut Confirms, open: &[u64]) -> Vec<(u64, PublishOutcome)> {
         let mut settled = confirms.settle(|seq| open.contains(&seq));
         settled.sort_by_key(|(seq, _)| *seq);
         settled
@@ -119,6 +138,34 @@ mod tests {
         );
         confirms.complete(2, true, None);
         assert_eq!(settle(&mut confirms, &[]), [(2, PublishOutcome::Confirmed)]);
+    }
+
+    /// The confirm of 1 completed first and carried the return of 2; that of 2 is noted first.
+    #[test]
+    fn a_confirm_is_not_judged_before_those_that_completed_earlier_are_noted() {
+        let mut confirms = Confirms::default();
+        let second = confirms.complete(2, true, None);
+        assert_eq!(settle_before_gap(&mut confirms, &[1]), []);
+        let first = confirms.complete(1, true, Some(2));
+        assert_eq!(settle_before_gap(&mut confirms, &[]), []);
+        confirms.no_gap_before(second);
+        assert_eq!(settle_before_gap(&mut confirms, &[]), [(2, PublishOutcome::Returned)]);
+        confirms.no_gap_before(first);
+        assert_eq!(settle_before_gap(&mut confirms, &[]), [(1, PublishOutcome::Confirmed)]);
+    }
+
+    /// The confirm of 1 carried the return of 2, and the confirm of 2 has a gap before it: it may be one that carried the return of 1.
+    #[test]
+    fn a_chain_ends_at_a_gap() {
+        let mut confirms = Confirms::default();
+        let first = confirms.complete(1, true, Some(2));
+        confirms.no_gap_before(first);
+        let second = confirms.complete(2, true, None);
+        assert_eq!(settle_before_gap(&mut confirms, &[3]), []);
+        confirms.complete(3, true, Some(1));
+        confirms.no_gap_before(second);
+        let returned = [(1, PublishOutcome::Returned), (2, PublishOutcome::Returned)];
+        assert_eq!(settle_before_gap(&mut confirms, &[]), returned);
     }
 
     #[test]

@@ -187,8 +187,9 @@ impl Ledger {
         })
     }
 
-    /// Takes in a confirm.
-    pub(crate) fn note(&mut self, sequence: u64, confirmation: &Confirmation, now: Instant) {
+    /// Takes in a confirm. Returns its place for [`no_gap_before`](Self::no_gap_before).
+    pub(crate) fn note(&mut self, sequence: u64, confirmation: &Confirmation, now: Instant) -> u64 {
+        self.note_late();
         if let Some(open) = self.open.remove(&sequence) {
             let took = self.clock.read(now).saturating_sub(open.sent);
             self.slowest = took.max(self.slowest.mul_f64(SLOWEST_FADES));
@@ -196,12 +197,17 @@ impl Ledger {
         (self.is_silent, self.confirmed_at) = (false, self.seconds);
         self.confirmed = self.confirmed.max(sequence);
         let carried = carried(confirmation, &self.returns);
-        self.confirms.complete(sequence, confirmation.is_ack(), carried);
+        self.confirms.complete(sequence, confirmation.is_ack(), carried)
     }
 
-    /// Takes in the confirms that nobody waited for any more and that have come. To be called before each judgement: one that was
-    /// completed before the others may carry their return.
-    pub(crate) fn note_late(&mut self) {
+    /// Every confirm that somebody waits for, and that completed before the one at `place`, is noted.
+    pub(crate) fn no_gap_before(&mut self, place: u64) {
+        self.note_late();
+        self.confirms.no_gap_before(place);
+    }
+
+    /// Takes in the confirms that nobody waits for any more and that have come: they may carry returns of others.
+    fn note_late(&mut self) {
         let mut context = Context::from_waker(Waker::noop());
         for (sequence, confirm) in &mut self.late {
             let Some(Poll::Ready(confirmed)) = confirm.as_mut().map(|it| Pin::new(it).poll(&mut context))
@@ -270,7 +276,8 @@ mod tests {
     }
 
     fn confirm(ledger: &mut Ledger, sequence: u64, at: Instant) {
-        ledger.note(sequence, &Confirmation::Ack(None), at);
+        let place = ledger.note(sequence, &Confirmation::Ack(None), at);
+        ledger.no_gap_before(place);
     }
 
     #[test]
@@ -352,7 +359,6 @@ mod tests {
         // Its confirm is nobody's any more, and the next publish is judged.
         let other = register(&mut ledger, now);
         confirm(&mut ledger, other, now);
-        ledger.note_late();
         assert_eq!(ledger.judge(other).ok(), Some(PublishOutcome::Confirmed));
     }
 

@@ -6,8 +6,8 @@ use std::fmt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
+use lapin::Connection;
 use lapin::options::ConfirmSelectOptions;
-use lapin::{Confirmation, Connection};
 
 use crate::confirms::PublishOutcome;
 use crate::ledger::UnknownOutcome;
@@ -56,7 +56,7 @@ pub struct PublishPipeline<T> {
     lost: Option<lapin::Error>,
 }
 
-type Confirmed = (u64, Result<Confirmation, UnknownOutcome>);
+type Confirmed = (u64, Result<(), UnknownOutcome>);
 
 /// A message whose outcome is not known.
 struct InFlight<T> {
@@ -140,7 +140,7 @@ impl<T> PublishPipeline<T> {
         let publisher = self.publisher.clone();
         let confirmed = async move {
             let unconfirmed = publisher.send_as(sequence, message).await?;
-            publisher.confirmation(unconfirmed).await
+            publisher.confirmed(unconfirmed).await
         };
         self.confirming.push(confirmed.map(move |result| (sequence, result)).boxed());
     }
@@ -157,10 +157,10 @@ impl<T> PublishPipeline<T> {
             if completed.is_none() {
                 break;
             }
-            // All that completed are noted before the first is judged, as `ConfirmedPublisher::outcome` explains.
+            // All that are ready, so that the caller gets them together.
             while let Some((sequence, result)) = completed {
                 match result {
-                    Ok(confirmation) => self.note(sequence, &confirmation),
+                    Ok(()) => self.set_confirmed(sequence),
                     // Several publishes fail together. What the broker says tells more than that the channel is closed.
                     Err(UnknownOutcome::Closed(error)) if self.lost.is_none() || error.is_amqp_error() => {
                         self.lost = Some(error);
@@ -171,6 +171,7 @@ impl<T> PublishPipeline<T> {
                 completed = self.confirming.next().now_or_never().flatten();
             }
             for (sequence, outcome) in self.publisher.settle() {
+                self.set_confirmed(sequence);
                 settled.outcomes.extend(self.in_flight.remove(&sequence).map(|it| (it.token, outcome)));
             }
             settled.lost.clone_from(&self.lost);
@@ -178,12 +179,13 @@ impl<T> PublishPipeline<T> {
         settled
     }
 
-    fn note(&mut self, sequence: u64, confirmation: &Confirmation) {
-        if let Some(message) = self.in_flight.get_mut(&sequence) {
+    fn set_confirmed(&mut self, sequence: u64) {
+        if let Some(message) = self.in_flight.get_mut(&sequence)
+            && !message.is_confirmed
+        {
             message.is_confirmed = true;
             self.unconfirmed -= 1;
             self.bytes -= message.bytes;
         }
-        self.publisher.note(sequence, confirmation);
     }
 }

@@ -38,9 +38,9 @@ pub struct Message<B = Bytes> {
 /// several messages in turn: it calls [`send`](Self::send) and [`outcome`](Self::outcome). All others hand their messages over to a
 /// [`PublishPipeline`](crate::PublishPipeline), which limits them and returns outcomes with the caller's token.
 ///
-/// Invariants: no other code publishes on the channel, and all futures that wait for an outcome are in one `FuturesUnordered`, each
-/// with one confirm at a time. It polls them in the order in which their confirms completed, which matching returned messages with
-/// their publishes needs.
+/// Invariants: no other code publishes on the channel, and all futures that wait for a confirm are in one `FuturesUnordered`, each
+/// with one confirm at a time. It polls them in the order in which they were woken, which matching returned messages with their
+/// publishes needs.
 #[derive(Clone)]
 pub struct ConfirmedPublisher {
     channel: Channel,
@@ -129,21 +129,12 @@ impl ConfirmedPublisher {
     /// What the broker did with a message: [`Confirmed`](PublishOutcome::Confirmed), [`Returned`](PublishOutcome::Returned) or
     /// [`Refused`](PublishOutcome::Refused).
     ///
-    /// A return reaches lapin before the confirm of its publish, and lapin attaches it to the next confirm that completes, of
-    /// whichever publish. So a confirm is judged only when all that completed before it are noted.
-    ///
     /// # Errors
     /// [`UnknownOutcome`]: no confirm came, or none in time.
     pub async fn outcome(&self, unconfirmed: Unconfirmed) -> Result<PublishOutcome, UnknownOutcome> {
         let sequence = unconfirmed.sequence;
-        let confirmation = self.confirmation(unconfirmed).await?;
-        self.note(sequence, &confirmation);
-        after_the_others().await;
-        let judged = {
-            let mut ledger = self.ledger();
-            ledger.note_late();
-            ledger.judge(sequence)
-        };
+        self.confirmed(unconfirmed).await?;
+        let judged = self.ledger().judge(sequence);
         Ok(match judged {
             Ok(outcome) => outcome,
             // The sender is in the ledger, which `self` keeps.
@@ -151,11 +142,22 @@ impl ConfirmedPublisher {
         })
     }
 
+    /// Waits until a message has its confirm, and every confirm that completed before it is noted.
+    ///
+    /// A return reaches lapin before the confirm of its publish, and lapin attaches it to the next confirm that completes, of
+    /// whichever publish. A future may see its confirm before those that completed earlier are noted: lapin had woken it for
+    /// another reason, for example because the message was sent. So it lets all futures go first that were woken before.
+    pub(crate) async fn confirmed(&self, unconfirmed: Unconfirmed) -> Result<(), UnknownOutcome> {
+        let sequence = unconfirmed.sequence;
+        let confirmation = self.confirmation(unconfirmed).await?;
+        let place = self.ledger().note(sequence, &confirmation, Instant::now());
+        after_the_others().await;
+        self.ledger().no_gap_before(place);
+        Ok(())
+    }
+
     /// Waits for a confirm, as long as the ledger says. One that may still come stays in the ledger.
-    pub(crate) async fn confirmation(
-        &self,
-        unconfirmed: Unconfirmed,
-    ) -> Result<Confirmation, UnknownOutcome> {
+    async fn confirmation(&self, unconfirmed: Unconfirmed) -> Result<Confirmation, UnknownOutcome> {
         let Unconfirmed { sequence, confirm } = unconfirmed;
         let mut confirm = Some(confirm);
         poll_fn(|context| {
@@ -166,11 +168,6 @@ impl ConfirmedPublisher {
             self.ledger().wait(sequence, &mut confirm, context.waker()).map(Err)
         })
         .await
-    }
-
-    /// Takes in a confirm.
-    pub(crate) fn note(&self, sequence: u64, confirmation: &Confirmation) {
-        self.ledger().note(sequence, confirmation, Instant::now());
     }
 
     /// The outcomes that are known and that no call of [`outcome`](Self::outcome) waits for; each is given once.
