@@ -94,8 +94,8 @@ fn bytes_max(output: OutputMax, encoding: Encoding) -> (u64, u64) {
     }
 }
 
-/// About the bytes that an output takes on the wire; only where to cut depends on it. Of a JSON output, no less than its text takes in
-/// JSON, in any encoding.
+/// About the bytes that an output takes on the wire, and no less: where replies are cut depends on it, and whether they may be so large. Of
+/// a JSON output, no less than its text takes in JSON, in any encoding.
 pub fn wire_bytes(output: &Output, encoding: Encoding) -> usize {
     OVERHEAD
         + match output {
@@ -167,10 +167,19 @@ fn json_bytes(value: &serde_json::Value) -> usize {
             let entries = map.iter().map(|(key, value)| text_bytes(key) + json_bytes(value) + 2);
             2 + entries.sum::<usize>()
         }
-        // The longest f64: "-1.2345678901234567e-100".
-        serde_json::Value::Number(_) => 24,
+        serde_json::Value::Number(number) => number_bytes(number),
         serde_json::Value::Bool(_) | serde_json::Value::Null => 5,
     }
+}
+
+/// The most bytes of a number: those of a whole one, or of the longest f64, "-1.2345678901234567e-100".
+fn number_bytes(number: &serde_json::Number) -> usize {
+    let (size, sign) = match (number.as_u64(), number.as_i64()) {
+        (Some(whole), _) => (whole, 0),
+        (None, Some(negative)) => (negative.unsigned_abs(), 1),
+        (None, None) => return 24,
+    };
+    sign + 1 + size.checked_ilog10().unwrap_or_default() as usize
 }
 
 /// The bytes of a text in JSON, with its quotes.
@@ -241,6 +250,18 @@ mod tests {
             // Serde writes backspace and form feed as two bytes; six are counted.
             let shorter = text.bytes().filter(|byte| matches!(byte, 8 | 12)).count() * 4;
             assert_eq!(text_bytes(text), serde_json::to_string(text).unwrap().len() + shorter, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_number_takes_no_more_than_is_counted_and_a_whole_one_no_less() {
+        for whole in ["0", "7", "10", "-1", "-10", "18446744073709551615", "-9223372036854775808"] {
+            let number = serde_json::from_str(whole).unwrap();
+            assert_eq!(number_bytes(&number), whole.len(), "{whole}");
+        }
+        for number in [0.5, f64::MIN_POSITIVE, -f64::MAX, 1e300] {
+            let number = serde_json::Number::from_f64(number).unwrap();
+            assert!(number_bytes(&number) >= number.to_string().len(), "{number}");
         }
     }
 

@@ -199,7 +199,8 @@ async fn a_program_that_answers_too_much_costs_its_job_only(env: &mut TestEnv) -
     let part = replies.next().await?;
     ensure!(part.kind()? == ReplyKind::Part && part.outputs()?.outputs.len() == 1, "{:?}", part.properties);
     let failure = replies.next().await?.failure()?;
-    let said = "with the output of item 1 the replies take 1.2 MiB, the model's reply_mib_max allows 1.0 MiB";
+    let said =
+        "with the output of item 1 the replies take up to 1.2 MiB, the model's reply_mib_max allows 1.0 MiB";
     ensure!(failure.reason == Reason::TooLarge && failure.error.contains(said), "{failure:?}");
     let letter = letters.next().await?;
     ensure!(letter.dead_letter()?.reason == Reason::TooLarge, "{:?}", letter.dead_letter());

@@ -268,9 +268,8 @@ pub struct FetchFault {
 pub struct PassEnd {
     pub pass: PassId,
     pub result: PassResult,
-    /// For each item of the pass, in its order: about the bytes of its output in a reply, if it has one. The outputs stay with
-    /// the shell.
-    pub outputs: Vec<Option<usize>>,
+    /// For each item of the pass, in its order: the size of its output, if it has one. The outputs stay with the shell.
+    pub outputs: Vec<Option<OutputSize>>,
     /// Failed passes of this pass's executor so far.
     pub failures: u64,
     /// How long the pass was with the device, waiting for other processes included.
@@ -279,13 +278,30 @@ pub struct PassEnd {
     pub memory: Memory,
 }
 
+/// About the bytes of an output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutputSize {
+    /// As it is, encoded for a reply.
+    pub bytes: usize,
+    /// What it takes in the reply: less, if the reply has a reference to it.
+    pub in_reply: u64,
+}
+
+impl OutputSize {
+    /// An output that is in the reply itself.
+    pub fn inline(bytes: usize) -> Self {
+        Self { bytes, in_reply: bytes as u64 }
+    }
+}
+
 /// The result of a pass.
 #[derive(Clone, Debug)]
 pub enum PassResult {
     /// Every item has its output.
     Done,
     Failed(PassError),
-    /// It did not run: an earlier pass failed, and this one was made before that was known; or the core asked for it.
+    /// It did not run to its end, and no item of it is to blame: an earlier pass failed, and this one was made before that was known;
+    /// the core asked for it; or no process took it. Some of its items may have outputs.
     Skipped,
     /// A program stopped it, or was killed, because the core asked for it. Some of its items may have outputs.
     Cancelled,

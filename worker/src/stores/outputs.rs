@@ -93,10 +93,19 @@ impl OutputStore {
     pub fn bound(&self, output: OutputMax) -> OutputMax {
         match output {
             OutputMax::Bytes(bytes) | OutputMax::Text(bytes) if bytes > self.above => {
-                OutputMax::Uri(self.url.as_str().len() as u64 + REFERENCE_BYTES)
+                OutputMax::Uri(self.reference_max())
             }
             output => output,
         }
+    }
+
+    /// What the reference to an output takes in a reply at most, if the output is written.
+    pub fn bytes_in_reply(&self, output: &Output) -> Option<u64> {
+        self.takes(output).then(|| self.reference_max())
+    }
+
+    fn reference_max(&self) -> u64 {
+        self.url.as_str().len() as u64 + REFERENCE_BYTES
     }
 
     /// Whether an output may have to be written: if it is above the limit, or could be.

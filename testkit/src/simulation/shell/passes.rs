@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use vramq_core::action::PassOrder;
 use vramq_core::device::{Loss, OutOfMemory, PassError};
-use vramq_core::event::{Event, PassEnd, PassResult};
+use vramq_core::event::{Event, OutputSize, PassEnd, PassResult};
 use vramq_core::ids::{JobKey, ModelIndex, PassId};
 use vramq_core::settings::ExecutorFacts;
 
@@ -286,7 +286,7 @@ impl Shell {
         let end = PassEnd {
             pass,
             result,
-            outputs,
+            outputs: outputs.into_iter().map(|bytes| bytes.map(OutputSize::inline)).collect(),
             failures: executor.failures,
             took: std::time::Duration::from_micros(took.max(env.now - flight.since)),
             memory: env.devices[self.device].memory(self.life),

@@ -259,7 +259,7 @@ impl Core {
             return self.settle(received.settle(outcome, self.now.at));
         }
         let costs = decoded.costs.clone();
-        let running = received.decoded(decoded);
+        let running = received.decoded(decoded, self.models[model.0].reply_max);
         if running.is_complete() {
             return self.settle(running.settle(JobOutcome::Reply, self.now.at));
         }

@@ -10,6 +10,7 @@ use crate::device::{OutOfMemory, PassError};
 use crate::disposition::{
     JobOutcome, PassFacts, after_failure, after_invalid_input, after_out_of_memory, delays_before,
 };
+use crate::event::OutputSize;
 use crate::ids::JobKey;
 use crate::jobs::{Running, StopReason};
 use crate::observation::{Cause, Observation};
@@ -22,7 +23,7 @@ impl Core {
     pub(crate) fn pass_failed(
         &mut self,
         pass: InFlight,
-        outputs: &[Option<usize>],
+        outputs: &[Option<OutputSize>],
         error: &PassError,
         leaked: u64,
     ) {
@@ -181,13 +182,13 @@ impl Core {
 }
 
 /// Whether an item of a job in a pass has no output.
-fn lacks_output(pass: &InFlight, outputs: &[Option<usize>], job: JobKey) -> bool {
+fn lacks_output(pass: &InFlight, outputs: &[Option<OutputSize>], job: JobKey) -> bool {
     let mut items = pass.items.iter().enumerate().filter(|(_, (of, ..))| *of == job);
     items.any(|(at, _)| outputs.get(at).is_none_or(Option::is_none))
 }
 
 /// The job and the item in it that an engine names as invalid. An item that has its output is not: it was valid.
-fn invalid_item(pass: &InFlight, outputs: &[Option<usize>], error: &PassError) -> Option<(JobKey, u32)> {
+fn invalid_item(pass: &InFlight, outputs: &[Option<OutputSize>], error: &PassError) -> Option<(JobKey, u32)> {
     let PassError::InvalidInput { item: Some(at), .. } = error else { return None };
     let has_output = outputs.get(*at).is_some_and(Option::is_some);
     pass.items.get(*at).filter(|_| !has_output).map(|(job, item, _)| (*job, *item))

@@ -10,9 +10,10 @@ use crate::action::Action;
 use crate::device::{Memory, PassError};
 use crate::device_health::ProbeResult;
 use crate::disposition::JobOutcome;
-use crate::event::{Delivery, PassEnd, PassResult};
+use crate::event::{Delivery, OutputSize, PassEnd, PassResult};
 use crate::handlers::health::Blame;
 use crate::ids::{JobKey, ModelIndex};
+use crate::jobs::ReplyExcess;
 use crate::observation::{Observation, PassOutcome};
 use crate::rejection::Rejection;
 use crate::scheduling::{InFlight, PassJob};
@@ -126,6 +127,7 @@ impl Core {
             }
         }
         self.take_outputs(&pass, &outputs);
+        jobs.iter().for_each(|job| self.check_reply_bytes(*job));
         let model = pass.model;
         match result {
             PassResult::Skipped => {
@@ -161,16 +163,8 @@ impl Core {
                 self.pass_failed(pass, &outputs, &error, self.leaked(memory));
             }
         }
-        // Jobs that were only waiting for this pass.
-        for job in jobs {
-            if self
-                .jobs
-                .running(job)
-                .is_some_and(|running| running.stop_reason().is_some() || running.is_decided())
-            {
-                self.advance(job);
-            }
-        }
+        // Jobs that were only waiting for this pass, and those that it completed although it failed others.
+        jobs.into_iter().for_each(|job| self.advance(job));
     }
 
     /// Looks for a leak after a pass of the device's own thread, which runs one pass after the other: nothing of this worker was in
@@ -182,7 +176,13 @@ impl Core {
     }
 
     /// Counts a pass that ran, and what each caller had of it. Items count that are there after a pass that ended well.
-    fn count(&mut self, pass: &InFlight, outcome: PassOutcome, took: Duration, outputs: &[Option<usize>]) {
+    fn count(
+        &mut self,
+        pass: &InFlight,
+        outcome: PassOutcome,
+        took: Duration,
+        outputs: &[Option<OutputSize>],
+    ) {
         let (model, cost) = (pass.model, pass.shape.cost);
         let outputs = if outcome == PassOutcome::Done { outputs } else { &[] };
         let items = outputs.iter().flatten().count();
@@ -192,23 +192,29 @@ impl Core {
         }
     }
 
-    /// Takes note of the outputs that are there. A job whose outputs would take more than its model's replies may take
-    /// ends with those before: how much a program answers is not known earlier.
-    fn take_outputs(&mut self, pass: &InFlight, outputs: &[Option<usize>]) {
-        let reply_max = self.models[pass.model.0].reply_max;
-        for ((job, index, _), bytes) in pass.items.iter().zip(outputs) {
+    /// Takes note of the outputs that are there.
+    fn take_outputs(&mut self, pass: &InFlight, outputs: &[Option<OutputSize>]) {
+        for ((job, index, _), size) in pass.items.iter().zip(outputs) {
             // Jobs that ended meanwhile are no longer here.
-            let (Some(bytes), Some(running)) = (*bytes, self.jobs.running_mut(*job)) else { continue };
-            let in_all = running.reply_bytes_with(bytes);
-            if in_all <= reply_max {
-                running.set_output(*index, bytes);
-            } else if !running.is_decided() && !running.is_given_up() {
-                let rejection = replies_too_large(*index, in_all, reply_max);
-                let outcome = JobOutcome::dead_letter(running.headers.clone(), rejection);
-                self.scheduler.remove(pass.model, *job);
-                self.decide(*job, outcome);
+            if let (Some(size), Some(running)) = (size, self.jobs.running_mut(*job)) {
+                running.set_output(*index, *size);
             }
         }
+    }
+
+    /// Ends a job whose replies would take more than its model's may, with the outputs that have room: how much a program answers is not
+    /// known before it has.
+    fn check_reply_bytes(&mut self, job: JobKey) {
+        let Some(running) = self.jobs.running(job) else { return };
+        let Some(excess) = running.reply_excess() else { return };
+        if running.is_decided() || running.is_given_up() {
+            return;
+        }
+        let model = running.received.delivery.model;
+        let rejection = replies_too_large(excess, self.models[model.0].reply_max);
+        let outcome = JobOutcome::dead_letter(running.headers.clone(), rejection);
+        self.scheduler.remove(model, job);
+        self.decide(job, outcome);
     }
 
     fn pass_fitted(&mut self, pass: &InFlight, took: Duration) {
@@ -227,7 +233,7 @@ impl Core {
     }
 
     /// Puts the items of a pass that have no output back, those of jobs that still go on here.
-    pub(crate) fn give_back(&mut self, pass: InFlight, outputs: &[Option<usize>], isolated: bool) {
+    pub(crate) fn give_back(&mut self, pass: InFlight, outputs: &[Option<OutputSize>], isolated: bool) {
         let mut waiting = Vec::new();
         for job in pass.jobs() {
             let running = self.jobs.running_mut(job);
@@ -246,7 +252,7 @@ impl Core {
 
     /// No process can run a model: it cannot be loaded, or failed again and again. The jobs are requeued, with no attempt counted, and none
     /// are consumed until one can.
-    fn model_unavailable(&mut self, pass: InFlight, outputs: &[Option<usize>], why: &str) {
+    fn model_unavailable(&mut self, pass: InFlight, outputs: &[Option<OutputSize>], why: &str) {
         let model = pass.model;
         if self.scheduler.is_available(model) {
             let name = &self.models[model.0].name;
@@ -287,10 +293,10 @@ impl Core {
     }
 }
 
-/// Of a job whose outputs, with that of the item `index`, take so many bytes.
-fn replies_too_large(index: u32, bytes: u64, reply_max: u64) -> Rejection {
+fn replies_too_large(excess: ReplyExcess, reply_max: u64) -> Rejection {
+    let ReplyExcess { item, bytes } = excess;
     let error = format!(
-        "with the output of item {index} the replies take {}, the model's reply_mib_max allows {}. Publish the items as several \
+        "with the output of item {item} the replies take up to {}, the model's reply_mib_max allows {}. Publish the items as several \
          jobs, have the program answer less, or let it write large outputs to a store",
         Mib(bytes),
         Mib(reply_max),

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use vramq_schemas::{JobHeaders, Reason};
 
-use super::test_worker::{MODEL, Worker, consumers, requeued};
+use super::test_worker::{MODEL, Worker, consumers, replied, requeued};
 use crate::action::{Action, Publication, Route};
 use crate::event::{Event, OnDevice, PassResult, PublicationOutcome};
 use crate::ids::JobKey;
@@ -34,6 +34,19 @@ fn a_model_that_cannot_be_loaded_is_not_consumed_and_costs_no_attempt() {
     assert!(requeued.iter().all(|(_, headers, _)| (headers.crashes, headers.attempt) == (0, 0)));
     let actions = worker.apply(Event::ModelAvailable { model: MODEL });
     assert!(!consumers(&actions).is_empty(), "{actions:?}");
+}
+
+/// A program ran the first job's item; for the other's no process could be started.
+#[test]
+fn a_job_that_a_skipped_pass_completed_is_answered() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    worker.job(2, 1, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    assert_eq!(order.items.len(), 2);
+    let actions = worker.ends(&order, PassResult::Skipped, vec![Some(10), None]);
+    assert_eq!(replied(&actions), [(order.items[0].0, 1, true)], "{actions:?}");
+    assert_eq!(worker.pass().items, order.items[1..]);
 }
 
 #[test]

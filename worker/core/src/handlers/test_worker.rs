@@ -12,8 +12,8 @@ use crate::action::{Action, JobQueue, PassOrder, Publication, Route};
 use crate::admission::Budget;
 use crate::device::{Memory, PassShape};
 use crate::event::{
-    DecodedJob, Delivery, Event, Now, OnDevice, PassBytes, PassEnd, PassResult, PublicationOutcome, Reading,
-    SessionFacts, Source,
+    DecodedJob, Delivery, Event, Now, OnDevice, OutputSize, PassBytes, PassEnd, PassResult,
+    PublicationOutcome, Reading, SessionFacts, Source,
 };
 use crate::ids::{ChannelId, ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, QueueIndex};
 use crate::jobs::Running;
@@ -30,7 +30,7 @@ pub(super) const BULK_JOBS_MAX: u32 = 10;
 /// Device time that a large job may have in one go.
 pub(super) const LARGE_TURN: Duration = Duration::from_secs(30);
 /// The most bytes of the replies to a job.
-pub(super) const REPLY_MAX: u64 = 64 << 20;
+pub(super) const REPLY_MAX: u64 = 1 << 30;
 pub(super) const MEMORY: Memory = Memory { free: 1 << 30, total: 1 << 30, foreign: 0 };
 
 /// A worker with one model, a program of up to three processes, or one that runs on the device's own thread; or with both.
@@ -253,7 +253,7 @@ impl Worker {
         self.apply(Event::PassEnded(PassEnd {
             pass: order.pass,
             result,
-            outputs,
+            outputs: outputs.into_iter().map(|bytes| bytes.map(OutputSize::inline)).collect(),
             failures: 1,
             took: self.pass_takes,
             memory,

@@ -8,6 +8,7 @@ mod settling;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+pub(crate) use progress::ReplyExcess;
 pub(crate) use running::{NextStep, Running, StopReason};
 pub(crate) use settling::{PublishPolicy, Reader, Settling, Step, undeliverable};
 use vramq_schemas::JobHeaders;
@@ -112,9 +113,9 @@ impl Received {
         self.delivery.expires_at_ms.is_some_and(|at| self.at_ms.saturating_add(held_ms) > at)
     }
 
-    /// The next stage of a job that was read.
-    pub(crate) fn decoded(self, decoded: DecodedJob) -> Running {
-        Running::new(self, decoded)
+    /// The next stage of a job that was read. Its replies may take so many bytes together.
+    pub(crate) fn decoded(self, decoded: DecodedJob, reply_max: u64) -> Running {
+        Running::new(self, decoded, reply_max)
     }
 
     /// The last but one stage of a job that will not run here.

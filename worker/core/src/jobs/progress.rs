@@ -2,20 +2,23 @@
 
 use std::collections::VecDeque;
 
+use crate::event::OutputSize;
+
 /// The items of a job from the first one that no reply was made of. All sizes are about the bytes in a reply.
 #[derive(Debug)]
 pub(crate) struct Progress {
     items_total: u32,
     /// Index of the first item that no reply was made of.
     next: u32,
-    /// From item `next` on: the bytes of its output, if it has one.
-    outputs: VecDeque<Option<usize>>,
-    /// How many from the start of `outputs` are there, and their bytes.
+    /// From item `next` on: the size of its output, if it has one.
+    outputs: VecDeque<Option<OutputSize>>,
+    /// How many from the start of `outputs` are there and have room in replies, and their bytes.
     ready: usize,
     ready_bytes: usize,
     missing: usize,
-    /// The bytes of all outputs that were taken here, those of replies too.
-    bytes_taken: u64,
+    /// What the items that are finished from the start of the job's attempt here take in replies, and the most that they may.
+    reply_bytes: u64,
+    reply_max: u64,
 }
 
 /// Finished items from the start, in order.
@@ -28,9 +31,17 @@ pub(crate) struct FinishedItems {
     pub(crate) bytes: usize,
 }
 
+/// The first output that has no room in a job's replies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReplyExcess {
+    pub(crate) item: u32,
+    /// What the replies would take with it.
+    pub(crate) bytes: u64,
+}
+
 impl Progress {
-    /// A job whose items from the index `next` on are still to run.
-    pub(crate) fn new(items_total: u32, next: u32) -> Self {
+    /// A job whose items from the index `next` on are still to run, and whose replies may take so many bytes.
+    pub(crate) fn new(items_total: u32, next: u32, reply_max: u64) -> Self {
         let items = items_total.saturating_sub(next) as usize;
         Self {
             items_total,
@@ -39,7 +50,8 @@ impl Progress {
             ready: 0,
             ready_bytes: 0,
             missing: items,
-            bytes_taken: 0,
+            reply_bytes: 0,
+            reply_max,
         }
     }
 
@@ -58,18 +70,30 @@ impl Progress {
     }
 
     /// The output of an item is there; by the item's index within the whole job.
-    pub(crate) fn set_output(&mut self, index: u32, bytes: usize) {
+    pub(crate) fn set_output(&mut self, index: u32, size: OutputSize) {
         let at = index.checked_sub(self.next).map(|at| at as usize);
         if let Some(slot) = at.and_then(|at| self.outputs.get_mut(at))
-            && slot.replace(bytes).is_none()
+            && slot.replace(size).is_none()
         {
             self.missing -= 1;
-            self.bytes_taken += bytes as u64;
         }
-        while let Some(Some(bytes)) = self.outputs.get(self.ready) {
-            self.ready_bytes += bytes;
+        while let Some(Some(size)) = self.outputs.get(self.ready) {
+            let reply_bytes = self.reply_bytes.saturating_add(size.in_reply);
+            if reply_bytes > self.reply_max {
+                break;
+            }
+            self.reply_bytes = reply_bytes;
+            self.ready_bytes += size.bytes;
             self.ready += 1;
         }
+    }
+
+    /// The output that replies have no room for, once all items before it are finished.
+    pub(crate) fn reply_excess(&self) -> Option<ReplyExcess> {
+        let size = (*self.outputs.get(self.ready)?)?;
+        // Bounded by the items of a job, which fit.
+        let item = self.next + u32::try_from(self.ready).unwrap_or(u32::MAX);
+        Some(ReplyExcess { item, bytes: self.reply_bytes.saturating_add(size.in_reply) })
     }
 
     pub(crate) fn is_complete(&self) -> bool {
@@ -86,12 +110,7 @@ impl Progress {
         self.ready_bytes
     }
 
-    /// The bytes of all outputs since the job was read here.
-    pub(crate) fn bytes_taken(&self) -> u64 {
-        self.bytes_taken
-    }
-
-    /// Outputs behind the first missing one: they are lost if the job goes elsewhere.
+    /// Outputs behind the first that is missing or has no room: they are lost when the job ends here.
     pub(crate) fn out_of_order(&self) -> usize {
         self.outputs.iter().skip(self.ready).flatten().count()
     }
@@ -117,24 +136,48 @@ impl Progress {
 mod tests {
     use super::*;
 
+    fn set_output(progress: &mut Progress, index: u32, bytes: usize) {
+        progress.set_output(index, OutputSize::inline(bytes));
+    }
+
     #[test]
     fn outputs_leave_in_order_whatever_order_they_come_in() {
-        let mut progress = Progress::new(5, 1);
-        progress.set_output(3, 10);
+        let mut progress = Progress::new(5, 1, u64::MAX);
+        set_output(&mut progress, 3, 10);
         assert_eq!((progress.ready(), progress.ready_bytes(), progress.out_of_order()), (0, 0, 1));
-        progress.set_output(1, 7);
-        progress.set_output(1, 100);
+        set_output(&mut progress, 1, 7);
+        set_output(&mut progress, 1, 100);
         assert_eq!((progress.ready(), progress.ready_bytes(), progress.is_complete()), (1, 7, false));
         assert_eq!(progress.take_ready(), FinishedItems { offset: 1, items: 1, bytes: 7 });
         assert_eq!(progress.items_done(), 2);
-        progress.set_output(0, 1);
-        progress.set_output(2, 2);
-        progress.set_output(4, 4);
-        progress.set_output(9, 9);
+        set_output(&mut progress, 0, 1);
+        set_output(&mut progress, 2, 2);
+        set_output(&mut progress, 4, 4);
+        set_output(&mut progress, 9, 9);
         assert!(progress.is_complete() && !progress.is_empty());
         assert_eq!(progress.take_ready(), FinishedItems { offset: 2, items: 3, bytes: 16 });
         assert!(progress.is_empty());
-        assert_eq!(progress.bytes_taken(), 10 + 7 + 2 + 4);
         assert_eq!((progress.items_done(), progress.items_total()), (5, 5));
+    }
+
+    #[test]
+    fn outputs_are_finished_in_order_up_to_what_replies_may_take() {
+        let mut progress = Progress::new(5, 0, 10);
+        set_output(&mut progress, 2, 8);
+        set_output(&mut progress, 1, 4);
+        assert_eq!(progress.reply_excess(), None);
+        set_output(&mut progress, 0, 4);
+        assert_eq!((progress.ready(), progress.out_of_order()), (2, 1));
+        assert_eq!(progress.reply_excess(), Some(ReplyExcess { item: 2, bytes: 16 }));
+        // What was taken away counts.
+        assert_eq!(progress.take_ready().items, 2);
+        assert_eq!(progress.reply_excess(), Some(ReplyExcess { item: 2, bytes: 16 }));
+    }
+
+    #[test]
+    fn an_output_in_a_store_takes_what_its_reference_takes() {
+        let mut progress = Progress::new(2, 0, 10);
+        (0..2).for_each(|index| progress.set_output(index, OutputSize { bytes: 1_000, in_reply: 5 }));
+        assert_eq!((progress.ready(), progress.ready_bytes(), progress.reply_excess()), (2, 2_000, None));
     }
 }

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 pub(super) use ending::back_to;
 use vramq_schemas::{Attempt, JobHeaders};
 
-use super::progress::{FinishedItems, Progress};
+use super::progress::{FinishedItems, Progress, ReplyExcess};
 use super::{PartInFlight, Received};
 use crate::action::Run;
 use crate::disposition::{self, JobOutcome};
-use crate::event::{DecodedJob, Source};
+use crate::event::{DecodedJob, OutputSize, Source};
 use crate::observation::Cause;
 use crate::scheduling::Waiting;
 
@@ -87,9 +87,9 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(super) fn new(received: Received, decoded: DecodedJob) -> Self {
+    pub(super) fn new(received: Received, decoded: DecodedJob, reply_max: u64) -> Self {
         let headers = received.reached();
-        let progress = Progress::new(decoded.items_total, headers.items_done);
+        let progress = Progress::new(decoded.items_total, headers.items_done, reply_max);
         let next_unprepared = headers.items_done.saturating_add(count(decoded.costs.len()));
         let (part_at, is_isolated) = (received.at, received.runs_alone());
         Self {
@@ -223,13 +223,13 @@ impl Running {
         self.received.delivery.source != Source::Quarantine || self.device_was_well
     }
 
-    pub(crate) fn set_output(&mut self, index: u32, bytes: usize) {
-        self.progress.set_output(index, bytes);
+    pub(crate) fn set_output(&mut self, index: u32, size: OutputSize) {
+        self.progress.set_output(index, size);
     }
 
-    /// The bytes of its outputs with one more of so many bytes.
-    pub(crate) fn reply_bytes_with(&self, bytes: usize) -> u64 {
-        self.progress.bytes_taken().saturating_add(bytes as u64)
+    /// The output that its replies have no room for, if there is one.
+    pub(crate) fn reply_excess(&self) -> Option<ReplyExcess> {
+        self.progress.reply_excess()
     }
 
     pub(crate) fn is_complete(&self) -> bool {

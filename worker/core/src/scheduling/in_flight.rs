@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Caller, Draft};
 use crate::admission::Permit;
 use crate::device::PassShape;
+use crate::event::OutputSize;
 use crate::ids::{Fingerprint, JobKey, ModelIndex};
 use crate::observation::PassShare;
 
@@ -91,7 +92,7 @@ impl InFlight {
     }
 
     /// What each caller had of it. `outputs` tells which of its items have one.
-    pub(crate) fn shares(&self, outputs: &[Option<usize>], took: Duration) -> Vec<PassShare> {
+    pub(crate) fn shares(&self, outputs: &[Option<OutputSize>], took: Duration) -> Vec<PassShare> {
         let mut shares: Vec<PassShare> = Vec::new();
         let callers: HashMap<_, _> = self.jobs.iter().map(|job| (job.key, &job.caller)).collect();
         let mut place_of: HashMap<&Caller, usize> = HashMap::new();

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use vramq_core::action::PassOrder;
 use vramq_core::device::PassError;
-use vramq_core::event::{Event, PassEnd, PassResult};
+use vramq_core::event::{Event, OutputSize, PassEnd, PassResult};
 use vramq_core::ids::JobKey;
+use vramq_schemas::{Encoding, Output};
 
 use crate::engine::Item;
 use crate::event_loop::EventLoop;
@@ -92,6 +93,12 @@ impl EventLoop {
             // Before the next try.
             self.context.programs.trim();
         }
+        let store = pass.model.outputs.as_deref();
+        let size = |output: &Output, encoding: Encoding| {
+            let bytes = wire_bytes(output, encoding);
+            let stored = store.and_then(|store| store.bytes_in_reply(output));
+            OutputSize { bytes, in_reply: stored.unwrap_or(bytes as u64) }
+        };
         let (mut items, mut outputs) = (pass.items.into_iter(), outputs.into_iter());
         let mut sizes = Vec::with_capacity(pass.order.items.len());
         for (job, index) in &pass.order.items {
@@ -100,11 +107,11 @@ impl EventLoop {
             let payload = self.jobs.payload_mut(*job);
             sizes.push(match (output, payload) {
                 (Some(output), Some(payload)) => {
-                    let bytes = wire_bytes(&output, payload.encoding.unwrap_or_default());
+                    let size = size(&output, payload.encoding.unwrap_or_default());
                     payload.set_output(*index, output);
-                    Some(bytes)
+                    Some(size)
                 }
-                (Some(output), None) => Some(wire_bytes(&output, Default::default())),
+                (Some(output), None) => Some(size(&output, Encoding::default())),
                 (None, Some(payload)) => {
                     if let Some(item) = item {
                         payload.put_item_back(*index, item);
