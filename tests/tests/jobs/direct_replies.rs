@@ -20,6 +20,7 @@ on_queue_types!(
     forged_addresses_end_once_and_delay_nobody,
     forged_addresses_of_commands_are_not_answered,
     callers_that_left_affect_no_other_job,
+    ever_different_callers_that_left_cost_few_connections,
     a_caller_is_answered_after_the_connection_of_replies_was_cut,
     a_caller_is_answered_after_a_host_was_silent,
     without_a_second_connection_results_become_dead_letters,
@@ -121,6 +122,8 @@ async fn callers_that_left_affect_no_other_job(env: &mut TestEnv) -> Result<()> 
     env.announce("job dead-lettered");
     env.announce("reply could not be delivered to the caller");
     let worker = env.worker(&[]).await?;
+    let stranger = caller::Caller::new(env, "stranger").await?;
+    let neighbour = caller::Caller::new(env, "neighbour").await?;
     let mut caller = Caller::open(&env.url).await?;
     let left = Caller::open(&env.url).await?;
     let (dead_address, (node, creation)) = (left.address().await?, node_of(&caller.address().await?)?);
@@ -139,37 +142,73 @@ async fn callers_that_left_affect_no_other_job(env: &mut TestEnv) -> Result<()> 
         for (at, reply_to) in departed.iter().enumerate() {
             for malformed in [false, true] {
                 let id = format!("stranger {round} {at} {malformed}");
-                let job = env.job(&id, ["x"])?.with(|p| p.with_reply_to(reply_to.as_str().into()));
-                let job = if malformed { job.with_body("{") } else { job };
-                env.client.publish(MODEL, job).await?;
+                let job = stranger.job(&id, ["x"])?.with(|p| p.with_reply_to(reply_to.as_str().into()));
+                stranger.publish(if malformed { job.with_body("{") } else { job }).await?;
                 strangers += 1;
             }
-            env.client.publish(MODEL, env.job(&format!("neighbour {neighbours}"), ["x"])?).await?;
+            neighbour.publish(neighbour.job(&format!("neighbour {neighbours}"), ["x"])?).await?;
             neighbours += 1;
             caller.publish(&env.job(&format!("call {calls}"), ["x"])?.with(calling)).await?;
             calls += 1;
         }
     }
-    let neighbour = |at: usize| format!("neighbour {at}");
-    let mut replies = env.replies().await?;
-    let mut answered: Vec<_> =
-        replies.take(neighbours).await?.iter().map(|reply| reply.id().to_owned()).collect();
+    neighbours_are_answered_once(&neighbour, neighbours).await?;
+    calls_are_answered_once(&mut caller, env, calls).await?;
+    caller.leave().await?;
+    keeps_serving(env, &worker).await?;
+    departed_jobs_ended_once(env, &worker, strangers).await
+}
+
+/// Each address is of another node that is not there.
+async fn ever_different_callers_that_left_cost_few_connections(env: &mut TestEnv) -> Result<()> {
+    const STRANGERS: usize = 16;
+    // `LETHAL_MAX` of the worker.
+    const CONNECTIONS_MAX: usize = 6;
+    env.announce(LOST);
+    env.announce("job dead-lettered");
+    env.announce("reply could not be delivered to the caller");
+    let worker = env.worker(&[]).await?;
+    let stranger = caller::Caller::new(env, "stranger").await?;
+    let neighbour = caller::Caller::new(env, "neighbour").await?;
+    let mut caller = Caller::open(&env.url).await?;
+    for at in 0..STRANGERS {
+        let malformed = at % 2 == 1;
+        let job = stranger.job(&format!("stranger {at} {malformed}"), ["x"])?;
+        let job = job.with(|p| p.with_reply_to(address(&format!("reply@{}", 2 + at), 800, 1).into()));
+        stranger.publish(if malformed { job.with_body("{") } else { job }).await?;
+        neighbour.publish(neighbour.job(&format!("neighbour {at}"), ["x"])?).await?;
+        caller.publish(&env.job(&format!("call {at}"), ["x"])?.with(calling)).await?;
+    }
+    neighbours_are_answered_once(&neighbour, STRANGERS).await?;
+    calls_are_answered_once(&mut caller, env, STRANGERS).await?;
+    caller.leave().await?;
+    let lost = worker.log.count(LOST);
+    ensure!(lost <= CONNECTIONS_MAX, "{lost} connections");
+    keeps_serving(env, &worker).await?;
+    departed_jobs_ended_once(env, &worker, STRANGERS).await
+}
+
+async fn neighbours_are_answered_once(neighbour: &caller::Caller, jobs: usize) -> Result<()> {
+    let mut replies = neighbour.mailbox().await?;
+    let mut answered: Vec<_> = replies.take(jobs).await?.iter().map(|reply| reply.id().to_owned()).collect();
     answered.sort_unstable();
-    let mut expected: Vec<_> = (0..neighbours).map(neighbour).collect();
+    let mut expected: Vec<_> = (0..jobs).map(|at| format!("neighbour {at}")).collect();
     expected.sort_unstable();
     ensure!(answered == expected, "{answered:?}");
-    drop(replies);
-    // A reply that was on its way when the connection was lost may come twice.
+    Ok(())
+}
+
+/// And one call more, whose reply is the next.
+async fn calls_are_answered_once(caller: &mut Caller, env: &TestEnv, calls: usize) -> Result<()> {
     let mut answered = BTreeMap::new();
-    while answered.len() < calls {
+    for _ in 0..calls {
         let reply = caller.next().await?;
         let id = reply.properties.message_id().as_ref().map(ToString::to_string);
         *answered.entry(id.context("no id")?).or_insert(0) += 1;
     }
-    ensure!((0..calls).all(|at| answered.contains_key(&format!("call {at}"))), "{answered:?}");
-    caller.leave().await?;
-    keeps_serving(env, &worker).await?;
-    departed_jobs_ended_once(env, &worker, strangers).await
+    ensure!((0..calls).all(|at| answered.get(&format!("call {at}")) == Some(&1)), "{answered:?}");
+    caller.call(env.job("the last call", ["x"])?).await?;
+    Ok(())
 }
 
 /// Malformed jobs are one letter each. The others count as answered where the broker does not mind the address; where it closes

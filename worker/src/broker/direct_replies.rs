@@ -3,8 +3,8 @@
 //!
 //! RabbitMQ closes the connection that publishes to some addresses although they look genuine: up to 3.10.8 at least, to that of
 //! a caller whose node has left the cluster. So jobs do not depend on this connection. It is opened when the first such reply is
-//! due. When it is lost, each unconfirmed reply is published again, one at a time. If the connection is lost again, that reply is
-//! the cause, and the worker gives it up: its results go into a dead letter.
+//! due. The first reply to an address is published alone, so that no other is on its way if the broker closes the connection over it;
+//! then its results go into a dead letter. When the connection is lost otherwise, each unconfirmed reply is published again, alone.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,10 +13,12 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use lapin::ErrorKind;
+use lapin::protocol::{AMQPErrorKind, AMQPHardError};
 use lapin::types::ShortString;
 use tokio::sync::{mpsc, oneshot};
 use vramq_amqp::Address;
 
+use crate::broker::direct_addresses::{KnownAddresses, Treatment};
 use crate::broker::direct_link::{CLOSE_MAX, Link, Loss, OpenError};
 use crate::broker::message::Message;
 use crate::broker::publisher::MessageOutcome;
@@ -38,13 +40,6 @@ const CONNECT_WAIT_MAX: Duration = Duration::from_secs(3);
 /// How long no connection is tried after the broker refused one: its limits are for operators to change.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
 
-/// How long an address that made the broker close the connection is remembered. A caller that connects again gets another
-/// address.
-const LETHAL_FOR: Duration = Duration::from_secs(60);
-
-/// The most such addresses; the oldest are forgotten, and cost two connections once more.
-const LETHAL_MAX: usize = 1024;
-
 /// A connection that nobody needed for so long is closed: it counts against the user's limit.
 const IDLE_MAX: Duration = Duration::from_secs(300);
 
@@ -65,12 +60,14 @@ enum Command {
 struct Request {
     message: Message,
     asked_at: Instant,
+    /// A connection was lost with this reply on its way.
+    was_lost: bool,
     outcome: Option<oneshot::Sender<MessageOutcome>>,
 }
 
 impl Request {
     fn new(message: Message, outcome: Option<oneshot::Sender<MessageOutcome>>) -> Self {
-        Self { message, asked_at: Instant::now(), outcome }
+        Self { message, asked_at: Instant::now(), was_lost: false, outcome }
     }
 
     fn address(&self) -> &ShortString {
@@ -100,8 +97,8 @@ impl DirectReplies {
             commands: receiver,
             link: None,
             unconfirmed: FuturesUnordered::new(),
-            suspects: VecDeque::new(),
-            lethal: Lethal::default(),
+            alone: VecDeque::new(),
+            known: KnownAddresses::default(),
             refused_at: None,
         };
         tokio::spawn(task.run());
@@ -151,9 +148,9 @@ struct Task {
     link: Option<Link>,
     /// At most [`UNCONFIRMED_MAX`], all of the same link.
     unconfirmed: FuturesUnordered<BoxFuture<'static, (Request, Result<MessageOutcome, Loss>)>>,
-    /// Were on their way when the connection was lost: at most as many as were unconfirmed, and one.
-    suspects: VecDeque<Request>,
-    lethal: Lethal,
+    /// To be published alone: those that were on their way when the connection was lost, and one to a new address.
+    alone: VecDeque<Request>,
+    known: KnownAddresses,
     /// When the broker last refused a connection.
     refused_at: Option<Instant>,
 }
@@ -168,12 +165,12 @@ impl Task {
     async fn run(mut self) {
         loop {
             if self.unconfirmed.is_empty()
-                && let Some(suspect) = self.suspects.pop_front()
+                && let Some(request) = self.alone.pop_front()
             {
-                self.publish_alone(suspect).await;
+                self.publish_alone(request).await;
                 continue;
             }
-            let has_room = self.suspects.is_empty() && self.unconfirmed.len() < UNCONFIRMED_MAX;
+            let has_room = self.alone.is_empty() && self.unconfirmed.len() < UNCONFIRMED_MAX;
             let is_idle = self.unconfirmed.is_empty() && self.link.is_some();
             tokio::select! {
                 Some((request, result)) = self.unconfirmed.next() => self.published(request, result),
@@ -191,11 +188,14 @@ impl Task {
         }
     }
 
-    /// Publishes a reply beside others.
+    /// Publishes a reply beside others, unless the broker may close the connection over it.
     async fn publish(&mut self, request: Request) {
+        if self.known.treatment(request.address(), Instant::now()) == Treatment::Alone {
+            return self.alone.push_back(request);
+        }
         if self.link.as_ref().is_some_and(|link| !link.is_open()) && !self.unconfirmed.is_empty() {
             // The others do not know yet that the connection is lost.
-            return self.suspects.push_back(request);
+            return self.alone.push_back(request);
         }
         if let Some((request, link)) = self.prepare(request).await {
             self.unconfirmed.push(Box::pin(async move {
@@ -205,10 +205,11 @@ impl Task {
         }
     }
 
-    fn published(&mut self, request: Request, result: Result<MessageOutcome, Loss>) {
+    fn published(&mut self, mut request: Request, result: Result<MessageOutcome, Loss>) {
         match result {
             Ok(answer) => request.end(answer),
             Err(loss) => {
+                request.was_lost = true;
                 if self.link.is_some() {
                     tracing::warn!(
                         error = loss.to_string(),
@@ -219,37 +220,45 @@ impl Task {
                 if is_too_large(&loss, &request) {
                     return request.end(MessageOutcome::TooLarge);
                 }
-                self.suspects.push_back(request);
+                self.alone.push_back(request);
             }
         }
     }
 
     /// Publishes a reply while no other is unconfirmed. Finds out whether the connection is lost because of it.
     async fn publish_alone(&mut self, request: Request) {
-        let Some((request, link)) = self.prepare(request).await else { return };
+        let Some((mut request, link)) = self.prepare(request).await else { return };
         let loss = match link.publish(&request.message).await {
-            Ok(answer) => return request.end(answer),
+            Ok(answer) => {
+                self.known.took(request.address());
+                return request.end(answer);
+            }
             Err(loss) => loss,
         };
         self.abandon_link();
         if is_too_large(&loss, &request) {
             return request.end(MessageOutcome::TooLarge);
         }
+        if !request.was_lost && !is_crash(&loss) {
+            // An operator or the network may have cut it.
+            request.was_lost = true;
+            return self.alone.push_front(request);
+        }
         tracing::warn!(
             job = request.message.properties.message_id().as_ref().map(ShortString::as_str),
             address = request.address().as_str(),
             error = loss.to_string(),
-            "connection for direct replies lost again with only this reply on it: giving the reply up"
+            "connection for direct replies lost: this reply is the cause, so it is dropped"
         );
         if is_by_broker(&loss) {
-            self.lethal.remember(request.address().clone());
+            self.known.closed_over(request.address().clone(), Instant::now());
         }
         request.end(MessageOutcome::ConnectionLost);
     }
 
     /// A reply that may be published now, and the connection for it; otherwise the reply has its end.
     async fn prepare(&mut self, request: Request) -> Option<(Request, Link)> {
-        if self.lethal.contains(request.address()) {
+        if self.known.treatment(request.address(), Instant::now()) == Treatment::Drop {
             request.end(MessageOutcome::ConnectionLost);
             return None;
         }
@@ -322,22 +331,8 @@ fn is_by_broker(loss: &Loss) -> bool {
     matches!(loss, Loss::Closed(error) if matches!(error.kind(), ErrorKind::ProtocolError(_)))
 }
 
-/// Addresses that the broker closed the connection over, each with the moment.
-#[derive(Debug, Default)]
-struct Lethal(VecDeque<(ShortString, Instant)>);
-
-impl Lethal {
-    fn remember(&mut self, address: ShortString) {
-        if self.0.len() >= LETHAL_MAX {
-            self.0.pop_front();
-        }
-        self.0.push_back((address, Instant::now()));
-    }
-
-    fn contains(&mut self, address: &ShortString) -> bool {
-        while self.0.front().is_some_and(|(_, at)| at.elapsed() > LETHAL_FOR) {
-            self.0.pop_front();
-        }
-        self.0.iter().any(|(lethal, _)| lethal == address)
-    }
+/// Whether the broker closed the connection because its channel crashed, as over an address that it cannot read.
+fn is_crash(loss: &Loss) -> bool {
+    let Loss::Closed(error) = loss else { return false };
+    matches!(error.kind(), ErrorKind::ProtocolError(error) if error.kind() == &AMQPErrorKind::Hard(AMQPHardError::INTERNALERROR))
 }

@@ -8,6 +8,7 @@ pub mod aux_channel;
 pub mod commands;
 pub mod control_plane;
 mod deadline;
+mod direct_addresses;
 mod direct_link;
 pub mod direct_replies;
 pub mod fingerprint;

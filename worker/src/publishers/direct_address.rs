@@ -25,6 +25,9 @@ const NODE_PREFIX: &str = "reply@";
 /// Hashes are below this (Erlang's `phash2`).
 const NODE_HASHES: u32 = 1 << 27;
 
+/// Ids and serials are below this: a broker's own processes have 28 bits for both.
+const USUAL_IDS: u32 = 1 << 28;
+
 /// The key is 16 random bytes.
 const KEY_BYTES: usize = 16;
 
@@ -41,6 +44,27 @@ pub enum Forgery {
     Creation,
     #[error("its second part is not the base64 of a key")]
     Key,
+}
+
+/// Where an address comes from: a start of a node; those with process ids that brokers do not give are apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Origin {
+    /// The hash of the node's name.
+    node: u32,
+    creation: u32,
+    has_usual_id: bool,
+}
+
+/// The origin of an address that passes [`check`].
+pub fn origin(queue: &str) -> Option<Origin> {
+    let (pid, _) = suffix(queue)?.split_once('.')?;
+    let pid = STANDARD.decode(pid).ok()?;
+    let (rest, tail) = pid.split_last_chunk::<PID_TAIL_BYTES>()?;
+    let (_, name) = rest.strip_prefix(&PID_HEAD)?.split_first_chunk::<2>()?;
+    let node = std::str::from_utf8(name).ok()?.strip_prefix(NODE_PREFIX)?.parse().ok()?;
+    let (numbers, _) = tail.as_chunks::<4>();
+    let [id, serial, creation] = [0, 1, 2].map(|at| u32::from_be_bytes(numbers[at]));
+    Some(Origin { node, creation, has_usual_id: id < USUAL_IDS && serial < USUAL_IDS })
 }
 
 /// Whether a reply there goes to a caller's channel, if the address is genuine.
@@ -86,7 +110,8 @@ fn check_pid(term: &[u8]) -> Result<(), Forgery> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
+    use lapin::types::ShortString;
     use proptest::prelude::*;
 
     use super::*;
@@ -109,6 +134,23 @@ mod tests {
     fn pid(node: &[u8], numbers: [u32; 3]) -> Vec<u8> {
         let length = u16::try_from(node.len()).expect("short").to_be_bytes();
         [&PID_HEAD[..], &length, node, &numbers.map(u32::to_be_bytes).concat()].concat()
+    }
+
+    /// An address of a process on a node.
+    pub fn address_of(node: u32, id: u32) -> ShortString {
+        let pid = pid(format!("{NODE_PREFIX}{node}").as_bytes(), [id, 0, 1]);
+        address(&pid, &KEY).into()
+    }
+
+    #[test]
+    fn callers_of_a_node_have_the_same_origin() {
+        let [first, second, third, other, ..] = GENUINE.map(|genuine| origin(genuine).expect("an origin"));
+        assert!(first == second && second == third && first != other);
+        let origin_of = |node, id| origin(address_of(node, id).as_str());
+        assert_ne!(origin_of(1, 800), origin_of(2, 800));
+        assert_eq!(origin_of(1, 800), origin_of(1, 801));
+        assert_ne!(origin_of(1, 800), origin_of(1, u32::MAX));
+        assert!(["", "replies", "amq.rabbitmq.reply-to.x.y"].map(origin).iter().all(Option::is_none));
     }
 
     const KEY: [u8; KEY_BYTES] = [7; KEY_BYTES];
