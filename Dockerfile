@@ -15,8 +15,8 @@ COPY . .
 # everything in them, and the bill of materials, are in both images.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked --bins -p vramq-worker -p vramq-cli -p vramq-gateway \
-    && install -s -D -t /out target/release/vramq-worker target/release/vramq target/release/vramq-gateway \
+    cargo build --release --locked --bins -p vramq-worker -p vramq-cli -p vramq-gateway -p vramq-inference \
+    && install -s -D -t /out target/release/vramq-worker target/release/vramq target/release/vramq-gateway target/release/vramq-run-model \
     && install -D -m 644 -t /notices LICENSE \
     && scripts/sbom /notices
 

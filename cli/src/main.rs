@@ -1,4 +1,5 @@
-//! `vramq`, the command for people and scripts: submits jobs, downloads large outputs, shows and controls workers, handles dead letters.
+//! `vramq`, the command for people and scripts: submits jobs, downloads large outputs, shows and controls workers, handles dead letters, tries programs as
+//! models.
 
 // Nothing that a message, a peer or a device does may panic.
 #![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
@@ -18,6 +19,7 @@ mod download;
 mod duration;
 mod exit;
 mod output;
+mod run_model;
 mod signals;
 mod status;
 mod submit;
@@ -55,6 +57,7 @@ enum Command {
     Status(status::Args),
     Control(control::Args),
     Dlq(Box<dlq::Args>),
+    RunModel(run_model::Args),
     #[command(after_help = completions_help("vramq"))]
     Completions(Completions),
     #[command(after_help = manual_help("vramq"))]
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
             Command::Status(args) => status::run(args).await,
             Command::Control(args) => control::run(args).await,
             Command::Dlq(args) => dlq::run(*args).await,
+            Command::RunModel(args) => run_model::run(args),
             Command::Completions(completions) => done(completions.write::<Cli>()),
             Command::Man(manual) => done(manual.write::<Cli>()),
         }

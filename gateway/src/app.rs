@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::timeout;
 use vramq_amqp::Depth;
 use vramq_producer::Client;
@@ -17,8 +17,9 @@ use crate::broker::outlook::{self, Outlook};
 use crate::config::Config;
 use crate::drain::Drain;
 use crate::files::FileStore;
+use crate::in_flight::{InFlight, Place};
 use crate::jobs::{Jobs, ResultStore};
-use crate::keys::{Caller, InFlight, Keys};
+use crate::keys::{Caller, Keys};
 use crate::metrics::Metrics;
 use crate::operator::Operator;
 use crate::outputs::OutputStore;
@@ -45,8 +46,8 @@ pub struct Shared {
     /// `None`: dead letters are shown, and stay.
     pub operator: Option<Arc<Operator>>,
     pub metrics: Metrics,
-    in_flight: Arc<Semaphore>,
-    readers: Arc<Semaphore>,
+    in_flight: InFlight,
+    readers: InFlight,
     pub bodies: BodyMemory,
     /// Requests that the end of a drain left without their result.
     cut_off: AtomicU64,
@@ -91,15 +92,15 @@ pub struct Permits {
 
 #[derive(Debug)]
 struct Held {
-    _all: OwnedSemaphorePermit,
-    _of_caller: InFlight,
+    _all: Place,
+    _of_caller: Place,
 }
 
 impl Permits {
-    fn new(all: &Arc<Semaphore>, of_caller: InFlight) -> Result<Self, Problem> {
-        let all = Arc::clone(all).try_acquire_owned().map_err(|_| {
+    fn new(all: &InFlight, most: usize, of_caller: Place) -> Result<Self, Problem> {
+        let all = all.enter(most, Instant::now()).map_err(|after| {
             let message = "this gateway has as many requests in flight as it may have";
-            too_many("overloaded", message.to_owned(), FULL_RETRY)
+            too_many("overloaded", message.to_owned(), after)
         })?;
         Ok(Self { _held: Arc::new(Held { _all: all, _of_caller: of_caller }) })
     }
@@ -108,7 +109,7 @@ impl Permits {
 /// How long a gateway that stops waits for the ends of the jobs that it withdraws.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// When to try again while others fill the gateway: requests take a fraction of a second.
+/// When to try again while the gateway stops, or the broker does not answer, or nothing is known of the wait.
 const FULL_RETRY: Duration = Duration::from_secs(1);
 
 /// When to try again while nobody takes jobs: a worker starts within some seconds.
@@ -130,8 +131,8 @@ impl App {
             jobs: Jobs::new(config.results.bytes, config.results.keep),
             results,
             adoption,
-            in_flight: Arc::new(Semaphore::new(limits.in_flight)),
-            readers: Arc::new(Semaphore::new(limits.in_flight)),
+            in_flight: InFlight::default(),
+            readers: InFlight::default(),
             bodies: BodyMemory::new(limits.bodies_bytes, limits.bodies_bytes_per_key),
             metrics: Metrics::default(),
             cut_off: AtomicU64::new(0),
@@ -170,14 +171,11 @@ impl App {
             })?;
         }
         let most = self.in_flight_max(caller);
-        let of_caller = caller.usage.enter(most).ok_or_else(|| {
-            too_many(
-                "too_many_in_flight",
-                format!("`{}` may have {most} requests in flight", caller.name),
-                FULL_RETRY,
-            )
+        let of_caller = caller.usage.in_flight.enter(most, Instant::now()).map_err(|after| {
+            let message = format!("`{}` may have {most} requests in flight", caller.name);
+            too_many("too_many_in_flight", message, after)
         })?;
-        Permits::new(&self.in_flight, of_caller)
+        Permits::new(&self.in_flight, self.config.limits.in_flight, of_caller)
     }
 
     /// Admits a request for the results of a job, which are in memory until they are sent. It is none of those in flight: jobs may fill
@@ -187,11 +185,11 @@ impl App {
     /// The gateway is full, or the caller has its share.
     pub fn admit_reader(&self, caller: &Caller) -> Result<Permits, Problem> {
         let most = self.in_flight_max(caller);
-        let of_caller = caller.usage.read(most).ok_or_else(|| {
+        let of_caller = caller.usage.readers.enter(most, Instant::now()).map_err(|after| {
             let message = format!("`{}` may read {most} results at a time", caller.name);
-            too_many("too_many_in_flight", message, FULL_RETRY)
+            too_many("too_many_in_flight", message, after)
         })?;
-        Permits::new(&self.readers, of_caller)
+        Permits::new(&self.readers, self.config.limits.in_flight, of_caller)
     }
 
     /// A request gets no result, because the drain ends.

@@ -49,7 +49,18 @@ pub struct FileView {
     pub expires_at: Option<u64>,
     pub filename: String,
     pub purpose: String,
+    /// OpenAI's clients wait for `processed`. Descriptions of older versions lack it.
+    #[serde(default)]
+    pub status: FileStatus,
     pub media_type: String,
+}
+
+/// What OpenAI's API says of a file: here each is whole before it has an id.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FileStatus {
+    #[default]
+    Processed,
 }
 
 /// Files in a folder or an object store. Each caller has a folder in it, with a file and its description for each upload.
@@ -113,6 +124,7 @@ impl FileStore {
             expires_at: Some(created_at + self.settings.keep.as_secs()),
             filename: filename[..filename.floor_char_boundary(NAME_BYTES_MAX)].to_owned(),
             purpose: "user_data".to_owned(),
+            status: FileStatus::Processed,
             media_type: media_type[..media_type.floor_char_boundary(NAME_BYTES_MAX)].to_owned(),
         };
         // Plain texts and numbers: cannot fail.

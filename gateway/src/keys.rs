@@ -4,7 +4,6 @@ mod stable_file;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,8 @@ use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq as _};
 
 use stable_file::StableFile;
+
+use crate::in_flight::InFlight;
 
 /// How often the file is looked at. A key that was taken out of it works no longer than two looks.
 const RELOAD_EVERY: Duration = Duration::from_millis(500);
@@ -47,8 +48,9 @@ pub struct Caller {
 /// What a caller is using.
 #[derive(Debug, Default)]
 pub struct Usage {
-    in_flight: Arc<AtomicUsize>,
-    readers: Arc<AtomicUsize>,
+    pub in_flight: InFlight,
+    /// Requests that read results are counted by themselves.
+    pub readers: InFlight,
     bucket: Mutex<Option<Bucket>>,
 }
 
@@ -283,36 +285,6 @@ fn unhex(text: &str) -> Option<[u8; 32]> {
     Some(digest)
 }
 
-impl Usage {
-    /// Counts a request in flight, if fewer than `most` are.
-    pub fn enter(&self, most: usize) -> Option<InFlight> {
-        InFlight::counted(&self.in_flight, most)
-    }
-
-    /// The same for a request that reads results, which is counted by itself.
-    pub fn read(&self, most: usize) -> Option<InFlight> {
-        InFlight::counted(&self.readers, most)
-    }
-}
-
-/// One request in flight, until it is dropped.
-#[derive(Debug)]
-pub struct InFlight(Arc<AtomicUsize>);
-
-impl InFlight {
-    fn counted(count: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
-        let entered =
-            count.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < most).then_some(n + 1));
-        entered.ok().map(|_| Self(Arc::clone(count)))
-    }
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -352,11 +324,14 @@ mod tests {
     fn a_reload_keeps_what_callers_use() {
         let (_, entry) = new_key("a");
         let first = parse(&entry, &KeyRing::default()).unwrap();
-        let held = first.0[0].1.usage.enter(1).unwrap();
+        let held = first.0[0].1.usage.in_flight.enter(1, Instant::now()).unwrap();
         let second = parse(&new_key("a").1, &first).unwrap();
-        assert!(second.0[0].1.usage.enter(1).is_none() && second.0[0].1.usage.read(1).is_some());
+        assert!(
+            second.0[0].1.usage.in_flight.enter(1, Instant::now()).is_err()
+                && second.0[0].1.usage.readers.enter(1, Instant::now()).is_ok()
+        );
         drop(held);
-        assert!(second.0[0].1.usage.enter(1).is_some());
+        assert!(second.0[0].1.usage.in_flight.enter(1, Instant::now()).is_ok());
     }
 
     #[test]

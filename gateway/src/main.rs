@@ -23,6 +23,7 @@ use vramq_gateway::app::{App, Stores};
 use vramq_gateway::broker::link::Link;
 use vramq_gateway::config::cli::{Cli, Command, Options};
 use vramq_gateway::config::{Config, Invalid};
+use vramq_gateway::descriptors;
 use vramq_gateway::drain::Drain;
 use vramq_gateway::files::FileStore;
 use vramq_gateway::jobs::ResultStore;
@@ -172,7 +173,7 @@ async fn run(config: Config) -> Result<Exit, String> {
     let server = Server {
         listener,
         tls,
-        connections_max: config.limits.connections,
+        connections_max: descriptors::connections(config.limits.connections),
         send_timeout: config.http.send_timeout,
         drain: drained.clone(),
         drain_max: config.http.drain + LAST_ANSWERS,

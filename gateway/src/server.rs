@@ -1,7 +1,6 @@
 //! Accepts connections: limits their number, the time that the head of a request may take, and the time for which a client may make no
 //! room for what it is sent; and closes them all when the gateway drains.
 
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,6 +74,7 @@ impl Server {
         let graceful = GracefulShutdown::new();
         let acceptor = self.tls.map(TlsAcceptor::from);
         let mut drain = self.drain;
+        let mut has_sockets = true;
         loop {
             let accepted = tokio::select! {
                 accepted = self.listener.accept() => accepted,
@@ -83,10 +83,14 @@ impl Server {
             let stream = match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    pause(&error).await;
+                    if std::mem::replace(&mut has_sockets, false) {
+                        tracing::warn!(%error, "cannot accept a connection: trying again every {} ms", ACCEPT_PAUSE.as_millis());
+                    }
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             };
+            has_sockets = true;
             let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
                 // Closed at once: in the system's queue it would only wait.
                 metrics.refused_connections.inc();
@@ -130,9 +134,4 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     if let Err(error) = watcher.watch(connection).await {
         tracing::debug!(%error, "a connection failed");
     }
-}
-
-async fn pause(error: &io::Error) {
-    tracing::debug!(%error, "cannot accept a connection");
-    tokio::time::sleep(ACCEPT_PAUSE).await;
 }

@@ -55,7 +55,7 @@ pub fn log_filter(directives: &str) -> Result<String, String> {
     match words.find(|word| !directives.contains('[') && !is_level(word)) {
         None => Ok(directives.to_owned()),
         Some(word) => Err(format!(
-            "`{word}` is no level: there are {}; for one target write TARGET=LEVEL, as in lapin=debug",
+            "`{word}` is not a log level; levels are {}; for one target write TARGET=LEVEL, as in lapin=debug",
             LEVELS.join(", ")
         )),
     }
@@ -90,7 +90,7 @@ mod tests {
             [("wran", "wran"), ("info,verbose", "verbose"), ("6", "6"), ("vramq_worker", "vramq_worker")]
         {
             let error = log_filter(wrong).unwrap_err();
-            assert!(error.starts_with(&format!("`{word}` is no level")), "{error}");
+            assert!(error.starts_with(&format!("`{word}` is not a log level")), "{error}");
         }
     }
 }

@@ -51,7 +51,7 @@ pub(super) async fn run(
 /// Prints what the count alone does not show; after an error the count as well.
 fn print(outcome: &Outcome, done: &str, selected: usize, ended_early: bool) {
     if ended_early {
-        let selected = counted(selected as u64, "letter");
+        let selected = counted(selected as u64, "dead letter");
         eprintln!("{} of {selected} {done}; the others are still in the queue", outcome.done.len());
     }
     for (fingerprint, reason) in outcome.kept.iter().take(KEPT_SHOWN_MAX) {
@@ -59,10 +59,10 @@ fn print(outcome: &Outcome, done: &str, selected: usize, ended_early: bool) {
     }
     let more = outcome.kept.len().saturating_sub(KEPT_SHOWN_MAX) as u64;
     if more > 0 {
-        eprintln!("… and {} more: the action log lists all of them", counted(more, "letter"));
+        eprintln!("… and {} more: the action log lists all of them", counted(more, "dead letter"));
     }
     if outcome.gone > 0 {
-        let gone = counted(outcome.gone as u64, "letter");
+        let gone = counted(outcome.gone as u64, "dead letter");
         eprintln!(
             "{gone} no longer in the queue: another client took them; {} were {done}",
             outcome.done.len()

@@ -21,6 +21,8 @@ pub(super) struct JobTemplate {
     params: Params,
     options: SubmitOptions,
     pub(super) no_wait: bool,
+    /// The most jobs in flight.
+    pub(super) jobs: usize,
     /// Jobs in flight.
     out: AtomicU64,
 }
@@ -71,6 +73,7 @@ impl JobTemplate {
                 ..SubmitOptions::default()
             },
             no_wait: args.no_wait,
+            jobs: args.jobs as usize,
             out: AtomicU64::new(0),
         })
     }

@@ -179,17 +179,9 @@ pub(crate) async fn run(mut args: Args) -> u8 {
     };
     options.replies = !args.no_wait;
     options.jobs_in_flight = args.jobs as usize;
-    let results = match Results::create(args.output.as_deref(), args.with_text) {
-        Ok(results) => results,
-        Err(error) => {
-            let output = args.output.unwrap_or_default();
-            return usage(&format!("write {}: {error}", output.display()));
-        }
-    };
     let client = match Client::connect(options).await {
         Ok(client) => client,
         Err(error) => {
-            results.abandon();
             eprintln!("error: {}", safe(&error.to_string()));
             return match error {
                 ConnectError::Url(_) | ConnectError::Credentials(_) => exit::USAGE,
@@ -197,17 +189,30 @@ pub(crate) async fn run(mut args: Args) -> u8 {
             };
         }
     };
-    let progress = Progress::new("items", total, args.quiet);
-    match work(&client, &template, first, chunks, results, &progress, args.jobs as usize).await {
-        Ok(code) => {
+    // After connecting: what an earlier run left in the file's place stays if the broker is away.
+    let results = match Results::create(args.output.as_deref(), args.with_text) {
+        Ok(results) => results,
+        Err(error) => {
             client.close().await;
-            code
+            let output = args.output.unwrap_or_default();
+            return usage(&format!("write {}: {error}", output.display()));
         }
+    };
+    let signals = match Signals::new() {
+        Ok(signals) => signals,
+        Err(error) => return usage(&format!("listen for signals: {error}")),
+    };
+    let progress = Progress::new("items", total, args.quiet);
+    match work(&client, &template, first, chunks, results, &progress, signals).await {
+        Ok((code, mut signals)) => tokio::select! {
+            () = client.close() => code,
+            (code, _) = signals.next() => code,
+        },
         Err(interrupt) => interrupt.withdraw(&client).await,
     }
 }
 
-/// Submits chunks and writes outputs until the input ends, or something ends it early; the exit code.
+/// Submits chunks and writes outputs until the input ends, or something ends it early; the exit code, and the signals that come later.
 ///
 /// # Errors
 /// A signal came.
@@ -218,8 +223,8 @@ async fn work(
     chunks: mpsc::Receiver<Result<Chunk, InputError>>,
     mut results: Results,
     progress: &Progress,
-    jobs: usize,
-) -> Result<u8, Interrupt> {
+    mut signals: Signals,
+) -> Result<(u8, Signals), Interrupt> {
     let stop = Cell::new(false);
     let input_fault = Cell::new(None);
     let chunks = stream::unfold((Some(first), chunks), |(first, mut chunks)| async {
@@ -239,13 +244,9 @@ async fn work(
         }
     });
     let mut answers =
-        std::pin::pin!(chunks.map(|chunk| template.run(client, chunk, progress)).buffered(jobs));
+        std::pin::pin!(chunks.map(|chunk| template.run(client, chunk, progress)).buffered(template.jobs));
     let mut totals = Totals::default();
     let mut ticks = progress.ticks();
-    let mut signals = match Signals::new() {
-        Ok(signals) => signals,
-        Err(error) => return Ok(usage(&format!("listen for signals: {error}"))),
-    };
     loop {
         tokio::select! {
             signal = signals.next() => {
@@ -259,14 +260,14 @@ async fn work(
                 None => break,
                 Some(answer) => {
                     if let Err(error) = totals.take(&answer, &mut results, template, progress) {
-                        return Ok(written_off(&error, results, progress));
+                        return Ok((written_off(&error, results, progress), signals));
                     }
                     stop.set(totals.fatal.is_some());
                 }
             },
         }
     }
-    Ok(totals.finish(results, input_fault.take(), template, progress))
+    Ok((totals.finish(results, input_fault.take(), template, progress), signals))
 }
 
 impl Totals {

@@ -53,14 +53,24 @@ impl Results {
                 with_text,
             });
         };
-        if path.is_dir() {
-            return Err(io::Error::other("it is a folder"));
+        let is_npy = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("npy"));
+        match fs::metadata(path) {
+            Ok(existing) if existing.is_dir() => return Err(io::Error::other("it is a folder")),
+            Ok(existing) if !existing.is_file() && is_npy => {
+                return Err(io::Error::other("a .npy must be a regular file"));
+            }
+            // A pipe or a device: nothing may take its place.
+            Ok(existing) if !existing.is_file() => {
+                let to = Box::new(BufWriter::new(File::options().write(true).open(path)?));
+                return Ok(Self { to: Format::JsonLines { to, escape: true }, file: None, with_text });
+            }
+            // A new file, or another fault that its creation reports.
+            _ => {}
         }
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
         let names = Names { partial: partial.into(), complete: path.to_owned() };
         let file = BufWriter::new(File::create(&names.partial)?);
-        let is_npy = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("npy"));
         let to = match is_npy {
             true => Format::Npy(NpyWriter::new(file)?),
             false => Format::JsonLines { to: Box::new(file), escape: false },

@@ -44,8 +44,8 @@ fn a_rate_is_measured_on_a_busy_worker_and_only_raised_by_an_idle_one() {
         (30, 2, 4, None, "busy at one end"),
         (40, 102, 4, Some(10.0), "busy at both"),
         (50, 102, 4, Some(8.0), "busy, and nothing answered"),
-        (60, 102, 0, Some(8.0), "idle: it can still do as much"),
-        (70, 102, 0, Some(8.0), "and still"),
+        (60, 102, 0, Some(10.0), "idle: it can still do as much"),
+        (70, 102, 0, Some(10.0), "and still"),
         (80, 302, 1, Some(20.0), "it can do more than was known"),
         (90, 303, 1, Some(20.0), "an unacknowledged job, and no backlog: it can still do as much"),
     ] {

@@ -120,6 +120,21 @@ pub fn state_of(written: &[u8], created_ms: u64) -> Option<State> {
     }
 }
 
+/// Why a job as [`written`] has no result; `None` of one that did not fail.
+pub fn failure_of(written: &[u8]) -> Option<Problem> {
+    #[derive(Deserialize)]
+    struct Failed {
+        error: Error,
+    }
+    #[derive(Deserialize)]
+    struct Error {
+        code: String,
+        message: String,
+    }
+    let Failed { error: Error { code, message } } = serde_json::from_slice(written).ok()?;
+    Some(Problem::of_code(&code, message))
+}
+
 /// The last event of a job as [`written`], its name and what it says; `None` of one that has not ended.
 pub fn end_of(written: &[u8]) -> Option<(&'static str, Value)> {
     #[derive(Deserialize)]

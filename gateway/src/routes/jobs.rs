@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde::Deserialize;
@@ -23,10 +23,10 @@ use crate::drain::Drain;
 use crate::held_body::UntilSent;
 use crate::job_task::{Submission, start};
 use crate::jobs::earlier::Name;
-use crate::jobs::view::written;
+use crate::jobs::view::{failure_of, written};
 use crate::jobs::{Entry, State as JobState};
 use crate::keys::{Caller, is_name};
-use crate::problem::{Problem, Retry};
+use crate::problem::{Problem, Retry, SHOULD_RETRY};
 use crate::trace::Trace;
 
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
@@ -125,7 +125,7 @@ async fn admitted(
             return answer(&entry, wait).await;
         }
         Some(Known::Stored(written)) => {
-            let response = json_response(StatusCode::OK, written);
+            let response = ended_response(failure_of(&written).as_ref(), written);
             return Ok(match name {
                 Some(name) => named(response, &name.id, &name.message_id, wait),
                 None => response,
@@ -182,7 +182,7 @@ async fn follow(app: &App, entry: &Entry, wait: Option<Duration>) {
     }
 }
 
-/// 200 with the results, 202 while there are none, or the problem that kept the job from being published. A job that the broker has
+/// 200 with the results, the status of its failure if it failed, 202 before its end, or the problem that kept the job from being published. A job that the broker has
 /// not confirmed gets no 202: it may never be published.
 async fn answer(entry: &Arc<Entry>, waited: Option<Duration>) -> Result<Response, Problem> {
     let state = entry.state();
@@ -194,8 +194,21 @@ async fn answer(entry: &Arc<Entry>, waited: Option<Duration>) -> Result<Response
     if matches!(state, JobState::Publishing) {
         return Err(unconfirmed(entry));
     }
-    let status = if state.is_end() { StatusCode::OK } else { StatusCode::ACCEPTED };
-    Ok(named(json_response(status, view(entry).await?), &entry.id, &entry.message_id, waited))
+    let written = view(entry).await?;
+    let response = match &state {
+        JobState::Failed(failure) => ended_response(Some(&failure.problem), written),
+        state if state.is_end() => ended_response(None, written),
+        _ => json_response(StatusCode::ACCEPTED, written),
+    };
+    Ok(named(response, &entry.id, &entry.message_id, waited))
+}
+
+/// A job that has ended. One that failed has the status of its failure, and is not to be sent again.
+fn ended_response(failure: Option<&Problem>, written: Bytes) -> Response {
+    let Some(failure) = failure else { return json_response(StatusCode::OK, written) };
+    let mut response = json_response(failure.status, written);
+    response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+    response
 }
 
 /// The gateway goes on publishing the job; whether the broker gets it is open.

@@ -12,7 +12,7 @@ use vramq_stores::reference::hex;
 use super::known_job::{Known, find_admitted};
 use super::range::{DownloadRequest, FileFacts, Wanted, download, unsatisfiable};
 use crate::app::App;
-use crate::files::{FileView, seconds_of};
+use crate::files::{FileStatus, FileView, seconds_of};
 use crate::jobs::State;
 use crate::jobs::output_files::{OutputId, own_uris};
 use crate::jobs::view::stored_uris;
@@ -42,6 +42,7 @@ pub async fn view(app: &App, caller: &Caller, id: &OutputId) -> Result<FileView,
         expires_at: None,
         filename: id.to_string(),
         purpose: "job_output".to_owned(),
+        status: FileStatus::Processed,
         media_type: stored.media_type().to_owned(),
     })
 }

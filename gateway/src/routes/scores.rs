@@ -23,6 +23,9 @@ pub struct RerankRequest {
     raw_scores: bool,
     #[serde(default)]
     return_text: bool,
+    /// Read so that a value of another type is refused. Texts are cut as the model's own files say.
+    #[serde(rename = "truncate")]
+    _truncate: Option<bool>,
 }
 
 /// The score of one text, best first.
@@ -40,6 +43,9 @@ pub struct PredictRequest {
     inputs: PredictInputs,
     #[serde(default)]
     raw_scores: bool,
+    /// Read so that a value of another type is refused. Texts are cut as the model's own files say.
+    #[serde(rename = "truncate")]
+    _truncate: Option<bool>,
 }
 
 /// What text-embeddings-inference takes: a text, alone or in a list, a pair of texts, or a list of lists of one text or two.
@@ -65,7 +71,7 @@ pub async fn rerank(call: Call) -> Response {
 
 async fn ranks(call: Call) -> Result<Response, Problem> {
     let (asked, mut call) = call.read::<RerankRequest>().await?;
-    let RerankRequest { query, texts, raw_scores, return_text } = asked;
+    let RerankRequest { query, texts, raw_scores, return_text, .. } = asked;
     let model = choose(&call, |tei| &tei.rerank, "tei.rerank")?;
     no_more_than(call.app.config.limits.items, texts.len(), "texts")?;
     let bytes = pairs_bytes(&query, &texts)?;

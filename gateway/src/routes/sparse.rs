@@ -22,6 +22,9 @@ pub struct EmbedSparseRequest {
     #[serde(deserialize_with = "texts_or_ids")]
     inputs: Value,
     prompt_name: Option<String>,
+    /// Read so that a value of another type is refused. Texts are cut as the model's own files say.
+    #[serde(rename = "truncate")]
+    _truncate: Option<bool>,
 }
 
 /// An element that is not zero.
@@ -37,7 +40,7 @@ pub async fn embed_sparse(call: Call) -> Response {
 }
 
 async fn sparse_vectors(call: Call) -> Result<Response, Problem> {
-    let (EmbedSparseRequest { inputs, prompt_name }, call) = call.read().await?;
+    let (EmbedSparseRequest { inputs, prompt_name, .. }, call) = call.read().await?;
     let model = choose(&call, |tei| &tei.embed_sparse, "tei.embed_sparse")?;
     let inputs = texts(inputs, call.app.config.limits.items)?;
     let params = embedding_params(&call.app.config, &model, None, prompt_name)?;

@@ -27,14 +27,12 @@ use crate::problem::Problem;
 pub struct EmbedRequest {
     #[serde(deserialize_with = "texts_or_ids")]
     inputs: Value,
-    #[serde(default = "yes")]
-    normalize: bool,
+    normalize: Option<bool>,
     prompt_name: Option<String>,
     dimensions: Option<usize>,
-}
-
-fn yes() -> bool {
-    true
+    /// Read so that a value of another type is refused. Texts are cut as the model's own files say.
+    #[serde(rename = "truncate")]
+    _truncate: Option<bool>,
 }
 
 /// `POST /embed`, and `POST /`: clients that are given the URL of a text-embeddings-inference send requests there.
@@ -44,17 +42,13 @@ pub async fn embed(call: Call) -> Response {
 
 async fn embeddings(call: Call) -> Result<Response, Problem> {
     let (body, call) = call.read::<EmbedRequest>().await?;
-    let EmbedRequest { inputs, normalize, prompt_name, dimensions } = body;
+    let EmbedRequest { inputs, normalize, prompt_name, dimensions, .. } = body;
     let model = choose(&call, |tei| &tei.embed, "tei.embed")?;
-    if !normalize {
-        let message = "not supported: `normalize: false`: vectors come as the model's own modules make them";
-        return Err(unprocessable(message));
-    }
     let inputs = texts(inputs, call.app.config.limits.items)?;
     let params = embedding_params(&call.app.config, &model, dimensions, prompt_name)?;
     let (entry, answer) = call.run(model, inputs, params).await.map_err(refused_by_model)?;
     let job = entry.message_id.clone();
-    render(answer, dimensions).await.map(|mut response| {
+    render(answer, dimensions, normalize.unwrap_or(true)).await.map(|mut response| {
         name_job(&mut response, &job);
         response
     })
@@ -73,12 +67,22 @@ pub(super) fn figures(answer: &Answer) -> Vec<(HeaderName, HeaderValue)> {
     .collect()
 }
 
-async fn render(answer: Arc<Answer>, dimensions: Option<usize>) -> Result<Response, Problem> {
+async fn render(
+    answer: Arc<Answer>,
+    dimensions: Option<usize>,
+    normalize: bool,
+) -> Result<Response, Problem> {
     let headers = figures(&answer);
     let bytes = answer.outputs.iter().map(output_bytes).sum();
     let written = off_runtime(bytes, move || {
         let vectors = vectors(&answer.outputs)?.into_iter();
-        let vectors = vectors.map(|vector| shorten(vector, dimensions).map(to_unit_length));
+        let vectors = vectors.map(|vector| {
+            shorten(vector, dimensions).map(|vector| match normalize {
+                true => to_unit_length(vector),
+                // As the model's own modules make them.
+                false => vector,
+            })
+        });
         let vectors = vectors.collect::<Result<Vec<_>, _>>()?;
         serde_json::to_vec(&vectors).map_err(|e| unprocessable(format!("the vectors cannot be written: {e}")))
     });

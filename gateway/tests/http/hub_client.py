@@ -16,6 +16,9 @@ for address in (url + "/embed", url):
     assert many.shape == (2, 384)
     assert numpy.allclose(many[0], one[0], atol=1e-6)
     assert numpy.allclose(numpy.linalg.norm(many, axis=1), 1, atol=1e-5)
+    # Haystack's defaults. The model's own modules give vectors of length 1.
+    as_made = client.feature_extraction("A man is eating food.", truncate=True, normalize=False)
+    assert numpy.allclose(as_made, one, atol=1e-6)
     try:
         client.feature_extraction("x", prompt_name="title")
     except HfHubHTTPError as refused:

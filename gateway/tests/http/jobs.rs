@@ -156,6 +156,9 @@ pub fn every_gateway_answers_for_a_job_that_has_ended(mut setup: Setup, settings
         assert_eq!((same.status, same.json()), (200, first.json()));
     }
     for gateway in &setup.gateways {
+        let again = send(gateway, &keys["a"], "PUT", "/v1/jobs/two", Some(&wrong));
+        assert_eq!((again.status, again.header("x-should-retry")), (422, Some("false")));
+        assert_eq!(again.json()["error"]["code"], json!("invalid-input"), "{again:?}");
         assert_eq!((put(gateway, &another).status, keyed(gateway, &another).status), (422, 422));
     }
     let counted = |end: &str| {
@@ -175,10 +178,13 @@ fn a_failed_job_says_why_and_is_not_to_be_sent_again() {
     let wrong = json!({"model": ECHO, "inputs": ["x"], "params": {"colour": "red"}});
     let gateway = &setup.gateways[0];
     let waited = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&wrong));
+    assert_eq!((waited.status, waited.header("x-should-retry")), (422, Some("false")), "{waited:?}");
     let failed = waited.json();
     assert_eq!((&failed["state"], &failed["error"]["code"]), (&json!("failed"), &json!("invalid-input")));
     let events = events(gateway, failed["id"].as_str().unwrap(), None);
     assert_eq!(events.last().unwrap().1, "failed");
+    let read = gateway.get(&format!("/v1/jobs/{}", failed["id"].as_str().unwrap()));
+    assert_eq!((read.status, read.json()), (200, failed), "who asks for a job gets it");
     until("the dead letter is there", || setup.messages("vramq.dead.echo").filter(|n| *n == 1));
 }
 

@@ -52,7 +52,7 @@ def upload():
     content = b"what was uploaded"
     stored = client.files.create(file=(model, content), purpose="user_data")
     assert (stored.object, stored.bytes, stored.filename) == ("file", len(content), model), stored
-    assert client.files.retrieve(stored.id).id == stored.id
+    assert client.files.wait_for_processing(stored.id).id == stored.id
     assert client.files.content(stored.id).read() == content
     part = client.files.content(stored.id, extra_headers={"range": "bytes=5-7"})
     assert (part.response.status_code, part.read()) == (206, content[5:8])

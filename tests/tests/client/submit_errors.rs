@@ -76,6 +76,37 @@ async fn the_broker_that_is_not_there_is_3() {
     assert!(said.contains("vramq submit --model minilm") && !said.contains("hunter2"), "{said}");
 }
 
+/// Of an interrupted run, for example.
+#[tokio::test]
+async fn a_broker_that_is_not_there_leaves_older_results() {
+    let scratch = Scratch::new();
+    let older = scratch.file("out.jsonl.partial", "older results\n");
+    let output = scratch.path("out.jsonl");
+    let url = "amqp://guest:guest@127.0.0.1:1/%2f";
+    code(&in_time(command(url, &["--model", "m", "-o", &output, "x"]).output()).await.unwrap(), 3);
+    assert_eq!(std::fs::read_to_string(older).unwrap(), "older results\n");
+    assert_eq!(scratch.names(), ["out.jsonl.partial"]);
+}
+
+/// As in `vramq submit -o >(gzip > out.gz)`.
+#[tokio::test]
+async fn results_go_into_a_pipe_that_stays_one() {
+    let broker = Broker::new();
+    let worker = echo(&broker).await;
+    let scratch = Scratch::new();
+    let pipe = scratch.path("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    let reader = tokio::task::spawn_blocking({
+        let pipe = pipe.clone();
+        move || std::fs::read(pipe).unwrap()
+    });
+    code(&submit(&broker, &["--model", "m", "-o", &pipe, "a", "b"]).await, 0);
+    assert_eq!(lines(&in_time(reader).await.unwrap()), [line(0, "a"), line(1, "b")]);
+    assert!(!std::fs::metadata(&pipe).unwrap().is_file());
+    assert_eq!(scratch.names(), ["pipe"]);
+    worker.abort();
+}
+
 #[tokio::test]
 async fn a_broker_that_refuses_the_jobs_is_4() {
     let broker = Broker::new();

@@ -88,7 +88,10 @@ async fn commands_reach_all_or_selected_workers(env: &mut TestEnv) -> Result<()>
     ensure!(first.exited().await? == Some(0) && second.is_running());
     // A word that is no level would end the logs.
     let misspelt = control(env, &["set", "log=wran", "--all"]).await?;
-    ensure!(misspelt.code == Some(2) && misspelt.stderr.contains("`wran` is no level"), "{misspelt:?}");
+    ensure!(
+        misspelt.code == Some(2) && misspelt.stderr.contains("`wran` is not a log level"),
+        "{misspelt:?}"
+    );
     let refused = control(env, &["set", "log=[", "--all", "--expect", "1", "--timeout", PATIENT]).await?;
     ensure!(refused.code == Some(1) && refused.stdout.contains("refused"), "{refused:?}");
     Ok(())
