@@ -157,7 +157,7 @@ async fn answer(channel: &lapin::Channel, delivery: &Delivery, body: &[u8]) -> a
 
 fn run_halving(engine: &Encoder, items: &[Item]) -> anyhow::Result<Vec<Output>> {
     match engine.run(items) {
-        Err(PassError::OutOfMemory(_)) if items.len() > 1 => {
+        Err(PassError::OutOfMemory { .. }) if items.len() > 1 => {
             let (first, second) = items.split_at(items.len() / 2);
             let mut outputs = run_halving(engine, first)?;
             outputs.extend(run_halving(engine, second)?);

@@ -486,6 +486,8 @@ class _Session:
         out_of_memory = None if is_dead else _out_of_memory(error)
         if out_of_memory is not None:
             out_of_memory.update(type="oom", detail=_text(error)[:2000], item=_place(out_of_memory["item"], items))
+            # Before its frames are let go: the traceback says where it ran out.
+            _show(error)
             _let_go(error)
             _free_caches()
             if out_of_memory["free"] is None or out_of_memory["total"] is None:

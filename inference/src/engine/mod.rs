@@ -109,7 +109,7 @@ pub struct InvalidInput(pub String);
 impl From<AllocError> for PassError {
     fn from(error: AllocError) -> Self {
         match error {
-            AllocError::OutOfMemory(oom) => Self::OutOfMemory(oom),
+            AllocError::OutOfMemory(oom) => oom.into(),
             // No fault of the job, and no smaller pass cures it: another worker, or a new process, may.
             AllocError::HostExhausted { .. } => Self::DeviceLost(error.to_string()),
         }
@@ -119,7 +119,7 @@ impl From<AllocError> for PassError {
 impl From<CudaError> for PassError {
     fn from(error: CudaError) -> Self {
         match error {
-            CudaError::OutOfMemory(oom) => Self::OutOfMemory(oom),
+            CudaError::OutOfMemory(oom) => oom.into(),
             CudaError::Lost { .. } => Self::DeviceLost(error.to_string()),
             CudaError::Refused { .. } => Self::Failed(error.to_string()),
         }

@@ -150,11 +150,16 @@ impl PassHandle {
         Some(event)
     }
 
-    /// The next event. A pass whose pool is gone has ended.
+    /// The next event. Whoever has a pass ends it. If it was dropped without an end, what ran it has panicked: the pass failed, so that a job
+    /// that causes the panic runs alone, and does not come again for ever.
     async fn next_event(&mut self) -> PassEvent {
         self.events.recv().await.unwrap_or_else(|| {
-            let reason = "the pool of the model ended".to_owned();
-            PassEvent::End(PassEnd::NotRun { reason })
+            PassEvent::End(PassEnd::Failed {
+                kind: FailureKind::Model,
+                item: None,
+                detail: "internal error: the pass was dropped without an end; please report it".to_owned(),
+                stderr: String::new(),
+            })
         })
     }
 

@@ -186,7 +186,7 @@ fn a_pass_that_does_not_fit_is_a_typed_out_of_memory_and_costs_nothing() {
     let refused = encoder.run(&items).unwrap_err();
     assert_eq!(
         refused,
-        PassError::OutOfMemory(OutOfMemory { asked: bytes(&items), free: baseline.free, total, foreign: 0 })
+        PassError::from(OutOfMemory { asked: bytes(&items), free: baseline.free, total, foreign: 0 })
     );
     assert_eq!(device.memory(), baseline);
     let first = encoder.run(&items[..32]).unwrap();

@@ -28,7 +28,7 @@ struct Options {
     busy: Micros,
     sabotage: Option<Sabotage>,
     shrinks: bool,
-    /// One of several processes: takes every so manieth seed.
+    /// One of several processes: takes each nth seed.
     step: u64,
 }
 
@@ -86,7 +86,8 @@ fn plan(seed: u64, options: &Options) -> Plan {
     Plan { sabotage: options.sabotage, ..Plan::new(seed, options.busy) }
 }
 
-/// One history with its trace; a shorter one that breaks the same rule, if asked for.
+/// One history with its trace; a shorter one that breaks the same rule, if asked for. Whether every rule held, so that a search for the
+/// commit that broke one can ask.
 fn one(seed: u64, options: &Options) -> bool {
     let mut plan = plan(seed, options);
     if options.shrinks {
@@ -94,11 +95,11 @@ fn one(seed: u64, options: &Options) -> bool {
         println!("{plan:#?}");
     }
     let history = run(plan, Detail::Print);
-    match history.violation {
+    match &history.violation {
         Some(violation) => println!("seed {seed}: {violation}"),
         None => println!("seed {seed}: {} jobs, {} faults, every rule held", history.jobs, history.faults),
     }
-    true
+    history.violation.is_none()
 }
 
 /// Histories one after the other.

@@ -193,7 +193,7 @@ impl Device {
             let Memory { free, total, foreign } = memory;
             let oom = OutOfMemory { asked: pass.bytes, free, total, foreign };
             pass.bytes = 0;
-            (Some(PassFate::Failed(PassError::OutOfMemory(oom))), MILLI)
+            (Some(PassFate::Failed(PassError::from(oom))), MILLI)
         } else if std::mem::take(&mut self.hangs_next) || pass.fate == Fate::Hangs {
             match pass.program_limit {
                 None => (None, 0),

@@ -260,7 +260,7 @@ mod bodies {
         let items = tokens(&encoder, &[40, 3]);
         let before = device.memory();
         let refused = encoder.run(&items).err().context("it has run")?;
-        ensure!(matches!(refused, PassError::OutOfMemory(_)), "{refused:?}");
+        ensure!(matches!(refused, PassError::OutOfMemory { .. }), "{refused:?}");
         ensure!(device.memory() == before && device.lost().is_none(), "{:?}", device.memory());
         ensure!(encoder.run(&items)?.len() == 2);
         Ok(())

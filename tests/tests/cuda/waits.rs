@@ -319,7 +319,7 @@ mod bodies {
         let encoder = Encoder::load_cuda(&shape.source(), open()?, &options, 2)?;
         leave_out(left_out)?;
         let ended = encoder.run(&tokens(&encoder, &[40, 3]));
-        ensure!(matches!(ended, Err(PassError::OutOfMemory(_))), "{ended:?}");
+        ensure!(matches!(ended, Err(PassError::OutOfMemory { .. })), "{ended:?}");
         let items = tokens(&encoder, &[9, 50]);
         let cpu = Encoder::load(&shape.source(), CpuDevice::new(1 << 30, 2)?)?;
         all_close(ElementType::F32, &vectors(&encoder.run(&items)?)?, &vectors(&cpu.run(&items)?)?)?;

@@ -217,6 +217,9 @@ const BEFORE: usize = 10;
 /// How fast the device is: a worker holds what it runs in half a second. Slower does no harm.
 const PASS: Duration = Duration::from_millis(200);
 
+/// Passes of two devices in 5 s: by then a worker that joins has its share.
+const SOON: usize = 50;
+
 async fn a_worker_that_joins_gets_its_share(env: &mut TestEnv) -> Result<()> {
     // A job is a pass.
     let pass_tokens = format!("model.echo.pass_tokens={TEXTS}");
@@ -241,6 +244,7 @@ async fn a_worker_that_joins_gets_its_share(env: &mut TestEnv) -> Result<()> {
     figures(&first, "the first passes", |figures| figures.sum("vramq_passes_total") == BEFORE).await?;
     let second = env.worker(&[&tickets[1].setting(), &pass_tokens]).await?;
 
+    let mut of_second_soon = None;
     // Equal devices, also where one process gets less of the machine: none begins a pass before the other has ended its own, if it
     // has a job.
     loop {
@@ -249,7 +253,11 @@ async fn a_worker_that_joins_gets_its_share(env: &mut TestEnv) -> Result<()> {
         if now.iter().map(|figures| figures.sum("vramq_jobs_answered_total")).sum::<usize>() >= JOBS {
             break;
         }
-        let has_run = [0, 1].map(|at| now[at].sum("vramq_passes_total") == given[at]);
+        let ran = now.each_ref().map(|figures| figures.sum("vramq_passes_total"));
+        if ran[0] + ran[1] - BEFORE >= SOON && of_second_soon.is_none() {
+            of_second_soon = Some(ran[1]);
+        }
+        let has_run = [0, 1].map(|at| ran[at] == given[at]);
         if (0..2).any(|at| !has_run[at] && in_hand(&now[at]) > 0) {
             continue;
         }
@@ -261,6 +269,11 @@ async fn a_worker_that_joins_gets_its_share(env: &mut TestEnv) -> Result<()> {
     for tickets in &mut tickets {
         tickets.release();
     }
+    let soon = of_second_soon.context("too few jobs")?;
+    ensure!(
+        soon as f64 >= 0.9 / 2.0 * SOON as f64 - 1.0,
+        "the worker that joined ran {soon} of the first {SOON} passes"
+    );
     let mut items_by_worker = BTreeMap::new();
     let (mut replies, mut done) = (caller.mailbox().await?, 0);
     while done < JOBS {

@@ -79,11 +79,21 @@ impl FromIterator<usize> for PassShape {
     }
 }
 
+impl From<OutOfMemory> for PassError {
+    fn from(oom: OutOfMemory) -> Self {
+        Self::OutOfMemory { oom, said: String::new() }
+    }
+}
+
 /// How a pass can end without all its outputs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PassError {
-    #[error(transparent)]
-    OutOfMemory(#[from] OutOfMemory),
+    #[error("{oom}")]
+    OutOfMemory {
+        oom: OutOfMemory,
+        /// What a program said about it, for people; empty of engines that are built in.
+        said: String,
+    },
     /// The engine could not run these items; the device is well.
     #[error("{0}")]
     Failed(String),

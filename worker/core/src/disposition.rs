@@ -137,6 +137,8 @@ pub(crate) struct PassFacts<'a> {
     pub(crate) larger: Option<&'a str>,
     /// The milliseconds that the job would wait for memory.
     pub(crate) delay_ms: u64,
+    /// What a program said about it.
+    pub(crate) said: &'a str,
 }
 
 impl PassFacts<'_> {
@@ -287,6 +289,9 @@ fn explanation(item: u32, pass: &PassFacts<'_>, oom: &OutOfMemory) -> String {
             ". It needs a device with at least {} free beside the model's weights, or a shorter item",
             Mib(asked)
         );
+    }
+    if !pass.said.is_empty() {
+        text += &format!(". The program said: {}", pass.said);
     }
     text
 }

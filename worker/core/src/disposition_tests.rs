@@ -26,6 +26,7 @@ fn pass(items: u32, exclusive: bool) -> PassFacts<'static> {
         overlapped: false,
         larger: None,
         delay_ms: 1_000,
+        said: "",
     }
 }
 

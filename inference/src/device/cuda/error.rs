@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn passes_end_as_their_errors_say() {
         let oom = OutOfMemory { asked: 3, free: 2, total: 9, foreign: 0 };
-        assert_eq!(PassError::from(CudaError::OutOfMemory(oom)), PassError::OutOfMemory(oom));
+        assert_eq!(PassError::from(CudaError::OutOfMemory(oom)), PassError::from(oom));
         let code = Code::Driver(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as u32);
         let during = "run a kernel";
         assert_eq!(

@@ -81,7 +81,7 @@ impl Ended {
             PassResult::Lost(_) | PassResult::Skipped => {}
             PassResult::Cancelled => expected.pass = pass(PassOutcome::Cancelled, 0),
             PassResult::Done if is_probe => expected.probe = Some(ProbeResult::Passed),
-            PassResult::Failed(PassError::OutOfMemory(_)) if is_probe => {
+            PassResult::Failed(PassError::OutOfMemory { .. }) if is_probe => {
                 expected.probe = Some(ProbeResult::OutOfMemory);
             }
             PassResult::Failed(_) | PassResult::Unavailable(_) if is_probe => {
@@ -89,7 +89,7 @@ impl Ended {
             }
             PassResult::Failed(PassError::DeviceLost(_)) | PassResult::Unavailable(_) => {}
             PassResult::Done => expected.pass = pass(PassOutcome::Done, end.outputs.iter().flatten().count()),
-            PassResult::Failed(PassError::OutOfMemory(oom)) => {
+            PassResult::Failed(PassError::OutOfMemory { oom, .. }) => {
                 expected.pass = pass(PassOutcome::OutOfMemory, 0);
                 expected.out_of_memory = Some((*oom, self.flight.was_alone(oom)));
             }

@@ -149,10 +149,10 @@ impl Shell {
     pub(super) fn probed(&mut self, env: &Env, result: &PassResult) {
         match result {
             PassResult::Done => (self.health.failed, self.health.passed_at) = (0, env.now),
-            PassResult::Failed(PassError::OutOfMemory(_)) if self.health.failed > 0 => {
+            PassResult::Failed(PassError::OutOfMemory { .. }) if self.health.failed > 0 => {
                 self.health.failed_at = env.now;
             }
-            PassResult::Failed(PassError::OutOfMemory(_))
+            PassResult::Failed(PassError::OutOfMemory { .. })
             | PassResult::Skipped
             | PassResult::Cancelled
             | PassResult::Lost(_) => {}

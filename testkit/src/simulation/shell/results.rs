@@ -22,7 +22,7 @@ impl Shell {
         keys.dedup();
         let is_serial = self.executors[flight.executor].is_serial();
         match result {
-            PassResult::Failed(PassError::OutOfMemory(oom)) => {
+            PassResult::Failed(PassError::OutOfMemory { oom, .. }) => {
                 let (alone, PassOrder { model, shape, items, .. }) = (flight.was_alone(oom), &flight.order);
                 self.ran_out(*model, *shape, oom, alone);
                 for key in keys {
@@ -81,7 +81,7 @@ impl Shell {
     pub(super) fn note_failure(&self, env: &mut Env, job: JobNumber, items: usize, error: &PassError) {
         let excuses = env.ledger.excuses_mut(job);
         match error {
-            PassError::OutOfMemory(_) => excuses.out_of_memory_alone |= items == 1,
+            PassError::OutOfMemory { .. } => excuses.out_of_memory_alone |= items == 1,
             PassError::Failed(_) => excuses.failed_alone = true,
             PassError::TimedOut(_) => excuses.hung_alone = true,
             PassError::Crashed(_) | PassError::DeviceLost(_) => excuses.died_alone += 1,

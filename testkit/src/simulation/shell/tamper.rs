@@ -90,7 +90,7 @@ impl Shell {
                 std::mem::forget(self.budget.try_acquire(1));
             }
             Sabotage::OutOfMemoryTakenForFailure => {
-                if matches!(end.result, PassResult::Failed(PassError::OutOfMemory(_))) {
+                if matches!(end.result, PassResult::Failed(PassError::OutOfMemory { .. })) {
                     end.result = PassResult::Failed(PassError::Failed("out of memory".to_owned()));
                 }
             }

@@ -44,9 +44,10 @@ impl Core {
             leaked,
             larger: larger.as_deref(),
             delay_ms: 0,
+            said: "",
         };
         match error {
-            PassError::OutOfMemory(oom) => self.ran_out(&pass, &facts, oom),
+            PassError::OutOfMemory { oom, said } => self.ran_out(&pass, &facts, oom, said),
             other => {
                 let (items, jobs) = (facts.items, jobs.len());
                 // As a text, which the log escapes: a caller's line end begins no line of the log.
@@ -91,7 +92,7 @@ impl Core {
         let Some(outcome) = outcome else { return false };
         self.scheduler.remove(pass.model, job);
         let is_probed = self.scheduler.is_probed(&self.models[pass.model.0]);
-        if !is_probed || matches!(error, PassError::OutOfMemory(_) | PassError::InvalidInput { .. }) {
+        if !is_probed || matches!(error, PassError::OutOfMemory { .. } | PassError::InvalidInput { .. }) {
             self.decide(job, outcome);
         } else {
             self.health.suspect(job, pass.model, outcome);
@@ -110,12 +111,12 @@ impl Core {
         invalid: Option<(JobKey, u32)>,
     ) -> Option<JobOutcome> {
         match error {
-            PassError::OutOfMemory(oom) => {
+            PassError::OutOfMemory { oom, said } => {
                 let items = pass.items.iter().filter(|(of, ..)| *of == job).map(|(_, item, _)| *item);
                 let item = items.min().unwrap_or(0);
                 let delays = delays_before(headers, item).saturating_add(1);
                 let delay_ms = backoff::for_memory(delays, &mut self.random);
-                Some(after_out_of_memory(headers, item, &PassFacts { delay_ms, ..facts.clone() }, oom))
+                Some(after_out_of_memory(headers, item, &PassFacts { delay_ms, said, ..facts.clone() }, oom))
             }
             PassError::InvalidInput { text, .. } => after_invalid_input(headers, facts, job, invalid, text),
             // A disk that had no room for several jobs may have it for each of them, and for fewer items of one.
@@ -158,7 +159,7 @@ impl Core {
     }
 
     /// A pass ran out of memory: logs one line with everything that is needed to find the cause, and updates the learned limits.
-    fn ran_out(&mut self, pass: &InFlight, facts: &PassFacts<'_>, oom: &OutOfMemory) {
+    fn ran_out(&mut self, pass: &InFlight, facts: &PassFacts<'_>, oom: &OutOfMemory, said: &str) {
         let (model, alone) = (&self.models[pass.model.0], facts.alone(oom));
         let longest_item = pass.items.first().map(|(job, item, _)| (*job, *item));
         let of_longest =
@@ -170,8 +171,9 @@ impl Core {
         let (asked, free, total, foreign) = (Mib(asked), Mib(free), Mib(total), Mib(foreign));
         let PassFacts { device, items, jobs, longest, .. } = facts;
         let (name, cost) = (&model.name, pass.shape.cost);
+        let said = Some(said).filter(|said| !said.is_empty());
         tracing::warn!(
-            model = name, device, items, jobs, longest, cost, job, item, trace_id, %asked, %free, %total, %foreign, alone,
+            model = name, device, items, jobs, longest, cost, job, item, trace_id, %asked, %free, %total, %foreign, alone, said,
             "out of memory"
         );
         if self.memory.pass_ran_out(model, pass.shape, oom, alone, self.now.unix_ms) {

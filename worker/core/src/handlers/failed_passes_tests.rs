@@ -58,7 +58,7 @@ fn an_out_of_memory_costs_the_jobs_that_lack_an_output() {
     let order = worker.pass();
     let oom = OutOfMemory { asked: 9, free: 1, total: 10, foreign: 0 };
     let outputs = order.items.iter().map(|(key, index)| (*key == JobKey(1) || *index == 0).then_some(10));
-    let actions = worker.ends(&order, PassResult::Failed(PassError::OutOfMemory(oom)), outputs.collect());
+    let actions = worker.ends(&order, PassResult::Failed(PassError::from(oom)), outputs.collect());
     // What is finished of the second job goes out before it is requeued.
     assert_eq!(replied(&actions), [(JobKey(1), 2, true), (JobKey(2), 1, false)]);
 }

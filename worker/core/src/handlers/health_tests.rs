@@ -97,7 +97,7 @@ fn a_quarantined_job_whose_device_could_not_be_probed_runs_and_is_not_charged() 
     let oom = OutOfMemory { asked: 2, free: 1, total: 2, foreign: 0 };
     let mut pass = worker.probe();
     while pass.items.is_empty() {
-        let actions = worker.ends(&pass, PassResult::Failed(PassError::OutOfMemory(oom)), Vec::new());
+        let actions = worker.ends(&pass, PassResult::Failed(PassError::from(oom)), Vec::new());
         assert!(requeued(&actions).is_empty(), "{actions:?}");
         pass = worker.next_within_a_minute();
     }
@@ -144,7 +144,7 @@ fn nothing_runs_beside_a_probe_after_one_that_ran_out_of_memory() {
     let started = worker.passes();
     assert_eq!(started.len(), 2, "{started:?}");
     let oom = OutOfMemory { asked: 2, free: 1, total: 2, foreign: 0 };
-    worker.ends(&started[0], PassResult::Failed(PassError::OutOfMemory(oom)), Vec::new());
+    worker.ends(&started[0], PassResult::Failed(PassError::from(oom)), Vec::new());
     worker.job_of_program(3);
     for _ in 0..10 {
         worker.now += Duration::from_secs(1);

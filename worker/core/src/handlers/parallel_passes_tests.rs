@@ -17,7 +17,7 @@ fn decided() -> (Worker, PassOrder) {
     assert_eq!(passes.iter().map(|pass| pass.items.len()).collect::<Vec<_>>(), [8, 8]);
     let other = passes.pop().expect("two passes");
     let oom = OutOfMemory { asked: 9, free: 1, total: 10, foreign: 0 };
-    let actions = worker.ends(&passes[0], PassResult::Failed(PassError::OutOfMemory(oom)), vec![None; 8]);
+    let actions = worker.ends(&passes[0], PassResult::Failed(PassError::from(oom)), vec![None; 8]);
     assert!(requeued(&actions).is_empty(), "the other pass may finish items: {actions:?}");
     (worker, other)
 }

@@ -157,7 +157,7 @@ impl Core {
             PassResult::Lost(_) => {}
             PassResult::Failed(error) => {
                 self.scheduler.failed(&self.models[model.0]);
-                let ran_out = matches!(error, PassError::OutOfMemory(_));
+                let ran_out = matches!(error, PassError::OutOfMemory { .. });
                 let outcome = if ran_out { PassOutcome::OutOfMemory } else { PassOutcome::Failed };
                 self.count(&pass, outcome, took, &outputs);
                 self.pass_failed(pass, &outputs, &error, self.leaked(memory));
@@ -286,7 +286,7 @@ impl Core {
             // Skipped for a failure that this session had not heard of.
             PassResult::Skipped | PassResult::Cancelled => return self.health.put_probe_back(model),
             PassResult::Done => ProbeResult::Passed,
-            PassResult::Failed(PassError::OutOfMemory(_)) => ProbeResult::OutOfMemory,
+            PassResult::Failed(PassError::OutOfMemory { .. }) => ProbeResult::OutOfMemory,
             PassResult::Failed(_) | PassResult::Unavailable(_) | PassResult::Lost(_) => ProbeResult::Failed,
         };
         self.probe_ended(model, result);

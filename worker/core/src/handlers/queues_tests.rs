@@ -40,7 +40,7 @@ fn a_job_that_comes_again_takes_the_share_of_the_queue_that_it_first_came_from()
     worker.job(100, 2, further, JobHeaders::default());
     let order = worker.pass();
     let oom = OutOfMemory { asked: 10, free: 0, total: 10, foreign: 0 };
-    let actions = worker.ends(&order, PassResult::Failed(PassError::OutOfMemory(oom)), vec![None; 2]);
+    let actions = worker.ends(&order, PassResult::Failed(PassError::from(oom)), vec![None; 2]);
     let [(_, headers, route)] = &requeued(&actions)[..] else { panic!("{actions:?}") };
     assert_eq!((headers.queue.as_deref(), route), (Some(FURTHER), &Route::Now));
     // Workers publish it to the model's own queue, where another worker takes it.

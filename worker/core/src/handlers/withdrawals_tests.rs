@@ -83,7 +83,7 @@ fn notices(actions: &[Action]) -> Vec<JobKey> {
 }
 
 fn ran_out() -> PassResult {
-    PassResult::Failed(PassError::OutOfMemory(OutOfMemory { asked: 9, free: 1, total: 10, foreign: 0 }))
+    PassResult::Failed(PassError::from(OutOfMemory { asked: 9, free: 1, total: 10, foreign: 0 }))
 }
 
 #[test]

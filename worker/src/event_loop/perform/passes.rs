@@ -87,7 +87,7 @@ impl EventLoop {
     /// Takes the outputs of a pass in; items without output are put back. Adds the core's event to `ready`.
     pub(crate) fn pass_ended(&mut self, completed: CompletedPass) {
         let CompletedPass { pass, mut result, outputs, failures, took, memory } = completed;
-        if let PassResult::Failed(PassError::OutOfMemory(oom)) = &mut result {
+        if let PassResult::Failed(PassError::OutOfMemory { oom, .. }) = &mut result {
             // The device counts the worker's own programs among other processes.
             oom.foreign = oom.foreign.saturating_sub(self.context.programs.needed(pass.order.model));
             // Before the next try.

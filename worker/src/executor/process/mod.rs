@@ -130,7 +130,7 @@ impl Runner {
             .unwrap_or_else(|panic| PassResult::Failed(panicked("the executor of programs", panic.as_ref())));
         if let PassResult::Failed(error) = &result {
             self.failures.fetch_add(1, Ordering::Relaxed);
-            if matches!(error, PassError::OutOfMemory(_)) {
+            if matches!(error, PassError::OutOfMemory { .. }) {
                 self.programs.trim();
             }
         }
@@ -218,8 +218,9 @@ impl Runner {
                 return if is_unavailable { PassResult::Unavailable(reason) } else { PassResult::Skipped };
             }
             PassEnd::DiskFull { detail, .. } => PassError::DiskFull(detail),
-            PassEnd::OutOfMemory { report, .. } => {
-                PassError::OutOfMemory(self.out_of_memory(&report, budget))
+            PassEnd::OutOfMemory { report, stderr, .. } => {
+                let oom = self.out_of_memory(&report, budget);
+                PassError::OutOfMemory { oom, said: said_of(&report, &stderr, places.len()) }
             }
             PassEnd::Failed { kind: FailureKind::Device, detail, stderr, .. } => PassError::Crashed(
                 with_stderr(format!("the process could not use the device any more: {detail}"), &stderr),
@@ -252,12 +253,20 @@ impl Runner {
         let memory = self.device.memory();
         let free = report.free.unwrap_or(memory.free);
         OutOfMemory {
-            asked: report.asked.or(budget).unwrap_or(free.saturating_add(1)),
+            // More than is free and than it was taken to need, if it does not say how much: then the device is too small.
+            asked: report.asked.unwrap_or(free.max(budget.unwrap_or_default()).saturating_add(1)),
             free,
             total: report.total.unwrap_or(memory.total),
             foreign: memory.foreign,
         }
     }
+}
+
+/// What a program said about an out-of-memory. What it printed may be about other callers' items, if there are several.
+fn said_of(report: &OomReport, stderr: &str, items: usize) -> String {
+    let OomReport { source, detail, .. } = report;
+    let separator = if source.is_empty() || detail.is_empty() { "" } else { ": " };
+    with_stderr(format!("{source}{separator}{detail}"), if items == 1 { stderr } else { "" })
 }
 
 /// Waits until the pass is to be cancelled.
