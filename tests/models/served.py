@@ -51,6 +51,10 @@ class Served(vramq.Model):
     def do_echo(self, rest, item):
         pass
 
+    def do_exhaust(self, rest, item):
+        """Runs out of memory, and does not say how much it asked for."""
+        raise vramq.OutOfMemory(rest, where="vae")
+
     def do_wait(self, rest, item):
         """Until there is a file of this name."""
         while not os.path.exists(os.path.join(self.folder, rest)):

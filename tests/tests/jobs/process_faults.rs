@@ -21,6 +21,7 @@ on_one_setup!(
     bytes_of_a_media_type_that_the_model_does_not_take_are_rejected,
     what_a_program_does_wrong_is_in_the_dead_letter,
     a_program_that_answers_too_much_costs_its_job_only,
+    what_a_program_says_about_its_out_of_memory_is_in_the_dead_letter,
     a_job_whose_program_finds_the_disk_full_waits_until_there_is_room,
     faults_of_the_configuration_come_all_at_once,
     every_model_that_cannot_be_loaded_is_named,
@@ -186,6 +187,25 @@ async fn what_a_program_does_wrong_is_in_the_dead_letter(env: &mut TestEnv) -> R
     worker.drain().await?;
     ensure!(worker.log.count("process loaded") == 2);
     Ok(())
+}
+
+/// Without a size: then no wait helps, although the model is taken to need less than is free.
+async fn what_a_program_says_about_its_out_of_memory_is_in_the_dead_letter(env: &mut TestEnv) -> Result<()> {
+    const SAID: &str = "vae: no room for the attention";
+    env.announce("out of memory");
+    env.announce("job dead-lettered");
+    let _served = Served::new(env, ONE_PROCESS, &[])?;
+    let worker = consuming(env, &[]).await?;
+    let (mut replies, mut letters) = (env.replies().await?, env.dead_letters().await?);
+    env.client.publish(MODEL, env.job("job", ["echo first", "exhaust no room for the attention"])?).await?;
+    let part = replies.next().await?;
+    ensure!(part.kind()? == ReplyKind::Part && part.outputs()?.outputs.len() == 1, "{:?}", part.properties);
+    let failure = replies.next().await?.failure()?;
+    ensure!(failure.reason == Reason::OutOfMemory && failure.error.contains(SAID), "{failure:?}");
+    let dossier = letters.next().await?.dead_letter()?;
+    ensure!(dossier.error.contains(SAID) && !dossier.error.contains("fragmented"), "{dossier:?}");
+    ensure!(worker.log.count(SAID) > 0, "{}", worker.log.text());
+    worker.drain().await
 }
 
 /// Two outputs have no room in a reply of 1 MiB, the first one has. What was finished before is answered, and the next job runs.

@@ -165,6 +165,7 @@ fn the_dead_letter_says_what_would_fit() {
     assert!(rejection.error.contains("other processes hold 850.0 MiB. Without them"), "{}", rejection.error);
     let rejection = rejection_of(PIECES, DELAYS_MAX);
     assert!(rejection.error.contains("fragmented"), "{}", rejection.error);
+    assert!(!rejection.error.contains("said"), "{}", rejection.error);
 }
 
 #[test]
