@@ -108,9 +108,14 @@ impl Caller {
 
 /// An address of a process of some node.
 pub fn address(node: &str, id: u32, creation: u32) -> String {
+    address_of(node, [id, 0, creation])
+}
+
+/// The same with any numbers: id, serial, creation.
+pub fn address_of(node: &str, numbers: [u32; 3]) -> String {
     let length = u16::try_from(node.len()).unwrap_or(u16::MAX).to_be_bytes();
-    let numbers = [id, 0, creation].map(u32::to_be_bytes).concat();
-    let pid = [&[131, 88, 118], &length[..], node.as_bytes(), &numbers].concat();
+    let pid =
+        [&[131, 88, 118], &length[..], node.as_bytes(), &numbers.map(u32::to_be_bytes).concat()].concat();
     with_pid(&pid)
 }
 

@@ -3,6 +3,7 @@
 mod bad_bodies;
 mod bad_input;
 mod broker_limits;
+mod departed_callers;
 mod direct_replies;
 mod encoder;
 mod large;

@@ -3,8 +3,9 @@
 //!
 //! RabbitMQ closes the connection that publishes to some addresses although they look genuine: up to 3.10.8 at least, to that of
 //! a caller whose node has left the cluster. So jobs do not depend on this connection. It is opened when the first such reply is
-//! due. The first reply to an address is published alone, so that no other is on its way if the broker closes the connection over it;
-//! then its results go into a dead letter. When the connection is lost otherwise, each unconfirmed reply is published again, alone.
+//! due. Replies to nodes that took one before share it; others are published alone: see [`proven_nodes`](super::proven_nodes).
+//! When it is lost, each unconfirmed reply is published again, alone. If the connection is lost again, that reply is the cause, and
+//! the worker gives it up: its results go into a dead letter.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,11 +19,12 @@ use lapin::types::ShortString;
 use tokio::sync::{mpsc, oneshot};
 use vramq_amqp::Address;
 
-use crate::broker::direct_addresses::{KnownAddresses, Treatment};
 use crate::broker::direct_link::{CLOSE_MAX, Link, Loss, OpenError};
 use crate::broker::message::Message;
+use crate::broker::proven_nodes::{COUNTED_FOR, CUTS_MAX, ProvenNodes, Standing};
 use crate::broker::publisher::MessageOutcome;
 use crate::broker::session::message_size_max;
+use crate::publishers::direct_address::{self, Process};
 use crate::retry::Backoff;
 
 /// Replies between their jobs and the connection. Jobs wait for room here, and there are no more of them than slots.
@@ -59,15 +61,19 @@ enum Command {
 #[derive(Debug)]
 struct Request {
     message: Message,
+    /// Whom its address names.
+    process: Process,
     asked_at: Instant,
-    /// A connection was lost with this reply on its way.
-    was_lost: bool,
+    /// How many connections were lost while it was on its way.
+    losses: usize,
     outcome: Option<oneshot::Sender<MessageOutcome>>,
 }
 
 impl Request {
-    fn new(message: Message, outcome: Option<oneshot::Sender<MessageOutcome>>) -> Self {
-        Self { message, asked_at: Instant::now(), was_lost: false, outcome }
+    /// `None` if no broker makes such an address.
+    fn new(message: Message, outcome: Option<oneshot::Sender<MessageOutcome>>) -> Option<Self> {
+        let process = direct_address::process(message.routing_key.as_str()).ok()?;
+        Some(Self { message, process, asked_at: Instant::now(), losses: 0, outcome })
     }
 
     fn address(&self) -> &ShortString {
@@ -98,7 +104,7 @@ impl DirectReplies {
             link: None,
             unconfirmed: FuturesUnordered::new(),
             alone: VecDeque::new(),
-            known: KnownAddresses::default(),
+            nodes: ProvenNodes::default(),
             refused_at: None,
         };
         tokio::spawn(task.run());
@@ -106,10 +112,14 @@ impl DirectReplies {
     }
 
     /// Publishes a reply, and waits for what happens to it, but not beyond `until`: [`MessageOutcome::Confirmed`],
-    /// [`MessageOutcome::ConnectionLost`], [`MessageOutcome::NoConnection`], [`MessageOutcome::TooLarge`] or [`MessageOutcome::Refused`].
+    /// [`MessageOutcome::ConnectionLost`], [`MessageOutcome::Barred`], [`MessageOutcome::NoConnection`], [`MessageOutcome::TooLarge`]
+    /// or [`MessageOutcome::Refused`].
     pub async fn publish(&self, message: &Message, until: Option<Instant>) -> MessageOutcome {
         let (sender, outcome) = oneshot::channel();
-        let command = Command::Publish(Box::new(Request::new(message.clone(), Some(sender))));
+        let Some(request) = Request::new(message.clone(), Some(sender)) else {
+            return MessageOutcome::Barred;
+        };
+        let command = Command::Publish(Box::new(request));
         let published = async {
             // Both fail only when the task has ended, which is when the worker does.
             self.commands.send(command).await.ok()?;
@@ -124,7 +134,8 @@ impl DirectReplies {
 
     /// Publishes a reply that may be lost. Whether there was room for it.
     pub fn try_publish(&self, message: Message) -> bool {
-        self.commands.try_send(Command::Publish(Box::new(Request::new(message, None)))).is_ok()
+        let request = Request::new(message, None);
+        request.is_some_and(|request| self.commands.try_send(Command::Publish(Box::new(request))).is_ok())
     }
 
     /// Closes the connection in good order.
@@ -148,9 +159,10 @@ struct Task {
     link: Option<Link>,
     /// At most [`UNCONFIRMED_MAX`], all of the same link.
     unconfirmed: FuturesUnordered<BoxFuture<'static, (Request, Result<MessageOutcome, Loss>)>>,
-    /// To be published alone: those that were on their way when the connection was lost, and one to a new address.
+    /// To be published while no other is unconfirmed: those that were on their way when the connection was lost, and one that came
+    /// then or whose node is not proven.
     alone: VecDeque<Request>,
-    known: KnownAddresses,
+    nodes: ProvenNodes,
     /// When the broker last refused a connection.
     refused_at: Option<Instant>,
 }
@@ -188,14 +200,17 @@ impl Task {
         }
     }
 
-    /// Publishes a reply beside others, unless the broker may close the connection over it.
+    /// Publishes a reply beside others, if its node is proven.
     async fn publish(&mut self, request: Request) {
-        if self.known.treatment(request.address(), Instant::now()) == Treatment::Alone {
-            return self.alone.push_back(request);
-        }
-        if self.link.as_ref().is_some_and(|link| !link.is_open()) && !self.unconfirmed.is_empty() {
+        let is_lost = self.link.as_ref().is_some_and(|link| !link.is_open());
+        match self.nodes.standing(request.process, Instant::now()) {
+            Standing::Barred => return request.end(MessageOutcome::Barred),
+            Standing::Unproven => return self.alone.push_back(request),
             // The others do not know yet that the connection is lost.
-            return self.alone.push_back(request);
+            Standing::Proven if is_lost && !self.unconfirmed.is_empty() => {
+                return self.alone.push_back(request);
+            }
+            Standing::Proven => {}
         }
         if let Some((request, link)) = self.prepare(request).await {
             self.unconfirmed.push(Box::pin(async move {
@@ -209,7 +224,6 @@ impl Task {
         match result {
             Ok(answer) => request.end(answer),
             Err(loss) => {
-                request.was_lost = true;
                 if self.link.is_some() {
                     tracing::warn!(
                         error = loss.to_string(),
@@ -220,6 +234,7 @@ impl Task {
                 if is_too_large(&loss, &request) {
                     return request.end(MessageOutcome::TooLarge);
                 }
+                request.losses += 1;
                 self.alone.push_back(request);
             }
         }
@@ -227,10 +242,15 @@ impl Task {
 
     /// Publishes a reply while no other is unconfirmed. Finds out whether the connection is lost because of it.
     async fn publish_alone(&mut self, request: Request) {
+        if self.nodes.standing(request.process, Instant::now()) == Standing::Barred {
+            return request.end(MessageOutcome::Barred);
+        }
         let Some((mut request, link)) = self.prepare(request).await else { return };
         let loss = match link.publish(&request.message).await {
             Ok(answer) => {
-                self.known.took(request.address());
+                if answer == MessageOutcome::Confirmed {
+                    self.nodes.confirmed(request.process);
+                }
                 return request.end(answer);
             }
             Err(loss) => loss,
@@ -239,29 +259,36 @@ impl Task {
         if is_too_large(&loss, &request) {
             return request.end(MessageOutcome::TooLarge);
         }
-        if !request.was_lost && !is_crash(&loss) {
-            // An operator or the network may have cut it.
-            request.was_lost = true;
-            return self.alone.push_front(request);
+        if request.losses == 0 && !is_crash(&loss) {
+            request.losses += 1;
+            return self.alone.push_back(request);
         }
+        self.give_up(request, &loss);
+    }
+
+    /// Ends a reply that the connection was lost over.
+    fn give_up(&mut self, request: Request, loss: &Loss) {
         tracing::warn!(
             job = request.message.properties.message_id().as_ref().map(ShortString::as_str),
             address = request.address().as_str(),
             error = loss.to_string(),
-            "connection for direct replies lost: this reply is the cause, so it is dropped"
+            "connection for direct replies lost with only this reply on it: giving the reply up"
         );
-        if is_by_broker(&loss) {
-            self.known.closed_over(request.address().clone(), Instant::now());
+        if is_by_broker(loss) {
+            self.nodes.closed_over(request.process, Instant::now());
+        }
+        if !self.nodes.has_cuts_left() {
+            tracing::warn!(
+                closed = CUTS_MAX,
+                seconds = COUNTED_FOR.as_secs(),
+                "the broker keeps closing the connection for direct replies: for a while only callers on nodes that were reached before get direct replies; results for other callers become dead letters"
+            );
         }
         request.end(MessageOutcome::ConnectionLost);
     }
 
-    /// A reply that may be published now, and the connection for it; otherwise the reply has its end.
+    /// The connection for a reply; otherwise the reply has its end.
     async fn prepare(&mut self, request: Request) -> Option<(Request, Link)> {
-        if self.known.treatment(request.address(), Instant::now()) == Treatment::Drop {
-            request.end(MessageOutcome::ConnectionLost);
-            return None;
-        }
         if !self.link.as_ref().is_some_and(Link::is_open) {
             self.abandon_link();
             self.link = self.connect(&request).await;
@@ -331,8 +358,8 @@ fn is_by_broker(loss: &Loss) -> bool {
     matches!(loss, Loss::Closed(error) if matches!(error.kind(), ErrorKind::ProtocolError(_)))
 }
 
-/// Whether the broker closed the connection because its channel crashed, as over an address that it cannot read.
+/// Whether the broker failed over what it read from the connection.
 fn is_crash(loss: &Loss) -> bool {
     let Loss::Closed(error) = loss else { return false };
-    matches!(error.kind(), ErrorKind::ProtocolError(error) if error.kind() == &AMQPErrorKind::Hard(AMQPHardError::INTERNALERROR))
+    matches!(error.kind(), ErrorKind::ProtocolError(answer) if *answer.kind() == AMQPErrorKind::Hard(AMQPHardError::INTERNALERROR))
 }

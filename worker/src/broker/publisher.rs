@@ -19,8 +19,10 @@ pub enum MessageOutcome {
     Refused,
     /// It is larger than the broker takes, and was not sent: the broker would close the channel.
     TooLarge,
-    /// Of a direct reply: its connection was lost over it twice, the second time with no other reply on its way.
+    /// Of a direct reply: its connection was lost over it, with no other reply on its way.
     ConnectionLost,
+    /// Of a direct reply: it was not published, because the broker closed the connection over such addresses.
+    Barred,
     /// Of a direct reply: there is no connection for it, or it was not confirmed in time.
     NoConnection,
     /// Of a reply: its queue did not confirm it in time. It may have it nevertheless.

@@ -16,17 +16,15 @@ pub const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
 /// their addresses themselves and always so, whatever their Erlang would choose.
 const PID_HEAD: [u8; 3] = [131, 88, 118];
 
-/// After the node's name: id, serial and creation, 4 bytes each.
-const PID_TAIL_BYTES: usize = 12;
-
 /// The node's name is not that of the node, but this and a hash of it.
 const NODE_PREFIX: &str = "reply@";
 
 /// Hashes are below this (Erlang's `phash2`).
 const NODE_HASHES: u32 = 1 << 27;
 
-/// Ids and serials are below this: a broker's own processes have 28 bits for both.
-const USUAL_IDS: u32 = 1 << 28;
+/// So many bits ids and serials have in any Erlang. Newer ones have more.
+pub const ID_BITS_MIN: u32 = 15;
+pub const SERIAL_BITS_MIN: u32 = 13;
 
 /// The key is 16 random bytes.
 const KEY_BYTES: usize = 16;
@@ -46,25 +44,19 @@ pub enum Forgery {
     Key,
 }
 
-/// Where an address comes from: a start of a node; those with process ids that brokers do not give are apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Origin {
+/// The caller's process that an address names, as far as a broker may close a connection over it: up to 3.10.8 at least, over a
+/// node that does not run, and over numbers with more bits than its Erlang gives out (15 and 13 there). The creation is not
+/// among the causes, but tells the starts of a node apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
     /// The hash of the node's name.
-    node: u32,
-    creation: u32,
-    has_usual_id: bool,
-}
-
-/// The origin of an address that passes [`check`].
-pub fn origin(queue: &str) -> Option<Origin> {
-    let (pid, _) = suffix(queue)?.split_once('.')?;
-    let pid = STANDARD.decode(pid).ok()?;
-    let (rest, tail) = pid.split_last_chunk::<PID_TAIL_BYTES>()?;
-    let (_, name) = rest.strip_prefix(&PID_HEAD)?.split_first_chunk::<2>()?;
-    let node = std::str::from_utf8(name).ok()?.strip_prefix(NODE_PREFIX)?.parse().ok()?;
-    let (numbers, _) = tail.as_chunks::<4>();
-    let [id, serial, creation] = [0, 1, 2].map(|at| u32::from_be_bytes(numbers[at]));
-    Some(Origin { node, creation, has_usual_id: id < USUAL_IDS && serial < USUAL_IDS })
+    pub node: u32,
+    /// Which start of the node it belongs to.
+    pub creation: u32,
+    /// Bits of its id, at least [`ID_BITS_MIN`].
+    pub id_bits: u32,
+    /// Bits of its serial, at least [`SERIAL_BITS_MIN`].
+    pub serial_bits: u32,
 }
 
 /// Whether a reply there goes to a caller's channel, if the address is genuine.
@@ -77,11 +69,18 @@ pub fn is_direct(queue: &str) -> bool {
 /// # Errors
 /// Why the address cannot come from a broker.
 pub fn check(queue: &str) -> Result<(), Forgery> {
-    let Some(suffix) = suffix(queue) else { return Ok(()) };
-    let (pid, key) = suffix.split_once('.').ok_or(Forgery::Parts)?;
-    check_pid(&STANDARD.decode(pid).map_err(|_| Forgery::ProcessId)?)?;
+    if is_direct(queue) { process(queue).map(drop) } else { Ok(()) }
+}
+
+/// The process that an address for direct replies names.
+///
+/// # Errors
+/// Why it is not an address that a broker makes.
+pub fn process(address: &str) -> Result<Process, Forgery> {
+    let (pid, key) = suffix(address).and_then(|suffix| suffix.split_once('.')).ok_or(Forgery::Parts)?;
+    let process = read_pid(&STANDARD.decode(pid).map_err(|_| Forgery::ProcessId)?)?;
     match STANDARD.decode(key) {
-        Ok(key) if key.len() == KEY_BYTES => Ok(()),
+        Ok(key) if key.len() == KEY_BYTES => Ok(process),
         _ => Err(Forgery::Key),
     }
 }
@@ -91,27 +90,36 @@ fn suffix(queue: &str) -> Option<&str> {
 }
 
 /// Ids and serials may be any: how many of their bits a broker uses depends on its Erlang.
-fn check_pid(term: &[u8]) -> Result<(), Forgery> {
+fn read_pid(term: &[u8]) -> Result<Process, Forgery> {
     let rest = term.strip_prefix(&PID_HEAD).ok_or(Forgery::ProcessId)?;
     let (length, rest) = rest.split_first_chunk::<2>().ok_or(Forgery::ProcessId)?;
     let (node, tail) = rest.split_at_checked(u16::from_be_bytes(*length).into()).ok_or(Forgery::ProcessId)?;
-    if tail.len() != PID_TAIL_BYTES {
-        return Err(Forgery::ProcessId);
-    }
-    let hash = std::str::from_utf8(node).ok().and_then(|node| node.strip_prefix(NODE_PREFIX));
+    let (numbers, []) = tail.as_chunks::<4>() else { return Err(Forgery::ProcessId) };
+    let &[id, serial, creation] = numbers else { return Err(Forgery::ProcessId) };
+    let [id, serial, creation] = [id, serial, creation].map(u32::from_be_bytes);
+    let text = std::str::from_utf8(node).ok().and_then(|node| node.strip_prefix(NODE_PREFIX));
     // As a number is printed: no sign, no zeros before it.
-    let is_hash =
-        |text: &str| text.parse::<u32>().is_ok_and(|hash| hash < NODE_HASHES && hash.to_string() == text);
-    if !hash.is_some_and(is_hash) {
-        return Err(Forgery::Node);
-    }
+    let hash = text.and_then(|text| text.parse::<u32>().ok().filter(|hash| hash.to_string() == text));
+    let node = hash.filter(|hash| *hash < NODE_HASHES).ok_or(Forgery::Node)?;
     // 0 stands for any start of the node, and so for a process that the broker never meant.
-    if tail.ends_with(&[0; 4]) { Err(Forgery::Creation) } else { Ok(()) }
+    if creation == 0 {
+        return Err(Forgery::Creation);
+    }
+    Ok(Process {
+        node,
+        creation,
+        id_bits: bits(id).max(ID_BITS_MIN),
+        serial_bits: bits(serial).max(SERIAL_BITS_MIN),
+    })
+}
+
+/// How many bits a number takes, without zeros before it.
+fn bits(number: u32) -> u32 {
+    u32::BITS - number.leading_zeros()
 }
 
 #[cfg(test)]
-pub mod tests {
-    use lapin::types::ShortString;
+mod tests {
     use proptest::prelude::*;
 
     use super::*;
@@ -136,23 +144,6 @@ pub mod tests {
         [&PID_HEAD[..], &length, node, &numbers.map(u32::to_be_bytes).concat()].concat()
     }
 
-    /// An address of a process on a node.
-    pub fn address_of(node: u32, id: u32) -> ShortString {
-        let pid = pid(format!("{NODE_PREFIX}{node}").as_bytes(), [id, 0, 1]);
-        address(&pid, &KEY).into()
-    }
-
-    #[test]
-    fn callers_of_a_node_have_the_same_origin() {
-        let [first, second, third, other, ..] = GENUINE.map(|genuine| origin(genuine).expect("an origin"));
-        assert!(first == second && second == third && first != other);
-        let origin_of = |node, id| origin(address_of(node, id).as_str());
-        assert_ne!(origin_of(1, 800), origin_of(2, 800));
-        assert_eq!(origin_of(1, 800), origin_of(1, 801));
-        assert_ne!(origin_of(1, 800), origin_of(1, u32::MAX));
-        assert!(["", "replies", "amq.rabbitmq.reply-to.x.y"].map(origin).iter().all(Option::is_none));
-    }
-
     const KEY: [u8; KEY_BYTES] = [7; KEY_BYTES];
     const NUMBERS: [u32; 3] = [834, 0, 1_795_334_685];
 
@@ -162,6 +153,18 @@ pub mod tests {
             assert!(is_direct(genuine));
             assert_eq!(check(genuine), Ok(()), "{genuine}");
         }
+    }
+
+    #[test]
+    fn an_address_names_a_process() {
+        let named = |pid: &[u8]| process(&address(pid, &KEY));
+        assert_eq!(
+            process(GENUINE[0]),
+            Ok(Process { node: 105_750_580, creation: 1_795_334_685, id_bits: 15, serial_bits: 13 })
+        );
+        let all = pid(b"reply@0", [u32::MAX, 1 << 13, 1]);
+        assert_eq!(named(&all), Ok(Process { node: 0, creation: 1, id_bits: 32, serial_bits: 14 }));
+        assert_eq!(process("replies"), Err(Forgery::Parts));
     }
 
     #[test]
@@ -278,7 +281,7 @@ pub mod tests {
             let at = at.index(term.len());
             term[at] = byte;
             let answer = check(&address(&term, &KEY));
-            let is_number = at >= term.len() - PID_TAIL_BYTES || (11..20).contains(&at);
+            let is_number = at >= term.len() - 12 || (11..20).contains(&at);
             prop_assert!(is_number || byte == pid(b"reply@105750580", NUMBERS)[at] || answer.is_err(), "{at}");
         }
     }

@@ -243,8 +243,11 @@ async fn publish_all(
             MessageOutcome::Refused => PublicationOutcome::Refused { destination: destination() },
             MessageOutcome::TooLarge => PublicationOutcome::TooLarge,
             MessageOutcome::ConnectionLost => {
-                let why =
-                    "was published twice, and each time the broker closed the connection for direct replies";
+                let why = "was not reached: the connection for direct replies was lost over the reply";
+                PublicationOutcome::Unreachable { destination: destination(), why }
+            }
+            MessageOutcome::Barred => {
+                let why = "gets no reply for a while: the broker closed the connection for direct replies over such addresses";
                 PublicationOutcome::Unreachable { destination: destination(), why }
             }
             MessageOutcome::NoConnection => {
