@@ -9,7 +9,7 @@ use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::device::cuda::{CudaDevice, Lock, Options, Which};
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::encoder::{Encoder, LoadError, Source};
-use vramq_inference::engine::{Engine as _, Item};
+use vramq_inference::engine::{Engine as _, Item, SparseItem};
 use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
 use crate::programs::root;
@@ -100,9 +100,13 @@ pub fn tokens(encoder: &Encoder, lengths: &[usize]) -> Vec<Item> {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 8) % vocabulary
     };
-    let item = |length: &usize| Item::Tokens {
-        ids: (0..*length).map(|_| token()).collect(),
-        format: EmbeddingFormat::default(),
+    let is_sparse = encoder.dims().is_sparse;
+    let item = |length: &usize| {
+        let ids = (0..*length).map(|_| token()).collect();
+        match is_sparse {
+            true => Item::Sparse(SparseItem { ids, elements_max: None }),
+            false => Item::Tokens { ids, format: EmbeddingFormat::default() },
+        }
     };
     lengths.iter().map(item).collect()
 }
@@ -209,14 +213,25 @@ pub fn cache() -> Result<PathBuf> {
     Ok(test.ancestors().nth(2).context("tests run from a target folder")?.join("fake_cuda/kernels"))
 }
 
-/// The numbers of embeddings.
+/// The most tokens that a vocabulary of the tests' models of sparse vectors has.
+const VOCABULARY_MAX: usize = 1 << 15;
+
+/// The numbers of embeddings. Sparse vectors are as long as the largest vocabulary, with their zeros.
 ///
 /// # Errors
 /// Something else is among them.
 pub fn vectors(outputs: &[Output]) -> Result<Vec<Vec<f32>>> {
     let vector = |output: &Output| match output {
         Output::Embedding(embedding) => Ok(embedding.values.to_f32()),
-        other => anyhow::bail!("{other:?} is no embedding"),
+        Output::Sparse(sparse) => {
+            let mut numbers = vec![0.0; VOCABULARY_MAX];
+            for (index, value) in sparse.indices().iter().zip(sparse.values()) {
+                let number = numbers.get_mut(*index as usize).context("a larger vocabulary")?;
+                *number = *value;
+            }
+            Ok(numbers)
+        }
+        other => anyhow::bail!("{other:?} is no vector"),
     };
     outputs.iter().map(vector).collect()
 }

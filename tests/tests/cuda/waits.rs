@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use vramq_inference::device::Device as _;
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::device::cuda::{CudaDevice, Timer};
-use vramq_inference::engine::encoder::Encoder;
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
+use vramq_inference::engine::encoder::{Encoder, Source};
 use vramq_inference::engine::{Engine as _, Item, PassError};
 use vramq_tests::bert::{RandomBert, fixture};
 use vramq_tests::encoders::{all_close, cache, open, tokens, vectors};
@@ -30,7 +30,7 @@ const WAITS: [(&str, &str, &str); 9] = [
     (
         "device/cuda/stream.rs",
         "calls::cuEventRecord(event, self.stream()).and_then(|()| calls::cuEventSynchronize(event))",
-        "a_long_pass",
+        "a_sleep",
     ),
     (
         "device/cuda/stream.rs",
@@ -39,7 +39,7 @@ const WAITS: [(&str, &str, &str); 9] = [
     ),
     ("device/cuda/timer.rs", ".and_then(|()| calls::cuEventSynchronize(end))", "a_time"),
     ("engine/encoder/cuda/mod.rs", "self.device.synchronize()", "a_pass"),
-    ("engine/encoder/cuda/mod.rs", "self.device.synchronize_asleep()", "a_long_pass"),
+    ("engine/encoder/cuda/mod.rs", "self.device.synchronize_asleep()", "a_pass_that_is_long"),
     ("engine/encoder/cuda/weights.rs", "Ok(device.synchronize()?)", "an_upload"),
 ];
 
@@ -62,8 +62,11 @@ with_libraries! { [gpu()?];
     a_refusal_waits_for_earlier_work = a_refusal_with: ["FAKE_CUDA_FAIL" = "kernel:2:700,cuLaunchKernel:4:1"];
     a_refusal_is_taken_at_its_word_without_the_wait = a_refusal_without:
         ["FAKE_CUDA_FAIL" = "kernel:2:700,cuLaunchKernel:4:1"];
-    a_long_wait_is_one = a_long_pass_with: [];
-    a_long_wait_is_needed = a_long_pass_without: [];
+    a_long_wait_is_one = a_sleep_with: [];
+    a_long_wait_is_needed = a_sleep_without: [];
+    a_long_pass_waits_for_its_kernels = a_pass_that_is_long_with: ["FAKE_CUDA_FAIL" = "kernel:2:700"];
+    a_long_pass_does_not_see_its_kernels_error_without_the_wait = a_pass_that_is_long_without:
+        ["FAKE_CUDA_FAIL" = "kernel:2:700"];
     a_time_is_of_work_that_has_ended = a_time_with: [];
     a_time_is_not_known_without_the_wait = a_time_without: [];
     a_trim_waits_for_what_is_freed = a_trim_with: ["FAKE_CUDA_FAIL" = "cuMemAllocFromPoolAsync:2:2"];
@@ -153,9 +156,13 @@ mod bodies {
     const MEMORY_CHANGED: &str = "CUDA_ERROR_LAUNCH_FAILED (719)";
 
     fn encoder(device: &Arc<CudaDevice>) -> Result<Encoder> {
+        encoder_of(&fixture("tiny-mean"), device)
+    }
+
+    fn encoder_of(source: &Source, device: &Arc<CudaDevice>) -> Result<Encoder> {
         let options =
             CudaOptions { element: Some(ElementType::F32), cache: Some(cache()?), ..CudaOptions::default() };
-        Ok(Encoder::load_cuda(&fixture("tiny-mean"), Arc::clone(device), &options, 2)?)
+        Ok(Encoder::load_cuda(source, Arc::clone(device), &options, 2)?)
     }
 
     fn items(encoder: &Encoder) -> Vec<Item> {
@@ -191,11 +198,11 @@ mod bodies {
     }
 
     /// A kernel fails while it runs: that is the pass's error.
-    fn pass(left_out: LeftOut) -> Result<()> {
+    fn pass(source: &Source, lengths: &[usize], left_out: LeftOut) -> Result<()> {
         let device = open()?;
-        let encoder = encoder(&device)?;
+        let encoder = encoder_of(source, &device)?;
         leave_out(left_out)?;
-        let ended = encoder.run(&items(&encoder));
+        let ended = encoder.run(&tokens(&encoder, lengths));
         let Err(PassError::DeviceLost(error)) = ended else { bail!("the pass ended with {ended:?}") };
         ensure!(error == "wait for the device: CUDA_ERROR_ILLEGAL_ADDRESS (700)", "{error}");
         let loss = device.lost().context("the device is not lost")?;
@@ -204,11 +211,26 @@ mod bodies {
     }
 
     pub fn a_pass_with() -> Result<()> {
-        pass(NONE)
+        pass(&fixture("tiny-mean"), &[9, 3], NONE)
     }
 
     pub fn a_pass_without() -> Result<()> {
-        shows(pass(THE_NEXT), "the pass ended with Ok")
+        shows(pass(&fixture("tiny-mean"), &[9, 3], THE_NEXT), "the pass ended with Ok")
+    }
+
+    /// A pass that multiplies so much that its thread sleeps through it. No product is computed: the first one fails.
+    fn long_pass(left_out: LeftOut) -> Result<()> {
+        let shape =
+            RandomBert { hidden: 1024, heads: 16, feed_forward: 4096, layers: 2, ..RandomBert::default() };
+        pass(&shape.write()?.source(), &[256; 16], left_out)
+    }
+
+    pub fn a_pass_that_is_long_with() -> Result<()> {
+        long_pass(NONE)
+    }
+
+    pub fn a_pass_that_is_long_without() -> Result<()> {
+        shows(long_pass(THE_NEXT), "the pass ended with Ok")
     }
 
     /// A pass waits twice: for its vectors, and before its arena is freed. Without both, there are none.
@@ -239,7 +261,7 @@ mod bodies {
         shows(refusal(THE_NEXT), "the pass ended with Err(Failed(\"launch a kernel")
     }
 
-    fn long_pass(left_out: LeftOut) -> Result<()> {
+    fn sleep(left_out: LeftOut) -> Result<()> {
         let device = open()?;
         let memory = device.alloc(64)?;
         let mut back = [0; 64];
@@ -257,12 +279,12 @@ mod bodies {
         Ok(())
     }
 
-    pub fn a_long_pass_with() -> Result<()> {
-        long_pass(NONE)
+    pub fn a_sleep_with() -> Result<()> {
+        sleep(NONE)
     }
 
-    pub fn a_long_pass_without() -> Result<()> {
-        shows(long_pass(THE_NEXT), "[0, 0, 0, 0,")
+    pub fn a_sleep_without() -> Result<()> {
+        shows(sleep(THE_NEXT), "[0, 0, 0, 0,")
     }
 
     /// Two pieces of work, each of which takes a microsecond by the fake driver's clock, and the record behind them.
@@ -314,9 +336,7 @@ mod bodies {
     /// A pass runs out of memory in the middle, with its ids still to be copied. The next one stages its own.
     fn arenas_end(left_out: LeftOut) -> Result<()> {
         let shape = RandomBert { layers: 2, ..RandomBert::default() }.write()?;
-        let options =
-            CudaOptions { element: Some(ElementType::F32), cache: Some(cache()?), ..CudaOptions::default() };
-        let encoder = Encoder::load_cuda(&shape.source(), open()?, &options, 2)?;
+        let encoder = encoder_of(&shape.source(), &open()?)?;
         leave_out(left_out)?;
         let ended = encoder.run(&tokens(&encoder, &[40, 3]));
         ensure!(matches!(ended, Err(PassError::OutOfMemory { .. })), "{ended:?}");

@@ -3,5 +3,6 @@
 mod clients;
 mod first_job;
 mod help;
+mod model_tests;
 mod readme;
 mod walkthrough;

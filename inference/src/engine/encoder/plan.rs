@@ -137,7 +137,7 @@ impl CudaPlan {
         let cu_seqlens = rows + aligned(shape.cost * 4);
         let activations = cu_seqlens + aligned((shape.items + 1) * 4);
         let vectors = activations + aligned(shape.cost * activations_per_token(dims) * element);
-        let bytes = vectors + aligned(shape.items * dims.hidden * 4);
+        let bytes = vectors + aligned(shape.items * dims.vector_columns() * 4);
         Self { rows, cu_seqlens, activations, vectors, bytes }
     }
 }
@@ -230,6 +230,9 @@ mod tests {
                 (cuda.rows, cuda.cu_seqlens, cuda.activations),
                 (cpu.rows, cpu.cu_seqlens, cpu.activations)
             );
+            let sparse = CudaPlan::new(&Dims { is_sparse: true, ..MINILM }, 4, shape);
+            assert_eq!(sparse.vectors, cuda.vectors);
+            assert_eq!(sparse.bytes - sparse.vectors, (shape.items * 30_522 * 4).next_multiple_of(256));
             let half = CudaPlan::new(&MINILM, 2, shape);
             assert_eq!(half.vectors - half.activations, (cuda.vectors - cuda.activations).div_ceil(2));
         }

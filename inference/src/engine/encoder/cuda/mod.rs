@@ -2,7 +2,8 @@
 //!
 //! `element` is the type of weights and activations, `weights` are the weights on the device. `sources` are the kernels; `module`
 //! gets their code from `compile`, `cache` or `embedded`. A pass stages its ids in `staging`, and `ops` launches the kernels;
-//! with cuBLASLt `products` computes matrix products. `pass_size` is how many tokens a pass should have.
+//! with cuBLASLt `products` computes matrix products, and `vocabulary` makes the scores of sparse vectors. `pass_size` is how many
+//! tokens a pass should have.
 
 mod cache;
 pub mod compile;
@@ -14,6 +15,7 @@ mod pass_size;
 mod products;
 mod sources;
 mod staging;
+mod vocabulary;
 mod weights;
 
 use std::fmt;
@@ -156,7 +158,7 @@ impl CudaEncoder {
         let plan = self.plan(shape);
         let arena = self.device.alloc_arena(plan.bytes)?;
         // One piece for the way there and the way back: a second one could move it while the device reads.
-        let vector_bytes = shape.items * self.model.spec.dims.hidden * 4;
+        let vector_bytes = shape.items * self.model.spec.dims.vector_columns() * 4;
         let host = staging.get(plan.activations.max(vector_bytes))?;
         let ids = &mut host[..plan.activations];
         fill(ids, &plan, items, &self.model.spec);
@@ -165,7 +167,11 @@ impl CudaEncoder {
         unsafe { self.device.copy_in("copy ids to the device", arena.start(), ids) }?;
         let mut ops =
             CudaOps { model: &self.model, device: &self.device, plan: &plan, shape, arena: arena.start() };
-        forward::forward(&mut ops, &self.model.spec, &Layout::new(&self.model.spec.dims, shape.cost))?;
+        let (spec, at) = (&self.model.spec, Layout::new(&self.model.spec.dims, shape.cost));
+        match spec.dims.is_sparse {
+            false => forward::forward(&mut ops, spec, &at)?,
+            true => forward::layers(&mut ops, spec, &at).and_then(|_| ops.pool_vocabulary(&at))?,
+        }
         // The ids are on the device before vectors overwrite them here: the stream's order sees to that.
         let vectors = &mut host[..vector_bytes];
         // SAFETY: so many bytes of vectors are in the arena; the staging memory is borrowed until the wait has ended.
@@ -229,7 +235,8 @@ const LONG_PASS_PRODUCTS: u64 = 100_000_000_000;
 fn is_long(dims: &Dims, tokens: usize) -> bool {
     let of_layer = dims.hidden * (dims.qkv_columns() + dims.attention_columns() + dims.up_columns())
         + dims.feed_forward * dims.hidden;
-    (of_layer * dims.layers) as u64 * tokens as u64 >= LONG_PASS_PRODUCTS
+    let of_head = if dims.is_sparse { dims.hidden * (dims.hidden + dims.vocabulary) } else { 0 };
+    (of_layer * dims.layers + of_head) as u64 * tokens as u64 >= LONG_PASS_PRODUCTS
 }
 
 impl Backend for CudaEncoder {
@@ -253,9 +260,17 @@ impl Backend for CudaEncoder {
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         let shape = items.iter().fold(PassShape::default(), |shape, item| shape.with(item.ids.len()));
         self.compute(items, shape, &mut staging)?;
-        let bytes = staging.get(items.len() * self.model.spec.dims.hidden * 4)?;
-        for (at, vector) in bytes.chunks_exact(self.model.spec.dims.hidden * 4).enumerate() {
-            take(at, vector.as_chunks().0.iter().map(|number| f32::from_ne_bytes(*number)).collect());
+        let dims = &self.model.spec.dims;
+        let numbers = staging.get(items.len() * dims.vector_columns() * 4)?.as_chunks().0;
+        for at in 0..items.len() {
+            let vector = match dims.is_sparse {
+                true => vocabulary::scores(numbers, dims, items.len(), at),
+                false => {
+                    let own = &numbers[at * dims.hidden..][..dims.hidden];
+                    own.iter().map(|number| f32::from_ne_bytes(*number)).collect()
+                }
+            };
+            take(at, vector);
         }
         Ok(())
     }
@@ -302,9 +317,6 @@ fn check(config: &ModelConfig) -> Result<(), LoadError> {
         Err(LoadError::Unsupported { path: config.transformer.join("config.json"), found, takes })
     };
     let dims = &config.spec.dims;
-    if dims.is_sparse {
-        return refuse("a head for sparse vectors".into(), "sparse outputs on the CPU device only".into());
-    }
     if dims.head > HEAD_MAX {
         let found = format!("heads of {} elements", dims.head);
         return refuse(found, format!("at most {HEAD_MAX} on a CUDA device"));
@@ -339,5 +351,8 @@ mod tests {
         let (minilm, large) = (dims(6, 384, 12), dims(24, 1024, 16));
         assert!(!is_long(&minilm, 8192) && is_long(&minilm, 9500));
         assert!(!is_long(&large, 300) && is_long(&large, 400));
+        // A map to the vocabulary has 11.7 million more.
+        let sparse = Dims { is_sparse: true, ..minilm };
+        assert!(!is_long(&sparse, 4200) && is_long(&sparse, 4600));
     }
 }

@@ -62,6 +62,11 @@ impl CudaOps<'_> {
         self.arena + self.plan.cu_seqlens as CUdeviceptr
     }
 
+    /// Whether rows of so many columns, and those of the model's sizes, begin at multiples of what kernels read at a time.
+    fn aligned_rows(&self, columns: usize) -> u32 {
+        self.aligned() & u32::from(columns.is_multiple_of(self.model.element.chunk()))
+    }
+
     /// Rows begin at multiples of what kernels read at a time.
     fn aligned(&self) -> u32 {
         let (dims, chunk) = (&self.model.spec.dims, self.model.element.chunk());
@@ -83,8 +88,35 @@ impl CudaOps<'_> {
         launch.run((chunks.div_ceil(BIAS_GELU_THREADS as usize), 1), BIAS_GELU_THREADS)
     }
 
+    /// A linear map by the program's own kernels, with GELU behind it where asked for.
+    pub fn own_linear(
+        &self,
+        linear: LinearAt,
+        gelu: bool,
+        from: Matrix,
+        to: Matrix,
+    ) -> Result<(), CudaError> {
+        let LinearAt { weights, bias, inner, columns, .. } = linear;
+        let tokens = self.shape.cost;
+        let tiles = |tile: &Tile| tokens.div_ceil(tile.side) * columns.div_ceil(tile.side);
+        let kernels = &self.model.kernels.linear;
+        // Large tiles read less, but only where there are enough of them for all multiprocessors.
+        let (tile, functions) = match &kernels.large {
+            None => (SMALL_F32, &kernels.small),
+            Some(large) if tiles(&LARGE) >= self.model.multiprocessors => (LARGE, large),
+            Some(_) => (SMALL, &kernels.small),
+        };
+        let aligned = self.aligned_rows(columns);
+        let (rows, inner, columns) = (size(tokens), size(inner), size(columns));
+        let (from, to) = (self.at(from), self.at(to));
+        let mut launch = Launch::new(self, &functions[usize::from(gelu)]);
+        launch.arguments.arg(&from).arg(&weights).arg(&bias).arg(&to);
+        launch.arguments.arg(&rows).arg(&inner).arg(&columns).arg(&aligned);
+        launch.run((tiles(&tile), 1), tile.threads)
+    }
+
     /// `x = x + add`, `to = norm(x)`. All may be one, where the norm stays.
-    fn norm_of_sum(
+    pub fn norm_of_sum(
         &self,
         norm: NormAt,
         eps: f32,
@@ -98,6 +130,30 @@ impl CudaOps<'_> {
         launch.arguments.arg(&x).arg(&add).arg(&to).arg(&weight).arg(&bias).arg(&eps);
         launch.arguments.arg(&of_squares).arg(&hidden).arg(&aligned);
         launch.run((self.shape.cost, 1), self.norm_threads())
+    }
+
+    /// Each sequence's rows into one, in f32, without gaps from this byte of the arena on.
+    pub fn pool_to(
+        &self,
+        from: Matrix,
+        pooling: Pooling,
+        normalize: bool,
+        to: usize,
+    ) -> Result<(), CudaError> {
+        // As kernels/pool.cu numbers them.
+        let pooling: u32 = match pooling {
+            Pooling::Mean => 0,
+            Pooling::Cls => 1,
+            Pooling::Max => 2,
+            Pooling::Last => 3,
+        };
+        let (columns, normalize) = (size(from.columns), u32::from(normalize));
+        let aligned = self.aligned_rows(from.columns);
+        let (x, cu_seqlens, to) = (self.at(from), self.cu_seqlens(), self.arena + to as CUdeviceptr);
+        let mut launch = Launch::new(self, &self.model.kernels.pool);
+        launch.arguments.arg(&x).arg(&cu_seqlens).arg(&columns).arg(&pooling);
+        launch.arguments.arg(&normalize).arg(&aligned).arg(&to);
+        launch.run((self.shape.items, 1), POOL_THREADS)
     }
 
     /// Threads of a block that normalises a row, a chunk each.
@@ -177,32 +233,17 @@ impl Ops for CudaOps<'_> {
 
     fn linear(&mut self, layer: usize, which: Linear, from: Matrix, to: Matrix) -> Result<(), CudaError> {
         let linear = self.model.weights.linear(layer, which);
-        let LinearAt { weights, bias, inner, columns, .. } = linear;
-        let tokens = self.shape.cost;
         let gelu = self.model.has_gelu(which);
         if let Some(products) = &self.model.products {
             // The library's GELU is an approximation; the bias comes with the exact one then, in f32.
-            let product = self.model.product(layer, which, tokens);
+            let product = self.model.product(layer, which, self.shape.cost);
             // SAFETY: matrices of the arena and of the weights, with room by their plans, which live until the pass has waited
             // for the stream.
             if unsafe { products.multiply(self.device, &product, self.at(from), self.at(to)) }? {
-                return if gelu { self.bias_gelu(bias, to) } else { Ok(()) };
+                return if gelu { self.bias_gelu(linear.bias, to) } else { Ok(()) };
             }
         }
-        let tiles = |tile: &Tile| tokens.div_ceil(tile.side) * columns.div_ceil(tile.side);
-        let kernels = &self.model.kernels.linear;
-        // Large tiles read less, but only where there are enough of them for all multiprocessors.
-        let (tile, functions) = match &kernels.large {
-            None => (SMALL_F32, &kernels.small),
-            Some(large) if tiles(&LARGE) >= self.model.multiprocessors => (LARGE, large),
-            Some(_) => (SMALL, &kernels.small),
-        };
-        let (rows, inner, columns) = (size(tokens), size(inner), size(columns));
-        let (from, to, aligned) = (self.at(from), self.at(to), self.aligned());
-        let mut launch = Launch::new(self, &functions[usize::from(gelu)]);
-        launch.arguments.arg(&from).arg(&weights).arg(&bias).arg(&to);
-        launch.arguments.arg(&rows).arg(&inner).arg(&columns).arg(&aligned);
-        launch.run((tiles(&tile), 1), tile.threads)
+        self.own_linear(linear, gelu, from, to)
     }
 
     fn rotate(&mut self, layer: usize, qkv: Matrix) -> Result<(), CudaError> {
@@ -279,20 +320,6 @@ impl Ops for CudaOps<'_> {
     }
 
     fn pool(&mut self, from: Matrix) -> Result<(), CudaError> {
-        // As kernels/pool.cu numbers them.
-        let pooling: u32 = match self.model.pooling {
-            Pooling::Mean => 0,
-            Pooling::Cls => 1,
-            Pooling::Max => 2,
-            Pooling::Last => 3,
-        };
-        let (hidden, normalize, aligned) =
-            (size(from.columns), u32::from(self.model.normalize), self.aligned());
-        let (x, cu_seqlens) = (self.at(from), self.cu_seqlens());
-        let vectors = self.arena + self.plan.vectors as CUdeviceptr;
-        let mut launch = Launch::new(self, &self.model.kernels.pool);
-        launch.arguments.arg(&x).arg(&cu_seqlens).arg(&hidden).arg(&pooling);
-        launch.arguments.arg(&normalize).arg(&aligned).arg(&vectors);
-        launch.run((self.shape.items, 1), POOL_THREADS)
+        self.pool_to(from, self.model.pooling, self.model.normalize, self.plan.vectors)
     }
 }

@@ -1,5 +1,7 @@
 //! A model's weights on a CUDA device: matrices in the element type and in PyTorch's layout, biases and norms in f32.
 
+mod mlm;
+
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
@@ -11,6 +13,8 @@ use crate::engine::encoder::checkpoint::Checkpoint;
 use crate::engine::encoder::config::ModelConfig;
 use crate::engine::encoder::families::Spec;
 use crate::engine::encoder::forward::{Linear, Norm};
+
+use mlm::MlmPlan;
 
 /// All weights, in one allocation.
 #[derive(Debug)]
@@ -46,6 +50,7 @@ struct WeightsPlan {
     relative: Option<usize>,
     /// The table of each rotation.
     rotary: Vec<usize>,
+    mlm: Option<MlmPlan>,
     /// Of layer 0; the next layer's lies `layer_bytes` on.
     linears: [LinearPlan; 4],
     norms: [usize; 2],
@@ -88,6 +93,7 @@ impl WeightsPlan {
         let embedding_norm = part(2, norm_stride);
         let relative = spec.relative.map(|_| part(dims.heads * spec.distances(), 4));
         let rotary = spec.design.rotary.iter().map(|_| part(dims.positions * dims.head, 4)).collect();
+        let mlm = spec.mlm.map(|_| MlmPlan::new(&mut part, dims, element, words, norm_stride));
         let layer = part(0, 0);
         let linears = [
             (hidden, dims.qkv_columns()),
@@ -112,6 +118,7 @@ impl WeightsPlan {
             embedding_norm,
             relative,
             rotary,
+            mlm,
             linears,
             norms,
             block_norms,
@@ -137,6 +144,9 @@ impl CudaWeights {
         let mut loading =
             Loading { config, file, plan: &plan, device, start: memory.start(), element, bytes: Vec::new() };
         loading.embeddings()?;
+        if let (Some(head), Some(plan)) = (config.spec.mlm, plan.mlm) {
+            loading.mlm(head, plan)?;
+        }
         for layer in 0..config.spec.dims.layers {
             loading.layer(layer)?;
         }
@@ -178,15 +188,7 @@ impl CudaWeights {
     }
 
     pub fn linear(&self, layer: usize, which: Linear) -> LinearAt {
-        let plan = self.plan.linears[which as usize];
-        let shift = layer * self.plan.layer_bytes;
-        LinearAt {
-            weights: self.at(plan.weights + shift),
-            bias: self.at(plan.bias + shift),
-            rounded_bias: self.at(plan.rounded_bias + shift),
-            inner: plan.inner,
-            columns: plan.columns,
-        }
+        self.linear_at(self.plan.linears[which as usize], layer * self.plan.layer_bytes)
     }
 
     pub fn norm(&self, layer: usize, which: Norm) -> NormAt {
@@ -197,6 +199,16 @@ impl CudaWeights {
     pub fn block_norm(&self, layer: usize, which: Norm) -> Option<NormAt> {
         let norms = self.plan.block_norms?;
         Some(self.norm_at(norms[which as usize] + layer * self.plan.layer_bytes))
+    }
+
+    fn linear_at(&self, plan: LinearPlan, shift: usize) -> LinearAt {
+        LinearAt {
+            weights: self.at(plan.weights + shift),
+            bias: self.at(plan.bias + shift),
+            rounded_bias: self.at(plan.rounded_bias + shift),
+            inner: plan.inner,
+            columns: plan.columns,
+        }
     }
 
     fn norm_at(&self, byte: usize) -> NormAt {
