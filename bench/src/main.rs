@@ -100,8 +100,8 @@ enum Part {
         /// Where the vectors go.
         #[arg(long)]
         vectors: PathBuf,
-        #[arg(long)]
-        bf16: bool,
+        #[arg(long, default_value_t = ComputeType::Auto)]
+        dtype: ComputeType,
     },
     /// The bare HTTP handler, as its own process.
     #[command(hide = true)]
@@ -149,8 +149,7 @@ async fn main() -> anyhow::Result<()> {
     let Cli { part, setup } = Cli::parse();
     let mut report = Report::default();
     match part {
-        Some(Part::Encode { vectors, bf16 }) => {
-            let dtype = if bf16 { ComputeType::Bf16 } else { ComputeType::Auto };
+        Some(Part::Encode { vectors, dtype }) => {
             let figures = encoder::run(&setup, &texts(&setup)?, dtype, &vectors)?;
             println!("{}", serde_json::to_string(&figures)?);
             return Ok(());
