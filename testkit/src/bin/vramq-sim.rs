@@ -28,7 +28,7 @@ struct Options {
     busy: Micros,
     sabotage: Option<Sabotage>,
     shrinks: bool,
-    /// One of several processes: takes every so manieth seed.
+    /// One of several processes: takes every nth seed.
     step: u64,
 }
 
