@@ -182,8 +182,8 @@ async fn follow(app: &App, entry: &Entry, wait: Option<Duration>) {
     }
 }
 
-/// 200 with the results, the status of its failure if it failed, 202 before its end, or the problem that kept the job from being published. A job that the broker has
-/// not confirmed gets no 202: it may never be published.
+/// 200 with the results, the status of its failure if it failed, 202 before its end, or the problem that kept the job from being published.
+/// A job that the broker has not confirmed gets no 202: it may never be published.
 async fn answer(entry: &Arc<Entry>, waited: Option<Duration>) -> Result<Response, Problem> {
     let state = entry.state();
     if let JobState::Failed(failure) = &state
