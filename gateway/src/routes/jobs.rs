@@ -13,8 +13,9 @@ use tokio::time::timeout;
 use vramq_producer::{Input, Params, PublishError};
 use vramq_schemas::ITEMS_MAX;
 
+use super::idempotency::idempotency_key;
 use super::known_job::{Known, find, find_same};
-use super::openai::{idempotency_key, name_job};
+use super::openai::name_job;
 use super::prefer::wait_of;
 use super::{Authenticated, called_by, references};
 use crate::app::{App, Permits};

@@ -5,6 +5,7 @@ mod events;
 mod files;
 mod form;
 mod health;
+mod idempotency;
 mod jobs;
 mod known_job;
 mod one_job;

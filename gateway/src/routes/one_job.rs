@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use vramq_producer::{Answer, Input, Params};
 
+use super::idempotency::idempotency_key;
 use super::known_job::{Known, find_same};
-use super::openai::idempotency_key;
 use super::{Authenticated, called_by, wait};
 use crate::app::{App, Permits};
 use crate::body::{self, Parsed};

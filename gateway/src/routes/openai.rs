@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde::{Deserialize, Serialize};
@@ -26,11 +26,6 @@ use crate::problem::{JOB_ID, Problem};
 
 /// Says that the numbers in `usage` are not known, because the worker does not count tokens.
 const USAGE: HeaderName = HeaderName::from_static("x-vramq-usage");
-
-pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-
-/// The longest idempotency key, in bytes.
-const IDEMPOTENCY_KEY_BYTES_MAX: usize = 255;
 
 /// A request for embeddings. Unknown fields are ignored, as by OpenAI's own.
 #[derive(Debug, Deserialize)]
@@ -213,20 +208,6 @@ pub fn shorten(mut vector: Vec<f32>, dimensions: Option<usize>) -> Result<Vec<f3
 
 fn le_bytes(vector: &[f32]) -> Vec<u8> {
     vector.iter().flat_map(|x| x.to_le_bytes()).collect()
-}
-
-/// The request's idempotency key, if it has one.
-///
-/// # Errors
-/// It is too long, or no visible ASCII.
-pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
-    let Some(key) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
-    match key.to_str() {
-        Ok(key) if (1..=IDEMPOTENCY_KEY_BYTES_MAX).contains(&key.len()) => Ok(Some(key.to_owned())),
-        _ => Err(Problem::invalid(format!(
-            "the header Idempotency-Key must have 1 to {IDEMPOTENCY_KEY_BYTES_MAX} characters of ASCII"
-        ))),
-    }
 }
 
 /// `GET /v1/models`: those that workers serve now, and the caller may use.
