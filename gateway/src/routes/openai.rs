@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use vramq_producer::{Answer, Output, Params, Reason};
 
+use super::Authenticated;
 use super::one_job::Call;
 use super::openai_input::{decoding_bytes, text_bytes, texts};
 use super::shallow::texts_or_ids;
-use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::broker::fleet::ModelView;
 use crate::config::Config;
@@ -211,11 +211,11 @@ fn le_bytes(vector: &[f32]) -> Vec<u8> {
 }
 
 /// `GET /v1/models`: those that workers serve now, and the caller may use.
-pub async fn models(State(app): State<App>, Authenticated(caller): Authenticated) -> Response {
+pub async fn models(State(app): State<App>, Authenticated(caller): Authenticated) -> impl IntoResponse {
     let models = app.link.fleet().models(Instant::now());
     let models =
         models.iter().filter(|(name, _)| caller.may_use(name)).map(|(name, view)| model_object(name, view));
-    called_by(&caller, Ok(Json(json!({"object": "list", "data": models.collect::<Vec<_>>()}))))
+    Json(json!({"object": "list", "data": models.collect::<Vec<_>>()}))
 }
 
 /// `GET /v1/models/{model}`.
@@ -223,13 +223,10 @@ pub async fn model(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
     Path(name): Path<String>,
-) -> Response {
+) -> Result<impl IntoResponse, Problem> {
     let models = app.link.fleet().models(Instant::now());
     let found = models.get(&name).filter(|_| caller.may_use(&name));
-    called_by(
-        &caller,
-        found.map(|view| Json(model_object(&name, view))).ok_or_else(|| Problem::unknown_model(&name)),
-    )
+    found.map(|view| Json(model_object(&name, view))).ok_or_else(|| Problem::unknown_model(&name))
 }
 
 fn model_object(name: &str, view: &ModelView) -> Value {
