@@ -83,6 +83,7 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
     let items = submission.inputs.len();
     let entry = Entry::new(id, message_id, owner, submission.model.clone(), items, submission.fingerprint);
     let entry = Arc::new(entry.called_by(&callers(&app.config.broker, &submission.caller)));
+    submission.trace.subject.is_job(&entry.message_id);
     let kept = submission.kept || submission.idempotency_key.is_some();
     if kept && let Added::Existing(before) = app.jobs.add(&entry, submission.idempotency_key.as_deref())? {
         return Ok(before);

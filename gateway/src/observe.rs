@@ -20,10 +20,6 @@ use crate::trace::{REQUEST_ID, Trace};
 /// The status of a request whose client hung up, in the log and in metrics. Nobody gets it; nginx has the same.
 const HUNG_UP: u16 = 499;
 
-/// The caller's name: handlers put it into the response, for the log.
-#[derive(Clone, Debug)]
-pub struct CallerName(pub String);
-
 /// The outermost layer.
 pub async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
     let seen = Seen::new(&app, &request);
@@ -75,17 +71,20 @@ impl Seen {
 
     fn answered(mut self, response: &Response) {
         self.is_answered = true;
-        let job = response.headers().get(JOB_ID).and_then(|job| job.to_str().ok()).unwrap_or_default();
-        let caller = response.extensions().get::<CallerName>().map_or("", |caller| caller.0.as_str());
-        self.note(response.status().as_u16(), caller, job);
+        // A stored result's, too.
+        if let Some(job) = response.headers().get(JOB_ID).and_then(|job| job.to_str().ok()) {
+            self.trace.subject.is_job(job);
+        }
+        self.note(response.status().as_u16());
     }
 
-    fn note(&self, status: u16, caller: &str, job: &str) {
+    fn note(&self, status: u16) {
         let Self { app, start, method, path, route, trace, .. } = self;
         let elapsed = start.elapsed();
         let ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
         let path = &path[..path.floor_char_boundary(256)];
         let (request_id, traceparent) = (&trace.request_id, &trace.traceparent);
+        let (caller, job) = (trace.subject.caller(), trace.subject.job());
         // Probes come every few seconds.
         if matches!(path, "/livez" | "/readyz" | "/health" | "/metrics") && status == 200 {
             tracing::debug!(%method, path, status, ms, request_id, "request");
@@ -100,13 +99,13 @@ impl Seen {
 impl Drop for Seen {
     fn drop(&mut self) {
         if !self.is_answered {
-            self.note(HUNG_UP, "", "");
+            self.note(HUNG_UP);
         }
     }
 }
 
 /// A problem in the shape of its API, with what the layers within have put into its response: what a page of another origin needs to
-/// read it, and the caller's name.
+/// read it, and what the request holds until the response is sent.
 fn shaped(problem: &Problem, shape: Shape, inner: Response) -> Response {
     let (inner, _) = inner.into_parts();
     let mut response = problem.render(shape);
@@ -252,13 +251,13 @@ mod tests {
             .headers_mut()
             .insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("https://a"));
         inner.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(6));
-        inner.extensions_mut().insert(CallerName("me".to_owned()));
+        inner.extensions_mut().insert("held");
         let response = shaped(&Problem::not_found("such thing"), Shape::OpenAi, inner);
         let headers = response.headers();
         assert_eq!(headers[header::ACCESS_CONTROL_ALLOW_ORIGIN], "https://a");
         let kinds: Vec<_> = headers.get_all(header::CONTENT_TYPE).iter().collect();
         assert_eq!(kinds, ["application/json"]);
         assert!(!headers.contains_key(header::CONTENT_LENGTH));
-        assert_eq!(response.extensions().get::<CallerName>().map(|name| name.0.as_str()), Some("me"));
+        assert_eq!(response.extensions().get::<&str>(), Some(&"held"));
     }
 }

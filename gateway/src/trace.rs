@@ -1,5 +1,7 @@
 //! The ids by which a request and its job are found in logs and traces.
 
+use std::sync::{Arc, OnceLock};
+
 use axum::http::{HeaderMap, HeaderName};
 use uuid::Uuid;
 use vramq_schemas::headers::{TRACEPARENT, TRACESTATE};
@@ -18,6 +20,36 @@ pub struct Trace {
     pub traceparent: String,
     /// The client's, if it sent it beside a `traceparent` that is kept, and it is one that everybody has to carry.
     pub tracestate: Option<String>,
+    /// Shared by the request's handler and its line in the access log, which is written also if the client hangs up.
+    pub subject: Arc<Subject>,
+}
+
+/// The caller and the job of a request, once its handler knows them.
+#[derive(Debug, Default)]
+pub struct Subject {
+    caller: OnceLock<String>,
+    job: OnceLock<String>,
+}
+
+impl Subject {
+    pub(crate) fn is_of(&self, caller: &str) {
+        self.caller.get_or_init(|| caller.to_owned());
+    }
+
+    /// By the id that workers log.
+    pub(crate) fn is_job(&self, message_id: &str) {
+        self.job.get_or_init(|| message_id.to_owned());
+    }
+
+    /// The caller's name; empty if it is not known.
+    pub(crate) fn caller(&self) -> &str {
+        self.caller.get().map_or("", String::as_str)
+    }
+
+    /// The job's message id; empty if there is none.
+    pub(crate) fn job(&self) -> &str {
+        self.job.get().map_or("", String::as_str)
+    }
 }
 
 impl Trace {
@@ -36,7 +68,7 @@ impl Trace {
             .filter(|state| vramq_schemas::is_tracestate(state))
             .map(str::to_owned);
         let traceparent = given.map_or_else(new_traceparent, str::to_owned);
-        Self { request_id, traceparent, tracestate }
+        Self { request_id, traceparent, tracestate, subject: Arc::default() }
     }
 }
 

@@ -85,7 +85,7 @@ async fn end_of_unrecorded(task: &Task, adoption: &Adoption, record: &Record) ->
 /// Whether the job's gateway has removed the record: the job has ended.
 async fn is_unrecorded(task: &Task, record: &Record) -> bool {
     let Some(results) = &task.app.results else { return true };
-    let found = results.record(&task.entry.owner, &record.id);
+    let found = Record::find(results.storage(), &task.entry.owner, &record.id);
     matches!(in_time(&record.id, "cannot read a job's record", found).await, Some(Ok(None)))
 }
 

@@ -54,7 +54,8 @@ pub async fn find_same(
 /// If the store cannot be read there is none, as without a store. Nor does one count that is too old: it was left behind.
 async fn record(app: &App, caller: &Caller, id: &str) -> Option<Record> {
     let (results, adoption) = app.results.as_ref().zip(app.adoption.as_ref())?;
-    let read = in_time(id, "cannot read a job's record", results.record(&caller.name, id)).await?;
+    let read =
+        in_time(id, "cannot read a job's record", Record::find(results.storage(), &caller.name, id)).await?;
     let record = read
         .inspect_err(|error| {
             tracing::error!(

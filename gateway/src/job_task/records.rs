@@ -8,7 +8,7 @@ use vramq_producer::Client;
 use super::Task;
 use crate::adoption::Adoption;
 use crate::jobs::in_time::in_time;
-use crate::jobs::record::Record;
+use crate::jobs::record::{self, Record};
 use crate::jobs::view::state_of;
 use crate::jobs::{ResultStore, State};
 use crate::off_runtime::off_runtime;
@@ -58,7 +58,7 @@ impl Task {
             secret: self.entry.secret.clone(),
             reply_queue: reply_queue.to_owned(),
         };
-        let put = results.put_record(&self.entry.owner, &record);
+        let put = record.put(results.storage(), &self.entry.owner);
         if let Some(Err(error)) = in_time(&record.id, "cannot store a job's record", put).await {
             tracing::error!(
                 job = record.id, %error,
@@ -72,7 +72,7 @@ impl Task {
         let Some((results, _)) = self.recorded() else { return };
         let job = &self.entry.id;
         for _ in 0..REMOVALS_MAX {
-            let removed = results.remove_record(&self.entry.owner, job);
+            let removed = record::remove(results.storage(), &self.entry.owner, job);
             match in_time(job, "cannot remove the record of a job that has ended", removed).await {
                 Some(Ok(())) => return,
                 Some(Err(error)) => {

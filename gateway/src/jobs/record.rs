@@ -9,8 +9,8 @@ use object_store::{ObjectStoreExt as _, PutPayload};
 use serde::{Deserialize, Serialize};
 use vramq_schemas::topology::CLIENT_REPLIES;
 
-use super::store::ResultStore;
 use crate::keys::is_name;
+use crate::storage::Storage;
 
 /// How long a record is kept at least: longer than any job is awaited.
 pub const KEPT_LEAST: Duration = Duration::from_secs(2 * 3600);
@@ -31,41 +31,43 @@ pub struct Record {
     pub reply_queue: String,
 }
 
-impl ResultStore {
+impl Record {
+    /// Stores the record of a caller's job.
+    ///
     /// # Errors
     /// The store fails.
-    pub async fn put_record(&self, owner: &str, record: &Record) -> object_store::Result<()> {
+    pub async fn put(&self, storage: &Storage, owner: &str) -> object_store::Result<()> {
         // Texts and numbers: cannot fail.
-        let written = serde_json::to_vec(record).unwrap_or_default();
-        self.storage().objects.put(&path(owner, &record.id), PutPayload::from(written)).await.map(drop)
+        let written = serde_json::to_vec(self).unwrap_or_default();
+        storage.objects.put(&path(owner, &self.id), PutPayload::from(written)).await.map(drop)
     }
 
     /// The record of a caller's job, if it is unfinished.
     ///
     /// # Errors
     /// The store fails.
-    pub async fn record(&self, owner: &str, id: &str) -> object_store::Result<Option<Record>> {
+    pub async fn find(storage: &Storage, owner: &str, id: &str) -> object_store::Result<Option<Self>> {
         // No other text becomes part of a path.
         if !is_name(id) {
             return Ok(None);
         }
-        let found = match self.storage().objects.get(&path(owner, id)).await {
+        let found = match storage.objects.get(&path(owner, id)).await {
             Ok(found) => found.bytes().await?,
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
         Ok(read(&found))
     }
+}
 
-    /// Removes the record: the job has ended.
-    ///
-    /// # Errors
-    /// The store fails.
-    pub async fn remove_record(&self, owner: &str, id: &str) -> object_store::Result<()> {
-        match self.storage().objects.delete(&path(owner, id)).await {
-            Err(object_store::Error::NotFound { .. }) => Ok(()),
-            removed => removed,
-        }
+/// Removes a job's record: the job has ended.
+///
+/// # Errors
+/// The store fails.
+pub async fn remove(storage: &Storage, owner: &str, id: &str) -> object_store::Result<()> {
+    match storage.objects.delete(&path(owner, id)).await {
+        Err(object_store::Error::NotFound { .. }) => Ok(()),
+        removed => removed,
     }
 }
 
@@ -98,46 +100,42 @@ pub(super) fn named(path: &Path) -> Option<(&str, &str)> {
 }
 
 #[cfg(test)]
+pub(super) fn sample(id: &str) -> Record {
+    let text = |text: &str| text.to_owned();
+    Record {
+        id: text(id),
+        message_id: format!("a/{id}"),
+        model: text("m"),
+        items: 2,
+        created_at_ms: 1,
+        request_sha256: [7; 32],
+        secret: text("s"),
+        reply_queue: format!("{CLIENT_REPLIES}q"),
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ResultSettings;
     use crate::storage::Place;
 
     #[tokio::test]
     async fn a_record_is_its_owners_until_it_is_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let settings = |keep| ResultSettings {
-            place: Place::Folder(folder.path().to_owned()),
-            bytes_max: 1 << 20,
-            owner_bytes_max: 1 << 20,
-            keep,
-        };
-        let text = |text: &str| text.to_owned();
-        let record = Record {
-            id: text("job"),
-            message_id: text("a/job"),
-            model: text("m"),
-            items: 2,
-            created_at_ms: 1,
-            request_sha256: [7; 32],
-            secret: text("s"),
-            reply_queue: format!("{CLIENT_REPLIES}q"),
-        };
-        let store = ResultStore::open(settings(Duration::from_secs(60))).await.unwrap();
-        store.put_record("a", &record).await.unwrap();
-        // It is no result, and outlives results.
-        assert!(store.get("a", "job").await.is_none() && store.get("a", "job.open").await.is_none());
-        let other = ResultStore::open(settings(Duration::ZERO)).await.unwrap();
-        assert_eq!(other.record("a", "job").await.unwrap().as_ref(), Some(&record));
+        let place = Place::Folder(folder.path().to_owned());
+        let [storage, other] = [(); 2].map(|()| Storage::open(&place).unwrap());
+        let record = sample("job");
+        record.put(&storage, "a").await.unwrap();
+        assert_eq!(Record::find(&other, "a", "job").await.unwrap().as_ref(), Some(&record));
         for (owner, id) in [("b", "job"), ("a", "other"), ("a", "../a/job"), ("a", "")] {
-            assert_eq!(other.record(owner, id).await.unwrap(), None, "{owner} {id}");
+            assert_eq!(Record::find(&other, owner, id).await.unwrap(), None, "{owner} {id}");
         }
         for _ in 0..2 {
-            other.remove_record("a", "job").await.unwrap();
+            remove(&other, "a", "job").await.unwrap();
         }
-        assert_eq!(store.record("a", "job").await.unwrap(), None);
-        let of_others = Record { reply_queue: text("vramq.jobs.m"), ..record };
-        store.put_record("a", &of_others).await.unwrap();
-        assert_eq!(store.record("a", "job").await.unwrap(), None);
+        assert_eq!(Record::find(&storage, "a", "job").await.unwrap(), None);
+        let of_others = Record { reply_queue: "vramq.jobs.m".to_owned(), ..record };
+        of_others.put(&storage, "a").await.unwrap();
+        assert_eq!(Record::find(&storage, "a", "job").await.unwrap(), None);
     }
 }

@@ -137,7 +137,7 @@ impl ResultStore {
     async fn remove_if_ended(&self, left: &ObjectMeta) {
         let Some((owner, id)) = record::named(&left.location) else { return };
         let removed = match self.has_ended(owner, id, left).await {
-            Ok(true) => self.remove_record(owner, id).await,
+            Ok(true) => record::remove(&self.storage, owner, id).await,
             Ok(false) => Ok(()),
             Err(error) => Err(error),
         };
@@ -195,6 +195,7 @@ mod tests {
 
     use super::*;
     use crate::jobs::Failure;
+    use crate::jobs::record::Record;
     use crate::problem::Problem;
 
     async fn store(folder: &std::path::Path, bytes_max: u64, keep_s: u64) -> ResultStore {
@@ -234,6 +235,18 @@ mod tests {
         // A store that fails does not say that there is nothing.
         std::fs::write(folder.path().join("file"), "no folder").unwrap();
         assert!(other.read("file", "job").await.is_err() && other.get("file", "job").await.is_none());
+    }
+
+    #[tokio::test]
+    async fn the_record_of_an_unfinished_job_is_no_result_and_outlives_results() {
+        let folder = tempfile::tempdir().unwrap();
+        let one = store(folder.path(), 1 << 20, 60).await;
+        let record = record::sample("job");
+        record.put(one.storage(), "a").await.unwrap();
+        assert!(one.get("a", "job").await.is_none() && one.get("a", "job.open").await.is_none());
+        // Opened, it was swept.
+        let forgetful = store(folder.path(), 1 << 20, 0).await;
+        assert_eq!(Record::find(forgetful.storage(), "a", "job").await.unwrap(), Some(record));
     }
 
     #[test]

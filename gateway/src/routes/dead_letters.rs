@@ -6,10 +6,10 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::Response;
+use axum::response::IntoResponse;
 use serde::{Deserialize, Serialize};
 
-use super::{Authenticated, called_by};
+use super::Authenticated;
 use crate::app::App;
 use crate::body;
 use crate::broker::dead_letters::Letters;
@@ -36,9 +36,8 @@ pub async fn read(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
     Query(query): Query<LettersQuery>,
-) -> Response {
-    let answer = look(&app, &caller, &query.model).await.map(Json);
-    called_by(&caller, answer)
+) -> Result<impl IntoResponse, Problem> {
+    look(&app, &caller, &query.model).await.map(Json)
 }
 
 async fn look(app: &App, caller: &Caller, model: &str) -> Result<LettersView, Problem> {
@@ -62,9 +61,8 @@ pub async fn retry(
     Authenticated(caller): Authenticated,
     headers: HeaderMap,
     body: Body,
-) -> Response {
-    let answer = act(&app, &caller, Action::Retry, &headers, body).await.map(Json);
-    called_by(&caller, answer)
+) -> Result<impl IntoResponse, Problem> {
+    act(&app, &caller, Action::Retry, &headers, body).await.map(Json)
 }
 
 /// `POST /v1/dead-letters/drop`: into an archive, and out of their queue.
@@ -73,9 +71,8 @@ pub async fn drop(
     Authenticated(caller): Authenticated,
     headers: HeaderMap,
     body: Body,
-) -> Response {
-    let answer = act(&app, &caller, Action::Drop, &headers, body).await.map(Json);
-    called_by(&caller, answer)
+) -> Result<impl IntoResponse, Problem> {
+    act(&app, &caller, Action::Drop, &headers, body).await.map(Json)
 }
 
 async fn act(

@@ -13,14 +13,15 @@ use bytes::Bytes;
 use futures_util::{Stream, stream};
 use tokio::sync::watch;
 
+use super::Authenticated;
 use super::known_job::{Known, find_admitted, unknown};
-use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::drain::Drain;
 use crate::jobs::entry::{self, LAST_EVENT};
 use crate::jobs::view::end_of;
 use crate::jobs::{Entry, State as JobState};
 use crate::off_runtime::off_runtime;
+use crate::problem::Problem;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
@@ -34,14 +35,12 @@ pub async fn events(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
     headers: HeaderMap,
-) -> Response {
+) -> Result<Response, Problem> {
     let last = headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()?.parse::<u64>().ok()).unwrap_or(0);
-    let answer = match find_admitted(&app, &caller, &id).await {
-        Ok((Known::Here(entry), _)) => Ok(followed(&app, entry, last)),
-        Ok((Known::Stored(job), _reader)) => stored_end(job, last).await.ok_or_else(|| unknown(&app, &id)),
-        Err(problem) => Err(problem),
-    };
-    called_by(&caller, answer)
+    match find_admitted(&app, &caller, &id).await? {
+        (Known::Here(entry), _) => Ok(followed(&app, entry, last)),
+        (Known::Stored(job), _reader) => stored_end(job, last).await.ok_or_else(|| unknown(&app, &id)),
+    }
 }
 
 fn followed(app: &App, entry: Arc<Entry>, last: u64) -> Response {

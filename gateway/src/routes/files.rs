@@ -7,14 +7,14 @@ use axum::Json;
 use axum::extract::multipart::MultipartError;
 use axum::extract::{FromRequest as _, Multipart, Path, Request, State};
 use axum::http::{HeaderMap, Method, StatusCode};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde_json::json;
 use tokio::time::timeout;
 
 use super::form::{BEFORE_FILE_BYTES_MAX, BeforeFile};
 use super::range::{DownloadRequest, FileFacts, Wanted, download, unsatisfiable};
-use super::{Authenticated, called_by, output_files};
+use super::{Authenticated, output_files};
 use crate::app::App;
 use crate::files::{FileStore, FileView};
 use crate::jobs::output_files::OutputId;
@@ -32,18 +32,15 @@ pub async fn upload(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
     request: Request,
-) -> Response {
-    let answer = async {
-        check_origin(&app, request.headers())?;
-        let _permits = app.admit(&caller)?;
-        let before = Arc::new(BeforeFile::default());
-        let form = Multipart::from_request(request.map(|body| before.bound(body)), &()).await;
-        let form = form.map_err(|e| Problem::invalid(format!("the body is not a form with a file: {e}")))?;
-        let files = files(&app)?;
-        let stored = timeout(files.upload_max(), store(files, &caller.name, form, &before)).await;
-        stored.unwrap_or_else(|_| Err(too_slow())).map(Json)
-    };
-    called_by(&caller, answer.await)
+) -> Result<Json<FileView>, Problem> {
+    check_origin(&app, request.headers())?;
+    let _permits = app.admit(&caller)?;
+    let before = Arc::new(BeforeFile::default());
+    let form = Multipart::from_request(request.map(|body| before.bound(body)), &()).await;
+    let form = form.map_err(|e| Problem::invalid(format!("the body is not a form with a file: {e}")))?;
+    let files = files(&app)?;
+    let stored = timeout(files.upload_max(), store(files, &caller.name, form, &before)).await;
+    stored.unwrap_or_else(|_| Err(too_slow())).map(Json)
 }
 
 async fn store(
@@ -85,14 +82,12 @@ pub async fn read(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-) -> Response {
-    let answer = async {
-        match OutputId::parse(&id) {
-            Some(output) => output_files::view(&app, &caller, &output).await,
-            None => files(&app)?.view(&caller.name, &id).await,
-        }
+) -> Result<Json<FileView>, Problem> {
+    let view = match OutputId::parse(&id) {
+        Some(output) => output_files::view(&app, &caller, &output).await,
+        None => files(&app)?.view(&caller.name, &id).await,
     };
-    called_by(&caller, answer.await.map(Json))
+    view.map(Json)
 }
 
 /// `GET /v1/files/{id}/content`: all of it, or the part that the header `Range` names.
@@ -102,15 +97,12 @@ pub async fn content(
     Path(id): Path<String>,
     method: Method,
     headers: HeaderMap,
-) -> Response {
+) -> Result<Response, Problem> {
     let asked = DownloadRequest { method, headers };
-    let answer = async {
-        match OutputId::parse(&id) {
-            Some(output) => output_files::content(&app, &caller, &output, &asked).await,
-            None => uploaded(files(&app)?, &caller.name, &id, &asked).await,
-        }
-    };
-    called_by(&caller, answer.await)
+    match OutputId::parse(&id) {
+        Some(output) => output_files::content(&app, &caller, &output, &asked).await,
+        None => uploaded(files(&app)?, &caller.name, &id, &asked).await,
+    }
 }
 
 async fn uploaded(
@@ -136,15 +128,12 @@ pub async fn delete(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-) -> Response {
-    let answer = async {
-        if let Some(output) = OutputId::parse(&id) {
-            return Err(output_files::delete(&output));
-        }
-        files(&app)?.delete(&caller.name, &id).await?;
-        Ok(Json(json!({"id": id, "object": "file", "deleted": true})))
-    };
-    called_by(&caller, answer.await)
+) -> Result<impl IntoResponse, Problem> {
+    if let Some(output) = OutputId::parse(&id) {
+        return Err(output_files::delete(&output));
+    }
+    files(&app)?.delete(&caller.name, &id).await?;
+    Ok(Json(json!({"id": id, "object": "file", "deleted": true})))
 }
 
 fn too_slow() -> Problem {

@@ -13,10 +13,11 @@ use tokio::time::timeout;
 use vramq_producer::{Input, Params, PublishError};
 use vramq_schemas::ITEMS_MAX;
 
+use super::idempotency::idempotency_key;
 use super::known_job::{Known, find, find_same};
-use super::openai::{idempotency_key, name_job};
+use super::openai::name_job;
 use super::prefer::wait_of;
-use super::{Authenticated, called_by, references};
+use super::{Authenticated, references};
 use crate::app::{App, Permits};
 use crate::body;
 use crate::drain::Drain;
@@ -53,9 +54,8 @@ pub async fn create(
     trace: Trace,
     headers: HeaderMap,
     body: Body,
-) -> Response {
-    let answer = submit(&app, &caller, None, trace, &headers, body).await;
-    called_by(&caller, answer)
+) -> Result<Response, Problem> {
+    submit(&app, &caller, None, trace, &headers, body).await
 }
 
 /// `PUT /v1/jobs/{id}`: the same twice is one job.
@@ -66,15 +66,12 @@ pub async fn put(
     trace: Trace,
     headers: HeaderMap,
     body: Body,
-) -> Response {
+) -> Result<Response, Problem> {
     if !is_name(&id) {
-        let problem =
-            Problem::invalid("a job's id has 1 to 64 characters of a-z, A-Z, 0-9, `-`, `_` and `.`")
-                .about("id");
-        return called_by(&caller, Err::<(), _>(problem));
+        let message = "a job's id has 1 to 64 characters of a-z, A-Z, 0-9, `-`, `_` and `.`";
+        return Err(Problem::invalid(message).about("id"));
     }
-    let answer = submit(&app, &caller, Some(id), trace, &headers, body).await;
-    called_by(&caller, answer)
+    submit(&app, &caller, Some(id), trace, &headers, body).await
 }
 
 async fn submit(
@@ -121,6 +118,7 @@ async fn admitted(
     match find_same(app, caller, name.as_ref(), idempotency_key.as_deref(), parsed.digest).await? {
         Some(Known::Here(entry)) => {
             drop(parsed.room);
+            trace.subject.is_job(&entry.message_id);
             follow(app, &entry, wait).await;
             return answer(&entry, wait).await;
         }
@@ -182,8 +180,8 @@ async fn follow(app: &App, entry: &Entry, wait: Option<Duration>) {
     }
 }
 
-/// 200 with the results, the status of its failure if it failed, 202 before its end, or the problem that kept the job from being published. A job that the broker has
-/// not confirmed gets no 202: it may never be published.
+/// 200 with the results, the status of its failure if it failed, 202 before its end, or the problem that kept the job from being published.
+/// A job that the broker has not confirmed gets no 202: it may never be published.
 async fn answer(entry: &Arc<Entry>, waited: Option<Duration>) -> Result<Response, Problem> {
     let state = entry.state();
     if let JobState::Failed(failure) = &state
@@ -240,13 +238,9 @@ pub async fn read(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-) -> Response {
-    called_by(&caller, written_by(&app, &caller, &id).await)
-}
-
-async fn written_by(app: &App, caller: &Caller, id: &str) -> Result<Response, Problem> {
-    let reader = app.admit_reader(caller)?;
-    let written = written_of(find(app, caller, id).await?).await?;
+) -> Result<Response, Problem> {
+    let reader = app.admit_reader(&caller)?;
+    let written = written_of(find(&app, &caller, &id).await?).await?;
     Ok(read_response(written, reader))
 }
 
@@ -255,23 +249,19 @@ pub async fn delete(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-) -> Response {
-    called_by(&caller, deleted(&app, &caller, &id).await)
-}
-
-async fn deleted(app: &App, caller: &Caller, id: &str) -> Result<Response, Problem> {
-    let reader = match app.admit_reader(caller) {
+) -> Result<Response, Problem> {
+    let reader = match app.admit_reader(&caller) {
         // Nothing is read for a job that this gateway has: it is withdrawn also if its caller reads as many results as it may.
-        Err(_) if app.jobs.find(&caller.name, id).is_some() => None,
+        Err(_) if app.jobs.find(&caller.name, &id).is_some() => None,
         admitted => Some(admitted?),
     };
-    let known = find(app, caller, id).await?;
+    let known = find(&app, &caller, &id).await?;
     if let Known::Here(entry) = &known {
         entry.withdraw();
         // The job's task does it at once.
         entry.ended().await;
     }
-    let reader = reader.map_or_else(|| app.admit_reader(caller), Ok)?;
+    let reader = reader.map_or_else(|| app.admit_reader(&caller), Ok)?;
     Ok(read_response(written_of(known).await?, reader))
 }
 

@@ -5,6 +5,7 @@ mod events;
 mod files;
 mod form;
 mod health;
+mod idempotency;
 mod jobs;
 mod known_job;
 mod one_job;
@@ -37,7 +38,7 @@ use crate::app::App;
 use crate::drain::Drain;
 use crate::jobs::{Entry, State};
 use crate::keys::Caller;
-use crate::observe::{CallerName, observe};
+use crate::observe::observe;
 use crate::problem::{Problem, Retry};
 use crate::trace::Trace;
 
@@ -134,14 +135,18 @@ impl FromRequestParts<App> for Authenticated {
             scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
         });
         let key = bearer.or_else(|| text(HeaderName::from_static("x-api-key")));
-        app.keys.caller(key).map(Self).ok_or_else(|| {
+        let caller = app.keys.caller(key).ok_or_else(|| {
             let message = if key.is_some() {
                 "this key is not known"
             } else {
                 "a key is needed: Authorization: Bearer KEY"
             };
             Problem::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
-        })
+        })?;
+        if let Some(trace) = parts.extensions.get::<Trace>() {
+            trace.subject.is_of(&caller.name);
+        }
+        Ok(Self(caller))
     }
 }
 
@@ -153,13 +158,6 @@ impl FromRequestParts<App> for Trace {
         let trace = parts.extensions.get::<Self>().cloned();
         trace.ok_or_else(|| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "bug", "a request without an id"))
     }
-}
-
-/// Names the caller for the access log, whatever the answer is.
-pub fn called_by(caller: &Caller, answer: Result<impl IntoResponse, Problem>) -> Response {
-    let mut response = answer.into_response();
-    response.extensions_mut().insert(CallerName(caller.name.clone()));
-    response
 }
 
 /// Withdraws a job whose caller hung up: dropped before the end, the request is gone.

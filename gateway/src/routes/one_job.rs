@@ -5,15 +5,15 @@ use std::sync::{Arc, OnceLock};
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts as _, Query, Request};
 use axum::http::HeaderMap;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use vramq_producer::{Answer, Input, Params};
 
+use super::idempotency::idempotency_key;
 use super::known_job::{Known, find_same};
-use super::openai::idempotency_key;
-use super::{Authenticated, called_by, wait};
+use super::{Authenticated, wait};
 use crate::app::{App, Permits};
 use crate::body::{self, Parsed};
 use crate::body_memory::BodyRoom;
@@ -75,8 +75,8 @@ impl Call {
     where
         F: Future<Output = Result<Response, Problem>>,
     {
-        let (caller, admitted) = (Arc::clone(&self.caller), Arc::clone(&self.admitted));
-        let mut response = called_by(&caller, answer(self).await);
+        let admitted = Arc::clone(&self.admitted);
+        let mut response = answer(self).await.into_response();
         if let Some(permits) = admitted.get() {
             // The request is in flight until its response is sent.
             response.extensions_mut().insert(UntilSent::new(permits.clone()));
@@ -141,6 +141,7 @@ impl Admitted {
         match find_same(&app, &caller, name.as_ref(), idempotency_key.as_deref(), fingerprint).await? {
             Some(Known::Here(entry)) => {
                 drop(room);
+                trace.subject.is_job(&entry.message_id);
                 let answer = wait(&app, &entry, true).await?;
                 return Ok((entry, answer));
             }

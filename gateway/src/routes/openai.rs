@@ -5,17 +5,17 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use vramq_producer::{Answer, Output, Params, Reason};
 
+use super::Authenticated;
 use super::one_job::Call;
 use super::openai_input::{decoding_bytes, text_bytes, texts};
 use super::shallow::texts_or_ids;
-use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::broker::fleet::ModelView;
 use crate::config::Config;
@@ -26,11 +26,6 @@ use crate::problem::{JOB_ID, Problem};
 
 /// Says that the numbers in `usage` are not known, because the worker does not count tokens.
 const USAGE: HeaderName = HeaderName::from_static("x-vramq-usage");
-
-pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-
-/// The longest idempotency key, in bytes.
-const IDEMPOTENCY_KEY_BYTES_MAX: usize = 255;
 
 /// A request for embeddings. Unknown fields are ignored, as by OpenAI's own.
 #[derive(Debug, Deserialize)]
@@ -215,26 +210,12 @@ fn le_bytes(vector: &[f32]) -> Vec<u8> {
     vector.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-/// The request's idempotency key, if it has one.
-///
-/// # Errors
-/// It is too long, or no visible ASCII.
-pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
-    let Some(key) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
-    match key.to_str() {
-        Ok(key) if (1..=IDEMPOTENCY_KEY_BYTES_MAX).contains(&key.len()) => Ok(Some(key.to_owned())),
-        _ => Err(Problem::invalid(format!(
-            "the header Idempotency-Key must have 1 to {IDEMPOTENCY_KEY_BYTES_MAX} characters of ASCII"
-        ))),
-    }
-}
-
 /// `GET /v1/models`: those that workers serve now, and the caller may use.
-pub async fn models(State(app): State<App>, Authenticated(caller): Authenticated) -> Response {
+pub async fn models(State(app): State<App>, Authenticated(caller): Authenticated) -> impl IntoResponse {
     let models = app.link.fleet().models(Instant::now());
     let models =
         models.iter().filter(|(name, _)| caller.may_use(name)).map(|(name, view)| model_object(name, view));
-    called_by(&caller, Ok(Json(json!({"object": "list", "data": models.collect::<Vec<_>>()}))))
+    Json(json!({"object": "list", "data": models.collect::<Vec<_>>()}))
 }
 
 /// `GET /v1/models/{model}`.
@@ -242,13 +223,10 @@ pub async fn model(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
     Path(name): Path<String>,
-) -> Response {
+) -> Result<impl IntoResponse, Problem> {
     let models = app.link.fleet().models(Instant::now());
     let found = models.get(&name).filter(|_| caller.may_use(&name));
-    called_by(
-        &caller,
-        found.map(|view| Json(model_object(&name, view))).ok_or_else(|| Problem::unknown_model(&name)),
-    )
+    found.map(|view| Json(model_object(&name, view))).ok_or_else(|| Problem::unknown_model(&name))
 }
 
 fn model_object(name: &str, view: &ModelView) -> Value {

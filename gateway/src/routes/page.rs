@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use vramq_amqp::Depth;
 
-use super::{Authenticated, called_by};
+use super::Authenticated;
 use crate::app::App;
 use crate::problem::Problem;
 
@@ -69,7 +69,7 @@ fn asset(kind: &'static str, text: &'static str) -> Response {
 }
 
 /// `GET /v1/status`: workers, models and their queues. Tenants see the models that they may use; workers are for operators.
-pub async fn status(State(app): State<App>, Authenticated(caller): Authenticated) -> Response {
+pub async fn status(State(app): State<App>, Authenticated(caller): Authenticated) -> impl IntoResponse {
     let now = Instant::now();
     let names: Vec<_> =
         app.link.fleet().models(now).into_keys().filter(|name| caller.may_use(name)).collect();
@@ -94,15 +94,12 @@ pub async fn status(State(app): State<App>, Authenticated(caller): Authenticated
         .collect();
     let workers = if caller.operator { app.link.fleet().workers(now) } else { Vec::new() };
     let at_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
-    called_by(
-        &caller,
-        Ok(Json(json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "at_ms": u64::try_from(at_ms).unwrap_or(u64::MAX),
-            "caller": {"name": caller.name, "operator": caller.operator},
-            "connected": app.link.is_connected(),
-            "models": models,
-            "workers": workers,
-        }))),
-    )
+    Json(json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "at_ms": u64::try_from(at_ms).unwrap_or(u64::MAX),
+        "caller": {"name": caller.name, "operator": caller.operator},
+        "connected": app.link.is_connected(),
+        "models": models,
+        "workers": workers,
+    }))
 }

@@ -11,10 +11,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use vramq_producer::{Answer, Input};
 
+use super::Authenticated;
 use super::one_job::{Admitted, Call, ModelQuery};
 use super::openai::{embedding_params, name_job, refused_by_model, shorten, vectors};
 use super::shallow::texts_or_ids;
-use super::{Authenticated, called_by};
 use crate::app::App;
 use crate::config::TeiModels;
 use crate::jobs::view::output_bytes;
@@ -175,37 +175,30 @@ pub async fn info(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
     Query(query): Query<ModelQuery>,
-) -> Response {
+) -> Result<impl IntoResponse, Problem> {
     let limits = &app.config.limits;
     let is_named = query.model.is_some();
-    let answer = model_of(&app, &caller, query.model, |tei| &tei.embed, "tei.embed").and_then(|model| {
-        // The configured one may have no worker at the moment.
-        if is_named
-            && !(caller.may_use(&model) && app.link.fleet().models(Instant::now()).contains_key(&model))
-        {
-            return Err(Problem::unknown_model(&model));
-        }
-        Ok(model)
-    });
-    let answer = answer.map(|model| {
-        Json(json!({
-            "model_id": model,
-            "model_sha": null,
-            "model_dtype": null,
-            "model_type": {"embedding": {"pooling": null}},
-            "max_concurrent_requests": limits.in_flight_per_key,
-            "max_input_length": null,
-            "max_batch_tokens": null,
-            "max_batch_requests": null,
-            "max_client_batch_size": limits.items,
-            "auto_truncate": true,
-            "tokenization_workers": null,
-            "version": env!("CARGO_PKG_VERSION"),
-            "sha": null,
-            "docker_label": null,
-        }))
-    });
-    called_by(&caller, answer)
+    let model = model_of(&app, &caller, query.model, |tei| &tei.embed, "tei.embed")?;
+    // The configured one may have no worker at the moment.
+    if is_named && !(caller.may_use(&model) && app.link.fleet().models(Instant::now()).contains_key(&model)) {
+        return Err(Problem::unknown_model(&model));
+    }
+    Ok(Json(json!({
+        "model_id": model,
+        "model_sha": null,
+        "model_dtype": null,
+        "model_type": {"embedding": {"pooling": null}},
+        "max_concurrent_requests": limits.in_flight_per_key,
+        "max_input_length": null,
+        "max_batch_tokens": null,
+        "max_batch_requests": null,
+        "max_client_batch_size": limits.items,
+        "auto_truncate": true,
+        "tokenization_workers": null,
+        "version": env!("CARGO_PKG_VERSION"),
+        "sha": null,
+        "docker_label": null,
+    })))
 }
 
 fn unprocessable(message: impl Into<String>) -> Problem {

@@ -56,7 +56,7 @@ async function upload() {
   // Unlike the client for Python, this one sends the purpose behind the file.
   const stored = await client.files.create({ file: await toFile(Buffer.from(content), model), purpose: "user_data" });
   assert.deepEqual([stored.object, stored.bytes, stored.filename], ["file", content.length, model]);
-  assert.equal((await client.files.retrieve(stored.id)).id, stored.id);
+  assert.equal((await client.files.waitForProcessing(stored.id)).id, stored.id);
   assert.equal(await (await client.files.content(stored.id)).text(), content);
   const part = await client.files.content(stored.id, { headers: { range: "bytes=5-7" } });
   assert.deepEqual([part.status, await part.text()], [206, content.slice(5, 8)]);

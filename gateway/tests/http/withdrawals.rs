@@ -125,10 +125,9 @@ async fn a_client_that_hangs_up_withdraws_its_job_until_it_has_ended() {
         // Whoever looks why a client gives up finds its request.
         assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"499\""), 1.0);
         let lines = gateway.program.lines();
-        assert!(
-            lines.iter().any(|line| line["path"] == "/v1/embeddings" && line["status"] == 499),
-            "{lines:?}"
-        );
+        let line = lines.iter().find(|line| line["path"] == "/v1/embeddings" && line["status"] == 499);
+        let line = line.unwrap_or_else(|| panic!("{lines:?}"));
+        assert_eq!((&line["caller"], &line["job"]), (&json!("local"), &json!(job)));
     }
     setup.workers[0].signal("CONT");
     for gateway in &setup.gateways {
