@@ -230,7 +230,7 @@ impl Core {
     /// How long what is published for a job that was delivered then may be offered again: nearly as long as the broker lets it be
     /// held, and while draining not to the end.
     fn publish_until(&self, received_at: Instant) -> Instant {
-        let until = received_at + self.settings.job_limit.mul_f64(PUBLISHED_WITHIN);
+        let until = received_at + self.time_limits.job().mul_f64(PUBLISHED_WITHIN);
         let deadline = self.lifecycle.deadline().map(|at| at - self.settings.drain.mul_f64(DRAIN_RESERVE));
         deadline.map_or(until, |at| at.min(until))
     }
