@@ -315,7 +315,7 @@ impl Core {
         }
         jobs.iter().for_each(|(job, _)| self.act(Action::Release { job: *job }));
         for confirmed in unsent {
-            self.act(Action::Release { job: confirmed.received.delivery.job });
+            self.act(Action::Release { job: confirmed.ended().received.delivery.job });
         }
         self.timers.session_closed();
         if let Some(lasted) = self.scheduler.unblocked(self.now.at) {

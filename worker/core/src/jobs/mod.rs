@@ -1,5 +1,6 @@
 //! The stages of a job: [`Received`] -> [`Running`] -> [`Settling`] -> [`Confirmed`]. Each stage consumes the one before. So a
-//! job cannot be acknowledged before the broker has confirmed its reply, its requeue or its dead letter.
+//! job cannot be acknowledged before the broker has confirmed its reply, its requeue or its dead letter. A job that is given back
+//! goes from [`Settling`] to [`Ended`] without being acknowledged.
 
 mod progress;
 mod running;
@@ -126,14 +127,29 @@ impl Received {
 
 /// A job of which the broker has all that is to be published. Only its ack is due.
 #[derive(Debug)]
-pub(crate) struct Confirmed {
+pub(crate) struct Confirmed(Ended);
+
+impl Confirmed {
+    /// Its ack was sent, or could not be.
+    pub(crate) fn into_ended(self) -> Ended {
+        self.0
+    }
+
+    pub(crate) fn ended(&self) -> &Ended {
+        &self.0
+    }
+}
+
+/// How a job ended here: by an ack, or given back to the broker.
+#[derive(Debug)]
+pub(crate) struct Ended {
     pub(crate) received: Received,
     pub(crate) end: End,
     first_pass_at: Option<Instant>,
     ready_at: Instant,
 }
 
-impl Confirmed {
+impl Ended {
     pub(crate) fn settled(&self, acked: bool) -> Settled {
         let Delivery { job, model, caller, .. } = &self.received.delivery;
         let (job, model, caller) = (*job, *model, caller.clone());
