@@ -12,7 +12,9 @@ use crate::commands::describe;
 use crate::disposition::JobOutcome;
 use crate::event::{Delivery, PublicationOutcome};
 use crate::ids::{ChannelId, JobKey};
-use crate::jobs::{Ended, Job, NextStep, PublishPolicy, Reader, Running, Settling, Step, undeliverable};
+use crate::jobs::{
+    Ended, Job, NextStep, PublishPolicy, Reader, Running, Settling, Step, StopReason, undeliverable,
+};
 use crate::observation::{End, Observation};
 use crate::rejection::Rejection;
 use crate::timers::Timer;
@@ -52,9 +54,9 @@ impl Core {
                     self.conclude(job, outcome);
                 }
             }
-            NextStep::EndCancelled => self.end_cancelled(job),
-            NextStep::EndWithdrawn => self.end_withdrawn(job),
-            NextStep::Requeue(cause) => {
+            NextStep::End(StopReason::Cancelled) => self.end_cancelled(job),
+            NextStep::End(StopReason::Withdrawn) => self.end_withdrawn(job),
+            NextStep::End(StopReason::Requeued(cause)) => {
                 let outcome = JobOutcome::unfinished(running.headers.clone(), cause);
                 self.conclude(job, outcome);
             }
