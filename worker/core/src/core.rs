@@ -30,6 +30,7 @@ use crate::sizes::Size;
 use crate::standstill::Standstills;
 use crate::status::{MemoryStatus, ModelStatus, Status};
 use crate::successors::Successors;
+use crate::time_limits::TimeLimits;
 use crate::timers::{Timer, Timers};
 use crate::withdrawals::Withdrawals;
 
@@ -42,6 +43,7 @@ pub struct Core {
     pub(crate) random: Random,
     pub(crate) timers: Timers,
     pub(crate) standstills: Standstills,
+    pub(crate) time_limits: TimeLimits,
     pub(crate) session: SessionState,
     pub(crate) lifecycle: Lifecycle,
     pub(crate) jobs: JobTable,
@@ -70,6 +72,7 @@ impl Core {
             random: Random::new(settings.seed),
             timers: Timers::default(),
             standstills: Standstills::default(),
+            time_limits: TimeLimits::new(settings.job_limit),
             session: SessionState::default(),
             lifecycle: Lifecycle::default(),
             jobs: JobTable::default(),
@@ -312,7 +315,7 @@ impl Core {
         }
         jobs.iter().for_each(|(job, _)| self.act(Action::Release { job: *job }));
         for confirmed in unsent {
-            self.act(Action::Release { job: confirmed.received.delivery.job });
+            self.act(Action::Release { job: confirmed.ended().received.delivery.job });
         }
         self.timers.session_closed();
         if let Some(lasted) = self.scheduler.unblocked(self.now.at) {

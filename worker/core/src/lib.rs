@@ -47,6 +47,7 @@ pub mod slots;
 mod standstill;
 pub mod status;
 mod successors;
+mod time_limits;
 mod timers;
 pub mod units;
 mod withdrawals;

@@ -106,8 +106,8 @@ impl Redelivery {
         }
     }
 
-    /// The broker has everything of a job, which ends like this.
-    pub(crate) fn confirmed(&mut self, message: Fingerprint, end: End, now: Instant) {
+    /// A job ends like this: the broker has everything of it, or it is given back.
+    pub(crate) fn ended(&mut self, message: Fingerprint, end: End, now: Instant) {
         match end {
             End::Returned => self.given_back.remember(message, now),
             // If the broker was not sent the rejection, the job is still there, and there is no dead letter: an ack would lose it.

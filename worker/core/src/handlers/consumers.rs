@@ -5,7 +5,6 @@ use crate::action::{Action, JobQueue, SessionEnd};
 use crate::consumers::{Change, ModelConsumers};
 use crate::credit::Wanted;
 use crate::event::QueueCounts;
-use crate::handlers::time_limits::OF_TIMEOUT;
 use crate::ids::{ConsumerId, ModelIndex, QueueIndex};
 use crate::jobs::StopReason;
 
@@ -36,7 +35,7 @@ impl Core {
             let next = ConsumerId(self.session.next_consumer());
             match self.consumers[model.0].change(wanted, slots, next) {
                 Some((queue, Change::Start { consumer, prefetch })) => {
-                    let hold_max = self.settings.job_limit.div_f64(OF_TIMEOUT);
+                    let hold_max = self.time_limits.consumer_timeout();
                     self.act(Action::Consume { model, queue, consumer, prefetch, hold_max });
                 }
                 Some((queue, Change::Stop { consumer })) => {

@@ -36,6 +36,8 @@ mod passes_tests;
 #[cfg(test)]
 mod queues_tests;
 #[cfg(test)]
+mod session_tests;
+#[cfg(test)]
 mod test_worker;
 #[cfg(test)]
 mod tick_tests;

@@ -10,9 +10,11 @@ use crate::action::{Action, Answer, Publication, Run, SessionEnd};
 use crate::backoff;
 use crate::commands::describe;
 use crate::disposition::JobOutcome;
-use crate::event::PublicationOutcome;
+use crate::event::{Delivery, PublicationOutcome};
 use crate::ids::{ChannelId, JobKey};
-use crate::jobs::{Confirmed, Job, NextStep, PublishPolicy, Reader, Running, Settling, Step, undeliverable};
+use crate::jobs::{
+    Ended, Job, NextStep, PublishPolicy, Reader, Running, Settling, Step, StopReason, undeliverable,
+};
 use crate::observation::{End, Observation};
 use crate::rejection::Rejection;
 use crate::timers::Timer;
@@ -52,9 +54,9 @@ impl Core {
                     self.conclude(job, outcome);
                 }
             }
-            NextStep::EndCancelled => self.end_cancelled(job),
-            NextStep::EndWithdrawn => self.end_withdrawn(job),
-            NextStep::Requeue(cause) => {
+            NextStep::End(StopReason::Cancelled) => self.end_cancelled(job),
+            NextStep::End(StopReason::Withdrawn) => self.end_withdrawn(job),
+            NextStep::End(StopReason::Requeued(cause)) => {
                 let outcome = JobOutcome::unfinished(running.headers.clone(), cause);
                 self.conclude(job, outcome);
             }
@@ -145,12 +147,13 @@ impl Core {
                     self.publish_after_wait(job, tries);
                 }
             }
-            Step::Ack => {
+            Step::Ack(proof) => {
                 let Some(settling) = self.jobs.take_settling(job) else { return };
-                let confirmed = settling.confirmed();
-                let delivery = &confirmed.received.delivery;
-                self.redelivery.confirmed(delivery.fingerprint, confirmed.end, self.now.at);
-                self.session.acks_mut(delivery.channel).add(delivery.tag, confirmed);
+                let confirmed = settling.confirmed(proof);
+                let ended = confirmed.ended();
+                let Delivery { channel, tag, fingerprint, .. } = ended.received.delivery;
+                self.redelivery.ended(fingerprint, ended.end, self.now.at);
+                self.session.acks_mut(channel).add(tag, confirmed);
             }
         }
     }
@@ -230,7 +233,7 @@ impl Core {
     /// How long what is published for a job that was delivered then may be offered again: nearly as long as the broker lets it be
     /// held, and while draining not to the end.
     fn publish_until(&self, received_at: Instant) -> Instant {
-        let until = received_at + self.settings.job_limit.mul_f64(PUBLISHED_WITHIN);
+        let until = received_at + self.time_limits.job().mul_f64(PUBLISHED_WITHIN);
         let deadline = self.lifecycle.deadline().map(|at| at - self.settings.drain.mul_f64(DRAIN_RESERVE));
         deadline.map_or(until, |at| at.min(until))
     }
@@ -302,11 +305,11 @@ impl Core {
     /// A job that could be neither answered nor dead-lettered was given back, or was to be dead-lettered by the broker.
     pub(crate) fn given_back(&mut self, job: JobKey, sent: bool) {
         let Some(settling) = self.jobs.take_settling(job) else { return };
-        let confirmed = settling.confirmed();
-        let delivery = &confirmed.received.delivery;
-        self.redelivery.confirmed(delivery.fingerprint, confirmed.end, self.now.at);
+        let ended = settling.given_back();
+        let delivery = &ended.received.delivery;
+        self.redelivery.ended(delivery.fingerprint, ended.end, self.now.at);
         self.session.acks_mut(delivery.channel).given_back(delivery.tag, sent);
-        self.ended(&confirmed, sent);
+        self.ended(&ended, sent);
         self.adjust_consumers();
     }
 
@@ -319,38 +322,38 @@ impl Core {
 
     pub(crate) fn acks_sent(&mut self, channel: ChannelId, sent: &[bool]) {
         for (confirmed, acked) in self.session.acks_mut(channel).sent(sent) {
-            self.ended(&confirmed, acked);
+            self.ended(&confirmed.into_ended(), acked);
         }
         self.adjust_consumers();
     }
 
     /// A job has ended here.
-    fn ended(&mut self, confirmed: &Confirmed, acked: bool) {
-        let delivery = &confirmed.received.delivery;
+    fn ended(&mut self, ended: &Ended, acked: bool) {
+        let delivery = &ended.received.delivery;
         if !acked {
-            self.redelivery.ack_lost(delivery.fingerprint, confirmed.end, self.now.at);
+            self.redelivery.ack_lost(delivery.fingerprint, ended.end, self.now.at);
         }
         self.consumers[delivery.model.0].settled(delivery.source);
         self.destinations.settled(delivery.reply_queue.as_deref());
-        if confirmed.end == End::Replied {
+        if ended.end == End::Replied {
             self.memory.job_answered();
         }
-        self.observe(Observation::Settled(confirmed.settled(acked)));
+        self.observe(Observation::Settled(ended.settled(acked)));
         self.act(Action::Release { job: delivery.job });
-        self.answer_cancellations(confirmed);
+        self.answer_cancellations(ended);
         self.read_successors_of(delivery.job);
     }
 
     /// Tells the operators who cancelled a job how it ended.
-    fn answer_cancellations(&mut self, confirmed: &Confirmed) {
-        let id = confirmed.received.delivery.id.as_deref();
+    fn answer_cancellations(&mut self, ended: &Ended) {
+        let id = ended.received.delivery.id.as_deref();
         let Some(id) = id.filter(|id| self.session.commands().is_cancelled(Some(*id))) else { return };
         let others = self.jobs.has_id(id);
-        for (request, is_cancelled) in self.session.commands_mut().settled(id, confirmed.end, others) {
+        for (request, is_cancelled) in self.session.commands_mut().settled(id, ended.end, others) {
             let (answer, text) = if is_cancelled {
                 (Answer::MemoryBack, "the job is a dead letter, its slot and its memory are free".to_owned())
             } else {
-                (Answer::TooLate, format!("the job had already ended: {}", describe(confirmed.end)))
+                (Answer::TooLate, format!("the job had already ended: {}", describe(ended.end)))
             };
             self.act(Action::Answer { request, answer, text, last: true });
         }

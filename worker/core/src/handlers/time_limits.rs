@@ -12,10 +12,6 @@ use crate::ids::JobKey;
 use crate::jobs::{Running, StopReason};
 use crate::rejection::Rejection;
 
-/// The part of the broker's `consumer_timeout` for which a job may be held. The rest is for the pass that still runs then, and
-/// for replies that wait.
-pub(crate) const OF_TIMEOUT: f64 = 0.8;
-
 impl Core {
     /// Every second: gives the device up if a pass does not end, and ends jobs that were held for too long.
     pub(crate) fn watch_time(&mut self, reading: &Reading) {
@@ -26,7 +22,7 @@ impl Core {
             };
             return self.device_lost(error, blame);
         }
-        let stuck = self.on_device_beyond(self.settings.job_limit, reading);
+        let stuck = self.on_device_beyond(self.time_limits.job(), reading);
         let overdue = self.jobs.running_where(|key, job| self.is_overdue(key, job, stuck));
         for job in overdue {
             self.end_overdue(job, stuck);
@@ -44,7 +40,7 @@ impl Core {
     fn is_overdue(&self, key: JobKey, job: &Running, stuck: Option<OnDevice>) -> bool {
         let held = self.now.at.saturating_duration_since(job.received.at);
         // Jobs that wait for a health probe are decided about when it has ended.
-        if held <= self.settings.job_limit || self.health.is_pending(key) {
+        if held <= self.time_limits.job() || self.health.is_pending(key) {
             return false;
         }
         // Its last pass is waited for as long as it takes.
@@ -67,7 +63,7 @@ impl Core {
             return self.leave_pass(job);
         };
         if pass.is_of_one() && !running.has_progress() {
-            let (headers, limit) = (running.headers.clone(), self.settings.job_limit);
+            let (headers, limit) = (running.headers.clone(), self.time_limits.job());
             self.dead_letter(job, Some(headers), Rejection::new(Reason::TimedOut, timed_out(limit)));
         } else {
             // Until a job is alone in the pass, nothing shows which of them it is.
@@ -86,8 +82,8 @@ impl Core {
 
     /// The broker closed a channel because a job was held for too long.
     pub(crate) fn learn_consumer_timeout(&mut self, timeout: Duration) {
-        let limit = timeout.mul_f64(OF_TIMEOUT).min(self.settings.job_limit);
-        let (timeout_s, job_s) = (timeout.as_secs_f64(), limit.as_secs_f64());
+        self.time_limits.learn_consumer_timeout(timeout);
+        let (timeout_s, job_s) = (timeout.as_secs_f64(), self.time_limits.job().as_secs_f64());
         tracing::warn!(
             timeout_s,
             job_s,
@@ -95,7 +91,6 @@ impl Core {
              this worker requeues unfinished jobs after job_s seconds. Raise consumer_timeout at the broker, or set worker.job_s to \
              four fifths of it"
         );
-        self.settings.job_limit = limit;
     }
 }
 

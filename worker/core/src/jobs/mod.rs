@@ -1,11 +1,12 @@
 //! The stages of a job: [`Received`] -> [`Running`] -> [`Settling`] -> [`Confirmed`]. Each stage consumes the one before. So a
-//! job cannot be acknowledged before the broker has confirmed its reply, its requeue or its dead letter.
+//! job cannot be acknowledged before the broker has confirmed its reply, its requeue or its dead letter. A job that is given back
+//! goes from [`Settling`] to [`Ended`] without being acknowledged.
 
 mod progress;
 mod running;
 mod settling;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 pub(crate) use progress::ReplyExcess;
@@ -127,14 +128,29 @@ impl Received {
 
 /// A job of which the broker has all that is to be published. Only its ack is due.
 #[derive(Debug)]
-pub(crate) struct Confirmed {
+pub(crate) struct Confirmed(Ended);
+
+impl Confirmed {
+    /// Its ack was sent, or could not be.
+    pub(crate) fn into_ended(self) -> Ended {
+        self.0
+    }
+
+    pub(crate) fn ended(&self) -> &Ended {
+        &self.0
+    }
+}
+
+/// How a job ended here: by an ack, or given back to the broker.
+#[derive(Debug)]
+pub(crate) struct Ended {
     pub(crate) received: Received,
     pub(crate) end: End,
     first_pass_at: Option<Instant>,
     ready_at: Instant,
 }
 
-impl Confirmed {
+impl Ended {
     pub(crate) fn settled(&self, acked: bool) -> Settled {
         let Delivery { job, model, caller, .. } = &self.received.delivery;
         let (job, model, caller) = (*job, *model, caller.clone());
@@ -161,9 +177,10 @@ impl Job {
     }
 }
 
-/// The jobs that this worker holds and that are not confirmed yet. Bounded by the slots.
+/// The jobs that this worker holds and that are not confirmed yet, in the order of their delivery: actions about several of them come in
+/// that order, so that the same events give the same actions. Bounded by the slots.
 #[derive(Debug, Default)]
-pub(crate) struct JobTable(HashMap<JobKey, Job>);
+pub(crate) struct JobTable(BTreeMap<JobKey, Job>);
 
 impl JobTable {
     pub(crate) fn insert(&mut self, job: Job) {
@@ -239,13 +256,10 @@ impl JobTable {
 
     /// The jobs whose items wait or run, in the order of their delivery.
     pub(crate) fn running_keys(&self) -> Vec<JobKey> {
-        let mut keys: Vec<_> =
-            self.0.iter().filter(|(_, job)| matches!(job, Job::Running(_))).map(|(key, _)| *key).collect();
-        keys.sort_unstable();
-        keys
+        self.0.iter().filter(|(_, job)| matches!(job, Job::Running(_))).map(|(key, _)| *key).collect()
     }
 
-    /// Changes each running job. They do not depend on one another, so their order does not matter.
+    /// Changes each running job.
     pub(crate) fn for_each_running(&mut self, change: impl Fn(&mut Running)) {
         let running = self.0.values_mut().filter_map(|job| match job {
             Job::Running(running) => Some(running.as_mut()),
@@ -264,9 +278,7 @@ impl JobTable {
     /// The jobs that are not read yet and for which `is` holds, in the order of their delivery.
     pub(crate) fn received_where(&self, is: impl Fn(&Received) -> bool) -> Vec<JobKey> {
         let is_meant = |job: &Job| matches!(job, Job::Received(received) if is(received));
-        let mut keys: Vec<_> = self.0.iter().filter(|(_, job)| is_meant(job)).map(|(key, _)| *key).collect();
-        keys.sort_unstable();
-        keys
+        self.0.iter().filter(|(_, job)| is_meant(job)).map(|(key, _)| *key).collect()
     }
 
     /// Those whose inputs are being fetched.
@@ -299,7 +311,8 @@ impl JobTable {
         deliveries.filter(|delivery| is_of(delivery)).map(|delivery| delivery.fingerprint).collect()
     }
 
-    /// The session is lost, and its jobs are redelivered: forgets them, and gives what tells their messages from others.
+    /// The session is lost, and its jobs are redelivered: forgets them, and gives, in the order of their
+    /// delivery, what tells their messages from others.
     pub(crate) fn forget_all(&mut self) -> Vec<(JobKey, Fingerprint)> {
         let jobs = std::mem::take(&mut self.0).into_iter();
         jobs.map(|(key, job)| (key, job.received().delivery.fingerprint)).collect()

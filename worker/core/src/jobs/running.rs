@@ -42,12 +42,8 @@ pub(crate) enum NextStep {
     Wait,
     /// It ends by the outcome that was decided.
     EndAsDecided,
-    /// An operator cancelled it.
-    EndCancelled,
-    /// Its caller withdrew it.
-    EndWithdrawn,
-    /// It is requeued unfinished.
-    Requeue(Cause),
+    /// It ends for the reason for which it was stopped.
+    End(StopReason),
     /// It is complete: its last reply goes out.
     Reply,
     /// A part of it goes out.
@@ -338,10 +334,9 @@ impl Running {
         }
         match self.stop_reason {
             Some(StopReason::Cancelled | StopReason::Withdrawn) if !is_idle => return NextStep::Wait,
-            Some(StopReason::Cancelled) => return NextStep::EndCancelled,
-            Some(StopReason::Withdrawn) => return NextStep::EndWithdrawn,
-            Some(StopReason::Requeued(cause)) if is_idle && !self.is_complete() => {
-                return if may_requeue { NextStep::Requeue(cause) } else { NextStep::Wait };
+            Some(why @ (StopReason::Cancelled | StopReason::Withdrawn)) => return NextStep::End(why),
+            Some(why @ StopReason::Requeued(_)) if is_idle && !self.is_complete() => {
+                return if may_requeue { NextStep::End(why) } else { NextStep::Wait };
             }
             // What its passes finish meanwhile is still published.
             Some(StopReason::Requeued(_)) | None => {}

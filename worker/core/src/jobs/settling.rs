@@ -6,7 +6,7 @@
 //!
 //! [`JobOutcome`] is what was decided. A [`Step`] is what to do next, and a job takes several. [`End`] is how the job ended here, which
 //! may differ from what was decided: a reply that no queue takes ends as a dead letter. `Step` and `End` are two types because nobody
-//! may act on an end before the last step: only [`Settling::confirmed`] gives it out.
+//! may act on an end before the last step: only [`Settling::confirmed`] and [`Settling::given_back`] give it out.
 
 mod dead_letter;
 mod requeue;
@@ -16,7 +16,7 @@ use std::time::Instant;
 pub(crate) use dead_letter::undeliverable;
 use vramq_schemas::JobHeaders;
 
-use super::{Confirmed, Received};
+use super::{Confirmed, Ended, Received};
 use crate::action::{Publication, Run};
 use crate::disposition::JobOutcome;
 use crate::event::PublicationOutcome;
@@ -33,10 +33,15 @@ pub(crate) enum Step {
     /// Have the broker dead-letter the job.
     Reject,
     /// All is published: acknowledge the job.
-    Ack,
+    Ack(AllPublished),
     /// A queue or a binding of the worker's own is gone. The next session declares it again.
     SessionUnusable(String),
 }
+
+/// The proof that a job may be acknowledged: nothing about it is left to publish, and the broker has confirmed what must not be lost.
+/// Only [`Settling::may_be_acked`] makes one, as the step after that.
+#[derive(Debug)]
+pub(crate) struct AllPublished(());
 
 /// What the next step after a publication depends on, besides how it went.
 #[derive(Clone, Copy, Debug)]
@@ -141,10 +146,10 @@ impl Settling {
     /// The first step.
     pub(crate) fn begin(&mut self) -> Step {
         match (&self.outcome, self.run) {
-            (JobOutcome::AckOnly, _) => self.over(Step::Ack),
+            (JobOutcome::AckOnly, _) => self.may_be_acked(),
             (JobOutcome::Withdrawn, _) => self.notice(),
             (_, Some(run)) => self.publish(Stage::Reply, Publication::Reply(run)),
-            (JobOutcome::Reply, None) => self.over(Step::Ack),
+            (JobOutcome::Reply, None) => self.may_be_acked(),
             (JobOutcome::Requeue(_), None) => self.requeue(),
             (JobOutcome::DeadLetter { .. }, None) => self.dead_letters(),
         }
@@ -232,7 +237,7 @@ impl Settling {
     /// The replies are confirmed.
     fn after_replies(&mut self) -> Step {
         match self.outcome {
-            JobOutcome::Reply | JobOutcome::AckOnly => self.over(Step::Ack),
+            JobOutcome::Reply | JobOutcome::AckOnly => self.may_be_acked(),
             JobOutcome::Requeue(_) => self.requeue(),
             JobOutcome::DeadLetter { .. } => self.dead_letters(),
             JobOutcome::Withdrawn => self.notice(),
@@ -285,10 +290,23 @@ impl Settling {
         step
     }
 
+    fn may_be_acked(&mut self) -> Step {
+        self.over(Step::Ack(AllPublished(())))
+    }
+
     /// The last stage of a job of which the broker has everything.
-    pub(crate) fn confirmed(self) -> Confirmed {
+    pub(crate) fn confirmed(self, _proof: AllPublished) -> Confirmed {
+        Confirmed(self.ended())
+    }
+
+    /// The end of a job that was given back, or left to the broker to dead-letter: it is never acknowledged.
+    pub(crate) fn given_back(self) -> Ended {
+        self.ended()
+    }
+
+    fn ended(self) -> Ended {
         let Self { received, end, first_pass_at, ready_at, .. } = self;
-        Confirmed { received, end, first_pass_at, ready_at }
+        Ended { received, end, first_pass_at, ready_at }
     }
 }
 

@@ -88,7 +88,7 @@ fn word(step: &Step) -> String {
         Step::Retry => "retry".to_owned(),
         Step::Return => "return".to_owned(),
         Step::Reject => "reject".to_owned(),
-        Step::Ack => "ack".to_owned(),
+        Step::Ack(_) => "ack".to_owned(),
         Step::SessionUnusable(_) => "session unusable".to_owned(),
     }
 }
@@ -104,8 +104,7 @@ fn steps(mut settling: Settling, outcomes: &[PublicationOutcome], declares: bool
     for outcome in outcomes {
         steps.push(word(&settling.published(outcome.clone(), policy(declares))));
     }
-    let end = settling.confirmed().end;
-    (steps, end)
+    (steps, settling.end)
 }
 
 /// A job, how its publications go, and the steps and the end that follow.
@@ -355,7 +354,7 @@ proptest! {
             step = settling.published(outcome, policy(declares));
         }
         match &step {
-            Step::Ack => {
+            Step::Ack(_) => {
                 let kept = |what: &str| confirmed.iter().any(|word| word.starts_with(what));
                 prop_assert!(match settling.end {
                     End::Replied => kept("reply"),

@@ -105,8 +105,7 @@ impl Settling {
     }
 
     fn end_of_dead_letter(&mut self) -> Step {
-        let step = if matches!(self.end, End::Rejected(_)) { Step::Reject } else { Step::Ack };
-        self.over(step)
+        if matches!(self.end, End::Rejected(_)) { self.over(Step::Reject) } else { self.may_be_acked() }
     }
 
     fn rejection(&self) -> Option<Arc<Rejection>> {

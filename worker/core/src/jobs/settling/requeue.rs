@@ -32,7 +32,7 @@ impl Settling {
     /// The next step after the attempt was published by the route that was decided on.
     pub(super) fn requeued(&mut self, outcome: PublicationOutcome, declares: bool) -> Step {
         match outcome {
-            PublicationOutcome::Confirmed { .. } => self.over(Step::Ack),
+            PublicationOutcome::Confirmed { .. } => self.may_be_acked(),
             PublicationOutcome::Refused { .. } | PublicationOutcome::Unreachable { .. } => {
                 self.requeue_queue_full(&outcome)
             }
@@ -48,7 +48,7 @@ impl Settling {
     /// The next step after the attempt was published to a delay queue.
     pub(super) fn requeued_later(&mut self, outcome: PublicationOutcome, declares: bool) -> Step {
         match outcome {
-            PublicationOutcome::Confirmed { .. } => self.over(Step::Ack),
+            PublicationOutcome::Confirmed { .. } => self.may_be_acked(),
             PublicationOutcome::Unroutable { destination } => self.no_queue(&destination, declares),
             _ => self.give_back(),
         }

@@ -1,0 +1,28 @@
+//! Tests of what ends with a session.
+
+use vramq_schemas::JobHeaders;
+
+use crate::action::Action;
+use crate::event::{Event, PassResult};
+use crate::handlers::test_worker::Worker;
+use crate::ids::JobKey;
+
+/// Jobs in all stages: some are published about, some run, some wait, and some are read.
+#[test]
+fn the_jobs_of_a_session_that_is_over_are_released_in_the_order_of_their_delivery() {
+    let mut worker = Worker::one_by_one();
+    (1..=24).for_each(|key| worker.job(key, 1, worker.source(), JobHeaders::default()));
+    let order = worker.pass();
+    worker.ends(&order, PassResult::Done, vec![Some(10); order.items.len()]);
+    worker.pass();
+    for key in 25..=32 {
+        worker.arrives(key, worker.source(), JobHeaders::default());
+    }
+    let actions = worker.apply(Event::SessionClosed);
+    let released = actions.iter().filter_map(|action| match action {
+        Action::Release { job } => Some(*job),
+        _ => None,
+    });
+    let released: Vec<_> = released.collect();
+    assert_eq!(released, (1..=32).map(JobKey).collect::<Vec<_>>());
+}
