@@ -6,6 +6,10 @@ use std::time::Duration;
 /// for replies that wait.
 const OF_TIMEOUT: f64 = 0.8;
 
+/// The least time between the worker's limit and the one that it asks the broker for: the worker looks at its jobs once a second, and a
+/// pass or a reply may take some seconds more.
+const BEYOND_MIN: Duration = Duration::from_mins(1);
+
 #[derive(Debug)]
 pub(crate) struct TimeLimits {
     job: Duration,
@@ -22,9 +26,9 @@ impl TimeLimits {
         self.job
     }
 
-    /// The least `consumer_timeout` with which a job may be held for so long.
+    /// The `consumer_timeout` with which a job may be held for so long.
     pub(crate) fn consumer_timeout(&self) -> Duration {
-        self.job.div_f64(OF_TIMEOUT)
+        self.job.div_f64(OF_TIMEOUT).max(self.job.saturating_add(BEYOND_MIN))
     }
 
     /// The broker closed a channel because a job was held for longer than this. The limit only ever gets shorter.
@@ -45,5 +49,10 @@ mod tests {
         assert_eq!(limits.job(), Duration::from_secs(80));
         limits.learn_consumer_timeout(Duration::from_secs(1000));
         assert_eq!(limits.job(), Duration::from_secs(80));
+    }
+
+    #[test]
+    fn the_broker_is_asked_for_a_minute_more_than_a_short_limit() {
+        assert_eq!(TimeLimits::new(Duration::from_secs(1)).consumer_timeout(), Duration::from_secs(61));
     }
 }

@@ -268,7 +268,8 @@ impl Shell {
         let most = u64::try_from(hold_max.as_micros()).unwrap_or(u64::MAX);
         let learned = self.learned_timeout.map_or(Micros::MAX, |timeout| timeout * 8 / 10);
         let limit = env.plan.job_limit.min(learned);
-        if most.abs_diff(limit * 10 / 8) > MILLI {
+        let asked = (limit * 10 / 8).max(limit + 60 * SECOND);
+        if most.abs_diff(asked) > MILLI {
             let who = self.life.worker;
             env.ledger.fail("the broker's limit is longer than the worker's", || {
                 format!("worker-{who}: {most} µs")
