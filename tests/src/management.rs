@@ -58,15 +58,16 @@ impl VirtualHost {
         self.request("DELETE", "vhosts", "").await.map(drop)
     }
 
-    /// The broker's major version, as in 3 or 4.
+    /// Whether the broker is of this version, as in 4.3, or a later one.
     ///
     /// # Errors
     /// The management API does not answer, or tells no version.
-    pub async fn broker_major(&self) -> Result<u32> {
+    pub async fn broker_is_at_least(&self, major: u32, minor: u32) -> Result<bool> {
         let overview = self.server.request("GET", "/api/overview", None).await?;
         let version = word(&overview, "/rabbitmq_version")?;
-        let major = version.split('.').next().and_then(|major| major.parse().ok());
-        major.with_context(|| format!("{version} is no version"))
+        let mut numbers = version.split('.').map_while(|number| number.parse().ok());
+        let known = numbers.next().zip(numbers.next()).with_context(|| format!("{version} is no version"))?;
+        Ok(known >= (major, minor))
     }
 
     /// Those that others may use: not the ones on which workers wait for commands.

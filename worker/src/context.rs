@@ -8,6 +8,7 @@ use vramq_core::event::{PassBytes, Reading};
 use vramq_schemas::status::WorkerState;
 
 use crate::broker::aux_channel::AuxChannelState;
+use crate::broker::consumer_timeouts::ConsumerTimeouts;
 use crate::device::Device;
 use crate::executor::process::programs::Programs;
 use crate::executor::{ActivePass, Executor};
@@ -47,6 +48,7 @@ pub struct WorkerContext {
     /// Where spans of jobs go, if anywhere.
     pub spans: Option<Arc<Spans>>,
     pub aux_state: Arc<AuxChannelState>,
+    pub consumer_timeouts: ConsumerTimeouts,
     pub state_file: StateFile,
 }
 

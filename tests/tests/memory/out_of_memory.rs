@@ -129,7 +129,7 @@ async fn a_requeued_job_overtakes_the_backlog(env: &mut TestEnv) -> Result<()> {
     let replies = env.replies().await?.take(JOBS).await?;
     let place = replies.iter().position(|reply| reply.id() == "again");
     // Quorum queues know priorities from RabbitMQ 4.0 on. Before that the job goes to the end of its queue.
-    let has_priorities = env.setup.queue == Queue::Classic || env.vhost.broker_major().await? >= 4;
+    let has_priorities = env.setup.queue == Queue::Classic || env.vhost.broker_is_at_least(4, 0).await?;
     let expected = if has_priorities { 0..=2 } else { JOBS - 1..=JOBS - 1 };
     ensure!(place.is_some_and(|place| expected.contains(&place)), "{place:?}, not within {expected:?}");
     Ok(())

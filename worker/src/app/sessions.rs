@@ -110,6 +110,7 @@ async fn open(
     let mut backoff = Backoff::reconnect();
     let context = event_loop.context();
     let (models, aux_state) = (context.models.clone(), context.aux_state.clone());
+    let consumer_timeouts = context.consumer_timeouts.clone();
     if is_first {
         context.board.set(Status::new(WorkerState::NoSession, "connecting to the broker"));
     }
@@ -122,6 +123,7 @@ async fn open(
             body_max,
             aux_state: &aux_state,
             direct_replies,
+            consumer_timeouts: &consumer_timeouts,
             is_first,
         };
         let opening = Session::open(plan);

@@ -14,6 +14,7 @@ use vramq_core::units::Mib;
 use super::exit::Exit;
 use super::open::{OpenError, Opened};
 use super::{end, learned_limits, sessions};
+use crate::broker::consumer_timeouts::ConsumerTimeouts;
 use crate::config::cli::has_span_collector;
 use crate::config::{self, Config, DeviceKind};
 use crate::context::WorkerContext;
@@ -219,6 +220,7 @@ fn event_loop(
         logs,
         spans: spans.map(Arc::new),
         aux_state: Arc::default(),
+        consumer_timeouts: ConsumerTimeouts::new(config.broker.queue_type),
         state_file,
     };
     Ok(EventLoop::new(core, context))

@@ -40,18 +40,21 @@ impl JobChannel {
         self.channel.status().connected()
     }
 
+    /// Starts a consumer. `timeout` is how long it may hold a delivery, where the queue lets it say so.
     pub async fn consume(
         &self,
         queue: ShortString,
         tag: ShortString,
         prefetch: NonZeroU16,
-        hold_max: Duration,
+        timeout: Option<Duration>,
     ) -> lapin::Result<Consumer> {
         let _starting = self.starting.lock().await;
         self.channel.basic_qos(prefetch.get(), BasicQosOptions { global: false }).await?;
         let mut arguments = FieldTable::default();
-        let ms = i64::try_from(hold_max.as_millis()).unwrap_or(i64::MAX);
-        arguments.insert("x-consumer-timeout".into(), AMQPValue::LongLongInt(ms));
+        if let Some(timeout) = timeout {
+            let ms = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
+            arguments.insert("x-consumer-timeout".into(), AMQPValue::LongLongInt(ms));
+        }
         self.channel.basic_consume(queue, tag, BasicConsumeOptions::default(), arguments).await
     }
 

@@ -6,6 +6,7 @@ const _: () = assert!(lapin::HEADER_FRAME_FACTOR > 1);
 
 pub mod aux_channel;
 pub mod commands;
+pub mod consumer_timeouts;
 pub mod control_plane;
 mod deadline;
 mod direct_link;

@@ -18,6 +18,7 @@ use vramq_core::event::{QueueCount, QueueCounts, Source};
 use vramq_core::ids::{ChannelId, ConsumerId, ModelIndex, QueueIndex};
 use vramq_schemas::topology::{bulk_queue, jobs_queue, suspects_queue};
 
+use super::consumer_timeouts::ConsumerTimeouts;
 use super::deadline::within;
 use super::job_channel::JobChannel;
 use super::topology::FurtherQueue;
@@ -67,6 +68,7 @@ pub struct ModelChannels {
     bulk: ShortString,
     quarantine: ShortString,
     further: Vec<Further>,
+    timeouts: ConsumerTimeouts,
     /// What the tags of its consumers start with.
     tag: Arc<str>,
     /// Channels that its jobs had in this session.
@@ -89,6 +91,7 @@ impl ModelChannels {
         worker: &str,
         key: &str,
         further: impl IntoIterator<Item = FurtherQueue>,
+        timeouts: ConsumerTimeouts,
     ) -> Self {
         Self {
             model,
@@ -97,6 +100,7 @@ impl ModelChannels {
             bulk: bulk_queue(key).into(),
             quarantine: suspects_queue(key).into(),
             further: further.into_iter().map(|queue| Further { queue, channel: None }).collect(),
+            timeouts,
             tag: format!("{worker}.{key}").into(),
             made: 1,
         }
@@ -158,8 +162,8 @@ impl ModelChannels {
         format!("{}{number}", &self.tag[..end]).into()
     }
 
-    /// Starts a consumer of the model's jobs. A broker that lets consumers say so takes `hold_max` for how long a job may be
-    /// held; others have their own `consumer_timeout`.
+    /// Starts a consumer of the model's jobs. A queue that lets consumers say so takes `hold_max` for how long a job may be
+    /// held; for others the broker's own `consumer_timeout` counts.
     pub fn consume(
         &self,
         queue: JobQueue,
@@ -168,9 +172,10 @@ impl ModelChannels {
         hold_max: Duration,
     ) -> impl Future<Output = Result<Deliveries, ConsumeError>> + Send + use<> {
         let ((name, channel), tag) = (self.of(queue), self.tag_of(consumer));
+        let timeout = self.timeouts.takes(&name).then_some(hold_max);
         async move {
             let channel = channel.ok_or(ConsumeError::NoChannel)?;
-            let started = within(CONSUME_MAX, channel.consume(name, tag, prefetch, hold_max)).await;
+            let started = within(CONSUME_MAX, channel.consume(name, tag, prefetch, timeout)).await;
             let stream = started.ok_or(ConsumeError::Silent)??;
             let source = match queue {
                 JobQueue::Jobs(queue) => Source::Jobs(queue, consumer),

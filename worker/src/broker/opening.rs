@@ -10,6 +10,7 @@ use vramq_amqp::ConnectError;
 use vramq_core::ids::{ModelIndex, QueueIndex};
 
 use super::aux_channel::AuxChannelState;
+use super::consumer_timeouts::ConsumerTimeouts;
 use super::deadline::within;
 use super::direct_replies::DirectReplies;
 use super::model_channels::ModelChannels;
@@ -35,6 +36,7 @@ pub struct SessionPlan<'a> {
     pub body_max: usize,
     pub aux_state: &'a AuxChannelState,
     pub direct_replies: &'a DirectReplies,
+    pub consumer_timeouts: &'a ConsumerTimeouts,
     /// The worker starts: a further queue that is not as it is configured is an error. Later it costs its own consumers only.
     pub is_first: bool,
 }
@@ -90,7 +92,9 @@ impl OpenChannels {
         for model in plan.models {
             let further = FurtherQueue::of(broker, model);
             let own = channel(consuming).await?;
-            let mut channels = ModelChannels::new(model.index, own, worker, &model.key, further.clone());
+            let timeouts = plan.consumer_timeouts.clone();
+            let mut channels =
+                ModelChannels::new(model.index, own, worker, &model.key, further.clone(), timeouts);
             for (at, queue) in (1..).map(QueueIndex).zip(&further) {
                 match open_further(consuming, queue).await {
                     Ok(channel) => channels.found(at, channel),

@@ -134,6 +134,7 @@ impl EventLoop {
     /// What a queue's consumers need has failed. If it was the channel of a further queue, it costs that queue; all else costs the
     /// session, also a job that was held for too long, after which the broker wants to be told less.
     fn queue_failed(&mut self, model: ModelIndex, queue: Option<JobQueue>, what: &str, error: &lapin::Error) {
+        self.context.consumer_timeouts.learn(error);
         let why = why_closed(error).filter(|_| consumer_timeout(error).is_none());
         match (queue, why, &mut self.session) {
             (Some(JobQueue::Jobs(queue)), Some(why), Some(live))
@@ -204,6 +205,7 @@ impl EventLoop {
 
     /// A part of the session that jobs need is unusable. What the error says of the broker's limits comes first.
     fn failed(&mut self, what: &str, error: &lapin::Error) {
+        self.context.consumer_timeouts.learn(error);
         if let Some(timeout) = consumer_timeout(error) {
             self.apply(Event::ConsumerTimeoutLearned { timeout });
         }
