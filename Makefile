@@ -53,10 +53,19 @@ else \
 fi
 endef
 
+# Other versions of RabbitMQ need root and a Debian mirror, so where there is none this says so and is content.
+define TEST_ON
+if scripts/setup rabbitmq$(1); then \
+	$(BUILD) && VRAMQ_RABBITMQ=node$(1) scripts/with-rabbitmq scripts/test; \
+else \
+	echo "$@: skipped, because this RabbitMQ cannot be installed here"; \
+fi
+endef
+
 # The task of docs/celery.md with Celery and PyTorch themselves.
 CELERY_BEFORE := scripts/with-rabbitmq .cache/peers/bin/python tests/foreign/celery_before.py models
 
-.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-model nightly test-published test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-sample site site-pictures man dist test-deb
+.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-rabbitmq43 test-model nightly test-published test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-sample site site-pictures man dist test-deb
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -76,14 +85,13 @@ test: ## Check format, lints, scripts and the site; run all tests against the re
 sim: ## Simulate fleets of workers: MINUTES=10 of random histories, or SEED=7 with its trace
 	@$(CARGO) run --quiet --locked -p vramq-testkit --bin vramq-sim -- $(SIM_ARGS)
 
-# RabbitMQ 4 needs root and a Debian mirror, so where there is none this says so and is content.
-test-rabbitmq4: ## Run all tests against RabbitMQ 4
+test-rabbitmq4: ## Run all tests against RabbitMQ 4.0
 	@scripts/setup $(TEST_NEEDS)
-	@if scripts/setup rabbitmq4; then \
-		$(BUILD) && VRAMQ_RABBITMQ=node4 scripts/with-rabbitmq scripts/test; \
-	else \
-		echo "test-rabbitmq4: skipped, because RabbitMQ 4 cannot be installed here"; \
-	fi
+	@$(call TEST_ON,4)
+
+test-rabbitmq43: ## Run all tests against RabbitMQ 4.3
+	@scripts/setup $(TEST_NEEDS)
+	@$(call TEST_ON,43)
 
 test-model: ## Check the model of RabbitMQ by 500 random scripts on each type of queue; on RabbitMQ 4, too, where that can be installed
 	@scripts/setup rust rabbitmq

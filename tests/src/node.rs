@@ -124,7 +124,7 @@ impl Node {
     /// The system has no room for it.
     pub fn put(&self, name: &str, text: &str) -> Result<String> {
         std::fs::write(self.folder.join(name), text).context("write a file for the node")?;
-        let own_root = std::env::var("VRAMQ_RABBITMQ").is_ok_and(|kind| kind == "node4");
+        let own_root = std::env::var("VRAMQ_RABBITMQ").is_ok_and(|kind| kind == "node4" || kind == "node43");
         let folder = if own_root { PathBuf::from("/here") } else { self.folder.clone() };
         Ok(folder.join(name).display().to_string())
     }

@@ -62,7 +62,8 @@ pub struct Ran {
 }
 
 impl Pool {
-    pub fn new(address: Address) -> Result<Self> {
+    /// `None` for a broker whose generation the model does not know.
+    pub fn new(address: Address) -> Result<Option<Self>> {
         let (sender, frames) = sync_channel(FRAMES_MAX);
         let mut pool = Self {
             address,
@@ -74,12 +75,15 @@ impl Pool {
             prefix: format!("model.{}", std::process::id()),
         };
         let version = pool.client(0)?.client.version.clone();
-        let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
-        pool.generation = match major.with_context(|| format!("the broker's version is {version}"))? {
-            0..=3 => Generation::V3_10,
-            _ => Generation::V4_0,
+        let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
+        let version =
+            numbers.next().zip(numbers.next()).with_context(|| format!("the broker's version is {version}"))?;
+        pool.generation = match version {
+            (0..=3, _) => Generation::V3_10,
+            (4, 0..=2) => Generation::V4_0,
+            _ => return Ok(None),
         };
-        Ok(pool)
+        Ok(Some(pool))
     }
 
     pub fn client(&mut self, at: usize) -> Result<&mut Pooled> {

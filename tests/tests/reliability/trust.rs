@@ -4,6 +4,7 @@
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
 use lapin::{BasicProperties, Confirmation};
+use serde_json::Value;
 use tempfile::NamedTempFile;
 use vramq_schemas::control::Command;
 use vramq_schemas::headers::OF_JOBS;
@@ -156,11 +157,17 @@ async fn least_permissions_suffice(env: &mut TestEnv) -> Result<()> {
     let resumed = vramq(&of_operator, &resume).await?;
     ensure!(resumed.code == Some(0), "{resumed:?}");
     for url in [&of_operator, &of_watcher] {
-        until("a report that has heard the worker", async || {
+        let report = until("a report that has heard the worker", async || {
             let output = vramq(url, &["status", "--json"]).await?;
-            Ok((output.code == Some(0) && output.stdout.contains(&worker.name)).then_some(()))
+            Ok((output.code == Some(0) && output.stdout.contains(&worker.name)).then_some(output.stdout))
         })
         .await?;
+        let report: serde_json::Value = serde_json::from_str(&report)?;
+        let queues = report["queues"].as_array().context("no queues")?;
+        let is_counted = |queue: &Value| {
+            ["ready", "bulk", "suspects", "dead"].iter().all(|count| queue[*count].is_u64())
+        };
+        ensure!(queues.len() == 1 && queues.iter().all(is_counted), "{queues:?}");
     }
     let output = vramq(&of_watcher, &["control", "pause", "--worker", &worker.name]).await?;
     ensure!(output.code == Some(4), "a watcher may command workers: {output:?}");
