@@ -48,13 +48,14 @@ impl BlockedReplyQueue {
         client.declare_queue(name, arguments).await?;
         let filler = Message { properties: BasicProperties::default(), body: Vec::new(), as_worker: false };
         let at_a_time = room.min(AT_A_TIME);
-        for _ in 0..2 * room.div_ceil(at_a_time) {
+        // A channel learns late that a queue refuses, and a short one takes many more than it has room for until then.
+        for _ in 0..2 * ROOM / at_a_time {
             let confirmation = client.publish_to_queue(name, &vec![filler.clone(); at_a_time]).await?;
             if confirmation.iter().any(|confirmation| matches!(confirmation, Confirmation::Nack(_))) {
                 return Ok(Self { client: Arc::clone(client), name: name.to_owned() });
             }
         }
-        bail!("a queue with room for {room} messages takes twice as many");
+        bail!("a queue with room for {room} messages takes many more");
     }
 
     /// Makes the queue a job's reply queue.
