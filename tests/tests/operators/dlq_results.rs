@@ -153,7 +153,6 @@ async fn a_job_with_results_in_parts_does_not_run_again(env: &mut TestEnv) -> Re
     Ok(())
 }
 
-/// A quorum queue of RabbitMQ 3.10 loses the last acknowledgements of a process that is killed; a classic one does not.
 async fn a_job_does_not_run_again_after_a_retry_that_is_killed_between_its_parts(
     env: &mut TestEnv,
 ) -> Result<()> {
