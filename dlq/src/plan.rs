@@ -108,6 +108,15 @@ impl Plan {
         }
     }
 
+    /// The letters with the results of jobs that need not run again.
+    pub(crate) fn results_of_answered(&self) -> impl Iterator<Item = Fingerprint> {
+        let results = self.selected.iter().filter_map(|selected| match &selected.kind {
+            Kind::AnsweredBy(results) => Some(results),
+            Kind::Job | Kind::Results => None,
+        });
+        results.flatten().copied()
+    }
+
     /// Counts the selected letters by what they are.
     pub fn kinds(&self) -> Kinds {
         let mut kinds = Kinds::default();

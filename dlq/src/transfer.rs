@@ -38,8 +38,13 @@ pub struct Outcome {
     pub kept: Vec<(Fingerprint, String)>,
     /// Selected, but no longer in the queue.
     pub gone: usize,
-    /// Results in `done`.
+    /// Results that their reply queue has.
     delivered: HashSet<Fingerprint>,
+    /// Results of jobs that are answered when all their results are delivered, and are still in the queue. Until then these stay, too:
+    /// without one of them the job would run again after a retry that was killed.
+    needed: HashSet<Fingerprint>,
+    /// Of those, delivered ones that went back to the queue at the end of a reading.
+    back: HashSet<Fingerprint>,
 }
 
 /// Hears how many letters have left their queue since the last call.
@@ -84,6 +89,9 @@ impl Transfers<'_> {
         let destination = Destination::open(self.access, target).await?;
         self.audit_log.log_begin(&lock.queue, &plan.selected, self.detail.clone())?;
         let mut outcome = Outcome::default();
+        if destination.delivers_results() {
+            outcome.needed = plan.results_of_answered().collect();
+        }
         let transfer = Transfer {
             queue_lock: &lock,
             destination,
@@ -117,7 +125,7 @@ impl Transfer<'_> {
         let mut ended = Ok(());
         let mut checks = 0;
         loop {
-            let left = claims.left();
+            let (left, delivered) = (claims.left(), self.outcome.delivered.len());
             let removed = match self.lease(&mut claims).await {
                 Ok(removed) => removed,
                 Err(error) if ended.is_err() || matches!(error, Error::Unreachable(_)) => {
@@ -141,7 +149,7 @@ impl Transfer<'_> {
                     return ended.and(Err(Error::Failed(error.to_owned())));
                 }
                 checks += 1;
-            } else if claims.left() == left {
+            } else if claims.left() == left && self.outcome.delivered.len() == delivered {
                 self.outcome.gone = left;
                 return Ok(());
             }
@@ -151,8 +159,13 @@ impl Transfer<'_> {
     /// Reads the queue once, for at most [`LEASE_MAX`]. Returns how many dead letters had to be removed again.
     async fn lease(&mut self, claims: &mut Claims) -> Result<usize, Error> {
         let mut reader = Reader::open(self.queue_lock).await?;
-        let mut in_flight =
-            InFlight { acks: reader.acks(), reading: claims.reading(), removed: 0, waiting: HashMap::new() };
+        let mut in_flight = InFlight {
+            acks: reader.acks(),
+            reading: claims.reading(),
+            removed: 0,
+            waiting: HashMap::new(),
+            held: HashMap::new(),
+        };
         let end = self.read(&mut reader, &mut in_flight).await;
         // Whatever ended it: what the broker still confirms was transferred, and is removed from the queue.
         let settling =
@@ -210,6 +223,9 @@ impl Transfer<'_> {
                 let job = AnsweredJob { letter: pending, results };
                 in_flight.done_if_delivered(job, self.outcome, self.on_moved)?;
             }
+            Claim::Take(Kind::Results) if self.outcome.back.remove(&fingerprint) => {
+                in_flight.delivered(pending, self.outcome, self.on_moved)?;
+            }
             Claim::Take(kind) => {
                 if let Err(reason) = self.destination.take(unacked, &kind)? {
                     self.outcome.kept.push((fingerprint, reason));
@@ -227,6 +243,8 @@ struct InFlight<'a> {
     removed: usize,
     /// Jobs that wait until their results are delivered, by the first letter that is not.
     waiting: HashMap<Fingerprint, Vec<AnsweredJob>>,
+    /// Delivered results that are removed after their job.
+    held: HashMap<Fingerprint, PendingLetter>,
 }
 
 /// A job that is removed when these letters are delivered.
@@ -246,13 +264,11 @@ impl InFlight<'_> {
         let mut result = Ok(());
         for (pending, published) in settled.outcomes {
             let reason = match published {
+                PublishOutcome::Confirmed if pending.results => {
+                    self.delivered(pending, outcome, on_moved)?;
+                    continue;
+                }
                 PublishOutcome::Confirmed => {
-                    if pending.results {
-                        outcome.delivered.insert(pending.fingerprint);
-                    }
-                    for job in self.waiting.remove(&pending.fingerprint).unwrap_or_default() {
-                        self.done_if_delivered(job, outcome, on_moved)?;
-                    }
                     self.done(pending, outcome, on_moved)?;
                     continue;
                 }
@@ -307,7 +323,28 @@ impl InFlight<'_> {
         Ok(())
     }
 
-    /// Removes a job whose results are all delivered. The others wait.
+    /// Results have reached their reply queue. Their job leaves the queue before them, so that it never runs again.
+    fn delivered(
+        &mut self,
+        results: PendingLetter,
+        outcome: &mut Outcome,
+        on_moved: OnMoved<'_>,
+    ) -> Result<(), Error> {
+        let fingerprint = results.fingerprint;
+        outcome.delivered.insert(fingerprint);
+        if !outcome.needed.contains(&fingerprint) {
+            return self.done(results, outcome, on_moved);
+        }
+        if let Some(twin) = self.held.insert(fingerprint, results) {
+            self.done(twin, outcome, on_moved)?;
+        }
+        for job in self.waiting.remove(&fingerprint).unwrap_or_default() {
+            self.done_if_delivered(job, outcome, on_moved)?;
+        }
+        Ok(())
+    }
+
+    /// Removes a job whose results are all delivered, and then these. Other jobs wait.
     fn done_if_delivered(
         &mut self,
         job: AnsweredJob,
@@ -315,24 +352,37 @@ impl InFlight<'_> {
         on_moved: OnMoved<'_>,
     ) -> Result<(), Error> {
         let missing = job.results.iter().find(|results| !outcome.delivered.contains(*results)).copied();
-        match missing {
-            None => self.done(job.letter, outcome, on_moved),
-            Some(missing) => {
-                self.waiting.entry(missing).or_default().push(job);
-                Ok(())
+        if let Some(missing) = missing {
+            self.waiting.entry(missing).or_default().push(job);
+            return Ok(());
+        }
+        self.done(job.letter, outcome, on_moved)?;
+        for fingerprint in job.results {
+            outcome.needed.remove(&fingerprint);
+            if let Some(results) = self.held.remove(&fingerprint) {
+                self.done(results, outcome, on_moved)?;
             }
         }
+        Ok(())
     }
 
-    /// Jobs whose results could not be delivered stay. Jobs whose results were not read yet are claimed again.
+    /// Jobs whose results could not be delivered stay, with those that were. Jobs whose results were not read yet are claimed again, and
+    /// so are delivered results whose job was not.
     fn release_waiting(&mut self, outcome: &mut Outcome) {
         let kept: HashSet<_> = outcome.kept.iter().map(|(fingerprint, _)| *fingerprint).collect();
         for AnsweredJob { letter, results } in std::mem::take(&mut self.waiting).into_values().flatten() {
             if results.iter().any(|results| kept.contains(results)) {
                 outcome.kept.push((letter.fingerprint, "its results could not be delivered".to_owned()));
+                let delivered = results.into_iter().filter(|results| self.held.remove(results).is_some());
+                let why = "it was delivered, and stays because other results of its job could not be";
+                outcome.kept.extend(delivered.map(|results| (results, why.to_owned())));
             } else {
                 self.reading.unclaim(letter.fingerprint, Kind::AnsweredBy(results));
             }
+        }
+        for fingerprint in std::mem::take(&mut self.held).into_keys() {
+            outcome.back.insert(fingerprint);
+            self.reading.unclaim(fingerprint, Kind::Results);
         }
     }
 }

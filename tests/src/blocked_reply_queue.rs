@@ -25,6 +25,7 @@ const AT_A_TIME: usize = 500;
 #[derive(Debug)]
 pub struct BlockedReplyQueue {
     client: Arc<Client>,
+    name: String,
 }
 
 impl BlockedReplyQueue {
@@ -33,23 +34,33 @@ impl BlockedReplyQueue {
     /// # Errors
     /// The broker does not answer, or takes everything.
     pub async fn declare(client: &Arc<Client>, kind: Queue) -> Result<Self> {
+        Self::declare_named(client, kind, NAME, ROOM).await
+    }
+
+    /// The same with this name and room for so many replies.
+    ///
+    /// # Errors
+    /// As for [`declare`](Self::declare).
+    pub async fn declare_named(client: &Arc<Client>, kind: Queue, name: &str, room: usize) -> Result<Self> {
         let mut arguments = kind.arguments();
-        arguments.insert("x-max-length".into(), AMQPValue::LongInt(i32::try_from(ROOM)?));
+        arguments.insert("x-max-length".into(), AMQPValue::LongInt(i32::try_from(room)?));
         arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
-        client.declare_queue(NAME, arguments).await?;
+        client.declare_queue(name, arguments).await?;
         let filler = Message { properties: BasicProperties::default(), body: Vec::new(), as_worker: false };
-        for _ in 0..2 * ROOM / AT_A_TIME {
-            let confirmation = client.publish_to_queue(NAME, &vec![filler.clone(); AT_A_TIME]).await?;
+        let at_a_time = room.min(AT_A_TIME);
+        // A channel learns late that a queue refuses, and a short one takes many more than it has room for until then.
+        for _ in 0..2 * ROOM / at_a_time {
+            let confirmation = client.publish_to_queue(name, &vec![filler.clone(); at_a_time]).await?;
             if confirmation.iter().any(|confirmation| matches!(confirmation, Confirmation::Nack(_))) {
-                return Ok(Self { client: Arc::clone(client) });
+                return Ok(Self { client: Arc::clone(client), name: name.to_owned() });
             }
         }
-        bail!("a queue with room for {ROOM} messages takes twice as many");
+        bail!("a queue with room for {room} messages takes many more");
     }
 
     /// Makes the queue a job's reply queue.
     pub fn receives(&self, job: Message) -> Message {
-        job.with(|properties| properties.with_reply_to(NAME.into()))
+        job.with(|properties| properties.with_reply_to(self.name.as_str().into()))
     }
 
     /// Deletes it, with all that waits before it.
@@ -57,7 +68,7 @@ impl BlockedReplyQueue {
     /// # Errors
     /// The broker does not answer.
     pub async fn delete(self, vhost: &VirtualHost) -> Result<()> {
-        vhost.delete_queue(NAME).await
+        vhost.delete_queue(&self.name).await
     }
 
     /// Opens it: from now on replies flow. They are in the mailbox.
@@ -65,7 +76,7 @@ impl BlockedReplyQueue {
     /// # Errors
     /// The broker does not answer.
     pub async fn unblock(self) -> Result<Mailbox> {
-        self.client.purge(NAME).await?;
-        self.client.mailbox(NAME).await
+        self.client.purge(&self.name).await?;
+        self.client.mailbox(&self.name).await
     }
 }

@@ -40,14 +40,33 @@ impl Caller {
     /// # Errors
     /// The texts have no form in the encoding.
     pub fn job<T: Into<String>>(&self, id: &str, texts: impl IntoIterator<Item = T>) -> Result<Message> {
-        let job = Message::texts(self.encoding, MODEL, id, &self.replies, texts)?;
+        self.job_for(MODEL, id, texts)
+    }
+
+    /// The same for another model.
+    ///
+    /// # Errors
+    /// The texts have no form in the encoding.
+    pub fn job_for<T: Into<String>>(
+        &self,
+        model: &str,
+        id: &str,
+        texts: impl IntoIterator<Item = T>,
+    ) -> Result<Message> {
+        let job = Message::texts(self.encoding, model, id, &self.replies, texts)?;
         Ok(job.with(|properties| properties.with_user_id(self.user.as_str().into())))
     }
 
     /// # Errors
     /// The broker does not take the job.
     pub async fn publish(&self, job: Message) -> Result<()> {
-        self.client.publish(MODEL, job).await
+        self.publish_for(MODEL, job).await
+    }
+
+    /// # Errors
+    /// The broker does not take the job, which is for this model.
+    pub async fn publish_for(&self, model: &str, job: Message) -> Result<()> {
+        self.client.publish(model, job).await
     }
 
     /// # Errors

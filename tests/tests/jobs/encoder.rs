@@ -11,6 +11,7 @@ use vramq_schemas::{Encoding, Output, Reason, ReplyKind};
 use vramq_tests::bert::{RandomBert, fixture, reference};
 use vramq_tests::client::Client;
 use vramq_tests::job::Message;
+use vramq_tests::metrics::figures;
 use vramq_tests::ports::ClosedPort;
 use vramq_tests::programs::setting;
 use vramq_tests::test_env::{REPLIES, TestEnv};
@@ -29,6 +30,7 @@ on_all_setups!(texts_become_the_references_vectors);
 on_one_setup!(
     sparse_vectors_are_the_references_in_every_encoding,
     a_vector_that_is_not_finite_is_never_published,
+    a_job_whose_replies_would_be_too_large_is_refused_before_it_runs,
     vramq_submit_writes_json_lines_and_npy,
     vramq_submit_says_by_its_code_what_was_wrong,
     a_model_that_does_not_fit_is_refused,
@@ -280,5 +282,45 @@ async fn a_model_that_is_not_there_is_refused(env: &mut TestEnv) -> Result<()> {
     let worker = env.spawn_bare_worker(&["model.minilm.path=/no/such/folder"])?;
     ensure!(worker.exited().await? == Some(4), "{}", worker.log.text());
     ensure!(worker.log.text().contains("/no/such/folder"), "{}", worker.log.text());
+    Ok(())
+}
+
+/// Texts of a small body whose vectors do not fit in a MiB of replies.
+const TOO_MANY: usize = 10_000;
+
+async fn a_job_whose_replies_would_be_too_large_is_refused_before_it_runs(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
+    let path = format!("model.{MODEL}.path={}", fixture("tiny-long"));
+    let worker = env.spawn_bare_worker(&[&path, &format!("model.{MODEL}.reply_mib_max=1")])?;
+    worker.consuming().await?;
+    let job = |id: &str, texts: usize| {
+        Message::texts(env.setup.encoding, MODEL, id, REPLIES, (0..texts).map(|at| at.to_string()))
+    };
+    let too_large = job("too large", TOO_MANY)?;
+    ensure!(too_large.body.len() < 1 << 20, "a body that is too large itself");
+    env.client.publish(MODEL, too_large.clone()).await?;
+    let mut replies = env.replies().await?;
+    let failure = replies.next().await?.failure()?;
+    let letter = env.client.mailbox(&dead_queue(MODEL)).await?.next().await?;
+    let dossier = letter.dead_letter()?;
+    ensure!(letter.body == too_large.body, "the dead letter is not the job");
+    let counted = figures(&worker, "the job to end", |figures| {
+        figures.sum("vramq_jobs_dead_lettered_total") == 1 && figures.sum("vramq_jobs_in_hand") == 0
+    })
+    .await?;
+    ensure!(counted.sum("vramq_items_total") == 0 && counted.sum("vramq_passes_total") == 0, "it ran");
+
+    // The arithmetic, with the width of a real vector.
+    env.client.publish(MODEL, job("one", 1)?).await?;
+    let outputs = replies.next().await?.outputs()?.outputs;
+    let [Output::Embedding(vector)] = &outputs[..] else { anyhow::bail!("{outputs:?}") };
+    let bytes = vector.values.to_f32().len() * size_of::<f32>();
+    let arithmetic =
+        format!("the model's reply_mib_max allows 1.0 MiB: {TOO_MANY} items x {bytes} bytes of output each");
+    for (reason, error) in [(failure.reason, &failure.error), (dossier.reason, &dossier.error)] {
+        ensure!(reason == Reason::TooLarge && error.contains(&arithmetic), "{reason}: {error}");
+    }
+    ensure!(failure.error == dossier.error);
+    figures(&worker, "the next job's item", |figures| figures.sum("vramq_items_total") == 1).await?;
     Ok(())
 }

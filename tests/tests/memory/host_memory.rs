@@ -6,9 +6,8 @@ use vramq_schemas::topology::{bulk_queue, jobs_queue};
 use vramq_tests::answers::items;
 use vramq_tests::bert::fixture;
 use vramq_tests::caller::Caller;
-use vramq_tests::job::Message;
 use vramq_tests::on_queue_types;
-use vramq_tests::test_env::{REPLIES, TestEnv};
+use vramq_tests::test_env::TestEnv;
 use vramq_tests::worker::Worker;
 
 on_queue_types!(large_jobs_stay_within_host_memory, jobs_of_an_encoder_stay_within_host_memory);
@@ -73,31 +72,31 @@ const ANSWERED: usize = 2;
 /// A real encoder, which tokenises, and whose vectors are larger than its texts.
 async fn jobs_of_an_encoder_stay_within_host_memory(env: &mut TestEnv) -> Result<()> {
     let path = format!("model.{ENCODER}.path={}", fixture("tiny-long"));
-    let (host_memory, encoding) = (format!("worker.host_memory_mib={HOST_MEMORY_MIB}"), env.setup.encoding);
+    let host_memory = format!("worker.host_memory_mib={HOST_MEMORY_MIB}");
     let worker = env.spawn_bare_worker(&[&path, &host_memory, "worker.drain_s=60"])?;
     worker.consuming().await?;
+    let (one, many) = (Caller::new(env, "one").await?, Caller::new(env, "many").await?);
     let texts = items(MANY_TEXTS);
     for at in 0..MANY {
+        let id = at.to_string();
         if at < OF_ONE_TEXT {
-            let text = "x".repeat(LARGE_TEXT);
-            let job = Message::texts(encoding, ENCODER, &format!("one {at}"), REPLIES, [text])?;
-            env.client.publish(ENCODER, job).await?;
+            one.publish_for(ENCODER, one.job_for(ENCODER, &id, ["x".repeat(LARGE_TEXT)])?).await?;
         }
         let texts = texts.iter().map(String::as_str);
-        let job = Message::texts(encoding, ENCODER, &format!("many {at}"), REPLIES, texts)?;
-        env.client.publish(ENCODER, job).await?;
+        many.publish_for(ENCODER, many.job_for(ENCODER, &id, texts)?).await?;
     }
-    let (mut replies, mut one, mut many) = (env.replies().await?, 0, 0);
-    while one < OF_ONE_TEXT || many < ANSWERED {
-        let reply = replies.next().await?;
-        ensure!(reply.kind()? != ReplyKind::Failed, "{:?}", reply.failure());
-        let is_done = usize::from(reply.kind()? == ReplyKind::Done);
-        if reply.id().starts_with("one") { one += is_done } else { many += is_done }
+    for (caller, jobs) in [(&one, OF_ONE_TEXT), (&many, ANSWERED)] {
+        let (mut replies, mut done) = (caller.mailbox().await?, 0);
+        while done < jobs {
+            let reply = replies.next().await?;
+            ensure!(reply.kind()? != ReplyKind::Failed, "{:?}", reply.failure());
+            done += usize::from(reply.kind()? == ReplyKind::Done);
+        }
     }
     stayed_within(&worker)?;
     worker.drain().await?;
     // What is left would take minutes.
-    for queue in [jobs_queue(ENCODER), bulk_queue(ENCODER), REPLIES.to_owned()] {
+    for queue in [jobs_queue(ENCODER), bulk_queue(ENCODER), many.replies] {
         env.leave(&queue);
     }
     Ok(())

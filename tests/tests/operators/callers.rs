@@ -4,12 +4,14 @@ use anyhow::{Result, ensure};
 use vramq_schemas::fields;
 use vramq_schemas::headers::TENANT;
 use vramq_tests::answers::{answered_once, items};
+use vramq_tests::caller::Caller;
 use vramq_tests::metrics::Scrape;
-use vramq_tests::on_queue_types;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
+use vramq_tests::{on_one_setup, on_queue_types};
 
 on_queue_types!(each_caller_has_figures_of_its_own);
+on_one_setup!(callers_beyond_the_most_are_counted_together_and_announced_once);
 
 /// The user that tests publish as.
 const USER: &str = "guest";
@@ -78,4 +80,31 @@ async fn each_caller_has_figures_of_its_own(env: &mut TestEnv) -> Result<()> {
         ensure!((callers - all).abs() < 1e-6, "{of_callers} is {callers} in all, {of_all} is {all}");
     }
     worker.drain().await
+}
+
+async fn callers_beyond_the_most_are_counted_together_and_announced_once(env: &mut TestEnv) -> Result<()> {
+    const WARNING: &str = "counted together as `(others)`";
+    env.announce(WARNING);
+    let worker = env.worker(&["metrics.callers_max=2"]).await?;
+    let mut users = Vec::new();
+    for (at, name) in ["first", "second", "third", "fourth"].into_iter().enumerate() {
+        let caller = Caller::new(env, name).await?;
+        caller.publish(caller.job(name, ["x"])?).await?;
+        answered_once(&mut caller.mailbox().await?, name, &["x".to_owned()]).await?;
+        let most = at.saturating_sub(1).min(1);
+        until("the job to be counted", async || {
+            let jobs = Scrape::of(&worker).await?.sum("vramq_caller_jobs_total", &[]);
+            Ok((jobs == (at + 1) as f64).then_some(()))
+        })
+        .await?;
+        ensure!(worker.log.count(WARNING) == most, "after {name}: {}", worker.log.text());
+        users.push(caller.user);
+    }
+    let scrape = Scrape::of(&worker).await?;
+    let jobs = |caller: &str| scrape.sum("vramq_caller_jobs_total", &[("caller", caller)]);
+    let found: Vec<_> = users.iter().map(|user| jobs(user)).chain([jobs("(others)")]).collect();
+    ensure!(found == [1.0, 1.0, 0.0, 0.0, 2.0], "{found:?}");
+    let warning = worker.log.find(WARNING).expect("counted above");
+    ensure!(warning.text().contains(&users[2]), "it names another caller: {}", warning.text());
+    Ok(())
 }

@@ -15,6 +15,7 @@ on_queue_types!(
     results_are_delivered_and_their_job_does_not_run_again,
     a_job_with_one_of_two_ids_does_not_run_again,
     a_job_with_results_in_parts_does_not_run_again,
+    a_job_does_not_run_again_after_a_retry_that_is_killed_between_its_parts,
     a_job_without_its_last_part_runs_again,
 );
 
@@ -149,6 +150,38 @@ async fn a_job_with_results_in_parts_does_not_run_again(env: &mut TestEnv) -> Re
         next += reply.items;
     }
     ensure!(next as usize == ITEMS, "{next} items");
+    Ok(())
+}
+
+async fn a_job_does_not_run_again_after_a_retry_that_is_killed_between_its_parts(
+    env: &mut TestEnv,
+) -> Result<()> {
+    let job = in_parts(env)?;
+    run_unanswered(env, vec![job]).await?;
+    let operator = Operator::at(env)?;
+    let letters = operator.ids().await?.len();
+    ensure!(letters > 3, "the results are in two replies");
+    declare_late(env).await?;
+    let mut child = operator.spawn(&["retry", "--all", "--yes", "--rate", "1"])?;
+    // The first one is confirmed, and would be acknowledged by now: the second one was published a second later.
+    until("two of the results", async || Ok((env.client.ready(LATE).await? >= 2).then_some(()))).await?;
+    child.kill().await?;
+    until("the letters to be back", async || {
+        Ok((env.client.ready(&dead_queue(MODEL)).await? as usize == letters).then_some(()))
+    })
+    .await?;
+    let before = env.client.ready(LATE).await? as usize;
+    ensure!(before < letters - 1, "it was killed too late");
+    retry(&operator, "--all", "1 job answered by these results").await?;
+    ensure_all_is_done(env, &operator).await?;
+    let mut offsets = Vec::new();
+    for reply in delivered(env).await? {
+        offsets.push(reply.reply()?.offset);
+    }
+    ensure!(offsets.len() == before + letters - 1, "{offsets:?} after {before} of {letters}");
+    offsets.sort_unstable();
+    offsets.dedup();
+    ensure!(offsets.len() == letters - 1, "{offsets:?}");
     Ok(())
 }
 

@@ -5,6 +5,7 @@ mod broker_faults;
 mod connections;
 mod crashes;
 mod credentials;
+mod full_reply_queues;
 mod further_queues;
 mod large_jobs;
 mod ledger;

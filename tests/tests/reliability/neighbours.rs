@@ -8,8 +8,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use lapin::Confirmation;
 use tokio::time::MissedTickBehavior;
-use vramq_schemas::ReplyKind;
+use vramq_schemas::headers::{CALLER, USER};
 use vramq_schemas::topology::{RETRY_EXCHANGE, bulk_queue, delay_key, delay_queue, jobs_queue};
+use vramq_schemas::{ReplyKind, fields};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::caller::Caller;
@@ -46,29 +47,35 @@ async fn a_model_that_is_gone_or_full_delays_no_other(env: &mut TestEnv) -> Resu
         env.leave(&delay_queue(model, 1000));
     }
     env.vhost.delete_queue(&jobs_queue("gone")).await?;
-    let job = |model: &str, id: usize| {
-        Message::texts(env.setup.encoding, model, &format!("{model} {id}"), "nowhere", ["x"])
-    };
-    // A classic queue may take a few more than its length.
-    let (full, filler) = (jobs_queue("full"), [job("full", 0)?]);
+    let (stuck, live) = (Caller::new(env, "stuck").await?, Caller::new(env, "live").await?);
+    let full = jobs_queue("full");
     until("a full queue", async || {
-        let confirms = env.client.publish_to_queue(&full, &filler).await?;
-        Ok(matches!(confirms[..], [Confirmation::Nack(_)]).then_some(()))
+        // A classic queue may take a few more than its length.
+        let taken = stuck.client.offer("full", vec![stuck.job_for("full", "filler", ["x"])?]).await;
+        Ok((taken == [false]).then_some(()))
     })
     .await?;
     for at in 0..STUCK {
         for model in ["gone", "full"] {
-            let confirm =
-                env.client.publish_to(RETRY_EXCHANGE, &delay_key(model, 1000), job(model, at)?).await?;
-            ensure!(matches!(confirm, Confirmation::Ack(None)), "no delay queue took the job: {confirm:?}");
+            delay(env, model, &format!("{model} {at}"), &stuck).await?;
         }
     }
     env.leave(&full);
 
     env.worker(&[]).await?;
-    let live = env.job("live", ["x"])?;
-    env.client.publish_to(RETRY_EXCHANGE, &delay_key(MODEL, 1000), live).await?;
-    answered_once(&mut env.replies().await?, "live", &["x".to_owned()]).await?;
+    delay(env, MODEL, "live", &live).await?;
+    answered_once(&mut live.mailbox().await?, "live", &["x".to_owned()]).await?;
+    Ok(())
+}
+
+/// Publishes a caller's job to a delay queue of its model, as a worker does: publishers may not. The headers name the caller, because the
+/// broker takes a `user_id` from that user alone.
+async fn delay(env: &TestEnv, model: &str, id: &str, caller: &Caller) -> Result<()> {
+    let job = Message::texts(env.setup.encoding, model, id, &caller.replies, ["x"])?;
+    let user = || fields::text(&caller.user);
+    let job = job.with_header(USER, user()).with_header(CALLER, user());
+    let confirm = env.client.publish_to(RETRY_EXCHANGE, &delay_key(model, 1000), job).await?;
+    ensure!(matches!(confirm, Confirmation::Ack(None)), "no delay queue took the job: {confirm:?}");
     Ok(())
 }
 

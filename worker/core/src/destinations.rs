@@ -1,37 +1,64 @@
-//! Remembers reply queues that are full or silent, so that the jobs of their callers do not take the slots of other callers. What comes in
-//! is how the broker took each reply; what goes out is whether a job has to wait unrun.
+//! Remembers reply queues that refuse replies or do not confirm them, so that the jobs of their callers do not take the slots of other
+//! callers. What comes in is how the broker took each reply; what goes out is whether a job has to wait unrun, and whether the slots are
+//! needed more than another try.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::event::PublicationOutcome;
+use crate::event::{Delivery, PublicationOutcome};
+use crate::ids::{JobKey, ModelIndex};
 use crate::sizes::Size;
 
-/// The most jobs with the same full reply queue that a worker holds: one whose reply is published again, and one that follows
-/// when there is room. Further ones wait unrun.
+/// How long a reply queue counts as full after it refused a reply: no job tries it, then one at a time does. Each refusal after that
+/// doubles the time, up to [`FULL_FOR_MAX`]: then a hundred full queues cost one or two slots, and a queue that takes replies again is
+/// noticed in time, because jobs wait for half an hour before they are dead-lettered.
+const FULL_FOR: Duration = Duration::from_secs(10);
+const FULL_FOR_MAX: Duration = Duration::from_secs(120);
+
+/// After that time a queue that refused a reply is still tried by one job at a time, for so long: longer than a job may wait for the try,
+/// or the queue would be forgotten before it is tried.
+const FULL_REMEMBERED: Duration = Duration::from_secs(600);
+
+/// The most jobs that a worker holds for a queue that did not confirm a reply once.
 const HELD_MAX: usize = 2;
 
-/// How long a reply queue counts as full after it refused a reply: jobs that waited that long may try it again.
-const FULL_FOR: Duration = Duration::from_secs(10);
-
-/// The same after it did not confirm one, in times of what a confirm may take, because that is how long it takes to notice again. From
-/// the third time in a row on twice as long each time, up to [`SILENT_MAX`]: less than a job waits for a full queue before it is
-/// dead-lettered, so that a queue that confirms again is noticed in time.
+/// How long a reply queue counts as silent after it did not confirm a reply, in times of what a confirm may take, because that is how
+/// long it takes to notice again. From the third time in a row on twice as long each time, up to [`SILENT_MAX`]: less than a job waits
+/// for a full queue before it is dead-lettered, so that a queue that confirms again is noticed in time.
 const SILENT_FOR: u32 = 4;
 const SILENT_MAX: Duration = Duration::from_secs(600);
 
 /// Such reply queues that are kept in mind.
-const FULL_MAX: usize = 1024;
+const CLOSED_MAX: usize = 1024;
+
+/// The part of a model's slots that jobs may have which try such queues, whatever the number of queues, and the least number of these
+/// jobs. A caller has at most half of them, so that the full queues of one do not keep another's from being tried.
+const TRYING_PART: usize = 8;
+const TRYING_MIN: usize = 2;
+
+/// The part of a model's slots that jobs may have whose refused replies are offered again. It also bounds what a caller takes with full
+/// queues that no worker has met before.
+const OFFERED_PART: usize = 4;
+
+/// What is wrong with a reply queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// It refuses replies.
+    Full,
+    /// It does not confirm them.
+    Silent,
+}
 
 /// A reply queue that does not take replies.
 #[derive(Clone, Copy, Debug)]
 struct Closed {
+    fault: Fault,
     /// When that was noticed last.
     at: Instant,
     /// For how long it counts as full or silent.
     lasts: Duration,
-    /// How often in a row it did not confirm a reply. 0: it refused one.
-    silences: u32,
+    /// How often in a row it was found so.
+    times: u32,
 }
 
 impl Closed {
@@ -39,22 +66,32 @@ impl Closed {
         now.saturating_duration_since(self.at) >= self.lasts
     }
 
-    /// A silent queue is remembered for as long again: then one job tries it.
     fn is_forgotten(&self, now: Instant) -> bool {
-        let remembered = if self.silences > 0 { self.lasts.saturating_mul(2) } else { self.lasts };
-        now.saturating_duration_since(self.at) >= remembered
+        let longer = match self.fault {
+            Fault::Full => FULL_REMEMBERED,
+            Fault::Silent => self.lasts,
+        };
+        now.saturating_duration_since(self.at) >= self.lasts.saturating_add(longer)
     }
 
     /// How many jobs may try it. The first silence may have been the whole broker's. But RabbitMQ 3.10 holds up the whole channel for
     /// a first reply to a quorum queue without its majority, and each further try would hold up the replies of all other callers.
     fn tries(&self, now: Instant) -> usize {
-        match (self.silences, self.is_over(now)) {
-            (0 | 1, true) => usize::MAX,
-            (0 | 1, false) => HELD_MAX,
-            (_, true) => 1,
-            (_, false) => 0,
+        match (self.fault, self.times, self.is_over(now)) {
+            (Fault::Silent, 1, true) => usize::MAX,
+            (Fault::Silent, 1, false) => HELD_MAX,
+            (_, _, true) => 1,
+            (_, _, false) => 0,
         }
     }
+}
+
+/// An unacknowledged job that has run for its reply queue, or may run.
+#[derive(Clone, Debug)]
+struct Holder {
+    job: JobKey,
+    model: ModelIndex,
+    caller: Option<String>,
 }
 
 /// What is known of reply queues.
@@ -64,8 +101,8 @@ pub(crate) struct Destinations {
     confirm_max: Duration,
     /// Those that are full or silent.
     closed: HashMap<String, Closed>,
-    /// Unacknowledged jobs by reply queue. Bounded by the slots.
-    held: HashMap<String, usize>,
+    /// By reply queue. Bounded by the slots.
+    held: HashMap<String, Vec<Holder>>,
 }
 
 impl Destinations {
@@ -76,8 +113,8 @@ impl Destinations {
 
     /// Given so many unacknowledged jobs.
     pub(crate) fn sizes(&self, unacked: usize) -> [Size; 2] {
-        let full = Size::of("full reply queues", self.closed.len(), FULL_MAX);
-        [full, Size::of("reply queues of jobs", self.held.len(), unacked)]
+        let closed = Size::of("full reply queues", self.closed.len(), CLOSED_MAX);
+        [closed, Size::of("reply queues of jobs", self.held.len(), unacked)]
     }
 
     /// A session begins: no job is held.
@@ -85,20 +122,21 @@ impl Destinations {
         self.held.clear();
     }
 
-    pub(crate) fn delivered(&mut self, queue: Option<&str>) {
-        let Some(queue) = queue else { return };
+    pub(crate) fn delivered(&mut self, delivery: &Delivery) {
+        let Some(queue) = &delivery.reply_queue else { return };
+        let holder = Holder { job: delivery.job, model: delivery.model, caller: delivery.caller.clone() };
         match self.held.get_mut(queue) {
-            Some(held) => *held += 1,
-            None => drop(self.held.insert(queue.to_owned(), 1)),
+            Some(holders) => holders.push(holder),
+            None => drop(self.held.insert(queue.clone(), vec![holder])),
         }
     }
 
-    pub(crate) fn settled(&mut self, queue: Option<&str>) {
-        let Some((queue, held)) = queue.and_then(|queue| Some((queue, self.held.get_mut(queue)?))) else {
-            return;
-        };
-        *held -= 1;
-        if *held == 0 {
+    /// The job has ended here, or waits elsewhere from now on.
+    pub(crate) fn released(&mut self, delivery: &Delivery) {
+        let Some(queue) = &delivery.reply_queue else { return };
+        let Some(holders) = self.held.get_mut(queue) else { return };
+        holders.retain(|holder| holder.job != delivery.job);
+        if holders.is_empty() {
             self.held.remove(queue);
         }
     }
@@ -106,119 +144,92 @@ impl Destinations {
     /// A reply was published to the queue.
     pub(crate) fn published(&mut self, queue: Option<&str>, outcome: &PublicationOutcome, now: Instant) {
         let Some(queue) = queue else { return };
-        let closed = match outcome {
-            PublicationOutcome::Refused { .. } => Closed { at: now, lasts: FULL_FOR, silences: 0 },
-            PublicationOutcome::Unreachable { .. } => self.silent(queue, now),
+        let fault = match outcome {
+            PublicationOutcome::Refused { .. } => Fault::Full,
+            PublicationOutcome::Unreachable { .. } => Fault::Silent,
             PublicationOutcome::Confirmed { .. } if !self.closed.is_empty() => {
                 self.closed.remove(queue);
                 return;
             }
             _ => return,
         };
+        let closed = self.found(queue, fault, now);
         self.closed.retain(|_, closed| !closed.is_forgotten(now));
-        if self.closed.len() < FULL_MAX || self.closed.contains_key(queue) {
-            self.closed.insert(queue.to_owned(), closed);
+        if self.closed.len() >= CLOSED_MAX && !self.closed.contains_key(queue) {
+            self.forget_one();
         }
+        self.closed.insert(queue.to_owned(), closed);
     }
 
-    /// The queue did not confirm a reply.
-    fn silent(&self, queue: &str, now: Instant) -> Closed {
-        let known = self.closed.get(queue).filter(|closed| closed.silences > 0 && !closed.is_forgotten(now));
-        // Replies that were on their way together are one silence.
-        let is_same = |closed: &&Closed| now.saturating_duration_since(closed.at) < self.confirm_max;
+    /// The queue did not take a reply.
+    fn found(&self, queue: &str, fault: Fault, now: Instant) -> Closed {
+        let known = self.known(queue, now).filter(|closed| closed.fault == fault);
+        // Replies that were on their way together, or offered again, are one time.
+        let is_same = |closed: &&Closed| match fault {
+            Fault::Full => !closed.is_over(now),
+            Fault::Silent => now.saturating_duration_since(closed.at) < self.confirm_max,
+        };
         if let Some(closed) = known.filter(is_same) {
             return *closed;
         }
-        let silences = known.map_or(0, |closed| closed.silences).saturating_add(1);
-        let longer = 2_u32.saturating_pow(silences.saturating_sub(2));
-        let lasts = self.confirm_max.saturating_mul(SILENT_FOR).saturating_mul(longer).min(SILENT_MAX);
-        Closed { at: now, lasts, silences }
+        let times = known.map_or(0, |closed| closed.times).saturating_add(1);
+        let (first, most, same) = match fault {
+            Fault::Full => (FULL_FOR, FULL_FOR_MAX, 1),
+            Fault::Silent => (self.confirm_max.saturating_mul(SILENT_FOR), SILENT_MAX, 2),
+        };
+        let longer = 2_u32.saturating_pow(times.saturating_sub(same));
+        Closed { fault, at: now, lasts: first.saturating_mul(longer).min(most), times }
+    }
+
+    /// Makes room for another queue. A full one that is forgotten costs less than a silent one.
+    fn forget_one(&mut self) {
+        let least = self.closed.iter().min_by_key(|(_, closed)| (closed.fault == Fault::Silent, closed.at));
+        if let Some(queue) = least.map(|(queue, _)| queue.clone()) {
+            self.closed.remove(&queue);
+        }
+    }
+
+    fn known(&self, queue: &str, now: Instant) -> Option<&Closed> {
+        self.closed.get(queue).filter(|closed| !closed.is_forgotten(now))
     }
 
     /// Whether the queue did not confirm what was sent to it, more than once, and is not to be tried now.
     pub(crate) fn is_silent(&self, queue: &str, now: Instant) -> bool {
-        self.closed.get(queue).is_some_and(|closed| closed.tries(now) == 0)
+        let closed = self.closed.get(queue).filter(|closed| closed.fault == Fault::Silent);
+        closed.is_some_and(|closed| closed.tries(now) == 0)
     }
 
-    /// Whether a job that was just delivered, with replies to this queue, has to wait unrun.
-    pub(crate) fn must_wait(&self, queue: &str, now: Instant) -> bool {
-        let Some(closed) = self.closed.get(queue).filter(|closed| !closed.is_forgotten(now)) else {
-            return false;
-        };
-        self.held.get(queue).copied().unwrap_or(0) > closed.tries(now)
+    /// Whether a job that was just delivered, for a model with so many slots, has to wait unrun.
+    pub(crate) fn must_wait(&self, delivery: &Delivery, slots: u16, now: Instant) -> bool {
+        let Some(queue) = &delivery.reply_queue else { return false };
+        let Some(closed) = self.known(queue, now) else { return false };
+        let is_other = |holder: &&Holder| holder.job != delivery.job;
+        let of_queue = self.held.get(queue).map_or(0, |holders| holders.iter().filter(is_other).count());
+        if of_queue >= closed.tries(now) {
+            return true;
+        }
+        let most = (usize::from(slots) / TRYING_PART).max(TRYING_MIN);
+        let (mut all, mut own) = (0, 0);
+        for holder in self.trying(delivery.model, now).filter(is_other) {
+            all += 1;
+            own += usize::from(holder.caller == delivery.caller);
+        }
+        all >= most || own >= most / 2
+    }
+
+    /// Whether jobs for full and silent queues have so many of a model's slots that refused replies are not offered again.
+    pub(crate) fn hold_too_many(&self, model: ModelIndex, slots: u16, now: Instant) -> bool {
+        !self.closed.is_empty()
+            && self.trying(model, now).count() > (usize::from(slots) / OFFERED_PART).max(TRYING_MIN)
+    }
+
+    /// The jobs of a model in hand whose reply queues are full or silent.
+    fn trying(&self, model: ModelIndex, now: Instant) -> impl Iterator<Item = &Holder> {
+        let of_closed = self.held.iter().filter(move |(queue, _)| self.known(queue, now).is_some());
+        of_closed.flat_map(|(_, holders)| holders).filter(move |holder| holder.model == model)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const CONFIRM: Duration = Duration::from_secs(30);
-
-    fn silent() -> PublicationOutcome {
-        PublicationOutcome::Unreachable { destination: "silent".to_owned(), why: "did not confirm" }
-    }
-
-    #[test]
-    fn a_silent_queue_counts_as_full_until_it_would_be_noticed_again() {
-        let (mut destinations, now) = (Destinations::new(CONFIRM), Instant::now());
-        (0..3).for_each(|_| destinations.delivered(Some("silent")));
-        destinations.published(Some("silent"), &silent(), now);
-        assert!(destinations.must_wait("silent", now + FULL_FOR));
-        destinations.settled(Some("silent"));
-        assert!(!destinations.must_wait("silent", now + FULL_FOR), "two may try");
-        (0..9).for_each(|_| destinations.delivered(Some("silent")));
-        assert!(!destinations.must_wait("silent", now + CONFIRM * SILENT_FOR));
-    }
-
-    /// Each try may hold up the replies to other callers.
-    #[test]
-    fn a_queue_that_stays_silent_is_tried_less_and_less_often_by_one_job_at_a_time() {
-        let (mut destinations, mut now) = (Destinations::new(CONFIRM), Instant::now());
-        destinations.published(Some("silent"), &silent(), now);
-        // Two that tried it.
-        now += CONFIRM;
-        destinations.published(Some("silent"), &silent(), now);
-        destinations.published(Some("silent"), &silent(), now + CONFIRM / 2);
-        let mut lasts = CONFIRM * SILENT_FOR;
-        for _ in 0..9 {
-            destinations.delivered(Some("silent"));
-            let before = now + lasts - Duration::from_secs(1);
-            assert!(destinations.must_wait("silent", before) && destinations.is_silent("silent", before));
-            now += lasts;
-            assert!(
-                !destinations.must_wait("silent", now) && !destinations.is_silent("silent", now),
-                "one tries it"
-            );
-            destinations.delivered(Some("silent"));
-            assert!(destinations.must_wait("silent", now));
-            (0..2).for_each(|_| destinations.settled(Some("silent")));
-            now += CONFIRM;
-            destinations.published(Some("silent"), &silent(), now);
-            lasts = (lasts * 2).min(SILENT_MAX);
-        }
-        assert_eq!(lasts, SILENT_MAX, "at least every ten minutes");
-        (0..9).for_each(|_| destinations.delivered(Some("silent")));
-        destinations.published(Some("silent"), &PublicationOutcome::Confirmed { messages: 1 }, now);
-        assert!(!destinations.must_wait("silent", now), "it confirms again");
-    }
-
-    #[test]
-    fn further_jobs_of_a_full_queue_wait_and_others_do_not() {
-        let (mut destinations, now) = (Destinations::new(CONFIRM), Instant::now());
-        let refused = PublicationOutcome::Refused { destination: "full".to_owned() };
-        (0..5).for_each(|_| destinations.delivered(Some("full")));
-        destinations.delivered(Some("other"));
-        assert!(!destinations.must_wait("full", now));
-        destinations.published(Some("full"), &refused, now);
-        assert!(destinations.must_wait("full", now) && !destinations.must_wait("other", now));
-        assert!(!destinations.must_wait("full", now + FULL_FOR));
-        (0..3).for_each(|_| destinations.settled(Some("full")));
-        assert!(!destinations.must_wait("full", now), "two may try");
-        (0..3).for_each(|_| destinations.delivered(Some("full")));
-        destinations.published(Some("full"), &PublicationOutcome::Confirmed { messages: 1 }, now);
-        assert!(!destinations.must_wait("full", now), "it has room again");
-        (0..9).for_each(|_| destinations.settled(Some("full")));
-        assert!(!destinations.held.contains_key("full"));
-    }
-}
+#[path = "destinations_tests.rs"]
+mod tests;

@@ -180,7 +180,7 @@ fn event_loop(
     let models: Vec<_> = slots.iter().map(|(model, _)| Arc::clone(model)).collect();
     let (executors, executor_of) = executors(opened, models.len())?;
     metrics.watch_programs(&opened.programs);
-    let meters = metrics.meters(&models, &device, &opened.budget);
+    let meters = metrics.meters(&models, &device, &opened.budget, config.callers_max);
     board.watch_passes(
         executors.iter().map(|executor| executor.active_pass().clone()).collect(),
         config.job_limit,

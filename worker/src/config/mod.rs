@@ -67,6 +67,8 @@ pub struct Config {
     pub stores: Vec<StoreConfig>,
     pub device: DeviceConfig,
     pub publishers: PublisherRules,
+    /// Callers with figures of their own in the metrics.
+    pub callers_max: usize,
     /// At least one.
     pub models: Vec<ModelConfig>,
 }

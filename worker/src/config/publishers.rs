@@ -1,4 +1,4 @@
-//! The configuration about publishers of jobs: `[reply]` and `[fairness]`.
+//! The configuration about publishers of jobs: `[reply]`, `[fairness]`, and how many have their own figures in `[metrics]`.
 
 use super::section::Section;
 use crate::publishers::{Pattern, PublisherRules};
@@ -9,6 +9,19 @@ const TENANT_USERS_MAX: usize = 64;
 
 /// The longest name of a queue or user.
 const NAME_BYTES_MAX: usize = 255;
+
+/// Each caller has a dozen series, of every worker. Ten thousand are more than a page of metrics should have.
+const CALLERS_DEFAULT: u32 = 100;
+const CALLERS_MAX: u32 = 10_000;
+
+pub(super) fn callers_max(mut metrics: Section) -> usize {
+    let most = metrics.take("callers_max").unwrap_or(CALLERS_DEFAULT);
+    if most > CALLERS_MAX {
+        metrics.fault("callers_max", format!("is {most}; it may be at most {CALLERS_MAX}"));
+    }
+    metrics.finish();
+    most as usize
+}
 
 pub(super) fn publishers(mut reply: Section, mut fairness: Section) -> PublisherRules {
     let allow = names(&mut reply, "allow", PATTERNS_MAX);
@@ -51,6 +64,20 @@ mod tests {
         assert!(default.reply_allow.is_none() && default.tenant_users.is_empty());
         let nothing = Config::read(Some(MODEL), &[("reply.allow".to_owned(), String::new())]).unwrap();
         assert_eq!(nothing.publishers.reply_allow, Some(Vec::new()));
+    }
+
+    #[test]
+    fn callers_with_figures_of_their_own_have_a_default_and_a_bound() {
+        let most = |value: &str| {
+            let overrides = [("metrics.callers_max".to_owned(), value.to_owned())];
+            Config::read(Some(MODEL), &overrides).map(|config| config.callers_max)
+        };
+        assert_eq!(Config::read(Some(MODEL), &[]).unwrap().callers_max, 100);
+        assert_eq!([most("0"), most("10000")], [Ok(0), Ok(10_000)]);
+        for wrong in ["10001", "-1", "all"] {
+            let Invalid(faults) = most(wrong).unwrap_err();
+            assert!(faults.len() == 1 && faults[0].key == "metrics.callers_max", "{wrong}: {faults:?}");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::broker::broker;
 use super::device::{check_types, device};
 use super::listen;
 use super::process;
-use super::publishers::publishers;
+use super::publishers::{callers_max, publishers};
 use super::queues;
 use super::section::Section;
 use super::stores;
@@ -119,6 +119,7 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
         root.fault("http.listen", what);
     }
     let mut publishers = publishers(root.section("reply"), root.section("fairness"));
+    let callers_max = callers_max(root.section("metrics"));
     let mut models = Vec::new();
     // Where models are named and none is right, the faults of each say why.
     if root.is_empty_at("model") {
@@ -153,6 +154,7 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
         stores,
         device,
         publishers,
+        callers_max,
         models,
     })
 }

@@ -51,7 +51,7 @@ impl Core {
     fn note_delivery(&mut self, delivery: &Delivery) -> Option<QueueIndex> {
         let (model, source) = (delivery.model, delivery.source);
         let queue = self.consumers[model.0].delivered(source);
-        self.destinations.delivered(delivery.reply_queue.as_deref());
+        self.destinations.delivered(delivery);
         self.republish_allowance.consumed(delivery.bytes);
         if let Some(queue) = queue {
             self.quarantine.delivered(model, queue);
@@ -114,8 +114,12 @@ impl Core {
 
     /// Decides about a job whose reply queue is full or silent: it waits unrun, so that it takes no slot from others.
     fn must_wait(&mut self, received: &Received) -> Option<JobOutcome> {
-        let Delivery { id: job, trace_id, reply_queue, headers, .. } = &received.delivery;
-        let queue = reply_queue.as_deref().filter(|queue| self.destinations.must_wait(queue, self.now.at))?;
+        let delivery = &received.delivery;
+        let Delivery { id: job, trace_id, model, reply_queue, headers, .. } = delivery;
+        if !self.destinations.must_wait(delivery, self.memory.slots(model.0), self.now.at) {
+            return None;
+        }
+        let queue = reply_queue.as_ref()?;
         headers.as_ref()?;
         let mut headers = received.reached();
         headers.waits = headers.waits.saturating_add(1);
@@ -130,6 +134,7 @@ impl Core {
             queue,
             "the reply queue is full, or does not confirm: the job waits and is not run"
         );
+        self.destinations.released(delivery);
         let wait = backoff::for_memory(headers.waits, &mut self.random);
         Some(JobOutcome::requeue(headers, Route::Later(wait), Cause::ReplyQueueFull))
     }

@@ -11,7 +11,7 @@ use crate::backoff;
 use crate::commands::describe;
 use crate::disposition::JobOutcome;
 use crate::event::{Delivery, PublicationOutcome};
-use crate::ids::{ChannelId, JobKey};
+use crate::ids::{ChannelId, JobKey, ModelIndex};
 use crate::jobs::{
     Ended, Job, NextStep, PublishPolicy, Reader, Running, Settling, Step, StopReason, undeliverable,
 };
@@ -209,7 +209,7 @@ impl Core {
         {
             self.observe(Observation::Parts { model, count: messages });
         }
-        let may_retry = self.may_retry(tries, reader, received_at);
+        let may_retry = self.may_retry(tries, reader, model, received_at);
         let policy = PublishPolicy { may_retry, declares: self.session.declares() };
         let Some(settling) = self.jobs.settling_mut(job) else { return };
         let was_dead_letter = matches!(settling.outcome(), JobOutcome::DeadLetter { .. });
@@ -220,8 +220,12 @@ impl Core {
         self.take_step(job, step);
     }
 
-    /// Whether a message that was refused so many times may be published again.
-    fn may_retry(&self, tries: u32, reader: Reader, received_at: Instant) -> bool {
+    /// Whether a message about a job of the model that was refused so many times may be published again.
+    fn may_retry(&self, tries: u32, reader: Reader, model: ModelIndex, received_at: Instant) -> bool {
+        let slots = self.memory.slots(model.0);
+        if reader == Reader::Caller && self.destinations.hold_too_many(model, slots, self.now.at) {
+            return false;
+        }
         let tries_max = match reader {
             Reader::Caller | Reader::OtherWorkers => OTHERS_TRIES,
             Reader::OwnQueues => OWN_TRIES,
@@ -249,7 +253,7 @@ impl Core {
             && let Some(part) = running.part_mut()
         {
             let tries = part.count_refusal();
-            if self.may_retry(tries, Reader::Caller, received_at) {
+            if self.may_retry(tries, Reader::Caller, model, received_at) {
                 return self.publish_after_wait(job, tries);
             }
         }
@@ -334,7 +338,7 @@ impl Core {
             self.redelivery.ack_lost(delivery.fingerprint, ended.end, self.now.at);
         }
         self.consumers[delivery.model.0].settled(delivery.source);
-        self.destinations.settled(delivery.reply_queue.as_deref());
+        self.destinations.released(delivery);
         if ended.end == End::Replied {
             self.memory.job_answered();
         }

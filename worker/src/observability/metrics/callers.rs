@@ -2,17 +2,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, Once, PoisonError};
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 
 use super::{Labels, Seconds, labels};
-
-/// Callers with figures of their own: those that came first. Each has a dozen series, and a Prometheus server keeps every series
-/// that it ever saw.
-const CALLERS_MAX: usize = 100;
 
 /// The jobs of all publishers that the broker does not vouch for, and those of callers beyond the first. A caller whose own name
 /// begins like these is among the others.
@@ -43,25 +39,41 @@ pub struct CallerMeters {
 /// The meters of all callers.
 pub struct Callers {
     families: CallerFamilies,
+    /// Callers with figures of their own: those that came first. Each has a dozen series, and a Prometheus server keeps every series
+    /// that it ever saw.
+    most: usize,
     anonymous: CallerMeters,
     others: CallerMeters,
     named: Mutex<HashMap<String, CallerMeters>>,
+    /// Says once that there are more callers.
+    warned: Once,
 }
 
 impl Callers {
-    pub(super) fn new(families: CallerFamilies) -> Self {
+    /// So many callers have figures of their own.
+    pub(super) fn new(families: CallerFamilies, most: usize) -> Self {
         let (anonymous, others) = (families.meters(ANONYMOUS), families.meters(OTHERS));
-        Self { families, anonymous, others, named: Mutex::default() }
+        Self { families, most, anonymous, others, named: Mutex::default(), warned: Once::new() }
     }
 
     /// Counts something for a caller.
     pub fn of(&self, caller: Option<&str>, count: impl FnOnce(&CallerMeters)) {
         let Some(caller) = caller else { return count(&self.anonymous) };
+        if caller.starts_with('(') {
+            return count(&self.others);
+        }
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(meters) = named.get(caller) {
             return count(meters);
         }
-        if named.len() >= CALLERS_MAX || caller.starts_with('(') {
+        if named.len() >= self.most {
+            self.warned.call_once(|| {
+                tracing::warn!(
+                    caller,
+                    callers_max = self.most,
+                    "metrics.callers_max callers have figures of their own: this one and all further ones are counted together as `(others)`"
+                );
+            });
             return count(&self.others);
         }
         let meters = self.families.meters(caller);
@@ -97,6 +109,8 @@ mod tests {
     use super::super::caller_histogram;
     use super::*;
 
+    const MOST: usize = 100;
+
     fn families() -> CallerFamilies {
         CallerFamilies {
             jobs: Family::default(),
@@ -112,18 +126,18 @@ mod tests {
         let families = families();
         let mut registry = Registry::default();
         registry.register("jobs", "", families.jobs.clone());
-        let callers = Callers::new(families);
+        let callers = Callers::new(families, MOST);
         let count = |caller: Option<&str>| {
             callers.of(caller, |meters| {
                 meters.jobs.inc();
             });
         };
-        (0..CALLERS_MAX + 50).for_each(|caller| count(Some(&format!("user {caller}"))));
+        (0..MOST + 50).for_each(|caller| count(Some(&format!("user {caller}"))));
         [Some("user 7"), Some("user 999"), Some("(anonymous)"), None].into_iter().for_each(count);
         let mut page = String::new();
         text::encode(&mut page, &registry).unwrap();
         let series: Vec<_> = page.lines().filter(|line| line.starts_with("jobs_total{")).collect();
-        assert_eq!(series.len(), CALLERS_MAX + 2);
+        assert_eq!(series.len(), MOST + 2);
         for line in [
             "jobs_total{caller=\"user 7\"} 2",
             "jobs_total{caller=\"(others)\"} 52",

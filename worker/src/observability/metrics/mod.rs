@@ -145,8 +145,15 @@ impl Metrics {
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// The meters of a worker that has loaded its models: from now on all series exist.
-    pub fn meters(&self, models: &[Arc<Model>], device: &Arc<dyn Device>, budget: &Budget) -> Arc<Meters> {
+    /// The meters of a worker that has loaded its models: from now on all series exist, but for those of callers, of which at most
+    /// `callers_max` have their own.
+    pub fn meters(
+        &self,
+        models: &[Arc<Model>],
+        device: &Arc<dyn Device>,
+        budget: &Budget,
+        callers_max: usize,
+    ) -> Arc<Meters> {
         let name = device.name();
         let memory = DeviceMemory::new(Arc::clone(device), budget.clone());
         let mut root = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
@@ -157,7 +164,7 @@ impl Metrics {
             worker: self.worker.clone(),
             models: models.iter().map(|model| ModelMeters::of(&self.families, model, name)).collect(),
             device: DeviceMeters::of(&self.families, name),
-            callers: Arc::new(Callers::new(self.families.callers.clone())),
+            callers: Arc::new(Callers::new(self.families.callers.clone(), callers_max)),
         })
     }
 
