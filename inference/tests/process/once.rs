@@ -1,8 +1,11 @@
 //! One-shot programs, which know nothing of the protocol.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use serde_json::json;
 use vramq_inference::process::protocol::FailureKind;
-use vramq_inference::process::{Item, PassEnd, PassRequest, Pool};
+use vramq_inference::process::{DeviceView, HostView, Item, PassEnd, PassRequest, Pool, Reading};
 use vramq_schemas::Output;
 
 use crate::env::{Env, ended, is_alive, python, run, texts, until};
@@ -219,4 +222,42 @@ async fn a_program_that_is_gone_takes_no_passes_until_it_is_back() {
     until("it is tried again", || pool.status().unavailable.is_none()).await;
     assert_eq!(ended(&pool, &["a"]).await.0.len(), 1);
     env.close(pool).await;
+}
+
+/// A device of which the first start of a program panics.
+#[derive(Debug, Default)]
+struct PanicsOnce(AtomicBool);
+
+impl DeviceView for PanicsOnce {
+    fn name(&self) -> &str {
+        "cpu"
+    }
+
+    fn memory(&self) -> Reading {
+        HostView.memory()
+    }
+
+    fn held_by(&self, pids: &[i32]) -> Option<u64> {
+        HostView.held_by(pids)
+    }
+
+    fn env(&self) -> Vec<(String, String)> {
+        assert!(self.0.swap(true, Ordering::Relaxed), "the panic of this test");
+        Vec::new()
+    }
+}
+
+/// As one that did not run, a pass that causes a panic would come again for ever: nobody would count an attempt.
+#[tokio::test]
+async fn a_panic_in_the_pool_fails_its_pass_and_the_next_one_runs() {
+    let env = Env::on(Arc::new(PanicsOnce::default()));
+    let pool = program(&env, &["/bin/cat", "{input}"], "once = { media_type = \"text/plain\" }").await;
+    let (outputs, end) = ended(&pool, &["a"]).await;
+    assert!(outputs.is_empty(), "{outputs:?}");
+    assert!(matches!(end, PassEnd::Failed { kind: FailureKind::Model, item: None, .. }), "{end:?}");
+    let (outputs, end) = ended(&pool, &["b"]).await;
+    assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+    assert_eq!(outputs.len(), 1);
+    // Of the first start its scratch folder is left, which the pool's next start sweeps.
+    pool.close().await;
 }
