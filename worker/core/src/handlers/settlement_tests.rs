@@ -6,6 +6,7 @@ use crate::action::{Action, Publication};
 use crate::event::{Event, PassResult, PublicationOutcome};
 use crate::handlers::test_worker::{REPLY_MAX, Worker, replied};
 use crate::ids::JobKey;
+use crate::observation::Observation;
 
 const JOB: JobKey = JobKey(1);
 
@@ -69,6 +70,23 @@ fn parts_that_were_taken_count_in_what_all_replies_may_take() {
     let order = worker.pass();
     let actions = worker.ends(&order, PassResult::Done, vec![Some(1); 8]);
     assert_eq!(dead_letter(&actions), Some((8, Reason::TooLarge)), "{actions:?}");
+}
+
+/// The second item was finished before the first one, which no reply has room for.
+#[test]
+fn outputs_of_a_dead_letter_do_not_count_as_computed_again() {
+    let mut worker = Worker::new();
+    worker.job(JOB.0, 2, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    assert_eq!(order.items, [(JOB, 0), (JOB, 1)]);
+    worker.ends(&order, PassResult::Skipped, vec![None, Some(1)]);
+    let order = worker.pass();
+    assert_eq!(order.items, [(JOB, 0)]);
+    let too_large = usize::try_from(REPLY_MAX).unwrap() + 1;
+    let actions = worker.ends(&order, PassResult::Done, vec![Some(too_large)]);
+    assert_eq!(dead_letter(&actions), Some((0, Reason::TooLarge)), "{actions:?}");
+    let is_recomputed = |action: &Action| matches!(action, Action::Observe(Observation::Recomputed { .. }));
+    assert!(!actions.iter().any(is_recomputed), "{actions:?}");
 }
 
 /// The items that are answered, and the reason, of the dead letter among these actions.
