@@ -327,9 +327,9 @@ fn rules(reader: &mut Reader) -> Vec<Rule> {
         let then = match (exclusive, refuse, to) {
             (Some(_), None, None) => Some(Consequence::Exclusive),
             (None, Some(reason), None) => Some(Consequence::Refuse(reason)),
-            (None, None, Some(queue)) => Some(Consequence::To(queue)),
+            (None, None, Some(key)) => Some(Consequence::To(key)),
             _ => {
-                section.fault("when", "needs one of: exclusive = true, refuse = \"REASON\", to = \"QUEUE\"");
+                section.fault("when", "needs one of: exclusive = true, refuse = \"REASON\", to = \"KEY\"");
                 None
             }
         };
