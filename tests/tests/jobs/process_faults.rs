@@ -8,12 +8,13 @@ use vramq_tests::client::Mailbox;
 use vramq_tests::job::Message;
 use vramq_tests::metrics::{Scrape, processes_run};
 use vramq_tests::on_one_setup;
+use vramq_tests::programs::python;
 use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Worker, command, run_to_end};
 
-use crate::process::{Served, consuming, outputs, pid_of, python};
+use crate::process::{Served, consuming, outputs, pid_of};
 
 on_one_setup!(
     an_invalid_item_ends_its_job_and_the_neighbours_run,
