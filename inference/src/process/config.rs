@@ -94,6 +94,15 @@ pub struct Vram {
     pub learn: bool,
 }
 
+impl Vram {
+    /// What a process and a pass of this cost take together, as far as it is declared.
+    pub fn declared_bytes(&self, cost: f64) -> u64 {
+        let of_pass = self.declared.map_or(0.0, |declared| cost * declared.bytes_per_unit);
+        // A float as bytes: saturating.
+        self.base_bytes.unwrap_or(0).saturating_add(of_pass.ceil() as u64)
+    }
+}
+
 /// Where the configuration is, and what it may use.
 #[derive(Clone, Debug)]
 pub struct Place {
