@@ -14,9 +14,9 @@ const PROGRAM: &str = "vramq-run-model";
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
-  vramq run-model worker.toml minilm-torch < texts.txt
+  vramq run-model worker.toml minilm-torch --batch 8 < texts.txt
 
-Its own options come first, as in `vramq run-model --batch 8 worker.toml minilm-torch`: `vramq-run-model --help` lists them.")]
+`vramq-run-model --help` lists its options.")]
 pub(crate) struct Args {
     /// What vramq-run-model takes: options, the worker's configuration, and the model's name.
     #[arg(

@@ -26,9 +26,11 @@ class Whisper(vramq.Model):
             folder, device=device.partition(":")[0], compute_type=os.environ.get("COMPUTE_TYPE", "default"),
             cpu_threads=int(os.environ.get("THREADS", "2")), local_files_only=True,
         )
+        digest = hashlib.sha256()
         with open(os.path.join(folder, "model.bin"), "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self.revision = f"whisper-{digest[:16]}-{self.model.model.compute_type}"
+            for part in iter(lambda: file.read(1 << 20), b""):
+                digest.update(part)
+        self.revision = f"whisper-{digest.hexdigest()[:16]}-{self.model.model.compute_type}"
 
     def run(self, items, params):
         language = params.get("language")

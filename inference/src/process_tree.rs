@@ -31,9 +31,20 @@ pub fn descendants(root: i32) -> Vec<i32> {
 
 /// Resident bytes of a process; shared pages count in full. Zero if it is gone.
 pub fn resident_bytes(pid: i32) -> u64 {
-    let Ok(statm) = fs::read_to_string(format!("/proc/{pid}/statm")) else { return 0 };
-    let pages: u64 = statm.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
-    pages * rustix::param::page_size() as u64
+    let [resident, _] = resident_and_shared(pid);
+    resident
+}
+
+/// The same without pages of files and of shared memory. Those of files are the system's cache, which counts as available.
+pub fn private_bytes(pid: i32) -> u64 {
+    let [resident, shared] = resident_and_shared(pid);
+    resident.saturating_sub(shared)
+}
+
+fn resident_and_shared(pid: i32) -> [u64; 2] {
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    let mut fields = statm.split_ascii_whitespace().skip(1).map(|pages| pages.parse().unwrap_or(0));
+    [(); 2].map(|()| fields.next().unwrap_or(0u64) * rustix::param::page_size() as u64)
 }
 
 fn processes() -> impl Iterator<Item = Process> {

@@ -44,6 +44,8 @@ HEADER_BYTES_MAX = 1 << 20
 INLINE_BYTES_MAX = 16 << 20
 # What readers of JSON accept; the worker's ends at 128, with the reply around the value.
 JSON_DEPTH_MAX = 100
+# Media types with parameters are some dozens of characters. The worker has the same limit.
+MEDIA_TYPE_BYTES_MAX = 1024
 # Progress is for people: more often than this it is not sent.
 PROGRESS_SECONDS_MIN = 0.1
 # A disk is full if less than this part of it is free, and less than these bytes: what a program had written when there was no more room,
@@ -336,7 +338,7 @@ class _Session:
             _check_run(model)
             ready = {"type": "ready", "version": VERSION, "weights": _weights(model)}
             if model.accepts is not None:
-                ready["accepts"] = [model.accepts] if isinstance(model.accepts, str) else list(model.accepts)
+                ready["accepts"] = _accepts(model.accepts)
             if model.revision is not None:
                 ready["revision"] = str(model.revision)
         except BaseException as error:
@@ -463,6 +465,10 @@ class _Session:
             header, blob = _encode(value)
         except _InvalidOutput as error:
             raise _InvalidOutput(f"item {index}: {error}") from None
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            # What looks like an output, and is none when it is read. A full device or a lack of memory are other errors.
+            raise _InvalidOutput(f"item {index}: {type(value).__module__}.{type(value).__name__} is not an output: "
+                                 f"{type(error).__name__}: {_text(error)}") from None
         if blob is not None and len(blob) > INLINE_BYTES_MAX:
             name = f"output-{number}-{index}"
             path = os.path.join(_scratch(), name)
@@ -573,6 +579,8 @@ def _check_model(model):
         name = type(model).__name__
         raise TypeError(f"vramq.serve takes a class derived from vramq.Model, or an object of one; it got {name}")
     _check_method(model, "load", "device")
+    for method in ("trim", "weights"):
+        _check_no_coroutine(model, method)
 
 
 def _check_run(model):
@@ -583,6 +591,7 @@ def _check_run(model):
 
 
 def _check_method(model, method, *parameters):
+    _check_no_coroutine(model, method)
     try:
         inspect.signature(getattr(model, method)).bind(*parameters)
     except TypeError as error:
@@ -593,10 +602,39 @@ def _check_method(model, method, *parameters):
         pass
 
 
+def _check_no_coroutine(model, method):
+    """A coroutine that nobody awaits would look like a model that is loaded, and fail every pass."""
+    function = getattr(model, method, None)
+    for called in (function, getattr(function, "__call__", None)):
+        if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+            raise TypeError(f"{type(model).__name__}.{method} is `async def`, and vramq calls it as a plain function: write "
+                            f"`def {method}`, and use asyncio.run inside it")
+
+
 def _weights(model):
     """What `weights` says. An attribute that the program gave this name is something else: its weights, or where they are."""
     method = getattr(type(model), "weights", None)
-    return int(method(model) or 0) if inspect.isfunction(method) else _reserved() or 0
+    if not inspect.isfunction(method):
+        return _reserved() or 0
+    said = method(model)
+    try:
+        weights = 0 if said is None else int(said)
+    except (TypeError, ValueError, OverflowError):
+        weights = -1
+    if weights < 0:
+        raise TypeError(f"{type(model).__name__}.weights returned {said!r}; it must return a number of bytes, or None")
+    return min(weights, (1 << 63) - 1)
+
+
+def _accepts(accepts):
+    """The kinds and media types that a model takes, as a list."""
+    if isinstance(accepts, (bytes, bytearray, dict)) or not isinstance(accepts, (str, collections.abc.Iterable)):
+        raise TypeError(f"accepts is {accepts!r}; it must be a list of kinds and media types, such as ['text', 'image/*']")
+    accepts = [accepts] if isinstance(accepts, str) else list(accepts)
+    for accepted in accepts:
+        if not isinstance(accepted, str):
+            raise TypeError(f"accepts has {accepted!r}, which is {type(accepted).__name__}, and no text")
+    return accepts
 
 
 def _trim(model):
@@ -706,6 +744,11 @@ def _media_type(value):
         return "application/octet-stream"
     if not isinstance(value.media_type, str):
         raise _InvalidOutput(f"a media type that is {type(value.media_type).__name__}, and no text")
+    if not value.media_type:
+        raise _InvalidOutput("an empty media type; None is that of any bytes")
+    size = len(value.media_type.encode("utf-8", "replace"))
+    if size > MEDIA_TYPE_BYTES_MAX:
+        raise _InvalidOutput(f"a media type of {size} bytes; the limit is {MEDIA_TYPE_BYTES_MAX}")
     return value.media_type
 
 
@@ -753,11 +796,14 @@ def _where(at):
 
 
 def _file(value):
-    name, folder = os.path.basename(value.path), _scratch()
-    if os.path.realpath(value.path) != os.path.join(os.path.realpath(folder), name):
-        raise _InvalidOutput(f"the file {value.path} is not in the scratch folder {folder}")
-    if not os.path.isfile(value.path):
-        raise _InvalidOutput(f"there is no file {value.path}")
+    if not isinstance(value.path, (str, bytes, os.PathLike)):
+        raise _InvalidOutput(f"a File whose path is {type(value.path).__name__}, and no text")
+    path, folder = os.fsdecode(value.path), _scratch()
+    name = os.path.basename(path)
+    if os.path.realpath(path) != os.path.join(os.path.realpath(folder), name):
+        raise _InvalidOutput(f"the file {path} is not in the scratch folder {folder}")
+    if not os.path.isfile(path):
+        raise _InvalidOutput(f"there is no file {path}")
     return {"kind": "bytes", "media_type": _media_type(value), "file": name}, None
 
 
@@ -796,7 +842,11 @@ def _vector(values, dtype):
     for index, number in enumerate(values):
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             raise _InvalidOutput(f"element {index} of the embedding is {type(number).__name__}, which is not a number")
-        if not math.isfinite(number):
+        try:
+            is_finite = math.isfinite(number)
+        except OverflowError:
+            raise _InvalidOutput(f"element {index} of the embedding is an integer that does not fit {dtype}") from None
+        if not is_finite:
             raise _InvalidOutput(f"element {index} of the embedding is {number}")
     try:
         packed = struct.pack(f"<{len(values)}{'e' if dtype == 'f16' else 'f'}", *values)

@@ -45,11 +45,15 @@ class Served(vramq.Model):
             if word == "again":
                 yield None
                 word = "echo"
-            getattr(self, "do_" + word)(rest, item)
-            yield {"text": rest, "pid": os.getpid(), "items": len(items)}
+            answer = getattr(self, "do_" + word)(rest, item)
+            yield answer or {"text": rest, "pid": os.getpid(), "items": len(items)}
 
     def do_echo(self, rest, item):
         pass
+
+    def do_fill(self, rest, item):
+        """Answers with so many MiB."""
+        return bytes(int(rest) * MIB)
 
     def do_exhaust(self, rest, item):
         """Runs out of memory, and does not say how much it asked for."""

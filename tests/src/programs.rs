@@ -1,6 +1,7 @@
 //! Finds the programs under test, and checks that they are not older than their sources.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, ensure};
@@ -58,6 +59,28 @@ pub fn setting(name: &str) -> Result<PathBuf> {
         path.display()
     );
     Ok(path)
+}
+
+/// The interpreter that `make test` set up, and not a script that looks for it: a program's path is absolute.
+///
+/// # Errors
+/// It was not set up.
+pub fn python() -> Result<PathBuf> {
+    let asked = Command::new(setting("VRAMQ_TEST_PYTHON")?)
+        .args(["-c", "import sys; print(sys.executable)"])
+        .output()
+        .context("ask Python where it is")?;
+    Ok(PathBuf::from(String::from_utf8(asked.stdout)?.trim()))
+}
+
+/// Settings of a worker with a model that is `tests/models/echo.py`.
+///
+/// # Errors
+/// No Python was set up.
+pub fn echo_program(model: &str) -> Result<[String; 2]> {
+    let script = root().canonicalize()?.join("tests/models/echo.py");
+    let command = format!("model.{model}.command=[{:?}, {script:?}]", python()?);
+    Ok([format!("model.{model}.engine=process"), command])
 }
 
 fn changed(file: &Path) -> Option<SystemTime> {

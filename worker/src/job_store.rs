@@ -7,6 +7,7 @@ use std::sync::Arc;
 use lapin::Acker;
 use vramq_core::action::Run;
 use vramq_core::ids::{ChannelId, DeliveryTag, JobKey, ModelIndex};
+use vramq_core::rejection::Rejection;
 use vramq_schemas::{Encoding, Output};
 
 use crate::broker::job_channel::JobChannel;
@@ -68,6 +69,8 @@ pub struct Payload {
     pub unconfirmed: Vec<Message>,
     /// How many messages the last reply consists of.
     pub reply_messages: u32,
+    /// Why an output fits no message: the first one after the last reply.
+    pub reply_rejection: Option<Rejection>,
 }
 
 /// The task of a fetch. It ends when this is dropped, because then nobody waits for what it fetches.
@@ -122,6 +125,7 @@ impl JobStore {
             progress: None,
             unconfirmed: Vec::new(),
             reply_messages: 0,
+            reply_rejection: None,
         };
         self.jobs.insert(key, StoredJob { model, channel, tag, summary, payload: Some(payload) });
         (key, received)

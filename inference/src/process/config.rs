@@ -94,6 +94,15 @@ pub struct Vram {
     pub learn: bool,
 }
 
+impl Vram {
+    /// What a process and a pass of this cost take together, as far as it is declared.
+    pub fn declared_bytes(&self, cost: f64) -> u64 {
+        let of_pass = self.declared.map_or(0.0, |declared| cost * declared.bytes_per_unit);
+        // A float as bytes: saturating.
+        self.base_bytes.unwrap_or(0).saturating_add(of_pass.ceil() as u64)
+    }
+}
+
 /// Where the configuration is, and what it may use.
 #[derive(Clone, Debug)]
 pub struct Place {
@@ -327,9 +336,9 @@ fn rules(reader: &mut Reader) -> Vec<Rule> {
         let then = match (exclusive, refuse, to) {
             (Some(_), None, None) => Some(Consequence::Exclusive),
             (None, Some(reason), None) => Some(Consequence::Refuse(reason)),
-            (None, None, Some(queue)) => Some(Consequence::To(queue)),
+            (None, None, Some(key)) => Some(Consequence::To(key)),
             _ => {
-                section.fault("when", "needs one of: exclusive = true, refuse = \"REASON\", to = \"QUEUE\"");
+                section.fault("when", "needs one of: exclusive = true, refuse = \"REASON\", to = \"KEY\"");
                 None
             }
         };

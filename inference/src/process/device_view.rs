@@ -24,10 +24,12 @@ pub trait DeviceView: fmt::Debug + Send + Sync {
 pub struct Reading {
     pub free: u64,
     pub total: u64,
+    /// Held by the worker's own process, for passes that it runs itself.
+    pub own: u64,
 }
 
-/// The host's memory as a device, as far as nothing better is known: what processes hold is what is resident. For trying a model by
-/// hand.
+/// The host's memory as a device, as far as nothing better is known: what processes hold is what is resident and theirs alone. For trying
+/// a model by hand.
 #[derive(Debug)]
 pub struct HostView;
 
@@ -42,11 +44,11 @@ impl DeviceView for HostView {
             let line = text.lines().find(|line| line.starts_with(name));
             line.and_then(|line| line.split_ascii_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
         };
-        Reading { free: kib("MemAvailable:") << 10, total: kib("MemTotal:") << 10 }
+        Reading { free: kib("MemAvailable:") << 10, total: kib("MemTotal:") << 10, own: 0 }
     }
 
     fn held_by(&self, pids: &[i32]) -> Option<u64> {
-        Some(pids.iter().map(|pid| process_tree::resident_bytes(*pid)).sum())
+        Some(pids.iter().map(|pid| process_tree::private_bytes(*pid)).sum())
     }
 
     fn env(&self) -> Vec<(String, String)> {

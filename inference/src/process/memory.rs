@@ -33,9 +33,9 @@ pub struct Look {
 
 impl Look {
     /// What other processes hold.
-    fn others(&self) -> u64 {
-        let Reading { free, total } = self.reading;
-        total.saturating_sub(free).saturating_sub(self.ours)
+    pub(super) fn others(&self) -> u64 {
+        let Reading { free, total, own } = self.reading;
+        total.saturating_sub(free).saturating_sub(own).saturating_sub(self.ours)
     }
 }
 

@@ -7,7 +7,7 @@ const NOBODY: [u64; 0] = [];
 const WAITER: u64 = 100;
 
 fn look(free: u64, ours: u64) -> Look {
-    Look { reading: Reading { free: free * MIB, total: 8000 * MIB }, ours: ours * MIB }
+    Look { reading: Reading { free: free * MIB, total: 8000 * MIB, own: 0 }, ours: ours * MIB }
 }
 
 fn program(held: u64, loaded: Option<Instant>, idle: Option<Instant>) -> Program {
@@ -69,4 +69,7 @@ fn memory_that_others_hold_instead_is_missing() {
     // What others took beyond what it held is not its memory.
     assert_eq!(claim.missing(look(0, 2000)), 2000 * MIB);
     assert_eq!(claim.missing(look(4950, 2000)), 0);
+    // What the worker's own passes took meanwhile is not its memory.
+    let own = Reading { own: 2000 * MIB, ..look(3000, 2000).reading };
+    assert_eq!(claim.missing(Look { reading: own, ..look(3000, 2000) }), 0);
 }

@@ -16,6 +16,7 @@ pub mod memory;
 pub mod model;
 pub mod need;
 mod once;
+mod once_memory;
 pub mod oom;
 mod orphans;
 pub mod outputs;

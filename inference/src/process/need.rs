@@ -100,6 +100,16 @@ impl Learned {
         }
     }
 
+    /// What is known by measurement: costs, in their order, and what passes of at most this cost need.
+    pub fn known(&self) -> Vec<(f64, u64)> {
+        let believed = self.buckets.iter().filter(|(_, bucket)| bucket.peaks.len() >= PEAKS_BELIEVED);
+        let need = |cost| match self.need(cost, None) {
+            Need::Bytes(bytes) => Some((cost, bytes)),
+            Need::Unknown => None,
+        };
+        believed.filter_map(|(at, _)| need(top(*at))).collect()
+    }
+
     /// Whether the peak of the next pass of this cost should be measured; counts the pass.
     pub fn should_measure(&mut self, cost: f64) -> bool {
         if !cost.is_finite() || self.buckets.len() >= BUCKETS_MAX && !self.buckets.contains_key(&bucket(cost))
@@ -205,6 +215,14 @@ mod tests {
         assert_eq!(seen.need(17.0, None), Need::Unknown);
         // Smaller ones need at most as much.
         assert_eq!(known(seen.need(1.0, None)), 42 * MIB);
+    }
+
+    #[test]
+    fn what_was_measured_is_known_by_its_cost() {
+        let mut seen = learned(&[(8.0, 40 * MIB), (1.0, 20 * MIB)]);
+        // Not believed yet.
+        seen.took(1e6, 900 * MIB);
+        assert_eq!(seen.known(), [(1.0, 21 * MIB), (8.0, 42 * MIB)]);
     }
 
     #[test]

@@ -6,7 +6,6 @@ use serde_json::{Map, Value};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use vramq_schemas::Output;
 
@@ -15,6 +14,7 @@ use super::config::{Mode, Once, ProcessConfig};
 use super::cost::{Costs, Unit};
 use super::item::Item;
 use super::keeper::{Death, OutputUse};
+use super::once_memory::{Left, Looks};
 use super::oom::{MemoryVerdict, judge};
 use super::outputs::PassOutputs;
 use super::pass::{PassEnd, PassJob};
@@ -22,6 +22,7 @@ use super::peak::Sampler;
 use super::pool::PoolOptions;
 use super::protocol::{FailureKind, OutputHeader, OutputKind};
 use super::template::Template;
+use super::warm::LoadError;
 
 /// Names in the error of a missing output: enough to see how a program names its files.
 const NAMES_MAX: usize = 8;
@@ -33,11 +34,11 @@ const LINE_BYTES_MAX: usize = 500;
 pub(super) struct Ended {
     pub end: PassEnd,
     pub learnt: Learnt,
-    /// The last program, if it does not end although it was killed.
-    pub ending: Option<JoinHandle<()>>,
+    /// What the last program leaves, if one was started.
+    pub left: Option<Left>,
 }
 
-/// Runs a pass, item by item. It ends with the first program that does not end.
+/// Runs a pass, item by item. It ends with the first program that does not end, or whose memory is not back soon.
 pub(super) async fn run(
     config: &ProcessConfig,
     options: &PoolOptions,
@@ -47,19 +48,32 @@ pub(super) async fn run(
     let (mut learnt, mut outputs) = (Vec::new(), PassOutputs::default());
     let Mode::Once(once) = &config.mode else {
         let end = PassEnd::NotRun { reason: "the model is not one-shot".to_owned() };
-        return Ended { end, learnt, ending: None };
+        return Ended { end, learnt, left: None };
     };
+    let mut left: Option<Left> = None;
     for index in 0..job.request.items.len() {
+        if let Some(left) = &left
+            && !left.is_back(&options.book).await
+        {
+            break;
+        }
         let runner = Runner { config, options, once, index };
-        let (end, peak, ending) = runner.run(job, closing, &mut outputs).await;
-        match end {
+        let ran = runner.run(job, closing, &mut outputs).await;
+        left = ran.left;
+        match ran.end {
             Ok(output) => job.events.output(index, output),
-            Err(end) => return Ended { end, learnt, ending },
+            Err(end) => return Ended { end, learnt, left },
         }
         let cost = Costs::new(&job.request.items[index]).of(config.vram.per);
-        learnt.extend(cost.zip(peak));
+        learnt.extend(cost.zip(ran.peak).filter(|_| config.vram.learn));
+        if index + 1 == job.request.items.len() {
+            let peak = learnt.iter().map(|(_, peak)| *peak).max();
+            return Ended { end: PassEnd::Done { peak }, learnt, left };
+        }
     }
-    Ended { end: PassEnd::Done { peak: None }, learnt, ending: None }
+    // The items that are left run in another pass.
+    let reason = "the last program, or device memory that it held, is still there".to_owned();
+    Ended { end: PassEnd::NotRun { reason }, learnt, left }
 }
 
 /// What items cost, and what their programs took of the device.
@@ -77,31 +91,52 @@ struct Runner<'a> {
     index: usize,
 }
 
+/// How the program of one item ended.
+struct Ran {
+    end: Result<Output, PassEnd>,
+    /// What it took of the device, if that was measured.
+    peak: Option<u64>,
+    left: Option<Left>,
+}
+
+impl Ran {
+    /// No program was started.
+    fn not(end: PassEnd) -> Self {
+        Self { end: Err(end), peak: None, left: None }
+    }
+}
+
 impl Runner<'_> {
     async fn run(
         &self,
         job: &mut PassJob,
         closing: &mut watch::Receiver<bool>,
         outputs: &mut PassOutputs,
-    ) -> (Result<Output, PassEnd>, Option<u64>, Option<JoinHandle<()>>) {
+    ) -> Ran {
         let item = &job.request.items[self.index];
+        let cost = Costs::new(item).of(self.config.vram.per);
         let prepared = match self.prepare(item, &job.request.params) {
             Ok(prepared) => prepared,
-            Err(end) => return (Err(end), None, None),
+            Err(end) => return Ran::not(end),
         };
+        let book = &self.options.book;
+        let mut looks = Looks::before(book).await;
         let started = Child::start(&self.options.launcher.keeper, &prepared.spec, &self.config.name).await;
         let (mut child, mut stdout) = match started {
             Ok(started) => started,
-            Err(error) => return (Err(PassEnd::NotRun { reason: error.to_string() }), None, None),
+            Err(error) => {
+                return Ran::not(PassEnd::NotRun { reason: LoadError::from(error).to_string() });
+            }
         };
-        let entry = self.options.book.enter(child.keeper_pid());
-        let sampler = match self.config.vram.learn {
-            true => Sampler::start(&self.options.book, child.keeper_pid(), 0).await,
-            false => None,
+        let entry = book.enter(child.keeper_pid());
+        // Also where nothing is learned: what the program held must come back.
+        let sampler = Sampler::start(book, child.keeper_pid(), 0).await;
+        let end = tokio::select! {
+            end = self.watch(&mut child, &mut stdout, job, closing) => end,
+            never = looks.go_on(book) => match never {},
         };
-        let end = self.watch(&mut child, &mut stdout, job, closing).await;
         let peak = match sampler {
-            Some(sampler) => sampler.stop().await,
+            Some(sampler) => sampler.stop().await.filter(|peak| *peak > 0),
             None => None,
         };
         let end = end.and_then(|printed| self.output(&child, &prepared, printed, outputs));
@@ -113,7 +148,9 @@ impl Runner<'_> {
             drop(entry);
         });
         let is_gone = timeout(GONE_LIMIT, &mut gone).await.is_ok();
-        (end, peak.filter(|peak| *peak > 0), (!is_gone).then_some(gone))
+        let held = peak.unwrap_or_else(|| self.config.vram.declared_bytes(cost.unwrap_or(0.0)));
+        let left = Left { ending: (!is_gone).then_some(gone), claim: looks.claim(held) };
+        Ran { end, peak, left: Some(left) }
     }
 
     /// Writes the item to the scratch folder and fills in the arguments.

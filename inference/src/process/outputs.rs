@@ -17,6 +17,9 @@ pub const FILE_BYTES_MAX: u64 = 512 << 20;
 /// Two of the largest.
 const PASS_BYTES_MAX: u64 = 2 * FILE_BYTES_MAX;
 
+/// The longest media type, with its parameters. The SDK has the same limit.
+const MEDIA_TYPE_BYTES_MAX: usize = 1024;
+
 /// The longest JSON output: parsed it can take a hundred times as much.
 const JSON_BYTES_MAX: usize = 8 << 20;
 
@@ -83,6 +86,10 @@ fn typed(header: &OutputHeader, payload: Vec<u8>) -> Result<Output, String> {
         OutputKind::Bytes => {
             let media_type =
                 header.media_type.clone().unwrap_or_else(|| "application/octet-stream".to_owned());
+            if media_type.len() > MEDIA_TYPE_BYTES_MAX {
+                let size = media_type.len();
+                return Err(format!("a media type of {size} bytes; the limit is {MEDIA_TYPE_BYTES_MAX}"));
+            }
             Ok(Output::Bytes { media_type, bytes: payload })
         }
         OutputKind::Uri => String::from_utf8(payload)
@@ -188,6 +195,10 @@ mod tests {
             let error = of(kind, dtype, payload).unwrap_err();
             assert!(error.contains(what), "{error}");
         }
+        let media_type = Some("x".repeat(MEDIA_TYPE_BYTES_MAX + 1));
+        let long = OutputHeader { media_type, ..header(OutputKind::Bytes, None) };
+        let error = PassOutputs::default().read(&long, vec![Vec::new()], Path::new("/nowhere")).unwrap_err();
+        assert_eq!(error, "a media type of 1025 bytes; the limit is 1024");
         let header = header(OutputKind::Json, None);
         let none = PassOutputs::default().read(&header, Vec::new(), Path::new("/nowhere"));
         assert!(none.unwrap_err().contains("0 blobs"));

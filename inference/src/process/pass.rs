@@ -48,7 +48,8 @@ pub enum PassEvent {
 /// How a pass ended. `stderr` is the last that the program printed during the pass, for the reply and the dead letter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PassEnd {
-    /// Every item has its output.
+    /// Every item has its output. `peak`: the most device bytes that the pass held beyond what the loaded process had, as the program says
+    /// or as was measured, whichever is more; `None` where neither is known.
     Done { peak: Option<u64> },
     /// The device's memory ran out. The process goes on.
     OutOfMemory { item: Option<usize>, report: Box<OomReport>, stderr: String },

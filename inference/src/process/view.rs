@@ -37,8 +37,9 @@ impl DeviceView for WorkerDevice {
         if let Some(book) = self.book.get().and_then(Weak::upgrade) {
             self.device.note_programs(self.device.held_by(&book.pids()).unwrap_or(0));
         }
-        let Memory { free, total, .. } = self.device.memory();
-        Reading { free, total }
+        let memory = self.device.memory();
+        let Memory { free, total, .. } = memory;
+        Reading { free, total, own: memory.own() }
     }
 
     fn held_by(&self, pids: &[i32]) -> Option<u64> {

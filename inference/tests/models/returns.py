@@ -69,6 +69,12 @@ class FakeScalar:
         return 0.5
 
 
+class OddShape:
+    """Something else that has these names."""
+
+    shape, dtype = None, "float32"
+
+
 class FakeFrame:
     """As a DataFrame of pandas: its length is that of its rows, and it iterates over the names of its columns."""
 
@@ -115,6 +121,13 @@ CASES = {
     "large-f16": lambda: [GOOD, vramq.Embedding([1e9], "f16")],
     "uri-surrogate": lambda: [GOOD, vramq.Uri("s3://b/a\udc80")],
     "type-number": lambda: [GOOD, vramq.Bytes(b"x", 7)],
+    "type-empty": lambda: [GOOD, vramq.Bytes(b"x", "")],
+    "type-long": lambda: [GOOD, vramq.Bytes(b"x", "image/" + "x" * 2_000_000)],
+    "bytes-none": lambda: [GOOD, vramq.Bytes(None)],
+    "file-none": lambda: [GOOD, vramq.File(None)],
+    "large-integer": lambda: [GOOD, {"a": 1 << 64}],
+    "large-element": lambda: [GOOD, vramq.Embedding([1.0, 10 ** 400])],
+    "odd-shape": lambda: [GOOD, OddShape()],
     "file-outside": lambda: [GOOD, vramq.File("/etc/hostname")],
     "array-row": lambda: FakeArray([1.0, 2.0], (2,)),
     "array-short": lambda: FakeArray([1.0, 2.0], (1, 2)),

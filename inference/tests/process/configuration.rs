@@ -8,6 +8,8 @@ use vramq_inference::process::cost::Unit;
 use vramq_inference::process::rule::Consequence;
 use vramq_inference::process::{Place, ProcessConfig};
 
+use crate::env::repository;
+
 fn read(text: &str) -> Result<ProcessConfig, Vec<String>> {
     let place = Place { folder: "/tmp".into(), scratch: "/tmp".into() };
     ProcessConfig::read("m", text.parse().unwrap(), &place)
@@ -127,4 +129,46 @@ fn the_program_must_be_there() {
         let faults = read(command).unwrap_err();
         assert!(faults.len() == 1 && faults[0].contains(what), "{command}: {faults:?}");
     }
+}
+
+#[test]
+fn the_page_says_what_may_be_set() {
+    let page = std::fs::read_to_string(repository().join("docs/process-models.md")).unwrap();
+    let row = |key: &str| {
+        let row = page.lines().find(|line| line.starts_with(&format!("| `{key}` |")));
+        row.unwrap_or_else(|| panic!("docs/process-models.md has no row {key}"))
+    };
+    let once = |keys: &str| read(&format!("command = [\"/bin/cat\"]\nmode = \"once\"\n{keys}"));
+    for name in
+        ["HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "VRAMQ_FD", "VRAMQ_SCRATCH", "LD_PRELOAD", "LD_AUDIT"]
+    {
+        let faults = once(&format!("env = {{ {name} = \"x\" }}")).unwrap_err();
+        assert_eq!(faults, [format!("model.m.env.{name}: may not be set here")]);
+        assert!(row("env").contains(&format!("`{name}`")), "{name}");
+    }
+    assert!(once("env = { PATH = \"/x\", LANG = \"C\", LD_LIBRARY_PATH = \"/x\" }").is_ok());
+    for (key, range, most) in [
+        ("instances", "1 to 64", 64),
+        ("items_max", "1 to 4096", 4096),
+        ("host_memory_mib", "1 to 1073741824", 1 << 30),
+        ("kill_s", "", 365 * 24 * 3600),
+    ] {
+        assert!(row(key).contains(range), "{key}");
+        assert!(once(&format!("{key} = {most}")).is_ok(), "{key}");
+        assert!(once(&format!("{key} = {}", most + 1)).is_err(), "{key}");
+    }
+    let suffix = |key: &str, length: usize| once(&format!("once = {{ {key} = \"{}\" }}", "x".repeat(length)));
+    for key in ["input_suffix", "output_suffix"] {
+        assert!(suffix(key, 32).is_ok() && suffix(key, 33).is_err(), "{key}");
+    }
+    assert!(row("once.input_suffix").contains("at most 32 bytes"));
+    assert!(
+        once("once = { media_type = \"a/b\" }").is_ok() && row("once.media_type").contains("octet-stream")
+    );
+    let faults = once("rule = [{ when = \"bytes > 1\" }]").unwrap_err();
+    let said = "needs one of: exclusive = true, refuse = \"REASON\", to = \"KEY\"";
+    assert!(
+        faults.len() == 1 && faults[0].ends_with(said) && page.contains("or: to = \"KEY\""),
+        "{faults:?}"
+    );
 }

@@ -49,7 +49,7 @@ impl DeviceView for FileDevice {
     fn memory(&self) -> Reading {
         let (total, rows) = self.rows();
         let held: u64 = rows.iter().map(|(_, bytes)| bytes).sum();
-        Reading { free: total - held, total }
+        Reading { free: total - held, total, own: 0 }
     }
 
     fn held_by(&self, pids: &[i32]) -> Option<u64> {

@@ -10,9 +10,9 @@ use vramq_inference::process::keeper::Death;
 use vramq_inference::process::warm::LoadError;
 
 use crate::env::{
-    Env, PROGRAM, done, ended, forked, is_alive, models, parent, pid, processes_of, python, repository, run,
-    state, until,
+    Env, PROGRAM, done, ended, forked, is_alive, models, parent, pid, processes_of, run, state, until,
 };
+use crate::trials::trial;
 
 #[tokio::test]
 async fn descendants_end_with_the_process_wherever_they_went() {
@@ -44,70 +44,6 @@ async fn a_killed_keeper_takes_everything_along() {
     assert!(pids.iter().chain([&process]).all(|pid| !is_alive(*pid)));
     assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
     env.close(pool).await;
-}
-
-#[test]
-fn a_model_is_tried_without_a_broker() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("model.toml");
-    std::fs::write(&config, trial(folder.path())).unwrap();
-    let mut run_model = Command::new(PROGRAM)
-        .args(["--params", "{\"size\": 7}"])
-        .arg(&config)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // The second one is no text; those after it are items all the same.
-    let mut input = run_model.stdin.take().unwrap();
-    std::io::Write::write_all(&mut input, b"echo a\necho \xff\nraise a bad day\n{\"json\": [1]}\nparams\n")
-        .unwrap();
-    drop(input);
-    let output = run_model.wait_with_output().unwrap();
-    let printed = String::from_utf8(output.stdout).unwrap();
-    let outputs: Vec<&str> = printed.lines().collect();
-    assert_eq!(outputs[..2], ["{\"json\":\"a\"}", "{\"json\":[1]}"], "{printed}");
-    assert!(outputs.len() == 3 && outputs[2].contains("\"params\":{\"size\":7}"), "{printed}");
-    assert_eq!(output.status.code(), Some(1), "not all was done");
-    let told = String::from_utf8(output.stderr).unwrap();
-    let failed = "vramq-run-model: line 3: failed: ValueError: a bad day\n";
-    assert!(told.contains("vramq-run-model: line 2: read an item: ") && told.contains(failed), "{told}");
-    assert!(!told.contains('\u{1b}'), "colours in a pipe: {told}");
-    assert!(processes_of(folder.path()).is_empty());
-}
-
-#[test]
-fn a_trial_says_what_is_wrong_with_its_arguments() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("worker.toml");
-    let models = "[model.a]\nengine = 'process'\n[model.b]\nengine = 'process'\n[model.e]\nengine = 'echo'\n";
-    std::fs::write(&config, models).unwrap();
-    let config = config.to_str().unwrap();
-    for (arguments, said) in [
-        (&["--fast", config][..], "`--fast` is not known"),
-        (&[], "CONFIG is missing"),
-        (&["--batch", "0", config], "--batch is `0`; it must be a number from 1"),
-        (&["--params", "[1]", config], "--params is `[1]`, which is no JSON object"),
-        (&[config, "a", "b"], "`b` is one argument too many"),
-        (&[config], "has several models with engine = \"process\"; name one of a, b"),
-        (&[config, "e"], "has no model `e` with engine = \"process\"; it has a, b"),
-        (&[config, "a"], "command: is missing; it names the program and its arguments"),
-    ] {
-        let output = Command::new(PROGRAM).args(arguments).stdin(Stdio::null()).output().unwrap();
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(2) && told.contains(said), "{arguments:?}: {told}");
-    }
-}
-
-/// The configuration of `models/probe.py`, with its scratch folders in this folder.
-fn trial(scratch: &std::path::Path) -> String {
-    let python_path = format!("{}:{}", repository().join("python").display(), models().display());
-    format!(
-        "[model.probe]\nengine = \"process\"\ncommand = [{:?}, \"probe.py\"]\nfolder = {:?}\nscratch = {scratch:?}\nenv = {{ PYTHONPATH = {python_path:?} }}\n",
-        python(),
-        models(),
-    )
 }
 
 /// The parent is a real process, killed with SIGKILL.

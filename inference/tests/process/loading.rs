@@ -6,7 +6,7 @@ use serde_json::json;
 use vramq_inference::process::keeper::Death;
 use vramq_inference::process::warm::LoadError;
 
-use crate::env::Env;
+use crate::env::{Env, repository};
 
 #[tokio::test]
 async fn a_model_that_does_not_load_says_why() {
@@ -53,6 +53,58 @@ async fn a_model_that_does_not_load_says_why() {
     }
 }
 
+/// They would fail each pass, or end the connection without a word on what is wrong.
+#[tokio::test]
+async fn what_the_sdk_cannot_serve_is_said_when_the_model_is_loaded() {
+    let env = Env::new();
+    let folder = tempfile::tempdir().unwrap();
+    for (body, what) in [
+        (
+            "  async def run(self, items, params): return []",
+            "M.run is `async def`, and vramq calls it as a plain function",
+        ),
+        ("  async def run(self, items, params): yield 1", "M.run is `async def`"),
+        (
+            "  async def load(self, device): self.x = 1",
+            "M.load is `async def`, and vramq calls it as a plain function",
+        ),
+        ("  async def weights(self): return 1", "M.weights is `async def`"),
+        ("  async def trim(self): pass", "M.trim is `async def`"),
+        ("  def load(self, device): self.run = later", "M.run is `async def`"),
+        (
+            "  accepts = 5",
+            "accepts is 5; it must be a list of kinds and media types, such as ['text', 'image/*']",
+        ),
+        ("  accepts = [b'text']", "accepts has b'text', which is bytes, and no text"),
+        ("  accepts = ['texts']", "`accepts` has \"texts\", which is none of text, bytes, json, uri"),
+        (
+            "  def weights(self): return 'a lot'",
+            "M.weights returned 'a lot'; it must return a number of bytes, or None",
+        ),
+        (
+            "  def weights(self): return -5",
+            "M.weights returned -5; it must return a number of bytes, or None",
+        ),
+        (
+            "  def weights(self): return float('nan')",
+            "M.weights returned nan; it must return a number of bytes, or None",
+        ),
+    ] {
+        let program = format!(
+            "import vramq\nasync def later(items, params): return []\nclass M(vramq.Model):\n  def run(self, items, params): return []\n{body}\nvramq.serve(M)\n"
+        );
+        std::fs::write(folder.path().join("serve.py"), program).unwrap();
+        let script = folder.path().join("serve.py");
+        let error = env.start(env.config(script.to_str().unwrap(), "")).await.unwrap_err().to_string();
+        assert!(error.contains(what), "{body}: {error}");
+        env.assert_clean();
+    }
+    let fits = "import vramq\nclass M(vramq.Model):\n  accepts = ('text', 'image/*')\n  def weights(self): return 1 << 80\n  def run(self, items, params): return []\nvramq.serve(M)\n";
+    std::fs::write(folder.path().join("serve.py"), fits).unwrap();
+    let pool = env.start(env.config(folder.path().join("serve.py").to_str().unwrap(), "")).await.unwrap();
+    env.close(pool).await;
+}
+
 #[tokio::test]
 async fn a_missing_or_broken_interpreter_is_reported() {
     let env = Env::new();
@@ -83,4 +135,28 @@ async fn a_pool_that_is_dropped_or_closed_while_loading_leaves_nothing() {
     let start = env.start(config);
     assert!(tokio::time::timeout(Duration::from_secs(2), start).await.is_err());
     env.cleaned().await;
+}
+
+/// With the oldest Python that the SDK supports. What the example imports is not there for it; only its revision is asked for here.
+#[tokio::test]
+async fn the_example_of_whisper_loads_on_the_oldest_python() {
+    let env = Env::new();
+    let folder = tempfile::tempdir().unwrap();
+    let whisper = "class WhisperModel:\n  def __init__(self, *arguments, **options): self.model = self\n  compute_type = 'float32'\n";
+    for (name, text) in
+        [("av.py", ""), ("numpy.py", ""), ("faster_whisper.py", whisper), ("model.bin", "weights")]
+    {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    let example = repository().join("docs/model-examples/whisper.py");
+    let python =
+        std::env::var("VRAMQ_TEST_PACKAGE_OLDEST").expect("VRAMQ_TEST_PACKAGE_OLDEST; see the Makefile");
+    let mut config = env.config_of(&[&python, example.to_str().unwrap()], "");
+    let modules = format!("{}:{}", repository().join("python").display(), folder.path().display());
+    config.env.insert("PYTHONPATH".to_owned(), modules);
+    config.env.insert("MODEL".to_owned(), folder.path().to_str().unwrap().to_owned());
+    let pool = env.start(config).await.unwrap();
+    // printf weights | sha256sum
+    assert_eq!(pool.revision(), "whisper-9a129038d9a00aed-float32");
+    env.close(pool).await;
 }

@@ -20,3 +20,4 @@ mod pytorch;
 mod restarts;
 mod rough;
 mod serving;
+mod trials;

@@ -1,11 +1,19 @@
 //! One-shot programs, which know nothing of the protocol.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use serde_json::json;
+use vramq_inference::process::child::KeeperProgram;
+use vramq_inference::process::launch::Launcher;
 use vramq_inference::process::protocol::FailureKind;
-use vramq_inference::process::{Item, PassEnd, PassRequest, Pool};
+use vramq_inference::process::{
+    DeviceView, HostView, Item, Learned, Need, PassEnd, PassRequest, Pool, PoolOptions, Reading,
+};
 use vramq_schemas::Output;
 
-use crate::env::{Env, ended, is_alive, python, run, texts, until};
+use crate::device::{FileDevice, Stranger};
+use crate::env::{Env, ended, is_alive, python, run, state, texts, until};
 
 async fn program(env: &Env, command: &[&str], more: &str) -> Pool {
     env.start(env.config_of(command, &format!("mode = \"once\"\n{more}"))).await.unwrap()
@@ -219,4 +227,153 @@ async fn a_program_that_is_gone_takes_no_passes_until_it_is_back() {
     until("it is tried again", || pool.status().unavailable.is_none()).await;
     assert_eq!(ended(&pool, &["a"]).await.0.len(), 1);
     env.close(pool).await;
+}
+
+/// Takes of the device's memory what the item says, and does what follows.
+const TAKES: &str = "import os, sys, time\nfrom device import Device\nwords = open(sys.argv[1]).read().split()\n\
+                     device = Device(os.environ['DEVICE'])\ndevice.take(int(words[0]) << 20)\ntime.sleep(0.3)\n\
+                     if words[1:]: device.bequeath(int(words[0]) << 20, int(words[1]))\nprint(1)";
+
+fn env_with(mib: u64) -> (tempfile::TempDir, Env) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut env = Env::on(Arc::new(FileDevice::new(folder.path(), mib, true)));
+    env.budget = mib << 20;
+    (folder, env)
+}
+
+#[tokio::test]
+async fn as_many_run_at_once_as_the_budget_admits() {
+    let (_folder, env) = env_with(1000);
+    for (vram, instances) in [
+        ("", 1),
+        ("vram = { mib_per_unit = 200 }", 5),
+        ("vram = { base_mib = 100, mib_per_unit = 150 }", 4),
+        ("vram = { base_mib = 300 }", 3),
+        // What a pixel takes says nothing of an image.
+        ("vram = { per = \"pixels\", mib_per_unit = 0.006 }", 1),
+        ("vram = { base_mib = 300, per = \"pixels\", mib_per_unit = 0.006 }", 3),
+        ("vram = { mib_per_unit = 0 }", std::thread::available_parallelism().unwrap().get().min(64)),
+    ] {
+        let pool = script(&env, TAKES, vram).await;
+        assert_eq!(pool.instances(), instances, "{vram}");
+        env.close(pool).await;
+    }
+    // What all of it takes, the program itself included, is admitted.
+    let pool = script(&env, TAKES, "vram = { base_mib = 100, mib_per_unit = 150 }").await;
+    assert_eq!(pool.need_of(1.0), Need::Bytes(250 << 20));
+    env.close(pool).await;
+    let pool = script(&env, TAKES, "").await;
+    for _ in 0..3 {
+        assert_eq!(ended(&pool, &["240"]).await.0.len(), 1);
+    }
+    let Need::Bytes(need) = pool.need_of(1.0) else { panic!("not learned") };
+    assert!((240 << 20..=252 << 20).contains(&need), "{need}");
+    assert_eq!(pool.instances(), 3);
+    env.close(pool).await;
+}
+
+/// Also where nothing is learned of the programs.
+#[tokio::test]
+async fn a_slot_is_withheld_while_another_program_holds_the_memory_of_one() {
+    for more in ["", "vram = { mib_per_unit = 400, learn = false }"] {
+        let (_folder, env) = env_with(1000);
+        let pool = script(&env, TAKES, &format!("instances = 1\n{more}")).await;
+        let stranger = Stranger::start();
+        let (outputs, end) = ended(&pool, &[&format!("400 {}", stranger.pid())]).await;
+        assert!(matches!(end, PassEnd::Done { .. }) && outputs.len() == 1, "{end:?}");
+        until("the slot is withheld", || state(&pool, 0) == "withheld").await;
+        assert_eq!(pool.status().withheld_bytes(), 400 << 20);
+        // Work waits: the device would have room for another program.
+        let waiting = run(&pool, &["1"]);
+        tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+        assert_eq!(state(&pool, 0), "withheld");
+        drop(stranger);
+        assert!(matches!(waiting.finish().await.1, PassEnd::Done { .. }));
+        assert_eq!(pool.status().withheld_bytes(), 0);
+        env.close(pool).await;
+    }
+}
+
+/// The stranger holds the memory of the first item's program; the second one is not started beside it.
+#[tokio::test]
+async fn a_pass_ends_where_the_memory_of_a_program_is_not_back() {
+    let (_folder, env) = env_with(1000);
+    let pool = script(&env, TAKES, "instances = 1").await;
+    let stranger = Stranger::start();
+    let (outputs, end) = ended(&pool, &[&format!("400 {}", stranger.pid()), "1"]).await;
+    assert!(matches!(end, PassEnd::NotRun { .. }) && outputs.len() == 1, "{end:?}");
+    until("other workers get its jobs", || pool.status().unavailable.is_some()).await;
+    assert!(pool.status().unavailable.unwrap().reason.contains("400 MiB of device memory"));
+    drop(stranger);
+    until("it is served again", || pool.status().unavailable.is_none()).await;
+    assert_eq!(ended(&pool, &["1"]).await.0.len(), 1);
+    env.close(pool).await;
+}
+
+/// The pages of a mapped file, such as a model's weights, are resident and count as available at once.
+#[tokio::test]
+async fn a_mapped_file_is_no_memory_that_is_missing_later() {
+    let env = Env::new();
+    let code = "import mmap, os, time\nwith open(os.path.join(os.environ['HOME'], 'weights'), 'w+b') as file:\n  \
+                file.write(bytes(200 << 20))\n  file.flush()\n  mapped = mmap.mmap(file.fileno(), 0)\n  \
+                print(sum(mapped[at] for at in range(0, len(mapped), 4096)))\n  time.sleep(1.7)";
+    let pool = script(&env, code, "instances = 1").await;
+    for _ in 0..2 {
+        let (_, end) = ended(&pool, &["a"]).await;
+        assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+    }
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn what_kept_a_program_from_starting_is_said() {
+    let env = Env::new();
+    let config = env.config_of(&["/bin/cat", "{input}"], "mode = \"once\"");
+    let launcher =
+        Launcher { keeper: KeeperProgram { path: "/no/such/keeper".into() }, ..Launcher::default() };
+    let (book, learned) = (Arc::clone(&env.book), Learned::default());
+    let options = PoolOptions { launcher, book, budget: 0, learned, shares_device: false };
+    let pool = Pool::start(config, options).await.unwrap();
+    let (_, end) = ended(&pool, &["a"]).await;
+    let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };
+    assert!(reason.contains("start a keeper: No such file or directory"), "{reason}");
+    env.close(pool).await;
+}
+
+/// A device of which the first start of a program panics.
+#[derive(Debug, Default)]
+struct PanicsOnce(AtomicBool);
+
+impl DeviceView for PanicsOnce {
+    fn name(&self) -> &str {
+        "cpu"
+    }
+
+    fn memory(&self) -> Reading {
+        HostView.memory()
+    }
+
+    fn held_by(&self, pids: &[i32]) -> Option<u64> {
+        HostView.held_by(pids)
+    }
+
+    fn env(&self) -> Vec<(String, String)> {
+        assert!(self.0.swap(true, Ordering::Relaxed), "the panic of this test");
+        Vec::new()
+    }
+}
+
+/// As one that did not run, a pass that causes a panic would come again for ever: nobody would count an attempt.
+#[tokio::test]
+async fn a_panic_in_the_pool_fails_its_pass_and_the_next_one_runs() {
+    let env = Env::on(Arc::new(PanicsOnce::default()));
+    let pool = program(&env, &["/bin/cat", "{input}"], "once = { media_type = \"text/plain\" }").await;
+    let (outputs, end) = ended(&pool, &["a"]).await;
+    assert!(outputs.is_empty(), "{outputs:?}");
+    assert!(matches!(end, PassEnd::Failed { kind: FailureKind::Model, item: None, .. }), "{end:?}");
+    let (outputs, end) = ended(&pool, &["b"]).await;
+    assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+    assert_eq!(outputs.len(), 1);
+    // Of the first start its scratch folder is left, which the pool's next start sweeps.
+    pool.close().await;
 }

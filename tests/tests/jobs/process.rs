@@ -1,7 +1,6 @@
 //! Programs of the user as models: a worker runs them, and survives their faults.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::fs::{XattrFlags, setxattr};
@@ -13,7 +12,7 @@ use vramq_schemas::{Input, Job, JobHeaders, Output, Params, Reason, ReplyKind, c
 use vramq_tests::client::{Mailbox, Received};
 use vramq_tests::job::Message;
 use vramq_tests::metrics::processes_run;
-use vramq_tests::programs::{root, setting};
+use vramq_tests::programs::{python, root};
 use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::{SILENCE, until};
@@ -77,15 +76,6 @@ impl Served {
     pub(crate) fn config(&self) -> PathBuf {
         self.path("worker.toml")
     }
-}
-
-/// The interpreter itself: a program's path is absolute.
-pub(crate) fn python() -> Result<PathBuf> {
-    let asked = Command::new(setting("VRAMQ_TEST_PYTHON")?)
-        .args(["-c", "import sys; print(sys.executable)"])
-        .output()
-        .context("ask Python where it is")?;
-    Ok(PathBuf::from(String::from_utf8(asked.stdout)?.trim()))
 }
 
 pub(crate) async fn consuming(env: &mut TestEnv, settings: &[&str]) -> Result<Worker> {

@@ -3,17 +3,18 @@
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use vramq_schemas::{Input, Output, Reason, ReplyKind};
+use vramq_schemas::{Input, JobHeaders, Output, Reason, ReplyKind};
 use vramq_tests::client::Mailbox;
 use vramq_tests::job::Message;
 use vramq_tests::metrics::{Scrape, processes_run};
 use vramq_tests::on_one_setup;
+use vramq_tests::programs::python;
 use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Worker, command, run_to_end};
 
-use crate::process::{Served, consuming, outputs, pid_of, python};
+use crate::process::{Served, consuming, outputs, pid_of};
 
 on_one_setup!(
     an_invalid_item_ends_its_job_and_the_neighbours_run,
@@ -21,6 +22,7 @@ on_one_setup!(
     bytes_of_a_media_type_that_the_model_does_not_take_are_rejected,
     what_a_program_does_wrong_is_in_the_dead_letter,
     a_program_that_answers_too_much_costs_its_job_only,
+    an_output_that_no_reply_holds_does_not_cost_those_before_it,
     what_a_program_says_about_its_out_of_memory_is_in_the_dead_letter,
     a_job_whose_program_finds_the_disk_full_waits_until_there_is_room,
     faults_of_the_configuration_come_all_at_once,
@@ -224,6 +226,27 @@ async fn a_program_that_answers_too_much_costs_its_job_only(env: &mut TestEnv) -
     ensure!(failure.reason == Reason::TooLarge && failure.error.contains(said), "{failure:?}");
     let letter = letters.next().await?;
     ensure!(letter.dead_letter()?.reason == Reason::TooLarge, "{:?}", letter.dead_letter());
+    env.client.publish(MODEL, env.job("next", ["echo it"])?).await?;
+    outputs(&mut replies, "next").await?;
+    worker.drain().await
+}
+
+/// The three are finished in one pass. The job ends with its last item, so that its replies were to end with `done`.
+async fn an_output_that_no_reply_holds_does_not_cost_those_before_it(env: &mut TestEnv) -> Result<()> {
+    env.announce("job dead-lettered");
+    let _served = Served::new(env, ONE_PROCESS, &[])?;
+    let worker = consuming(env, &[]).await?;
+    let (mut replies, mut letters) = (env.replies().await?, env.dead_letters().await?);
+    env.client.publish(MODEL, env.job("large", ["echo first", "echo second", "fill 17"])?).await?;
+    let part = replies.next().await?;
+    ensure!(part.kind()? == ReplyKind::Part && part.outputs()?.outputs.len() == 2, "{:?}", part.properties);
+    let failure = replies.next().await?.failure()?;
+    ensure!(failure.reason == Reason::TooLarge, "{failure:?}");
+    let letter = letters.next().await?;
+    ensure!(letter.dead_letter()?.reason == Reason::TooLarge, "{:?}", letter.dead_letter());
+    let reached = JobHeaders::read(&letter.headers())?;
+    ensure!(reached.items_done == 2, "{reached:?}");
+    ensure!(Scrape::of(&worker).await?.sum("vramq_reply_parts_total", &[]) == 1.0);
     env.client.publish(MODEL, env.job("next", ["echo it"])?).await?;
     outputs(&mut replies, "next").await?;
     worker.drain().await

@@ -236,21 +236,32 @@ async fn what_was_learned_of_a_program_outlives_the_worker(env: &mut TestEnv) ->
     let served = Served::new(env, "instances = 1\nitems_max = 1", &[])?;
     let state = tempfile::tempdir()?;
     let setting = format!("worker.state={}", state.path().display());
-    let per_item = async || -> Result<Value> {
+    let examine = async |arguments: &[&str]| {
         let mut doctor = command("vramq-worker")?;
-        doctor.args(["doctor", "--json", "--config"]).arg(served.config());
+        doctor.arg("doctor").args(arguments).arg("--config").arg(served.config());
         doctor.env("VRAMQ__WORKER__STATE", state.path());
-        let output = run_to_end(doctor).await?;
-        let report: Value = serde_json::from_str(&output.stdout).with_context(|| format!("{output:?}"))?;
-        Ok(report["models"][0]["program"]["per_item"].clone())
+        run_to_end(doctor).await
     };
-    ensure!(per_item().await?.is_null(), "nobody has measured it");
+    let program = async || -> Result<Value> {
+        let output = examine(&["--json"]).await?;
+        let report: Value = serde_json::from_str(&output.stdout).with_context(|| format!("{output:?}"))?;
+        Ok(report["models"][0]["program"].clone())
+    };
+    let unknown = program().await?;
+    ensure!(
+        unknown["per_item"].is_null() && unknown["learned"] == json!([]),
+        "nobody has measured it: {unknown}"
+    );
     let worker = consuming(env, &[&setting]).await?;
     // A size is believed when it was measured three times.
     env.client.publish(MODEL, env.job("measured", ["echo it"; 3])?).await?;
     outputs(&mut env.replies().await?, "measured").await?;
     worker.drain().await?;
-    ensure!(per_item().await?.is_u64(), "{}", std::fs::read_to_string(state.path().join("ceilings.json"))?);
+    let known = program().await?;
+    let kept = std::fs::read_to_string(state.path().join("ceilings.json"))?;
+    ensure!(known["per_item"].is_u64() && known["learned"][0]["cost"] == json!(1.0), "{known} {kept}");
+    let report = examine(&[]).await?.stdout;
+    ensure!(report.contains("as measured, a pass of up to 1 items takes "), "{report}");
     Ok(())
 }
 

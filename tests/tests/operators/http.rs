@@ -14,6 +14,7 @@ use vramq_tests::fake_cuda::{driver, library_path, nvml};
 use vramq_tests::http::converse;
 use vramq_tests::metrics::{Scrape, Shape, documented, figures};
 use vramq_tests::named_pipe::model_that_never_loads;
+use vramq_tests::programs::echo_program;
 use vramq_tests::proxy::Cut;
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
@@ -153,9 +154,12 @@ async fn a_loop_that_hangs_is_reported_and_metrics_are_still_served(env: &mut Te
 }
 
 async fn every_metric_is_documented_and_every_documented_one_is_there(env: &mut TestEnv) -> Result<()> {
-    let [every, cuda] = documented()?;
+    let [every, cuda, programs] = documented()?;
     let worker = env.worker(&[]).await?;
     are_documented(&worker, &every).await?;
+    let [engine, command] = echo_program("program")?;
+    let worker = env.worker(&[&engine, &command]).await?;
+    are_documented(&worker, &every.clone().into_iter().chain(programs).collect()).await?;
     // What there is of a CUDA device besides; with a fake driver.
     env.set_environment("LD_LIBRARY_PATH", library_path(&[driver()?, nvml()?])?);
     let worker = env.worker(&["device.kind=cuda", "device.cuda.reserve_mib=0"]).await?;

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::process::Command;
 use vramq_tests::fake_cuda::{driver, library_path, nvml};
 use vramq_tests::node::Node;
-use vramq_tests::programs::root;
+use vramq_tests::programs::{echo_program, root};
 use vramq_tests::prometheus::{Prometheus, promtool, shipped};
 use vramq_tests::promql::{grouped_by, selectors};
 use vramq_tests::test_env::{MODEL, TestEnv};
@@ -131,7 +131,8 @@ fn panel_queries() -> Result<Vec<String>> {
 async fn every_query_finds_what_it_asks_for(env: &mut TestEnv, node: &Node) -> Result<()> {
     // On a fake GPU, of which there is most to be asked.
     env.set_environment("LD_LIBRARY_PATH", library_path(&[driver()?, nvml()?])?);
-    let worker = env.worker(&["device.kind=cuda", "device.cuda.reserve_mib=0"]).await?;
+    let [engine, command] = echo_program("program")?;
+    let worker = env.worker(&["device.kind=cuda", "device.cuda.reserve_mib=0", &engine, &command]).await?;
     let prometheus = Prometheus::start(&[address(&worker).await?], &node.broker().metrics).await?;
     env.client.publish(MODEL, env.job("a", ["text"])?).await?;
     env.replies().await?.next().await?;

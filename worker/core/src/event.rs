@@ -86,8 +86,8 @@ pub enum Event {
     },
     /// A pass has ended, and the device is done with its memory; the answer to `Run`.
     PassEnded(PassEnd),
-    /// Of a job's replies those with the items before this one are confirmed, and the next one is not taken. `Published` follows,
-    /// with the reason.
+    /// Of a job's replies those with the items before this one are confirmed, and the next one is not taken, or fits no reply.
+    /// `Published` follows, with the reason.
     RepliesTaken {
         job: JobKey,
         up_to: u32,
@@ -324,7 +324,7 @@ pub enum PublicationOutcome {
     Unreachable { destination: String, why: &'static str },
     /// It is larger than the broker takes, and was not sent.
     TooLarge,
-    /// It could not be encoded, and was not sent.
+    /// It could not be encoded, and was not sent. Replies before it are confirmed.
     NotEncoded(Rejection),
 }
 

@@ -100,7 +100,16 @@ struct ProgramReport {
     per: &'static str,
     /// Bytes of a pass with one unit of that; `None` while it is unknown.
     per_item: Option<u64>,
+    /// What passes need by measurement.
+    learned: Vec<LearnedNeed>,
     revision: String,
+}
+
+/// What a pass needs that costs at most so much, in the unit that its memory goes by.
+#[derive(Debug, Serialize)]
+struct LearnedNeed {
+    cost: f64,
+    bytes: u64,
 }
 
 impl ProgramReport {
@@ -110,17 +119,26 @@ impl ProgramReport {
             Need::Unknown => None,
         };
         let per = pool.config().vram.per.as_str();
-        Self { instances: pool.instances(), per, per_item: need, revision: pool.revision() }
+        let learned = pool.learned().known().into_iter().map(|(cost, bytes)| LearnedNeed { cost, bytes });
+        let (instances, revision) = (pool.instances(), pool.revision());
+        Self { instances, per, per_item: need, learned: learned.collect(), revision }
     }
 }
 
 impl fmt::Display for ProgramReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { instances, per, per_item, revision } = self;
+        let Self { instances, per, per_item, learned, revision } = self;
         write!(f, "a program, loaded; up to {instances} process(es); ")?;
-        match per_item {
-            Some(bytes) => write!(f, "a pass takes {} for each of its {per}", Mib(*bytes))?,
-            None => write!(f, "what a pass takes is not known yet: the first ones run alone")?,
+        let need = |need: &LearnedNeed| format!("{:.0} {per} takes {}", need.cost, Mib(need.bytes));
+        match (&learned[..], per_item) {
+            ([only], _) => write!(f, "as measured, a pass of up to {}", need(only))?,
+            ([least, .., most], _) => {
+                write!(f, "as measured, a pass of up to {}, and one of up to {}", need(least), need(most))?;
+            }
+            ([], Some(bytes)) => {
+                write!(f, "as declared, a pass takes {} for each of its {per}", Mib(*bytes))?
+            }
+            ([], None) => write!(f, "what a pass takes is not known yet: the first ones run alone")?,
         }
         write!(f, "; revision {revision}")
     }

@@ -89,6 +89,24 @@ impl Message {
     }
 }
 
+/// The messages of a publication, in order.
+#[derive(Debug)]
+pub struct Encoded {
+    pub messages: Vec<Message>,
+    /// Why what comes after these messages cannot be one.
+    pub rejection: Option<Rejection>,
+}
+
+impl Encoded {
+    pub fn all(messages: Vec<Message>) -> Self {
+        Self { messages, rejection: None }
+    }
+
+    pub fn nothing(rejection: Rejection) -> Self {
+        Self { messages: Vec::new(), rejection: Some(rejection) }
+    }
+}
+
 /// Where a job's replies go, and what each of them repeats of the job.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplyAddress<'a> {
@@ -145,20 +163,30 @@ impl<'a> ReplyAddress<'a> {
 }
 
 /// The replies with a run of outputs: `part`s, and if nothing comes after the run, `done` at the end. None for an empty run
-/// that is not the last.
-///
-/// # Errors
-/// [`Rejection`] when one item's output alone is above the body cap, or more than a client reads.
+/// that is not the last. They end before an output that alone is above the body cap, or more than a client reads.
 pub fn replies(
     run: Run,
     of_run: RunOutputs,
     address: ReplyAddress<'_>,
     model: &Model,
     identity: &Identity,
-) -> Result<Vec<Message>, Rejection> {
+) -> Encoded {
+    let mut messages = Vec::with_capacity(1);
+    let rejection = add_replies(&mut messages, run, of_run, address, model, identity).err();
+    Encoded { messages, rejection }
+}
+
+/// Adds replies up to the first output that fits none.
+fn add_replies(
+    messages: &mut Vec<Message>,
+    run: Run,
+    of_run: RunOutputs,
+    address: ReplyAddress<'_>,
+    model: &Model,
+    identity: &Identity,
+) -> Result<(), Rejection> {
     let RunOutputs { outputs: mut left, mut tokens } = of_run;
     let mut offset = run.offset;
-    let mut messages = Vec::with_capacity(1);
     let revision = model.engine.revision();
     while !left.is_empty() || (run.is_last && messages.is_empty()) {
         let rest = left.split_off(items_within(&left, address.encoding)?);
@@ -192,7 +220,7 @@ pub fn replies(
         offset += items;
         left = rest;
     }
-    Ok(messages)
+    Ok(())
 }
 
 /// A `progress` reply: transient, and short-lived. `None` if it has no form in the encoding.

@@ -7,7 +7,7 @@ use vramq_core::ids::JobKey;
 use vramq_core::rejection::Rejection;
 use vramq_schemas::ItemProgress;
 
-use crate::broker::message::Message;
+use crate::broker::message::{Encoded, Message};
 use crate::broker::received::ReceivedJob;
 use crate::decode::Decoded;
 use crate::engine::Item;
@@ -21,7 +21,7 @@ pub(crate) enum Completion {
     Fetched { job: JobKey, result: Result<Fetched, FetchFault> },
     Prepared { job: JobKey, result: Result<Vec<Item>, Rejection>, rest: Unprepared },
     PassEnded(Box<CompletedPass>),
-    Encoded { job: JobKey, kind: PublicationKind, result: Result<Vec<Message>, Rejection> },
+    Encoded { job: JobKey, kind: PublicationKind, encoded: Encoded },
     Progress { job: JobKey, progress: ItemProgress },
 }
 
@@ -41,6 +41,8 @@ pub(crate) enum PublicationKind {
 pub(crate) struct Sent {
     pub kind: PublicationKind,
     pub outcome: PublicationOutcome,
+    /// Of replies: the items before this one are confirmed.
+    pub taken_up_to: Option<u32>,
     /// From the first message on that is not confirmed.
     pub unconfirmed: Vec<Message>,
 }

@@ -94,9 +94,9 @@ impl EventLoop {
             Completion::Decoded { job, result } => self.decoded(job, *result),
             Completion::Fetched { job, result } => self.fetched(job, result),
             Completion::Prepared { job, result, rest } => self.prepared(job, result, rest),
-            Completion::Encoded { job, kind, result } => {
+            Completion::Encoded { job, kind, encoded } => {
                 if self.jobs.get(job).is_some() {
-                    self.encoded(job, kind, result);
+                    self.encoded(job, kind, encoded);
                 }
             }
             Completion::Progress { job, progress } => self.publish_progress(job, &progress),

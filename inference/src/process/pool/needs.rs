@@ -1,7 +1,9 @@
 //! What the processes of a model and their passes need of the device, as far as it is known, and how many processes that makes.
 
+use std::num::NonZero;
+
 use super::super::config::{INSTANCES_MAX, Instances, Mode};
-use super::super::cost::{Costs, of_pass};
+use super::super::cost::{Costs, Unit, of_pass};
 use super::super::need::Need;
 use super::super::once;
 use super::status::SlotStatus;
@@ -23,14 +25,38 @@ impl Shared {
         if let Instances::These(count) = self.config.instances {
             return count;
         }
-        let Some(resident) = self.resident(state) else { return INSTANCES_UNKNOWN };
-        let pass = match state.learned.need(1.0, self.config.vram.declared) {
+        let Some(each) = self.need_of_instance(state) else { return INSTANCES_UNKNOWN };
+        let admitted = match (self.options.budget.checked_div(each), &self.config.mode) {
+            (Some(admitted), _) => usize::try_from(admitted).unwrap_or(INSTANCES_MAX),
+            // They are declared to take none: the host's processors bound them.
+            (None, Mode::Once(_)) => {
+                std::thread::available_parallelism().map_or(INSTANCES_UNKNOWN, NonZero::get)
+            }
+            (None, Mode::Warm) => INSTANCES_UNKNOWN,
+        };
+        admitted.clamp(1, INSTANCES_MAX)
+    }
+
+    /// What a process and its smallest pass take, as far as is known.
+    fn need_of_instance(&self, state: &State) -> Option<u64> {
+        let vram = &self.config.vram;
+        if let Mode::Once(_) = self.config.mode {
+            return match state.learned.need(1.0, None) {
+                Need::Bytes(bytes) => Some(bytes),
+                // Of one pixel or second nothing follows for an item.
+                Need::Unknown
+                    if vram.base_bytes.is_some() || (vram.per == Unit::Items && vram.declared.is_some()) =>
+                {
+                    Some(vram.declared_bytes(1.0))
+                }
+                Need::Unknown => None,
+            };
+        }
+        let pass = match state.learned.need(1.0, vram.declared) {
             Need::Bytes(bytes) => bytes,
             Need::Unknown => 0,
         };
-        let each = resident.saturating_add(pass);
-        let admitted = self.options.budget.checked_div(each).unwrap_or(INSTANCES_UNKNOWN as u64);
-        admitted.clamp(1, INSTANCES_MAX as u64) as usize
+        Some(self.resident(state)?.saturating_add(pass))
     }
 
     pub(super) fn resident(&self, state: &State) -> Option<u64> {
@@ -62,7 +88,11 @@ impl Shared {
                 let least = bytes / NEED_LEAST_PART;
                 Need::Bytes(bytes.saturating_sub(grown).max(least).saturating_add(shrunk))
             }
-            Need::Unknown => state.learned.need(cost, self.config.vram.declared),
+            Need::Unknown => match (state.learned.need(cost, self.config.vram.declared), &self.config.mode) {
+                // No process of it is loaded before.
+                (Need::Bytes(_), Mode::Once(_)) => Need::Bytes(self.config.vram.declared_bytes(cost)),
+                (need, _) => need,
+            },
         }
     }
 

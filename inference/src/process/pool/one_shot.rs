@@ -10,6 +10,7 @@ use super::room::PATIENCE;
 use super::slot::{SlotTask, closed};
 use super::status::SlotState;
 use crate::process::once;
+use crate::process::once_memory::Left;
 use crate::process::pass::PassEnd;
 use crate::process::warm::LoadError;
 
@@ -31,7 +32,7 @@ impl SlotTask {
             self.update(SlotState::Running { pass: number });
             let starts = job.request.items.len() as u64;
             let shared = Arc::clone(&self.shared);
-            let once::Ended { end, learnt, ending } =
+            let once::Ended { end, learnt, left } =
                 once::run(&shared.config, &shared.options, &mut job, &mut self.closing).await;
             {
                 let mut state = shared.state();
@@ -39,7 +40,8 @@ impl SlotTask {
                 learnt.into_iter().for_each(|(cost, peak)| state.learned.took(cost, peak));
             }
             let not_started = match &end {
-                PassEnd::NotRun { reason } => Some(reason.clone()),
+                // Otherwise the pass ended because of what a program left.
+                PassEnd::NotRun { reason } if left.is_none() => Some(reason.clone()),
                 _ => None,
             };
             if let Some(reason) = &not_started {
@@ -51,13 +53,26 @@ impl SlotTask {
             if not_started.is_some() {
                 self.try_again_later().await;
             }
-            if let Some(ending) = ending {
-                self.wait_for_end(ending).await;
+            if let Some(left) = left {
+                self.wait_for_what_is_left(left).await;
             }
         }
     }
 
-    /// Waits for a one-shot program that was killed and does not end. No other is started here meanwhile.
+    /// Waits until nothing is left of the program that ran last, and its memory is back. No other is started here meanwhile.
+    async fn wait_for_what_is_left(&mut self, left: Left) {
+        if let Some(ending) = left.ending {
+            self.wait_for_end(ending).await;
+        }
+        self.last = Some(left.claim);
+        self.reclaim().await;
+        let mut state = self.shared.state();
+        if matches!(state.slots[self.index].status.state, SlotState::Withheld { .. }) {
+            state.unavailable = None;
+        }
+    }
+
+    /// Waits for a one-shot program that was killed and does not end.
     async fn wait_for_end(&mut self, ending: JoinHandle<()>) {
         self.update(SlotState::Ending { since: Instant::now() });
         let mut closing = self.closing.clone();

@@ -242,10 +242,11 @@ impl SlotTask {
             Some(sampler) => sampler.stop().await,
             None => None,
         };
-        if let (PassEnd::Done { peak }, Some(cost)) = (&end, cost.filter(|_| job.request.measure))
-            && let Some(peak) = sampled.max(*peak)
-        {
-            shared.state().learned.took(cost, peak);
+        if let PassEnd::Done { peak } = &mut end {
+            *peak = sampled.max(*peak);
+            if let (Some(peak), Some(cost)) = (*peak, cost.filter(|_| job.request.measure)) {
+                shared.state().learned.took(cost, peak);
+            }
         }
         if let PassEnd::OutOfMemory { report, .. } = &mut end
             && !warm.is_alive()

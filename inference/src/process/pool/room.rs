@@ -12,7 +12,10 @@ use crate::process::device_view::Reading;
 use crate::process::memory::{Claim, Entry};
 use crate::process::warm::{LoadError, Warm};
 
-/// How often a warning names memory that has not come back.
+/// Memory that comes back within this time is nobody's concern: drivers take a moment.
+const BACK_SOON: Duration = Duration::from_secs(1);
+
+/// How often an error names memory that has not come back.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
 /// A change of what a process holds without caches after which its passes are measured again.
@@ -182,7 +185,8 @@ impl SlotTask {
                 let reason = format!("{mib} MiB of device memory that its last process held are not free yet");
                 self.unavailable(&LoadError::Start(reason), false);
             }
-            if logged_at.is_none_or(|logged_at| logged_at.elapsed() > TELL_EVERY) {
+            let is_due = logged_at.map_or(since.elapsed() > BACK_SOON, |at| at.elapsed() > TELL_EVERY);
+            if is_due {
                 let seconds = since.elapsed().as_secs();
                 tracing::error!(
                     model,

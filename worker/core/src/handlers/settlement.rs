@@ -89,7 +89,8 @@ impl Core {
         let Some(running) = self.jobs.take_running(job) else { return };
         let model = running.received.delivery.model;
         self.scheduler.remove(model, job);
-        let items = running.out_of_order();
+        // Of a job that goes no further nothing is computed again.
+        let items = if matches!(outcome, JobOutcome::Requeue(_)) { running.out_of_order() } else { 0 };
         if items > 0 {
             self.observe(Observation::Recomputed { model, items });
         }

@@ -6,6 +6,8 @@ use crate::action::{Action, Publication};
 use crate::event::{Event, PassResult, PublicationOutcome};
 use crate::handlers::test_worker::{REPLY_MAX, Worker, replied};
 use crate::ids::JobKey;
+use crate::observation::Observation;
+use crate::rejection::Rejection;
 
 const JOB: JobKey = JobKey(1);
 
@@ -29,6 +31,20 @@ fn a_dead_letter_counts_the_items_of_a_part_that_the_caller_has() {
     let outcome = PublicationOutcome::Confirmed { messages: 1 };
     let actions = worker.apply(Event::Published { job: JOB, outcome });
     assert_eq!(dead_letter(&actions), Some((5, Reason::Unroutable)), "{actions:?}");
+}
+
+/// An output fits no reply. The caller has the replies before it, which were to end with the last item.
+#[test]
+fn a_dead_letter_counts_the_items_before_an_output_that_cannot_be_encoded() {
+    let mut worker = Worker::new();
+    worker.job(JOB.0, 3, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    let actions = worker.ends(&order, PassResult::Done, vec![Some(1); 3]);
+    assert_eq!(replied(&actions), [(JOB, 3, true)]);
+    assert!(worker.apply(Event::RepliesTaken { job: JOB, up_to: 2 }).is_empty());
+    let outcome = PublicationOutcome::NotEncoded(Rejection::new(Reason::TooLarge, "17 MiB"));
+    let actions = worker.apply(Event::Published { job: JOB, outcome });
+    assert_eq!(dead_letter(&actions), Some((2, Reason::TooLarge)), "{actions:?}");
 }
 
 /// A program's outputs turn out to be larger than all replies to a job may be.
@@ -69,6 +85,23 @@ fn parts_that_were_taken_count_in_what_all_replies_may_take() {
     let order = worker.pass();
     let actions = worker.ends(&order, PassResult::Done, vec![Some(1); 8]);
     assert_eq!(dead_letter(&actions), Some((8, Reason::TooLarge)), "{actions:?}");
+}
+
+/// The second item was finished before the first one, which no reply has room for.
+#[test]
+fn outputs_of_a_dead_letter_do_not_count_as_computed_again() {
+    let mut worker = Worker::new();
+    worker.job(JOB.0, 2, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    assert_eq!(order.items, [(JOB, 0), (JOB, 1)]);
+    worker.ends(&order, PassResult::Skipped, vec![None, Some(1)]);
+    let order = worker.pass();
+    assert_eq!(order.items, [(JOB, 0)]);
+    let too_large = usize::try_from(REPLY_MAX).unwrap() + 1;
+    let actions = worker.ends(&order, PassResult::Done, vec![Some(too_large)]);
+    assert_eq!(dead_letter(&actions), Some((0, Reason::TooLarge)), "{actions:?}");
+    let is_recomputed = |action: &Action| matches!(action, Action::Observe(Observation::Recomputed { .. }));
+    assert!(!actions.iter().any(is_recomputed), "{actions:?}");
 }
 
 /// The items that are answered, and the reason, of the dead letter among these actions.

@@ -1,6 +1,7 @@
 //! Builds and publishes messages about jobs: replies, jobs to be tried again, dead letters.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -8,12 +9,13 @@ use vramq_amqp::UnknownOutcome;
 use vramq_core::action::{Publication, Run};
 use vramq_core::event::{Event, PublicationOutcome};
 use vramq_core::ids::JobKey;
+use vramq_core::observation::Observation;
 use vramq_core::rejection::Rejection;
 use vramq_schemas::output_name::OutputOwner;
 use vramq_schemas::{ItemProgress, Reason, ReplyHeaders};
 
 use super::INLINE_BYTES_MAX;
-use crate::broker::message::{self, Message, ReplyAddress};
+use crate::broker::message::{self, Encoded, Message, ReplyAddress};
 use crate::broker::publisher::{MessageOutcome, Publisher};
 use crate::event_loop::EventLoop;
 use crate::event_loop::completion::{Completion, PublicationKind, Sent};
@@ -48,14 +50,15 @@ impl EventLoop {
                 self.send(job, PublicationKind::DeadReplies { received, rejection }, messages);
             }
             Publication::Requeue { headers, route } => self.build(job, bytes, kind, move || {
-                Ok(vec![message::requeue(&received, &model, &headers, &route)])
+                Encoded::all(vec![message::requeue(&received, &model, &headers, &route)])
             }),
             Publication::DeadLetter { headers, rejection } => self.build(job, bytes, kind, move || {
                 let headers = headers.as_deref();
-                Ok(vec![message::dead_letter(&received, headers, &model, &identity, &rejection)])
+                Encoded::all(vec![message::dead_letter(&received, headers, &model, &identity, &rejection)])
             }),
             Publication::FailureNotice(rejection) => self.build(job, 0, kind, move || {
-                Ok(message::failed(&received, &model, &identity, &rejection).into_iter().collect())
+                let notice = message::failed(&received, &model, &identity, &rejection);
+                Encoded::all(notice.into_iter().collect())
             }),
         }
     }
@@ -82,11 +85,8 @@ impl EventLoop {
         let Some((encoding, of_run)) = of_run else {
             tracing::error!(%job, ?run, "internal error: an output is missing; please report it");
             let error = "internal error: an output is missing; please report it";
-            return self.encoded(
-                job,
-                PublicationKind::Reply,
-                Err(Rejection::new(Reason::EngineFailed, error)),
-            );
+            let encoded = Encoded::nothing(Rejection::new(Reason::EngineFailed, error));
+            return self.encoded(job, PublicationKind::Reply, encoded);
         };
         let identity = Arc::clone(&self.context.identity);
         let store =
@@ -101,7 +101,7 @@ impl EventLoop {
             let encode = || message::replies(run, of_run, address, &model, &identity);
             catch_unwind(AssertUnwindSafe(encode)).unwrap_or_else(|_| {
                 let error = "encoding the reply panicked; see the worker's log";
-                Err(Rejection::new(Reason::EngineFailed, error))
+                Encoded::nothing(Rejection::new(Reason::EngineFailed, error))
             })
         };
         match store {
@@ -109,17 +109,19 @@ impl EventLoop {
             Some((store, owner)) => {
                 let completions = self.completions.clone();
                 tokio::spawn(async move {
-                    let result = match of_run.stored(run.offset, &store, &owner).await {
+                    let encoded = match of_run.stored(run.offset, &store, &owner).await {
                         Ok((of_run, unwritten)) => {
                             // An `Err`, here and below: the process ends.
                             let encoded = tokio::task::spawn_blocking(move || encode(of_run)).await;
-                            let Ok(encoded) = encoded else { return };
-                            encoded.map_err(|rejection| because_unwritten(rejection, unwritten))
+                            let Ok(Encoded { messages, rejection }) = encoded else { return };
+                            let rejection =
+                                rejection.map(|rejection| because_unwritten(rejection, unwritten));
+                            Encoded { messages, rejection }
                         }
-                        Err(rejection) => Err(rejection),
+                        Err(rejection) => Encoded::nothing(rejection),
                     };
                     let kind = PublicationKind::Reply;
-                    let _ = completions.send(Completion::Encoded { job, kind, result }).await;
+                    let _ = completions.send(Completion::Encoded { job, kind, encoded }).await;
                 });
             }
         }
@@ -131,50 +133,39 @@ impl EventLoop {
         job: JobKey,
         bytes: usize,
         kind: PublicationKind,
-        build: impl FnOnce() -> Result<Vec<Message>, Rejection> + Send + 'static,
+        build: impl FnOnce() -> Encoded + Send + 'static,
     ) {
         if bytes <= INLINE_BYTES_MAX {
             return self.encoded(job, kind, build());
         }
         let completions = self.completions.clone();
         self.context.pool.spawn(move || {
-            let result = build();
+            let encoded = build();
             // An `Err`: the process ends.
-            let _ = completions.blocking_send(Completion::Encoded { job, kind, result });
+            let _ = completions.blocking_send(Completion::Encoded { job, kind, encoded });
         });
     }
 
-    /// Messages are built, or cannot be. What the core has to know at once is added to `ready`.
-    pub(crate) fn encoded(
-        &mut self,
-        job: JobKey,
-        kind: PublicationKind,
-        result: Result<Vec<Message>, Rejection>,
-    ) {
-        match result {
-            Ok(messages) => {
-                if let (PublicationKind::Reply, Some(payload)) = (&kind, self.jobs.payload_mut(job)) {
-                    payload.reply_messages = count(messages.len());
-                }
-                self.send(job, kind, messages);
-            }
-            Err(rejection) => {
-                let outcome = PublicationOutcome::NotEncoded(rejection);
-                self.ready.push_back(Event::Published { job, outcome });
-            }
+    /// Messages are built. What the core has to know at once is added to `ready`.
+    pub(crate) fn encoded(&mut self, job: JobKey, kind: PublicationKind, encoded: Encoded) {
+        let Encoded { messages, rejection } = encoded;
+        if let (PublicationKind::Reply, Some(payload)) = (&kind, self.jobs.payload_mut(job)) {
+            (payload.reply_messages, payload.reply_rejection) = (count(messages.len()), rejection);
         }
+        self.send(job, kind, messages);
     }
 
     /// Publishes messages one after the other, so that `done` never overtakes a `part`.
     fn send(&mut self, job: JobKey, kind: PublicationKind, messages: Vec<Message>) {
         let Some(stored) = self.jobs.get(job) else { return };
-        let of_reply = stored.payload.as_ref().map_or(0, |payload| payload.reply_messages);
-        let confirmed = match kind {
-            PublicationKind::Reply => of_reply,
-            _ => count(messages.len()),
+        let of_reply = stored.payload.as_ref().filter(|_| matches!(kind, PublicationKind::Reply));
+        // The outcome if all of them are confirmed.
+        let outcome = match of_reply.map(|payload| (payload.reply_messages, &payload.reply_rejection)) {
+            Some((_, Some(rejection))) => PublicationOutcome::NotEncoded(rejection.clone()),
+            Some((messages, None)) => PublicationOutcome::Confirmed { messages },
+            None => PublicationOutcome::Confirmed { messages: count(messages.len()) },
         };
         if messages.is_empty() {
-            let outcome = PublicationOutcome::Confirmed { messages: confirmed };
             return self.ready.push_back(Event::Published { job, outcome });
         }
         let model = Arc::clone(&self.context.models[stored.model.0]);
@@ -182,11 +173,13 @@ impl EventLoop {
         let Some(live) = self.session.as_mut().filter(|_| !self.is_closing) else { return };
         let publisher = live.session.publisher.clone();
         live.publishing.push(Box::pin(async move {
+            let end = messages.last().and_then(items_of).map(|items| items.end);
             let mut left = VecDeque::from(messages);
             let sent = publish_all(&publisher, &kind, &mut left, &model, &identity).await;
             let sent = sent.map(|refused| Sent {
                 kind,
-                outcome: refused.unwrap_or(PublicationOutcome::Confirmed { messages: confirmed }),
+                outcome: refused.unwrap_or(outcome),
+                taken_up_to: left.front().map_or(end, |next| items_of(next).map(|items| items.start)),
                 unconfirmed: left.into(),
             });
             (job, sent)
@@ -195,26 +188,32 @@ impl EventLoop {
 
     /// Takes in how far a publication came. Adds the core's event to `ready`.
     pub(crate) fn take_in_sent(&mut self, job: JobKey, sent: Sent) {
-        let Sent { kind, outcome, unconfirmed } = sent;
-        let taken_up_to = match kind {
-            PublicationKind::Reply => unconfirmed.first().and_then(first_item),
-            _ => None,
-        };
+        let Sent { kind, outcome, taken_up_to, unconfirmed } = sent;
+        if let PublicationKind::Reply = kind
+            && !matches!(outcome, PublicationOutcome::Confirmed { .. })
+            && let Some(up_to) = taken_up_to
+        {
+            self.ready.push_back(Event::RepliesTaken { job, up_to });
+        }
+        if let (PublicationOutcome::NotEncoded(_), Some(stored)) = (&outcome, self.jobs.get(job)) {
+            // The core counts those of a publication that is confirmed as a whole.
+            let count = stored.payload.as_ref().map_or(0, |payload| payload.reply_messages);
+            let model = stored.model;
+            self.observe(Observation::Parts { model, count });
+        }
         if let (PublicationKind::Reply | PublicationKind::DeadReplies { .. }, Some(payload)) =
             (kind, self.jobs.payload_mut(job))
         {
             payload.unconfirmed = unconfirmed;
         }
-        if let Some(up_to) = taken_up_to {
-            self.ready.push_back(Event::RepliesTaken { job, up_to });
-        }
         self.ready.push_back(Event::Published { job, outcome });
     }
 }
 
-/// The first item that a reply holds.
-fn first_item(reply: &Message) -> Option<u32> {
-    ReplyHeaders::read(&reply.headers).ok().map(|headers| headers.offset)
+/// The items that a reply holds.
+fn items_of(reply: &Message) -> Option<Range<u32>> {
+    let headers = ReplyHeaders::read(&reply.headers).ok()?;
+    Some(headers.offset..headers.offset.saturating_add(headers.items))
 }
 
 /// Publishes until a message is not confirmed. Takes those out that are; gives the outcome of the one that is not.

@@ -1,0 +1,80 @@
+//! Runs a process model without a broker: items on standard input, outputs on standard output. For developing models.
+
+// Nothing that a message, a peer or a device does may panic.
+#![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
+
+mod arguments;
+mod config;
+mod ends;
+mod items;
+mod trial;
+
+use std::fmt::Display;
+use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
+use std::process::ExitCode;
+
+use vramq_inference::process::keeper;
+
+use arguments::{Asked, Trial, USAGE};
+
+/// The worker's own exit codes.
+const EXIT_USAGE: u8 = 2;
+const EXIT_UNUSABLE: u8 = 4;
+
+/// The reader of the outputs closed them: 128 + SIGPIPE, as shells have it.
+const EXIT_BROKEN_PIPE: u8 = 141;
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    if arguments == [keeper::ARGUMENT] {
+        return keeper::keeper_main();
+    }
+    let not_utf8 = |argument: std::ffi::OsString| format!("{argument:?} is not UTF-8");
+    let arguments: Result<Vec<String>, String> =
+        arguments.into_iter().map(|argument| argument.into_string().map_err(not_utf8)).collect();
+    match arguments.and_then(Asked::read) {
+        Ok(Asked::Help) => printed(USAGE),
+        Ok(Asked::Version) => printed(concat!("vramq-run-model ", env!("CARGO_PKG_VERSION"))),
+        Ok(Asked::Trial(trial)) => run(trial).into(),
+        Err(fault) => {
+            tell(format_args!("vramq-run-model: {fault}\n\n{USAGE}"));
+            EXIT_USAGE.into()
+        }
+    }
+}
+
+fn run(trial: Trial) -> u8 {
+    // What the program prints is logged. A standard error that is closed is no reason to panic, which an internal error of the logs would.
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let is_coloured = !no_color && std::io::stderr().is_terminal();
+    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(is_coloured);
+    lines.log_internal_errors(false).without_time().with_target(false).init();
+    let config = match config::read(Path::new(&trial.config), trial.model.as_deref()) {
+        Ok(config) => config,
+        Err(faults) => {
+            faults.iter().for_each(|fault| tell(format_args!("vramq-run-model: {fault}")));
+            return EXIT_USAGE;
+        }
+    };
+    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(trial::serve(config, trial)),
+        Err(error) => {
+            tell(format_args!("vramq-run-model: {error}"));
+            EXIT_UNUSABLE
+        }
+    }
+}
+
+/// What a person asked for, on standard output.
+fn printed(text: &str) -> ExitCode {
+    match writeln!(std::io::stdout(), "{text}") {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => EXIT_BROKEN_PIPE.into(),
+    }
+}
+
+/// A line for a person, on standard error, if somebody still reads it.
+fn tell(line: impl Display) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

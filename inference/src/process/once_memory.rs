@@ -1,0 +1,83 @@
+//! The device memory of a one-shot program: what must be back before the next program starts in its place.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use tokio::task::JoinHandle;
+use tokio::time::{Duration, sleep, timeout};
+
+use super::memory::{Claim, DeviceBook, Look};
+
+/// How often the device is looked at while a program runs. What others take meanwhile is not the program's.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Looks that are kept.
+const LOOKS_MAX: usize = 4;
+
+/// How long the next item of a pass waits for the memory of the program before.
+const BACK_LIMIT: Duration = Duration::from_secs(5);
+
+/// The last looks at the device, the newest last; one at least, from before the program was started.
+#[derive(Debug)]
+pub(super) struct Looks(VecDeque<Look>);
+
+impl Looks {
+    /// Looks before a program is started.
+    pub(super) async fn before(book: &Arc<DeviceBook>) -> Self {
+        Self(VecDeque::from([book.look().await]))
+    }
+
+    /// Looks again and again, until this is dropped.
+    pub(super) async fn go_on(&mut self, book: &Arc<DeviceBook>) -> Infallible {
+        loop {
+            sleep(LOOK_EVERY).await;
+            self.0.push_back(book.look().await);
+            if self.0.len() > LOOKS_MAX {
+                self.0.pop_front();
+            }
+        }
+    }
+
+    /// What must be back of a program that held so much.
+    ///
+    /// The newest look may be from the moment at which the program died. Of the others the one counts in which other processes hold the
+    /// most: where a driver is read at intervals, what another program of ours has just taken is not in the reading yet, and would seem
+    /// to be missing later.
+    pub(super) fn claim(&self, held: u64) -> Claim {
+        let count = self.0.len().saturating_sub(1).max(1);
+        let alive = self.0.iter().take(count).copied().max_by_key(Look::others);
+        Claim { alive: alive.unwrap_or_default(), held }
+    }
+}
+
+/// What a program leaves when it has ended.
+#[derive(Debug)]
+pub(super) struct Left {
+    /// Its processes, if they do not end although they were killed.
+    pub(super) ending: Option<JoinHandle<()>>,
+    pub(super) claim: Claim,
+}
+
+impl Left {
+    /// Waits a while; whether nothing of it is left.
+    pub(super) async fn is_back(&self, book: &Arc<DeviceBook>) -> bool {
+        self.ending.is_none() && timeout(BACK_LIMIT, book.reclaim(self.claim, |_| ())).await.is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::device_view::Reading;
+
+    #[test]
+    fn what_others_held_while_the_program_ran_is_not_claimed() {
+        let look =
+            |others: u64| Look { reading: Reading { free: 900 - others, total: 1000, own: 0 }, ours: 100 };
+        let alive = |others: &[u64]| Looks(others.iter().copied().map(look).collect()).claim(7).alive;
+        assert_eq!(alive(&[50]), look(50));
+        assert_eq!(alive(&[50, 400]), look(50));
+        assert_eq!(alive(&[50, 300, 0, 400]), look(300));
+    }
+}
