@@ -23,7 +23,7 @@ on_own_nodes!(a_killed_broker_loses_nothing, a_job_that_is_cut_off_each_time_end
 on_own_node!(
     a_blocked_broker_only_delays,
     an_impatient_broker_closes_the_channel_alone,
-    a_job_of_which_nothing_gets_done_in_time_ends,
+    a_job_without_progress_before_the_consumer_timeout_ends,
 );
 
 const SLOTS: u64 = 16;
@@ -269,7 +269,10 @@ async fn a_job_that_is_cut_off_each_time_ends(env: &mut TestEnv, node: &Node) ->
 }
 
 /// A pass that outlasts the broker's patience each time: its job is cut off once, and then ends.
-async fn a_job_of_which_nothing_gets_done_in_time_ends(env: &mut TestEnv, node: &Node) -> Result<()> {
+async fn a_job_without_progress_before_the_consumer_timeout_ends(
+    env: &mut TestEnv,
+    node: &Node,
+) -> Result<()> {
     // The worker looks at its watch once a second, and has a fifth of this for it: also on a machine that stands still for a moment.
     make_impatient(env, node, 20_000).await?;
     for text in ["a failpoint is set", "job dead-lettered"] {
