@@ -1,5 +1,7 @@
 //! A broker that never answers a request about a queue, on connections that stand: the worker gives the session up, and opens another.
 
+use std::sync::Arc;
+
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;
 use vramq_tests::answers::answered_once;
@@ -13,7 +15,7 @@ use vramq_tests::worker::Worker;
 on_one_setup!(a_queue_count_without_an_answer_ends_the_session, a_fetch_without_an_answer_ends_the_session);
 
 /// A worker behind a proxy.
-async fn worker_behind_proxy(env: &mut TestEnv) -> Result<(Worker, Proxy)> {
+async fn worker_behind_proxy(env: &mut TestEnv) -> Result<(Worker, Arc<Proxy>)> {
     announce_lost_sessions(env);
     let proxy = env.proxy().await?;
     let worker = env.worker(&[&format!("broker.url={}", proxy.url())]).await?;
