@@ -208,7 +208,7 @@ mod tests {
         let lines: Vec<_> = shown.lines().collect();
         assert!(
             lines[0].starts_with("GROUP")
-                && lines[1].starts_with("malformed/minilm/0.1.0        3        0     60s")
+                && lines[1].starts_with("malformed/minilm/0.1.0      3        0     60s")
         );
         assert!(lines[4].contains("\\u{1b}[2Jjob") && lines[4].ends_with("it went wrong"), "{shown}");
         assert_eq!(lines[6], "… and 1 dead letter more: --limit 0 lists all");

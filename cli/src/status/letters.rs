@@ -215,7 +215,7 @@ mod tests {
         view.press(KeyAction::Down(50));
         assert!(drawn(&mut view, 80, 6).0[4].contains("job-19"));
         view.press(KeyAction::Open);
-        let (shown, _) = drawn(&mut view, 11, 8);
+        let (shown, _) = drawn(&mut view, 14, 8);
         assert_eq!(shown[2..7], ["Dead letter 19", "", "Why", "  one two", "  three"]);
         view.press(KeyAction::Down(9));
         assert_eq!(drawn(&mut view, 80, 5).0[3], "  one two three");
