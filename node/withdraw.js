@@ -35,9 +35,12 @@ export class Withdrawals {
   #timer
   #flushing = Promise.resolve()
   #isDue = false
-  // The channel for a session, and the session that it belongs to. None for a session whose broker refuses.
+  // The channel for a session, and the session that it belongs to.
   #channel
   #of
+  // The session in which the broker did not take the last attempt, and the error that was warned of last.
+  #refusedIn
+  #warned
   #whenOver = () => {}
 
   // `session` gives the client's session, undefined while there is none.
@@ -64,10 +67,10 @@ export class Withdrawals {
 
   // Waits until all are published and have ended, for a short time.
   async close() {
-    this.#flush(false)
+    this.#flush(true)
     await within(CLOSE_MS, this.#flushing)
     const session = this.#session()
-    if (this.#open.size > 0 && session && !session.isLost && !this.#isRefused(session)) {
+    if (this.#open.size > 0 && session && !session.isLost && session !== this.#refusedIn) {
       const over = new Promise((resolve) => (this.#whenOver = resolve))
       await within(ENDS_MS, over)
     }
@@ -77,10 +80,6 @@ export class Withdrawals {
   stop() {
     this.#open.clear()
     this.#rest()
-  }
-
-  #isRefused(session) {
-    return session === this.#of && !this.#channel
   }
 
   #rest() {
@@ -96,38 +95,49 @@ export class Withdrawals {
 
   async #publish(repeats) {
     const session = this.#session()
-    // Published in the next session, or refused in this one.
-    if (this.#open.size === 0 || !session || session.isLost || this.#isRefused(session)) return
+    if (this.#open.size === 0 || !session || session.isLost) return
+    // After a refusal new ones wait for the next repeat: the broker closes the channel each time.
+    if (session === this.#refusedIn && !repeats) return
+    let channel
     try {
-      if (session !== this.#of) {
+      if (session !== this.#of || !this.#channel) {
         repeats = true
         this.#channel = await this.#openOn(session)
         this.#of = session
       }
-      const channel = this.#channel
+      channel = this.#channel
       const now = Date.now()
       for (const [id, job] of this.#open) {
         if (now - job.since > REPEAT_FOR_MS) this.ended(id)
         else if (repeats || !job.isSent) publishOn(channel, id, job)
       }
       await within(CLOSE_MS, channel.waitForConfirms())
-    } catch {
-      this.#of = session
-      this.#refused()
+      if (this.#channel === channel) this.#refusedIn = undefined
+    } catch (error) {
+      // What closed the channel has been noted already.
+      if (this.#channel === channel) this.#refused(session, error)
     }
   }
 
   // On a channel of its own, which the broker closes if it refuses: jobs go on.
   async #openOn(session) {
     const channel = await session.connections.at(-1).createConfirmChannel()
-    const gone = () => this.#channel === channel && this.#refused()
+    const gone = (error) => this.#channel === channel && this.#refused(session, error)
     channel.on('error', gone)
     channel.on('close', gone)
     return channel
   }
 
-  #refused() {
+  #refused(session, error) {
     this.#channel = undefined
+    this.#refusedIn = session
+    // With the connection lost they are published on the next one.
+    if (error && !session.isLost && error.message !== this.#warned) {
+      this.#warned = error.message
+      const text = 'the broker does not take withdrawals of jobs, trying again: these jobs may run although their callers have given up. ' +
+        `The exchange ${EXCHANGE} is missing, or the client's user may not write to it: ${error.message}`
+      process.emitWarning(text, 'VramqWarning')
+    }
     this.#whenOver()
   }
 }

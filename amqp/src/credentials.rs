@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_files_say_now_is_read() {
+    async fn changed_files_are_read_again() {
         let folder = tempfile::tempdir().unwrap();
         let password_file = file(&folder, "password", "one\r\n");
         let credentials = Credentials { password_file, ..Credentials::default() };

@@ -134,6 +134,13 @@ impl Withdrawals {
         std::mem::take(&mut self.open().unsent)
     }
 
+    /// These could not be sent: those whose jobs have not ended count as not sent again.
+    pub fn put_back(&self, unsent: Vec<Withdrawal>) {
+        let mut open = self.open();
+        let Open { by_job, unsent: waiting, .. } = &mut *open;
+        waiting.extend(unsent.into_iter().filter(|withdrawal| by_job.contains_key(&withdrawal.job)));
+    }
+
     /// All that are to be repeated.
     pub fn all(&self) -> Vec<Withdrawal> {
         let mut open = self.open();
@@ -190,6 +197,18 @@ mod tests {
         assert_eq!(withdrawals.all(), [withdrawal(1)]);
         drop(withdrawn);
         assert!(withdrawals.is_empty());
+    }
+
+    #[test]
+    fn what_could_not_be_sent_is_sent_later_unless_its_job_has_ended() {
+        let withdrawals = Withdrawals::default();
+        for job in 1..=2 {
+            assert!(withdrawals.withdraw(withdrawal(job)));
+        }
+        let unsent = withdrawals.take_unsent();
+        withdrawals.ended("1");
+        withdrawals.put_back(unsent);
+        assert_eq!(withdrawals.take_unsent(), [withdrawal(2)]);
     }
 
     #[test]

@@ -39,7 +39,7 @@ fn what_it_is(letter: &DeadLetter) -> Vec<String> {
             let last = if kind == ReplyKind::Done { ", the last ones" } else { "" };
             vec![format!(
                 "Results of job {id}, in {queue}: {} from number {offset} on, of {total}{last}. The job itself is another \
-                 letter.",
+                 dead letter.",
                 counted(items, "item")
             )]
         }
@@ -156,7 +156,7 @@ fn after_worker(reason: Reason, retry: &str) -> String {
     match reason {
         Reason::Malformed | Reason::UnsupportedEncoding | Reason::InvalidInput => format!(
             "A retry would fail in the same way: correct the publisher and publish the job again; --body shows the body. Then \
-             drop this letter. If newer workers can read it: `{retry}`."
+             drop this dead letter. If newer workers can read it: `{retry}`."
         ),
         Reason::TooLarge => {
             "Publish it again as smaller jobs, or with its inputs by reference. Then drop it.".to_owned()
@@ -189,7 +189,7 @@ fn after_worker(reason: Reason, retry: &str) -> String {
         ),
         Reason::Unroutable => format!(
             "It ran, but its reply queue did not exist or stayed full. Create the queue again. Retried together with all \
-             its results (the other letters with the same id), it does not run again. Retried alone, it does: `{retry}`."
+             its results (the other dead letters with the same id), it does not run again. Retried alone, it does: `{retry}`."
         ),
         Reason::OutOfMemory => format!(
             "Free memory on the device, or use another device, then `{retry}`; or send it to workers with larger devices: \

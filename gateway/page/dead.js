@@ -37,7 +37,7 @@ function buttons(model, group, body) {
     return made;
   };
   return element("div", { class: "row actions" }, button("retry", "Retry"), button("drop", "Drop"),
-    element("span", { class: "hint" }, "the chosen letters, or the whole group if none is chosen"));
+    element("span", { class: "hint" }, "the chosen dead letters, or the whole group if none is chosen"));
 }
 
 function groupDetails(model, group, letters, mayAct, isFirst) {
@@ -46,7 +46,7 @@ function groupDetails(model, group, letters, mayAct, isFirst) {
   if (mayAct) heads.unshift(element("th", { scope: "col" }, "Choose"));
   const body = element("tbody", {}, ...letters.map((letter) => letterRow(letter, mayAct)));
   const table = element("table", {}, element("thead", {}, element("tr", {}, ...heads)), body);
-  const about = [counted(group.letters, "letter"), `worker version ${group.worker_version}`];
+  const about = [counted(group.letters, "dead letter"), `worker version ${group.worker_version}`];
   if (group.retried > 0) about.push(`${group.retried} retried before`);
   if (letters.length < group.letters) about.push(`the oldest ${letters.length} are shown`);
   return element("details", isFirst ? { open: "" } : {},
@@ -82,15 +82,15 @@ let proposed = null;
 function planned(action, plan) {
   const parts = [];
   if (action === "drop") {
-    parts.push(`${counted(plan.letters, "letter")} will be written to an archive on the gateway's machine, and leave the queue.`);
+    parts.push(`${counted(plan.letters, "dead letter")} will be written to an archive on the gateway's machine, and leave the queue.`);
     parts.push("`vramq dlq restore` puts them back.");
   } else {
     if (plan.jobs > 0) parts.push(`${counted(plan.jobs, "job")} will run again.`);
-    if (plan.results > 0) parts.push(`${counted(plan.results, "letter")} with results will go to the reply queue.`);
+    if (plan.results > 0) parts.push(`${counted(plan.results, "dead letter")} with results will go to the reply queue.`);
     if (plan.answered > 0) parts.push(`${counted(plan.answered, "job")} will be answered by these results, and not run again.`);
   }
   if (plan.retried > 0) parts.push(`${plan.retried} of them were retried before and failed again.`);
-  if (plan.missing.length > 0) parts.push(`${counted(plan.missing.length, "letter")} are no longer there.`);
+  if (plan.missing.length > 0) parts.push(`${counted(plan.missing.length, "dead letter")} are no longer there.`);
   return parts.join(" ");
 }
 
@@ -101,12 +101,12 @@ async function propose(action, label, selection) {
   try {
     const plan = await post(`/v1/dead-letters/${action}`, selection);
     if (plan.letters === 0) {
-      said.textContent = "None of these letters is there any more.";
+      said.textContent = "None of these dead letters is there any more.";
       await look();
       return;
     }
     proposed = { action, selection, letters: plan.letters };
-    find("act-title").textContent = `${label} ${counted(plan.letters, "letter")} of ${plan.model}?`;
+    find("act-title").textContent = `${label} ${counted(plan.letters, "dead letter")} of ${plan.model}?`;
     find("act-plan").textContent = planned(action, plan);
     find("act-type").hidden = action !== "drop";
     find("act-count").value = "";
@@ -120,7 +120,7 @@ async function propose(action, label, selection) {
 
 function report({ action, letters, done }) {
   if (done === null) return "Nothing was done.";
-  const parts = [`${done.moved} of ${counted(letters, "letter")} ${action === "drop" ? "dropped" : "retried"}.`];
+  const parts = [`${done.moved} of ${counted(letters, "dead letter")} ${action === "drop" ? "dropped" : "retried"}.`];
   if (done.stayed > 0) parts.push(`${done.stayed} stayed: ${done.kept[0]?.why ?? ""}.`);
   if (done.gone > 0) parts.push(`${done.gone} were no longer there.`);
   if (done.archive !== null) parts.push(`Archive: ${done.archive}`);
@@ -133,7 +133,7 @@ async function confirmed(event) {
   const { action, selection, letters } = proposed;
   // Dropping takes the number, as `vramq dlq drop` does: no habit presses it by mistake.
   if (action === "drop" && find("act-count").value.trim() !== String(letters)) {
-    find("act-error").textContent = `Type ${letters} to drop them.`;
+    find("act-error").textContent = `Type ${letters} to drop the dead letters.`;
     find("act-count").focus();
     return;
   }

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_is_known_by_its_name() {
+    fn objects_that_the_gateway_did_not_write_are_known_by_their_names() {
         let id = format!("file-{}", "0a".repeat(16));
         for ours in [content_path("a", &id), description_path("a.b", &id)] {
             assert!(is_ours(&ours), "{ours}");

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_fails_and_what_is_empty_stays_so() {
+    async fn a_body_that_fails_still_fails_and_an_empty_one_stays_empty() {
         let broken =
             futures_util::stream::iter([Ok(Bytes::from_static(b"a")), Err(std::io::Error::other("b"))]);
         let mut sent = HeldBody::new(Body::from_stream(broken), UntilSent::new(()));

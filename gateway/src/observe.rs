@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_inner_layers_said_stays_in_the_answer() {
+    fn headers_of_inner_layers_stay_in_the_answer() {
         let mut inner = (StatusCode::NOT_FOUND, "a text").into_response();
         inner
             .headers_mut()

@@ -135,10 +135,10 @@ impl ActionRequest {
         vramq_schemas::topology::check_model_name(&self.model)
             .map_err(|e| Problem::invalid(e.to_string()).about("model"))?;
         if self.fingerprints.is_empty() && self.group.is_none() {
-            return invalid("select letters: `fingerprints`, or a `group`", "fingerprints");
+            return invalid("select dead letters: `fingerprints`, or a `group`", "fingerprints");
         }
         if self.fingerprints.len() > NAMES_MAX {
-            let message = format!("at most {NAMES_MAX} letters can be named: select a `group`");
+            let message = format!("at most {NAMES_MAX} dead letters can be named: select a `group`");
             return invalid(&message, "fingerprints");
         }
         let is_fingerprint = |text: &String| {
@@ -251,7 +251,7 @@ impl Operator {
             Report { action, model, letters, jobs, results, answered, retried, missing, done: None };
         let Some(confirmed) = confirm else { return Ok(report) };
         if confirmed != letters {
-            let message = format!("there are {letters} such letters, not {confirmed}: nothing was done");
+            let message = format!("there are {letters} such dead letters, not {confirmed}: nothing was done");
             return Err(Problem::new(StatusCode::CONFLICT, "plan_changed", message));
         }
         if letters > 0 {
@@ -312,7 +312,7 @@ impl Operator {
             let Problem { status, code, message, .. } = problem(&error);
             let archived = path.map_or(String::new(), |path| format!("; those are in the gateway's {path}"));
             let message = format!(
-                "{moved} of {} letters were {past}{archived}; the others stay: {message}",
+                "{moved} of {} dead letters were {past}{archived}; the others stay: {message}",
                 report.letters
             );
             return Err(Problem::new(status, code, message).with_retry(Retry::No));

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn other_bytes_than_were_written_do_not_end_well() {
+    async fn a_download_fails_if_the_stored_bytes_have_changed() {
         let folder = tempfile::tempdir().unwrap();
         let store = OutputStore::new(&Place::Folder(folder.path().to_owned()));
         let large = vec![7; 3 * PIECE_BYTES];

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_replaces_what_is_known() {
+    fn a_new_count_replaces_the_bytes_of_every_owner() {
         let used = Used::new(10, 6);
         let mut coming = used.reserved("a");
         coming.grow(1).unwrap();

@@ -245,6 +245,26 @@ const scenarios = {
     await assert.rejects(unanswered.result(), vramq.ClientClosed)
   },
 
+  // The broker refuses the withdrawal, until it does not. The worker answers the first job, and holds the others.
+  async withdrawn_once_permitted(url) {
+    const warnings = []
+    process.on('warning', (warning) => warnings.push(warning))
+    const client = await vramq.Client.connect(url)
+    assert.deepEqual((await client.run(MODEL, ['answered'])).outputs, [{ json: 'answered' }])
+    let begun
+    const begins = new Promise((resolve) => (begun = resolve))
+    const runs = await client.submit(MODEL, ['runs'], { onProgress: begun })
+    await begins
+    const waits = await client.submit(MODEL, ['next'])
+    ;(await client.submit(MODEL, ['withdrawn'])).withdraw()
+    assert.deepEqual((await runs.result()).outputs, [{ json: 'runs' }])
+    assert.deepEqual((await waits.result()).outputs, [{ json: 'next' }])
+    await client.close()
+    assert.equal(client.reconnects, 0)
+    assert.equal(warnings.length, 1, `${warnings}`)
+    assert.match(warnings[0].message, /vramq\.withdrawals.*ACCESS[_-]REFUSED/)
+  },
+
   // No worker was ever started: there is no exchange for jobs.
   async nothing_declared(url) {
     const client = await vramq.Client.connect(url)

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
-use vramq_amqp::{PublishPipeline, Settled};
+use vramq_amqp::{LastError, PublishPipeline, Settled};
 
 use crate::error::{ConnectError, JobError, PublishError};
 use crate::outgoing::Outgoing;
@@ -188,7 +188,7 @@ impl Actor {
     /// `None` if the client was closed meanwhile, the last attempt's error if the time is up.
     async fn reconnect(&mut self) -> Result<Session, Option<ConnectError>> {
         let since = Instant::now();
-        let mut last = String::new();
+        let mut last = LastError::default();
         loop {
             let delay = delay(self.window.failures);
             self.window.failures = self.window.failures.saturating_add(1);
@@ -206,9 +206,8 @@ impl Actor {
                     return Err(Some(error));
                 }
                 // A refusal has to be seen; an outage is not logged at each try.
-                Err(error) if error.to_string() != last => {
-                    last = error.to_string();
-                    tracing::warn!(error = last, "cannot reconnect to the broker, trying again");
+                Err(error) if last.is_new(&error.to_string()) => {
+                    tracing::warn!(%error, "cannot reconnect to the broker, trying again");
                 }
                 Err(error) => tracing::debug!(%error, "cannot reconnect to the broker, trying again"),
             }

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_those_of_the_oldest_job_go() {
+    fn the_replies_of_the_oldest_job_are_released_if_too_many_are_held() {
         let (held, now) = (HeldReplies::default(), Instant::now());
         held.hold(1, 0, now);
         for reply in 1..=HELD_MAX {

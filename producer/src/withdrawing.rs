@@ -10,7 +10,8 @@ use lapin::{Channel, Connection};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval, timeout};
-use vramq_amqp::{REPEAT_EVERY, publish_withdrawals};
+use vramq_amqp::{LastError, REPEAT_EVERY, publish_withdrawals};
+use vramq_schemas::topology::WITHDRAWALS_EXCHANGE;
 use vramq_schemas::withdrawal::Withdrawal;
 
 use crate::registry::Registry;
@@ -22,7 +23,8 @@ const ENDS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The task that publishes withdrawals while a session lasts.
 pub(crate) struct Withdrawing {
-    task: JoinHandle<()>,
+    /// Gives the error that the log has last.
+    task: JoinHandle<LastError>,
     /// Tells it to end after what it publishes at the moment.
     stop: Arc<Notify>,
 }
@@ -31,40 +33,25 @@ impl Withdrawing {
     pub(crate) fn start(connection: Arc<Connection>, registry: Arc<Registry>) -> Self {
         let stop = Arc::new(Notify::new());
         let stopped = Arc::clone(&stop);
-        let task = tokio::spawn(async move {
-            // The channel is lost. Other jobs are none the worse for that; if the connection is lost with it, a new session follows.
-            if let Err(error) = publish(&connection, &registry, &stopped).await {
-                tracing::debug!(%error, "withdrawals have no effect on this connection");
-            }
-        });
+        let task = tokio::spawn(async move { run(&connection, &registry, &stopped).await });
         Self { task, stop }
     }
 
     /// Withdraws all jobs in flight, and waits for the ends of those that are withdrawn. Both have little time.
     pub(crate) async fn finish(mut self, connection: &Connection, registry: &Registry) {
-        match timeout(CLOSE_TIMEOUT, self.publish_rest(connection, registry)).await {
-            Ok(Ok(())) => {
-                let _ = timeout(ENDS_TIMEOUT, registry.withdrawals.all_ended()).await;
-            }
-            Ok(Err(error)) => tracing::debug!(%error, "withdraw unanswered jobs"),
-            Err(_) => tracing::debug!("withdraw unanswered jobs: no confirm in time"),
+        // Without a confirm in time, or refused, no end is to be expected.
+        if timeout(CLOSE_TIMEOUT, self.publish_rest(connection, registry)).await == Ok(true) {
+            let _ = timeout(ENDS_TIMEOUT, registry.withdrawals.all_ended()).await;
         }
     }
 
-    async fn publish_rest(&mut self, connection: &Connection, registry: &Registry) -> lapin::Result<()> {
+    /// Whether the broker has taken all.
+    async fn publish_rest(&mut self, connection: &Connection, registry: &Registry) -> bool {
         // What the task has taken to publish it also counts: aborted, it would lose the count of withdrawals that the broker has.
         self.stop.notify_one();
-        let _ = (&mut self.task).await;
+        let mut last = (&mut self.task).await.unwrap_or_default();
         registry.withdraw_all();
-        let withdrawals = &registry.withdrawals;
-        let unsent = withdrawals.take_unsent();
-        let new = unsent.iter().map(|withdrawal| withdrawal.job.as_str()).collect::<HashSet<_>>();
-        let mut due = withdrawals.all();
-        due.retain(|withdrawal| !new.contains(withdrawal.job.as_str()));
-        due.extend(unsent.iter().cloned());
-        publish_on(connection, &mut None, &due).await?;
-        registry.withdrawn.fetch_add(unsent.len() as u64, Ordering::Relaxed);
-        Ok(())
+        publish(connection, &mut None, registry, true, &mut last).await
     }
 }
 
@@ -74,22 +61,54 @@ impl Drop for Withdrawing {
     }
 }
 
-async fn publish(connection: &Connection, registry: &Registry, stop: &Notify) -> lapin::Result<()> {
-    let withdrawals = &registry.withdrawals;
-    let mut channel = None;
+/// Publishes new withdrawals at once, and repeats all. After a failure new ones wait for the next repeat: a broker that refuses them
+/// closes the channel each time.
+async fn run(connection: &Connection, registry: &Registry, stop: &Notify) -> LastError {
+    let (mut channel, mut last, mut is_taken) = (None, LastError::default(), true);
     let mut repeat = interval(REPEAT_EVERY);
     repeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        tokio::select! {
-            () = stop.notified() => return Ok(()),
-            _ = repeat.tick() => publish_on(connection, &mut channel, &withdrawals.all()).await?,
-            () = withdrawals.added.notified() => {
-                let unsent = withdrawals.take_unsent();
-                publish_on(connection, &mut channel, &unsent).await?;
-                registry.withdrawn.fetch_add(unsent.len() as u64, Ordering::Relaxed);
-            }
-        }
+        let repeats = tokio::select! {
+            () = stop.notified() => return last,
+            _ = repeat.tick() => true,
+            () = registry.withdrawals.added.notified(), if is_taken => false,
+        };
+        is_taken = publish(connection, &mut channel, registry, repeats, &mut last).await;
     }
+}
+
+/// Publishes what was not published yet, and if it `repeats` all others as well. Whether the broker has taken them.
+async fn publish(
+    connection: &Connection,
+    channel: &mut Option<Channel>,
+    registry: &Registry,
+    repeats: bool,
+    last: &mut LastError,
+) -> bool {
+    let withdrawals = &registry.withdrawals;
+    let unsent = withdrawals.take_unsent();
+    let mut due = unsent.clone();
+    if repeats {
+        let new = unsent.iter().map(|withdrawal| withdrawal.job.as_str()).collect::<HashSet<_>>();
+        due.extend(withdrawals.all().into_iter().filter(|withdrawal| !new.contains(withdrawal.job.as_str())));
+    }
+    let Err(error) = publish_on(connection, channel, &due).await else {
+        registry.withdrawn.fetch_add(unsent.len() as u64, Ordering::Relaxed);
+        return true;
+    };
+    // The next attempt opens another one.
+    *channel = None;
+    withdrawals.put_back(unsent);
+    let error = error.to_string();
+    // With the connection lost, a new session publishes them.
+    if connection.status().connected() && last.is_new(&error) {
+        tracing::warn!(
+            error,
+            "the broker does not take withdrawals of jobs, trying again: these jobs may run although their callers have given up. The \
+             exchange {WITHDRAWALS_EXCHANGE} is missing, or the client's user may not write to it"
+        );
+    }
+    false
 }
 
 /// The channel is opened for the first withdrawal: most clients have none.

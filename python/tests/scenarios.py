@@ -11,6 +11,7 @@ import datetime
 import functools
 import gc
 import json
+import logging
 import multiprocessing
 import os
 import sys
@@ -306,6 +307,28 @@ def withdrawn(url):
     closed.withdraw()
 
 
+def withdrawn_once_permitted(url):
+    """The broker refuses the withdrawal, until it does not. The worker answers the first job, and holds the others."""
+    handler, warnings = logging.Handler(), []
+    handler.emit = lambda record: warnings.append((record.levelname, record.getMessage()))
+    logging.getLogger("vramq").addHandler(handler)
+
+    async def run():
+        async with vramq.AsyncClient(url) as client:
+            assert (await client.run(MODEL, ["answered"])).outputs == ["answered"]
+            begun = asyncio.Event()
+            runs = await client.submit(MODEL, ["runs"], on_progress=lambda *_: begun.set())
+            await asyncio.wait_for(begun.wait(), 60)
+            waits = await client.submit(MODEL, ["next"])
+            (await client.submit(MODEL, ["withdrawn"])).withdraw()
+            assert (await runs.result()).outputs == ["runs"] and (await waits.result()).outputs == ["next"]
+            assert client.reconnects == 0
+
+    asyncio.run(run())
+    [(level, text)] = warnings
+    assert level == "WARNING" and "vramq.withdrawals" in text and "ACCESS_REFUSED" in text, text
+
+
 def nothing_declared(url):
     """No worker was ever started: there is no exchange for jobs."""
     with vramq.Client(url) as client:
@@ -441,6 +464,8 @@ def celery(url):
     result = echo.delay(["a", "b"])
     assert result.get(timeout=60) == ["a", "b"] and result.ready() and result.successful() and result.state == "SUCCESS"
     assert app.AsyncResult(result.id) is result and result.result == ["a", "b"]
+    assert echo.AsyncResult(result.id) is result and echo.AsyncResult(task_id=result.id) is result
+    raises(LookupError, echo.AsyncResult, "of another process")
     # A caller may keep nothing but the id, until the result is taken.
     only_id = echo.delay(["a"]).id
     gc.collect()

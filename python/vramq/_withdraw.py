@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import hashlib
 import json
+import logging
 import secrets
 
 import aio_pika
@@ -25,6 +26,8 @@ REMEMBERED_S = 3600
 # wait in a queue are not to be waited for.
 ENDS_S = 1
 
+_LOG = logging.getLogger("vramq")
+
 
 def new_secret():
     return secrets.token_hex(32)
@@ -42,7 +45,10 @@ class Withdrawals:
         self._session = session
         # By the job's id: the secret, and the time of the event loop from when on.
         self._open, self._unsent = {}, set()
-        self._task = self._changed = self._published = self._channel = self._exchange = self._of = self._refused = None
+        self._task = self._changed = self._published = self._channel = self._exchange = self._of = None
+        # The session in which the broker did not take the last attempt, and the error that the log has last.
+        self._refused = self._logged = None
+        self._is_closing = False
 
     def add(self, job_id, secret):
         """Withdraws a job until `ended` names it."""
@@ -50,9 +56,6 @@ class Withdrawals:
             self.ended(next(iter(self._open)))
         loop = asyncio.get_running_loop()
         self._open[job_id] = secret, loop.time()
-        session = self._session()
-        if session is not None and session is self._refused:
-            return  # Asked again on the next connection.
         self._unsent.add(job_id)
         if self._task is None or self._task.done():
             self._changed, self._published = asyncio.Event(), asyncio.Event()
@@ -68,7 +71,9 @@ class Withdrawals:
 
     async def close(self):
         """Waits until all are published and have ended, for a short time, and ends the task."""
+        self._is_closing = True
         if self._task is not None:
+            self._changed.set()
             try:
                 await in_own_task(self._published.wait(), CLOSE_S, until=[self._task])
                 await asyncio.wait({self._task}, timeout=ENDS_S)
@@ -82,23 +87,31 @@ class Withdrawals:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self):
-        """Publishes until all have ended, or the broker does not take withdrawals from this client."""
-        loop, repeats = asyncio.get_running_loop(), False
+        """Publishes new withdrawals at once, and repeats all until their jobs have ended.
+
+        After a refusal new ones wait for the next repeat: the broker closes the channel each time.
+        """
+        loop = asyncio.get_running_loop()
+        repeat_at = loop.time() + REPEAT_S
         while self._open:
             self._changed.clear()
+            repeats = loop.time() >= repeat_at
+            if repeats:
+                repeat_at = loop.time() + REPEAT_S
+                for job_id in [job_id for job_id, (_, since) in self._open.items() if loop.time() - since > REPEAT_FOR_S]:
+                    self.ended(job_id)
             session = self._session()
-            if session is not None and not await self._publish(session, repeats):
-                return
+            if session is not None and (repeats or self._is_closing or session is not self._refused):
+                await self._publish(session, repeats)
+                if self._is_closing and session is self._refused:
+                    return
             try:
-                await asyncio.wait_for(self._changed.wait(), REPEAT_S)
-                repeats = False
+                await asyncio.wait_for(self._changed.wait(), max(0, repeat_at - loop.time()))
             except asyncio.TimeoutError:
-                repeats = True
-            for job_id in [job_id for job_id, (_, since) in self._open.items() if loop.time() - since > REPEAT_FOR_S]:
-                self.ended(job_id)
+                pass
 
     async def _publish(self, session, repeats):
-        """Publishes those that were not published yet, or on a new session all. False if the broker refuses."""
+        """Publishes those that were not published yet; as a repeat and on a new channel all."""
         try:
             if session is not self._of:
                 # On a channel of its own, which the broker closes if it refuses: jobs go on.
@@ -107,22 +120,22 @@ class Withdrawals:
                 self._exchange = await self._channel.get_exchange(EXCHANGE, ensure=False)
                 self._of, repeats = session, True
             due = [job_id for job_id in self._open if repeats or job_id in self._unsent]
-            if not due:
-                return True
             publishing = [self._exchange.publish(self._message(job_id), routing_key="", mandatory=False) for job_id in due]
             await in_own_task(_all(publishing), CLOSE_S)
         except asyncio.TimeoutError:
-            return True  # The broker takes nothing at the moment: tried again.
-        except (AMQPError, *LOST):
-            self._of = None
-            if not session.lost.done():
-                self._refused = session
+            return  # The broker takes nothing at the moment: tried again.
+        except (AMQPError, *LOST) as error:
+            self._of, self._refused = None, session
             # With the connection lost they are published on the next one.
-            return session.lost.done()
+            if not session.lost.done() and str(error) != self._logged:
+                self._logged = str(error)
+                _LOG.warning("the broker does not take withdrawals of jobs, trying again: these jobs may run although their callers have "
+                             "given up. The exchange %s is missing, or the client's user may not write to it: %s", EXCHANGE, error)
+            return
+        self._refused = None
         self._unsent.difference_update(due)
         if not self._unsent:
             self._published.set()
-        return True
 
     def _message(self, job_id):
         secret, _ = self._open[job_id]

@@ -157,6 +157,10 @@ class Task(_Celery):
         self.app._results.add(result)
         return result
 
+    def AsyncResult(self, task_id):  # noqa: N802  (Celery's name)
+        """As `App.AsyncResult`. Ids belong to the app: it also finds the results of the app's other tasks, as Celery does."""
+        return self.app.AsyncResult(task_id)
+
     def __call__(self, *args, **kwargs):
         """Publishes the task and waits for its result."""
         return self.delay(*args, **kwargs).get()

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_parsers_refuse_is_no_value() {
+    fn a_text_that_parsers_refuse_is_refused() {
         let deep = format!("{}{}", "[".repeat(128), "]".repeat(128));
         for text in ["", "{", "1 2", "{\"a\":1,}", "nul", "\"\\ud800\"", "1e999", "{1:2}", "'x'", &deep] {
             assert!(JsonText::parse(text).is_err(), "{text}");

@@ -131,7 +131,7 @@ mod tests {
     const GOOD: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
     #[test]
-    fn what_the_standard_has_is_read() {
+    fn a_traceparent_of_the_standard_is_read() {
         let parent: Traceparent = GOOD.parse().unwrap();
         assert_eq!(parent.trace_id(), "4bf92f3577b34da6a3ce929d0e0e4736");
         assert_eq!((parent.span_id(), parent.is_sampled()), ("00f067aa0ba902b7", true));

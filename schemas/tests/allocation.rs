@@ -117,7 +117,7 @@ fn a_short_body_that_claims_a_lot() {
 
 /// Bodies of the largest allowed size made of what unfolds most.
 #[test]
-fn the_dearest_large_bodies() {
+fn large_bodies_take_bounded_memory_while_they_are_decoded() {
     let mut dearest = 0;
     for (name, body, encoding) in large_bodies() {
         assert!(body.len() <= BODY_BYTES_MAX, "{name}: {}", body.len());

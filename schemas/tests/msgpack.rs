@@ -123,7 +123,7 @@ fn malformed<T: Body + fmt::Debug>(body: &[u8]) -> String {
 
 /// Keys in any order, and lengths in more bytes than they need.
 #[test]
-fn what_other_libraries_write_is_read() {
+fn bodies_that_other_libraries_write_are_read() {
     let inputs: [&[u8]; 6] = [
         b"\xa1a",
         b"\xda\x00\x01b",

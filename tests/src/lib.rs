@@ -21,6 +21,7 @@ pub mod encoders;
 pub mod fake_cuda;
 pub mod fleet;
 pub mod flow;
+pub mod frames;
 pub mod http;
 pub mod job;
 pub mod job_ledger;

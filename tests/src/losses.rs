@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_loss_in_between_of_who_answered_or_published_again_explains() {
+    fn a_duplicate_is_explained_only_by_a_lost_session_between_its_two_answers() {
         let start = Instant::now();
         let second = |seconds| start + Duration::from_secs(seconds);
         let before = vec![("a".to_owned(), second(22))];

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_listens_at_a_closed_port_and_nobody_can() {
+    fn a_closed_port_refuses_connections_and_listeners() {
         let closed = ClosedPort::new().unwrap();
         let refused = TcpStream::connect(closed.address).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);

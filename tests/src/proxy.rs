@@ -1,6 +1,5 @@
 //! A TCP proxy between programs and the broker that behaves like faulty networks: it cuts, refuses, stalls and slows connections.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,6 +10,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
+use crate::frames::{
+    CONFIRMING, Lost, Request, SETTLING, note_lost, without_acks, without_channels, without_requests,
+};
 use crate::publish_counter::PublishCounter;
 
 /// Connections at a time; more are reset. Far above what a test needs, and far below what a process may have open.
@@ -39,6 +41,8 @@ enum Mode {
     Swallow,
     /// The same for connections that are opened meanwhile, for as long as they stand. All others pass.
     SwallowNew,
+    /// All but one kind of request to the broker.
+    SwallowRequests(Request),
     /// So many bytes a second, of each connection in each direction.
     Slow(u64),
 }
@@ -136,6 +140,11 @@ impl Proxy {
     /// Swallows what is sent on the channels of connections that are opened from now on, for as long as they stand.
     pub fn swallow_new(&self) {
         self.shared.mode.send_replace(Mode::SwallowNew);
+    }
+
+    /// Forwards all but this kind of request to the broker, which so never answers one.
+    pub fn swallow_requests(&self, request: Request) {
+        self.shared.mode.send_replace(Mode::SwallowRequests(request));
     }
 
     /// Forwards so many bytes a second, of each connection in each direction.
@@ -262,71 +271,6 @@ enum Towards {
     Client,
 }
 
-/// A frame of `basic.ack`, `basic.nack` or `basic.reject`.
-const ACK_BYTES: usize = 21;
-
-/// The methods of class 60 that a program settles deliveries with, and those that the broker confirms publishes with.
-const SETTLING: [u8; 2] = [80, 90];
-const CONFIRMING: [u8; 2] = [80, 120];
-
-/// Deliveries that a connection has settled, by channel and number; all of a channel, if acks were lost from its start on.
-type Lost = BTreeSet<(u16, u64)>;
-
-/// Takes the frames of some methods (class 60: a number and a flag) out of what was read, and appends them to `taken`; how much
-/// is left. Only whole frames, which they are: a program writes them at once.
-fn without_acks(buffer: &mut [u8], read: usize, methods: [u8; 2], taken: &mut Vec<u8>) -> usize {
-    let (mut at, mut kept) = (0, 0);
-    while at < read {
-        match buffer[at..read].get(..ACK_BYTES) {
-            Some(frame @ &[1, _, _, 0, 0, 0, 13, 0, 60, 0, method, .., 0xce])
-                if methods.contains(&method) =>
-            {
-                taken.extend_from_slice(frame);
-                at += ACK_BYTES;
-            }
-            _ => {
-                buffer[kept] = buffer[at];
-                (at, kept) = (at + 1, kept + 1);
-            }
-        }
-    }
-    kept
-}
-
-/// Notes what the frames of acknowledgements and rejections were for.
-fn note_lost(frames: &[u8], lost: &mut Lost) {
-    for frame in frames.chunks_exact(ACK_BYTES) {
-        if let &[_, c, d, _, _, _, _, _, _, _, method, ref tag @ .., flag, _] = frame {
-            let (channel, last) =
-                (u16::from_be_bytes([c, d]), tag.iter().fold(0, |n, b| n << 8 | u64::from(*b)));
-            let first = if method == 80 && flag == 1 { 1 } else { last };
-            lost.extend((first..=last).map(|tag| (channel, tag)));
-        }
-    }
-}
-
-/// What a connection begins with, before any frame.
-const PROTOCOL_HEADER: &[u8] = b"AMQP\0\0\x09\x01";
-
-/// A frame's type, channel, size and end.
-const AROUND_FRAME: usize = 8;
-
-/// Takes the frames of all channels but 0, the connection's own, out of what was read; how much is left. Only whole frames.
-fn without_channels(buffer: &mut [u8], read: usize) -> usize {
-    let mut at = if buffer[..read].starts_with(PROTOCOL_HEADER) { PROTOCOL_HEADER.len() } else { 0 };
-    let mut kept = at;
-    while let Some(&[_, c, d, s0, s1, s2, s3]) = buffer[at..read].get(..AROUND_FRAME - 1) {
-        let size = AROUND_FRAME + u32::from_be_bytes([s0, s1, s2, s3]) as usize;
-        let end = read.min(at + size);
-        if (c, d) == (0, 0) {
-            buffer.copy_within(at..end, kept);
-            kept += end - at;
-        }
-        at = end;
-    }
-    kept
-}
-
 /// Forwards one direction to its end; of a connection that is swallowed, only what is about itself goes to the broker.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
@@ -374,6 +318,9 @@ async fn pump(
             }
             _ if towards == Towards::Broker && (is_swallowed || now == Mode::Swallow) => {
                 without_channels(&mut buffer, read)
+            }
+            Mode::SwallowRequests(request) if towards == Towards::Broker => {
+                without_requests(&mut buffer, read, request)
             }
             _ => read,
         };

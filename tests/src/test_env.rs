@@ -183,9 +183,17 @@ impl TestEnv {
     pub async fn add_user_with(&mut self, name: &str, may: &Permissions) -> Result<(String, String)> {
         let user = format!("{name}.{}", self.vhost.name);
         self.users.push(user.clone());
-        self.vhost.add_user(&user, PASSWORD, may).await?;
+        self.permit(&user, may).await?;
         let (_, host) = self.url.split_once('@').context("no user in the broker's address")?;
         Ok((user.clone(), format!("amqp://{user}:{PASSWORD}@{host}")))
+    }
+
+    /// Gives a user other permissions.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn permit(&self, user: &str, may: &Permissions) -> Result<()> {
+        self.vhost.add_user(user, PASSWORD, may).await
     }
 
     /// A proxy to the virtual host, which lasts until all workers have ended.

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_as_good_as_none() {
+    fn a_file_that_cannot_be_read_counts_as_missing() {
         let folder = tempfile::tempdir().unwrap();
         let state = StateFile::in_folder(Some(folder.path()));
         for text in ["", "{}", "[1", r#"{"version": 9, "ceilings": []}"#] {

@@ -47,7 +47,7 @@ pub fn check_reply_bytes(
 ) -> Result<(), Rejection> {
     let (mut raw, mut wire) = (0_u64, 0_u64);
     for input in inputs {
-        // What is not known before it runs has no bound here; its passes and parts have theirs.
+        // The model does not know this output's size before it runs. Then the limits of a pass and of a part apply.
         let Some(output) = output_max(input) else { return Ok(()) };
         let (bytes, encoded) = bytes_max(output, encoding);
         raw = raw.saturating_add(bytes);
@@ -58,8 +58,8 @@ pub fn check_reply_bytes(
     }
     let (count, each) = (inputs.len(), raw / (inputs.len() as u64).max(1));
     let error = format!(
-        "the replies may take {}, the model's reply_mib_max allows {}: {count} items x {each} bytes of output each = {}, and as \
-         {} up to {:.2} times that. Publish the items as several jobs, or ask for base64 or bincode",
+        "the replies may need {}, and the model's reply_mib_max allows {}: {count} items x {each} bytes of output = {}, which \
+         {} encodes in up to {:.2} times as many bytes. Publish the items as several jobs, or ask for base64 or bincode",
         Mib(wire),
         Mib(reply_max),
         Mib(raw),

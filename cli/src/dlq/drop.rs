@@ -38,7 +38,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let (plans, all_there) = common.plan(&args.selection, &query).await?;
     let total = plans.iter().map(|(_, plan)| plan.selected.len() as u64).sum();
     for (model, plan) in &plans {
-        let count = counted(plan.selected.len() as u64, "letter");
+        let count = counted(plan.selected.len() as u64, "dead letter");
         eprintln!("{}: {count} to be archived and removed", safe(&dead_queue(model)));
     }
     match args.yes_drop {
@@ -46,7 +46,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
             return Err(Error::Failed(format!("there are {total}, not {count}: nothing was done")));
         }
         _ if plans.is_empty() => {
-            eprintln!("no letters to drop");
+            eprintln!("no dead letters to drop");
             return Ok(if all_there { exit::DONE } else { exit::FAILED });
         }
         Some(_) => {}
@@ -58,9 +58,9 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let result = transfer::run(common, audit_log, "dropped", detail, plans, Target::File(&mut archive)).await;
     let path = safe(&archive.path().to_string_lossy());
     let what = match result {
-        Ok(_) => counted(archive.letters, "letter"),
+        Ok(_) => counted(archive.letters, "dead letter"),
         // The last of them may not be on the disk; those are still in their queue.
-        Err(_) => "the letters that left their queue are".to_owned(),
+        Err(_) => "the dead letters that left their queue are".to_owned(),
     };
     eprintln!("{what} in {path}: `vramq dlq restore {path}` puts them back");
     Ok(if all_there { result? } else { result.and(Ok(exit::FAILED))? })

@@ -37,7 +37,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let file = args.output.as_deref().filter(|path| *path != Path::new("-"));
     let mut archive = file.map(Archive::create).transpose()?;
     let mut stdout = BufWriter::new(std::io::stdout().lock());
-    let failed = |error: std::io::Error| Error::writing("the letters", &error);
+    let failed = |error: std::io::Error| Error::writing("the dead letters", &error);
     let (mut plans, mut written) = (Vec::new(), 0);
     for model in &models {
         let mut plan = Plan::default();
@@ -62,7 +62,11 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     stdout.flush().map_err(failed)?;
     if let Some(archive) = archive.as_mut() {
         archive.sync()?;
-        eprintln!("{} in {}", counted(archive.letters, "letter"), safe(&archive.path().to_string_lossy()));
+        eprintln!(
+            "{} in {}",
+            counted(archive.letters, "dead letter"),
+            safe(&archive.path().to_string_lossy())
+        );
     }
     let missing = unmatched(plans.iter(), &query.names)?;
     print_missing(&missing);

@@ -52,7 +52,7 @@ impl Counts {
     /// Counts a letter that cannot be published, and prints which one and why.
     fn cannot_publish(&mut self, progress: &Progress, letter: Fingerprint, why: &str) {
         self.cannot_publish += 1;
-        progress.say(&format!("letter {letter}: {why}"));
+        progress.say(&format!("dead letter {letter}: {why}"));
     }
 }
 
@@ -63,7 +63,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let files: Vec<_> = args.files.iter().map(|file| file.to_string_lossy()).collect();
     let detail = json!({"files": files, "models": common.models, "duplicates": args.duplicates});
     audit_log.log_note("begin", detail)?;
-    let progress = Progress::new("letters", None, common.quiet);
+    let progress = Progress::new("dead letters", None, common.quiet);
     let mut counts = Counts::default();
     let mut import = Import { common, progress: &progress, counts: &mut counts, queues: HashMap::new() };
     let ended = tokio::select! {
@@ -88,7 +88,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         (torn, "cut off at the end of a file; it was not removed from its queue"),
     ] {
         if count > 0 {
-            eprintln!("{} {what}", counted(count, "letter"));
+            eprintln!("{} {what}", counted(count, "dead letter"));
         }
     }
     ended?;

@@ -32,7 +32,7 @@ Examples:
   vramq dlq list -m minilm --reason expired --fingerprints
   vramq dlq list -m minilm --json | jq -r 'select(.kind == \"letter\" and .retries > 0) | .fingerprint'
 
---json writes a line for each group ({\"kind\": \"group\", …}), then one for each letter ({\"kind\": \"letter\", …}).")]
+--json writes a line for each group ({\"kind\": \"group\", …}), then one for each dead letter ({\"kind\": \"letter\", …}).")]
 pub(super) struct Args {
     #[command(flatten)]
     filter: FilterArgs,
@@ -127,14 +127,13 @@ fn in_words(groups: &Groups, rows: &[Summary], now_ms: u64) -> String {
         })
         .collect();
     let (left, right) = (Align::Left, Align::Right);
-    let head =
-        [("GROUP", left), ("LETTERS", right), ("RETRIED", right), ("OLDEST", right), ("NEWEST", right)];
+    let head = [("GROUP", left), ("COUNT", right), ("RETRIED", right), ("OLDEST", right), ("NEWEST", right)];
     let mut out = table(&head, &counts);
     out.push('\n');
     out += &letter_table(rows, groups.models() > 1, now_ms);
     let more = groups.letters().saturating_sub(rows.len() as u64);
     if more > 0 {
-        out += &format!("… and {} more: --limit 0 lists all\n", counted(more, "letter"));
+        out += &format!("… and {} more: --limit 0 lists all\n", counted(more, "dead letter"));
     }
     out
 }
@@ -209,10 +208,10 @@ mod tests {
         let lines: Vec<_> = shown.lines().collect();
         assert!(
             lines[0].starts_with("GROUP")
-                && lines[1].starts_with("malformed/minilm/0.1.0        3        0     60s")
+                && lines[1].starts_with("malformed/minilm/0.1.0      3        0     60s")
         );
         assert!(lines[4].contains("\\u{1b}[2Jjob") && lines[4].ends_with("it went wrong"), "{shown}");
-        assert_eq!(lines[6], "… and 1 letter more: --limit 0 lists all");
+        assert_eq!(lines[6], "… and 1 dead letter more: --limit 0 lists all");
         assert_eq!(in_words(&Groups::default(), &[], 0), "no dead letters\n");
         assert!(!shown.contains("MODEL"), "{shown}");
         let mut elsewhere = summary("c");

@@ -116,7 +116,7 @@ impl Selection {
         let filter = self.filter.filter();
         if self.names.is_empty() && filter.is_empty() && !self.all {
             return Err(Error::Usage(
-                "select letters: give ids, --reason, --since, --group, --error, --worker, --trace, or --all"
+                "select dead letters: give ids, --reason, --since, --group, --error, --worker, --trace, or --all"
                     .to_owned(),
             ));
         }
@@ -208,7 +208,7 @@ fn renamed_log(_file: &str) -> Result<String, String> {
 /// Prints the names that match no letter.
 fn print_missing(names: &[impl AsRef<str>]) {
     for name in names {
-        eprintln!("no letter has the id or fingerprint {}", screen::safe(name.as_ref()));
+        eprintln!("no dead letter has the id or fingerprint {}", screen::safe(name.as_ref()));
     }
 }
 

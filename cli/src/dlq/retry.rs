@@ -52,7 +52,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let (plans, all_there) = common.plan(&args.selection, &query).await?;
     let unchanged = if all_there { exit::DONE } else { exit::FAILED };
     if plans.is_empty() {
-        eprintln!("no letters to retry");
+        eprintln!("no dead letters to retry");
         return Ok(unchanged);
     }
     for (model, plan) in &plans {
@@ -104,7 +104,8 @@ fn changes(args: &Args) -> Result<Changes, Error> {
 /// What will be done, for the operator to confirm.
 fn described(model: &str, plan: &Plan, changes: &Changes) -> String {
     let Kinds { jobs, results, answered, retried } = plan.kinds();
-    let mut text = format!("{}: {}", safe(&dead_queue(model)), counted(plan.selected.len() as u64, "letter"));
+    let mut text =
+        format!("{}: {}", safe(&dead_queue(model)), counted(plan.selected.len() as u64, "dead letter"));
     if jobs > 0 {
         let to = match &changes.to {
             Some(queue) => format!("the queue {}", safe(queue)),

@@ -57,12 +57,15 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
         .await?;
     }
     if found.is_empty() {
-        return Err(Error::Failed(format!("no letter has the id or fingerprint {}", safe(&args.name))));
+        return Err(Error::Failed(format!("no dead letter has the id or fingerprint {}", safe(&args.name))));
     }
     if let Some(file) = &args.save {
         let [letter] = found.as_slice() else {
             let all: Vec<_> = found.iter().map(|letter| letter.fingerprint().to_string()).collect();
-            return Err(Error::Usage(format!("several letters match: choose one of {}", all.join(", "))));
+            return Err(Error::Usage(format!(
+                "several dead letters match: choose one of {}",
+                all.join(", ")
+            )));
         };
         save(file, &letter.body)?;
     }
@@ -95,7 +98,7 @@ fn described(letter: &DeadLetter, whole_body: bool) -> Vec<String> {
 
 /// The name of a dead letter, then sections of lines under their headings.
 pub(super) fn laid_out(letter: &DeadLetter, sections: Vec<(&str, Vec<String>)>) -> Vec<String> {
-    let mut lines = vec![format!("Letter {}", letter.fingerprint())];
+    let mut lines = vec![format!("Dead letter {}", letter.fingerprint())];
     for (heading, texts) in sections {
         lines.extend([String::new(), heading.to_owned()]);
         lines.extend(texts.into_iter().map(|text| format!("  {text}")));

@@ -29,7 +29,7 @@ pub(super) async fn run(
     mut target: Target<'_>,
 ) -> Result<u8, Error> {
     let total = plans.iter().map(|(_, plan)| plan.selected.len() as u64).sum();
-    let progress = Progress::new("letters", Some(total), common.quiet);
+    let progress = Progress::new("dead letters", Some(total), common.quiet);
     let mut stops =
         signals::stops().map_err(|error| Error::Failed(format!("listen for signals: {error}")))?;
     let access = common.access()?;

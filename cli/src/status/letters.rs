@@ -7,9 +7,9 @@ use ratatui::text::{Line as Row, Span};
 use ratatui::widgets::Paragraph;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
-use super::lines::{Line, Severity};
+use super::keys::KeyAction;
+use super::severity::{Line, Severity};
 use super::view::row;
-use super::watch::KeyAction;
 use crate::dlq::browse::{Letter, Letters};
 
 /// What is shown of dead letters.
@@ -178,8 +178,12 @@ mod tests {
         let letter = |n: usize| {
             let properties = BasicProperties::default().with_message_id(format!("job-{n:02}").into());
             let summary = DeadLetter::new("vramq.dead.minilm", properties, b"{}".to_vec()).summary();
-            let dossier =
-                vec![format!("Letter {n}"), String::new(), "Why".to_owned(), "  one two three".to_owned()];
+            let dossier = vec![
+                format!("Dead letter {n}"),
+                String::new(),
+                "Why".to_owned(),
+                "  one two three".to_owned(),
+            ];
             Letter { summary, dossier }
         };
         Letters { kept: (0..count).map(letter).collect(), ..Letters::default() }
@@ -211,8 +215,8 @@ mod tests {
         view.press(KeyAction::Down(50));
         assert!(drawn(&mut view, 80, 6).0[4].contains("job-19"));
         view.press(KeyAction::Open);
-        let (shown, _) = drawn(&mut view, 11, 8);
-        assert_eq!(shown[2..7], ["Letter 19", "", "Why", "  one two", "  three"]);
+        let (shown, _) = drawn(&mut view, 14, 8);
+        assert_eq!(shown[2..7], ["Dead letter 19", "", "Why", "  one two", "  three"]);
         view.press(KeyAction::Down(9));
         assert_eq!(drawn(&mut view, 80, 5).0[3], "  one two three");
         assert!(view.press(KeyAction::Back), "back to the list");

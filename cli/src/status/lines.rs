@@ -1,40 +1,14 @@
 //! The lines that `vramq status` prints: tables of queues, workers and processes, and remarks. Pure.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::fleet::Fleet;
 use super::models::{missing_queues, mixed_revisions, process_table};
 use super::queues::queue_table;
+use super::severity::{Line, Severity, age};
 use super::worker_snapshot::Link;
 use super::workers::{reasons, worker_table};
-use crate::output::text::{Align, safe, table};
-
-/// The width of names, which other programs choose.
-pub(super) const NAME_COLUMNS: usize = 32;
-
-/// The severity of a line; the view has a colour for each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Severity {
-    Normal,
-    Header,
-    Ok,
-    Warning,
-    Error,
-    Dim,
-}
-
-/// A line, with foreign text escaped.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Line {
-    pub(super) text: String,
-    pub(super) severity: Severity,
-}
-
-impl Line {
-    pub(super) fn new(text: impl Into<String>, severity: Severity) -> Self {
-        Self { text: text.into(), severity }
-    }
-}
+use crate::output::text::safe;
 
 /// All lines.
 pub(super) fn lines(fleet: &Fleet, now: Instant) -> Vec<Line> {
@@ -93,29 +67,10 @@ fn no_workers(fleet: &Fleet) -> Vec<Line> {
     vec![Line::new(why, Severity::Warning)]
 }
 
-pub(super) fn with_severities(
-    head: &[(&str, Align)],
-    rows: Vec<Vec<String>>,
-    severities: impl Iterator<Item = Severity>,
-) -> Vec<Line> {
-    let severities = std::iter::once(Severity::Header).chain(severities);
-    table(head, &rows).lines().zip(severities).map(|(text, severity)| Line::new(text, severity)).collect()
-}
-
-pub(super) fn rate(rate: Option<f64>) -> String {
-    rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"))
-}
-
-pub(super) fn age(age: Duration) -> String {
-    match age.as_secs() {
-        seconds @ 0..120 => format!("{seconds}s"),
-        seconds @ 120..7_200 => format!("{}m", seconds / 60),
-        seconds => format!("{}h", seconds / 3_600),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use vramq_amqp::Depth;
     use vramq_schemas::status::{
         CeilingStatus, Counters, DeviceStatus, Heartbeat, ModelStatus, ProcessStatus, WorkerState,
@@ -169,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn two_tables() {
+    fn models_and_workers_have_a_table_each() {
         let start = Instant::now();
         let mut fleet = Fleet::new(&["other".to_owned()], start);
         fleet.connected(start);

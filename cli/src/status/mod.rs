@@ -1,12 +1,14 @@
 //! `vramq status`: shows workers, from their heartbeats, and queues.
 
 mod fleet;
+mod keys;
 mod letters;
 mod lines;
 mod listen;
 mod models;
 mod queues;
 mod report;
+mod severity;
 mod view;
 mod watch;
 mod worker_snapshot;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use vramq_schemas::status::{ModelStatus, ProcessStatus};
 
 use super::fleet::Fleet;
-use super::lines::{Line, NAME_COLUMNS, Severity, with_severities};
+use super::severity::{Line, NAME_COLUMNS, Severity, with_severities};
 use super::worker_snapshot::Presence;
 use crate::output::text::{Align, bytes, cut};
 

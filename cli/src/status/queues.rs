@@ -3,7 +3,7 @@
 use vramq_amqp::Depth;
 
 use super::fleet::{Counted, Queue};
-use super::lines::{Line, NAME_COLUMNS, Severity, rate, with_severities};
+use super::severity::{Line, NAME_COLUMNS, Severity, rate, with_severities};
 use crate::output::text::{Align, cut};
 
 pub(super) fn queue_table(queues: &[Queue<'_>]) -> Vec<Line> {

@@ -9,7 +9,8 @@ use ratatui::text::{Line as Row, Span};
 use ratatui::widgets::Paragraph;
 
 use super::fleet::Fleet;
-use super::lines::{Line, Severity, lines};
+use super::lines::lines;
+use super::severity::{Line, Severity};
 use super::worker_snapshot::Presence;
 use crate::output::text::safe;
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use vramq_schemas::status::{CeilingStatus, DeviceStatus, WorkerState};
 
 use super::fleet::Fleet;
-use super::lines::{Line, NAME_COLUMNS, Severity, age, rate, with_severities};
+use super::severity::{Line, NAME_COLUMNS, Severity, age, rate, with_severities};
 use super::worker_snapshot::{Presence, WorkerSnapshot};
 use crate::output::text::{Align, bytes, cut, safe};
 

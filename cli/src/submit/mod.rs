@@ -179,7 +179,15 @@ pub(crate) async fn run(mut args: Args) -> u8 {
     };
     options.replies = !args.no_wait;
     options.jobs_in_flight = args.jobs as usize;
-    let client = match Client::connect(options).await {
+    let mut signals = match Signals::new() {
+        Ok(signals) => signals,
+        Err(error) => return usage(&format!("listen for signals: {error}")),
+    };
+    let connected = tokio::select! {
+        connected = Client::connect(options) => connected,
+        (code, _) = signals.next() => return code,
+    };
+    let client = match connected {
         Ok(client) => client,
         Err(error) => {
             eprintln!("error: {}", safe(&error.to_string()));
@@ -197,10 +205,6 @@ pub(crate) async fn run(mut args: Args) -> u8 {
             let output = args.output.unwrap_or_default();
             return usage(&format!("write {}: {error}", output.display()));
         }
-    };
-    let signals = match Signals::new() {
-        Ok(signals) => signals,
-        Err(error) => return usage(&format!("listen for signals: {error}")),
     };
     let progress = Progress::new("items", total, args.quiet);
     match work(&client, &template, first, chunks, results, &progress, signals).await {

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_is_looked_at_from_the_beginning() {
+    fn a_forgotten_queue_is_observed_from_the_beginning() {
         let (mut attendance, start) = (Attendance::default(), Instant::now());
         attendance.note("q", ALONE, start);
         attendance.note("q", ALONE, start + GONE_AFTER / 2);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_count_with_a_slow_store_between_them() {
+    fn two_observations_suffice_although_a_slow_store_delays_the_second() {
         let (mut attendance, start) = (Attendance::default(), Instant::now());
         let slow = Duration::from_secs(2 + 2 * 10);
         assert_eq!(attendance.note("q", ALONE, start), Presence::Wait);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_long_ago_says_nothing() {
+    fn an_old_observation_does_not_count() {
         let (mut attendance, start) = (Attendance::default(), Instant::now());
         for at in [Duration::ZERO, FORGOTTEN_AFTER] {
             assert_eq!(attendance.note("q", ALONE, start + at), Presence::Wait);

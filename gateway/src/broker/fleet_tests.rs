@@ -154,7 +154,7 @@ fn a_model_that_has_another_key_alone_is_reached_under_it() {
 }
 
 #[test]
-fn the_silent_and_the_gone_have_no_models() {
+fn silent_and_ended_workers_have_no_models() {
     let (mut fleet, now) = (Fleet::default(), Instant::now());
     fleet.hear(&heartbeat(10, 0), now, |_| false);
     assert_eq!(fleet.models(now)["m"].consuming, 1);

@@ -11,7 +11,7 @@ use lapin::{Connection, Consumer, ErrorKind};
 use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use vramq_amqp::{
-    Address, Depth, REPEAT_EVERY, Withdrawals, is_missing, next_delivery, queue_depth,
+    Address, Depth, LastError, REPEAT_EVERY, Withdrawals, is_missing, next_delivery, queue_depth,
     subscribe_to_heartbeats,
 };
 use vramq_schemas::topology::{bulk_queue, jobs_queue};
@@ -128,30 +128,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl LinkTask {
     /// Opens one session after the other, for as long as the process runs.
     pub async fn run(mut self) {
-        let mut last = String::new();
+        let mut last = LastError::default();
         loop {
-            let error = match self.address.connect(&self.name).await {
+            match self.address.connect(&self.name).await {
                 Ok(connection) => {
                     *lock(&self.link.connected) = Some(Instant::now());
                     let connection = Arc::new(connection);
                     let Err(error) = self.session(&connection).await;
                     *lock(&self.link.connected) = None;
+                    last = LastError::default();
                     tracing::warn!(%error, "lost the gateway's own connection to the broker (heartbeats, queue depths, withdrawals): reconnecting");
-                    error.to_string()
                 }
-                Err(error) => {
-                    let error = error.to_string();
-                    // A refusal has to be seen; an outage is not logged at each try.
-                    if error != last {
-                        tracing::warn!(
-                            error,
-                            "cannot open the gateway's own connection to the broker (heartbeats, queue depths, withdrawals), trying again"
-                        );
-                    }
-                    error
+                // A refusal has to be seen; an outage is not logged at each try.
+                Err(error) if last.is_new(&error.to_string()) => {
+                    tracing::warn!(
+                        %error,
+                        "cannot open the gateway's own connection to the broker (heartbeats, queue depths, withdrawals), trying again"
+                    );
                 }
-            };
-            last = error;
+                Err(_) => {}
+            }
             // Dropping their senders ends the requests that asked meanwhile with an error.
             self.questions.clear();
             tokio::time::sleep(RECONNECT_WAIT).await;

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn callers_who_have_left_are_not_answered() {
+    async fn questions_of_callers_who_have_hung_up_are_dropped() {
         let (asker, mut questions) = channel();
         let depth = |model: &str| {
             let (answer, answered) = oneshot::channel();

@@ -4,7 +4,7 @@
 use lapin::options::ExchangeDeclareOptions;
 use lapin::types::FieldTable;
 use lapin::{Channel, Connection, ExchangeKind};
-use vramq_amqp::{Excess, WITHDRAWN_MAX, publish_withdrawals, reply_code};
+use vramq_amqp::{Excess, LastError, WITHDRAWN_MAX, publish_withdrawals, reply_code};
 use vramq_schemas::topology::WITHDRAWALS_EXCHANGE;
 use vramq_schemas::withdrawal::Withdrawal;
 
@@ -12,8 +12,7 @@ use vramq_schemas::withdrawal::Withdrawal;
 #[derive(Debug, Default)]
 pub struct Withdrawing {
     channel: Option<Channel>,
-    /// What the log has said last.
-    refusal: Option<String>,
+    refusal: LastError,
     /// What the log has said of it.
     excess: Excess,
 }
@@ -81,14 +80,12 @@ impl Withdrawing {
     }
 
     fn refused(&mut self, error: &lapin::Error) {
-        let refusal = error.to_string();
-        if self.refusal.as_ref() != Some(&refusal) {
+        if self.refusal.is_new(&error.to_string()) {
             tracing::warn!(
-                error = refusal,
+                %error,
                 "withdrawals are off: the gateway's user may not declare the exchange {WITHDRAWALS_EXCHANGE}, or not write to it. Jobs \
                  run although their callers have hung up. Give the user the permissions of docs/security.md"
             );
-            self.refusal = Some(refusal);
         }
     }
 }

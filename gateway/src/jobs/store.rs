@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_is_known_by_its_name() {
+    fn objects_that_the_gateway_did_not_write_are_known_by_their_names() {
         assert!(is_ours(&path("a", "job")) && is_ours(&path("a.b", "file-1")));
         assert!(is_ours(&record::path("a", "job")));
         let upload = format!("a/file-{}.json", "0a".repeat(16));

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_input_is_not_kept() {
+    fn values_that_cannot_be_inputs_are_not_kept() {
         for (text, kept) in [
             (r#"{"a": [1]}"#, json!({})),
             (r#"["a", {"b": {"c": 1}}, "d"]"#, json!(["a", {}, "d"])),

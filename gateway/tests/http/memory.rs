@@ -267,7 +267,7 @@ fn results_are_kept_while_they_fit() {
     }
 }
 
-/// Clients of [`answers_that_nobody_takes_end_their_connection`].
+/// Clients of [`a_connection_whose_client_reads_no_answers_is_closed`].
 const DEAF: usize = 20;
 
 /// Requests that each of them sends at once: for 20 MiB and more, which no buffer of the system holds.
@@ -276,7 +276,7 @@ const REQUESTS: usize = 250;
 /// They ask and read nothing, also without a key. The time that a request's head may take does not end them: it does not run while an
 /// answer waits.
 #[test]
-fn answers_that_nobody_takes_end_their_connection() {
+fn a_connection_whose_client_reads_no_answers_is_closed() {
     let mut setup = Setup::new();
     for _ in 0..2 {
         setup.gateway(&["--set", "http.send_timeout_s=2"]);

@@ -174,7 +174,7 @@ pub fn outputs_of(setup: Setup, worker: &[String], gateway: &[String]) {
 
 /// The names of outputs are no secret: whoever knows one has a model answer with a reference to it.
 #[test]
-fn another_ones_output_is_no_ones_file() {
+fn a_reference_to_the_output_of_another_key_gives_no_file() {
     let setup = Setup::new();
     let out = setup.folder.path().join("out");
     let mut stored = Stored::in_folder(setup, &out);

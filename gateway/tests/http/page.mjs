@@ -180,7 +180,7 @@ const steps = {
     await page.until("the number is asked for", "document.querySelector('#act-error').textContent !== ''");
     await page.fill("#act-count", "1");
     await page.click("#act-go");
-    await page.until("the drop is reported", `${said}.startsWith("1 of 1 letter dropped")`);
+    await page.until("the drop is reported", `${said}.startsWith("1 of 1 dead letter dropped")`);
     const dropped = await page.value(said);
     await page.until("the group is open", `document.querySelector("${button("retry")}")`);
     await page.click(button("retry"));

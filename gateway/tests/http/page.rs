@@ -168,7 +168,7 @@ fn an_operator_retries_and_drops_dead_letters() {
     assert_eq!(seen["plan"], "3 jobs will run again.");
     let archive = seen["dropped"].as_str().unwrap().split("Archive: ").nth(1).unwrap();
     assert!(Path::new(archive).is_file(), "{seen}");
-    assert!(seen["retried"].as_str().unwrap().starts_with("2 of 2 letters retried"), "{seen}");
+    assert!(seen["retried"].as_str().unwrap().starts_with("2 of 2 dead letters retried"), "{seen}");
     assert_eq!(operated.archived().len(), 1);
     // The worker had the two jobs again, and gave them up again.
     operated.until_retried(2);

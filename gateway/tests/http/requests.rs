@@ -56,7 +56,7 @@ fn a_wrong_request_gets_an_error_in_its_apis_shape() {
 
 /// Methods that a route has not, paths that mean nothing or lead elsewhere, and ids that no job or file can have.
 #[test]
-fn what_there_is_not_is_refused_in_the_same_shape() {
+fn unknown_methods_paths_and_ids_are_refused_in_the_shape_of_their_api() {
     let mut setup = Setup::new();
     setup.worker(&[ECHO], &[]);
     for at in 0..2 {

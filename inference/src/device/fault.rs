@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_fault_is_refused() {
+    fn an_invalid_fault_is_refused() {
         for text in
             ["", "skip=1", "skip=1,fail=x", "random=2,seed=1", "above", "leak=-1", "skip=1,fail=1,x=1"]
         {

@@ -52,7 +52,7 @@ fn a_shared_device_tells_processes_apart() {
 }
 
 #[test]
-fn the_dead_hold_nothing() {
+fn memory_of_dead_processes_is_free() {
     let folder = tempfile::tempdir().unwrap();
     let ledger = shared(&folder, 1000).unwrap();
     let file = OpenOptions::new().write(true).open(folder.path().join("memory")).unwrap();

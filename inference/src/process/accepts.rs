@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_kind_nor_media_type_is_named() {
+    fn an_entry_that_is_neither_kind_nor_media_type_is_named() {
         let read = |text: &str| serde_json::from_str::<Accepts>(text);
         assert_eq!(read(r#"["text", "image/*"]"#).unwrap(), accepts(&["text", "image/*"]));
         assert_eq!(serde_json::to_string(&accepts(&["uri", "image/*"])).unwrap(), r#"["uri","image/*"]"#);

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_told_apart() {
+    fn each_kind_of_invalid_message_has_its_error() {
         assert!(matches!(read::<FromModel>(b""), Err(FrameError::Ended)));
         assert!(matches!(read::<FromModel>(b"\x01"), Err(FrameError::Torn)));
         assert!(matches!(read::<FromModel>(&with_header(r#"{"type":"song"}"#)), Err(FrameError::Header(_))));

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_has_no_size() {
+    fn data_that_is_neither_image_nor_audio_has_no_size() {
         for data in [&b""[..], b"hello", b"\xff\xd8\xff\xda\0\x02", b"RIFF\0\0\0\0WAVEdata\x04\0\0\0abcd"] {
             assert_eq!((pixels(data), seconds(data)), (None, None), "{data:?}");
         }

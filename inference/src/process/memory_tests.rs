@@ -48,7 +48,7 @@ fn who_makes_room_was_idle_for_longest_or_else_loaded_for_longest() {
 }
 
 #[test]
-fn nobody_ends_in_vain() {
+fn no_process_is_ended_if_that_frees_too_little() {
     let at = Some(Instant::now());
     let programs = || vec![program(300, at, at), program(900, None, None)];
     let request = Request { bytes: 500 * MIB, busy_too: true, is_measured: true };

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_is_not_the_device() {
+    fn host_memory_that_ran_out_is_not_device_memory() {
         let text = "CUDA out of memory. Tried to allocate 2.00 GiB.";
         for death in
             [Death::Exited(137), Death::Killed(libc::SIGKILL), Death::HostMemory(1), Death::HostFull(None)]
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_ended_did_not_run_out() {
+    fn a_process_that_was_ended_from_outside_did_not_run_out_of_memory() {
         let text = "CUDA out of memory. Tried to allocate 2.00 GiB.";
         for death in [Death::KeeperLost, Death::Processes(9000), Death::Killed(libc::SIGTERM)] {
             assert_eq!(judge(death, text), MemoryVerdict::Other, "{death}");
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_succeeded_or_says_nothing_of_memory_is_neither() {
+    fn an_end_without_an_error_about_memory_is_no_out_of_memory() {
         assert_eq!(
             judge(Death::Exited(0), "CUDA out of memory. Tried to allocate 2.00 GiB. Falling back."),
             MemoryVerdict::Other

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_output_is_said() {
+    fn an_invalid_output_is_reported_with_its_fault() {
         let nan = f32::NAN.to_le_bytes();
         for (kind, dtype, payload, what) in [
             (OutputKind::Embedding, None, &b"abc"[..], "3 bytes"),

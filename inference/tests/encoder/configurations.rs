@@ -373,7 +373,7 @@ fn a_bias_that_the_configuration_does_not_mention_is_refused_by_name() {
 
 /// A theta of layers with a window that is `null` is that of the others, and not the one of a configuration that says nothing.
 #[test]
-fn no_local_theta_is_the_global_one() {
+fn a_local_theta_that_is_null_is_the_global_one() {
     let vectors = |local: &str| {
         let folder = copy_of("tiny-modernbert");
         let config = format!(

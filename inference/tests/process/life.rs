@@ -143,7 +143,7 @@ async fn an_idle_process_is_ended_and_comes_back_with_work() {
 }
 
 #[tokio::test]
-async fn too_much_of_the_hosts_memory_is_the_process_own_death() {
+async fn a_process_above_its_limit_of_host_memory_is_killed() {
     let env = Env::new();
     let pool = env.probe("host_memory_mib = 200").await;
     let (_, end) = ended(&pool, &["host 400"]).await;

@@ -7,7 +7,7 @@ use crate::env::{Env, done, ended, run, state, texts, until};
 
 /// One job kills five processes before it is dead-lettered. The others find a process right after each of them.
 #[tokio::test]
-async fn nothing_waits_for_the_crashes_of_one_job() {
+async fn other_jobs_do_not_wait_after_the_crashes_of_one_job() {
     let env = Env::new();
     let pool = env.probe("").await;
     for _ in 0..5 {

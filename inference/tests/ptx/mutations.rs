@@ -189,7 +189,7 @@ fn places_outside_of_arrays_and_odd_ones_are_seen() {
 }
 
 #[test]
-fn a_sum_that_begins_nowhere_is_seen() {
+fn a_sum_without_a_first_value_is_found() {
     let source = Source::of("f16-80", "linear_small");
     let zero =
         source.lines.iter().find(|line| line.contains("mov.f32") && line.contains("0f00000000")).unwrap();
@@ -211,7 +211,7 @@ fn run_body(threads: u32, body: &str) -> Result<(), Fault> {
 }
 
 #[test]
-fn what_a_warp_does_together_needs_all_of_it() {
+fn an_operation_of_a_warp_needs_all_its_threads() {
     let half = "setp.lt.u32 %p1, %r1, 16;\n@%p1 bra $end;\n";
     let shuffle = "shfl.sync.bfly.b32 %r2|%p2, %r1, 1, 31, -1;";
     assert_eq!(run_body(32, shuffle), Ok(()));
@@ -229,7 +229,7 @@ fn what_a_warp_does_together_needs_all_of_it() {
 }
 
 #[test]
-fn what_a_block_does_together_needs_all_of_it() {
+fn an_operation_of_a_block_needs_all_its_threads() {
     let one_warp = "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra $end;\nbar.sync 0;";
     assert_eq!(run_body(64, one_warp), Err(Fault::BarrierUnreached));
     let mut same = String::from("st.global.u32 [%rd1], %r1;");

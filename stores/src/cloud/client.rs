@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_pass_is_no_refusal() {
+    fn only_a_status_that_cannot_change_is_final() {
         for status in [200, 206, 304, 403, 404, 408, 425, 429, 500, 503] {
             assert!(!is_final(status), "{status}");
         }

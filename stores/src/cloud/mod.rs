@@ -175,7 +175,7 @@ fn fault(error: &object_store::Error, shown: &str) -> Fault {
         Error::PermissionDenied { .. } => Fault::Denied(format!("the store denies access to {shown}")),
         error => match refused(error) {
             Some(Refused(status @ 300..=399)) => Fault::Denied(format!(
-                "the store answers {shown} with a redirect ({status}), which is not followed: its region or endpoint may be another"
+                "the store answers {shown} with a redirect ({status}), which is not followed: check the region and the endpoint of the store"
             )),
             Some(Refused(status)) => Fault::Denied(format!("the store answers {shown} with {status}")),
             None => Fault::Unavailable(format!("get {shown}: {}", explained(error))),

@@ -75,7 +75,7 @@ fn an_object_is_read_and_a_fault_that_passes_is_tried_again() {
 }
 
 #[test]
-fn what_will_not_pass_is_asked_for_once() {
+fn a_request_that_can_never_succeed_is_sent_once() {
     let redirect =
         head("307 Temporary Redirect", "Location: http://127.0.0.1:1/secret\r\nContent-Length: 0\r\n");
     for (answer, expected) in [

@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_chosen_of_nothing() {
+    fn a_choice_among_nothing_is_nothing() {
         assert_eq!(Random::new(1).one_of::<u8>(&[]), None);
         assert_eq!(Random::new(1).below(0), 0);
     }

@@ -12,7 +12,8 @@ use vramq_tests::{on_one_setup, on_queue_types};
 
 use crate::common::held::HeldWorker;
 use crate::common::package::{
-    dead_letters_are_expected, succeeds, succeeds_when_cut_off, succeeds_while_cut, unserved_model,
+    dead_letters_are_expected, succeeds, succeeds_when_cut_off, succeeds_when_permitted_later,
+    succeeds_while_cut, unserved_model,
 };
 
 on_queue_types!(
@@ -28,6 +29,7 @@ on_one_setup!(
     a_refused_job_ends_no_other,
     who_stops_waiting_gives_the_slot_back,
     jobs_of_callers_that_give_up_are_withdrawn,
+    a_refused_withdrawal_is_tried_again,
     closing_ends_what_waits_for_the_broker,
     vectors_come_as_numbers_and_as_base64,
     message_pack_gives_the_same_results,
@@ -98,6 +100,11 @@ async fn jobs_of_callers_that_give_up_are_withdrawn(env: &mut TestEnv) -> Result
     let held = HeldWorker::start(env).await?;
     run("withdrawn", env).await?;
     held.all_are_withdrawn(env, 4).await
+}
+
+async fn a_refused_withdrawal_is_tried_again(env: &mut TestEnv) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    succeeds_when_permitted_later(env, |url| scenario(folder.path(), "withdrawn_once_permitted", url)).await
 }
 
 async fn a_refused_job_ends_no_other(env: &mut TestEnv) -> Result<()> {

@@ -21,7 +21,8 @@ use vramq_tests::{on_one_setup, on_queue_types};
 
 use crate::common::held::HeldWorker;
 use crate::common::package::{
-    DEADLINE, dead_letters_are_expected, succeeds, succeeds_when_cut_off, succeeds_while_cut, unserved_model,
+    DEADLINE, dead_letters_are_expected, succeeds, succeeds_when_cut_off, succeeds_when_permitted_later,
+    succeeds_while_cut, unserved_model,
 };
 
 on_queue_types!(
@@ -39,6 +40,7 @@ on_one_setup!(
     a_refused_job_ends_no_other,
     who_stops_waiting_gives_the_slot_back,
     jobs_of_callers_that_give_up_are_withdrawn,
+    a_refused_withdrawal_is_tried_again,
     closing_ends_what_other_threads_wait_for,
     closing_ends_what_waits_for_the_broker,
     the_oldest_python_does_the_same,
@@ -126,6 +128,10 @@ async fn jobs_of_callers_that_give_up_are_withdrawn(env: &mut TestEnv) -> Result
     let held = HeldWorker::start(env).await?;
     succeeds(scenario("withdrawn", &env.url)?).await?;
     held.all_are_withdrawn(env, 6).await
+}
+
+async fn a_refused_withdrawal_is_tried_again(env: &mut TestEnv) -> Result<()> {
+    succeeds_when_permitted_later(env, |url| scenario("withdrawn_once_permitted", url)).await
 }
 
 async fn closing_ends_what_other_threads_wait_for(env: &mut TestEnv) -> Result<()> {

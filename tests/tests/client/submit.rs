@@ -1,5 +1,6 @@
 //! `vramq submit`: the command itself, against a real broker.
 
+use std::process::Output;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -9,9 +10,11 @@ use crate::common::{Broker, in_time, until};
 use lapin::options::BasicGetOptions;
 use lapin::types::FieldTable;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 use vramq_producer::Reason;
 use vramq_schemas::topology::jobs_queue;
+use vramq_tests::frames::Request;
+use vramq_tests::proxy::Proxy;
 
 async fn echo(broker: &Broker) -> tokio::task::JoinHandle<()> {
     worker::work(broker, "m", |received| vec![received.done()]).await
@@ -175,10 +178,7 @@ async fn an_interrupt_is_130_and_leaves_nothing() {
             (taken.load(Ordering::Relaxed) == 3 * run && written).then_some(())
         })
         .await;
-        let pid = child.id().unwrap().to_string();
-        let killed = Command::new("kill").args(["-INT", &pid]).status().await.unwrap();
-        assert!(killed.success());
-        let interrupted = in_time(child.wait_with_output()).await.unwrap();
+        let interrupted = interrupt(child).await;
         code(&interrupted, 130);
         let said = stderr(&interrupted);
         assert_eq!(broker.queues("vramq.replies.client."), Vec::<String>::new());
@@ -193,6 +193,40 @@ async fn an_interrupt_is_130_and_leaves_nothing() {
             assert_eq!(scratch.names(), ["out.jsonl.partial"]);
         }
     }
+    worker.abort();
+}
+
+async fn interrupt(child: Child) -> Output {
+    let pid = child.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().await.unwrap().success());
+    in_time(child.wait_with_output()).await.unwrap()
+}
+
+/// The broker accepts the connection, and says nothing.
+#[tokio::test]
+async fn an_interrupt_while_it_connects_ends_the_command() {
+    let broker = Broker::new();
+    let proxy = Proxy::to(&broker.url()).await.unwrap();
+    proxy.stall();
+    let child = command(proxy.url(), &["--model", "m", "text"]).spawn().unwrap();
+    until("a connection", || (proxy.accepted() > 0).then_some(())).await;
+    code(&interrupt(child).await, 130);
+}
+
+/// The broker does not say that it has deleted the reply queue, and closing waits for that.
+#[tokio::test]
+async fn an_interrupt_while_the_client_closes_ends_the_command() {
+    let broker = Broker::new();
+    let worker = echo(&broker).await;
+    let proxy = Proxy::to(&broker.url()).await.unwrap();
+    proxy.swallow_requests(Request::DeleteQueue);
+    let scratch = Scratch::new();
+    let output = scratch.path("out.jsonl");
+    let child = command(proxy.url(), &["--model", "m", "-o", &output, "text"]).spawn().unwrap();
+    until("the complete output", || std::fs::exists(&output).unwrap().then_some(())).await;
+    let ended = interrupt(child).await;
+    code(&ended, 130);
+    assert!(stderr(&ended).contains("1 item answered"), "{}", stderr(&ended));
     worker.abort();
 }
 

@@ -12,7 +12,7 @@ use vramq_tests::wait::until;
 use vramq_tests::{on_one_setup, on_queue_types};
 
 use crate::common::command::{Scratch, code, command, lines, stderr};
-use crate::common::held::HeldWorker;
+use crate::common::held::{HeldWorker, UnpermittedCaller};
 use crate::common::{Broker, in_time, job, worker};
 
 on_queue_types!(a_client_that_closes_withdraws_what_is_unanswered);
@@ -20,6 +20,7 @@ on_one_setup!(
     jobs_of_handles_that_are_dropped_and_of_late_ones_are_withdrawn,
     a_job_that_is_forgotten_runs,
     a_client_without_the_permission_goes_on,
+    a_refused_withdrawal_is_tried_again,
     an_interrupted_submit_withdraws_what_is_unanswered,
 );
 
@@ -109,6 +110,21 @@ async fn a_client_without_the_permission_goes_on(env: &mut TestEnv) -> Result<()
     client.close().await;
     let stats = client.stats();
     ensure!((stats.withdrawn, stats.reconnects) == (0, 0), "{stats:?}");
+    Ok(())
+}
+
+async fn a_refused_withdrawal_is_tried_again(env: &mut TestEnv) -> Result<()> {
+    let held = HeldWorker::start(env).await?;
+    let caller = UnpermittedCaller::new(env).await?;
+    let client = Client::connect(caller.url()).await?;
+    ensure!(submit(&client, "answered").await?.outputs().await?.len() == 1);
+    let (runs, next) = (submit_held(&client).await?, submit(&client, "next").await?);
+    drop(submit(&client, "withdrawn").await?);
+    caller.is_permitted_later(env, &held).await?;
+    ensure!(runs.outputs().await?.len() == 1 && next.outputs().await?.len() == 1);
+    client.close().await;
+    let stats = client.stats();
+    ensure!((stats.withdrawn, stats.reconnects) == (1, 0), "{stats:?}");
     Ok(())
 }
 

@@ -17,15 +17,15 @@ const FREE: u64 = (1024 - 300) * MIB;
 
 with_libraries! { [driver()?, nvml()?];
     an_illegal_address_ends_the_device: ["FAKE_CUDA_FAIL" = "cuStreamSynchronize:2:700"];
-    a_trim_is_for_pauses_and_takes_no_pass_its_error: [
+    a_trim_between_passes_takes_no_error_from_a_pass: [
         "FAKE_CUDA_FAIL" = "cuStreamSynchronize:1:700",
         "FAKE_CUDA_FOREIGN" = foreign_file()?.to_str().context("a name")?
     ];
-    what_shows_while_a_pass_runs_is_the_passes: ["FAKE_CUDA_FAIL" = "cuMemPoolGetAttribute:8:700:0"];
-    what_shows_while_none_runs_is_nobodys: ["FAKE_CUDA_FAIL" = "cuMemPoolGetAttribute:8:700:0"];
-    a_context_that_ends_while_none_runs_is_nobodys: ["FAKE_CUDA_FAIL" = "cuCtxSetCurrent:20:700:0"];
+    an_error_that_appears_while_a_pass_runs_belongs_to_the_pass: ["FAKE_CUDA_FAIL" = "cuMemPoolGetAttribute:8:700:0"];
+    an_error_that_appears_between_passes_belongs_to_no_pass: ["FAKE_CUDA_FAIL" = "cuMemPoolGetAttribute:8:700:0"];
+    a_context_that_ends_between_passes_belongs_to_no_pass: ["FAKE_CUDA_FAIL" = "cuCtxSetCurrent:20:700:0"];
     a_refusal_after_an_illegal_address_is_its_echo: ["FAKE_CUDA_FAIL" = "cuStreamSynchronize:1:700"];
-    an_error_in_a_drop_is_nobodys_pass: ["FAKE_CUDA_FAIL" = "cuMemFreeAsync:1:1"];
+    an_error_in_a_drop_belongs_to_no_pass: ["FAKE_CUDA_FAIL" = "cuMemFreeAsync:1:1"];
     a_call_that_is_refused_ends_nothing: ["FAKE_CUDA_FAIL" = "cuMemAllocFromPoolAsync:1:1"];
     a_code_that_came_after_this_program_is_asked_about:
         ["FAKE_CUDA_FAIL" = "cuMemAllocFromPoolAsync:1:987,cuMemFreeAsync:1:650"];
@@ -65,7 +65,7 @@ mod bodies {
         Ok(())
     }
 
-    pub fn a_trim_is_for_pauses_and_takes_no_pass_its_error() -> Result<()> {
+    pub fn a_trim_between_passes_takes_no_error_from_a_pass() -> Result<()> {
         let neighbour = |bytes: u64| std::fs::write(foreign_file()?, bytes.to_string()).context("write");
         neighbour(0)?;
         let device = open()?;
@@ -84,7 +84,7 @@ mod bodies {
     }
 
     /// The error comes out in the fourth reading: the watching thread's third.
-    pub fn what_shows_while_a_pass_runs_is_the_passes() -> Result<()> {
+    pub fn an_error_that_appears_while_a_pass_runs_belongs_to_the_pass() -> Result<()> {
         let device = open()?;
         let arena = device.alloc_arena(MIB as usize)?;
         until(&device, |device| device.lost().is_some())?;
@@ -93,14 +93,14 @@ mod bodies {
         Ok(())
     }
 
-    pub fn what_shows_while_none_runs_is_nobodys() -> Result<()> {
+    pub fn an_error_that_appears_between_passes_belongs_to_no_pass() -> Result<()> {
         let device = open()?;
         until(&device, |device| device.lost().is_some())?;
         ensure!(lost(&device)?.is_late, "{:?}", device.lost());
         Ok(())
     }
 
-    pub fn a_context_that_ends_while_none_runs_is_nobodys() -> Result<()> {
+    pub fn a_context_that_ends_between_passes_belongs_to_no_pass() -> Result<()> {
         let device = open()?;
         until(&device, |device| device.lost().is_some())?;
         let loss = lost(&device)?;
@@ -120,7 +120,7 @@ mod bodies {
         Ok(())
     }
 
-    pub fn an_error_in_a_drop_is_nobodys_pass() -> Result<()> {
+    pub fn an_error_in_a_drop_belongs_to_no_pass() -> Result<()> {
         let device = open()?;
         drop(device.alloc_arena(MIB as usize)?);
         let loss = lost(&device)?;

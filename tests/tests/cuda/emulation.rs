@@ -24,7 +24,7 @@ const MISTAKES: [(&str, &str); 13] = [
 ];
 
 #[test]
-fn mistakes_are_noticed() -> Result<(), Failed> {
+fn the_emulation_finds_mistakes_of_kernels() -> Result<(), Failed> {
     Ok(noticed()?)
 }
 

@@ -10,5 +10,6 @@ mod kernels;
 mod products;
 mod sensors;
 mod several_gpus;
+mod wait_list;
 mod waits;
 mod worker;

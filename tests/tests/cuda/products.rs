@@ -19,7 +19,7 @@ with_libraries! { [gpu()?, cublaslt()?];
     it_agrees = products_agree: [];
     it_is_asked_once_for_about_so_many_rows = plans_are_few: [];
     it_does_not_take_all_models = rows_that_are_not_aligned_are_multiplied_here: [];
-    it_need_not_be_used = own_products_are_for_the_asking: [];
+    it_need_not_be_used = own_products_can_be_chosen: [];
     it_may_not_start = without_its_products: ["FAKE_CUDA_FAIL" = "cublasLtCreate:1:8:0"];
     it_may_have_no_algorithm = without_its_products:
         ["FAKE_CUDA_FAIL" = "cublasLtMatmulAlgoGetHeuristic:1:15:0"];
@@ -119,7 +119,7 @@ mod bodies {
         Ok(())
     }
 
-    pub fn own_products_are_for_the_asking() -> Result<()> {
+    pub fn own_products_can_be_chosen() -> Result<()> {
         let options = CudaOptions { own_products: true, cache: Some(cache()?), ..CudaOptions::default() };
         let encoder = Encoder::load_cuda(&fixture("tiny-long"), open()?, &options, 2)?;
         encoder.run(&tokens(&encoder, &[9]))?;

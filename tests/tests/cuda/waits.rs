@@ -1,7 +1,6 @@
 //! Every wait for the GPU is needed: a test fails without it. The fake driver does a stream's work as late as allowed
-//! (tests/fake_cuda/stream.c), and skips single waits on request.
+//! (tests/fake_cuda/stream.c), and skips single waits on request. `wait_list.rs` lists all waits.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -14,43 +13,7 @@ use vramq_inference::engine::{Engine as _, Item, PassError};
 use vramq_tests::bert::{RandomBert, fixture};
 use vramq_tests::encoders::{all_close, cache, open, tokens, vectors};
 use vramq_tests::fake_cuda::{cublaslt, gpu};
-use vramq_tests::programs::root;
-use vramq_tests::setup::Failed;
 use vramq_tests::with_libraries;
-
-/// Every wait of the product: its file below inference/src, its line, and what is tried here with it and without it.
-const WAITS: [(&str, &str, &str); 9] = [
-    (
-        "device/cuda/pool.rs",
-        "let waited = unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) };",
-        "an_arenas_end",
-    ),
-    ("device/cuda/pool.rs", "unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) }?;", "a_trim"),
-    ("device/cuda/stream.rs", "Meaning::Refused => match self.wait() {", "a_refusal"),
-    (
-        "device/cuda/stream.rs",
-        "calls::cuEventRecord(event, self.stream()).and_then(|()| calls::cuEventSynchronize(event))",
-        "a_sleep",
-    ),
-    (
-        "device/cuda/stream.rs",
-        "self.wait().map_err(|code| self.failed(\"wait for the device\", 0, code))",
-        "a_pass",
-    ),
-    ("device/cuda/timer.rs", ".and_then(|()| calls::cuEventSynchronize(end))", "a_time"),
-    ("engine/encoder/cuda/mod.rs", "self.device.synchronize()", "a_pass"),
-    ("engine/encoder/cuda/mod.rs", "self.device.synchronize_asleep()", "a_pass_that_is_long"),
-    ("engine/encoder/cuda/weights.rs", "Ok(device.synchronize()?)", "an_upload"),
-];
-
-/// What waits look like, and what only defines or passes one on.
-const CALLS: [&str; 5] =
-    ["cuStreamSynchronize(", "cuEventSynchronize(", ".synchronize()", ".synchronize_asleep()", "self.wait()"];
-const DEFINITIONS: [&str; 3] = [
-    "fn cuStreamSynchronize(",
-    "fn cuEventSynchronize(",
-    "unsafe { calls::cuStreamSynchronize(self.stream()) }",
-];
 
 with_libraries! { [gpu()?];
     weights_wait_for_their_way_to_the_device = an_upload_with: [];
@@ -80,46 +43,6 @@ with_libraries! { [gpu()?];
 with_libraries! { [gpu()?, cublaslt()?];
     an_arena_waits_for_a_failed_pass = an_arenas_end_with: ["FAKE_CUDA_FAIL" = "cublasLtMatmul:2:3"];
     staging_is_used_too_early_without_the_wait = an_arenas_end_without: ["FAKE_CUDA_FAIL" = "cublasLtMatmul:2:3"];
-}
-
-#[test]
-fn every_wait_is_listed() -> Result<(), Failed> {
-    Ok(listed()?)
-}
-
-fn listed() -> Result<()> {
-    let sources = root().join("inference/src");
-    let mut found = Vec::new();
-    let mut folders = ["device/cuda", "engine/encoder/cuda"].map(|folder| sources.join(folder)).to_vec();
-    while let Some(folder) = folders.pop() {
-        let all = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-        let (inner, files): (Vec<PathBuf>, Vec<PathBuf>) = all.into_iter().partition(|path| path.is_dir());
-        folders.extend(inner);
-        for file in files {
-            found.extend(waits_of(&sources, &file)?);
-        }
-    }
-    found.sort();
-    let listed: Vec<_> =
-        WAITS.iter().map(|(file, line, _)| ((*file).to_owned(), (*line).to_owned())).collect();
-    ensure!(found == listed, "the waits are {found:#?}, and those that are listed with a test {listed:#?}");
-    let tests = include_str!("waits.rs");
-    for (_, line, body) in WAITS {
-        let is_tried = |how: &str| tests.contains(&format!(" = {body}_{how}:"));
-        ensure!(is_tried("with") && is_tried("without"), "nothing is tried without `{line}`");
-    }
-    Ok(())
-}
-
-/// The waits of a file, in its path below the sources and the lines.
-fn waits_of(sources: &Path, file: &Path) -> Result<Vec<(String, String)>> {
-    let name = file.strip_prefix(sources)?.display().to_string();
-    let text = std::fs::read_to_string(file)?;
-    let is_wait = |line: &&str| {
-        let has = |words: &[&str]| words.iter().any(|words| line.contains(words));
-        has(&CALLS) && !has(&DEFINITIONS) && !line.starts_with("//")
-    };
-    Ok(text.lines().map(str::trim).filter(is_wait).map(|line| (name.clone(), line.to_owned())).collect())
 }
 
 /// Waits that are left out: after so many, so many.

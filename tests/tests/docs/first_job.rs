@@ -66,6 +66,10 @@ async fn the_first_job_goes_as_the_page_says(env: &mut TestEnv) -> Result<()> {
     );
     let not_run = NOT_RUN.map(|(word, _)| word);
     ensure!(not_run.iter().all(|word| page.contains(word)), "what is not run is not in the page any more");
+    let install =
+        page.lines().find(|line| line.contains("cargo install")).context("no line that installs")?;
+    let readme = std::fs::read_to_string(root().join("README.md"))?;
+    ensure!(readme.lines().any(|line| line == install), "the README does not install by `{install}`");
     let port = free_port()?;
     let page = page.replace(BROKER, &env.url).replace(PORT, &format!(":{port}"));
     let folder = clone()?;

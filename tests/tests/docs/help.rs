@@ -22,6 +22,7 @@ on_one_setup!(
     shells_take_the_completions,
     the_manual_can_be_read,
     shipped_configurations_are_right,
+    pages_name_every_flag_and_variable_of_worker_and_gateway,
 );
 
 const PROGRAMS: [&str; 3] = ["vramq", "vramq-worker", "vramq-gateway"];
@@ -254,6 +255,21 @@ async fn the_manual_can_be_read(_: &mut TestEnv) -> Result<()> {
             .map(|(_, c)| *c)
             .collect();
         ensure!(plain.contains("SYNOPSIS") && plain.contains(&words.join(" ").replace(' ', "-")), "{plain}");
+    }
+    Ok(())
+}
+
+async fn pages_name_every_flag_and_variable_of_worker_and_gateway(_: &mut TestEnv) -> Result<()> {
+    for (name, page) in [("vramq-worker", "docs/configuration.md"), ("vramq-gateway", "docs/http.md")] {
+        let help = help(&[name.to_owned(), "run".to_owned()]).await?;
+        let page_text = std::fs::read_to_string(root().join(page))?;
+        let flags = help.split_whitespace().filter(|word| word.starts_with("--"));
+        let variables = help.split("[env: ").skip(1).filter_map(|rest| rest.split(['=', ']']).next());
+        let own = flags.chain(variables).filter(|word| *word != "--help");
+        let words: Vec<_> = own.map(|word| word.trim_end_matches(|c: char| !c.is_alphanumeric())).collect();
+        ensure!(words.len() > 10, "{name}: {words:?}");
+        let missing: Vec<_> = words.iter().filter(|word| !page_text.contains(**word)).collect();
+        ensure!(missing.is_empty(), "{page} does not name {missing:?}");
     }
     Ok(())
 }

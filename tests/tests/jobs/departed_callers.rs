@@ -20,7 +20,10 @@ use vramq_tests::wait::until;
 use vramq_tests::{on_one_setup, on_queue_types};
 
 on_one_setup!(a_broker_closes_connections_over_nodes_and_large_numbers);
-on_queue_types!(callers_that_left_affect_no_other_job, addresses_without_end_cost_few_connections);
+on_queue_types!(
+    callers_who_have_hung_up_affect_no_other_job,
+    very_many_unknown_addresses_cost_few_connections
+);
 
 const LOST: &str = "connection for direct replies lost";
 
@@ -55,7 +58,7 @@ async fn a_broker_closes_connections_over_nodes_and_large_numbers(env: &mut Test
     Ok(())
 }
 
-async fn callers_that_left_affect_no_other_job(env: &mut TestEnv) -> Result<()> {
+async fn callers_who_have_hung_up_affect_no_other_job(env: &mut TestEnv) -> Result<()> {
     // So that there are fewer letters than the 32 acks that a quorum queue writes at once: of more it forgets the rest when the
     // mailbox closes its channel.
     const ROUNDS: usize = 2;
@@ -98,7 +101,7 @@ async fn callers_that_left_affect_no_other_job(env: &mut TestEnv) -> Result<()> 
 
 /// Addresses of fifty processes that the callers' node cannot have, and of fifty nodes that are not there, beside a caller that was
 /// answered before. A new caller on its node is answered, too.
-async fn addresses_without_end_cost_few_connections(env: &mut TestEnv) -> Result<()> {
+async fn very_many_unknown_addresses_cost_few_connections(env: &mut TestEnv) -> Result<()> {
     const STRANGERS: usize = 100;
     /// Connections that the broker may close within a minute, before the worker publishes to no stranger's address.
     const CUTS_MAX: usize = 6;

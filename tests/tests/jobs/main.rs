@@ -16,6 +16,7 @@ mod object_stores;
 mod preparation;
 mod process;
 mod process_cancel;
+mod process_cgroups;
 mod process_faults;
 mod process_jobs;
 mod process_kills;

@@ -3,9 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::fs::{XattrFlags, setxattr};
-use rustix::io::Errno;
-use rustix::process::{Pid, Signal, geteuid, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 use vramq_schemas::{Input, Job, JobHeaders, Output, Params, Reason, ReplyKind, codec};
@@ -29,7 +27,6 @@ on_one_setup!(
     a_model_that_hangs_in_load_ends_the_start,
     a_model_that_cannot_be_loaded_any_more_has_no_consumers,
     the_doctor_starts_programs,
-    programs_have_cgroups_where_the_workers_own_is_delegated,
 );
 
 /// A folder for a model to find its weights and leave marks in, and the worker's configuration.
@@ -311,80 +308,4 @@ async fn the_doctor_starts_programs(env: &mut TestEnv) -> Result<()> {
     ensure!(model["program"]["per_item"] == 1536 << 10, "{model}");
     ensure!(model["weights"].as_u64().is_some_and(|bytes| bytes > 0), "{model}");
     Ok(())
-}
-
-/// A control group for a worker. When a test fails, what is left of it goes with the guard.
-struct WorkerGroup(PathBuf);
-
-impl Drop for WorkerGroup {
-    fn drop(&mut self) {
-        let entries = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
-        let mut groups: Vec<_> = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
-        groups.push(self.0.clone());
-        for group in groups {
-            // The test removes them itself if it succeeds.
-            let _ = std::fs::remove_dir(group);
-        }
-    }
-}
-
-/// Makes the group; the error says why this machine lets the test make none.
-fn worker_group() -> Result<WorkerGroup> {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
-    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).context("there is no cgroup v2")?;
-    let mount = mount.split(' ').nth(4).context("no mount point")?;
-    let own = std::fs::read_to_string("/proc/self/cgroup")?;
-    let own = own.lines().find_map(|line| line.strip_prefix("0::")).context("no group of cgroup v2")?;
-    let own = own.trim_end_matches('/');
-    let path = PathBuf::from(format!("{mount}{own}/vramq-test-{}", std::process::id()));
-    std::fs::create_dir(&path).with_context(|| format!("make {}", path.display()))?;
-    Ok(WorkerGroup(path))
-}
-
-async fn programs_have_cgroups_where_the_workers_own_is_delegated(env: &mut TestEnv) -> Result<()> {
-    let made = match worker_group() {
-        Ok(made) => made,
-        Err(why) => {
-            println!("not run: {why:#}");
-            return Ok(());
-        }
-    };
-    let group = &made.0;
-    let served = Served::new(env, "instances = 1", &[])?;
-    let leaf = group.join("vramq-worker");
-    // A group that belongs to a user other than root is that user's without a mark.
-    let cases: &[bool] = if geteuid().is_root() { &[false, true] } else { &[true] };
-    for is_delegated in cases.iter().copied() {
-        if is_delegated {
-            // As systemd marks it.
-            match setxattr(group, "user.delegate", b"1", XattrFlags::empty()) {
-                // Before Linux 5.7.
-                Err(Errno::OPNOTSUPP) => {
-                    println!("not run: {} cannot be marked as delegated", group.display());
-                    return Ok(());
-                }
-                marked => marked?,
-            }
-        }
-        let entrance = std::fs::File::options().write(true).open(group.join("cgroup.procs"))?;
-        let mut doctor = command("vramq-worker")?;
-        doctor.args(["doctor", "--json", "--config"]).arg(served.config());
-        // SAFETY: one write to an open file, without allocating.
-        unsafe { doctor.pre_exec(move || Ok(rustix::io::write(&entrance, b"0").map(drop)?)) };
-        let output = run_to_end(doctor).await?;
-        ensure!(output.code == Some(0), "{output:?}");
-        let report: Value = serde_json::from_str(&output.stdout)?;
-        ensure!(report["cgroups"]["delegated"] == is_delegated, "{report}");
-        let words = report["cgroups"]["in_words"].as_str().context("no words")?;
-        ensure!(words.contains(&group.display().to_string()), "{words}");
-        ensure!(
-            leaf.exists() == is_delegated,
-            "the doctor moves into a leaf of its own group, and of no other"
-        );
-    }
-    // A group is removed when no process is in it.
-    until("nothing is left of the worker", async || Ok(std::fs::remove_dir(&leaf).ok())).await?;
-    let left = std::fs::read_dir(group)?.flatten().filter(|entry| entry.path().is_dir()).count();
-    ensure!(left == 0, "{left} groups of programs are left");
-    Ok(std::fs::remove_dir(group)?)
 }

@@ -18,7 +18,7 @@ on_one_setup!(
     #[ignore = "needs Whisper: make test-programs"]
     recordings_become_text_while_their_callers_follow,
     #[ignore = "needs Whisper: make test-programs"]
-    what_is_no_recording_costs_its_own_job_only,
+    an_input_that_is_no_recording_fails_only_its_own_job,
 );
 
 /// Of the 22 spoken words. The model understands all of them; rounding differs between CPUs.
@@ -130,7 +130,7 @@ async fn recordings_become_text_while_their_callers_follow(env: &mut TestEnv) ->
     worker.drain().await
 }
 
-async fn what_is_no_recording_costs_its_own_job_only(env: &mut TestEnv) -> Result<()> {
+async fn an_input_that_is_no_recording_fails_only_its_own_job(env: &mut TestEnv) -> Result<()> {
     env.announce("pass failed");
     env.announce("job dead-lettered");
     env.leave(&dead_queue(MODEL));

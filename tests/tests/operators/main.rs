@@ -13,3 +13,4 @@ mod progress;
 mod start;
 mod status;
 mod traces;
+mod units;

@@ -21,7 +21,10 @@ use vramq_tests::{on_own_node, on_own_nodes};
 
 on_own_nodes!(a_killed_broker_loses_nothing, a_job_that_is_cut_off_each_time_ends,);
 on_own_node!(a_blocked_broker_only_delays,);
-on_own_nodes!(an_impatient_broker_closes_the_channel_alone, a_job_of_which_nothing_gets_done_in_time_ends,);
+on_own_nodes!(
+    an_impatient_broker_closes_the_channel_alone,
+    a_job_without_progress_before_the_consumer_timeout_ends,
+);
 
 const SLOTS: u64 = 16;
 
@@ -296,7 +299,10 @@ async fn a_job_that_is_cut_off_each_time_ends(env: &mut TestEnv, node: &Node) ->
 }
 
 /// A pass that outlasts the broker's patience each time: its job is cut off once, and then ends.
-async fn a_job_of_which_nothing_gets_done_in_time_ends(env: &mut TestEnv, node: &Node) -> Result<()> {
+async fn a_job_without_progress_before_the_consumer_timeout_ends(
+    env: &mut TestEnv,
+    node: &Node,
+) -> Result<()> {
     if has_own_timeouts(env).await? {
         println!("not run: this broker cuts off no job that a worker works on");
         return Ok(());

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::Confirmation;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Interval, MissedTickBehavior};
 use vramq_schemas::headers::{CALLER, USER};
 use vramq_schemas::topology::{RETRY_EXCHANGE, bulk_queue, delay_key, delay_queue, jobs_queue};
 use vramq_schemas::{ReplyKind, fields};
@@ -240,23 +240,44 @@ async fn a_worker_that_joins_gets_its_share(env: &mut TestEnv) -> Result<()> {
         async |worker: &Worker| Ok::<_, anyhow::Error>(Figures::of(worker).await?.sum("vramq_passes_total"));
     let mut clock = tokio::time::interval(PASS);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut given = [0, 0];
-    while given[0] < BEFORE {
+    let mut given = 0;
+    while given < BEFORE {
         clock.tick().await;
-        if passes(&first).await? == given[0] {
+        if passes(&first).await? == given {
             tickets[0].give(1)?;
-            given[0] += 1;
+            given += 1;
         }
     }
     figures(&first, "the first passes", |figures| figures.sum("vramq_passes_total") == BEFORE).await?;
     let second = env.worker(&[&tickets[1].setting(), &pass_tokens]).await?;
+    let soon = run_side_by_side([&first, &second], &mut tickets, &mut clock).await?;
+    ensure!(
+        soon as f64 >= 0.9 / 2.0 * SOON as f64 - 1.0,
+        "the worker that joined ran {soon} of the first {SOON} passes"
+    );
+    let items_by_worker = items_by_worker(&caller).await?;
+    let (left, of_second) =
+        ((JOBS - BEFORE) * TEXTS, items_by_worker.get(&second.name).copied().unwrap_or(0));
+    ensure!(items_by_worker.values().sum::<usize>() == JOBS * TEXTS, "{items_by_worker:?}");
+    ensure!(
+        of_second as f64 >= 0.9 / 2.0 * left as f64,
+        "the worker that joined ran {of_second} of {left} items"
+    );
+    Ok(())
+}
 
+/// Gives passes to two workers until all jobs are answered: how many of the first [`SOON`] passes the second worker ran. The devices are
+/// equal, also where one process gets less of the machine: neither begins a pass before the other has ended its own, if it has a job.
+async fn run_side_by_side(
+    workers: [&Worker; 2],
+    tickets: &mut [PassTickets; 2],
+    clock: &mut Interval,
+) -> Result<usize> {
+    let mut given = [BEFORE, 0];
     let mut of_second_soon = None;
-    // Equal devices, also where one process gets less of the machine: none begins a pass before the other has ended its own, if it
-    // has a job.
     loop {
         clock.tick().await;
-        let now = [Figures::of(&first).await?, Figures::of(&second).await?];
+        let now = [Figures::of(workers[0]).await?, Figures::of(workers[1]).await?];
         if now.iter().map(|figures| figures.sum("vramq_jobs_answered_total")).sum::<usize>() >= JOBS {
             break;
         }
@@ -273,29 +294,22 @@ async fn a_worker_that_joins_gets_its_share(env: &mut TestEnv) -> Result<()> {
             given[at] += 1;
         }
     }
-    for tickets in &mut tickets {
+    for tickets in tickets {
         tickets.release();
     }
-    let soon = of_second_soon.context("too few jobs")?;
-    ensure!(
-        soon as f64 >= 0.9 / 2.0 * SOON as f64 - 1.0,
-        "the worker that joined ran {soon} of the first {SOON} passes"
-    );
-    let mut items_by_worker = BTreeMap::new();
+    of_second_soon.context("too few jobs")
+}
+
+/// How many items each worker answered, when all jobs are done.
+async fn items_by_worker(caller: &Caller) -> Result<BTreeMap<String, usize>> {
+    let mut items = BTreeMap::new();
     let (mut replies, mut done) = (caller.mailbox().await?, 0);
     while done < JOBS {
         let reply = replies.next().await?;
         ensure!(reply.kind()? != ReplyKind::Failed, "{:?}", reply.failure());
         done += usize::from(reply.kind()? == ReplyKind::Done);
         let headers = reply.reply()?;
-        *items_by_worker.entry(headers.worker).or_insert(0) += headers.items as usize;
+        *items.entry(headers.worker).or_insert(0) += headers.items as usize;
     }
-    let (left, of_second) =
-        ((JOBS - BEFORE) * TEXTS, items_by_worker.get(&second.name).copied().unwrap_or(0));
-    ensure!(items_by_worker.values().sum::<usize>() == JOBS * TEXTS, "{items_by_worker:?}");
-    ensure!(
-        of_second as f64 >= 0.9 / 2.0 * left as f64,
-        "the worker that joined ran {of_second} of {left} items"
-    );
-    Ok(())
+    Ok(items)
 }

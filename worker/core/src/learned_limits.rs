@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ran_out_is_not_tried_again() {
+    fn a_size_that_ran_out_of_memory_is_not_tried_again() {
         let mut limits = none_yet();
         assert_eq!(limits.limit("m", 100), u64::MAX);
         limits.ran_out("m", 100, 80 * MIB, 0);

@@ -98,7 +98,7 @@ impl MemoryWatch {
             let grown = Mib(grown);
             tracing::warn!(
                 device, %grown, bytes_per_job, jobs_left,
-                "device memory grows with every job: a leak. After about jobs_left more jobs the device is full"
+                "device memory leaks: it grows with each job. The device will be full after about as many further jobs as jobs_left says"
             );
         }
     }

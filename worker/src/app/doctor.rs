@@ -52,7 +52,7 @@ impl CgroupsReport {
                 Self { delegated: true, memory: cgroups.has_memory(), in_words: cgroups.to_string() }
             }
             Err(reason) => {
-                let in_words = format!("programs have no cgroups of their own: {reason}");
+                let in_words = format!("programs run in the cgroup of the worker: {reason}");
                 Self { delegated: false, memory: false, in_words }
             }
         }

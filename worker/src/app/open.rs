@@ -211,7 +211,7 @@ fn host_slots(config: &Config) -> Result<Vec<NonZeroU16>, TooLittle> {
         let (model, configured) = (&model.name, model.slots_max);
         tracing::info!(
             model, %host_memory, %body_max, slots, configured, %held,
-            "host memory limits the slots: with more of them, jobs with the largest bodies would not fit worker.host_memory_mib"
+            "worker.host_memory_mib limits the slots: with more slots, jobs with the largest bodies would need more host memory than that"
         );
     }
     Ok(slots)

@@ -26,6 +26,10 @@ use super::topology::FurtherQueue;
 /// How long the broker may take to start a consumer: one that answers nothing for so long delivers no jobs either.
 const CONSUME_MAX: Duration = Duration::from_secs(3);
 
+/// How long the broker may take to count a model's queues, or to give a quarantined job. Its answer comes after the deliveries that it has
+/// sent before, so a slow network needs time. A channel that stays silent for longer settles nothing either.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+
 /// The longest consumer tag: AMQP's short string.
 const TAG_BYTES_MAX: usize = 255;
 
@@ -50,6 +54,15 @@ pub enum ConsumeError {
     /// The core starts no consumer of a queue that it knows to be missing.
     #[error("the queue has no channel")]
     NoChannel,
+}
+
+/// Why there is no answer about a model's queues.
+#[derive(Debug, thiserror::Error)]
+pub enum QueueError {
+    #[error(transparent)]
+    Broker(#[from] lapin::Error),
+    #[error("the broker does not answer within {} s", ANSWER_MAX.as_secs())]
+    Silent,
 }
 
 /// What waits of a model, and the further queues that could not be counted. These have no channel any more.
@@ -205,9 +218,9 @@ impl ModelChannels {
     }
 
     /// Asks how many messages of the model wait to be delivered.
-    pub fn count(&self) -> impl Future<Output = lapin::Result<Counted>> + Send + use<> {
+    pub fn count(&self) -> impl Future<Output = Result<Counted, QueueError>> + Send + use<> {
         let Self { own, jobs, bulk, quarantine, further, .. } = self.clone();
-        async move {
+        answered(async move {
             let quarantined = own.count(&quarantine).await?.waiting;
             let bulk = own.count(&bulk).await?;
             let (mut counts, mut lost) = (vec![own.count(&jobs).await?], Vec::new());
@@ -222,7 +235,7 @@ impl ModelChannels {
                 }));
             }
             Ok(Counted { counts: QueueCounts { jobs: counts, bulk, quarantined }, lost })
-        }
+        })
     }
 
     /// Waits until the broker has read all that was sent on the channels so far, acks above all: it answers in their order.
@@ -242,15 +255,20 @@ impl ModelChannels {
     /// is dropped, the job is held anyway, until the session ends.
     pub fn fetch_quarantined(
         &self,
-    ) -> impl Future<Output = lapin::Result<Option<(Arc<JobChannel>, Delivery)>>> + Send + use<> {
+    ) -> impl Future<Output = Result<Option<(Arc<JobChannel>, Delivery)>, QueueError>> + Send + use<> {
         let (own, quarantine) = (Arc::clone(&self.own), self.quarantine.clone());
         let synced = (!self.further.is_empty()).then(|| self.synced());
-        async move {
+        answered(async move {
             if let Some(synced) = synced {
                 synced.await;
             }
             let delivery = own.get(&quarantine).await?;
             Ok(delivery.map(|delivery| (own, delivery)))
-        }
+        })
     }
+}
+
+/// Waits for the broker's answer, but not for ever.
+async fn answered<T>(request: impl Future<Output = lapin::Result<T>>) -> Result<T, QueueError> {
+    Ok(within(ANSWER_MAX, request).await.ok_or(QueueError::Silent)??)
 }

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_from_a_queue_with_a_length_finds_room() {
+    fn queues_that_take_over_jobs_have_no_length_limit() {
         for queue_type in [QueueType::Quorum, QueueType::Classic] {
             let broker = of_broker(queue_type);
             assert!(job_arguments(&broker, "m").inner().contains_key(LENGTH));

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_withdraw_no_job_is_not_remembered() {
+    fn an_invalid_withdrawal_is_not_remembered() {
         let longest = "i".repeat(ID_BYTES_MAX);
         assert_eq!(read(&withdrawal(&longest, TYPE)).map(|withdrawn| withdrawn.id), Some(longest.clone()));
         assert_eq!(read(&withdrawal(&format!("{longest}i"), TYPE)), None);

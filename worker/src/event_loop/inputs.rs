@@ -13,7 +13,7 @@ use super::completion::{Completion, Sent};
 use super::live_session::Input;
 use crate::broker::control_plane::ControlRequest;
 use crate::broker::job_channel::JobChannel;
-use crate::broker::model_channels::{ConsumeError, Counted, Delivered};
+use crate::broker::model_channels::{ConsumeError, Counted, Delivered, QueueError};
 use crate::broker::received::ReceivedJob;
 use crate::broker::session::{Side, consumer_timeout, message_size_max, why_closed};
 use crate::failpoint::{self, Site};
@@ -65,8 +65,13 @@ impl EventLoop {
                 self.delivered(model, Source::Quarantine, &channel, delivery);
             }
             Input::Fetched(model, Ok(None)) => self.apply(Event::QuarantineEmpty { model }),
-            Input::Counted(_, Err(error)) | Input::Fetched(_, Err(error)) => {
+            Input::Counted(_, Err(QueueError::Broker(error)))
+            | Input::Fetched(_, Err(QueueError::Broker(error))) => {
                 self.failed("look at the queues", &error);
+            }
+            Input::Counted(_, Err(error @ QueueError::Silent))
+            | Input::Fetched(_, Err(error @ QueueError::Silent)) => {
+                self.apply(Event::SessionFailed(format!("look at the queues: {error}")));
             }
             Input::Published(job, Ok(sent)) => self.published(job, sent),
             Input::Published(_, Err(UnknownOutcome::Closed(error))) => self.failed("publish", &error),

@@ -20,7 +20,7 @@ use crate::broker::aux_channel::AuxChannelState;
 use crate::broker::commands::Responder;
 use crate::broker::control_plane::{ControlPlane, ControlRequest};
 use crate::broker::job_channel::JobChannel;
-use crate::broker::model_channels::{ConsumeError, Counted, Delivered, Deliveries};
+use crate::broker::model_channels::{ConsumeError, Counted, Delivered, Deliveries, QueueError};
 use crate::broker::session::{Session, Side};
 use crate::observability::status_reporter::StatusReporter;
 use crate::publishers::PublisherRules;
@@ -32,7 +32,7 @@ const TICK: Duration = Duration::from_secs(1);
 pub(crate) type Pending<T> = FuturesUnordered<Pin<Box<dyn Future<Output = T> + Send>>>;
 
 /// A job of the quarantine, if there was one.
-type Fetched = lapin::Result<Option<(Arc<JobChannel>, Delivery)>>;
+type Fetched = Result<Option<(Arc<JobChannel>, Delivery)>, QueueError>;
 
 /// Something that happened.
 pub(crate) enum Input {
@@ -42,7 +42,7 @@ pub(crate) enum Input {
     Started(ModelIndex, JobQueue, ConsumerId, Result<Deliveries, ConsumeError>),
     /// A consumer was stopped; its stream ends by itself.
     Stopped(ModelIndex, JobQueue, lapin::Result<()>),
-    Counted(ModelIndex, lapin::Result<Counted>),
+    Counted(ModelIndex, Result<Counted, QueueError>),
     /// A further queue is there, with a channel to consume it on; or why not.
     LookedFor(ModelIndex, QueueIndex, Result<Channel, String>),
     Fetched(ModelIndex, Fetched),
@@ -70,7 +70,7 @@ pub(crate) struct LiveSession {
     /// consumer is there stops nothing.
     stop_when_started: HashMap<ConsumerId, bool>,
     pub(crate) stopping: Pending<(ModelIndex, JobQueue, lapin::Result<()>)>,
-    pub(crate) counting: Pending<(ModelIndex, lapin::Result<Counted>)>,
+    pub(crate) counting: Pending<(ModelIndex, Result<Counted, QueueError>)>,
     pub(crate) looking: Pending<(ModelIndex, QueueIndex, Result<Channel, String>)>,
     pub(crate) fetching: Pending<(ModelIndex, Fetched)>,
     /// Every publish about a job is in here: see `ConfirmedPublisher` for why.

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn only_changes_are_told() {
+    fn only_changes_are_reported() {
         let board = StatusBoard::default();
         let mut follower = board.follow();
         board.set(Status::consuming());

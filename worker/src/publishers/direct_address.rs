@@ -148,7 +148,7 @@ mod tests {
     const NUMBERS: [u32; 3] = [834, 0, 1_795_334_685];
 
     #[test]
-    fn what_brokers_made_passes() {
+    fn addresses_that_brokers_made_are_accepted() {
         for genuine in GENUINE {
             assert!(is_direct(genuine));
             assert_eq!(check(genuine), Ok(()), "{genuine}");
@@ -268,7 +268,7 @@ mod tests {
         }
 
         #[test]
-        fn any_process_of_any_broker_passes(
+        fn an_address_of_any_process_of_any_broker_is_accepted(
             hash in 0..NODE_HASHES, id: u32, serial: u32, creation in 1..=u32::MAX, key: [u8; KEY_BYTES],
         ) {
             let node = format!("{NODE_PREFIX}{hash}");
@@ -276,7 +276,7 @@ mod tests {
         }
 
         #[test]
-        fn another_byte_is_noticed_or_harmless(at: prop::sample::Index, byte: u8) {
+        fn an_address_with_one_changed_byte_is_refused_or_harmless(at: prop::sample::Index, byte: u8) {
             let mut term = pid(b"reply@105750580", NUMBERS);
             let at = at.index(term.len());
             term[at] = byte;

@@ -195,7 +195,7 @@ mod tests {
     use Meaning::{Lost, OutOfMemory as Oom, Refused};
 
     #[test]
-    fn every_code_of_the_driver_that_anyone_decides_by() {
+    fn every_code_of_the_driver_that_a_decision_depends_on() {
         use CUresult::*;
         let rows = [
             (CUDA_ERROR_OUT_OF_MEMORY, 2, Oom),

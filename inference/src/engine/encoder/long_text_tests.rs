@@ -60,7 +60,7 @@ fn bytes_left(text: &str) -> usize {
 }
 
 #[test]
-fn what_changes_no_token_is_left_out() {
+fn characters_that_change_no_token_are_left_out() {
     const MIB: usize = 1 << 20;
     for flood in [
         "x",

@@ -124,7 +124,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn what_is_before_a_safe_place_has_the_tokens_of_the_whole(texts in prop::collection::vec(text(), 4)) {
+    fn the_text_before_a_safe_split_has_the_tokens_of_the_whole_text(texts in prop::collection::vec(text(), 4)) {
         static ALL: std::sync::LazyLock<Vec<(String, Tokenizer, SafeSplit)>> = std::sync::LazyLock::new(|| {
             let known = |(name, tokenizer): (String, Tokenizer)| {
                 let split = SafeSplit::of(&tokenizer).unwrap_or_else(|| panic!("{name} is not known"));

@@ -58,7 +58,7 @@ pub enum TypeUnavailable {
         "dtype = \"f16\" is for CUDA devices; the CPU device takes \"auto\", \"f32\" and, with AMX, \"bf16\""
     )]
     F16,
-    #[error("dtype = \"bf16\" takes AMX on the CPU device: {0}; \"auto\" and \"f32\" do without")]
+    #[error("dtype = \"bf16\" needs AMX on the CPU device: {0}. \"auto\" and \"f32\" do not need it")]
     Bf16(AmxAbsent),
 }
 

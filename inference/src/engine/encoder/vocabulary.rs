@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_not_swallowed() {
+    fn a_score_that_is_not_finite_makes_its_element_nan() {
         for level in Level::available() {
             for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 for place in 0..3 {

@@ -28,9 +28,9 @@ pub struct Cgroups {
 /// Why programs have no groups of their own.
 #[derive(Debug, thiserror::Error)]
 pub enum NotDelegated {
-    #[error("there is no cgroup v2 file system in which this process has a group")]
+    #[error("no cgroup v2 file system is mounted that contains the cgroup of this process")]
     NotMounted,
-    #[error("this process is in the machine's root group")]
+    #[error("this process is in the root cgroup of the machine")]
     MachineRoot,
     #[error("read {}: {}", .folder.display(), .error)]
     NotRead { folder: PathBuf, error: io::Error },

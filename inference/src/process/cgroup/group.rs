@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ran_out_of_memory() {
+    fn a_kill_for_memory_is_of_the_group_or_of_the_machine() {
         for (events, at_own_limit) in [
             ("low 0\nhigh 0\nmax 9\noom 1\noom_kill 3\noom_group_kill 1\n", Some(true)),
             // The machine was full, or a group above.

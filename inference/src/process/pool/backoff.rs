@@ -81,7 +81,7 @@ mod tests {
 
     /// One job kills a process five times. A program that dies in every pass waits longer and longer.
     #[test]
-    fn the_crashes_of_one_job_wait_for_nothing() {
+    fn the_first_five_crashes_cause_no_wait() {
         assert_eq!(waits(Backoff::crashed), [0, 0, 0, 0, 0, 1, 2, 4, 8, 16]);
     }
 

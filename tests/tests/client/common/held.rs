@@ -7,6 +7,8 @@ use vramq_producer::{Client, JobError, Reason, SubmitOptions};
 use vramq_schemas::topology::WITHDRAWALS_EXCHANGE;
 use vramq_schemas::withdrawal::{DIGEST, TYPE, Withdrawal};
 use vramq_tests::job::Message;
+use vramq_tests::permissions::{Permissions, documented};
+use vramq_tests::proxy::Proxy;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
@@ -83,6 +85,44 @@ impl HeldWorker {
         );
         client.close().await;
         Ok(())
+    }
+}
+
+/// Jobs of a caller that may not withdraw jobs at first: one is answered, one holds the device, one is in the next pass, and one is
+/// withdrawn.
+const JOBS_OF_UNPERMITTED: usize = 4;
+
+/// Attempts to withdraw a job that the broker refuses, before the caller may.
+const REFUSED_ATTEMPTS: usize = 3;
+
+/// A caller that may not withdraw jobs, behind a proxy that counts what it publishes.
+pub struct UnpermittedCaller {
+    user: String,
+    proxy: Proxy,
+}
+
+impl UnpermittedCaller {
+    pub async fn new(env: &mut TestEnv) -> Result<Self> {
+        let write = r"^vramq\.jobs$".to_owned();
+        let jobs_alone = Permissions { write, ..documented("publisher")? };
+        let (user, url) = env.add_user_with("jobs-alone", &jobs_alone).await?;
+        Ok(Self { user, proxy: Proxy::to(&url).await? })
+    }
+
+    pub fn url(&self) -> &str {
+        self.proxy.url()
+    }
+
+    /// Gives the caller the permission after some refused attempts, and waits until the worker has the withdrawal. Then the other jobs
+    /// go on.
+    pub async fn is_permitted_later(&self, env: &TestEnv, held: &HeldWorker) -> Result<()> {
+        let published = JOBS_OF_UNPERMITTED + REFUSED_ATTEMPTS;
+        until("refused withdrawals", async || Ok((self.proxy.published() >= published).then_some(())))
+            .await?;
+        held.until_counted("vramq_jobs_withdrawn_total", 0.0).await?;
+        env.permit(&self.user, &documented("publisher")?).await?;
+        held.until_counted("vramq_jobs_withdrawn_total", 1.0).await?;
+        held.release()
     }
 }
 

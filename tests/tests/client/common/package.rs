@@ -11,6 +11,8 @@ use vramq_tests::proxy::Cut;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::worker::run_to_end_within;
 
+use super::held::{HeldWorker, UnpermittedCaller};
+
 /// How long a program may take: far more than the slowest needs on a loaded machine.
 pub const DEADLINE: Duration = Duration::from_secs(300);
 
@@ -62,6 +64,17 @@ pub async fn succeeds_while_cut(
     let errors = String::from_utf8_lossy(&ended.stderr);
     ensure!(ended.status.success() && cuts >= 5, "after {cuts} cuts: {}: {errors}", ended.status);
     Ok(())
+}
+
+/// Runs a program whose user may not withdraw jobs at first.
+pub async fn succeeds_when_permitted_later(
+    env: &mut TestEnv,
+    program: impl FnOnce(&str) -> Result<Command>,
+) -> Result<()> {
+    let held = HeldWorker::start(env).await?;
+    let caller = UnpermittedCaller::new(env).await?;
+    let program = succeeds(program(caller.url())?);
+    tokio::try_join!(program, caller.is_permitted_later(env, &held)).map(drop)
 }
 
 /// Runs a program that publishes a job for the model without workers and prints a line; then the broker is out of reach for good.

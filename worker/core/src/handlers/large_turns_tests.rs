@@ -120,7 +120,7 @@ fn a_large_job_stays_while_none_waits_and_until_it_had_its_turn() {
     worker.runs(1);
     assert!(worker.goes_on(1));
     worker.large_wait(1);
-    assert!(!worker.goes_on(1), "no pass of it follows");
+    assert!(!worker.goes_on(1), "no further pass of it starts");
 }
 
 /// The rest of a job that was requeued has a turn of its own, from where it stands.

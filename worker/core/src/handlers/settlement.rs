@@ -130,7 +130,7 @@ impl Core {
             let delivery = &settling.received().delivery;
             let model = &self.models[delivery.model.0].name;
             let (job, trace_id) = (&delivery.id, &delivery.trace_id);
-            tracing::info!(job, trace_id, model, "the caller withdrew the job: no pass of it follows");
+            tracing::info!(job, trace_id, model, "the caller withdrew the job: no further pass of it starts");
         }
     }
 

@@ -294,7 +294,7 @@ fn a_refused_publication_is_offered_again() {
 
 /// A retry of the dead letter starts behind them, and the replies beside it are all that is missing.
 #[test]
-fn replies_that_were_taken_before_one_was_not_count_as_answered() {
+fn replies_that_were_confirmed_before_a_refused_one_count_as_answered() {
     let outcomes =
         [(JobOutcome::Reply, "unroutable"), (requeue(None), "unroutable"), (dead_letter(), "engine-failed")];
     for (outcome, reason) in outcomes {

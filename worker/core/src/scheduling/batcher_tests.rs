@@ -203,7 +203,7 @@ fn callers_get_equal_shares_however_many_jobs_they_have() {
 
 /// Publishers that the broker does not vouch for are one caller, however many they are.
 #[test]
-fn nobody_in_particular_gets_one_named_callers_share() {
+fn all_unnamed_callers_together_get_the_share_of_one_named_caller() {
     let mut batcher = batcher(800);
     (0..20).for_each(|key| batcher.push(job(key, &[10; 1000])));
     batcher.push(of("one", job(100, &[10; 1000])));

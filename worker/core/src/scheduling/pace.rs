@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn one_short_pass_is_forgotten_and_small_ones_say_nothing() {
+    fn one_short_pass_is_forgotten_and_small_passes_do_not_count() {
         let mut pace = after(&[(100, 400), (100, 200)]);
         (0..20).for_each(|_| pace.pass_took(100, 100, 400 * MILLI));
         assert_eq!(pace.next_after(100), 300 * MILLI);

@@ -87,8 +87,8 @@ impl Programs {
     fn launcher(&mut self) -> Launcher {
         let cgroups = self.cgroups.get_or_insert_with(|| {
             Cgroups::prepare()
-                .inspect(|cgroups| tracing::info!(%cgroups, "programs have cgroups of their own"))
-                .inspect_err(|reason| tracing::info!(%reason, "programs have no cgroups of their own"))
+                .inspect(|cgroups| tracing::info!(%cgroups, "each program runs in a cgroup of its own"))
+                .inspect_err(|reason| tracing::info!(%reason, "programs run in the cgroup of the worker"))
         });
         Launcher { cgroups: cgroups.as_ref().ok().cloned(), ..Launcher::default() }
     }

@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn usage_is_read_from_the_assemblers_words() {
+    fn resources_of_a_kernel_are_read_from_the_assemblers_output() {
         let log = "ptxas info    : 56 bytes gmem\n\
             ptxas info    : Compiling entry function 'pool_f16' for 'sm_90'\n\
             ptxas info    : Function properties for pool_f16\n\

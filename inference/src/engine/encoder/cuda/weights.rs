@@ -340,7 +340,7 @@ impl Loading<'_> {
     }
 }
 
-/// Copies numbers of a tensor to the device, as elements. `bytes` is for their way there.
+/// Copies numbers of a tensor to the device, as elements. `bytes` is a buffer for the encoded elements.
 fn upload(
     config: &ModelConfig,
     device: &CudaDevice,

@@ -177,13 +177,13 @@ impl Products {
         if !matches!(first, Err(code) if is_refusal(code)) {
             return first.map(|()| true).map_err(failed);
         }
-        // The algorithm was chosen for about so many rows, and may not be for exactly so many: the library is asked once more.
+        // The algorithm was chosen for the rows of the bucket, and may not work for fewer rows.
         tracing::debug!(
             inner,
             columns,
             rows,
             planned = bucket,
-            "cuBLASLt refused the algorithm that it had named for about so many rows: asking for exactly this number"
+            "cuBLASLt refused an algorithm that it had chosen for a larger number of rows: asking it for exactly this number of rows"
         );
         let planned = Plan::new(&self.handle, &shape, rows, workspace);
         *plan =

@@ -1,0 +1,54 @@
+//! A broker that never answers a request about a queue, on connections that stand: the worker gives the session up, and opens another.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use lapin::types::AMQPValue;
+use vramq_tests::answers::answered_once;
+use vramq_tests::flow::announce_lost_sessions;
+use vramq_tests::frames::Request;
+use vramq_tests::on_one_setup;
+use vramq_tests::proxy::Proxy;
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::worker::Worker;
+
+on_one_setup!(a_queue_count_without_an_answer_ends_the_session, a_fetch_without_an_answer_ends_the_session);
+
+/// A worker behind a proxy.
+async fn worker_behind_proxy(env: &mut TestEnv) -> Result<(Worker, Arc<Proxy>)> {
+    announce_lost_sessions(env);
+    let proxy = env.proxy().await?;
+    let worker = env.worker(&[&format!("broker.url={}", proxy.url())]).await?;
+    Ok((worker, proxy))
+}
+
+/// Waits until the worker gives the session up, and lets the next one pass.
+async fn given_up(worker: &Worker, proxy: &Proxy) -> Result<()> {
+    let line = worker.log.wait_for("session lost").await?;
+    let expected = "look at the queues: the broker does not answer within 60 s";
+    ensure!(line.text().contains(expected), "{}", line.text());
+    proxy.pass();
+    worker.sessions(2).await
+}
+
+/// The worker counts its queues each second.
+async fn a_queue_count_without_an_answer_ends_the_session(env: &mut TestEnv) -> Result<()> {
+    let (worker, proxy) = worker_behind_proxy(env).await?;
+    proxy.swallow_requests(Request::DeclareQueue);
+    given_up(&worker, &proxy).await?;
+    env.client.publish(MODEL, env.job("next", ["x"])?).await?;
+    answered_once(&mut env.replies().await?, "next", &["x".to_owned()]).await?;
+    worker.drain().await
+}
+
+/// The worker asks for a quarantined job, and takes no others meanwhile. When it has given up, it takes both.
+async fn a_fetch_without_an_answer_ends_the_session(env: &mut TestEnv) -> Result<()> {
+    let (worker, proxy) = worker_behind_proxy(env).await?;
+    proxy.swallow_requests(Request::Get);
+    let suspect = env.job("suspect", ["x"])?.with_header("crashes", AMQPValue::LongLongInt(2)).as_worker();
+    env.client.publish(MODEL, suspect).await?;
+    worker.log.wait_for("quarantined jobs run next").await?;
+    given_up(&worker, &proxy).await.with_context(|| worker.log.text())?;
+    answered_once(&mut env.replies().await?, "suspect", &["x".to_owned()]).await?;
+    worker.drain().await
+}
