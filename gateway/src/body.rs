@@ -1,6 +1,6 @@
 //! Reads request bodies: bounded in bytes, in time and in how many are in memory at once.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -52,7 +52,8 @@ pub async fn json<T: DeserializeOwned + Send + 'static>(
         return Err(too_large(most));
     }
     let bytes = length.unwrap_or(0);
-    let mut room = Room { memory: &app.bodies, held: app.bodies.room(&caller.name, bytes)?, bytes };
+    let mut room =
+        Room { memory: &app.bodies, held: app.bodies.room(&caller.name, bytes, Instant::now())?, bytes };
     let reading = timeout(BODY_MAX, read(Limited::new(body, most), most, &mut room)).await;
     let bytes = reading.map_err(|_| {
         Problem::new(StatusCode::REQUEST_TIMEOUT, "slow_body", "the body did not come in time")
@@ -76,7 +77,7 @@ impl Room<'_> {
     /// # Errors
     /// Other bodies have the memory, or all of it is too little.
     fn grow_to(&mut self, bytes: usize) -> Result<(), Problem> {
-        self.memory.grow(&mut self.held, bytes)?;
+        self.memory.grow(&mut self.held, bytes, Instant::now())?;
         self.bytes = self.bytes.max(bytes);
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Shared by the routes of OpenAI and text-embeddings-inference: publishes one job for a request, and waits for its results.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts as _, Query, Request};
@@ -120,7 +121,7 @@ impl Admitted {
     /// # Errors
     /// Other bodies have the memory, or all of it is too little.
     pub fn hold(&mut self, bytes: usize) -> Result<(), Problem> {
-        self.app.bodies.grow(&mut self.room, bytes)
+        self.app.bodies.grow(&mut self.room, bytes, Instant::now())
     }
 
     /// Publishes the inputs as one job, and waits for its results.
