@@ -2,7 +2,7 @@
 //
 // Each step is a visit of its own; what an action does at the broker is for the caller to check.
 
-import { existsSync, readFileSync, writeFileSync } from "node:fs";
+import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
@@ -49,12 +49,14 @@ async function run(page, model) {
   await page.click("#try-form button[type=submit]");
 }
 
-/** Waits until the browser has saved a file. */
-async function saved(file) {
-  for (let tries = 0; !existsSync(file); tries += 1) {
-    check(tries < 600, `${file} is not saved`);
+/** Waits until the browser has saved a file; its name. Some browsers add the extension of its media type. */
+async function saved(folder, id) {
+  for (let tries = 0; tries < 600; tries += 1) {
+    const name = readdirSync(folder).find((name) => name === id || name === `${id}.json`);
+    if (name) return name;
     await new Promise((resolve) => setTimeout(resolve, 100));
   }
+  throw new Error(`${id} is not saved: ${readdirSync(folder)}`);
 }
 
 /** Runs in the page: what the timeline of a worker's card shows. Nothing else has the colour of the marks, and is as high as the picture. */
@@ -143,8 +145,7 @@ const steps = {
     const said = await page.value(status);
     // A browser reports an answer of 404 as an error.
     if (!said.startsWith("saved")) page.faults = page.faults.filter((fault) => !String(fault).includes("404"));
-    else await saved(join(folder, id));
-    return { id, said };
+    return { said, file: said.startsWith("saved") ? await saved(folder, id) : null };
   },
 
   /** A job that does not end, withdrawn by the button. */

@@ -151,7 +151,7 @@ fn it_saves_an_output_that_is_in_a_store() {
     let (key, text) = (keys["boss"].trim_start_matches("Bearer "), "x".repeat(2000));
     let seen = visit(&setup.gateways[0], "outputs", key, &[ECHO, &text, &saved]);
     assert!(seen["said"].as_str().unwrap().ends_with("application/json"), "{seen}");
-    let file = Path::new(&saved).join(seen["id"].as_str().unwrap());
+    let file = Path::new(&saved).join(seen["file"].as_str().unwrap());
     assert_eq!(std::fs::read_to_string(file).unwrap(), format!("\"{text}\""));
     let seen = visit(&setup.gateways[1], "outputs", key, &[ECHO, &text, &saved]);
     assert!(seen["said"].as_str().unwrap().contains("outputs.folder"), "{seen}");
