@@ -77,6 +77,30 @@ function chart(card) {
   };
 }
 
+/** Runs in the page: a timeline of four samples, a minute apart. Where it has which colour, one column from each minute. */
+async function drawn() {
+  const { timeline } = await import("/page/chart.js");
+  const canvas = document.createElement("canvas");
+  Object.assign(canvas.style, { width: "300px", height: "180px" });
+  document.body.append(canvas);
+  const sample = (at_ms, used, slots, unacknowledged, out_of_memory) =>
+    ({ at_ms, total: 1000, held: 0, used, slots, unacknowledged, out_of_memory });
+  timeline(canvas, [sample(0, 100, 8, 0, 0), sample(60e3, 900, 8, 4, 0), sample(120e3, 300, 2, 1, 1), sample(180e3, 300, 4, 1, 0)]);
+  const context = canvas.getContext("2d");
+  const { data } = context.getImageData(0, 0, 300, 180);
+  const rows = (name, x) => {
+    context.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+    const wanted = [1, 3, 5].map((at) => parseInt(context.fillStyle.slice(at, at + 2), 16));
+    const found = [...Array(180).keys()].filter((y) => wanted.every((value, at) => data[4 * (y * 300 + x) + at] === value));
+    return found.length > 0 ? [found[0], found.at(-1)] : null;
+  };
+  const columns = (name) => [50, 150, 250].map((x) => rows(name, x));
+  return {
+    says: canvas.getAttribute("aria-label"), mark: rows("--bad", 201),
+    used: columns("--used"), slots: columns("--slots"), jobs: columns("--jobs"),
+  };
+}
+
 const result = "document.querySelector('#try-result').textContent";
 const hasResult = "!document.querySelector('#try-result').hidden";
 
@@ -94,6 +118,12 @@ const steps = {
       charts: [...document.querySelectorAll("#worker-cards article")].map(${chart}),
       letters: document.querySelector("#dead-groups").innerText,
     })`);
+  },
+
+  /** The timeline of samples that are made up. */
+  async timeline(page) {
+    await visit(page);
+    return page.value(`(${drawn})()`);
   },
 
   /** Texts through a model; the result as it is shown. */
@@ -249,9 +279,9 @@ const steps = {
   /** Light, dark and narrow: no serious finding, nothing cut off; pictures, if a folder for them is named. */
   async looks(page, model, folder) {
     const looks = {
-      light: { scheme: "light", shown: 1400 },
-      dark: { scheme: "dark", shown: 1400 },
-      narrow: { scheme: "light", shown: 1700, width: 390, height: 844 },
+      light: { scheme: "light", shown: 1480 },
+      dark: { scheme: "dark", shown: 1480 },
+      narrow: { scheme: "light", shown: 1820, width: 390, height: 844 },
     };
     for (const [name, { shown, ...look }] of Object.entries(looks)) {
       await visit(page, look);
