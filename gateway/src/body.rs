@@ -118,7 +118,11 @@ async fn read(mut body: Limited<Body>, most: usize, room: &mut Room<'_>) -> Resu
     Ok(bytes.freeze())
 }
 
+/// All bodies are objects. The deserializer would also take a list of an object's values.
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    if bytes.trim_ascii_start().first() != Some(&b'{') {
+        return Err(Problem::invalid("the body is malformed: it must be a JSON object"));
+    }
     serde_json::from_slice(bytes).map_err(|e| {
         let mut what = e.to_string();
         // The parser quotes what it found, which may be long.
@@ -174,6 +178,18 @@ mod tests {
         }
         assert_eq!(refused("application/json", Some("Identity")), None);
         assert_eq!(refused("application/json", Some("gzip")), Some("content_encoding"));
+    }
+
+    #[test]
+    fn a_body_is_an_object() {
+        #[derive(Debug, serde::Deserialize)]
+        struct Value {
+            a: u8,
+        }
+        assert_eq!(parse::<Value>(b" \r\n\t{\"a\": 1}").unwrap().a, 1);
+        for other in ["", " ", "[1]", "1", "null", "\"a\"", "\u{feff}{\"a\": 1}", "{\"a\": 1} x"] {
+            assert_eq!(parse::<Value>(other.as_bytes()).unwrap_err().status, 400, "{other}");
+        }
     }
 
     #[test]

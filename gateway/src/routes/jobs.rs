@@ -21,6 +21,7 @@ use super::{Authenticated, references};
 use crate::app::{App, Permits};
 use crate::body;
 use crate::drain::Drain;
+use crate::files::is_id;
 use crate::held_body::UntilSent;
 use crate::job_task::{Submission, start};
 use crate::jobs::earlier::Name;
@@ -87,6 +88,11 @@ pub async fn put(
 ) -> Result<Response, Problem> {
     if !is_name(&id) {
         let message = "a job's id has 1 to 64 characters of a-z, A-Z, 0-9, `-`, `_` and `.`";
+        return Err(Problem::invalid(message).about("id"));
+    }
+    // Its results could not be stored: in a common folder they would look like an upload's description.
+    if is_id(&id) {
+        let message = "`file-` and 32 hexadecimal digits are the id of an upload, and cannot be a job's";
         return Err(Problem::invalid(message).about("id"));
     }
     submit(&app, &caller, Some(id), trace, &headers, body).await
