@@ -62,13 +62,13 @@ impl ResultStore {
         Claimant::new(Arc::clone(&self.storage.objects), owner, id)
     }
 
-    /// A name cannot be claimed: it is published without a claim, as without a store.
+    /// A name cannot be claimed, because the store fails or has no way to: the job is published without a claim, as without a store.
     pub fn cannot_claim(&self, error: &dyn std::fmt::Display) {
         self.unclaimed.call_once(|| {
             tracing::warn!(
                 %error,
-                "the store of results cannot create an object only if there is none: two gateways that get the same request at the same \
-                 moment may both publish its job. Not reported again"
+                "cannot claim the name of a job in the store of results: two gateways that get the same request at the same moment may \
+                 both publish its job. Not reported again"
             );
         });
     }
