@@ -80,13 +80,25 @@ function newCard(name) {
   const state = element("span", { class: "pill" });
   const canvas = element("canvas", { role: "img" });
   const facts = element("dl");
-  const legend = element("ul", { class: "legend", "aria-hidden": "true" },
-    element("li", { class: "used" }, "used"),
-    element("li", { class: "held" }, "held by passes"),
-    element("li", { class: "oom" }, "out of memory"));
+  // The picture's label says all of this in words.
+  const legend = element("ul", { class: "legend", "aria-hidden": "true" });
   const root = element("article", { class: "card", "aria-label": `Worker ${name}` },
     element("header", {}, element("h3", {}, name), state), canvas, legend, facts);
-  return { root, state, canvas, facts };
+  return { root, state, canvas, legend, facts };
+}
+
+/** What the picture's colours mean, with the last values. */
+function legend(samples) {
+  const last = samples.at(-1);
+  const entries = [
+    ["used", "memory used", last && bytes(last.used)],
+    ["held", "held by passes", last && bytes(last.held)],
+    ["slots", "slots", last?.slots],
+    ["jobs", "unacknowledged jobs", last?.unacknowledged],
+    ["oom", "out of memory"],
+  ];
+  return entries.map(([name, text, value]) =>
+    element("li", { class: name }, text, ...(value === undefined ? [] : [" ", element("b", {}, value)])));
 }
 
 function fillCard(card, worker) {
@@ -94,6 +106,7 @@ function fillCard(card, worker) {
   card.state.textContent = state;
   card.state.className = `pill ${STATES[state] ?? "bad"}`;
   timeline(card.canvas, worker.timeline);
+  card.legend.replaceChildren(...legend(worker.timeline));
   const facts = [];
   const fact = (name, value) => facts.push(element("dt", {}, name), element("dd", {}, value));
   if (worker.reason) fact("why", worker.reason);

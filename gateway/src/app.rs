@@ -154,12 +154,7 @@ impl App {
     /// The gateway drains or is full, or the caller has its share.
     pub fn admit(&self, caller: &Arc<Caller>) -> Result<Permits, Problem> {
         if *self.drain.borrow() != Drain::Serving {
-            return Err(Problem::busy(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "draining",
-                "this gateway is stopping",
-                FULL_RETRY,
-            ));
+            return Err(draining());
         }
         if let Some(per_minute) = caller.requests_per_minute {
             caller.usage.take_request(per_minute, Instant::now()).map_err(|after| {
@@ -302,6 +297,11 @@ impl App {
         let rate = self.link.fleet().jobs_per_s(model, &key, now);
         Some(Outlook { depth: ready, wait: outlook::wait(ready, rate) })
     }
+}
+
+/// Nothing was published.
+pub fn draining() -> Problem {
+    Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "draining", "this gateway is stopping", FULL_RETRY)
 }
 
 fn too_many(code: &'static str, message: String, after: Duration) -> Problem {

@@ -1,6 +1,6 @@
 //! Reads request bodies: bounded in bytes, in time and in how many are in memory at once.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -52,7 +52,8 @@ pub async fn json<T: DeserializeOwned + Send + 'static>(
         return Err(too_large(most));
     }
     let bytes = length.unwrap_or(0);
-    let mut room = Room { memory: &app.bodies, held: app.bodies.room(&caller.name, bytes)?, bytes };
+    let mut room =
+        Room { memory: &app.bodies, held: app.bodies.room(&caller.name, bytes, Instant::now())?, bytes };
     let reading = timeout(BODY_MAX, read(Limited::new(body, most), most, &mut room)).await;
     let bytes = reading.map_err(|_| {
         Problem::new(StatusCode::REQUEST_TIMEOUT, "slow_body", "the body did not come in time")
@@ -76,7 +77,7 @@ impl Room<'_> {
     /// # Errors
     /// Other bodies have the memory, or all of it is too little.
     fn grow_to(&mut self, bytes: usize) -> Result<(), Problem> {
-        self.memory.grow(&mut self.held, bytes)?;
+        self.memory.grow(&mut self.held, bytes, Instant::now())?;
         self.bytes = self.bytes.max(bytes);
         Ok(())
     }
@@ -117,7 +118,11 @@ async fn read(mut body: Limited<Body>, most: usize, room: &mut Room<'_>) -> Resu
     Ok(bytes.freeze())
 }
 
+/// All bodies are objects. The deserializer would also take a list of an object's values.
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    if bytes.trim_ascii_start().first() != Some(&b'{') {
+        return Err(Problem::invalid("the body is malformed: it must be a JSON object"));
+    }
     serde_json::from_slice(bytes).map_err(|e| {
         let mut what = e.to_string();
         // The parser quotes what it found, which may be long.
@@ -173,6 +178,18 @@ mod tests {
         }
         assert_eq!(refused("application/json", Some("Identity")), None);
         assert_eq!(refused("application/json", Some("gzip")), Some("content_encoding"));
+    }
+
+    #[test]
+    fn a_body_is_an_object() {
+        #[derive(Debug, serde::Deserialize)]
+        struct Value {
+            a: u8,
+        }
+        assert_eq!(parse::<Value>(b" \r\n\t{\"a\": 1}").unwrap().a, 1);
+        for other in ["", " ", "[1]", "1", "null", "\"a\"", "\u{feff}{\"a\": 1}", "{\"a\": 1} x"] {
+            assert_eq!(parse::<Value>(other.as_bytes()).unwrap_err().status, 400, "{other}");
+        }
     }
 
     #[test]

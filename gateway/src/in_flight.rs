@@ -1,29 +1,42 @@
-//! Counts the requests that are in flight at a time, and estimates when one of them will end. Pure but for its lock.
+//! Bounds what is in flight at a time, such as requests or the bytes of bodies, and estimates when some of it will end. Pure but for its
+//! lock.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// How much one more request counts in the mean: the last ten make up two thirds.
+/// How much one more place counts in the mean: the last ten make up two thirds.
 const MEAN_WEIGHT: f64 = 0.1;
 
-/// What a place takes at least, if no request has ended yet and none has been in flight for longer.
+/// What a place takes at least, if none has ended yet and none has been in flight for longer.
 const LEAST_WAIT: Duration = Duration::from_secs(1);
 
-/// Requests in flight. Clones count the same.
+/// What is in flight. Clones count the same.
 #[derive(Clone, Debug, Default)]
 pub struct InFlight(Arc<Mutex<Places>>);
+
+/// An [`InFlight`] that is forgotten when nobody has it or a place of it.
+#[derive(Debug)]
+pub struct WeakInFlight(Weak<Mutex<Places>>);
 
 #[derive(Debug, Default)]
 struct Places {
     last: u64,
-    /// Since when each is in flight, in order.
-    since: BTreeMap<u64, Instant>,
+    /// In the order in which they began.
+    held: BTreeMap<u64, Held>,
+    /// The units of all.
+    units: usize,
     /// The mean time of those that ended, in seconds.
     mean_s: Option<f64>,
 }
 
-/// One request in flight, until it is dropped.
+#[derive(Debug)]
+struct Held {
+    since: Instant,
+    units: usize,
+}
+
+/// One place in flight, until it is dropped.
 #[derive(Debug)]
 pub struct Place {
     of: InFlight,
@@ -31,20 +44,31 @@ pub struct Place {
 }
 
 impl InFlight {
-    /// Takes a place, if fewer than `most` requests are in flight.
+    /// Takes a place, if fewer than `most` are taken.
     ///
     /// # Errors
-    /// About how long it takes until one of them ends.
+    /// About how long it takes until one of them is free.
     pub fn enter(&self, most: usize, now: Instant) -> Result<Place, Duration> {
+        self.take(1, most, now)
+    }
+
+    /// Takes a place of so many units, if all places have at most `most` then.
+    ///
+    /// # Errors
+    /// About how long it takes until so many are free.
+    pub fn take(&self, units: usize, most: usize, now: Instant) -> Result<Place, Duration> {
         let mut places = self.places();
-        if places.since.len() >= most {
-            return Err(places.next_end(now));
-        }
+        places.check(units, most, None, now)?;
         places.last += 1;
+        places.units += units;
         let number = places.last;
-        places.since.insert(number, now);
+        places.held.insert(number, Held { since: now, units });
         drop(places);
         Ok(Place { of: self.clone(), number })
+    }
+
+    pub fn downgrade(&self) -> WeakInFlight {
+        WeakInFlight(Arc::downgrade(&self.0))
     }
 
     /// Nothing panics while it holds the lock.
@@ -53,22 +77,80 @@ impl InFlight {
     }
 }
 
+impl WeakInFlight {
+    pub fn upgrade(&self) -> Option<InFlight> {
+        self.0.upgrade().map(InFlight)
+    }
+
+    /// Whether somebody has it, or a place of it.
+    pub fn is_held(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
+impl Place {
+    pub fn units(&self) -> usize {
+        self.of.places().held.get(&self.number).map_or(0, |held| held.units)
+    }
+
+    /// Takes more units, if all places have at most `most` then.
+    ///
+    /// # Errors
+    /// About how long it takes until so many are free.
+    pub fn grow(&mut self, units: usize, most: usize, now: Instant) -> Result<(), Duration> {
+        let mut places = self.of.places();
+        places.check(units, most, Some(self.number), now)?;
+        places.units += units;
+        if let Some(held) = places.held.get_mut(&self.number) {
+            held.units += units;
+        }
+        Ok(())
+    }
+
+    /// Gives back units that it has.
+    pub fn shrink(&mut self, units: usize) {
+        let mut places = self.of.places();
+        places.units -= units;
+        if let Some(held) = places.held.get_mut(&self.number) {
+            held.units -= units;
+        }
+    }
+}
+
 impl Places {
-    /// If requests take as long as those before them, the oldest ends first. One that has taken longer than the mean says nothing:
-    /// then requests are taken to end evenly. Before the first end, a request is taken to need as long again as it has had.
-    fn next_end(&self, now: Instant) -> Duration {
-        let Some(oldest) = self.since.values().next() else { return LEAST_WAIT };
-        let age = now.saturating_duration_since(*oldest);
+    /// Whether there is room for so many more units, for a new place or for one that there is.
+    fn check(&self, units: usize, most: usize, of: Option<u64>, now: Instant) -> Result<(), Duration> {
+        match (self.units + units).saturating_sub(most) {
+            0 => Ok(()),
+            missing => Err(self.free_after(missing, of, now)),
+        }
+    }
+
+    /// If places take as long as those before them, the oldest ends first. One that has taken longer than the mean is taken to need
+    /// as long again, as before the first end; but then all of them end evenly. `of` does not count: it is given back when it cannot
+    /// grow.
+    fn free_after(&self, missing: usize, of: Option<u64>, now: Instant) -> Duration {
+        let others = self.held.iter().filter(|(number, _)| Some(**number) != of).map(|(_, held)| held);
+        let all: usize = others.clone().map(|held| held.units).sum();
+        let mut freed = 0;
+        // The oldest whose ends are enough, or all.
+        let last = others.filter(|held| held.units > 0).find(|held| {
+            freed += held.units;
+            freed >= missing.min(all)
+        });
+        let Some(last) = last else { return LEAST_WAIT };
+        let age = now.saturating_duration_since(last.since);
         let Some(mean_s) = self.mean_s else { return age.max(LEAST_WAIT) };
         let mean = Duration::from_secs_f64(mean_s);
         match mean.checked_sub(age) {
             Some(left) if !left.is_zero() => left,
-            _ => mean.div_f64(self.since.len() as f64),
+            _ => age.mul_f64(freed as f64 / all as f64),
         }
     }
 
     fn end(&mut self, number: u64, now: Instant) {
-        let Some(since) = self.since.remove(&number) else { return };
+        let Some(Held { since, units }) = self.held.remove(&number) else { return };
+        self.units -= units;
         let took = now.saturating_duration_since(since).as_secs_f64();
         let mean = self.mean_s.get_or_insert(took);
         *mean += MEAN_WEIGHT * (took - *mean);
@@ -99,22 +181,47 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_for_a_place_follows_how_long_requests_take() {
+    fn units_are_bounded_and_come_back() {
+        let (in_flight, now) = (InFlight::default(), Instant::now());
+        let mut first = in_flight.take(3, 10, now).unwrap();
+        let second = in_flight.take(6, 10, now).unwrap();
+        assert!(in_flight.take(2, 10, now).is_err() && first.grow(2, 10, now).is_err());
+        first.grow(1, 10, now).unwrap();
+        assert_eq!((first.units(), in_flight.places().units), (4, 10));
+        first.shrink(1);
+        drop(second);
+        assert_eq!((first.units(), in_flight.places().units), (3, 3));
+        drop(first);
+        assert_eq!(in_flight.places().units, 0);
+    }
+
+    #[test]
+    fn the_wait_for_a_place_follows_how_long_places_take() {
         let start = Instant::now();
         let mut places = Places::default();
-        let enter = |places: &mut Places, second: u32| {
+        let enter = |places: &mut Places, second: u32, units| {
             places.last += 1;
-            places.since.insert(places.last, start + second * SECOND);
+            places.held.insert(places.last, Held { since: start + second * SECOND, units });
+            places.units += units;
             places.last
         };
-        let first = enter(&mut places, 0);
-        assert_eq!(places.next_end(start), SECOND);
-        assert_eq!(places.next_end(start + 20 * SECOND), 20 * SECOND, "as long again");
+        let after =
+            |places: &Places, missing, second| places.free_after(missing, None, start + second * SECOND);
+        let first = enter(&mut places, 0, 1);
+        assert_eq!(after(&places, 1, 0), SECOND);
+        assert_eq!(after(&places, 1, 20), 20 * SECOND, "as long again");
         places.end(first, start + 60 * SECOND);
-        enter(&mut places, 60);
-        enter(&mut places, 80);
-        for (second, wait) in [(80, 40), (119, 1), (121, 30)] {
-            assert_eq!(places.next_end(start + second * SECOND), wait * SECOND, "{second}");
+        let oldest = enter(&mut places, 60, 1);
+        enter(&mut places, 80, 2);
+        for (second, wait) in [(80, 40), (119, 1), (120, 20), (150, 30)] {
+            assert_eq!(after(&places, 1, second), wait * SECOND, "{second}");
         }
+        // Those of the oldest are not enough: the next one has to end, too.
+        for (second, wait) in [(80, 60), (119, 21), (141, 61)] {
+            assert_eq!(after(&places, 2, second), wait * SECOND, "{second}");
+        }
+        assert_eq!(after(&places, 9, 80), 60 * SECOND, "more than all have");
+        // What cannot grow ends at once, and frees nothing that is missing.
+        assert_eq!(places.free_after(1, Some(oldest), start + 80 * SECOND), 60 * SECOND);
     }
 }

@@ -18,6 +18,7 @@ use vramq_schemas::withdrawal::{self, Digest, Withdrawal};
 use crate::app::{App, Permits};
 use crate::body_memory::BodyRoom;
 use crate::config::Broker;
+use crate::jobs::claim::Claim;
 use crate::jobs::earlier::{keyed_id, own_message_id};
 use crate::jobs::entry::{Entry, PROGRESS, State};
 use crate::jobs::in_time::in_time;
@@ -58,6 +59,8 @@ pub struct Submission {
     pub permits: Permits,
     /// The share of bodies in memory that the request's takes.
     pub body: BodyRoom,
+    /// On the job's name, if other gateways could publish it, too.
+    pub claim: Option<Claim>,
 }
 
 /// Starts a job, or finds the one that the same request has started before.
@@ -113,10 +116,10 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
         idempotency_key: submission.idempotency_key,
         kept,
     };
-    let (permits, body) = (submission.permits, submission.body);
+    let (permits, body, claim) = (submission.permits, submission.body, submission.claim);
     let own = task.recorded().is_none().then(|| app.own_job());
     tokio::spawn(async move {
-        task.run(task.live(job, options, body), Some(permits)).await;
+        task.run(task.live(job, options, body, claim), Some(permits)).await;
         drop(own);
     });
     Ok(entry)
@@ -180,19 +183,22 @@ impl Task {
     }
 
     /// From the publish to the last reply.
-    async fn live(&self, job: Job, options: SubmitOptions, body: BodyRoom) -> End {
+    async fn live(&self, job: Job, options: SubmitOptions, body: BodyRoom, claim: Option<Claim>) -> End {
         let model = job.model.clone();
         let client = self.recorded().map_or(&self.app.client, |(_, adoption)| &adoption.client);
         let pending = match client.submit(job, options).await {
             Ok(pending) => pending,
             Err(error) => {
                 let after = self.app.accepted_after(&model);
-                return End::Unpublished(Problem::unpublished(&error, &self.entry.message_id, after));
+                let problem = Problem::unpublished(&error, &self.entry.message_id, after);
+                return End::Unpublished(problem, claim);
             }
         };
         drop(body);
         self.app.link.queues().published(&model);
         self.put_record(client).await;
+        // From here on other gateways find the record.
+        drop(claim);
         self.entry.happened("queued", self.estimate(), Some(State::Queued));
         self.follow(pending, client).await
     }
@@ -273,7 +279,7 @@ impl Task {
             was_withdrawn = !end.is_without_reply();
             end = End::Stored(state);
         }
-        let Ended { state, receipt, is_to_be_stored, is_to_be_kept } = self.ended(end);
+        let Ended { state, receipt, claim, is_to_be_stored, is_to_be_kept } = self.ended(end);
         if is_to_be_stored {
             self.store(&state).await;
             // The record goes later: without it nobody could tell what to make of the replies.
@@ -285,6 +291,8 @@ impl Task {
         } else {
             self.app.jobs.forget(&self.entry, self.idempotency_key.as_deref());
         }
+        // Other gateways may publish the job now, or find its end.
+        drop(claim);
         let data = match &state {
             State::Done(answer) => json!({
                 "items": self.entry.items, "worker": answer.worker, "tokens": answer.tokens,

@@ -1,16 +1,16 @@
 //! Shares of callers in something that the gateway bounds: none takes what others need.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Mutex, PoisonError};
 
-use tokio::sync::Semaphore;
+use crate::in_flight::{InFlight, WeakInFlight};
 
 /// The share of each caller that has something, by its name.
 #[derive(Debug)]
 pub struct Shares {
-    /// Permits of each.
+    /// Units of each.
     most: usize,
-    by_caller: Mutex<HashMap<String, Weak<Semaphore>>>,
+    by_caller: Mutex<HashMap<String, WeakInFlight>>,
 }
 
 impl Shares {
@@ -18,36 +18,39 @@ impl Shares {
         Self { most, by_caller: Mutex::default() }
     }
 
-    /// The permits of every caller.
+    /// The units of every caller.
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// A caller's share, forgotten when the last permit and handle of it are dropped.
-    pub fn of(&self, caller: &str) -> Arc<Semaphore> {
+    /// What a caller has of its share, forgotten when the last place and handle of it are dropped.
+    pub fn of(&self, caller: &str) -> InFlight {
         // Nothing panics while it holds the lock.
         let mut by_caller = self.by_caller.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = by_caller.get(caller).and_then(Weak::upgrade) {
+        if let Some(found) = by_caller.get(caller).and_then(WeakInFlight::upgrade) {
             return found;
         }
-        by_caller.retain(|_, share| share.strong_count() > 0);
-        let new = Arc::new(Semaphore::new(self.most));
-        by_caller.insert(caller.to_owned(), Arc::downgrade(&new));
+        by_caller.retain(|_, share| share.is_held());
+        let new = InFlight::default();
+        by_caller.insert(caller.to_owned(), new.downgrade());
         new
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
     fn only_callers_that_have_something_are_counted() {
-        let shares = Shares::new(1);
-        let held = shares.of("a").try_acquire_owned().unwrap();
-        assert!(shares.of("a").try_acquire_owned().is_err() && shares.of("b").try_acquire_owned().is_ok());
+        let (shares, now) = (Shares::new(1), Instant::now());
+        let enter = |caller: &str| shares.of(caller).enter(shares.most(), now);
+        let held = enter("a").unwrap();
+        assert!(enter("a").is_err() && enter("b").is_ok());
         drop(held);
-        assert!(shares.of("c").try_acquire_owned().is_ok());
+        assert!(enter("c").is_ok());
         assert_eq!(shares.by_caller.lock().unwrap().len(), 1);
     }
 }

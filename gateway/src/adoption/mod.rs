@@ -116,9 +116,12 @@ impl Adoption {
         self.options.timeout
     }
 
-    /// A place for a job of this caller that this gateway is to follow; `None`: all are taken, or all that the caller may have.
-    pub fn place(&self, caller: &str) -> Option<Place> {
-        self.places.place(caller)
+    /// A place for a job of this caller that this gateway is to follow.
+    ///
+    /// # Errors
+    /// All are taken, or all that the caller may have: about how long it takes until one is free.
+    pub fn place(&self, caller: &str) -> Result<Place, Duration> {
+        self.places.place(caller, Instant::now())
     }
 
     fn attendance(&self) -> MutexGuard<'_, Attendance> {

@@ -1,9 +1,8 @@
 //! Limits how many jobs of other gateways this one follows: in all, and for each caller.
 
-use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-
+use crate::in_flight::{self, InFlight};
 use crate::shares::Shares;
 
 /// Jobs that are followed at a time: as many as a gateway has of its own by default.
@@ -15,29 +14,32 @@ const FOLLOWED_PER_CALLER_MAX: usize = 256;
 /// Places for jobs that are followed.
 #[derive(Debug)]
 pub(super) struct Places {
-    all: Arc<Semaphore>,
+    all: InFlight,
     shares: Shares,
 }
 
 /// The place of a job that is followed.
 #[derive(Debug)]
 pub struct Place {
-    _of_all: OwnedSemaphorePermit,
-    _of_caller: OwnedSemaphorePermit,
+    _of_all: in_flight::Place,
+    _of_caller: in_flight::Place,
 }
 
 impl Default for Places {
     fn default() -> Self {
-        Self { all: Arc::new(Semaphore::new(FOLLOWED_MAX)), shares: Shares::new(FOLLOWED_PER_CALLER_MAX) }
+        Self { all: InFlight::default(), shares: Shares::new(FOLLOWED_PER_CALLER_MAX) }
     }
 }
 
 impl Places {
-    /// A place for a job of this caller; `None`: all are taken, or all that it may have.
-    pub(super) fn place(&self, caller: &str) -> Option<Place> {
-        let of_caller = self.shares.of(caller).try_acquire_owned().ok()?;
-        let of_all = Arc::clone(&self.all).try_acquire_owned().ok()?;
-        Some(Place { _of_all: of_all, _of_caller: of_caller })
+    /// A place for a job of this caller.
+    ///
+    /// # Errors
+    /// All are taken, or all that it may have: about how long it takes until one is free.
+    pub(super) fn place(&self, caller: &str, now: Instant) -> Result<Place, Duration> {
+        let of_caller = self.shares.of(caller).enter(self.shares.most(), now)?;
+        let of_all = self.all.enter(FOLLOWED_MAX, now)?;
+        Ok(Place { _of_all: of_all, _of_caller: of_caller })
     }
 }
 
@@ -47,19 +49,21 @@ mod tests {
 
     #[test]
     fn no_caller_takes_the_places_of_others() {
-        let all = Places::default();
-        let places = |caller: &str| {
-            std::iter::from_fn(|| all.place(caller)).take(FOLLOWED_MAX + 1).collect::<Vec<_>>()
-        };
+        let (all, now) = (Places::default(), Instant::now());
+        let place = |caller: &str| all.place(caller, now).ok();
+        let places =
+            |caller: &str| std::iter::from_fn(|| place(caller)).take(FOLLOWED_MAX + 1).collect::<Vec<_>>();
         let mut of_a = places("a");
         assert_eq!(of_a.len(), FOLLOWED_PER_CALLER_MAX);
         of_a.pop();
-        let again = all.place("a");
-        assert!(again.is_some() && all.place("a").is_none());
+        let again = place("a");
+        assert!(again.is_some() && place("a").is_none());
         let others = ["b", "c", "d"].map(places);
         assert!(others.iter().all(|places| places.len() == FOLLOWED_PER_CALLER_MAX));
-        assert!(all.place("e").is_none());
+        assert!(place("e").is_none());
+        // Those that are followed may need as long again as they had.
+        assert_eq!(all.place("b", now + Duration::from_secs(30)).unwrap_err(), Duration::from_secs(30));
         drop((of_a, again, others));
-        assert!(all.place("e").is_some());
+        assert!(place("e").is_some());
     }
 }

@@ -4,7 +4,6 @@
 mod life;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::http::StatusCode;
 
@@ -18,9 +17,6 @@ use crate::jobs::registry::Added;
 use crate::jobs::{Entry, State};
 use crate::keys::Caller;
 use crate::problem::Problem;
-
-/// When to ask again while it follows as many as it may.
-const FULL_RETRY: Duration = Duration::from_secs(10);
 
 /// The unfinished job of this name that the caller gave to another gateway, followed by this one from now on.
 ///
@@ -75,9 +71,9 @@ fn follow(app: &App, caller: &Caller, record: Record) -> Result<Option<Arc<Entry
         // It has its place. Known by its id alone, also to requests that name it by an idempotency key.
         return Ok(Some(before));
     }
-    let place = adoption.place(&caller.name).ok_or_else(|| {
+    let place = adoption.place(&caller.name).map_err(|after| {
         let message = "this gateway follows as many jobs of other gateways as it may";
-        Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message, FULL_RETRY)
+        Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message, after)
     })?;
     let Record { id, message_id, model, items, request_sha256, .. } = record.clone();
     let entry = Entry::new(id, message_id, caller.name.clone(), model, items, request_sha256)

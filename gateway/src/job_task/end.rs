@@ -6,12 +6,14 @@ use axum::http::StatusCode;
 use vramq_producer::{Answer, JobError, JobFailed, Reason, Receipt};
 
 use super::Task;
+use crate::jobs::claim::Claim;
 use crate::jobs::entry::{Failure, State};
 use crate::problem::{Problem, Retry};
 
 /// How a job ended.
 pub(crate) enum End {
-    Unpublished(Problem),
+    /// With the claim on its name, which is free again when this end is known.
+    Unpublished(Problem, Option<Claim>),
     /// With the right to its replies, which other gateways can have until the end is stored.
     Answered(Result<Answer, JobError>, Option<Receipt>),
     /// Another gateway has stored it.
@@ -39,9 +41,16 @@ impl End {
 pub(super) struct Ended {
     pub(super) state: State,
     pub(super) receipt: Option<Receipt>,
+    pub(super) claim: Option<Claim>,
     pub(super) is_to_be_stored: bool,
     /// Whether this gateway answers for it. If not, its name is free here: the job was not published, or others know it.
     pub(super) is_to_be_kept: bool,
+}
+
+impl Ended {
+    fn known_elsewhere(state: State) -> Self {
+        Self { state, receipt: None, claim: None, is_to_be_stored: false, is_to_be_kept: false }
+    }
 }
 
 impl Task {
@@ -51,10 +60,16 @@ impl Task {
             State::Failed(Arc::new(Failure { problem, outputs, is_published }))
         };
         let (state, receipt, is_to_be_stored) = match end {
-            End::Unpublished(problem) => {
+            End::Unpublished(problem, claim) => {
                 let is_final = problem.retry == Retry::No;
                 let state = failed(problem, Vec::new(), false);
-                return Ended { state, receipt: None, is_to_be_stored: is_final, is_to_be_kept: is_final };
+                return Ended {
+                    state,
+                    receipt: None,
+                    claim,
+                    is_to_be_stored: is_final,
+                    is_to_be_kept: is_final,
+                };
             }
             End::Answered(Ok(answer), receipt) => (State::Done(Arc::new(answer)), receipt, true),
             End::Answered(Err(error), receipt) => {
@@ -76,16 +91,16 @@ impl Task {
             }
             // The store has it for every gateway, and that one has counted it.
             End::Stored(state) => {
-                return Ended { state, receipt: None, is_to_be_stored: false, is_to_be_kept: false };
+                return Ended::known_elsewhere(state);
             }
             End::Unknown => {
                 let message = "the job has ended, and its end is not in the store of results";
                 let problem = Problem::new(StatusCode::BAD_GATEWAY, "store", message).with_retry(Retry::No);
                 let state = failed(problem.of_job(&self.entry.message_id), Vec::new(), true);
-                return Ended { state, receipt: None, is_to_be_stored: false, is_to_be_kept: false };
+                return Ended::known_elsewhere(state);
             }
         };
-        Ended { state, receipt, is_to_be_stored, is_to_be_kept: true }
+        Ended { state, receipt, claim: None, is_to_be_stored, is_to_be_kept: true }
     }
 }
 

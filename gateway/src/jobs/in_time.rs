@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-const STORED_WITHIN: Duration = Duration::from_secs(10);
+pub(super) const STORED_WITHIN: Duration = Duration::from_secs(10);
 
 /// What the store answers about a job; `None`, and a line in the log, if it does not in time.
 pub async fn in_time<T>(job: &str, what: &str, answer: impl Future<Output = T>) -> Option<T> {

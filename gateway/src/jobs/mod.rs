@@ -1,5 +1,6 @@
 //! Jobs that came over HTTP. Each has an entry with its state and events. The task of a job is in [`job_task`](crate::job_task).
 
+pub mod claim;
 pub mod earlier;
 pub mod entry;
 pub mod in_time;

@@ -1,14 +1,16 @@
 //! Results in a folder or an object store that several gateways share: each of them can answer for a job that has ended, also
 //! after the gateway that took it is gone.
 
+use std::sync::{Arc, Once};
 use std::time::SystemTime;
 
 use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStoreExt as _, PutPayload};
 
+use super::claim::Claimant;
 use super::entry::{Entry, State};
-use super::{record, view};
+use super::{claim, record, view};
 use crate::config::ResultSettings;
 use crate::files::is_id;
 use crate::keys::is_name;
@@ -19,6 +21,9 @@ use crate::used::{Full, Used};
 /// Of a record so old a sweep asks whether its job has ended: most jobs have by then, and their records are gone.
 const RECORD_OLD_S: u64 = 600;
 
+/// A claim so old is left behind: its gateway would have renewed it every few seconds.
+const CLAIM_OLD_S: u64 = 600;
+
 /// Results of jobs that have ended, a file for each: in the folder of its caller, by the job's id.
 #[derive(Debug)]
 pub struct ResultStore {
@@ -26,6 +31,8 @@ pub struct ResultStore {
     settings: ResultSettings,
     /// Counted at each sweep; between them this gateway's own are added.
     used: Used,
+    /// A store that cannot claim names is reported once.
+    unclaimed: Once,
 }
 
 impl ResultStore {
@@ -38,7 +45,7 @@ impl ResultStore {
         let place = settings.place.clone();
         let storage = Storage::open(&place).map_err(|error| format!("results: {error}"))?;
         let used = Used::new(settings.bytes_max, settings.owner_bytes_max);
-        let this = Self { storage, settings, used };
+        let this = Self { storage, settings, used, unclaimed: Once::new() };
         if let Place::Folder(_) = place {
             this.sweep().await.map_err(|error| format!("results: {place}: {error}"))?;
         }
@@ -48,6 +55,22 @@ impl ResultStore {
     /// Where the results are.
     pub fn storage(&self) -> &Storage {
         &self.storage
+    }
+
+    /// Claims the name of a caller's job.
+    pub fn claimant(&self, owner: &str, id: &str) -> Claimant {
+        Claimant::new(Arc::clone(&self.storage.objects), owner, id)
+    }
+
+    /// A name cannot be claimed, because the store fails or has no way to: the job is published without a claim, as without a store.
+    pub fn cannot_claim(&self, error: &dyn std::fmt::Display) {
+        self.unclaimed.call_once(|| {
+            tracing::warn!(
+                %error,
+                "cannot claim the name of a job in the store of results: two gateways that get the same request at the same moment may \
+                 both publish its job. Not reported again"
+            );
+        });
     }
 
     /// Stores a job's end. What cannot be stored stays in this gateway's memory, as without a store.
@@ -161,6 +184,9 @@ impl ResultStore {
     }
 
     fn is_old(&self, meta: &ObjectMeta) -> bool {
+        if claim::is_named(&meta.location) {
+            return age_s(meta) >= CLAIM_OLD_S;
+        }
         let keep = self.settings.keep;
         let is_record = record::named(&meta.location).is_some();
         let keep = if is_record { keep.max(record::KEPT_LEAST) } else { keep };
@@ -179,9 +205,10 @@ fn path(owner: &str, id: &str) -> Path {
     Path::from_iter([owner, &format!("{id}.json")])
 }
 
-/// Whether something in the place has the name of a result, which is not that of an upload's description, or of an unfinished job's record.
+/// Whether something in the place has the name of a result, which is not that of an upload's description, of an unfinished job's record, or
+/// of a claim.
 fn is_ours(path: &Path) -> bool {
-    if record::named(path).is_some() {
+    if record::named(path).is_some() || claim::is_named(path) {
         return true;
     }
     let Some((owner, name)) = path.as_ref().split_once('/') else { return false };
@@ -190,7 +217,6 @@ fn is_ours(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
@@ -306,11 +332,14 @@ mod tests {
             ("running.open", 30),
             ("just.open", 2),
             ("just.json", 1),
+            ("left.claim", 20),
+            ("held.claim", 1),
         ] {
             minutes_ago(name, minutes);
         }
         store.sweep().await.unwrap();
         let is_there = |name: &str| folder.path().join("a").join(name).exists();
+        assert!(!is_there("left.claim") && is_there("held.claim"));
         assert!(!is_there("ended.open") && is_there("ended.json"));
         assert!(["withdrawn.open", "again.open", "running.open", "just.open"].into_iter().all(is_there));
     }

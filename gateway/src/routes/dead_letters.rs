@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse;
@@ -35,8 +36,9 @@ struct LettersView {
 pub async fn read(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
-    Query(query): Query<LettersQuery>,
+    query: Result<Query<LettersQuery>, QueryRejection>,
 ) -> Result<impl IntoResponse, Problem> {
+    let Query(query) = query.map_err(|e| Problem::invalid(e.to_string()))?;
     look(&app, &caller, &query.model).await.map(Json)
 }
 

@@ -37,7 +37,11 @@ pub async fn upload(
     let _permits = app.admit(&caller)?;
     let before = Arc::new(BeforeFile::default());
     let form = Multipart::from_request(request.map(|body| before.bound(body)), &()).await;
-    let form = form.map_err(|e| Problem::invalid(format!("the body is not a form with a file: {e}")))?;
+    let form = form.map_err(|_| {
+        let message =
+            "the body must be a form (multipart/form-data, with its boundary) with the field `file`";
+        Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_type", message)
+    })?;
     let files = files(&app)?;
     let stored = timeout(files.upload_max(), store(files, &caller.name, form, &before)).await;
     stored.unwrap_or_else(|_| Err(too_slow())).map(Json)

@@ -14,13 +14,14 @@ use vramq_producer::{Input, Params, PublishError};
 use vramq_schemas::ITEMS_MAX;
 
 use super::idempotency::idempotency_key;
-use super::known_job::{Known, find, find_same};
+use super::known_job::{Known, Named, SameAs, find};
 use super::openai::name_job;
 use super::prefer::wait_of;
 use super::{Authenticated, references};
 use crate::app::{App, Permits};
 use crate::body;
 use crate::drain::Drain;
+use crate::files::is_id;
 use crate::held_body::UntilSent;
 use crate::job_task::{Submission, start};
 use crate::jobs::earlier::Name;
@@ -47,6 +48,24 @@ pub struct JobRequest {
     model_revision: Option<String>,
 }
 
+impl JobRequest {
+    /// # Errors
+    /// It has no inputs, or too many, or no batch could be as small as it hints.
+    fn check(&self) -> Result<(), Problem> {
+        if self.inputs.is_empty() {
+            return Err(Problem::invalid("`inputs` is an empty list").about("inputs"));
+        }
+        if self.inputs.len() > ITEMS_MAX {
+            let error = PublishError::TooManyItems { items: self.inputs.len(), cap: ITEMS_MAX };
+            return Err(Problem::unpublished(&error, "", Duration::ZERO).about("inputs"));
+        }
+        if self.batch_hint == Some(0) {
+            return Err(Problem::invalid("`batch_hint` is 0; it must be at least 1").about("batch_hint"));
+        }
+        Ok(())
+    }
+}
+
 /// `POST /v1/jobs`.
 pub async fn create(
     State(app): State<App>,
@@ -69,6 +88,11 @@ pub async fn put(
 ) -> Result<Response, Problem> {
     if !is_name(&id) {
         let message = "a job's id has 1 to 64 characters of a-z, A-Z, 0-9, `-`, `_` and `.`";
+        return Err(Problem::invalid(message).about("id"));
+    }
+    // Its results could not be stored: in a common folder they would look like an upload's description.
+    if is_id(&id) {
+        let message = "`file-` and 32 hexadecimal digits are the id of an upload, and cannot be a job's";
         return Err(Problem::invalid(message).about("id"));
     }
     submit(&app, &caller, Some(id), trace, &headers, body).await
@@ -102,59 +126,76 @@ async fn admitted(
     let idempotency_key = if id.is_some() { None } else { idempotency_key(headers)? };
     let wait = wait_of(headers, app.config.limits.request);
     let parsed = body::json::<JobRequest>(app, caller, headers, body).await?;
+    parsed.value.check()?;
     let JobRequest { model, mut inputs, params, batch_hint, model_revision } = parsed.value;
-    if inputs.is_empty() {
-        return Err(Problem::invalid("`inputs` is an empty list").about("inputs"));
-    }
-    if inputs.len() > ITEMS_MAX {
-        let error = PublishError::TooManyItems { items: inputs.len(), cap: ITEMS_MAX };
-        return Err(Problem::unpublished(&error, "", Duration::ZERO).about("inputs"));
-    }
-    if batch_hint == Some(0) {
-        return Err(Problem::invalid("`batch_hint` is 0; it must be at least 1").about("batch_hint"));
-    }
     let name = Name::of(caller, id.as_deref(), idempotency_key.as_deref());
     // Before the inputs are looked up: an upload may be gone since the first request, whose answer stands.
-    match find_same(app, caller, name.as_ref(), idempotency_key.as_deref(), parsed.digest).await? {
-        Some(Known::Here(entry)) => {
-            drop(parsed.room);
-            trace.subject.is_job(&entry.message_id);
-            follow(app, &entry, wait).await;
-            return answer(&entry, wait).await;
-        }
-        Some(Known::Stored(written)) => {
-            let response = ended_response(failure_of(&written).as_ref(), written);
-            return Ok(match name {
-                Some(name) => named(response, &name.id, &name.message_id, wait),
-                None => response,
-            });
-        }
-        None => {}
+    let same = SameAs {
+        app,
+        caller,
+        name: name.as_ref(),
+        idempotency_key: idempotency_key.as_deref(),
+        fingerprint: parsed.digest,
+        failed_runs_again: false,
+    };
+    if let Some(known) = same.find().await? {
+        drop(parsed.room);
+        return known_response(app, known, name.as_ref(), wait, &trace).await;
     }
     // What costs little first: there may be 65,536 references to look up.
     references::check(app, &inputs)?;
     app.check_model(caller, &model).await?;
     references::resolve(app, caller, &mut inputs).await?;
-    let entry = start(
-        app,
-        Submission {
-            caller: Arc::clone(caller),
-            id,
-            idempotency_key,
-            kept: true,
-            model,
-            inputs,
-            params,
-            batch_hint,
-            model_revision,
-            fingerprint: parsed.digest,
-            trace,
-            permits,
-            body: parsed.room,
-        },
-    )?;
+    let claim = match same.claim().await? {
+        Named::New(claim) => claim,
+        Named::Known(known) => {
+            drop(parsed.room);
+            return known_response(app, known, name.as_ref(), wait, &trace).await;
+        }
+    };
+    let submission = Submission {
+        caller: Arc::clone(caller),
+        id,
+        idempotency_key,
+        kept: true,
+        model,
+        inputs,
+        params,
+        batch_hint,
+        model_revision,
+        fingerprint: parsed.digest,
+        trace,
+        permits,
+        body: parsed.room,
+        claim,
+    };
+    let entry = start(app, submission)?;
     follow(app, &entry, wait).await;
     answer(&entry, wait).await
+}
+
+/// The response with the job that the same request started before.
+async fn known_response(
+    app: &App,
+    known: Known,
+    name: Option<&Name>,
+    wait: Option<Duration>,
+    trace: &Trace,
+) -> Result<Response, Problem> {
+    match known {
+        Known::Here(entry) => {
+            trace.subject.is_job(&entry.message_id);
+            follow(app, &entry, wait).await;
+            answer(&entry, wait).await
+        }
+        Known::Stored(written) => {
+            let response = ended_response(failure_of(&written).as_ref(), written);
+            Ok(match name {
+                Some(name) => named(response, &name.id, &name.message_id, wait),
+                None => response,
+            })
+        }
+    }
 }
 
 /// Waits for a job's end for as long as its caller wants to. Then until the broker has the job or refuses it, at most

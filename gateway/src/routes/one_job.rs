@@ -1,6 +1,7 @@
 //! Shared by the routes of OpenAI and text-embeddings-inference: publishes one job for a request, and waits for its results.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts as _, Query, Request};
@@ -9,10 +10,10 @@ use axum::response::{IntoResponse as _, Response};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
-use vramq_producer::{Answer, Input, Params};
+use vramq_producer::{Answer, Input, Job, Params};
 
 use super::idempotency::idempotency_key;
-use super::known_job::{Known, find_same};
+use super::known_job::{Known, Named, SameAs};
 use super::{Authenticated, wait};
 use crate::app::{App, Permits};
 use crate::body::{self, Parsed};
@@ -20,6 +21,7 @@ use crate::body_memory::BodyRoom;
 use crate::held_body::UntilSent;
 use crate::job_task::{Submission, start};
 use crate::jobs::Entry;
+use crate::jobs::claim::Claim;
 use crate::jobs::earlier::Name;
 use crate::jobs::view::answer_of;
 use crate::keys::Caller;
@@ -120,10 +122,10 @@ impl Admitted {
     /// # Errors
     /// Other bodies have the memory, or all of it is too little.
     pub fn hold(&mut self, bytes: usize) -> Result<(), Problem> {
-        self.app.bodies.grow(&mut self.room, bytes)
+        self.app.bodies.grow(&mut self.room, bytes, Instant::now())
     }
 
-    /// Publishes the inputs as one job, and waits for its results.
+    /// Publishes the inputs as one job, and waits for its results. The same request as before has the results of its first job.
     ///
     /// # Errors
     /// The job cannot be published now, fails, or does not end in time.
@@ -133,45 +135,72 @@ impl Admitted {
         inputs: Vec<Input>,
         params: Params,
     ) -> Result<(Arc<Entry>, Arc<Answer>), Problem> {
-        let Self { app, caller, route, trace, digest, room, permits, idempotency_key, .. } = self;
         // The same body asks for something else on another route, or of another model.
+        let asked = format!("{}\n{model}", self.route);
         let fingerprint: [u8; 32] =
-            Sha256::new().chain_update(digest).chain_update(format!("{route}\n{model}")).finalize().into();
-        let name = Name::of(&caller, None, idempotency_key.as_deref());
-        match find_same(&app, &caller, name.as_ref(), idempotency_key.as_deref(), fingerprint).await? {
-            Some(Known::Here(entry)) => {
+            Sha256::new().chain_update(self.digest).chain_update(asked).finalize().into();
+        let name = Name::of(&self.caller, None, self.idempotency_key.as_deref());
+        let same = SameAs {
+            app: &self.app,
+            caller: &self.caller,
+            name: name.as_ref(),
+            idempotency_key: self.idempotency_key.as_deref(),
+            fingerprint,
+            failed_runs_again: true,
+        };
+        let named = match same.find().await? {
+            Some(known) => Named::Known(known),
+            None => {
+                self.app.check_model(&self.caller, &model).await?;
+                same.claim().await?
+            }
+        };
+        let claim = match named {
+            Named::Known(Known::Here(entry)) => {
+                let Self { app, room, trace, .. } = self;
                 drop(room);
                 trace.subject.is_job(&entry.message_id);
                 let answer = wait(&app, &entry, true).await?;
                 return Ok((entry, answer));
             }
-            Some(Known::Stored(written)) => {
+            Named::Known(Known::Stored(written)) => {
                 let answer = off_runtime(written.len(), move || answer_of(&written)).await;
                 if let Some((answer, name)) = answer.zip(name) {
-                    let (owner, items) = (caller.name.clone(), inputs.len());
+                    let (owner, items) = (self.caller.name.clone(), inputs.len());
                     let entry = Entry::new(name.id, name.message_id, owner, model, items, fingerprint);
                     return Ok((Arc::new(entry), Arc::new(answer)));
                 }
                 // It cannot be read: the job runs, as without a store.
+                None
             }
-            None => {}
-        }
-        app.check_model(&caller, &model).await?;
+            Named::New(claim) => claim,
+        };
+        self.publish(Job { model, inputs, params }, fingerprint, claim).await
+    }
+
+    async fn publish(
+        self,
+        job: Job,
+        fingerprint: [u8; 32],
+        claim: Option<Claim>,
+    ) -> Result<(Arc<Entry>, Arc<Answer>), Problem> {
+        let Self { app, caller, trace, room, permits, idempotency_key, .. } = self;
         let may_come_again = idempotency_key.is_some();
         let submission = Submission {
             caller,
             id: None,
             kept: false,
             idempotency_key,
-            model,
-            inputs,
-            params,
+            model: job.model,
+            inputs: job.inputs,
+            params: job.params,
             batch_hint: None,
             model_revision: None,
             fingerprint,
             trace,
             permits,
             body: room,
+            claim,
         };
         let entry = start(&app, submission)?;
         let answer = wait(&app, &entry, may_come_again).await?;

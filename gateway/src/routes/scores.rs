@@ -50,7 +50,10 @@ pub struct PredictRequest {
 
 /// What text-embeddings-inference takes: a text, alone or in a list, a pair of texts, or a list of lists of one text or two.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "`inputs` must be a text, a list of one text or of two, or a list of such lists"
+)]
 enum PredictInputs {
     Text(String),
     One(Sequence),

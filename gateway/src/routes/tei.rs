@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -174,8 +175,9 @@ fn model_of(
 pub async fn info(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
-    Query(query): Query<ModelQuery>,
+    query: Result<Query<ModelQuery>, QueryRejection>,
 ) -> Result<impl IntoResponse, Problem> {
+    let Query(query) = query.map_err(|e| Problem::invalid(e.to_string()))?;
     let limits = &app.config.limits;
     let is_named = query.model.is_some();
     let model = model_of(&app, &caller, query.model, |tei| &tei.embed, "tei.embed")?;

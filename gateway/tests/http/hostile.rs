@@ -83,8 +83,10 @@ fn malformed_forms_leave_nothing_in_the_store() {
     };
     let form = "multipart/form-data; boundary=b";
     let start = b"--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"../../x\"\r\n\r\n";
-    assert_eq!(upload("text/plain", b"x"), 400);
-    assert_eq!(upload("multipart/form-data", b"x"), 400);
+    for kind in ["text/plain", "application/json", "application/x-www-form-urlencoded", "multipart/form-data"]
+    {
+        assert_eq!(upload(kind, b"x"), 415, "{kind}");
+    }
     assert_eq!(upload(form, b"no boundary"), 400);
     assert_eq!(upload(form, b"--b--\r\n"), 400);
     assert_eq!(upload(form, start), 400);

@@ -245,7 +245,10 @@ fn the_same_twice_is_one_job() {
     let again = put("mine-1", &job());
     assert_eq!((again.status, &again.json()["state"]), (200, &json!("done")));
     assert_eq!(put("mine-1", &json!({"model": ECHO, "inputs": ["another"]})).status, 422);
-    assert_eq!(put("no%20name", &job()).status, 400);
+    let of_upload = format!("file-{}", "0a".repeat(16));
+    for no_name in ["no%20name", of_upload.as_str()] {
+        assert_eq!(put(no_name, &job()).status, 400, "{no_name}");
+    }
     let keyed = |body: &Value| {
         gateway.send("POST", "/v1/jobs", &[("idempotency-key", "k"), ("prefer", "wait=60")], Some(body))
     };

@@ -4,6 +4,7 @@
 
 mod adoption;
 mod bounds;
+mod claims;
 mod clients;
 mod connections;
 mod dead_letters;

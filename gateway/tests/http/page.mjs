@@ -2,7 +2,7 @@
 //
 // Each step is a visit of its own; what an action does at the broker is for the caller to check.
 
-import { existsSync, readFileSync, writeFileSync } from "node:fs";
+import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
@@ -49,12 +49,14 @@ async function run(page, model) {
   await page.click("#try-form button[type=submit]");
 }
 
-/** Waits until the browser has saved a file. */
-async function saved(file) {
-  for (let tries = 0; !existsSync(file); tries += 1) {
-    check(tries < 600, `${file} is not saved`);
+/** Waits until the browser has saved a file; its name. Some browsers add the extension of its media type. */
+async function saved(folder, id) {
+  for (let tries = 0; tries < 600; tries += 1) {
+    const name = readdirSync(folder).find((name) => name === id || name === `${id}.json`);
+    if (name) return name;
     await new Promise((resolve) => setTimeout(resolve, 100));
   }
+  throw new Error(`${id} is not saved: ${readdirSync(folder)}`);
 }
 
 /** Runs in the page: what the timeline of a worker's card shows. Nothing else has the colour of the marks, and is as high as the picture. */
@@ -75,6 +77,30 @@ function chart(card) {
   };
 }
 
+/** Runs in the page: a timeline of four samples, a minute apart. Where it has which colour, one column from each minute. */
+async function drawn() {
+  const { timeline } = await import("/page/chart.js");
+  const canvas = document.createElement("canvas");
+  Object.assign(canvas.style, { width: "300px", height: "180px" });
+  document.body.append(canvas);
+  const sample = (at_ms, used, slots, unacknowledged, out_of_memory) =>
+    ({ at_ms, total: 1000, held: 0, used, slots, unacknowledged, out_of_memory });
+  timeline(canvas, [sample(0, 100, 8, 0, 0), sample(60e3, 900, 8, 4, 0), sample(120e3, 300, 2, 1, 1), sample(180e3, 300, 4, 1, 0)]);
+  const context = canvas.getContext("2d");
+  const { data } = context.getImageData(0, 0, 300, 180);
+  const rows = (name, x) => {
+    context.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+    const wanted = [1, 3, 5].map((at) => parseInt(context.fillStyle.slice(at, at + 2), 16));
+    const found = [...Array(180).keys()].filter((y) => wanted.every((value, at) => data[4 * (y * 300 + x) + at] === value));
+    return found.length > 0 ? [found[0], found.at(-1)] : null;
+  };
+  const columns = (name) => [50, 150, 250].map((x) => rows(name, x));
+  return {
+    says: canvas.getAttribute("aria-label"), mark: rows("--bad", 201),
+    used: columns("--used"), slots: columns("--slots"), jobs: columns("--jobs"),
+  };
+}
+
 const result = "document.querySelector('#try-result').textContent";
 const hasResult = "!document.querySelector('#try-result').hidden";
 
@@ -92,6 +118,12 @@ const steps = {
       charts: [...document.querySelectorAll("#worker-cards article")].map(${chart}),
       letters: document.querySelector("#dead-groups").innerText,
     })`);
+  },
+
+  /** The timeline of samples that are made up. */
+  async timeline(page) {
+    await visit(page);
+    return page.value(`(${drawn})()`);
   },
 
   /** Texts through a model; the result as it is shown. */
@@ -143,8 +175,7 @@ const steps = {
     const said = await page.value(status);
     // A browser reports an answer of 404 as an error.
     if (!said.startsWith("saved")) page.faults = page.faults.filter((fault) => !String(fault).includes("404"));
-    else await saved(join(folder, id));
-    return { id, said };
+    return { said, file: said.startsWith("saved") ? await saved(folder, id) : null };
   },
 
   /** A job that does not end, withdrawn by the button. */
@@ -248,9 +279,9 @@ const steps = {
   /** Light, dark and narrow: no serious finding, nothing cut off; pictures, if a folder for them is named. */
   async looks(page, model, folder) {
     const looks = {
-      light: { scheme: "light", shown: 1400 },
-      dark: { scheme: "dark", shown: 1400 },
-      narrow: { scheme: "light", shown: 1700, width: 390, height: 844 },
+      light: { scheme: "light", shown: 1480 },
+      dark: { scheme: "dark", shown: 1480 },
+      narrow: { scheme: "light", shown: 1820, width: 390, height: 844 },
     };
     for (const [name, { shown, ...look }] of Object.entries(looks)) {
       await visit(page, look);

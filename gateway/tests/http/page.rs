@@ -83,6 +83,35 @@ fn it_shows_models_workers_and_dead_letters() {
     assert_eq!(setup.messages("vramq.dead.echo"), Some(1));
 }
 
+/// On one axis of time: memory above, and below it slots and jobs, by the same scale.
+#[test]
+#[ignore = "needs Chromium: make test-page"]
+fn the_timeline_shows_slots_and_unacknowledged_jobs_below_memory() {
+    let setup = Setup::with(&[ECHO]);
+    let seen = visit(&setup.gateways[0], "timeline", "", &[]);
+    let says = seen["says"].as_str().unwrap();
+    assert!(
+        says.ends_with(
+            "Slots: 4 now, 2 at least, 8 at most. Unacknowledged jobs: 1 now, 4 at most; 1 pass ran out of memory."
+        ),
+        "{says}"
+    );
+    // Rows count from the top. Each line has one column in each minute, and the rows there that have its colour.
+    let last_row = |line: &str, minute: usize| {
+        seen[line][minute][1].as_u64().unwrap_or_else(|| panic!("no {line} in minute {minute}: {seen}"))
+    };
+    let [none, four, one] = [0, 1, 2].map(|minute| last_row("jobs", minute));
+    let [eight, still_eight, two] = [0, 1, 2].map(|minute| last_row("slots", minute));
+    let height = none - eight;
+    assert!(height >= 30 && still_eight == eight, "{seen}");
+    for (row, eighths) in [(four, 4), (two, 2), (one, 1)] {
+        assert!((none - row).abs_diff(height * eighths / 8) <= 1, "{eighths} of 8: {seen}");
+    }
+    let memory = (0..3).map(|minute| last_row("used", minute)).max().unwrap();
+    assert!(memory < eight, "{seen}");
+    assert_eq!(seen["mark"], json!([0, 179]));
+}
+
 /// The passes of a worker that ran out of memory, by sample of its timeline; `None` before there are some.
 fn ran_out(gateway: &Gateway, worker: &str) -> Option<Vec<u64>> {
     let status = gateway.get("/v1/status").json();
@@ -151,7 +180,7 @@ fn it_saves_an_output_that_is_in_a_store() {
     let (key, text) = (keys["boss"].trim_start_matches("Bearer "), "x".repeat(2000));
     let seen = visit(&setup.gateways[0], "outputs", key, &[ECHO, &text, &saved]);
     assert!(seen["said"].as_str().unwrap().ends_with("application/json"), "{seen}");
-    let file = Path::new(&saved).join(seen["id"].as_str().unwrap());
+    let file = Path::new(&saved).join(seen["file"].as_str().unwrap());
     assert_eq!(std::fs::read_to_string(file).unwrap(), format!("\"{text}\""));
     let seen = visit(&setup.gateways[1], "outputs", key, &[ECHO, &text, &saved]);
     assert!(seen["said"].as_str().unwrap().contains("outputs.folder"), "{seen}");
@@ -215,10 +244,22 @@ fn it_shows_workers_to_operators_alone() {
 #[test]
 #[ignore = "needs Chromium: make test-page"]
 fn it_is_legible_in_light_in_dark_and_on_a_narrow_screen() {
-    let operated = Operated::with(&[MINILM, ECHO], &["--set", "device.cpu.fault=skip=4,fail=1"]);
+    // The slots of the echo model are few, so that those of the other one are not a small part of them.
+    let options = ["device.cpu.memory_mib=384", "device.cpu.fault=skip=12,fail=1", "model.echo.slots_max=4"];
+    let options = options.map(|option| ["--set", option]).concat();
+    let operated = Operated::with(&[MINILM, ECHO], &options);
     let gateway = &operated.setup.gateways[0];
-    for _ in 0..8 {
-        operated.send(gateway, "boss", "POST", "/v1/jobs", Some(&many_sentences()));
+    // More and more at a time, so that the timeline has something to show.
+    for callers in [1, 3, 8, 20, 4] {
+        std::thread::scope(|scope| {
+            for _ in 0..callers {
+                scope.spawn(|| {
+                    for _ in 0..2 {
+                        operated.send(gateway, "boss", "POST", "/v1/jobs", Some(&many_sentences()));
+                    }
+                });
+            }
+        });
     }
     let folder = pictures();
     let key = operated.keys["boss"].trim_start_matches("Bearer ");

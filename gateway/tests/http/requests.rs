@@ -30,6 +30,8 @@ fn a_wrong_request_gets_an_error_in_its_apis_shape() {
         (json!({"model": ECHO, "input": "x", "dimensions": 1e300}), 400, Value::Null),
         (json!({"model": "modèle", "input": "x"}), 400, json!("model")),
         (json!([]), 400, Value::Null),
+        // The values of a request, without their names.
+        (json!([ECHO, "x", null, null, null]), 400, Value::Null),
         (Value::Null, 400, Value::Null),
     ];
     for (body, status, param) in cases {
@@ -47,6 +49,12 @@ fn a_wrong_request_gets_an_error_in_its_apis_shape() {
     assert_eq!((tei.status, &tei.json()["error_type"]), (422, &json!("validation")));
     for route in ["/rerank", "/predict", "/embed_sparse"] {
         assert_eq!(setup.next().post(route, &json!({})).status, 400);
+    }
+    let pairs = setup.next().post("/predict", &json!({"inputs": [["a", "b", "c"]]}));
+    assert!(pairs.status == 400 && pairs.text.contains("`inputs` must be"), "{pairs:?}");
+    for path in ["/v1/dead-letters", "/info?model=a&model=b"] {
+        let unclear = setup.next().get(path);
+        assert!(unclear.status == 400 && unclear.text.contains("field `model`"), "{unclear:?}");
     }
     assert_eq!(setup.next().get("/v1/embeddings").status, 405);
     assert_eq!(setup.next().get("/v1/nothing").json()["error"]["code"], "not_found");
