@@ -254,6 +254,7 @@ fn shown_by_floods(sabotage: Sabotage) -> Option<(Flooded, &'static str)> {
             Some((Flooded::Queues, "queues of a model have its passes by weight"))
         }
         Sabotage::ModelWeightsIgnored => Some((Flooded::Models, "models have the device in turns")),
+        Sabotage::CallersCountAsOne => Some((Flooded::Callers, "callers of a queue have equal shares")),
         _ => None,
     }
 }

@@ -2,6 +2,7 @@
 //! decides nothing.
 
 mod accounts;
+mod as_known;
 mod attempts;
 mod books;
 mod channels;

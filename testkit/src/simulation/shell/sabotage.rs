@@ -140,6 +140,8 @@ sabotages! {
     QueueWeightsIgnored,
     /// All models have the same weight on their device.
     ModelWeightsIgnored,
+    /// All callers of a queue count as one.
+    CallersCountAsOne,
 }
 
 /// Whether something still happens.
