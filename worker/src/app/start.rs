@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use tokio::runtime::Handle;
 use vramq_amqp::missing_patches;
 use vramq_core::Core;
+use vramq_core::admission::Budget;
 use vramq_core::settings::{Settings, UNKNOWN_BYTES};
 use vramq_core::units::Mib;
 
@@ -179,7 +180,9 @@ fn event_loop(
     let models: Vec<_> = slots.iter().map(|(model, _)| Arc::clone(model)).collect();
     let (executors, executor_of) = executors(opened, models.len())?;
     metrics.watch_programs(&opened.programs);
-    let meters = metrics.meters(&models, &device, &opened.budget);
+    let admission = Budget::new(opened.budget);
+    let budget = admission.view();
+    let meters = metrics.meters(&models, &device, &budget);
     board.watch_passes(
         executors.iter().map(|executor| executor.active_pass().clone()).collect(),
         config.job_limit,
@@ -193,7 +196,7 @@ fn event_loop(
         meters: Arc::clone(&meters),
         models: models.clone(),
         device: Arc::clone(&device),
-        budget: opened.budget.clone(),
+        budget,
     };
     let state_file = StateFile::in_folder(config.state.as_deref());
     let facts = slots.iter().zip(&executor_of).map(|((model, slots), at)| model.facts(*slots, *at));
@@ -201,7 +204,7 @@ fn event_loop(
         settings(config, opened, &executors),
         facts.collect(),
         learned_limits(&state_file, opened),
-        opened.budget.clone(),
+        admission,
     );
     let context = WorkerContext {
         identity,

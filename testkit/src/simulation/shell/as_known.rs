@@ -1,8 +1,9 @@
-//! What a core knows of models and callers: the truth, unless a fault was put in on purpose.
+//! What a core knows of models, callers and its budget: the truth, unless a fault was put in on purpose.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use vramq_core::admission::Budget;
 use vramq_core::settings::ModelFacts;
 
 use super::Sabotage;
@@ -25,4 +26,13 @@ pub(super) fn models_as_known(sabotage: Option<Sabotage>, mut models: Vec<ModelF
         models.iter_mut().for_each(|model| model.share = NonZeroU32::MIN);
     }
     models
+}
+
+/// The device's bytes for passes, which the core alone gives permits for.
+pub(super) fn budget_as_known(sabotage: Option<Sabotage>, bytes: u64) -> Budget {
+    let budget = Budget::new(bytes);
+    if sabotage == Some(Sabotage::LeakedPermit) {
+        std::mem::forget(budget.try_acquire(1));
+    }
+    budget
 }

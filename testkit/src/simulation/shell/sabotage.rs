@@ -28,7 +28,7 @@ sabotages! {
     LostTimer,
     /// A pass's end does not reach the scheduler.
     LostPassEnd,
-    /// A pass keeps its permit.
+    /// A permit of one byte never comes back.
     LeakedPermit,
     /// A consumer that was stopped is not started again.
     PrefetchNotRestored,

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vramq_core::Core;
-use vramq_core::admission::Budget;
 use vramq_core::device::Memory;
 use vramq_core::learned_limits::LearnedLimits;
 use vramq_core::poison_policy::PoisonPolicy;
 use vramq_core::settings::{ExecutorFacts, ModelFacts, Settings};
 
-use super::as_known::models_as_known;
+use super::as_known::{budget_as_known, models_as_known};
 use super::books::Books;
 use super::confirms::CONFIRM_MAX;
 use super::figures::{Load, Memories};
@@ -49,11 +48,12 @@ impl Shell {
             executors.push(ExecutorFacts { passes_max: 3, is_serial: false });
         }
         let settings = settings(life, worker, memory, executors.clone(), env);
-        let budget = Budget::new(memory.free.saturating_sub(RESERVE));
+        let admission = budget_as_known(plan.sabotage, memory.free.saturating_sub(RESERVE));
+        let budget = admission.view();
         let learned = env.limit_files.get(&life.worker).cloned().unwrap_or_default();
         let limits = LearnedLimits::new(&settings.device, memory.total, learned);
         Some(Self {
-            core: Core::new(settings, models_as_known(plan.sabotage, own.clone()), limits, budget.clone()),
+            core: Core::new(settings, models_as_known(plan.sabotage, own.clone()), limits, admission),
             life,
             budget,
             models: Arc::new(own),

@@ -16,7 +16,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
-use vramq_core::admission::Budget;
+use vramq_core::admission::BudgetView;
 
 use super::status_board::StatusBoard;
 use crate::device::Device;
@@ -146,7 +146,12 @@ impl Metrics {
     }
 
     /// The meters of a worker that has loaded its models: from now on all series exist.
-    pub fn meters(&self, models: &[Arc<Model>], device: &Arc<dyn Device>, budget: &Budget) -> Arc<Meters> {
+    pub fn meters(
+        &self,
+        models: &[Arc<Model>],
+        device: &Arc<dyn Device>,
+        budget: &BudgetView,
+    ) -> Arc<Meters> {
         let name = device.name();
         let memory = DeviceMemory::new(Arc::clone(device), budget.clone());
         let mut root = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
