@@ -1,11 +1,13 @@
 //! Fleets of workers in a simulated world: hours of faults in seconds. Real cores, the model of RabbitMQ that is checked against the
 //! real one (`broker_model`), and the rules that must hold at every step (`docs/simulation.md`).
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
+use std::{fs, thread};
 
 use vramq_testkit::simulation::agenda::{HOUR, MILLI, MINUTE, Micros};
 use vramq_testkit::simulation::plan::{DevicePlan, Fault, FaultKind, MIB, ModelPlan, Plan, Style};
+use vramq_testkit::simulation::plan_file::PlanFile;
 use vramq_testkit::simulation::sharing::Sharing;
 use vramq_testkit::simulation::trace::Detail;
 use vramq_testkit::simulation::{History, Sabotage, run, shrink};
@@ -229,6 +231,25 @@ fn seeds_that_once_broke_a_rule_break_none() {
             assert_eq!(history.violation, None, "seed {seed}: {what}");
         }
     }
+}
+
+/// The plans that `vramq-sim --save` wrote of histories that broke a rule. Those with a fault that was put in on purpose still break it; what
+/// broke it in the others is mended.
+#[test]
+fn plans_that_were_kept_break_their_rule_by_their_sabotage_alone() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/regressions");
+    let files: Vec<_> = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+    assert!(!files.is_empty());
+    side_by_side(0..files.len() as u64, |number| {
+        let path = &files[usize::try_from(number).unwrap()];
+        let PlanFile { broke, what, plan } = PlanFile::read(path).unwrap();
+        let file = path.display();
+        let rule = plan.sabotage.map(|_| broke.as_str());
+        let violation = run(plan.clone(), Detail::None).violation;
+        assert_eq!(violation.as_ref().map(|violation| violation.rule), rule, "{file}: {what}");
+        let unchanged = run(Plan { sabotage: None, ..plan }, Detail::None).violation;
+        assert_eq!(unchanged, None, "{file}: {what}");
+    });
 }
 
 #[test]

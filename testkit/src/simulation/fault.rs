@@ -1,8 +1,11 @@
 //! What goes wrong in a history.
 
+use serde::{Deserialize, Serialize};
+
 use super::agenda::Micros;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct Fault {
     pub at: Micros,
     pub lasts: Micros,
@@ -11,7 +14,8 @@ pub struct Fault {
 
 /// What goes wrong. In a plan, numbers name workers, devices and so on by their place modulo how many there are, so that a plan that is
 /// cut down still has its faults. `hits` gives the places.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub enum FaultKind {
     /// A process dies after so many more actions.
     Kill {

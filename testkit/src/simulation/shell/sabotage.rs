@@ -1,10 +1,12 @@
 //! Faults put between a core and its world on purpose, so that tests can show that the invariants see them. Each makes the worker as
 //! a whole behave as if its core had that fault.
 
+use serde::{Deserialize, Serialize};
+
 macro_rules! sabotages {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// A fault of a worker.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
         pub enum Sabotage { $($(#[$doc])* $name,)* }
 
         impl Sabotage {
