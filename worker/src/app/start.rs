@@ -9,6 +9,7 @@ use tokio::runtime::Handle;
 use vramq_amqp::missing_patches;
 use vramq_core::Core;
 use vramq_core::admission::Budget;
+use vramq_core::ids::ExecutorIndex;
 use vramq_core::settings::{Settings, UNKNOWN_BYTES};
 use vramq_core::units::Mib;
 
@@ -231,12 +232,12 @@ type Executors = Vec<Box<dyn Executor>>;
 
 /// The device's thread for the models that the worker runs itself, and for each program its processes; and for each model the place
 /// of its executor.
-fn executors(opened: &Opened, models: usize) -> anyhow::Result<(Executors, Vec<usize>)> {
+fn executors(opened: &Opened, models: usize) -> anyhow::Result<(Executors, Vec<ExecutorIndex>)> {
     let device = opened.device.shared();
     let mut executors: Executors = vec![Box::new(DeviceThread::spawn(Arc::clone(&device))?)];
-    let mut executor_of = vec![0; models];
+    let mut executor_of = vec![ExecutorIndex(0); models];
     for (model, pool) in opened.programs.pools() {
-        executor_of[model.0] = executors.len();
+        executor_of[model.0] = ExecutorIndex(executors.len());
         let (pool, programs) = (Arc::clone(pool), Arc::clone(&opened.programs));
         executors.push(Box::new(ProcessExecutor::new(pool, Arc::clone(&device), programs)));
     }
