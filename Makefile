@@ -42,6 +42,9 @@ BUILD := $(CARGO) build --workspace --all-targets --locked
 ifdef SEED
 SIM_ARGS ?= --seed $(SEED)
 endif
+ifdef PLAN
+SIM_ARGS ?= --plan $(PLAN)
+endif
 SIM_ARGS ?= --minutes $(or $(MINUTES),10) --processes $(shell nproc)
 
 MODEL_SCRIPTS := $(CARGO) test --locked -p vramq-testkit --test broker_model -- --ignored --nocapture
@@ -82,7 +85,7 @@ test: ## Check format, lints, scripts and the site; run all tests against the re
 	@$(BUILD)
 	@scripts/with-rabbitmq scripts/test
 
-sim: ## Simulate fleets of workers: MINUTES=10 of random histories, or SEED=7 with its trace
+sim: ## Simulate fleets of workers: MINUTES=10 of random histories; SEED=7 or PLAN=FILE with its trace
 	@$(CARGO) run --quiet --locked -p vramq-testkit --bin vramq-sim -- $(SIM_ARGS)
 
 test-rabbitmq4: ## Run all tests against RabbitMQ 4.0

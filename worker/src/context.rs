@@ -5,6 +5,7 @@ use std::sync::Arc;
 use vramq_core::action::SessionEnd;
 use vramq_core::device::Memory;
 use vramq_core::event::{PassBytes, Reading};
+use vramq_core::ids::ExecutorIndex;
 use vramq_schemas::status::WorkerState;
 
 use crate::broker::aux_channel::AuxChannelState;
@@ -35,8 +36,8 @@ pub struct WorkerContext {
     pub device: Arc<dyn Device>,
     pub executors: Vec<Box<dyn Executor>>,
     pub programs: Arc<Programs>,
-    /// For each model, the place of the executor that runs its passes.
-    pub executor_of: Vec<usize>,
+    /// For each model, the executor that runs its passes.
+    pub executor_of: Vec<ExecutorIndex>,
     /// Threads for decoding, tokenising and encoding.
     pub pool: rayon::ThreadPool,
     /// Where inputs are fetched from that jobs refer to.

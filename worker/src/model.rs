@@ -5,7 +5,7 @@ use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 
 use vramq_core::device::PassShape;
-use vramq_core::ids::{ModelIndex, QueueIndex};
+use vramq_core::ids::{ExecutorIndex, ModelIndex, QueueIndex};
 use vramq_core::settings::{ModelFacts, QueueFacts};
 use vramq_core::slots::{DoesNotFit, JobPasses, SlotInputs};
 use vramq_schemas::status::QueueStatus;
@@ -121,8 +121,8 @@ impl Model {
         Fit { inputs, slots: inputs.slots(self.slots_max) }
     }
 
-    /// What the core decides by. `executor` is the place of the executor that runs its passes.
-    pub fn facts(&self, slots: NonZeroU16, executor: usize) -> ModelFacts {
+    /// What the core decides by. `executor` runs its passes.
+    pub fn facts(&self, slots: NonZeroU16, executor: ExecutorIndex) -> ModelFacts {
         let engine = Arc::clone(&self.engine);
         ModelFacts {
             name: self.name.clone(),

@@ -1,33 +1,40 @@
 //! Simulates fleets of workers: many seeds in several processes, or one seed with its trace.
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use vramq_testkit::simulation::agenda::{HOUR, Micros};
 use vramq_testkit::simulation::plan::Plan;
-use vramq_testkit::simulation::trace::Detail;
+use vramq_testkit::simulation::plan_file::PlanFile;
+use vramq_testkit::simulation::trace::{Detail, Violation};
 use vramq_testkit::simulation::{Sabotage, run, shrink};
 
 const USAGE: &str = "\
-usage: vramq-sim [--seed N] [--seeds A..B] [--minutes M] [--processes P] [--hours H] [--sabotage NAME] [--shrink]
+usage: vramq-sim [--seed N | --plan FILE] [--seeds A..B] [--minutes M] [--processes P] [--hours H] [--sabotage NAME]
+                 [--shrink] [--save FILE]
 
   --seed N         one history, with its trace
-  --seeds A..B     the histories from A to B; without --seed and --seeds from 1 on
+  --plan FILE      the history of a plan that was saved, with its trace
+  --seeds A..B     the histories from A to B; without --seed, --plan and --seeds from 1 on
   --minutes M      no new history after so many minutes
   --processes P    so many processes, each with its part of the seeds
   --hours H        simulated hours in which callers publish and faults happen, in each history (default 1)
   --sabotage NAME  put a fault into every worker on purpose
-  --shrink         cut a history that breaks a rule down before it is printed";
+  --shrink         cut a history that breaks a rule down before it is printed
+  --save FILE      write the plan of a history that breaks a rule to a file; with --shrink, the shorter one";
 
 #[derive(Clone, Debug)]
 struct Options {
     seed: Option<u64>,
+    plan: Option<PathBuf>,
     seeds: (u64, u64),
     minutes: Option<u64>,
     processes: u64,
     busy: Micros,
     sabotage: Option<Sabotage>,
     shrinks: bool,
+    save: Option<PathBuf>,
     /// One of several processes: takes each nth seed.
     step: u64,
 }
@@ -37,8 +44,18 @@ fn main() -> ExitCode {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     };
-    let is_well = match options.seed {
-        Some(seed) => one(seed, &options),
+    let planned = match &options.plan {
+        Some(file) => match PlanFile::read(file) {
+            Ok(PlanFile { plan, .. }) => Some(Plan { sabotage: options.sabotage.or(plan.sabotage), ..plan }),
+            Err(error) => {
+                eprintln!("{error}");
+                return ExitCode::from(2);
+            }
+        },
+        None => options.seed.map(|seed| plan(seed, &options)),
+    };
+    let is_well = match planned {
+        Some(plan) => one(plan, &options),
         None if options.processes > 1 => many(&options),
         None => series(&options),
     };
@@ -48,12 +65,14 @@ fn main() -> ExitCode {
 fn options(mut args: impl Iterator<Item = String>) -> Option<Options> {
     let mut options = Options {
         seed: None,
+        plan: None,
         seeds: (1, u64::MAX),
         minutes: None,
         processes: 1,
         busy: HOUR,
         sabotage: None,
         shrinks: false,
+        save: None,
         step: 1,
     };
     while let Some(name) = args.next() {
@@ -64,6 +83,8 @@ fn options(mut args: impl Iterator<Item = String>) -> Option<Options> {
         let value = args.next()?;
         match name.as_str() {
             "--seed" => options.seed = Some(value.parse().ok()?),
+            "--plan" => options.plan = Some(value.into()),
+            "--save" => options.save = Some(value.into()),
             "--seeds" => {
                 let (from, to) = value.split_once("..")?;
                 options.seeds = (from.parse().ok()?, to.trim_start_matches('=').parse().ok()?);
@@ -88,18 +109,28 @@ fn plan(seed: u64, options: &Options) -> Plan {
 
 /// One history with its trace; a shorter one that breaks the same rule, if asked for. Whether every rule held, so that a search for the
 /// commit that broke one can ask.
-fn one(seed: u64, options: &Options) -> bool {
-    let mut plan = plan(seed, options);
+fn one(mut plan: Plan, options: &Options) -> bool {
     if options.shrinks {
         plan = shrink(plan);
         println!("{plan:#?}");
     }
-    let history = run(plan, Detail::Print);
-    match &history.violation {
-        Some(violation) => println!("seed {seed}: {violation}"),
-        None => println!("seed {seed}: {} jobs, {} faults, every rule held", history.jobs, history.faults),
+    let (seed, history) = (plan.seed, run(plan.clone(), Detail::Print));
+    let Some(violation) = history.violation else {
+        println!("seed {seed}: {} jobs, {} faults, every rule held", history.jobs, history.faults);
+        return true;
+    };
+    println!("seed {seed}: {violation}");
+    if let Some(path) = &options.save {
+        save(plan, &violation, path);
     }
-    history.violation.is_none()
+    false
+}
+
+fn save(plan: Plan, violation: &Violation, path: &Path) {
+    let file = PlanFile { broke: violation.rule.to_owned(), what: violation.to_string(), plan };
+    if let Err(error) = file.write(path) {
+        eprintln!("the plan is not saved: {error}");
+    }
 }
 
 /// Histories one after the other.

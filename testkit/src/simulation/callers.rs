@@ -118,8 +118,7 @@ impl Callers {
         }
     }
 
-    pub fn set_deaf(&mut self, env: &mut Env, which: usize, deaf: bool) {
-        let at = which % self.callers.len().max(1);
+    pub fn set_deaf(&mut self, env: &mut Env, at: usize, deaf: bool) {
         let Some(caller) = self.callers.get_mut(at) else { return };
         caller.is_deaf = deaf;
         let tag = env.names.replies[caller.plan.number].clone();
@@ -133,15 +132,14 @@ impl Callers {
     }
 
     /// The reply queue of a caller is deleted, or comes back. What was in it was read: it has no consumer only for a moment.
-    pub fn delete_replies(&mut self, env: &mut Env, which: usize, deleted: bool) {
-        let at = which % self.callers.len().max(1);
+    pub fn delete_replies(&mut self, env: &mut Env, at: usize, deleted: bool) {
         let Some(caller) = self.callers.get_mut(at) else { return };
         let name = env.names.replies[caller.plan.number].clone();
         if deleted {
             caller.is_deaf = true;
             env.delete_if_empty(&name);
         } else {
-            self.set_deaf(env, which, false);
+            self.set_deaf(env, at, false);
         }
     }
 
@@ -164,8 +162,7 @@ impl Callers {
     }
 
     /// A caller publishes many small jobs at once.
-    pub fn flood(&mut self, env: &mut Env, which: usize, jobs: usize) {
-        let at = which % self.callers.len().max(1);
+    pub fn flood(&mut self, env: &mut Env, at: usize, jobs: usize) {
         let Some(CallerPlan { number, model, .. }) = self.callers.get(at).map(|caller| caller.plan) else {
             return;
         };

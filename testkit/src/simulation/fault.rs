@@ -1,16 +1,21 @@
 //! What goes wrong in a history.
 
+use serde::{Deserialize, Serialize};
+
 use super::agenda::Micros;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct Fault {
     pub at: Micros,
     pub lasts: Micros,
     pub kind: FaultKind,
 }
 
-/// What goes wrong. Numbers name workers, devices and callers by their place, modulo how many there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What goes wrong. In a plan, numbers name workers, devices and so on by their place modulo how many there are, so that a plan that is
+/// cut down still has its faults. `hits` gives the places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub enum FaultKind {
     /// A process dies after so many more actions.
     Kill {
@@ -114,7 +119,47 @@ pub enum FaultKind {
     },
 }
 
+/// How many there are of all that a fault can hit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Targets {
+    pub(super) workers: usize,
+    pub(super) devices: usize,
+    pub(super) models: usize,
+    pub(super) further_queues: usize,
+    pub(super) callers: usize,
+}
+
 impl FaultKind {
+    /// The same with the place of what it really hits.
+    pub(super) fn hits(mut self, targets: Targets) -> Self {
+        let (place, count) = match &mut self {
+            Self::Kill { worker, .. }
+            | Self::HostLost { worker }
+            | Self::Cut { worker }
+            | Self::DeviceLost { worker, .. }
+            | Self::ProgramDies { worker }
+            | Self::CannotLoad { worker }
+            | Self::Pause { worker }
+            | Self::Drain { worker }
+            | Self::Stop { worker, .. }
+            | Self::Cancel { worker }
+            | Self::MemoryWithheld { worker }
+            | Self::DiskFull { worker, .. } => (worker, targets.workers),
+            Self::Stranger { device, .. } | Self::Sick { device } | Self::Hang { device } => {
+                (device, targets.devices)
+            }
+            Self::Leaderless { model } | Self::DeadDeleted { model } => (model, targets.models),
+            Self::FurtherDeleted { queue, .. } => (queue, targets.further_queues),
+            Self::DeafCaller { caller }
+            | Self::RepliesDeleted { caller }
+            | Self::SilentReplies { caller }
+            | Self::Flood { caller, .. } => (caller, targets.callers),
+            Self::BrokerRestart | Self::Alarm | Self::SlowConfirms | Self::LargerStands => return self,
+        };
+        *place %= count.max(1);
+        self
+    }
+
     /// It comes from shares or rarer things, and there is none without them.
     pub(super) fn is_of_more(self) -> bool {
         matches!(
@@ -126,5 +171,33 @@ impl FaultKind {
                 | Self::MemoryWithheld { .. }
                 | Self::DiskFull { .. }
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_names_what_it_hits() {
+        let targets = Targets { workers: 3, devices: 2, models: 1, further_queues: 0, callers: 4 };
+        let table = [
+            (
+                FaultKind::Kill { worker: 7, after_actions: 9 },
+                FaultKind::Kill { worker: 1, after_actions: 9 },
+            ),
+            (FaultKind::DiskFull { worker: 5, room: 64 }, FaultKind::DiskFull { worker: 2, room: 64 }),
+            (FaultKind::Sick { device: 3 }, FaultKind::Sick { device: 1 }),
+            (FaultKind::Leaderless { model: 6 }, FaultKind::Leaderless { model: 0 }),
+            (FaultKind::DeafCaller { caller: 7 }, FaultKind::DeafCaller { caller: 3 }),
+            (
+                FaultKind::FurtherDeleted { queue: 5, is_forbidden: true },
+                FaultKind::FurtherDeleted { queue: 0, is_forbidden: true },
+            ),
+            (FaultKind::Alarm, FaultKind::Alarm),
+        ];
+        for (planned, hit) in table {
+            assert_eq!(planned.hits(targets), hit);
+        }
     }
 }

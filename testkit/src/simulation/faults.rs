@@ -5,6 +5,7 @@ use vramq_schemas::control::Command;
 
 use super::agenda::{Happening, Micros, SECOND};
 use super::env::{Env, Owner};
+use super::fault::Targets;
 use super::plan::{Fault, FaultKind};
 use super::shell::id_of;
 use super::world::World;
@@ -12,6 +13,7 @@ use super::world::World;
 impl World {
     pub(super) fn fault(&mut self, number: usize, ends: bool) {
         let Some(Fault { kind, lasts, .. }) = self.env.plan.faults.get(number).copied() else { return };
+        let kind = kind.hits(self.targets());
         let text = if ends { "is over" } else { "begins" };
         self.env.trace.line(self.env.now, "fault", || format!("{kind:?} {text}"));
         // A flood is nothing that goes wrong: it must not hold up others.
@@ -27,6 +29,17 @@ impl World {
         self.env.agenda.at(self.env.now + lasts, Happening::Fault { number, ends: true });
     }
 
+    fn targets(&self) -> Targets {
+        let plan = &self.env.plan;
+        Targets {
+            workers: plan.workers.len(),
+            devices: plan.devices.len(),
+            models: plan.models.len(),
+            further_queues: plan.sharing.further().len(),
+            callers: plan.callers.len(),
+        }
+    }
+
     fn fault_begins(&mut self, kind: FaultKind, lasts: Micros) {
         let env = &mut self.env;
         match kind {
@@ -36,29 +49,22 @@ impl World {
             }
             FaultKind::SlowConfirms => env.confirms_are_slow = true,
             FaultKind::Leaderless { model } => {
-                let queue = env.names.models[model % env.names.models.len()].jobs.clone();
+                let queue = env.names.models[model].jobs.clone();
                 env.broker.set_leaderless(&queue, true);
             }
             FaultKind::DeafCaller { caller } => self.callers.set_deaf(env, caller, true),
             FaultKind::RepliesDeleted { caller } => self.callers.delete_replies(env, caller, true),
             FaultKind::DeadDeleted { model } => {
-                let queue = env.names.models[model % env.names.models.len()].dead.clone();
+                let queue = env.names.models[model].dead.clone();
                 env.delete_if_empty(&queue);
             }
             FaultKind::Stranger { device, percent } => {
-                let at = device % env.devices.len();
-                let bytes = env.plan.devices[at].total * u64::from(percent) / 100;
-                env.devices[at].set_strangers(bytes);
+                let bytes = env.plan.devices[device].total * u64::from(percent) / 100;
+                env.devices[device].set_strangers(bytes);
             }
-            FaultKind::Sick { device } => {
-                let at = device % env.devices.len();
-                env.devices[at].set_sick(true);
-            }
+            FaultKind::Sick { device } => env.devices[device].set_sick(true),
             // Where the broker's limit is the shorter one, such a job goes round until somebody raises it.
-            FaultKind::Hang { device } if !env.plan.has_short_timeout() => {
-                let at = device % env.devices.len();
-                env.devices[at].hang_next();
-            }
+            FaultKind::Hang { device } if !env.plan.has_short_timeout() => env.devices[device].hang_next(),
             FaultKind::Hang { .. } => {}
             FaultKind::FurtherDeleted { queue, is_forbidden } => {
                 if let Some((model, queue)) = further(env, queue) {
@@ -66,11 +72,11 @@ impl World {
                 }
             }
             FaultKind::SilentReplies { caller } => {
-                let queue = env.names.replies[caller % env.names.replies.len()].clone();
+                let queue = env.names.replies[env.plan.callers[caller].number].clone();
                 env.broker.set_leaderless(&queue, true);
             }
             FaultKind::LargerStands => self.callers.listen_larger(env, false),
-            FaultKind::DiskFull { worker, room } => env.disks.fill(worker % self.workers.len(), room),
+            FaultKind::DiskFull { worker, room } => env.disks.fill(worker, room),
             FaultKind::Flood { caller, jobs } => self.callers.flood(env, caller, jobs),
             other => self.worker_fault(other, lasts),
         }
@@ -91,8 +97,7 @@ impl World {
         else {
             return;
         };
-        let at = worker % self.workers.len();
-        let Some(shell) = &mut self.workers[at] else { return };
+        let Some(shell) = &mut self.workers[worker] else { return };
         let env = &mut self.env;
         match kind {
             FaultKind::Kill { after_actions, .. } => shell.die_after(after_actions),
@@ -135,7 +140,7 @@ impl World {
             }
             _ => {}
         }
-        self.after(at);
+        self.after(worker);
     }
 
     fn fault_ends(&mut self, kind: FaultKind) {
@@ -158,7 +163,7 @@ impl World {
                 env.wake_broker(env.now);
             }
             FaultKind::Leaderless { model } => {
-                let queue = env.names.models[model % env.names.models.len()].jobs.clone();
+                let queue = env.names.models[model].jobs.clone();
                 env.broker.set_leaderless(&queue, false);
                 env.wake_broker(env.now);
             }
@@ -166,25 +171,18 @@ impl World {
             FaultKind::RepliesDeleted { caller } => self.callers.delete_replies(env, caller, false),
             FaultKind::DeadDeleted { model } => {
                 env.declare_topology();
-                let model = model % env.names.models.len();
                 env.ledger.forgive(model);
                 self.callers.read_dead(env, model);
             }
-            FaultKind::Stranger { device, .. } => {
-                let at = device % env.devices.len();
-                env.devices[at].set_strangers(0);
-            }
-            FaultKind::Sick { device } => {
-                let at = device % env.devices.len();
-                env.devices[at].set_sick(false);
-            }
+            FaultKind::Stranger { device, .. } => env.devices[device].set_strangers(0),
+            FaultKind::Sick { device } => env.devices[device].set_sick(false),
             FaultKind::SilentReplies { caller } => {
-                let queue = env.names.replies[caller % env.names.replies.len()].clone();
+                let queue = env.names.replies[env.plan.callers[caller].number].clone();
                 env.broker.set_leaderless(&queue, false);
                 env.wake_broker(env.now);
             }
             FaultKind::LargerStands => self.callers.listen_larger(env, true),
-            FaultKind::DiskFull { worker, .. } => env.disks.clear(worker % self.workers.len()),
+            FaultKind::DiskFull { worker, .. } => env.disks.clear(worker),
             FaultKind::FurtherDeleted { queue, .. } => {
                 if let Some((model, queue)) = further(env, queue) {
                     env.restore_further(model, queue);
@@ -196,14 +194,14 @@ impl World {
 
     fn worker_fault_ends(&mut self, kind: FaultKind) {
         let (FaultKind::Pause { worker } | FaultKind::CannotLoad { worker }) = kind else { return };
-        let (at, env) = (worker % self.workers.len(), &mut self.env);
-        if let Some(shell) = &mut self.workers[at] {
+        let env = &mut self.env;
+        if let Some(shell) = &mut self.workers[worker] {
             match kind {
                 FaultKind::CannotLoad { .. } => shell.set_loadable(env, true),
                 _ => shell.command(env, Command::Resume),
             }
         }
-        self.after(at);
+        self.after(worker);
     }
 
     fn restart_broker(&mut self) {
@@ -222,6 +220,5 @@ impl World {
 
 /// The model and the place of a further queue.
 fn further(env: &Env, which: usize) -> Option<(usize, usize)> {
-    let all = env.plan.sharing.further();
-    all.get(which % all.len().max(1)).copied()
+    env.plan.sharing.further().get(which).copied()
 }

@@ -13,6 +13,7 @@ mod ledger;
 mod names;
 mod odds;
 pub mod plan;
+pub mod plan_file;
 mod random;
 mod record;
 pub mod sharing;

@@ -2,6 +2,8 @@
 //! of a model that a job demands, and memory that stays missing. It has random numbers of its own, so that a seed without such ends
 //! is the same history as before.
 
+use serde::{Deserialize, Serialize};
+
 use super::agenda::{Micros, SECOND};
 use super::plan::{Fault, FaultKind};
 use super::random::Random;
@@ -10,7 +12,8 @@ use super::random::Random;
 pub const ODDS: u64 = 0x006f_6464_7300_0000;
 
 /// How often they happen. The default: never.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct Odds {
     /// Of a hundred jobs of hostile callers, so many have an output that no reply can hold.
     pub unencodable_percent: usize,

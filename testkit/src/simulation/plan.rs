@@ -1,5 +1,7 @@
 //! The plan of a history: workers, devices, callers and faults, all chosen from its seed. A plan is data, so that a history can
-//! be shortened to its cause.
+//! be shortened to its cause, and kept in a file (`plan_file.rs`).
+
+use serde::{Deserialize, Serialize};
 
 use super::agenda::{HOUR, MILLI, MINUTE, Micros, SECOND};
 use super::broker::{Generation, QueueKind};
@@ -37,7 +39,8 @@ const LEAKS: u64 = 0x6c65_616b_7300_0000;
 const LARGE_JOBS: u64 = 0x006c_6172_6765_0000;
 
 /// A whole history before it happens.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct Plan {
     pub seed: u64,
     /// How long callers publish and faults happen; after that everything has to come to an end.
@@ -75,7 +78,8 @@ pub struct Plan {
     pub sabotage: Option<Sabotage>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct ModelPlan {
     /// Its passes run side by side in processes, not on the device's thread.
     pub concurrent: bool,
@@ -87,19 +91,21 @@ pub struct ModelPlan {
     pub micros_per_cost: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct DevicePlan {
     pub total: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct WorkerPlan {
     pub device: usize,
     pub drain: Micros,
 }
 
 /// How a client uses the queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub enum Style {
     /// Small jobs at a steady pace.
     Steady,
@@ -111,7 +117,8 @@ pub enum Style {
     Hostile,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct CallerPlan {
     /// Its place among the callers when the plan was made: its random choices depend on it alone.
     pub number: usize,

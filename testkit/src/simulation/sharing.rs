@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::agenda::{Micros, SECOND};
 use super::plan::{Fault, FaultKind};
 use super::random::Random;
@@ -14,7 +16,8 @@ const SHARING: u64 = 0x0073_6861_7269_6e67;
 const FLOOD_JOBS: usize = 150;
 
 /// Who shares with whom, and how. The default: nobody.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct Sharing {
     /// Of each model: the weights of its queues, its own first. Nothing: it has its own alone.
     queues: Vec<Vec<u32>>,
@@ -26,7 +29,8 @@ pub struct Sharing {
 }
 
 /// Whom a caller publishes as, and where to.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 struct CallerSharing {
     /// The queue of its model, by its place: 0 is the model's own.
     queue: usize,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use vramq_core::device::PassShape;
 use vramq_core::event::Event;
+use vramq_core::ids::ExecutorIndex;
 use vramq_core::settings::{ModelFacts, QueueFacts};
 
 use super::agenda::{Happening, Life, MINUTE, Micros, SECOND};
@@ -280,7 +281,7 @@ fn facts(at: usize, model: &ModelPlan, plan: &Plan, names: &Names) -> ModelFacts
         reply_max: u64::MAX,
         share: weight(plan.sharing.model(at)),
         weights: 0,
-        executor: usize::from(!serial_only),
+        executor: ExecutorIndex(usize::from(!serial_only)),
         probe: PassShape { items: 1, cost: 8, longest: 8 },
         pass_bytes: Arc::new(move |shape| MIB + per_cost * shape.cost as u64),
     }

@@ -3,9 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A device's bytes for passes. Clones share it.
-#[derive(Clone, Debug)]
+/// A device's bytes for passes. There is one, and whoever owns it admits passes: the scheduler. All others have a [`BudgetView`].
+#[derive(Debug)]
 pub struct Budget(Arc<Account>);
+
+/// Shows a [`Budget`] to who may not take from it.
+#[derive(Clone, Debug)]
+pub struct BudgetView(Arc<Account>);
 
 #[derive(Debug)]
 struct Account {
@@ -24,25 +28,22 @@ impl Budget {
         }))
     }
 
-    pub fn limit(&self) -> u64 {
-        self.0.limit.load(Ordering::Acquire)
+    /// What shows the budget to others.
+    pub fn view(&self) -> BudgetView {
+        BudgetView(Arc::clone(&self.0))
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        self.0.limit()
     }
 
     /// Follows the device's memory. Permits that are out stay valid; no more are given until there is room again.
-    pub fn set_limit(&self, bytes: u64) {
+    pub(crate) fn set_limit(&self, bytes: u64) {
         self.0.limit.store(bytes, Ordering::Release);
     }
 
-    /// Bytes that permits stand for.
-    pub fn used(&self) -> u64 {
-        self.0.used.load(Ordering::Acquire)
-    }
-
-    pub fn available(&self) -> u64 {
-        if self.0.is_whole.load(Ordering::Acquire) {
-            return 0;
-        }
-        self.limit().saturating_sub(self.used())
+    pub(crate) fn available(&self) -> u64 {
+        self.0.available()
     }
 
     /// A share of the budget, or nothing while others hold too much of it.
@@ -57,13 +58,47 @@ impl Budget {
     }
 
     /// The whole budget, or nothing while anyone holds a part of it.
-    pub fn try_acquire_all(&self) -> Option<Permit> {
-        if self.used() > 0 || self.0.is_whole.swap(true, Ordering::AcqRel) {
+    pub(crate) fn try_acquire_all(&self) -> Option<Permit> {
+        if self.0.used() > 0 || self.0.is_whole.swap(true, Ordering::AcqRel) {
             return None;
         }
         let limit = self.limit();
         self.0.used.store(limit, Ordering::Release);
         Some(Permit { bytes: limit, is_whole: true, account: Arc::clone(&self.0) })
+    }
+}
+
+impl BudgetView {
+    /// Bytes that all passes together may take.
+    pub fn limit(&self) -> u64 {
+        self.0.limit()
+    }
+
+    /// Bytes that permits stand for.
+    pub fn used(&self) -> u64 {
+        self.0.used()
+    }
+
+    /// Bytes that a permit could be given for.
+    pub fn available(&self) -> u64 {
+        self.0.available()
+    }
+}
+
+impl Account {
+    fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Acquire)
+    }
+
+    fn used(&self) -> u64 {
+        self.used.load(Ordering::Acquire)
+    }
+
+    fn available(&self) -> u64 {
+        if self.is_whole.load(Ordering::Acquire) {
+            return 0;
+        }
+        self.limit().saturating_sub(self.used())
     }
 }
 
@@ -126,7 +161,7 @@ mod tests {
         assert_eq!(budget.available(), 0);
         assert!(budget.try_acquire(1).is_none() && budget.try_acquire_all().is_none());
         drop(all);
-        assert_eq!((budget.available(), budget.used()), (30, 0));
+        assert_eq!((budget.available(), budget.view().used()), (30, 0));
     }
 
     proptest! {

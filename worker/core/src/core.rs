@@ -62,8 +62,8 @@ pub struct Core {
 }
 
 impl Core {
-    /// A worker that has loaded its models and has no session yet. `budget` is what the device has for passes; clones of it
-    /// show others how much is in use.
+    /// A worker that has loaded its models and has no session yet. `budget` is what the device has for passes; a view
+    /// of it shows others how much is in use.
     pub fn new(settings: Settings, models: Vec<ModelFacts>, limits: LearnedLimits, budget: Budget) -> Self {
         // Any moment will do until the first event brings one: nothing is compared with it.
         let now = Now { at: settings.started_at, unix_ms: 0 };

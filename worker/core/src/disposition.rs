@@ -34,6 +34,15 @@ pub(crate) enum JobOutcome {
     Withdrawn,
 }
 
+/// What follows for a job from a pass that failed.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum AfterFailure {
+    Decided(JobOutcome),
+    /// Nothing is decided yet: it is to run again on this worker, without the others of the pass or with fewer items, to learn whose
+    /// fault it was.
+    RunAgainHere,
+}
+
 /// Another attempt of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Requeue {
@@ -234,33 +243,37 @@ pub(crate) fn delays_before(headers: &JobHeaders, item: u32) -> u32 {
     if is_another { 0 } else { headers.delays }
 }
 
-/// The engine failed on a pass, and the device is well. Nothing is decided yet about jobs that shared the pass: each is
-/// to run again on this worker without the others, to learn whose fault it was. So the error, with what a program printed
-/// during the pass, goes to the caller of its only job.
+/// The engine failed on a pass, and the device is well. Jobs that shared the pass run again, each without the others. So the error, with
+/// what a program printed during the pass, goes to the caller of its only job.
 pub(crate) fn after_failure(
     headers: &JobHeaders,
     pass: &PassFacts<'_>,
     reason: Reason,
     error: &str,
-) -> Option<JobOutcome> {
-    let rejection = || Rejection::new(reason, error);
-    (pass.jobs == 1).then(|| JobOutcome::dead_letter(headers.clone(), rejection()))
+) -> AfterFailure {
+    if pass.jobs > 1 {
+        return AfterFailure::RunAgainHere;
+    }
+    AfterFailure::Decided(JobOutcome::dead_letter(headers.clone(), Rejection::new(reason, error)))
 }
 
 /// The engine says that an item of a pass can never be run. `invalid` is the item, and the job that is rejected for it, where the
-/// engine named one; nothing is decided about the other jobs, which run again without it.
+/// engine named one; the other jobs run again without it.
 pub(crate) fn after_invalid_input(
     headers: &JobHeaders,
     pass: &PassFacts<'_>,
     job: JobKey,
     invalid: Option<(JobKey, u32)>,
     text: &str,
-) -> Option<JobOutcome> {
+) -> AfterFailure {
     let Some((invalid, item)) = invalid else {
         return after_failure(headers, pass, Reason::InvalidInput, text);
     };
-    let rejection = || Rejection::new(Reason::InvalidInput, format!("inputs[{item}]: {text}"));
-    (job == invalid).then(|| JobOutcome::dead_letter(headers.clone(), rejection()))
+    if job != invalid {
+        return AfterFailure::RunAgainHere;
+    }
+    let rejection = Rejection::new(Reason::InvalidInput, format!("inputs[{item}]: {text}"));
+    AfterFailure::Decided(JobOutcome::dead_letter(headers.clone(), rejection))
 }
 
 /// Why an item does not fit even alone, for a person.

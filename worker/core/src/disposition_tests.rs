@@ -172,10 +172,10 @@ fn the_dead_letter_says_what_would_fit() {
 fn a_failure_dead_letters_only_a_job_that_was_alone() {
     let headers = JobHeaders::default();
     let shared = PassFacts { jobs: 2, ..pass(5, false) };
-    assert_eq!(after_failure(&headers, &shared, Reason::EngineFailed, "boom"), None);
+    assert_eq!(after_failure(&headers, &shared, Reason::EngineFailed, "boom"), AfterFailure::RunAgainHere);
     let rejection = Rejection::new(Reason::EngineFailed, "boom");
     let alone = after_failure(&headers, &pass(5, false), Reason::EngineFailed, "boom");
-    assert_eq!(alone, Some(JobOutcome::dead_letter(headers, rejection)));
+    assert_eq!(alone, AfterFailure::Decided(JobOutcome::dead_letter(headers, rejection)));
 }
 
 /// A job that runs out of memory, is sent to larger devices and finds their queue full comes back as it would have been tried

@@ -1,4 +1,4 @@
-//! Newtypes for the numbers of models, jobs, passes, consumers, deliveries and requests, so that they cannot be confused.
+//! Newtypes for the numbers of models, executors, jobs, passes, consumers, deliveries and requests, so that they cannot be confused.
 
 use std::fmt;
 
@@ -30,6 +30,8 @@ number! {
     ModelIndex(usize);
     /// One of the queues that a model's jobs come from, by its place: 0 is the model's own.
     QueueIndex(usize);
+    /// An executor's place among the worker's executors.
+    ExecutorIndex(usize);
     /// One delivery of a job within this process. The shell counts them up; no two deliveries share one.
     JobKey(u64);
     /// One pass within this process.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use vramq_schemas::topology::jobs_queue;
 
 use crate::device::PassShape;
-use crate::ids::QueueIndex;
+use crate::ids::{ExecutorIndex, QueueIndex};
 use crate::poison_policy::PoisonPolicy;
 pub use crate::slots::UNKNOWN_BYTES;
 use crate::slots::{JobPasses, SlotInputs};
@@ -108,8 +108,8 @@ pub struct ModelFacts {
     pub share: NonZeroU32,
     /// Bytes of the model's weights.
     pub weights: u64,
-    /// The executor that runs its passes, by its place in [`Settings::executors`].
-    pub executor: usize,
+    /// The executor that runs its passes, of [`Settings::executors`].
+    pub executor: ExecutorIndex,
     /// The shape of its health probe.
     pub probe: PassShape,
     pub pass_bytes: PassBytes,
@@ -171,7 +171,7 @@ impl ModelFacts {
             reply_max: u64::MAX,
             share: NonZeroU32::MIN,
             weights: 0,
-            executor: 0,
+            executor: ExecutorIndex(0),
             probe: one_item,
             pass_bytes: Arc::new(|shape| shape.cost as u64),
         }

@@ -148,7 +148,7 @@ impl ModelReport {
     fn new(opened: &Opened, limits: &LearnedLimits, model: &Model, fit: &Fit) -> Self {
         let pool = opened.programs.pools().find(|(index, _)| *index == model.index).map(|(_, pool)| pool);
         let measured = match (fit.slots, pool) {
-            (Ok(_), None) => Throughput::measure(model, opened.budget.limit()),
+            (Ok(_), None) => Throughput::measure(model, opened.budget),
             _ => Ok(None),
         };
         let unmeasured = measured.as_ref().err();
@@ -203,7 +203,7 @@ impl Report {
                 total: memory.total,
                 free: memory.free,
                 reserve,
-                budget: opened.budget.limit(),
+                budget: opened.budget,
             },
             models: models.collect(),
             not_loaded: opened.not_loaded,

@@ -4,7 +4,6 @@ use std::num::{NonZeroU16, NonZeroUsize};
 use std::sync::Arc;
 
 use tokio::runtime::Handle;
-use vramq_core::admission::Budget;
 use vramq_core::ids::ModelIndex;
 use vramq_core::slots::DoesNotFit;
 use vramq_core::units::Mib;
@@ -33,7 +32,7 @@ pub struct Opened {
     /// The processes of models that are programs.
     pub programs: Arc<Programs>,
     /// Bytes for passes: what was free after loading, less the reserve.
-    pub budget: Budget,
+    pub budget: u64,
 }
 
 /// Why a worker cannot start.
@@ -134,7 +133,7 @@ impl Opened {
         let not_loaded = config.models.len() - models.len();
         let models = models.into_iter().map(fit).collect();
         let programs = Arc::new(programs);
-        Ok(Self { device, models, not_loaded, programs, budget: Budget::new(free.saturating_sub(reserve)) })
+        Ok(Self { device, models, not_loaded, programs, budget: free.saturating_sub(reserve) })
     }
 
     /// The same, if every model is loaded.

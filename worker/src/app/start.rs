@@ -8,6 +8,8 @@ use anyhow::Context as _;
 use tokio::runtime::Handle;
 use vramq_amqp::missing_patches;
 use vramq_core::Core;
+use vramq_core::admission::Budget;
+use vramq_core::ids::ExecutorIndex;
 use vramq_core::settings::{Settings, UNKNOWN_BYTES};
 use vramq_core::units::Mib;
 
@@ -180,7 +182,9 @@ fn event_loop(
     let models: Vec<_> = slots.iter().map(|(model, _)| Arc::clone(model)).collect();
     let (executors, executor_of) = executors(opened, models.len())?;
     metrics.watch_programs(&opened.programs);
-    let meters = metrics.meters(&models, &device, &opened.budget, config.callers_max);
+    let admission = Budget::new(opened.budget);
+    let budget = admission.view();
+    let meters = metrics.meters(&models, &device, &budget, config.callers_max);
     board.watch_passes(
         executors.iter().map(|executor| executor.active_pass().clone()).collect(),
         config.job_limit,
@@ -194,7 +198,7 @@ fn event_loop(
         meters: Arc::clone(&meters),
         models: models.clone(),
         device: Arc::clone(&device),
-        budget: opened.budget.clone(),
+        budget,
     };
     let state_file = StateFile::in_folder(config.state.as_deref());
     let facts = slots.iter().zip(&executor_of).map(|((model, slots), at)| model.facts(*slots, *at));
@@ -202,7 +206,7 @@ fn event_loop(
         settings(config, opened, &executors),
         facts.collect(),
         learned_limits(&state_file, opened),
-        opened.budget.clone(),
+        admission,
     );
     let context = WorkerContext {
         identity,
@@ -230,12 +234,12 @@ type Executors = Vec<Box<dyn Executor>>;
 
 /// The device's thread for the models that the worker runs itself, and for each program its processes; and for each model the place
 /// of its executor.
-fn executors(opened: &Opened, models: usize) -> anyhow::Result<(Executors, Vec<usize>)> {
+fn executors(opened: &Opened, models: usize) -> anyhow::Result<(Executors, Vec<ExecutorIndex>)> {
     let device = opened.device.shared();
     let mut executors: Executors = vec![Box::new(DeviceThread::spawn(Arc::clone(&device))?)];
-    let mut executor_of = vec![0; models];
+    let mut executor_of = vec![ExecutorIndex(0); models];
     for (model, pool) in opened.programs.pools() {
-        executor_of[model.0] = executors.len();
+        executor_of[model.0] = ExecutorIndex(executors.len());
         let (pool, programs) = (Arc::clone(pool), Arc::clone(&opened.programs));
         executors.push(Box::new(ProcessExecutor::new(pool, Arc::clone(&device), programs)));
     }

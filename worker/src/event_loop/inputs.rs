@@ -11,11 +11,12 @@ use vramq_core::ids::{JobKey, ModelIndex};
 use super::EventLoop;
 use super::completion::{Completion, Sent};
 use super::live_session::Input;
+use super::queue_failure::{QueueFailure, classify_failure};
 use crate::broker::control_plane::ControlRequest;
 use crate::broker::job_channel::JobChannel;
 use crate::broker::model_channels::{ConsumeError, Counted, Delivered, QueueError};
 use crate::broker::received::ReceivedJob;
-use crate::broker::session::{Side, consumer_timeout, message_size_max, why_closed};
+use crate::broker::session::{Side, consumer_timeout, message_size_max};
 use crate::failpoint::{self, Site};
 
 impl EventLoop {
@@ -136,23 +137,19 @@ impl EventLoop {
         }
     }
 
-    /// What a queue's consumers need has failed. If it was the channel of a further queue, it costs that queue; all else costs the
-    /// session, also a job that was held for too long, after which the broker wants to be told less.
+    /// What a queue's consumers need has failed.
     fn queue_failed(&mut self, model: ModelIndex, queue: Option<JobQueue>, what: &str, error: &lapin::Error) {
         self.context.consumer_timeouts.learn(error);
-        let why = why_closed(error).filter(|_| consumer_timeout(error).is_none());
-        match (queue, why, &mut self.session) {
-            (Some(JobQueue::Jobs(queue)), Some(why), Some(live))
-                if queue.is_further() && live.session.is_whole() =>
-            {
-                // An error of a channel that was replaced meanwhile says nothing of its successor.
-                if live.session.channels_mut(model).has_open(queue) {
-                    return;
-                }
-                live.session.channels_mut(model).lost(queue);
-                self.apply(Event::QueueLost { model, queue, error: why });
+        let Some(live) = &mut self.session else { return self.failed(what, error) };
+        let is_whole = live.session.is_whole();
+        let channels = live.session.channels_mut(model);
+        match classify_failure(queue, error, is_whole, |queue| channels.has_open(queue)) {
+            QueueFailure::OfReplacedChannel => {}
+            QueueFailure::Queue(queue, error) => {
+                channels.lost(queue);
+                self.apply(Event::QueueLost { model, queue, error });
             }
-            _ => self.failed(what, error),
+            QueueFailure::Session => self.failed(what, error),
         }
     }
 

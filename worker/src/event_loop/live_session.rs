@@ -16,6 +16,7 @@ use vramq_core::action::JobQueue;
 use vramq_core::ids::{ChannelId, ConsumerId, JobKey, ModelIndex, QueueIndex, RequestId};
 
 use super::completion::{Completion, Sent};
+use super::starting_consumers::{StartingConsumers, StopTime};
 use crate::broker::aux_channel::AuxChannelState;
 use crate::broker::commands::Responder;
 use crate::broker::control_plane::{ControlPlane, ControlRequest};
@@ -66,9 +67,7 @@ pub(crate) struct LiveSession {
     last_request: u64,
     deliveries: SelectAll<BoxStream<'static, (ModelIndex, Delivered)>>,
     pub(crate) starting: Pending<(ModelIndex, JobQueue, ConsumerId, Result<Deliveries, ConsumeError>)>,
-    /// The consumers that are starting, and whether each is to be stopped once it has started. A cancel that the broker reads before the
-    /// consumer is there stops nothing.
-    stop_when_started: HashMap<ConsumerId, bool>,
+    starting_consumers: StartingConsumers,
     pub(crate) stopping: Pending<(ModelIndex, JobQueue, lapin::Result<()>)>,
     pub(crate) counting: Pending<(ModelIndex, Result<Counted, QueueError>)>,
     pub(crate) looking: Pending<(ModelIndex, QueueIndex, Result<Channel, String>)>,
@@ -97,7 +96,7 @@ impl LiveSession {
             last_request: 0,
             deliveries: SelectAll::new(),
             starting: FuturesUnordered::new(),
-            stop_when_started: HashMap::new(),
+            starting_consumers: StartingConsumers::default(),
             stopping: FuturesUnordered::new(),
             counting: FuturesUnordered::new(),
             looking: FuturesUnordered::new(),
@@ -119,14 +118,13 @@ impl LiveSession {
         hold_max: Duration,
     ) {
         let consume = self.session.channels(model).consume(queue, consumer, prefetch, hold_max);
-        self.stop_when_started.insert(consumer, false);
+        self.starting_consumers.add(consumer);
         self.starting.push(Box::pin(async move { (model, queue, consumer, consume.await) }));
     }
 
     /// Stops a consumer: now, or as soon as it has started.
     pub(crate) fn stop_consumer(&mut self, model: ModelIndex, queue: JobQueue, consumer: ConsumerId) {
-        if let Some(is_to_stop) = self.stop_when_started.get_mut(&consumer) {
-            *is_to_stop = true;
+        if self.starting_consumers.stop(consumer) == StopTime::OnceStarted {
             return;
         }
         let stop = self.session.channels(model).stop(queue, consumer);
@@ -141,7 +139,7 @@ impl LiveSession {
         consumer: ConsumerId,
         deliveries: Option<Deliveries>,
     ) {
-        let is_to_stop = self.stop_when_started.remove(&consumer) == Some(true);
+        let is_to_stop = self.starting_consumers.remove(consumer);
         let Some(deliveries) = deliveries else { return };
         self.add_consumer(model, deliveries);
         if is_to_stop {

@@ -7,6 +7,8 @@ mod completion;
 mod inputs;
 mod live_session;
 mod perform;
+mod queue_failure;
+mod starting_consumers;
 
 use std::collections::VecDeque;
 use std::pin::pin;

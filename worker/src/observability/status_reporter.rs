@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use vramq_core::admission::Budget;
+use vramq_core::admission::BudgetView;
 use vramq_core::ids::QueueIndex;
 use vramq_schemas::status::{DeviceStatus, Heartbeat, ModelStatus, WorkerState};
 
@@ -25,7 +25,7 @@ pub struct StatusReporter {
     pub meters: Arc<Meters>,
     pub models: Vec<Arc<Model>>,
     pub device: Arc<dyn Device>,
-    pub budget: Budget,
+    pub budget: BudgetView,
 }
 
 impl StatusReporter {

@@ -1,8 +1,10 @@
 //! The generations of RabbitMQ that the model knows, and their differences.
 
+use serde::{Deserialize, Serialize};
+
 /// A line of RabbitMQ releases that behave alike. The flags below were read from the sources of 3.10.8 and 4.0.5 and
 /// are checked against these versions (`tests/broker_model`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 pub enum Generation {
     V3_10,
     V4_0,

@@ -11,6 +11,7 @@ use vramq_schemas::topology::DELAYS_MS;
 use vramq_schemas::{Attempt, JobHeaders, MinimumRequirement, Reason};
 
 use super::Shell;
+use super::as_known::caller_as_known;
 use super::stored_job::{SeenEnd, StoredJob};
 use crate::simulation::env::Env;
 use crate::simulation::ledger::Kind;
@@ -237,7 +238,7 @@ impl Shell {
         let Some(stored) = self.jobs.get(&settled.job) else {
             return env.ledger.fail("every end is counted as what it was", || format!("{settled:?}"));
         };
-        let caller = &env.ledger.job(stored.job).spec.identity;
+        let caller = caller_as_known(env, &env.ledger.job(stored.job).spec);
         let is_true = match (settled.end, &stored.end) {
             (End::Replied, Some(SeenEnd::Replied))
             | (End::Returned, Some(SeenEnd::Returned))

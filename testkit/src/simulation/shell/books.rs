@@ -11,6 +11,7 @@ use vramq_core::ids::{JobKey, ModelIndex, QueueIndex};
 use vramq_core::observation::{Cause, End, Observation, PassOutcome, PassShare};
 
 use super::Shell;
+use super::as_known::caller_as_known;
 use super::frames::id_of;
 use super::passes::{Flight, OUTPUT_BYTES};
 use super::stored_job::StoredJob;
@@ -63,7 +64,7 @@ impl Books {
         let item = |(at, ((_, item), job)): (usize, (&(_, u32), &_))| {
             let spec = &env.ledger.job(*job).spec;
             let cost = spec.costs.get(*item as usize).copied().unwrap_or(0).max(1);
-            (spec.identity.clone(), cost, end.outputs.get(at).is_some_and(Option::is_some))
+            (caller_as_known(env, spec), cost, end.outputs.get(at).is_some_and(Option::is_some))
         };
         let items = flight.order.items.iter().zip(&flight.jobs).enumerate().map(item).collect();
         self.ended = Some(Ended { flight, items, took: end.took, is_ours });
@@ -250,11 +251,11 @@ impl Shell {
         let mut left = told.iter();
         let mut is_told = true;
         for stored in starting {
-            let identity = &env.ledger.job(stored.job).spec.identity;
+            let known = caller_as_known(env, &env.ledger.job(stored.job).spec);
             is_told &= left.next().is_some_and(|counted| match counted {
                 Observation::FirstPass { model, caller, waited } => {
                     *model == stored.model
-                        && caller.as_deref() == identity.as_deref()
+                        && caller.as_deref() == known.as_deref()
                         && *waited == self.waited(env, stored, env.now)
                 }
                 _ => false,

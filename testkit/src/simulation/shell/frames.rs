@@ -7,6 +7,7 @@ use vramq_core::event::{self, Event, PublicationOutcome, Source};
 use vramq_core::ids::{self, DeliveryTag, Fingerprint, JobKey};
 
 use super::Shell;
+use super::as_known::caller_as_known;
 use super::channels::JobChannel;
 use super::session::Lease;
 use super::stored_job::{Delivered, StoredJob};
@@ -114,7 +115,7 @@ impl Shell {
             redelivered: delivery.redelivered,
             delivery_count: delivery.delivery_count,
             id: Some(id_of(number.0)),
-            caller: spec.identity.as_deref().map(str::to_owned),
+            caller: caller_as_known(env, spec).as_deref().map(str::to_owned),
             withdrawal: env.ledger.job(number).digest,
             reply_queue: match spec.reply_to {
                 ReplyTo::Caller(caller) => Some(format!("replies.{caller}")),

@@ -64,7 +64,7 @@ impl Shell {
         status: &Status,
         told: &MemoryStatus,
     ) -> Option<&'static str> {
-        let is_serial = self.models.iter().all(|model| self.executors[model.executor].is_serial());
+        let is_serial = self.models.iter().all(|model| self.executors[model.executor.0].is_serial());
         // What programs hold beside a pass looks like a leak.
         if is_serial && (told.leaked, told.leaked_per_job) != self.leak.told {
             return Some("another leak");

@@ -2,6 +2,7 @@
 //! decides nothing.
 
 mod accounts;
+mod as_known;
 mod attempts;
 mod books;
 mod channels;
@@ -39,7 +40,7 @@ use std::sync::Arc;
 
 use vramq_core::Core;
 use vramq_core::action::SessionEnd;
-use vramq_core::admission::Budget;
+use vramq_core::admission::BudgetView;
 use vramq_core::device::Loss;
 use vramq_core::event::{Event, PassBytes, Reading};
 use vramq_core::ids::{JobKey, PassId};
@@ -84,7 +85,7 @@ pub enum Exit {
 pub struct Shell {
     life: Life,
     core: Core,
-    budget: Budget,
+    budget: BudgetView,
     models: Arc<Vec<ModelFacts>>,
     executors: Vec<Executor>,
     device: usize,

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use vramq_core::action::PassOrder;
 use vramq_core::device::{Loss, OutOfMemory, PassError};
 use vramq_core::event::{Event, OutputSize, PassEnd, PassResult};
-use vramq_core::ids::{JobKey, ModelIndex, PassId};
+use vramq_core::ids::{ExecutorIndex, JobKey, ModelIndex, PassId};
 use vramq_core::settings::ExecutorFacts;
 
 use super::Shell;
@@ -51,7 +51,7 @@ pub(super) struct Flight {
     /// The jobs in the order of their items.
     pub(super) jobs: Vec<JobNumber>,
     pub(super) bytes: u64,
-    pub(super) executor: usize,
+    pub(super) executor: ExecutorIndex,
     since: Micros,
     /// The session that it was started in.
     pub(super) session: u32,
@@ -102,7 +102,7 @@ impl Shell {
             beside: false,
             order,
         };
-        let is_serial = self.executors[flight.executor].facts.is_serial;
+        let is_serial = self.executors[flight.executor.0].facts.is_serial;
         let others = self.passes.values_mut().filter(|other| !is_serial || other.executor != flight.executor);
         for other in others {
             (other.beside, flight.beside) = (true, true);
@@ -110,8 +110,8 @@ impl Shell {
         (self.books.busy_at, self.idle_ticks) = (env.now, 0);
         let (pass, executor) = (flight.order.pass, flight.executor);
         self.passes.insert(pass, flight);
-        if self.executors[executor].facts.is_serial {
-            self.executors[executor].queue.push_back(pass);
+        if self.executors[executor.0].facts.is_serial {
+            self.executors[executor.0].queue.push_back(pass);
             self.next_pass(env, executor);
         } else {
             self.start_on_device(env, pass);
@@ -119,8 +119,8 @@ impl Shell {
     }
 
     /// The device's thread takes its next pass.
-    fn next_pass(&mut self, env: &mut Env, executor: usize) {
-        let thread = &mut self.executors[executor];
+    fn next_pass(&mut self, env: &mut Env, executor: ExecutorIndex) {
+        let thread = &mut self.executors[executor.0];
         if thread.is_busy {
             return;
         }
@@ -130,7 +130,7 @@ impl Shell {
         // Those that have begun are forgotten with the next pass.
         let is_skipped = self.skips.contains(&pass);
         self.skips.retain(|skipped| *skipped > pass);
-        if is_skipped || known < self.executors[executor].failures {
+        if is_skipped || known < self.executors[executor.0].failures {
             env.agenda.at(env.now, Happening::PassReturns { life: self.life, pass });
         } else {
             self.start_on_device(env, pass);
@@ -150,7 +150,7 @@ impl Shell {
         let fate =
             specs().map(|spec| fate_of(spec.nature)).find(|fate| *fate != Fate::Ends).unwrap_or(Fate::Ends);
         let per_cost = env.plan.models[flight.order.model.0].micros_per_cost;
-        let is_serial = self.executors[flight.executor].facts.is_serial;
+        let is_serial = self.executors[flight.executor.0].facts.is_serial;
         let is_written = env.disks.takes(self.life.worker, flight.order.shape.cost);
         if !is_serial && (self.cannot_load || !is_written) {
             env.agenda.at(env.now, Happening::PassReturns { life: self.life, pass });
@@ -173,7 +173,7 @@ impl Shell {
     /// hear of it.
     pub(super) fn cancel_pass(&mut self, env: &mut Env, pass: PassId) {
         let Some(flight) = self.passes.get(&pass) else { return };
-        if self.executors[flight.executor].facts.is_serial {
+        if self.executors[flight.executor.0].facts.is_serial {
             self.skips.insert(pass);
         } else if env.random.chance(70)
             && let Some(ticket) = env.devices[self.device].cancel(self.life, pass)
@@ -188,7 +188,7 @@ impl Shell {
         let Some(flight) = self.passes.get(&pass) else { return };
         let result = match &self.lost {
             Some(loss) => PassResult::Lost(loss.error.clone()),
-            None if self.executors[flight.executor].facts.is_serial => PassResult::Skipped,
+            None if self.executors[flight.executor.0].facts.is_serial => PassResult::Skipped,
             None if self.cannot_load => PassResult::Unavailable("its libraries are missing".to_owned()),
             None => PassResult::Failed(PassError::DiskFull("write the items: no space".to_owned())),
         };
@@ -212,7 +212,7 @@ impl Shell {
                 (PassResult::Cancelled, first_outputs(finished, items))
             }
             PassFate::Failed(mut error) => {
-                self.executors[executor].failures += 1;
+                self.executors[executor.0].failures += 1;
                 if let PassError::InvalidInput { item, .. } = &mut error {
                     *item = self.named_item(env, pass);
                 }
@@ -227,7 +227,7 @@ impl Shell {
                     self.culprit = Some(pass);
                 }
                 // Processes may have finished some of the items before.
-                let is_serial = self.executors[executor].facts.is_serial;
+                let is_serial = self.executors[executor.0].facts.is_serial;
                 let finished =
                     if is_serial || env.random.chance(60) { 0 } else { env.random.below(items.max(1)) };
                 let outputs = first_outputs(finished, items);
@@ -243,7 +243,7 @@ impl Shell {
         self.cannot_load = !loadable;
         if loadable {
             for model in 0..self.models.len() {
-                if !self.executors[self.models[model].executor].facts.is_serial {
+                if !self.executors[self.models[model].executor.0].facts.is_serial {
                     self.handle(env, Event::ModelAvailable { model: ModelIndex(model) });
                 }
             }
@@ -282,7 +282,7 @@ impl Shell {
         if is_ours {
             self.note_result(env, &flight, &result);
         }
-        let executor = &mut self.executors[flight.executor];
+        let executor = &mut self.executors[flight.executor.0];
         let end = PassEnd {
             pass,
             result,
@@ -333,7 +333,7 @@ impl Shell {
     }
 
     /// Whether a pass of this executor is in flight.
-    pub(super) fn is_busy(&self, executor: usize) -> bool {
+    pub(super) fn is_busy(&self, executor: ExecutorIndex) -> bool {
         self.passes.values().any(|flight| flight.executor == executor)
     }
 

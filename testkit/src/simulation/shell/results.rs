@@ -20,7 +20,7 @@ impl Shell {
         let mut keys: Vec<_> = flight.order.items.iter().map(|(key, _)| *key).collect();
         keys.sort_unstable();
         keys.dedup();
-        let is_serial = self.executors[flight.executor].is_serial();
+        let is_serial = self.executors[flight.executor.0].is_serial();
         match result {
             PassResult::Failed(PassError::OutOfMemory { oom, .. }) => {
                 let (alone, PassOrder { model, shape, items, .. }) = (flight.was_alone(oom), &flight.order);

@@ -1,10 +1,12 @@
 //! Faults put between a core and its world on purpose, so that tests can show that the invariants see them. Each makes the worker as
 //! a whole behave as if its core had that fault.
 
+use serde::{Deserialize, Serialize};
+
 macro_rules! sabotages {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// A fault of a worker.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
         pub enum Sabotage { $($(#[$doc])* $name,)* }
 
         impl Sabotage {
@@ -28,7 +30,7 @@ sabotages! {
     LostTimer,
     /// A pass's end does not reach the scheduler.
     LostPassEnd,
-    /// A pass keeps its permit.
+    /// A permit of one byte never comes back.
     LeakedPermit,
     /// A consumer that was stopped is not started again.
     PrefetchNotRestored,
@@ -140,6 +142,8 @@ sabotages! {
     QueueWeightsIgnored,
     /// All models have the same weight on their device.
     ModelWeightsIgnored,
+    /// All callers of a queue count as one.
+    CallersCountAsOne,
 }
 
 /// Whether something still happens.

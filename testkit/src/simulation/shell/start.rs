@@ -1,17 +1,17 @@
 //! Starts a worker's process: loads its models, and gives its core the device's memory.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::num::{NonZeroU16, NonZeroU32};
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
 use vramq_core::Core;
-use vramq_core::admission::Budget;
 use vramq_core::device::Memory;
 use vramq_core::learned_limits::LearnedLimits;
 use vramq_core::poison_policy::PoisonPolicy;
 use vramq_core::settings::{ExecutorFacts, ModelFacts, Settings};
 
+use super::as_known::{budget_as_known, models_as_known};
 use super::books::Books;
 use super::confirms::CONFIRM_MAX;
 use super::figures::{Load, Memories};
@@ -20,7 +20,7 @@ use super::operators::Operators;
 use super::pace::{Drain, Health};
 use super::passes::Executor;
 use super::shares::Shares;
-use super::{Bytes, Sabotage, Shell};
+use super::{Bytes, Shell};
 use crate::simulation::agenda::Life;
 use crate::simulation::env::Env;
 use crate::simulation::plan::{MIB, WorkerPlan};
@@ -48,11 +48,12 @@ impl Shell {
             executors.push(ExecutorFacts { passes_max: 3, is_serial: false });
         }
         let settings = settings(life, worker, memory, executors.clone(), env);
-        let budget = Budget::new(memory.free.saturating_sub(RESERVE));
+        let admission = budget_as_known(plan.sabotage, memory.free.saturating_sub(RESERVE));
+        let budget = admission.view();
         let learned = env.limit_files.get(&life.worker).cloned().unwrap_or_default();
         let limits = LearnedLimits::new(&settings.device, memory.total, learned);
         Some(Self {
-            core: Core::new(settings, as_known(plan.sabotage, own.clone()), limits, budget.clone()),
+            core: Core::new(settings, models_as_known(plan.sabotage, own.clone()), limits, admission),
             life,
             budget,
             models: Arc::new(own),
@@ -110,18 +111,6 @@ fn with_slots(models: &[ModelFacts], memory: Memory) -> Option<Vec<ModelFacts>> 
         Some(ModelFacts { slots, ..model.clone() })
     };
     models.iter().map(with_slots).collect()
-}
-
-/// The models as the core knows them: as they are, unless a fault was put in on purpose.
-fn as_known(sabotage: Option<Sabotage>, mut models: Vec<ModelFacts>) -> Vec<ModelFacts> {
-    if sabotage == Some(Sabotage::QueueWeightsIgnored) {
-        let queues = models.iter_mut().flat_map(|model| &mut model.queues);
-        queues.for_each(|queue| queue.weight = NonZeroU32::MIN);
-    }
-    if sabotage == Some(Sabotage::ModelWeightsIgnored) {
-        models.iter_mut().for_each(|model| model.share = NonZeroU32::MIN);
-    }
-    models
 }
 
 /// What the core of a process decides by.

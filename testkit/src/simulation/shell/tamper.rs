@@ -86,9 +86,6 @@ impl Shell {
     fn tamper_pass_end(&self, sabotage: Sabotage, end: &mut PassEnd) -> Verdict {
         match sabotage {
             Sabotage::LostPassEnd if end.pass.0.is_multiple_of(50) => return Verdict::IsLost,
-            Sabotage::LeakedPermit if end.pass.0.is_multiple_of(50) => {
-                std::mem::forget(self.budget.try_acquire(1));
-            }
             Sabotage::OutOfMemoryTakenForFailure => {
                 if matches!(end.result, PassResult::Failed(PassError::OutOfMemory { .. })) {
                     end.result = PassResult::Failed(PassError::Failed("out of memory".to_owned()));

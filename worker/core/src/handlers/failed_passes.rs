@@ -8,7 +8,8 @@ use crate::action::Action;
 use crate::backoff;
 use crate::device::{OutOfMemory, PassError};
 use crate::disposition::{
-    JobOutcome, PassFacts, after_failure, after_invalid_input, after_out_of_memory, delays_before,
+    AfterFailure, JobOutcome, PassFacts, after_failure, after_invalid_input, after_out_of_memory,
+    delays_before,
 };
 use crate::event::OutputSize;
 use crate::ids::JobKey;
@@ -88,8 +89,10 @@ impl Core {
         };
         let Some(running) = self.jobs.running(job).filter(undecided) else { return true };
         let headers = running.headers.clone();
-        let outcome = self.outcome_of_failure(job, &headers, pass, facts, error, invalid);
-        let Some(outcome) = outcome else { return false };
+        let outcome = match self.outcome_of_failure(job, &headers, pass, facts, error, invalid) {
+            AfterFailure::Decided(outcome) => outcome,
+            AfterFailure::RunAgainHere => return false,
+        };
         self.scheduler.remove(pass.model, job);
         let is_probed = self.scheduler.is_probed(&self.models[pass.model.0]);
         if !is_probed || matches!(error, PassError::OutOfMemory { .. } | PassError::InvalidInput { .. }) {
@@ -100,7 +103,7 @@ impl Core {
         true
     }
 
-    /// The outcome of a job with these headers whose pass failed. `None`: it is to run again here, without the others of the pass.
+    /// What follows for a job with these headers from its pass that failed.
     fn outcome_of_failure(
         &mut self,
         job: JobKey,
@@ -109,28 +112,30 @@ impl Core {
         facts: &PassFacts<'_>,
         error: &PassError,
         invalid: Option<(JobKey, u32)>,
-    ) -> Option<JobOutcome> {
+    ) -> AfterFailure {
         match error {
             PassError::OutOfMemory { oom, said } => {
                 let items = pass.items.iter().filter(|(of, ..)| *of == job).map(|(_, item, _)| *item);
                 let item = items.min().unwrap_or(0);
                 let delays = delays_before(headers, item).saturating_add(1);
                 let delay_ms = backoff::for_memory(delays, &mut self.random);
-                Some(after_out_of_memory(headers, item, &PassFacts { delay_ms, said, ..facts.clone() }, oom))
+                let facts = PassFacts { delay_ms, said, ..facts.clone() };
+                AfterFailure::Decided(after_out_of_memory(headers, item, &facts, oom))
             }
             PassError::InvalidInput { text, .. } => after_invalid_input(headers, facts, job, invalid, text),
             // A disk that had no room for several jobs may have it for each of them, and for fewer items of one.
-            PassError::DiskFull(_) if facts.jobs > 1 => None,
+            PassError::DiskFull(_) if facts.jobs > 1 => AfterFailure::RunAgainHere,
             PassError::DiskFull(_) if facts.items > 1 => {
                 if let Some(running) = self.jobs.running_mut(job) {
                     running.limit_items(facts.items / 2);
                 }
-                None
+                AfterFailure::RunAgainHere
             }
             // A single item waits, so that it takes no slot from others: the disk may have room later, and another worker has another disk.
             PassError::DiskFull(text) => {
                 let rejection = Rejection::new(Reason::EngineFailed, text);
-                Some(self.wait_for_room_or_store(headers.clone(), Cause::ScratchFull, rejection))
+                let outcome = self.wait_for_room_or_store(headers.clone(), Cause::ScratchFull, rejection);
+                AfterFailure::Decided(outcome)
             }
             PassError::TimedOut(text) => after_failure(headers, facts, Reason::TimedOut, text),
             other => after_failure(headers, facts, Reason::EngineFailed, &other.to_string()),

@@ -170,7 +170,7 @@ impl Core {
     /// Looks for a leak after a pass of the device's own thread, which runs one pass after the other: nothing of this worker was in
     /// flight on the device when the memory was read. A program's pass may end while that thread runs one, whose memory comes back.
     fn look_for_leak(&mut self, model: ModelIndex, memory: Memory) {
-        if self.settings.executors[self.models[model.0].executor].is_serial {
+        if self.settings.executors[self.models[model.0].executor.0].is_serial {
             self.memory.look_for_leak(&self.settings.device, memory);
         }
     }

@@ -15,7 +15,9 @@ use crate::event::{
     DecodedJob, Delivery, Event, Now, OnDevice, OutputSize, PassBytes, PassEnd, PassResult,
     PublicationOutcome, Reading, SessionFacts, Source,
 };
-use crate::ids::{ChannelId, ConsumerId, DeliveryTag, Fingerprint, JobKey, ModelIndex, QueueIndex};
+use crate::ids::{
+    ChannelId, ConsumerId, DeliveryTag, ExecutorIndex, Fingerprint, JobKey, ModelIndex, QueueIndex,
+};
 use crate::jobs::Running;
 use crate::learned_limits::LearnedLimits;
 use crate::poison_policy::PoisonPolicy;
@@ -122,7 +124,7 @@ impl Worker {
             reply_max: REPLY_MAX,
             share: NonZeroU32::MIN,
             weights: 0,
-            executor,
+            executor: ExecutorIndex(executor),
             probe: shape,
             pass_bytes: Arc::new(|shape| shape.cost as u64),
         };

@@ -7,7 +7,7 @@ use super::{Caller, Draft};
 use crate::admission::Permit;
 use crate::device::PassShape;
 use crate::event::OutputSize;
-use crate::ids::{Fingerprint, JobKey, ModelIndex};
+use crate::ids::{ExecutorIndex, Fingerprint, JobKey, ModelIndex};
 use crate::observation::PassShare;
 
 /// A pass that an executor has.
@@ -18,7 +18,7 @@ pub(crate) struct InFlight {
     pub(crate) items: Vec<(JobKey, u32, usize)>,
     pub(crate) shape: PassShape,
     pub(crate) exclusive: bool,
-    executor: usize,
+    executor: ExecutorIndex,
     /// Another pass of this worker was on the device at some time during it.
     pub(crate) overlapped: bool,
     /// The jobs' messages and callers.
@@ -32,7 +32,7 @@ impl InFlight {
     /// A pass of a model's executor that is about to start.
     pub(super) fn new(
         model: ModelIndex,
-        executor: usize,
+        executor: ExecutorIndex,
         Draft { items, shape, exclusive }: Draft,
         permit: Permit,
         now: Instant,
@@ -46,7 +46,7 @@ impl InFlight {
         now.saturating_duration_since(self.since)
     }
 
-    pub(super) fn executor(&self) -> usize {
+    pub(super) fn executor(&self) -> ExecutorIndex {
         self.executor
     }
 

@@ -26,7 +26,7 @@ use turns::Turns;
 
 use crate::action::PassOrder;
 use crate::admission::Budget;
-use crate::ids::{JobKey, ModelIndex, PassId};
+use crate::ids::{ExecutorIndex, JobKey, ModelIndex, PassId};
 use crate::settings::{ExecutorFacts, ModelFacts};
 use crate::sizes::Size;
 
@@ -114,8 +114,8 @@ impl Scheduler {
     }
 
     /// The same of one executor.
-    pub(crate) fn passes_on(&self, executor: usize) -> usize {
-        self.executors[executor].passes
+    pub(crate) fn passes_on(&self, executor: ExecutorIndex) -> usize {
+        self.executors[executor.0].passes
     }
 
     /// Whether the device may be sick: then executors that are probed start no passes of jobs.
@@ -158,7 +158,7 @@ impl Scheduler {
     /// time by its share. A turn that was refused comes again in the next round.
     pub(crate) fn next_turn(&self, models: &[ModelFacts], now: Instant) -> Option<(Turn, JobKey)> {
         let may_start = |at: &usize| {
-            let (batcher, executor) = (&self.batchers[*at], &self.executors[models[*at].executor]);
+            let (batcher, executor) = (&self.batchers[*at], &self.executors[models[*at].executor.0]);
             let is_worth_it = executor.passes == 0
                 || !executor.facts.is_serial
                 || self.may_queue(models[*at].executor, models, now);
@@ -187,8 +187,8 @@ impl Scheduler {
     /// Whether a pass may be queued behind the one that a serial executor runs: not long before it is needed, and only while a model
     /// fills one, because more items may still join it. Then any model's may: a model with few jobs gets its turn beside one whose
     /// full passes never end.
-    fn may_queue(&self, executor: usize, models: &[ModelFacts], now: Instant) -> bool {
-        let is_due = self.executors[executor].next_due.is_none_or(|due| due <= now);
+    fn may_queue(&self, executor: ExecutorIndex, models: &[ModelFacts], now: Instant) -> bool {
+        let is_due = self.executors[executor.0].next_due.is_none_or(|due| due <= now);
         let fills_a_pass = |(at, model): (usize, &ModelFacts)| {
             model.executor == executor && !self.unavailable[at] && self.batchers[at].has_full_pass()
         };
@@ -227,13 +227,13 @@ impl Scheduler {
             self.clock = self.clock.max(self.device_time[pass.model.0]);
         }
         pass.set_jobs(jobs);
-        let is_serial = self.executors[model.executor].facts.is_serial;
+        let is_serial = self.executors[model.executor.0].facts.is_serial;
         // Passes of one serial executor never hold memory at the same time.
         let overlaps = |other: &InFlight| !is_serial || other.executor() != model.executor;
         for other in self.in_flight.values_mut().filter(|other| overlaps(other)) {
             (other.overlapped, pass.overlapped) = (true, true);
         }
-        let executor = &mut self.executors[model.executor];
+        let executor = &mut self.executors[model.executor.0];
         executor.passes += 1;
         let order = PassOrder {
             pass: id,
@@ -252,12 +252,12 @@ impl Scheduler {
     }
 
     /// An executor begins the next of its passes, if it has one.
-    fn next_begins(&mut self, executor: usize, now: Instant) {
+    fn next_begins(&mut self, executor: ExecutorIndex, now: Instant) {
         let is_of_it =
             |(id, pass): &(&PassId, &InFlight)| id.0 > self.passes_before && pass.executor() == executor;
         let next = self.in_flight.iter().filter(is_of_it).min_by_key(|(id, _)| **id);
         let due = next.map(|(_, pass)| now + self.paces[pass.model.0].next_after(pass.shape.cost));
-        self.executors[executor].next_due = due;
+        self.executors[executor.0].next_due = due;
     }
 
     /// A pass of a model ended well: it shows how long others take.
@@ -286,7 +286,7 @@ impl Scheduler {
     ) -> Option<(InFlight, bool)> {
         let ended = self.in_flight.remove(&pass)?;
         let model = &models[ended.model.0];
-        let executor = &mut self.executors[model.executor];
+        let executor = &mut self.executors[model.executor.0];
         executor.failures_known = executor.failures_known.max(failures);
         let is_ours = pass.0 > self.passes_before;
         if is_ours {
@@ -303,12 +303,12 @@ impl Scheduler {
     /// A pass of a model's executor failed or was skipped. Where passes run one after the other, nothing new starts before those
     /// in flight have ended.
     pub(crate) fn failed(&mut self, model: &ModelFacts) {
-        let executor = &mut self.executors[model.executor];
+        let executor = &mut self.executors[model.executor.0];
         executor.failed_since_idle |= executor.facts.is_serial;
     }
 
     pub(crate) fn is_probed(&self, model: &ModelFacts) -> bool {
-        self.executors[model.executor].facts.is_probed()
+        self.executors[model.executor.0].facts.is_probed()
     }
 
     /// Whether passes of a model start. One that no process can run has none.

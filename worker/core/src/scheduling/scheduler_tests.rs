@@ -36,7 +36,7 @@ struct Device {
 impl Device {
     /// Each model has an executor of its own; the first runs one pass after the other, the rest several side by side.
     fn new(models: usize, bytes: u64, pass_cost_max: usize) -> Self {
-        let model = |executor| ModelFacts { executor, pass_cost_max, ..model(1) };
+        let model = |at| ModelFacts { executor: ExecutorIndex(at), pass_cost_max, ..model(1) };
         let executor = |at| ExecutorFacts { passes_max: 2, is_serial: at == 0 };
         let models: Vec<_> = (0..models).map(model).collect();
         let executors: Vec<_> = (0..models.len()).map(executor).collect();

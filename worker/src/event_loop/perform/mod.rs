@@ -40,7 +40,7 @@ impl EventLoop {
             Action::Prepare { job, cost } if !self.is_closing => self.prepare(job, cost),
             Action::Run(order) => self.run(order),
             Action::CancelPass { pass, model } => {
-                self.context.executors[self.context.executor_of[model.0]].cancel(pass);
+                self.context.executors[self.context.executor_of[model.0].0].cancel(pass);
             }
             Action::Publish { job, publication } if !self.is_closing => self.publish(job, publication),
             Action::Release { job } => self.jobs.release(job),

@@ -44,7 +44,7 @@ impl EventLoop {
         let completions = self.completions.clone();
         // An `Err`: the process ends.
         let on_end = move |end| drop(completions.blocking_send(Completion::PassEnded(Box::new(end))));
-        if let Err(end) = self.context.executors[executor].submit(pass, Box::new(on_end)) {
+        if let Err(end) = self.context.executors[executor.0].submit(pass, Box::new(on_end)) {
             self.pass_ended(*end);
         }
     }

@@ -10,7 +10,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
-use vramq_core::admission::Budget;
+use vramq_core::admission::BudgetView;
 use vramq_schemas::status::WorkerState;
 
 use super::labels;
@@ -21,11 +21,11 @@ use crate::observability::status_board::StatusBoard;
 #[derive(Debug)]
 pub(super) struct DeviceMemory {
     device: Arc<dyn Device>,
-    budget: Budget,
+    budget: BudgetView,
 }
 
 impl DeviceMemory {
-    pub(super) fn new(device: Arc<dyn Device>, budget: Budget) -> Self {
+    pub(super) fn new(device: Arc<dyn Device>, budget: BudgetView) -> Self {
         Self { device, budget }
     }
 }

@@ -16,7 +16,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
-use vramq_core::admission::Budget;
+use vramq_core::admission::BudgetView;
 
 use super::status_board::StatusBoard;
 use crate::device::Device;
@@ -151,7 +151,7 @@ impl Metrics {
         &self,
         models: &[Arc<Model>],
         device: &Arc<dyn Device>,
-        budget: &Budget,
+        budget: &BudgetView,
         callers_max: usize,
     ) -> Arc<Meters> {
         let name = device.name();
