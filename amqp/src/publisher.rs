@@ -75,6 +75,14 @@ impl ConfirmedPublisher {
         self.channel.status().connected()
     }
 
+    /// Closes the channel, and waits until the broker has done so. Messages without a confirm stay without one.
+    ///
+    /// # Errors
+    /// The channel or its connection is closed already.
+    pub async fn close(&self) -> lapin::Result<()> {
+        self.channel.close(200, "bye".into()).await
+    }
+
     /// The longest recent time that the broker took for a confirm, without the time for which it blocked publishers.
     pub fn slowest_confirm(&self) -> Duration {
         self.ledger().slowest()

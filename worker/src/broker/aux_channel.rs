@@ -43,7 +43,7 @@ impl AuxChannelState {
         tracing::warn!(
             %error,
             minutes = REFUSED_FOR.as_secs() / 60,
-            "the broker allows this user no channels for heartbeats, withdrawals and commands: the worker continues to run jobs, and tries again after some minutes"
+            "the broker allows this user no channels for heartbeats, withdrawals, commands and first replies to queues: the worker continues to run jobs, and tries again after some minutes"
         );
     }
 

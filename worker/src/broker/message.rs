@@ -58,6 +58,11 @@ impl Message {
         }
     }
 
+    /// The id of the job that it is about.
+    pub fn id(&self) -> Option<&str> {
+        self.properties.message_id().as_ref().map(ShortString::as_str)
+    }
+
     /// Where it goes, in words: the queue, or the exchange with the routing key.
     pub fn destination(&self) -> String {
         match self.exchange.as_str() {

@@ -34,7 +34,7 @@ pub struct SessionPlan<'a> {
     pub models: &'a [Arc<Model>],
     /// Larger bodies are not published.
     pub body_max: usize,
-    pub aux_state: &'a AuxChannelState,
+    pub aux_state: &'a Arc<AuxChannelState>,
     pub direct_replies: &'a DirectReplies,
     pub consumer_timeouts: &'a ConsumerTimeouts,
     /// The worker starts: a further queue that is not as it is configured is an error. Later it costs its own consumers only.
@@ -187,7 +187,7 @@ async fn open_aux(
 }
 
 /// Whether the broker ended the connection because of a channel that this user may not open (`max-channels`).
-fn is_channel_too_many(error: &lapin::Error) -> bool {
+pub(super) fn is_channel_too_many(error: &lapin::Error) -> bool {
     let lapin::ErrorKind::ProtocolError(answer) = error.kind() else { return false };
     *answer.kind() == AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED)
 }

@@ -1,10 +1,13 @@
 //! Publishes the messages about jobs, and says how each of them ended.
 
-use lapin::Channel;
-use vramq_amqp::{ConfirmedPublisher, MatchBy, PublishOutcome, UnknownOutcome};
+use std::time::{Duration, Instant};
+
+use vramq_amqp::{ConfirmedPublisher, PublishOutcome, UnknownOutcome};
 
 use super::direct_replies::DirectReplies;
+use super::first_replies::FirstReplies;
 use super::message::Message;
+use super::reply_queues::Standing;
 use crate::failpoint;
 
 /// How a publish ended.
@@ -40,22 +43,30 @@ impl From<PublishOutcome> for MessageOutcome {
     }
 }
 
-/// The session's publisher. Direct replies go over a connection of their own. Clones share both.
+/// The session's publisher. Clones share its channels.
+///
+/// All but direct replies share one channel. A reply goes over it only if its queue is proven: another queue could hold it up.
 #[derive(Clone, Debug)]
 pub struct Publisher {
-    /// Of everything but direct replies.
-    pub confirmed: ConfirmedPublisher,
+    shared: ConfirmedPublisher,
+    /// None if the broker allows no channels for them.
+    first_replies: Option<FirstReplies>,
+    /// Over a connection of their own.
     direct_replies: DirectReplies,
     /// The largest body that the broker takes, as far as is known.
     body_max: usize,
 }
 
 impl Publisher {
-    /// `channel` is in confirm mode, and nothing else publishes on it. The broker has `confirm_s` seconds for each confirm.
-    pub fn new(channel: Channel, direct_replies: DirectReplies, body_max: usize, confirm_s: u32) -> Self {
-        // Identical bodies are different messages: a requeued job would otherwise be taken for its earlier attempt.
-        let confirmed = ConfirmedPublisher::new(channel, MatchBy::PublishSeq, Some(confirm_s));
-        Self { confirmed, direct_replies, body_max }
+    /// `shared` matches returned messages by [`MatchBy::PublishSeq`](vramq_amqp::MatchBy::PublishSeq): identical bodies are
+    /// different messages, or a requeued job would be taken for its earlier attempt.
+    pub(super) fn new(
+        shared: ConfirmedPublisher,
+        first_replies: Option<FirstReplies>,
+        direct_replies: DirectReplies,
+        body_max: usize,
+    ) -> Self {
+        Self { shared, first_replies, direct_replies, body_max }
     }
 
     /// Publishes one message, once. All futures of this function belong into one `FuturesUnordered`: see [`ConfirmedPublisher`].
@@ -66,24 +77,82 @@ impl Publisher {
         if message.body.len() > self.body_max {
             return Ok(MessageOutcome::TooLarge);
         }
-        let (sent, confirmed) = message.failpoints();
-        let id = message.properties.message_id().as_ref().map(|id| id.as_str());
         if message.is_direct_reply() {
             let answer = self.direct_replies.publish(message, None).await;
             if answer == MessageOutcome::Confirmed {
-                failpoint::reach(confirmed, [id]);
+                failpoint::reach(message.failpoints().1, [message.id()]);
             }
             return Ok(answer);
         }
-        let unconfirmed = self.confirmed.send(message.to_send()).await?;
-        failpoint::reach(sent, [id]);
-        let answer = match self.confirmed.outcome(unconfirmed).await {
-            Err(UnknownOutcome::NoConfirm(_)) if message.is_for_caller() => MessageOutcome::NoConfirm,
-            outcome => outcome?.into(),
+        let Some(first_replies) = self.first_replies.as_ref().filter(|_| message.is_for_caller()) else {
+            return publish_on(&self.shared, message).await;
         };
-        if !matches!(answer, MessageOutcome::Refused | MessageOutcome::NoConfirm) {
-            failpoint::reach(confirmed, [id]);
+        let queue = first_replies.queue(&message.routing_key);
+        let silences = queue.silences();
+        // A reply that waits behind one that was not confirmed ends with it.
+        while queue.silences() == silences {
+            match queue.standing(Instant::now()) {
+                Standing::Proven => {
+                    queue.publishes();
+                    let outcome = publish_on(&self.shared, message).await?;
+                    queue.took(outcome, Instant::now());
+                    return Ok(outcome);
+                }
+                Standing::Slow => queue.is_slow_no_more().await,
+                Standing::Unproven => {
+                    if let Some(outcome) = first_replies.publish(&queue, silences, message).await? {
+                        return Ok(outcome);
+                    }
+                }
+            }
         }
-        Ok(answer)
+        Ok(MessageOutcome::NoConfirm)
     }
+
+    /// Whether the shared channel is open. The others carry one message at a time, whose outcome says if its channel is closed.
+    pub(super) fn is_open(&self) -> bool {
+        self.shared.is_open()
+    }
+
+    /// The longest recent time that the broker took for a confirm, without the time for which it blocked publishers.
+    pub(super) fn slowest_confirm(&self) -> Duration {
+        let of_first = self.first_replies.as_ref().map(FirstReplies::slowest_confirm);
+        self.shared.slowest_confirm().max(of_first.unwrap_or_default())
+    }
+
+    /// The broker blocks publishers: it reads nothing from now on.
+    pub fn blocked(&self) {
+        self.shared.blocked();
+        self.first_replies.iter().for_each(FirstReplies::blocked);
+    }
+
+    /// The broker reads again.
+    pub fn unblocked(&self) {
+        self.shared.unblocked();
+        self.first_replies.iter().for_each(FirstReplies::unblocked);
+    }
+
+    /// A second has passed in which confirms could be taken: those that are due are not waited for any more.
+    pub fn tick(&self) {
+        self.shared.tick();
+        self.first_replies.iter().for_each(FirstReplies::tick);
+    }
+}
+
+/// Publishes a message on a channel, and waits for its outcome.
+pub(super) async fn publish_on(
+    publisher: &ConfirmedPublisher,
+    message: &Message,
+) -> Result<MessageOutcome, UnknownOutcome> {
+    let (sent, confirmed) = message.failpoints();
+    let unconfirmed = publisher.send(message.to_send()).await?;
+    failpoint::reach(sent, [message.id()]);
+    let answer = match publisher.outcome(unconfirmed).await {
+        Err(UnknownOutcome::NoConfirm(_)) if message.is_for_caller() => MessageOutcome::NoConfirm,
+        outcome => outcome?.into(),
+    };
+    if !matches!(answer, MessageOutcome::Refused | MessageOutcome::NoConfirm) {
+        failpoint::reach(confirmed, [message.id()]);
+    }
+    Ok(answer)
 }

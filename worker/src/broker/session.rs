@@ -10,11 +10,12 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use lapin::{Channel, Connection, Event};
-use vramq_amqp::Address;
+use vramq_amqp::{Address, ConfirmedPublisher, MatchBy};
 use vramq_core::ids::{ModelIndex, QueueIndex};
 
 use super::aux_channel::{AuxChannel, AuxChannelState};
 use super::direct_replies::DirectReplies;
+use super::first_replies::FirstReplies;
 use super::model_channels::ModelChannels;
 use super::opening::{MissingQueue, OpenChannels, SessionError, SessionPlan, open_further, why_missing};
 use super::publisher::Publisher;
@@ -129,11 +130,17 @@ impl Session {
                 return Err(error);
             }
         };
+        let publishing = Arc::new(publishing);
+        // Without channels for the control plane, the broker allows none for these either.
+        let first_replies = aux.is_some().then(|| {
+            FirstReplies::new(Arc::clone(&publishing), Arc::clone(plan.aux_state), broker.confirm_s)
+        });
+        let publisher = ConfirmedPublisher::new(publisher, MatchBy::PublishSeq, Some(broker.confirm_s));
         Ok(Self {
             consuming: Arc::new(consuming),
-            publishing: Arc::new(publishing),
+            publishing,
             declare: broker.declare,
-            publisher: Publisher::new(publisher, direct_replies.clone(), body_max, broker.confirm_s),
+            publisher: Publisher::new(publisher, first_replies, direct_replies.clone(), body_max),
             direct_replies: direct_replies.clone(),
             channels: models,
             missing,
@@ -174,7 +181,7 @@ impl Session {
     pub fn is_whole(&self) -> bool {
         self.consuming.status().connected()
             && self.publishing.status().connected()
-            && self.publisher.confirmed.is_open()
+            && self.publisher.is_open()
             && self.channels.iter().all(ModelChannels::is_open)
     }
 
@@ -205,8 +212,7 @@ impl Session {
     pub fn flush(&self) -> impl Future<Output = ()> + Send + use<> {
         let synced = |_| self.channels.iter().map(ModelChannels::synced).collect::<Vec<_>>();
         let [before, after] = [(); 2].map(synced);
-        let written =
-            (self.publisher.confirmed.slowest_confirm() * FLUSH_CONFIRMS).clamp(FLUSH_MIN, FLUSH_MAX);
+        let written = (self.publisher.slowest_confirm() * FLUSH_CONFIRMS).clamp(FLUSH_MIN, FLUSH_MAX);
         async move {
             let flushing = async {
                 join_all(before).await;

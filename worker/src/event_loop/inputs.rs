@@ -172,13 +172,13 @@ impl EventLoop {
             // Nothing is published on the other one.
             Some(lapin::Event::ConnectionBlocked(reason)) if side == Side::Publishing => {
                 if let Some(live) = &self.session {
-                    live.session.publisher.confirmed.blocked();
+                    live.session.publisher.blocked();
                 }
                 self.apply(Event::BrokerBlocked { reason });
             }
             Some(lapin::Event::ConnectionUnblocked) if side == Side::Publishing => {
                 if let Some(live) = &self.session {
-                    live.session.publisher.confirmed.unblocked();
+                    live.session.publisher.unblocked();
                 }
                 self.apply(Event::BrokerUnblocked);
             }
@@ -190,7 +190,7 @@ impl EventLoop {
     fn tick(&mut self) {
         self.publish_slow_status();
         if let Some(live) = &self.session {
-            live.session.publisher.confirmed.tick();
+            live.session.publisher.tick();
         }
         let programs = Arc::clone(&self.context.programs);
         for (model, pool) in programs.pools() {
