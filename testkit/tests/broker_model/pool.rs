@@ -76,8 +76,10 @@ impl Pool {
         };
         let version = pool.client(0)?.client.version.clone();
         let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
-        let version =
-            numbers.next().zip(numbers.next()).with_context(|| format!("the broker's version is {version}"))?;
+        let version = numbers
+            .next()
+            .zip(numbers.next())
+            .with_context(|| format!("the broker's version is {version}"))?;
         pool.generation = match version {
             (0..=3, _) => Generation::V3_10,
             (4, 0..=2) => Generation::V4_0,

@@ -162,11 +162,10 @@ async fn least_permissions_suffice(env: &mut TestEnv) -> Result<()> {
             Ok((output.code == Some(0) && output.stdout.contains(&worker.name)).then_some(output.stdout))
         })
         .await?;
-        let report: serde_json::Value = serde_json::from_str(&report)?;
+        let report: Value = serde_json::from_str(&report)?;
         let queues = report["queues"].as_array().context("no queues")?;
-        let is_counted = |queue: &Value| {
-            ["ready", "bulk", "suspects", "dead"].iter().all(|count| queue[*count].is_u64())
-        };
+        let is_counted =
+            |queue: &Value| ["ready", "bulk", "suspects", "dead"].iter().all(|count| queue[*count].is_u64());
         ensure!(queues.len() == 1 && queues.iter().all(is_counted), "{queues:?}");
     }
     let output = vramq(&of_watcher, &["control", "pause", "--worker", &worker.name]).await?;

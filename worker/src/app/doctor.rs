@@ -136,7 +136,7 @@ impl fmt::Display for ProgramReport {
                 write!(f, "as measured, a pass of up to {}, and one of up to {}", need(least), need(most))?;
             }
             ([], Some(bytes)) => {
-                write!(f, "as declared, a pass takes {} for each of its {per}", Mib(*bytes))?
+                write!(f, "as declared, a pass takes {} for each of its {per}", Mib(*bytes))?;
             }
             ([], None) => write!(f, "what a pass takes is not known yet: the first ones run alone")?,
         }
