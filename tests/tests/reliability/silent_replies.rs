@@ -132,6 +132,15 @@ async fn suspend(env: &TestEnv, node: &Node, act: &str) -> Result<()> {
     node.ctl(&["eval", &eval]).await.map(drop)
 }
 
+/// A cluster of RabbitMQ 4.3 that has lost one of its two nodes has no majority for its metadata either, and answers nothing about queues.
+async fn loses_its_metadata(env: &TestEnv) -> Result<bool> {
+    let is_lost = env.setup.queue == Queue::Quorum && env.vhost.broker_is_at_least(4, 3).await?;
+    if is_lost {
+        println!("not run: this broker needs a cluster of three nodes for it");
+    }
+    Ok(is_lost)
+}
+
 fn silent(env: &TestEnv, id: &str) -> Result<Message> {
     Ok(env.job(id, ["x"])?.with(|properties| properties.with_reply_to(SILENT.into())))
 }
@@ -146,6 +155,9 @@ async fn a_reply_queue_that_confirms_nothing_costs_its_own_caller(
     env: &mut TestEnv,
     node: &Node,
 ) -> Result<()> {
+    if loses_its_metadata(env).await? {
+        return Ok(());
+    }
     env.announce("job dead-lettered");
     // Those that ran before the queue confirmed again, and that may be answered as well.
     env.leave(&dead_queue(MODEL));
@@ -207,6 +219,9 @@ async fn a_first_reply_that_is_not_confirmed_holds_up_no_other_caller(
     env: &mut TestEnv,
     node: &Node,
 ) -> Result<()> {
+    if loses_its_metadata(env).await? {
+        return Ok(());
+    }
     env.announce("job dead-lettered");
     let mut neighbours = Vec::new();
     for name in NEIGHBOURS {
@@ -257,6 +272,9 @@ async fn a_busy_queue_that_falls_silent_holds_up_no_other_caller(
     env: &mut TestEnv,
     node: &Node,
 ) -> Result<()> {
+    if loses_its_metadata(env).await? {
+        return Ok(());
+    }
     env.announce("job dead-lettered");
     env.leave(&dead_queue(MODEL));
     let neighbour = Caller::new(env, "neighbour").await?;

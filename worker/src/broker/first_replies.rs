@@ -16,7 +16,7 @@ use super::aux_channel::AuxChannelState;
 use super::message::Message;
 use super::opening::is_channel_too_many;
 use super::publisher::{MessageOutcome, publish_on};
-use super::reply_queues::{ReplyQueue, ReplyQueues, Standing};
+use super::reply_queues::{ReplyQueue, ReplyQueues};
 
 /// The most channels, those included that the broker has not closed yet. It closes a channel of a queue without majority after
 /// 65 s. So up to so many such queues keep no other caller's first reply waiting. Channels are opened when they are needed: a
@@ -69,27 +69,21 @@ impl FirstReplies {
         self.shared.queues.lock().unwrap_or_else(PoisonError::into_inner).of(name)
     }
 
-    /// Publishes a reply to a queue that is not proven, after the one that is being published to the same queue. `None` if that
-    /// one proved it, or found it silent, which it was `silences` times before.
+    /// Publishes a reply to a queue that is not proven. The caller has the queue's turn.
     ///
     /// # Errors
     /// As of [`Publisher::publish`](super::publisher::Publisher::publish).
     pub(super) async fn publish(
         &self,
         queue: &ReplyQueue,
-        silences: u32,
         message: &Message,
-    ) -> Result<Option<MessageOutcome>, UnknownOutcome> {
-        let _turn = queue.turn.lock().await;
-        if queue.silences() != silences || queue.standing(Instant::now()) != Standing::Unproven {
-            return Ok(None);
-        }
+    ) -> Result<MessageOutcome, UnknownOutcome> {
         let outcome = tokio::select! {
             channel = self.channel() => self.publish_alone(channel?, message).await?,
             () = self.shared.overdue() => MessageOutcome::NoConfirm,
         };
         queue.took_alone(outcome, Instant::now());
-        Ok(Some(outcome))
+        Ok(outcome)
     }
 
     async fn publish_alone(

@@ -89,20 +89,20 @@ impl Publisher {
         };
         let queue = first_replies.queue(&message.routing_key);
         let silences = queue.silences();
-        // A reply that waits behind one that was not confirmed ends with it.
+        // The replies to a queue keep their order, over whichever channel they go.
+        let turn = queue.turn.lock().await;
+        // A reply that waited behind one that was not confirmed ends with it.
         while queue.silences() == silences {
             match queue.standing(Instant::now()) {
+                Standing::Slow => queue.is_slow_no_more().await,
+                Standing::Unproven => return first_replies.publish(&queue, message).await,
                 Standing::Proven => {
+                    // The next reply is not polled before this one is sent: nothing waits in between.
+                    drop(turn);
                     queue.publishes();
                     let outcome = publish_on(&self.shared, message).await?;
                     queue.took(outcome, Instant::now());
                     return Ok(outcome);
-                }
-                Standing::Slow => queue.is_slow_no_more().await,
-                Standing::Unproven => {
-                    if let Some(outcome) = first_replies.publish(&queue, silences, message).await? {
-                        return Ok(outcome);
-                    }
                 }
             }
         }

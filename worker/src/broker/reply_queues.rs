@@ -70,7 +70,7 @@ pub(super) enum Standing {
 /// What is known of one reply queue in this session.
 #[derive(Debug, Default)]
 pub(super) struct ReplyQueue {
-    /// Held while a reply is published to it on a channel of its own.
+    /// Held until a reply is sent on the shared channel, or has ended on a channel of its own: replies keep their order.
     pub(super) turn: tokio::sync::Mutex<()>,
     facts: Mutex<Facts>,
     /// A reply on the shared channel has ended.
