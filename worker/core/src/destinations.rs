@@ -74,8 +74,8 @@ impl Closed {
         now.saturating_duration_since(self.at) >= self.lasts.saturating_add(longer)
     }
 
-    /// How many jobs may try it. The first silence may have been the whole broker's. But RabbitMQ 3.10 holds up the whole channel for
-    /// a first reply to a quorum queue without its majority, and each further try would hold up the replies of all other callers.
+    /// How many jobs may try it. The first silence may have been the whole broker's. But RabbitMQ holds up a channel for a minute for a
+    /// first reply to a quorum queue without its majority, and a worker has few channels for first replies.
     fn tries(&self, now: Instant) -> usize {
         match (self.fault, self.times, self.is_over(now)) {
             (Fault::Silent, 1, true) => usize::MAX,
