@@ -23,8 +23,7 @@ const ENDS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The task that publishes withdrawals while a session lasts.
 pub(crate) struct Withdrawing {
-    /// Gives the error that the log has last.
-    task: JoinHandle<LastError>,
+    task: JoinHandle<()>,
     /// Tells it to end after what it publishes at the moment.
     stop: Arc<Notify>,
 }
@@ -39,19 +38,22 @@ impl Withdrawing {
 
     /// Withdraws all jobs in flight, and waits for the ends of those that are withdrawn. Both have little time.
     pub(crate) async fn finish(mut self, connection: &Connection, registry: &Registry) {
-        // Without a confirm in time, or refused, no end is to be expected.
-        if timeout(CLOSE_TIMEOUT, self.publish_rest(connection, registry)).await == Ok(true) {
-            let _ = timeout(ENDS_TIMEOUT, registry.withdrawals.all_ended()).await;
+        match timeout(CLOSE_TIMEOUT, self.publish_rest(connection, registry)).await {
+            Ok(Ok(())) => {
+                let _ = timeout(ENDS_TIMEOUT, registry.withdrawals.all_ended()).await;
+            }
+            // The count of withdrawn jobs tells the caller.
+            Ok(Err(error)) => tracing::debug!(%error, "withdraw unanswered jobs"),
+            Err(_) => tracing::debug!("withdraw unanswered jobs: no confirm in time"),
         }
     }
 
-    /// Whether the broker has taken all.
-    async fn publish_rest(&mut self, connection: &Connection, registry: &Registry) -> bool {
+    async fn publish_rest(&mut self, connection: &Connection, registry: &Registry) -> lapin::Result<()> {
         // What the task has taken to publish it also counts: aborted, it would lose the count of withdrawals that the broker has.
         self.stop.notify_one();
-        let mut last = (&mut self.task).await.unwrap_or_default();
+        let _ = (&mut self.task).await;
         registry.withdraw_all();
-        publish(connection, &mut None, registry, true, &mut last).await
+        publish(connection, &mut None, registry, true).await
     }
 }
 
@@ -63,28 +65,38 @@ impl Drop for Withdrawing {
 
 /// Publishes new withdrawals at once, and repeats all. After a failure new ones wait for the next repeat: a broker that refuses them
 /// closes the channel each time.
-async fn run(connection: &Connection, registry: &Registry, stop: &Notify) -> LastError {
+async fn run(connection: &Connection, registry: &Registry, stop: &Notify) {
     let (mut channel, mut last, mut is_taken) = (None, LastError::default(), true);
     let mut repeat = interval(REPEAT_EVERY);
     repeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let repeats = tokio::select! {
-            () = stop.notified() => return last,
+            () = stop.notified() => return,
             _ = repeat.tick() => true,
             () = registry.withdrawals.added.notified(), if is_taken => false,
         };
-        is_taken = publish(connection, &mut channel, registry, repeats, &mut last).await;
+        let published = publish(connection, &mut channel, registry, repeats).await;
+        is_taken = published.is_ok();
+        let Err(error) = published else { continue };
+        let error = error.to_string();
+        // With the connection lost, a new session publishes them.
+        if connection.status().connected() && last.is_new(&error) {
+            tracing::warn!(
+                error,
+                "the broker does not take withdrawals of jobs, trying again: these jobs may run although their callers have given up. The \
+                 exchange {WITHDRAWALS_EXCHANGE} is missing, or the client's user may not write to it"
+            );
+        }
     }
 }
 
-/// Publishes what was not published yet, and if it `repeats` all others as well. Whether the broker has taken them.
+/// Publishes what was not published yet, and if it `repeats` all others as well.
 async fn publish(
     connection: &Connection,
     channel: &mut Option<Channel>,
     registry: &Registry,
     repeats: bool,
-    last: &mut LastError,
-) -> bool {
+) -> lapin::Result<()> {
     let withdrawals = &registry.withdrawals;
     let unsent = withdrawals.take_unsent();
     let mut due = unsent.clone();
@@ -92,23 +104,15 @@ async fn publish(
         let new = unsent.iter().map(|withdrawal| withdrawal.job.as_str()).collect::<HashSet<_>>();
         due.extend(withdrawals.all().into_iter().filter(|withdrawal| !new.contains(withdrawal.job.as_str())));
     }
-    let Err(error) = publish_on(connection, channel, &due).await else {
+    let published = publish_on(connection, channel, &due).await;
+    if published.is_ok() {
         registry.withdrawn.fetch_add(unsent.len() as u64, Ordering::Relaxed);
-        return true;
-    };
-    // The next attempt opens another one.
-    *channel = None;
-    withdrawals.put_back(unsent);
-    let error = error.to_string();
-    // With the connection lost, a new session publishes them.
-    if connection.status().connected() && last.is_new(&error) {
-        tracing::warn!(
-            error,
-            "the broker does not take withdrawals of jobs, trying again: these jobs may run although their callers have given up. The \
-             exchange {WITHDRAWALS_EXCHANGE} is missing, or the client's user may not write to it"
-        );
+    } else {
+        // The next attempt opens another one.
+        *channel = None;
+        withdrawals.put_back(unsent);
     }
-    false
+    published
 }
 
 /// The channel is opened for the first withdrawal: most clients have none.

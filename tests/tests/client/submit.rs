@@ -226,7 +226,7 @@ async fn an_interrupt_while_the_client_closes_ends_the_command() {
     until("the complete output", || std::fs::exists(&output).unwrap().then_some(())).await;
     let ended = interrupt(child).await;
     code(&ended, 130);
-    assert!(stderr(&ended).contains("1 item answered"), "{}", stderr(&ended));
+    assert!(stderr(&ended).contains("1 items answered"), "{}", stderr(&ended));
     worker.abort();
 }
 

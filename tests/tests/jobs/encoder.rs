@@ -316,7 +316,7 @@ async fn a_job_whose_replies_would_be_too_large_is_refused_before_it_runs(env: &
     let [Output::Embedding(vector)] = &outputs[..] else { anyhow::bail!("{outputs:?}") };
     let bytes = vector.values.to_f32().len() * size_of::<f32>();
     let arithmetic =
-        format!("the model's reply_mib_max allows 1.0 MiB: {TOO_MANY} items x {bytes} bytes of output each");
+        format!("the model's reply_mib_max allows 1.0 MiB: {TOO_MANY} items x {bytes} bytes of output = ");
     for (reason, error) in [(failure.reason, &failure.error), (dossier.reason, &dossier.error)] {
         ensure!(reason == Reason::TooLarge && error.contains(&arithmetic), "{reason}: {error}");
     }

@@ -114,7 +114,7 @@ async fn a_list_is_filtered_and_a_dead_letter_is_explained(env: &mut TestEnv) ->
     ensure!(names.lines().count() == 2, "{names}");
     for name in names.lines() {
         ensure!(
-            operator.run_for(0, &["show", name]).await?.starts_with(&format!("Letter {name}\n")),
+            operator.run_for(0, &["show", name]).await?.starts_with(&format!("Dead letter {name}\n")),
             "{name}"
         );
     }

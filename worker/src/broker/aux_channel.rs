@@ -30,6 +30,8 @@ pub struct AuxChannelState {
     warned: AtomicBool,
     /// When the broker last allowed none, and ended the connection that tried.
     refused: Mutex<Option<Instant>>,
+    /// The same for the channels of first replies, which are opened last.
+    no_first_replies: Mutex<Option<Instant>>,
 }
 
 /// How long to do without. The limit is that of a user, over all connections, and for a while the broker may count those of a
@@ -39,18 +41,41 @@ const REFUSED_FOR: Duration = Duration::from_secs(600);
 impl AuxChannelState {
     /// The broker ended a connection over a channel that was one too many.
     pub fn refuse(&self, error: &lapin::Error) {
-        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        note(&self.refused);
         tracing::warn!(
             %error,
             minutes = REFUSED_FOR.as_secs() / 60,
-            "the broker allows this user no channels for heartbeats, withdrawals, commands and first replies to queues: the worker continues to run jobs, and tries again after some minutes"
+            "the broker allows this user no channels for heartbeats, withdrawals and commands: the worker continues to run jobs, and tries again after some minutes"
         );
     }
 
     pub fn is_refused(&self) -> bool {
-        let at = *self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        at.is_some_and(|at| at.elapsed() < REFUSED_FOR)
+        is_recent(&self.refused)
     }
+
+    /// The broker ended a connection over a channel for a first reply.
+    pub fn refuse_first_replies(&self, error: &lapin::Error) {
+        note(&self.no_first_replies);
+        tracing::warn!(
+            %error,
+            minutes = REFUSED_FOR.as_secs() / 60,
+            "the broker allows this user no further channels: first replies to queues share the channel of all replies, where a queue \
+             without its majority holds up the others. The worker tries again after some minutes. Raise max-channels of the user"
+        );
+    }
+
+    pub fn has_first_replies(&self) -> bool {
+        !self.is_refused() && !is_recent(&self.no_first_replies)
+    }
+}
+
+fn note(refused: &Mutex<Option<Instant>>) {
+    *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+}
+
+fn is_recent(refused: &Mutex<Option<Instant>>) -> bool {
+    let at = *refused.lock().unwrap_or_else(PoisonError::into_inner);
+    at.is_some_and(|at| at.elapsed() < REFUSED_FOR)
 }
 
 /// A channel that is opened again when it breaks.

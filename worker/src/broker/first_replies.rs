@@ -1,8 +1,10 @@
 //! Publishes the first replies to each reply queue, one at a time, on channels that nothing else uses.
 //!
 //! The first message to a quorum queue without its majority holds up its channel: see [`reply_queues`](super::reply_queues). So
-//! it holds up no other reply. If no confirm comes in time, its channel is closed, and that reply alone is given up.
+//! it holds up no other reply. If no confirm comes in time, although the broker confirms others, its channel is closed, and that reply
+//! alone is given up.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,6 +12,7 @@ use lapin::Connection;
 use lapin::options::ConfirmSelectOptions;
 use lapin::types::ShortString;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::timeout;
 use vramq_amqp::{ConfirmedPublisher, MatchBy, UnknownOutcome};
 
 use super::aux_channel::AuxChannelState;
@@ -22,6 +25,9 @@ use super::reply_queues::{ReplyQueue, ReplyQueues};
 /// 65 s. So up to so many such queues keep no other caller's first reply waiting. Channels are opened when they are needed: a
 /// worker whose queues all confirm has one or two.
 const CHANNELS_MAX: usize = 16;
+
+/// How long the broker may take to close a channel, before another one is opened beside it: longer than the 65 s of RabbitMQ.
+const CLOSE_MAX: Duration = Duration::from_secs(90);
 
 /// The session's channels for first replies. Clones share them.
 #[derive(Clone, Debug)]
@@ -40,6 +46,10 @@ struct Shared {
     channels: Mutex<Channels>,
     /// Seconds in which the broker read.
     seconds: watch::Sender<u32>,
+    /// Messages that the broker has answered, on whichever channel.
+    answers: AtomicU64,
+    /// A reply was given up while the broker answered nothing, and it has answered nothing since.
+    is_one_given_up: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +70,8 @@ impl FirstReplies {
             permits: Arc::new(Semaphore::new(CHANNELS_MAX)),
             channels: Mutex::default(),
             seconds: watch::Sender::new(0),
+            answers: AtomicU64::new(0),
+            is_one_given_up: AtomicBool::new(false),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -69,7 +81,8 @@ impl FirstReplies {
         self.shared.queues.lock().unwrap_or_else(PoisonError::into_inner).of(name)
     }
 
-    /// Publishes a reply to a queue that is not proven. The caller has the queue's turn.
+    /// Publishes a reply to a queue that is not proven. The caller has the queue's turn. `None` if the connection allows no channel
+    /// for it.
     ///
     /// # Errors
     /// As of [`Publisher::publish`](super::publisher::Publisher::publish).
@@ -77,69 +90,84 @@ impl FirstReplies {
         &self,
         queue: &ReplyQueue,
         message: &Message,
-    ) -> Result<MessageOutcome, UnknownOutcome> {
-        let outcome = tokio::select! {
-            channel = self.channel() => self.publish_alone(channel?, message).await?,
-            () = self.shared.overdue() => MessageOutcome::NoConfirm,
+    ) -> Result<Option<MessageOutcome>, UnknownOutcome> {
+        let Some(OwnChannel { publisher, permit }) = self.channel().await? else { return Ok(None) };
+        let before = self.shared.answers.load(Ordering::Relaxed);
+        let is_queue_silent = tokio::select! {
+            outcome = publish_on(&publisher, message) => {
+                let outcome = outcome?;
+                self.broker_answers();
+                self.shared.channels().idle.push(publisher);
+                queue.took_alone(outcome, Instant::now());
+                return Ok(Some(outcome));
+            }
+            overdue = self.shared.overdue(before) => overdue?,
         };
-        queue.took_alone(outcome, Instant::now());
-        Ok(outcome)
+        // If the whole broker is silent, the replies behind this one do not end with it.
+        if is_queue_silent {
+            queue.took_alone(MessageOutcome::NoConfirm, Instant::now());
+        }
+        self.close(publisher, permit);
+        Ok(Some(MessageOutcome::NoConfirm))
     }
 
-    async fn publish_alone(
-        &self,
-        channel: OwnChannel,
-        message: &Message,
-    ) -> Result<MessageOutcome, UnknownOutcome> {
-        let OwnChannel { publisher, permit } = channel;
-        let outcome = publish_on(&publisher, message).await?;
-        if outcome != MessageOutcome::NoConfirm {
-            self.shared.channels().idle.push(publisher);
-            return Ok(outcome);
-        }
-        // The broker may take a minute to read that the channel is to be closed.
+    /// The broker has answered a message on any channel.
+    pub(super) fn broker_answers(&self) {
+        self.shared.answers.fetch_add(1, Ordering::Relaxed);
+        self.shared.is_one_given_up.store(false, Ordering::Relaxed);
+    }
+
+    /// The broker may take a minute to read that the channel is to be closed. Its permit is given back then.
+    fn close(&self, publisher: ConfirmedPublisher, permit: OwnedSemaphorePermit) {
+        let shared = Arc::clone(&self.shared);
         tokio::spawn(async move {
-            if let Err(error) = publisher.close().await {
-                tracing::debug!(error = error.to_string(), "close the channel of a silent reply queue");
-            }
+            let closed = timeout(CLOSE_MAX, publisher.close()).await;
+            tracing::debug!(?closed, "closed the channel of a silent reply queue");
+            shared.channels().open.retain(ConfirmedPublisher::is_open);
             drop(permit);
         });
-        Ok(outcome)
     }
 
-    /// Waits for a channel. Cancel-safe.
-    async fn channel(&self) -> Result<OwnChannel, UnknownOutcome> {
+    /// Waits for a channel; `None` if the connection allows no more.
+    async fn channel(&self) -> Result<Option<OwnChannel>, UnknownOutcome> {
         // An `Err` only if the semaphore was closed, which nobody does.
         let Ok(permit) = Arc::clone(&self.shared.permits).acquire_owned().await else {
             return std::future::pending().await;
         };
         let idle = self.shared.channels().idle.pop();
         let publisher = match idle {
-            Some(publisher) => publisher,
+            Some(publisher) => Some(publisher),
             None => self.open().await?,
         };
-        Ok(OwnChannel { publisher, permit })
+        Ok(publisher.map(|publisher| OwnChannel { publisher, permit }))
     }
 
-    async fn open(&self) -> lapin::Result<ConfirmedPublisher> {
+    async fn open(&self) -> lapin::Result<Option<ConfirmedPublisher>> {
         let opened = async {
             let channel = self.shared.connection.create_channel().await?;
             channel.confirm_select(ConfirmSelectOptions::default()).await?;
             Ok::<_, lapin::Error>(channel)
         };
-        let channel = opened.await.inspect_err(|error| {
-            if is_channel_too_many(error) {
-                self.shared.aux_state.refuse(error);
+        let channel = match opened.await {
+            Ok(channel) => channel,
+            // Not even asked for: the connection is fine.
+            Err(error) if matches!(error.kind(), lapin::ErrorKind::ChannelsLimitReached) => return Ok(None),
+            Err(error) => {
+                if is_channel_too_many(&error) {
+                    self.shared.aux_state.refuse_first_replies(&error);
+                }
+                return Err(error);
             }
-        })?;
-        let publisher = ConfirmedPublisher::new(channel, MatchBy::PublishSeq, Some(self.shared.confirm_s));
+        };
+        // `overdue` is its deadline.
+        let publisher = ConfirmedPublisher::new(channel, MatchBy::PublishSeq, None);
         if self.shared.is_blocked() {
             publisher.blocked();
         }
         let mut channels = self.shared.channels();
         channels.open.retain(ConfirmedPublisher::is_open);
         channels.open.push(publisher.clone());
-        Ok(publisher)
+        Ok(Some(publisher))
     }
 
     /// The longest recent time that the broker took for a confirm.
@@ -172,12 +200,36 @@ struct OwnChannel {
 }
 
 impl Shared {
-    /// Waits as long as a confirm may take, not counting the time for which the broker blocks publishers.
-    async fn overdue(&self) {
+    /// Waits as long as a confirm may take, not counting the time for which the broker blocks publishers. `before` is the number of
+    /// the broker's answers when the message was sent. Whether its queue is silent: others were answered meanwhile. Else one reply is
+    /// given up (`false`), because its dead letter shows whether the broker answers, and the others wait for as long again.
+    ///
+    /// # Errors
+    /// [`UnknownOutcome::Silent`]: the broker answered nothing during that time either.
+    async fn overdue(&self, before: u64) -> Result<bool, UnknownOutcome> {
         let mut seconds = self.seconds.subscribe();
-        let until = seconds.borrow().saturating_add(self.confirm_s);
+        let sent = *seconds.borrow_and_update();
+        let mut has_answered = false;
         // An `Err` only without a sender, which `self` holds.
-        let _ = seconds.wait_for(|now| *now > until).await;
+        while seconds.changed().await.is_ok() {
+            let waited = seconds.borrow_and_update().saturating_sub(sent);
+            if waited <= self.confirm_s {
+                continue;
+            }
+            let answers = self.answers.load(Ordering::Relaxed) != before;
+            if answers && has_answered {
+                return Ok(true);
+            }
+            // After a silence of the broker the answers come at about the same moment.
+            has_answered = answers;
+            if !answers && !self.is_one_given_up.swap(true, Ordering::Relaxed) {
+                return Ok(false);
+            }
+            if !answers && waited > self.confirm_s.saturating_mul(2) {
+                return Err(UnknownOutcome::Silent(self.confirm_s));
+            }
+        }
+        std::future::pending().await
     }
 
     fn is_blocked(&self) -> bool {

@@ -85,28 +85,40 @@ impl Publisher {
             return Ok(answer);
         }
         let Some(first_replies) = self.first_replies.as_ref().filter(|_| message.is_for_caller()) else {
-            return publish_on(&self.shared, message).await;
+            return self.publish_shared(message).await;
         };
         let queue = first_replies.queue(&message.routing_key);
         let silences = queue.silences();
         // The replies to a queue keep their order, over whichever channel they go.
         let turn = queue.turn.lock().await;
-        // A reply that waited behind one that was not confirmed ends with it.
-        while queue.silences() == silences {
+        loop {
+            // A reply that waited behind one that was not confirmed ends with it.
+            if queue.silences() != silences {
+                return Ok(MessageOutcome::NoConfirm);
+            }
             match queue.standing(Instant::now()) {
                 Standing::Slow => queue.is_slow_no_more().await,
-                Standing::Unproven => return first_replies.publish(&queue, message).await,
-                Standing::Proven => {
-                    // The next reply is not polled before this one is sent: nothing waits in between.
-                    drop(turn);
-                    queue.publishes();
-                    let outcome = publish_on(&self.shared, message).await?;
-                    queue.took(outcome, Instant::now());
-                    return Ok(outcome);
-                }
+                Standing::Unproven => match first_replies.publish(&queue, message).await? {
+                    Some(outcome) => return Ok(outcome),
+                    None => break,
+                },
+                Standing::Proven => break,
             }
         }
-        Ok(MessageOutcome::NoConfirm)
+        // The next reply is not polled before this one is sent: nothing waits in between.
+        drop(turn);
+        queue.publishes();
+        let outcome = self.publish_shared(message).await?;
+        queue.took(outcome, Instant::now());
+        Ok(outcome)
+    }
+
+    async fn publish_shared(&self, message: &Message) -> Result<MessageOutcome, UnknownOutcome> {
+        let outcome = publish_on(&self.shared, message).await?;
+        if outcome != MessageOutcome::NoConfirm {
+            self.first_replies.iter().for_each(FirstReplies::broker_answers);
+        }
+        Ok(outcome)
     }
 
     /// Whether the shared channel is open. The others carry one message at a time, whose outcome says if its channel is closed.

@@ -132,7 +132,7 @@ impl Session {
         };
         let publishing = Arc::new(publishing);
         // Without channels for the control plane, the broker allows none for these either.
-        let first_replies = aux.is_some().then(|| {
+        let first_replies = plan.aux_state.has_first_replies().then(|| {
             FirstReplies::new(Arc::clone(&publishing), Arc::clone(plan.aux_state), broker.confirm_s)
         });
         let publisher = ConfirmedPublisher::new(publisher, MatchBy::PublishSeq, Some(broker.confirm_s));
