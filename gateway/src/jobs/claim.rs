@@ -30,7 +30,14 @@ const LOOKED_AT_MAX: usize = 8;
 /// A claim of this gateway. Released when it is dropped.
 #[derive(Debug)]
 pub struct Claim {
-    _held: oneshot::Sender<()>,
+    held: oneshot::Sender<()>,
+}
+
+impl Claim {
+    /// Whether it is still renewed. If not, this process stood still, or the store: another gateway may have followed it.
+    pub fn is_held(&self) -> bool {
+        !self.held.is_closed()
+    }
 }
 
 /// Tries to claim a job's name.
@@ -207,7 +214,7 @@ impl Claimant {
                 }
             }
         });
-        Claim { _held: held }
+        Claim { held }
     }
 }
 
@@ -275,7 +282,7 @@ mod tests {
         let claimant = claimants(folder.path());
         let [mut one, mut other] = [(); 2].map(|()| claimant("a", "job"));
         let claim = one.claim().await.unwrap().unwrap();
-        assert!(other.claim().await.unwrap().is_none());
+        assert!(claim.is_held() && other.claim().await.unwrap().is_none());
         assert!(claimant("b", "job").claim().await.unwrap().is_some());
         assert!(claimant("a", "job.2").claim().await.unwrap().is_some());
         drop(claim);
