@@ -126,26 +126,32 @@ impl Places {
         }
     }
 
-    /// If places take as long as those before them, the oldest ends first. One that has taken longer than the mean is taken to need
-    /// as long again, as before the first end; but then all of them end evenly. `of` does not count: it is given back when it cannot
-    /// grow.
+    /// If places take as long as those before them, the oldest ends first. One that has taken longer than the mean is taken to need the
+    /// mean once more: so a very old one counts as little as one that has just begun. Before the first end the oldest is taken to need as
+    /// long again. `of` does not count: it is given back when it cannot grow.
     fn free_after(&self, missing: usize, of: Option<u64>, now: Instant) -> Duration {
         let others = self.held.iter().filter(|(number, _)| Some(**number) != of).map(|(_, held)| held);
+        let others = others.filter(|held| held.units > 0);
         let all: usize = others.clone().map(|held| held.units).sum();
+        let mean = self.mean_s.map(Duration::from_secs_f64);
+        let left = |held: &Held| {
+            let age = now.saturating_duration_since(held.since);
+            match mean {
+                Some(mean) => mean.checked_sub(age).filter(|left| !left.is_zero()).unwrap_or(mean),
+                None => age.max(LEAST_WAIT),
+            }
+        };
+        let mut ends: Vec<(Duration, usize)> = others.map(|held| (left(held), held.units)).collect();
+        if mean.is_some() {
+            ends.sort_unstable();
+        }
         let mut freed = 0;
-        // The oldest whose ends are enough, or all.
-        let last = others.filter(|held| held.units > 0).find(|held| {
-            freed += held.units;
+        // The first whose ends are enough, or all.
+        let last = ends.into_iter().find(|(_, units)| {
+            freed += *units;
             freed >= missing.min(all)
         });
-        let Some(last) = last else { return LEAST_WAIT };
-        let age = now.saturating_duration_since(last.since);
-        let Some(mean_s) = self.mean_s else { return age.max(LEAST_WAIT) };
-        let mean = Duration::from_secs_f64(mean_s);
-        match mean.checked_sub(age) {
-            Some(left) if !left.is_zero() => left,
-            _ => age.mul_f64(freed as f64 / all as f64),
-        }
+        last.map_or(LEAST_WAIT, |(left, _)| left)
     }
 
     fn end(&mut self, number: u64, now: Instant) {
@@ -213,11 +219,12 @@ mod tests {
         places.end(first, start + 60 * SECOND);
         let oldest = enter(&mut places, 60, 1);
         enter(&mut places, 80, 2);
-        for (second, wait) in [(80, 40), (119, 1), (120, 20), (150, 30)] {
+        // From 120 on the oldest counts as one that has just begun, and the other may end before it; from 140 on so does that.
+        for (second, wait) in [(80, 40), (119, 1), (120, 20), (139, 1), (150, 60), (9000, 60)] {
             assert_eq!(after(&places, 1, second), wait * SECOND, "{second}");
         }
         // Those of the oldest are not enough: the next one has to end, too.
-        for (second, wait) in [(80, 60), (119, 21), (141, 61)] {
+        for (second, wait) in [(80, 60), (119, 21), (141, 60)] {
             assert_eq!(after(&places, 2, second), wait * SECOND, "{second}");
         }
         assert_eq!(after(&places, 9, 80), 60 * SECOND, "more than all have");

@@ -18,7 +18,7 @@ use vramq_schemas::withdrawal::{self, Digest, Withdrawal};
 use crate::app::{App, Permits};
 use crate::body_memory::BodyRoom;
 use crate::config::Broker;
-use crate::jobs::claim::Claim;
+use crate::jobs::claim::{ABANDONED_AFTER, Claim};
 use crate::jobs::earlier::{keyed_id, own_message_id};
 use crate::jobs::entry::{Entry, PROGRESS, State};
 use crate::jobs::in_time::in_time;
@@ -186,6 +186,10 @@ impl Task {
     async fn live(&self, job: Job, options: SubmitOptions, body: BodyRoom, claim: Option<Claim>) -> End {
         let model = job.model.clone();
         let client = self.recorded().map_or(&self.app.client, |(_, adoption)| &adoption.client);
+        if claim.as_ref().is_some_and(|claim| !claim.is_held()) {
+            // This process stood still for long: another gateway may be publishing the job.
+            return End::Unpublished(Problem::claimed(&self.entry.id, ABANDONED_AFTER), claim);
+        }
         let pending = match client.submit(job, options).await {
             Ok(pending) => pending,
             Err(error) => {

@@ -84,6 +84,15 @@ impl Problem {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "reused", message).with_retry(Retry::No)
     }
 
+    /// Another gateway publishes the job; nothing was published by this request.
+    pub fn claimed(job: &str, after: Duration) -> Self {
+        let message = format!(
+            "another gateway is publishing the job `{job}` and has not recorded it yet: the same request again finds it, or publishes it \
+             if that gateway is gone"
+        );
+        Self::busy(StatusCode::SERVICE_UNAVAILABLE, "claimed", message, after)
+    }
+
     /// It may succeed after some time; nothing was published.
     pub fn busy(status: StatusCode, code: &'static str, message: impl Into<String>, after: Duration) -> Self {
         Self::new(status, code, message).with_retry(Retry::After(after))

@@ -580,7 +580,8 @@ def _check_model(model):
         raise TypeError(f"vramq.serve takes a class derived from vramq.Model, or an object of one; it got {name}")
     _check_method(model, "load", "device")
     for method in ("trim", "weights"):
-        _check_no_coroutine(model, method)
+        # Not of the object: a property must not be evaluated before `load`.
+        _check_no_coroutine(type(model), method, type(model).__name__)
 
 
 def _check_run(model):
@@ -591,7 +592,7 @@ def _check_run(model):
 
 
 def _check_method(model, method, *parameters):
-    _check_no_coroutine(model, method)
+    _check_no_coroutine(model, method, type(model).__name__)
     try:
         inspect.signature(getattr(model, method)).bind(*parameters)
     except TypeError as error:
@@ -602,12 +603,12 @@ def _check_method(model, method, *parameters):
         pass
 
 
-def _check_no_coroutine(model, method):
+def _check_no_coroutine(model, method, name):
     """A coroutine that nobody awaits would look like a model that is loaded, and fail every pass."""
     function = getattr(model, method, None)
     for called in (function, getattr(function, "__call__", None)):
         if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
-            raise TypeError(f"{type(model).__name__}.{method} is `async def`, and vramq calls it as a plain function: write "
+            raise TypeError(f"{name}.{method} is `async def`, and vramq calls it as a plain function: write "
                             f"`def {method}`, and use asyncio.run inside it")
 
 

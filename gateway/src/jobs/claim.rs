@@ -24,10 +24,20 @@ pub const ABANDONED_AFTER: Duration = Duration::from_secs(15);
 /// One that is so old by the clock of the store is abandoned for a gateway that has not waited, too.
 const OLD: Duration = Duration::from_secs(300);
 
+/// So many claims are looked at: the first, and its followers. A sweep removes old ones.
+const LOOKED_AT_MAX: usize = 8;
+
 /// A claim of this gateway. Released when it is dropped.
 #[derive(Debug)]
 pub struct Claim {
-    _held: oneshot::Sender<()>,
+    held: oneshot::Sender<()>,
+}
+
+impl Claim {
+    /// Whether it is still renewed. If not, this process stood still, or the store: another gateway may have followed it.
+    pub fn is_held(&self) -> bool {
+        !self.held.is_closed()
+    }
 }
 
 /// Tries to claim a job's name.
@@ -37,8 +47,8 @@ pub struct Claimant {
     owner: String,
     id: String,
     nonce: String,
-    /// The claim of another gateway, and since when it has been as it is.
-    seen: Option<(Seen, Instant)>,
+    /// The claims of other gateways, the first and then its followers, and since when each has been as it is.
+    seen: Vec<(Seen, Instant)>,
 }
 
 /// A claim as it is stored. Its time changes when its gateway renews it.
@@ -51,8 +61,7 @@ struct Seen {
 
 impl Claimant {
     pub fn new(objects: Arc<dyn ObjectStore>, owner: &str, id: &str) -> Self {
-        let nonce = Uuid::new_v4().simple().to_string();
-        Self { objects, owner: owner.to_owned(), id: id.to_owned(), nonce, seen: None }
+        Self { objects, owner: owner.to_owned(), id: id.to_owned(), nonce: new_nonce(), seen: Vec::new() }
     }
 
     /// The claim; `None` while another gateway has it.
@@ -60,35 +69,60 @@ impl Claimant {
     /// # Errors
     /// The store fails, or cannot create an object only if there is none.
     pub async fn claim(&mut self) -> object_store::Result<Option<Claim>> {
-        let first = path(&self.owner, &self.id);
-        if self.create(&first).await? {
-            return Ok(Some(self.hold(vec![first])));
+        let mut own = path(&self.owner, &self.id);
+        let mut abandoned = Vec::new();
+        while abandoned.len() < LOOKED_AT_MAX {
+            if self.create(&own).await? {
+                return self.follow(abandoned, own).await;
+            }
+            let Some(found) = self.look(&own).await? else { return Ok(None) };
+            if found.nonce == self.nonce {
+                // It was created, and the answer was lost.
+                return self.follow(abandoned, own).await;
+            }
+            if !self.is_abandoned(abandoned.len(), &found) {
+                return Ok(None);
+            }
+            // Only one gateway can follow an abandoned claim. Removing it would also remove a younger one that came meanwhile.
+            let Some(next) = successor(&self.owner, &self.id, &found.nonce) else { return Ok(None) };
+            abandoned.push((own, found));
+            own = next;
         }
-        let Some(before) = self.look(&first).await? else { return Ok(None) };
-        if before.nonce == self.nonce {
-            // It was created, and the answer was lost.
-            return Ok(Some(self.hold(vec![first])));
+        Ok(None)
+    }
+
+    /// Holds the claim that was created, with the abandoned ones before it, if they are still as they were. If not, another gateway has
+    /// followed them before, and is through.
+    async fn follow(
+        &mut self,
+        abandoned: Vec<(Path, Seen)>,
+        own: Path,
+    ) -> object_store::Result<Option<Claim>> {
+        let unchanged = self.are_unchanged(&abandoned).await;
+        if !matches!(unchanged, Ok(true)) {
+            drop(self.hold(vec![own]));
+            // It is removed meanwhile: the next try must not take it for its own.
+            self.nonce = new_nonce();
+            return unchanged.map(|_| None);
         }
-        if !self.is_abandoned(&before) {
-            return Ok(None);
-        }
-        // Only one gateway can follow an abandoned claim. Removing it would also remove a younger one that came meanwhile.
-        let Some(next) = successor(&self.owner, &self.id, &before.nonce) else { return Ok(None) };
-        if !self.create(&next).await? {
-            return Ok(None);
-        }
-        let found = self.look(&first).await;
-        let is_followed = matches!(&found, Ok(Some(found)) if *found == before);
-        // If not, another gateway has followed it before, and is through.
-        let claim = self.hold(if is_followed { vec![first, next] } else { vec![next] });
-        found?;
-        if is_followed {
+        if !abandoned.is_empty() {
             tracing::warn!(
                 job = self.id,
                 "the gateway that was to publish a job is gone: publishing it here"
             );
         }
-        Ok(is_followed.then_some(claim))
+        let paths = abandoned.into_iter().map(|(path, _)| path).chain([own]).collect();
+        Ok(Some(self.hold(paths)))
+    }
+
+    async fn are_unchanged(&self, claims: &[(Path, Seen)]) -> object_store::Result<bool> {
+        for (path, seen) in claims {
+            let found = self.look(path).await?;
+            if found.as_ref() != Some(seen) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// As [`claim`](Self::claim), and goes on if its caller is dropped: no claim is left behind. `None`: the store did not answer in time.
@@ -101,9 +135,9 @@ impl Claimant {
         claiming.await.ok().flatten()
     }
 
-    /// How long the claim of another gateway has been as it is.
+    /// How long the claim of another gateway has been as it is; of several, the last.
     pub fn silent_for(&self) -> Duration {
-        self.seen.as_ref().map_or(Duration::ZERO, |(_, since)| since.elapsed())
+        self.seen.last().map_or(Duration::ZERO, |(_, since)| since.elapsed())
     }
 
     async fn create(&self, path: &Path) -> object_store::Result<bool> {
@@ -126,15 +160,20 @@ impl Claimant {
         }
     }
 
-    fn is_abandoned(&mut self, found: &Seen) -> bool {
-        if self.seen.as_ref().is_none_or(|(seen, _)| seen != found) {
-            self.seen = Some((found.clone(), Instant::now()));
+    /// Whether the claim that follows so many others is abandoned.
+    fn is_abandoned(&mut self, before: usize, found: &Seen) -> bool {
+        if self.seen.get(before).is_none_or(|(seen, _)| seen != found) {
+            // What followed the one that was here does not count any more.
+            self.seen.truncate(before);
+            self.seen.push((found.clone(), Instant::now()));
         }
+        let silent_for = self.seen.get(before).map_or(Duration::ZERO, |(_, since)| since.elapsed());
         let age = SystemTime::now().duration_since(found.renewed_at).unwrap_or_default();
-        self.silent_for() >= ABANDONED_AFTER || age >= OLD
+        silent_for >= ABANDONED_AFTER || age >= OLD
     }
 
-    /// Renews the last of these objects until the claim is dropped, then removes all of them in their order.
+    /// Renews these objects until the claim is dropped, then removes them in their order. The abandoned ones are renewed, too: a sweep that
+    /// removed the first would make the name free.
     fn hold(&self, paths: Vec<Path>) -> Claim {
         let (held, mut dropped) = oneshot::channel();
         let (objects, nonce, job) = (Arc::clone(&self.objects), self.nonce.clone(), self.id.clone());
@@ -153,9 +192,15 @@ impl Claimant {
                     // This process stood still, or the store: others may have followed the claim. A sweep removes it.
                     return;
                 }
-                if let (true, Some(path)) = (is_held, paths.last()) {
-                    let renewing = objects.put(path, PutPayload::from(nonce.clone()));
-                    if let Ok(Ok(_)) = timeout(STORED_WITHIN, renewing).await {
+                if is_held {
+                    let renewing = async {
+                        // The own one first.
+                        for path in paths.iter().rev() {
+                            objects.put(path, PutPayload::from(nonce.clone())).await?;
+                        }
+                        Ok::<(), object_store::Error>(())
+                    };
+                    if let Ok(Ok(())) = timeout(STORED_WITHIN, renewing).await {
                         renewed = Instant::now();
                     }
                 }
@@ -169,8 +214,12 @@ impl Claimant {
                 }
             }
         });
-        Claim { _held: held }
+        Claim { held }
     }
+}
+
+fn new_nonce() -> String {
+    Uuid::new_v4().simple().to_string()
 }
 
 /// Names of callers and ids of jobs are made of letters, digits, `-`, `_` and `.`, and are not `.` or `..`.
@@ -215,13 +264,25 @@ mod tests {
         }
     }
 
+    /// As if the claim that the claimant saw last had been there for long.
+    fn has_waited(claimant: &mut Claimant) {
+        let (_, since) = claimant.seen.last_mut().unwrap();
+        *since = since.checked_sub(ABANDONED_AFTER).unwrap();
+    }
+
+    async fn wait_until_empty(folder: &std::path::Path) {
+        while std::fs::read_dir(folder).unwrap().next().is_some() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     #[tokio::test]
     async fn a_name_is_claimed_once_until_the_claim_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let claimant = claimants(folder.path());
         let [mut one, mut other] = [(); 2].map(|()| claimant("a", "job"));
         let claim = one.claim().await.unwrap().unwrap();
-        assert!(other.claim().await.unwrap().is_none());
+        assert!(claim.is_held() && other.claim().await.unwrap().is_none());
         assert!(claimant("b", "job").claim().await.unwrap().is_some());
         assert!(claimant("a", "job.2").claim().await.unwrap().is_some());
         drop(claim);
@@ -239,8 +300,7 @@ mod tests {
         let mut waiting = [(); 4].map(|()| claimant("a", "job"));
         for claimant in &mut waiting {
             assert!(claimant.claim().await.unwrap().is_none());
-            let (_, since) = claimant.seen.as_mut().unwrap();
-            *since = since.checked_sub(ABANDONED_AFTER).unwrap();
+            has_waited(claimant);
         }
         let mut claims = Vec::new();
         for claimant in &mut waiting {
@@ -250,11 +310,34 @@ mod tests {
         drop(claims);
         // What is left of the first goes with its successor, and the name is as any other.
         drop(claimed(&mut claimant("a", "job")).await);
-        let mut names = std::fs::read_dir(folder.path().join("a")).unwrap();
-        while names.next().is_some() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            names = std::fs::read_dir(folder.path().join("a")).unwrap();
+        wait_until_empty(&folder.path().join("a")).await;
+    }
+
+    #[tokio::test]
+    async fn one_claimant_follows_a_follower_that_is_gone_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let claimant = claimants(folder.path());
+        let own = folder.path().join("a");
+        std::fs::create_dir(&own).unwrap();
+        std::fs::write(own.join("job.claim"), "gone-1").unwrap();
+        std::fs::write(own.join("job.gone-1.claim"), "gone-2").unwrap();
+        let mut waiting = [(); 4].map(|()| claimant("a", "job"));
+        for claimant in &mut waiting {
+            // For the first, and for its follower.
+            for seen in 1..=2 {
+                assert!(claimant.claim().await.unwrap().is_none());
+                assert_eq!(claimant.seen.len(), seen);
+                has_waited(claimant);
+            }
         }
+        let mut claims = Vec::new();
+        for claimant in &mut waiting {
+            claims.extend(claimant.claim().await.unwrap());
+        }
+        assert_eq!(claims.len(), 1);
+        drop(claims);
+        drop(claimed(&mut claimant("a", "job")).await);
+        wait_until_empty(&own).await;
     }
 
     #[tokio::test]
@@ -266,8 +349,7 @@ mod tests {
         std::fs::write(&path, "of-one-that-lives").unwrap();
         let mut waiting = claimant("a", "job");
         assert!(waiting.claim().await.unwrap().is_none());
-        let (_, since) = waiting.seen.as_mut().unwrap();
-        *since = since.checked_sub(ABANDONED_AFTER).unwrap();
+        has_waited(&mut waiting);
         std::fs::write(&path, "of-one-that-lives").unwrap();
         assert!(waiting.claim().await.unwrap().is_none() && waiting.silent_for() < ABANDONED_AFTER);
         // Of an hour ago: nobody has to wait for it.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use bytes::Bytes;
 use tokio::time::{Instant, sleep};
 
@@ -163,14 +162,9 @@ async fn is_done(written: &Bytes) -> bool {
 
 /// Nothing was published by this request; whether the other gateway has published the job is open.
 fn claimed_elsewhere(name: &Name, claimant: &Claimant, waited: Duration) -> Problem {
-    let message = format!(
-        "another gateway is publishing the job `{}` and has not recorded it yet: the same request again finds it, or publishes it if that \
-         gateway is gone",
-        name.id
-    );
     // One that is gone is known after some seconds; one that is there may need as long again.
     let left = ABANDONED_AFTER.saturating_sub(claimant.silent_for());
-    Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "claimed", message, left.max(waited))
+    Problem::claimed(&name.id, left.max(waited))
 }
 
 /// The caller has no job of this name, as far as this gateway knows.

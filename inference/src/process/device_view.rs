@@ -15,6 +15,11 @@ pub trait DeviceView: fmt::Debug + Send + Sync {
     /// What these processes hold of it together; nothing, if the device cannot tell processes apart.
     fn held_by(&self, pids: &[i32]) -> Option<u64>;
 
+    /// Whether memory that is not free after a program has ended may be the program's. Not where others take and free memory all the time.
+    fn shows_what_is_left(&self) -> bool {
+        true
+    }
+
     /// What programs need in their environment to find this device, and no other: `CUDA_VISIBLE_DEVICES`.
     fn env(&self) -> Vec<(String, String)>;
 }
@@ -49,6 +54,11 @@ impl DeviceView for HostView {
 
     fn held_by(&self, pids: &[i32]) -> Option<u64> {
         Some(pids.iter().map(|pid| process_tree::private_bytes(*pid)).sum())
+    }
+
+    /// All programs of the machine take of it.
+    fn shows_what_is_left(&self) -> bool {
+        false
     }
 
     fn env(&self) -> Vec<(String, String)> {

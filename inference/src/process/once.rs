@@ -131,6 +131,8 @@ impl Runner<'_> {
         let entry = book.enter(child.keeper_pid());
         // Also where nothing is learned: what the program held must come back.
         let sampler = Sampler::start(book, child.keeper_pid(), 0).await;
+        // Otherwise what a program of ours held, and what others took meanwhile, look the same.
+        let is_claimed = sampler.is_some() && book.view().shows_what_is_left();
         let end = tokio::select! {
             end = self.watch(&mut child, &mut stdout, job, closing) => end,
             never = looks.go_on(book) => match never {},
@@ -149,6 +151,7 @@ impl Runner<'_> {
         });
         let is_gone = timeout(GONE_LIMIT, &mut gone).await.is_ok();
         let held = peak.unwrap_or_else(|| self.config.vram.declared_bytes(cost.unwrap_or(0.0)));
+        let held = if is_claimed { held } else { 0 };
         let left = Left { ending: (!is_gone).then_some(gone), claim: looks.claim(held) };
         Ran { end, peak, left: Some(left) }
     }

@@ -103,6 +103,11 @@ async fn what_the_sdk_cannot_serve_is_said_when_the_model_is_loaded() {
     std::fs::write(folder.path().join("serve.py"), fits).unwrap();
     let pool = env.start(env.config(folder.path().join("serve.py").to_str().unwrap(), "")).await.unwrap();
     env.close(pool).await;
+    // What is there only after `load` is not asked for before.
+    let late = "import vramq\nclass M(vramq.Model):\n  weights = property(lambda self: self.loaded['weights'])\n  def load(self, device): self.loaded = {'weights': 1}\n  def run(self, items, params): return []\nvramq.serve(M)\n";
+    std::fs::write(folder.path().join("serve.py"), late).unwrap();
+    let pool = env.start(env.config(folder.path().join("serve.py").to_str().unwrap(), "")).await.unwrap();
+    env.close(pool).await;
 }
 
 #[tokio::test]

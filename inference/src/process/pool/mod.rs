@@ -88,6 +88,8 @@ struct State {
     /// The model's, as of the last start of a process.
     revision: String,
     unavailable: Option<Unavailable>,
+    /// The slot that set it last.
+    unavailable_by: usize,
     closed: bool,
 }
 

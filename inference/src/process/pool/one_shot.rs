@@ -20,6 +20,8 @@ const ONCE_WAIT_MIN: Duration = Duration::from_secs(2);
 impl SlotTask {
     /// Serves by starting the program for each item.
     pub(super) async fn serve_once(&mut self) {
+        // After a panic nobody else does it.
+        self.available_again();
         loop {
             let job = self.take_job(0);
             let Some(mut job) = job else {
@@ -66,8 +68,13 @@ impl SlotTask {
         }
         self.last = Some(left.claim);
         self.reclaim().await;
+        self.available_again();
+    }
+
+    /// What kept this slot from serving is over. What keeps another one is not.
+    fn available_again(&self) {
         let mut state = self.shared.state();
-        if matches!(state.slots[self.index].status.state, SlotState::Withheld { .. }) {
+        if state.unavailable_by == self.index {
             state.unavailable = None;
         }
     }
@@ -81,7 +88,7 @@ impl SlotTask {
             _ = self.unless_long(PATIENCE, ending) => {}
             () = closed(&mut closing) => {}
         }
-        self.shared.state().unavailable = None;
+        self.available_again();
     }
 
     /// A one-shot program cannot be started. The next pass would fail in the same way: its jobs go to other workers for a while.
@@ -105,6 +112,6 @@ impl SlotTask {
             () = sleep(wait) => {}
             () = closed(&mut self.closing) => {}
         }
-        self.shared.state().unavailable = None;
+        self.available_again();
     }
 }

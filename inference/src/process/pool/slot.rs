@@ -210,6 +210,7 @@ impl SlotTask {
         let since = state.unavailable.as_ref().map_or_else(Instant::now, |unavailable| unavailable.since);
         let (reason, stderr) = (error.to_string(), error.stderr().to_owned());
         let attempts = self.backoff.failures();
+        state.unavailable_by = self.index;
         state.unavailable = Some(Unavailable { reason: reason.clone(), stderr, since, attempts });
         refuse_waiting(&mut state, &reason);
     }
