@@ -185,7 +185,7 @@ async fn a_restart_keeps_learned_limits(env: &mut TestEnv) -> Result<()> {
 const LEAKS_MAX: Duration = Duration::from_secs(240);
 
 async fn a_leak_is_reported_and_ends_in_a_restart(env: &mut TestEnv) -> Result<()> {
-    for text in ["made to fail", "a leak", "nearly full"] {
+    for text in ["made to fail", "device memory leaks", "nearly full"] {
         env.announce(text);
     }
     // Every pass keeps 128 bytes of a MiB; a tenth of it is what is tolerated, for a second.
@@ -214,7 +214,7 @@ async fn a_leak_is_reported_and_ends_in_a_restart(env: &mut TestEnv) -> Result<(
     };
     let published: usize = tokio::time::timeout(LEAKS_MAX, load).await.context("it never ends")??;
     ensure!(worker.exited().await? == Some(5), "{}", worker.log.text());
-    let line = worker.log.wait_for("a leak").await?;
+    let line = worker.log.wait_for("device memory leaks").await?;
     // A job may not have been counted yet when its pass was.
     let per_job = line.field("bytes_per_job").and_then(serde_json::Value::as_u64);
     ensure!(per_job.is_some_and(|bytes| (120..=140).contains(&bytes)), "{}", line.text());
