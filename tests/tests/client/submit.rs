@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::common::command::{Scratch, code, command, line, lines, read_npy, stderr, submit, submit_stdin};
 use crate::common::worker::{self, Received};
 use crate::common::{Broker, in_time, until};
-use lapin::options::BasicGetOptions;
+use lapin::ExchangeKind;
+use lapin::options::{BasicGetOptions, ExchangeDeclareOptions};
 use lapin::types::FieldTable;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use vramq_producer::Reason;
-use vramq_schemas::topology::jobs_queue;
+use vramq_schemas::topology::{WITHDRAWALS_EXCHANGE, jobs_queue};
 use vramq_tests::frames::Request;
 use vramq_tests::proxy::Proxy;
 
@@ -234,6 +235,11 @@ async fn an_interrupt_while_the_client_closes_ends_the_command() {
 #[tokio::test]
 async fn a_closed_pipe_is_no_panic() {
     let broker = Broker::new();
+    // Workers declare it. Without it the command warns that the jobs in flight cannot be withdrawn.
+    let channel = broker.connect().await.create_channel().await.unwrap();
+    let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
+    let (name, kind) = (WITHDRAWALS_EXCHANGE.into(), ExchangeKind::Fanout);
+    channel.exchange_declare(name, kind, durable, FieldTable::default()).await.unwrap();
     let worker = echo(&broker).await;
     let scratch = Scratch::new();
     let input = scratch.file("in.txt", &"some text\n".repeat(20_000));
