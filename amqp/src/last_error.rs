@@ -1,6 +1,6 @@
-//! Tells an error that the log does not have yet from one that comes again with each attempt.
+//! Decides whether an error is logged: once, and not again at each attempt that fails with the same error.
 
-/// The error that the log has last. What is tried again and again fails with the same error, which is logged once.
+/// The last error that was logged.
 #[derive(Debug, Default)]
 pub struct LastError(Option<String>);
 

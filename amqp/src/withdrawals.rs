@@ -134,7 +134,7 @@ impl Withdrawals {
         std::mem::take(&mut self.open().unsent)
     }
 
-    /// These could not be sent: those whose jobs have not ended count as not sent again.
+    /// These could not be sent. They count as unsent again, except those whose jobs have ended.
     pub fn put_back(&self, unsent: Vec<Withdrawal>) {
         let mut open = self.open();
         let Open { by_job, unsent: waiting, .. } = &mut *open;

@@ -95,7 +95,7 @@ impl QueueLock {
         while self.count().await?.consumers > 0 {
             if start.elapsed() >= REQUEUE_MAX {
                 return Err(Error::Refused(format!(
-                    "another program consumes from {}: reading now would share the letters with it and change their order",
+                    "another program consumes from {}: reading now would share the dead letters with it and change their order",
                     safe(&self.queue)
                 )));
             }

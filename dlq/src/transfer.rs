@@ -144,8 +144,7 @@ impl Transfer<'_> {
                     return ended;
                 }
                 if checks == CHECKS_MAX {
-                    let error =
-                        "the broker keeps delivering letters that were acknowledged; they were transferred";
+                    let error = "the broker keeps delivering dead letters that were acknowledged; they were transferred";
                     return ended.and(Err(Error::Failed(error.to_owned())));
                 }
                 checks += 1;
@@ -172,7 +171,7 @@ impl Transfer<'_> {
             timeout(CONFIRMS_MAX, in_flight.settle_all(&mut self.destination, self.outcome, self.on_moved));
         let rest = tokio::select! {
             rest = settling => rest.unwrap_or_else(|_| Err(Error::Unreachable(
-                "the broker did not confirm what was published: some letters may be there twice".to_owned(),
+                "the broker did not confirm what was published: some dead letters may be there twice".to_owned(),
             ))),
             stop = self.stops.next() => Err(Error::Stopped(stop)),
         };

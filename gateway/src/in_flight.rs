@@ -126,9 +126,9 @@ impl Places {
         }
     }
 
-    /// If places take as long as those before them, the oldest ends first. One that has taken longer than the mean is taken to need the
-    /// mean once more: so a very old one counts as little as one that has just begun. Before the first end the oldest is taken to need as
-    /// long again. `of` does not count: it is given back when it cannot grow.
+    /// When enough places will have ended, by the mean time of those that ended. A place that is older than the mean is expected to
+    /// take the mean once more. Before any place has ended there is no mean: then each is expected to take as long again as it took so
+    /// far. `of` does not count: it is given back when it cannot grow.
     fn free_after(&self, missing: usize, of: Option<u64>, now: Instant) -> Duration {
         let others = self.held.iter().filter(|(number, _)| Some(**number) != of).map(|(_, held)| held);
         let others = others.filter(|held| held.units > 0);

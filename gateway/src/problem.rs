@@ -87,8 +87,8 @@ impl Problem {
     /// Another gateway publishes the job; nothing was published by this request.
     pub fn claimed(job: &str, after: Duration) -> Self {
         let message = format!(
-            "another gateway is publishing the job `{job}` and has not recorded it yet: the same request again finds it, or publishes it \
-             if that gateway is gone"
+            "another gateway is publishing the job `{job}` and has not recorded it yet: send the same request again, which finds the \
+             job, or publishes it if that gateway is gone"
         );
         Self::busy(StatusCode::SERVICE_UNAVAILABLE, "claimed", message, after)
     }

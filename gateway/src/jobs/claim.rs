@@ -47,7 +47,7 @@ pub struct Claimant {
     owner: String,
     id: String,
     nonce: String,
-    /// The claims of other gateways, the first and then its followers, and since when each has been as it is.
+    /// The claims of other gateways, the first and then its followers, and since when each has not changed.
     seen: Vec<(Seen, Instant)>,
 }
 
@@ -135,7 +135,7 @@ impl Claimant {
         claiming.await.ok().flatten()
     }
 
-    /// How long the claim of another gateway has been as it is; of several, the last.
+    /// How long the claim of another gateway has not changed; of several claims, the last.
     pub fn silent_for(&self) -> Duration {
         self.seen.last().map_or(Duration::ZERO, |(_, since)| since.elapsed())
     }

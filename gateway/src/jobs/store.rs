@@ -68,7 +68,7 @@ impl ResultStore {
             tracing::warn!(
                 %error,
                 "cannot claim the name of a job in the store of results: two gateways that get the same request at the same moment may \
-                 both publish its job. Not reported again"
+                 both publish its job. This gateway does not log it again"
             );
         });
     }

@@ -38,7 +38,7 @@ pub(super) struct Ended {
     pub left: Option<Left>,
 }
 
-/// Runs a pass, item by item. It ends with the first program that does not end, or whose memory is not back soon.
+/// Runs a pass, item by item. It stops after the first program that does not exit, or whose memory is not free soon.
 pub(super) async fn run(
     config: &ProcessConfig,
     options: &PoolOptions,

@@ -1,6 +1,6 @@
 //! A caller with many full reply queues holds up no other caller, and a queue that has room again is noticed.
 //!
-//! Callers are users of the broker. Jobs in hand are counted at the worker.
+//! Callers are users of the broker. Unacknowledged jobs are counted at the worker.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -223,7 +223,7 @@ impl Destinations {
             && self.trying(model, now).count() > (usize::from(slots) / OFFERED_PART).max(TRYING_MIN)
     }
 
-    /// The jobs of a model in hand whose reply queues are full or silent.
+    /// The unacknowledged jobs of a model that have run, or may run, for full or silent reply queues.
     fn trying(&self, model: ModelIndex, now: Instant) -> impl Iterator<Item = &Holder> {
         let of_closed = self.held.iter().filter(move |(queue, _)| self.known(queue, now).is_some());
         of_closed.flat_map(|(_, holders)| holders).filter(move |holder| holder.model == model)

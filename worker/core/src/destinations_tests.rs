@@ -1,4 +1,4 @@
-//! Tests of reply queues that are full or silent: how often they are tried, and how many jobs are in hand for all of them.
+//! Tests of reply queues that are full or silent: how often they are tried, and how many jobs of all of them may run.
 
 use super::*;
 use crate::event::Source;
@@ -175,7 +175,7 @@ fn all_full_queues_together_have_a_few_slots_and_a_caller_half_of_them() {
     worker.published("theirs", &refused());
     worker.now += FULL_FOR;
     assert!(worker.runs("theirs", "other"), "another caller's queue is tried");
-    assert!(!worker.runs(&queues[5], "third"), "two are in hand");
+    assert!(!worker.runs(&queues[5], "third"), "two have run");
     worker.published("theirs", &CONFIRMED);
     assert!((0..9).all(|_| worker.runs("theirs", "other")));
     assert!(worker.runs(&queues[5], "third"));

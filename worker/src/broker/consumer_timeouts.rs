@@ -1,7 +1,7 @@
 //! Which queues let a consumer say how long it may hold a delivery, by the argument `x-consumer-timeout`.
 //!
 //! RabbitMQ 4.3 has no such timeout for classic queues, and closes the channel of a consumer that asks one for it. Earlier versions
-//! take the argument for every queue. AMQP tells neither a queue's type nor, through lapin, the broker's version.
+//! take the argument for every queue (docs/rabbitmq.md says which of them follow it). AMQP tells neither a queue's type nor, through lapin, the broker's version.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};

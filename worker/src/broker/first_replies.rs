@@ -1,7 +1,7 @@
 //! Publishes the first replies to each reply queue, one at a time, on channels that nothing else uses.
 //!
-//! The first message to a quorum queue without its majority holds up its channel: see [`reply_queues`](super::reply_queues). So
-//! it holds up no other reply. If no confirm comes in time, although the broker confirms others, its channel is closed, and that reply
+//! The first message to a quorum queue without its majority holds up its channel: see [`reply_queues`](super::reply_queues). On a
+//! channel of its own it holds up no other reply. If no confirm comes in time, although the broker confirms others, its channel is closed, and that reply
 //! alone is given up.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -72,7 +72,7 @@ impl Publisher {
     /// Publishes one message, once. All futures of this function belong into one `FuturesUnordered`: see [`ConfirmedPublisher`].
     ///
     /// # Errors
-    /// [`UnknownOutcome`]; a reply that is not confirmed in time is an [`MessageOutcome`], because its queue belongs to its caller.
+    /// [`UnknownOutcome`]; a reply that is not confirmed in time is a [`MessageOutcome`], because its queue belongs to its caller.
     pub async fn publish(&self, message: &Message) -> Result<MessageOutcome, UnknownOutcome> {
         if message.body.len() > self.body_max {
             return Ok(MessageOutcome::TooLarge);
@@ -97,7 +97,7 @@ impl Publisher {
                 return Ok(MessageOutcome::NoConfirm);
             }
             match queue.standing(Instant::now()) {
-                Standing::Slow => queue.is_slow_no_more().await,
+                Standing::Slow => queue.wait_while_slow().await,
                 Standing::Unproven => match first_replies.publish(&queue, message).await? {
                     Some(outcome) => return Ok(outcome),
                     None => break,

@@ -104,7 +104,7 @@ impl ReplyQueue {
     }
 
     /// Waits until a slow queue may get a further reply, or is silent.
-    pub(super) async fn is_slow_no_more(&self) {
+    pub(super) async fn wait_while_slow(&self) {
         loop {
             // It misses nothing from here on.
             let ended = self.ended.notified();
@@ -231,7 +231,7 @@ mod tests {
         tokio::time::sleep(LATELY).await;
         (0..UNCONFIRMED_MAX).for_each(|_| queue.publishes());
         let goes_on = async {
-            queue.is_slow_no_more().await;
+            queue.wait_while_slow().await;
             queue.facts().unconfirmed
         };
         let ends = async {

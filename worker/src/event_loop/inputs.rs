@@ -66,14 +66,7 @@ impl EventLoop {
                 self.delivered(model, Source::Quarantine, &channel, delivery);
             }
             Input::Fetched(model, Ok(None)) => self.apply(Event::QuarantineEmpty { model }),
-            Input::Counted(_, Err(QueueError::Broker(error)))
-            | Input::Fetched(_, Err(QueueError::Broker(error))) => {
-                self.failed("look at the queues", &error);
-            }
-            Input::Counted(_, Err(error @ QueueError::Silent))
-            | Input::Fetched(_, Err(error @ QueueError::Silent)) => {
-                self.apply(Event::SessionFailed(format!("look at the queues: {error}")));
-            }
+            Input::Counted(_, Err(error)) | Input::Fetched(_, Err(error)) => self.not_looked_at(&error),
             Input::Published(job, Ok(sent)) => self.published(job, sent),
             Input::Published(_, Err(UnknownOutcome::Closed(error))) => self.failed("publish", &error),
             Input::Published(_, Err(error)) => self.apply(Event::SessionFailed(format!("publish: {error}"))),
@@ -134,6 +127,15 @@ impl EventLoop {
                 self.apply(Event::QueueLost { model, queue, error: error.to_string() });
             }
             (error, _) => self.apply(Event::SessionFailed(format!("{what}: {error}"))),
+        }
+    }
+
+    /// A model's queues could not be counted, or its quarantine could not be read.
+    fn not_looked_at(&mut self, error: &QueueError) {
+        let what = "look at the queues";
+        match error {
+            QueueError::Broker(error) => self.failed(what, error),
+            QueueError::Silent => self.apply(Event::SessionFailed(format!("{what}: {error}"))),
         }
     }
 

@@ -71,7 +71,7 @@ impl Callers {
                 tracing::warn!(
                     caller,
                     callers_max = self.most,
-                    "metrics.callers_max callers have figures of their own: this one and all further ones are counted together as `(others)`"
+                    "metrics.callers_max is reached: this caller and all later ones are counted together as `(others)`"
                 );
             });
             return count(&self.others);
