@@ -35,7 +35,7 @@ fn large_jobs_run_like_others_while_their_queue_is_full() {
     counted(&mut worker, BULK_JOBS_MAX);
     assert!(!moves(&mut worker, 1));
     assert_eq!(worker.pass().items[0].0, JobKey(1));
-    // Not at every job that leaves it.
+    // One job less is not enough to open the queue again.
     counted(&mut worker, BULK_JOBS_MAX - 1);
     worker.arrives(2, worker.source(), JobHeaders::default());
     assert!(requeued(&worker.decoded(2, LARGE)).is_empty());
@@ -43,7 +43,7 @@ fn large_jobs_run_like_others_while_their_queue_is_full() {
     assert!(moves(&mut worker, 3));
 }
 
-/// It moves as a new message, which has no count of deliveries.
+/// The job moves as a new message, whose count of deliveries starts at zero.
 #[test]
 fn a_large_job_that_was_lost_with_a_worker_keeps_that_crash() {
     let mut worker = Worker::new();

@@ -49,7 +49,7 @@ impl Core {
         self.act(Action::Answer { request, answer, text: text.into(), last: true });
     }
 
-    /// Answers those who asked for a pause, once the broker has confirmed that it sends no more.
+    /// Answers the waiting pauses, once the broker has confirmed that it sends no more jobs.
     pub(crate) fn answer_pauses(&mut self) {
         if !self.session.commands().has_pauses() || !self.has_stopped_consuming() {
             return;
@@ -74,7 +74,7 @@ impl Core {
         self.answer(request, Answer::Done, text);
     }
 
-    /// As SIGTERM; but asked twice it does not stop at once.
+    /// Drains like SIGTERM; but a second command, unlike a second signal, does not stop the worker at once.
     fn drain_on_command(&mut self, request: RequestId) {
         let (jobs, seconds) = (self.unacked(), self.settings.drain.as_secs());
         let was_restarting = self.lifecycle.cancel_restart();
@@ -105,7 +105,7 @@ impl Core {
         jobs.into_iter().for_each(|job| self.cancel_job(job));
     }
 
-    /// Takes what waits of a job away. What runs is cancelled or waited for, and dropped.
+    /// Drops a job's waiting items, for an operator. Its passes in flight are cancelled or waited for, and their outputs dropped.
     pub(crate) fn cancel_job(&mut self, job: JobKey) {
         let withdrawn = self.jobs.running(job).is_some_and(Running::is_withdrawn);
         if !withdrawn {
@@ -113,12 +113,12 @@ impl Core {
         }
     }
 
-    /// Takes what waits of a job away, cancels its passes that no other job needs, and ends it for this reason as soon as nothing of
-    /// it runs.
+    /// Drops a job's waiting items, cancels its passes that no other job needs, and ends the job with this reason as soon as none of its
+    /// passes runs.
     pub(crate) fn stop_job(&mut self, job: JobKey, why: StopReason) {
         let Some(running) = self.jobs.running_mut(job) else { return };
         running.stop(why);
-        // A decision would wait for a part that is in flight, and so does this.
+        // An earlier decision would wait for the part in flight. The stop waits for it too, and takes the decision's place.
         running.decide(None);
         let model = running.received.delivery.model;
         self.scheduler.remove(model, job);
@@ -129,7 +129,7 @@ impl Core {
         }
     }
 
-    /// Nothing of a cancelled job waits or runs any more.
+    /// Ends a cancelled job of which nothing waits or runs any more.
     pub(crate) fn end_cancelled(&mut self, job: JobKey) {
         let Some(running) = self.jobs.running(job) else { return };
         let id = running.received.delivery.id.clone();

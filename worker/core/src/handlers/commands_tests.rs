@@ -39,7 +39,7 @@ fn a_pause_is_answered_once_the_broker_sends_no_more() {
     let text = "takes no more jobs; 1 unacknowledged jobs go on";
     assert_eq!(answers(&ended), [(1, Answer::Done, text, true)]);
     assert_eq!(worker.pass().items.len(), 2, "what the worker has goes on");
-    // Each is answered once.
+    // Each pause is answered once.
     assert!(answers(&worker.apply(Event::Idle)).is_empty());
     let again = worker.command(2, Command::Pause);
     assert_eq!(answers(&again), [(2, Answer::Done, text, true)], "it consumes nothing already");

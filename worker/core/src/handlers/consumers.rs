@@ -46,7 +46,7 @@ impl Core {
         }
     }
 
-    /// The broker sends nothing any more, and has confirmed it.
+    /// Whether the broker has confirmed that it sends no more jobs.
     pub(crate) fn has_stopped_consuming(&self) -> bool {
         self.consumers.iter().all(ModelConsumers::is_over) && !self.quarantine.is_fetching()
     }
@@ -69,8 +69,8 @@ impl Core {
         self.requeue_waiting();
     }
 
-    /// What is published now reaches none of our own consumers. RabbitMQ counts a delivery to a consumer that is being
-    /// cancelled, although nobody sees it, and such counts are taken for lost workers.
+    /// Whether a job that is published again now reaches none of our own consumers. RabbitMQ counts a delivery to a consumer that is being
+    /// cancelled, although the worker never sees it. A later worker would take that count for a lost worker.
     pub(crate) fn may_requeue_unfinished(&self, model: ModelIndex) -> bool {
         let is_stopping = self.lifecycle.is_draining()
             || self.lifecycle.requeues_all()
@@ -79,7 +79,7 @@ impl Core {
         !is_stopping || self.consumers[model.0].is_over()
     }
 
-    /// Requeues the jobs that waited for the end of our consumers.
+    /// Requeues the jobs that were waiting until our consumers had ended.
     pub(crate) fn requeue_waiting(&mut self) {
         let waiting =
             self.jobs.running_where(|_, job| matches!(job.stop_reason(), Some(StopReason::Requeued(_))));
@@ -90,7 +90,7 @@ impl Core {
         }
     }
 
-    /// Asks how much waits at the broker.
+    /// Asks the broker how many jobs wait.
     pub(crate) fn count_queues(&mut self) {
         let may_run =
             !self.lifecycle.is_draining() && !self.lifecycle.is_paused() && !self.lifecycle.requeues_all();
@@ -105,8 +105,8 @@ impl Core {
         }
     }
 
-    /// So much waits of a model. If there are quarantined jobs, the worker isolates them. And where jobs wait that should have been
-    /// delivered, the consumer is dead.
+    /// The broker has counted a model's queues. Isolates quarantined jobs, if there are any. Where jobs wait that should have been
+    /// delivered, the consumer counts as dead.
     pub(crate) fn queues_counted(&mut self, model: ModelIndex, counts: QueueCounts) {
         self.quarantine.counted(model);
         self.bulk_counted(model, counts.bulk.waiting);
@@ -128,8 +128,8 @@ impl Core {
         self.adjust_consumers();
     }
 
-    /// Checks, for each queue in which jobs wait, whether the broker delivers them. If it delivers none of a further queue, that queue
-    /// counts as missing; if none of the model's own, this gives why the session has to end.
+    /// Checks, for each queue in which jobs wait, whether the broker delivers them. A further queue without deliveries is marked as
+    /// missing. For the model's own queue, returns why the session must end.
     fn check_deliveries(&mut self, model: ModelIndex, counts: &QueueCounts) -> Option<String> {
         for queue in (0..counts.jobs.len()).map(QueueIndex) {
             let starved = self.consumers[model.0].starved(queue, counts);
@@ -146,7 +146,7 @@ impl Core {
         None
     }
 
-    /// Says when the queue of large jobs is full, once each time.
+    /// Logs when the queue of large jobs has become full, once each time.
     fn bulk_counted(&mut self, model: ModelIndex, waiting: u32) {
         if self.consumers[model.0].bulk_counted(waiting, self.settings.bulk_jobs_max) {
             tracing::warn!(

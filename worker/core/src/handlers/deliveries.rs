@@ -1,5 +1,5 @@
-//! A job's first steps. What comes in is a delivery, and later the result of reading it; what goes out is an order to read it, items for
-//! the scheduler, or the end of a job that is not run here.
+//! A job's first steps. A delivery comes in, and later the result of reading it. An order to read it goes out, or items for the scheduler,
+//! or the end of a job that is not run here.
 
 use vramq_schemas::headers::WORKER_LOST;
 use vramq_schemas::topology::DELAYS_MS;
@@ -18,8 +18,8 @@ use crate::observation::{Cause, Observation};
 use crate::poison_policy::RedeliveryDecision;
 use crate::rejection::Rejection;
 
-/// How often a job waits for a worker with the revision of the model that it demands. While one in four workers has it, 16 tries
-/// find one in 99 of 100 cases; with the waits of `backoff.rs` they take about seven minutes, as long as a rolling upgrade.
+/// How often a job waits for a worker with the model revision that it demands. If one in four workers has it, 16 tries find one in 99 of
+/// 100 cases. With the waits of `backoff.rs` they take about seven minutes, as long as a rolling upgrade.
 const REVISION_WAITS_MAX: u32 = 16;
 
 /// A job that costs more than this many full passes is a large one. This also limits how long other jobs wait for a job that is
@@ -32,7 +32,7 @@ impl Core {
         let of_share = self.queue_of_share(&mut delivery, came_from);
         let mut received = Received::new(delivery, self.now).of_share(of_share);
         let outcome = self.outcome_unrun(&mut received);
-        // After the decision: this excuses the next delivery of the message, not this one.
+        // Must come after the decision: it excuses the next delivery of the message, not this one.
         self.excuse_late(&received.delivery, came_from);
         if let Some(outcome) = outcome {
             return self.settle(received.settle(outcome, self.now.at));
@@ -47,7 +47,7 @@ impl Core {
         self.act(Action::Decode { job, cost });
     }
 
-    /// Counts a delivery everywhere where deliveries are counted. Gives the queue that it came from, if it is one of jobs.
+    /// Counts a delivery in all sub-states that count deliveries. Returns its queue, if that is a queue of jobs.
     fn note_delivery(&mut self, delivery: &Delivery) -> Option<QueueIndex> {
         let (model, source) = (delivery.model, delivery.source);
         let queue = self.consumers[model.0].delivered(source);
@@ -64,8 +64,8 @@ impl Core {
         queue
     }
 
-    /// The outcome of a job that is not run now: it was settled before, its caller withdrew it, it may crash workers, or its reply
-    /// queue is full.
+    /// The outcome of a job that is not run now: an earlier delivery was settled, its caller withdrew it, it may crash workers, or its
+    /// reply queue is full.
     fn outcome_unrun(&mut self, received: &mut Received) -> Option<JobOutcome> {
         let (delivery, now) = (&received.delivery, self.now.at);
         if self.redelivery.was_settled(delivery, now) {
@@ -100,8 +100,8 @@ impl Core {
         }
     }
 
-    /// The queue whose share a job's passes take: the one that it first came from. A header carries its name, because workers
-    /// republish jobs through the model's own queues.
+    /// The queue whose share a job's passes take: the first queue that it came from. A header names that queue, because workers republish
+    /// jobs to the model's own queues.
     fn queue_of_share(&self, delivery: &mut Delivery, came_from: Option<QueueIndex>) -> QueueIndex {
         let model = &self.models[delivery.model.0];
         let Some(headers) = &mut delivery.headers else { return QueueIndex(0) };
@@ -139,7 +139,7 @@ impl Core {
         Some(JobOutcome::requeue(headers, Route::Later(wait), Cause::ReplyQueueFull))
     }
 
-    /// Decides about a job that may be the reason why workers crash.
+    /// The outcome of a job that may be the reason why workers crash.
     fn after_crashes(&self, received: &Received, decision: RedeliveryDecision) -> JobOutcome {
         let Delivery { id: job, trace_id, model, headers, .. } = &received.delivery;
         let (model, crashes) = (&self.models[model.0].name, decision.crashes());
@@ -176,7 +176,7 @@ impl Core {
         }
     }
 
-    /// A history entry about a job that may have crashed a worker or a device; it names who noticed.
+    /// A history entry about a job that may have crashed a worker or a device. It names this worker, which noticed the crash.
     pub(crate) fn incident(&self, outcome: &str) -> Attempt {
         let (worker, outcome) = (self.settings.worker.clone(), outcome.to_owned());
         Attempt { at_ms: self.now.unix_ms, worker, outcome, ..Attempt::default() }
@@ -201,7 +201,7 @@ impl Core {
         }
     }
 
-    /// A rule has the job run by other workers: it goes there unrun.
+    /// A rule of the model wants other workers to run the job: publishes it to them, unrun.
     pub(crate) fn moved(&mut self, job: JobKey, key: String) {
         let Some(received) = self.take_unless_withdrawn(job) else { return };
         let headers = received.reached();
@@ -216,7 +216,7 @@ impl Core {
         self.settle(received.settle(JobOutcome::Requeue(requeue), self.now.at));
     }
 
-    /// Decides about a job that demands another revision of the model: it waits for a worker that has it.
+    /// The outcome of a job that demands another revision of the model: it waits for a worker that has that revision.
     fn wait_for_revision(&mut self, received: &Received, rejection: Rejection) -> JobOutcome {
         let Delivery { id: job, trace_id, .. } = &received.delivery;
         let mut headers = received.reached();
@@ -238,14 +238,14 @@ impl Core {
         JobOutcome::requeue(headers, Route::Later(wait), Cause::WrongRevision)
     }
 
-    /// The most cost of a job that is not large.
+    /// The largest cost of a job that does not count as large.
     pub(crate) fn cost_of_large(&self, model: ModelIndex) -> usize {
         self.models[model.0].pass_cost_max.saturating_mul(BULK_PASSES)
     }
 
-    /// Whether a job is so large that jobs behind it in their queue would wait for it: it moves to the bulk queue, unrun. The
-    /// items that were prepared first are enough to decide this. While the bulk queue is full the job runs like others: jobs that
-    /// are published faster than they run then fill the queue that they are published to, and its length limit stops publishers.
+    /// Whether a job is so large that jobs behind it would wait for it; it then moves to the bulk queue, unrun. The items that were
+    /// prepared first are enough to decide this. While the bulk queue is full, large jobs run like others. If jobs are then published
+    /// faster than they run, the queue of jobs fills, and its length limit stops publishers.
     fn is_bulk(&self, received: &Received, cost: usize) -> bool {
         let Delivery { model, source, .. } = received.delivery;
         let is_large = cost > self.cost_of_large(model);
@@ -254,7 +254,7 @@ impl Core {
         matches!(source, Source::Jobs(..)) && is_large && has_queue && has_room
     }
 
-    /// A job was read: its items wait for passes; or it moves to the bulk queue, or there is nothing left to run.
+    /// A job was read. Its items wait for passes, or it moves to the bulk queue, or nothing of it is left to run.
     fn queue(&mut self, received: Received, decoded: DecodedJob) {
         let Delivery { job, model, source, .. } = received.delivery;
         let cost: usize = decoded.costs.iter().sum();
@@ -290,8 +290,8 @@ impl Core {
     }
 }
 
-/// Where a job goes that was redelivered after its worker was lost. Not to its queue at once: a worker that is killed by the new message
-/// before the ack of this one has left would leave two.
+/// Where a job is requeued that was redelivered after its worker was lost. A job from a queue of jobs takes a delay queue: delivered at
+/// once, the new message could kill a worker before the ack of this one is sent, and both would come back.
 fn route_of_counted(source: Source) -> Route {
     match source {
         Source::Quarantine => Route::Quarantine,
@@ -299,7 +299,7 @@ fn route_of_counted(source: Source) -> Route {
     }
 }
 
-/// About what a job costs of so many items, of which some were prepared.
+/// Estimates what `items` items of a job cost. `cost` is the cost of the `prepared` ones.
 fn estimate(cost: usize, prepared: usize, items: usize) -> usize {
     if prepared == items { cost } else { (cost / prepared.max(1)).saturating_mul(items) }
 }

@@ -1,5 +1,5 @@
-//! Drains the worker, and requeues unfinished jobs: because the worker drains, because its device is sick, or because they were held
-//! for too long. Their finished items are published first, and no attempt is counted.
+//! Drains the worker, and requeues unfinished jobs: in a drain, from a sick device, or after they were held for too long. Their finished
+//! items are published first, and no attempt is counted.
 
 use crate::Core;
 use crate::action::SessionEnd;
@@ -35,8 +35,8 @@ impl Core {
         self.drain();
     }
 
-    /// Stops consuming, and ends when no job is unacknowledged: jobs of more than a pass are requeued at once, the others are
-    /// finished if half of the time is enough.
+    /// Stops consuming, and ends the session when no job is unacknowledged. Jobs of more than a pass are requeued at once. The others may
+    /// finish until half of the time is over.
     pub(crate) fn drain(&mut self) {
         let (half_time, deadline) = self.lifecycle.drain(self.now.at, self.settings.drain);
         self.timers.set(half_time, Timer::HalfTime);
@@ -45,9 +45,9 @@ impl Core {
         self.adjust_consumers();
     }
 
-    /// Requeues the jobs of more than a pass, and those whose inputs are not here.
+    /// Requeues jobs with more items than a pass takes, jobs with unprepared items, and jobs whose inputs are being fetched.
     pub(crate) fn requeue_large(&mut self) {
-        // A health probe decides about those that it is for.
+        // Jobs that wait for a health probe are decided by its result.
         let is_unprepared = |key, job: &Running| job.has_unprepared() && !self.health.is_pending(key);
         let unprepared = self.jobs.running_where(is_unprepared);
         for job in self.scheduler.large().into_iter().chain(unprepared) {
@@ -56,7 +56,7 @@ impl Core {
         self.requeue_fetching();
     }
 
-    /// Starts no pass any more, and requeues all jobs.
+    /// Starts no more passes, and requeues all jobs.
     pub(crate) fn requeue_all_unfinished(&mut self) {
         self.lifecycle.requeue_all();
         self.requeue_fetching();
@@ -70,7 +70,7 @@ impl Core {
         self.requeue_because(job, Cause::HandedOver);
     }
 
-    /// The same, for another reason than that the job cannot go on here.
+    /// The same, with another cause.
     pub(crate) fn requeue_because(&mut self, job: JobKey, cause: Cause) {
         let Some(running) = self.jobs.running_mut(job) else { return };
         if running.stop_reason().is_none() {
@@ -78,7 +78,7 @@ impl Core {
             let model = running.received.delivery.model;
             self.scheduler.remove(model, job);
         }
-        // Its passes may have been abandoned, also if the job was to be requeued before.
+        // Its passes may have been abandoned, even if the job was already to be requeued.
         self.advance(job);
     }
 }

@@ -54,7 +54,7 @@ fn a_second_signal_stops_at_once() {
 fn small_jobs_are_requeued_at_half_time_and_large_ones_at_once() {
     let mut worker = Worker::new();
     worker.job(1, 1, worker.source(), JobHeaders::default());
-    // More than a pass of 8 can take.
+    // A pass takes 8 items at most.
     worker.job(2, 9, worker.source(), JobHeaders::default());
     let stopping = worker.stop();
     assert!(requeued(&stopping).is_empty(), "{stopping:?}");
@@ -96,7 +96,7 @@ fn a_full_queue_is_offered_a_job_until_a_fifth_of_the_drain_is_left() {
             actions = worker.until_next_timer();
         }
     }
-    // While there was time it was offered again.
+    // The refused reply was published again while there was time.
     assert!(offered >= 3 && worker.now <= until, "{offered} times");
     assert_eq!(requeued(&actions).pop().map(|(.., route)| route), Some(Route::Later(1_000)));
 }
@@ -111,7 +111,7 @@ fn jobs_are_requeued_before_the_consumer_timeout_that_the_broker_has_shown() {
     worker.now += Duration::from_secs(1);
     assert_eq!(requeued_jobs(&worker.quiet_tick()), [JobKey(1)]);
 
-    // A longer one changes nothing: jobs are held for 600 s at most.
+    // A longer timeout changes nothing: jobs are held for 600 s at most.
     let mut worker = Worker::new();
     worker.apply(Event::ConsumerTimeoutLearned { timeout: Duration::from_secs(1_800) });
     worker.job(1, 1, worker.source(), JobHeaders::default());

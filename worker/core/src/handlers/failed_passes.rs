@@ -74,8 +74,8 @@ impl Core {
         }
     }
 
-    /// Decides about a job that lacks outputs of a failed pass, if that was not decided before. False: it is to run again here, without
-    /// the others of the pass.
+    /// Decides about a job that lacks outputs of a failed pass, unless it was decided before. False if the job is to run again here,
+    /// without the other jobs of the pass.
     fn decide_after_failure(
         &mut self,
         job: JobKey,
@@ -123,7 +123,7 @@ impl Core {
                 AfterFailure::Decided(after_out_of_memory(headers, item, &facts, oom))
             }
             PassError::InvalidInput { text, .. } => after_invalid_input(headers, facts, job, invalid, text),
-            // A disk that had no room for several jobs may have it for each of them, and for fewer items of one.
+            // A disk that was too full for several jobs may have room for each alone, and for fewer items of one job.
             PassError::DiskFull(_) if facts.jobs > 1 => AfterFailure::RunAgainHere,
             PassError::DiskFull(_) if facts.items > 1 => {
                 if let Some(running) = self.jobs.running_mut(job) {
@@ -131,7 +131,8 @@ impl Core {
                 }
                 AfterFailure::RunAgainHere
             }
-            // A single item waits, so that it takes no slot from others: the disk may have room later, and another worker has another disk.
+            // A single item waits at the broker, so that it takes no slot from others. The disk may have room later, or another worker has
+            // room.
             PassError::DiskFull(text) => {
                 let rejection = Rejection::new(Reason::EngineFailed, text);
                 let outcome = self.wait_for_room_or_store(headers.clone(), Cause::ScratchFull, rejection);
@@ -142,8 +143,8 @@ impl Core {
         }
     }
 
-    /// The process that ran a job died: it counts as if a worker had crashed, and the job is requeued. Its next delivery decides
-    /// where it runs; a job that was alone is dead-lettered here, where the reason is known.
+    /// The process that ran a job died. That counts as a crash, and the job is requeued; its next delivery decides where it runs. A job
+    /// that ran alone and has reached the crash limit is dead-lettered here, where the cause is known.
     fn process_lost(&mut self, job: JobKey, text: &str) {
         self.count_crash_as(job, PROCESS_LOST);
         let Some(running) = self.jobs.running(job).filter(|job| !job.is_decided()) else { return };
@@ -194,7 +195,7 @@ fn lacks_output(pass: &InFlight, outputs: &[Option<OutputSize>], job: JobKey) ->
     items.any(|(at, _)| outputs.get(at).is_none_or(Option::is_none))
 }
 
-/// The job and the item in it that an engine names as invalid. An item that has its output is not: it was valid.
+/// The job and item index that an engine names as invalid; `None` if that item has an output and so was valid.
 fn invalid_item(pass: &InFlight, outputs: &[Option<OutputSize>], error: &PassError) -> Option<(JobKey, u32)> {
     let PassError::InvalidInput { item: Some(at), .. } = error else { return None };
     let has_output = outputs.get(*at).is_some_and(Option::is_some);

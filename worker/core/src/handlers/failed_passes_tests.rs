@@ -25,7 +25,7 @@ fn a_process_that_dies_costs_the_jobs_in_it_a_crash_and_asks_for_no_probe() {
     let [(job, headers, Route::Now)] = &requeued[..] else { panic!("{actions:?}") };
     assert_eq!((*job, headers.crashes, headers.attempt), (JobKey(1), 1, 0));
     assert_eq!(headers.history.last().unwrap().outcome, "process-lost");
-    // The other processes go on, and take new passes.
+    // The other processes continue, and take new passes.
     worker.job(3, 1, worker.source(), JobHeaders::default());
     let third = worker.pass();
     assert_eq!(third.items, [(JobKey(3), 0)]);
@@ -59,7 +59,7 @@ fn an_out_of_memory_costs_the_jobs_that_lack_an_output() {
     let oom = OutOfMemory { asked: 9, free: 1, total: 10, foreign: 0 };
     let outputs = order.items.iter().map(|(key, index)| (*key == JobKey(1) || *index == 0).then_some(10));
     let actions = worker.ends(&order, PassResult::Failed(PassError::from(oom)), outputs.collect());
-    // What is finished of the second job goes out before it is requeued.
+    // The finished item of the second job is published before the job is requeued.
     assert_eq!(replied(&actions), [(JobKey(1), 2, true), (JobKey(2), 1, false)]);
 }
 
@@ -86,7 +86,7 @@ fn an_invalid_item_ends_its_job_and_the_others_run_again_together() {
     }
     let order = worker.pass();
     let at = order.items.iter().position(|item| *item == (JobKey(2), 1)).unwrap();
-    // What was finished before is kept.
+    // Outputs from before the failure are kept.
     let outputs = order.items.iter().map(|(job, _)| (*job == JobKey(1)).then_some(10));
     let actions = worker.ends(&order, invalid(Some(at)), outputs.collect());
     assert_eq!(replied(&actions), [(JobKey(1), 2, true)]);
@@ -102,7 +102,7 @@ fn an_invalid_item_ends_its_job_and_the_others_run_again_together() {
 
 #[test]
 fn an_invalid_item_that_nobody_names_is_found_by_running_each_job_alone() {
-    // Named by nobody; one that is not in the pass; one that has its output and so was valid.
+    // No item is named; one that is not in the pass; one that has its output and so was valid.
     for named in [None, Some(99), Some(0)] {
         let mut worker = Worker::new();
         for job in 1..=3 {
@@ -215,14 +215,14 @@ fn a_job_that_kills_its_process_alone_again_and_again_is_dead_lettered_with_the_
     assert!(letter.error.contains("killed by signal 9"), "{}", letter.error);
 }
 
-/// Headers of a job that was lost with these.
+/// Headers of a job with these crashes in its history.
 fn lost_with(what: &[&str]) -> JobHeaders {
     let attempt = |what: &&str| Attempt { outcome: (*what).to_owned(), ..Attempt::default() };
     let crashes = u32::try_from(what.len()).unwrap();
     JobHeaders { crashes, history: what.iter().map(attempt).collect(), ..JobHeaders::default() }
 }
 
-/// A crash of a process ends none of the worker's other jobs. So the worker runs them beside a job that kills its process.
+/// A process crash ends none of the worker's other jobs, so they may run at the same time as a job that kills its process.
 #[test]
 fn a_job_that_kills_its_process_runs_alone_in_it_and_beside_other_jobs() {
     let mut worker = Worker::new();
@@ -240,7 +240,7 @@ fn a_job_that_kills_its_process_runs_alone_in_it_and_beside_other_jobs() {
     assert_eq!((headers.crashes, headers.history.len()), (3, 3));
 }
 
-/// What else runs on the device, or takes the machine's memory, cannot be why it dies this time.
+/// With nothing else on the device, other passes cannot be the reason for this crash.
 #[test]
 fn the_last_try_of_a_job_that_kills_its_process_has_the_device_to_itself() {
     let mut worker = Worker::new();
@@ -260,7 +260,8 @@ fn the_last_try_of_a_job_that_kills_its_process_has_the_device_to_itself() {
     assert!(!order.exclusive && order.items == [(JobKey(3), 0)], "{order:?}");
 }
 
-/// One thing may end several processes at once, a reset of the GPU for example. It charges a job once, however many of its passes they ran.
+/// One cause, for example a reset of the GPU, may end several processes at once. The job gets one crash, however many of its passes were
+/// running.
 #[test]
 fn processes_that_die_together_cost_a_job_one_crash() {
     let mut worker = Worker::new();
@@ -286,7 +287,7 @@ fn a_job_that_was_lost_with_a_worker_too_is_quarantined() {
             "{what:?}: {actions:?}"
         );
     }
-    // The history does not name all of them.
+    // The headers count more crashes than the history names.
     let mut worker = Worker::new();
     let headers = JobHeaders { crashes: 3, ..lost_with(&[PROCESS_LOST; 2]) };
     let actions = worker.arrives(1, worker.source(), headers);

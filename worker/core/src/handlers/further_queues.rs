@@ -1,6 +1,6 @@
-//! Further queues of a model that cannot be consumed: their owner deleted them, made them again with other arguments, or took the worker's
-//! permission away. Only that queue's consumers stop: the other queues have its slots, and the worker checks from time to time whether it
-//! is back.
+//! Further queues of a model that cannot be consumed: their owner deleted them, declared them again with other arguments, or took the
+//! worker's permission away. Only that queue's consumers stop, and the other queues get its slots. The worker checks periodically whether
+//! the queue can be consumed again.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use crate::ids::{ModelIndex, QueueIndex};
 use crate::observation::Observation;
 use crate::timers::Timer;
 
-/// The time between two checks. Also before the first one: a worker that declares queues leaves an owner who deletes a queue, to make
-/// it again with other arguments, the time to do so.
+/// The time between two checks, and before the first. An owner who deletes a queue to declare it again with other arguments needs this
+/// time, because a worker that declares queues would declare it first.
 const CHECK_EVERY: Duration = Duration::from_secs(10);
 
 impl Core {
-    /// A session stands: which further queues it cannot consume.
+    /// A session is open. `missing`: the further queues that it cannot consume.
     pub(crate) fn further_queues_opened(&mut self, missing: Vec<(ModelIndex, QueueIndex, String)>) {
         for model in (0..self.models.len()).map(ModelIndex) {
             for queue in (1..self.models[model.0].queues.len()).map(QueueIndex) {
@@ -28,8 +28,8 @@ impl Core {
         }
     }
 
-    /// The broker closed the channel of a further queue's jobs. Their acks go nowhere, as they would in a session that is lost. Of a
-    /// queue that was deleted no job comes again; of one that lives on, all do.
+    /// The broker closed the channel of a further queue's jobs. As after a lost session, their acks do not arrive. If the queue was
+    /// deleted, none of these jobs is redelivered; if it still exists, all are.
     pub(crate) fn queue_lost(&mut self, model: ModelIndex, queue: QueueIndex, why: String) {
         self.consumers[model.0].channel_closed(queue);
         self.queue_missing(model, queue, why);
@@ -52,8 +52,8 @@ impl Core {
         self.after(CHECK_EVERY, Timer::LookForQueue(model, queue));
     }
 
-    /// A delivery was still under way when its further queue was lost, or its consumer stopped: its ack goes nowhere either, and it
-    /// comes again, because of this process.
+    /// Excuses a delivery that arrived after its further queue was lost or its consumer stopped. Its ack fails too, so it is redelivered,
+    /// and this process is the reason.
     pub(crate) fn excuse_late(&mut self, delivery: &Delivery, queue: Option<QueueIndex>) {
         if queue.is_some_and(|queue| self.consumers[delivery.model.0].is_missing(queue)) {
             self.redelivery.comes_again(delivery.fingerprint, self.now.at);
@@ -73,7 +73,7 @@ impl Core {
         );
     }
 
-    /// It is time to check whether a queue is back.
+    /// The time has come to check whether a missing queue can be consumed.
     pub(crate) fn look_for_queue(&mut self, model: ModelIndex, queue: QueueIndex) {
         if self.session.is_active() && !self.lifecycle.is_draining() {
             self.act(Action::LookForQueue { model, queue });
@@ -87,7 +87,7 @@ impl Core {
         result: Result<(), String>,
     ) {
         if let Err(why) = result {
-            // The broker's answer says more than that a consumer has ended, and each answer is said once.
+            // The broker's answer explains more than the end of a consumer. Each answer is logged once.
             if self.consumers[model.0].set_missing(queue, &why) {
                 self.warn_of_missing(model, queue, &why);
             }

@@ -28,7 +28,7 @@ fn session_end(actions: &[Action]) -> Option<&SessionEnd> {
     })
 }
 
-/// What was observed of the further queue.
+/// Whether the last observation of the further queue says that it is missing.
 fn missing(actions: &[Action]) -> Option<bool> {
     actions.iter().rev().find_map(|action| match action {
         Action::Observe(Observation::QueueMissing { queue: FURTHER, is_missing, .. }) => Some(*is_missing),
@@ -55,7 +55,7 @@ fn looked_for(result: Result<(), &str>) -> Event {
     Event::QueueLookedFor { model: MODEL, queue: FURTHER, result }
 }
 
-/// The time of the next check comes.
+/// Waits until the next check is due.
 fn wait(worker: &mut Worker) -> Vec<Action> {
     worker.now += Duration::from_secs(10);
     worker.apply(Event::Timer)
@@ -72,9 +72,9 @@ fn a_further_queue_that_is_deleted_is_looked_for_until_it_is_back() {
     assert!(!consumes(&actions, FURTHER));
     // Its other consumers are stopped.
     worker.consumers_end(&actions);
-    // Its job runs to its end.
+    // Its job still runs to the end.
     assert_eq!(worker.pass().items, [(JobKey(1), 0)]);
-    // So soon it is not declared: its owner may be about to make it again.
+    // Not declared yet: its owner may be about to declare it again.
     assert!(!is_looked_for(&worker.apply(Event::Timer)));
     assert!(is_looked_for(&wait(&mut worker)));
     for error in ["NOT_FOUND", "NOT_FOUND", "PRECONDITION_FAILED"] {
@@ -86,7 +86,7 @@ fn a_further_queue_that_is_deleted_is_looked_for_until_it_is_back() {
     assert_eq!(missing(&actions), Some(false));
     assert!(consumes(&actions, FURTHER), "{actions:?}");
     assert!(!is_looked_for(&wait(&mut worker)));
-    // Each time again.
+    // A queue that was found is lost again.
     assert_eq!(missing(&worker.apply(lost())), Some(true));
     assert!(is_looked_for(&wait(&mut worker)));
 }
@@ -134,7 +134,7 @@ fn a_lost_queue_excuses_its_own_jobs_and_no_others() {
     assert_eq!(comes_again(3, 3, own), [Route::Quarantine]);
 }
 
-/// The stream of a consumer may hold deliveries that the core sees only after the loss. Their acks fail, and they come again.
+/// The stream of a consumer may hold deliveries that the core sees only after the loss. Their acks fail, and they are redelivered.
 #[test]
 fn a_lost_queue_excuses_jobs_that_were_still_under_way() {
     let mut worker = worker();
@@ -190,7 +190,7 @@ fn acks_are_for_the_channel_that_the_delivery_came_by() {
     let mut worker = worker();
     let channel = |number| ChannelId { number, ..CHANNEL };
     assert_eq!(ack(&mut worker, 1, channel(1)), [(channel(1), 1)]);
-    // The broker reads it no more: the queue is gone.
+    // The queue is gone, so the broker ignores the ack.
     worker.apply(lost());
     worker.apply(Event::AcksSent { channel: channel(1), sent: vec![false] });
     worker.apply(looked_for(Ok(())));

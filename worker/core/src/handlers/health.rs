@@ -11,10 +11,10 @@ use crate::ids::{JobKey, ModelIndex, PassId};
 use crate::jobs::Running;
 use crate::observation::Observation;
 
-/// Whose fault a lost device may be.
+/// The jobs that may have caused the loss of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Blame {
-    /// One of the jobs that were on it: all of them are counted.
+    /// One of the jobs that were on the device: a crash is counted for each of them.
     Jobs(Vec<JobKey>),
     Nobody,
 }
@@ -38,7 +38,7 @@ impl Core {
             }
             Finding::Sick => {
                 tracing::error!(device, model, "health probe failed; not consuming until one succeeds");
-                // Whether the device failed because of these jobs, or they because of it, is unknown.
+                // Whether these jobs made the device fail, or a failing device made them fail, is unknown.
                 for (job, _) in self.health.take_pending() {
                     if self.jobs.running(job).is_some_and(Running::is_charged_with_sickness) {
                         self.count_crash(job);
@@ -52,7 +52,7 @@ impl Core {
             }
             Finding::Hopeless => {
                 if self.lifecycle.lose_device() {
-                    // Passes that programs still run are waited for: these end.
+                    // Passes of programs still end, so their jobs are requeued after that.
                     self.give_device_up("every health probe fails", Blame::Nobody);
                 }
             }
@@ -72,7 +72,7 @@ impl Core {
         }
     }
 
-    /// Looks whether the device is still there, also while no pass runs that could fail of it.
+    /// Checks whether the device is lost, even while no pass runs that would fail on it.
     pub(crate) fn watch_device(&mut self, reading: &Reading) {
         let Some(loss) = &reading.lost else { return };
         let blame = match (loss.is_late, reading.culprit) {
@@ -88,7 +88,7 @@ impl Core {
         self.jobs.running_where(|_, running| pass.has(running.received.delivery.fingerprint))
     }
 
-    /// The device is unusable until the process restarts: the jobs are requeued, also those in a pass that never ends.
+    /// The device is unusable until the process restarts. All jobs are requeued, even those in a pass that never ends.
     pub(crate) fn device_lost(&mut self, error: &str, blame: Blame) {
         if !self.lifecycle.lose_device() {
             return;
@@ -97,13 +97,13 @@ impl Core {
         self.give_device_up(error, blame);
     }
 
-    /// The jobs are requeued as soon as their passes have ended, and the process restarts.
+    /// Requeues the jobs as soon as their passes have ended; then the process restarts.
     fn give_device_up(&mut self, error: &str, blame: Blame) {
         tracing::error!(device = self.settings.device, error, "device lost: draining for a restart");
         self.lifecycle.restart();
         let pending = self.health.take_pending().into_iter().map(|(job, _)| job);
         if let Blame::Jobs(jobs) = blame {
-            // Once for each.
+            // Each job once, even if it is in both lists.
             let concerned: BTreeSet<_> = pending.chain(jobs).collect();
             concerned.into_iter().for_each(|job| self.count_crash(job));
         }
@@ -113,7 +113,7 @@ impl Core {
         }
     }
 
-    /// The device was lost, or found to be sick, while it ran the job: counts as if a worker had crashed.
+    /// The device was lost, or found to be sick, while it ran the job. That counts as if a worker had crashed.
     pub(crate) fn count_crash(&mut self, job: JobKey) {
         self.count_crash_as(job, DEVICE_LOST);
     }

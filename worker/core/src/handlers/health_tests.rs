@@ -10,7 +10,7 @@ use crate::device::{OutOfMemory, PassError};
 use crate::event::{PassResult, Source};
 use crate::ids::JobKey;
 
-/// A job that lost four workers already: one more loss while it is alone, and it is dead-lettered.
+/// A job that was lost with four workers. One more crash while it runs alone dead-letters it.
 fn nearly_condemned() -> JobHeaders {
     JobHeaders { crashes: 4, ..JobHeaders::default() }
 }
@@ -26,7 +26,7 @@ impl Worker {
         probe
     }
 
-    /// The next pass, of jobs or of a probe that waits for its time.
+    /// The next pass: of jobs, or of a probe that is due within a minute.
     fn next_within_a_minute(&mut self) -> PassOrder {
         for _ in 0..60 {
             if let Some(pass) = self.passes().into_iter().next() {
@@ -78,7 +78,7 @@ fn a_quarantined_job_that_makes_a_device_sick_that_was_well_is_charged() {
     assert_eq!(headers.history.last().map(|last| last.outcome.as_str()), Some("device-lost"));
 }
 
-/// The worst that comes of it is the quarantine, so no probe is spent on jobs that come for the first time.
+/// Without a probe the job is at worst quarantined by mistake, so new jobs run without one.
 #[test]
 fn a_job_outside_the_quarantine_runs_without_a_probe_and_is_charged() {
     let mut worker = Worker::on_device();
@@ -133,7 +133,7 @@ fn a_program_goes_on_beside_a_probe() {
     worker.pass_of(4);
 }
 
-/// A probe that ran out of memory shows nothing, and a program may hold the memory: the next one is alone.
+/// A probe that ran out of memory shows nothing, because a program may hold the memory. The next probe runs alone.
 #[test]
 fn nothing_runs_beside_a_probe_after_one_that_ran_out_of_memory() {
     let mut worker = Worker::beside_a_program();

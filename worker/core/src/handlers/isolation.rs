@@ -8,8 +8,8 @@ use crate::ids::ModelIndex;
 use crate::jobs::Running;
 
 impl Core {
-    /// Quarantined jobs of a model wait. The jobs that are held are finished if about a pass is enough; others are requeued now, as
-    /// by a drain.
+    /// Quarantined jobs of a model wait. Of the jobs that the worker holds, those that need about one pass are finished. The others are
+    /// requeued now, as in a drain.
     pub(crate) fn isolate(&mut self, model: ModelIndex, count: u32) {
         let name = &self.models[model.0].name;
         tracing::info!(
@@ -43,20 +43,20 @@ impl Core {
         self.end_isolation();
     }
 
-    /// So many quarantined jobs of a model wait. If others have taken them all meanwhile, there is nothing to wait for.
+    /// The broker has counted `count` quarantined jobs of a model. If other workers took them all meanwhile, the isolation ends.
     pub(crate) fn counted_while_isolating(&mut self, model: ModelIndex, count: u32) {
         if count == 0 && self.quarantine.is_waiting_for(model) {
             self.end_isolation();
         }
     }
 
-    /// Every second: keeps an isolation within its time. After half of it all jobs are requeued that it still waits for; at its end
-    /// the quarantined job is, after its next pass.
+    /// Every second: enforces the isolation's time limit. After half of it, requeues the jobs that the isolation still waits for. At its
+    /// end, requeues the quarantined job after its current pass.
     pub(crate) fn watch_isolation(&mut self) {
         let now = self.now.at;
         if self.quarantine.is_time_over(now) {
             let is_alone = self.unacked() == 0 && !self.quarantine.is_fetching();
-            // What passes hold that outlast it need not keep other jobs waiting.
+            // Other jobs need not wait for passes that outlast the isolation.
             if is_alone || !self.quarantine.has_begun() {
                 return self.end_isolation();
             }
@@ -70,7 +70,7 @@ impl Core {
     }
 
     fn requeue_quarantined(&mut self) {
-        // A job of a model that has become unavailable has no next pass.
+        // A job of an unavailable model never gets another pass.
         let may_leave = |job: &Running| {
             let delivery = &job.received.delivery;
             let is_available = self.scheduler.is_available(delivery.model);

@@ -22,7 +22,7 @@ impl Worker {
         self.apply(Event::QueuesCounted { model: MODEL, counts })
     }
 
-    /// A quarantined job waits: the worker stops its consumers, and the broker confirms that.
+    /// A quarantined job waits, so the worker stops its consumers. The broker confirms that.
     fn isolates(&mut self) -> Vec<Action> {
         let stopping = self.counts(1);
         let stops =
@@ -44,8 +44,8 @@ impl Worker {
 }
 
 impl Worker {
-    /// All these passes end, and the broker confirms what is published. Gives how many items of the first job they had, and what is
-    /// requeued.
+    /// All these passes end, and the broker confirms what is published. Returns how many items of the first job they had, and the requeued
+    /// jobs.
     fn end_all(&mut self, passes: &[PassOrder]) -> (usize, Vec<(JobKey, JobHeaders, Route)>) {
         let (mut done, mut back, mut actions) = (0, Vec::new(), Vec::new());
         for pass in passes {
@@ -75,12 +75,12 @@ fn is_fetched(actions: &[Action]) -> bool {
 fn a_quarantined_job_waits_for_no_large_job() {
     let mut worker = Worker::on_device();
     worker.arrives(1, worker.source(), JobHeaders::default());
-    // It fills the credit: the newest consumer is stopped, and its end confirmed.
+    // The job fills the credit, so the newest consumer is stopped. The broker confirms its end.
     let actions = worker.decoded(1, 31);
     worker.consumers_end(&actions);
     worker.job(2, 1, worker.source(), JobHeaders::default());
     let passes = worker.passes();
-    // It is in passes, which end first; then what is finished goes out, and the rest of it goes to other workers.
+    // The job is in passes, which end first. Then its finished items are published, and the rest is requeued.
     assert!(requeued(&worker.isolates()).is_empty());
     let (done, back) = worker.end_all(&passes);
     let [(JobKey(1), headers, Route::Now)] = &back[..] else { panic!("{back:?}") };
@@ -91,7 +91,7 @@ fn a_quarantined_job_waits_for_no_large_job() {
 #[test]
 fn what_is_left_at_half_time_is_requeued_and_the_quarantined_job_runs() {
     let mut worker = Worker::new();
-    // They cannot share passes, and the program has three processes.
+    // The jobs cannot share passes, and the program has three processes.
     let alone = JobHeaders { batch_hint: Some(1), ..JobHeaders::default() };
     for key in 1..=5 {
         worker.job(key, 1, worker.source(), alone.clone());
@@ -127,7 +127,8 @@ fn a_worker_whose_quarantined_job_others_took_goes_on_at_once() {
     assert!(!consumers(&worker.counts(0)).is_empty());
 }
 
-/// A quarantined job of many passes has its time, and goes back to the quarantine with what is finished.
+/// A quarantined job of many passes runs until its time is over. Then its finished items are published and the rest goes back to the
+/// quarantine.
 #[test]
 fn a_long_quarantined_job_does_not_keep_the_worker_from_others() {
     let mut worker = Worker::new();

@@ -7,13 +7,13 @@ use crate::ids::ModelIndex;
 use crate::jobs::Running;
 use crate::observation::Cause;
 
-/// Not all workers requeue a job: each second, chance picks about as many workers as jobs wait. If only one of many workers has a job that
-/// had its turn, it should not need much longer than this number of seconds.
+/// The most workers that are assumed to share the load. Each second, chance picks about as many workers as large jobs wait, and only these
+/// requeue one. This bound keeps the wait at about so many seconds, even if only one of many workers has a job that had its turn.
 const WORKERS_MAX: u64 = 8;
 
 impl Core {
-    /// `queue` counts large jobs that wait because no worker has room for them. Requeues one job that has had its turn and is far from its
-    /// end.
+    /// Requeues one large job that has had its turn and is far from its end, if others wait. `queue`: the count of large jobs that no
+    /// worker has taken.
     pub(crate) fn end_large_turn(&mut self, model: ModelIndex, queue: QueueCount) {
         if queue.waiting == 0 || self.lifecycle.is_draining() {
             return;
@@ -33,7 +33,7 @@ impl Core {
         }
     }
 
-    /// Whether a job has had the device for long enough, and a large rest of it is left.
+    /// Whether a job has had its device time, and what is left of it is still large.
     fn has_had_turn(&self, job: &Running) -> bool {
         job.device_time() >= self.settings.large_turn && job.goes_on() && self.leaves_a_large_rest(job)
     }
@@ -51,14 +51,15 @@ impl Core {
         );
     }
 
-    /// Whether this worker makes room for one of the large jobs that wait. It assumes that the others have as many consumers.
+    /// Decides by chance whether this worker requeues a job for one of the waiting ones. Assumes that the other workers have as many
+    /// consumers as this one.
     fn makes_room(&mut self, model: ModelIndex, queue: QueueCount) -> bool {
         let own = self.consumers[model.0].live_bulk().max(1);
         let workers = (u64::from(queue.consumers) / own as u64).clamp(1, WORKERS_MAX);
         self.random.below(workers) < u64::from(queue.waiting)
     }
 
-    /// Whether what no pass has taken yet of a job is a large job still. Anything less ends soon.
+    /// Whether the items that no pass has taken yet still make a large job. A smaller rest ends soon by itself.
     fn leaves_a_large_rest(&self, running: &Running) -> bool {
         let Delivery { job, model, .. } = &running.received.delivery;
         running.has_unprepared() || self.scheduler.waiting_cost(*model, *job) > self.cost_of_large(*model)

@@ -10,19 +10,19 @@ use crate::event::{DecodedJob, Delivery, Event, PassResult, PublicationOutcome, 
 use crate::ids::JobKey;
 use crate::observation::{Cause, End, Observation};
 
-/// Passes of eight items that a large job takes.
+/// Passes of eight items that a large job needs.
 const PASSES: u32 = 40;
 const LARGE: u32 = 8 * PASSES;
 
-/// A pass takes a second: after so many a large job has had its turn.
+/// Passes until a large job has had its turn: each takes a second.
 const TURN: u64 = LARGE_TURN.as_secs();
 
-/// Bytes of a large job, and what has to be consumed until it may be requeued: itself, and nine times as much.
+/// The bytes of a large job, and the bytes of other jobs that must be consumed before it may be requeued (ten times its own in all).
 const BYTES: usize = 100;
 const BESIDE: usize = 9 * BYTES;
 
 impl Worker {
-    /// A large job comes from the queue of large jobs, and is read: so many items of it are left.
+    /// A large job arrives from the queue of large jobs and is read; `LARGE` items of it are left.
     fn large_arrives(&mut self, key: u64, headers: JobHeaders) {
         let items_total = headers.items_done + LARGE;
         let delivery = Delivery { bytes: BYTES, ..Self::delivery(key, self.source_of_large(), headers) };
@@ -35,7 +35,7 @@ impl Worker {
     fn consumes(&mut self, bytes: usize) {
         let delivery = Delivery { bytes, ..Self::delivery(99, self.source(), JobHeaders::default()) };
         self.apply(Event::Delivered(Box::new(delivery)));
-        // Of no items.
+        // It has no items, so it ends at once.
         self.decoded(99, 0);
         self.apply(confirmed(99));
     }
@@ -82,7 +82,7 @@ fn confirmed(job: u64) -> Event {
     Event::Published { job: JobKey(job), outcome: PublicationOutcome::Confirmed { messages: 1 } }
 }
 
-/// A worker that has run a large job for so long, and may requeue it.
+/// A worker that has run a large job for so many passes and may requeue it.
 fn running_for(passes: u64) -> Worker {
     let mut worker = Worker::one_by_one();
     worker.consumes(BESIDE);
@@ -99,7 +99,7 @@ fn a_large_job_that_had_its_turn_goes_back_while_others_wait() {
     let waiting = worker.large_wait(1);
     assert!(requeued(&waiting).is_empty() && !worker.goes_on(1), "it waits for its pass: {waiting:?}");
     let ended = worker.ends(&pass, PassResult::Done, vec![Some(1); pass.items.len()]);
-    // What is finished goes out first.
+    // The finished items are published first.
     let done = 8 * (u32::try_from(TURN).unwrap() + 1);
     assert_eq!(replied(&ended), [(JobKey(1), done, false)]);
     let requeue = worker.apply(confirmed(1));
@@ -123,7 +123,7 @@ fn a_large_job_stays_while_none_waits_and_until_it_had_its_turn() {
     assert!(!worker.goes_on(1), "no further pass of it starts");
 }
 
-/// The rest of a job that was requeued has a turn of its own, from where it stands.
+/// After it was requeued, the rest of a job gets a full turn again.
 #[test]
 fn the_rest_of_a_job_has_a_turn_again() {
     let mut worker = Worker::one_by_one();
@@ -137,7 +137,7 @@ fn the_rest_of_a_job_has_a_turn_again() {
 
 #[test]
 fn a_large_job_that_is_nearly_done_is_not_requeued() {
-    // Four passes are left, and one more.
+    // Five passes are left, which still make a large job.
     let mut worker = running_for(u64::from(PASSES) - 5);
     worker.large_wait(1);
     assert!(!worker.goes_on(1));
@@ -162,7 +162,7 @@ fn requeuing_costs_a_tenth_of_what_was_consumed() {
 #[test]
 fn jobs_that_are_not_from_the_queue_of_large_jobs_never_make_room() {
     let mut worker = Worker::one_by_one();
-    // The queue of large jobs is full: this one runs like others.
+    // While the queue of large jobs is full, a large job runs like others.
     worker.large_wait(BULK_JOBS_MAX);
     worker.arrives(1, worker.source(), JobHeaders::default());
     worker.decoded(1, LARGE);
@@ -172,7 +172,7 @@ fn jobs_that_are_not_from_the_queue_of_large_jobs_never_make_room() {
     assert!(worker.goes_on(1));
 }
 
-/// Few of many workers make room for one job, and the only one that could does so soon.
+/// Not every worker requeues a job for a single waiting one; but a worker that is the only one able to does so soon.
 #[test]
 fn not_all_workers_make_room_for_one_job() {
     let mut worker = running_for(TURN);

@@ -1,5 +1,4 @@
-//! The handlers of events: a file for each kind of event. What comes in is an event. A handler asks the sub-states of the core, which own
-//! all facts, and adds actions.
+//! The handlers of events, one file for each kind. A handler asks the sub-states of the core, which own all facts, and adds actions.
 
 mod commands;
 mod consumers;

@@ -9,7 +9,7 @@ use crate::event::{Event, PassBytes, PassResult, Reading};
 use crate::handlers::test_worker::{MEMORY, Worker, requeued};
 use crate::ids::JobKey;
 
-/// A job of a program in two passes, one of which ran out of memory: it is decided, and waits for the other pass.
+/// A job of a program in two passes. One ran out of memory, so the job's outcome is decided; it takes effect after the other pass.
 fn decided() -> (Worker, PassOrder) {
     let mut worker = Worker::new();
     worker.job(1, 16, worker.source(), JobHeaders::default());
@@ -22,7 +22,7 @@ fn decided() -> (Worker, PassOrder) {
     (worker, other)
 }
 
-/// The next attempt: the crashes that it counts, and its history.
+/// The crashes and the history in the headers of the next attempt.
 fn next_attempt(actions: &[Action]) -> (u32, Vec<String>) {
     let (job, headers, route) = requeued(actions).pop().expect("it is requeued");
     assert_eq!((job, route, headers.attempt), (JobKey(1), Route::Now, 1));

@@ -20,7 +20,7 @@ use crate::scheduling::{InFlight, PassJob};
 use crate::units::Mib;
 
 impl Core {
-    /// No other event waits: sends acks and starts passes, for all that came in a burst together.
+    /// No other event waits. Sends acks and starts passes for the whole burst of events before.
     pub(crate) fn idle(&mut self) {
         self.send_acks();
         if self.session.is_active() {
@@ -51,7 +51,7 @@ impl Core {
         self.was_blocked(lasted);
     }
 
-    /// Whether a job that has not started yet waited past its expiration.
+    /// Whether a job has not started and its expiration has passed.
     fn has_expired(&self, job: JobKey) -> bool {
         let expired =
             self.jobs.running(job).map(|job| !job.has_started() && job.received.is_expired(self.now.at));
@@ -64,8 +64,8 @@ impl Core {
         }
     }
 
-    /// Starts the health probe that is wanted, when its executor runs nothing else. Whether other passes may start then: none while
-    /// the probe waits for memory, which they would take.
+    /// Starts the wanted health probe, when its executor runs nothing else. False if no other pass may start now: other passes would take
+    /// the memory that the probe waits for.
     fn send_probe(&mut self) -> bool {
         let Some(index) = self.health.wanted_probe() else { return true };
         let model = &self.models[index.0];
@@ -75,7 +75,7 @@ impl Core {
         if others > 0 {
             return !is_alone;
         }
-        // It may be a pass of a session that was lost that holds the memory.
+        // A pass from a lost session may hold the memory.
         let Some(pass) = self.scheduler.probe(index, model, self.now.at) else { return false };
         self.health.probe_started();
         self.start_pass(pass);
@@ -111,7 +111,7 @@ impl Core {
         let Some((pass, is_ours)) = ended else { return };
         self.observe(Observation::DeviceBusy { took });
         if !is_ours {
-            // Its jobs went with their session. They are redelivered.
+            // Its jobs are gone with their session, and are redelivered.
             return;
         }
         if let PassResult::Lost(error) = result {
@@ -163,19 +163,19 @@ impl Core {
                 self.pass_failed(pass, &outputs, &error, self.leaked(memory));
             }
         }
-        // Jobs that were only waiting for this pass, and those that it completed although it failed others.
+        // Advances jobs that were only waiting for this pass, and jobs that this pass completed although others failed.
         jobs.into_iter().for_each(|job| self.advance(job));
     }
 
-    /// Looks for a leak after a pass of the device's own thread, which runs one pass after the other: nothing of this worker was in
-    /// flight on the device when the memory was read. A program's pass may end while that thread runs one, whose memory comes back.
+    /// Looks for a leak, but only after a pass of the device's own thread. That thread runs one pass at a time, so no pass of this worker
+    /// held device memory at the reading. A program's pass can end while the thread runs one.
     fn look_for_leak(&mut self, model: ModelIndex, memory: Memory) {
         if self.settings.executors[self.models[model.0].executor.0].is_serial {
             self.memory.look_for_leak(&self.settings.device, memory);
         }
     }
 
-    /// Counts a pass that ran, and what each caller had of it. Items count that are there after a pass that ended well.
+    /// Counts a pass that ran, and each caller's share of it. Items count only if they have an output and the pass ended well.
     fn count(
         &mut self,
         pass: &InFlight,
@@ -192,7 +192,7 @@ impl Core {
         }
     }
 
-    /// Takes note of the outputs that are there.
+    /// Records the outputs of a pass.
     fn take_outputs(&mut self, pass: &InFlight, outputs: &[Option<OutputSize>]) {
         for ((job, index, _), size) in pass.items.iter().zip(outputs) {
             // Jobs that ended meanwhile are no longer here.
@@ -202,8 +202,8 @@ impl Core {
         }
     }
 
-    /// Ends a job whose replies would take more than its model's may, with the outputs that have room: how much a program answers is not
-    /// known before it has.
+    /// Ends a job whose replies would exceed its model's limit; the outputs that fit are still published. Only now is it known how large a
+    /// program's outputs are.
     fn check_reply_bytes(&mut self, job: JobKey) {
         let Some(running) = self.jobs.running(job) else { return };
         let Some(excess) = running.reply_excess() else { return };
@@ -232,7 +232,7 @@ impl Core {
         }
     }
 
-    /// Puts the items of a pass that have no output back, those of jobs that still go on here.
+    /// Puts the items without output back to wait, if their jobs still continue here.
     pub(crate) fn give_back(&mut self, pass: InFlight, outputs: &[Option<OutputSize>], isolated: bool) {
         let mut waiting = Vec::new();
         for job in pass.jobs() {
@@ -250,8 +250,8 @@ impl Core {
         self.scheduler.give_back(pass.model, waiting, items);
     }
 
-    /// No process can run a model: it cannot be loaded, or failed again and again. The jobs are requeued, with no attempt counted, and none
-    /// are consumed until one can.
+    /// No process can run a model: it cannot be loaded, or it failed repeatedly. Its jobs are requeued without counting an attempt, and
+    /// none are consumed until the model is available again.
     fn model_unavailable(&mut self, pass: InFlight, outputs: &[Option<OutputSize>], why: &str) {
         let model = pass.model;
         if self.scheduler.is_available(model) {
@@ -283,7 +283,7 @@ impl Core {
 
     fn probe_result(&mut self, model: ModelIndex, result: &PassResult) {
         let result = match result {
-            // Skipped for a failure that this session had not heard of.
+            // Skipped because of an earlier failure that this session did not know of.
             PassResult::Skipped | PassResult::Cancelled => return self.health.put_probe_back(model),
             PassResult::Done => ProbeResult::Passed,
             PassResult::Failed(PassError::OutOfMemory { .. }) => ProbeResult::OutOfMemory,

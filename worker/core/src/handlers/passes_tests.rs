@@ -36,7 +36,7 @@ fn a_model_that_cannot_be_loaded_is_not_consumed_and_costs_no_attempt() {
     assert!(!consumers(&actions).is_empty(), "{actions:?}");
 }
 
-/// A program ran the first job's item; for the other's no process could be started.
+/// A program ran the first job's item. No process could be started for the other job's item.
 #[test]
 fn a_job_that_a_skipped_pass_completed_is_answered() {
     let mut worker = Worker::new();
@@ -56,7 +56,7 @@ fn a_pass_is_not_given_up_for_the_time_for_which_the_process_stood_still() {
     let order = worker.pass();
     let on_device = OnDevice { pass: order.pass, since: worker.now, waits: false };
     assert!(!worker.seconds(10, on_device));
-    // An hour, with a limit of ten minutes for a pass.
+    // The process stood still for an hour; the limit for a pass is ten minutes.
     worker.now += Duration::from_secs(3600);
     worker.tick(on_device);
     assert!(!worker.wants_restart());
@@ -88,7 +88,7 @@ fn a_clock_that_is_set_forward_ends_no_job_that_has_time() {
     assert!(actions.iter().any(expired), "{actions:?}");
 }
 
-/// Sixteen times the job waits for another worker, and then it is dead-lettered with where it stands.
+/// The job waits sixteen times for another worker, and is then dead-lettered with its state.
 #[test]
 fn a_job_that_demands_another_revision_waits_for_another_worker_and_not_for_ever() {
     let mut worker = Worker::new();
@@ -117,7 +117,7 @@ fn a_job_that_demands_another_revision_waits_for_another_worker_and_not_for_ever
     }
 }
 
-/// The broker's count of deliveries ends with the message. A job that waits, or moves, is published again as another one.
+/// The broker counts deliveries per message. A job that waits or moves is published as a new message.
 #[test]
 fn a_job_that_was_lost_with_a_worker_keeps_that_crash_when_it_waits_unrun() {
     let mut worker = Worker::new();
@@ -158,8 +158,7 @@ fn a_rule_moves_a_job_unrun_and_says_so_in_its_headers() {
     assert_eq!((moved.1.moved, moved.1.items_done, moved.1.attempt), (true, 3, 0));
 }
 
-/// While the queue of those workers is full the job waits in a delay queue of its own model, and the rule applies again: it has not
-/// been moved.
+/// While the queue of those workers is full, the job waits in a delay queue of its own model. It was not moved, so the rule applies again.
 #[test]
 fn a_job_that_a_rule_moves_to_a_full_queue_comes_back_and_moves_later() {
     let mut worker = Worker::new();
@@ -183,7 +182,7 @@ fn a_job_that_a_rule_moves_to_a_full_queue_comes_back_and_moves_later() {
     assert_eq!((back.1.moved, back.1.waits, back.1.items_done, back.1.attempt), (false, 1, 3, 0));
 }
 
-/// The device has one pass after the other, and the next one is formed when a quarter of the one that runs is left.
+/// The device runs one pass at a time. The next pass is formed when a quarter of the running one is left.
 #[test]
 fn a_job_that_arrives_while_a_pass_runs_joins_the_next_one() {
     let (mut worker, start) = (Worker::on_device(), Instant::now());
@@ -210,7 +209,7 @@ fn a_job_that_arrives_while_a_pass_runs_joins_the_next_one() {
     let fourth = worker.passes();
     assert!(fourth.len() == 1 && fourth[0].items.contains(&(JobKey(2), 0)), "{fourth:?}");
     assert_eq!(worker.next_timer(), None);
-    // A pass that ends before its time keeps the device waiting for no timer.
+    // A pass that ends early lets the next one start at once, without a timer.
     let (result, outputs) = done();
     worker.ends(&third[0], result, outputs);
     let (result, outputs) = done();
@@ -225,7 +224,7 @@ fn memory_that_stays_missing_drains_the_worker_for_a_restart() {
     let actions = worker.apply(withheld());
     assert!(worker.wants_restart() && worker.is_draining());
     assert!(actions.iter().any(|action| matches!(action, Action::StopConsumer { .. })), "{actions:?}");
-    // It comes every second, and a person who asks for an end gets one.
+    // The event comes every second. A stop request still ends the worker for good.
     worker.apply(Event::StopRequested { signal: "SIGTERM" });
     assert!(!worker.wants_restart());
     worker.apply(withheld());

@@ -1,5 +1,5 @@
-//! Has items prepared (an encoder tokenises its texts) a few passes before they run. So a job of many items takes memory only for the
-//! items of its next passes. Other threads prepare them while a pass runs.
+//! Requests the preparation of items (an encoder tokenises texts) a few passes before they run. So a job of many items takes memory only
+//! for its next passes. Other threads prepare items while a pass runs.
 
 use std::collections::VecDeque;
 
@@ -11,17 +11,17 @@ use crate::disposition::JobOutcome;
 use crate::ids::{JobKey, ModelIndex};
 use crate::rejection::Rejection;
 
-/// When fewer prepared items of a job wait than fill this many passes, items for as many more passes are prepared. The device's
-/// thread has two more passes, so an executor waits for items only if preparing them takes longer than running them.
+/// When fewer prepared items of a job wait than fill this many passes, items for as many more passes are prepared. The device's thread has
+/// two more passes queued, so the executor waits only if preparation is slower than running.
 const PASSES_AHEAD: usize = 4;
 
 impl Core {
-    /// The cost of the items that are prepared when a job is read: enough to decide whether it is a large job.
+    /// The cost up to which items are prepared when a job is read: enough to decide whether the job is large.
     pub(crate) fn cost_at_first(&self, model: ModelIndex) -> usize {
         self.cost_of_large(model).saturating_add(1)
     }
 
-    /// Has the next items of a job prepared, if few of those that are wait for a pass.
+    /// Requests the next items of a job, if few prepared ones wait for a pass.
     pub(crate) fn prepare_more(&mut self, job: JobKey) {
         let Some(running) = self.jobs.running(job).filter(|running| running.wants_items()) else { return };
         let model = running.received.delivery.model;
@@ -64,7 +64,7 @@ impl Core {
     }
 }
 
-/// Items with their indices, from `first` on. An item costs something, or passes of such items would have no bound.
+/// Numbers the items from `first` on. Raises each cost to at least 1, because passes of zero-cost items would have no bound.
 pub(crate) fn with_indices(first: u32, costs: Vec<usize>) -> VecDeque<(u32, usize)> {
     (first..).zip(costs.into_iter().map(|cost| cost.max(1))).collect()
 }

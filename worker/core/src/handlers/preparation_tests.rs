@@ -10,7 +10,7 @@ use crate::rejection::Rejection;
 
 const JOB: JobKey = JobKey(1);
 
-/// The most cost of a pass of the worker's model: eight items of one.
+/// The largest cost of a pass of the worker's model: eight items of cost 1.
 const PASS: usize = 8;
 
 /// How many items a job has in the shell, and how many of them were prepared.
@@ -123,7 +123,7 @@ fn an_item_that_cannot_be_prepared_ends_the_job_after_what_runs() {
     for order in &running {
         actions = worker.ends(order, PassResult::Done, vec![Some(10); order.items.len()]);
     }
-    // What is finished goes out first.
+    // The finished items are published first.
     assert_eq!(replied(&actions), [(JOB, 3 * PASS as u32, false)]);
     let outcome = crate::event::PublicationOutcome::Confirmed { messages: 1 };
     let actions = worker.apply(Event::Published { job: JOB, outcome });
@@ -159,6 +159,6 @@ fn items_that_come_after_the_job_has_left_are_dropped() {
         [(JOB, 3 * PASS as u32, false)],
         "a drain requeues it at once: {actions:?}"
     );
-    // The job is settled by now: what comes still is of no job.
+    // The job is already settled, so its late items are ignored.
     worker.apply(Event::Prepared { job: JOB, result: Ok(vec![1; 100]) });
 }

@@ -43,7 +43,7 @@ fn a_job_that_comes_again_takes_the_share_of_the_queue_that_it_first_came_from()
     let actions = worker.ends(&order, PassResult::Failed(PassError::from(oom)), vec![None; 2]);
     let [(_, headers, route)] = &requeued(&actions)[..] else { panic!("{actions:?}") };
     assert_eq!((headers.queue.as_deref(), route), (Some(FURTHER), &Route::Now));
-    // Workers publish it to the model's own queue, where another worker takes it.
+    // Workers republish such a job to the model's own queue, where another worker takes it.
     let mut worker = self::worker();
     let own = worker.source();
     (1..20).for_each(|key| worker.job(key, 1, own, JobHeaders::default()));

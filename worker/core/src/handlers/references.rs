@@ -1,5 +1,4 @@
-//! Jobs whose inputs are references. The handler has the bytes fetched from stores, then has the job read again, and decides what a failed
-//! fetch means.
+//! Jobs whose inputs are references. Requests the bytes from the stores, has the job read again, and decides what a failed fetch means.
 
 use vramq_schemas::JobHeaders;
 
@@ -13,8 +12,8 @@ use crate::jobs::{Job, Received};
 use crate::observation::Cause;
 use crate::rejection::Rejection;
 
-/// How often a job waits for a store, or for room on a worker's disk, before it is dead-lettered: nearly half an hour in all, in which a
-/// store that restarts, or a network that is repaired, is back.
+/// How often a job waits for a store, or for room on a worker's disk, before it is dead-lettered. That takes nearly half an hour, enough
+/// for a store to restart or a network to be repaired.
 const STORE_WAITS_MAX: u32 = 64;
 
 impl Core {
@@ -35,9 +34,9 @@ impl Core {
         self.act(Action::Fetch { job });
     }
 
-    /// What a job refers to is here, and it is read again; or it is not.
+    /// The inputs of a job were fetched, and the job is read again; or the fetch failed.
     pub(crate) fn fetched(&mut self, job: JobKey, result: Result<(), FetchFault>) {
-        // One that was withdrawn or requeued meanwhile is gone.
+        // The job may have been withdrawn or requeued meanwhile.
         let Some(mut received) = self.jobs.take_received(job) else { return };
         let fault = match result {
             Ok(()) => {
@@ -53,7 +52,7 @@ impl Core {
         self.settle(received.settle(outcome, self.now.at));
     }
 
-    /// Decides about a job whose store does not work: it waits, so that it takes no slot from others.
+    /// The outcome of a job whose store does not work: it waits at the broker, so that it takes no slot from others.
     fn wait_for_store(&mut self, received: &Received, rejection: Rejection) -> JobOutcome {
         let outcome =
             self.wait_for_room_or_store(received.reached(), Cause::StoreUnavailable, rejection.clone());
@@ -71,8 +70,8 @@ impl Core {
         outcome
     }
 
-    /// Another attempt of a job that could not run for want of a store, or of room on the worker's disk: it waits, and any worker tries
-    /// it again; but not for ever. `rejection`: why it is dead-lettered then.
+    /// The outcome of a job that lacks a store, or room on the worker's disk. It waits at the broker a limited number of times, and any
+    /// worker may try it again. `rejection`: why it is dead-lettered after the last wait.
     pub(crate) fn wait_for_room_or_store(
         &mut self,
         mut headers: JobHeaders,
@@ -88,8 +87,8 @@ impl Core {
         JobOutcome::requeue(headers, Route::Later(wait), cause)
     }
 
-    /// Requeues the jobs whose inputs are being fetched: a store may take longer than there is time for. As other unfinished jobs
-    /// they wait until our own consumers cannot get them again.
+    /// Requeues the jobs whose inputs are being fetched, because a fetch may take longer than there is time. Like other unfinished jobs
+    /// they wait until our own consumers cannot receive them again.
     pub(crate) fn requeue_fetching(&mut self) {
         for job in self.jobs.fetching_where(|received| self.may_requeue_unfinished(received.delivery.model)) {
             let Some(received) = self.jobs.take_received(job) else { continue };

@@ -80,7 +80,7 @@ fn a_job_that_is_withdrawn_is_not_waited_for() {
         _ => false,
     };
     assert!(actions.iter().any(is_notice), "{actions:?}");
-    // What comes of the fetch is nobody's.
+    // Late results of the fetch are ignored.
     assert!(worker.apply(Event::Fetched { job: JOB, result: Ok(()) }).is_empty());
     assert!(worker.apply(fault(Reason::StoreUnavailable, true)).is_empty());
 }
@@ -89,12 +89,12 @@ fn a_job_that_is_withdrawn_is_not_waited_for() {
 fn a_drain_waits_for_no_store() {
     let mut worker = fetching(JobHeaders::default());
     let actions = worker.apply(Event::StopRequested { signal: "SIGTERM" });
-    // Not before its own consumers have ended: they could get it again, which would count as a lost worker.
+    // Requeued only after its own consumers have ended. They could receive it again, and that would count as a lost worker.
     assert!(requeued(&actions).is_empty(), "{actions:?}");
     let actions = worker.consumers_end(&actions);
     let (job, next, route) = requeued(&actions).pop().expect("it is requeued");
     assert_eq!((job, route, next), (JOB, Route::Now, JobHeaders::default()));
-    // Nor does a job that was being read then.
+    // The same for a job that was being read at the stop.
     let mut worker = Worker::new();
     worker.arrives(JOB.0, worker.source(), JobHeaders::default());
     let stopping = worker.apply(Event::StopRequested { signal: "SIGTERM" });

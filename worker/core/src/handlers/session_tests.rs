@@ -7,7 +7,7 @@ use crate::event::{Event, PassResult};
 use crate::handlers::test_worker::Worker;
 use crate::ids::JobKey;
 
-/// Jobs in all stages: some are published about, some run, some wait, and some are read.
+/// Jobs in all stages: being published, running, waiting, and being read.
 #[test]
 fn the_jobs_of_a_session_that_is_over_are_released_in_the_order_of_their_delivery() {
     let mut worker = Worker::one_by_one();

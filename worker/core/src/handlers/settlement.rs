@@ -1,5 +1,5 @@
-//! A job's last steps. What comes in are outcomes of jobs and how the broker took their messages; what goes out are publications, and an
-//! ack after the last confirm.
+//! A job's last steps. Outcomes of jobs and the broker's answers to publications come in; publications go out, and an ack after the last
+//! confirm.
 
 use std::time::{Duration, Instant};
 
@@ -19,31 +19,31 @@ use crate::observation::{End, Observation};
 use crate::rejection::Rejection;
 use crate::timers::Timer;
 
-/// How often a message of the worker's own that the broker refused (a full queue with `reject-publish`) is published, and the
-/// waits in between: about 20 s in all, in which a consumer that only paused comes back.
+/// How often a message to the worker's own queues is published if the broker refuses it (a full queue with `reject-publish`). With the
+/// waits that is about 20 s, enough for a reader that only paused.
 const OWN_TRIES: u32 = 8;
 
-/// The same for what goes to a caller, or to other workers: about 1.5 s in all. Those whose queue stays full must not hold slots
-/// that others need. A caller's results are kept beside the dead letter; a job for other workers waits in a delay queue.
+/// The same for messages to callers and other workers, about 1.5 s. Queues that stay full must not hold slots that other callers need. A
+/// caller's results go to the dead letters with the job; a job for other workers waits in a delay queue.
 const OTHERS_TRIES: u32 = 4;
 
 const REFUSED_WAIT_MIN: Duration = Duration::from_millis(200);
 const REFUSED_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// How long a job that can neither be answered nor dead-lettered is kept before it is given back to its queue. The broker
-/// redelivers it at once, and a person needs longer than that to repair what is missing.
+/// How long a job that can neither be answered nor dead-lettered is kept before the worker gives it back. The broker redelivers it at once,
+/// and the repair by a person takes longer than that.
 const RETURN_WAIT: Duration = Duration::from_secs(1);
 
-/// How long a job may be published for, as a part of how long it may be held: that limit is four fifths of the broker's own, and a
-/// fifth is left for the job's end.
+/// Until when a job's publications are offered again, as a multiple of how long the job may be held. That limit is four fifths of the
+/// broker's timeout, so this is 95 % of the timeout; the rest is for the job's end.
 const PUBLISHED_WITHIN: f64 = 0.95 / 0.8;
 
-/// The part of a drain that is left for what comes after a full queue: the way by a delay queue.
+/// The part of a drain that is reserved for the time after a full queue: publishing to a delay queue.
 const DRAIN_RESERVE: f64 = 0.2;
 
 impl Core {
-    /// Outputs of a job are there, a part of it was published, or one of its passes has ended: takes the next step of the job. One part
-    /// of a job is in flight at a time, so that parts arrive in order.
+    /// Takes a job's next step, after outputs arrived, a part was published, or a pass ended. Only one part of a job is in flight at a
+    /// time, so that parts arrive in order.
     pub(crate) fn advance(&mut self, job: JobKey) {
         let Some(running) = self.jobs.running(job) else { return };
         let may_requeue = self.may_requeue_unfinished(running.received.delivery.model);
@@ -72,11 +72,11 @@ impl Core {
         }
     }
 
-    /// Decides how a running job ends. That takes effect at once; or when the part that is in flight is confirmed and the job's other
-    /// passes have ended, because otherwise their outputs would be lost and computed again.
+    /// Decides how a running job ends. The decision takes effect after the part in flight is confirmed and the job's other passes have
+    /// ended; otherwise their outputs would be lost and computed again.
     pub(crate) fn decide(&mut self, job: JobKey, outcome: JobOutcome) {
         if let Some(running) = self.jobs.running_mut(job) {
-            // A withdrawn job ends as such, whatever happens to it meanwhile.
+            // A withdrawn job ends as withdrawn, whatever else happens.
             if !running.is_withdrawn() {
                 running.decide(Some(outcome));
             }
@@ -84,12 +84,12 @@ impl Core {
         }
     }
 
-    /// Ends a running job with what is finished of it.
+    /// Ends a running job; its finished items are published first.
     fn conclude(&mut self, job: JobKey, outcome: JobOutcome) {
         let Some(running) = self.jobs.take_running(job) else { return };
         let model = running.received.delivery.model;
         self.scheduler.remove(model, job);
-        // Of a job that goes no further nothing is computed again.
+        // Only a job that is requeued computes anything again.
         let items = if matches!(outcome, JobOutcome::Requeue(_)) { running.out_of_order() } else { 0 };
         if items > 0 {
             self.observe(Observation::Recomputed { model, items });
@@ -97,7 +97,7 @@ impl Core {
         self.settle(running.settle(outcome, self.now.at));
     }
 
-    /// Ends a running job, whose items may still wait or run, without any more of its results.
+    /// Ends a running job as a dead letter, without publishing more results. Its items may still wait or run.
     pub(crate) fn dead_letter(&mut self, job: JobKey, headers: Option<JobHeaders>, rejection: Rejection) {
         let Some(running) = self.jobs.take_running(job) else { return };
         self.scheduler.remove(running.received.delivery.model, job);
@@ -159,8 +159,8 @@ impl Core {
         }
     }
 
-    /// The step itself; but a `failed` reply to a queue that confirms nothing is left out, because it might hold up the replies to other
-    /// callers. Then this gives the step after it.
+    /// Skips a `failed` reply to a silent reply queue, because it might delay replies to other callers, and returns the step after it.
+    /// Returns other steps unchanged.
     fn skip_notice_to_silent_queue(&mut self, job: JobKey, step: Step) -> Step {
         let Step::Publish(Publication::FailureNotice(_)) = step else { return step };
         let Some(settling) = self.jobs.settling_mut(job) else { return step };
@@ -169,7 +169,7 @@ impl Core {
         if is_silent { settling.notice_skipped() } else { step }
     }
 
-    /// The broker refused a publication so many times: it is offered again after a wait.
+    /// The broker refused a publication for the `tries`th time. Publishes it again after a wait.
     fn publish_after_wait(&mut self, job: JobKey, tries: u32) {
         let wait = backoff::doubling(tries - 1, REFUSED_WAIT_MIN, REFUSED_WAIT_MAX, &mut self.random);
         self.after(wait, Timer::PublishAgain(job));
@@ -183,7 +183,7 @@ impl Core {
         }
     }
 
-    /// The caller has the items before this one, of replies that were not all taken.
+    /// The caller has the items before `up_to`, from replies of which a later one was not taken.
     pub(crate) fn replies_taken(&mut self, job: JobKey, up_to: u32) {
         if let Some(settling) = self.jobs.settling_mut(job) {
             settling.replies_taken(up_to);
@@ -192,7 +192,7 @@ impl Core {
         }
     }
 
-    /// Something about a job that ends here was published, or could not be: takes its next step.
+    /// The broker answered a publication of a job that ends here. Takes the job's next step.
     fn settlement_published(&mut self, job: JobKey, outcome: PublicationOutcome) {
         let Some(settling) = self.jobs.settling_mut(job) else { return };
         if let PublicationOutcome::Refused { .. } = outcome {
@@ -221,7 +221,7 @@ impl Core {
         self.take_step(job, step);
     }
 
-    /// Whether a message about a job of the model that was refused so many times may be published again.
+    /// Whether a refused message may be published again. `tries`: refusals so far; `reader`: who reads the message.
     fn may_retry(&self, tries: u32, reader: Reader, model: ModelIndex, received_at: Instant) -> bool {
         let slots = self.memory.slots(model.0);
         if reader == Reader::Caller && self.destinations.hold_too_many(model, slots, self.now.at) {
@@ -235,15 +235,15 @@ impl Core {
         tries < tries_max && self.now.at + longest <= self.publish_until(received_at)
     }
 
-    /// How long what is published for a job that was delivered then may be offered again: nearly as long as the broker lets it be
-    /// held, and while draining not to the end.
+    /// Until when publications of a job that was delivered at `received_at` may be offered again: nearly until the broker's timeout, and in
+    /// a drain until shortly before its deadline.
     fn publish_until(&self, received_at: Instant) -> Instant {
         let until = received_at + self.time_limits.job().mul_f64(PUBLISHED_WITHIN);
         let deadline = self.lifecycle.deadline().map(|at| at - self.settings.drain.mul_f64(DRAIN_RESERVE));
         deadline.map_or(until, |at| at.min(until))
     }
 
-    /// A part of a job that goes on was published, or could not be.
+    /// The broker answered the publication of a part of a job that continues.
     fn part_published(&mut self, job: JobKey, outcome: PublicationOutcome) {
         let Some(running) = self.jobs.running_mut(job) else { return };
         let (received_at, model) = (running.received.at, running.received.delivery.model);
@@ -264,13 +264,13 @@ impl Core {
                 self.observe(Observation::Parts { model, count: messages });
                 self.advance(job);
             }
-            // Nobody waits for the part.
+            // A withdrawn job's caller does not wait for the part.
             _ if is_withdrawn => self.advance(job),
             outcome => self.part_not_taken(job, part.run, &outcome),
         }
     }
 
-    /// A part of a job was not taken: the job ends as a dead letter, at the items that were answered before.
+    /// The broker did not take a part. The job ends as a dead letter; its state counts only the items that were answered before.
     fn part_not_taken(&mut self, job: JobKey, run: Run, outcome: &PublicationOutcome) {
         let Some(running) = self.jobs.running(job) else { return };
         let headers = JobHeaders { items_done: run.offset, ..running.headers.clone() };
@@ -284,7 +284,7 @@ impl Core {
         self.settle(running.settle_undeliverable(run, outcome, self.now.at));
     }
 
-    /// A timer of a job is due.
+    /// A wait before publishing again is over.
     pub(crate) fn publish_again(&mut self, job: JobKey) {
         match self.jobs.get(job) {
             Some(Job::Running(running)) if running.has_part_in_flight() => {
@@ -300,14 +300,14 @@ impl Core {
         }
     }
 
-    /// A job that can be neither answered nor dead-lettered has waited for long enough: it goes back to its queue.
+    /// A job that can neither be answered nor dead-lettered has waited. Gives it back to its queue.
     pub(crate) fn return_job(&mut self, job: JobKey) {
         if self.jobs.get(job).is_some() {
             self.act(Action::Return { job });
         }
     }
 
-    /// A job that could be neither answered nor dead-lettered was given back, or was to be dead-lettered by the broker.
+    /// The return or rejection of a job was sent, or could not be. The job ends here.
     pub(crate) fn given_back(&mut self, job: JobKey, sent: bool) {
         let Some(settling) = self.jobs.take_settling(job) else { return };
         let ended = settling.given_back();
@@ -349,7 +349,7 @@ impl Core {
         self.read_successors_of(delivery.job);
     }
 
-    /// Tells the operators who cancelled a job how it ended.
+    /// Answers the operators who cancelled the job with how it ended.
     fn answer_cancellations(&mut self, ended: &Ended) {
         let id = ended.received.delivery.id.as_deref();
         let Some(id) = id.filter(|id| self.session.commands().is_cancelled(Some(*id))) else { return };

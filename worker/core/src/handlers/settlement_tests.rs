@@ -11,7 +11,7 @@ use crate::rejection::Rejection;
 
 const JOB: JobKey = JobKey(1);
 
-/// More than a part's worth of bytes.
+/// Bytes of more than one part.
 const LARGE: usize = 2 * 1024 * 1024;
 
 /// The queue was deleted after it had taken some replies of the part.
@@ -33,7 +33,7 @@ fn a_dead_letter_counts_the_items_of_a_part_that_the_caller_has() {
     assert_eq!(dead_letter(&actions), Some((5, Reason::Unroutable)), "{actions:?}");
 }
 
-/// An output fits no reply. The caller has the replies before it, which were to end with the last item.
+/// An output fits no reply. The replies before it reached the caller, and were meant to end with the last item.
 #[test]
 fn a_dead_letter_counts_the_items_before_an_output_that_cannot_be_encoded() {
     let mut worker = Worker::new();
@@ -47,7 +47,7 @@ fn a_dead_letter_counts_the_items_before_an_output_that_cannot_be_encoded() {
     assert_eq!(dead_letter(&actions), Some((2, Reason::TooLarge)), "{actions:?}");
 }
 
-/// A program's outputs turn out to be larger than all replies to a job may be.
+/// A program's outputs are larger than all replies to a job may be together.
 #[test]
 fn a_job_ends_before_the_output_that_its_replies_have_no_room_for() {
     let mut worker = Worker::one_by_one();
@@ -55,7 +55,7 @@ fn a_job_ends_before_the_output_that_its_replies_have_no_room_for() {
     worker.job(2, 4, worker.source(), JobHeaders::default());
     let order = worker.pass();
     let half = usize::try_from(REPLY_MAX / 2).unwrap();
-    // The job's own are as large as allowed, one byte more than that, and none; the other job's are small.
+    // The first two outputs of the job together reach the limit exactly. The third has one byte, the last none; the other job's are small.
     let output = |(job, index): &(JobKey, u32)| match (*job, index) {
         (JOB, 0 | 1) => half,
         (JOB, 2) => 1,
@@ -72,7 +72,7 @@ fn a_job_ends_before_the_output_that_its_replies_have_no_room_for() {
     assert_eq!(dead_letter(&actions), Some((2, Reason::TooLarge)), "{actions:?}");
 }
 
-/// A job's part counts although it has been taken.
+/// A part that was already published counts towards the limit.
 #[test]
 fn parts_that_were_taken_count_in_what_all_replies_may_take() {
     let mut worker = Worker::one_by_one();
@@ -87,7 +87,7 @@ fn parts_that_were_taken_count_in_what_all_replies_may_take() {
     assert_eq!(dead_letter(&actions), Some((8, Reason::TooLarge)), "{actions:?}");
 }
 
-/// The second item was finished before the first one, which no reply has room for.
+/// The second item was finished before the first, whose output is too large for any reply.
 #[test]
 fn outputs_of_a_dead_letter_do_not_count_as_computed_again() {
     let mut worker = Worker::new();
@@ -104,7 +104,7 @@ fn outputs_of_a_dead_letter_do_not_count_as_computed_again() {
     assert!(!actions.iter().any(is_recomputed), "{actions:?}");
 }
 
-/// The items that are answered, and the reason, of the dead letter among these actions.
+/// The answered items and the reason in the dead letter among these actions.
 fn dead_letter(actions: &[Action]) -> Option<(u32, Reason)> {
     actions.iter().find_map(|action| match action {
         Action::Publish { publication: Publication::DeadLetter { headers, rejection }, .. } => {

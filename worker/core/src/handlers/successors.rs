@@ -1,5 +1,5 @@
-//! Next attempts that the broker delivers before this worker has settled the messages that they follow: they wait unread.
-//! [`successors`](crate::successors) keeps the state, and says why.
+//! The next attempt of a job may be delivered before this worker has settled the message of the previous one. It then waits unread.
+//! [`successors`](crate::successors) keeps the state and explains why.
 
 use crate::Core;
 use crate::action::Publication;
@@ -7,7 +7,7 @@ use crate::ids::JobKey;
 use crate::jobs::{Job, Received};
 
 impl Core {
-    /// Something about a job goes out. If it is the job itself, its next attempt may come back to this worker at any time.
+    /// Must be called for every publication about a job. After a requeue, the next attempt may be delivered to this worker at any time.
     pub(crate) fn note_next_attempt(&mut self, job: JobKey, publication: &Publication) {
         let Publication::Requeue { headers, .. } = publication else { return };
         let Some(settling) = self.jobs.settling(job) else { return };
@@ -15,7 +15,7 @@ impl Core {
         self.successors.published_again(job, id, headers);
     }
 
-    /// Has a job read that was just delivered; later, if it is the next attempt of a job whose message this worker still holds.
+    /// Requests that a delivered job be read. If it is the next attempt of a job whose message this worker still holds, it waits first.
     pub(crate) fn read_in_turn(&mut self, received: Received) {
         let delivery = &received.delivery;
         if self.successors.hold(delivery, self.now.at) {
@@ -30,13 +30,13 @@ impl Core {
         self.read(received);
     }
 
-    /// The message of a job was acknowledged or given back: its next attempt may run.
+    /// A job's message was acknowledged or given back, so its next attempt may run.
     pub(crate) fn read_successors_of(&mut self, job: JobKey) {
         self.successors.settled(job).into_iter().for_each(|next| self.read_held(next));
     }
 
-    /// Every second: while the broker blocks publishers, a confirm may take any time. A next attempt waits for as long as a confirm may
-    /// take otherwise, and then runs all the same.
+    /// Every second: reads next attempts that have waited longer than a confirm normally takes. While the broker blocks publishers, a
+    /// confirm may take any time.
     pub(crate) fn read_overdue_successors(&mut self) {
         let overdue = self.successors.overdue(self.settings.confirm_max, self.now.at);
         overdue.into_iter().for_each(|next| self.read_held(next));

@@ -12,12 +12,12 @@ use crate::ids::JobKey;
 
 const CONFIRMED: PublicationOutcome = PublicationOutcome::Confirmed { messages: 1 };
 
-/// The job as it came first, and the message of its next attempt.
+/// The first message of the job, and the message of its next attempt.
 const FIRST: u64 = 1;
 const NEXT: u64 = 2;
 
 impl Worker {
-    /// A delivery of the job, in the message of this number.
+    /// Delivers the job in the message with this number.
     fn comes(&mut self, key: u64, headers: JobHeaders) -> Vec<Action> {
         self.delivers(Self::message(self.source(), key, headers))
     }
@@ -36,11 +36,11 @@ impl Worker {
     }
 }
 
-/// A worker that counts the crash of a job and has published it again. Gives the headers of the next attempt.
+/// A worker that has counted a crash of a job and published the job again. Also returns the headers of the next attempt.
 fn counting() -> (Worker, JobHeaders) {
     let mut worker = Worker::new();
     let first = Worker::message(worker.source(), FIRST, JobHeaders::default());
-    // A classic queue does not count deliveries: the worker writes the crash down.
+    // Classic queues do not count deliveries, so the worker records the crash in the headers.
     let actions = worker.delivers(Delivery { redelivered: true, delivery_count: None, ..first });
     let (job, headers, route) = requeued(&actions).pop().expect("its crash is counted");
     assert!((job, headers.crashes) == (JobKey(FIRST), 1) && matches!(route, Route::Later(_)));
@@ -51,7 +51,7 @@ fn is_read(actions: &[Action]) -> bool {
     actions.iter().any(|action| matches!(action, Action::Decode { job: JobKey(NEXT), .. }))
 }
 
-/// If it ran and killed the worker, both messages would come back.
+/// If the next attempt ran and killed the worker, both messages would come back.
 #[test]
 fn a_next_attempt_waits_until_the_message_before_it_is_acknowledged() {
     let (mut worker, headers) = counting();
@@ -80,7 +80,7 @@ fn only_the_next_attempt_waits() {
     assert!(is_read(&worker.comes(NEXT, headers)), "nothing is here any more");
 }
 
-/// The broker refuses every way back: the first message is given back, and the next attempt may be the only one that counts.
+/// The broker refuses every publication. The first message is given back, and only the next attempt has the crash in its headers.
 #[test]
 fn a_next_attempt_runs_when_the_message_before_it_was_given_back() {
     let (mut worker, headers) = counting();
@@ -89,7 +89,7 @@ fn a_next_attempt_runs_when_the_message_before_it_was_given_back() {
     for _ in 0..40 {
         let refused = PublicationOutcome::Refused { destination: "full".to_owned() };
         actions = worker.answers(refused);
-        // Without an action a wait begins.
+        // No action means that a wait has begun.
         if actions.is_empty() {
             actions = worker.until_next_timer();
         }
@@ -102,7 +102,7 @@ fn a_next_attempt_runs_when_the_message_before_it_was_given_back() {
     assert!(is_read(&worker.apply(Event::GivenBack { job: JobKey(FIRST), sent: true })));
 }
 
-/// The broker blocks publishers, so that no confirm is due.
+/// The broker blocks publishers, so confirms do not come.
 #[test]
 fn a_next_attempt_does_not_wait_for_ever() {
     let (mut worker, headers) = counting();
@@ -111,7 +111,7 @@ fn a_next_attempt_does_not_wait_for_ever() {
     assert!(!is_read(&worker.quiet_tick()));
     worker.now += Duration::from_secs(1);
     assert!(is_read(&worker.quiet_tick()));
-    // Not once more when the first message is settled.
+    // It is not read a second time when the first message is settled.
     worker.answers(CONFIRMED);
     worker.apply(Event::Idle);
     assert!(!is_read(&worker.apply(Event::AcksSent { channel: CHANNEL, sent: vec![true] })));

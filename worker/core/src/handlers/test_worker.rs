@@ -1,4 +1,4 @@
-//! A worker for tests: the core with one model, and what its actions say.
+//! A worker for tests: the core with one or two models, and helpers that read its actions.
 
 use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::settings::{ExecutorFacts, ModelFacts, QueueFacts, Settings};
 
 pub(super) const MODEL: ModelIndex = ModelIndex(0);
 pub(super) const CHANNEL: ChannelId = ChannelId { model: MODEL, number: 0 };
-/// The model beside it, if there is one.
+/// The second model, a program, if there is one.
 const PROGRAM: ModelIndex = ModelIndex(1);
 /// Large jobs that may wait in their queue.
 pub(super) const BULK_JOBS_MAX: u32 = 10;
@@ -35,21 +35,21 @@ pub(super) const LARGE_TURN: Duration = Duration::from_secs(30);
 pub(super) const REPLY_MAX: u64 = 1 << 30;
 pub(super) const MEMORY: Memory = Memory { free: 1 << 30, total: 1 << 30, foreign: 0 };
 
-/// A worker with one model, a program of up to three processes, or one that runs on the device's own thread; or with both.
+/// A worker with one model (a program of up to three processes, or one on the device's own thread) or with both.
 pub(super) struct Worker {
     core: Core,
     /// The time of the next event.
     pub(super) now: Instant,
     pub(super) unix_ms: u64,
-    /// Of the jobs that arrive.
+    /// For the jobs that arrive.
     pub(super) expires_at_ms: Option<u64>,
     /// How long its passes take.
     pub(super) pass_takes: Duration,
-    /// The first of each queue of the model's jobs.
+    /// The first consumer of each queue of the model's jobs.
     consumers: Vec<ConsumerId>,
-    /// The first of large jobs.
+    /// The first consumer of large jobs.
     bulk_consumer: ConsumerId,
-    /// The first of the program's jobs, if there is a program beside the model.
+    /// The first consumer of the program's jobs, if there is a program beside the model.
     program_consumer: Option<ConsumerId>,
 }
 
@@ -69,7 +69,7 @@ impl Worker {
         Self::with_queues(&[own, QueueFacts { name: name.to_owned(), weight: NonZeroU32::MIN }])
     }
 
-    /// A worker whose model runs on the device's own thread, so that health probes tell its jobs from a sick device.
+    /// A worker whose model runs on the device's own thread. Only such models need health probes.
     pub(super) fn on_device() -> Self {
         Self::with(ExecutorFacts { passes_max: 2, is_serial: true }, &[QueueFacts::own("m")])
     }
@@ -157,7 +157,7 @@ impl Worker {
         self.core.apply(event, Now { at: self.now, unix_ms: self.unix_ms })
     }
 
-    /// A reply queue has not confirmed what was sent to it, twice.
+    /// A reply queue twice did not confirm a reply.
     pub(super) fn is_silent(&mut self, queue: &str) {
         for _ in 0..2 {
             let outcome =
@@ -167,7 +167,7 @@ impl Worker {
         }
     }
 
-    /// A job as the broker delivers it. Its withdrawal has to match the digest of its number.
+    /// A delivery of job `key`. The secret of its withdrawal is the job's number.
     pub(super) fn delivery(key: u64, source: Source, headers: JobHeaders) -> Delivery {
         Delivery {
             job: JobKey(key),
@@ -225,7 +225,7 @@ impl Worker {
         self.passes().into_iter().next().expect("a pass is started")
     }
 
-    /// All of them.
+    /// All passes that are started when no other event waits.
     pub(super) fn passes(&mut self) -> Vec<PassOrder> {
         let actions = self.apply(Event::Idle);
         let orders = actions.into_iter().filter_map(|action| match action {
@@ -244,7 +244,7 @@ impl Worker {
         self.ends_with(order, result, outputs, MEMORY)
     }
 
-    /// A pass ends, after which the device's memory is so.
+    /// A pass ends; afterwards the device's memory is `memory`.
     pub(super) fn ends_with(
         &mut self,
         order: &PassOrder,
@@ -267,7 +267,7 @@ impl Worker {
         self.core.memory_status(self.now).leaked
     }
 
-    /// Lets time pass, second by second, while a pass is on the device. Whether the worker gave the device up.
+    /// Lets time pass second by second while a pass is on the device. Returns whether the worker gave the device up.
     pub(super) fn seconds(&mut self, seconds: u64, on_device: OnDevice) -> bool {
         for _ in 0..seconds {
             self.now += Duration::from_secs(1);
@@ -353,7 +353,7 @@ pub(super) fn consumers(actions: &[Action]) -> Vec<ConsumerId> {
     of_jobs.map(|(_, consumer)| consumer).collect()
 }
 
-/// The first of them of a queue.
+/// The first consumer of a queue among those that these actions start.
 fn first_consumer_of(queue: JobQueue, actions: &[Action]) -> ConsumerId {
     started(actions).find(|(of, _)| *of == queue).expect("a consumer of each queue").1
 }

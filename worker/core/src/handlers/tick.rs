@@ -43,7 +43,7 @@ impl Core {
         }
     }
 
-    /// What an ended process held does not come back, and nothing that this process can do brings it back.
+    /// A program's process has ended, but its memory stays missing. This process cannot get it back, so the worker drains and restarts.
     pub(crate) fn memory_withheld(&mut self, model: ModelIndex, bytes: u64, lasted: Duration) {
         if self.lifecycle.is_draining() || self.lifecycle.restarts() {
             return;
@@ -59,8 +59,9 @@ impl Core {
         self.drain();
     }
 
-    /// Jobs whose messages the broker does not take, as those with full reply queues, keep no device busy: the worker may hold others in
-    /// their place, up to twice its credit. Not while the broker takes nothing at all: what they compute would only wait, too.
+    /// Jobs whose messages the broker does not take, for example because reply queues are full, do not keep the device busy. The worker may
+    /// hold other jobs in their place, up to twice its credit. It does not while the broker blocks all publishers, because the replies of
+    /// those jobs would wait too.
     fn count_unsettled(&mut self) {
         let mut unsettled = vec![0; self.models.len()];
         if !self.session.is_blocked() {
@@ -69,7 +70,7 @@ impl Core {
         self.credit.iter_mut().zip(unsettled).for_each(|(credit, jobs)| credit.set_unsettled(jobs));
     }
 
-    /// The budget follows the device's memory at once, slots with hysteresis; a device that stays nearly full ends in a restart.
+    /// Follows the device's memory: the budget at once, slots with hysteresis. A device that stays nearly full causes a restart.
     fn watch_memory(&mut self, reading: &Reading) {
         let free = reading.memory.free + reading.passes.total();
         let reserve = self.settings.reserve;

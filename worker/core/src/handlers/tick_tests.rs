@@ -10,7 +10,7 @@ use crate::device::Memory;
 use crate::event::{DecodedJob, Event, PassResult, PublicationOutcome, SessionFacts, Source};
 use crate::ids::{ConsumerId, JobKey, QueueIndex};
 
-/// The seconds, of so many, at which kept memory goes back to the system.
+/// The seconds, out of so many, at which the worker gives kept memory back to the system.
 fn trims(worker: &mut Worker, seconds: u64) -> Vec<u64> {
     let trims_at = |_: &u64| {
         worker.now += Duration::from_secs(1);
@@ -32,7 +32,7 @@ fn memory_kept_for_the_next_pass_goes_back_once_after_ten_quiet_seconds() {
     assert_eq!(trims(&mut worker, 25), [10]);
 }
 
-/// A broker that has jobs without end in the model's own queue, and sends live consumers what it may.
+/// A broker that never runs out of jobs in the model's own queue, and fills every live consumer.
 #[derive(Default)]
 struct Backlog {
     live: Vec<(ConsumerId, usize)>,
@@ -44,7 +44,7 @@ struct Backlog {
     runs: Option<PassOrder>,
 }
 
-/// Jobs that keep the worker's device busy: two passes, and half of one for half a second, of one job each.
+/// Jobs that keep the worker's device busy: two passes, and half a pass for half a second, at one job per pass.
 const CREDIT: usize = 3;
 
 impl Backlog {
@@ -133,8 +133,8 @@ impl Backlog {
     }
 }
 
-/// As while each of them has a reply queue of its own that is full: other callers' jobs keep the device busy meanwhile. But when the
-/// broker takes the replies again, it sends as many jobs that have not run.
+/// Jobs whose replies are not taken, as with a full reply queue for each. Other callers' jobs keep the device busy meanwhile. But the
+/// number is bounded: when the broker takes the replies again, it sends as many jobs that have not run.
 #[test]
 fn beside_jobs_whose_replies_are_not_taken_others_run_up_to_twice_the_credit() {
     for is_blocked in [false, true] {
@@ -175,7 +175,7 @@ fn memory_that_stays_missing_ends_in_a_restart_unless_the_worker_ends_anyway() {
     let mut worker = Worker::new();
     worker.apply(missing());
     assert!(worker.is_draining() && worker.wants_restart());
-    // Asked to stop meanwhile, it ends for good.
+    // A stop request meanwhile ends the worker without a restart.
     worker.apply(Event::StopRequested { signal: "SIGTERM" });
     assert!(worker.is_draining() && !worker.wants_restart());
 
@@ -205,6 +205,6 @@ fn what_the_device_thread_holds_while_a_pass_of_a_program_ends_is_no_leak() {
     for job in (1..60).step_by(2) {
         assert_eq!(round(job, RESIDENT), (0, 0), "job {job}");
     }
-    // What stays after a pass of the device thread is one.
+    // Memory that stays after a pass of the device thread is a leak.
     assert_eq!(round(61, RESIDENT + PASS), (0, PASS));
 }

@@ -1,5 +1,5 @@
-//! Ends what takes too long: passes that do not end, and jobs that were held for too long. What comes in are readings of the device,
-//! every second, and the broker's `consumer_timeout` once it has shown it.
+//! Ends passes that do not end by themselves, and jobs that were held for too long. Readings of the device come in every second, and the
+//! broker's `consumer_timeout` once the broker has shown it.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::jobs::{Running, StopReason};
 use crate::rejection::Rejection;
 
 impl Core {
-    /// Every second: gives the device up if a pass does not end, and ends jobs that were held for too long.
+    /// Every second: gives the device up if a pass does not end, and ends or requeues jobs that were held for too long.
     pub(crate) fn watch_time(&mut self, reading: &Reading) {
         if let Some(pass) = self.on_device_beyond(self.settings.pass_limit, reading) {
             let (error, blame) = match pass.waits {
@@ -29,26 +29,25 @@ impl Core {
         }
     }
 
-    /// The pass that has been on the device for longer than this.
+    /// The pass that has been on the device for longer than `limit`, if there is one.
     fn on_device_beyond(&self, limit: Duration, reading: &Reading) -> Option<OnDevice> {
         let lasts = |pass: &OnDevice| self.standstills.running_since(pass.since, self.now.at);
         reading.on_device.filter(|pass| lasts(pass) > limit)
     }
 
-    /// Whether a job was held for too long, and something is to be done about it now. `stuck`: a pass that has been on the device for
-    /// as long.
+    /// Whether a job was held for too long and must be handled now. `stuck`: the pass that has been on the device for as long, if any.
     fn is_overdue(&self, key: JobKey, job: &Running, stuck: Option<OnDevice>) -> bool {
         let held = self.now.at.saturating_duration_since(job.received.at);
-        // Jobs that wait for a health probe are decided about when it has ended.
+        // These are decided when the probe has ended.
         if held <= self.time_limits.job() || self.health.is_pending(key) {
             return false;
         }
-        // Its last pass is waited for as long as it takes.
+        // A given-up job only waits for its last pass, however long that takes.
         if job.is_given_up() {
             return false;
         }
         let is_over = job.is_decided() || matches!(job.stop_reason(), Some(StopReason::Requeued(_)));
-        // It may be decided that a job ends or is requeued, and not happen, because one of its passes does not end.
+        // The job's end may already be decided, but cannot take effect while one of its passes is stuck.
         let is_behind_stuck_pass = stuck.is_some() && job.is_in_a_pass();
         !is_over || is_behind_stuck_pass
     }
@@ -59,14 +58,14 @@ impl Core {
         let message = running.received.delivery.fingerprint;
         let pass = self.scheduler.in_flight(stuck.pass).filter(|pass| pass.has(message));
         let Some(pass) = pass.filter(|_| !stuck.waits) else {
-            // A job that is queued behind it would wait as long.
+            // A job that is queued behind the stuck pass would wait as long.
             return self.leave_pass(job);
         };
         if pass.is_of_one() && !running.has_progress() {
             let (headers, limit) = (running.headers.clone(), self.time_limits.job());
             self.dead_letter(job, Some(headers), Rejection::new(Reason::TimedOut, timed_out(limit)));
         } else {
-            // Until a job is alone in the pass, nothing shows which of them it is.
+            // Only a job that is alone in the pass and has finished nothing is known to be the cause.
             self.count_crash(job);
             self.leave_pass(job);
         }

@@ -1,5 +1,5 @@
-//! Jobs that their callers withdrew: no further pass, a `failed` reply, no dead letter. A pass in flight that only such jobs need is
-//! cancelled.
+//! Jobs that their callers withdrew. They get no further pass, a `failed` reply and no dead letter. Their passes in flight are cancelled
+//! unless another job needs them.
 
 use crate::Core;
 use crate::disposition::JobOutcome;
@@ -8,9 +8,9 @@ use crate::ids::JobKey;
 use crate::jobs::{Received, StopReason};
 
 impl Core {
-    /// A job that is not here yet, or is being read, is checked later. A job that waits to be read ends now: its inputs are being fetched,
-    /// or it is the next attempt of one that is still here. A job whose last reply, dead letter or next attempt is being published
-    /// is not changed; its next attempt is checked when it is delivered.
+    /// Ends or stops the jobs that a withdrawal names. Jobs that wait to be read (for their inputs, or as the next attempt of a job still
+    /// here) end now. Jobs that are being read, or not here yet, are checked later. A job whose last reply, dead letter or next attempt is
+    /// being published is not changed; its next attempt is checked when it is delivered.
     pub(crate) fn withdrawn(&mut self, withdrawn: Withdrawn) {
         let is_meant = |job: &Received| {
             let delivery = &job.delivery;
@@ -28,7 +28,7 @@ impl Core {
         jobs.into_iter().for_each(|job| self.stop_job(job, StopReason::Withdrawn));
     }
 
-    /// Takes a job that is not read yet, for its next step. A withdrawn one ends instead.
+    /// Removes a job that is not read yet and returns it for its next step. A withdrawn job ends instead.
     pub(crate) fn take_unless_withdrawn(&mut self, job: JobKey) -> Option<Received> {
         let received = self.jobs.take_received(job)?;
         if !self.withdrawals.has(&received.delivery, self.now.at) {
@@ -38,7 +38,7 @@ impl Core {
         None
     }
 
-    /// Nothing of a withdrawn job waits or runs any more. Outputs that were not published are dropped.
+    /// Ends a withdrawn job of which nothing waits or runs any more. Outputs that were not published are dropped.
     pub(crate) fn end_withdrawn(&mut self, job: JobKey) {
         let Some(running) = self.jobs.take_running(job) else { return };
         self.settle(running.settle_without_results(JobOutcome::Withdrawn, self.now.at));

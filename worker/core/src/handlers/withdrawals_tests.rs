@@ -16,10 +16,10 @@ use crate::rejection::Rejection;
 
 const CONFIRMED: PublicationOutcome = PublicationOutcome::Confirmed { messages: 1 };
 
-/// More than a part's worth of bytes.
+/// Bytes of more than one part.
 const LARGE: usize = 2 * 1024 * 1024;
 
-/// A worker that gets withdrawals by the jobs' own callers.
+/// A worker whose jobs are withdrawn by their own callers.
 impl Worker {
     fn withdraw(&mut self, job: u64) -> Vec<Action> {
         let (id, digest) = (job.to_string(), Digest::of(&job.to_string()));
@@ -30,7 +30,7 @@ impl Worker {
         self.apply(Event::Delivered(Box::new(Self::delivery(job, self.source(), JobHeaders::default()))))
     }
 
-    /// The job is redelivered, in another message or by another delivery of the same.
+    /// The job is redelivered: as another message, or the same message again.
     fn deliver_again(&mut self, job: u64, key: u64) -> Vec<Action> {
         let mut delivery = Self::delivery(key, self.source(), JobHeaders::default());
         delivery.id = Some(job.to_string());
@@ -42,7 +42,7 @@ impl Worker {
         self.apply(Event::Published { job: JobKey(job), outcome })
     }
 
-    /// The job ends as withdrawn: with the `failed` reply of these actions, an ack, and nothing else; and it is counted.
+    /// Checks that the job ends as withdrawn: these actions publish only its `failed` reply, an ack follows, and the end is counted.
     fn ends_as_withdrawn(&mut self, job: u64, actions: &[Action]) {
         assert_eq!(notices(actions), [JobKey(job)], "{actions:?}");
         assert!(replied(actions).is_empty() && requeued(actions).is_empty(), "{actions:?}");
@@ -60,7 +60,7 @@ impl Worker {
     }
 }
 
-/// It is not moved: the withdrawal came while it was read.
+/// The withdrawal came while the job was read, so the rule does not move it.
 #[test]
 fn a_withdrawn_job_that_a_rule_moves_ends_here() {
     let mut worker = Worker::new();
@@ -93,12 +93,12 @@ fn a_job_that_comes_after_its_withdrawal_is_not_even_read() {
     let actions = worker.deliver(1);
     assert!(!actions.iter().any(|action| matches!(action, Action::Decode { .. })), "{actions:?}");
     worker.ends_as_withdrawn(1, &actions);
-    // Nor when it is redelivered: from a delay, or because the ack was lost.
+    // Nor when it is redelivered, from a delay queue or because the ack was lost.
     let again = worker.deliver_again(1, 2);
     worker.ends_as_withdrawn(2, &again);
 }
 
-/// A reply to a queue that confirms nothing may hold up those of other callers.
+/// A reply to a queue that confirms nothing may delay replies to other callers.
 #[test]
 fn a_reply_queue_that_confirms_nothing_gets_no_word_of_a_withdrawal() {
     let mut worker = Worker::new();
@@ -136,7 +136,7 @@ fn a_job_that_is_being_read_is_withdrawn_when_it_was_read() {
     assert!(worker.withdraw(1).is_empty() && worker.withdraw(2).is_empty());
     let actions = worker.decoded(1, 3);
     worker.ends_as_withdrawn(1, &actions);
-    // Also one that cannot be read: there is no dead letter.
+    // The same for a withdrawn job that cannot be read: no dead letter.
     let malformed = Err(Rejection::new(Reason::Malformed, "no JSON"));
     let actions = worker.apply(Event::Decoded { job: JobKey(2), result: malformed });
     worker.ends_as_withdrawn(2, &actions);
@@ -159,7 +159,7 @@ fn outputs_of_a_pass_that_runs_are_dropped() {
     worker.job(1, 2, worker.source(), JobHeaders::default());
     let order = worker.pass();
     let actions = worker.withdraw(1);
-    // If it is on the device already, its slot is free when it has ended.
+    // A pass that is already on the device ends first; then the job's slot is free.
     assert!(matches!(actions[..], [Action::CancelPass { pass, .. }] if pass == order.pass), "{actions:?}");
     assert!(worker.withdraw(1).is_empty(), "the withdrawal is repeated");
     let actions = worker.ends(&order, PassResult::Done, vec![Some(10), Some(10)]);

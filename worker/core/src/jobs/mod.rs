@@ -25,13 +25,13 @@ use crate::sizes::Size;
 #[derive(Debug)]
 pub(crate) struct Received {
     pub(crate) delivery: Delivery,
-    /// Workers that were lost while they held it, as the poison policy has counted.
+    /// How many workers were lost while they held the job, as the poison policy counts them for this delivery.
     crashes: u32,
-    /// Its passes have no items of other jobs, because it may be the reason why workers or processes crash.
+    /// Whether its passes have no items of other jobs, because it may be the reason why workers or processes crash.
     runs_alone: bool,
-    /// Its passes have the device to themselves: if its process dies once more, it is dead-lettered.
+    /// Whether its passes have the device to themselves. If its process dies once more, the job is dead-lettered.
     is_last_try: bool,
-    /// The queue that it first came from: its passes take that queue's share.
+    /// The queue that it first came from, whose share its passes take.
     queue: QueueIndex,
     /// The inputs that it refers to are being fetched.
     is_fetching: bool,
@@ -61,12 +61,12 @@ impl Received {
         self
     }
 
-    /// The poison policy has counted so many workers that were lost while they held it.
+    /// Sets the crashes that the poison policy has counted.
     pub(crate) fn set_crashes(&mut self, crashes: u32) {
         self.crashes = crashes;
     }
 
-    /// It was lost with processes: its passes have no items of other jobs, and, at the last try, no other pass beside them.
+    /// The job was lost with processes. Its passes get no items of other jobs and, on the last try, the whole device.
     pub(crate) fn run_alone(&mut self, is_last_try: bool) {
         (self.runs_alone, self.is_last_try) = (true, is_last_try);
     }
@@ -87,8 +87,8 @@ impl Received {
         self.is_fetching
     }
 
-    /// The headers of a job that has not run here, with the crashes that the poison policy has counted. If it is published again, that is a
-    /// new message, without the broker's count of deliveries: only the headers keep it.
+    /// The headers of a job that has not run here, with the crashes that the poison policy has counted. If the job is published again, the
+    /// new message starts without the broker's count of deliveries, so the headers must keep them.
     pub(crate) fn reached(&self) -> JobHeaders {
         let mut headers = self.delivery.headers.clone().unwrap_or_default();
         headers.crashes = self.crashes();
@@ -100,38 +100,38 @@ impl Received {
         self.delivery.headers.as_ref().map_or(0, |headers| headers.crashes).max(self.crashes)
     }
 
-    /// How long the job had waited at a moment: since it was published, or, if it does not say, since it was delivered.
+    /// How long the job had waited at `until`: since its publishing, or since its delivery if the publisher gave no time.
     pub(crate) fn waited(&self, until: Instant) -> Duration {
         let before = self.delivery.published_ms.map_or(0, |ms| self.at_ms.saturating_sub(ms));
         Duration::from_millis(before) + until.saturating_duration_since(self.at)
     }
 
-    /// Whether its `expiration` has passed. The broker drops expired jobs from its queue; this is about those that it delivered
-    /// in time and that waited here, or that carry the moment of their publishing. The system's clock is asked once, when the
-    /// job comes: a clock that is set forward later ends no job.
+    /// Whether its `expiration` has passed. The broker drops expired jobs from its queue. This check is for jobs that waited here, or whose
+    /// expiration counts from a publishing time in the message. The system clock is read once, at the delivery: setting the clock forward
+    /// later does not end a job.
     pub(crate) fn is_expired(&self, now: Instant) -> bool {
         let held_ms = u64::try_from(now.saturating_duration_since(self.at).as_millis()).unwrap_or(u64::MAX);
         self.delivery.expires_at_ms.is_some_and(|at| self.at_ms.saturating_add(held_ms) > at)
     }
 
-    /// The next stage of a job that was read. Its replies may take so many bytes together.
+    /// The stage after reading. `reply_max`: the most bytes of all its replies together.
     pub(crate) fn decoded(self, decoded: DecodedJob, reply_max: u64) -> Running {
         Running::new(self, decoded, reply_max)
     }
 
-    /// The last but one stage of a job that will not run here.
+    /// The settling stage of a job that will not run here.
     pub(crate) fn settle(self, outcome: JobOutcome, now: Instant) -> Settling {
         let outcome = running::back_to(self.delivery.source, outcome);
         Settling::new(self, outcome, None, None, now)
     }
 }
 
-/// A job of which the broker has all that is to be published. Only its ack is due.
+/// A job about which the broker has confirmed every publication. Only its ack is due.
 #[derive(Debug)]
 pub(crate) struct Confirmed(Ended);
 
 impl Confirmed {
-    /// Its ack was sent, or could not be.
+    /// The job's end, after its ack was sent or could not be.
     pub(crate) fn into_ended(self) -> Ended {
         self.0
     }
@@ -159,7 +159,7 @@ impl Ended {
     }
 }
 
-/// A job that is not confirmed yet.
+/// A job that is held and not yet [`Confirmed`].
 #[derive(Debug)]
 pub(crate) enum Job {
     Received(Box<Received>),
@@ -177,8 +177,8 @@ impl Job {
     }
 }
 
-/// The jobs that this worker holds and that are not confirmed yet, in the order of their delivery: actions about several of them come in
-/// that order, so that the same events give the same actions. Bounded by the slots.
+/// The jobs that this worker holds and that are not [`Confirmed`] yet, in the order of their delivery. Actions about several jobs follow
+/// that order, so the same events give the same actions. Bounded by the slots.
 #[derive(Debug, Default)]
 pub(crate) struct JobTable(BTreeMap<JobKey, Job>);
 
@@ -286,7 +286,7 @@ impl JobTable {
         self.received_where(|received| received.is_fetching && is(received))
     }
 
-    /// The models of the jobs, other than large and quarantined ones, that have been published about for at least so long.
+    /// The models of the jobs that have been settling for at least `least`, without large and quarantined jobs.
     pub(crate) fn settling_for(&self, least: Duration, now: Instant) -> impl Iterator<Item = ModelIndex> {
         self.0.values().filter_map(move |job| match job {
             Job::Settling(settling) if now.saturating_duration_since(settling.since()) >= least => {
@@ -302,7 +302,7 @@ impl JobTable {
         self.0.values().any(|job| job.received().delivery.id.as_deref() == Some(id))
     }
 
-    /// What tells the messages of a queue's jobs from others.
+    /// The fingerprints of the messages of a queue's jobs.
     pub(crate) fn messages_of(&self, model: ModelIndex, queue: QueueIndex) -> Vec<Fingerprint> {
         let is_of = |delivery: &Delivery| {
             delivery.model == model && matches!(delivery.source, Source::Jobs(of, _) if of == queue)
@@ -311,15 +311,15 @@ impl JobTable {
         deliveries.filter(|delivery| is_of(delivery)).map(|delivery| delivery.fingerprint).collect()
     }
 
-    /// The session is lost, and its jobs are redelivered: forgets them, and gives, in the order of their
-    /// delivery, what tells their messages from others.
+    /// The session is lost, and its jobs will be redelivered. Removes all jobs and returns them in the order of their delivery, with their
+    /// messages' fingerprints.
     pub(crate) fn forget_all(&mut self) -> Vec<(JobKey, Fingerprint)> {
         let jobs = std::mem::take(&mut self.0).into_iter();
         jobs.map(|(key, job)| (key, job.received().delivery.fingerprint)).collect()
     }
 }
 
-/// A run that is on its way to the caller while the job goes on.
+/// A part (consecutive finished items) that is being published while the job continues.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PartInFlight {
     pub(crate) run: Run,
@@ -328,12 +328,12 @@ pub(crate) struct PartInFlight {
 }
 
 impl PartInFlight {
-    /// The caller has the items before this one.
+    /// Drops the items before `item`, which the caller has received.
     pub(crate) fn taken_up_to(&mut self, item: u32) {
         self.run.skip_to(item);
     }
 
-    /// The broker refused it: how often it has by now.
+    /// Counts a refusal by the broker. Returns the refusals so far.
     pub(crate) fn count_refusal(&mut self) -> u32 {
         self.tries += 1;
         self.tries

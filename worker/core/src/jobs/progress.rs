@@ -4,24 +4,24 @@ use std::collections::VecDeque;
 
 use crate::event::OutputSize;
 
-/// The items of a job from the first one that no reply was made of. All sizes are about the bytes in a reply.
+/// The items of a job from the first one that is in no reply yet. Sizes are the approximate bytes in a reply.
 #[derive(Debug)]
 pub(crate) struct Progress {
     items_total: u32,
-    /// Index of the first item that no reply was made of.
+    /// Index of the first item that is in no reply yet.
     next: u32,
-    /// From item `next` on: the size of its output, if it has one.
+    /// The output sizes from item `next` on; `None` while the output is missing.
     outputs: VecDeque<Option<OutputSize>>,
-    /// How many from the start of `outputs` are there and have room in replies, and their bytes.
+    /// How many outputs from the start are present and fit the replies, and their bytes.
     ready: usize,
     ready_bytes: usize,
     missing: usize,
-    /// What the items that are finished from the start of the job's attempt here take in replies, and the most that they may.
+    /// The reply bytes of all items finished since the job was delivered here, and the limit for them.
     reply_bytes: u64,
     reply_max: u64,
 }
 
-/// Finished items from the start, in order.
+/// Consecutive finished items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FinishedItems {
     /// Index of the first.
@@ -40,7 +40,7 @@ pub(crate) struct ReplyExcess {
 }
 
 impl Progress {
-    /// A job whose items from the index `next` on are still to run, and whose replies may take so many bytes.
+    /// A job that must run its items from `next` on, with at most `reply_max` bytes of replies.
     pub(crate) fn new(items_total: u32, next: u32, reply_max: u64) -> Self {
         let items = items_total.saturating_sub(next) as usize;
         Self {
@@ -59,17 +59,17 @@ impl Progress {
         self.items_total
     }
 
-    /// The first item that is not answered once all replies that were made are confirmed.
+    /// The first item that the caller does not have once all replies made so far are confirmed.
     pub(crate) fn items_done(&self) -> u32 {
         self.next
     }
 
-    /// Items from there on.
+    /// The items from there on.
     pub(crate) fn items_left(&self) -> usize {
         self.outputs.len()
     }
 
-    /// The output of an item is there; by the item's index within the whole job.
+    /// Records the output of an item. `index`: within the whole job.
     pub(crate) fn set_output(&mut self, index: u32, size: OutputSize) {
         let at = index.checked_sub(self.next).map(|at| at as usize);
         if let Some(slot) = at.and_then(|at| self.outputs.get_mut(at))
@@ -88,10 +88,10 @@ impl Progress {
         }
     }
 
-    /// The output that replies have no room for, once all items before it are finished.
+    /// The first output for which the replies have no room, once all items before it are finished.
     pub(crate) fn reply_excess(&self) -> Option<ReplyExcess> {
         let size = (*self.outputs.get(self.ready)?)?;
-        // Bounded by the items of a job, which fit.
+        // Cannot overflow: item indices are `u32`.
         let item = self.next + u32::try_from(self.ready).unwrap_or(u32::MAX);
         Some(ReplyExcess { item, bytes: self.reply_bytes.saturating_add(size.in_reply) })
     }
@@ -110,16 +110,16 @@ impl Progress {
         self.ready_bytes
     }
 
-    /// Outputs behind the first that is missing or has no room: they are lost when the job ends here.
+    /// Finished outputs after the first that is missing or has no room. They are lost if the job ends here.
     pub(crate) fn out_of_order(&self) -> usize {
         self.outputs.iter().skip(self.ready).flatten().count()
     }
 
-    /// Takes the finished items from the start away, to make a reply of them.
+    /// Removes the finished items from the start, for a reply.
     pub(crate) fn take_ready(&mut self) -> FinishedItems {
         let (offset, bytes) = (self.next, self.ready_bytes);
         self.outputs.drain(..self.ready);
-        // Bounded by the items of a job, which fit.
+        // Cannot overflow: item counts are `u32`.
         let items = u32::try_from(self.ready).unwrap_or(u32::MAX);
         self.next += items;
         (self.ready, self.ready_bytes) = (0, 0);
@@ -169,7 +169,7 @@ mod tests {
         set_output(&mut progress, 0, 4);
         assert_eq!((progress.ready(), progress.out_of_order()), (2, 1));
         assert_eq!(progress.reply_excess(), Some(ReplyExcess { item: 2, bytes: 16 }));
-        // What was taken away counts.
+        // Bytes that were already taken still count towards the limit.
         assert_eq!(progress.take_ready().items, 2);
         assert_eq!(progress.reply_excess(), Some(ReplyExcess { item: 2, bytes: 16 }));
     }

@@ -1,5 +1,5 @@
-//! A job whose items wait or run. What comes in are its outputs and what was decided about it; what goes out is its next step: a part, a
-//! requeue, or its end. Owns the job's headers and progress.
+//! A job whose items wait or run. Outputs and decisions come in; the job's next step goes out: a part, a requeue, or its end. Owns the
+//! job's headers and progress.
 
 mod ending;
 
@@ -17,11 +17,11 @@ use crate::event::{DecodedJob, OutputSize, Source};
 use crate::observation::Cause;
 use crate::scheduling::Waiting;
 
-/// A part goes out as soon as about so many bytes of a job are finished: large enough that framing costs nothing, small enough
-/// that a caller sees progress every few hundred texts; far below the body cap.
+/// A part is published once about this many bytes of a job are finished. That is large enough to make framing cheap, small enough to show
+/// the caller progress every few hundred texts, and far below the largest body.
 pub(crate) const PART_BYTES: usize = 1024 * 1024;
 
-/// The caller of a long job sees a part at least this often, if anything of it is finished.
+/// A finished item is published at the latest this long after the last part, so that the caller of a long job sees progress.
 const PART_AFTER: Duration = Duration::from_secs(1);
 
 /// Why a job takes part in no more passes here.
@@ -50,7 +50,7 @@ pub(crate) enum NextStep {
     PublishPart,
 }
 
-/// A job that was read. Its items are with the scheduler; which of them are finished is known here.
+/// A job that was read. The scheduler has its items; this type knows which are finished.
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(crate) received: Received,
@@ -61,24 +61,24 @@ pub(crate) struct Running {
     device_time: Duration,
     /// When the last part was made.
     part_at: Instant,
-    /// Passes with items of the job that fitted.
+    /// How many passes with items of the job have fitted.
     fitted: u32,
-    /// The most items of it that a pass may have, since the disk had no room for more.
+    /// The most items of the job in a pass, after the disk had no room for more.
     items_max: Option<u32>,
-    /// It runs without other jobs: because of crashes, or because a pass with others failed.
+    /// Whether it shares no pass with other jobs: because of crashes, or because a shared pass failed.
     is_isolated: bool,
     /// A health probe succeeded since the job was read.
     device_was_well: bool,
     /// Passes in flight with items of the job.
     passes: usize,
-    /// Index of the first item that is not prepared; the items of the job, if all are.
+    /// Index of the first item that is not prepared; the number of items if all are.
     next_unprepared: u32,
     /// The next items are being prepared.
     is_preparing: bool,
     stop_reason: Option<StopReason>,
     /// One part is published at a time. The end of the job waits for it.
     part: Option<PartInFlight>,
-    /// What was decided, while a part is in flight.
+    /// The decided outcome. It waits for the part and the passes in flight.
     decision: Option<JobOutcome>,
 }
 
@@ -108,7 +108,7 @@ impl Running {
         }
     }
 
-    /// How the job waits for passes, with the items of these indices and costs.
+    /// The job as the batcher holds it, with prepared items given by index and cost.
     pub(crate) fn waiting(&self, items: VecDeque<(u32, usize)>) -> Waiting {
         Waiting {
             key: self.received.delivery.job,
@@ -123,7 +123,7 @@ impl Running {
         }
     }
 
-    /// The most items that may share a pass with it.
+    /// The most items of a pass that this job joins.
     pub(crate) fn hint(&self) -> Option<u32> {
         [self.headers.batch_hint, self.items_max].into_iter().flatten().min()
     }
@@ -152,7 +152,7 @@ impl Running {
         self.is_preparing = true;
     }
 
-    /// So many items more are prepared. Gives the index of the first of them.
+    /// Records that `items` more are prepared. Returns the index of the first of them.
     pub(crate) fn prepared(&mut self, items: usize) -> u32 {
         let first = self.next_unprepared;
         self.next_unprepared = first.saturating_add(count(items)).min(self.progress.items_total());
@@ -164,7 +164,7 @@ impl Running {
         self.first_pass_at.is_some()
     }
 
-    /// A pass with items of the job was made. Gives how long the job had waited, if it is the first.
+    /// Records that a pass with items of the job was made. For the first such pass, returns how long the job had waited.
     pub(crate) fn pass_made(&mut self, now: Instant) -> Option<Duration> {
         self.passes += 1;
         if self.has_started() {
@@ -199,7 +199,7 @@ impl Running {
         self.device_time
     }
 
-    /// A pass with so many items fitted: a hint that was lowered may grow back.
+    /// A pass with so many items of the job fitted. A lowered batch hint may grow back.
     pub(crate) fn pass_fitted(&mut self, items: u32) {
         self.fitted += 1;
         self.headers.fitted(items, self.fitted);
@@ -213,8 +213,8 @@ impl Running {
         self.device_was_well = true;
     }
 
-    /// Whether a device that turned out to be sick after a pass of the job counts as a crash of it. Outside the quarantine the
-    /// job is at worst quarantined. In the quarantine a crash may dead-letter it, so the device must have been well before.
+    /// Whether a device that is found to be sick after a pass of the job counts as a crash of the job. Outside the quarantine a crash can
+    /// only quarantine it. From the quarantine a crash may dead-letter it, so the device must have been well before.
     pub(crate) fn is_charged_with_sickness(&self) -> bool {
         self.received.delivery.source != Source::Quarantine || self.device_was_well
     }
@@ -223,7 +223,7 @@ impl Running {
         self.progress.set_output(index, size);
     }
 
-    /// The output that its replies have no room for, if there is one.
+    /// The first output for which the job's replies have no room.
     pub(crate) fn reply_excess(&self) -> Option<ReplyExcess> {
         self.progress.reply_excess()
     }
@@ -241,7 +241,7 @@ impl Running {
         self.progress.items_done()
     }
 
-    /// Items that no reply was made of.
+    /// Items that are in no reply yet.
     pub(crate) fn items_left(&self) -> usize {
         self.progress.items_left()
     }
@@ -256,7 +256,7 @@ impl Running {
         self.progress.ready_bytes() >= PART_BYTES || (self.progress.ready() > 0 && is_overdue)
     }
 
-    /// Takes the finished run away, to publish it; nothing if it is empty and more is to come.
+    /// Removes the finished items for a reply. `None` if there are none and more are to come.
     fn take_run(&mut self, now: Instant) -> Option<Run> {
         let FinishedItems { offset, items, bytes } = self.progress.take_ready();
         let is_last = self.progress.is_empty();
@@ -274,7 +274,7 @@ impl Running {
         })
     }
 
-    /// A part of what is finished goes out.
+    /// Starts to publish a part. Returns its items.
     pub(crate) fn start_part(&mut self, now: Instant) -> Option<Run> {
         let run = self.take_run(now)?;
         self.part = Some(PartInFlight { run, tries: 0 });
@@ -314,7 +314,7 @@ impl Running {
         self.decision.is_some()
     }
 
-    /// The outcome of the job as soon as its part and its passes have ended.
+    /// Sets the outcome that takes effect once the part and the passes in flight have ended.
     pub(crate) fn decide(&mut self, outcome: Option<JobOutcome>) {
         self.decision = outcome;
     }
@@ -323,7 +323,7 @@ impl Running {
         self.decision.take()
     }
 
-    /// What the job does next. `may_requeue`: it may be requeued now if it is unfinished.
+    /// The next step. `may_requeue`: whether an unfinished job may be requeued now.
     pub(crate) fn next_step(&self, may_requeue: bool, now: Instant) -> NextStep {
         if self.has_part_in_flight() {
             return NextStep::Wait;
@@ -338,7 +338,7 @@ impl Running {
             Some(why @ StopReason::Requeued(_)) if is_idle && !self.is_complete() => {
                 return if may_requeue { NextStep::End(why) } else { NextStep::Wait };
             }
-            // What its passes finish meanwhile is still published.
+            // Items that its passes finish meanwhile are still published.
             Some(StopReason::Requeued(_)) | None => {}
         }
         if self.is_complete() {
@@ -350,9 +350,9 @@ impl Running {
         }
     }
 
-    /// A process or a device was lost, or found to be sick, while it ran the job: counts as a crash. A delivery has one: if several of
-    /// its passes are lost, in processes of their own, one thing may have ended all of them. A decision that waits for other passes has
-    /// headers of its own, from before that.
+    /// A process or a device was lost, or found to be sick, while it ran the job. Counts one crash for each delivery: if several passes are
+    /// lost in separate processes, they may have the same cause. A decision that waits for other passes has its own, earlier copy of the
+    /// headers, which is updated too.
     pub(crate) fn count_crash(&mut self, incident: Attempt) {
         if self.headers.crashes > self.received.crashes() {
             return;
@@ -364,7 +364,7 @@ impl Running {
     }
 }
 
-/// A number of items of a job, which fits.
+/// Converts a number of items; it always fits.
 fn count(items: usize) -> u32 {
     u32::try_from(items).unwrap_or(u32::MAX)
 }

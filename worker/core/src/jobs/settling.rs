@@ -1,12 +1,11 @@
-//! Carries out what was decided about a job: publish, wait for the confirm, and only then let it be acknowledged. What comes in is
-//! how each publication went; what goes out is the next step. Pure.
+//! Carries out what was decided about a job: publish, wait for the confirm, and only then allow the ack. The broker's answers to
+//! publications come in; the next step goes out. Pure.
 //!
-//! A job's replies go first, then what was decided: another attempt (`settling/requeue.rs`) or a dead letter
-//! (`settling/dead_letter.rs`).
+//! A job's replies go first, then what was decided: another attempt (`settling/requeue.rs`) or a dead letter (`settling/dead_letter.rs`).
 //!
-//! [`JobOutcome`] is what was decided. A [`Step`] is what to do next, and a job takes several. [`End`] is how the job ended here, which
-//! may differ from what was decided: a reply that no queue takes ends as a dead letter. `Step` and `End` are two types because nobody
-//! may act on an end before the last step: only [`Settling::confirmed`] and [`Settling::given_back`] give it out.
+//! [`JobOutcome`] is the decision. A [`Step`] is what to do next, and a job takes several. [`End`] is how the job ended here, which may
+//! differ from the decision: a reply that no queue takes ends as a dead letter. `Step` and `End` are two types because an end must not be
+//! acted on before the last step: only [`Settling::confirmed`] and [`Settling::given_back`] return it.
 
 mod dead_letter;
 mod requeue;
@@ -28,27 +27,27 @@ pub(crate) enum Step {
     Publish(Publication),
     /// The broker refused the publication: wait, then publish it again.
     Retry,
-    /// The broker takes nothing about the job: wait, then give it back to its queue.
+    /// The broker takes neither a reply nor a dead letter: wait, then give the job back to its queue.
     Return,
     /// Have the broker dead-letter the job.
     Reject,
     /// All is published: acknowledge the job.
     Ack(AllPublished),
-    /// A queue or a binding of the worker's own is gone. The next session declares it again.
+    /// A queue or a binding of the worker's own was deleted. The next session declares it again.
     SessionUnusable(String),
 }
 
-/// The proof that a job may be acknowledged: nothing about it is left to publish, and the broker has confirmed what must not be lost.
-/// Only [`Settling::may_be_acked`] makes one, as the step after that.
+/// The proof that a job may be acknowledged: nothing about it is left to publish, and the broker has confirmed what must not be lost. Only
+/// [`Settling::may_be_acked`] creates it.
 #[derive(Debug)]
 pub(crate) struct AllPublished(());
 
-/// What the next step after a publication depends on, besides how it went.
+/// Conditions for the next step after a publication.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PublishPolicy {
-    /// A refused publication may be offered again.
+    /// Whether a refused publication may be offered again.
     pub(crate) may_retry: bool,
-    /// Sessions declare the queues: one that is gone comes back with the next session.
+    /// Whether sessions declare the queues: the next session then restores a deleted queue.
     pub(crate) declares: bool,
 }
 
@@ -78,19 +77,19 @@ enum Stage {
     Over,
 }
 
-/// A job that is published about.
+/// A job whose messages are being published.
 #[derive(Debug)]
 pub(crate) struct Settling {
     received: Received,
     outcome: JobOutcome,
-    /// Finished items that go out first.
+    /// Finished items, published first.
     run: Option<Run>,
-    /// Where the job stands before those.
+    /// The job's headers without those items.
     headers_before: Option<Box<JobHeaders>>,
-    /// Replies were not taken, and go to the dead letters.
+    /// Whether replies were not taken and go to the dead letters.
     has_dead_replies: bool,
     stage: Stage,
-    /// How often the broker refused what is being published.
+    /// How often the broker refused the current publication.
     tries: u32,
     end: End,
     first_pass_at: Option<Instant>,
@@ -134,7 +133,7 @@ impl Settling {
         &self.received
     }
 
-    /// Since when it is published about.
+    /// When settling began.
     pub(crate) fn since(&self) -> Instant {
         self.ready_at
     }
@@ -166,7 +165,7 @@ impl Settling {
         }
     }
 
-    /// The first replies are confirmed: the caller has the items before this one. If a later reply is not taken, the job stands there.
+    /// The caller has the items before `item`, from the first replies. If a later reply is not taken, the job counts as done up to there.
     pub(crate) fn replies_taken(&mut self, item: u32) {
         let Some(run) = self.run.as_mut().filter(|_| self.stage == Stage::Reply) else { return };
         run.skip_to(item);
@@ -175,7 +174,7 @@ impl Settling {
         }
     }
 
-    /// The broker refused the publication: how often it has by now.
+    /// Counts a refusal by the broker. Returns the refusals of this publication so far.
     pub(crate) fn count_refusal(&mut self) -> u32 {
         self.tries += 1;
         self.tries
@@ -185,12 +184,12 @@ impl Settling {
         self.tries
     }
 
-    /// What is being published are the replies of a job that does not end with them.
+    /// Whether the current publication is replies after which the job does not end.
     pub(crate) fn is_part(&self) -> bool {
         self.stage == Stage::Reply && !matches!(self.outcome, JobOutcome::Reply)
     }
 
-    /// The refused publication once more.
+    /// Repeats the refused publication.
     pub(crate) fn again(&mut self) -> Step {
         let tries = self.tries;
         let step = match self.stage {
@@ -244,7 +243,7 @@ impl Settling {
         }
     }
 
-    /// The replies go to the dead letters, and so does the job.
+    /// The replies go to the dead letters, and the job too.
     fn replies_not_taken(&mut self, outcome: &PublicationOutcome) -> Step {
         self.has_dead_replies = true;
         match &mut self.outcome {
@@ -257,8 +256,8 @@ impl Settling {
         self.dead_letters()
     }
 
-    /// A queue or a binding of the worker's own is gone. Where sessions declare them, the next one brings it back; where they
-    /// do not, a new session would change nothing, and return the unacknowledged jobs of all others.
+    /// A queue or a binding of the worker's own was deleted. If sessions declare queues, the next session restores it. If not, a new
+    /// session would not help, and would return the unacknowledged jobs of all callers.
     fn no_queue(&mut self, destination: &str, declares: bool) -> Step {
         let error = format!("no queue takes what is published to {destination}: it was deleted or unbound");
         if declares {
@@ -294,12 +293,12 @@ impl Settling {
         self.over(Step::Ack(AllPublished(())))
     }
 
-    /// The last stage of a job of which the broker has everything.
+    /// The stage of a job of which the broker has confirmed everything.
     pub(crate) fn confirmed(self, _proof: AllPublished) -> Confirmed {
         Confirmed(self.ended())
     }
 
-    /// The end of a job that was given back, or left to the broker to dead-letter: it is never acknowledged.
+    /// The end of a job that was given back, or that the broker was asked to dead-letter. It is never acknowledged.
     pub(crate) fn given_back(self) -> Ended {
         self.ended()
     }

@@ -51,7 +51,7 @@ fn requeue(otherwise: Option<Box<Otherwise>>) -> JobOutcome {
     JobOutcome::Requeue(Requeue { route: Route::Now, headers, cause: Cause::Smaller, otherwise })
 }
 
-/// For other workers, after so many waits for their queue.
+/// A job for other workers that has already waited so many times for their queue.
 fn for_others(waits: u32) -> JobOutcome {
     let back = JobHeaders { items_done: 5, waits, ..JobHeaders::default() };
     let reason = |reason| Rejection::new(reason, "too large");
@@ -93,7 +93,7 @@ fn word(step: &Step) -> String {
     }
 }
 
-/// Nothing is offered again.
+/// Refused publications are not offered again.
 fn policy(declares: bool) -> PublishPolicy {
     PublishPolicy { may_retry: false, declares }
 }
@@ -292,7 +292,7 @@ fn a_refused_publication_is_offered_again() {
     assert_eq!(word(&settling.published(CONFIRMED, policy(true))), "ack");
 }
 
-/// A retry of the dead letter starts behind them, and the replies beside it are all that is missing.
+/// A retry of the dead letter continues after the confirmed replies. The replies beside the dead letter are exactly the missing ones.
 #[test]
 fn replies_that_were_confirmed_before_a_refused_one_count_as_answered() {
     let outcomes =

@@ -1,4 +1,4 @@
-//! The end of a running job: what is published about it, from which item on, and to which queue it goes back.
+//! The end of a running job: what is published, from which item on, and to which queue it is requeued.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::event::Source;
 use crate::jobs::Settling;
 
 impl Running {
-    /// The next stage: what is finished goes out first, then what `outcome` asks for.
+    /// The settling stage. The finished items are published first, then what `outcome` requires.
     pub(crate) fn settle(mut self, outcome: JobOutcome, now: Instant) -> Settling {
         let run = match &outcome {
             JobOutcome::AckOnly | JobOutcome::Withdrawn => None,
@@ -25,7 +25,7 @@ impl Running {
         Settling::new(self.received, outcome, run, headers, now).after_first_pass(self.first_pass_at)
     }
 
-    /// The next stage of a job whose part was not taken: its replies go to the dead letters beside it.
+    /// The settling stage of a job whose part was not taken. The part's replies go to the dead letters, with the job.
     pub(crate) fn settle_undeliverable(self, run: Run, outcome: JobOutcome, now: Instant) -> Settling {
         let Self { received, first_pass_at, .. } = self;
         let source = received.delivery.source;
@@ -41,13 +41,13 @@ impl Running {
     }
 }
 
-/// The outcome of a job from this queue with the items that are answered when it takes effect.
+/// Sets the items that are answered when the outcome takes effect, and the queue to go back to.
 fn at(mut outcome: JobOutcome, items_done: u32, source: Source) -> JobOutcome {
     outcome.set_items_done(items_done);
     back_to(source, outcome)
 }
 
-/// The outcome of a job from this queue: if it is requeued at once, it goes back there.
+/// Changes an immediate requeue of a large or quarantined job: it goes back to the queue that it came from.
 pub(in crate::jobs) fn back_to(source: Source, mut outcome: JobOutcome) -> JobOutcome {
     if let JobOutcome::Requeue(requeue) = &mut outcome
         && requeue.route == Route::Now

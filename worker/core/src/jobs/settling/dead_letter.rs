@@ -12,13 +12,13 @@ use crate::observation::End;
 use crate::rejection::Rejection;
 
 impl Settling {
-    /// The job ends as a dead letter, at the items that were answered before the run that goes out first.
+    /// Changes the outcome to a dead letter. Its headers count the items that were answered before the run that is published first.
     pub(super) fn becomes_dead_letter(&mut self, rejection: Rejection) {
         self.end = End::DeadLettered(rejection.reason);
         self.outcome = JobOutcome::DeadLetter { headers: self.headers_before.take(), rejection };
     }
 
-    /// Replies that were not taken first, then the job itself.
+    /// Publishes the replies that were not taken, if any, and then the job.
     pub(super) fn dead_letters(&mut self) -> Step {
         if !self.has_dead_replies {
             return self.dead_letter();
@@ -39,7 +39,7 @@ impl Settling {
         self.publish(Stage::Notice, Publication::FailureNotice(rejection))
     }
 
-    /// The next step after the replies were published to the dead letters. The job follows also without them.
+    /// The next step after the replies were published to the dead letters. The job follows even if the broker did not take them.
     pub(super) fn replies_dead_lettered(&mut self, outcome: PublicationOutcome, declares: bool) -> Step {
         match outcome {
             PublicationOutcome::Unroutable { destination } => self.no_queue(&destination, declares),
@@ -81,9 +81,9 @@ impl Settling {
         self.notice()
     }
 
-    /// The next step after the `failed` reply was published. The job ends also if it did not arrive.
+    /// The next step after the `failed` reply was published. The job ends even if the reply did not arrive.
     pub(super) fn notified(&mut self, outcome: &PublicationOutcome) -> Step {
-        // Who withdrew a job may be gone.
+        // A caller that withdrew a job may be gone, so a lost reply is not logged.
         let is_awaited = !matches!(self.outcome, JobOutcome::Withdrawn);
         if is_awaited && !matches!(outcome, PublicationOutcome::Confirmed { .. }) {
             let delivery = &self.received.delivery;
@@ -98,7 +98,7 @@ impl Settling {
         self.end_of_dead_letter()
     }
 
-    /// The next step when no `failed` reply is published, because the caller's reply queue confirms nothing.
+    /// The next step when the `failed` reply is skipped, because the caller's reply queue confirms nothing.
     pub(crate) fn notice_skipped(&mut self) -> Step {
         let destination = self.received.delivery.reply_queue.clone().unwrap_or_default();
         self.notified(&PublicationOutcome::Unreachable { destination, why: "confirms nothing" })
@@ -117,7 +117,7 @@ impl Settling {
     }
 }
 
-/// Why a job ends whose replies were not taken.
+/// Why a job is dead-lettered whose replies were not taken.
 pub(crate) fn undeliverable(outcome: &PublicationOutcome) -> Rejection {
     let (queue, fault) = match outcome {
         PublicationOutcome::TooLarge => {

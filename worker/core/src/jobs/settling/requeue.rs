@@ -19,9 +19,9 @@ impl Settling {
         self.publish(Stage::Requeue, publication)
     }
 
-    /// Another attempt by way of a delay queue, because the job's queue is full. As it was delivered it would run again at the size
-    /// that failed, and send its parts again. Holding it would occupy a slot without draining the queue. A delay queue has no length
-    /// limit.
+    /// Publishes another attempt to a delay queue, because the job's queue is full. Giving the old message back instead would repeat the
+    /// size that failed, and the parts that were sent. Holding it would occupy a slot without draining the queue. A delay queue has no
+    /// length limit.
     pub(super) fn requeue_later(&mut self) -> Step {
         let JobOutcome::Requeue(Requeue { headers, .. }) = &self.outcome else { return self.give_back() };
         let publication =
@@ -87,7 +87,7 @@ impl Settling {
         self.requeue_impossible(otherwise.no_queue)
     }
 
-    /// There can be no other attempt: the job ends as a dead letter, with the headers that the attempt would have had.
+    /// No other attempt is possible. The job ends as a dead letter, with the headers that the attempt would have had.
     fn requeue_impossible(&mut self, rejection: Rejection) -> Step {
         let JobOutcome::Requeue(requeue) = &self.outcome else { return self.give_back() };
         self.headers_before = Some(requeue.headers.clone());
@@ -95,7 +95,7 @@ impl Settling {
         self.dead_letters()
     }
 
-    /// Another outcome takes the place of the requeue that was decided on.
+    /// Replaces the requeue with another outcome.
     fn instead(&mut self, outcome: JobOutcome) -> Step {
         (self.end, self.outcome) = (end_of(&outcome), outcome);
         match self.outcome {
