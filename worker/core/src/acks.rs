@@ -1,8 +1,8 @@
-//! Acknowledges several deliveries of a channel with one frame. What comes in are deliveries whose ack is due; what goes out are frames.
+//! Acknowledges several deliveries of a channel with one frame. Deliveries whose ack is due come in; ack frames go out.
 //!
-//! A broker numbers the deliveries of a channel from 1 on without gaps, and an ack with `multiple` covers all up to its number. Use
-//! `multiple` only when every earlier delivery is settled. A number that the worker has not seen yet may be a job that is being delivered.
-//! All deliveries after such a number are acked one by one.
+//! A broker numbers the deliveries of a channel from 1 on without gaps. An ack with `multiple` covers all deliveries up to its number, so
+//! use it only when every earlier delivery is settled. A number that the worker has not seen yet may be a job on its way: later deliveries
+//! are acked one by one.
 
 use std::collections::BTreeMap;
 
@@ -16,29 +16,29 @@ pub struct AckFrame {
 }
 
 impl AckFrame {
-    /// The delivery that it names.
+    /// The delivery that the ack names; with `multiple`, the last one that it covers.
     pub fn tag(self) -> DeliveryTag {
         self.tag
     }
 
-    /// It covers all deliveries of the channel up to that one.
+    /// Whether the ack covers all deliveries of the channel up to [`tag`](Self::tag).
     pub fn is_multiple(self) -> bool {
         self.multiple
     }
 }
 
-/// The deliveries of one channel whose ack is due (each with a `T`), and what the broker has been sent.
+/// The deliveries of one channel whose ack is due, each with a `T` for the caller, and what is already settled.
 #[derive(Debug)]
 pub(crate) struct Acks<T> {
     /// Every delivery up to this one is acknowledged or given back.
     settled_up_to: u64,
-    /// Others that are: the first and the last of each run. There are no more runs than unacknowledged deliveries.
+    /// Settled deliveries after that: first and last of each run. There are at most as many runs as unacknowledged deliveries.
     settled_beyond: BTreeMap<u64, u64>,
     due: BTreeMap<u64, T>,
-    /// For each frame that was taken and not yet sent, the deliveries that it covers. The next acks wait for these: an ack
-    /// must not overtake one that it would cover.
+    /// The deliveries that each frame of the last `take` covers, until that frame is sent. The next `take` waits for them: a `multiple` ack
+    /// must not overtake an earlier ack that it would cover.
     sending: Vec<Vec<(u64, T)>>,
-    /// The broker closed the channel: no ack of it covers others any more, and nothing is remembered for that.
+    /// The broker closed the channel. Its remaining acks go nowhere, so settled runs are not recorded.
     is_closed: bool,
 }
 
@@ -55,7 +55,7 @@ impl<T> Default for Acks<T> {
 }
 
 impl<T> Acks<T> {
-    /// Deliveries whose ack is due or is being sent, and runs of settled ones beyond the first that is not.
+    /// Two counts: deliveries whose ack is due or being sent, and runs in `settled_beyond`.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let sending: usize = self.sending.iter().map(Vec::len).sum();
         (self.due.len() + sending, self.settled_beyond.len())
@@ -66,7 +66,7 @@ impl<T> Acks<T> {
         self.due.insert(tag.0, settled);
     }
 
-    /// The broker was sent a delivery back, so it is settled without an ack; or it could not be sent it.
+    /// The worker gave a delivery back to the broker. That settles it without an ack; if it was not `sent`, the channel is closed.
     pub(crate) fn given_back(&mut self, tag: DeliveryTag, sent: bool) {
         if sent {
             self.note_settled(tag.0);
@@ -75,7 +75,7 @@ impl<T> Acks<T> {
         }
     }
 
-    /// The acks that are due, in as few frames as the order allows; none while others are being sent.
+    /// The acks that are due, in as few frames as the order allows; none while earlier frames are being sent.
     pub(crate) fn take(&mut self) -> Vec<AckFrame> {
         if !self.sending.is_empty() || self.due.is_empty() {
             return Vec::new();
@@ -104,8 +104,8 @@ impl<T> Acks<T> {
         frames
     }
 
-    /// The frames of the last [`take`](Self::take) have been dealt with; for each, in order, whether the broker was sent it.
-    /// Gives all that they were for.
+    /// Reports, for each frame of the last [`take`](Self::take) in order, whether it was sent. Returns the `T` of every covered delivery
+    /// with that result.
     pub(crate) fn sent(&mut self, sent: &[bool]) -> Vec<(T, bool)> {
         let mut all = Vec::new();
         for (at, covered) in std::mem::take(&mut self.sending).into_iter().enumerate() {
@@ -122,13 +122,13 @@ impl<T> Acks<T> {
         all
     }
 
-    /// The session is over: gives all whose ack was not sent.
+    /// The session is over. Returns the `T` of every delivery whose ack was not sent.
     pub(crate) fn into_unsent(self) -> Vec<T> {
         let sending = self.sending.into_iter().flatten().map(|(_, settled)| settled);
         sending.chain(self.due.into_values()).collect()
     }
 
-    /// The channel is closed. It may have belonged to a further queue, whose loss is not that of the session.
+    /// The channel is closed. If it belonged to a further queue, the session goes on without it.
     fn close(&mut self) {
         self.is_closed = true;
         self.settled_beyond.clear();
@@ -230,7 +230,7 @@ mod tests {
         assert!(acks.settled_beyond.is_empty());
     }
 
-    /// Acks of settled jobs, one of which could not be sent, by an ack or by a return.
+    /// Settled jobs, then one whose ack or return could not be sent.
     #[test]
     fn a_closed_channel_keeps_nothing_of_what_was_settled() {
         for is_returned in [false, true] {

@@ -26,19 +26,19 @@ pub enum Action {
     },
     /// Stop a consumer. Answer: `ConsumerEnded`.
     StopConsumer { model: ModelIndex, queue: JobQueue, consumer: ConsumerId },
-    /// Ask how much waits. Answer: `QueuesCounted`, and `QueueLost` for each further queue that cannot be counted.
+    /// Ask the broker how many messages wait. Answer: `QueuesCounted`, and `QueueLost` for each further queue that cannot be counted.
     CountQueues { model: ModelIndex },
     /// Declare a further queue that was lost, or check that it is there, on a new channel. Answer: `QueueLookedFor`; if the queue is
     /// there, its consumers start on that channel.
     LookForQueue { model: ModelIndex, queue: QueueIndex },
     /// Take one job from the quarantine. Answer: `Delivered` or `QuarantineEmpty`.
     FetchQuarantined { model: ModelIndex },
-    /// Read a job's body and prepare its first inputs: of at least so much cost together, or all. Answer: `Decoded`; or
-    /// `Moved`; or `Referring`, if inputs are to be fetched first.
+    /// Read a job's body and prepare its first inputs until their costs reach `cost`, or all of them. Answer: `Decoded`; `Moved` if a rule
+    /// sends the job to other workers; `Referring` if inputs must be fetched first.
     Decode { job: JobKey, cost: usize },
     /// Fetch the inputs that a job refers to from their stores. Answer: `Fetched`.
     Fetch { job: JobKey },
-    /// Prepare the next inputs of a job: of at least so much cost together, or all that are left. Answer: `Prepared`.
+    /// Prepare a job's next inputs until their costs reach `cost`, or all that are left. Answer: `Prepared`.
     Prepare { job: JobKey, cost: usize },
     /// Run a pass. Answer: `PassEnded`.
     Run(PassOrder),
@@ -78,9 +78,9 @@ pub struct PassOrder {
     /// Job and index within the job of each item, in the order in which the engine gets them. Empty for a health probe.
     pub items: Vec<(JobKey, u32)>,
     pub shape: PassShape,
-    /// No other pass may run on the device meanwhile, not even one of another process.
+    /// No other pass may run on the device meanwhile, not even a pass of another process.
     pub exclusive: bool,
-    /// Failed passes of this executor that the core knew of when it made this one.
+    /// How many failed passes of this executor the core knew of when it ordered this one.
     pub failures_known: u64,
 }
 
@@ -89,13 +89,13 @@ pub struct PassOrder {
 pub enum Publication {
     /// Replies with consecutive outputs: `part`s, and a last `done` if nothing of the job follows.
     Reply(Run),
-    /// Those replies of the last `Reply` that the broker has not confirmed, once more.
+    /// Publish again the replies of the last `Reply` that the broker has not confirmed.
     ReplyAgain,
     /// The job, to be tried again.
     Requeue { headers: Box<JobHeaders>, route: Route },
-    /// Those replies of the last `Reply` that the broker has not confirmed, to the dead letters.
+    /// Publish to the dead letters the replies of the last `Reply` that the broker has not confirmed.
     DeadReplies(Arc<Rejection>),
-    /// The job, to the dead letters; with its state (items done, attempts) if it could be read.
+    /// The job, to the dead letters; with its state (items done, attempts) if its headers could be read.
     DeadLetter { headers: Option<Box<JobHeaders>>, rejection: Arc<Rejection> },
     /// A `failed` reply to the caller.
     FailureNotice(Arc<Rejection>),
@@ -109,17 +109,17 @@ pub struct Run {
     pub items: u32,
     pub items_total: u32,
     pub attempt: u32,
-    /// From publishing, or else from delivery, to the first pass.
+    /// Time from publishing (or from delivery, if the publisher gave no time) to the first pass.
     pub queued: Duration,
     pub first_pass_at: Instant,
-    /// Nothing of the job comes after it.
+    /// Nothing of the job follows this run.
     pub is_last: bool,
-    /// About the bytes of its outputs in a reply.
+    /// Approximate bytes of the outputs in a reply.
     pub bytes: usize,
 }
 
 impl Run {
-    /// The caller has the items before this one. The rest goes out again, or to the dead letters.
+    /// Drops the items before `item`, which the caller has received. The rest is published again or goes to the dead letters.
     pub(crate) fn skip_to(&mut self, item: u32) {
         let taken = item.saturating_sub(self.offset).min(self.items);
         self.offset += taken;
@@ -130,7 +130,7 @@ impl Run {
 /// A queue of a model that jobs are consumed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobQueue {
-    /// One of the queues that its jobs come from.
+    /// A queue that the model's jobs come from: its own or a further one.
     Jobs(QueueIndex),
     /// Large jobs.
     Bulk,
@@ -151,7 +151,7 @@ pub enum Route {
     LargerDevice(String),
 }
 
-/// How far an operator's command came. The shell adds what only it knows, the memory that is free now.
+/// How far an operator's command has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     Done,

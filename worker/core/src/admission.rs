@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A device's bytes for passes. There is one, and whoever owns it admits passes: the scheduler. All others have a [`BudgetView`].
+/// A device's bytes for passes. The scheduler owns the only one and admits passes; everything else gets a [`BudgetView`].
 #[derive(Debug)]
 pub struct Budget(Arc<Account>);
 
-/// Shows a [`Budget`] to who may not take from it.
+/// A read-only view of a [`Budget`].
 #[derive(Clone, Debug)]
 pub struct BudgetView(Arc<Account>);
 
@@ -15,7 +15,7 @@ pub struct BudgetView(Arc<Account>);
 struct Account {
     limit: AtomicU64,
     used: AtomicU64,
-    /// One permit stands for the whole budget, also when that grows meanwhile, or is nothing.
+    /// A permit for the whole budget is out. It stays exclusive even if the budget grows or is zero.
     is_whole: AtomicBool,
 }
 
@@ -37,7 +37,8 @@ impl Budget {
         self.0.limit()
     }
 
-    /// Follows the device's memory. Permits that are out stay valid; no more are given until there is room again.
+    /// Sets the budget to follow the device's memory. Permits already given stay valid; new ones wait until `used` is below the limit
+    /// again.
     pub(crate) fn set_limit(&self, bytes: u64) {
         self.0.limit.store(bytes, Ordering::Release);
     }
@@ -46,7 +47,7 @@ impl Budget {
         self.0.available()
     }
 
-    /// A share of the budget, or nothing while others hold too much of it.
+    /// A permit for `bytes`, or `None` while other permits leave too little.
     pub fn try_acquire(&self, bytes: u64) -> Option<Permit> {
         if self.0.is_whole.load(Ordering::Acquire) {
             return None;
@@ -57,7 +58,7 @@ impl Budget {
         Some(Permit { bytes, is_whole: false, account: Arc::clone(&self.0) })
     }
 
-    /// The whole budget, or nothing while anyone holds a part of it.
+    /// A permit for the whole budget, or `None` while any other permit is out.
     pub(crate) fn try_acquire_all(&self) -> Option<Permit> {
         if self.0.used() > 0 || self.0.is_whole.swap(true, Ordering::AcqRel) {
             return None;
@@ -102,8 +103,7 @@ impl Account {
     }
 }
 
-/// A share of a [`Budget`]. It goes where the work goes and comes back when it is dropped, so the code that runs a pass
-/// drops it only after the device is done with the memory.
+/// A share of a [`Budget`], returned on drop. The code that runs a pass drops it only after the device is done with the memory.
 #[derive(Debug)]
 #[must_use = "dropping a permit gives it back"]
 pub struct Permit {

@@ -21,9 +21,8 @@ fn middle(tries: u32, min: Duration, max: Duration) -> Duration {
     min.saturating_mul(2u32.saturating_pow(tries.min(31))).min(max)
 }
 
-/// How long a job waits for memory that other processes hold, before its `delays`th try: the milliseconds of one of the
-/// delay queues. They are few and fixed, so the jitter is in the choice: half of the jobs get their turn's wait, the others
-/// the next shorter or longer one.
+/// How many milliseconds a job waits for memory of other processes before its `delays`th try. There are only a few delay queues with fixed
+/// times, so the jitter is in the choice: half of the jobs get their turn's wait, the others the next shorter or longer one.
 pub(crate) fn for_memory(delays: u32, random: &mut Random) -> u64 {
     let last = DELAYS_MS.len() - 1;
     let turn = (delays.saturating_sub(1) as usize).min(last);

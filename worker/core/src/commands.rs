@@ -1,5 +1,5 @@
-//! Operators' commands that wait. A pause waits until the broker sends no more jobs; a cancellation waits until its job is settled. What
-//! comes in are commands and the ends of jobs; what goes out are the requests that can be answered.
+//! Operators' commands that wait for their result: a pause until the broker sends no more jobs, a cancellation until its job is settled.
+//! Commands and ends of jobs come in; requests that can be answered go out.
 
 use vramq_schemas::Reason;
 
@@ -15,9 +15,9 @@ const CANCELS_MAX: usize = 64;
 struct Cancel {
     job: String,
     request: RequestId,
-    /// The operator was sent word that nothing of it waits or runs.
+    /// The operator was told that nothing of the job waits or runs.
     is_stopped: bool,
-    /// One of that id ended as asked for.
+    /// At least one job with this id ended as cancelled.
     is_cancelled: bool,
 }
 
@@ -45,7 +45,7 @@ impl Commands {
         std::mem::take(&mut self.pauses)
     }
 
-    /// Takes note of a cancellation; false if there are too many.
+    /// Records a cancellation. False if there are too many.
     pub(crate) fn cancel(&mut self, job: String, request: RequestId) -> bool {
         let has_room = self.cancels.len() < CANCELS_MAX;
         if has_room {
@@ -54,12 +54,12 @@ impl Commands {
         has_room
     }
 
-    /// Whether a job is to be stopped.
+    /// Whether a waiting cancellation names this job id.
     pub(crate) fn is_cancelled(&self, id: Option<&str>) -> bool {
         !self.cancels.is_empty() && self.cancels.iter().any(|cancel| Some(cancel.job.as_str()) == id)
     }
 
-    /// Nothing of the jobs of this id waits or runs: the requests whose operators are to hear of it now.
+    /// Nothing of the jobs with this id waits or runs any more. Returns the requests to answer with that, each once.
     pub(crate) fn stopped(&mut self, id: Option<&str>) -> Vec<RequestId> {
         let of_job = self.cancels.iter_mut().filter(|cancel| Some(cancel.job.as_str()) == id);
         let first_time = of_job.filter_map(|cancel| {
@@ -68,8 +68,8 @@ impl Commands {
         first_time.collect()
     }
 
-    /// A job of this id is settled. `others` of the same id are still held. The requests that are over, each with whether the
-    /// job ended as it asked.
+    /// A job with this id is settled; `others`: jobs with the same id are still held. Returns the requests that are finished, and for each
+    /// whether a job ended as cancelled.
     pub(crate) fn settled(&mut self, id: &str, end: End, others: bool) -> Vec<(RequestId, bool)> {
         let as_asked = matches!(end, End::DeadLettered(Reason::Cancelled) | End::Rejected(Reason::Cancelled));
         for cancel in self.cancels.iter_mut().filter(|cancel| cancel.job == id) {
@@ -85,7 +85,7 @@ impl Commands {
     }
 }
 
-/// How a job ended, in words.
+/// How a job ended, as text for the operator.
 pub(crate) fn describe(end: End) -> String {
     match end {
         End::Replied | End::AlreadySettled => "it was answered".to_owned(),

@@ -1,5 +1,4 @@
-//! The state of a worker. What comes in is an event. Its handler (`handlers/`) adds actions, and these go out. Each sub-state owns its own
-//! fields.
+//! The state of a worker. An event comes in, its handler (`handlers/`) adds actions, and these go out. Each sub-state owns its own fields.
 
 use std::time::{Duration, Instant};
 
@@ -62,10 +61,9 @@ pub struct Core {
 }
 
 impl Core {
-    /// A worker that has loaded its models and has no session yet. `budget` is what the device has for passes; a view
-    /// of it shows others how much is in use.
+    /// A worker that has loaded its models and has no session yet. `budget`: the device's bytes for passes.
     pub fn new(settings: Settings, models: Vec<ModelFacts>, limits: LearnedLimits, budget: Budget) -> Self {
-        // Any moment will do until the first event brings one: nothing is compared with it.
+        // A placeholder until the first event brings the time: nothing is compared with it.
         let now = Now { at: settings.started_at, unix_ms: 0 };
         Self {
             now,
@@ -93,8 +91,8 @@ impl Core {
         }
     }
 
-    /// Takes in an event. The actions are to be carried out in their order before the next event is applied; carrying them
-    /// out does not mean to wait for their answers.
+    /// Applies an event. The shell starts the returned actions in their order before it applies the next event, and does not wait for their
+    /// answers.
     pub fn apply(&mut self, event: Event, now: Now) -> Vec<Action> {
         self.now = now;
         self.note_standstill();
@@ -165,7 +163,7 @@ impl Core {
         }
     }
 
-    /// When `Event::Timer` is due next, if it is.
+    /// When the shell must send `Event::Timer` next, if at all.
     pub fn next_timer(&self) -> Option<Instant> {
         self.timers.next().into_iter().chain(self.scheduler.next_round()).min()
     }
@@ -217,12 +215,12 @@ impl Core {
         self.memory.limits()
     }
 
-    /// The worker was asked to stop: no session follows the one that ends.
+    /// Whether the worker was asked to stop. No session follows the current one then.
     pub fn is_draining(&self) -> bool {
         self.lifecycle.is_draining()
     }
 
-    /// The process is to be started again when it has ended (exit code 5).
+    /// Whether the process must be started again after it has ended (exit code 5).
     pub fn wants_restart(&self) -> bool {
         self.lifecycle.restarts()
     }
@@ -254,7 +252,7 @@ impl Core {
         self.settings.total.saturating_sub(self.settings.resident).saturating_sub(self.settings.reserve)
     }
 
-    /// Bytes that this process holds beyond what it held when it started.
+    /// Bytes that this process holds beyond what it held when its models were loaded.
     pub(crate) fn leaked(&self, memory: Memory) -> u64 {
         memory.own().saturating_sub(self.settings.resident)
     }

@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-/// The work that a worker wants to hold: two passes, one that runs and one that is ready, and what runs in this time. It covers
-/// the way to the broker and back, and the time to decode.
+/// The passes and the time that the jobs of a worker should cover: one pass that runs and one that is ready, plus half a second for the way
+/// to the broker and back and for decoding.
 const PASSES_AHEAD: f64 = 2.0;
 pub(crate) const TIME_AHEAD: Duration = Duration::from_millis(500);
 
@@ -15,11 +15,12 @@ const JOBS_UNKNOWN: f64 = 4.0;
 /// The weight of a new figure in its average: after some ten jobs or passes an old load is forgotten.
 const WEIGHT: f64 = 0.2;
 
-/// A second large job is held only to keep the device busy between two of them, for some tens of milliseconds. While an average
-/// one takes longer than this, that is less than a few hundredths of its time, and not worth to keep a job from an idle worker.
+/// The least time of an average large job for which a second one is not held. The second one only bridges the tens of milliseconds between
+/// two jobs. For longer jobs this gap is a few hundredths of the time at most, and the second job should go to an idle worker.
 const LARGE_IS_SHORT: Duration = Duration::from_secs(2);
 
-/// Large jobs count as short until an average one takes this long. Each change of mind starts or stops a consumer.
+/// Large jobs count as short until an average one takes this long. The distance between the two limits saves consumers from being started
+/// and stopped again and again.
 const LARGE_IS_LONG: Duration = Duration::from_secs(4);
 
 /// How many jobs to hold.
@@ -27,8 +28,8 @@ const LARGE_IS_LONG: Duration = Duration::from_secs(4);
 pub(crate) struct Wanted {
     /// From the queues that jobs come from.
     pub(crate) jobs: u16,
-    /// So many more of them, while as many others wait for the broker to take their messages; at most as many again. Once the broker
-    /// takes these messages, it sends as many jobs that have not run, and a worker that joins has to find some, too.
+    /// Additional jobs, one for each job that waits for the broker to take its messages, but not more than `jobs`. More would hurt: when
+    /// the broker takes these messages, it sends as many new jobs, and a worker that joins must find some too.
     pub(crate) beside: u16,
     /// From the queue of large jobs.
     pub(crate) large: u16,
@@ -47,14 +48,14 @@ pub(crate) struct Credit {
     large_job_cost: Option<f64>,
     /// Average cost that the device runs in a second.
     cost_per_second: Option<f64>,
-    /// An average large job takes so little time that another one should be ready when it ends.
+    /// Whether an average large job is so short that another one should be ready when it ends.
     large_is_short: bool,
-    /// Jobs that have run, and whose messages the broker has not taken for a while: they keep no device busy.
+    /// Jobs that have run and whose messages the broker has not taken for a while. They do not keep the device busy.
     unsettled: u16,
 }
 
 impl Credit {
-    /// So many jobs, which are not large, wait for the broker to take their messages.
+    /// Sets how many jobs, large ones not counted, wait for the broker to take their messages.
     pub(crate) fn set_unsettled(&mut self, jobs: usize) {
         self.unsettled = u16::try_from(jobs).unwrap_or(u16::MAX);
     }
@@ -70,7 +71,7 @@ impl Credit {
         self.compare_large();
     }
 
-    /// A pass of so much cost took so long.
+    /// Records that a pass of this cost took so long.
     pub(crate) fn pass_ended(&mut self, cost: usize, took: Duration) {
         if !took.is_zero() {
             blend(&mut self.cost_per_second, cost as f64 / took.as_secs_f64());
@@ -92,7 +93,7 @@ impl Credit {
         Wanted { jobs, beside: self.unsettled.min(jobs), large }
     }
 
-    /// How many jobs keep the device busy, of those that are not large; at least one.
+    /// How many jobs, large ones not counted, keep the device busy; at least one.
     fn jobs(&self, pass_cost_max: usize) -> u16 {
         let jobs = match self.job_cost {
             None => JOBS_UNKNOWN,

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use crate::ids::Fingerprint;
 use crate::sizes::Size;
 
-/// How many are remembered: several times the most jobs that one lost connection can leave unacknowledged, at a few dozen
-/// bytes each.
+/// How many messages are remembered: several times the most jobs that one lost connection can leave unacknowledged, at a few dozen bytes
+/// each.
 const REMEMBERED_MAX: usize = 16 * 1024;
 
-/// For how long. A broker notices a lost connection after two heartbeats, at most two minutes, and then delivers again; a
-/// publisher that sends identical bytes later than this means a new job.
+/// For how long a message is remembered. A broker notices a lost connection after two heartbeats, at most two minutes, and then redelivers.
+/// Identical bytes published later than this are a new job.
 const REMEMBERED_FOR: Duration = Duration::from_secs(300);
 
 /// A bounded memory of messages by their fingerprints, the oldest forgotten first.
@@ -26,7 +26,7 @@ pub(crate) struct DedupCache {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     times: u32,
-    /// Distinguishes it from a forgotten entry of the same message.
+    /// Distinguishes this entry from an earlier, forgotten entry of the same message.
     number: u64,
     at: Instant,
 }
@@ -42,7 +42,7 @@ impl DedupCache {
         self.order.push_back((message, self.last));
         if self.order.len() > REMEMBERED_MAX
             && let Some((oldest, number)) = self.order.pop_front()
-            // Not a message that was forgotten and remembered again.
+            // If the numbers differ, the message was forgotten and remembered again: keep the new entry.
             && self.known.get(&oldest).is_some_and(|entry| entry.number == number)
         {
             self.known.remove(&oldest);
@@ -76,7 +76,7 @@ impl DedupCache {
     }
 
     pub(crate) fn forget(&mut self, message: Fingerprint) {
-        // Its place in `order` is given up when its turn comes.
+        // The entry in `order` stays until it is the oldest.
         self.known.remove(&message);
     }
 }

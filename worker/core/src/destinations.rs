@@ -1,6 +1,6 @@
-//! Remembers reply queues that refuse replies or do not confirm them, so that the jobs of their callers do not take the slots of other
-//! callers. What comes in is how the broker took each reply; what goes out is whether a job has to wait unrun, and whether the slots are
-//! needed more than another try.
+//! Remembers reply queues that refuse replies or do not confirm them, so that their callers' jobs do not take the slots of other callers.
+//! The broker's answers to replies come in. Whether a job must wait unrun goes out, and whether slots are too scarce to publish refused
+//! replies again.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -9,35 +9,35 @@ use crate::event::{Delivery, PublicationOutcome};
 use crate::ids::{JobKey, ModelIndex};
 use crate::sizes::Size;
 
-/// How long a reply queue counts as full after it refused a reply: no job tries it, then one at a time does. Each refusal after that
-/// doubles the time, up to [`FULL_FOR_MAX`]: then a hundred full queues cost one or two slots, and a queue that takes replies again is
-/// noticed in time, because jobs wait for half an hour before they are dead-lettered.
+/// How long a reply queue counts as full after it refused a reply. During that time no job tries it; afterwards one job at a time does.
+/// Each further refusal doubles the time, up to [`FULL_FOR_MAX`]. So a hundred full queues cost one or two slots. Jobs wait for half an
+/// hour before they are dead-lettered, which is long enough to notice that a queue takes replies again.
 const FULL_FOR: Duration = Duration::from_secs(10);
 const FULL_FOR_MAX: Duration = Duration::from_secs(120);
 
-/// After that time a queue that refused a reply is still tried by one job at a time, for so long: longer than a job may wait for the try,
-/// or the queue would be forgotten before it is tried.
+/// How much longer a queue is tried by one job at a time only. This must be longer than a job may wait for its try, or the queue would be
+/// forgotten before it is tried.
 const FULL_REMEMBERED: Duration = Duration::from_secs(600);
 
 /// The most jobs that a worker holds for a queue that did not confirm a reply once.
 const HELD_MAX: usize = 2;
 
-/// How long a reply queue counts as silent after it did not confirm a reply, in times of what a confirm may take, because that is how
-/// long it takes to notice again. From the third time in a row on twice as long each time, up to [`SILENT_MAX`]: less than a job waits
-/// for a full queue before it is dead-lettered, so that a queue that confirms again is noticed in time.
+/// How long a reply queue counts as silent after it did not confirm a reply, as a multiple of the confirm timeout, which each new try
+/// costs. From the third time in a row on, each time doubles it, up to [`SILENT_MAX`]. That is less than a job waits before it is
+/// dead-lettered, so a queue that confirms again is noticed in time.
 const SILENT_FOR: u32 = 4;
 const SILENT_MAX: Duration = Duration::from_secs(600);
 
-/// Such reply queues that are kept in mind.
+/// The most full or silent reply queues that are remembered.
 const CLOSED_MAX: usize = 1024;
 
-/// The part of a model's slots that jobs may have which try such queues, whatever the number of queues, and the least number of these
-/// jobs. A caller has at most half of them, so that the full queues of one do not keep another's from being tried.
+/// The part of a model's slots for jobs that try full or silent queues, all queues together, and the least number of these jobs. A caller
+/// has at most half of them, so that its full queues do not keep another caller's from being tried.
 const TRYING_PART: usize = 8;
 const TRYING_MIN: usize = 2;
 
-/// The part of a model's slots that jobs may have whose refused replies are offered again. It also bounds what a caller takes with full
-/// queues that no worker has met before.
+/// If jobs for full and silent queues take more than this part of a model's slots, refused replies are not published again. This also
+/// bounds the slots for a caller's full queues that no worker has tried before.
 const OFFERED_PART: usize = 4;
 
 /// What is wrong with a reply queue.
@@ -49,7 +49,7 @@ enum Fault {
     Silent,
 }
 
-/// A reply queue that does not take replies.
+/// A reply queue that is full or silent.
 #[derive(Clone, Copy, Debug)]
 struct Closed {
     fault: Fault,
@@ -57,7 +57,7 @@ struct Closed {
     at: Instant,
     /// For how long it counts as full or silent.
     lasts: Duration,
-    /// How often in a row it was found so.
+    /// How many times in a row it was found full or silent.
     times: u32,
 }
 
@@ -74,8 +74,9 @@ impl Closed {
         now.saturating_duration_since(self.at) >= self.lasts.saturating_add(longer)
     }
 
-    /// How many jobs may try it. The first silence may have been the whole broker's. But RabbitMQ holds up a channel for a minute for a
-    /// first reply to a quorum queue without its majority, and a worker has few channels for first replies.
+    /// How many jobs may try the queue at a time. After the first silence is over any number may, because the whole broker may have been
+    /// silent. After later ones only one may: RabbitMQ blocks a channel for a minute on a first reply to a quorum queue without its
+    /// majority, and a worker has few channels for first replies.
     fn tries(&self, now: Instant) -> usize {
         match (self.fault, self.times, self.is_over(now)) {
             (Fault::Silent, 1, true) => usize::MAX,
@@ -94,14 +95,14 @@ struct Holder {
     caller: Option<String>,
 }
 
-/// What is known of reply queues.
+/// What the worker knows of reply queues.
 #[derive(Debug)]
 pub(crate) struct Destinations {
     /// How long a confirm may take.
     confirm_max: Duration,
     /// Those that are full or silent.
     closed: HashMap<String, Closed>,
-    /// By reply queue. Bounded by the slots.
+    /// The jobs that have run or may run for each reply queue. Bounded by the slots.
     held: HashMap<String, Vec<Holder>>,
 }
 
@@ -131,7 +132,7 @@ impl Destinations {
         }
     }
 
-    /// The job has ended here, or waits elsewhere from now on.
+    /// The job has ended here, or waits elsewhere from now on: it no longer counts for its reply queue.
     pub(crate) fn released(&mut self, delivery: &Delivery) {
         let Some(queue) = &delivery.reply_queue else { return };
         let Some(holders) = self.held.get_mut(queue) else { return };
@@ -141,7 +142,7 @@ impl Destinations {
         }
     }
 
-    /// A reply was published to the queue.
+    /// Records how the broker answered a reply to the queue.
     pub(crate) fn published(&mut self, queue: Option<&str>, outcome: &PublicationOutcome, now: Instant) {
         let Some(queue) = queue else { return };
         let fault = match outcome {
@@ -161,10 +162,10 @@ impl Destinations {
         self.closed.insert(queue.to_owned(), closed);
     }
 
-    /// The queue did not take a reply.
+    /// The new entry for a queue that did not take a reply.
     fn found(&self, queue: &str, fault: Fault, now: Instant) -> Closed {
         let known = self.known(queue, now).filter(|closed| closed.fault == fault);
-        // Replies that were on their way together, or offered again, are one time.
+        // Replies that were in flight together, or published again, count as one time.
         let is_same = |closed: &&Closed| match fault {
             Fault::Full => !closed.is_over(now),
             Fault::Silent => now.saturating_duration_since(closed.at) < self.confirm_max,
@@ -181,7 +182,7 @@ impl Destinations {
         Closed { fault, at: now, lasts: first.saturating_mul(longer).min(most), times }
     }
 
-    /// Makes room for another queue. A full one that is forgotten costs less than a silent one.
+    /// Makes room for another queue. Forgets full queues before silent ones: a silent queue costs more.
     fn forget_one(&mut self) {
         let least = self.closed.iter().min_by_key(|(_, closed)| (closed.fault == Fault::Silent, closed.at));
         if let Some(queue) = least.map(|(queue, _)| queue.clone()) {
@@ -193,13 +194,13 @@ impl Destinations {
         self.closed.get(queue).filter(|closed| !closed.is_forgotten(now))
     }
 
-    /// Whether the queue did not confirm what was sent to it, more than once, and is not to be tried now.
+    /// Whether the queue was silent more than once in a row and must not be tried now.
     pub(crate) fn is_silent(&self, queue: &str, now: Instant) -> bool {
         let closed = self.closed.get(queue).filter(|closed| closed.fault == Fault::Silent);
         closed.is_some_and(|closed| closed.tries(now) == 0)
     }
 
-    /// Whether a job that was just delivered, for a model with so many slots, has to wait unrun.
+    /// Whether a job that was just delivered must wait unrun. `slots`: those of its model.
     pub(crate) fn must_wait(&self, delivery: &Delivery, slots: u16, now: Instant) -> bool {
         let Some(queue) = &delivery.reply_queue else { return false };
         let Some(closed) = self.known(queue, now) else { return false };
@@ -217,7 +218,7 @@ impl Destinations {
         all >= most || own >= most / 2
     }
 
-    /// Whether jobs for full and silent queues have so many of a model's slots that refused replies are not offered again.
+    /// Whether jobs for full and silent queues take so many of a model's slots that refused replies must not be published again.
     pub(crate) fn hold_too_many(&self, model: ModelIndex, slots: u16, now: Instant) -> bool {
         !self.closed.is_empty()
             && self.trying(model, now).count() > (usize::from(slots) / OFFERED_PART).max(TRYING_MIN)

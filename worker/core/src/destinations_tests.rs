@@ -54,7 +54,7 @@ impl Worker {
         Self { destinations: Destinations::new(CONFIRM), now: Instant::now(), jobs: Vec::new(), last_job: 0 }
     }
 
-    /// A job is delivered. Whether it runs; else it is not held any more.
+    /// Delivers a job. Returns whether it runs; if not, it is no longer held.
     fn runs(&mut self, queue: &str, caller: &str) -> bool {
         self.last_job += 1;
         let delivery = delivery(self.last_job, queue, caller);
@@ -92,7 +92,7 @@ fn a_silent_queue_counts_as_full_until_it_would_be_noticed_again() {
     let mut worker = Worker::new();
     assert!(worker.runs("silent", "a"));
     worker.published("silent", &silent());
-    // A caller has half of the two that may try such queues.
+    // A caller gets half of the two jobs that may try silent queues.
     worker.now += FULL_FOR;
     assert!(!worker.runs("silent", "a"));
     assert!(worker.runs("silent", "b"), "two may try");
@@ -107,7 +107,7 @@ fn a_silent_queue_counts_as_full_until_it_would_be_noticed_again() {
 fn a_queue_that_stays_silent_is_tried_less_and_less_often_by_one_job_at_a_time() {
     let mut worker = Worker::new();
     worker.published("silent", &silent());
-    // Two that tried it.
+    // Two jobs tried the queue at once.
     worker.now += CONFIRM;
     worker.published("silent", &silent());
     let noticed = worker.now;
@@ -136,7 +136,7 @@ fn a_queue_that_stays_silent_is_tried_less_and_less_often_by_one_job_at_a_time()
 fn a_full_queue_is_tried_less_and_less_often_by_one_job_at_a_time_until_it_takes_a_reply() {
     let mut worker = Worker::new();
     assert!((0..5).all(|_| worker.runs("full", "a")) && worker.runs("other", "a"));
-    // Replies of all of them, and those that are offered again, are one time.
+    // Replies in flight together, and those published again, count once.
     (0..9).for_each(|_| worker.published("full", &refused()));
     worker.end("full");
     let mut lasts = FULL_FOR;
@@ -162,7 +162,7 @@ fn a_full_queue_is_tried_less_and_less_often_by_one_job_at_a_time_until_it_takes
     assert!(worker.destinations.held.is_empty());
 }
 
-/// Twenty full queues of a caller would have all slots, if each had its own two.
+/// If each full queue had its own two jobs, twenty of them would take all slots.
 #[test]
 fn all_full_queues_together_have_a_few_slots_and_a_caller_half_of_them() {
     let mut worker = Worker::new();
@@ -185,7 +185,7 @@ fn all_full_queues_together_have_a_few_slots_and_a_caller_half_of_them() {
     assert!(!worker.destinations.must_wait(&other_model, SLOTS, worker.now), "each model has its own slots");
 }
 
-/// Nobody knows a queue that was never tried.
+/// Queues that were never tried are not known to be full.
 #[test]
 fn a_refused_reply_is_not_offered_again_while_such_jobs_have_a_quarter_of_the_slots() {
     let mut worker = Worker::new();

@@ -44,11 +44,11 @@ impl std::error::Error for OutOfMemory {}
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
     pub error: String,
-    /// The loss came to light after its cause: the pass that runs now did not cause it.
+    /// The cause is older than the pass that runs now, so this pass is not to blame.
     pub is_late: bool,
 }
 
-/// All of a pass that its memory depends on.
+/// The sizes of a pass on which its memory depends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassShape {
     pub items: usize,
@@ -91,22 +91,22 @@ pub enum PassError {
     #[error("{oom}")]
     OutOfMemory {
         oom: OutOfMemory,
-        /// What a program said about it, for people; empty of engines that are built in.
+        /// The program's own message, for people; empty for built-in engines.
         said: String,
     },
     /// The engine could not run these items; the device is well.
     #[error("{0}")]
     Failed(String),
-    /// The engine says that an item can never be run; the device is well. Which item, by its place in the pass, if it says that.
+    /// The engine says that an item can never be run; the device is well. `item`: the index in the pass, if the engine names one.
     #[error("{text}")]
     InvalidInput { item: Option<usize>, text: String },
     /// The items took longer than they may; the device is well.
     #[error("{0}")]
     TimedOut(String),
-    /// A disk has no room for the items, or for what the engine wrote while it ran them: not for all of them together. The device is well.
+    /// A disk has no room for all items of the pass together, or for what the engine writes while it runs them. The device is well.
     #[error("{0}")]
     DiskFull(String),
-    /// The process that ran these items died, and nothing else did. Which of its jobs was the reason is not known.
+    /// The process that ran these items died; the device and other processes are not affected. Which job caused it is not known.
     #[error("{0}")]
     Crashed(String),
     /// The device is unusable until the process restarts.

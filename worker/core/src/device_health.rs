@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// The wait before a sick device is probed again; doubled with every probe that fails.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
 
-/// Consecutive failed probes after which the worker restarts: with the waits in between, a quarter of a minute.
+/// Consecutive failed probes after which the worker restarts. With the waits in between this takes about 15 s.
 const PROBES_MAX: u32 = 5;
 
 /// How the device is.
@@ -25,9 +25,9 @@ pub(crate) struct DeviceHealth(State);
 enum State {
     #[default]
     Well,
-    /// A pass failed, or a quarantined job is to run; a probe is under way, or will be. So many have shown nothing.
+    /// A pass failed, or a quarantined job is to run: a probe is in flight or due. `unclear`: probes in a row that ran out of memory.
     Doubtful { unclear: u32, next_at: Option<Instant> },
-    /// So many probes failed.
+    /// `failed` probes in a row have failed.
     Sick { failed: u32, next_at: Option<Instant> },
 }
 
@@ -74,7 +74,7 @@ impl DeviceHealth {
         matches!(self.0, State::Sick { .. })
     }
 
-    /// The session ended while a probe was under way. Its result will not be looked at: another one is needed.
+    /// The session ended while a probe was in flight, so nothing handles its result: another probe is needed.
     pub(crate) fn forget_probe(&mut self, now: Instant) {
         match &mut self.0 {
             State::Well => {}
@@ -183,7 +183,7 @@ mod tests {
         assert!(!cleared.is_unclear());
         let mut failed = health;
         assert_eq!(failed.probe_ended(ProbeResult::Failed, now), Finding::Sick);
-        // A sick device that has no memory is still sick, and no nearer to its end.
+        // Probes without memory neither end the sickness nor count as failed.
         for _ in 0..2 * PROBES_MAX {
             assert_eq!(failed.probe_ended(ProbeResult::OutOfMemory, now), Finding::Unclear);
             assert!(failed.is_sick());

@@ -1,5 +1,5 @@
-//! Decides what happens to a job whose pass ended without its outputs. What comes in are the job's headers and how the pass ended;
-//! what goes out is a [`JobOutcome`]. Pure.
+//! Decides what happens to a job whose pass ended without its outputs. The job's headers and the end of the pass come in; a [`JobOutcome`]
+//! goes out. Pure.
 
 use vramq_schemas::topology::DELAYS_MS;
 use vramq_schemas::{Attempt, JobHeaders, MinimumRequirement, Reason};
@@ -11,8 +11,8 @@ use crate::observation::Cause;
 use crate::rejection::Rejection;
 use crate::units::Mib;
 
-/// How often a job waits for memory that other processes hold, before it is dead-lettered: with the waits of `backoff.rs`
-/// about three minutes in all, in which a neighbour that only peaks has gone down again.
+/// How often a job waits for memory that other processes hold, before it is dead-lettered. With the waits of `backoff.rs` that is about
+/// three minutes, enough for the short peak of another process.
 pub(crate) const DELAYS_MAX: u32 = 8;
 
 /// How often a job waits for a full queue, its caller's or that of the workers that are to run it, before it is dead-lettered:
@@ -22,13 +22,13 @@ pub(crate) const WAITS_MAX: u32 = 64;
 /// The decision about a job. All policies return one of these; `settling.rs` carries it out.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum JobOutcome {
-    /// All outputs are there: the last reply goes out.
+    /// All outputs are there: the last reply is published.
     Reply,
     /// It is tried again.
     Requeue(Requeue),
-    /// It ends without all its results; with its state, if it could be read.
+    /// The job ends without all its results. `headers`: its state, if it could be read.
     DeadLetter { headers: Option<Box<JobHeaders>>, rejection: Rejection },
-    /// It was settled before, and the broker did not know.
+    /// An earlier delivery was settled, but its ack did not reach the broker.
     AckOnly,
     /// Its caller withdrew it: it ends with a `failed` reply, and without a dead letter.
     Withdrawn,
@@ -38,8 +38,8 @@ pub(crate) enum JobOutcome {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum AfterFailure {
     Decided(JobOutcome),
-    /// Nothing is decided yet: it is to run again on this worker, without the others of the pass or with fewer items, to learn whose
-    /// fault it was.
+    /// Undecided: the job runs again on this worker, without the other jobs of the pass or with fewer items, to find out which job is at
+    /// fault.
     RunAgainHere,
 }
 
@@ -49,22 +49,22 @@ pub(crate) struct Requeue {
     pub(crate) route: Route,
     pub(crate) headers: Box<JobHeaders>,
     pub(crate) cause: Cause,
-    /// Of a job that other workers are to run.
+    /// What happens if the target queue does not take it; only for a job that is sent to other workers.
     pub(crate) otherwise: Option<Box<Otherwise>>,
 }
 
 /// What becomes of a job if the queue of the workers that are to run it does not take it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Otherwise {
-    /// There is no such queue: why the job is dead-lettered.
+    /// Why the job is dead-lettered if the queue does not exist.
     pub(crate) no_queue: Rejection,
-    /// The queue is full.
+    /// The outcome if the queue is full.
     pub(crate) full: JobOutcome,
 }
 
 impl Otherwise {
-    /// For a job that goes to the workers of this key. While their queue is full it comes back with these headers, as it would if
-    /// it had not been sent there, and is sent again. `rejection`: why it is dead-lettered if the queue stays full.
+    /// For a job that is sent to the workers with this routing key. If their queue is full, the job comes back later with the headers
+    /// `back`, one wait added, as if it had not been sent. `rejection`: why it is dead-lettered if the queue stays full.
     pub(crate) fn new(key: &str, no_queue: Rejection, back: &JobHeaders, rejection: Rejection) -> Box<Self> {
         let mut headers = back.clone();
         headers.waits = headers.waits.saturating_add(1);
@@ -94,7 +94,7 @@ impl JobOutcome {
         Self::requeue(headers, Route::Now, cause)
     }
 
-    /// A worker, device or process was lost with the job after this was decided: the next attempt has to say so.
+    /// After this was decided, a worker, device or process was lost with the job. Adds the crash to the headers of the next attempt.
     pub(crate) fn count_crash(&mut self, incident: &Attempt) {
         let Self::Requeue(Requeue { headers, otherwise, .. }) = self else { return };
         count_crash(headers, incident.clone());
@@ -118,7 +118,7 @@ impl JobOutcome {
     }
 }
 
-/// Writes down that a worker, device or process was lost with the job.
+/// Adds a crash to the headers: a worker, device or process was lost with the job.
 pub(crate) fn count_crash(headers: &mut JobHeaders, incident: Attempt) {
     headers.crashes = headers.crashes.saturating_add(1);
     headers.history.push(incident);
@@ -140,27 +140,27 @@ pub(crate) struct PassFacts<'a> {
     pub(crate) exclusive: bool,
     /// Another pass of this worker was on the device at some time during it.
     pub(crate) overlapped: bool,
-    /// Bytes that this process holds beyond what it held when it started: a new one would have them.
+    /// Bytes that this process holds beyond what it held when its models were loaded. A new process would have them free.
     pub(crate) leaked: u64,
     /// Routing key of jobs for larger devices, if the model has one.
     pub(crate) larger: Option<&'a str>,
-    /// The milliseconds that the job would wait for memory.
+    /// How long the job would wait for memory, in milliseconds.
     pub(crate) delay_ms: u64,
     /// What a program said about it.
     pub(crate) said: &'a str,
 }
 
 impl PassFacts<'_> {
-    /// Whether no other pass can have had a part in an out-of-memory: none of this worker's by its permits, and none of
-    /// other processes', which an exclusive pass keeps out.
+    /// Whether no other pass can have caused this out-of-memory: neither one of this worker (`overlapped`) nor one of another process,
+    /// which an exclusive pass keeps out.
     pub(crate) fn alone(&self, oom: &OutOfMemory) -> bool {
         self.exclusive || (!self.overlapped && oom.foreign == 0)
     }
 }
 
-/// A pass ran out of device memory: halve down to one item, then run that alone on the device, then wait for what others
-/// hold, then give up. The same size is never tried twice under the same conditions. `item` is the index of
-/// the job's first item in the pass.
+/// A pass ran out of device memory. The job is halved down to one item, then runs that alone on the device, then waits for memory of other
+/// processes, then is dead-lettered or sent to a larger device. The same size is never tried twice under the same conditions. `item`: the
+/// index of the job's first item in the pass.
 pub(crate) fn after_out_of_memory(
     headers: &JobHeaders,
     item: u32,
@@ -177,8 +177,8 @@ pub(crate) fn after_out_of_memory(
         next.exclusive = true;
         return JobOutcome::requeue(next, Route::Now, Cause::Exclusive);
     }
-    // Other processes hold what is missing, or this process has leaked it; or nothing is missing by the device's own count:
-    // another process was faster, or the free memory is in pieces. All of these are temporary, and the job causes none of them.
+    // Temporary causes, none of them the job's fault: other processes hold what is missing, this process has leaked it, or the device
+    // counts enough free memory (another process was faster, or the free memory is fragmented).
     let in_time = oom.free.saturating_add(oom.foreign).saturating_add(pass.leaked);
     if oom.asked <= in_time && next.delays < DELAYS_MAX {
         next.delays += 1;
@@ -236,15 +236,16 @@ fn after_all_attempts(
     })
 }
 
-/// How often a job has waited for memory for its item of this index: none for an item that it did not wait for before, which has run.
+/// How often a job has waited for memory for the item with this index. Zero if the last out-of-memory was for an earlier item, which has
+/// run since.
 pub(crate) fn delays_before(headers: &JobHeaders, item: u32) -> u32 {
     // A crash since then was no attempt at an item.
     let is_another = headers.last_out_of_memory().is_some_and(|last| item > last.item);
     if is_another { 0 } else { headers.delays }
 }
 
-/// The engine failed on a pass, and the device is well. Jobs that shared the pass run again, each without the others. So the error, with
-/// what a program printed during the pass, goes to the caller of its only job.
+/// The engine failed on a pass, and the device is well. Jobs that shared the pass run again separately. So only the caller of a job that
+/// was alone gets the error, which may contain what a program printed during the pass.
 pub(crate) fn after_failure(
     headers: &JobHeaders,
     pass: &PassFacts<'_>,
@@ -257,8 +258,8 @@ pub(crate) fn after_failure(
     AfterFailure::Decided(JobOutcome::dead_letter(headers.clone(), Rejection::new(reason, error)))
 }
 
-/// The engine says that an item of a pass can never be run. `invalid` is the item, and the job that is rejected for it, where the
-/// engine named one; the other jobs run again without it.
+/// The engine says that an item of a pass can never be run. `invalid`: that item and the rejection of its job, if the engine named one. The
+/// other jobs run again without it.
 pub(crate) fn after_invalid_input(
     headers: &JobHeaders,
     pass: &PassFacts<'_>,

@@ -6,11 +6,11 @@ use vramq_schemas::headers::WORKER_LOST;
 
 const MIB: u64 = 1 << 20;
 const OOM: OutOfMemory = OutOfMemory { asked: 900 * MIB, free: 100 * MIB, total: 1000 * MIB, foreign: 0 };
-/// 850 MiB are with others; without them it would have fitted.
+/// Other processes hold 850 MiB; without them the pass would have fitted.
 const CROWDED: OutOfMemory = OutOfMemory { foreign: 850 * MIB, ..OOM };
-/// What is asked for is free, in pieces.
+/// Enough is free, but fragmented.
 const PIECES: OutOfMemory = OutOfMemory { asked: MIB, ..OOM };
-/// Others hold some, but not as much as is missing.
+/// Other processes hold some memory, but less than is missing.
 const SHARED: OutOfMemory = OutOfMemory { foreign: 50 * MIB, ..OOM };
 
 fn pass(items: u32, exclusive: bool) -> PassFacts<'static> {
@@ -30,7 +30,7 @@ fn pass(items: u32, exclusive: bool) -> PassFacts<'static> {
     }
 }
 
-/// The headers of another attempt, with its route in a word; or the dead letter.
+/// The outcome as a word (route or dead letter), the headers of the next attempt, and the rejection if there is none.
 fn next_of(outcome: JobOutcome) -> (&'static str, JobHeaders, Option<Rejection>) {
     match outcome {
         JobOutcome::Requeue(Requeue { route, headers, otherwise, .. }) => {
@@ -128,7 +128,7 @@ fn the_next_item_may_wait_again() {
     assert_eq!(outline(&again), ("dead letter", Some(1), false, DELAYS_MAX));
     let further = after_out_of_memory(&next, 4, &pass(1, true), &CROWDED);
     assert_eq!(outline(&further), ("delay", Some(1), false, 1));
-    // Its first wait is that of a first one.
+    // The next item starts its waits from zero.
     assert_eq!((delays_before(&next, 3), delays_before(&next, 4)), (DELAYS_MAX, 0));
     // A crash in between is an attempt at no item.
     let mut lost = next;
@@ -178,8 +178,8 @@ fn a_failure_dead_letters_only_a_job_that_was_alone() {
     assert_eq!(alone, AfterFailure::Decided(JobOutcome::dead_letter(headers, rejection)));
 }
 
-/// A job that runs out of memory, is sent to larger devices and finds their queue full comes back as it would have been tried
-/// here next: smaller hints have failed. It waits so often, and not for ever.
+/// A job ran out of memory and was sent to larger devices, whose queue is full. It comes back with the headers of its next try here (a
+/// smaller hint), a limited number of times.
 #[test]
 fn a_job_for_a_full_queue_of_larger_devices_comes_back_later_and_not_for_ever() {
     let mut headers =
@@ -210,7 +210,7 @@ fn a_job_for_a_full_queue_of_larger_devices_comes_back_later_and_not_for_ever() 
 }
 
 proptest! {
-    /// Whatever others hold at each attempt, a job's path ends, and no size is tried twice but after a wait.
+    /// Whatever other processes hold at each attempt, a job's path ends, and a size is tried again only after a wait.
     #[test]
     fn every_path_ends_and_no_size_is_tried_twice(
         items in 1u32..=u32::MAX,

@@ -30,16 +30,16 @@ pub enum Event {
     SessionOpened(SessionFacts),
     /// A part of the session that jobs need is unusable, and why. The core answers with `EndSession`.
     SessionFailed(String),
-    /// The session is closed. What was not acknowledged goes back to the broker.
+    /// The session is closed. The broker requeues what was not acknowledged.
     SessionClosed,
     /// The broker delivered a job. The shell keeps its body and properties under `delivery.job`.
     Delivered(Box<Delivery>),
-    /// The broker sends no more to a consumer that was stopped, and what it had sent before has been delivered. If the
-    /// core did not stop it, the broker did.
+    /// A consumer has ended, and everything that the broker had sent to it was delivered. If the core did not stop the consumer, the broker
+    /// did.
     ConsumerEnded {
         consumer: ConsumerId,
     },
-    /// A further queue cannot be consumed: the broker closed the channel of its jobs, and its consumers have ended with that.
+    /// A further queue cannot be consumed. The broker closed the channel of the queue's jobs, and its consumers have ended.
     QueueLost {
         model: ModelIndex,
         queue: QueueIndex,
@@ -60,7 +60,7 @@ pub enum Event {
     QuarantineEmpty {
         model: ModelIndex,
     },
-    /// A job was read, or cannot be; the answer to `Decode`.
+    /// A job was read, or cannot be read; the answer to `Decode`.
     Decoded {
         job: JobKey,
         result: Result<DecodedJob, Rejection>,
@@ -74,20 +74,20 @@ pub enum Event {
     Referring {
         job: JobKey,
     },
-    /// The inputs that a job refers to are there, so that it can be read again; or not. The answer to `Fetch`.
+    /// The inputs that a job refers to were fetched, so that it can be read again; or could not be. The answer to `Fetch`.
     Fetched {
         job: JobKey,
         result: Result<(), FetchFault>,
     },
-    /// The next items of a job were prepared, of these costs, in order; or one cannot be. The answer to `Prepare`.
+    /// The costs of the next items of a job, in order; or why an item cannot be prepared. The answer to `Prepare`.
     Prepared {
         job: JobKey,
         result: Result<Vec<usize>, Rejection>,
     },
     /// A pass has ended, and the device is done with its memory; the answer to `Run`.
     PassEnded(PassEnd),
-    /// Of a job's replies those with the items before this one are confirmed, and the next one is not taken, or fits no reply.
-    /// `Published` follows, with the reason.
+    /// The broker has confirmed a job's replies up to the item `up_to`. The reply after these was not taken, or its output fits no reply;
+    /// `Published` follows with the reason.
     RepliesTaken {
         job: JobKey,
         up_to: u32,
@@ -97,12 +97,12 @@ pub enum Event {
         job: JobKey,
         outcome: PublicationOutcome,
     },
-    /// The answer to `Ack`: for each frame, in order, whether the broker was sent it.
+    /// The answer to `Ack`: for each frame, in order, whether it was sent.
     AcksSent {
         channel: ChannelId,
         sent: Vec<bool>,
     },
-    /// The answer to `Return` and `Reject`: whether the broker was sent it.
+    /// The answer to `Return` and `Reject`: whether the frame was sent.
     GivenBack {
         job: JobKey,
         sent: bool,
@@ -112,7 +112,7 @@ pub enum Event {
         reason: String,
     },
     BrokerUnblocked,
-    /// The broker said that it ended a channel because a delivery was held for longer than this.
+    /// The broker closed a channel because a delivery was held for longer than `timeout`.
     ConsumerTimeoutLearned {
         timeout: Duration,
     },
@@ -131,26 +131,26 @@ pub enum Event {
     ModelAvailable {
         model: ModelIndex,
     },
-    /// Device memory of a program's ended process has been missing for longer than the model's configuration allows. Comes every
-    /// second while that is so.
+    /// A program's process has ended, but its device memory has been missing for longer than the model's configuration allows. Repeated
+    /// every second while that is so.
     MemoryWithheld {
         model: ModelIndex,
         bytes: u64,
         lasted: Duration,
     },
-    /// A second has passed. With readings of the device that the shell took just now.
+    /// A second has passed; with new readings of the device.
     Tick(Reading),
     /// The time that [`Core::next_timer`](crate::Core::next_timer) named has come.
     Timer,
-    /// No other event waits: the moment to start passes and to send acks, for all that came in a burst together.
+    /// No other event waits. The core now starts passes and sends acks for a whole burst of events at once.
     Idle,
 }
 
-/// What a new session brings.
+/// Facts about a new session.
 #[derive(Clone, Debug)]
 pub struct SessionFacts {
-    /// Sessions declare the queues: what the worker rejects is dead-lettered by the broker, and a queue that was deleted comes
-    /// back with the next session.
+    /// Whether sessions declare the queues. If they do, the broker dead-letters what the worker rejects, and the next session restores a
+    /// deleted queue.
     pub declares: bool,
     /// Further queues that cannot be consumed, and why.
     pub missing: Vec<(ModelIndex, QueueIndex, String)>,
@@ -167,22 +167,22 @@ pub struct Delivery {
     pub fingerprint: Fingerprint,
     /// The broker delivered this message before.
     pub redelivered: bool,
-    /// How often it did, if it counts (quorum queues).
+    /// How often the broker delivered it before, if the queue counts that (quorum queues).
     pub delivery_count: Option<u32>,
-    /// `message_id`, else `correlation_id`.
+    /// The job's id: `message_id`, else `correlation_id`.
     pub id: Option<String>,
     /// Who published it, as far as the broker verified it.
     pub caller: Option<String>,
     /// The digest that a withdrawal of the job must match. `None`: the job cannot be withdrawn.
     pub withdrawal: Option<Digest>,
-    /// The queue that its replies go to, if it is one that can be full.
+    /// The queue that its replies go to, if that queue can be full.
     pub reply_queue: Option<String>,
     pub trace_id: Option<String>,
     /// Length of the body.
     pub bytes: usize,
     /// What its headers say; nothing if they cannot be read, which decoding will explain.
     pub headers: Option<JobHeaders>,
-    /// When its `expiration` passes, in Unix milliseconds.
+    /// When its `expiration` ends, in Unix milliseconds.
     pub expires_at_ms: Option<u64>,
     /// When it was published, in Unix milliseconds, if the publisher says so.
     pub published_ms: Option<u64>,
@@ -250,8 +250,8 @@ pub struct QueueCount {
 pub struct DecodedJob {
     /// Items of the whole job; those before `items_done` of its headers were answered earlier.
     pub items_total: u32,
-    /// The cost of each item that was prepared, in order, from the first that is still to run. The others follow with
-    /// `Event::Prepared`, when the core asks for them.
+    /// The cost of each prepared item, in order, from the first that is still to run. The costs of the others come with `Event::Prepared`,
+    /// when the core asks for them.
     pub costs: Vec<usize>,
 }
 
@@ -259,7 +259,7 @@ pub struct DecodedJob {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchFault {
     pub rejection: Rejection,
-    /// It may be there later: the store did not work, or not in time.
+    /// The input may be available later: the store failed or was too slow.
     pub is_transient: bool,
 }
 
@@ -270,20 +270,20 @@ pub struct PassEnd {
     pub result: PassResult,
     /// For each item of the pass, in its order: the size of its output, if it has one. The outputs stay with the shell.
     pub outputs: Vec<Option<OutputSize>>,
-    /// Failed passes of this pass's executor so far.
+    /// Failed passes of the same executor so far.
     pub failures: u64,
-    /// How long the pass was with the device, waiting for other processes included.
+    /// How long the executor had the pass on the device, waiting for other processes included.
     pub took: Duration,
     /// The device's memory after the pass. Passes of other executors may hold some of it.
     pub memory: Memory,
 }
 
-/// About the bytes of an output.
+/// Approximate bytes of an output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutputSize {
-    /// As it is, encoded for a reply.
+    /// The whole output, encoded for a reply.
     pub bytes: usize,
-    /// What it takes in the reply: less, if the reply has a reference to it.
+    /// What the output takes in a reply: less than `bytes` if the reply holds only a reference to it.
     pub in_reply: u64,
 }
 
@@ -300,14 +300,14 @@ pub enum PassResult {
     /// Every item has its output.
     Done,
     Failed(PassError),
-    /// It did not run to its end, and no item of it is to blame: an earlier pass failed, and this one was made before that was known;
-    /// the core asked for it; or no process took it. Some of its items may have outputs.
+    /// The pass did not run to its end, and none of its items is to blame. Either an earlier pass failed before the core knew of it when it
+    /// made this one, or the core cancelled the pass, or no process took it. Some items may have outputs.
     Skipped,
-    /// A program stopped it, or was killed, because the core asked for it. Some of its items may have outputs.
+    /// The core cancelled the pass while a program ran it, and the program stopped or was killed. Some items may have outputs.
     Cancelled,
-    /// It did not run: no process can run its model, and why. Its executor keeps trying, and `ModelAvailable` follows.
+    /// The pass did not run: no process can run its model, for this reason. The executor keeps trying, and `ModelAvailable` follows.
     Unavailable(String),
-    /// It did not run, or its result is lost: the device is lost, and this pass did not cause it.
+    /// The device is lost, and this pass did not cause it: the pass did not run, or its result is lost.
     Lost(String),
 }
 
@@ -316,13 +316,13 @@ pub enum PassResult {
 pub enum PublicationOutcome {
     /// The broker has all of its messages, this many: on disk, and for a quorum queue on a majority of nodes.
     Confirmed { messages: u32 },
-    /// No queue takes it.
+    /// The broker found no queue for it.
     Unroutable { destination: String },
     /// The queue is full and rejects publishes.
     Refused { destination: String },
-    /// A caller that takes replies on its own channel could not be reached, or its queue confirmed nothing; and why.
+    /// The caller takes replies on its own channel and could not be reached, or its queue confirmed nothing.
     Unreachable { destination: String, why: &'static str },
-    /// It is larger than the broker takes, and was not sent.
+    /// It is larger than the broker accepts, and was not sent.
     TooLarge,
     /// It could not be encoded, and was not sent. Replies before it are confirmed.
     NotEncoded(Rejection),
@@ -334,13 +334,13 @@ pub struct Reading {
     pub memory: Memory,
     pub passes: PassBytes,
     pub lost: Option<Loss>,
-    /// The pass that runs, or that is the next to.
+    /// The pass that runs, or the next one to run.
     pub on_device: Option<OnDevice>,
-    /// The pass that the device was lost in, or is stuck in.
+    /// The pass in which the device was lost or is stuck.
     pub culprit: Option<PassId>,
 }
 
-/// Bytes of the device that come back by themselves.
+/// Bytes of the device that become free without any action of the core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassBytes {
     /// Held by running passes of the worker's own engines; part of [`Memory::own`].
@@ -360,6 +360,6 @@ impl PassBytes {
 pub struct OnDevice {
     pub pass: PassId,
     pub since: Instant,
-    /// Other processes hold the device lock: whatever happens now is not this pass's fault.
+    /// The pass waits for the device lock, which other processes hold: a long wait is not its fault.
     pub waits: bool,
 }

@@ -16,7 +16,7 @@ pub(crate) struct HealthWatch {
     pending: Vec<(JobKey, JobOutcome)>,
     /// The model whose probe is to run as soon as its executor runs no other pass.
     probe: Option<ModelIndex>,
-    /// That of the last probe.
+    /// The model of the last probe.
     last_probe: Option<ModelIndex>,
 }
 
@@ -27,7 +27,7 @@ impl HealthWatch {
         self.probe = None;
     }
 
-    /// Given so many unacknowledged jobs.
+    /// `unacked`: the unacknowledged jobs, which bound this.
     pub(crate) fn size(&self, unacked: usize) -> Size {
         Size::of("jobs that wait for a probe", self.pending.len(), unacked)
     }
@@ -41,7 +41,7 @@ impl HealthWatch {
         self.health.is_well() && self.probe.is_none()
     }
 
-    /// Whether a probe showed nothing, because it ran out of memory. Nothing runs beside the next one.
+    /// Whether the last probe ran out of memory and so showed nothing. The next probe must run alone.
     pub(crate) fn is_unclear(&self) -> bool {
         self.health.is_unclear()
     }
@@ -54,7 +54,7 @@ impl HealthWatch {
         }
     }
 
-    /// A quarantined job is about to run. A probe before it shows, if its pass fails, whether the device was sick already.
+    /// Requests a probe before a quarantined job runs. If the job's pass fails then, the device was well before.
     pub(crate) fn probe_before(&mut self, model: ModelIndex) {
         if self.health.doubt() {
             self.probe = Some(model);
@@ -86,7 +86,7 @@ impl HealthWatch {
         self.last_probe = self.probe.take().or(self.last_probe);
     }
 
-    /// A probe did not run: it is still to.
+    /// A probe did not run, so it is wanted again.
     pub(crate) fn put_probe_back(&mut self, model: ModelIndex) {
         self.probe = Some(model);
     }

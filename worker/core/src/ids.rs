@@ -16,8 +16,8 @@ macro_rules! number {
     )*};
 }
 
-/// A channel that a model's jobs are delivered on. No two of a session share one, also when one takes the place of another: an ack is
-/// meant for the channel that its delivery came by.
+/// A channel on which a model's jobs are delivered. A new channel that replaces another gets a new id within the session, because an ack is
+/// valid only on the channel of its delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChannelId {
     pub model: ModelIndex,
@@ -26,11 +26,11 @@ pub struct ChannelId {
 }
 
 number! {
-    /// A model's place among the worker's models.
+    /// The index of a model in the worker's list of models.
     ModelIndex(usize);
-    /// One of the queues that a model's jobs come from, by its place: 0 is the model's own.
+    /// The index of a queue among those that a model's jobs come from: 0 is the model's own.
     QueueIndex(usize);
-    /// An executor's place among the worker's executors.
+    /// The index of an executor in the worker's list of executors.
     ExecutorIndex(usize);
     /// One delivery of a job within this process. The shell counts them up; no two deliveries share one.
     JobKey(u64);
@@ -42,7 +42,7 @@ number! {
     DeliveryTag(u64);
     /// An operator's command that waits for its answer.
     RequestId(u64);
-    /// What tells one message from all others, also when the broker delivers it again.
+    /// Identifies a message, also when the broker delivers it again.
     Fingerprint(u64);
 }
 
@@ -50,7 +50,7 @@ impl QueueIndex {
     /// The model's own queue.
     pub const OWN: Self = Self(0);
 
-    /// Whether it is one that the model's jobs come from besides its own.
+    /// Whether it is a further queue, not the model's own.
     pub fn is_further(self) -> bool {
         self != Self::OWN
     }

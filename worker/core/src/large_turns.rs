@@ -1,15 +1,15 @@
-//! Decides whether a large job may be requeued to make room for those that wait in its queue: only while all such requeues are a small
-//! part of the bytes that the worker consumes. What comes in are the bytes of delivered jobs; what goes out is whether a number of bytes may be published again. Pure.
+//! Decides whether a large job may be requeued to make room for others. All such requeues together may publish only a small part of the
+//! bytes that the worker consumes. Bytes of delivered jobs come in; whether a number of bytes may be published goes out. Pure.
 
-/// Of the bytes that a worker consumes it publishes at most one in so many again to requeue large jobs: what callers publish stays most
-/// of what the broker stores.
+/// For each byte that requeues of large jobs publish, the worker must have consumed so many. So most of what the broker stores comes from
+/// callers.
 const CONSUMED_PER_BYTE: u64 = 10;
 
-/// The bytes that a worker may publish again to requeue large jobs. They do not expire: a job has the device for a while before it is
-/// requeued, so even what a week has saved up is spent slowly.
+/// The bytes that the worker may publish to requeue large jobs. Unused bytes do not expire: each job has the device for a while before it
+/// is requeued, so even a week's allowance is spent slowly.
 #[derive(Debug, Default)]
 pub(crate) struct RepublishAllowance {
-    /// Bytes of consumed jobs that no large job was requeued for.
+    /// Bytes of consumed jobs that no requeue has used up.
     consumed: u64,
 }
 
@@ -19,7 +19,7 @@ impl RepublishAllowance {
         self.consumed = self.consumed.saturating_add(bytes as u64);
     }
 
-    /// Takes what requeuing a job of so many bytes costs. False if it is more than there is.
+    /// Uses up the allowance for requeuing a job of so many bytes. False if too little is left.
     pub(crate) fn take(&mut self, bytes: usize) -> bool {
         let Some(left) = self.consumed.checked_sub(cost(bytes)) else { return false };
         self.consumed = left;

@@ -1,34 +1,33 @@
-//! Learns the largest passes that fit, from passes that ran out of memory although no other process used the device. The same
-//! size is not tried again, also after a restart.
+//! Learns the largest passes that fit, from passes that ran out of memory although no other process used the device. A size that failed is
+//! not tried again, even after a restart.
 //!
-//! For each model, device and length bucket: the largest pass that fitted and the smallest that did not, in bytes by the engine's
-//! own plan. Passes stay within what fitted, and the limit grows back in small steps. Pure: the shell keeps the file.
+//! For each model, device and length bucket it keeps the largest pass that fitted and the smallest that did not, in bytes as the engine
+//! plans them. Passes stay within the limit, which grows back in small steps. Pure: the shell keeps the file.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Passes near a limit that must fit before it is raised: a step too far costs an out-of-memory.
+/// So many passes near a limit must fit before it is raised, because a step too far causes an out-of-memory.
 const PASSES_PER_STEP: u32 = 32;
 
-/// A limit is raised by this part of the gap up to the size that failed. It is not raised any more once the gap is this part of
-/// the limit: the rest is not worth another out-of-memory.
+/// A raise moves the limit by a `STEP`th of the gap to the size that failed. Once the gap is a `GAP_MIN`th of that size, the limit is not
+/// raised any more: the rest is not worth another out-of-memory.
 const STEP: u64 = 8;
 const GAP_MIN: u64 = 16;
 
-/// After an hour without an out-of-memory the limit is relaxed slightly: the device may have been short then for a reason that
-/// is gone.
+/// After an hour without an out-of-memory the limit is relaxed slightly: the shortage may have had a reason that is gone.
 const RELAX_AFTER_MS: u64 = 3_600_000;
 
 /// Limits that are kept; a worker has a few models with some ten buckets each.
 pub const LIMITS_MAX: usize = 1024;
 
-/// Where a limit holds.
+/// Model, device and sizes that a limit applies to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LimitKey {
     pub model: String,
     pub device: String,
-    /// Bytes of the device: another size is another device.
+    /// Bytes of the device. A device of the same name and another size has limits of its own.
     pub total: u64,
     /// Passes whose longest item costs at most this, and more than half of it.
     pub longest_max: usize,
@@ -39,13 +38,13 @@ pub struct LimitKey {
 pub struct LearnedLimit {
     /// The largest pass that fitted; 0 while none is known.
     pub fitted: u64,
-    /// The smallest that did not.
+    /// The smallest pass that did not fit.
     pub failed: u64,
-    /// When that was, in Unix milliseconds.
+    /// When `failed` was last set, in Unix milliseconds.
     pub failed_at_ms: u64,
-    /// What passes may take.
+    /// The most bytes that a pass may take.
     pub limit: u64,
-    /// Passes near the limit since it was last moved.
+    /// Passes near the limit that fitted since the limit last moved.
     #[serde(default)]
     near: u32,
 }
@@ -58,16 +57,16 @@ impl LearnedLimit {
     fn ran_out(&mut self, bytes: u64, now_ms: u64) {
         self.failed = self.failed.min(bytes);
         self.failed_at_ms = now_ms;
-        // A size that fitted before and fails now had fitted by chance.
+        // The size fitted before by chance, since it fails now.
         self.fitted = if self.fitted < self.failed { self.fitted } else { 0 };
         self.limit = self.fitted.max(self.failed / 2);
         self.near = 0;
     }
 
-    /// Takes note of a pass that fitted. True if the limit moved.
+    /// Records a pass that fitted. True if the limit moved.
     fn fitted(&mut self, bytes: u64, now_ms: u64) -> bool {
         self.fitted = self.fitted.max(bytes);
-        // The clock was ahead when it failed, and was set back since.
+        // The clock was ahead at the failure and was set back since.
         self.failed_at_ms = self.failed_at_ms.min(now_ms);
         if now_ms.saturating_sub(self.failed_at_ms) > RELAX_AFTER_MS {
             self.failed = self.failed.saturating_add(self.failed / STEP);
@@ -96,7 +95,7 @@ pub struct LearnedLimits {
 }
 
 impl LearnedLimits {
-    /// Those of a device of so many bytes, from what an earlier process learned.
+    /// The limits for a device of `total` bytes. `all`: what earlier processes learned, including other devices.
     pub fn new(device: &str, total: u64, all: BTreeMap<LimitKey, LearnedLimit>) -> Self {
         Self { device: device.to_owned(), total, all }
     }
@@ -109,7 +108,7 @@ impl LearnedLimits {
         self.all.get(&self.key(model, longest)).map_or(u64::MAX, |limit| limit.limit)
     }
 
-    /// A pass ran out of memory that had the device to itself. True if that is to be kept.
+    /// Records a pass that ran out of memory while it had the device to itself. True if the limits must be saved.
     pub(crate) fn ran_out(&mut self, model: &str, longest: usize, bytes: u64, now_ms: u64) -> bool {
         let key = self.key(model, longest);
         if self.all.len() >= LIMITS_MAX && !self.all.contains_key(&key) {
@@ -176,7 +175,7 @@ mod tests {
         assert_eq!(limits.limit("m", 100), u64::MAX);
         limits.ran_out("m", 100, 80 * MIB, 0);
         assert_eq!(limits.limit("m", 100), 40 * MIB);
-        // The same bucket, others, another model.
+        // The same bucket, then other buckets, then another model.
         assert_eq!(limits.limit("m", 65), 40 * MIB);
         assert_eq!(limits.limit("m", 64), u64::MAX);
         assert_eq!(limits.limit("m", 129), u64::MAX);
@@ -209,7 +208,7 @@ mod tests {
         }
         let gap = 80 * MIB / GAP_MIN;
         assert!((80 * MIB - gap..80 * MIB).contains(&before), "{before}");
-        // Small passes say nothing about large ones.
+        // Small passes that fit do not raise the limit of large ones.
         limits.ran_out("m", 100, 60 * MIB, 0);
         let held = limits.limit("m", 100);
         for _ in 0..1000 {
@@ -236,21 +235,21 @@ mod tests {
         let year = 365 * 24 * RELAX_AFTER_MS;
         let mut limits = none_yet();
         limits.ran_out("m", 100, 80 * MIB, year);
-        // Set back, it is right again.
+        // The clock was set back, and is right again.
         limits.fitted("m", 100, MIB, 1000);
         let failed =
             |limits: &LearnedLimits| limits.known().map(|(_, limit)| limit.failed).collect::<Vec<_>>();
         assert_eq!(failed(&limits), [80 * MIB]);
         limits.fitted("m", 100, MIB, 1000 + RELAX_AFTER_MS + 1);
         assert_eq!(failed(&limits), [90 * MIB]);
-        // Ahead by a year, it relaxes the limit once.
+        // A clock that is a year ahead relaxes the limit only once.
         limits.fitted("m", 100, MIB, year);
         limits.fitted("m", 100, MIB, year + 1);
         assert_eq!(failed(&limits), [90 * MIB + 90 * MIB / STEP]);
     }
 
     proptest! {
-        /// A device with room for `truth`: from some point on nothing runs out, however the passes come.
+        /// A device with room for `truth` bytes: after some time no pass runs out, whatever sizes are wanted.
         #[test]
         fn running_out_ends(truth in MIB..500 * MIB, wanted in 1u64..1000) {
             let mut limits = none_yet();

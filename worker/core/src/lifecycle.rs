@@ -2,15 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-/// How the worker stands. A pause and a drain outlive sessions.
+/// The state of the worker. A pause and a drain outlive sessions.
 #[derive(Debug, Default)]
 pub(crate) struct Lifecycle {
     is_paused: bool,
     /// Asked to stop: no session is opened any more.
     is_draining: bool,
-    /// A signal asked the process to stop. A drain has other reasons, too.
+    /// A signal asked the process to stop. A drain can also start without a signal.
     is_asked_to_stop: bool,
-    /// It stops in order to be started again.
+    /// The process ends in order to be started again.
     restarts: bool,
     /// The device is unusable until the process restarts.
     device_lost: bool,
@@ -21,7 +21,7 @@ pub(crate) struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// A session begins; on an unusable device it requeues every job that it gets.
+    /// A session begins. On an unusable device it requeues every job that it receives.
     pub(crate) fn session_opened(&mut self, is_sick: bool) {
         (self.requeues_all, self.device_lost, self.deadline) = (is_sick, false, None);
     }
@@ -38,7 +38,7 @@ impl Lifecycle {
         self.is_draining
     }
 
-    /// A drain of this session has begun.
+    /// Whether a drain of this session has begun.
     pub(crate) fn has_deadline(&self) -> bool {
         self.deadline.is_some()
     }
@@ -47,7 +47,7 @@ impl Lifecycle {
         self.deadline
     }
 
-    /// Begins to drain; gives half time and deadline.
+    /// Begins a drain. Returns its half time and its deadline.
     pub(crate) fn drain(&mut self, now: Instant, within: Duration) -> (Instant, Instant) {
         self.is_draining = true;
         self.deadline = Some(now + within);
@@ -76,17 +76,17 @@ impl Lifecycle {
         self.restarts |= !self.is_draining;
     }
 
-    /// A signal asks the process to stop. True if one did before.
+    /// Records a signal to stop. True if there was one before.
     pub(crate) fn ask_to_stop(&mut self) -> bool {
         std::mem::replace(&mut self.is_asked_to_stop, true)
     }
 
-    /// The process was asked to stop: it is not to be started again. True if it was to be.
+    /// The process was asked to stop, so it must not be restarted. True if a restart was planned.
     pub(crate) fn cancel_restart(&mut self) -> bool {
         std::mem::take(&mut self.restarts)
     }
 
-    /// The device is lost. False if that was known.
+    /// Records that the device is lost. False if that was known.
     pub(crate) fn lose_device(&mut self) -> bool {
         !std::mem::replace(&mut self.device_lost, true)
     }

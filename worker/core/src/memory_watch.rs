@@ -1,5 +1,5 @@
-//! The device's memory over time. What comes in are readings of the device and the ends of passes; what goes out are slots, learned limits,
-//! and whether the worker has to restart because the device stays nearly full.
+//! The device's memory over time. Readings of the device and ends of passes come in. Slots and learned limits go out, and whether the
+//! worker must restart because the device stays nearly full.
 
 use std::time::Instant;
 
@@ -12,11 +12,11 @@ use crate::settings::{ModelFacts, Settings};
 use crate::status::MemoryStatus;
 use crate::units::Mib;
 
-/// Ticks without a pass after which memory that is kept for the next one goes back to the system: long enough that a load with
-/// pauses does not pay for it again and again.
+/// After so many ticks without a pass, memory that is kept for the next one goes back to the system. That is long enough not to pay for it
+/// again in every pause of the load.
 const TRIM_AFTER_TICKS: u32 = 10;
 
-/// What is known of the device's memory.
+/// The state of the device's memory.
 #[derive(Debug)]
 pub(crate) struct MemoryWatch {
     slots: ModelSlots,
@@ -57,7 +57,7 @@ impl MemoryWatch {
         &self.limits
     }
 
-    /// Lets the slots follow what is free. `wanted`: for each model that has jobs, how many it wants to hold.
+    /// Adjusts the slots to the free memory. `wanted`: for each model that has jobs, how many it wants to hold.
     pub(crate) fn follow(
         &mut self,
         free: u64,
@@ -90,7 +90,7 @@ impl MemoryWatch {
         self.jobs_answered += 1;
     }
 
-    /// Looks for a leak after a pass, when its memory is back and no other pass of this worker held any.
+    /// Checks for a leak after a pass. No other pass of this worker may hold device memory at the reading.
     pub(crate) fn look_for_leak(&mut self, device: &str, memory: Memory) {
         if let Some(Leaking { grown, bytes_per_job, jobs_left }) =
             self.leak.observe(memory, self.jobs_answered)
@@ -108,7 +108,7 @@ impl MemoryWatch {
         self.limits.fitted(&model.name, shape.longest, (model.pass_bytes)(shape), unix_ms)
     }
 
-    /// A pass ran out of memory. True if a limit moved. Only a pass without other processes on the device changes limits.
+    /// Records a pass that ran out of memory. True if a limit moved. Limits change only if no other process was on the device.
     pub(crate) fn pass_ran_out(
         &mut self,
         model: &ModelFacts,
@@ -117,7 +117,7 @@ impl MemoryWatch {
         was_alone: bool,
         unix_ms: u64,
     ) -> bool {
-        // The pass should have fitted by the device's own count, so it shows nothing about sizes.
+        // By the device's own count the pass should have fitted, so it teaches nothing about sizes.
         let (bytes, longest) = ((model.pass_bytes)(shape), shape.longest);
         let teaches =
             was_alone && oom.foreign == 0 && oom.asked > oom.free && bytes != crate::settings::UNKNOWN_BYTES;

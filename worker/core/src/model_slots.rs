@@ -1,9 +1,9 @@
-//! The slots of all models on a device. What comes in every second is the memory that is free and how many jobs each model wants to
-//! hold; what goes out are the models' slots. They follow the memory with hysteresis, and models share it by need.
+//! The slots of all models on a device. The free memory comes in every second, with the number of jobs that each model wants to hold; the
+//! models' slots go out. They follow the memory with hysteresis, and models share it by need.
 //!
-//! A model that needs less than an equal part of the memory lends the rest to those that need more. When it needs its part again,
-//! it gets it back at once; the others lose what they borrowed within seconds. Until then passes still stay within the device's
-//! budget, because slots only limit how many jobs wait here.
+//! A model that needs less than an equal part of the memory lends the rest to models that need more. When it needs its part again, it gets
+//! it back at once; the others lose what they borrowed within seconds. Meanwhile passes still stay within the device's budget, because
+//! slots only limit how many jobs wait here.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::units::Mib;
 /// How long after its last job a model keeps its slots, so that a load with pauses does not lend and take back all the time.
 const NEEDED_FOR: Duration = Duration::from_secs(30);
 
-/// The jobs that a model has room for at least, as far as they fit its equal part: one, and a large one.
+/// The jobs for which a model always keeps room, if its equal part has it: one, and a large one.
 const JOBS_MIN: u16 = 2;
 
 /// A model needs slots for this many times the jobs that it wants to hold now, so that it can grow before it waits for slots.
@@ -24,14 +24,14 @@ const HEADROOM: u16 = 2;
 #[derive(Clone, Copy, Debug)]
 struct OfModel {
     controller: SlotController,
-    /// What it would have in equal parts.
+    /// The slots that it would have with equal parts.
     equal: SlotController,
-    /// When it last had a job, and the jobs that it wanted to hold then.
+    /// When it last had a job, and how many it wanted to hold then.
     busy_at: Instant,
     wanted: u16,
-    /// The jobs that it needed room for a second ago.
+    /// The number of jobs that it needed room for a second ago.
     needed: u16,
-    /// What a job takes was known then.
+    /// Whether the bytes of a job were known at the last adjustment.
     is_known: bool,
 }
 
@@ -61,8 +61,7 @@ impl ModelSlots {
         self.0.iter().all(|of| of.controller.slots() == 0)
     }
 
-    /// Lets the slots follow what is free, and what the models need. `wanted`: for each model that has jobs, how many it wants to
-    /// hold.
+    /// Adjusts the slots to the free memory and the models' needs. `wanted`: for each model that has jobs, how many it wants to hold.
     pub(crate) fn follow(
         &mut self,
         free: u64,
@@ -86,7 +85,7 @@ impl ModelSlots {
 }
 
 impl OfModel {
-    /// Takes note of how many jobs the model wants to hold, if it has jobs.
+    /// Records how many jobs the model wants to hold, if it has jobs.
     fn note_wanted(&mut self, wanted: Option<u16>, now: Instant) {
         if let Some(wanted) = wanted {
             (self.busy_at, self.wanted) = (now, wanted);
@@ -108,14 +107,14 @@ impl OfModel {
         }
     }
 
-    /// Moves the slots, given the bytes that the model may have now and those of an equal part.
+    /// Adjusts the slots. `part`: bytes that the model may have now; `equal`: bytes of an equal part.
     fn follow(&mut self, model: &ModelFacts, part: u64, equal: u64, now: Instant) {
         let (needed, fitting, fitting_equal) =
             (self.jobs_needed(), model.slots_in(part), model.slots_in(equal));
         self.equal.observe(fitting_equal, now);
         let is_known = is_known(model);
         if is_known && !std::mem::replace(&mut self.is_known, is_known) {
-            // The memory has not moved: there is nothing to wait for.
+            // The memory itself has not changed, so the slots grow without a wait.
             self.equal.raise(fitting_equal);
             self.controller.raise(fitting);
         }
@@ -126,7 +125,7 @@ impl OfModel {
     }
 }
 
-/// Whether it is known what a job takes.
+/// Whether the bytes of a job are known.
 fn is_known(model: &ModelFacts) -> bool {
     model.job_passes().job_bytes(0) != UNKNOWN_BYTES
 }
@@ -143,8 +142,8 @@ fn log_change(model: &str, before: u16, after: u16, free: u64) {
     }
 }
 
-/// Parts of `total` bytes for models that need so many. Each has an equal part if that is enough for all. If not, those that need
-/// less have what they need, and the others share the rest.
+/// Divides `total` bytes among models with these needs. If equal parts are enough for all, each gets one. Otherwise models that need less
+/// get what they need, and the others share the rest.
 fn parts(total: u64, needs: &[u64]) -> Vec<u64> {
     let count = (needs.len() as u64).max(1);
     let equal = total / count;
@@ -199,7 +198,7 @@ mod tests {
             Self { slots: ModelSlots::new(&models, start), models, start, second: 0 }
         }
 
-        /// So many seconds in which the models want so many jobs; the slots at their end.
+        /// Runs so many seconds in which the models want so many jobs. Returns the slots at the end.
         fn after(&mut self, seconds: u64, wanted: [Option<u16>; 2]) -> [u16; 2] {
             for _ in 0..seconds {
                 self.second += 1;
@@ -217,10 +216,10 @@ mod tests {
         assert_eq!(device.after(60, [Some(20), Some(2)]), [50, 50]);
         // 2 x 2 jobs are enough for the second.
         assert_eq!(device.after(15, [Some(100), Some(2)]), [96, 4]);
-        // It needs more: its part is back, and the first gives up what it had borrowed.
+        // It needs more: it has its part back at once, and the first model loses what it had borrowed.
         assert_eq!(device.after(1, [Some(100), Some(100)]), [96, 50]);
         assert_eq!(device.after(2, [Some(100), Some(100)]), [50, 50]);
-        // A pause is not the end.
+        // In a short pause of its load a model keeps its slots.
         assert_eq!(device.after(25, [Some(100), None]), [50, 50]);
         assert_eq!(device.after(20, [Some(100), None]), [98, 2]);
         assert_eq!(device.after(15, [None, None]), [98, 2]);
@@ -246,7 +245,7 @@ mod tests {
         assert_eq!(after(1), 1);
         learned.store(10, Ordering::Relaxed);
         assert_eq!(after(2), 100);
-        // Another figure later is no reason to hurry.
+        // A later change of the figure goes through the usual delay.
         learned.store(5, Ordering::Relaxed);
         assert_eq!(after(3), 100);
     }

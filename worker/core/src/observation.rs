@@ -13,11 +13,11 @@ use crate::ids::{JobKey, ModelIndex, QueueIndex};
 pub enum Observation {
     Received {
         model: ModelIndex,
-        /// The queue that it came from, if it is one of those that jobs come from.
+        /// The queue of jobs that it came from; `None` if that is the bulk queue or the quarantine.
         queue: Option<QueueIndex>,
         quarantined: bool,
     },
-    /// A job's first pass was made; how long it had waited, since it was published if the publisher says so.
+    /// A job's first pass was made. `waited` counts from publishing, or from delivery if the publisher gave no time.
     FirstPass {
         model: ModelIndex,
         caller: Option<String>,
@@ -35,9 +35,9 @@ pub enum Observation {
         items: usize,
         cost: usize,
     },
-    /// What a caller had of such a pass: the shares of all callers add up to it.
+    /// One caller's share of such a pass. The shares of all callers add up to the pass.
     PassShare(PassShare),
-    /// The device's executor was busy for so long with a pass, of whatever kind.
+    /// The device's executor was busy with a pass of any kind for so long.
     DeviceBusy {
         took: Duration,
     },
@@ -47,7 +47,7 @@ pub enum Observation {
         alone: bool,
     },
     HealthProbe(ProbeResult),
-    /// For so long items waited and no pass had room.
+    /// Items waited for so long because no pass had memory.
     BlockedOnMemory {
         lasted: Duration,
     },
@@ -56,7 +56,7 @@ pub enum Observation {
         model: ModelIndex,
         count: u32,
     },
-    /// Outputs were lost with their job, and will be computed again.
+    /// Finished outputs were lost with their job and will be computed again.
     Recomputed {
         model: ModelIndex,
         items: usize,
@@ -76,7 +76,7 @@ pub enum Observation {
     },
 }
 
-/// What a caller had of a pass. The time of a pass that several share is split by cost.
+/// One caller's share of a pass. The time of a shared pass is split by cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PassShare {
     pub caller: Option<String>,
@@ -93,14 +93,14 @@ pub struct Settled {
     pub model: ModelIndex,
     pub caller: Option<String>,
     pub end: End,
-    /// The broker was sent the ack, or the job back. If not, the job is redelivered.
+    /// Whether the ack or the return was sent to the broker. If not, the job is redelivered.
     pub acked: bool,
     pub first_pass_at: Option<Instant>,
-    /// When it was decided what happens to it.
+    /// When its outcome was decided.
     pub ready_at: Instant,
 }
 
-/// How a job ended here.
+/// How a job ended on this worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Its last reply is confirmed.
@@ -109,7 +109,7 @@ pub enum End {
     Requeued(Cause),
     /// Its dead letter is confirmed.
     DeadLettered(Reason),
-    /// It had been settled before, and the broker did not know.
+    /// An earlier delivery was settled, but its ack did not reach the broker.
     AlreadySettled,
     /// Its dead letter is larger than the broker takes: the broker dead-letters the job itself.
     Rejected(Reason),
@@ -120,7 +120,7 @@ pub enum End {
 }
 
 impl End {
-    /// Whether it is the job's end, which its caller hears of, and not only its end here.
+    /// Whether the job has ended with its results or a dead letter, and not only on this worker.
     pub fn is_of_caller(self) -> bool {
         matches!(self, Self::Replied | Self::DeadLettered(_) | Self::Rejected(_))
     }
@@ -144,21 +144,21 @@ pub enum Cause {
     Larger,
     /// Unfinished: at a drain, from a sick device, for a quarantined job, or after it was held for too long.
     HandedOver,
-    /// A worker was lost while it held the job.
+    /// One worker was lost while it held the job.
     Counted,
-    /// Several were: it goes to the quarantine.
+    /// Several workers were lost while they held the job: it goes to the quarantine.
     Suspect,
     /// It is large: it goes to the queue of large jobs.
     Bulk,
-    /// It is large, has had the device for long, and others wait: its rest goes back to the queue of large jobs.
+    /// It is large, has had its device time, and others wait: the rest goes back to the queue of large jobs.
     Turn,
     /// Its reply queue is full: it waits.
     ReplyQueueFull,
     /// It demands another revision of the model: it waits for a worker that has it.
     WrongRevision,
-    /// A rule of the model has other workers run it.
+    /// A rule of the model assigns it to other workers.
     Moved,
-    /// A store does not give its inputs: it waits.
+    /// A store does not return its inputs: it waits.
     StoreUnavailable,
     /// A disk has no room for its items, or for what the program writes: it waits.
     ScratchFull,
@@ -185,7 +185,7 @@ impl Cause {
         Self::TargetQueueFull,
     ];
 
-    /// Its name in metrics and spans.
+    /// The name in metrics and spans.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Smaller => "smaller",

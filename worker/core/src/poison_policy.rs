@@ -1,56 +1,55 @@
-//! Decides which jobs may be the reason why workers crash. What comes in is how a job arrived; what goes out is whether it runs, moves to
-//! the quarantine, or is dead-lettered. Pure.
+//! Decides which jobs may be the reason why workers crash. How a job arrived comes in; whether it runs, moves to the quarantine or is
+//! dead-lettered goes out. Pure.
 //!
-//! A worker that dies loses all its unacknowledged jobs. One of them may have killed it. The broker only reports that they are
+//! A worker that dies loses all its unacknowledged jobs. One of them may have killed it, but the broker only reports that they are
 //! redelivered. So a job that was redelivered once runs again. A job that was redelivered twice moves to the quarantine, from which a
 //! worker takes one job at a time and runs nothing else meanwhile. If a job is redelivered from there, the worker that died held only this
 //! job.
 //!
-//! A process of a model that dies leaves its worker alive, and the worker says so in the job's headers. A job that was lost with processes
-//! only, and not with workers, needs no quarantine: from the second time on it runs in passes of its own, beside those of other jobs.
+//! If a process of a model dies, its worker survives and notes that in the job's headers. A job that was lost with processes only, not with
+//! workers, needs no quarantine: from the second time on its passes contain no other jobs, but run beside passes of other jobs.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// When a job is quarantined, and when it is dead-lettered; counted in workers that were lost while they held it.
+/// How many workers must be lost with a job until it is quarantined, and until it is dead-lettered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoisonPolicy {
-    /// At least 1. By default 2: one loss happens to every unacknowledged job whenever a worker dies.
+    /// At least 1. By default 2, because every unacknowledged job gets one loss whenever a worker dies.
     pub suspect_after: u32,
-    /// More than `suspect_after`. By default 5: three more, each while the job was alone.
+    /// More than `suspect_after`. By default 5: three more losses, each while the job was alone.
     pub crashes_max: u32,
 }
 
-/// Deliveries of one message after which it is published again as a new message, although this worker knows why it came back:
-/// the broker dead-letters a message at its own delivery limit, whatever the cause.
+/// After so many deliveries a message is published again as a new one, even if this worker knows why it came back. The broker dead-letters
+/// a message at its own delivery limit, whatever the cause.
 const RETURNS_MAX: u32 = 10;
 
 /// How a job arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Arrival {
-    /// How many workers, or processes of its model, were lost while they held the job, by its headers.
+    /// How many workers, or processes of its model, were lost with the job, according to its headers.
     pub(crate) crashes: u32,
-    /// All of these were processes, whose workers went on.
+    /// All of these losses were processes whose workers survived.
     pub(crate) of_processes: bool,
     /// How often this message was delivered before, as far as the broker reports it.
     pub(crate) returns: u32,
-    /// The broker counts deliveries. If not, it says only that there were some: `returns` is 1.
+    /// Whether the broker counts deliveries. If not, it reports only that there were some, and `returns` is 1.
     pub(crate) counted: bool,
-    /// Returns that this living process caused: sessions that it lost lately, each of which may be the reason for one, and how
-    /// often it gave the message back.
+    /// How many of these returns this process caused itself: it lost a session recently, or gave the message back.
     pub(crate) explained: u32,
     /// It comes from the quarantine.
     pub(crate) quarantined: bool,
 }
 
-/// What to do with a job that has arrived. The number is that of workers that were lost with it.
+/// What to do with a job that has arrived. The number: workers and processes that were lost with it so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RedeliveryDecision {
-    /// Run it; a quarantined job in passes without other jobs.
+    /// Run it. A quarantined job shares no pass.
     Run(u32),
-    /// Run it in passes without other jobs, while the worker runs these beside it.
+    /// Run it in passes without other jobs. The worker runs other jobs' passes beside these.
     RunAlone(u32),
-    /// Publish it again to where it came from, as a new message that has the number.
+    /// Publish it again to the queue that it came from, as a new message with this number in its headers.
     Count(u32),
     /// Move it to the quarantine.
     Quarantine(u32),
@@ -59,7 +58,7 @@ pub(crate) enum RedeliveryDecision {
 }
 
 impl RedeliveryDecision {
-    /// The workers that were lost with the job.
+    /// The number of losses.
     pub(crate) fn crashes(self) -> u32 {
         match self {
             Self::Run(crashes)
@@ -78,15 +77,15 @@ impl PoisonPolicy {
         let charged = crashes.saturating_add(unexplained);
         let by_workers = if of_processes { unexplained } else { charged };
         let is_suspect = !quarantined && charged >= self.suspect_after;
-        // Two cases in which only the headers keep the number. The broker does not count: the next return would look like this one. Or this
-        // worker can explain a return of a quarantined job: another worker cannot, nor can this one a while later.
+        // In two cases the number must be written to the headers. If the broker does not count, the next return would look like this one.
+        // If this worker can explain a return of a quarantined job, other workers cannot, and this one cannot either after a while.
         let is_uncounted = !counted && charged > crashes;
         let is_explained_here = quarantined && returns > 0 && explained > 0;
         if quarantined && charged >= self.crashes_max {
             return RedeliveryDecision::DeadLetter(charged);
         }
         if is_suspect && (by_workers >= self.suspect_after || charged >= self.crashes_max) {
-            // Whatever the broker has counted: a job is dead-lettered only for losses that happened while it was alone.
+            // Whatever the broker has counted, a job is dead-lettered only for losses that happened while it was alone.
             return RedeliveryDecision::Quarantine(crashes.max(self.suspect_after));
         }
         if is_uncounted || is_explained_here || returns >= RETURNS_MAX {
@@ -96,12 +95,12 @@ impl PoisonPolicy {
     }
 }
 
-/// For how long after the next session opened a lost session excuses redeliveries: until the broker has noticed the loss, too
-/// (two heartbeats), and has redelivered the jobs.
+/// For how long a lost session excuses redeliveries, from the opening of the next session on. In that time the broker notices the loss (two
+/// heartbeats) and redelivers the jobs.
 const EXPLAINS_FOR: Duration = Duration::from_secs(180);
 
-/// Sessions that this process lost. The jobs of such a session came back, also those that it had not read yet. Bounded:
-/// sessions open at the pace of the reconnects.
+/// Sessions that this process lost recently. Each may explain one redelivery of every job, even of jobs that the worker had not read yet.
+/// Bounded by the pace of the reconnects.
 #[derive(Debug, Default)]
 pub(crate) struct SessionLosses(VecDeque<Instant>);
 
@@ -111,7 +110,7 @@ impl SessionLosses {
         self.0.push_back(now);
     }
 
-    /// A session begins: before that nothing could come back. True if it follows a lost one.
+    /// A session begins. Only from now on can jobs come back. True if it follows a lost session.
     pub(crate) fn begin(&mut self, now: Instant) -> bool {
         let last = self.0.back_mut();
         let follows = last.is_some();
@@ -142,7 +141,7 @@ mod tests {
         assert_eq!(losses.recent(start + EXPLAINS_FOR / 2), 2);
         assert_eq!(losses.recent(start + EXPLAINS_FOR * 5 / 4), 1);
         assert_eq!(losses.recent(start + EXPLAINS_FOR * 2), 0);
-        // However long the broker was away.
+        // The excuse starts with the new session, however long the broker was away.
         losses.note(start + EXPLAINS_FOR * 3);
         assert!(losses.begin(start + EXPLAINS_FOR * 5));
         assert_eq!(losses.recent(start + EXPLAINS_FOR * 11 / 2), 1);
@@ -151,7 +150,7 @@ mod tests {
 
     const POLICY: PoisonPolicy = PoisonPolicy { suspect_after: 2, crashes_max: 5 };
 
-    /// Quorum queues count.
+    /// A quorum queue, which counts deliveries.
     const COUNTED: Arrival = Arrival {
         crashes: 0,
         of_processes: false,
@@ -172,13 +171,13 @@ mod tests {
             (COUNTED, Run(0)),
             (Arrival { returns: 1, ..COUNTED }, Run(1)),
             (Arrival { returns: 2, ..COUNTED }, Quarantine(2)),
-            // However many: their cause is unknown, and the job was never alone.
+            // However many returns: their cause is unknown, and the job was never alone.
             (Arrival { returns: 9, ..COUNTED }, Quarantine(2)),
             (Arrival { crashes: 1, returns: 1, ..COUNTED }, Quarantine(2)),
             (Arrival { crashes: 1, ..COUNTED }, Run(1)),
-            // Another attempt of a quarantined job, after an out-of-memory for example.
+            // Another attempt of a quarantined job, for example after an out-of-memory.
             (Arrival { crashes: 4, ..COUNTED }, Quarantine(4)),
-            // This process lost its session; no job is to blame. Until the broker's own limit comes near.
+            // This process lost its session, so no job is to blame; until the broker's own limit comes near.
             (explained(Arrival { returns: 1, ..COUNTED }), Run(0)),
             (explained(Arrival { returns: 2, ..COUNTED }), Run(1)),
             (explained(Arrival { returns: 3, ..COUNTED }), Quarantine(2)),
@@ -192,13 +191,13 @@ mod tests {
             (quarantined(Arrival { crashes: 2, ..COUNTED }), Run(2)),
             (quarantined(Arrival { crashes: 2, returns: 2, ..COUNTED }), Run(4)),
             (quarantined(Arrival { crashes: 2, returns: 3, ..COUNTED }), DeadLetter(5)),
-            // The loss excuses it now, but not a day later.
+            // The lost session excuses the job now, but would not a day later.
             (quarantined(explained(Arrival { crashes: 2, returns: 3, ..COUNTED })), Count(4)),
             (quarantined(explained(Arrival { crashes: 2, returns: 1, ..COUNTED })), Count(2)),
             (quarantined(Arrival { crashes: 2, ..CLASSIC }), Run(2)),
             (quarantined(Arrival { crashes: 2, returns: 1, ..CLASSIC }), Count(3)),
             (quarantined(Arrival { crashes: 4, returns: 1, ..CLASSIC }), DeadLetter(5)),
-            // Lost with processes, and with workers only beside that.
+            // Lost with processes; then also with workers.
             (with_processes(Arrival { crashes: 1, ..COUNTED }), Run(1)),
             (with_processes(Arrival { crashes: 2, ..COUNTED }), RunAlone(2)),
             (with_processes(Arrival { crashes: 4, ..CLASSIC }), RunAlone(4)),
@@ -210,7 +209,7 @@ mod tests {
             (with_processes(Arrival { crashes: 4, returns: 1, ..COUNTED }), Quarantine(4)),
             (quarantined(with_processes(Arrival { crashes: 2, ..COUNTED })), Run(2)),
             (quarantined(with_processes(Arrival { crashes: 5, ..COUNTED })), DeadLetter(5)),
-            // Forged.
+            // Forged headers.
             (Arrival { crashes: u32::MAX, returns: 7, ..COUNTED }, Quarantine(u32::MAX)),
             (quarantined(Arrival { crashes: u32::MAX, ..CLASSIC }), DeadLetter(u32::MAX)),
         ];
@@ -222,8 +221,7 @@ mod tests {
         assert_eq!(decision, Count(RETURNS_MAX));
     }
 
-    /// A job that crashes every worker, on either kind of queue: its crashes until it is dead-lettered, and how many of them it had
-    /// while it was alone.
+    /// A job that crashes every worker. Returns its crashes until it is dead-lettered, and how many of them happened while it was alone.
     fn crashes_until_dead_letter(counted: bool) -> (u32, u32) {
         let (mut arrival, mut crashed, mut alone) = (Arrival { counted, ..CLASSIC }, 0, 0);
         loop {

@@ -1,18 +1,17 @@
-//! Detects a device that stays nearly full, and a process that holds a little more memory after every job. What comes in are readings of
-//! the device. Pure.
+//! Detects a device that stays nearly full, and a process whose memory grows with every job. Readings of the device come in. Pure.
 
 use std::time::{Duration, Instant};
 
 use crate::device::Memory;
 use crate::event::PassBytes;
 
-/// Detects a device that stays nearly full with memory that a restart would free, beyond what the worker held when it started.
-/// Other processes and weights alone cause no restart; slots and delays handle them.
+/// Detects a device that stays nearly full because of memory that a restart would free. Other processes' memory and weights alone cause no
+/// restart; slots and delays handle them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pressure {
-    /// Percent of the device in use from which on it counts.
+    /// From this percentage in use on, the device counts as nearly full.
     percent: u8,
-    /// How long it may last; zero switches this off.
+    /// How long that may last; zero disables the check.
     tolerated: Duration,
     /// Bytes that the worker held when it started.
     resident: u64,
@@ -26,8 +25,8 @@ impl Pressure {
         Self { percent, tolerated, resident, since: None, ratio: 0.0 }
     }
 
-    /// Takes in a reading, and the bytes of it that passes hold. `starved`: no model has room for anything, which is full enough. True
-    /// once the device was nearly full for too long.
+    /// Adds a reading. `passes`: the bytes that passes hold of it; `starved`: no model has room for a job, which counts as nearly full.
+    /// True once the device was nearly full for too long.
     pub(crate) fn observe(&mut self, memory: Memory, passes: PassBytes, starved: bool, now: Instant) -> bool {
         let used = memory.total.saturating_sub(memory.free).saturating_sub(passes.total());
         let grown = memory.own().saturating_sub(passes.own).saturating_sub(self.resident);
@@ -46,47 +45,47 @@ impl Pressure {
         self.ratio
     }
 
-    /// For how long it has been nearly full.
+    /// How long the device has been nearly full.
     pub(crate) fn lasted(&self, now: Instant) -> Duration {
         self.since.map_or(Duration::ZERO, |since| now.duration_since(since))
     }
 }
 
-/// Passes after which what the process holds is taken for its normal: libraries allocate on first use.
+/// After so many passes the process's memory is taken as its normal: libraries allocate on first use.
 const WARM_UP_PASSES: u64 = 20;
 
 /// Growth below this part of the device is noise.
 const NOISE: u64 = 256;
 
-/// A process that holds more and more.
+/// Detects a process whose memory keeps growing.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Leak {
     passes: u64,
     /// Bytes held and jobs answered, after the warm-up.
     baseline: Option<(u64, u64)>,
-    /// Bytes held that were last reported of.
+    /// The bytes of the last report.
     reported: u64,
-    /// Bytes more than after the warm-up at the last reading, and for each job since.
+    /// Growth since the warm-up at the last reading: bytes, and bytes per job.
     growth: (u64, u64),
 }
 
-/// What a leak comes to.
+/// The size of a leak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leaking {
     /// Bytes more than after the warm-up.
     pub(crate) grown: u64,
     pub(crate) bytes_per_job: u64,
-    /// Jobs until no job fits any more, if it goes on like this.
+    /// How many more jobs fit until the device is full, at this rate.
     pub(crate) jobs_left: u64,
 }
 
 impl Leak {
-    /// Takes a reading after a pass, when no pass holds memory. Reports a leak when it has doubled since the last report.
+    /// Adds a reading taken after a pass, when no pass holds memory. Returns a leak whenever it has doubled since the last report.
     pub(crate) fn observe(&mut self, memory: Memory, jobs: u64) -> Option<Leaking> {
         self.passes += 1;
         let own = memory.own();
         let (baseline, since) = match self.baseline {
-            // Less than at first: that is the better baseline.
+            // Less memory than at the baseline: a better baseline.
             Some((held, since)) if own >= held => (held, since),
             _ if self.passes < WARM_UP_PASSES => return None,
             _ => {
@@ -105,7 +104,7 @@ impl Leak {
         Some(Leaking { grown, bytes_per_job, jobs_left: memory.free / bytes_per_job.max(1) })
     }
 
-    /// Bytes held more than after the warm-up, and for each job since then; the latter is 0 while the former is noise.
+    /// Growth since the warm-up: bytes, and bytes per job; the latter is 0 while the growth is noise.
     pub(crate) fn growth(&self) -> (u64, u64) {
         self.growth
     }
@@ -132,7 +131,7 @@ mod tests {
         assert!(!at(0, TOTAL * 9 / 10, 0));
         assert!(!at(299, TOTAL, 0));
         assert!(at(300, TOTAL, 0));
-        // Passes do not count, and a moment of relief restarts the count.
+        // Memory of passes does not count, and a moment of relief restarts the time.
         assert!(!at(301, TOTAL, TOTAL / 5));
         assert!(!at(302, TOTAL, 0));
         assert!(!at(601, TOTAL, 0));
@@ -161,12 +160,12 @@ mod tests {
             let mut pressure = Pressure::new(90, Duration::from_secs(2), TOTAL / 4);
             (0..10).any(|second| pressure.observe(memory, passes, false, start + Duration::from_secs(second)))
         };
-        // A leak as large as what the programs' passes hold.
+        // A leak as large as the memory that programs' passes hold.
         let leaking = Memory { free: 0, total: TOTAL, foreign: TOTAL * 7 / 10 };
         assert!(lasting(leaking, PassBytes { own: 0, programs: TOTAL / 20 }));
-        // The same bytes, of the worker's own passes.
+        // The same bytes, held by the worker's own passes.
         assert!(!lasting(leaking, PassBytes { own: TOTAL / 20, programs: 0 }));
-        // What programs will give back does not fill the device.
+        // Memory that programs will give back does not count.
         assert!(!lasting(leaking, PassBytes { own: 0, programs: TOTAL / 5 }));
     }
 

@@ -1,5 +1,5 @@
-//! Decides when a worker runs quarantined jobs. Jobs that may crash workers run alone, with no other job unacknowledged: a worker that
-//! crashes with one loses no other job, and no other job is blamed. Also notices consumers that the broker has forgotten.
+//! Decides when a worker runs quarantined jobs. Jobs that may crash workers run alone, with no other job unacknowledged. A worker that
+//! crashes then loses no other job, and no other job is blamed. Also detects consumers that the broker has forgotten.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -10,38 +10,38 @@ use crate::ids::{ModelIndex, QueueIndex};
 use crate::random::Random;
 use crate::sizes::Size;
 
-/// Checks, a second apart, at which jobs waited that this worker has slots for, before it assumes that the broker does not
-/// deliver to it. RabbitMQ 3.10 forgets the consumer of a queue that is deleted and declared again at once.
+/// After so many checks, a second apart, at which jobs waited although this worker has slots for them, its consumer counts as dead.
+/// RabbitMQ 3.10 forgets the consumer of a queue that is deleted and declared again at once.
 const STARVED_CHECKS: u32 = 10;
 
-/// The same while the broker counts other consumers of the queue. They may be other workers, of which one should have taken the jobs;
-/// or the broker lets only one consume at a time; or, on 3.10, they are consumers of a deleted quorum queue, which it counts beside
-/// those of the queue's successor.
+/// The same while the broker counts other consumers of the queue. These may be other workers, one of which should have taken the jobs. Or
+/// the queue allows a single active consumer. Or, on 3.10, they are consumers of a deleted quorum queue, which the broker counts with those
+/// of its successor.
 const STARVED_CHECKS_BESIDE_OTHERS: u32 = 30;
 
-/// How long a worker takes no other jobs than quarantined ones, before it turns to others for as long. The wait for the jobs that it
-/// still holds is part of that.
+/// How long a worker takes only quarantined jobs before it takes other jobs for as long. This includes the wait for the jobs that it still
+/// holds.
 const ISOLATING_MAX: Duration = Duration::from_secs(10);
 
-/// Other jobs have at least so long until the next isolation, if this one cut fetches short: inputs that are fetched again each time
-/// have to arrive.
+/// The least time until the next isolation, if this one interrupted fetches of inputs. Otherwise inputs that are fetched again each time
+/// might never arrive.
 const FETCHING_MIN: Duration = Duration::from_secs(60);
 
-/// How long a session that follows a lost one has to stand before the worker takes quarantined jobs: if it is lost as well, others
-/// would take that for a crash, and repeated disconnects alone could dead-letter an innocent job.
+/// How long a session that follows a lost one must stay open before the worker takes quarantined jobs. If it were lost as well, other
+/// workers would count a crash, and repeated disconnects alone could dead-letter an innocent job.
 const POST_RECONNECT_DELAY: Duration = Duration::from_secs(10);
 
-/// The state over one session.
+/// The quarantine's state for one session.
 #[derive(Debug)]
 pub(crate) struct Quarantine {
     isolation: Option<Isolation>,
-    /// How long the next isolation may last: twice as long after one that passes in flight outlasted.
+    /// How long the next isolation may last. Doubled after an isolation whose time ended before the other jobs did.
     time: Duration,
     /// When the quarantine may be checked again.
     check_at: Instant,
     /// Models whose queues the broker was asked to count, without an answer yet.
     counting: Vec<ModelIndex>,
-    /// A quarantined job was asked for, without an answer yet.
+    /// A quarantined job was requested, and the answer is due.
     is_fetching: bool,
     /// For each queue of jobs: consecutive checks at which jobs waited and none had been delivered.
     starved: HashMap<(ModelIndex, QueueIndex), u32>,
@@ -52,9 +52,9 @@ pub(crate) struct Quarantine {
 struct Isolation {
     model: ModelIndex,
     since: Instant,
-    /// Nothing else is unacknowledged any more, and the first of them was asked for.
+    /// Nothing else is unacknowledged any more, and the first quarantined job was requested.
     has_begun: bool,
-    /// It sent jobs away whose inputs were being fetched.
+    /// It requeued jobs whose inputs were being fetched.
     cut_fetches: bool,
 }
 
@@ -80,12 +80,12 @@ impl Quarantine {
         self.isolation.is_some()
     }
 
-    /// Whether the worker still holds other jobs, for which quarantined jobs of this model wait.
+    /// Whether quarantined jobs of this model wait until the worker holds no other jobs.
     pub(crate) fn is_waiting_for(&self, model: ModelIndex) -> bool {
         self.isolation.is_some_and(|isolation| isolation.model == model && !isolation.has_begun)
     }
 
-    /// Whether a quarantined job was asked for in this isolation.
+    /// Whether a quarantined job was requested in this isolation.
     pub(crate) fn has_begun(&self) -> bool {
         self.isolation.is_some_and(|isolation| isolation.has_begun)
     }
@@ -94,8 +94,8 @@ impl Quarantine {
         self.is_fetching
     }
 
-    /// The models whose queues are to be counted now; none while an answer is due. By asking each second rather than by a
-    /// consumer, which would have quarantined jobs delivered beside others.
+    /// The models whose queues must be counted now; none while an answer is due. A consumer of the quarantine would be simpler, but would
+    /// receive its jobs beside others.
     pub(crate) fn start_counting(&mut self, models: impl Iterator<Item = ModelIndex>) -> Vec<ModelIndex> {
         if !self.counting.is_empty() {
             return Vec::new();
@@ -108,8 +108,8 @@ impl Quarantine {
         self.counting.retain(|other| *other != model);
     }
 
-    /// Not all workers stop for one job: each second about one of those that consume the model's own queue does for each such job,
-    /// by chance. `own` consumers of that queue are this worker's; others are taken to have as many.
+    /// Whether this worker takes its turn. Not all workers stop for one job: each second, by chance, about one worker stops for each
+    /// quarantined job. `own`: this worker's consumers of the model's own queue; other workers are assumed to have as many.
     pub(crate) fn is_our_turn(
         &self,
         counts: &QueueCounts,
@@ -129,14 +129,14 @@ impl Quarantine {
         self.isolation = Some(Isolation { model, since: now, has_begun: false, cut_fetches: false });
     }
 
-    /// The isolation sends jobs away whose inputs were being fetched.
+    /// Records that the isolation interrupted fetches of inputs.
     pub(crate) fn cuts_fetches(&mut self) {
         if let Some(isolation) = &mut self.isolation {
             isolation.cut_fetches = true;
         }
     }
 
-    /// Whether to ask for a quarantined job now, given that no other job is unacknowledged.
+    /// The model of which to fetch a quarantined job now. The caller has checked that no other job is unacknowledged.
     pub(crate) fn fetch(&mut self, now: Instant) -> Option<ModelIndex> {
         if self.is_fetching || self.is_time_over(now) {
             return None;
@@ -150,13 +150,13 @@ impl Quarantine {
         self.is_fetching = false;
     }
 
-    /// None are left, or other jobs have waited for long enough: they have as much time now.
+    /// Ends the isolation: no quarantined jobs are left, or its time is over. Other jobs get as much time now.
     pub(crate) fn end_isolation(&mut self, now: Instant) {
         let is_outlasted = !self.has_begun() && self.is_time_over(now);
         let Some(isolation) = self.isolation.take() else { return };
         let for_others = if isolation.cut_fetches { FETCHING_MIN } else { Duration::ZERO };
         self.check_at = now + now.saturating_duration_since(isolation.since).max(for_others);
-        // However long passes are, one of the next isolations is longer.
+        // So that some later isolation is long enough, however long passes are.
         self.time = if is_outlasted { self.time.saturating_mul(2) } else { ISOLATING_MAX };
     }
 
@@ -165,7 +165,7 @@ impl Quarantine {
         self.lasted(now).is_some_and(|lasted| lasted >= self.time)
     }
 
-    /// Whether it has had half of it.
+    /// Whether half of that time is over.
     pub(crate) fn is_half_time_over(&self, now: Instant) -> bool {
         self.lasted(now).is_some_and(|lasted| lasted >= self.time / 2)
     }
@@ -179,7 +179,7 @@ impl Quarantine {
         self.starved.remove(&(model, queue));
     }
 
-    /// A check of whether jobs wait in a queue and its consumer gets none. True once the consumer counts as dead.
+    /// Records one check of a queue. True once the consumer counts as dead.
     pub(crate) fn checked(&mut self, model: ModelIndex, queue: QueueIndex, starved: Option<Starved>) -> bool {
         let checks = self.starved.entry((model, queue)).or_default();
         let checks_max = match starved {
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(turns(counts(1, 1), 1), 1000);
         let some = turns(counts(1, 10), 1);
         assert!((60..140).contains(&some), "{some}");
-        // Ten consumers of two workers.
+        // Ten consumers, five of each of two workers.
         assert_eq!(turns(counts(2, 10), 5), 1000);
         assert!((400..600).contains(&turns(counts(1, 10), 5)), "one of the two is enough");
     }

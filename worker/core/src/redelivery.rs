@@ -1,5 +1,5 @@
-//! Decides what a redelivery means: the message was settled before, was given back, was lost with a session, or a worker crashed. Owns
-//! what this process remembers about messages that it has seen.
+//! Decides what a redelivery means: the message was settled before, was given back, was lost with a session, or was lost in a crash of a
+//! worker. Owns what this process remembers of messages that it has seen.
 
 use std::time::Instant;
 
@@ -13,14 +13,14 @@ use crate::observation::End;
 use crate::poison_policy::{Arrival, PoisonPolicy, RedeliveryDecision, SessionLosses};
 use crate::sizes::Size;
 
-/// What this process knows of messages that it has seen.
+/// Memory of messages that this process has seen.
 #[derive(Debug)]
 pub(crate) struct Redelivery {
     policy: PoisonPolicy,
     losses: SessionLosses,
     /// Settled in this session.
     settled_now: DedupCache,
-    /// Settled in sessions that were lost: their acks may never have arrived, even those that were sent.
+    /// Messages settled in sessions that were lost. Even acks that were sent may not have arrived.
     settled_before: DedupCache,
     /// Given back to the broker, or lost with a further queue.
     given_back: DedupCache,
@@ -46,16 +46,17 @@ impl Redelivery {
         self.losses.begin(now)
     }
 
-    /// The session is lost, with unsettled jobs of these messages.
+    /// The session is lost. `unsettled`: the messages of its unsettled jobs.
     pub(crate) fn session_lost(&mut self, unsettled: impl IntoIterator<Item = Fingerprint>, now: Instant) {
         self.losses.note(now);
         self.settled_before.absorb(std::mem::take(&mut self.settled_now));
-        // An identical message was not settled: nothing shows which of the two is redelivered.
+        // Forget identical messages that were settled: nothing shows which of the two is redelivered.
         unsettled.into_iter().for_each(|message| self.settled_before.forget(message));
     }
 
-    /// A further queue was lost, with unsettled jobs of these messages. If it lives on, they come again, because of this process.
-    /// Unlike a lost session this excuses no other job: a queue that is deleted again and again would excuse all that crash workers.
+    /// A further queue was lost. `unsettled`: the messages of its unsettled jobs. If the queue still exists, they are redelivered because
+    /// of this process. Unlike a lost session this excuses no other job; otherwise a queue that is repeatedly deleted would excuse every
+    /// job that crashes workers.
     pub(crate) fn queue_lost(&mut self, unsettled: impl IntoIterator<Item = Fingerprint>, now: Instant) {
         self.settled_before.absorb(std::mem::take(&mut self.settled_now));
         for message in unsettled {
@@ -64,7 +65,7 @@ impl Redelivery {
         }
     }
 
-    /// An unsettled job comes again, because of this process.
+    /// Records that an unsettled job will be redelivered because of this process.
     pub(crate) fn comes_again(&mut self, message: Fingerprint, now: Instant) {
         self.given_back.remember(message, now);
     }
@@ -94,31 +95,32 @@ impl Redelivery {
         })
     }
 
-    /// The number of crashes in the header of a dead letter: if the job is retried, it runs again, in the quarantine.
+    /// The number of crashes for the headers of a dead letter. With it, a retried job runs again, but in the quarantine.
     pub(crate) fn crashes_of_dead_letter(&self) -> u32 {
         self.policy.suspect_after
     }
 
-    /// The broker was perhaps not sent the ack of a job that ended like this: its message may come again.
+    /// The ack of a job with this end may not have reached the broker, so its message may be redelivered.
     pub(crate) fn ack_lost(&mut self, message: Fingerprint, end: End, now: Instant) {
         if !matches!(end, End::Returned | End::Rejected(_)) {
             self.settled_before.remember(message, now);
         }
     }
 
-    /// A job ends like this: the broker has everything of it, or it is given back.
+    /// Records the end of a job: everything about it is confirmed, or it was given back.
     pub(crate) fn ended(&mut self, message: Fingerprint, end: End, now: Instant) {
         match end {
             End::Returned => self.given_back.remember(message, now),
-            // If the broker was not sent the rejection, the job is still there, and there is no dead letter: an ack would lose it.
+            // Not remembered: if the rejection was not sent, the job is still at the broker without a dead letter, and an ack would lose
+            // it.
             End::Rejected(_) => {}
             _ => self.settled_now.remember(message, now),
         }
     }
 }
 
-/// Whether all crashes that the headers count were of processes whose workers went on: the history names each of them, and neither a
-/// lost worker nor a lost device.
+/// Whether every crash that the headers count was a process whose worker survived. The history must name each of them, and neither a lost
+/// worker nor a lost device.
 fn are_of_processes(headers: &JobHeaders) -> bool {
     let times = |what: &str| headers.history.iter().filter(|attempt| attempt.outcome == what).count();
     times(PROCESS_LOST) >= headers.crashes as usize && times(WORKER_LOST) + times(DEVICE_LOST) == 0

@@ -8,7 +8,7 @@ pub struct Rejection {
     pub reason: Reason,
     /// What, where and what to do, in words.
     pub error: String,
-    /// What a device needs at least for it; of a job that ran out of memory.
+    /// The smallest device that could run the job; only after an out-of-memory.
     pub requirement: Option<MinimumRequirement>,
 }
 
@@ -17,12 +17,12 @@ impl Rejection {
         Self { reason, error: error.into(), requirement: None }
     }
 
-    /// Of a job that its caller withdrew.
+    /// The rejection of a job that its caller withdrew.
     pub fn withdrawn() -> Self {
         Self::new(Reason::Withdrawn, "the caller withdrew the job")
     }
 
-    /// Of a job whose `expiration` passed.
+    /// The rejection of a job whose `expiration` has passed.
     pub fn expired() -> Self {
         Self::new(Reason::Expired, "the job's expiration passed before it ran")
     }

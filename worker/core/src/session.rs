@@ -1,5 +1,5 @@
-//! The session with the broker: whether it is open and why it ends. Owns what ends with it: deliveries that may be acked, and operators'
-//! commands that wait.
+//! The session with the broker: whether it is open, and why it ends. Owns the state that is lost with it: deliveries that may be acked, and
+//! operators' commands that wait.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,18 @@ use crate::ids::ChannelId;
 use crate::jobs::Confirmed;
 use crate::sizes::Size;
 
-/// The session that stands, or the last one.
+/// The open session, or the last one.
 #[derive(Debug, Default)]
 pub(crate) struct SessionState {
     is_open: bool,
-    /// The shell has the order to close it.
+    /// Why the shell was told to close it, if it was.
     end: Option<SessionEnd>,
     declares: bool,
     is_blocked: bool,
     consumers_started: u64,
     /// Jobs that were unacknowledged when the last one ended.
     unsettled: usize,
-    /// Of each channel that jobs came by. A further queue that is found again has a new one: every ten seconds at most.
+    /// Acks for each channel that delivered jobs. A further queue that is found again has a new channel, at most every ten seconds.
     acks: BTreeMap<ChannelId, Acks<Confirmed>>,
     commands: Commands,
 }
@@ -41,7 +41,7 @@ impl SessionState {
         *self = Self { is_open: true, declares, unsettled, ..Self::default() };
     }
 
-    /// Takes note of why it is to end; false if it stands no more, or is ending already.
+    /// Records why the session must end. False if it is closed, or already ending.
     pub(crate) fn end(&mut self, end: SessionEnd) -> bool {
         let is_first = self.is_active();
         if is_first {
@@ -50,7 +50,7 @@ impl SessionState {
         is_first
     }
 
-    /// The session is over, with so many jobs unacknowledged. Gives why it had to end, and the jobs whose ack was not sent.
+    /// The session is closed with so many unacknowledged jobs. Returns why it had to end, and the jobs whose ack was not sent.
     pub(crate) fn closed(&mut self, unsettled: usize) -> (Option<SessionEnd>, Vec<Confirmed>) {
         self.is_open = false;
         self.is_blocked = false;
@@ -88,7 +88,7 @@ impl SessionState {
         self.consumers_started
     }
 
-    /// A consumer's number was not used after all.
+    /// Takes back a consumer number that was not used.
     pub(crate) fn unused_consumer(&mut self) {
         self.consumers_started -= 1;
     }

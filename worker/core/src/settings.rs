@@ -16,7 +16,7 @@ use crate::slots::{JobPasses, SlotInputs};
 /// Limits and names of a worker.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The worker's name, as history entries tell it.
+    /// The worker's name in history entries.
     pub worker: String,
     /// The device's name.
     pub device: String,
@@ -33,53 +33,53 @@ pub struct Settings {
     pub resident: u64,
     /// Bytes of the whole device.
     pub total: u64,
-    /// Percent of the device in use from which on it counts as nearly full, and for how long it may be.
+    /// From this percentage in use on, the device counts as nearly full; and how long that may last.
     pub pressure_percent: u8,
     pub pressure_tolerated: Duration,
-    /// Large jobs of a model that may wait in their queue before workers move no more there.
+    /// From so many waiting large jobs of a model on, workers move no more to their queue.
     pub bulk_jobs_max: u32,
-    /// Device time that a large job may have in one go while others wait in their queue.
+    /// How much device time a large job may have before it makes room for other large jobs.
     pub large_turn: Duration,
     /// How long the broker may take to confirm what is published.
     pub confirm_max: Duration,
     pub executors: Vec<ExecutorFacts>,
     /// When the process started.
     pub started_at: Instant,
-    /// Where the core's random choices start.
+    /// The seed of the core's random choices.
     pub seed: u64,
 }
 
-/// What runs passes: the device's own thread, or the processes of a model.
+/// Runs passes: the device's own thread, or the processes of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct ExecutorFacts {
-    /// The most passes that it takes at a time, those included that wait for their turn in it.
+    /// The most passes that it accepts at a time, queued ones included.
     pub passes_max: usize,
-    /// It runs one pass after the other, so that its passes never hold memory of the device at the same time.
+    /// Whether it runs one pass at a time, so that its passes never hold device memory together.
     pub is_serial: bool,
 }
 
 impl ExecutorFacts {
-    /// Whether a health probe tells a bad job from a sick device after a pass has failed. Processes need none: a process that
-    /// fails is replaced, and the others are not affected.
+    /// Whether a failed pass needs a health probe, to tell a bad job from a sick device. Processes need none: a failed process is replaced,
+    /// and the others are not affected.
     pub fn is_probed(&self) -> bool {
         self.is_serial
     }
 }
 
-/// Device bytes that a pass of a shape takes: exact, an upper bound, or [`UNKNOWN_BYTES`]. It changes only between events, with what
-/// passes have shown.
+/// Device bytes that a pass of a shape takes: exact, an upper bound, or [`UNKNOWN_BYTES`]. The figure is learned from passes, and changes
+/// only between events.
 pub type PassBytes = Arc<dyn Fn(PassShape) -> u64 + Send + Sync>;
 
 /// A queue that a model's jobs come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueFacts {
     pub name: String,
-    /// Its share of the model's passes and slots while other queues have jobs, too, in relation to theirs.
+    /// Its share of the model's passes and slots, relative to other queues that have jobs.
     pub weight: NonZeroU32,
 }
 
 impl QueueFacts {
-    /// The queue of the jobs with this routing key, alone.
+    /// The only queue of the jobs with this routing key.
     pub fn own(key: &str) -> Self {
         Self { name: jobs_queue(key), weight: NonZeroU32::MIN }
     }
@@ -89,10 +89,9 @@ impl QueueFacts {
 #[derive(Clone)]
 pub struct ModelFacts {
     pub name: String,
-    /// The queues that its jobs come from, at least one. The first is its own queue, which also gets all jobs that are tried
-    /// again.
+    /// The queues that its jobs come from, at least one. The first is the model's own, which also receives all jobs that are tried again.
     pub queues: Vec<QueueFacts>,
-    /// Routing key of jobs that have no room here even alone.
+    /// Routing key for jobs of which not even one item fits this device.
     pub larger: Option<String>,
     /// The most jobs that may be unacknowledged, however much memory there is.
     pub slots_max: NonZeroU16,
@@ -100,15 +99,15 @@ pub struct ModelFacts {
     pub slots: NonZeroU16,
     /// The most cost of a pass. One item alone may exceed it.
     pub pass_cost_max: usize,
-    /// The largest pass that one job can ask for: what a slot is computed for.
+    /// The largest pass that one job can need; slots are computed from it.
     pub job_shape: PassShape,
     /// The most bytes that the replies to a job may take together.
     pub reply_max: u64,
-    /// Its share of the device's time while several models have items waiting, in relation to theirs.
+    /// Its share of the device's time, relative to other models that have items waiting.
     pub share: NonZeroU32,
     /// Bytes of the model's weights.
     pub weights: u64,
-    /// The executor that runs its passes, of [`Settings::executors`].
+    /// The index in [`Settings::executors`] of the executor that runs its passes.
     pub executor: ExecutorIndex,
     /// The shape of its health probe.
     pub probe: PassShape,
@@ -122,30 +121,30 @@ impl fmt::Debug for ModelFacts {
 }
 
 impl ModelFacts {
-    /// The queue of this name; the model's own, if it has none of this name.
+    /// The queue of this name, or the model's own if there is none.
     pub(crate) fn queue_named(&self, name: &str) -> QueueIndex {
         QueueIndex(self.queues.iter().position(|queue| queue.name == name).unwrap_or(0))
     }
 
-    /// The passes that its jobs may share.
+    /// The passes that the model's jobs may share.
     pub fn job_passes(&self) -> JobPasses<&(dyn Fn(PassShape) -> u64 + Send + Sync)> {
         let Self { job_shape: job, pass_cost_max, .. } = *self;
         JobPasses { job, pass_cost_max, pass_bytes: &*self.pass_bytes }
     }
 
-    /// What its slots are computed from, of `free` bytes for passes on a device with so many models.
+    /// The inputs for computing the model's slots. `free`: bytes for passes; `models`: models that share the device.
     pub fn slot_inputs(&self, free: u64, reserve: u64, models: u64) -> SlotInputs {
         SlotInputs { free, reserve, weights: self.weights, models, per_job: 0 }
             .with(|room| self.job_passes().job_bytes(room))
     }
 
-    /// Slots while the worker runs: one where less than a job fits but its longest item does, because passes are held to what
-    /// fits; none where not even that.
+    /// The slots while the worker runs. One if less than a job fits but its longest item does, because passes are limited to what fits;
+    /// zero if not even that item fits.
     pub fn slots_now(&self, free: u64, reserve: u64, models: u64) -> u16 {
         self.slots_in(self.slot_inputs(free, reserve, models).share())
     }
 
-    /// The same of so many bytes that it has for itself.
+    /// The same for a model that has so many bytes for itself.
     pub fn slots_in(&self, bytes: u64) -> u16 {
         let item = PassShape::default().with(self.job_shape.longest);
         match self.slot_inputs(bytes, 0, 1).slots(self.slots_max) {

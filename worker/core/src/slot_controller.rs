@@ -1,16 +1,16 @@
-//! Moves a model's slots with the memory, with hysteresis: a changed prefetch takes effect only when unacknowledged jobs are settled, so
-//! slots change only after a lasting change of memory. Pure.
+//! Adapts a model's slots to the memory, with hysteresis: a changed prefetch takes effect only when unacknowledged jobs are settled, so
+//! slots follow only a lasting change. Pure.
 
 use std::time::{Duration, Instant};
 
-/// For how long less must fit before slots shrink. Passes are held to the free memory at once; slots only decide how many
-/// jobs wait here rather than where another worker could take them.
+/// How long fewer jobs must fit before slots shrink. Passes follow the free memory at once; slots only decide how many jobs wait here
+/// instead of where another worker could take them.
 const SHRINK_AFTER: Duration = Duration::from_secs(2);
 
-/// For how long more must fit before slots grow: a neighbour between two of its own peaks leaves memory for seconds.
+/// How long more jobs must fit before slots grow. Between two peaks of another process, memory is free for seconds only.
 const GROW_AFTER: Duration = Duration::from_secs(10);
 
-/// Moves that are worth it, as parts of the slots.
+/// The least change of the slots, as a part of them.
 const GROWTH_MIN: u16 = 4;
 const SHRINKING_MIN: u16 = 8;
 
@@ -18,7 +18,7 @@ const SHRINKING_MIN: u16 = 8;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotController {
     slots: u16,
-    /// Since when something else than `slots` fits, and the closest to `slots` of what fitted since.
+    /// Since when a number other than `slots` fits, and the number closest to `slots` in that time.
     moving: Option<(Instant, u16)>,
 }
 
@@ -27,7 +27,7 @@ impl SlotController {
         Self { slots, moving: None }
     }
 
-    /// The slots now; none while not even one item fits.
+    /// The current slots; zero while not even one item fits.
     pub(crate) fn slots(&self) -> u16 {
         self.slots
     }
@@ -39,7 +39,7 @@ impl SlotController {
         }
     }
 
-    /// Takes in how many jobs fit now. Gives the slots if they move.
+    /// Adds how many jobs fit now. Returns the new slots if they change.
     pub(crate) fn observe(&mut self, fitting: u16, now: Instant) -> Option<u16> {
         let shrinking = fitting < self.slots && fitting <= self.slots - (self.slots / SHRINKING_MIN).max(1);
         let growing = fitting >= self.slots.saturating_add((self.slots / GROWTH_MIN).max(1));
@@ -54,7 +54,7 @@ impl SlotController {
             _ => (now, fitting),
         };
         self.moving = Some((since, closest));
-        // From nothing it is worth to come back soon.
+        // A model without slots gets them back soon.
         let after = if shrinking || self.slots == 0 { SHRINK_AFTER } else { GROW_AFTER };
         if now.duration_since(since) < after {
             return None;
@@ -68,7 +68,7 @@ impl SlotController {
 mod tests {
     use super::*;
 
-    /// Feeds one figure a second; the moves, with their seconds.
+    /// Feeds one value a second. Returns the changes with their seconds.
     fn moves(slots: u16, fitting: impl IntoIterator<Item = u16>) -> Vec<(u64, u16)> {
         let start = Instant::now();
         let mut slots = SlotController::new(slots);
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(moves(8, [10; 15]), [(10, 10)]);
         assert_eq!(moves(8, [0; 5]), [(2, 0)]);
         assert_eq!(moves(0, [1; 5]), [(2, 1)]);
-        // Not worth it.
+        // Changes that are too small.
         assert_eq!(moves(64, [57; 30]), []);
         assert_eq!(moves(64, [56; 5]), [(2, 56)]);
         assert_eq!(moves(8, [9; 30]), []);

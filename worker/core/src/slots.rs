@@ -1,5 +1,4 @@
-//! How many jobs a worker may hold. What comes in is the free memory and what a job needs; what goes out are slots, or the reason why no
-//! job fits. Pure.
+//! Computes how many jobs a worker may hold. The free memory and the need of a job come in; slots go out, or why no job fits. Pure.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -7,16 +6,16 @@ use std::num::NonZeroU16;
 use crate::device::PassShape;
 use crate::units::Mib;
 
-/// What a pass or a job is said to take while nobody knows it: its pass gets the device for itself.
+/// Bytes of a pass or job of which nothing is known yet. Its pass gets the whole device.
 pub const UNKNOWN_BYTES: u64 = u64::MAX;
 
-/// What slots are computed from, in bytes; read after the weights are loaded.
+/// The inputs for computing slots, in bytes, read after the weights are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotInputs {
     pub free: u64,
-    /// Kept free for others.
+    /// Bytes kept free.
     pub reserve: u64,
-    /// Already taken by the model's weights; shown to a person, not subtracted again.
+    /// Bytes of the model's weights, already taken. Only shown to people, not subtracted again.
     pub weights: u64,
     /// Models that share the device, each with an equal part of the memory.
     pub models: u64,
@@ -24,10 +23,10 @@ pub struct SlotInputs {
     pub per_job: u64,
 }
 
-/// The passes that a model's jobs may share: of one job, and of twice, four times, … as many, as far as it is known what they take.
+/// The passes that a model's jobs may share: of one job, and of two, four, … jobs, as far as their bytes are known.
 ///
-/// A pass of many jobs often needs far less than as many passes of one job: libraries have workspaces that do not depend on the size
-/// of a pass, and allocators keep what they had. So one job needs its part of the pass that takes the least for each of its jobs.
+/// A pass of many jobs often needs far less than many passes of one job: libraries have workspaces that do not depend on the size of a
+/// pass, and allocators keep memory. So a job's need is its part of the pass with the fewest bytes per job.
 #[derive(Clone, Copy, Debug)]
 pub struct JobPasses<F> {
     /// The largest pass that one job can ask for.
@@ -38,7 +37,7 @@ pub struct JobPasses<F> {
 }
 
 impl<F: Fn(PassShape) -> u64> JobPasses<F> {
-    /// Jobs and bytes of each.
+    /// The number of jobs and the bytes of each pass whose bytes are known.
     fn known(&self) -> impl Iterator<Item = (u64, u64)> {
         let jobs_max = (self.pass_cost_max / self.job.cost.max(1)).max(1);
         (0..usize::BITS)
@@ -48,14 +47,14 @@ impl<F: Fn(PassShape) -> u64> JobPasses<F> {
             .take_while(|(_, bytes)| *bytes != UNKNOWN_BYTES)
     }
 
-    /// Bytes that one job needs where passes may take `room` bytes; those of a job alone, if not even that fits.
+    /// Bytes that one job needs where passes may take `room` bytes. If not even one job fits, the bytes of a job alone.
     pub fn job_bytes(&self, room: u64) -> u64 {
         let alone = (self.pass_bytes)(self.job);
         let fitting = self.known().take_while(|(_, bytes)| *bytes <= room);
         fitting.map(|(jobs, bytes)| bytes.div_ceil(jobs)).fold(alone, u64::min)
     }
 
-    /// The room in which so many jobs fit: the inverse of [`SlotInputs::slots`].
+    /// The bytes in which so many jobs fit: the inverse of [`SlotInputs::slots`].
     pub fn room_for(&self, jobs: u64) -> u64 {
         let room = |(shared, bytes): (u64, u64)| bytes.max(bytes.div_ceil(shared).saturating_mul(jobs));
         self.known().map(room).min().unwrap_or(UNKNOWN_BYTES)
@@ -63,12 +62,12 @@ impl<F: Fn(PassShape) -> u64> JobPasses<F> {
 }
 
 impl SlotInputs {
-    /// Bytes for this model's jobs.
+    /// Bytes for this model's jobs: an equal part of the free memory without the reserve.
     pub fn share(&self) -> u64 {
         self.free.saturating_sub(self.reserve) / self.models.max(1)
     }
 
-    /// The same with what a job needs, given the bytes for this model's jobs.
+    /// Sets `per_job` to the result for this model's share of the memory.
     #[must_use]
     pub fn with(self, per_job: impl FnOnce(u64) -> u64) -> Self {
         Self { per_job: per_job(self.share()), ..self }
@@ -80,7 +79,7 @@ impl SlotInputs {
     /// [`DoesNotFit`] when not even one job fits.
     pub fn slots(&self, cap: NonZeroU16) -> Result<NonZeroU16, DoesNotFit> {
         if self.per_job == UNKNOWN_BYTES && self.share() > 0 {
-            // Its passes run one by one, each with the device for itself, until they have shown what they need.
+            // Until its passes have shown what they need, they run one by one, each with the whole device.
             return Ok(NonZeroU16::MIN);
         }
         let slots = self.share() / self.per_job.max(1);
@@ -177,7 +176,7 @@ mod tests {
         assert_eq!(passes(4, pass).job_bytes(1_000), 19, "a pass has four items at most");
         assert_eq!(passes(64, pass).job_bytes(75), 19, "a pass of eight does not fit");
         assert_eq!(passes(64, pass).job_bytes(60), 71, "none fits");
-        // Where each job needs as much as the others, nothing changes.
+        // If bytes grow with the number of jobs, sharing changes nothing.
         assert_eq!(passes(64, |shape| 10 * shape.cost as u64).job_bytes(1_000), 10);
         assert_eq!(passes(64, |_| UNKNOWN_BYTES).job_bytes(1_000), UNKNOWN_BYTES);
     }

@@ -4,12 +4,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Events without which so much time passes in a session are a standstill: there is a tick each second, and a machine under load
-/// delays it by far less.
+/// Without any event for so long, the process was at a standstill. There is a tick each second, and a loaded machine delays it by far less.
 const SILENCE_MIN: Duration = Duration::from_secs(5);
 
-/// Standstills that are remembered. A pass that saw more of them may be taken for longer than it was, which is what happened
-/// without any memory of them.
+/// The most standstills that are remembered. A pass that ran through more of them counts as longer than it was.
 const REMEMBERED_MAX: usize = 16;
 
 /// The standstills of a process.
@@ -22,7 +20,7 @@ pub(crate) struct Standstills {
 }
 
 impl Standstills {
-    /// Something happens in a session. Returns for how long the process stood still before, if it did.
+    /// Records an event in a session. If the process stood still before it, returns for how long.
     pub(crate) fn event_came(&mut self, now: Instant) -> Option<Duration> {
         let silence = now.saturating_duration_since(self.last.replace(now)?);
         if silence < SILENCE_MIN {
@@ -35,15 +33,15 @@ impl Standstills {
         Some(silence)
     }
 
-    /// There is no session: nothing needs to happen.
+    /// Without a session, the absence of events is no standstill.
     pub(crate) fn no_session(&mut self) {
         self.last = None;
     }
 
-    /// For how long the process has run since a moment.
+    /// How long the process has run since `since`, without standstills.
     pub(crate) fn running_since(&self, since: Instant, now: Instant) -> Duration {
         let stood = self.past.iter().filter(|(end, _)| *end > since);
-        // The first one may have begun before the moment.
+        // A standstill may have begun before `since`.
         let stood = stood.map(|(end, lasted)| (*lasted).min(end.saturating_duration_since(since)));
         now.saturating_duration_since(since).saturating_sub(stood.sum())
     }

@@ -1,9 +1,9 @@
-//! Remembers which jobs this worker has published again while it still holds the messages that they came in. What comes in are such
-//! publications and deliveries; what goes out is whether a delivery is the next attempt of a job that is still here.
+//! Remembers which jobs this worker has published again while it still holds the messages that they came in. These publications and all
+//! deliveries come in; whether a delivery is the next attempt of a job that is still here goes out.
 //!
-//! A broker may deliver a message before it confirms it. If the worker died with both, the message that the job came in and the next
-//! attempt, the broker would deliver both again, and the job would be there twice. A job that kills workers would multiply each time.
-//! So the next attempt is not read before the first message is acknowledged or given back.
+//! A broker may deliver a message before it confirms it. If the worker died while it held both the old message and the next attempt, the
+//! broker would deliver both again. The job would then exist twice, and a job that kills workers would multiply each time. So the next
+//! attempt is not read before the first message is acknowledged or given back.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::event::Delivery;
 use crate::ids::JobKey;
 use crate::sizes::Size;
 
-/// How far a job has come. With the job's id it tells one attempt from the others.
+/// How far a job has come. Together with the job's id it identifies an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Standing {
     attempt: u32,
@@ -33,7 +33,7 @@ impl Standing {
 struct Predecessor {
     job: JobKey,
     id: String,
-    /// As the next attempt has it.
+    /// The standing of the next attempt.
     standing: Standing,
 }
 
@@ -54,13 +54,13 @@ pub(crate) struct Successors {
 }
 
 impl Successors {
-    /// Given so many unacknowledged jobs.
+    /// `unacked`: the unacknowledged jobs, which bound both.
     pub(crate) fn sizes(&self, unacked: usize) -> [Size; 2] {
         let published_again = Size::of("jobs that are published again", self.predecessors.len(), unacked);
         [published_again, Size::of("next attempts that wait", self.held.len(), unacked)]
     }
 
-    /// A job is published again, with these headers; or once more, by another way.
+    /// A job is published again with these headers. Replaces an earlier record of the same message.
     pub(crate) fn published_again(&mut self, job: JobKey, id: Option<&str>, headers: &JobHeaders) {
         self.predecessors.retain(|known| known.job != job);
         if let Some(id) = id {
@@ -69,7 +69,7 @@ impl Successors {
         }
     }
 
-    /// Holds a delivery if it is the next attempt of a job that is still here. Gives whether it is.
+    /// Holds a delivery back if it is the next attempt of a job that is still here. Returns whether it is.
     pub(crate) fn hold(&mut self, delivery: &Delivery, now: Instant) -> bool {
         let (Some(id), Some(headers)) = (&delivery.id, &delivery.headers) else { return false };
         let standing = Standing::of(headers);
@@ -80,8 +80,8 @@ impl Successors {
         follows
     }
 
-    /// Waits that count no attempt, for a full reply queue for example, leave several with the same standing, and so does a job that was
-    /// published twice. Which of them a message follows cannot be told, so it waits for all.
+    /// Several messages can have the same id and standing: a wait that counts no attempt (for example for a full reply queue) does not
+    /// change it, and a job may be published twice. Which of them a delivery follows is unknown, so the delivery waits for all.
     fn has_predecessor(&self, id: &str, standing: Standing) -> bool {
         self.predecessors.iter().any(|known| known.id == id && known.standing == standing)
     }
@@ -90,12 +90,12 @@ impl Successors {
         self.held.iter().any(|held| held.job == job)
     }
 
-    /// A delivery that waits has ended unread.
+    /// A delivery that was held back has ended unread.
     pub(crate) fn ended_unread(&mut self, job: JobKey) {
         self.held.retain(|held| held.job != job);
     }
 
-    /// The message of a job is settled. Gives the next attempts that waited for that.
+    /// The message of a job is settled. Returns the next attempts that waited only for it.
     pub(crate) fn settled(&mut self, job: JobKey) -> Vec<JobKey> {
         self.predecessors.retain(|known| known.job != job);
         if self.held.is_empty() {
@@ -108,14 +108,14 @@ impl Successors {
         Self::jobs(free)
     }
 
-    /// The next attempts that have waited for so long, and wait no longer.
+    /// Returns the next attempts that have waited for longer than `longest`. They wait no longer.
     pub(crate) fn overdue(&mut self, longest: Duration, now: Instant) -> Vec<JobKey> {
         let is_over = |held: &mut Successor| now.saturating_duration_since(held.since) > longest;
         let over = self.held.extract_if(.., is_over).collect();
         Self::jobs(over)
     }
 
-    /// All jobs went with their session.
+    /// All jobs are gone with their session.
     pub(crate) fn session_closed(&mut self) {
         *self = Self::default();
     }

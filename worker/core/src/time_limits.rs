@@ -1,13 +1,13 @@
-//! How long a job may be held. Owns the limit, which follows the broker's `consumer_timeout` once a broker has shown it.
+//! The longest time that a job may be held. The limit shrinks when a broker reveals a shorter `consumer_timeout`.
 
 use std::time::Duration;
 
-/// The part of the broker's `consumer_timeout` for which a job may be held. The rest is for the pass that still runs then, and
-/// for replies that wait.
+/// A job may be held for this part of the broker's `consumer_timeout`. The rest is for a pass that is still running then, and for replies
+/// that wait.
 const OF_TIMEOUT: f64 = 0.8;
 
-/// The least time between the worker's limit and the one that it asks the broker for: the worker looks at its jobs once a second, and a
-/// pass or a reply may take some seconds more.
+/// The least time between the worker's limit and the timeout that it requests from the broker. The worker checks its jobs once a second,
+/// and a pass or a reply may take some seconds more.
 const BEYOND_MIN: Duration = Duration::from_mins(1);
 
 #[derive(Debug)]
@@ -26,12 +26,12 @@ impl TimeLimits {
         self.job
     }
 
-    /// The `consumer_timeout` with which a job may be held for so long.
+    /// The `consumer_timeout` to request from the broker, so that a job may be held for the limit.
     pub(crate) fn consumer_timeout(&self) -> Duration {
         self.job.div_f64(OF_TIMEOUT).max(self.job.saturating_add(BEYOND_MIN))
     }
 
-    /// The broker closed a channel because a job was held for longer than this. The limit only ever gets shorter.
+    /// The broker closed a channel because a job was held for longer than `timeout`. The limit never grows.
     pub(crate) fn learn_consumer_timeout(&mut self, timeout: Duration) {
         self.job = timeout.mul_f64(OF_TIMEOUT).min(self.job);
     }

@@ -1,5 +1,4 @@
-//! The timers of the core. What comes in are things to do at a time; what goes out is when the shell must call the core next, and what is
-//! due then.
+//! The timers of the core. Tasks with their times come in. When the shell must call the core next goes out, and which tasks are due then.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -14,9 +13,9 @@ pub(crate) enum Timer {
     PublishAgain(JobKey),
     /// A job that can be neither answered nor dead-lettered goes back to its queue.
     Return(JobKey),
-    /// A further queue that was lost is looked for.
+    /// Checks whether a further queue that was lost can be consumed.
     LookForQueue(ModelIndex, QueueIndex),
-    /// Half of the time of a drain is over: what is unfinished is requeued.
+    /// Half of a drain's time is over: unfinished jobs are requeued.
     HalfTime,
     /// The time of a drain is over.
     DrainDeadline,
@@ -35,7 +34,7 @@ impl Timers {
         self.due.insert((at, self.last), timer);
     }
 
-    /// Given the most jobs that may be unacknowledged. A timer outlives its job by the longest wait between two tries.
+    /// The bound, for at most so many unacknowledged jobs. A timer outlives its job by at most the longest wait between two tries.
     pub(crate) fn size(&self, slots: usize) -> Size {
         Size::of("timers", self.due.len(), 2 * slots + 2)
     }
@@ -44,13 +43,13 @@ impl Timers {
         self.due.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Takes one that is due.
+    /// Removes and returns one task that is due.
     pub(crate) fn take_due(&mut self, now: Instant) -> Option<Timer> {
         let entry = self.due.first_entry()?;
         (entry.key().0 <= now).then(|| entry.remove())
     }
 
-    /// The session is over, and with it the timers of its jobs and queues.
+    /// The session is over. Drops the timers of its jobs and queues; those of a drain stay.
     pub(crate) fn session_closed(&mut self) {
         self.due.retain(|_, timer| matches!(timer, Timer::HalfTime | Timer::DrainDeadline));
     }

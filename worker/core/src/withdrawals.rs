@@ -1,5 +1,5 @@
-//! Remembers withdrawals, because their jobs may be delivered later: from the queue, from a delay queue, or from a worker that
-//! lost them.
+//! Remembers withdrawals, because the jobs that they name may be delivered later: from the queue, from a delay queue, or after their worker
+//! was lost.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -9,25 +9,25 @@ use vramq_schemas::withdrawal::REMEMBERED_S;
 use crate::event::{Delivery, Withdrawn};
 use crate::sizes::Size;
 
-/// How many are remembered. One takes some 600 bytes at most (its job's id, twice), so that all of them stay at 10 MiB. Of more,
-/// those that were not repeated for the longest time are forgotten; callers repeat those that still matter.
+/// How many are remembered. One takes at most about 600 bytes (it holds the job's id twice), so all together take 10 MiB. Beyond that, the
+/// one that was not repeated for the longest time is forgotten. Callers repeat withdrawals that still matter.
 const REMEMBERED_MAX: usize = 16 * 1024;
 
-/// For how long, since the caller last repeated it.
+/// How long a withdrawal is remembered after the caller last repeated it.
 const REMEMBERED_FOR: Duration = Duration::from_secs(REMEMBERED_S);
 
-/// A bounded memory of withdrawals. Only a job's caller can have made a withdrawal that matches the job's digest, so it
-/// does not matter who sent it.
+/// A bounded memory of withdrawals. It does not matter who sent one: only the job's caller can know the secret whose digest matches the
+/// job.
 #[derive(Debug, Default)]
 pub(crate) struct Withdrawals {
     /// When each was last received.
     known: HashMap<Withdrawn, Instant>,
-    /// Each of them once, with a time at which it was received: the last, or an earlier one.
+    /// Each withdrawal once, with a time at which it was received: the last time or an earlier one.
     order: VecDeque<(Withdrawn, Instant)>,
 }
 
 impl Withdrawals {
-    /// Takes note of a withdrawal, also of one that is repeated.
+    /// Records a withdrawal, or that it was repeated.
     pub(crate) fn remember(&mut self, withdrawn: Withdrawn, now: Instant) {
         if self.known.insert(withdrawn.clone(), now).is_none() {
             self.order.push_back((withdrawn, now));
@@ -51,7 +51,7 @@ impl Withdrawals {
 
     /// Whether a job was withdrawn by its caller.
     pub(crate) fn has(&self, delivery: &Delivery, now: Instant) -> bool {
-        // Costs nothing while no caller withdraws anything.
+        // Skips the search while there are no withdrawals.
         if self.known.is_empty() {
             return false;
         }

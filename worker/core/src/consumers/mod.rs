@@ -21,34 +21,34 @@ use crate::credit::Wanted;
 use crate::event::{QueueCounts, Source};
 use crate::ids::{ConsumerId, QueueIndex};
 
-/// How long a slot serves a queue that has jobs, while others that have some wait for it: each change cancels a consumer, and what
-/// was on its way to that comes back to the broker.
+/// How long a slot serves one queue while other queues with jobs wait for it. Each change cancels a consumer, and jobs on their way to that
+/// consumer go back to the broker.
 const TURN: Duration = Duration::from_secs(10);
 
-/// How many of a model's `slots` serve large jobs, if the worker wants to hold `wanted` of them. A model with a single slot has none for
-/// them: it runs large jobs like others, and its queues take turns while both have jobs.
+/// How many of a model's `slots` serve large jobs, if the worker wants to hold `wanted` of them. A model with a single slot reserves none:
+/// its job queues and the queue of large jobs take turns while both have jobs.
 fn bulk_slots(slots: u16, wanted: u16) -> u16 {
     (slots / 2).min(wanted)
 }
 
-/// What is left of some slots.
+/// `slots` without `taken`, at least 0.
 fn remaining(slots: u16, taken: usize) -> u16 {
     u16::try_from(usize::from(slots).saturating_sub(taken)).unwrap_or(0)
 }
 
-/// A queue in which jobs wait, although a consumer of this worker could have been sent some.
+/// A queue in which jobs wait although a consumer of this worker has room for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Starved {
     /// The broker counts no other consumers of it.
     Alone,
-    /// The broker counts others, too, which should have taken the jobs.
+    /// The broker counts other consumers too. One of them should have taken the jobs.
     BesideOthers,
 }
 
 /// All consumers of a model in one session: of its jobs, and of its large jobs.
 #[derive(Debug)]
 pub(crate) struct ModelConsumers {
-    /// Of each queue that jobs come from; the first is the model's own.
+    /// The consumers of each queue that jobs come from; the first queue is the model's own.
     queues: Vec<QueueConsumers>,
     shares: Shares,
     /// Further queues that cannot be consumed, and why.
@@ -56,17 +56,17 @@ pub(crate) struct ModelConsumers {
     bulk: QueueConsumers,
     /// Unacknowledged deliveries from the quarantine.
     quarantined: usize,
-    /// A single slot is for large jobs now, and since when it has been.
+    /// Whether the model's single slot now serves large jobs, and since when that has not changed.
     bulk_turn: bool,
     turn_since: Option<Instant>,
-    /// Large jobs that wait in their queue: as it was counted last, and those that this worker has moved there since.
+    /// Large jobs in their queue: the last count, plus those that this worker has moved there since.
     bulk_waiting: u32,
-    /// That queue was counted full, and has not been emptied by a fifth since.
+    /// The queue of large jobs was counted full and has not been counted a fifth below that since.
     bulk_is_full: bool,
 }
 
 impl ModelConsumers {
-    /// Of queues with these weights: the model's own, and further ones.
+    /// `weights`: of the model's own queue first, then of its further queues.
     pub(crate) fn new(weights: impl IntoIterator<Item = NonZeroU32>) -> Self {
         let weights: Vec<_> = weights.into_iter().collect();
         Self {
@@ -82,20 +82,20 @@ impl ModelConsumers {
         }
     }
 
-    /// The broker may send jobs.
+    /// Whether the broker may send jobs.
     pub(crate) fn is_consuming(&self) -> bool {
         self.queues.iter().any(QueueConsumers::is_consuming) || self.bulk.is_consuming()
     }
 
-    /// The broker has counted what waits in each queue: this decides the queues' shares of the slots, and what a single slot serves.
+    /// The broker has counted the jobs in each queue. Updates the queues' shares of the slots, and what a single slot serves.
     pub(crate) fn queues_counted(&mut self, counts: &QueueCounts, now: Instant) {
         let queues = &self.queues;
         self.shares.queues_counted(&counts.jobs, now, |at| queues[at].committed());
         self.give_single_slot(counts, now);
     }
 
-    /// Whether a single slot is for large jobs from now on. Large jobs came to their queue when there were more slots, or from workers
-    /// that have more.
+    /// Decides whether the model's single slot serves large jobs from now on. Large jobs can wait even so: they were moved to their queue
+    /// by a worker with more slots, or by this one when it had more.
     fn give_single_slot(&mut self, counts: &QueueCounts, now: Instant) {
         let is_over = self.turn_since.is_none_or(|since| now.saturating_duration_since(since) >= TURN);
         let has_jobs = counts.jobs.iter().any(|count| count.waiting > 0);
@@ -120,17 +120,17 @@ impl ModelConsumers {
         is_starved.then_some(if has_others { Starved::BesideOthers } else { Starved::Alone })
     }
 
-    /// No consumer is there, and none is stopping.
+    /// Whether no consumer is left, not even one that is stopping.
     pub(crate) fn is_over(&self) -> bool {
         self.queues.iter().all(QueueConsumers::is_over) && self.bulk.is_over()
     }
 
-    /// Consumers of the model's own queue that live.
+    /// Consumers of the model's own queue that are not stopping.
     pub(crate) fn live(&self) -> usize {
         self.queues.first().map_or(0, QueueConsumers::live)
     }
 
-    /// Consumers of large jobs that live.
+    /// Consumers of large jobs that are not stopping.
     pub(crate) fn live_bulk(&self) -> usize {
         self.bulk.live()
     }
@@ -142,7 +142,7 @@ impl ModelConsumers {
             + self.quarantined
     }
 
-    /// So many large jobs wait in their queue. Whether it has become full, with `max` of them.
+    /// Records how many large jobs wait in their queue. True if the queue has just become full, with `max` of them.
     pub(crate) fn bulk_counted(&mut self, waiting: u32, max: u32) -> bool {
         let was_full = self.bulk_is_full;
         self.bulk_waiting = waiting;
@@ -155,17 +155,17 @@ impl ModelConsumers {
         !self.bulk_is_full && self.bulk_waiting < max
     }
 
-    /// A large job goes to the queue of large jobs.
+    /// Counts a large job that this worker moves to the queue of large jobs.
     pub(crate) fn moved_to_bulk(&mut self) {
         self.bulk_waiting = self.bulk_waiting.saturating_add(1);
     }
 
-    /// Whether large jobs have a queue of their own here.
+    /// Whether a model with so many slots has a separate queue for large jobs.
     pub(crate) fn has_bulk(slots: u16) -> bool {
         bulk_slots(slots, 1) > 0
     }
 
-    /// A delivery came; the queue that it came from, if it is one of jobs.
+    /// Counts a delivery. Returns its queue, unless that is the queue of large jobs or the quarantine.
     pub(crate) fn delivered(&mut self, source: Source) -> Option<QueueIndex> {
         match source {
             Source::Jobs(queue, consumer) => {
@@ -186,7 +186,7 @@ impl ModelConsumers {
         }
     }
 
-    /// The stream of a consumer has ended. The queue that it consumed, if the core did not ask for its end.
+    /// A consumer's stream has ended. Returns the consumer's queue if the core did not stop the consumer.
     pub(crate) fn ended(&mut self, consumer: ConsumerId) -> Option<JobQueue> {
         if let Some(at) = self.queues.iter_mut().position(|queue| !queue.ended(consumer)) {
             return Some(JobQueue::Jobs(QueueIndex(at)));
@@ -194,12 +194,13 @@ impl ModelConsumers {
         (!self.bulk.ended(consumer)).then_some(JobQueue::Bulk)
     }
 
-    /// The channel of a further queue's jobs is closed: its consumers have ended. What they brought runs to its end.
+    /// The channel of a further queue is closed, and its consumers have ended with it. Jobs already delivered still run to their end.
     pub(crate) fn channel_closed(&mut self, queue: QueueIndex) {
         self.queues[queue.0].all_ended();
     }
 
-    /// A further queue cannot be consumed, for this reason: the others have its slots. Whether that is news.
+    /// A further queue cannot be consumed because of `why`; the other queues get its slots. True if that was not known, or for another
+    /// reason.
     pub(crate) fn set_missing(&mut self, queue: QueueIndex, why: &str) -> bool {
         self.shares.set_missing(queue.0, true);
         self.missing.insert(queue, why.to_owned()).as_deref() != Some(why)
@@ -215,7 +216,7 @@ impl ModelConsumers {
         self.missing.remove(&queue);
     }
 
-    /// One step towards holding the `wanted` jobs within the slots.
+    /// The next start or stop of a consumer on the way to `wanted` jobs within the slots; `None` when no change is due.
     pub(crate) fn change(
         &mut self,
         wanted: Wanted,
@@ -224,7 +225,7 @@ impl ModelConsumers {
     ) -> Option<(JobQueue, Change)> {
         let has_turn = slots == 1 && self.bulk_turn;
         let of_bulk = if has_turn { wanted.large.min(1) } else { bulk_slots(slots, wanted.large) };
-        // When there were more slots, either kind may have come by more than is its share now: the other one has to wait.
+        // After a shrink of the slots, large jobs or other jobs may hold more than their share. The other kind then waits for free slots.
         let free = remaining(slots, self.committed());
         let bulk = self.bulk.change(of_bulk, 0, of_bulk, free, next).map(|change| (JobQueue::Bulk, change));
         bulk.or_else(|| {
@@ -234,7 +235,7 @@ impl ModelConsumers {
         })
     }
 
-    /// One step towards holding `wanted` jobs, of each queue its share.
+    /// The same for the queues of jobs, each with its share.
     fn change_of_jobs(
         &mut self,
         wanted: Wanted,
@@ -254,7 +255,7 @@ impl ModelConsumers {
         let each = u16::try_from(present).unwrap_or(u16::MAX);
         let divided = |jobs: u16| match jobs {
             0 => vec![0; self.queues.len()],
-            // A queue of which nothing is held cannot be seen to have jobs, but once a second.
+            // Every queue gets at least one job. Otherwise a queue of which nothing is held would be seen to have jobs only once a second.
             jobs => self.shares.divide(jobs.max(each).min(slots)),
         };
         let (jobs, all) = (divided(wanted.jobs), divided(wanted.jobs.saturating_add(wanted.beside)));
@@ -265,7 +266,7 @@ impl ModelConsumers {
         })
     }
 
-    /// Jobs that the broker may have under way to this worker or waits to hear about.
+    /// The same as `QueueConsumers::committed` for all queues, and the unsettled quarantined jobs.
     fn committed(&self) -> usize {
         let of_jobs: usize = self.queues.iter().map(QueueConsumers::committed).sum();
         of_jobs + self.bulk.committed() + self.quarantined

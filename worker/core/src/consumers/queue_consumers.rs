@@ -13,8 +13,8 @@ use std::num::NonZeroU16;
 use super::remaining;
 use crate::ids::ConsumerId;
 
-/// A consumer for jobs beside those that are wanted is for at least this part of those that all others are for: the number of wanted jobs
-/// moves, and must not leave many small consumers.
+/// The least size of a consumer for jobs beside the wanted ones, as a part of what all other consumers may be sent. The number of wanted
+/// jobs varies, and many small consumers must not result.
 const BESIDE_STEP_MIN: u16 = 4;
 
 /// A consumer that was started and has not ended.
@@ -48,12 +48,12 @@ impl QueueConsumers {
         self.started.iter().any(|one| !one.is_stopping)
     }
 
-    /// No consumer is there, and none is stopping.
+    /// Whether no consumer is left, not even one that is stopping.
     pub(super) fn is_over(&self) -> bool {
         self.started.is_empty()
     }
 
-    /// What the live consumers may be sent.
+    /// How many jobs the live consumers may be sent in total.
     fn prefetch(&self) -> u16 {
         self.started.iter().filter(|one| !one.is_stopping).map(|one| one.prefetch).sum()
     }
@@ -84,7 +84,7 @@ impl QueueConsumers {
         }
     }
 
-    /// The stream of a consumer has ended. False if the core did not ask for it.
+    /// A consumer's stream has ended. False if the core did not stop the consumer.
     pub(super) fn ended(&mut self, consumer: ConsumerId) -> bool {
         let Some(at) = self.started.iter().position(|one| one.consumer == consumer) else { return true };
         self.started.remove(at).is_stopping
@@ -95,7 +95,7 @@ impl QueueConsumers {
         self.started.clear();
     }
 
-    /// Jobs that the broker may have under way to this worker or waits to hear about.
+    /// Slots taken: what consumers that have not ended may be sent, and the unsettled jobs of consumers that have.
     pub(super) fn committed(&self) -> usize {
         let of_started: usize = self.started.iter().map(|one| usize::from(one.prefetch)).sum();
         let has_ended = |consumer: ConsumerId| self.started.iter().all(|one| one.consumer != consumer);
@@ -103,8 +103,8 @@ impl QueueConsumers {
         of_started + of_ended.map(|(_, count)| count).sum::<usize>()
     }
 
-    /// One step towards holding `wanted` jobs and some `beside` them, of at most `slots`; nothing when no step is due. `free` is how
-    /// many of the model's slots nobody takes. `next` is a consumer's number that was not used before.
+    /// The next start or stop on the way to `wanted` jobs and some `beside` them, with at most `slots` jobs; `None` when no change is due.
+    /// `free`: slots of the model that nothing takes. `next`: a consumer number that was not used before.
     pub(super) fn change(
         &mut self,
         wanted: u16,
@@ -118,7 +118,7 @@ impl QueueConsumers {
         if wanted == 0 || live > slots {
             return self.stop_newest();
         }
-        // Twice as many as wanted are not worth a change: the load may come back.
+        // Up to twice as many as wanted is not worth a change: the load may come back.
         if self.live() > 1 && self.prefetch_without_newest() >= most {
             return self.stop_newest();
         }
@@ -132,7 +132,7 @@ impl QueueConsumers {
         }
         let prefetch = NonZeroU16::new(step.min(room))?;
         if prefetch.get() < step && !self.started.is_empty() {
-            // Slots are still taken by jobs of stopped consumers: wait rather than collect many small ones.
+            // Jobs of stopped consumers still take slots. Wait for these, rather than start many small consumers.
             return None;
         }
         self.started.push(StartedConsumer { consumer: next, prefetch: prefetch.get(), is_stopping: false });
@@ -208,7 +208,7 @@ mod tests {
                 assert!(held <= most, "{live:?} for {wanted} and {beside}");
                 assert!(held >= (wanted + beside).min(most - most / 5), "{live:?} for {wanted} and {beside}");
             }
-            // They are not worth a change when the jobs beside them have ended.
+            // Once the jobs beside them have ended, the extra consumers are not worth a change.
             let after = settle(&mut consumers, wanted, 1000, &mut next);
             assert!((before..=2 * wanted).contains(&after.iter().sum()), "{after:?} for {wanted}");
             assert!(after.len() <= 9, "{after:?} for {wanted}");

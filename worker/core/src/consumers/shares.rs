@@ -9,11 +9,11 @@ use std::time::Instant;
 use super::TURN;
 use crate::event::QueueCount;
 
-/// Counts in a row, a second apart, that find nothing waiting in a queue until it lends its share to the others: a queue that is
-/// emptied and filled in bursts keeps its slots over the gaps.
+/// So many consecutive counts, a second apart, must find a queue empty before it lends its share to the others. A queue that is filled in
+/// bursts keeps its slots over the gaps.
 const EMPTY_COUNTS_UNTIL_IDLE: u8 = 3;
 
-/// One queue, as far as its share depends on it.
+/// One queue's state for dividing slots.
 #[derive(Clone, Copy, Debug)]
 struct SharingQueue {
     weight: NonZeroU32,
@@ -21,8 +21,8 @@ struct SharingQueue {
     is_missing: bool,
     /// Counts in a row that found nothing waiting.
     empty_counts: u8,
-    /// The sum of the slots that it had at each count while it had jobs, divided by its weight. Of a queue without jobs it is moved
-    /// ahead, so that the queue does not make up later for what the others had meanwhile. The queue with the least goes first.
+    /// The sum of the slots that it had at each count while it had jobs, divided by its weight. The queue with the least goes first. A
+    /// queue without jobs is raised to the least of the others, so that it cannot claim later what they had meanwhile.
     slots_had: f64,
 }
 
@@ -41,14 +41,14 @@ impl SharingQueue {
 #[derive(Clone, Debug)]
 pub(super) struct Shares {
     queues: Vec<SharingQueue>,
-    /// The queues that are served first where there are fewer slots than queues.
+    /// The queues in the order in which they get a slot when there are fewer slots than queues.
     order: Vec<usize>,
-    /// When that last changed, or could have.
+    /// When the first queue of `order` last changed, or kept its place at the end of a turn.
     turn_since: Option<Instant>,
 }
 
 impl Shares {
-    /// Until the first count every queue may have jobs, and one count without jobs shows that it has none.
+    /// Until the first count every queue counts as having jobs. A single empty count then marks it as empty.
     pub(super) fn new(weights: impl IntoIterator<Item = NonZeroU32>) -> Self {
         let queues: Vec<_> = weights.into_iter().map(SharingQueue::new).collect();
         Self { order: (0..queues.len()).collect(), queues, turn_since: None }
@@ -87,8 +87,8 @@ impl Shares {
         }
     }
 
-    /// When a turn is over, the queue that had the fewest slots goes first. A queue without jobs goes behind the others at once. Apart
-    /// from that the order stays as it is: each change cancels a consumer.
+    /// At the end of a turn, sorts the queues by the slots that they had, fewest first. Queues without jobs go to the end at once.
+    /// Otherwise the order stays, because each change cancels a consumer.
     fn order_queues(&mut self, now: Instant) {
         let (queues, first) = (&self.queues, self.order.first().copied());
         let since = *self.turn_since.get_or_insert(now);
@@ -103,18 +103,18 @@ impl Shares {
         }
     }
 
-    /// Whether a queue cannot be consumed. When it can be again, one count without jobs shows that it has none.
+    /// Marks a queue as missing or found. After it is found, a single empty count marks it as empty.
     pub(super) fn set_missing(&mut self, at: usize, is_missing: bool) {
         let queue = &mut self.queues[at];
         (queue.is_missing, queue.empty_counts) = (is_missing, EMPTY_COUNTS_UNTIL_IDLE - 1);
     }
 
-    /// There are slots for all queues, so none of them waits for its turn.
+    /// There are enough slots for all queues, so no queue waits for a turn.
     pub(super) fn forget_turns(&mut self) {
         self.queues.iter_mut().for_each(|queue| queue.slots_had = 0.0);
     }
 
-    /// What each queue may have of so many slots: together all of them.
+    /// Divides `slots` among the queues. The shares add up to `slots`, unless no queue is present.
     pub(super) fn divide(&self, slots: u16) -> Vec<u16> {
         let present: Vec<usize> =
             self.order.iter().copied().filter(|at| !self.queues[*at].is_missing).collect();
@@ -140,7 +140,7 @@ impl Shares {
         for at in among {
             shares[*at] = (exact(*at).floor() as u16).max(1);
         }
-        // Rounding leaves less than one for each queue; shares that were raised to one take as little from the others.
+        // Rounding down leaves less than one slot for each queue. The slots of shares that were raised to one come from the others.
         loop {
             let missing = |at: &usize| exact(*at) - f64::from(shares[*at]);
             let by_missing = |a: &usize, b: &usize| missing(a).total_cmp(&missing(b));
@@ -206,7 +206,8 @@ mod tests {
         assert_eq!(shares.divide(64), [48, 16], "nobody has jobs: by weight");
     }
 
-    /// Counts full queues every second, with a single slot: how often each had it, and how often it went to another queue.
+    /// Counts full queues once a second, with a single slot. Returns how often each queue had the slot, and how often the slot changed
+    /// queues.
     fn single_slot(shares: &mut Shares, start: Instant, seconds: u64) -> ([u16; 2], usize) {
         let (mut had, mut changes, mut before) = ([0, 0], 0, None);
         for second in 0..seconds {
@@ -248,7 +249,7 @@ mod tests {
     }
 
     proptest! {
-        /// All slots are given, none twice; each share is by weight to within one slot, but for those that were raised to one.
+        /// All slots are given, none twice. Each share is by weight to within one slot, except shares that were raised to one.
         #[test]
         fn all_slots_are_divided_and_each_share_is_by_weight(
             queues in prop::collection::vec((1u32..=1000, 0u32..2), 1..=8),

@@ -1,13 +1,14 @@
-//! Forms passes of one model from the items of waiting jobs, fairly. What comes in are jobs with prepared items; what goes out is the
-//! content of a pass. Owns the items that no pass has taken yet.
+//! Forms passes of one model from the items of waiting jobs, fairly. Jobs with prepared items come in; the content of a pass goes out. Owns
+//! the items that no pass has taken yet.
 //!
-//! The queues that jobs come from share by weight (`fair_queue.rs`). Within a queue callers take turns (`flow.rs`: deficit round robin with
-//! the items' cost as currency), and within a caller its jobs do. Small jobs and large ones of a caller take turns, too, so that a
-//! job of one text does not wait behind jobs of thousands. A job's items go in their own order, so that its finished items are
-//! always a run from the start. The batcher never holds items back to fill a pass: if any item waits, there is a pass.
+//! The queues that jobs come from share passes by weight (`fair_queue.rs`). Within a queue callers take turns (`flow.rs`: deficit round
+//! robin, in units of item cost), and within a caller its jobs do. A caller's small and large jobs take turns too, so that a job of one
+//! text does not wait behind jobs of thousands. A job's items run in order, so that its finished items are always consecutive from the
+//! start. The batcher never holds items back to fill a pass: if any item waits, there is a pass.
 //!
-//! Jobs that cannot share a pass with those chosen so far (a batch hint, `exclusive`, isolated) lead a pass of their own. Every second
-//! pass belongs to the next such job. Those whose caller took more than its turns, or whose queue took more than its share, come last.
+//! Some jobs cannot join the pass that is being formed: because of a batch hint, or because they are exclusive or isolated. Such a job
+//! leads a pass of its own, and every second pass belongs to the next of them. Jobs whose caller or queue took more than its share come
+//! last.
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
@@ -18,20 +19,20 @@ use super::flow::{JobClass, Place, Position};
 use crate::device::PassShape;
 use crate::ids::{JobKey, QueueIndex};
 
-/// The quantum (what a caller may take in its turn) is this part of a pass: a pass serves so many callers, and so many jobs of a
-/// caller.
+/// A quantum, the cost that a caller may take in a turn, is a pass divided by this. So a pass serves about so many callers, and so many
+/// jobs of a caller.
 pub(super) const QUANTA_PER_PASS: usize = 8;
 
-/// How many turns a pass may take, and how many jobs of a caller are tried in a turn. They bound the work of forming one pass.
+/// The most turns in forming a pass, and the most jobs of a caller that are tried in a turn. Both bound the work of forming one pass.
 const TURNS_MAX: usize = 512;
 const JOBS_TRIED_MAX: usize = 64;
 
-/// Who leads a pass.
+/// Which job leads a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Lead {
-    /// A job that cannot join those that share passes.
+    /// A job that cannot join the shared pass.
     Alone,
-    /// Those that share passes, in their turns.
+    /// The jobs that share passes, in their turns.
     Shared,
 }
 
@@ -40,18 +41,18 @@ pub(crate) enum Lead {
 pub(crate) struct Batcher {
     limits: PassLimits,
     jobs: HashMap<JobKey, Waiting>,
-    /// Those that may share a pass.
+    /// Jobs that may share a pass.
     shared: FairQueue,
     /// Jobs that lead a pass of their own, in the order of their turns.
     leaders: VecDeque<JobKey>,
-    /// The last pass was led by one of those.
+    /// Whether one of these led the last pass.
     leader_had_pass: bool,
     /// Sum of the costs of all waiting items.
     cost: usize,
 }
 
 impl Batcher {
-    /// For jobs of queues with these weights.
+    /// `weights`: of the queues that jobs come from.
     pub(crate) fn new(limits: PassLimits, weights: impl IntoIterator<Item = NonZeroU32>) -> Self {
         Self {
             limits,
@@ -77,7 +78,7 @@ impl Batcher {
         self.jobs.insert(job.key, job);
     }
 
-    /// More items of a job were prepared. If a pass has taken all that waited, the job waits as if it were new.
+    /// Adds prepared items to a job. If passes have taken all its earlier items, the job waits as if it were new.
     pub(crate) fn extend(&mut self, job: Waiting) {
         let Some(waiting) = self.jobs.get_mut(&job.key) else { return self.push(job) };
         waiting.more = job.more;
@@ -85,12 +86,12 @@ impl Batcher {
         waiting.items.extend(job.items);
     }
 
-    /// The cost of what waits of a job.
+    /// The cost of a job's waiting items.
     pub(crate) fn cost_of(&self, key: JobKey) -> usize {
         self.jobs.get(&key).map_or(0, Waiting::cost)
     }
 
-    /// Puts a job where it waits, before or behind others of its kind.
+    /// Puts a job among those of its kind: before all of them, or behind.
     fn queue(&mut self, job: &Waiting, position: Position) {
         if job.is_alone() {
             let at = self.place_among_leaders(job, position);
@@ -103,8 +104,8 @@ impl Batcher {
         self.shared.push(job.queue, &place, quantum);
     }
 
-    /// The index in `leaders` that a job gets. An exclusive job has been through the broker's queue before; among exclusive jobs it
-    /// has its place back.
+    /// The index in `leaders` for a job. An exclusive job lost its place when it went through the broker's queue. Among exclusive jobs it
+    /// gets the place of its first attempt.
     fn place_among_leaders(&self, job: &Waiting, position: Position) -> usize {
         if position == Position::Before {
             return 0;
@@ -121,8 +122,8 @@ impl Batcher {
         self.shared.remove(job.queue, &job.caller, job.key);
     }
 
-    /// Puts items of a pass back, before all others. `jobs`, which bring no items, tell of which jobs and how they wait from now
-    /// on; items of other jobs are dropped.
+    /// Puts items of a pass back, before all others. `jobs` (without items) are the jobs that continue, and how they wait from now on.
+    /// Items of other jobs are dropped.
     pub(crate) fn give_back(
         &mut self,
         jobs: Vec<Waiting>,
@@ -149,7 +150,7 @@ impl Batcher {
         }
     }
 
-    /// A pass of a job fitted: what waits of it may go with this hint, and need not have the device to itself.
+    /// A pass of a job fitted: the job's waiting items get this hint and no longer need the device to themselves.
     pub(crate) fn relax(&mut self, key: JobKey, hint: Option<u32>) {
         if let Some(mut job) = self.jobs.remove(&key) {
             let was_alone = job.is_alone();
@@ -162,7 +163,7 @@ impl Batcher {
         }
     }
 
-    /// Drops what waits of a job.
+    /// Drops a job's waiting items.
     pub(crate) fn remove(&mut self, key: JobKey) {
         if let Some(job) = self.jobs.remove(&key) {
             self.cost -= job.cost();
@@ -170,7 +171,7 @@ impl Batcher {
         }
     }
 
-    /// The jobs that wait with more than a pass can take.
+    /// The jobs whose waiting items cost more than a pass.
     pub(crate) fn large(&self) -> Vec<JobKey> {
         let large = self.jobs.values().filter(|job| job.cost() > self.limits.cost_max);
         let mut keys: Vec<_> = large.map(|job| job.key).collect();
@@ -183,14 +184,14 @@ impl Batcher {
         self.jobs.len()
     }
 
-    /// Whether what waits fills a pass.
+    /// Whether the waiting items fill a pass.
     pub(crate) fn has_full_pass(&self) -> bool {
         self.cost >= self.limits.cost_max
     }
 
-    /// Who may lead the next pass; first whose turn it is.
+    /// The possible leads of the next pass, the one whose turn it is first.
     pub(crate) fn leads(&self) -> impl Iterator<Item = Lead> {
-        // Otherwise a hint would give its caller, or its queue, more than its share.
+        // Without this wait a hint would give its caller or queue more than its share.
         let waits = self.leader_had_pass || self.next_leader().is_some_and(|key| self.owes(key));
         let turns = if waits { [Lead::Shared, Lead::Alone] } else { [Lead::Alone, Lead::Shared] };
         turns.into_iter().filter(|lead| self.first(*lead).is_some())
@@ -204,13 +205,13 @@ impl Batcher {
         }
     }
 
-    /// The first of the leaders whose caller and queue owe nothing to others; the first of all if there is none.
+    /// The first leader whose caller and queue did not exceed their shares; else the first leader.
     fn next_leader(&self) -> Option<JobKey> {
         let owes_nothing = self.leaders.iter().find(|key| !self.owes(**key));
         owes_nothing.or(self.leaders.front()).copied()
     }
 
-    /// Whether a job's caller took more than its turns, or its queue more than its share, and others wait.
+    /// Whether a job's caller or queue took more than its share while others wait.
     fn owes(&self, key: JobKey) -> bool {
         self.jobs.get(&key).is_some_and(|job| self.shared.owes(job.queue, &job.caller, self.limits.cost_max))
     }
@@ -222,8 +223,8 @@ impl Batcher {
         Some((PassShape::default().with(*cost), job.exclusive))
     }
 
-    /// The next pass. `fits` says whether the device has memory now for a pass of a shape. The first item is taken in any case:
-    /// to wait for memory, or to let the device refuse the item, is the caller's decision.
+    /// Forms the next pass. `fits`: whether the device has memory for a pass of this shape now. The first item is taken in any case,
+    /// because the caller decides whether to wait for memory or to let the device refuse.
     pub(crate) fn next_pass(&mut self, lead: Lead, fits: impl Fn(PassShape) -> bool) -> Option<Draft> {
         let first = self.first(lead)?;
         let job = self.jobs.get(&first)?;
@@ -242,7 +243,7 @@ impl Batcher {
         Some(forming.finish(exclusive))
     }
 
-    /// A job that cannot join others takes a pass of its own.
+    /// Fills a pass with a job that cannot join others.
     fn lead(&mut self, key: JobKey, forming: &mut Forming, fits: &impl Fn(PassShape) -> bool) {
         let quantum = self.quantum();
         self.leaders.retain(|other| *other != key);
@@ -252,13 +253,13 @@ impl Batcher {
         if job.items.is_empty() {
             self.jobs.remove(&key);
         } else {
-            // It leads again after all others that wait to lead.
+            // The job goes behind all other leaders.
             self.leaders.push_back(key);
         }
     }
 
-    /// Queues and their callers take turns until the pass is full. The first caller of a queue whose next job did not fit starts
-    /// that queue's part of the next pass.
+    /// Lets queues and their callers take turns until the pass is full. In each queue, the first caller whose next job did not fit goes
+    /// first in the next pass.
     fn share(&mut self, forming: &mut Forming, fits: &impl Fn(PassShape) -> bool) {
         let quantum = self.quantum();
         // Of each queue: the first caller whose next job did not fit.
@@ -270,7 +271,7 @@ impl Batcher {
             let Some(queue) = self.shared.next(|_, flow| flow.may_add()) else { break };
             self.shared.goes(queue);
             let Some(flow) = self.shared.get_mut(queue) else { break };
-            // The pass starts with the job that `first` names.
+            // The first item must come from the job that `first` returns.
             if flow.is_round_over() && !forming.is_empty() {
                 flow.next_round(quantum);
                 continue;
@@ -292,8 +293,8 @@ impl Batcher {
         }
     }
 
-    /// The first job of a caller that can add something takes up to a quantum: its jobs of the class whose turn it is are tried
-    /// first, then the others. The caller may have no jobs left then.
+    /// Lets the first job of a caller that can add something take up to a quantum. Jobs of the class whose turn it is are tried first. The
+    /// caller may have no jobs left afterwards.
     fn take_turn(
         &mut self,
         queue: QueueIndex,
@@ -303,7 +304,7 @@ impl Batcher {
         fits: &impl Fn(PassShape) -> bool,
     ) -> TurnResult {
         let mut result = TurnResult { taken: 0, passed_over_first: false };
-        // Nobody waits behind a lone job: it takes all it can.
+        // A job that waits alone takes all that fits.
         let share = if self.jobs.len() == 1 { usize::MAX } else { quantum };
         let Some(flow) = self.shared.get_mut(queue) else { return result };
         let Some(of_caller) = flow.caller_mut(caller) else { return result };
@@ -343,7 +344,7 @@ impl Batcher {
 struct TurnResult {
     /// Cost that it took.
     taken: usize,
-    /// The job that was to go next did not fit.
+    /// Whether the job whose turn it was did not fit.
     passed_over_first: bool,
 }
 

@@ -9,8 +9,8 @@ use super::tests::{batcher, first_shape, next_pass, pass, weighted};
 use super::*;
 
 proptest! {
-    /// While all queues have jobs waiting, each has its share of the passes to within one item, whatever the passes' size, and every
-    /// pass is full.
+    /// While all queues have jobs waiting, each gets its share of the passes to within one item, and every pass is full. This holds for any
+    /// pass size.
     #[test]
     fn queues_have_their_shares_within_one_job(
         weights in prop::collection::vec(1u32..10, 1..6),
@@ -86,8 +86,8 @@ proptest! {
         prop_assert!(!batcher.has_full_pass() || cost_max == 0);
     }
 
-    /// Whatever else is pushed while it waits, a job of one item runs within a number of passes that depends only on who was
-    /// there before: nobody starves.
+    /// A job of one item runs within a number of passes that depends only on the jobs before it. Jobs that are pushed later cannot starve
+    /// it.
     #[test]
     fn nobody_starves(
         before in prop::collection::vec((1usize..60, 0u8..5, prop::option::of(1u32..4), prop::bool::weighted(0.1)), 0..20),
@@ -103,8 +103,8 @@ proptest! {
         batcher.push(of("victim", job(10_000, &[cost])));
         let mut flood = flood.into_iter();
         for passes in 1.. {
-            // Each of the items before may take a pass, half of the passes belong to jobs that lead their own, and half of each
-            // other pass to callers that had nothing waiting, whose hints may cut four passes in a row short.
+            // The bound: each item before may take a pass. Half of the passes belong to leaders. Half of each other pass belongs to new
+            // callers, whose hints may cut four passes in a row short.
             prop_assert!(passes <= 8 * (4 * before.len() + 4), "{passes} passes");
             for (cost, caller, hint) in flood.by_ref().take(4) {
                 key += 1;
@@ -116,8 +116,8 @@ proptest! {
         }
     }
 
-    /// A job that runs alone (exclusive, or from the quarantine) waits for one pass of each such job before it, and as many of
-    /// the others, whatever else is pushed while it waits.
+    /// A job that runs alone (exclusive or isolated) waits for one pass of each such job before it, and for as many shared passes. Jobs
+    /// that are pushed later do not count.
     #[test]
     fn a_job_that_runs_alone_waits_only_for_the_jobs_before_it(
         before in prop::collection::vec((1usize..60, 0u8..5, prop::option::of(1u32..4), prop::bool::weighted(0.5)), 0..20),
@@ -143,8 +143,8 @@ proptest! {
         }
     }
 
-    /// A job whose items are prepared a few at a time runs like one that has them all: each item once, in order, and it never
-    /// counts as a small job while more are to come.
+    /// A job whose items are prepared in pieces runs like a job with all items: each item once, in order. It never counts as small while
+    /// more items are to come.
     #[test]
     fn a_job_that_is_extended_runs_whole_and_in_order(
         pieces in prop::collection::vec((prop::collection::vec(1usize..40, 1..10), 0usize..3), 1..10),

@@ -7,7 +7,7 @@ pub(super) fn batcher(cost_max: usize) -> Batcher {
     weighted(cost_max, &[1])
 }
 
-/// For jobs of queues with these weights.
+/// `weights`: of the queues that jobs come from.
 pub(super) fn weighted(cost_max: usize, weights: &[u32]) -> Batcher {
     Batcher::new(PassLimits { cost_max }, weights.iter().filter_map(|weight| NonZeroU32::new(*weight)))
 }
@@ -75,7 +75,7 @@ fn a_caller_whose_next_item_does_not_fit_keeps_nobody_from_the_pass() {
     assert_eq!(jobs_of(&pass(&mut batcher)), [9]);
 }
 
-/// A job whose hint keeps it from a pass leads the next one. The one after it starts with who has had the least.
+/// A job whose hint keeps it out of a pass leads the next one. The pass after that starts with the caller that has had the least.
 #[test]
 fn a_caller_whose_job_leads_a_pass_keeps_its_place_among_the_others() {
     let mut batcher = batcher(10);
@@ -159,7 +159,7 @@ fn items_given_back_go_first_and_in_order() {
     let draft = next_pass(&mut batcher, |_| true).unwrap();
     assert_eq!(draft.items, [(JobKey(1), 0, 1), (JobKey(1), 1, 1)]);
     batcher.push(job(2, &[1, 1]));
-    // Job 9 is not among those that go on, so its item is dropped.
+    // Job 9 is not among the jobs that continue, so its item is dropped.
     let items = draft.items.into_iter().chain([(JobKey(9), 0, 1)]);
     batcher.give_back(vec![Waiting { hint: Some(2), isolated: true, ..job(1, &[]) }], items);
     assert_eq!(pass(&mut batcher), [(1, 0), (1, 1)], "isolated: alone, with its hint");
@@ -175,7 +175,7 @@ fn passes_until_small_job(caller: &str) -> usize {
         let hint = (key % 2 == 0).then_some(1);
         batcher.push(of("bulk", Waiting { hint, ..job(key, &[60; 20_000]) }));
     }
-    // They have been running for a while.
+    // These jobs have been running for a while.
     (0..50).for_each(|_| drop(pass(&mut batcher)));
     batcher.push(of(caller, job(99, &[60])));
     (1..100).find(|_| pass(&mut batcher).contains(&(99, 0))).unwrap()
@@ -201,7 +201,7 @@ fn callers_get_equal_shares_however_many_jobs_they_have() {
     assert!((700..=900).contains(&items[&true]) && (700..=900).contains(&items[&false]), "{items:?}");
 }
 
-/// Publishers that the broker does not vouch for are one caller, however many they are.
+/// All publishers that the broker does not verify count as one caller.
 #[test]
 fn all_unnamed_callers_together_get_the_share_of_one_named_caller() {
     let mut batcher = batcher(800);
@@ -215,7 +215,7 @@ fn all_unnamed_callers_together_get_the_share_of_one_named_caller() {
     assert!(items.iter().all(|items| (700..=900).contains(items)), "{items:?}");
 }
 
-/// A caller sends the next job when the last one is answered. Each has an item of half a pass, of a whole one, or of several.
+/// A caller sends its next job after the last reply. A job's single item costs half a pass, a whole pass, or several.
 #[test]
 fn a_caller_whose_jobs_come_one_by_one_gets_its_share_and_no_more_however_large_their_items_are() {
     for (cost, others) in [(40, 4), (60, 1), (60, 4), (80, 1), (80, 9), (320, 1), (320, 9)] {
@@ -243,7 +243,7 @@ fn a_caller_whose_jobs_come_one_by_one_gets_its_share_and_no_more_however_large_
     }
 }
 
-/// Jobs with a hint lead passes of their own, which they fill.
+/// A job with a hint leads a pass of its own and fills it.
 #[test]
 fn a_hint_gives_a_caller_no_more_than_its_share() {
     for others in [1, 4, 9] {
@@ -263,8 +263,8 @@ fn a_hint_gives_a_caller_no_more_than_its_share() {
     }
 }
 
-/// Passes until a job of one item runs, while callers of small jobs come before each pass. They are others each time, or two that
-/// take turns.
+/// Counts the passes until a job of one item runs, while callers of small jobs arrive before each pass: new callers each time, or two that
+/// alternate.
 fn passes_beside_small_jobs(cost: usize, hint: Option<u32>, callers: u64) -> Option<usize> {
     let mut batcher = batcher(80);
     batcher.push(of("first", job(0, &[10; 8])));
@@ -293,7 +293,7 @@ fn small_jobs_that_let_nobody_share_their_passes_keep_nobody_waiting() {
     }
 }
 
-/// A job whose hint the pass has passed leads one of its own; the pass goes on without it.
+/// A job whose hint is smaller than the current pass leads a pass of its own, and the current pass continues without it.
 #[test]
 fn a_hint_of_one_job_does_not_end_the_pass_of_others() {
     let mut batcher = batcher(80);

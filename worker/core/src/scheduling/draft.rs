@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::device::PassShape;
 use crate::ids::{JobKey, QueueIndex};
 
-/// Who published a job, as far as the broker vouches for it. Nobody in particular is one caller.
+/// The publisher of a job, if the broker verified it. All unverified publishers together are the caller `None`.
 pub(crate) type Caller = Option<String>;
 
 /// What limits a pass besides memory.
@@ -19,20 +19,20 @@ pub(crate) struct PassLimits {
 #[derive(Clone, Debug)]
 pub(crate) struct Waiting {
     pub(crate) key: JobKey,
-    /// The queue whose share its passes take.
+    /// The queue whose share the job's passes take.
     pub(crate) queue: QueueIndex,
     pub(crate) caller: Caller,
     /// The most items that may share a pass with this job.
     pub(crate) hint: Option<u32>,
-    /// Only passes that hold the whole device.
+    /// Whether the job needs passes that have the whole device.
     pub(crate) exclusive: bool,
-    /// When the job was first tried, in Unix milliseconds: exclusive jobs go in this order.
+    /// When the job was first tried, in Unix milliseconds. Exclusive jobs run in this order.
     pub(crate) tried_at_ms: u64,
-    /// Only passes without items of other jobs.
+    /// Whether the job needs passes without items of other jobs.
     pub(crate) isolated: bool,
-    /// Index within the job and cost of each item that is prepared; in order.
+    /// Index within the job and cost of each prepared item, in order.
     pub(crate) items: VecDeque<(u32, usize)>,
-    /// More items of the job are to be prepared.
+    /// Whether more items of the job are still to be prepared.
     pub(crate) more: bool,
 }
 
@@ -45,7 +45,7 @@ impl Waiting {
         self.hint.map_or(usize::MAX, |hint| hint.max(1) as usize)
     }
 
-    /// It may not join a pass of other jobs.
+    /// Whether it must not join a pass of other jobs.
     pub(super) fn is_alone(&self) -> bool {
         self.exclusive || self.isolated
     }
@@ -54,18 +54,18 @@ impl Waiting {
 /// The content of a pass.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Draft {
-    /// Job and index of each item, the longest item first: that is how an engine spreads items over parallel units evenly.
+    /// Job, index within the job and cost of each item, longest first: that order lets an engine spread items evenly over parallel units.
     pub(crate) items: Vec<(JobKey, u32, usize)>,
     pub(crate) shape: PassShape,
-    /// The pass must have the device to itself.
+    /// Whether the pass must have the device to itself.
     pub(crate) exclusive: bool,
 }
 
-/// A pass in the making.
+/// A pass that is being formed.
 pub(super) struct Forming {
     items: Vec<(JobKey, u32, usize)>,
     pub(super) shape: PassShape,
-    /// The smallest hint of the jobs in it.
+    /// The smallest batch hint of the jobs in it.
     items_max: usize,
 }
 
@@ -87,7 +87,7 @@ impl Forming {
         self.shape.items >= self.items_max
     }
 
-    /// Takes items of a job: at least one if the pass is empty, no more than fit, and no more once `share` is spent.
+    /// Takes items of a job: at least one if the pass is empty, no more than fit, and none after `share` is used up.
     pub(super) fn take(
         &mut self,
         job: &mut Waiting,

@@ -1,10 +1,9 @@
-//! Decides from which queue the next job of a pass comes: the queues of a model share its passes by weight. What comes in are jobs, and the
-//! cost of the items that passes took from them; what goes out is the next job. Whose turn it is within a queue, `flow.rs` says.
+//! Decides from which queue the next job of a pass comes. The queues of a model share its passes by weight. Jobs come in, and the cost of
+//! the items that passes took from them; the next job goes out. Within a queue, `flow.rs` decides.
 //!
 //! Each queue has a flow. A flow's virtual time advances by the cost that the flow takes, divided by its weight. The flow with the least
-//! virtual time goes next: start-time fair queuing (Goyal, Vin, Cheng, 1996). A flow without waiting items does not make up for what
-//! others took meanwhile, and its own past cost still counts. So a queue of which the worker holds one job at a time keeps exactly its
-//! share.
+//! virtual time goes next: start-time fair queuing (Goyal, Vin, Cheng, 1996). A flow without waiting items cannot claim later what others
+//! took meanwhile, and its own past cost still counts. So even a queue of which the worker holds one job at a time gets exactly its share.
 
 use std::num::NonZeroU32;
 
@@ -16,7 +15,7 @@ use crate::ids::{JobKey, QueueIndex};
 #[derive(Debug)]
 pub(super) struct FairQueue {
     flows: Vec<Flow>,
-    /// The virtual time of the flow that went last, when it did.
+    /// The virtual time of the last flow at its last turn.
     now: f64,
 }
 
@@ -30,7 +29,7 @@ impl FairQueue {
         self.flows.get_mut(queue.0)
     }
 
-    /// The flow that goes next, of those with jobs waiting that `may_go`.
+    /// The flow whose turn is next, among those with waiting jobs that `may_go` accepts.
     pub(super) fn next(&self, may_go: impl Fn(QueueIndex, &Flow) -> bool) -> Option<QueueIndex> {
         let waiting = self
             .flows
@@ -42,7 +41,7 @@ impl FairQueue {
             .map(|(at, _)| QueueIndex(at))
     }
 
-    /// A flow goes now.
+    /// Records that a flow takes its turn.
     pub(super) fn goes(&mut self, queue: QueueIndex) {
         if let Some(flow) = self.flows.get(queue.0) {
             self.now = self.now.max(flow.virtual_time);
@@ -69,8 +68,8 @@ impl FairQueue {
         }
     }
 
-    /// Whether a caller of the queue took more than its quanta, and others wait; or the queue took more than its share, by more than a
-    /// pass of this cost, and other queues wait.
+    /// Whether a caller exceeded its quanta while other callers of the queue wait; or the queue exceeded its share by more than a pass of
+    /// `pass_cost` while other queues wait.
     pub(super) fn owes(&self, queue: QueueIndex, caller: &Caller, pass_cost: usize) -> bool {
         let others = self.flows.iter().enumerate().filter(|(at, flow)| *at != queue.0 && !flow.is_empty());
         let least = others.map(|(_, flow)| flow.virtual_time).min_by(f64::total_cmp);
@@ -78,7 +77,7 @@ impl FairQueue {
         self.flows.get(queue.0).is_some_and(|flow| flow.owes(caller) || is_ahead(flow))
     }
 
-    /// A job of the queue and the caller took so much in a pass of its own.
+    /// Charges a job of the queue and caller for a pass that it led.
     pub(super) fn led(&mut self, queue: QueueIndex, caller: &Caller, cost: usize, quantum: usize) {
         let waiting = self.flows.iter().filter(|flow| !flow.is_empty());
         let least = waiting.map(|flow| flow.virtual_time).min_by(f64::total_cmp);
@@ -86,11 +85,11 @@ impl FairQueue {
         let Some(flow) = self.flows.get_mut(queue.0) else { return };
         flow.catch_up(now);
         flow.led(caller, cost, quantum);
-        // A flow that has nothing waiting meanwhile does not make up for this pass, either.
+        // A flow that has nothing waiting during this pass cannot claim it later either.
         self.now = now.max(least.map_or(flow.virtual_time, |least| least.min(flow.virtual_time)));
     }
 
-    /// A pass was formed; a hint cut it short.
+    /// A pass was formed. `is_cut`: a hint cut it short.
     pub(super) fn pass_formed(&mut self, quantum: usize, is_cut: bool) {
         self.flows.iter_mut().for_each(|flow| flow.pass_formed(quantum, is_cut));
     }

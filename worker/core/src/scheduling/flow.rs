@@ -1,8 +1,8 @@
-//! The jobs of one queue that may share a pass: the callers of the queue take turns. What comes in are jobs, and the cost of the items that
-//! passes took from them; what goes out is the caller whose turn it is.
+//! The jobs of one queue that may share a pass; the callers of the queue take turns. Jobs come in, and the cost of the items that passes
+//! took from them; the next caller goes out.
 //!
-//! A turn is a quantum of cost: deficit round robin (Shreedhar, Varghese, 1995). Within a caller, small jobs and large ones take turns,
-//! and large ones take turns with each other.
+//! In a turn a caller takes a quantum of cost: deficit round robin (Shreedhar, Varghese, 1995). Within a caller, small and large jobs
+//! alternate, and large jobs take turns.
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
@@ -10,15 +10,15 @@ use std::num::NonZeroU32;
 use super::Caller;
 use crate::ids::JobKey;
 
-/// Between two passes, so many callers of a flow that had nothing waiting and now have a small job go before its others: at most
-/// half a pass, so that a flood of callers starves nobody. A pass that a hint cut short had no other half, and does not count.
+/// A caller that had nothing waiting and now sends a small job goes before the others. Between two passes, at most so many callers do: half
+/// a pass, so that a flood of new callers starves nobody. A pass that a hint cut short has no second half for the others, and does not
+/// reset the count.
 const FRESH_MAX: usize = super::batcher::QUANTA_PER_PASS / 2;
 
-/// A caller owes at most so many quanta, four full passes: whatever it took, its next job does not wait for more than that of each
-/// other caller.
+/// The most quanta that a caller can owe: four full passes. Whatever it took, its next job waits at most for so much of each other caller.
 pub(super) const DEBT_QUANTA_MAX: i64 = 4 * super::batcher::QUANTA_PER_PASS as i64;
 
-/// Debts of callers without jobs that a flow keeps. Each is of a caller that had a job a short while ago.
+/// The most debts of callers without jobs that a flow keeps. Such a caller had a job a short while ago.
 const DEBTS_MAX: usize = 1024;
 
 /// The size of a job. A caller's small jobs and its large ones take turns.
@@ -39,7 +39,7 @@ impl JobClass {
     }
 }
 
-/// Where a job goes among those that wait.
+/// Where a job goes among the waiting jobs of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Position {
     /// It is new.
@@ -51,20 +51,20 @@ pub(super) enum Position {
 /// One caller's waiting jobs that may share a pass with others.
 #[derive(Debug, Default)]
 pub(super) struct CallerQueue {
-    /// Cost that it may still take in this round. Below zero after an item larger than what was left.
+    /// The cost that the caller may still take in this round. Negative after an item that was larger than the rest.
     deficit: i64,
     /// Oldest first.
     small: VecDeque<JobKey>,
-    /// They take turns.
+    /// In the order of their turns.
     large: VecDeque<JobKey>,
     /// The class of the job that had the last turn.
     last: JobClass,
-    /// Nothing of it fits the pass that is being formed.
+    /// Whether none of its jobs fits the pass that is being formed.
     is_out: bool,
 }
 
 impl CallerQueue {
-    /// Whether it may take something of the pass that is being formed, in this round.
+    /// Whether it may still add to the pass that is being formed, in this round.
     fn may_take(&self) -> bool {
         self.deficit > 0 && !self.is_out
     }
@@ -98,12 +98,13 @@ impl CallerQueue {
         }
     }
 
-    /// The job at this place waits elsewhere from now on.
+    /// Removes the job at this index, which waits elsewhere from now on.
     pub(super) fn take_out(&mut self, class: JobClass, at: usize) {
         self.jobs_mut(class).remove(at);
     }
 
-    /// The job at this place had its turn. One that is not done keeps its place if it is small, else it goes behind the others.
+    /// Records that the job at this index had its turn. If it has items left, a small job keeps its place, and a large one goes behind the
+    /// others.
     pub(super) fn had_turn(&mut self, class: JobClass, at: usize, is_done: bool) {
         self.last = class;
         if is_done {
@@ -123,23 +124,23 @@ impl CallerQueue {
 #[derive(Debug)]
 pub(super) struct Flow {
     weight: f64,
-    /// The cost that it took, divided by its weight; moved ahead whenever it had nothing waiting. By it queues share passes.
+    /// The cost that the flow took, divided by its weight. Moved ahead whenever it had nothing waiting. Queues share passes by this value.
     pub(super) virtual_time: f64,
     callers: HashMap<Caller, CallerQueue>,
     /// Its callers, in the order of their turns.
     order: VecDeque<Caller>,
-    /// Callers that went before others since the last pass that no hint cut short.
+    /// How many callers went before the others since the last pass that no hint cut short.
     fresh: usize,
-    /// Callers of which nothing fits the pass that is being formed.
+    /// How many callers have no job that fits the pass that is being formed.
     out: usize,
-    /// The first caller's next job did not fit the last pass: nobody goes before it.
+    /// The first caller's next job did not fit the last pass, so new callers do not go before it.
     keeps_first: bool,
-    /// What callers took beyond their quanta with their last job, below zero, while others have jobs waiting: or one that sends a
-    /// job after the other, each larger than a quantum, would have more than its share.
+    /// What callers without waiting jobs took beyond their quanta (negative), while others wait. Without it, a caller that sends one job
+    /// after the other, each larger than a quantum, would get more than its share.
     debts: HashMap<Caller, i64>,
 }
 
-/// A job, as far as its place matters.
+/// What decides where a job is placed.
 pub(super) struct Place<'a> {
     pub(super) key: JobKey,
     pub(super) caller: &'a Caller,
@@ -165,14 +166,14 @@ impl Flow {
         self.order.is_empty()
     }
 
-    /// A flow without jobs does not make up for what others took until `now`.
+    /// Raises the virtual time of a flow without jobs to `now`, so that it cannot claim what others took.
     pub(super) fn catch_up(&mut self, now: f64) {
         if self.is_empty() {
             self.virtual_time = self.virtual_time.max(now);
         }
     }
 
-    /// Whether a caller is left of which something may fit the pass that is being formed.
+    /// Whether some caller may still have a job that fits the pass that is being formed.
     pub(super) fn may_add(&self) -> bool {
         self.order.len() > self.out
     }
@@ -206,7 +207,7 @@ impl Flow {
                 self.fresh += 1;
                 self.order.insert(at, job.caller.clone());
             } else {
-                // It does not prolong the round, for whose end callers in debt wait.
+                // A new caller behind the others must not prolong the round: callers in debt wait for its end.
                 self.order.push_back(job.caller.clone());
             }
         }
@@ -217,7 +218,7 @@ impl Flow {
         }
     }
 
-    /// Takes a job of a caller out of its place.
+    /// Removes a job of a caller.
     pub(super) fn remove(&mut self, caller: &Caller, key: JobKey) {
         if let Some(of_caller) = self.callers.get_mut(caller) {
             of_caller.small.retain(|other| *other != key);
@@ -226,7 +227,7 @@ impl Flow {
         }
     }
 
-    /// Forgets a caller without jobs, but not what it owes to others.
+    /// Removes a caller without jobs, but keeps its debt.
     pub(super) fn forget_if_empty(&mut self, caller: &Caller) {
         let Some(CallerQueue { deficit, is_out, .. }) =
             self.callers.get(caller).filter(|queue| queue.is_empty())
@@ -244,7 +245,7 @@ impl Flow {
         }
     }
 
-    /// Whether a caller took more than its turns, and others wait.
+    /// Whether a caller exceeded its turns while others wait.
     pub(super) fn owes(&self, caller: &Caller) -> bool {
         match self.callers.get(caller) {
             Some(queue) => queue.deficit < 0,
@@ -252,12 +253,12 @@ impl Flow {
         }
     }
 
-    /// Whether the flow took more than one at this virtual time, by more than this cost.
+    /// Whether the flow's virtual time exceeds `of` by more than this cost.
     pub(super) fn is_ahead(&self, of: f64, cost: usize) -> bool {
         self.virtual_time > of + cost as f64 / self.weight
     }
 
-    /// A caller took so much in a pass that one of its jobs led.
+    /// Charges a caller for a pass that one of its jobs led.
     pub(super) fn led(&mut self, caller: &Caller, cost: usize, quantum: usize) {
         self.charge(cost, quantum);
         if let Some(queue) = self.callers.get_mut(caller) {
@@ -269,15 +270,14 @@ impl Flow {
         }
     }
 
-    /// Whether the caller that goes next has taken all that it may in this round, or all that fits.
+    /// Whether the next caller can take no more in this round: its quantum is used up, or nothing of it fits.
     pub(super) fn is_round_over(&self) -> bool {
         let front = self.front().and_then(|caller| self.callers.get(caller));
         front.is_none_or(|queue| !queue.may_take())
     }
 
-    /// Brings a caller to the front that may take something in this round. If none may, the next round begins: as many quanta
-    /// for each caller as the first of them needs to take something. Callers of which nothing fits the pass keep
-    /// nobody waiting.
+    /// Brings a caller to the front that may take something in this round. If there is none, a new round begins: every caller gets as many
+    /// quanta as the first that can go needs. Callers without a job that fits the pass do not hold up the others.
     pub(super) fn next_round(&mut self, quantum: usize) {
         let may_take = |caller: &Caller| self.callers.get(caller).is_some_and(CallerQueue::may_take);
         if let Some(at) = self.order.iter().position(may_take) {
@@ -293,7 +293,7 @@ impl Flow {
         });
     }
 
-    /// A pass was formed; a hint cut it short. The next one starts with a caller that may take something in this round.
+    /// A pass was formed; `is_cut`: a hint cut it short. Brings a caller to the front that may take something in this round.
     pub(super) fn pass_formed(&mut self, quantum: usize, is_cut: bool) {
         if !is_cut {
             self.fresh = 0;
@@ -306,7 +306,7 @@ impl Flow {
         }
     }
 
-    /// A caller took so much in its turn. It is over if that was nothing, or all that it may take in this round.
+    /// Charges a caller for its turn. The turn is over if the caller took nothing, or all that it may take in this round.
     pub(super) fn took(&mut self, caller: &Caller, cost: usize, quantum: usize) {
         self.charge(cost, quantum);
         if let Some(queue) = self.callers.get_mut(caller) {
@@ -320,13 +320,14 @@ impl Flow {
         }
     }
 
-    /// An item that costs more than a caller may owe counts as so much for its queue, too: the queue's other callers did not ask for it.
+    /// Charges the queue. An item that exceeds the largest debt of a caller counts only as that much: the queue's other callers did not ask
+    /// for it.
     fn charge(&mut self, cost: usize, quantum: usize) {
         let most = quantum.saturating_mul(DEBT_QUANTA_MAX.unsigned_abs() as usize);
         self.virtual_time += cost.min(most) as f64 / self.weight;
     }
 
-    /// The next job of this caller did not fit a pass: it starts the next one, if the caller may take something in this round.
+    /// Lets this caller start the next pass, because its next job did not fit the last one. Only if it may take something in this round.
     pub(super) fn put_first(&mut self, caller: Option<&Caller>) {
         let may_take = |caller: &&Caller| self.callers.get(*caller).is_some_and(|queue| queue.deficit > 0);
         let at =
@@ -337,7 +338,7 @@ impl Flow {
     }
 }
 
-/// What a caller may still take in this round when it has taken so much.
+/// The rest of a caller's `deficit` after it took `cost`; not below the largest debt.
 fn less(deficit: i64, cost: usize, quantum: usize) -> i64 {
     let quantum = quantum.cast_signed() as i64;
     let least = -quantum.saturating_mul(DEBT_QUANTA_MAX);

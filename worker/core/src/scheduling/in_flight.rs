@@ -1,4 +1,4 @@
-//! A pass that an executor has. Owns its permit until the pass has ended, and divides the pass's time among callers.
+//! A pass that an executor has received. Owns its permit until the pass has ended, and divides the pass's time among callers.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -10,16 +10,16 @@ use crate::event::OutputSize;
 use crate::ids::{ExecutorIndex, Fingerprint, JobKey, ModelIndex};
 use crate::observation::PassShare;
 
-/// A pass that an executor has.
+/// A pass that an executor has received.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     pub(crate) model: ModelIndex,
-    /// Job, index within the job and cost of each item; none of a health probe.
+    /// Job, index within the job and cost of each item; empty for a health probe.
     pub(crate) items: Vec<(JobKey, u32, usize)>,
     pub(crate) shape: PassShape,
     pub(crate) exclusive: bool,
     executor: ExecutorIndex,
-    /// Another pass of this worker was on the device at some time during it.
+    /// Whether another pass of this worker was on the device at some time during this pass.
     pub(crate) overlapped: bool,
     /// The jobs' messages and callers.
     jobs: Vec<PassJob>,
@@ -41,7 +41,7 @@ impl InFlight {
         Self { model, items, shape, exclusive, executor, overlapped, jobs, permit, since }
     }
 
-    /// How long the executor has had it.
+    /// How long ago the executor received it.
     pub(super) fn runs(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.since)
     }
@@ -50,7 +50,7 @@ impl InFlight {
         self.executor
     }
 
-    /// What the device's budget has given for it.
+    /// Bytes of the budget that it holds.
     pub(super) fn bytes(&self) -> u64 {
         self.permit.bytes()
     }
@@ -80,18 +80,18 @@ impl InFlight {
         self.jobs.len() == 1
     }
 
-    /// What a job had of it.
+    /// A job's share of the pass's time, by cost.
     pub(crate) fn time_of(&self, job: JobKey, took: Duration) -> Duration {
         let of_job = self.items.iter().filter(|(of, ..)| *of == job);
         self.part_of(took, of_job.map(|(.., cost)| cost).sum())
     }
 
-    /// The time of so much cost in it.
+    /// The share of an amount of cost in the time of the pass.
     fn part_of(&self, took: Duration, cost: usize) -> Duration {
         took.mul_f64(cost as f64 / self.shape.cost.max(1) as f64)
     }
 
-    /// What each caller had of it. `outputs` tells which of its items have one.
+    /// Each caller's share. `outputs`: by item; a share counts the items that have one.
     pub(crate) fn shares(&self, outputs: &[Option<OutputSize>], took: Duration) -> Vec<PassShare> {
         let mut shares: Vec<PassShare> = Vec::new();
         let callers: HashMap<_, _> = self.jobs.iter().map(|job| (job.key, &job.caller)).collect();
@@ -114,7 +114,7 @@ impl InFlight {
     }
 }
 
-/// What a pass keeps of each of its jobs: it names the job also after the session was lost.
+/// What a pass keeps of each of its jobs. It identifies the job even after its session was lost.
 #[derive(Clone, Debug)]
 pub(crate) struct PassJob {
     pub(crate) key: JobKey,

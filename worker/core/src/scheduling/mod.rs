@@ -1,5 +1,5 @@
-//! Decides which pass starts next. What comes in are jobs with prepared items, and the ends of passes; what goes out are passes with
-//! their memory admitted. Owns a batcher for each model, the passes in flight with their permits, and the device time of each model.
+//! Decides which pass starts next. Jobs with prepared items and ends of passes come in; passes with admitted memory go out. Owns a batcher
+//! for each model, the passes in flight with their permits, and the device time of each model.
 
 mod batcher;
 mod draft;
@@ -34,13 +34,13 @@ use crate::sizes::Size;
 #[derive(Clone, Copy, Debug)]
 struct Executor {
     facts: ExecutorFacts,
-    /// Failed passes that the core has heard of.
+    /// Failed passes that the core knows of.
     failures_known: u64,
     /// Passes in flight that this session made.
     passes: usize,
-    /// A pass failed or was skipped, and others may be in flight that were made before that was known: their items go first.
+    /// A pass failed or was skipped, and passes that were made before may still be in flight. Their items go first when they come back.
     failed_since_idle: bool,
-    /// From when on a pass is formed behind the one that it runs.
+    /// When the pass behind the running one is formed.
     next_due: Option<Instant>,
 }
 
@@ -48,25 +48,25 @@ struct Executor {
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     batchers: Vec<Batcher>,
-    /// Of each model: seconds of the device that it has had, by its configured share, as far as they count against the others.
+    /// For each model: seconds of device time that count against the other models, divided by its configured share.
     device_time: Vec<f64>,
-    /// That of the model whose pass started last, when it did.
+    /// The device time of the model whose pass started last, at that start.
     clock: f64,
     executors: Vec<Executor>,
-    /// Of each model: no process can run it.
+    /// For each model: whether no process can run it.
     unavailable: Vec<bool>,
     budget: Budget,
     in_flight: HashMap<PassId, InFlight>,
     next_pass: u64,
     /// Passes up to this one were made in sessions that are over.
     passes_before: u64,
-    /// Since when items wait for memory.
+    /// When items began to wait for memory.
     blocked_since: Option<Instant>,
     turns: Turns,
-    /// The device may be sick.
+    /// Whether the device may be sick.
     is_doubtful: bool,
     paces: Vec<Pace>,
-    /// When a pass is due that was not formed yet, so that jobs that arrive meanwhile can join it.
+    /// When a pass will be formed that is delayed so that arriving jobs can join it.
     next_round: Option<Instant>,
 }
 
@@ -127,7 +127,7 @@ impl Scheduler {
         self.in_flight.get(&pass)
     }
 
-    /// The passes in flight with items of this job whose other jobs are all like that; in the order in which they were made.
+    /// The passes in flight with items of this job whose other jobs all satisfy `are_others`, oldest first.
     pub(crate) fn passes_of(&self, job: JobKey, are_others: impl Fn(JobKey) -> bool) -> Vec<PassId> {
         let is_one = |pass: &InFlight| {
             let jobs = pass.jobs();
@@ -143,7 +143,7 @@ impl Scheduler {
         self.budget.set_limit(bytes);
     }
 
-    /// Passes are about to start: [`next_turn`](Self::next_turn) names them one by one.
+    /// Prepares for starting passes; then [`next_turn`](Self::next_turn) names them one by one.
     pub(crate) fn begin_round(&mut self) {
         for executor in &mut self.executors {
             executor.failed_since_idle &= executor.passes > 0;
@@ -154,8 +154,8 @@ impl Scheduler {
         });
     }
 
-    /// Whose pass starts next, and its first job: of the models that may have one, that which has had the device for the shortest
-    /// time by its share. A turn that was refused comes again in the next round.
+    /// The model whose pass starts next, and the first job of the pass. Of the models that may start one, it is the model with the least
+    /// device time by its share. A refused turn is tried again in the next round.
     pub(crate) fn next_turn(&self, models: &[ModelFacts], now: Instant) -> Option<(Turn, JobKey)> {
         let may_start = |at: &usize| {
             let (batcher, executor) = (&self.batchers[*at], &self.executors[models[*at].executor.0]);
@@ -184,9 +184,9 @@ impl Scheduler {
         candidates.min_by(|a, b| device_time(a).total_cmp(&device_time(b)))
     }
 
-    /// Whether a pass may be queued behind the one that a serial executor runs: not long before it is needed, and only while a model
-    /// fills one, because more items may still join it. Then any model's may: a model with few jobs gets its turn beside one whose
-    /// full passes never end.
+    /// Whether a pass may be queued behind the one that a serial executor runs. Not long before it is needed, because more items may join
+    /// it, and only while some model fills a pass. Then a pass of any model may be queued, so that a model with few jobs gets its turns
+    /// beside a model with full passes.
     fn may_queue(&self, executor: ExecutorIndex, models: &[ModelFacts], now: Instant) -> bool {
         let is_due = self.executors[executor.0].next_due.is_none_or(|due| due <= now);
         let fills_a_pass = |(at, model): (usize, &ModelFacts)| {
@@ -205,7 +205,7 @@ impl Scheduler {
         self.batchers.iter().any(|batcher| batcher.waiting() > 0)
     }
 
-    /// A health probe of a model; nothing while passes hold too much.
+    /// A health probe of a model; `None` while passes hold too much memory.
     pub(crate) fn probe(&self, index: ModelIndex, model: &ModelFacts, now: Instant) -> Option<InFlight> {
         let bytes = (model.pass_bytes)(model.probe);
         let permit = self.budget.try_acquire(bytes).or_else(|| self.budget.try_acquire_all())?;
@@ -213,7 +213,7 @@ impl Scheduler {
         Some(InFlight::new(index, model.executor, draft, permit, now))
     }
 
-    /// Takes note of a pass that starts, and of its jobs. Gives the order for its executor, and its bytes.
+    /// Records that a pass starts. Returns the order for its executor, and the pass's bytes.
     pub(crate) fn start(
         &mut self,
         mut pass: InFlight,
@@ -251,7 +251,7 @@ impl Scheduler {
         (order, bytes, self.unblocked(now))
     }
 
-    /// An executor begins the next of its passes, if it has one.
+    /// The executor begins its next pass, if it has one.
     fn next_begins(&mut self, executor: ExecutorIndex, now: Instant) {
         let is_of_it =
             |(id, pass): &(&PassId, &InFlight)| id.0 > self.passes_before && pass.executor() == executor;
@@ -260,22 +260,22 @@ impl Scheduler {
         self.executors[executor.0].next_due = due;
     }
 
-    /// A pass of a model ended well: it shows how long others take.
+    /// A pass of a model ended well. Its time is used to estimate the time of others.
     pub(crate) fn pass_fitted(&mut self, model: ModelIndex, cost: usize, cost_max: usize, took: Duration) {
         self.paces[model.0].pass_took(cost, cost_max, took);
     }
 
-    /// When passes may start that may not yet.
+    /// When a delayed pass can be formed, if one is delayed.
     pub(crate) fn next_round(&self) -> Option<Instant> {
         self.next_round
     }
 
-    /// The shell woke the core. A round that is due starts when no other event waits.
+    /// The shell has called the core. If the delay is over, the next pass starts when no other event waits.
     pub(crate) fn round_is_due(&mut self, now: Instant) {
         self.next_round.take_if(|at| *at <= now);
     }
 
-    /// A pass has ended: its memory is back. Gives it, and whether this session made it.
+    /// A pass has ended and its memory is free. Returns it, and whether this session made it.
     pub(crate) fn ended(
         &mut self,
         pass: PassId,
@@ -300,8 +300,7 @@ impl Scheduler {
         Some((ended, is_ours))
     }
 
-    /// A pass of a model's executor failed or was skipped. Where passes run one after the other, nothing new starts before those
-    /// in flight have ended.
+    /// A pass of a model's executor failed or was skipped. A serial executor starts no new pass until the passes in flight have ended.
     pub(crate) fn failed(&mut self, model: &ModelFacts) {
         let executor = &mut self.executors[model.executor.0];
         executor.failed_since_idle |= executor.facts.is_serial;
@@ -311,7 +310,7 @@ impl Scheduler {
         self.executors[model.executor.0].facts.is_probed()
     }
 
-    /// Whether passes of a model start. One that no process can run has none.
+    /// Sets whether passes of a model may start: not while no process can run it.
     pub(crate) fn set_available(&mut self, model: ModelIndex, available: bool) {
         self.unavailable[model.0] = !available;
     }
@@ -320,7 +319,7 @@ impl Scheduler {
         !self.unavailable[model.0]
     }
 
-    /// No more passes start now. Gives how long some waited for memory, if none waits any more.
+    /// No more passes start in this round. If no items wait for memory any more, returns how long some did.
     pub(crate) fn end_round(&mut self, now: Instant) -> Option<Duration> {
         if self.turns.is_any_refused() && self.passes() == 0 {
             self.blocked_since.get_or_insert(now);
@@ -333,7 +332,7 @@ impl Scheduler {
         if self.has_waiting() { None } else { self.unblocked(now) }
     }
 
-    /// Nothing waits for memory any more. Gives how long it did.
+    /// No items wait for memory any more. Returns how long some did.
     pub(crate) fn unblocked(&mut self, now: Instant) -> Option<Duration> {
         let since = self.blocked_since.take()?;
         Some(now.saturating_duration_since(since))

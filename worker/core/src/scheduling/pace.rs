@@ -3,25 +3,25 @@
 
 use std::time::Duration;
 
-/// The next pass is formed when a quarter of that time is left: passes vary, and the device should find its next one ready.
+/// The next pass is formed when a quarter of the estimated time is left. Passes vary, and the next one should be ready in time.
 const PART_LEFT: u32 = 4;
 
-/// At least so much is left, for events that are handled first and for the way to the device. Behind a pass that is shorter, the
-/// next one is formed at once.
+/// The least time that must be left, for earlier events and for the way to the device. If a pass is shorter, the next one is formed at
+/// once.
 const LEFT_MIN: Duration = Duration::from_millis(20);
 
-/// What the shortest pass counts for after each longer one.
+/// The fastest pass counts for this much more time after each slower one, so that old figures are forgotten.
 const FORGET: f64 = 1.1;
 
 /// How fast a model's passes run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
-    /// Seconds for a unit of cost: about the fewest of the latest passes.
+    /// Seconds per unit of cost: about the least among recent passes.
     per_cost: Option<f64>,
 }
 
 impl Pace {
-    /// A pass of so much cost ended well and took so long. One of less than half of `cost_max` says little about full ones.
+    /// Records a pass that ended well. A pass of less than half of `cost_max` is ignored: it says little about full ones.
     pub(super) fn pass_took(&mut self, cost: usize, cost_max: usize, took: Duration) {
         if cost == 0 || took.is_zero() || cost.saturating_mul(2) < cost_max {
             return;
@@ -30,7 +30,7 @@ impl Pace {
         self.per_cost = Some(self.per_cost.map_or(per_cost, |fewest| per_cost.min(fewest * FORGET)));
     }
 
-    /// How long after a pass of so much cost began the next one is formed. Nothing if nobody knows how long passes take.
+    /// How long after the start of a pass of this cost the next one is formed. Zero while no pass has been measured.
     pub(super) fn next_after(&self, cost: usize) -> Duration {
         let seconds = self.per_cost.unwrap_or(0.0) * cost as f64;
         let least = Duration::try_from_secs_f64(seconds).unwrap_or_default();

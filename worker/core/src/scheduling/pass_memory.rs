@@ -1,5 +1,5 @@
-//! Forms the next pass within the memory that it may take. What comes in is a turn: a model, and which of its jobs lead. What goes out
-//! is the pass with its permit; or nothing, if passes in flight, a reserved turn or other processes hold the memory.
+//! Forms the next pass within the memory that it may take. A turn (a model, and which of its jobs lead) comes in. The pass with its permit
+//! goes out, or nothing if passes in flight, a reserved turn or other processes hold the memory.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -13,8 +13,8 @@ use crate::learned_limits::LearnedLimits;
 use crate::settings::ModelFacts;
 
 impl Scheduler {
-    /// The pass of a turn with its permit, if the device has the memory. `budget_max`: the budget while no other process holds
-    /// anything.
+    /// Forms the pass of a turn and gets its permit, if the device has the memory. `budget_max`: the budget if no other process held
+    /// memory.
     pub(crate) fn admit(
         &mut self,
         turn: Turn,
@@ -35,7 +35,7 @@ impl Scheduler {
         }
     }
 
-    /// Forms the pass of a turn, unless the memory that it needs is held.
+    /// Forms the pass of a turn; the error says what holds the memory that it needs.
     fn form(&mut self, turn: Turn, conditions: &Conditions<'_>) -> Result<(Draft, Permit), Holder> {
         let Conditions { model, limits, now, .. } = *conditions;
         let (shape, exclusive) =
@@ -44,7 +44,7 @@ impl Scheduler {
         self.wait_for_processes(turn, first, conditions)?;
         let room = self.room(turn, first, now)?;
         let most = room.bytes();
-        // The need of a program is learned while it is asked for: the permit is for what was found to fit.
+        // The estimate for a program can change while the pass is formed. So the permit is for the value that was found to fit.
         let fitted = Cell::new(first.bytes);
         let fits = |shape: PassShape| {
             let bytes = (model.pass_bytes)(shape);
@@ -57,14 +57,14 @@ impl Scheduler {
         let draft = self.batchers[turn.model.0].next_pass(turn.lead, fits).ok_or(Holder::Processes)?;
         let permit = match room {
             Room::Whole(permit) => permit,
-            // What was available a moment ago still is: nothing else takes from the budget.
+            // Still available: nothing else takes from the budget meanwhile.
             Room::Part(_) => self.budget.try_acquire(fitted.get()).ok_or(Holder::Processes)?,
         };
         Ok((draft, permit))
     }
 
-    /// Waits a while if other processes hold what a pass needs: they may give it back within moments, and until then the pass would
-    /// only run out of memory.
+    /// Waits for a while if other processes hold the memory that a pass needs: they may free it within moments, and until then the pass
+    /// would only run out of memory.
     fn wait_for_processes(
         &mut self,
         turn: Turn,
@@ -82,8 +82,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The part of the budget that a pass may take. One that is larger than the device, or waited in vain, gets the whole budget, and
-    /// the device says what is missing.
+    /// The part of the budget that a pass may take. A pass that is larger than the device, or has waited in vain, gets the whole budget;
+    /// the device then reports what is missing.
     fn room(&self, turn: Turn, first: FirstItem, now: Instant) -> Result<Room, Holder> {
         let limit = self.budget.limit();
         if first.exclusive || first.bytes > limit {
@@ -104,7 +104,7 @@ impl Scheduler {
 struct Conditions<'a> {
     model: &'a ModelFacts,
     limits: &'a LearnedLimits,
-    /// The budget while no other process holds anything.
+    /// The budget if no other process held memory.
     budget_max: u64,
     now: Instant,
 }
@@ -119,7 +119,7 @@ struct FirstItem {
 
 /// What a pass may take of the budget.
 enum Room {
-    /// All of it, and nobody else has any.
+    /// All of it; no other pass has any.
     Whole(Permit),
     /// So many bytes at most.
     Part(u64),

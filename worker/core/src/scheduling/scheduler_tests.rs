@@ -10,7 +10,7 @@ use super::test_jobs::unit_job;
 use super::*;
 use crate::learned_limits::LearnedLimits;
 
-/// A model with so large a share of the device. Its passes take a byte for each unit of cost.
+/// A model with this share of the device. Its passes take a byte per unit of cost.
 fn model(share: u32) -> ModelFacts {
     ModelFacts {
         name: share.to_string(),
@@ -53,7 +53,7 @@ impl Device {
         self.scheduler.push(ModelIndex(model), job);
     }
 
-    /// Starts passes while there is room; `takes` tells how long one of a model takes. Gives the jobs of each.
+    /// Starts passes while memory is available. `takes`: how long a pass of each model takes. Returns the jobs of each pass that started.
     fn round(&mut self, takes: &[Duration]) -> Vec<Vec<JobKey>> {
         let (now, mut started) = (self.now, Vec::new());
         self.scheduler.begin_round();
@@ -70,7 +70,7 @@ impl Device {
         started
     }
 
-    /// Goes to the end of the next pass. False if none runs.
+    /// Advances to the end of the next pass. False if no pass runs.
     fn next_end(&mut self) -> bool {
         let ends = self.running.iter().map(|(.., at, _)| *at).min();
         let Some(at) = ends else { return false };
@@ -82,7 +82,7 @@ impl Device {
     }
 }
 
-/// Passes of each model until `passes` have run, of jobs that never run out; a pass of the n-th model takes `seconds[n]`.
+/// Counts the passes of each model until `passes` have run, with endless jobs. A pass of the n-th model takes `seconds[n]`.
 fn passes_of(models: &[ModelFacts], seconds: &[u64], passes: usize) -> Vec<u64> {
     let (now, limits) = (Instant::now(), LearnedLimits::new("cpu", 1, Default::default()));
     let executor = ExecutorFacts { passes_max: 1, is_serial: true };
@@ -122,12 +122,12 @@ fn a_wait_for_memory_is_reported_once_with_its_length() {
 fn models_share_the_devices_time_by_their_weights() {
     assert_eq!(passes_of(&[model(1), model(1)], &[1, 1], 100), [50, 50]);
     assert_eq!(passes_of(&[model(1), model(3)], &[1, 1], 100), [25, 75]);
-    // Time counts, not passes: 40 s of each.
+    // Device time is shared, not the number of passes: 40 s for each.
     assert_eq!(passes_of(&[model(1), model(1)], &[4, 1], 50), [10, 40]);
     assert_eq!(passes_of(&[model(2), model(1), model(1)], &[1, 1, 1], 100), [50, 25, 25]);
 }
 
-/// A scheduler whose one executor runs the passes of two models, at most so many at a time with those that wait in it.
+/// A scheduler with two models on one executor, which holds at most so many passes, queued ones included.
 struct Shared {
     scheduler: Scheduler,
     models: [ModelFacts; 2],
@@ -149,7 +149,7 @@ impl Shared {
         self.scheduler.push(ModelIndex(model), job);
     }
 
-    /// Starts what may start, and lets the oldest pass end after a second. Gives the models of the passes that started.
+    /// Starts passes, and ends the oldest pass after a second. Returns the models of the passes that started.
     fn second(&mut self) -> Vec<usize> {
         let (now, limits) = (Instant::now(), LearnedLimits::new("cpu", 100, Default::default()));
         let mut started = Vec::new();
@@ -187,7 +187,8 @@ fn a_job_that_fills_no_pass_is_not_queued_behind_another_for_more_to_join_it() {
     assert_eq!(shared.second(), [1]);
 }
 
-/// A model that had the device for long, alone, waits for nobody who comes later: also if nothing of it waits at that moment.
+/// A model that had the device alone for long does not have to wait for models that come later, even if it has nothing waiting at that
+/// moment.
 #[test]
 fn a_model_has_no_claim_on_what_another_had_before_it() {
     let mut shared = Shared::new(1);
@@ -235,8 +236,8 @@ fn an_exclusive_job_that_waits_for_a_long_pass_stops_no_short_ones() {
     assert!(both.contains(&vec![JobKey(4)]) && both.contains(&vec![JobKey(5)]), "{both:?}");
 }
 
-/// A program's second pass does not fit beside its first. That is no reason to keep another program's from starting, if it leaves
-/// the second one the memory that it needs when the first has ended.
+/// The second pass of a program does not fit beside its first. Another program's pass may still start, if it leaves enough memory for the
+/// second one once the first has ended.
 #[test]
 fn a_pass_that_leaves_room_for_the_reserved_one_starts_whatever_it_takes() {
     let takes = [SECOND / 10, 45 * SECOND, 50 * SECOND];
@@ -258,7 +259,7 @@ fn a_pass_that_leaves_room_for_the_reserved_one_starts_whatever_it_takes() {
     assert_eq!(device.round(&takes), [[JobKey(2)]]);
 }
 
-/// What other processes hold is waited for by the model that needs it, and by no other.
+/// Only the model that needs the memory of other processes waits for it.
 #[test]
 fn memory_that_other_processes_may_give_back_is_waited_for_by_one_model() {
     let mut device = Device::new(2, 1, 1);
@@ -270,7 +271,7 @@ fn memory_that_other_processes_may_give_back_is_waited_for_by_one_model() {
     let mut tried = Vec::new();
     while let Some((turn, job)) = device.scheduler.next_turn(&device.models, now) {
         tried.push(job);
-        // Without other processes there would be 100 bytes.
+        // If no other process held memory, the budget would be 100 bytes.
         let model = &device.models[turn.model.0];
         if let Some(pass) = device.scheduler.admit(turn, model, &limits, 100, now) {
             assert_eq!(pass.jobs(), [JobKey(2)]);
@@ -281,8 +282,8 @@ fn memory_that_other_processes_may_give_back_is_waited_for_by_one_model() {
 }
 
 proptest! {
-    /// Passes of up to 45 s, exclusive jobs and jobs that need half of the memory, pushed as fast as they run: a job that is the
-    /// only one of its kind waits for a bounded time, whatever comes later.
+    /// Passes of up to 45 s, exclusive jobs and jobs that need half of the memory, pushed as fast as they run. The only job of its kind
+    /// waits for a bounded time, whatever comes later.
     #[test]
     fn nobody_starves_beside_exclusive_jobs_and_long_passes(
         millis in prop::collection::vec(prop_oneof![1u64..200, 1_000u64..45_000], 2..5),
@@ -307,7 +308,7 @@ proptest! {
             if started.iter().flatten().any(|key| *key == JobKey(10_000)) {
                 break;
             }
-            // Each of the jobs before it has a turn or two, and each turn may wait for the passes that run, and for one beside them.
+            // The bound: each earlier job has one or two turns. Each turn may wait for the running passes and for one beside them.
             let waited = device.now - start;
             prop_assert!(waited <= longest * 2 * 2 * before, "{waited:?} with passes of {takes:?}");
             prop_assert!(device.next_end(), "nothing runs, and something waits");

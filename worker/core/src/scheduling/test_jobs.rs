@@ -3,7 +3,7 @@
 use super::Waiting;
 use crate::ids::{JobKey, QueueIndex};
 
-/// A job with items of these costs: of the model's own queue and of no caller in particular, and free to share passes.
+/// A job with items of these costs, on the model's own queue, without a caller, and free to share passes.
 pub(super) fn job(key: u64, costs: &[usize]) -> Waiting {
     Waiting {
         key: JobKey(key),

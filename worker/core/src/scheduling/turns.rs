@@ -1,11 +1,9 @@
-//! Decides which pass may start while the device has no memory for all of them. A turn is a pass that could start: a model, and which
-//! of its jobs lead. What comes in are turns and who holds the memory that they need; what goes out is how much memory the pass of a
-//! turn must leave free.
+//! Decides which pass may start while the device lacks memory for all of them. A turn is a pass that could start: a model, and which of its
+//! jobs lead. Turns come in, with what holds the memory that they need. How much memory the pass of a turn must leave free goes out.
 //!
-//! A turn that finds no memory stops no other turn, and the others do not keep it waiting for ever: the first turn that finds none is
-//! reserved. It waits for the passes that are in flight at that moment, and for no others. Meanwhile passes may start that leave it the
-//! memory that it needs. Passes that are expected to end soon may also start beside those in flight. When the passes in flight have ended,
-//! nothing starts before the reserved turn. Batch systems call this backfilling.
+//! A turn without memory does not stop other turns, but they must not delay it for ever. So the first such turn is reserved: it waits only
+//! for the passes that are in flight at that moment. Meanwhile passes may start that leave enough memory for it, or that are expected to
+//! end soon. When the passes that it waits for have ended, nothing starts before the reserved turn. Batch systems call this backfilling.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -14,18 +12,18 @@ use super::batcher::Lead;
 use crate::ids::{ModelIndex, PassId};
 use crate::sizes::Size;
 
-/// How long a pass that would fit without other processes waits for them, before the device decides. Slots follow the memory
-/// within as much; then the unacknowledged jobs should go where there is room.
+/// How long a pass that would fit without other processes waits for them; then it runs, and the device decides. Slots adapt within the same
+/// time, so that the unacknowledged jobs can go to another worker.
 const SHORTAGE_MAX: Duration = Duration::from_secs(2);
 
-/// Beside a pass that a reserved one waits for, passes start that take at most this part of the time that it has run already: they
-/// prolong the wait by no more than that, also where they take longer than it does from then on.
+/// While a reserved turn waits for a running pass, other passes may start if they take at most this part of the time that the pass has run
+/// already. So they prolong the wait by at most that part, even if they outlast the pass.
 const BESIDE: u32 = 4;
 
-/// What a model's longest pass counts for after each shorter one.
+/// The longest pass of a model counts for this much less after each shorter one, so that old figures are forgotten.
 const FORGET: f64 = 0.9;
 
-/// A pass that could start: a model's, led by a job of this kind.
+/// A pass that could start: of which model, and led by which kind of job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Turn {
     pub(crate) model: ModelIndex,
@@ -35,9 +33,9 @@ pub(crate) struct Turn {
 /// Who holds the memory that a pass needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
-    /// Passes in flight; or it is kept for a reserved one. So many bytes are needed.
+    /// Passes in flight, or the reserved turn. The pass needs so many bytes.
     Passes(u64),
-    /// Other processes, which may give it back within moments.
+    /// Other processes, which may free it within moments.
     Processes,
 }
 
@@ -45,43 +43,42 @@ pub(super) enum Holder {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PassMemory {
     pub(super) pass: PassId,
-    /// How long the executor has had it.
+    /// How long ago the executor received the pass.
     pub(super) runs_for: Duration,
     pub(super) bytes: u64,
 }
 
-/// The turn that is reserved: nothing takes it away.
+/// The reserved turn. No other turn can take its memory.
 #[derive(Debug)]
 struct Reservation {
     turn: Turn,
-    /// What its pass needs, at least.
+    /// The least bytes that its pass needs.
     bytes: u64,
-    /// The passes that were in flight when it was made.
+    /// The passes that were in flight when the turn was reserved.
     blockers: Vec<PassId>,
 }
 
-/// The turns of all models that found no memory.
+/// The turns of all models, as far as they lack memory.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     reservation: Option<Reservation>,
-    /// Those that found no memory in this round.
+    /// Turns that found no memory in this round.
     refused: Vec<Turn>,
-    /// Since when other processes hold what a turn needs.
+    /// Since when other processes have held the memory of a turn.
     short_since: HashMap<Turn, Instant>,
-    /// About the longest of each model's latest passes.
+    /// Approximately the longest recent pass of each model.
     longest: HashMap<ModelIndex, Duration>,
 }
 
 impl Turns {
-    /// Passes are about to start: turns that found no memory before are tried again. Those that no job `waits` for any more are
-    /// forgotten.
+    /// Passes are about to start. Turns that found no memory before may be tried again, and turns without a waiting job are forgotten.
     pub(super) fn begin_round(&mut self, waits: impl Fn(Turn) -> bool) {
         self.refused.clear();
         self.reservation.take_if(|reservation| !waits(reservation.turn));
         self.short_since.retain(|turn, _| waits(*turn));
     }
 
-    /// The session is over: nothing waits. How long passes take is still true.
+    /// The session is over, so no turn waits. The measured times are kept.
     pub(super) fn session_closed(&mut self) {
         *self = Self { longest: std::mem::take(&mut self.longest), ..Self::default() };
     }
@@ -111,7 +108,7 @@ impl Turns {
         self.short_since.remove(&turn);
     }
 
-    /// A turn found no memory. It is not reserved if other processes hold the memory: they may give it back at any time.
+    /// A turn found no memory. It is reserved unless other processes hold the memory: they may free it at any time.
     pub(super) fn refused(&mut self, turn: Turn, holder: Holder, in_flight: impl Iterator<Item = PassId>) {
         self.refused.push(turn);
         if let Holder::Passes(bytes) = holder
@@ -121,7 +118,7 @@ impl Turns {
         }
     }
 
-    /// Bytes that the pass of a turn must leave for the reserved one, of a budget of `limit` bytes.
+    /// Bytes that the pass of a turn must leave for the reserved turn, out of a budget of `limit` bytes.
     pub(super) fn kept(
         &self,
         turn: Turn,
@@ -150,7 +147,7 @@ impl Turns {
         *longest = longest.mul_f64(FORGET).max(took);
     }
 
-    /// Other processes hold what a turn needs. Whether to wait for them still.
+    /// Other processes hold the memory of a turn. Returns whether to wait for them any longer.
     pub(super) fn waits_for_processes(&mut self, turn: Turn, now: Instant) -> bool {
         let since = *self.short_since.entry(turn).or_insert(now);
         now.saturating_duration_since(since) < SHORTAGE_MAX

@@ -10,7 +10,7 @@ impl Scheduler {
         self.batchers[model.0].waiting()
     }
 
-    /// The cost of what waits of a job.
+    /// The cost of a job's waiting items.
     pub(crate) fn waiting_cost(&self, model: ModelIndex, job: JobKey) -> usize {
         self.batchers[model.0].cost_of(job)
     }
@@ -26,7 +26,7 @@ impl Scheduler {
         self.batchers[model.0].extend(job);
     }
 
-    /// A pass of a job fitted: what waits of it may go with this hint, and need not have the device to itself.
+    /// A pass of a job fitted: the job's waiting items get this hint and no longer need the device to themselves.
     pub(crate) fn relax(&mut self, model: ModelIndex, job: JobKey, hint: Option<u32>) {
         self.batchers[model.0].relax(job, hint);
     }
@@ -41,13 +41,13 @@ impl Scheduler {
         self.batchers[model.0].give_back(jobs, items);
     }
 
-    /// Drops what waits of a job.
+    /// Drops a job's waiting items.
     pub(crate) fn remove(&mut self, model: ModelIndex, job: JobKey) {
         self.batchers[model.0].remove(job);
     }
 
-    /// A model that had nothing to run does not make up for the device time that others had meanwhile, also not where they have nothing
-    /// that waits at this moment.
+    /// A model that had nothing to run cannot claim the device time that others had meanwhile, even if the others have nothing waiting at
+    /// this moment.
     fn catch_up_device_time(&mut self, model: ModelIndex) {
         if self.batchers[model.0].waiting() == 0 {
             let busy = (0..self.batchers.len()).filter(|other| self.batchers[*other].waiting() > 0);
@@ -57,7 +57,7 @@ impl Scheduler {
         }
     }
 
-    /// The jobs that wait with more than a pass can take.
+    /// The jobs whose waiting items cost more than a pass.
     pub(crate) fn large(&self) -> Vec<JobKey> {
         self.batchers.iter().flat_map(Batcher::large).collect()
     }
