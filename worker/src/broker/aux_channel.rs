@@ -13,33 +13,33 @@ use tokio::sync::watch;
 use super::direct_replies::DirectReplies;
 use crate::retry::Backoff;
 
-/// Waits before a channel that broke is opened again: an operator who repairs an exchange waits half a minute at most.
+/// Waits before a broken channel is opened again. An operator who repairs an exchange waits half a minute at most.
 const REOPEN_MIN: Duration = Duration::from_secs(1);
 const REOPEN_MAX: Duration = Duration::from_secs(30);
 
 /// Waits until the session is over. Cancel-safe.
 pub async fn is_over(over: &mut watch::Receiver<bool>) {
-    // An `Err`: the session is gone, and with it who would have said so.
+    // An `Err` means that the session, which owns the sender, is gone.
     drop(over.wait_for(|over| *over).await);
 }
 
-/// What was learned of auxiliary channels. Outlives the session.
+/// State of the auxiliary channels that outlives a session.
 #[derive(Debug, Default)]
 pub struct AuxChannelState {
-    /// A warning that they fail was logged: once is enough.
+    /// Whether a warning about their failure was logged. It is logged once.
     warned: AtomicBool,
-    /// When the broker last allowed none, and ended the connection that tried.
+    /// When the broker last refused such a channel, and closed the connection for it.
     refused: Mutex<Option<Instant>>,
     /// The same for the channels of first replies, which are opened last.
     no_first_replies: Mutex<Option<Instant>>,
 }
 
-/// How long to do without. The limit is that of a user, over all connections, and for a while the broker may count those of a
-/// connection that has ended.
+/// How long the worker does without these channels. The limit applies to all connections of a user, and the broker may still count channels
+/// of a connection that has just ended.
 const REFUSED_FOR: Duration = Duration::from_secs(600);
 
 impl AuxChannelState {
-    /// The broker ended a connection over a channel that was one too many.
+    /// Records that the broker closed a connection because it had one channel too many.
     pub fn refuse(&self, error: &lapin::Error) {
         note(&self.refused);
         tracing::warn!(
@@ -82,7 +82,7 @@ fn is_recent(refused: &Mutex<Option<Instant>>) -> bool {
 #[derive(Clone, Debug)]
 pub struct AuxChannel {
     pub connection: Arc<Connection>,
-    /// Exchanges are declared, rather than only checked.
+    /// Whether exchanges are declared, or only checked.
     pub declare: bool,
     pub state: Arc<AuxChannelState>,
     pub direct_replies: DirectReplies,
@@ -91,7 +91,7 @@ pub struct AuxChannel {
 }
 
 impl AuxChannel {
-    /// Does `work` on a channel, and on another one when that breaks, until it returns or the connection is closed.
+    /// Runs `work` on a channel, and again on a new channel if that breaks. Ends when `work` returns or the connection is closed.
     pub async fn run(mut self, what: &'static str, mut work: impl AsyncFnMut(&Channel) -> lapin::Result<()>) {
         let mut waits = Backoff::between(REOPEN_MIN, REOPEN_MAX);
         loop {
@@ -124,7 +124,7 @@ impl AuxChannel {
         };
         let done = work(&channel).await;
         if done.is_err() && channel.status().connected() {
-            // Best effort: it goes with the connection.
+            // Best effort: the channel ends with its connection.
             let _ = channel.close(200, "again".into()).await;
         }
         done

@@ -21,16 +21,16 @@ use crate::observability::status_reporter::StatusReporter;
 use crate::publishers::PublisherRules;
 use crate::unix_ms;
 
-/// Commands that wait for the event loop; more are refused. People type them.
+/// The most commands that wait for the event loop; further ones are refused. People type them, so few are enough.
 const COMMANDS_MAX: usize = 64;
 
-/// Answers that wait to be published; more are dropped. Only a flood of commands makes so many.
+/// The most answers that wait to be published; further ones are dropped. Only a flood of commands makes so many.
 const ANSWERS_MAX: usize = 256;
 
-/// Commands that the broker keeps for this worker; of a flood, the newest.
+/// The most commands that the broker keeps for this worker. In a flood it keeps the newest.
 const QUEUE_LENGTH_MAX: i64 = 1000;
 
-/// Commands on their way from the broker: so few that the worker takes a flood at its own pace.
+/// The most commands delivered ahead, so that the worker takes a flood at its own pace.
 const PREFETCH: u16 = 16;
 
 /// The name under which a command that cannot be read is counted.
@@ -50,10 +50,10 @@ pub struct CommandRequest {
 #[derive(Debug)]
 pub struct Responder {
     command: &'static str,
-    /// Who asked, as far as the broker vouches for it.
+    /// The user who sent the command, if the broker verified it.
     user: Option<String>,
     to: Option<(ShortString, Option<ShortString>)>,
-    /// Why no answer is sent although one is asked for, if so.
+    /// Why no answer is sent although the command requests one.
     unsent: Option<String>,
     answers: mpsc::Sender<Outgoing>,
     reporter: Arc<StatusReporter>,
@@ -88,12 +88,12 @@ impl Responder {
         }
     }
 
-    /// Says how far the command came; more answers follow.
+    /// Answers how far the command has come. More answers follow.
     pub fn progress(&self, outcome: Outcome, text: impl Into<String>) {
         self.send(outcome, text.into(), false);
     }
 
-    /// Says how the command ended.
+    /// Answers how the command ended.
     pub fn end(self, outcome: Outcome, text: impl Into<String>) {
         self.reporter.meters.worker.command(self.command, outcome.as_str());
         self.send(outcome, text.into(), true);
@@ -157,7 +157,7 @@ pub async fn receive(
     .await;
 }
 
-/// Publishes answers until the session is over, then those that are left.
+/// Publishes answers until the session is over, then the remaining ones.
 pub async fn publish_answers(
     aux: AuxChannel,
     mut answers: mpsc::Receiver<Outgoing>,
@@ -245,7 +245,7 @@ impl CommandServer<'_> {
 
 async fn publish(channel: &Channel, direct_replies: &DirectReplies, outgoing: Outgoing) -> lapin::Result<()> {
     let Outgoing { queue, correlation_id, answer } = outgoing;
-    // Names and numbers: cannot fail.
+    // Cannot fail: only names and numbers.
     let body = serde_json::to_vec(&answer).unwrap_or_default();
     let mut properties =
         BasicProperties::default().with_content_type("application/json".into()).with_type("answer".into());

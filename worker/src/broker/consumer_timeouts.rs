@@ -1,7 +1,8 @@
-//! Which queues let a consumer say how long it may hold a delivery, by the argument `x-consumer-timeout`.
+//! Which queues accept the argument `x-consumer-timeout`, by which a consumer sets how long it may hold a delivery.
 //!
-//! RabbitMQ 4.3 has no such timeout for classic queues, and closes the channel of a consumer that asks one for it. Earlier versions
-//! take the argument for every queue (docs/rabbitmq.md says which of them follow it). AMQP tells neither a queue's type nor, through lapin, the broker's version.
+//! RabbitMQ 4.3 has no such timeout for classic queues, and closes the channel of a consumer that requests it there. Earlier versions
+//! accept the argument for every queue (docs/rabbitmq.md lists which of them respect it). AMQP does not tell a queue's type, and lapin does
+//! not tell the broker's version.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,10 +11,10 @@ use lapin::types::ShortString;
 
 use crate::config::QueueType;
 
-/// What is known about it. Outlives sessions, because a refusal costs the session in which it is learned.
+/// The queues that refused the argument. Outlives sessions, because each refusal costs a session.
 #[derive(Clone, Debug)]
 pub struct ConsumerTimeouts {
-    /// The type of the queues that workers declare. One that was there before may have another.
+    /// The type of the queues that workers declare. A queue that already existed may have another type.
     declared: QueueType,
     refused: Arc<Mutex<HashSet<String>>>,
 }
@@ -23,13 +24,13 @@ impl ConsumerTimeouts {
         Self { declared, refused: Arc::default() }
     }
 
-    /// Whether a consumer of this queue may name its timeout.
+    /// Whether a consumer of this queue may set its timeout.
     pub fn takes(&self, queue: &ShortString) -> bool {
         let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         self.declared == QueueType::Quorum && !refused.contains(queue.as_str())
     }
 
-    /// Learns from an error of the broker, if it says that a queue does not take the argument.
+    /// Learns from a broker's error whether a queue refuses the argument.
     pub fn learn(&self, error: &lapin::Error) {
         let lapin::ErrorKind::ProtocolError(answer) = error.kind() else { return };
         let Some(queue) = refusing(answer.get_message().as_str()) else { return };
@@ -45,7 +46,7 @@ impl ConsumerTimeouts {
     }
 }
 
-/// The queue that a broker's message says does not take the argument.
+/// The queue that refuses the argument, according to a broker's message.
 fn refusing(message: &str) -> Option<&str> {
     let (_, rest) = message.split_once("invalid arg 'x-consumer-timeout' for queue '")?;
     rest.split_once("' in vhost ").map(|(queue, _)| queue)
@@ -73,7 +74,7 @@ mod tests {
             "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value used: 100 ms",
         ));
         assert!(timeouts.takes(&"it's".into()));
-        // As RabbitMQ 4.3.6 says it.
+        // The text of RabbitMQ 4.3.6.
         timeouts.learn(&error(
             "PRECONDITION_FAILED - invalid arg 'x-consumer-timeout' for queue 'it's' in vhost '/' of queue type rabbit_classic_queue",
         ));

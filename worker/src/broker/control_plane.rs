@@ -22,12 +22,12 @@ const SHUTDOWN_MAX: Duration = Duration::from_millis(500);
 /// A request from an operator or a caller.
 #[derive(Debug)]
 pub enum ControlRequest {
-    /// An operator, by a command.
+    /// An operator's command.
     Command(CommandRequest),
-    /// A caller, to run no further pass of its job.
+    /// A caller's request to run no further pass of its job.
     Withdrawal(Withdrawn),
 }
-/// `progress` replies that may wait for their channel. If there are more, the newest are dropped, because the broker is too slow.
+/// The most `progress` replies that wait for their channel. If the broker is too slow for more, the newest are dropped.
 const PROGRESS_WAITING_MAX: usize = 64;
 
 /// The tasks. They end with the session.
@@ -41,8 +41,7 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Without channels of its own there are no heartbeats, no withdrawals and no commands. Answers to commands go only where
-    /// `rules` permit replies.
+    /// Without `channels` there are no heartbeats, withdrawals or commands. Answers to commands go only to queues that `rules` permit.
     pub fn open(
         channels: Option<AuxParts<AuxChannel>>,
         rules: Arc<PublisherRules>,
@@ -66,7 +65,7 @@ impl ControlPlane {
         Self { commands: received, withdrawals, progress, over, tasks }
     }
 
-    /// Has a `progress` reply published, unless too many wait.
+    /// Queues a `progress` reply for publishing, unless too many wait.
     pub fn publish_progress(&self, message: Message) {
         if self.progress.try_send(message).is_err() {
             tracing::debug!("dropped a progress reply: too many of them wait, or they have no channel");
@@ -78,12 +77,12 @@ impl ControlPlane {
         tokio::select! {
             Some(request) = self.commands.recv() => ControlRequest::Command(request),
             Some(withdrawn) = self.withdrawals.recv() => ControlRequest::Withdrawal(withdrawn),
-            // Nothing receives either: there are no channels, or the connection is closed, which others notice.
+            // No more requests come: there are no channels, or the connection is closed, which other code notices.
             else => std::future::pending().await,
         }
     }
 
-    /// Has the last answers and the last heartbeat published.
+    /// Publishes the last answers and the last heartbeat.
     pub async fn shutdown(mut self) {
         self.over.send_replace(true);
         let ended = async { while self.tasks.join_next().await.is_some() {} };

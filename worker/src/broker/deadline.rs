@@ -1,16 +1,16 @@
-//! Deadlines for a broker's answers that count only the time in which the worker could have taken an answer.
+//! Deadlines for a broker's answers that count only the time in which the worker could have received an answer.
 //!
-//! While the process stands still (SIGSTOP, a paused machine, a blocked event loop), time goes on, and an answer that came in
-//! time is read too late. A plain timeout would then give up a session with a broker that has done nothing wrong.
+//! While the process is stopped (SIGSTOP, a paused machine, a blocked event loop), the clock continues, and an answer that came in time is
+//! read too late. A plain timeout would then end a session although the broker did nothing wrong.
 
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
-/// A deadline is waited for in so many steps. A step that takes much longer than it should was a standstill, and does not count:
-/// an answer that the broker gives at once has the whole of the next step.
+/// A deadline is divided into so many steps. A step that takes much longer than planned was a standstill and does not count. An answer that
+/// was sent meanwhile then has a whole step to be read.
 const STEPS: u32 = 5;
 
-/// Waits for `work`, but gives up when it has had `limit`. Cancel-safe if `work` is.
+/// Runs `work`, and gives up after it could run for `limit`. Cancel-safe if `work` is.
 pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     let step = limit / STEPS;
     let mut work = pin!(work);
@@ -31,7 +31,7 @@ mod tests {
 
     use super::*;
 
-    /// A broker on a thread of its own: answers at once.
+    /// A broker on another thread that answers at once.
     async fn ask() {
         let (sender, answer) = oneshot::channel();
         std::thread::spawn(move || sender.send(()));
@@ -44,7 +44,7 @@ mod tests {
         assert_eq!(within(Duration::from_secs(3600), ask()).await, Some(()));
     }
 
-    /// The second question is asked when the time is over, and answered at once.
+    /// The second question is asked after the limit has passed, and answered at once.
     #[tokio::test]
     async fn a_standstill_does_not_use_up_the_deadline() {
         const LIMIT: Duration = Duration::from_secs(2);

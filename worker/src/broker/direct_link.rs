@@ -15,11 +15,11 @@ use super::opening::STEP_MAX;
 use super::publisher::MessageOutcome;
 use crate::failpoint;
 
-/// How long a confirm may take, unless the broker says that it blocks publishers. The broker keeps no direct reply, so this is
-/// about the way there: 16 MiB, the largest reply, at half a megabyte a second.
+/// How long a confirm may take, unless the broker says that it blocks publishers. The broker does not store direct replies, so this is the
+/// transfer time: 16 MiB, the largest reply, at half a megabyte per second.
 const CONFIRM_MAX: Duration = Duration::from_secs(30);
 
-/// How long closing may take at the worker's end, with what is still on its way.
+/// How long closing may take when the worker ends, including replies in flight.
 pub(super) const CLOSE_MAX: Duration = Duration::from_secs(2);
 
 /// A connection with a channel in confirm mode.
@@ -50,7 +50,7 @@ pub(super) enum OpenError {
 }
 
 impl Link {
-    /// Connects to a host of the broker's; if that swallows a frame, to the next one.
+    /// Connects to one of the broker's hosts. If that host does not answer a frame, tries the next one.
     pub(super) async fn open(broker: &Address, name: &str) -> Result<Self, OpenError> {
         for host in broker.in_turn() {
             match Self::open_at(&host, name).await {
@@ -75,7 +75,7 @@ impl Link {
             Some(Err(error)) => error.into(),
             None => OpenError::Silent,
         };
-        // lapin keeps a connection that is only dropped for as long as the host sends heartbeats.
+        // A dropped connection would stay open in lapin as long as the host sends heartbeats.
         abandon(connection);
         Err(error)
     }
@@ -84,8 +84,8 @@ impl Link {
         self.connection.status().connected() && self.channel.status().connected()
     }
 
-    /// Publishes a reply and waits for its confirm. Not mandatory: the broker would deliver it, and return it anyway,
-    /// because no queue has answer it.
+    /// Publishes a reply and waits for its confirm. Not mandatory: the broker would deliver the reply and still return it, because no queue
+    /// has that name.
     pub(super) async fn publish(&self, message: &Message) -> Result<MessageOutcome, Loss> {
         let properties = message.properties.clone().with_headers(message.headers.clone());
         let (exchange, key) = (message.exchange.clone(), message.routing_key.clone());
@@ -103,14 +103,14 @@ impl Link {
                 Some(Ok(Confirmation::Ack(_))) => return Ok(MessageOutcome::Confirmed),
                 Some(Ok(_)) => return Ok(MessageOutcome::Refused),
                 Some(Err(error)) => return Err(error.into()),
-                // A broker that is short of memory or disk reads nothing, and says so.
+                // A broker that lacks memory or disk space reads nothing, and has said so.
                 None if self.is_open() && self.connection.status().blocked() => {}
                 None => return Err(Loss::NoConfirm),
             }
         }
     }
 
-    /// Closes the connection in good order, with what is still on its way. The caller bounds the time.
+    /// Closes the connection after the replies in flight. The caller limits the time.
     pub(super) async fn close(self) {
         let _ = self.connection.close(200, "bye".into()).await;
     }
@@ -121,7 +121,7 @@ impl Link {
     }
 }
 
-/// Closes a connection. Nothing waits for it: the peer may have stopped to answer.
+/// Closes a connection without waiting for the peer, which may not answer any more.
 fn abandon(connection: Arc<Connection>) {
     tokio::spawn(tokio::time::timeout(CLOSE_MAX, async move {
         let _ = connection.close(200, "bye".into()).await;

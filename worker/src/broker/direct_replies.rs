@@ -1,11 +1,10 @@
-//! Publishes replies to callers that take them on a channel of their own (RabbitMQ's direct reply-to), over a connection that
-//! nothing else uses.
+//! Publishes replies to callers that receive them on their own channel (RabbitMQ's direct reply-to), over a separate connection.
 //!
-//! RabbitMQ closes the connection that publishes to some addresses although they look genuine: up to 3.10.8 at least, to that of
-//! a caller whose node has left the cluster. So jobs do not depend on this connection. It is opened when the first such reply is
-//! due. Replies to nodes that took one before share it; others are published alone: see [`proven_nodes`](super::proven_nodes).
-//! When it is lost, each unconfirmed reply is published again, alone. If the connection is lost again, that reply is the cause, and
-//! the worker gives it up: its results go into a dead letter.
+//! RabbitMQ closes the connection that publishes to certain addresses although they look genuine: up to 3.10.8 at least, the address of a
+//! caller whose node has left the cluster. So jobs do not depend on this connection. It is opened for the first such reply. Replies to
+//! nodes that accepted one before are published together; others are published alone: see [`proven_nodes`](super::proven_nodes). If the
+//! connection is lost, each unconfirmed reply is published again, alone. If it is lost again, that reply is the cause and is given up: its
+//! results go into a dead letter.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,25 +26,25 @@ use crate::broker::session::message_size_max;
 use crate::publishers::direct_address::{self, Process};
 use crate::retry::Backoff;
 
-/// Replies between their jobs and the connection. Jobs wait for room here, and there are no more of them than slots.
+/// The most replies that wait for this task; further jobs wait to add theirs. There are at most as many as slots.
 const WAITING_MAX: usize = 16;
 
-/// Replies without a confirm yet. The broker confirms them without a disk, so more would not be faster; and each of them is
-/// published again, alone, when the connection is lost.
+/// The most replies without a confirm. The broker confirms direct replies without writing to a disk, so more would not be faster; and each
+/// of them is published again, alone, when the connection is lost.
 const UNCONFIRMED_MAX: usize = 64;
 
-/// How long a reply waits for a connection that does not come about, and the waits between attempts.
+/// How long a reply waits for a connection that cannot be opened, and the waits between attempts.
 const CONNECT_MAX: Duration = Duration::from_secs(15);
 const CONNECT_WAIT_MIN: Duration = Duration::from_millis(100);
 const CONNECT_WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// How long no connection is tried after the broker refused one: its limits are for operators to change.
+/// How long the worker does not connect after the broker refused a connection. Only operators can change its limits.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
 
-/// A connection that nobody needed for so long is closed: it counts against the user's limit.
+/// A connection without replies for so long is closed, because it counts against the user's limit.
 const IDLE_MAX: Duration = Duration::from_secs(300);
 
-/// Hands replies to the task that owns the connection. Clones share it.
+/// Passes replies to the task that owns the connection. Clones share that task.
 #[derive(Clone, Debug)]
 pub struct DirectReplies {
     commands: mpsc::Sender<Command>,
@@ -61,16 +60,16 @@ enum Command {
 #[derive(Debug)]
 struct Request {
     message: Message,
-    /// Whom its address names.
+    /// The process that its address names.
     process: Process,
     asked_at: Instant,
-    /// How many connections were lost while it was on its way.
+    /// How many connections were lost while it was in flight.
     losses: usize,
     outcome: Option<oneshot::Sender<MessageOutcome>>,
 }
 
 impl Request {
-    /// `None` if no broker makes such an address.
+    /// `None` if no broker creates such an address.
     fn new(message: Message, outcome: Option<oneshot::Sender<MessageOutcome>>) -> Option<Self> {
         let process = direct_address::process(message.routing_key.as_str()).ok()?;
         Some(Self { message, process, asked_at: Instant::now(), losses: 0, outcome })
@@ -80,7 +79,7 @@ impl Request {
         &self.message.routing_key
     }
 
-    /// Not if the session is lost that had the job: then the job is redelivered, and its reply is published again.
+    /// False if the session of the job is lost: then the job is redelivered, and its reply is published again.
     fn is_wanted(&self) -> bool {
         self.outcome.as_ref().is_none_or(|outcome| !outcome.is_closed())
     }
@@ -94,7 +93,7 @@ impl Request {
 }
 
 impl DirectReplies {
-    /// Starts the task; it connects when it has to. Needs a runtime.
+    /// Starts the task, which connects when the first reply comes. Must be called in a runtime.
     pub fn start(broker: Address, worker: &str) -> Self {
         let (commands, receiver) = mpsc::channel(WAITING_MAX);
         let task = Task {
@@ -111,9 +110,9 @@ impl DirectReplies {
         Self { commands }
     }
 
-    /// Publishes a reply, and waits for what happens to it, but not beyond `until`: [`MessageOutcome::Confirmed`],
-    /// [`MessageOutcome::ConnectionLost`], [`MessageOutcome::Barred`], [`MessageOutcome::NoConnection`], [`MessageOutcome::TooLarge`]
-    /// or [`MessageOutcome::Refused`].
+    /// Publishes a reply and waits for the outcome, at most until `until`: [`MessageOutcome::Confirmed`],
+    /// [`MessageOutcome::ConnectionLost`], [`MessageOutcome::Barred`], [`MessageOutcome::NoConnection`], [`MessageOutcome::TooLarge`] or
+    /// [`MessageOutcome::Refused`].
     pub async fn publish(&self, message: &Message, until: Option<Instant>) -> MessageOutcome {
         let (sender, outcome) = oneshot::channel();
         let Some(request) = Request::new(message.clone(), Some(sender)) else {
@@ -121,7 +120,7 @@ impl DirectReplies {
         };
         let command = Command::Publish(Box::new(request));
         let published = async {
-            // Both fail only when the task has ended, which is when the worker does.
+            // Both fail only when the task has ended, at the end of the worker.
             self.commands.send(command).await.ok()?;
             outcome.await.ok()
         };
@@ -132,13 +131,13 @@ impl DirectReplies {
         answer.unwrap_or(MessageOutcome::NoConnection)
     }
 
-    /// Publishes a reply that may be lost. Whether there was room for it.
+    /// Publishes a reply that may be lost. False if too many replies are waiting.
     pub fn try_publish(&self, message: Message) -> bool {
         let request = Request::new(message, None);
         request.is_some_and(|request| self.commands.try_send(Command::Publish(Box::new(request))).is_ok())
     }
 
-    /// Closes the connection in good order.
+    /// Closes the connection after the replies in flight, within `CLOSE_MAX`.
     pub async fn close(&self) {
         let (sender, closed) = oneshot::channel();
         let closing = async {
@@ -146,21 +145,21 @@ impl DirectReplies {
                 let _ = closed.await;
             }
         };
-        // What takes longer is lost with the process.
+        // Replies that take longer are lost with the process.
         let _ = tokio::time::timeout(CLOSE_MAX, closing).await;
     }
 }
 
-/// What the task of the connection works with.
+/// The state of the connection's task.
 struct Task {
     broker: Address,
     name: String,
     commands: mpsc::Receiver<Command>,
     link: Option<Link>,
-    /// At most [`UNCONFIRMED_MAX`], all of the same link.
+    /// At most [`UNCONFIRMED_MAX`], all published on the current link.
     unconfirmed: FuturesUnordered<BoxFuture<'static, (Request, Result<MessageOutcome, Loss>)>>,
-    /// To be published while no other is unconfirmed: those that were on their way when the connection was lost, and one that came
-    /// then or whose node is not proven.
+    /// Replies that must be published while no other is unconfirmed: those in flight when the connection was lost, one that came at that
+    /// moment, and one whose node is not proven.
     alone: VecDeque<Request>,
     nodes: ProvenNodes,
     /// When the broker last refused a connection.
@@ -200,13 +199,13 @@ impl Task {
         }
     }
 
-    /// Publishes a reply beside others, if its node is proven.
+    /// Publishes a reply without waiting for others, if its node is proven.
     async fn publish(&mut self, request: Request) {
         let is_lost = self.link.as_ref().is_some_and(|link| !link.is_open());
         match self.nodes.standing(request.process, Instant::now()) {
             Standing::Barred => return request.end(MessageOutcome::Barred),
             Standing::Unproven => return self.alone.push_back(request),
-            // The others do not know yet that the connection is lost.
+            // The unconfirmed replies have not yet noticed that the connection is lost.
             Standing::Proven if is_lost && !self.unconfirmed.is_empty() => {
                 return self.alone.push_back(request);
             }
@@ -240,7 +239,7 @@ impl Task {
         }
     }
 
-    /// Publishes a reply while no other is unconfirmed. Finds out whether the connection is lost because of it.
+    /// Publishes a reply while no other is unconfirmed, so that a lost connection can be attributed to it.
     async fn publish_alone(&mut self, request: Request) {
         if self.nodes.standing(request.process, Instant::now()) == Standing::Barred {
             return request.end(MessageOutcome::Barred);
@@ -266,7 +265,7 @@ impl Task {
         self.give_up(request, &loss);
     }
 
-    /// Ends a reply that the connection was lost over.
+    /// Ends a reply that was in flight, alone, when the connection was lost.
     fn give_up(&mut self, request: Request, loss: &Loss) {
         tracing::warn!(
             job = request.message.properties.message_id().as_ref().map(ShortString::as_str),
@@ -287,7 +286,7 @@ impl Task {
         request.end(MessageOutcome::ConnectionLost);
     }
 
-    /// The connection for a reply; otherwise the reply has its end.
+    /// Connects if necessary, and returns the request with its link. `None` if the request has ended instead.
     async fn prepare(&mut self, request: Request) -> Option<(Request, Link)> {
         if !self.link.as_ref().is_some_and(Link::is_open) {
             self.abandon_link();
@@ -300,7 +299,7 @@ impl Task {
         Some((request, link))
     }
 
-    /// Connects, again and again for a while, unless the broker says no. Nobody else publishes meanwhile: all wait for the same.
+    /// Tries to connect for a while, unless the broker refuses. Other replies wait meanwhile, because they need the same connection.
     async fn connect(&mut self, request: &Request) -> Option<Link> {
         if self.refused_at.is_some_and(|at| at.elapsed() < REFUSED_FOR) {
             return None;
@@ -338,7 +337,7 @@ impl Task {
         }
     }
 
-    /// What is on its way may arrive. The caller bounds the time.
+    /// Waits for the replies in flight. The caller limits the time.
     async fn close(&mut self) {
         while self.unconfirmed.next().await.is_some() {}
         if let Some(link) = self.link.take() {
@@ -353,12 +352,12 @@ fn is_too_large(loss: &Loss, request: &Request) -> bool {
     message_size_max(error).is_some_and(|max| request.message.body.len() > max)
 }
 
-/// Whether the broker closed the connection, rather than lost it with the network.
+/// Whether the broker closed the connection; otherwise the network lost it.
 fn is_by_broker(loss: &Loss) -> bool {
     matches!(loss, Loss::Closed(error) if matches!(error.kind(), ErrorKind::ProtocolError(_)))
 }
 
-/// Whether the broker failed over what it read from the connection.
+/// Whether the broker failed internally on what it read from the connection.
 fn is_crash(loss: &Loss) -> bool {
     let Loss::Closed(error) = loss else { return false };
     matches!(error.kind(), ErrorKind::ProtocolError(answer) if *answer.kind() == AMQPErrorKind::Hard(AMQPHardError::INTERNALERROR))

@@ -1,12 +1,13 @@
-//! Fingerprints of messages. A redelivered message has the same one. Other messages have others, also if publishers use an id twice, and
-//! so has another attempt of the same job.
+//! Fingerprints of messages. A redelivered message has the same fingerprint. Different messages have different ones, even if publishers use
+//! an id twice, and so do the attempts of a job.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use lapin::message::Delivery;
 use vramq_schemas::fields::value_bytes;
 
-/// Bytes from the start and the end of a body that its fingerprint covers, and of a header: with ids, lengths and time, enough.
+/// How many bytes from the start and from the end of a body and of a header the fingerprint covers. With ids, lengths and time, that is
+/// enough.
 const FINGERPRINT_BYTES: usize = 4096;
 
 /// The fingerprint of a message.
@@ -17,9 +18,9 @@ pub fn fingerprint(delivery: &Delivery) -> u64 {
     properties.correlation_id().hash(&mut hasher);
     properties.reply_to().hash(&mut hasher);
     properties.timestamp().hash(&mut hasher);
-    // The broker vouches for it: nobody's copy of another's job is taken for that job.
+    // The broker verifies the user, so that a copy of someone else's job is not taken for that job.
     properties.user_id().hash(&mut hasher);
-    // Not the broker's own: they change with every delivery.
+    // Without the broker's headers, which change with every delivery.
     let headers = properties.headers().iter().flatten().filter(|(name, _)| !name.as_str().starts_with("x-"));
     for (name, value) in headers {
         name.hash(&mut hasher);

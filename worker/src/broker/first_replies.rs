@@ -1,8 +1,8 @@
-//! Publishes the first replies to each reply queue, one at a time, on channels that nothing else uses.
+//! Publishes the first replies to each reply queue, one at a time, on separate channels.
 //!
-//! The first message to a quorum queue without its majority holds up its channel: see [`reply_queues`](super::reply_queues). On a
-//! channel of its own it holds up no other reply. If no confirm comes in time, although the broker confirms others, its channel is closed, and that reply
-//! alone is given up.
+//! The first message to a quorum queue without its majority blocks its channel: see [`reply_queues`](super::reply_queues). On a separate
+//! channel it blocks no other reply. If its confirm does not come in time although the broker confirms other messages, its channel is
+//! closed, and only that reply is given up.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,12 +21,12 @@ use super::opening::is_channel_too_many;
 use super::publisher::{MessageOutcome, publish_on};
 use super::reply_queues::{ReplyQueue, ReplyQueues};
 
-/// The most channels, those included that the broker has not closed yet. It closes a channel of a queue without majority after
-/// 65 s. So up to so many such queues keep no other caller's first reply waiting. Channels are opened when they are needed: a
-/// worker whose queues all confirm has one or two.
+/// The most channels, including channels that the broker is still closing: for a queue without majority this takes 65 s. So up to this
+/// number of such queues delay no other caller's first reply. Channels are opened on demand; a worker whose queues all confirm has one or
+/// two.
 const CHANNELS_MAX: usize = 16;
 
-/// How long the broker may take to close a channel, before another one is opened beside it: longer than the 65 s of RabbitMQ.
+/// How long the broker may take to close a channel before another one is opened in addition: longer than RabbitMQ's 65 s.
 const CLOSE_MAX: Duration = Duration::from_secs(90);
 
 /// The session's channels for first replies. Clones share them.
@@ -41,12 +41,12 @@ struct Shared {
     aux_state: Arc<AuxChannelState>,
     confirm_s: u32,
     queues: Mutex<ReplyQueues>,
-    /// One for each channel that may be opened or used.
+    /// One permit for each channel that may be open.
     permits: Arc<Semaphore>,
     channels: Mutex<Channels>,
-    /// Seconds in which the broker read.
+    /// Counts the seconds in which the broker read from the connection.
     seconds: watch::Sender<u32>,
-    /// Messages that the broker has answered, on whichever channel.
+    /// Counts the messages that the broker has answered, on any channel.
     answers: AtomicU64,
     /// A reply was given up while the broker answered nothing, and it has answered nothing since.
     is_one_given_up: AtomicBool,
@@ -54,9 +54,9 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Channels {
-    /// All that may be used.
+    /// All usable channels.
     open: Vec<ConfirmedPublisher>,
-    /// Of those, the ones with nothing to confirm.
+    /// The usable channels without an unconfirmed message.
     idle: Vec<ConfirmedPublisher>,
 }
 
@@ -76,16 +76,16 @@ impl FirstReplies {
         Self { shared: Arc::new(shared) }
     }
 
-    /// What is known of the queue that a reply goes to.
+    /// The record of a reply's queue.
     pub(super) fn queue(&self, name: &ShortString) -> Arc<ReplyQueue> {
         self.shared.queues.lock().unwrap_or_else(PoisonError::into_inner).of(name)
     }
 
-    /// Publishes a reply to a queue that is not proven. The caller has the queue's turn. `None` if the connection allows no channel
-    /// for it.
+    /// Publishes a reply to a queue that is not proven; the caller holds the queue's `turn`. `None` if the connection allows no channel for
+    /// it.
     ///
     /// # Errors
-    /// As of [`Publisher::publish`](super::publisher::Publisher::publish).
+    /// Those of [`Publisher::publish`](super::publisher::Publisher::publish).
     pub(super) async fn publish(
         &self,
         queue: &ReplyQueue,
@@ -103,7 +103,7 @@ impl FirstReplies {
             }
             overdue = self.shared.overdue(before) => overdue?,
         };
-        // If the whole broker is silent, the replies behind this one do not end with it.
+        // Only if this queue is silent, not the whole broker: replies that wait behind this one then end with it.
         if is_queue_silent {
             queue.took_alone(MessageOutcome::NoConfirm, Instant::now());
         }
@@ -117,7 +117,7 @@ impl FirstReplies {
         self.shared.is_one_given_up.store(false, Ordering::Relaxed);
     }
 
-    /// The broker may take a minute to read that the channel is to be closed. Its permit is given back then.
+    /// Closes the channel and returns its permit when the broker has done so. That may take a minute.
     fn close(&self, publisher: ConfirmedPublisher, permit: OwnedSemaphorePermit) {
         let shared = Arc::clone(&self.shared);
         tokio::spawn(async move {
@@ -128,9 +128,9 @@ impl FirstReplies {
         });
     }
 
-    /// Waits for a channel; `None` if the connection allows no more.
+    /// Waits for a free channel; `None` if the connection allows no more.
     async fn channel(&self) -> Result<Option<OwnChannel>, UnknownOutcome> {
-        // An `Err` only if the semaphore was closed, which nobody does.
+        // An `Err` only if the semaphore were closed, which never happens.
         let Ok(permit) = Arc::clone(&self.shared.permits).acquire_owned().await else {
             return std::future::pending().await;
         };
@@ -150,7 +150,7 @@ impl FirstReplies {
         };
         let channel = match opened.await {
             Ok(channel) => channel,
-            // Not even asked for: the connection is fine.
+            // lapin refused to open the channel, so the connection is not affected.
             Err(error) if matches!(error.kind(), lapin::ErrorKind::ChannelsLimitReached) => return Ok(None),
             Err(error) => {
                 if is_channel_too_many(&error) {
@@ -159,7 +159,7 @@ impl FirstReplies {
                 return Err(error);
             }
         };
-        // `overdue` is its deadline.
+        // `Shared::overdue` sets its deadline.
         let publisher = ConfirmedPublisher::new(channel, MatchBy::PublishSeq, None);
         if self.shared.is_blocked() {
             publisher.blocked();
@@ -184,7 +184,7 @@ impl FirstReplies {
         self.shared.channels().open.iter().for_each(ConfirmedPublisher::unblocked);
     }
 
-    /// A second has passed in which confirms could be taken.
+    /// Another second has passed in which the broker could send confirms.
     pub(super) fn tick(&self) {
         if !self.shared.is_blocked() {
             self.shared.seconds.send_modify(|seconds| *seconds += 1);
@@ -193,24 +193,24 @@ impl FirstReplies {
     }
 }
 
-/// A channel on which one message is published at a time, and the permit to have it.
+/// A channel for one message at a time, with its permit.
 struct OwnChannel {
     publisher: ConfirmedPublisher,
     permit: OwnedSemaphorePermit,
 }
 
 impl Shared {
-    /// Waits as long as a confirm may take, not counting the time for which the broker blocks publishers. `before` is the number of
-    /// the broker's answers when the message was sent. Whether its queue is silent: others were answered meanwhile. Else one reply is
-    /// given up (`false`), because its dead letter shows whether the broker answers, and the others wait for as long again.
+    /// Waits as long as a confirm may take, without the time in which the broker blocks publishers. `before`: the broker's answers when the
+    /// message was sent. True if the queue is silent: the broker answered other messages meanwhile. Otherwise one reply is given up
+    /// (`false`), whose dead letter shows whether the broker answers, and the others wait for another such time.
     ///
     /// # Errors
-    /// [`UnknownOutcome::Silent`]: the broker answered nothing during that time either.
+    /// [`UnknownOutcome::Silent`]: the broker answered nothing in that time either.
     async fn overdue(&self, before: u64) -> Result<bool, UnknownOutcome> {
         let mut seconds = self.seconds.subscribe();
         let sent = *seconds.borrow_and_update();
         let mut has_answered = false;
-        // An `Err` only without a sender, which `self` holds.
+        // An `Err` only without a sender; `self` holds one.
         while seconds.changed().await.is_ok() {
             let waited = seconds.borrow_and_update().saturating_sub(sent);
             if waited <= self.confirm_s {
@@ -220,7 +220,7 @@ impl Shared {
             if answers && has_answered {
                 return Ok(true);
             }
-            // After a silence of the broker the answers come at about the same moment.
+            // After the broker was silent, its answers arrive together. Allow the own one a moment.
             has_answered = answers;
             if !answers && !self.is_one_given_up.swap(true, Ordering::Relaxed) {
                 return Ok(false);

@@ -16,7 +16,7 @@ use super::message::Message;
 use crate::observability::status_board::Status;
 use crate::observability::status_reporter::StatusReporter;
 
-/// Changes of the worker's state are published at once, but not more often than this.
+/// Changes of the worker's state are published at once, but at most this often.
 const INTERVAL_MIN: Duration = Duration::from_millis(200);
 
 const TRANSIENT: u8 = 1;
@@ -76,7 +76,7 @@ impl Beat<'_> {
         }
     }
 
-    /// While the broker takes no publishes they would pile up here.
+    /// While the broker blocks publishes, heartbeats would pile up here.
     fn is_blocked(&self) -> bool {
         self.reporter.meters.worker.blocked.get() != 0
     }
@@ -93,13 +93,13 @@ impl Beat<'_> {
         }
         let Message { exchange, routing_key, properties, headers, body } = message;
         let (options, properties) = (BasicPublishOptions::default(), properties.with_headers(headers));
-        // Not confirmed. No queue there: nobody wants it.
+        // Without a confirm. If no queue is bound, nobody needs the message.
         self.channel.basic_publish(exchange, routing_key, options, &body, properties).await.map(drop)
     }
 }
 
 async fn publish(channel: &Channel, reporter: &StatusReporter, heartbeat: &Heartbeat) -> lapin::Result<()> {
-    // Names and numbers: cannot fail.
+    // Cannot fail: only names and numbers.
     let body = serde_json::to_vec(heartbeat).unwrap_or_default();
     let properties = BasicProperties::default()
         .with_content_type("application/json".into())

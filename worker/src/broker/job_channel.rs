@@ -1,4 +1,4 @@
-//! One channel that jobs are delivered on: its consumers, and counts of its queues.
+//! One channel that delivers jobs: its consumers, and counts of its queues.
 
 use std::num::NonZeroU16;
 use std::pin::pin;
@@ -17,12 +17,12 @@ use tokio::sync::Mutex;
 use vramq_core::event::QueueCount;
 use vramq_core::ids::ChannelId;
 
-/// A channel of jobs. It stays open until the last of its deliveries is settled, also if another one has taken its place.
+/// A channel of jobs. It stays open until its last delivery is settled, even after a new channel has replaced it.
 #[derive(Debug)]
 pub struct JobChannel {
     id: ChannelId,
     channel: Channel,
-    /// Held while a consumer starts or stops: the prefetch is set on the channel and taken by the consumer that starts next.
+    /// Held while a consumer starts or stops. The prefetch is set on the channel, and the next consumer that starts takes it.
     starting: Mutex<()>,
 }
 
@@ -31,7 +31,7 @@ impl JobChannel {
         Arc::new(Self { id, channel, starting: Mutex::default() })
     }
 
-    /// Deliveries and acks belong together by it.
+    /// Acks must use the channel with the id of their delivery.
     pub fn id(&self) -> ChannelId {
         self.id
     }
@@ -58,15 +58,15 @@ impl JobChannel {
         self.channel.basic_consume(queue, tag, BasicConsumeOptions::default(), arguments).await
     }
 
-    /// Has the broker send no more to a consumer. What it already sent still comes, then the end of the stream: that may take
-    /// a while, so it is not bounded here.
+    /// Asks the broker to send no more to a consumer. Earlier deliveries still arrive, then the stream ends. That may take a while, so this
+    /// function has no time limit.
     pub async fn stop(&self, tag: ShortString) -> lapin::Result<()> {
         let starting = self.starting.lock().await;
         let mut cancelling = pin!(self.channel.basic_cancel(tag, BasicCancelOptions::default()));
-        // Its first poll sends the frame. Several consumers are stopped without waiting for each other: what is on its way
-        // to a stopped one, RabbitMQ returns and counts as delivered, and it must not reach the next that is to stop.
-        // Nothing reaches lapin for a consumer that is gone, which would drop it: a classic queue answers the cancel after
-        // what it sent, and the broker's side of a quorum queue returns what comes later (docs/rabbitmq.md).
+        // The first poll sends the frame, so several consumers can be stopped in parallel. RabbitMQ returns deliveries in flight to a
+        // stopped consumer and counts them; they must not go to the next consumer that is being stopped. lapin would drop a delivery for a
+        // consumer that is gone, but none arrives: a classic queue answers the cancel after its deliveries, and the broker returns later
+        // deliveries of a quorum queue (docs/rabbitmq.md).
         let first = poll!(&mut cancelling);
         drop(starting);
         match first {
@@ -75,7 +75,7 @@ impl JobChannel {
         }
     }
 
-    /// Asks how many messages of a queue wait to be delivered. A queue that is not there ends the channel.
+    /// Asks how many messages of a queue wait for delivery. A missing queue closes the channel.
     pub async fn count(&self, queue: &ShortString) -> lapin::Result<QueueCount> {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let queue = self.channel.queue_declare(queue.clone(), options, FieldTable::default()).await?;

@@ -23,18 +23,17 @@ use crate::run_outputs::RunOutputs;
 use crate::unix_ms;
 use crate::wire_size::items_within;
 
-/// The most bytes of headers that a job may have. The broker adds its own to a job that it delivers again
-/// (`x-delivery-count`, `x-death`), also beyond the frame. A job that leaves no space for them is rejected the first time it is
-/// delivered, before clients get it that end their session over such a frame. A worker takes it (`third-party/lapin`).
+/// The most bytes of headers that a job may have. The broker adds headers to a job that it redelivers (`x-delivery-count`, `x-death`), even
+/// beyond the size of a frame. Clients end their session over such a frame; only this worker's lapin reads it (`third-party/lapin`). So a
+/// job that leaves no space for these headers is rejected at its first delivery.
 pub const JOB_HEADER_BYTES_MAX: usize = 120 * 1024;
 
 const TRANSIENT: u8 = 1;
 
-/// The expiration of a `progress` reply, in milliseconds, so that a caller who is away finds results in its queue, and not many
-/// old reports of progress.
+/// The expiration of a `progress` reply, in milliseconds. A caller who returns later finds results in the queue instead of old progress.
 const PROGRESS_EXPIRATION_MS: &str = "30000";
 
-/// A message to publish; persistent, but for `progress`.
+/// A message to publish. Persistent, except `progress`.
 #[derive(Clone, Debug)]
 pub struct Message {
     /// Empty for the default exchange, which routes to the queue that the routing key names.
@@ -47,7 +46,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// The failpoints that publishing it reaches: before the confirm, and after it.
+    /// The failpoints for publishing this message: before the confirm, and after it.
     pub fn failpoints(&self) -> (Site, Site) {
         let kind = self.properties.kind().as_ref().and_then(|kind| ReplyKind::of(kind.as_str()));
         match kind {
@@ -71,7 +70,7 @@ impl Message {
         }
     }
 
-    /// What the publisher takes. The body is not copied.
+    /// The form that the publisher needs. Does not copy the body.
     pub fn to_send(&self) -> vramq_amqp::Message<&[u8]> {
         vramq_amqp::Message {
             exchange: self.exchange.clone(),
@@ -83,12 +82,12 @@ impl Message {
         }
     }
 
-    /// Whether it is a reply; all else goes to exchanges of the workers' own.
+    /// Whether it is a reply. All other messages go to exchanges of the workers.
     pub fn is_for_caller(&self) -> bool {
         self.exchange.as_str().is_empty()
     }
 
-    /// Whether it goes to a caller's channel rather than to a queue (RabbitMQ's direct reply-to).
+    /// Whether it goes directly to a caller's channel (RabbitMQ's direct reply-to), not to a queue.
     pub fn is_direct_reply(&self) -> bool {
         self.exchange.as_str().is_empty() && is_direct(self.routing_key.as_str())
     }
@@ -98,7 +97,7 @@ impl Message {
 #[derive(Debug)]
 pub struct Encoded {
     pub messages: Vec<Message>,
-    /// Why what comes after these messages cannot be one.
+    /// Why the output after these messages cannot be encoded.
     pub rejection: Option<Rejection>,
 }
 
@@ -112,12 +111,12 @@ impl Encoded {
     }
 }
 
-/// Where a job's replies go, and what each of them repeats of the job.
+/// Where a job's replies go, and the properties of the job that each reply repeats.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplyAddress<'a> {
     pub encoding: Encoding,
     received: &'a ReceivedJob,
-    /// Of jobs without a `reply_to`.
+    /// For jobs without a `reply_to`.
     default_queue: &'a str,
 }
 
@@ -167,8 +166,8 @@ impl<'a> ReplyAddress<'a> {
     }
 }
 
-/// The replies with a run of outputs: `part`s, and if nothing comes after the run, `done` at the end. None for an empty run
-/// that is not the last. They end before an output that alone is above the body cap, or more than a client reads.
+/// The replies with a run of outputs: `part`s, and a final `done` if the run is the last. Empty for an empty run that is not the last.
+/// Stops before an output that alone exceeds the body limit, or what a client reads.
 pub fn replies(
     run: Run,
     of_run: RunOutputs,
@@ -181,7 +180,7 @@ pub fn replies(
     Encoded { messages, rejection }
 }
 
-/// Adds replies up to the first output that fits none.
+/// Adds replies up to the first output that fits no reply.
 fn add_replies(
     messages: &mut Vec<Message>,
     run: Run,
@@ -228,7 +227,7 @@ fn add_replies(
     Ok(())
 }
 
-/// A `progress` reply: transient, and short-lived. `None` if it has no form in the encoding.
+/// A `progress` reply: transient, with a short expiration. `None` if the encoding cannot represent it.
 pub fn progress(
     progress: &ItemProgress,
     attempt: u32,
@@ -243,8 +242,8 @@ pub fn progress(
     Some(Message { properties, ..reply })
 }
 
-/// The `failed` reply that goes out besides a dead letter, so that no caller hangs. `None` if the job's `reply_to` cannot take
-/// replies.
+/// The `failed` reply that accompanies a dead letter, so that the caller does not wait for ever. `None` if the job's `reply_to` cannot
+/// receive replies.
 pub fn failed(
     received: &ReceivedJob,
     model: &Model,
@@ -262,8 +261,7 @@ pub fn failed(
     Some(ReplyAddress::of(received, model, encoding).reply(ReplyKind::Failed, table, body))
 }
 
-/// A job for the dead letters: body and properties as they came, the reason in headers; and, if the job could be read, how
-/// far it came.
+/// The dead letter of a job: body and properties unchanged, the reason in headers, and its progress if the job could be read.
 pub fn dead_letter(
     received: &ReceivedJob,
     reached: Option<&JobHeaders>,
@@ -272,8 +270,8 @@ pub fn dead_letter(
     rejection: &Rejection,
 ) -> Message {
     let of_job = &received.delivery.properties;
-    // Of a job that cannot be read, what workers wrote is kept, and the hint that its publisher may write. Other words about
-    // attempts, and about the end of a job, are a publisher's invention: they would be believed when the letter is retried.
+    // For a job that cannot be read, keeps the headers that workers wrote, and the batch hint, which publishers may write. Other headers
+    // about attempts or the job's end are forged by the publisher, and a retry of the dead letter would trust them.
     let is_kept = |name: &str| {
         let is_of_workers = headers::OF_JOBS.contains(&name) || OF_DEAD_LETTERS.contains(&name);
         let unread = reached.is_none() && (name == headers::BATCH_HINT || received.is_from_worker());
@@ -297,8 +295,7 @@ pub fn dead_letter(
     }
 }
 
-/// A reply that could not be delivered, for the dead letters beside its job, so that the results are kept. It names the job's
-/// publisher, as the job does.
+/// The dead letter of a reply that could not be delivered, so that the results are kept. It names the same publisher as the job.
 pub fn dead_reply(
     mut reply: Message,
     received: &ReceivedJob,
@@ -328,8 +325,8 @@ fn dossier(identity: &Identity, rejection: &Rejection) -> DeadLetter {
     }
 }
 
-/// A job to be tried again. Without the property `expiration`, which would start again from the beginning, and by which the
-/// broker would drop the job silently: the worker that takes it reads `expires-at-ms`.
+/// The message for another attempt of a job. Without the property `expiration`: it would start again, and the broker would silently drop
+/// the job when it ends. Workers read `expires-at-ms` instead.
 pub fn requeue(received: &ReceivedJob, model: &Model, next: &JobHeaders, route: &Route) -> Message {
     let of_job = &received.delivery.properties;
     let mut headers = foreign_headers(of_job, |name| !headers::OF_JOBS.contains(&name));

@@ -25,7 +25,7 @@ fn rules() -> Arc<PublisherRules> {
     Arc::new(PublisherRules { reply_allow, tenant_users: vec!["gateway".to_owned()], job_queues: Vec::new() })
 }
 
-/// A job as it comes through an exchange.
+/// A job that was published to an exchange.
 fn delivered(exchange: &str, properties: BasicProperties, headers: FieldTable) -> ReceivedJob {
     let mut delivery = Delivery::mock(1, exchange.into(), "m".into(), false, b"{}".to_vec());
     delivery.properties = properties.with_headers(headers);
@@ -55,7 +55,7 @@ fn an_address_that_the_broker_has_not_filled_in_is_not_published() {
     }
 }
 
-/// `vramq dlq retry` would deliver the body of such a job as results, instead of running it.
+/// Otherwise `vramq dlq retry` would deliver the job's body as results instead of running the job.
 #[test]
 fn no_dead_lettered_job_claims_to_hold_results() {
     let identity = Identity { worker: "w".to_owned(), version: "1" };
@@ -117,13 +117,13 @@ fn nobody_gives_an_unknown_publisher_a_name() {
     assert_eq!(origin(&again), (None, None));
 }
 
-/// As where a job's inputs are fetched for minutes, and the clock is set meanwhile.
+/// For example, inputs were fetched for minutes and the clock was set meanwhile.
 #[test]
 fn a_clock_that_is_set_after_the_delivery_expires_no_job() {
     let hour = BasicProperties::default().with_message_id("j".into()).with_expiration("3600000".into());
     let mut received = delivered("vramq.jobs", hour, FieldTable::default());
     let mut came = (*received.summary).clone();
-    // The clock went from a day ago to now.
+    // The clock was a day slow at the delivery, and is right now.
     came.at_ms -= 24 * 3_600_000;
     received.summary = Arc::new(came.clone());
     assert!(!received.is_expired());
@@ -168,7 +168,7 @@ fn a_dead_lettered_reply_names_the_publisher_of_its_job() {
 fn a_job_that_is_tried_again_never_loses_its_priority() {
     assert_eq!([0, 3, 4, 5, 8, 9].map(priority_again), [5, 5, 5, 6, 9, 9]);
     assert!((0..=u8::MAX).all(|own| priority_again(own) >= own));
-    // Large jobs make room for each other at their publishers' priority.
+    // Large jobs that make room for each other keep their publishers' priority.
     for (route, of_three) in
         [(Route::Now, 5), (Route::Later(1000), 5), (Route::Bulk, 3), (Route::Quarantine, 3)]
     {
@@ -192,11 +192,11 @@ fn no_failure_is_reported_where_no_reply_may_go() {
     };
     assert!(report("payroll").is_none());
     assert_eq!(report("replies.bob").unwrap().routing_key.as_str(), "replies.bob");
-    // The model's own reply queue is the operator's choice.
+    // The model's own reply queue is the operator's choice, so it is allowed.
     assert_eq!(report("").unwrap().routing_key.as_str(), "vramq.replies.m");
 }
 
-/// What a retry of the dead letter would believe: only what workers wrote.
+/// A retry of the dead letter trusts these headers, so only workers may have written them.
 #[test]
 fn a_dead_letter_copies_no_worker_headers_that_a_publisher_forged() {
     let identity = Identity { worker: "w".to_owned(), version: "1" };
@@ -218,7 +218,7 @@ fn a_dead_letter_copies_no_worker_headers_that_a_publisher_forged() {
     assert_eq!(of_worker.len(), 1 + headers::OF_JOBS.len(), "{of_worker:?}");
 }
 
-/// The replies with these JSON outputs, as a client reads them; and why an output fits none.
+/// The replies with these JSON outputs, as a client reads them; and why an output fits no reply.
 fn read_replies(
     values: Vec<serde_json::Value>,
     encoding: Encoding,
@@ -247,7 +247,7 @@ fn read_replies(
     (messages.iter().map(read).collect(), rejection)
 }
 
-/// Far less than a part of many small objects unfolds to more than clients accept.
+/// Many small objects take much more memory when decoded: even far less than a part's bytes exceed what clients accept.
 #[test]
 fn a_reply_that_no_client_could_read_is_cut_into_parts_that_every_client_reads() {
     let objects = |count: usize| serde_json::Value::from(vec![serde_json::json!({}); count]);

@@ -1,7 +1,7 @@
 //! All communication with RabbitMQ.
 
-/// The published lapin ends a session over headers that the broker made larger than a frame, and lacks this constant: a build
-/// without the patch in `third-party/lapin` stops here.
+/// Compile-time check for the patch in `third-party/lapin`, which adds this constant. The published lapin ends a session over headers that
+/// the broker made larger than a frame.
 const _: () = assert!(lapin::HEADER_FRAME_FACTOR > 1);
 
 pub mod aux_channel;

@@ -26,14 +26,14 @@ use super::topology::FurtherQueue;
 /// How long the broker may take to start a consumer: one that answers nothing for so long delivers no jobs either.
 const CONSUME_MAX: Duration = Duration::from_secs(3);
 
-/// How long the broker may take to count a model's queues, or to give a quarantined job. Its answer comes after the deliveries that it has
-/// sent before, so a slow network needs time. A channel that stays silent for longer settles nothing either.
+/// How long the broker may take to count a model's queues, or to return a quarantined job. The answer comes after the deliveries that the
+/// broker sent earlier, so a slow network needs time. A channel that is silent for longer does not deliver acks either.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 /// The longest consumer tag: AMQP's short string.
 const TAG_BYTES_MAX: usize = 255;
 
-/// What a consumer gives: deliveries, then one without a delivery when it has ended.
+/// A consumer's stream: deliveries, then one item without a delivery when the consumer has ended.
 pub type Deliveries = BoxStream<'static, Delivered>;
 
 /// A delivery, or the end of its consumer.
@@ -51,7 +51,7 @@ pub enum ConsumeError {
     Broker(#[from] lapin::Error),
     #[error("the broker does not answer")]
     Silent,
-    /// The core starts no consumer of a queue that it knows to be missing.
+    /// The further queue is missing. The core does not start consumers of queues that it knows to be missing.
     #[error("the queue has no channel")]
     NoChannel,
 }
@@ -65,7 +65,7 @@ pub enum QueueError {
     Silent,
 }
 
-/// What waits of a model, and the further queues that could not be counted. These have no channel any more.
+/// The waiting messages of a model, and the further queues that could not be counted. Their channels are closed.
 #[derive(Debug)]
 pub struct Counted {
     pub counts: QueueCounts,
@@ -82,9 +82,9 @@ pub struct ModelChannels {
     quarantine: ShortString,
     further: Vec<Further>,
     timeouts: ConsumerTimeouts,
-    /// What the tags of its consumers start with.
+    /// The prefix of its consumers' tags.
     tag: Arc<str>,
-    /// Channels that its jobs had in this session.
+    /// How many channels for its jobs were opened in this session.
     made: u32,
 }
 
@@ -92,12 +92,12 @@ pub struct ModelChannels {
 #[derive(Clone, Debug)]
 struct Further {
     queue: FurtherQueue,
-    /// None while the queue cannot be consumed. Closed, if that is not known yet.
+    /// `None` while the queue cannot be consumed. May already be closed.
     channel: Option<Arc<JobChannel>>,
 }
 
 impl ModelChannels {
-    /// For a model with this routing key. Its further queues have no channels yet.
+    /// `key`: the model's routing key. Further queues have no channels yet.
     pub fn new(
         model: ModelIndex,
         own: Channel,
@@ -119,12 +119,12 @@ impl ModelChannels {
         }
     }
 
-    /// Whether the channel is open without which the model has no jobs.
+    /// Whether the model's own channel is open. Without it the model receives no jobs.
     pub fn is_open(&self) -> bool {
         self.own.is_open()
     }
 
-    /// A further queue is there, and is consumed on this channel from now on.
+    /// A further queue was found; from now on this channel consumes it.
     pub fn found(&mut self, queue: QueueIndex, channel: Channel) {
         let id = ChannelId { model: self.model, number: self.made };
         self.made += 1;
@@ -146,7 +146,7 @@ impl ModelChannels {
         }
     }
 
-    /// A further queue, as it is declared.
+    /// A further queue with the arguments for declaring it.
     pub fn further(&self, queue: QueueIndex) -> Option<&FurtherQueue> {
         Some(&self.further.get(queue.0.checked_sub(1)?)?.queue)
     }
@@ -160,7 +160,7 @@ impl ModelChannels {
         match queue {
             JobQueue::Bulk => (self.bulk.clone(), Some(Arc::clone(&self.own))),
             JobQueue::Jobs(QueueIndex::OWN) => (self.jobs.clone(), Some(Arc::clone(&self.own))),
-            // The core knows as many queues as there are here: both are the model's.
+            // In range: the core and this struct know the same queues of the model.
             JobQueue::Jobs(queue) => {
                 let Further { queue, channel } = &self.further[queue.0 - 1];
                 (queue.name.clone(), channel.clone())
@@ -168,15 +168,15 @@ impl ModelChannels {
         }
     }
 
-    /// A tag that no other consumer of the session has or had.
+    /// A tag that no other consumer of the session has had.
     fn tag_of(&self, consumer: ConsumerId) -> ShortString {
         let number = format!(".{consumer}");
         let end = self.tag.floor_char_boundary(TAG_BYTES_MAX - number.len());
         format!("{}{number}", &self.tag[..end]).into()
     }
 
-    /// Starts a consumer of the model's jobs. A queue that lets consumers say so takes `hold_max` for how long a job may be
-    /// held; for others the broker's own `consumer_timeout` counts.
+    /// Starts a consumer of the model's jobs. `hold_max`: how long a job may be held, for queues that accept this setting. For others the
+    /// broker's own `consumer_timeout` applies.
     pub fn consume(
         &self,
         queue: JobQueue,
@@ -201,7 +201,7 @@ impl ModelChannels {
         }
     }
 
-    /// Has the broker send no more to a consumer.
+    /// Asks the broker to send no more to a consumer.
     pub fn stop(
         &self,
         queue: JobQueue,
@@ -211,7 +211,7 @@ impl ModelChannels {
         async move {
             match channel {
                 Some(channel) => channel.stop(tag).await,
-                // The consumer has ended with it.
+                // The consumer ended with the channel.
                 None => Ok(()),
             }
         }
@@ -238,7 +238,7 @@ impl ModelChannels {
         })
     }
 
-    /// Waits until the broker has read all that was sent on the channels so far, acks above all: it answers in their order.
+    /// Waits until the broker has read everything sent on the channels so far, above all acks: it answers in their order.
     pub fn synced(&self) -> impl Future<Output = ()> + Send + use<> {
         let Self { own, quarantine, further, .. } = self.clone();
         async move {
@@ -246,13 +246,13 @@ impl ModelChannels {
                 let channel = channel.as_ref()?;
                 Some(async move { channel.count(&queue.name).await })
             });
-            // A channel that is closed reads nothing any more.
+            // A closed channel does not answer, and is not waited for.
             let (_, _) = futures_util::join!(own.count(&quarantine), join_all(of_further));
         }
     }
 
-    /// Takes one job from the model's quarantine. When it answers, the broker has read all acks that were sent before. If the answer
-    /// is dropped, the job is held anyway, until the session ends.
+    /// Takes one job from the model's quarantine. The answer also shows that the broker has read all acks that were sent before. If the
+    /// future is dropped, the session may hold a job that nothing handles, until it ends.
     pub fn fetch_quarantined(
         &self,
     ) -> impl Future<Output = Result<Option<(Arc<JobChannel>, Delivery)>, QueueError>> + Send + use<> {
@@ -268,7 +268,7 @@ impl ModelChannels {
     }
 }
 
-/// Waits for the broker's answer, but not for ever.
+/// Waits for the broker's answer, for a limited time.
 async fn answered<T>(request: impl Future<Output = lapin::Result<T>>) -> Result<T, QueueError> {
     Ok(within(ANSWER_MAX, request).await.ok_or(QueueError::Silent)??)
 }

@@ -19,25 +19,26 @@ use super::topology::{self, FurtherQueue, TopologyError};
 use crate::config::BrokerConfig;
 use crate::model::Model;
 
-/// How long the broker may take for one step of opening a session, such as a channel or the queues of a model. A broker that is
-/// alive answers within fractions of a second; this bounds how long one that swallowed a frame is waited for.
+/// How long the broker may take for one step of opening a session, such as a channel or the queues of a model. A working broker answers
+/// within fractions of a second. This limits the wait for one that lost a frame.
 pub(super) const STEP_MAX: Duration = Duration::from_secs(10);
 
 /// A further queue of a model that cannot be consumed, and why.
 pub type MissingQueue = (ModelIndex, QueueIndex, String);
 
-/// What a session is opened for.
+/// Inputs for opening a session.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionPlan<'a> {
     pub broker: &'a BrokerConfig,
     pub worker: &'a str,
     pub models: &'a [Arc<Model>],
-    /// Larger bodies are not published.
+    /// The largest body that may be published.
     pub body_max: usize,
     pub aux_state: &'a Arc<AuxChannelState>,
     pub direct_replies: &'a DirectReplies,
     pub consumer_timeouts: &'a ConsumerTimeouts,
-    /// The worker starts: a further queue that is not as it is configured is an error. Later it costs its own consumers only.
+    /// Whether the worker is starting. Then a further queue that differs from its configuration is an error; later only its own consumers
+    /// stop.
     pub is_first: bool,
 }
 
@@ -46,7 +47,7 @@ pub struct SessionPlan<'a> {
 pub enum SessionError {
     #[error("connect to {0}")]
     Unreachable(ConnectError),
-    /// The broker answered, and said no: credentials, vhost or permissions.
+    /// The broker answered and refused: credentials, vhost or permissions.
     #[error("the broker refuses the connection: {0}")]
     Refused(ConnectError),
     #[error(transparent)]
@@ -58,7 +59,7 @@ pub enum SessionError {
 }
 
 impl SessionError {
-    /// Whether trying again without changing anything can help.
+    /// Whether trying again without a change can help.
     pub fn is_retryable(&self) -> bool {
         !matches!(self, Self::Refused(_) | Self::Topology(TopologyError::Refused { .. }))
     }
@@ -73,8 +74,8 @@ pub(super) struct OpenChannels {
 }
 
 impl OpenChannels {
-    /// What a session does on its two connections before it consumes: the topology, the publisher's channel in confirm mode, the
-    /// channels of each model, and those of the control plane.
+    /// Prepares the two connections before anything is consumed: the topology, the publisher's channel in confirm mode, the channels of
+    /// each model, and those of the control plane.
     pub(super) async fn open(
         consuming: &Connection,
         publishing: &Connection,
@@ -111,7 +112,7 @@ impl OpenChannels {
     }
 }
 
-/// A channel to consume a further queue on, which is there.
+/// A channel for consuming a further queue, which must exist.
 pub(super) async fn open_further(
     connection: &Connection,
     queue: &FurtherQueue,
@@ -122,7 +123,7 @@ pub(super) async fn open_further(
     Ok(channel)
 }
 
-/// The broker's own words, where it has some.
+/// Why a further queue cannot be consumed; the broker's text where there is one.
 pub(super) fn why_missing(error: &SessionError) -> String {
     match error {
         SessionError::Topology(TopologyError::Refused { broker, .. }) => broker.clone(),
@@ -130,7 +131,7 @@ pub(super) fn why_missing(error: &SessionError) -> String {
     }
 }
 
-/// One step of opening a session, with its deadline.
+/// Runs one step of opening a session, with its deadline.
 async fn step<T>(
     step: &'static str,
     request: impl Future<Output = lapin::Result<T>>,
@@ -169,7 +170,7 @@ async fn open_aux(
     };
     match opened.await {
         Ok(channels) => Ok(Some(channels)),
-        // Not even asked for: the broker allows a connection no more channels, and the connection is fine.
+        // lapin refused: the broker allows this connection no more channels. The connection itself is not affected.
         Err(SessionError::Lost { error, .. })
             if matches!(error.kind(), lapin::ErrorKind::ChannelsLimitReached) =>
         {
@@ -186,7 +187,7 @@ async fn open_aux(
     }
 }
 
-/// Whether the broker ended the connection because of a channel that this user may not open (`max-channels`).
+/// Whether the broker closed the connection because the user has too many channels (`max-channels`).
 pub(super) fn is_channel_too_many(error: &lapin::Error) -> bool {
     let lapin::ErrorKind::ProtocolError(answer) = error.kind() else { return false };
     *answer.kind() == AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED)

@@ -1,44 +1,44 @@
-//! Which addresses for direct replies may make the broker close the connection, by what it did before. Pure.
+//! Decides from experience over which direct-reply addresses the broker may close the connection. Pure.
 //!
-//! Any client may write addresses without end over which RabbitMQ 3.10 closes the connection: [`Process`] says which. So a reply is
-//! published beside others only if the broker confirmed one to the same node before, with numbers of as many bits. All others are
-//! published alone, so that none is lost or repeated because of them, and there is a limit to the connections that they cost.
+//! A client can write any number of addresses over which RabbitMQ 3.10 closes the connection; [`Process`] says which ones. So a reply is
+//! published beside others only if the broker has confirmed one to the same node, with numbers of as many bits. Other replies are published
+//! alone, so that no reply is lost or repeated because of them, and the connections that they cost are limited.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::publishers::direct_address::Process;
 
-/// The most nodes that are remembered; the oldest are forgotten. A cluster has fewer. Only a broker that takes addresses of any node can
-/// confirm more: it closes no connection over them, and a node that is forgotten costs one reply that is published alone.
+/// The most nodes that are remembered; the oldest are forgotten. A cluster has fewer. More can only be confirmed by a broker that accepts
+/// addresses of any node, and such a broker closes no connection over them. A forgotten node costs one reply that is published alone.
 const PROVEN_MAX: usize = 64;
 
-/// How many connections the broker may close within [`COUNTED_FOR`] before addresses that are not proven get no replies. A few nodes may
-/// leave the cluster at once, and cost one or two each. While a connection is opened again, no direct reply is published: 6 times a
-/// minute, at a few hundred milliseconds each, callers hardly notice.
+/// How many times the broker may close the connection within [`COUNTED_FOR`] before addresses that are not proven get no replies. A few
+/// nodes may leave the cluster at once, and each costs one or two closes. While the connection is opened again, no direct reply is
+/// published: at 6 times a minute, a few hundred milliseconds each, callers hardly notice.
 pub(super) const CUTS_MAX: usize = 6;
 
-/// For how long the worker publishes nothing to an address over which the broker closed the connection, and this cut counts.
+/// How long a cut (the broker closed the connection over an address) counts. The worker publishes nothing to that address meanwhile.
 pub(super) const COUNTED_FOR: Duration = Duration::from_secs(60);
 
-/// What may be done with a reply to an address.
+/// How a reply to an address may be published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// It may be published beside others.
+    /// Beside other replies.
     Proven,
-    /// It may be published while no other is unconfirmed.
+    /// Alone: while no other reply is unconfirmed.
     Unproven,
-    /// It may not be published.
+    /// Not at all.
     Barred,
 }
 
-/// The nodes of callers that were answered, and the addresses over which the broker closed the connection.
+/// The nodes that confirmed replies, and the addresses over which the broker closed the connection.
 #[derive(Debug, Default)]
 pub(super) struct ProvenNodes {
-    /// One of each node, with the most bits of its numbers that the broker took. Oldest first.
+    /// One process of each node, with the most number bits that the broker accepted. Oldest first.
     proven: VecDeque<Process>,
-    /// With the fewest bits over which the broker closed the connection; 0 if the node is gone. Oldest first. At most
-    /// [`CUTS_MAX`], and one more for each node that was proven.
+    /// Processes with the fewest number bits over which the broker closed the connection; 0 bits if the whole node is gone. Oldest first.
+    /// At most [`CUTS_MAX`], and one more for each proven node.
     cuts: VecDeque<(Process, Instant)>,
 }
 
@@ -63,12 +63,12 @@ impl ProvenNodes {
         }
     }
 
-    /// Whether addresses that are not proven still get replies, by the last moment that was given.
+    /// Whether addresses that are not proven still get replies, at the time of the last call that had a time.
     pub(super) fn has_cuts_left(&self) -> bool {
         self.cuts.len() < CUTS_MAX
     }
 
-    /// The broker took a reply to this process.
+    /// The broker confirmed a reply to this process.
     pub(super) fn confirmed(&mut self, process: Process) {
         if let Some(known) = self.proven.iter_mut().find(|known| known.node == process.node) {
             known.id_bits = known.id_bits.max(process.id_bits);
@@ -81,9 +81,9 @@ impl ProvenNodes {
         self.proven.push_back(process);
     }
 
-    /// The broker closed the connection over a reply to this process, which was alone on it.
+    /// The broker closed the connection over a reply to this process. No other reply was in flight.
     pub(super) fn closed_over(&mut self, process: Process, now: Instant) {
-        // What was proven can only have become wrong because the node is gone, with all its processes.
+        // A proven address fails only because its node is gone, with all its processes.
         let gone = Process { id_bits: 0, serial_bits: 0, ..process };
         let cut = if self.is_proven(process) { gone } else { process };
         self.proven.retain(|known| cut != gone || known.node != process.node);
@@ -167,8 +167,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever writes addresses that a 3.10 broker does not take: the cuts of a minute have a limit, and callers that were
-        /// answered go on.
+        /// Clients may write addresses that a 3.10 broker does not accept. The cuts of a minute stay limited, and proven callers continue
+        /// to get replies.
         #[test]
         fn no_addresses_cost_more_cuts_or_bar_a_proven_caller(
             written in prop::collection::vec((0_u32..200, 1_u32..4, 0_u32..=32, 0_u32..=32), 0..200),

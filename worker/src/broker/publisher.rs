@@ -1,4 +1,4 @@
-//! Publishes the messages about jobs, and says how each of them ended.
+//! Publishes the messages about jobs and returns the outcome of each.
 
 use std::time::{Duration, Instant};
 
@@ -13,22 +13,22 @@ use crate::failpoint;
 /// How a publish ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageOutcome {
-    /// The broker has it: on disk, on a majority for a quorum queue. A direct reply it has passed to the caller, if there
-    /// still is one.
+    /// The broker has stored it: on disk, for a quorum queue on a majority of nodes. A direct reply was passed to the caller, if the caller
+    /// still exists.
     Confirmed,
-    /// No queue takes it. The message is gone.
+    /// The broker found no queue for it. The message is gone.
     Unroutable,
     /// The queue is full and rejects publishes.
     Refused,
-    /// It is larger than the broker takes, and was not sent: the broker would close the channel.
+    /// It is larger than the broker accepts. It was not sent, because the broker would close the channel.
     TooLarge,
-    /// Of a direct reply: its connection was lost over it, with no other reply on its way.
+    /// A direct reply: the connection was lost while it was the only reply in flight.
     ConnectionLost,
-    /// Of a direct reply: it was not published, because the broker closed the connection over such addresses.
+    /// A direct reply that was not published, because the broker closed the connection over such an address.
     Barred,
-    /// Of a direct reply: there is no connection for it, or it was not confirmed in time.
+    /// A direct reply: there was no connection for it, or its confirm did not come in time.
     NoConnection,
-    /// Of a reply: its queue did not confirm it in time. It may have it nevertheless.
+    /// A reply whose queue did not confirm it in time. The queue may have it nevertheless.
     NoConfirm,
 }
 
@@ -45,21 +45,22 @@ impl From<PublishOutcome> for MessageOutcome {
 
 /// The session's publisher. Clones share its channels.
 ///
-/// All but direct replies share one channel. A reply goes over it only if its queue is proven: another queue could hold it up.
+/// All messages except direct replies share one channel. A reply uses that channel only if its queue is proven; another queue could block
+/// it.
 #[derive(Clone, Debug)]
 pub struct Publisher {
     shared: ConfirmedPublisher,
-    /// None if the broker allows no channels for them.
+    /// `None` if the broker allows no channels for them.
     first_replies: Option<FirstReplies>,
-    /// Over a connection of their own.
+    /// Published on a separate connection.
     direct_replies: DirectReplies,
-    /// The largest body that the broker takes, as far as is known.
+    /// The largest body that the broker is known to accept.
     body_max: usize,
 }
 
 impl Publisher {
-    /// `shared` matches returned messages by [`MatchBy::PublishSeq`](vramq_amqp::MatchBy::PublishSeq): identical bodies are
-    /// different messages, or a requeued job would be taken for its earlier attempt.
+    /// `shared` must match returned messages by [`MatchBy::PublishSeq`](vramq_amqp::MatchBy::PublishSeq). Identical bodies can be different
+    /// messages: otherwise a requeued job would be taken for its earlier attempt.
     pub(super) fn new(
         shared: ConfirmedPublisher,
         first_replies: Option<FirstReplies>,
@@ -89,10 +90,10 @@ impl Publisher {
         };
         let queue = first_replies.queue(&message.routing_key);
         let silences = queue.silences();
-        // The replies to a queue keep their order, over whichever channel they go.
+        // The turn keeps the replies to a queue in order, whichever channel they use.
         let turn = queue.turn.lock().await;
         loop {
-            // A reply that waited behind one that was not confirmed ends with it.
+            // The reply before this one was not confirmed, so this one is given up too.
             if queue.silences() != silences {
                 return Ok(MessageOutcome::NoConfirm);
             }
@@ -105,7 +106,7 @@ impl Publisher {
                 Standing::Proven => break,
             }
         }
-        // The next reply is not polled before this one is sent: nothing waits in between.
+        // The channel sends in the order of the calls: the next reply cannot be polled before this one is sent.
         drop(turn);
         queue.publishes();
         let outcome = self.publish_shared(message).await?;
@@ -121,7 +122,7 @@ impl Publisher {
         Ok(outcome)
     }
 
-    /// Whether the shared channel is open. The others carry one message at a time, whose outcome says if its channel is closed.
+    /// Whether the shared channel is open. The other channels carry one message at a time, and its outcome shows if the channel is closed.
     pub(super) fn is_open(&self) -> bool {
         self.shared.is_open()
     }
@@ -132,7 +133,7 @@ impl Publisher {
         self.shared.slowest_confirm().max(of_first.unwrap_or_default())
     }
 
-    /// The broker blocks publishers: it reads nothing from now on.
+    /// The broker blocks publishers and reads nothing from now on.
     pub fn blocked(&self) {
         self.shared.blocked();
         self.first_replies.iter().for_each(FirstReplies::blocked);
@@ -144,7 +145,7 @@ impl Publisher {
         self.first_replies.iter().for_each(FirstReplies::unblocked);
     }
 
-    /// A second has passed in which confirms could be taken: those that are due are not waited for any more.
+    /// Another second has passed in which the broker could send confirms. Ends the wait for those that are overdue.
     pub fn tick(&self) {
         self.shared.tick();
         self.first_replies.iter().for_each(FirstReplies::tick);

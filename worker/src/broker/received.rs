@@ -19,14 +19,14 @@ use crate::publishers::PublisherRules;
 use crate::publishers::direct_address::DIRECT_REPLIES;
 use crate::unix_ms;
 
-/// Timestamps above this are milliseconds: as seconds they would be after the year 5000.
+/// Larger timestamps must be in milliseconds: as seconds they would be after the year 5000.
 const SECONDS_MAX: u64 = 100_000_000_000;
 
-/// A delivery, with the moment at which it came.
+/// A delivery with its time of arrival.
 #[derive(Debug)]
 pub struct ReceivedJob {
     pub delivery: Delivery,
-    /// What is kept of it until it is settled, longer than its body.
+    /// Kept until the job is settled, longer than the body.
     pub summary: Arc<Summary>,
     rules: Arc<PublisherRules>,
 }
@@ -57,34 +57,34 @@ impl ReceivedJob {
         self.delivery.properties.headers().as_ref()
     }
 
-    /// When the job's `expiration` passes, in Unix milliseconds: as an earlier attempt wrote it, else from the property and
-    /// the moment of publishing.
+    /// When the job's `expiration` ends, in Unix milliseconds: as an earlier attempt wrote it, or else computed from the property and the
+    /// publishing time.
     pub fn expires_at_ms(&self) -> Option<u64> {
         let written = self.headers().filter(|_| self.is_from_worker()).and_then(headers::expires_at_ms);
         written.or_else(|| {
             let ttl_ms = self.delivery.properties.expiration().as_ref()?.as_str().parse::<u64>().ok()?;
             let Summary { published_ms, at_ms, .. } = *self.summary;
-            // A timestamp in whole seconds may stand for a moment almost a second later.
+            // A timestamp in whole seconds may be almost a second too early.
             let since = published_ms.map_or(at_ms, |ms| ms.saturating_add(999)).min(at_ms);
             Some(since.saturating_add(ttl_ms))
         })
     }
 
-    /// Whether its `expiration` has passed. The system's clock is asked once, when the job comes: a clock that is set forward later
-    /// ends no job.
+    /// Whether its `expiration` has passed. The system clock is read once, at the delivery: setting the clock forward later does not end a
+    /// job.
     pub fn is_expired(&self) -> bool {
         let held_ms = u64::try_from(self.summary.at.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.expires_at_ms().is_some_and(|at| self.summary.at_ms.saturating_add(held_ms) > at)
     }
 
-    /// Whether a worker published it, or the broker after a delay: only then is what it says of earlier attempts believed. This
-    /// holds while publishers may not write to that exchange.
+    /// Whether a worker published it, or the broker after a delay. Only then are its headers about earlier attempts trusted. This is safe
+    /// as long as publishers may not write to that exchange.
     pub fn is_from_worker(&self) -> bool {
         self.delivery.exchange.as_str() == RETRY_EXCHANGE
     }
 
-    /// Who published it. The broker takes a message with a `user_id` only from that user; a worker that publishes the job again
-    /// repeats it in a header.
+    /// The user who published it. The broker accepts a `user_id` only from that user; a worker that publishes the job again repeats it in a
+    /// header.
     pub fn user(&self) -> Option<String> {
         match self.is_from_worker() {
             true => self.text(USER),
@@ -92,7 +92,7 @@ impl ReceivedJob {
         }
     }
 
-    /// Whose share of the passes it takes; nobody's in particular if its publisher is not known.
+    /// The caller whose share its passes take; `None` if the publisher is not known.
     pub fn caller(&self) -> Option<String> {
         match self.is_from_worker() {
             true => self.text(CALLER),
@@ -105,20 +105,20 @@ impl ReceivedJob {
         text.filter(|text| !text.is_empty())
     }
 
-    /// The revision of the model that the job demands, if it does.
+    /// The model revision that the job demands, if any.
     pub fn model_revision(&self) -> Option<String> {
         self.text(MODEL_REVISION)
     }
 
-    /// Why no reply may be sent to its `reply_to`, if so.
+    /// Why its `reply_to` must not get replies, if it must not.
     pub fn reply_to_fault(&self) -> Option<String> {
         self.rules.reply_to_fault(self.delivery.properties.reply_to().as_ref()?.as_str())
     }
 
-    /// What its headers say, as far as they are believed.
+    /// The headers that are trusted.
     ///
     /// # Errors
-    /// A header that is believed cannot be read.
+    /// A trusted header cannot be read.
     pub fn job_headers(&self) -> Result<JobHeaders, InvalidHeader> {
         match self.headers() {
             None => Ok(JobHeaders::default()),
@@ -127,12 +127,12 @@ impl ReceivedJob {
         }
     }
 
-    /// Whether it has headers of workers that are ignored, because a publisher wrote them.
+    /// Whether it has worker headers that are ignored, because a publisher wrote them.
     pub fn has_ignored_headers(&self) -> bool {
         !self.is_from_worker() && self.headers().is_some_and(JobHeaders::has_of_workers)
     }
 
-    /// What the core decides by.
+    /// The facts by which the core decides.
     pub fn facts(
         &self,
         job: JobKey,
@@ -151,7 +151,7 @@ impl ReceivedJob {
             tag: DeliveryTag(self.delivery.delivery_tag),
             fingerprint: Fingerprint(fingerprint(&self.delivery)),
             redelivered: self.delivery.redelivered,
-            // Where the broker does not count, a header that says so was written by a publisher; it matters to its own job only.
+            // A queue that does not count leaves a header that the publisher may have written. That affects only the publisher's own job.
             delivery_count: table.and_then(headers::delivery_count),
             id: self.summary.id.clone(),
             caller: self.caller(),

@@ -1,12 +1,11 @@
-//! Which reply queues may get replies on the channel that all publishes share, by what they confirmed before. Pure.
+//! Decides from earlier confirms which reply queues may use the channel that all publishes share. Pure.
 //!
-//! RabbitMQ registers a channel with a quorum queue before it publishes the channel's first message there. It waits up to 65 s
-//! for the queue's majority, and reads nothing else from the channel meanwhile. So a reply goes over the shared channel only if
-//! its queue lives: the queue confirmed a reply on that channel before, or on another channel a moment ago.
+//! RabbitMQ registers a channel with a quorum queue before it publishes the channel's first message there. It waits up to 65 s for the
+//! queue's majority, and reads nothing else from the channel meanwhile. So a reply uses the shared channel only if its queue works: the
+//! queue confirmed a reply on that channel before, or on another channel a moment ago.
 //!
-//! A queue that loses its majority later holds up the shared channel, too, once 32 replies to it have no confirm: after 400
-//! further messages to whichever queue, RabbitMQ reads nothing from the connection. So while a queue confirms nothing, it gets no
-//! more than 32.
+//! A queue that loses its majority later blocks the shared channel too, once 32 replies to it are unconfirmed. After 400 further messages
+//! to any queue, RabbitMQ then reads nothing from the connection. So a queue that confirms nothing gets at most 32 replies.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,33 +16,32 @@ use tokio::sync::Notify;
 
 use super::publisher::MessageOutcome;
 
-/// How long a confirm says that a queue lives. Within this time of a confirm on another channel, a reply may go over the shared
-/// one, which registers with the queue then: so a caller with more than ten replies a second gets there. And a queue may have
-/// more than [`UNCONFIRMED_MAX`] replies there; one on a disk that takes longer to write gets them in turns.
+/// How long a confirm shows that a queue works. Within this time of a confirm on another channel, a reply may use the shared channel, which
+/// then registers with the queue. So the replies of a caller with more than ten a second move there. Within this time the queue may also
+/// have more than [`UNCONFIRMED_MAX`] replies there; a queue on a slower disk gets them in turns.
 ///
-/// A queue that falls silent holds up the shared channel only if it got its first reply there, or more than
-/// [`UNCONFIRMED_MAX`], in this time.
+/// A queue that falls silent blocks the shared channel only if, within this time, it got its first reply there, or more than
+/// [`UNCONFIRMED_MAX`].
 const LATELY: Duration = Duration::from_millis(100);
 
-/// The most replies without a confirm on the shared channel, unless the queue confirmed one lately: RabbitMQ's `SOFT_LIMIT`
+/// The most unconfirmed replies to a queue on the shared channel, unless the queue confirmed one lately: RabbitMQ's `SOFT_LIMIT`
 /// (`rabbit_fifo_client.erl`).
 const UNCONFIRMED_MAX: usize = 32;
 
-/// The most queues that are remembered, in each of two generations. A queue that is forgotten costs one more reply on a channel
-/// of its own.
+/// The most queues that are remembered in each of two generations. A forgotten queue costs one more reply on a separate channel.
 const GENERATION_MAX: usize = 2048;
 
-/// Reply queues, those that were used last.
+/// The reply queues that were used most recently.
 #[derive(Debug, Default)]
 pub(super) struct ReplyQueues {
-    /// Used since the last change of generations.
+    /// Queues used since the generations last changed.
     young: HashMap<ShortString, Arc<ReplyQueue>>,
-    /// Used in the generation before, and not since.
+    /// Queues used in the generation before, and not since.
     old: HashMap<ShortString, Arc<ReplyQueue>>,
 }
 
 impl ReplyQueues {
-    /// What is known of a queue.
+    /// The record of a queue; a new one if there is none.
     pub(super) fn of(&mut self, name: &ShortString) -> Arc<ReplyQueue> {
         if let Some(queue) = self.young.get(name) {
             return Arc::clone(queue);
@@ -61,29 +59,30 @@ impl ReplyQueues {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     Proven,
-    /// When the queue has confirmed another one.
+    /// Only after the queue has confirmed another reply.
     Slow,
-    /// On a channel of its own.
+    /// No: it needs a separate channel.
     Unproven,
 }
 
 /// What is known of one reply queue in this session.
 #[derive(Debug, Default)]
 pub(super) struct ReplyQueue {
-    /// Held until a reply is sent on the shared channel, or has ended on a channel of its own: replies keep their order.
+    /// Held until a reply was sent on the shared channel, or has ended on a separate one. This keeps the replies in order.
     pub(super) turn: tokio::sync::Mutex<()>,
     facts: Mutex<Facts>,
-    /// A reply on the shared channel has ended.
+    /// Notified when a reply on the shared channel has ended.
     ended: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Facts {
-    /// The shared channel is registered with it: it confirmed a reply there, and is neither silent nor gone since.
+    /// Whether the shared channel is registered with the queue: the queue confirmed a reply there, and was neither silent nor deleted
+    /// since.
     is_registered: bool,
     /// When it last confirmed a reply.
     confirmed_at: Option<Instant>,
-    /// Replies on the shared channel that have not ended.
+    /// Replies on the shared channel whose outcome is not known yet.
     unconfirmed: usize,
     /// How often it did not confirm a reply.
     silences: u32,
@@ -103,10 +102,10 @@ impl ReplyQueue {
         }
     }
 
-    /// Waits until a slow queue may get a further reply, or is silent.
+    /// Waits until a slow queue may get another reply, or is silent.
     pub(super) async fn wait_while_slow(&self) {
         loop {
-            // It misses nothing from here on.
+            // Notifications from here on are not missed.
             let ended = self.ended.notified();
             if self.standing(Instant::now()) != Standing::Slow {
                 return;
@@ -120,12 +119,12 @@ impl ReplyQueue {
         self.facts().silences
     }
 
-    /// A reply is published on the shared channel.
+    /// Records that a reply is published on the shared channel.
     pub(super) fn publishes(&self) {
         self.facts().unconfirmed += 1;
     }
 
-    /// How that reply ended.
+    /// Records the outcome of a reply on the shared channel.
     pub(super) fn took(&self, outcome: MessageOutcome, now: Instant) {
         let mut facts = self.facts();
         facts.unconfirmed -= 1;
@@ -135,7 +134,7 @@ impl ReplyQueue {
         self.ended.notify_waiters();
     }
 
-    /// How a reply ended on a channel of its own.
+    /// Records the outcome of a reply on a separate channel.
     pub(super) fn took_alone(&self, outcome: MessageOutcome, now: Instant) {
         self.facts().note(outcome, now);
     }
@@ -154,9 +153,9 @@ impl Facts {
                 (self.is_registered, self.confirmed_at) = (false, None);
                 self.silences += 1;
             }
-            // A queue that takes this name later is another one.
+            // A queue with the same name that is declared later is a different one.
             MessageOutcome::Unroutable => (self.is_registered, self.confirmed_at) = (false, None),
-            // It is full, and lives.
+            // The queue is full, but it works.
             _ => {}
         }
     }

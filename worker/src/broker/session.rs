@@ -1,8 +1,8 @@
 //! A session with the broker: one connection that consumes, one that publishes, and their channels.
 //!
-//! The broker may block a connection that publishes (memory or disk alarm), and reads nothing from it then. So acks, cancels and
-//! commands have a connection on which nothing is published. If either connection breaks, the whole session is thrown away
-//! and a new one opened: lapin's own recovery stays off, because it restores consumers without their prefetch.
+//! The broker may block a publishing connection (memory or disk alarm) and reads nothing from it then. So acks, cancels and commands use a
+//! connection on which nothing is published. If either connection breaks, the whole session is replaced by a new one. lapin's own recovery
+//! stays off, because it restores consumers without their prefetch.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,13 +20,13 @@ use super::model_channels::ModelChannels;
 use super::opening::{MissingQueue, OpenChannels, SessionError, SessionPlan, open_further, why_missing};
 use super::publisher::Publisher;
 
-/// How long an orderly close may take; after it the connections are dropped, which has the same effect for our jobs.
+/// How long an orderly close may take. After that the connections are dropped, with the same effect for the jobs.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-/// What [`Session::flush`] waits for: so many of the slowest confirms, at least so long.
+/// The wait in [`Session::flush`], as a multiple of the slowest confirm, and its minimum.
 const FLUSH_CONFIRMS: u32 = 4;
 const FLUSH_MIN: Duration = Duration::from_millis(50);
-/// A disk that stood still for once must not hold up the end of a drain.
+/// The maximum of that wait: one slow disk write must not delay the end of a drain.
 const FLUSH_MAX: Duration = Duration::from_secs(2);
 
 /// Which of the two connections.
@@ -46,7 +46,7 @@ impl Side {
     }
 }
 
-/// What happens to the connections; `None` when one has ended.
+/// Events of the connections; `None` when a connection has ended.
 pub type Events = BoxStream<'static, (Side, Option<Event>)>;
 
 /// An open session.
@@ -55,19 +55,19 @@ pub struct Session {
     publishing: Arc<Connection>,
     /// Whether exchanges are declared, or only checked.
     declare: bool,
-    /// In confirm mode; all that is published about jobs goes through it.
+    /// In confirm mode. All messages about jobs are published with it.
     pub publisher: Publisher,
     direct_replies: DirectReplies,
     /// In the order of the models.
     channels: Vec<ModelChannels>,
-    /// Further queues that could not be consumed when it was opened, and why; given once.
+    /// Further queues that could not be consumed when the session was opened, and why, until they are taken.
     missing: Vec<MissingQueue>,
-    /// Channels of the control plane, until they are taken; none if the broker allows none.
+    /// Channels of the control plane, until they are taken; `None` if the broker allows none.
     aux: Option<AuxParts<Channel>>,
     pub events: Events,
 }
 
-/// One of something for each part of the control plane.
+/// One value for each part of the control plane.
 #[derive(Debug)]
 pub struct AuxParts<T> {
     pub heartbeats: T,
@@ -89,10 +89,10 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// Opens a session with a host of the broker's; if that swallows a frame, with the next one.
+    /// Opens a session with one of the broker's hosts. If a host does not answer a frame, tries the next one.
     ///
     /// # Errors
-    /// [`SessionError`] of the last host that was tried; nothing stays open.
+    /// [`SessionError`] of the last host that was tried; no connection stays open.
     pub async fn open(plan: SessionPlan<'_>) -> Result<Self, SessionError> {
         let mut hosts = plan.broker.url.in_turn();
         let mut last = hosts.next().unwrap_or_else(|| plan.broker.url.clone());
@@ -107,8 +107,8 @@ impl Session {
         }
     }
 
-    /// Connects, and declares or checks the topology of each model. The control plane's channels come last: if the broker allows
-    /// none, the next sessions do without.
+    /// Connects, and declares or checks the topology of each model. The control plane's channels are opened last: if the broker allows
+    /// none, later sessions work without them.
     async fn open_at(address: &Address, plan: SessionPlan<'_>) -> Result<Self, SessionError> {
         let SessionPlan { broker, worker, body_max, direct_replies, .. } = plan;
         let consuming = connect(address, &format!("vramq-worker {worker}")).await?;
@@ -125,7 +125,7 @@ impl Session {
         let OpenChannels { publisher, models, missing, aux } = match opened {
             Ok(opened) => opened,
             Err(error) => {
-                // lapin keeps a connection that is only dropped for as long as the host sends heartbeats.
+                // A dropped connection would stay open in lapin as long as the host sends heartbeats.
                 join(close(&consuming, Side::Consuming), close(&publishing, Side::Publishing)).await;
                 return Err(error);
             }
@@ -163,7 +163,7 @@ impl Session {
         std::mem::take(&mut self.missing)
     }
 
-    /// Looks for a further queue. The channel to consume it on, or why it cannot be consumed.
+    /// Checks a further queue. Returns a channel for consuming it, or why it cannot be consumed.
     pub fn look_for(
         &self,
         model: ModelIndex,
@@ -177,7 +177,7 @@ impl Session {
         }
     }
 
-    /// Whether both connections and all channels are open without which a model has no jobs.
+    /// Whether both connections are open, and all channels without which a model receives no jobs.
     pub fn is_whole(&self) -> bool {
         self.consuming.status().connected()
             && self.publishing.status().connected()
@@ -205,10 +205,10 @@ impl Session {
         })
     }
 
-    /// Waits until the broker's queues have all acks. RabbitMQ 3.10 hands 32 of them on to a quorum queue
-    /// (`quorum_commands_soft_limit`), and the rest, all at once, when the first of these are on disk; if the connection
-    /// closes before, it forgets the rest. It does not say when that is. But it confirms publishes when they are on disk,
-    /// so the time that these took is the time to wait.
+    /// Waits until the broker's queues have received all acks. RabbitMQ 3.10 passes 32 acks on to a quorum queue
+    /// (`quorum_commands_soft_limit`), and the others together once the first ones are on disk. If the connection closes before, it loses
+    /// the others. The broker does not report that moment. But it confirms publishes once they are on disk, so the time of these confirms
+    /// is the time to wait.
     pub fn flush(&self) -> impl Future<Output = ()> + Send + use<> {
         let synced = |_| self.channels.iter().map(ModelChannels::synced).collect::<Vec<_>>();
         let [before, after] = [(); 2].map(synced);
@@ -217,10 +217,10 @@ impl Session {
             let flushing = async {
                 join_all(before).await;
                 tokio::time::sleep(written).await;
-                // And it has handed on what it held back.
+                // By now the broker has passed on the acks that it held back.
                 join_all(after).await;
             };
-            // A session that is lost has nothing to flush.
+            // An error means that the session is lost, and there is nothing to flush.
             let _ = tokio::time::timeout(CLOSE_MAX + written, flushing).await;
         }
     }
@@ -233,7 +233,7 @@ impl Session {
 
 async fn close(connection: &Connection, side: Side) {
     let connection_name = side.as_str();
-    // A broker that blocks publishers reads nothing from us, and would never answer.
+    // A broker that blocks publishers reads nothing from this connection, and would never answer.
     match tokio::time::timeout(CLOSE_MAX, connection.close(200, "bye".into())).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(connection_name, %error, "close connection"),
@@ -254,7 +254,7 @@ fn events_of(connection: &Connection, side: Side) -> BoxStream<'static, (Side, O
     listener.map(move |event| (side, Some(event))).chain(ended).boxed()
 }
 
-/// Whether an error is that of one channel, and concerns no other. `why` is the broker's text, if it gave one.
+/// Why a channel was closed, if the error concerns only that channel: the broker's text, or lapin's.
 pub fn why_closed(error: &lapin::Error) -> Option<String> {
     match error.kind() {
         lapin::ErrorKind::ProtocolError(answer) if error.is_amqp_soft_error() => {
@@ -265,15 +265,15 @@ pub fn why_closed(error: &lapin::Error) -> Option<String> {
     }
 }
 
-/// The largest body that the broker takes, if an error says that one was larger. It has no other way to tell.
+/// The largest body that the broker accepts, if the error says that one was larger. The broker reports this limit in no other way.
 pub fn message_size_max(error: &lapin::Error) -> Option<usize> {
     let lapin::ErrorKind::ProtocolError(answer) = error.kind() else { return None };
     let (_, rest) = answer.get_message().as_str().split_once("is larger than configured max size ")?;
     rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// How long the broker lets a consumer hold a delivery, if an error says that one was held for longer. It has no other way to
-/// tell.
+/// How long the broker lets a consumer hold a delivery, if the error says that one was held for longer. The broker reports this limit in no
+/// other way.
 pub fn consumer_timeout(error: &lapin::Error) -> Option<Duration> {
     let lapin::ErrorKind::ProtocolError(answer) = error.kind() else { return None };
     let (_, rest) = answer.get_message().as_str().split_once("timed out. Timeout value used: ")?;

@@ -12,17 +12,17 @@ use vramq_schemas::topology::{
 use crate::config::{BrokerConfig, QueueType};
 use crate::model::Model;
 
-/// Priorities of a classic job queue, 0 to 9: each costs the broker a queue of its own, and more than ten help nobody.
+/// Priorities of a classic job queue are 0 to 9. Each costs the broker an internal queue, and more than ten are not useful.
 const CLASSIC_PRIORITY_MAX: i64 = 9;
 
-/// How often the broker may deliver a job before it dead-letters it itself. RabbitMQ 4 has this default for quorum queues;
-/// set explicitly so that 3.x does the same. The poison policy handles jobs long before; this limit is for those that kill a
-/// worker before it can count them.
+/// How many times the broker delivers a job before it dead-letters it. This is RabbitMQ 4's default for quorum queues, set explicitly so
+/// that 3.x behaves the same. The poison policy handles most jobs long before; this limit is for jobs that kill a worker before it can
+/// count them.
 const DELIVERY_LIMIT: i64 = 20;
 
-/// Looking at dead letters must not destroy them, and workers count the crashes of jobs in quarantine themselves. RabbitMQ 4
-/// takes -1 for "no limit" and has 20 by default; 3.10 takes -1 too, and then drops a message when it is first given back. A
-/// limit that is never reached means the same on both.
+/// A limit that is never reached. Viewing dead letters must not delete them, and workers themselves count the crashes of quarantined jobs.
+/// -1 does not work everywhere: RabbitMQ 4 (whose default is 20) reads it as no limit, but 3.10 then drops a message when it is first given
+/// back.
 const NO_DELIVERY_LIMIT: i64 = i32::MAX as i64;
 
 const LENGTH: &str = "x-max-length";
@@ -32,7 +32,7 @@ const REJECT_PUBLISH: &str = "reject-publish";
 /// Why the topology cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
-    /// It exists with other arguments, or may not be declared. Nothing was changed.
+    /// The queue or exchange exists with other arguments, or may not be declared. Nothing was changed.
     #[error(
         "{what} `{name}` cannot be used: {broker}. Delete it if it is empty, set [broker] to what it is, or set \
          declare = false to take the broker's queues as they are"
@@ -54,8 +54,7 @@ impl TopologyError {
     }
 }
 
-/// A further queue of a model, as its workers declare it, or check that it is there. It gets no binding: who publishes there, and
-/// through which exchange, is for its owner to say.
+/// A further queue of a model. Workers declare it or check that it exists, but bind it to no exchange: that is up to its owner.
 #[derive(Clone, Debug)]
 pub struct FurtherQueue {
     pub name: ShortString,
@@ -64,7 +63,7 @@ pub struct FurtherQueue {
 }
 
 impl FurtherQueue {
-    /// Those of a model, in their order. The model's dead letter queue has to be there.
+    /// The further queues of a model, in order. The model's dead letter queue must already exist.
     pub fn of(broker: &BrokerConfig, model: &Model) -> Vec<Self> {
         let of = |queue: &QueueFacts| Self {
             name: queue.name.as_str().into(),
@@ -75,16 +74,16 @@ impl FurtherQueue {
     }
 
     /// # Errors
-    /// [`TopologyError`], with the broker's text. It has closed the channel then.
+    /// [`TopologyError`], with the broker's text. The broker has closed the channel then.
     pub async fn declare(&self, channel: &Channel) -> Result<(), TopologyError> {
         queue(channel, self.passive, self.name.as_str(), self.arguments.clone()).await
     }
 }
 
-/// Declares exchanges and the queues of a model but its further ones, or, with `declare = false`, checks that they are there.
+/// Declares the exchanges and the queues of a model, without its further queues; or checks that they exist, with `declare = false`.
 ///
 /// # Errors
-/// [`TopologyError`], with the broker's text on what differs.
+/// [`TopologyError`], with the broker's text about the difference.
 pub async fn declare(
     connection: &Connection,
     broker: &BrokerConfig,
@@ -96,7 +95,7 @@ pub async fn declare(
     for name in [JOBS_EXCHANGE, RETRY_EXCHANGE, DEAD_EXCHANGE] {
         exchange(&channel, broker, name, ExchangeKind::Direct).await?;
     }
-    // The dead letters first: a job queue must have somewhere to dead-letter to.
+    // Dead letters first: the target of a job queue's dead letters must exist.
     queue(&channel, !broker.declare, &dead_queue(key), dead_arguments(broker)).await?;
     queue(&channel, !broker.declare, &jobs_queue(key), job_arguments(broker, key)).await?;
     queue(&channel, !broker.declare, &bulk_queue(key), bulk_arguments(broker, key)).await?;
@@ -117,7 +116,7 @@ pub async fn declare(
         }
         bind(&channel, &dead_queue(key), DEAD_EXCHANGE, key).await?;
     }
-    // Best effort: the connection's close would do it too.
+    // Best effort: closing the connection closes the channel too.
     let _ = channel.close(200, "declared".into()).await;
     Ok(())
 }
@@ -177,9 +176,9 @@ fn job_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
     arguments
 }
 
-/// As the jobs, from which they come, but without a length: what is published here was taken from a queue that has one. Workers
-/// move none here while it holds `broker.queue_length_max`. `x-overflow` stays: RabbitMQ dead-letters from a quorum queue at least
-/// once only if that is `reject-publish`, and falls back to at most once otherwise.
+/// The arguments of the job queue, without a length limit: messages here come from a queue that has one. Workers move no more jobs here
+/// once it holds `broker.queue_length_max`. `x-overflow` is kept: RabbitMQ dead-letters from a quorum queue at least once only if it is
+/// `reject-publish`, and otherwise at most once.
 fn bulk_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
     let of_jobs = job_arguments(broker, key);
     let kept = of_jobs.into_iter().filter(|(name, _)| name.as_str() != LENGTH);
@@ -188,8 +187,8 @@ fn bulk_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
         .into()
 }
 
-/// As the bulk queue, but delivered as often as it takes, and without priorities: workers count the crashes of these jobs, and
-/// take one at a time.
+/// The arguments of the bulk queue, with unlimited deliveries and without priorities. Workers count the crashes of these jobs, and take one
+/// at a time.
 fn quarantine_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
     let mut arguments = typed(broker);
     dead_letters(&mut arguments, broker, key);
@@ -200,7 +199,7 @@ fn quarantine_arguments(broker: &BrokerConfig, key: &str) -> FieldTable {
     arguments
 }
 
-/// Quorum queues whatever the others are: classic ones drop a message whose queue is full when it comes back.
+/// Always quorum queues. Classic ones would drop a message if its queue is full at the end of the delay.
 fn delay_arguments(key: &str, ms: u64) -> FieldTable {
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), text(QueueType::Quorum.as_str()));
@@ -212,13 +211,13 @@ fn delay_arguments(key: &str, ms: u64) -> FieldTable {
     arguments
 }
 
-/// What the broker itself takes out of a queue becomes a dead letter: jobs that expire, that were delivered too often, or that a
+/// Everything that the broker itself removes from a queue becomes a dead letter: jobs that expire, that were delivered too often, or that a
 /// worker rejects.
 fn dead_letters(arguments: &mut FieldTable, broker: &BrokerConfig, key: &str) {
     arguments.insert("x-dead-letter-exchange".into(), text(DEAD_EXCHANGE));
     arguments.insert("x-dead-letter-routing-key".into(), text(key));
     if broker.queue_type == QueueType::Quorum {
-        // They arrive even if the broker fails on the way.
+        // So that dead letters arrive even if the broker fails while it moves them.
         arguments.insert("x-dead-letter-strategy".into(), text("at-least-once"));
     }
 }

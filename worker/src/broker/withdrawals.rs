@@ -1,4 +1,4 @@
-//! Receives withdrawals, by which callers take their jobs back. Works with and without operators' commands.
+//! Receives withdrawals, by which callers cancel their own jobs. Works with and without operators' commands.
 
 use futures_util::StreamExt as _;
 use lapin::message::Delivery;
@@ -14,20 +14,20 @@ use vramq_schemas::withdrawal::{TYPE, WITHDRAWAL_BYTES_MAX, Withdrawal};
 
 use super::aux_channel::{AuxChannel, is_over};
 
-/// Withdrawals that wait for the event loop. While it is busy the others wait at the broker.
+/// The most withdrawals that wait for the event loop. Further ones wait at the broker.
 const WITHDRAWALS_MAX: usize = 64;
 
-/// Withdrawals that the broker keeps for this worker: some seconds' worth of the most that one gateway repeats. Of more, it
-/// drops the oldest; callers repeat what still matters.
+/// The most withdrawals that the broker keeps for this worker: some seconds of the largest repeat rate of a gateway. Beyond that it drops
+/// the oldest; callers repeat those that still matter.
 const QUEUE_LENGTH_MAX: i64 = 10_000;
 
-/// And their bytes, whatever is published there.
+/// The most bytes of these withdrawals.
 const QUEUE_BYTES_MAX: i64 = 16 * 1024 * 1024;
 
 /// The longest id of a job: AMQP's short string.
 const ID_BYTES_MAX: usize = 255;
 
-/// Withdrawals on their way from the broker: so few that the worker takes a flood at its own pace.
+/// The most withdrawals delivered ahead, so that the worker takes a flood at its own pace.
 const PREFETCH: u16 = 64;
 
 /// A channel for withdrawals on their way to the event loop.
@@ -68,9 +68,9 @@ async fn serve(
     while let Some(delivery) = consumer.next().await {
         let delivery = delivery?;
         match read(&delivery) {
-            // An `Err`: the session is over, which ends this task.
+            // An `Err` means that the session is over, which also ends this task.
             Some(withdrawn) => drop(withdrawals.send(withdrawn).await),
-            // At debug: a flood of what cannot be read must not fill the log as well.
+            // At debug level, so that a flood of unreadable messages does not fill the log.
             None => tracing::debug!(bytes = delivery.data.len(), "ignored an unreadable withdrawal"),
         }
         delivery.acker.ack(BasicAckOptions::default()).await?;
@@ -85,7 +85,7 @@ fn read(delivery: &Delivery) -> Option<Withdrawn> {
         return None;
     }
     let withdrawal: Withdrawal = serde_json::from_slice(&delivery.data).ok()?;
-    // No job has a longer id, and the worker would remember it for an hour.
+    // No job has a longer id, and the worker would remember the withdrawal for an hour.
     if withdrawal.job.len() > ID_BYTES_MAX {
         return None;
     }

@@ -42,10 +42,10 @@ impl QueueType {
 /// Jobs that may wait in a queue before publishes are rejected.
 const QUEUE_LENGTH_MAX_DEFAULT: u32 = 100_000;
 
-/// A broker that starts together with its workers is up within this.
+/// A broker that starts together with its workers is ready within this time.
 const CONNECT_S_DEFAULT: u32 = 30;
 
-/// 16 MiB, the largest reply, at half a megabyte a second; and several elections of a quorum queue's leader.
+/// Enough for 16 MiB, the largest reply, at half a megabyte a second, and for several leader elections of a quorum queue.
 const CONFIRM_S_DEFAULT: u32 = 30;
 
 pub(super) fn broker(mut section: Section) -> Option<BrokerConfig> {
@@ -85,7 +85,7 @@ pub(super) fn broker(mut section: Section) -> Option<BrokerConfig> {
     Some(BrokerConfig { url: url?, connect, declare, queue_type, queue_length_max, confirm_s, control })
 }
 
-/// The text of the file with the certificates that a private authority has.
+/// The text of the file with a private authority's certificates.
 fn certificates(section: &mut Section) -> Option<String> {
     let file = section.take::<String>("ca")?;
     let fault = match std::fs::read_to_string(&file) {

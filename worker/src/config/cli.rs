@@ -106,8 +106,7 @@ pub struct Options {
     pub gpu: Option<Gpu>,
 }
 
-/// Whether the standard's variables name a collector of spans. Where it is, and all else about it, OpenTelemetry's SDK reads
-/// from them itself.
+/// Whether OpenTelemetry's standard variables configure a collector of spans. Its SDK reads the details from them itself.
 pub fn has_span_collector() -> bool {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let disabled = std::env::var("OTEL_SDK_DISABLED").is_ok_and(|value| value.eq_ignore_ascii_case("true"));
@@ -115,7 +114,7 @@ pub fn has_span_collector() -> bool {
 }
 
 impl Options {
-    /// Reads the file and everything over it.
+    /// Reads the file, the environment and the flags.
     ///
     /// # Errors
     /// All faults of the configuration.
@@ -163,7 +162,7 @@ impl Options {
     }
 }
 
-/// The folder of a file. A bare name lies in the current folder: its parent is the empty path, which is not a folder.
+/// The folder of a file. For a bare name that is the current folder: its parent is the empty path, which is not a folder.
 fn folder_of(file: &Path) -> &Path {
     file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

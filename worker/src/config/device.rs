@@ -14,7 +14,7 @@ use crate::engine::encoder::ComputeType;
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
     pub kind: DeviceKind,
-    /// Several GPUs: a worker is started for each (`app/supervisor.rs`), and `kind` speaks of the first.
+    /// If several GPUs are configured, a worker is started for each (`app/supervisor.rs`). `kind` then describes the first.
     pub gpus: Option<Gpus>,
     /// Bytes of it that stay free.
     pub reserve: u64,
@@ -58,11 +58,10 @@ pub struct CpuConfig {
     pub file: Option<PathBuf>,
 }
 
-/// Kept free on a CPU device for what is not counted: allocator rounding, other tenants' small change.
+/// Kept free on a CPU device for memory that is not counted, such as allocator rounding.
 const CPU_RESERVE_MIB_DEFAULT: u32 = 64;
 
-/// The same on a GPU, where code that is loaded when it is first used comes to it, and where a pool takes memory of the system in
-/// pieces of 32 MiB.
+/// The same on a GPU. It must also hold code that is loaded at its first use, and the pool's allocations come in pieces of 32 MiB.
 const CUDA_RESERVE_MIB_DEFAULT: u32 = 256;
 
 /// The CPU device's memory by default: room for a small encoder and dozens of jobs on any host.
@@ -86,13 +85,14 @@ pub(super) fn device(mut section: Section) -> DeviceConfig {
         }
         None => has_cuda,
     };
-    // Both are read, so that faults in the one that is not used are reported as well.
+    // Reads both, to report faults in the unused one too.
     let (cpu, cuda) = (cpu(section.section("cpu")), cuda(section.section("cuda")));
     section.finish();
     if is_cuda { cuda } else { cpu }
 }
 
-/// Refuses a type that the configured device never computes in. Whether this machine can is known when the device is opened.
+/// Rejects a type that the configured device never computes in. Whether this machine supports a type is known only when the device is
+/// opened.
 pub(super) fn check_types(root: &Section, models: &[ModelConfig], device: &DeviceKind) {
     for model in models {
         let is_f16 = matches!(model.engine, EngineConfig::Encoder { dtype: ComputeType::F16, .. });
@@ -121,7 +121,7 @@ fn cpu(mut section: Section) -> DeviceConfig {
     DeviceConfig { kind, gpus: None, reserve, fault, kernels: None }
 }
 
-/// Where locks of GPUs are unless `file` is set: in memory, and open to all users of the machine.
+/// The folder of GPU locks if `file` is not set: in memory, and writable by all users of the machine.
 const LOCKS: &str = "/dev/shm";
 
 fn cuda(mut section: Section) -> DeviceConfig {
@@ -145,7 +145,7 @@ fn cuda(mut section: Section) -> DeviceConfig {
     DeviceConfig { kind, gpus, reserve, fault, kernels }
 }
 
-/// A folder of the user's for what can be made again.
+/// The user's folder for files that can be created again.
 fn default_kernels() -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let caches = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));

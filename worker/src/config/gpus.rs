@@ -9,7 +9,7 @@ use super::section::{FromValue, Section};
 use super::{Config, DeviceKind};
 use crate::device::cuda::{Found, Lock, Which};
 
-/// GPUs that have a worker process of their own each.
+/// GPUs that each get their own worker process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gpus {
     /// All that the driver lists.
@@ -18,11 +18,10 @@ pub enum Gpus {
     These(Vec<Which>),
 }
 
-/// One of several GPUs, as a process learns it that was started for it. By its UUID: when a GPU fails, the places of those
-/// after it may change.
+/// The GPU of a process that is one of several. Identified by its UUID, because indices may change when a GPU fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its place in the driver's order when the first process was started.
+    /// Its index in the driver's order when the first process was started.
     pub ordinal: usize,
     pub uuid: String,
 }
@@ -50,7 +49,7 @@ impl FromStr for Gpu {
 }
 
 impl Config {
-    /// The same for the worker on one of its GPUs, with a name of its own.
+    /// The configuration of the worker on one of its GPUs, which has its own name.
     #[must_use]
     pub fn on(mut self, gpu: &Gpu) -> Self {
         self.name = format!("{}-{}", self.name, gpu.ordinal);
@@ -65,7 +64,7 @@ impl Config {
     }
 }
 
-/// The keys `index` and `uuid` of `device.cuda`. Where these are several GPUs, the first comes alone as well.
+/// Reads the keys `index` and `uuid` of `device.cuda`. Returns the first GPU, and all of them if there are several.
 pub(super) fn gpus(section: &mut Section) -> (Which, Option<Gpus>) {
     let indices = section.take::<Indices>("index").map(|Indices(gpus)| ("index", gpus));
     let uuids = section.take::<Uuids>("uuid").map(|Uuids(gpus)| ("uuid", gpus));
@@ -84,7 +83,7 @@ pub(super) fn gpus(section: &mut Section) -> (Which, Option<Gpus>) {
     (first, several.then_some(gpus))
 }
 
-/// Places in the driver's order.
+/// Indices in the driver's order.
 struct Indices(Gpus);
 
 impl FromValue for Indices {
@@ -98,7 +97,7 @@ impl FromValue for Indices {
     }
 }
 
-/// UUIDs, or the starts of them.
+/// UUIDs or prefixes of UUIDs.
 struct Uuids(Gpus);
 
 impl FromValue for Uuids {
@@ -115,7 +114,7 @@ impl FromValue for Uuids {
     }
 }
 
-/// One value or a list; in the environment and on the command line a list has commas. None if it is empty or one is wrong.
+/// Reads one value or a list; in text form, commas separate a list. `None` if it is empty or a value is wrong.
 fn each(value: Value, read: impl Fn(Value) -> Option<Which>) -> Option<Gpus> {
     let values = match value {
         Value::Array(values) => values,

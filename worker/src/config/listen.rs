@@ -5,24 +5,24 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// The port that OpenTelemetry has for Prometheus to scrape, and room for as many workers as a machine has devices, twice.
+/// From the port that OpenTelemetry assigns to Prometheus on, twice as many ports as a machine usually has devices.
 pub const DEFAULT: &str = "127.0.0.1:9464-9495";
 
 /// An address and its ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listen {
     pub ip: IpAddr,
-    /// 0 alone: any that the system has.
+    /// `0..=0`: any free port.
     pub ports: RangeInclusive<u16>,
 }
 
 impl Listen {
-    /// Whether several ports would do: nobody has asked for one in particular.
+    /// Whether any of several ports is acceptable.
     pub fn is_range(&self) -> bool {
         self.ports.start() < self.ports.end()
     }
 
-    /// Whether a second worker would find it taken.
+    /// Whether a second worker with the same setting would fail.
     pub fn is_one_port(&self) -> bool {
         !self.is_range() && *self.ports.start() != 0
     }

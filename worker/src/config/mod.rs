@@ -57,27 +57,27 @@ pub struct Config {
     pub large_turn: Duration,
     pub poison: PoisonPolicy,
     pub failpoint: Option<Failpoint>,
-    /// Where it keeps what it learned; nowhere, if there is no folder.
+    /// Where learned state is kept; `None` if there is no folder.
     pub state: Option<PathBuf>,
     pub pressure: PressureConfig,
     /// Bytes of host memory that the bodies of unacknowledged jobs may take.
     pub host_memory: u64,
-    /// Bytes of host memory that inputs may take that are fetched from stores. None without stores.
+    /// Bytes of host memory for inputs that are fetched from stores. Zero without stores.
     pub fetch_memory: u64,
     pub stores: Vec<StoreConfig>,
     pub device: DeviceConfig,
     pub publishers: PublisherRules,
-    /// Callers with figures of their own in the metrics.
+    /// The most callers with separate series in the metrics.
     pub callers_max: usize,
     /// At least one.
     pub models: Vec<ModelConfig>,
 }
 
-/// When a device that is nearly full makes the worker restart.
+/// When the worker restarts because the device is nearly full.
 #[derive(Clone, Copy, Debug)]
 pub struct PressureConfig {
     pub percent: u8,
-    /// Zero: never.
+    /// Zero disables the restart.
     pub tolerated: Duration,
 }
 
@@ -85,13 +85,13 @@ pub struct PressureConfig {
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
     pub name: String,
-    /// Routing key of its jobs, and the end of its queues' names.
+    /// Routing key of its jobs, and suffix of its queues' names.
     pub key: String,
     /// Where its jobs come from: first its own queue.
     pub queues: Vec<QueueFacts>,
     pub engine: EngineConfig,
     pub reply_queue: String,
-    /// Routing key of jobs that have no room on this device even alone.
+    /// Routing key for jobs of which not even one item fits this device.
     pub larger: Option<String>,
     pub job_items: u32,
     /// The most tokens of a pass; `None`: the engine's choice, or a default.
@@ -103,7 +103,7 @@ pub struct ModelConfig {
     pub body_max: u64,
     /// Bytes that the replies to a job may take together.
     pub reply_max: u64,
-    /// Bytes that the inputs may take together that a job refers to.
+    /// The most bytes of all fetched inputs of a job.
     pub fetch_max: u64,
     pub outputs: Option<OutputConfig>,
 }
@@ -113,14 +113,14 @@ pub struct ModelConfig {
 pub enum EngineConfig {
     /// The built-in text encoder, and the type that it computes in.
     Encoder { source: Source, dtype: ComputeType },
-    /// Answers each input with itself: for trying the message path and for measuring it.
+    /// Returns each input as its output, for trying out and measuring the message path.
     Echo,
-    /// A program of the user's own, in processes of its own.
+    /// A user's program in separate processes.
     Process(Box<ProcessConfig>),
 }
 
 impl EngineConfig {
-    /// That this machine lacks the folder of the key `path`.
+    /// A text saying that the folder in the key `path` does not exist on this machine, if so.
     pub fn missing_folder(&self) -> Option<String> {
         match self {
             Self::Encoder { source: Source::Folder(folder), .. } if !folder.is_dir() => {
@@ -131,7 +131,7 @@ impl EngineConfig {
     }
 }
 
-/// A configuration that cannot be used, with everything that is wrong with it.
+/// All faults of a configuration that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid(pub Vec<ConfigFault>);
 
@@ -145,8 +145,8 @@ impl fmt::Display for Invalid {
 impl std::error::Error for Invalid {}
 
 impl Config {
-    /// Reads a configuration from a file's text and from `KEY = value` pairs that go over it, later ones over
-    /// earlier ones. `broker.url` and the like are dotted paths into the file.
+    /// Reads a configuration from a file's text and `KEY = value` pairs that override it, in their order. Keys such as `broker.url` are
+    /// dotted paths into the file.
     ///
     /// # Errors
     /// Every fault, not only the first.
@@ -154,7 +154,7 @@ impl Config {
         Self::read_in(Path::new("."), file, overrides)
     }
 
-    /// The same for a file in a folder: programs run in it unless they say otherwise.
+    /// The same for a file in `folder`, which is also the default working folder of programs.
     ///
     /// # Errors
     /// As for [`read`](Self::read).
@@ -177,7 +177,7 @@ impl Config {
                 faults.add(path, what);
             }
         }
-        // An `Err`: there is no working folder, which the reading of the program's configuration reports.
+        // An `Err` means that there is no working folder. Reading the program's configuration reports that.
         let folder = std::path::absolute(folder).unwrap_or_default();
         let place = Place { folder, scratch: std::env::temp_dir() };
         let config = read::config(Section::root(table, faults.clone()), &place);
@@ -189,8 +189,7 @@ impl Config {
     }
 }
 
-/// What is wrong with a file, and where. Not as the error itself would show it, which is with the line: there may be a password
-/// in it.
+/// What is wrong with a TOML file, and where. The error's own text would quote the line, which may contain a password.
 fn place_of(error: &toml::de::Error, text: &str) -> String {
     let what = error.message().trim_end().replace('\n', ", ");
     let Some(before) = error.span().and_then(|span| text.get(..span.start)) else { return what };
@@ -265,7 +264,7 @@ mod tests {
         for key in expected {
             assert!(keys.contains(&key), "{key} not in {keys:?}");
         }
-        // With other faults it is told what this machine lacks. Another machine may have it: by itself it is no fault.
+        // A missing folder is reported only together with other faults: the model may run on another machine.
         let lacking = Some("[model.m]\npath = '/no/such/folder'");
         let Invalid(faults) = Config::read(lacking, &pairs(&[("broker.connect_s", "many")])).unwrap_err();
         let mut texts: Vec<_> = faults.iter().map(ToString::to_string).collect();
@@ -279,7 +278,7 @@ mod tests {
         );
         let config = Config::read(lacking, &[]).unwrap();
         assert!(config.models[0].engine.missing_folder().is_some());
-        // The models are there: their faults say what is wrong with each.
+        // The models exist, so only the faults of each are reported.
         assert!(!keys.contains(&"model"), "{keys:?}");
     }
 
@@ -335,7 +334,7 @@ mod tests {
             let empty = Config::read(empty, &[]).unwrap_err().to_string();
             assert!(empty.contains("[model.NAME]"), "{empty}");
         }
-        // What is there is wrong, and that is all there is to say.
+        // Only the wrong value is reported, not that no model was found as well.
         for (file, key) in [("model = 'models/x'", "model"), ("[model]\nminilm = 'models/x'", "model.minilm")]
         {
             let Invalid(faults) = Config::read(Some(file), &[]).unwrap_err();

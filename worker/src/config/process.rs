@@ -9,7 +9,7 @@ use vramq_schemas::topology::check_model_name;
 use super::EngineConfig;
 use super::section::Section;
 
-/// Keys whose values are not texts. A flag or an environment variable gives them as text.
+/// Keys whose values are not strings. Flags and environment variables give them as strings.
 const NOT_TEXTS: [&str; 10] = [
     "command",
     "instances",
@@ -23,7 +23,7 @@ const NOT_TEXTS: [&str; 10] = [
     "host_memory_mib",
 ];
 
-/// Reads what is left of a model's section: the keys of every model have been taken out.
+/// Reads the rest of a model's section, without the keys that every model has.
 pub(super) fn engine(name: &str, key: &str, section: Section, place: &Place) -> Option<EngineConfig> {
     let faults = section.faults();
     let mut table = section.into_rest();
@@ -50,7 +50,7 @@ pub(super) fn engine(name: &str, key: &str, section: Section, place: &Place) -> 
     }
 }
 
-/// A text that is TOML for another type becomes that.
+/// Replaces a string that is TOML of another type by its value.
 fn as_toml(table: &mut Table, key: &str) {
     let Some(Value::String(text)) = table.get(key) else { return };
     let Ok(mut parsed) = format!("value = {text}").parse::<Table>() else { return };

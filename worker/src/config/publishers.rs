@@ -3,14 +3,14 @@
 use super::section::Section;
 use crate::publishers::{Pattern, PublisherRules};
 
-/// Each delivery is compared with all of them.
+/// Limited, because each delivery is compared with all of them.
 const PATTERNS_MAX: usize = 64;
 const TENANT_USERS_MAX: usize = 64;
 
 /// The longest name of a queue or user.
 const NAME_BYTES_MAX: usize = 255;
 
-/// Each caller has a dozen series, of every worker. Ten thousand are more than a page of metrics should have.
+/// Each caller has about a dozen series on every worker. Metrics pages should not have more than ten thousand callers.
 const CALLERS_DEFAULT: u32 = 100;
 const CALLERS_MAX: u32 = 10_000;
 

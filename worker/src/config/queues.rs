@@ -12,17 +12,17 @@ use super::section::{FromValue, Section};
 
 const KEY: &str = "queues";
 
-/// Queues of a model. Each takes at least a slot, and is counted every second.
+/// The most queues of a model. Each takes at least one slot, and is counted every second.
 const QUEUES_MAX: usize = 8;
 
 /// AMQP's short string.
 const NAME_BYTES_MAX: usize = 255;
 
-/// Names with this start belong to vramq; those with the other, to RabbitMQ.
+/// Names that start with this belong to vramq; those with the next, to RabbitMQ.
 const OURS: &str = "vramq.";
 const BROKERS: &str = "amq.";
 
-/// Queues with their weights, as they are written; `None`: no number.
+/// Queues with their weights in the order of the configuration; `None` if a weight is not a number.
 struct Weights(Vec<(String, Option<u32>)>);
 
 impl FromValue for Weights {
@@ -46,8 +46,8 @@ impl FromValue for Weights {
     }
 }
 
-/// Reads `queues` of a model with this routing key. The model's own queue comes first, named or not: all that is to be tried again
-/// comes there.
+/// Reads a model's `queues`. The model's own queue always comes first, even if it is not named, because it receives all jobs that are tried
+/// again.
 pub(super) fn queues(section: &mut Section, key: &str) -> Vec<QueueFacts> {
     let mut queues = vec![QueueFacts::own(key)];
     let Some(Weights(named)) = section.take(KEY) else { return queues };
@@ -80,7 +80,7 @@ pub(super) fn queues(section: &mut Section, key: &str) -> Vec<QueueFacts> {
     queues
 }
 
-/// Why a queue cannot be one of jobs for the model with this routing key, if so.
+/// Why a queue cannot be a job queue of the model with this routing key, if it cannot.
 fn name_fault(name: &str, key: &str) -> Option<String> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Some(format!("which must have 1 to {NAME_BYTES_MAX} bytes"));
@@ -95,7 +95,7 @@ fn name_fault(name: &str, key: &str) -> Option<String> {
         .then(|| format!("which is reserved: names that begin with `{BROKERS}` are RabbitMQ's"))
 }
 
-/// Reports queues that have two uses: jobs of two models, or jobs and replies.
+/// Reports queues with two uses: jobs of two models, or both jobs and replies.
 pub(super) fn check_models(root: &Section, models: &[ModelConfig]) {
     for (at, model) in models.iter().enumerate() {
         if let Some(other) = models[..at].iter().find(|other| other.key == model.key) {

@@ -1,4 +1,4 @@
-//! From tables to a configuration: every key, its default and its bounds.
+//! Reads the configuration from its tables: every key, its default and its limits.
 
 use std::num::{NonZeroU16, NonZeroU32};
 use std::path::PathBuf;
@@ -25,11 +25,11 @@ use crate::publishers::reply_to::is_internal_queue;
 use crate::stores::StoreConfig;
 use vramq_inference::process::Place;
 
-/// Slots are bounded even where memory is plenty: each holds a job's body in host memory, and unacknowledged jobs of one
-/// worker are jobs that another cannot take.
+/// Slots are limited even with plenty of memory. Each holds a job's body in host memory, and no other worker can take the unacknowledged
+/// jobs.
 const SLOTS_MAX_DEFAULT: NonZeroU16 = NonZeroU16::new(256).unwrap();
 
-/// Items of a job that a slot's memory is computed for.
+/// The items per job for which a slot's memory is computed.
 const JOB_ITEMS_DEFAULT: u32 = 32;
 
 /// Less than the 30 s between SIGTERM and SIGKILL of Kubernetes and of spot instances.
@@ -42,7 +42,7 @@ const JOB_S_DEFAULT: u32 = 1440;
 /// The largest body of a job by default, which is the most that one may have on the wire.
 const BODY_MIB_MAX: u32 = (BODY_BYTES_MAX >> 20) as u32;
 
-/// What the replies to a job may take together: a body of 16 MiB with short texts is some hundred thousand vectors.
+/// The most bytes of all replies to a job. A body of 16 MiB of short texts gives some hundred thousand vectors.
 const REPLY_MIB_MAX_DEFAULT: u32 = 1024;
 
 /// Enough for any sensible ratio.
@@ -52,17 +52,17 @@ pub(super) const WEIGHT_MAX: u32 = 1000;
 const SUSPECT_AFTER_DEFAULT: u32 = 2;
 const CRASHES_MAX_DEFAULT: u32 = 5;
 
-/// A device that is this full has no room for what is not planned; for so long, it is no peak.
+/// A device that is this full has no room for anything unplanned. After so long it is not just a peak.
 const PRESSURE_PERCENT_DEFAULT: u32 = 90;
 const PRESSURE_S_DEFAULT: u32 = 300;
 
-/// Long enough that reading and tokenising a job again costs little beside it, short enough that others wait for seconds, not minutes.
+/// Long enough that reading and tokenising a job again costs little in comparison. Short enough that others wait for seconds, not minutes.
 const LARGE_TURN_S_DEFAULT: u32 = 30;
 
-/// Often enough that a person who looks sees what is, seldom enough that a thousand workers are no load.
+/// Frequent enough for a person who watches, rare enough that a thousand workers are no load.
 const HEARTBEAT_S_DEFAULT: u32 = 5;
 
-/// Puts a value at a dotted path, making tables on the way. `model.NAME.key` keeps dots of the name.
+/// Sets a value at a dotted path, and creates the tables on the way. In `model.NAME.key` the name may contain dots.
 pub(super) fn put(table: &mut Table, path: &str, value: &str) -> Result<(), String> {
     let parts = split(path);
     let Some((last, parents)) = parts.split_last() else {
@@ -121,7 +121,7 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
     let mut publishers = publishers(root.section("reply"), root.section("fairness"));
     let callers_max = callers_max(root.section("metrics"));
     let mut models = Vec::new();
-    // Where models are named and none is right, the faults of each say why.
+    // If models are named but all are wrong, their own faults are enough.
     if root.is_empty_at("model") {
         root.fault(
             "model",
@@ -159,7 +159,7 @@ pub(super) fn config(mut root: Section, place: &Place) -> Option<Config> {
     })
 }
 
-/// Bytes of the host's memory that the worker may take, of which its device takes some.
+/// Bytes of the host's memory that the worker may use, including those of its device.
 fn host_bytes(worker: &mut Section, of_device: u64) -> u64 {
     match worker.take::<u32>("host_memory_mib") {
         None => host_memory::default_bytes(of_device),
@@ -195,7 +195,7 @@ fn poison(worker: &mut Section) -> PoisonPolicy {
     PoisonPolicy { suspect_after, crashes_max }
 }
 
-/// A text in a language of its own.
+/// Reads a string with its own syntax.
 pub(super) fn parsed<T: std::str::FromStr<Err = String>>(
     section: &mut Section,
     key: &'static str,
@@ -255,7 +255,7 @@ fn model(
     let reply_mib_max = at_least_one(&mut section, "reply_mib_max", REPLY_MIB_MAX_DEFAULT);
     let fetch_max = stores::fetch_max(&mut section, fetch_memory);
     let outputs = stores::outputs(&mut section, stores);
-    // The cost of a program's item is known when the item is: a slot is computed for one.
+    // A program's item costs are unknown before its items are, so slots are computed for one item.
     let job_items = match is_process {
         true => 1,
         false => at_least_one(&mut section, "job_items", JOB_ITEMS_DEFAULT),
@@ -287,7 +287,7 @@ fn model(
     })
 }
 
-/// Where replies go of jobs that name no `reply_to`.
+/// The queue for replies to jobs without a `reply_to`.
 fn reply_queue(model: &str, section: &mut Section) -> String {
     let queue: String = section.take("reply_queue").unwrap_or_else(|| default_reply_queue(model));
     if is_internal_queue(&queue) {
@@ -370,7 +370,7 @@ fn in_range(section: &mut Section, key: &'static str, default: u32, max: u32) ->
     }
 }
 
-/// The host's name and the process id: tells apart workers on one host, and shows where one runs.
+/// The host's name and the process id. Distinguishes workers on one host, and shows where each runs.
 fn default_name() -> String {
     let host = host_name();
     format!(
@@ -380,7 +380,7 @@ fn default_name() -> String {
     )
 }
 
-/// This machine's name; empty if the system does not tell.
+/// This machine's name; empty if the system does not provide it.
 pub fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
 }

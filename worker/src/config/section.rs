@@ -24,7 +24,7 @@ impl fmt::Display for Fault {
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     found: Rc<RefCell<Vec<Fault>>>,
-    /// What this machine lacks.
+    /// Things that this machine lacks.
     missing: Rc<RefCell<Vec<Fault>>>,
 }
 
@@ -33,8 +33,8 @@ impl Faults {
         self.found.borrow_mut().push(Fault { key: key.into(), what: what.into() });
     }
 
-    /// Adds what this machine lacks and another one may have, where the configuration is only checked. It is told with other faults,
-    /// so that nobody mends them first to learn of it, and is none without them.
+    /// Adds something that this machine lacks but another may have; only for checks of the configuration. It is reported together with
+    /// other faults, so that nobody finds out about it only after fixing those. Without other faults it is not reported.
     pub fn add_missing(&self, key: impl Into<String>, what: impl Into<String>) {
         self.missing.borrow_mut().push(Fault { key: key.into(), what: what.into() });
     }
@@ -48,7 +48,7 @@ impl Faults {
     }
 }
 
-/// A table and its dotted path. [`finish`](Self::finish) refuses the keys that nobody asked for.
+/// A table and its dotted path. [`finish`](Self::finish) reports the keys that were not read.
 #[derive(Debug)]
 pub struct Section {
     path: String,
@@ -85,7 +85,7 @@ impl Section {
         }
     }
 
-    /// A value, if the key is there and right. A wrong one is a fault, and read as absent.
+    /// Removes and reads a value. `None` if it is absent; if it is wrong, also adds a fault.
     pub fn take<T: FromValue>(&mut self, key: &'static str) -> Option<T> {
         self.known.push(key);
         let value = self.table.remove(key)?;
@@ -111,8 +111,8 @@ impl Section {
         Self { path: self.key(key), table, known: Vec::new(), faults: self.faults.clone() }
     }
 
-    /// All sub-tables of a table that is keyed by names of the user's choice. Names that differ only in capitals are a fault: one of
-    /// them is a variable's or flag's that was meant for the other.
+    /// All sub-tables of a table whose keys are chosen by the user. Two names that differ only in case are a fault: one of them comes from
+    /// a variable or flag and was meant for the other.
     pub fn named_sections(&mut self, key: &'static str) -> Vec<(String, Self)> {
         let Self { path, table, faults, .. } = self.section(key);
         let mut sections = Vec::new();
@@ -138,7 +138,7 @@ impl Section {
         sections
     }
 
-    /// Ends the reading: what is left over is for another reader.
+    /// Ends the reading and returns the remaining keys for another reader.
     pub fn into_rest(self) -> Table {
         self.table
     }
@@ -148,7 +148,7 @@ impl Section {
         self.faults.clone()
     }
 
-    /// Ends the reading: what is left over is unknown.
+    /// Ends the reading: the remaining keys are unknown, and faults.
     pub fn finish(self) {
         for key in self.table.keys() {
             self.faults
@@ -157,7 +157,7 @@ impl Section {
     }
 }
 
-/// A type that a configuration value can have. Numbers and booleans may come as text, from the environment.
+/// A type of configuration values. Numbers and booleans may also be given as strings, as in the environment.
 pub trait FromValue: Sized {
     const EXPECTED: &'static str;
 
@@ -214,7 +214,7 @@ impl FromValue for Vec<String> {
     }
 }
 
-/// A value for an error message. Texts are not repeated: they may be secrets.
+/// A value for an error message. Strings are not shown, because they may be secrets.
 fn shown(value: &Value) -> String {
     match value {
         Value::Integer(n) => n.to_string(),

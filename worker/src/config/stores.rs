@@ -13,20 +13,19 @@ use super::section::Section;
 use crate::stores::StoreConfig;
 use crate::stores::outputs::{Destination, OutputConfig};
 
-/// A large image, a minute of CD audio, ten of a compressed one.
+/// Enough for a large image, a minute of CD audio, or ten minutes of compressed audio.
 const OBJECT_MIB_MAX_DEFAULT: u32 = 64;
 
-/// What a slow server may take for an object of the largest size, at 17 Mbit/s.
+/// Enough for an object of the largest size at 17 Mbit/s.
 const TIMEOUT_S_DEFAULT: u32 = 30;
 
-/// The part of the host memory for jobs that goes to fetched inputs where the configuration does not say: bodies that refer to inputs
-/// are small themselves.
+/// The part of the host memory for jobs that fetched inputs get by default. Jobs that refer to inputs have small bodies.
 const PART_OF_HOST_MEMORY: u64 = 4;
 
-/// What the inputs of one job may take together where the configuration does not say, if there is so much.
+/// The default limit for all inputs of a job, if there is so much memory.
 const FETCH_MAX_DEFAULT: u64 = 64 << 20;
 
-/// An output of so many KiB is worth a file of its own.
+/// From this size on an output is worth a separate file.
 const OUTPUT_ABOVE_KIB_DEFAULT: u32 = 256;
 
 /// Reads the tables `[store.NAME]`.
@@ -82,10 +81,10 @@ fn store(name: &str, section: &mut Section) -> Option<StoreConfig> {
     })
 }
 
-/// Keys that say how an object store is reached.
+/// Keys for the access to an object store.
 const CLOUD_KEYS: [&str; 6] = ["endpoint", "region", "account", "access_key_id", "secret_file", "anonymous"];
 
-/// The client of an object store; none for a folder and for a web server.
+/// The client of an object store; `None` for a folder or a web server.
 fn cloud(section: &mut Section, prefix: Option<&Url>, timeout: Duration) -> Option<Arc<CloudStore>> {
     let given: Vec<_> = CLOUD_KEYS.into_iter().filter(|key| section.has(key)).collect();
     let endpoint = section.take::<String>("endpoint").map(|text| Url::parse(&text));
@@ -118,7 +117,7 @@ fn cloud(section: &mut Section, prefix: Option<&Url>, timeout: Duration) -> Opti
     }
 }
 
-/// The start of URLs, or what is wrong with it.
+/// Reads a prefix of URLs; the error says what is wrong.
 fn prefix_of(text: &str) -> Result<Url, String> {
     let url = Url::parse(text).map_err(|error| format!("is not a URL: {error}"))?;
     match url.scheme() {
@@ -137,7 +136,7 @@ fn prefix_of(text: &str) -> Result<Url, String> {
     Ok(url)
 }
 
-/// The bytes of host memory for fetched inputs, and what is left of it for bodies.
+/// The bytes of host memory for fetched inputs, and the rest for bodies.
 pub(super) fn memory(worker: &mut Section, host_memory: u64, has_stores: bool) -> (u64, u64) {
     let given = worker.take::<u32>("fetch_mib").map(|mib| u64::from(mib) << 20);
     if given.is_some() && !has_stores {
@@ -146,7 +145,7 @@ pub(super) fn memory(worker: &mut Section, host_memory: u64, has_stores: bool) -
     if !has_stores {
         return (0, host_memory);
     }
-    // Whole MiB, so that it divides into the units that fetches take.
+    // Whole MiB, so that fetches can divide it into their units.
     let fetch = given.unwrap_or((host_memory / PART_OF_HOST_MEMORY) >> 20 << 20);
     if given == Some(0) || fetch >= host_memory {
         let (fetch, host) = (fetch >> 20, host_memory >> 20);
@@ -158,7 +157,7 @@ pub(super) fn memory(worker: &mut Section, host_memory: u64, has_stores: bool) -
     (fetch, host_memory.saturating_sub(fetch))
 }
 
-/// The bytes that the inputs may take together that a job of a model refers to.
+/// The most bytes of all inputs that a job of the model refers to.
 pub(super) fn fetch_max(section: &mut Section, fetch_memory: u64) -> u64 {
     let Some(mib) = section.take::<u32>("fetch_mib_max") else { return FETCH_MAX_DEFAULT.min(fetch_memory) };
     let bytes = u64::from(mib) << 20;
@@ -190,7 +189,7 @@ pub(super) fn outputs(section: &mut Section, stores: &[StoreConfig]) -> Option<O
         None if store.prefix.scheme() == FILE => {
             Destination::Folder(folder_of(&reference::segments(&store.prefix)))
         }
-        // One whose options are wrong is a fault already.
+        // A store with wrong options was already reported.
         None if is_cloud(&store.prefix) => return None,
         None => {
             let what = format!("is `{name}`, a web server; outputs go to folders and object stores only");

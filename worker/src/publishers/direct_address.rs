@@ -1,28 +1,28 @@
-//! Checks addresses of RabbitMQ's direct reply-to, with which a caller takes replies on a channel instead of from a queue.
+//! Checks addresses of RabbitMQ's direct reply-to, with which a caller receives replies on a channel instead of from a queue.
 //!
-//! A caller writes [`DIRECT_REPLIES`] into `reply_to`, and the broker replaces it by `amq.rabbitmq.reply-to.PID.KEY`. RabbitMQ
-//! 3.10 to 4.3 use the same form. A broker before 4.1 crashes over an address of another form, in the channel that publishes to
-//! it, and closes the whole connection. A client may write any address itself, so each is checked here. The check does not show
-//! whether the caller is still connected: see [`direct_replies`](crate::broker::direct_replies).
+//! A caller writes [`DIRECT_REPLIES`] into `reply_to`, and the broker replaces it by `amq.rabbitmq.reply-to.PID.KEY`. RabbitMQ 3.10 to 4.3
+//! use the same form. In a broker before 4.1, publishing to an address of another form crashes the channel, and the broker closes the whole
+//! connection. A client can write any address, so each one is checked here. The check does not show whether the caller is still connected:
+//! see [`direct_replies`](crate::broker::direct_replies).
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-/// The `reply_to` of a caller who takes replies on its channel. The broker closes the channel of a publisher that sends a message
-/// with this alone without such a caller there.
+/// The `reply_to` of a caller that receives replies on its channel. If a publisher that is not such a caller uses it, the broker closes the
+/// publisher's channel.
 pub const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
 
-/// What a process id begins with in Erlang's external term format: version 131, `NEW_PID_EXT`, `ATOM_UTF8_EXT`. Brokers encode
-/// their addresses themselves and always so, whatever their Erlang would choose.
+/// The first bytes of a process id in Erlang's external term format: version 131, `NEW_PID_EXT`, `ATOM_UTF8_EXT`. Brokers always encode
+/// addresses like this, whatever encoding their Erlang would choose.
 const PID_HEAD: [u8; 3] = [131, 88, 118];
 
-/// The node's name is not that of the node, but this and a hash of it.
+/// In place of the node's name, an address has this prefix and a hash of the name.
 const NODE_PREFIX: &str = "reply@";
 
 /// Hashes are below this (Erlang's `phash2`).
 const NODE_HASHES: u32 = 1 << 27;
 
-/// So many bits ids and serials have in any Erlang. Newer ones have more.
+/// The bits of ids and serials in every Erlang. Newer ones use more.
 pub const ID_BITS_MIN: u32 = 15;
 pub const SERIAL_BITS_MIN: u32 = 13;
 
@@ -44,12 +44,12 @@ pub enum Forgery {
     Key,
 }
 
-/// The caller's process that an address names, as far as a broker may close a connection over it: up to 3.10.8 at least, over a
-/// node that does not run, and over numbers with more bits than its Erlang gives out (15 and 13 there). The creation is not
-/// among the causes, but tells the starts of a node apart.
+/// The caller's process in an address, as far as it decides whether a broker closes a connection. Up to 3.10.8 at least, a broker does so
+/// for a node that does not run, and for numbers with more bits than its Erlang uses (15 and 13 there). The creation plays no part in that,
+/// but distinguishes the starts of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// The hash of the node's name.
+    /// The hash in the node's name.
     pub node: u32,
     /// Which start of the node it belongs to.
     pub creation: u32,
@@ -59,12 +59,12 @@ pub struct Process {
     pub serial_bits: u32,
 }
 
-/// Whether a reply there goes to a caller's channel, if the address is genuine.
+/// Whether a reply to this queue goes to a caller's channel, if the address is genuine.
 pub fn is_direct(queue: &str) -> bool {
     suffix(queue).is_some()
 }
 
-/// Whether a broker may have made an address for direct replies. Other names of queues pass.
+/// Checks that a broker can have created this address for direct replies. Other queue names pass.
 ///
 /// # Errors
 /// Why the address cannot come from a broker.
@@ -72,10 +72,10 @@ pub fn check(queue: &str) -> Result<(), Forgery> {
     if is_direct(queue) { process(queue).map(drop) } else { Ok(()) }
 }
 
-/// The process that an address for direct replies names.
+/// The process in an address for direct replies.
 ///
 /// # Errors
-/// Why it is not an address that a broker makes.
+/// Why a broker cannot have created the address.
 pub fn process(address: &str) -> Result<Process, Forgery> {
     let (pid, key) = suffix(address).and_then(|suffix| suffix.split_once('.')).ok_or(Forgery::Parts)?;
     let process = read_pid(&STANDARD.decode(pid).map_err(|_| Forgery::ProcessId)?)?;
@@ -89,7 +89,7 @@ fn suffix(queue: &str) -> Option<&str> {
     queue.strip_prefix(DIRECT_REPLIES)?.strip_prefix('.')
 }
 
-/// Ids and serials may be any: how many of their bits a broker uses depends on its Erlang.
+/// Accepts any ids and serials: how many bits a broker uses depends on its Erlang.
 fn read_pid(term: &[u8]) -> Result<Process, Forgery> {
     let rest = term.strip_prefix(&PID_HEAD).ok_or(Forgery::ProcessId)?;
     let (length, rest) = rest.split_first_chunk::<2>().ok_or(Forgery::ProcessId)?;
@@ -98,10 +98,10 @@ fn read_pid(term: &[u8]) -> Result<Process, Forgery> {
     let &[id, serial, creation] = numbers else { return Err(Forgery::ProcessId) };
     let [id, serial, creation] = [id, serial, creation].map(u32::from_be_bytes);
     let text = std::str::from_utf8(node).ok().and_then(|node| node.strip_prefix(NODE_PREFIX));
-    // As a number is printed: no sign, no zeros before it.
+    // The canonical form of a number: no sign and no leading zeros.
     let hash = text.and_then(|text| text.parse::<u32>().ok().filter(|hash| hash.to_string() == text));
     let node = hash.filter(|hash| *hash < NODE_HASHES).ok_or(Forgery::Node)?;
-    // 0 stands for any start of the node, and so for a process that the broker never meant.
+    // 0 stands for any start of the node, which a broker never writes.
     if creation == 0 {
         return Err(Forgery::Creation);
     }
@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// Of RabbitMQ 3.10.8 and 4.0.5: what they put into `reply_to` for callers on three channels of one node each.
+    /// From RabbitMQ 3.10.8 and 4.0.5: the `reply_to` of callers on three channels of one node each.
     const GENUINE: [&str; 6] = [
         "amq.rabbitmq.reply-to.g1h2AA9yZXBseUAxMDU3NTA1ODAAAANCAAAAAGsCoh0=.X3Qha+K+dxMpj9egfqbtxg==",
         "amq.rabbitmq.reply-to.g1h2AA9yZXBseUAxMDU3NTA1ODAAAANZAAAAAGsCoh0=.ubDndqare+9LbaT7kmhueQ==",
@@ -138,7 +138,7 @@ mod tests {
         format!("{DIRECT_REPLIES}.{}.{}", STANDARD.encode(pid), STANDARD.encode(key))
     }
 
-    /// As brokers write it, but for the node's name and the numbers.
+    /// The form that brokers write, with this node name and these numbers.
     fn pid(node: &[u8], numbers: [u32; 3]) -> Vec<u8> {
         let length = u16::try_from(node.len()).expect("short").to_be_bytes();
         [&PID_HEAD[..], &length, node, &numbers.map(u32::to_be_bytes).concat()].concat()
@@ -263,7 +263,7 @@ mod tests {
 
         #[test]
         fn any_term_has_an_answer(term in prop::collection::vec(any::<u8>(), 0..64)) {
-            // A broker's own begins with 5 certain bytes and a certain name: chance does not find it.
+            // A genuine address begins with 5 fixed bytes and a fixed prefix, so random bytes are never one.
             prop_assert!(check(&address(&term, &KEY)).is_err());
         }
 

@@ -1,26 +1,26 @@
-//! Rules for publishers: which queues a job may name in `reply_to`, and to which caller's share its passes count. Pure.
+//! Rules for publishers: which queues `reply_to` may name, and to which caller's share a job's passes count. Pure.
 
 pub mod direct_address;
 pub mod reply_to;
 
 use vramq_schemas::output_name::tenant_of;
 
-/// The longest `vramq-tenant` that is taken: a name, not a text. It is written into the headers of each attempt.
+/// The longest `vramq-tenant` that is accepted. It is copied into the headers of each attempt.
 pub const TENANT_BYTES_MAX: usize = 128;
 
 /// A worker's rules for publishers; by default they may name any queue, and no user may name tenants.
 #[derive(Clone, Debug, Default)]
 pub struct PublisherRules {
-    /// What `reply_to` must match one of; `None`: any queue.
+    /// Patterns of which one must match `reply_to`; `None` allows any queue.
     pub reply_allow: Option<Vec<Pattern>>,
-    /// Users of the broker that publish for others, as gateways do, and say for whom.
+    /// Users that publish for others and name them, as gateways do.
     pub tenant_users: Vec<String>,
-    /// Queues that this worker takes jobs from besides those that vramq names: a reply there would come back as a job.
+    /// Queues that this worker takes jobs from, besides those named by vramq. A reply to one would come back as a job.
     pub job_queues: Vec<String>,
 }
 
 impl PublisherRules {
-    /// Why no reply may be sent to a job's `reply_to`, if so.
+    /// Why a job's `reply_to` must not get replies, if so.
     pub fn reply_to_fault(&self, reply_to: &str) -> Option<String> {
         if let Some(fault) = reply_to::fault(reply_to) {
             return Some(format!("reply_to names `{reply_to}`, {fault}"));
@@ -29,14 +29,14 @@ impl PublisherRules {
             return Some(format!("reply_to names `{reply_to}`, which is not a queue for replies"));
         }
         let allowed = self.reply_allow.as_ref()?;
-        // An empty one stands for the model's own reply queue, which the operator has chosen.
+        // An empty `reply_to` means the model's own reply queue, which the operator has chosen.
         if reply_to.is_empty() || allowed.iter().any(|pattern| pattern.matches(reply_to)) {
             return None;
         }
         Some(format!("reply_to names `{reply_to}`, to which this worker's `reply.allow` permits no replies"))
     }
 
-    /// Whose share of the passes a job takes: its user's; or, if that user publishes for others, the tenant's that it names.
+    /// The caller whose share a job takes: its user or, if that user publishes for others, the tenant that the job names.
     pub fn caller(&self, user: Option<String>, tenant: Option<String>) -> Option<String> {
         let user = user?;
         let tenant = tenant.filter(|tenant| tenant.len() <= TENANT_BYTES_MAX);
@@ -63,7 +63,7 @@ impl Pattern {
         // `rest` has at least one piece, which is the end of the pattern.
         let end = between.pop().unwrap_or_default();
         for piece in between {
-            // The leftmost place leaves most for the pieces that follow.
+            // The leftmost match leaves the most text for the other pieces.
             match left.find(piece) {
                 Some(at) => left = &left[at + piece.len()..],
                 None => return false,
@@ -117,7 +117,7 @@ mod tests {
         let fault = rules.reply_to_fault("payroll").unwrap();
         assert!(fault.contains("`payroll`") && fault.contains("`reply.allow`"), "{fault}");
         assert_eq!(PublisherRules::default().reply_to_fault("payroll"), None);
-        // No pattern permits what would come back as a job.
+        // No pattern permits a queue whose messages would come back as jobs.
         assert!(self::rules(&["*"]).reply_to_fault("vramq.jobs.m").is_some());
         assert!(self::rules(&["*"]).reply_to_fault("team-a.jobs").is_some());
         assert!(self::rules(&[]).reply_to_fault("vramq.replies.a").is_some());

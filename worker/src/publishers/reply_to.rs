@@ -1,11 +1,11 @@
-//! Which queues can take replies at all, whatever an operator permits. Pure.
+//! Which queues can never take replies, whatever an operator permits. Pure.
 
 use vramq_schemas::topology::{bulk_queue, dead_queue, jobs_queue, suspects_queue};
 
 use super::direct_address::{self, DIRECT_REPLIES};
 
-/// Why no reply may be sent to the queue `name`, if so: it would come back as a job, or crash the broker's channel that it is
-/// published on.
+/// Why the queue `name` must not get replies, if so: they would come back as jobs, or crash the broker's channel on which they are
+/// published.
 pub(super) fn fault(name: &str) -> Option<String> {
     if is_internal_queue(name) {
         return Some("which is not a queue for replies".to_owned());
@@ -17,8 +17,8 @@ pub(super) fn fault(name: &str) -> Option<String> {
     ))
 }
 
-/// Whether a queue cannot take replies: because workers consume or fill it, so that a reply would come back as a job; or
-/// because it is the placeholder that the broker replaces by a caller's own address.
+/// Whether a queue cannot take replies. Either workers consume or fill it, and a reply would come back as a job; or it is the placeholder
+/// that the broker replaces by a caller's own address.
 pub fn is_internal_queue(name: &str) -> bool {
     let ours =
         [jobs_queue(""), bulk_queue(""), suspects_queue(""), dead_queue(""), "vramq.delay.".to_owned()];
