@@ -24,7 +24,7 @@ use crate::publishers::PublisherRules;
 use crate::state_file::StateFile;
 use crate::stores::Stores;
 
-/// Readings of the memory that may be disturbed by a pass, before one is taken as it is: passes take much longer.
+/// How often the memory is read again if a pass began or ended meanwhile. Passes take much longer, so this rarely happens.
 const READINGS_MAX: usize = 3;
 
 /// State that outlives a session.
@@ -40,13 +40,13 @@ pub struct WorkerContext {
     pub executor_of: Vec<ExecutorIndex>,
     /// Threads for decoding, tokenising and encoding.
     pub pool: rayon::ThreadPool,
-    /// Where inputs are fetched from that jobs refer to.
+    /// Stores for inputs by reference.
     pub stores: Arc<Stores>,
     pub meters: Arc<Meters>,
     pub board: Arc<StatusBoard>,
     pub reporter: Arc<StatusReporter>,
     pub logs: Logs,
-    /// Where spans of jobs go, if anywhere.
+    /// Where spans of jobs are sent, if at all.
     pub spans: Option<Arc<Spans>>,
     pub aux_state: Arc<AuxChannelState>,
     pub consumer_timeouts: ConsumerTimeouts,
@@ -62,17 +62,16 @@ impl WorkerContext {
             memory,
             passes,
             lost: self.device.lost(),
-            // Of several, the one that has been on the device for longest.
+            // With several, the pass that has been on the device for the longest time.
             on_device: active_passes().filter_map(ActivePass::now).min_by_key(|pass| pass.since),
             culprit: active_passes().find_map(ActivePass::culprit),
         }
     }
 
-    /// The memory, and what passes hold of it. The two are read one after the other, so again if a pass began or ended in
-    /// between.
+    /// The memory, and the part that passes hold. The two are read one after the other, and again if a pass began or ended in between.
     fn read_memory(&self) -> (Memory, PassBytes) {
         let (memory, own) = self.read_own_memory();
-        // The readings are not of the same moment: programs hold no more than what the device counts as others' memory.
+        // The readings are from different moments. Programs cannot hold more than the device counts as others' memory.
         (memory, PassBytes { own, programs: self.programs.active_pass_bytes().min(memory.foreign) })
     }
 
@@ -90,7 +89,7 @@ impl WorkerContext {
         (memory, held.min(memory.own()))
     }
 
-    /// Counts the end of a session, and shows that there is none.
+    /// Counts the end of a session, and sets the metrics and status accordingly.
     pub fn session_ended(&self, end: &SessionEnd) {
         let worker = &self.meters.worker;
         worker.connected.set(0);

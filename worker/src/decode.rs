@@ -1,4 +1,4 @@
-//! Reads a job's body and makes its inputs ready for passes. CPU work.
+//! Reads a job's body and prepares its inputs for passes. CPU work.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -23,29 +23,29 @@ pub struct Decoded {
     pub items_total: u32,
     /// Index of the first item that is still to run.
     pub first: u32,
-    /// The items from there on that are prepared, and the inputs that are not.
+    /// The prepared items from `first` on, and the inputs that are not prepared yet.
     pub items: Vec<Item>,
     pub rest: Unprepared,
-    /// The caller wants to know how far its items are.
+    /// Whether the caller wants `progress` replies.
     pub wants_progress: bool,
-    /// The routing key of the workers that are to run it instead; then no items are prepared.
+    /// The routing key of the workers that must run it instead. No items are prepared then.
     pub moves_to: Option<String>,
-    /// Inputs that are to be fetched first; then no items are prepared, and the job is read again with them.
+    /// Inputs that must be fetched first. No items are prepared then, and the job is read again with the inputs.
     pub wanted: Vec<Wanted>,
 }
 
-/// What a job is read with besides its message.
+/// Inputs by reference: the stores, and what was fetched from them.
 #[derive(Debug)]
 pub struct References<'a> {
     pub stores: &'a Stores,
-    /// Inputs that were fetched, with their indices within the job. They take the place of the references.
+    /// Fetched inputs with their indices within the job. They replace the references.
     pub fetched: Vec<(usize, Vec<u8>)>,
 }
 
-/// Reads a job, and prepares its first inputs: of at least so much cost together, or all.
+/// Reads a job, and prepares its first inputs until their costs reach `cost`, or all of them.
 ///
 /// # Errors
-/// Why it can never run.
+/// Why the job can never run.
 pub fn decode(
     received: &ReceivedJob,
     model: &Model,
@@ -53,13 +53,13 @@ pub fn decode(
     cost: usize,
 ) -> Result<Decoded, Rejection> {
     failpoint::reach(Site::Decode, [received.id()]);
-    // A library that panics on an input must not end the worker, and then the next one.
+    // A library that panics on an input must not end this worker, nor the next one that receives the job.
     catch_unwind(AssertUnwindSafe(|| parse(received, model, references, cost))).unwrap_or_else(|_| {
         Err(Rejection::new(Reason::EngineFailed, "reading the job panicked; see the worker's log"))
     })
 }
 
-/// Reads a job's message, and checks all of it that the engine has no say in.
+/// Reads a job's message, and checks everything that does not depend on the engine.
 fn read_message(received: &ReceivedJob, model: &Model) -> Result<(JobHeaders, Encoding, Job), Rejection> {
     let malformed = |error: String| Rejection::new(Reason::Malformed, error);
     check_properties(received)?;
@@ -97,7 +97,7 @@ fn read_message(received: &ReceivedJob, model: &Model) -> Result<(JobHeaders, En
         return Err(malformed(format!("header `items-done` is {done}, the job has {total} items")));
     }
     if received.is_expired() {
-        // Spares it the work below; the core checks again when it decides.
+        // Saves the work below; the core checks the expiration again.
         return Err(Rejection::expired());
     }
     check_revision(received, model)?;
@@ -125,10 +125,10 @@ fn parse(
     let inputs = all.get(first..).unwrap_or_default();
     let wanted = wanted(stores, model, inputs, first)?;
     if !wanted.is_empty() {
-        // What is wrong with the other inputs is found before anything is fetched.
+        // Finds faults in the other inputs before anything is fetched.
         engine.check(all, params).map_err(|e| Rejection::new(Reason::InvalidInput, e.to_string()))?;
     }
-    // A job moves once: two rules that point at each other's workers move nothing for ever.
+    // A job moves only once. Otherwise two rules that name each other's workers would move it for ever.
     let may_move = !headers.moved && wanted.is_empty();
     let moves_to = if may_move { engine.moves_to(inputs) } else { None };
     let runs = moves_to.is_none() && wanted.is_empty();
@@ -140,7 +140,7 @@ fn parse(
         };
         check_reply_bytes(output_max, inputs, encoding, model.reply_max)?;
     }
-    // Bounded by ITEMS_MAX, which fits.
+    // Cannot overflow: bounded by ITEMS_MAX.
     let items_total = u32::try_from(all.len()).unwrap_or(u32::MAX);
     let mut rest = Unprepared::new(job.inputs, first, job.params);
     let items = if runs { rest.prepare(engine, cost)? } else { Vec::new() };
@@ -148,8 +148,8 @@ fn parse(
     Ok(Decoded { encoding, items_total, first, items, rest, wants_progress, moves_to, wanted })
 }
 
-/// The references among a job's inputs, from the index `first` on, with the stores that they belong to. None for a worker without
-/// stores, or a model that reads references itself.
+/// The references among a job's inputs from index `first` on, with their stores. Empty for a worker without stores, or a model that reads
+/// references itself.
 fn wanted(stores: &Stores, model: &Model, inputs: &[Input], first: usize) -> Result<Vec<Wanted>, Rejection> {
     if stores.is_empty() || model.engine.takes_references() {
         return Ok(Vec::new());
@@ -161,7 +161,7 @@ fn wanted(stores: &Stores, model: &Model, inputs: &[Input], first: usize) -> Res
     references.collect()
 }
 
-/// A job that demands a revision of the model runs with no other: outputs of two revisions do not belong into one store.
+/// Checks that this worker has the model revision that the job demands. Outputs of two revisions must not be mixed in one store.
 fn check_revision(received: &ReceivedJob, model: &Model) -> Result<(), Rejection> {
     let Some(wanted) = received.model_revision() else { return Ok(()) };
     let own = model.engine.revision();
@@ -173,7 +173,7 @@ fn check_revision(received: &ReceivedJob, model: &Model) -> Result<(), Rejection
     Err(Rejection::new(Reason::WrongRevision, error))
 }
 
-/// The properties that replies repeat.
+/// Checks the properties that replies repeat.
 fn check_properties(received: &ReceivedJob) -> Result<(), Rejection> {
     let malformed = |error: String| Err(Rejection::new(Reason::Malformed, error));
     let properties = &received.delivery.properties;
@@ -212,7 +212,7 @@ mod tests {
     use crate::engine::{Engine, InvalidInput, OutputMax, PassError, PassShape};
     use crate::publishers::PublisherRules;
 
-    /// Takes texts; counts those that it prepares.
+    /// An engine that takes texts and counts those that it prepares.
     #[derive(Default)]
     struct Counting {
         prepared: AtomicUsize,
@@ -257,7 +257,7 @@ mod tests {
         }
     }
 
-    /// Reads a job with these inputs, of which items of a cost of 100 are wanted. Gives how many were prepared as well.
+    /// Reads a job with these inputs, up to a cost of 100. Also returns how many inputs were prepared.
     fn read(inputs: Vec<Input>, reply_mib: u64) -> (Result<Decoded, Rejection>, usize) {
         let engine = Arc::new(Counting::default());
         let toml = format!("[model.m]\nengine = 'echo'\nreply_mib_max = {reply_mib}");

@@ -1,9 +1,9 @@
 //! Failpoints: places where tests make the worker die, fail or hang. Off unless `worker.drill` asks for one
 //! (`VRAMQ__WORKER__DRILL`).
 //!
-//! `SITE=ACTION`, then, if wanted, `skip=N` (nothing happens the first N times), `times=N` (it happens N times; `crash`
-//! needs only one), `job=ID` (only for that job), and what ends a hang: `while=FILE` (when there is no such file) or
-//! `tickets=PIPE` (when a byte can be taken from this named pipe, or nobody has it open for writing any more).
+//! `SITE=ACTION`, followed by options: `skip=N` (nothing happens the first N times), `times=N` (it happens N times; `crash` needs only one)
+//! and `job=ID` (only for that job). A hang ends by `while=FILE` (when the file does not exist) or `tickets=PIPE` (when a byte can be read
+//! from this named pipe, or no process has it open for writing any more).
 
 use std::fs::File;
 use std::io::Read as _;
@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// How often a hang checks whether its file is still there.
+/// How often a hang checks whether its file still exists.
 const POLL: Duration = Duration::from_millis(10);
 
-/// Places in the life of a job.
+/// Places in a job's handling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Site {
     /// Delivered; in the event loop.
@@ -71,7 +71,7 @@ const SITES: [(&str, Site); 13] = [
 const ACTIONS: [(&str, Action); 3] =
     [("crash", Action::Crash), ("fail", Action::Fail), ("hang", Action::Hang)];
 
-/// What happens where.
+/// A configured failpoint: an action at a site.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failpoint {
     site: Site,
@@ -83,7 +83,7 @@ pub struct Failpoint {
     tickets: Option<PathBuf>,
 }
 
-/// A failpoint in effect.
+/// The failpoint that is in effect.
 #[derive(Debug)]
 struct Active {
     failpoint: Failpoint,
@@ -138,7 +138,7 @@ impl FromStr for Failpoint {
 }
 
 impl Failpoint {
-    /// Takes effect from here on. Only the first one does.
+    /// Puts the failpoint into effect. Later calls have no effect.
     pub fn start(self) {
         tracing::warn!(failpoint = ?self, "a failpoint is set (worker.drill): the worker dies, fails or hangs there");
         let _ = FAILPOINT.set(Active { failpoint: self, reached: AtomicU64::new(0), pipe: Mutex::default() });
@@ -149,8 +149,8 @@ impl Failpoint {
     }
 }
 
-/// To be called where a job reaches a site: dies or hangs there if the configuration asks for it. For a pass it gives the action,
-/// which the executor carries out.
+/// Must be called where a job reaches a site. Dies or hangs there, if configured. For a pass, returns the action, which the executor
+/// carries out.
 pub fn reach<'a>(site: Site, jobs: impl IntoIterator<Item = Option<&'a str>>) -> Option<Action> {
     let Active { failpoint, reached, .. } = FAILPOINT.get()?;
     if failpoint.site != site
@@ -170,7 +170,7 @@ pub fn reach<'a>(site: Site, jobs: impl IntoIterator<Item = Option<&'a str>>) ->
     None
 }
 
-/// For ever, as long as the failpoint's file is there, or until there is a ticket.
+/// Hangs: for ever, while the failpoint's file exists, or until there is a ticket.
 fn hang() {
     let Some(Active { failpoint, pipe, .. }) = FAILPOINT.get() else { return };
     if let Some(path) = &failpoint.tickets {
@@ -182,7 +182,7 @@ fn hang() {
     }
 }
 
-/// Waits for a byte in a named pipe. Nobody waits at a pipe that cannot be read, or has no writer any more.
+/// Waits for a byte in a named pipe. Returns at once if the pipe cannot be read or has no writer any more.
 fn take_ticket(path: &Path, opened: &Mutex<Option<File>>) {
     let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
     if opened.is_none() {
@@ -193,10 +193,10 @@ fn take_ticket(path: &Path, opened: &Mutex<Option<File>>) {
     }
 }
 
-/// Carries out the action that [`reach`] gave for a pass.
+/// Carries out the action that [`reach`] returned for a pass.
 ///
 /// # Errors
-/// The pass is to fail.
+/// The pass must fail.
 pub fn act(action: Option<Action>) -> Result<(), String> {
     match action {
         None => Ok(()),

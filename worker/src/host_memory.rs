@@ -5,19 +5,19 @@ use std::num::NonZeroU16;
 
 use vramq_core::units::Mib;
 
-/// The part of the machine's memory that bodies may take by default, after the CPU device has its own. A decoded job takes about as
-/// much again as its body, and so do its replies.
+/// The default part of the machine's memory for bodies, after the CPU device has its own. A decoded job takes about as much again as its
+/// body, and so do its replies.
 const PART_OF_MACHINE: u64 = 3;
 
-/// At least one part in so many of the machine's memory counts as free for jobs, however much the CPU device may take: a device's
-/// memory is a limit, and small models stay far below it.
+/// At least one part in so many of the machine's memory counts as free for jobs, however much the CPU device may take. The device's memory
+/// is only a limit, which small models do not reach.
 const PART_FOR_JOBS: u64 = 4;
 
-/// Where the limits of control groups are, in their second and first version.
+/// The limits of control groups, version 2 and version 1.
 const CGROUP: &str = "/sys/fs/cgroup";
 const CGROUP_V1_LIMIT: &str = "/sys/fs/cgroup/memory/memory.limit_in_bytes";
 
-/// What is assumed where the system does not tell.
+/// The assumed memory of a machine that does not report it.
 const MACHINE_UNKNOWN: u64 = 4 << 30;
 
 /// What a model's jobs may take at most.
@@ -54,8 +54,8 @@ impl fmt::Display for TooLittle {
     }
 }
 
-/// The most jobs of each model, so that all bodies together fit `host_memory` bytes. A model that wants less than an equal part
-/// leaves the rest to the others.
+/// The most jobs of each model, so that all bodies together fit `host_memory` bytes. A model that wants less than an equal part leaves the
+/// rest to others.
 ///
 /// # Errors
 /// [`TooLittle`].
@@ -77,8 +77,8 @@ pub fn slots(host_memory: u64, wants: &[Want]) -> Result<Vec<NonZeroU16>, TooLit
     Ok(slots)
 }
 
-/// What bodies may take if the configuration does not say: a third of what the CPU device leaves of the machine's memory, or of what
-/// the process's control group allows, if that is less. `cpu_device` is the memory of that device in bytes, 0 with a GPU.
+/// The default memory for bodies: a third of what the CPU device leaves of the machine's memory, or of the limit of the process's control
+/// group, if that is less. `cpu_device`: bytes of that device, 0 with a GPU.
 pub fn default_bytes(cpu_device: u64) -> u64 {
     let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
     let group = group_of(&read("/proc/self/cgroup")).unwrap_or_default();
@@ -88,7 +88,7 @@ pub fn default_bytes(cpu_device: u64) -> u64 {
     part_for_bodies(limits.min().unwrap_or(MACHINE_UNKNOWN), cpu_device)
 }
 
-/// A group, and those that it is in, whose limits are its own, too. The last is the root of what is visible in a container.
+/// A group and its parents, whose limits also apply to it. The last is the root that is visible in a container.
 fn groups_above(group: &str) -> impl Iterator<Item = &str> {
     let own = group.trim_end_matches('/');
     std::iter::successors(Some(own), |group| Some(&group[..group.rfind('/')?]))
@@ -104,7 +104,7 @@ fn total_of(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The path of the process's group, of the second version.
+/// The path of the process's control group (version 2).
 fn group_of(cgroup: &str) -> Option<String> {
     cgroup.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
 }
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(part_for_bodies(2 << 30, 2 << 30), (512 << 20) / 3);
     }
 
-    /// What the container may take is at least what the worker may: the device's memory, three times the bodies, and the process.
+    /// A container's limit must cover the worker: the device's memory, three times the bodies, and the process itself.
     #[test]
     fn the_pods_of_the_manifests_stay_below_their_limit() {
         const PROCESS_MIB: u64 = 64;

@@ -1,5 +1,5 @@
-//! The jobs that the shell holds for the core: under each [`JobKey`] the delivery, the items, the outputs, and replies that are
-//! not confirmed yet. The core knows their numbers only.
+//! The jobs that the shell holds for the core: for each [`JobKey`] the delivery, the items, the outputs, and unconfirmed replies. The core
+//! sees only numbers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -23,11 +23,11 @@ use crate::run_outputs::RunOutputs;
 use crate::stores::Wanted;
 use crate::stores::fetch::Fetched;
 
-/// All jobs of a session that are not settled. Bounded by the consumers' prefetch.
+/// All unsettled jobs of a session. Bounded by the consumers' prefetch.
 #[derive(Debug, Default)]
 pub struct JobStore {
     jobs: HashMap<JobKey, StoredJob>,
-    /// Of each channel: deliveries that are neither acknowledged nor given back.
+    /// For each channel: deliveries that are neither acknowledged nor given back.
     unacked: HashMap<ChannelId, BTreeMap<DeliveryTag, Unacked>>,
     last: u64,
 }
@@ -39,41 +39,41 @@ pub struct StoredJob {
     channel: ChannelId,
     tag: DeliveryTag,
     pub summary: Arc<Summary>,
-    /// Gone once the broker has all of it.
+    /// `None` once the broker has everything about the job.
     pub payload: Option<Payload>,
 }
 
-/// What a job consists of.
+/// The contents of a job.
 #[derive(Debug)]
 pub struct Payload {
     pub received: Arc<ReceivedJob>,
-    /// The encoding of its replies; set when the job was read.
+    /// The encoding of its replies; set once the job is read.
     pub encoding: Option<Encoding>,
     /// Inputs that are to be fetched.
     pub wanted: Vec<Wanted>,
-    /// The fetch under way, which ends with the job.
+    /// The fetch in progress; dropping the job cancels it.
     pub fetch: Option<Fetch>,
-    /// Inputs that were fetched, until the job is read again with them, and the memory that they take.
+    /// Fetched inputs with the memory that they take, until the job is read again.
     pub fetched: Option<Fetched>,
-    /// Inputs that are not prepared yet; nothing while some of them are being prepared.
+    /// Inputs that are not prepared yet; `None` while some of them are being prepared.
     pub unprepared: Option<Unprepared>,
     items: PreparedItems,
-    /// Index within the job of the first of `outputs` and of `tokens`.
+    /// Index within the job of the first entry of `outputs` and `tokens`.
     first: u32,
     outputs: Vec<Option<Output>>,
-    /// Of an engine that counts them: the tokens of each item that was prepared.
+    /// The tokens of each prepared item, if the engine counts tokens.
     tokens: Option<Vec<u32>>,
-    /// How often its caller may get a progress reply; `None` if the caller did not ask for any.
+    /// Limits the progress replies; `None` if the caller did not ask for any.
     pub progress: Option<Arc<RateLimit>>,
     /// Messages of the last reply that the broker has not confirmed.
     pub unconfirmed: Vec<Message>,
     /// How many messages the last reply consists of.
     pub reply_messages: u32,
-    /// Why an output fits no message: the first one after the last reply.
+    /// Why the output after the last reply fits no message.
     pub reply_rejection: Option<Rejection>,
 }
 
-/// The task of a fetch. It ends when this is dropped, because then nobody waits for what it fetches.
+/// The task of a fetch. Dropping this cancels it, because nothing waits for the result then.
 #[derive(Debug)]
 pub struct Fetch(pub tokio::task::AbortHandle);
 
@@ -87,7 +87,7 @@ impl Drop for Fetch {
 #[derive(Clone, Debug)]
 pub struct Unacked {
     pub acker: Acker,
-    /// An ack needs its channel, also if others are consumed on by now.
+    /// Keeps the channel open: an ack must use the channel of its delivery, even if a newer channel consumes.
     _channel: Arc<JobChannel>,
     pub summary: Arc<Summary>,
 }
@@ -143,7 +143,7 @@ impl JobStore {
         self.jobs.get_mut(&key)?.payload.as_mut()
     }
 
-    /// Drops all of a job but what is needed when it is settled.
+    /// Drops a job's contents; keeps what settling needs.
     pub fn release(&mut self, key: JobKey) {
         if let Some(job) = self.jobs.get_mut(&key) {
             job.payload = None;
@@ -155,13 +155,13 @@ impl JobStore {
         self.jobs.remove(&key)
     }
 
-    /// The session is closed: the broker delivers again what was not acknowledged.
+    /// The session is closed, and the broker redelivers what was not acknowledged.
     pub fn clear(&mut self) {
         self.jobs.clear();
         self.unacked.clear();
     }
 
-    /// Takes the deliveries that an ack covers out; the last of them is the one that the frame names.
+    /// Removes and returns the deliveries that an ack covers. The last one is the one that the frame names.
     pub fn take_acked(&mut self, channel: ChannelId, tag: DeliveryTag, multiple: bool) -> Vec<Unacked> {
         let Some(unacked) = self.unacked.get_mut(&channel) else { return Vec::new() };
         if !multiple {
@@ -171,7 +171,7 @@ impl JobStore {
         std::mem::replace(unacked, later).into_values().collect()
     }
 
-    /// Takes a delivery out that is given back.
+    /// Removes and returns a delivery that is given back.
     pub fn take_given_back(&mut self, key: JobKey) -> Option<Unacked> {
         let StoredJob { channel, tag, .. } = self.jobs.get(&key)?;
         self.unacked.get_mut(channel)?.remove(tag)
@@ -179,7 +179,7 @@ impl JobStore {
 }
 
 impl Payload {
-    /// Takes in what reading the job gave.
+    /// Stores the result of reading the job.
     pub fn decoded(&mut self, decoded: Decoded) {
         let Decoded { encoding, items_total, first, items, rest, wants_progress, .. } = decoded;
         self.encoding = Some(encoding);
@@ -191,7 +191,7 @@ impl Payload {
         self.unprepared = Some(rest);
     }
 
-    /// Takes in the items that were prepared next.
+    /// Stores the next prepared items.
     pub fn prepared(&mut self, items: Vec<Item>) {
         self.tokens = self.tokens.take().zip(tokens(&items)).map(|(mut tokens, more)| {
             tokens.extend(more);
@@ -200,12 +200,12 @@ impl Payload {
         self.items.extend(items);
     }
 
-    /// Takes an item out for a pass.
+    /// Removes and returns an item for a pass.
     pub fn take_item(&mut self, index: u32) -> Option<Item> {
         self.items.take(index)
     }
 
-    /// Puts an item of a pass back that gave no output for it.
+    /// Puts back an item for which its pass returned no output.
     pub fn put_item_back(&mut self, index: u32, item: Item) {
         self.items.put_back(index, item);
     }
@@ -216,7 +216,7 @@ impl Payload {
         }
     }
 
-    /// Takes the outputs of a run out; nothing if one of them is missing.
+    /// Removes and returns the outputs of a run; `None` if one is missing.
     pub fn take_outputs(&mut self, run: &Run) -> Option<RunOutputs> {
         let first = self.at(run.offset)?;
         let range = first..first.checked_add(run.items as usize)?;

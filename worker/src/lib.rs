@@ -3,7 +3,7 @@
 //! This crate is the shell around [`vramq_core`], which decides. [`event_loop`] passes events to the core and carries its
 //! actions out.
 
-// Nothing that a message, a peer or a device does may panic.
+// No message, peer or device may cause a panic.
 #![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
 
 pub mod app;

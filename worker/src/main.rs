@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// A job takes some hundred small allocations, and its memory comes and goes in different threads: docs/bench/README.md.
+/// mimalloc, because a job makes about a hundred small allocations that other threads free: docs/bench/README.md.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

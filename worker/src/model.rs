@@ -19,23 +19,23 @@ use crate::stores::outputs::OutputStore;
 pub struct Model {
     pub index: ModelIndex,
     pub name: String,
-    /// Routing key of its jobs and dead letters, and the end of its queues' names.
+    /// Routing key of its jobs and dead letters, and suffix of its queues' names.
     pub key: String,
     /// Where its jobs come from: first its own queue.
     pub queues: Vec<QueueFacts>,
-    /// Where replies go of jobs that name no `reply_to`.
+    /// The queue for replies to jobs without a `reply_to`.
     pub reply_queue: String,
-    /// Routing key of jobs that have no room here even alone.
+    /// Routing key for jobs of which not even one item fits this device.
     pub larger: Option<String>,
     pub engine: Arc<dyn Engine>,
     /// The most jobs that may be unacknowledged, however much memory there is.
     pub slots_max: NonZeroU16,
     /// The most cost of a pass (tokens, for an encoder). One item alone may exceed it.
     pub pass_cost_max: usize,
-    /// Bytes of the largest body of a job, and of the replies to a job together.
+    /// Bytes of the largest body of a job, and of all replies to a job.
     pub body_max: u64,
     pub reply_max: u64,
-    /// Bytes of what a job refers to, together.
+    /// Bytes of all inputs that a job refers to.
     pub fetch_max: u64,
     /// Where its large outputs go, if not with the replies.
     pub outputs: Option<Arc<OutputStore>>,
@@ -53,8 +53,8 @@ impl fmt::Debug for Model {
     }
 }
 
-/// Where neither the configuration nor the engine says, and on a GPU with several models: large enough that a CPU is busy, small
-/// enough that a short job waits a fraction of a second behind a pass.
+/// The default where neither the configuration nor the engine sets it, and on a GPU with several models. Large enough to keep a CPU busy,
+/// small enough that a short job waits only a fraction of a second for a pass.
 pub const PASS_TOKENS_DEFAULT: usize = 2048;
 
 /// Whether a model fits its device.
@@ -75,7 +75,7 @@ impl Model {
         let longest = engine.item_cost_max();
         let items = config.job_items as usize;
         let pass_tokens = config.pass_tokens.or_else(|| engine.pass_cost()).unwrap_or(PASS_TOKENS_DEFAULT);
-        // A job of many long items runs in several passes: at a time it needs one of them.
+        // A job of many long items runs in several passes, and needs the memory of one at a time.
         let cost = (items * longest).min(pass_tokens.max(longest));
         Self {
             index,
@@ -92,13 +92,13 @@ impl Model {
             fetch_max: config.fetch_max,
             outputs: config.outputs.as_ref().map(OutputStore::new),
             job_shape: PassShape { items, cost, longest },
-            // An engine that takes no plain text has a probe without items, which always passes.
+            // An engine without plain text input has a probe without items, which always passes.
             probe: engine.prepare(&[Input::Text("canary".into())], &Params::default()).unwrap_or_default(),
             engine,
         }
     }
 
-    /// Where its jobs come from, if that is more than its own queue.
+    /// The queues that its jobs come from, if it has further queues.
     pub fn queue_statuses(&self, is_missing: impl Fn(QueueIndex) -> bool) -> Vec<QueueStatus> {
         let status = |(at, queue): (usize, &QueueFacts)| QueueStatus {
             queue: queue.name.clone(),
@@ -108,7 +108,7 @@ impl Model {
         if self.queues.len() > 1 { self.queues.iter().enumerate().map(status).collect() } else { Vec::new() }
     }
 
-    /// Computes slots from what the device has free now, with the weights of all its models loaded.
+    /// Computes slots from the device's free bytes, after the weights of all its models were loaded.
     pub fn fit(&self, free: u64, reserve: u64, models: u64) -> Fit {
         let weights = self.engine.resident_bytes();
         let passes = JobPasses {
@@ -121,7 +121,7 @@ impl Model {
         Fit { inputs, slots: inputs.slots(self.slots_max) }
     }
 
-    /// What the core decides by. `executor` runs its passes.
+    /// The facts by which the core decides. `executor` runs the model's passes.
     pub fn facts(&self, slots: NonZeroU16, executor: ExecutorIndex) -> ModelFacts {
         let engine = Arc::clone(&self.engine);
         ModelFacts {

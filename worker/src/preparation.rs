@@ -8,11 +8,10 @@ use vramq_schemas::{Input, Params, Reason};
 
 use crate::engine::{Engine, Item};
 
-/// Inputs that are prepared at a time, until there are enough: so many keep an engine's threads busy, and so many texts of 512
-/// tokens take half a MiB as tokens.
+/// How many inputs are prepared at a time. That keeps an engine's threads busy, and as tokens, so many texts of 512 tokens take half a MiB.
 const INPUTS_AT_A_TIME: usize = 256;
 
-/// Inputs in their order. Each is gone once it is prepared.
+/// Inputs in their order. Each is removed once it is prepared.
 #[derive(Debug)]
 pub struct Unprepared {
     inputs: vec::IntoIter<Input>,
@@ -36,12 +35,12 @@ impl Unprepared {
         self.len() == 0
     }
 
-    /// The next items: of at least so much cost together, or all that are left.
+    /// Prepares the next items until their costs reach `cost`, or all that are left.
     ///
     /// # Errors
     /// Why the job can never run.
     pub fn prepare(&mut self, engine: &dyn Engine, cost: usize) -> Result<Vec<Item>, Rejection> {
-        // A library that panics on an input must not end the worker, and then the next one.
+        // A library that panics on an input must not end this worker, nor the next one that receives the job.
         catch_unwind(AssertUnwindSafe(|| self.prepare_until(engine, cost))).unwrap_or_else(|_| {
             Err(Rejection::new(Reason::EngineFailed, "preparing the job panicked; see the worker's log"))
         })
@@ -80,7 +79,7 @@ mod tests {
     use super::*;
     use crate::engine::{InvalidInput, PassError, PassShape};
 
-    /// Takes texts but `bad`; an item costs ten.
+    /// An engine that accepts any text except `bad`; an item costs ten.
     struct Texts {
         in_pieces: bool,
     }
@@ -146,7 +145,7 @@ mod tests {
         assert_eq!(rest.prepare(&engine, 10 * INPUTS_AT_A_TIME).unwrap().len(), INPUTS_AT_A_TIME);
         let rejection = rest.prepare(&engine, usize::MAX).unwrap_err();
         assert_eq!(rejection.reason, Reason::InvalidInput);
-        // 100 + 256 + 44 is 400.
+        // Inputs 100 to 355 succeed. The bad one is input 400, index 44 of the next batch.
         assert_eq!(rejection.error, "counted from item 356: inputs[44] is bad");
     }
 }

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use crate::engine::Item;
 
-/// Items by their index within the job. Takes memory for those from the first that is here, so that a job of many items, prepared
-/// a few at a time, has few.
+/// Items by their index within the job. Takes memory only from the first item that is present on, which is little for a job whose items are
+/// prepared a few at a time.
 #[derive(Debug, Default)]
 pub struct PreparedItems {
     /// Index of the first of `items`.
@@ -73,7 +73,7 @@ mod tests {
     }
 
     proptest! {
-        /// As a map from index to item does.
+        /// Compares with a map from index to item.
         #[test]
         fn items_are_found_by_their_index(first in 0u32..9, steps in prop::collection::vec((0u8..3, 0u32..60), 0..200)) {
             let mut items = PreparedItems::new(first, Vec::new());

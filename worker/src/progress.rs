@@ -1,5 +1,4 @@
-//! Progress of a job's items: passes it from the program that reports it to the event loop, which publishes it for the job's
-//! caller.
+//! Progress of a job's items: from the program that reports it to the event loop, which publishes it for the job's caller.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,8 +9,7 @@ use tokio::sync::mpsc;
 use vramq_core::ids::JobKey;
 use vramq_schemas::{ItemProgress, PROGRESS_NOTE_BYTES_MAX};
 
-/// The least time between two reports on a job: as often as a person looks, and seldom enough to cost a job nothing. A report
-/// that comes sooner is dropped; the next one says more.
+/// The least time between two reports on a job. That is as often as a person looks, and costs the job nothing. Earlier reports are dropped.
 const INTERVAL_MIN: Duration = Duration::from_millis(500);
 
 /// Limits the reports on one job, through all its passes. Only jobs that asked for progress have one.
@@ -20,7 +18,7 @@ pub struct RateLimit {
     last: Mutex<Option<Instant>>,
     /// The job's first pass has begun.
     started: AtomicBool,
-    /// Index within the job of its last item, and whether that was reported to be finished.
+    /// Index within the job of its last item, and whether that item was reported as finished.
     last_item: u32,
     ended: AtomicBool,
 }
@@ -30,7 +28,7 @@ impl RateLimit {
         Self { last_item: items_total.saturating_sub(1), ..Self::default() }
     }
 
-    /// Whether a report is the one that no other follows: it goes out however soon it comes, once.
+    /// Whether a report is the last of its job. It is sent once, without the least time.
     fn is_end(&self, item: u32, fraction: f64) -> bool {
         item == self.last_item && fraction >= 1.0 && !self.ended.swap(true, Ordering::Relaxed)
     }
@@ -47,7 +45,7 @@ impl RateLimit {
     }
 }
 
-/// An item whose job asked for progress.
+/// An item of a job that asked for progress.
 #[derive(Clone, Debug)]
 pub struct Followed {
     pub job: JobKey,
@@ -56,12 +54,12 @@ pub struct Followed {
     pub limit: Arc<RateLimit>,
 }
 
-/// Takes the reports on a pass's items.
+/// Receives progress reports on the items of a pass.
 #[derive(Default)]
 pub struct ProgressSink {
-    /// For each item of the pass, in its order; empty if no job asked.
+    /// For each item of the pass, in order; empty if no job asked for progress.
     items: Vec<Option<Followed>>,
-    /// Sends a report on a job without waiting.
+    /// Sends a report without waiting.
     report: Option<Box<dyn Fn(JobKey, ItemProgress) + Send + Sync>>,
 }
 
@@ -72,7 +70,7 @@ impl fmt::Debug for ProgressSink {
 }
 
 impl ProgressSink {
-    /// Sends reports into a channel, each as `message` makes one of it.
+    /// Sends reports to a channel, converted by `message`.
     pub fn new<T: Send + 'static>(
         items: Vec<Option<Followed>>,
         channel: mpsc::Sender<T>,
@@ -81,12 +79,12 @@ impl ProgressSink {
         if !items.iter().any(Option::is_some) {
             return Self::default();
         }
-        // An `Err`: the receiver is busy, or has ended.
+        // An `Err` means that the receiver is busy or has ended.
         let report = move |job, progress| drop(channel.try_send(message(job, progress)));
         Self { items, report: Some(Box::new(report)) }
     }
 
-    /// Reports the begin of the first pass of each job that asked: its first item is at 0.
+    /// Reports the start of a job's first pass, with its first item at 0, for each job that asked for progress.
     pub fn begin(&self) {
         for Followed { job, item, limit } in self.items.iter().flatten() {
             if !limit.started.swap(true, Ordering::Relaxed) {
@@ -95,7 +93,7 @@ impl ProgressSink {
         }
     }
 
-    /// Hands a report on. Never waits: an event loop that is busy gets a later one.
+    /// Forwards a report. Never waits: if the event loop is busy, the report is dropped.
     pub fn report(&self, at: usize, fraction: f64, mut note: String) {
         let Some(Followed { job, item, limit }) = self.items.get(at).and_then(Option::as_ref) else { return };
         let is_end = limit.is_end(*item, fraction);

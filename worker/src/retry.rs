@@ -5,12 +5,12 @@ use std::time::Duration;
 use backoff::ExponentialBackoff;
 use backoff::backoff::Backoff as _;
 
-/// First and longest wait before reconnecting. A broker restarts in some seconds; half a minute between attempts
-/// keeps a fleet from knocking it over when it comes back.
+/// The first and the longest wait before a reconnect. A broker restarts within seconds. With half a minute between attempts, a fleet does
+/// not overload a broker that comes back.
 const RECONNECT_MIN: Duration = Duration::from_millis(250);
 const RECONNECT_MAX: Duration = Duration::from_secs(30);
 
-/// A sequence of growing waits. Never ends by itself: the caller bounds it.
+/// A sequence of growing waits. It never ends, so the caller must limit the attempts.
 #[derive(Debug)]
 pub struct Backoff(ExponentialBackoff);
 
@@ -20,7 +20,7 @@ impl Backoff {
         Self::between(RECONNECT_MIN, RECONNECT_MAX)
     }
 
-    /// Doubles from `min` to `max`, each wait spread by half up or down so that workers do not move in step.
+    /// Waits that double from `min` to `max`. Each is changed randomly by up to a half, so that workers do not act in step.
     pub fn between(min: Duration, max: Duration) -> Self {
         Self(ExponentialBackoff {
             current_interval: min,
@@ -35,7 +35,7 @@ impl Backoff {
 
     /// The next wait.
     pub fn next_wait(&mut self) -> Duration {
-        // `None` only comes with a `max_elapsed_time`, which is unset.
+        // `None` is returned only with a `max_elapsed_time`, which is not set.
         self.0.next_backoff().unwrap_or(self.0.max_interval)
     }
 }

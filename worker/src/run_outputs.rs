@@ -1,4 +1,4 @@
-//! The outputs of consecutive items of a job, on their way into a reply.
+//! The outputs of consecutive items of a job, which become a reply.
 
 use std::sync::OnceLock;
 
@@ -9,7 +9,7 @@ use vramq_schemas::output_name::OutputOwner;
 
 use crate::stores::outputs::{Offered, OutputStore};
 
-/// Outputs of one job that are written to a store at a time: a job of many does not keep others' waiting for all of them.
+/// The most outputs of one job that are written to a store at a time, so that a job with many does not block those of other jobs.
 const WRITES_PER_JOB: usize = 4;
 
 /// The outputs of a run of items.
@@ -21,8 +21,8 @@ pub struct RunOutputs {
 }
 
 impl RunOutputs {
-    /// The same, with the large ones of them in a store; and why one was not written that should have been. `offset` is the index of
-    /// the first within the job.
+    /// Writes large outputs to a store. Returns the outputs with references in their place, and why an output was not written, if so.
+    /// `offset`: the index of the first item within the job.
     ///
     /// # Errors
     /// An output is lost.
@@ -36,13 +36,13 @@ impl RunOutputs {
         let unwritten = OnceLock::new();
         let first_reason = &unwritten;
         let offers = (offset..).zip(outputs).map(|(index, output)| async move {
-            // A store that does not work for one would keep the others waiting as long.
+            // The store has failed for one output. The others would only wait as long.
             if first_reason.get().is_some() {
                 return Ok::<_, Rejection>(output);
             }
             let Offered { output, unwritten } = store.offer(owner, index, output).await?;
             if let Some(why) = unwritten {
-                // An `Err`: another one was first.
+                // An `Err` means that another reason came first.
                 let _ = first_reason.set(why);
             }
             Ok(output)

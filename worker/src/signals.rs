@@ -16,11 +16,11 @@ pub struct Signals {
     /// Signals so far.
     signals: u32,
     parent: Option<Parent>,
-    /// Requests that were given to the caller.
+    /// Requests that `next` has returned.
     given: u32,
 }
 
-/// Each byte on standard input is a request, and its end is one too if none came before.
+/// Each byte on standard input is a request. If none came before, so is the end of the input.
 #[derive(Debug)]
 struct Parent {
     requests: pipe::Receiver,
@@ -29,10 +29,10 @@ struct Parent {
 }
 
 impl Signals {
-    /// From here on the signals no longer kill the process by themselves.
+    /// Installs the handlers: from now on these signals do not kill the process.
     ///
     /// # Errors
-    /// The system refuses the handlers.
+    /// The system rejects the handlers.
     pub fn listen() -> io::Result<Self> {
         let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         Ok(Self { terminate, interrupt, signals: 0, parent: None, given: 0 })
@@ -41,17 +41,17 @@ impl Signals {
     /// The same for a process that another one started for one of its GPUs, and that must not outlive it.
     ///
     /// # Errors
-    /// The system refuses the handlers, or standard input is no pipe.
+    /// The system rejects the handlers, or standard input is not a pipe.
     pub fn listen_to_parent() -> io::Result<Self> {
         let requests = pipe::Receiver::from_owned_fd(io::stdin().as_fd().try_clone_to_owned()?)?;
         let parent = Some(Parent { requests, count: 0, is_gone: false });
         Ok(Self { parent, ..Self::listen()? })
     }
 
-    /// Where the next request comes from. Cancel-safe.
+    /// Waits for the next request and returns its source. Cancel-safe.
     ///
-    /// A terminal, or a service manager, signals the parent and its children alike, and the parent passes it on: these are one
-    /// request, so signals and the parent's requests are counted apart.
+    /// A terminal or a service manager signals the parent and its children, and the parent forwards the signal too. Signals and the
+    /// parent's requests are therefore counted separately, so that both together are one request.
     pub async fn next(&mut self) -> &'static str {
         loop {
             let name = tokio::select! {

@@ -15,15 +15,15 @@ const FILE_NAME: &str = "ceilings.json";
 
 const VERSION: u32 = 1;
 
-/// How long another process may keep the file locked: it needs it for as long as a few KiB take to the disk. This blocks the
-/// caller, so it is bounded; what was learned is written with the next limit then.
+/// How long another process may keep the file locked; writing a few KiB takes less. Waiting blocks the caller, so it is limited. Values
+/// that could not be written are written with the next limit.
 const LOCK_MAX: Duration = Duration::from_millis(200);
 const LOCK_RETRY: Duration = Duration::from_millis(5);
 
-/// Programs in the file. Each takes some hundred bytes, and at most some hundred KiB.
+/// The most programs in the file. Each takes some hundred bytes to some hundred KiB.
 const PROGRAMS_MAX: usize = 64;
 
-/// The file of a folder, or none. Workers that share a folder learn from each other.
+/// The state file of a folder, or none. Workers that share a folder learn from each other.
 #[derive(Clone, Debug)]
 pub struct StateFile(Option<PathBuf>);
 
@@ -42,14 +42,14 @@ struct Content {
 pub struct ProgramKey {
     pub model: String,
     pub device: String,
-    /// Bytes of the whole device: another one may have its name tomorrow.
+    /// Bytes of the whole device: another device may later have the same name.
     pub total: u64,
 }
 
-/// What a program was seen to take of its device.
+/// The measured memory of a program on its device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProgramMemory {
-    /// Which program, and in which unit its costs are: what was learned of another says nothing.
+    /// Identifies the program and the unit of its costs. Values learned of another program do not apply.
     pub program: String,
     pub learned: Learned,
 }
@@ -120,8 +120,8 @@ fn read(file: &Path) -> Known {
     }
 }
 
-/// Whole or not at all, also when the machine stops: written beside, flushed to disk, renamed. Rare, and a few KiB. Locked from
-/// reading to renaming, or of two workers that write at a time one would undo what the other has just added.
+/// Changes the file atomically, even if the machine stops: written beside, flushed to disk, renamed. Rare, and a few KiB. Locked from
+/// reading to renaming; otherwise one of two simultaneous workers would undo the other's change.
 fn update(file: &Path, change: impl FnOnce(&mut Known)) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder)?;
@@ -137,13 +137,13 @@ fn update(file: &Path, change: impl FnOnce(&mut Known)) -> io::Result<()> {
     let beside = file.with_extension(format!("{}.new", uuid::Uuid::now_v7().simple()));
     let written = write_through(&beside, file, &serde_json::to_vec_pretty(&content)?);
     if written.is_err() {
-        // A disk that is full would have one more such file with each limit that moves.
+        // Otherwise a full disk would get another such file each time a limit moves.
         let _ = std::fs::remove_file(&beside);
     }
     written
 }
 
-/// Writes a file by way of another one beside it.
+/// Writes a file through a temporary file beside it.
 fn write_through(beside: &Path, file: &Path, content: &[u8]) -> io::Result<()> {
     let mut new = File::create(beside)?;
     new.write_all(content)?;
@@ -151,7 +151,7 @@ fn write_through(beside: &Path, file: &Path, content: &[u8]) -> io::Result<()> {
     std::fs::rename(beside, file)
 }
 
-/// Locks a file that stays: the file with the limits is another one after each write. Unlocked when it is closed.
+/// Locks a separate file, because each write replaces the file with the limits. Closing it unlocks it.
 fn lock(file: &Path) -> io::Result<File> {
     let lock = File::options().create(true).append(true).open(file)?;
     let until = Instant::now() + LOCK_MAX;

@@ -1,5 +1,5 @@
-//! The size of outputs on the wire. Before outputs are computed it is an upper bound; before they are encoded it is an estimate, by which
-//! replies are cut into parts.
+//! The size of outputs on the wire: an upper bound before outputs are computed, and an estimate before they are encoded. Replies are cut
+//! into parts by the estimate.
 
 use vramq_core::rejection::Rejection;
 use vramq_core::units::Mib;
@@ -8,11 +8,11 @@ use vramq_schemas::{Dtype, Embedding, Encoding, Input, Output, Reason, Values};
 
 use crate::engine::OutputMax;
 
-/// What an output takes besides its content: its tag, its length, punctuation.
+/// The bytes of an output besides its content: tag, length, punctuation.
 const OVERHEAD: usize = 16;
 
-/// Replies are cut into parts of about this many bytes: large enough that framing costs nothing, small enough that a caller
-/// sees progress every few hundred texts; far below the body cap.
+/// Replies are cut into parts of about this many bytes. That is large enough to make framing cheap, small enough to show progress every few
+/// hundred texts, and far below the largest body.
 const PART_BYTES: usize = 1024 * 1024;
 
 /// The most bytes of a vector's element as a number in JSON: "-0.012345678," and the like.
@@ -34,11 +34,11 @@ const SPARSE_ELEMENT: usize = 8;
 /// The most bytes of a character's byte in a JSON text: "\u0000".
 const ESCAPED: u64 = 6;
 
-/// Refuses a job whose replies could take more than a model's `reply_mib_max`, before any of its inputs is prepared: a small body
-/// may ask for a thousand times its size. `output_max` is the engine's.
+/// Rejects a job whose replies could exceed the model's `reply_mib_max`, before any input is prepared: the replies can be a thousand times
+/// as large as the body. `output_max`: the engine's bound for an input.
 ///
 /// # Errors
-/// A [`Rejection`] with the arithmetic.
+/// A [`Rejection`] with the calculation.
 pub fn check_reply_bytes(
     output_max: impl Fn(&Input) -> Option<OutputMax>,
     inputs: &[Input],
@@ -94,8 +94,8 @@ fn bytes_max(output: OutputMax, encoding: Encoding) -> (u64, u64) {
     }
 }
 
-/// About the bytes that an output takes on the wire, and no less: where replies are cut depends on it, and whether they may be so large. Of
-/// a JSON output, no less than its text takes in JSON, in any encoding.
+/// The approximate bytes of an output on the wire, rounded up: where replies are cut, and whether they are allowed, depends on it. A JSON
+/// output counts as its JSON text in any encoding.
 pub fn wire_bytes(output: &Output, encoding: Encoding) -> usize {
     OVERHEAD
         + match output {
@@ -118,10 +118,10 @@ pub fn wire_bytes(output: &Output, encoding: Encoding) -> usize {
         }
 }
 
-/// How many outputs from the start fit one reply, which a client can read: at least 1, if there is one.
+/// How many outputs from the start fit one reply that clients can read; at least 1, if there is one.
 ///
 /// # Errors
-/// [`Rejection`] when no client reads the first one.
+/// [`Rejection`] when no client can read the first output.
 pub fn items_within(outputs: &[Output], encoding: Encoding) -> Result<usize, Rejection> {
     let (mut fitting, mut bytes) = (0, 0);
     for output in outputs {
@@ -157,8 +157,8 @@ fn sparse_bytes(elements: usize, encoding: Encoding) -> usize {
     elements.saturating_mul(element).saturating_add(SPARSE_KEYS)
 }
 
-/// The most bytes that a JSON value takes as text, without writing it. Text that needs escapes may take six times its
-/// length, so a mere estimate could cut a reply above the cap.
+/// The most bytes of a JSON value as text, computed without writing it. Escapes may make a text six times as long, so an estimate could
+/// exceed the limit of a reply.
 fn json_bytes(value: &serde_json::Value) -> usize {
     match value {
         serde_json::Value::String(text) => text_bytes(text),
@@ -184,14 +184,14 @@ fn number_bytes(number: &serde_json::Number) -> usize {
 
 /// The bytes of a text in JSON, with its quotes.
 fn text_bytes(text: &str) -> usize {
-    // Blocks of a fixed size whose sums fit a byte: the compiler turns these into vector instructions. Byte by byte, this was
-    // every seventh instruction of a worker that answers small jobs.
+    // Sums blocks of a fixed size in single bytes, which the compiler turns into vector instructions. Byte by byte, this took one in seven
+    // instructions of a worker with small jobs.
     let (blocks, rest) = text.as_bytes().as_chunks::<ESCAPE_BLOCK>();
     let escapes = blocks.iter().map(|block| escape_bytes(block)).sum::<usize>() + escape_bytes(rest);
     2 + text.len() + escapes
 }
 
-/// Bytes of a block: five each at most are added to them, and 160 fit a byte.
+/// Bytes in a block. Each adds at most five, so the sum of 160 fits a byte.
 const ESCAPE_BLOCK: usize = 32;
 
 /// What escapes add to at most [`ESCAPE_BLOCK`] bytes: one for `\"` and the like, five for `\u0000`.

@@ -1,5 +1,5 @@
-//! A message's properties as lapin reads them (with third-party/amq-protocol-types): whatever a publisher writes, they are read
-//! completely, and can be written again.
+//! Message properties as lapin reads them (with third-party/amq-protocol-types). Whatever a publisher writes is read completely, and can be
+//! written again.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -29,7 +29,7 @@ use throughput::Throughput;
 pub struct Report {
     device: DeviceReport,
     models: Vec<ModelReport>,
-    /// How many models could not be loaded, and are not among these.
+    /// How many models could not be loaded; they are not in `models`.
     not_loaded: usize,
     /// Only with models that are programs.
     cgroups: Option<CgroupsReport>,
@@ -40,7 +40,7 @@ pub struct Report {
 #[derive(Debug, Serialize)]
 struct CgroupsReport {
     delegated: bool,
-    /// Whether the groups bound host memory.
+    /// Whether the groups limit host memory.
     memory: bool,
     in_words: String,
 }
@@ -71,13 +71,13 @@ struct DeviceReport {
 #[derive(Debug, Serialize)]
 struct ModelReport {
     name: String,
-    /// Where its jobs come from, if that is more than its own queue.
+    /// The queues that its jobs come from, if it has further queues.
     queues: Vec<QueueStatus>,
     weights: u64,
     job_items: usize,
     job_tokens: usize,
     per_job: u64,
-    /// The types and units that passes are computed with, in words.
+    /// The types and units that compute passes, as text.
     computes: Option<String>,
     /// Of a model that is a program.
     program: Option<ProgramReport>,
@@ -94,18 +94,18 @@ struct ModelReport {
 
 #[derive(Debug, Serialize)]
 struct ProgramReport {
-    /// Processes that there may be at once, by what is known now.
+    /// The most processes at once, as far as is known now.
     instances: usize,
-    /// What its memory goes by.
+    /// The unit that its memory depends on.
     per: &'static str,
-    /// Bytes of a pass with one unit of that; `None` while it is unknown.
+    /// Bytes of a pass with one such unit; `None` while unknown.
     per_item: Option<u64>,
-    /// What passes need by measurement.
+    /// The measured needs of passes.
     learned: Vec<LearnedNeed>,
     revision: String,
 }
 
-/// What a pass needs that costs at most so much, in the unit that its memory goes by.
+/// The bytes of a pass that costs at most `cost`, in the unit that the program's memory depends on.
 #[derive(Debug, Serialize)]
 struct LearnedNeed {
     cost: f64,
@@ -158,7 +158,7 @@ impl ModelReport {
             weights: fit.inputs.weights,
             job_items: model.job_shape.items,
             job_tokens: model.job_shape.cost,
-            // JSON has no number for what is unknown; one slot says the same.
+            // JSON has no number for an unknown size. Zero bytes and one slot show it.
             per_job: if fit.inputs.per_job == UNKNOWN_BYTES { 0 } else { fit.inputs.per_job },
             computes: model.engine.computes(),
             program: pool.map(|pool| ProgramReport::new(pool)),
@@ -242,7 +242,7 @@ fn in_words(model: &Model, key: &LimitKey, limit: &LearnedLimit) -> String {
     words
 }
 
-/// A time for a person, by its largest unit.
+/// A time as text, in its largest unit.
 fn age(ms: u64) -> String {
     let seconds = ms / 1000;
     match seconds {

@@ -4,20 +4,20 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     Drained = 0,
-    /// While draining.
+    /// A drain was cut short.
     Killed = 1,
-    /// Or configuration.
+    /// Wrong arguments or configuration.
     Usage = 2,
-    /// The broker, at start.
+    /// The broker could not be reached at start.
     Unreachable = 3,
-    /// Device or model.
+    /// The device or a model cannot be used.
     Unusable = 4,
-    /// A restart is wanted.
+    /// The process wants to be restarted.
     Restart = 5,
 }
 
 impl Exit {
-    /// That of a process that has ended; none if a signal ended it, or with a code that is none of these.
+    /// The exit of a process by its code. `None` if a signal ended it, or if its code has no meaning here.
     pub fn of(code: Option<i32>) -> Option<Self> {
         use Exit::{Drained, Killed, Restart, Unreachable, Unusable, Usage};
         let all = [Drained, Killed, Usage, Unreachable, Unusable, Restart];

@@ -24,8 +24,8 @@ use vramq_core::learned_limits::LearnedLimits;
 use vramq_inference::process::cgroup::Cgroups;
 use vramq_inference::process::keeper;
 
-/// Watches over a program, if this process was started by a worker to do that. To be called before all else: a keeper has one thread
-/// and no configuration.
+/// Runs the keeper of a program's process, if a worker started this process for that. Must be called before anything else: a keeper has one
+/// thread and no configuration.
 pub fn keep() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     let is_keeper = arguments.next()? == keeper::ARGUMENT && arguments.next().is_none();
@@ -65,12 +65,12 @@ pub fn main() -> ! {
     end(exit)
 }
 
-/// Ends the process at once, without what libraries do when a process ends: a driver waits for its device there, and a device that
-/// is lost, or stuck in a pass, does not answer.
+/// Ends the process at once, without the exit handlers of libraries. A driver's handler waits for its device, and a device that is lost or
+/// stuck in a pass never answers.
 fn end(exit: Exit) -> ! {
-    // The last of what is printed may still be buffered; logs go to standard error, which buffers nothing.
+    // Standard output may still be buffered. Logs go to standard error, which is not.
     let _ = std::io::stdout().flush();
-    // SAFETY: any thread may call it at any time. Nothing of this process runs after it.
+    // SAFETY: `_exit` may be called by any thread at any time, and nothing of this process runs after it.
     unsafe { libc::_exit(exit as i32) }
 }
 
@@ -79,7 +79,7 @@ fn prepare(options: &Options) -> Result<(Config, Logs), Box<dyn std::error::Erro
     Ok((options.read()?, logs))
 }
 
-/// Does the same on each of several GPUs, in processes of their own.
+/// Runs the same command on each of several GPUs, in separate processes.
 fn on_several<F>(config: &Config, gpus: &Gpus, run: impl FnOnce(Vec<Gpu>) -> F) -> Exit
 where
     F: Future<Output = std::io::Result<Exit>>,
@@ -92,8 +92,8 @@ where
         }
     };
     if config.models.iter().any(|model| matches!(model.engine, EngineConfig::Process(_))) {
-        // Before the processes start, which share this process's control group: it would be in their way there. They log what came
-        // of it.
+        // Must come before the processes start: they share this process's control group, and would block the preparation. They log the
+        // result.
         let _ = Cgroups::prepare();
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -116,7 +116,7 @@ fn diagnose(config: &Config, json: bool) -> Exit {
         Ok(opened) => opened,
         Err(error) => {
             if matches!(error, OpenError::Cuda(_)) {
-                // What is there explains what is not.
+                // The report shows what was found, which helps to explain what is missing.
                 print!("{}", CudaReport::new(None, config.device.libraries()));
             }
             error.in_words().iter().for_each(|text| tell(text));
@@ -126,7 +126,7 @@ fn diagnose(config: &Config, json: bool) -> Exit {
     let limits = learned_limits(&StateFile::in_folder(config.state.as_deref()), &opened);
     let report = Report::new(&opened, &limits, config.device.reserve, config.device.libraries());
     if json {
-        // Plain numbers and texts: cannot fail.
+        // Cannot fail: only plain numbers and texts.
         println!("{}", serde_json::to_string_pretty(&report).unwrap_or_default());
     } else {
         print!("{report}");
@@ -135,7 +135,7 @@ fn diagnose(config: &Config, json: bool) -> Exit {
     if report.is_well() { Exit::Drained } else { Exit::Unusable }
 }
 
-/// What earlier processes learned of the device.
+/// Learned limits of this device from earlier processes.
 fn learned_limits(file: &StateFile, opened: &Opened) -> LearnedLimits {
     let device = opened.device.shared();
     LearnedLimits::new(device.name(), device.memory().total, file.read())

@@ -44,16 +44,16 @@ pub enum OpenError {
     Cuda(#[from] cuda::OpenError),
     #[error(transparent)]
     HostMemory(#[from] TooLittle),
-    /// So many models could not be loaded. [`Opened::open`] has passed a text for each to `tell`.
+    /// This many models could not be loaded. [`Opened::open`] has already passed a text for each to `tell`.
     #[error("{0} model(s) cannot be loaded")]
     NotLoaded(usize),
-    /// Every model that cannot be served.
+    /// The models that cannot be served.
     #[error("{} model(s) cannot be served", .0.len())]
     Models(Vec<ModelError>),
 }
 
 impl OpenError {
-    /// What is left to print: a text for each model that cannot be served, without those that `tell` received.
+    /// Texts that are still to be printed, one for each model that cannot be served. Excludes those that `tell` has received.
     pub fn in_words(self) -> Vec<String> {
         match self {
             Self::NotLoaded(_) => Vec::new(),
@@ -63,7 +63,7 @@ impl OpenError {
     }
 }
 
-/// An error with its causes.
+/// An error with its causes, as text.
 fn in_full(error: anyhow::Error) -> String {
     format!("{error:#}")
 }
@@ -91,9 +91,9 @@ impl ModelError {
 }
 
 impl Opened {
-    /// Loads every model, programs last; slots are computed when all weights are in place. Blocks, and must be called on a thread
-    /// where `runtime` may be waited for: programs live on it. `tell` is called with the text for a model that cannot be loaded before
-    /// the next one is tried: that may take minutes, and end with the process.
+    /// Loads every model, programs last, and computes slots when all weights are loaded. Blocks; call it on a thread that may wait for
+    /// `runtime`, on which programs run. Calls `tell` with the text for each model that cannot be loaded, before it tries the next one:
+    /// that may take minutes, and the process may end meanwhile.
     ///
     /// # Errors
     /// The device cannot be used. A model that cannot be loaded is no error here, nor is one without slots: see
@@ -110,7 +110,7 @@ impl Opened {
         models.sort_by_key(|model| model.index);
         let encodes = config.models.iter().any(|model| matches!(model.engine, EngineConfig::Encoder { .. }));
         if encodes && matches!(device, AnyDevice::Cuda(_)) {
-            // Until docs/bench has a report of a run on a GPU.
+            // Remove this once docs/bench has a report of a run on a GPU.
             tracing::warn!(
                 "the encoder on CUDA has been proven in emulation only, not yet on a GPU: compare its vectors with the cpu \
                  device's before you rely on them (docs/gpu.md)"
@@ -136,10 +136,10 @@ impl Opened {
         Ok(Self { device, models, not_loaded, programs, budget: free.saturating_sub(reserve) })
     }
 
-    /// The same, if every model is loaded.
+    /// The same value, if every model was loaded.
     ///
     /// # Errors
-    /// One is not.
+    /// Some model was not loaded.
     pub fn complete(self) -> Result<Self, OpenError> {
         if self.not_loaded == 0 { Ok(self) } else { Err(OpenError::NotLoaded(self.not_loaded)) }
     }
@@ -147,7 +147,7 @@ impl Opened {
     /// The models with their slots.
     ///
     /// # Errors
-    /// The models without room for one job, with the arithmetic.
+    /// The models that have no room for one job, with the calculation.
     pub fn slots(&self) -> Result<Vec<(Arc<Model>, NonZeroU16)>, OpenError> {
         let (mut models, mut unusable) = (Vec::with_capacity(self.models.len()), Vec::new());
         for (model, fit) in &self.models {
@@ -164,7 +164,7 @@ impl Opened {
     }
 }
 
-/// Loads every model that can be loaded, programs last. One that cannot does not keep the next one from being tried.
+/// Loads every model that can be loaded, programs last. A model that cannot be loaded does not stop the loading of others.
 fn load_all(
     config: &Config,
     slots_max: &[NonZeroU16],
@@ -199,7 +199,7 @@ fn load_all(
     Ok(models)
 }
 
-/// The most slots of each model by the host's memory, with the arithmetic in the log.
+/// The most slots of each model that the host's memory allows. Logs the calculation.
 fn host_slots(config: &Config) -> Result<Vec<NonZeroU16>, TooLittle> {
     let want = |model: &ModelConfig| Want { body_max: model.body_max, slots_max: model.slots_max };
     let wants: Vec<_> = config.models.iter().map(want).collect();
@@ -247,7 +247,7 @@ async fn start(
     Ok(Model::new(index, &config, slots_max, Arc::new(ProcessModel::new(pool))))
 }
 
-/// The last that a program printed, for the line that says why the worker cannot start.
+/// The last output of a program, for the line that says why the worker cannot start.
 fn printed(stderr: &str) -> String {
     let stderr = stderr.trim_end();
     if stderr.is_empty() { String::new() } else { format!(". The program printed last:\n{stderr}") }
@@ -263,8 +263,8 @@ fn load(
     let loaded = match device {
         AnyDevice::Cpu(device) => Encoder::load_as(source, Arc::clone(device), dtype),
         AnyDevice::Cuda(device) => {
-            // Passes of a size that keeps the device busy are for a model that has it alone: the memory that they take would be
-            // missing to models that are loaded after this one.
+            // The default pass size, which keeps the device busy, suits a model that is alone on it. With several models, such passes would
+            // take memory that models loaded later need.
             let default_tokens = || (config.models.len() > 1).then_some(PASS_TOKENS_DEFAULT);
             let options = CudaOptions {
                 element: ElementType::configured(dtype),
@@ -284,7 +284,7 @@ fn load(
     Ok(Arc::new(loaded.map_err(failed)?))
 }
 
-/// Threads for tokenising, which is all that a GPU leaves to the CPU.
+/// Threads for tokenising, the only CPU work when passes run on a GPU.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }

@@ -16,7 +16,7 @@ use crate::observability::status_board::Status;
 use crate::retry::Backoff;
 use crate::signals::Signals;
 
-/// A session that stood this long, or settled a job, was no failure: the next reconnect is quick again.
+/// A session counts as stable after so long, or once it settled a job. The next reconnect is quick then.
 const SESSION_STEADY: Duration = Duration::from_secs(60);
 
 /// Serves until a drain ends.
@@ -53,7 +53,7 @@ async fn serve_sessions(
         let end = event_loop.serve(session, config.broker.declare, signals).await;
         let core = event_loop.core();
         match end {
-            // The broker delivers the jobs again, which is all that is left to do.
+            // The broker will redeliver the jobs; the worker has nothing else to do.
             SessionEnd::Lost(error) if core.is_draining() => {
                 let jobs = core.unsettled();
                 tracing::warn!(
@@ -70,7 +70,7 @@ async fn serve_sessions(
         if opened.elapsed() > SESSION_STEADY || event_loop.context().meters.settled() > settled {
             backoff = Backoff::reconnect();
         }
-        // Sessions that end as soon as they stand must not become a storm of connections.
+        // A session that ends right after its opening must not cause a storm of connections.
         let wait = tokio::time::sleep(backoff.next_wait());
         if unless_stopped(event_loop, signals, wait).await.is_none() {
             return Ok(Exit::Drained);
@@ -78,7 +78,7 @@ async fn serve_sessions(
     }
 }
 
-/// Waits for something between sessions; nothing if the worker is asked to stop before.
+/// Waits for `work` between sessions. `None` if the worker is asked to stop first.
 async fn unless_stopped<T>(
     event_loop: &mut EventLoop,
     signals: &mut Signals,
@@ -97,8 +97,8 @@ async fn unless_stopped<T>(
         .await
 }
 
-/// Connects, again and again: at start for as long as the configuration says, later for ever. Nothing if the worker is asked to
-/// stop meanwhile.
+/// Connects repeatedly: at start for as long as the configuration says, later without limit. `None` if the worker is asked to stop
+/// meanwhile.
 async fn open(
     config: &Config,
     event_loop: &mut EventLoop,

@@ -37,10 +37,10 @@ use crate::signals::Signals;
 use crate::state_file::StateFile;
 use crate::stores::Stores;
 
-/// RabbitMQ's default, which cannot be asked for over AMQP.
+/// RabbitMQ's default. AMQP cannot query the actual value.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
 
-/// What others see the worker by.
+/// What the worker shows of itself: heartbeats, health and metrics.
 struct Observability {
     identity: Arc<Identity>,
     board: Arc<StatusBoard>,
@@ -49,14 +49,13 @@ struct Observability {
     spans: Option<Spans>,
 }
 
-/// Runs a worker. `Err` is an exit code too, reached before the start was complete. A worker with a parent is one of several,
-/// each with a GPU.
+/// Runs a worker. `Err` is the exit code of a start that failed. `has_parent`: the worker is one of several, each with a GPU.
 pub(super) fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, Exit> {
     if let Some(failpoint) = config.failpoint.clone() {
         failpoint.start();
     }
-    // One thread for the event loop and for lapin's tasks: what they hand each other costs no switch between threads. Whatever
-    // may block or compute for long has threads of its own.
+    // The event loop and lapin's tasks share one thread, so that messages between them cost no thread switch. Everything that may block or
+    // compute for long has other threads.
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| unusable(e.into()))?;
     let identity = Arc::new(Identity { worker: config.name.clone(), version: env!("CARGO_PKG_VERSION") });
@@ -85,7 +84,7 @@ pub(super) fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, 
     let entered = runtime.enter();
     let mut event_loop = event_loop(&config, &opened, &models, observability).map_err(unusable)?;
     drop(entered);
-    // As a task: a panic in it becomes an exit code.
+    // In a task, so that a panic becomes an exit code.
     let served = runtime.spawn(async move {
         let served = sessions::serve(&config, &mut event_loop, &mut signals).await;
         event_loop.context().programs.save_off_the_runtime().await;
@@ -97,7 +96,7 @@ pub(super) fn run(config: Config, logs: Logs, has_parent: bool) -> Result<Exit, 
         finish(spans, exit).await
     });
     let exit = runtime.block_on(served).map_err(|e| unusable(e.into()));
-    // Fetches and outputs that are being written belong to jobs that are in the broker still: nobody waits for a store's answer.
+    // Nobody waits for stores any more: the jobs of these fetches and outputs are still at the broker.
     runtime.shutdown_background();
     exit?
 }
@@ -137,8 +136,8 @@ fn warn_of_settings(config: &Config) {
     }
 }
 
-/// Serves health and metrics from here on, if that is wanted. Jobs do not depend on it: where no port of a range is free the
-/// worker does without; a single port that the configuration names must be free.
+/// Starts to serve health and metrics, if configured. Jobs do not depend on it: without a free port in a range, the worker runs without. A
+/// single port that the configuration names must be free.
 fn listen(config: &Config, state: HttpState) -> Result<(), Exit> {
     let Some(listen) = &config.http else { return Ok(()) };
     match http::start(listen, state) {
@@ -170,7 +169,7 @@ async fn load(config: &Config, signals: &mut Signals) -> Result<Opened, Exit> {
     }
 }
 
-/// The event loop, with all that outlives a session.
+/// Creates the event loop with everything that outlives a session.
 fn event_loop(
     config: &Config,
     opened: &Opened,
@@ -232,8 +231,7 @@ fn event_loop(
 
 type Executors = Vec<Box<dyn Executor>>;
 
-/// The device's thread for the models that the worker runs itself, and for each program its processes; and for each model the place
-/// of its executor.
+/// The executors (the device's thread, and each program's processes), and for each model the index of its executor.
 fn executors(opened: &Opened, models: usize) -> anyhow::Result<(Executors, Vec<ExecutorIndex>)> {
     let device = opened.device.shared();
     let mut executors: Executors = vec![Box::new(DeviceThread::spawn(Arc::clone(&device))?)];
@@ -271,11 +269,10 @@ fn settings(config: &Config, opened: &Opened, executors: &[Box<dyn Executor>]) -
     }
 }
 
-/// Sends the last spans and ends the process: at once, not after the passes that an executor may still have, or that wait for other
-/// processes.
+/// Sends the last spans and ends the process at once. Does not wait for passes that an executor still has.
 async fn finish(spans: Option<Arc<Spans>>, exit: Exit) -> ! {
     if let Some(spans) = spans {
-        // An `Err` is a panic of the SDK, which costs spans and nothing else.
+        // An `Err` is a panic of the SDK, which only loses spans.
         let _ = tokio::task::spawn_blocking(move || spans.finish()).await;
     }
     end(exit)

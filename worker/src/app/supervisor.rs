@@ -1,5 +1,5 @@
-//! Supervises several GPUs: runs a worker process for each, all with the same configuration, and starts again those that end. When
-//! all have failed soon after their start, this process ends with the exit code of the last one.
+//! Supervises several GPUs: runs a worker process for each, all with the same configuration, and restarts processes that end. If all have
+//! failed soon after their start, this process ends with the exit code of the last one.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,8 +25,7 @@ const RESTART_MAX: Duration = Duration::from_secs(60);
 /// A process that ran this long has not failed at its start: the next wait is short again.
 const STEADY: Duration = Duration::from_secs(120);
 
-/// What a process that is to drain may take for it beyond the configured time, before it is killed: its own deadline has passed
-/// then, and it hangs.
+/// How long a draining process may exceed the configured time before it is killed. Its own deadline has passed then, so it hangs.
 const DRAIN_GRACE: Duration = Duration::from_secs(10);
 
 /// Why there are no processes to supervise.
@@ -59,7 +58,7 @@ impl SupervisorError {
 /// One of them is not there, or is named twice, or they are of two kinds.
 pub fn gpus(configured: &Gpus) -> Result<Vec<Gpu>, SupervisorError> {
     let gpus: Vec<Gpu> = match configured {
-        // A process sees one instance of MIG, whichever: those of several are for the processes to find.
+        // A process sees only one MIG instance, whatever it asks for. So the processes themselves must look up several instances.
         Gpus::These(these) if these.iter().any(Which::is_instance) => {
             if let Some(whole) = these.iter().find(|which| !which.is_instance()) {
                 return Err(SupervisorError::Mixed(whole.clone()));
@@ -74,7 +73,7 @@ pub fn gpus(configured: &Gpus) -> Result<Vec<Gpu>, SupervisorError> {
         }
         Gpus::All => find()?.devices.iter().map(Gpu::from).collect(),
     };
-    // By what their spellings have in common: those of instances are the configuration's.
+    // Compares UUIDs without dashes and case, because those of instances are spelled as in the configuration.
     let digits = |gpu: &Gpu| gpu.uuid.replace('-', "").to_ascii_lowercase();
     let is_known = |at: usize, gpu: &Gpu| gpus[..at].iter().any(|other| digits(other) == digits(gpu));
     match gpus.iter().enumerate().find(|(at, gpu)| is_known(*at, gpu)) {
@@ -106,7 +105,7 @@ fn command(program: &Path, gpu: &Gpu) -> Command {
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).arg("--gpu").arg(gpu.to_string());
     if Which::Uuid(gpu.uuid.clone()).is_instance() {
-        // The driver lists no instance of MIG but the first unless it is named so.
+        // The driver lists only the first MIG instance, unless this variable names another.
         command.env("CUDA_VISIBLE_DEVICES", &gpu.uuid);
     }
     command
@@ -115,7 +114,7 @@ fn command(program: &Path, gpu: &Gpu) -> Command {
 /// Keeps a worker running on each GPU until all are asked to drain, for which they have `drain`.
 ///
 /// # Errors
-/// There is no way to start processes or to listen for signals.
+/// Processes cannot be started, or signals not received.
 pub async fn serve(drain: Duration, gpus: Vec<Gpu>) -> io::Result<Exit> {
     let mut signals = Signals::listen()?;
     let mut supervisor = Supervisor {
@@ -137,7 +136,7 @@ pub async fn serve(drain: Duration, gpus: Vec<Gpu>) -> io::Result<Exit> {
                     return Ok(supervisor.exit);
                 }
             }
-            // Every child that runs or waits is in there; a panic of one ends this process as well.
+            // `events` has an entry for each child that runs or waits. A panic of a child's task ends this process too.
             event = supervisor.events.join_next() => match event {
                 None => return Ok(supervisor.exit),
                 Some(event) => if let Some(exit) = supervisor.handle(event?) { return Ok(exit) },
@@ -154,7 +153,7 @@ struct Supervisor {
     drain: Duration,
     children: Vec<Child>,
     events: JoinSet<Event>,
-    /// How it will end.
+    /// The exit code so far.
     exit: Exit,
 }
 
@@ -162,11 +161,11 @@ struct Supervisor {
 struct Child {
     gpu: Gpu,
     backoff: Backoff,
-    /// Since when the process runs; none while it waits to be started again.
+    /// When the process started; `None` while it waits for its restart.
     since: Option<Instant>,
     /// The last one failed soon after its start.
     failed: bool,
-    /// It was asked to end, by others than this process.
+    /// It drained because someone other than this process asked it to.
     drained: bool,
 }
 
@@ -212,7 +211,7 @@ impl Supervisor {
         self.stops.send_modify(|stops| *stops += 1);
     }
 
-    /// How all ends, if it does now.
+    /// Handles an event. Returns the exit code if the supervisor must end now.
     fn handle(&mut self, event: Event) -> Option<Exit> {
         match event {
             Event::Due { .. } if self.is_ending() => None,
@@ -238,7 +237,7 @@ impl Supervisor {
             }
             return (self.running() == 0).then_some(self.exit);
         }
-        // The other is the end of a drain that did not come to its own.
+        // `Killed` is a drain that was cut short.
         if let Some(Exit::Drained | Exit::Killed) = exit {
             tracing::info!(%gpu, how, "worker drained: not starting it again");
             child.drained = true;
@@ -261,7 +260,7 @@ impl Supervisor {
         None
     }
 
-    /// The first reason that is none of draining is the one to tell.
+    /// Keeps the first exit code that is not that of a drain.
     fn end_as(&mut self, exit: Exit) {
         if self.exit == Exit::Drained {
             self.exit = exit;
@@ -281,15 +280,15 @@ impl Supervisor {
     }
 }
 
-/// Runs a process to its end, and passes requests to stop on to it. If this process ends first, the other one notices by its
-/// standard input.
+/// Runs a process to its end, and forwards stop requests to it. If this process ends first, the child's standard input closes, and the
+/// child notices.
 async fn run(
     mut command: Command,
     mut stops: watch::Receiver<usize>,
     drain: Duration,
 ) -> io::Result<ExitStatus> {
     let mut child = command.stdin(Stdio::piped()).spawn()?;
-    // Waiting would close it.
+    // Taken out, because waiting for the child would close it.
     let mut input = child.stdin.take();
     let mut passed_on = 0;
     let mut deadline = None;
@@ -306,7 +305,7 @@ async fn run(
                 let given = *stops.borrow_and_update();
                 deadline.get_or_insert_with(|| Instant::now() + drain);
                 if let Some(input) = &mut input {
-                    // An `Err`: it has ended already.
+                    // An `Err` means that the process has ended already.
                     let _ = input.write_all(&vec![b'\n'; given - passed_on]).await;
                 }
                 passed_on = given;

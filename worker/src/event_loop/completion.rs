@@ -1,4 +1,4 @@
-//! Results of operations that the event loop has started: on threads, and at the broker.
+//! Results of operations that run outside the event loop: on threads, and at the broker.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::executor::CompletedPass;
 use crate::preparation::Unprepared;
 use crate::stores::fetch::Fetched;
 
-/// What was done off the event loop.
+/// The result of such an operation.
 pub(crate) enum Completion {
     Decoded { job: JobKey, result: Box<Result<Decoded, Rejection>> },
     Fetched { job: JobKey, result: Result<Fetched, FetchFault> },
@@ -25,14 +25,14 @@ pub(crate) enum Completion {
     Progress { job: JobKey, progress: ItemProgress },
 }
 
-/// What is published.
+/// The kind of a publication.
 #[derive(Clone, Debug)]
 pub(crate) enum PublicationKind {
     /// Replies. Those that are not confirmed are kept.
     Reply,
     /// Replies to a job as dead letters. Those that are not confirmed are kept, as replies.
     DeadReplies { received: Arc<ReceivedJob>, rejection: Arc<Rejection> },
-    /// The job, or a word on it.
+    /// The job itself, or another message about it.
     Other,
 }
 
@@ -41,8 +41,8 @@ pub(crate) enum PublicationKind {
 pub(crate) struct Sent {
     pub kind: PublicationKind,
     pub outcome: PublicationOutcome,
-    /// Of replies: the items before this one are confirmed.
+    /// For replies: the items before this one are confirmed.
     pub taken_up_to: Option<u32>,
-    /// From the first message on that is not confirmed.
+    /// The messages from the first unconfirmed one on.
     pub unconfirmed: Vec<Message>,
 }

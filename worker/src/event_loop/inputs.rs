@@ -30,7 +30,7 @@ impl EventLoop {
                 self.queue_failed(model, source.queue(), "consumer", &error);
             }
             Input::Delivered(_, Delivered { source, delivery: None, .. }) => {
-                // The quarantine has none.
+                // The quarantine has no consumer.
                 if let Some(consumer) = source.consumer() {
                     self.apply(Event::ConsumerEnded { consumer });
                 }
@@ -86,7 +86,7 @@ impl EventLoop {
         }
     }
 
-    /// Takes in what was done off the event loop. Jobs of an earlier session are gone; passes of one still count.
+    /// Handles a result from outside the event loop. Jobs of an earlier session no longer exist; its passes still count.
     pub(crate) fn completed(&mut self, completion: Completion) {
         match completion {
             Completion::PassEnded(completed) => self.pass_ended(*completed),
@@ -139,7 +139,7 @@ impl EventLoop {
         }
     }
 
-    /// What a queue's consumers need has failed.
+    /// An operation that a queue's consumers need has failed.
     fn queue_failed(&mut self, model: ModelIndex, queue: Option<JobQueue>, what: &str, error: &lapin::Error) {
         self.context.consumer_timeouts.learn(error);
         let Some(live) = &mut self.session else { return self.failed(what, error) };
@@ -171,7 +171,7 @@ impl EventLoop {
                 );
             }
             Some(lapin::Event::Error(error)) => self.failed(side.as_str(), &error),
-            // Nothing is published on the other one.
+            // Nothing is published on the other connection.
             Some(lapin::Event::ConnectionBlocked(reason)) if side == Side::Publishing => {
                 if let Some(live) = &self.session {
                     live.session.publisher.blocked();
@@ -207,7 +207,7 @@ impl EventLoop {
         self.apply(Event::Tick(reading));
     }
 
-    /// A part of the session that jobs need is unusable. What the error says of the broker's limits comes first.
+    /// A part of the session that jobs need is unusable. First learns the broker's limits that the error reveals.
     fn failed(&mut self, what: &str, error: &lapin::Error) {
         self.context.consumer_timeouts.learn(error);
         if let Some(timeout) = consumer_timeout(error) {

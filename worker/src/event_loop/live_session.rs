@@ -26,13 +26,13 @@ use crate::broker::session::{Session, Side};
 use crate::observability::status_reporter::StatusReporter;
 use crate::publishers::PublisherRules;
 
-/// How often the device is read and the core looks at the time.
+/// How often the device is read and the core checks its time limits.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Futures that give answers in any order.
+/// Futures that complete in any order.
 pub(crate) type Pending<T> = FuturesUnordered<Pin<Box<dyn Future<Output = T> + Send>>>;
 
-/// A job of the quarantine, if there was one.
+/// A job from the quarantine, if there was one.
 type Fetched = Result<Option<(Arc<JobChannel>, Delivery)>, QueueError>;
 
 /// Something that happened.
@@ -44,7 +44,7 @@ pub(crate) enum Input {
     /// A consumer was stopped; its stream ends by itself.
     Stopped(ModelIndex, JobQueue, lapin::Result<()>),
     Counted(ModelIndex, Result<Counted, QueueError>),
-    /// A further queue is there, with a channel to consume it on; or why not.
+    /// The answer to looking for a further queue: a channel to consume it, or why it cannot be consumed.
     LookedFor(ModelIndex, QueueIndex, Result<Channel, String>),
     Fetched(ModelIndex, Fetched),
     Published(JobKey, Result<Sent, UnknownOutcome>),
@@ -72,7 +72,7 @@ pub(crate) struct LiveSession {
     pub(crate) counting: Pending<(ModelIndex, Result<Counted, QueueError>)>,
     pub(crate) looking: Pending<(ModelIndex, QueueIndex, Result<Channel, String>)>,
     pub(crate) fetching: Pending<(ModelIndex, Fetched)>,
-    /// Every publish about a job is in here: see `ConfirmedPublisher` for why.
+    /// Must contain every publish about a job: `ConfirmedPublisher` explains why.
     pub(crate) publishing: Pending<(JobKey, Result<Sent, UnknownOutcome>)>,
     pub(crate) acking: Pending<(ChannelId, Vec<bool>)>,
     pub(crate) giving_back: Pending<(JobKey, bool)>,
@@ -108,7 +108,7 @@ impl LiveSession {
         }
     }
 
-    /// Asks the broker to start a consumer. Its answer is an [`Input::Started`], for [`consumer_started`](Self::consumer_started).
+    /// Asks the broker to start a consumer. The answer comes as [`Input::Started`], for [`consumer_started`](Self::consumer_started).
     pub(crate) fn start_consumer(
         &mut self,
         model: ModelIndex,
@@ -160,7 +160,7 @@ impl LiveSession {
         request
     }
 
-    /// Waits for what happens all the time; what is nearest to its end first. Cancel-safe, as each of its arms is.
+    /// Waits for the next frequent input, preferring the steps closest to a job's end. Cancel-safe, as each of its arms is.
     pub(crate) async fn next_frequent(&mut self, completed: &mut mpsc::Receiver<Completion>) -> Input {
         tokio::select! {
             biased;

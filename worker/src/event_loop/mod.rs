@@ -30,15 +30,15 @@ use crate::job_store::JobStore;
 use crate::signals::Signals;
 use crate::unix_ms;
 
-/// Completions that may wait for the event loop. Its senders are threads of the pool and of executors, which may block; there are
-/// never more under way than unacknowledged jobs and passes.
+/// The most completions that wait for the event loop. The senders are threads of the pool and of executors, which may block. There are
+/// never more than unacknowledged jobs and passes.
 const COMPLETIONS_MAX: usize = 1024;
 
-/// Events that are applied in a row before passes start and acks go out anyway: a fraction of a millisecond's worth.
+/// After so many events in a row, passes start and acks are sent anyway. That takes a fraction of a millisecond.
 const BURST_MAX: usize = 64;
 
-/// How long the last confirms, and the acks of confirmed jobs, may take when a session is lost. Without them the jobs are redelivered, and
-/// are only acknowledged then, if this worker gets them.
+/// How long the last confirms, and the acks of confirmed jobs, may take when a session is lost. Without these acks the jobs are
+/// redelivered; they are then only acknowledged if this worker receives them.
 const LAST_ACKS_MAX: Duration = Duration::from_millis(200);
 
 /// The core, and the shell's part of the state.
@@ -46,17 +46,17 @@ pub struct EventLoop {
     core: Core,
     context: WorkerContext,
     jobs: JobStore,
-    /// None between sessions.
+    /// `None` between sessions.
     session: Option<LiveSession>,
-    /// The session is about to be closed: acks are sent, and nothing else of the session is used.
+    /// The session is about to be closed. Acks are still sent; nothing else of the session is used.
     is_closing: bool,
     /// Set by the core's `EndSession`.
     ending: Option<SessionEnd>,
-    /// Events that came out of actions, to be applied next.
+    /// Events that actions caused, applied next.
     ready: VecDeque<Event>,
     completions: mpsc::Sender<Completion>,
     completed: mpsc::Receiver<Completion>,
-    /// The largest body that the broker takes, as far as it has said.
+    /// The largest body that the broker accepts, as far as it has revealed that.
     body_max: usize,
     /// Inputs that were handled since passes were last started.
     burst: usize,
@@ -94,7 +94,7 @@ impl EventLoop {
         &self.context
     }
 
-    /// The largest body that the broker takes, as far as it has said.
+    /// The largest body that the broker accepts, as far as it has revealed that.
     pub fn body_max(&self) -> usize {
         self.body_max
     }
@@ -111,7 +111,7 @@ impl EventLoop {
                 continue;
             }
             if std::mem::take(&mut self.burst) >= BURST_MAX {
-                // lapin's tasks share this thread, and all that is sent goes through them.
+                // lapin's tasks share this thread and send all frames, so let them run.
                 tokio::task::yield_now().await;
             }
             self.apply(Event::Idle);
@@ -126,7 +126,8 @@ impl EventLoop {
         end
     }
 
-    /// Waits for something between sessions. Passes that are still on the device end meanwhile, and give their permits back.
+    /// Waits for `waiting` between sessions, and handles results meanwhile: passes that are still on the device end and return their
+    /// permits.
     pub async fn meanwhile<T>(&mut self, waiting: impl Future<Output = T>) -> T {
         let mut waiting = pin!(waiting);
         loop {
@@ -153,7 +154,7 @@ impl EventLoop {
         tracing::info!(?slots, "consuming");
     }
 
-    /// Applies an event, and all that come out of its actions at once.
+    /// Applies an event, and all events that its actions cause at once.
     pub(crate) fn apply(&mut self, event: Event) {
         self.ready.push_back(event);
         self.apply_ready();
@@ -168,8 +169,8 @@ impl EventLoop {
         }
     }
 
-    /// The next of the frequent inputs, if one is ready. A burst asks for nothing else, which saves it from polling everything
-    /// else each time; what came in a burst shares passes and acks.
+    /// The next frequent input, if one is ready. In a burst only these are polled, which is cheaper than polling everything each time; the
+    /// inputs of a burst share passes and acks.
     fn next_in_burst(&mut self) -> Option<Input> {
         if self.burst >= BURST_MAX {
             return None;
@@ -194,7 +195,7 @@ impl EventLoop {
         }
     }
 
-    /// Ends the session. What is confirmed is acknowledged, or it would run again elsewhere.
+    /// Ends the session. Confirmed jobs are acknowledged; otherwise they would run again elsewhere.
     async fn finish(&mut self, end: &SessionEnd) {
         self.is_closing = true;
         if *end != SessionEnd::Drained {
@@ -203,7 +204,7 @@ impl EventLoop {
         self.context.board.no_session();
         let mut unconfirmed = 0;
         if let Some(LiveSession { session, control_plane, publishing, .. }) = self.session.take() {
-            // The confirms of these are given up: their jobs are redelivered, and replies may then come twice.
+            // These confirms are not waited for. Their jobs are redelivered, and replies may then come twice.
             unconfirmed = publishing.len();
             drop(publishing);
             if *end == SessionEnd::Drained {
@@ -228,8 +229,8 @@ impl EventLoop {
         self.context.session_ended(end);
     }
 
-    /// Sends the acks of all that is confirmed, as far as the broker still reads them. Waits for confirms, too: one that has come is
-    /// judged only after all that came with it, so that asking once would miss it.
+    /// Sends the acks of all confirmed jobs, as long as the broker reads them. Also waits for confirms: one poll would miss confirms that
+    /// arrived, because lapin handles everything that arrived with them first.
     async fn send_last_acks(&mut self) {
         let until = tokio::time::Instant::now() + LAST_ACKS_MAX;
         loop {
@@ -243,7 +244,7 @@ impl EventLoop {
                 Some((job, sent)) = publishing.next() => Input::Published(job, sent),
                 () = tokio::time::sleep_until(until) => return,
             };
-            // Why the others are not confirmed is the end of the session.
+            // The others fail because the session ends.
             if !matches!(input, Input::Published(_, Err(_))) {
                 self.handle(input);
             }
@@ -251,7 +252,7 @@ impl EventLoop {
     }
 }
 
-/// Waits for a moment, if there is one.
+/// Waits until `at`; for ever without it.
 async fn reached(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at.into()).await,

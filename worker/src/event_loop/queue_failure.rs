@@ -1,23 +1,23 @@
-//! Decides what it costs if something fails that a queue's consumers need. Pure.
+//! Decides what must be given up when something that a queue's consumers need has failed. Pure.
 
 use vramq_core::action::JobQueue;
 use vramq_core::ids::QueueIndex;
 
 use crate::broker::session::{consumer_timeout, why_closed};
 
-/// What a failure costs.
+/// What is lost by a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum QueueFailure {
-    /// Nothing: an error of a channel that was replaced meanwhile says nothing of its successor.
+    /// Nothing: the channel was replaced meanwhile, and its error does not affect its successor.
     OfReplacedChannel,
-    /// A further queue; with the broker's text.
+    /// A further queue, for this reason of the broker.
     Queue(QueueIndex, String),
-    /// The session. Also a job that was held for too long costs it, after which the broker wants to be told less.
+    /// The session. Also when a job was held for too long: the broker then closes the channel with all its deliveries.
     Session,
 }
 
-/// What an error costs that ended what consumers of `queue` need. `is_whole`: everything is open without which a model has no jobs.
-/// `has_open`: whether a further queue has an open channel.
+/// Classifies an error that ended something that the consumers of `queue` need. `is_whole`: everything is open without which a model
+/// receives no jobs. `has_open`: a further queue has an open channel.
 pub(super) fn classify_failure(
     queue: Option<JobQueue>,
     error: &lapin::Error,
@@ -61,7 +61,7 @@ mod tests {
         let further = Some(JobQueue::Jobs(QueueIndex(2)));
         let own = Some(JobQueue::Jobs(QueueIndex::OWN));
         let lost = |why: &str| Queue(QueueIndex(2), why.to_owned());
-        // The queue, the error, whether the session is whole, whether the queue has an open channel.
+        // Columns: queue, error, whether the session is whole, whether the queue has an open channel.
         let table = [
             (further, gone(), true, false, lost("no queue")),
             (further, closed.clone(), true, false, lost(&closed.to_string())),

@@ -1,5 +1,5 @@
-//! The consumers that are starting. A cancel that the broker reads before the consumer is there stops nothing, so a consumer that is to be
-//! stopped meanwhile is stopped once it has started.
+//! The consumers that are starting. A cancel that the broker reads before the consumer exists stops nothing, so such a consumer is stopped
+//! after it has started.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ pub(super) enum StopTime {
     OnceStarted,
 }
 
-/// The consumers that are starting, and whether each is to be stopped once it has started.
+/// The consumers that are starting, and whether each must be stopped once it has started.
 #[derive(Debug, Default)]
 pub(super) struct StartingConsumers(HashMap<ConsumerId, bool>);
 
@@ -22,7 +22,7 @@ impl StartingConsumers {
         self.0.insert(consumer, false);
     }
 
-    /// A consumer is to be stopped. If it is starting, [`remove`](Self::remove) says so later.
+    /// Requests the stop of a consumer. If the consumer is starting, [`remove`](Self::remove) returns true later.
     pub(super) fn stop(&mut self, consumer: ConsumerId) -> StopTime {
         match self.0.get_mut(&consumer) {
             Some(is_to_stop) => {
@@ -33,7 +33,7 @@ impl StartingConsumers {
         }
     }
 
-    /// A consumer has started, or cannot be. Whether it was to be stopped meanwhile.
+    /// A consumer has started, or could not. Returns whether it must be stopped now.
     pub(super) fn remove(&mut self, consumer: ConsumerId) -> bool {
         self.0.remove(&consumer).unwrap_or(false)
     }
@@ -43,7 +43,7 @@ impl StartingConsumers {
 mod tests {
     use super::*;
 
-    /// What happens to consumers, and the answer.
+    /// A call, and the expected answer.
     #[derive(Debug)]
     enum Step {
         Add(u64),
@@ -57,16 +57,16 @@ mod tests {
         use Step::{Add, Remove, Stop};
         use StopTime::{Now, OnceStarted};
         let table: &[&[Step]] = &[
-            // Nothing is to be stopped.
+            // No stop was requested.
             &[Add(1), Remove(1, false)],
             &[Add(1), Stop(1, OnceStarted), Remove(1, true)],
             &[Add(1), Stop(1, OnceStarted), Stop(1, OnceStarted), Remove(1, true)],
-            // It has started, or was never asked for.
+            // Already started, or never requested.
             &[Add(1), Remove(1, false), Stop(1, Now)],
             &[Stop(1, Now), Remove(1, false)],
-            // A stop counts once.
+            // A stop counts only once.
             &[Add(1), Stop(1, OnceStarted), Remove(1, true), Stop(1, Now), Remove(1, false)],
-            // Of several, only the one that was named.
+            // Only the named consumer is stopped.
             &[Add(1), Add(2), Stop(2, OnceStarted), Remove(1, false), Remove(2, true)],
         ];
         for steps in table {

@@ -16,14 +16,14 @@ use super::{ActivePass, CompletedPass, Executor, OnEnd, Pass, panicked};
 use crate::device::Device;
 use crate::failpoint;
 
-/// Passes that may be on the thread: one that runs, and one that is ready when it ends.
+/// The most passes on the thread: one that runs, and one that is ready when it ends.
 const PASSES_MAX: usize = 2;
 
-/// Sessions whose passes may be queued here: those of lost sessions wait as well if another process keeps the device. After so
-/// many the thread takes no more.
+/// The number of sessions whose passes may be queued. Passes of lost sessions stay queued while another process holds the device. Beyond
+/// this the thread accepts no more.
 const SESSIONS_MAX: usize = 16;
 
-/// A handle to the thread. Dropping it ends the thread after the passes that it has.
+/// A handle to the thread. On drop, the thread runs its remaining passes and ends.
 #[derive(Debug)]
 pub struct DeviceThread {
     commands: Option<SyncSender<Command>>,
@@ -33,8 +33,8 @@ pub struct DeviceThread {
     skips: Skips,
 }
 
-/// Passes that are not to run if they have not begun. Those that have are forgotten with the next pass, so that there are never
-/// more than the thread takes.
+/// Passes that must be skipped if they have not begun. Entries of passes that have begun are dropped with the next pass, so there are never
+/// more entries than passes.
 #[derive(Clone, Debug, Default)]
 struct Skips(Arc<Mutex<Vec<PassId>>>);
 
@@ -46,7 +46,7 @@ impl Skips {
         }
     }
 
-    /// Whether this pass, which is the next, is not to run. Passes come in the order of their numbers.
+    /// Whether the next pass must be skipped. Passes come in the order of their ids.
     fn take(&self, next: PassId) -> bool {
         let mut passes = self.passes();
         let is_skipped = passes.contains(&next);
@@ -104,7 +104,7 @@ impl Executor for DeviceThread {
         &self.active
     }
 
-    /// A pass that has begun goes on: nothing could stop the device.
+    /// A pass that has begun continues: a running device cannot be interrupted.
     fn cancel(&self, pass: PassId) {
         self.skips.add(pass);
     }
@@ -125,13 +125,13 @@ fn serve(commands: &Receiver<Command>, device: &dyn Device, active: &ActivePass,
     for Command { pass, span, on_end } in commands {
         let began = Instant::now();
         active.set_waiting(pass.order.pass);
-        // A pass that was ordered before the core knew of a failure is skipped: its jobs may be requeued by now, and their items
-        // would be computed twice.
+        // A pass that was ordered before the core knew of a failure is skipped. Its jobs may be requeued by now, and their items would be
+        // computed twice.
         let is_skipped = skips.take(pass.order.pass);
         let (result, outputs) = if is_skipped || pass.order.failures_known < failures {
             (PassResult::Skipped, Vec::new())
         } else if let Some(loss) = device.lost() {
-            // The device was lost before this pass, so not by it.
+            // The device was lost before this pass, which therefore did not cause it.
             (PassResult::Lost(loss.error), Vec::new())
         } else {
             span.in_scope(|| match run(&pass, device, active) {
@@ -150,7 +150,7 @@ fn serve(commands: &Receiver<Command>, device: &dyn Device, active: &ActivePass,
     }
 }
 
-/// Runs a pass. A panic of an engine ends the pass, not the worker: engines hold no state that a pass changes.
+/// Runs a pass. A panic of an engine fails only the pass: a pass changes no state of an engine.
 fn run(pass: &Pass, device: &dyn Device, active: &ActivePass) -> Result<Vec<Output>, PassError> {
     let lost = |error| PassError::DeviceLost(format!("wait for the device: {error}"));
     let _guard = device.lock().enter(pass.order.exclusive).map_err(lost)?;
@@ -176,7 +176,7 @@ mod tests {
         skips.add(PassId(2));
         skips.add(PassId(2));
         assert!(!skips.take(PassId(1)) && skips.take(PassId(2)) && !skips.take(PassId(2)));
-        // It began before it was to be skipped.
+        // The pass began before its skip was requested.
         skips.add(PassId(2));
         assert!(!skips.take(PassId(3)) && skips.passes().is_empty());
     }

@@ -22,20 +22,20 @@ use crate::progress::ProgressSink;
 
 /// Runs passes of the models that it is responsible for.
 pub trait Executor: Send + Sync + fmt::Debug {
-    /// What decisions depend on.
+    /// The facts by which the core decides.
     fn facts(&self) -> ExecutorFacts;
 
-    /// Takes a pass and calls `on_end` when it has ended, from any thread. Does not block.
+    /// Accepts a pass. Calls `on_end` from any thread when the pass has ended. Does not block.
     ///
     /// # Errors
-    /// The end of a pass that it cannot take; `on_end` is not called.
+    /// The end of a pass that cannot be accepted; `on_end` is not called.
     fn submit(&self, pass: Pass, on_end: OnEnd) -> Result<(), Box<CompletedPass>>;
 
-    /// Tells which pass runs.
+    /// Shows which pass runs.
     fn active_pass(&self) -> &ActivePass;
 
-    /// Ends a pass that it has as soon as it can, because nobody needs the outputs any more. Does not block; `on_end` of the pass is
-    /// called as for any other. A pass that has ended is ignored.
+    /// Ends a pass as soon as possible, because its outputs are not needed any more. Does not block; `on_end` is called as usual. Ignores a
+    /// pass that has ended.
     fn cancel(&self, pass: PassId);
 }
 
@@ -44,11 +44,11 @@ pub trait Executor: Send + Sync + fmt::Debug {
 pub struct Pass {
     pub order: PassOrder,
     pub model: Arc<Model>,
-    /// In the order of `order.items`; of a health probe the model's own.
+    /// In the order of `order.items`; for a health probe, the model's own probe items.
     pub items: Vec<Item>,
-    /// What a failpoint does to it.
+    /// The action of a failpoint on this pass, if one applies.
     pub failpoint: Option<failpoint::Action>,
-    /// Hears how far items are, from executors that know.
+    /// Receives progress reports on items from executors that have them.
     pub progress: ProgressSink,
 }
 
@@ -57,11 +57,11 @@ pub struct Pass {
 pub struct CompletedPass {
     pub pass: Pass,
     pub result: PassResult,
-    /// The output of each item of the pass, in its order, as far as there is one.
+    /// The outputs in the order of the items; `None` for items without output.
     pub outputs: Vec<Option<Output>>,
     /// Failed passes of this executor so far.
     pub failures: u64,
-    /// How long the pass was with the device, waiting for other processes included.
+    /// How long the executor had the pass on the device, waiting for other processes included.
     pub took: Duration,
     /// The device's memory after the pass.
     pub memory: Memory,
@@ -75,33 +75,33 @@ impl CompletedPass {
     }
 }
 
-/// Takes the end of a pass away from the executor; must not block for long.
+/// Receives the end of a pass from the executor. Must not block for long.
 pub type OnEnd = Box<dyn FnOnce(CompletedPass) + Send>;
 
-/// How a pass ends whose executor panicked: as failed, so that its jobs end, and its permit comes back.
+/// The end of a pass whose executor panicked. It counts as failed, so that its jobs end and its permit is returned.
 fn panicked(who: &str, panic: &(dyn Any + Send)) -> PassError {
     let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
     PassError::Failed(format!("{who} panicked: {}", text.unwrap_or("no message")))
 }
 
-/// Tells which pass runs. Clones tell the same.
+/// Shows which pass runs. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub struct ActivePass(Arc<Mutex<Activity>>);
 
 #[derive(Debug, Default)]
 struct Activity {
     running: Option<OnDevice>,
-    /// The device was lost in it.
+    /// The pass in which the device was lost.
     lost_in: Option<PassId>,
 }
 
 impl ActivePass {
-    /// The pass that runs, or that is the next to; it may be one of an earlier session.
+    /// The pass that runs, or the next one to run; possibly of an earlier session.
     pub fn now(&self) -> Option<OnDevice> {
         self.activity().running
     }
 
-    /// The pass that the device was lost in, or that it may be stuck in.
+    /// The pass in which the device was lost, or in which it may be stuck.
     pub fn culprit(&self) -> Option<PassId> {
         let activity = self.activity();
         let running = activity.running.filter(|pass| !pass.waits).map(|pass| pass.pass);
@@ -113,19 +113,19 @@ impl ActivePass {
         self.now().filter(|pass| !pass.waits).map_or(Duration::ZERO, |pass| pass.since.elapsed())
     }
 
-    /// A pass is the next to run, and waits until other processes let it onto the device.
+    /// A pass is next, and waits for the device lock of other processes.
     pub fn set_waiting(&self, pass: PassId) {
         self.activity().running = Some(OnDevice { pass, since: Instant::now(), waits: true });
     }
 
-    /// It runs from now on.
+    /// The pass has the device and runs from now on.
     pub fn set_running(&self) {
         if let Some(pass) = &mut self.activity().running {
             (pass.since, pass.waits) = (Instant::now(), false);
         }
     }
 
-    /// It has ended; `lost` says whether it took the device with it.
+    /// The pass has ended. `lost`: whether the device was lost in it.
     pub fn clear(&self, lost: bool) {
         let mut activity = self.activity();
         let ended = activity.running.take();

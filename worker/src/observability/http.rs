@@ -1,5 +1,4 @@
-//! Serves `/livez`, `/readyz` and `/metrics` for orchestrators and Prometheus, on a thread of their own: they answer also while the
-//! event loop hangs.
+//! Serves `/livez`, `/readyz` and `/metrics` for orchestrators and Prometheus. A separate thread answers even while the event loop hangs.
 
 use std::convert::Infallible;
 use std::io;
@@ -28,8 +27,7 @@ const CONNECTIONS_MAX: usize = 16;
 /// How long a connection may take from its first byte to its last. Prometheus gives up after 10 s, probes sooner.
 const CONNECTION_MAX: Duration = Duration::from_secs(10);
 
-/// How long a request's head may take: less than probes wait, so that a client that connects and sends nothing does not keep
-/// them out.
+/// How long a request's head may take: less than probes wait, so that clients that connect and send nothing do not block the probes.
 const HEAD_MAX: Duration = Duration::from_secs(2);
 
 /// The most bytes of a request's head. hyper asks for at least 8 KiB.
@@ -60,10 +58,10 @@ pub struct HttpState {
     pub metrics: Arc<Metrics>,
 }
 
-/// Serves on the first of the ports that is free, for as long as the process runs.
+/// Serves on the first free port, for as long as the process runs.
 ///
 /// # Errors
-/// None is free, the address is none of this machine, or the system has no thread to give.
+/// No port is free, the address does not belong to this machine, or no thread can be started.
 pub fn start(listen: &Listen, state: HttpState) -> Result<SocketAddr, StartError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (listener, address) = runtime.block_on(bind(listen))?;
@@ -98,7 +96,7 @@ async fn serve(listener: TcpListener, state: HttpState) {
             Ok((stream, _)) => {
                 let state = state.clone();
                 tokio::spawn(async move {
-                    // A client that fails or takes too long is its own affair.
+                    // A client that fails or is too slow needs no handling.
                     let _ = timeout(CONNECTION_MAX, converse(stream, state)).await;
                     drop(slot);
                 });
@@ -143,7 +141,7 @@ impl HttpState {
         }
     }
 
-    /// Off this thread: it reads files.
+    /// On another thread, because it reads files.
     async fn metrics(&self) -> Response<Full<Bytes>> {
         let metrics = Arc::clone(&self.metrics);
         match tokio::task::spawn_blocking(move || metrics.encode()).await {

@@ -16,7 +16,7 @@ use crate::config::Gpu;
 #[derive(Clone, Debug)]
 pub struct Logs(reload::Handle<EnvFilter, Registry>);
 
-/// Why the logs stay as they are.
+/// Why the filter was not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum LogsError {
     #[error(transparent)]
@@ -27,10 +27,10 @@ pub enum LogsError {
     Gone(#[from] reload::Error),
 }
 
-/// Starts logging to standard error; with the name of the GPU where several processes do.
+/// Starts logging to standard error. With several processes, lines name their GPU.
 ///
 /// # Errors
-/// A filter that cannot be read.
+/// The filter cannot be read.
 pub fn init(directives: &str, format: LogFormat, gpu: Option<&Gpu>) -> Result<Logs, ParseError> {
     let plain =
         std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) || !io::stderr().is_terminal();
@@ -50,28 +50,28 @@ pub fn init(directives: &str, format: LogFormat, gpu: Option<&Gpu>) -> Result<Lo
 }
 
 impl Logs {
-    /// Logs something else from now on.
+    /// Changes the filter.
     ///
     /// # Errors
-    /// A filter that cannot be read.
+    /// The filter cannot be read.
     pub fn set(&self, directives: &str) -> Result<(), LogsError> {
         let directives = log_filter(directives).map_err(LogsError::Level)?;
         Ok(self.0.reload(filter(&directives)?)?)
     }
 }
 
-/// On this level lapin logs the frames that it sends, those with its credentials included.
+/// At this level lapin logs the frames that it sends, including those with its credentials.
 fn tells_passwords(metadata: &Metadata<'_>) -> bool {
     metadata.target().starts_with("lapin") && *metadata.level() == Level::TRACE
 }
 
-/// lapin logs errors that it also returns, and returned messages with their bodies; what matters is logged where it is handled.
-/// A directive that names lapin overrides this.
+/// lapin is off by default: it logs errors that it also returns, and returned messages with their bodies. vramq logs these where it handles
+/// them. A directive that names lapin overrides this.
 fn filter(directives: &str) -> Result<EnvFilter, ParseError> {
     EnvFilter::builder().with_regex(false).parse(format!("lapin=off,{directives}"))
 }
 
-/// Standard error; where several processes log, each for a GPU, every line starts with its GPU.
+/// Standard error. If several processes log, one for each GPU, every line starts with the GPU.
 #[derive(Clone, Debug)]
 struct Lines {
     gpu: Option<usize>,
@@ -93,7 +93,7 @@ impl Lines {
 }
 
 impl io::Write for Lines {
-    /// Writes an event, which arrives as a whole, as a whole: other processes write to the same place.
+    /// Writes an event in a single call, because other processes write to the same place.
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         io::stderr().write_all(&self.written(event))?;
         Ok(event.len())
@@ -104,7 +104,7 @@ impl io::Write for Lines {
     }
 }
 
-/// An event whose further lines are indented: what a job or a program wrote into a field or a message cannot pass for an event.
+/// Indents the further lines of an event, so that text from a job or a program cannot look like an event.
 fn indented(event: &[u8]) -> Cow<'_, [u8]> {
     let text = event.strip_suffix(b"\n").unwrap_or(event);
     if !text.contains(&b'\n') {
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_filter_that_names_no_level_leaves_the_logs_as_they_are() {
-        // The layer is what the handle changes.
+        // Kept alive: the handle changes this layer.
         let (_layer, handle) = reload::Layer::<_, Registry>::new(filter("info").unwrap());
         let logs = Logs(handle);
         logs.set("warn,lapin=debug").unwrap();

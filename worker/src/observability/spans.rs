@@ -1,5 +1,5 @@
-//! Spans of jobs for an OTLP collector: `job`, and in it `queued`, `run` and `publish`, built from recorded times when a job is
-//! settled. The number of spans that wait for the collector is limited; more are dropped.
+//! Spans of jobs for an OTLP collector: `job` with `queued`, `run` and `publish` inside, built from recorded times when a job is settled.
+//! If too many spans wait for the collector, further ones are dropped.
 
 use std::io::Read as _;
 use std::str::FromStr as _;
@@ -37,10 +37,10 @@ pub struct Spans {
 }
 
 impl Spans {
-    /// To the collector that the standard's variables name (`OTEL_EXPORTER_OTLP_ENDPOINT` and the like).
+    /// Sends spans to the collector in OpenTelemetry's standard variables (such as `OTEL_EXPORTER_OTLP_ENDPOINT`).
     ///
     /// # Errors
-    /// They cannot be used.
+    /// The variables cannot be used.
     pub fn start(identity: &Identity) -> Result<Self, ExporterBuildError> {
         let agent = ureq::AgentBuilder::new().timeout(EXPORT_MAX).build();
         let client = Collector { agent, failing: AtomicBool::new(false) };
@@ -87,14 +87,14 @@ impl Spans {
         builder.start_with_context(&self.tracer, inside).end_with_timestamp(end);
     }
 
-    /// Sends the spans that wait, if the collector takes them soon. Blocks.
+    /// Sends the waiting spans, if the collector accepts them soon. Blocks.
     pub fn finish(&self) {
         // A failure was logged when it happened.
         let _ = self.provider.shutdown_with_timeout(LAST_EXPORT_MAX);
     }
 }
 
-/// Not after the delivery, whatever the publisher's clock says.
+/// The publishing time, but not after the delivery: the publisher's clock may be wrong.
 fn published(job: &Summary) -> SystemTime {
     let ms = job.published_ms.map_or(job.at_ms, |ms| ms.min(job.at_ms));
     UNIX_EPOCH + Duration::from_millis(ms)
@@ -124,7 +124,7 @@ fn remote(trace: &TraceContext) -> Option<SpanContext> {
     let trace_id = TraceId::from_hex(parent.trace_id()).ok()?;
     let span_id = SpanId::from_hex(parent.span_id()).ok()?;
     let flags = if parent.is_sampled() { TraceFlags::SAMPLED } else { TraceFlags::default() };
-    // One that OpenTelemetry does not read is still carried to replies.
+    // A state that OpenTelemetry cannot read is still copied to replies.
     let state = trace.state().and_then(|state| TraceState::from_str(state).ok()).unwrap_or_default();
     Some(SpanContext::new(trace_id, span_id, flags, true, state))
 }
@@ -144,7 +144,7 @@ fn outcome(end: End) -> &'static str {
 #[derive(Debug)]
 struct Collector {
     agent: ureq::Agent,
-    /// The last batch was lost: logged once.
+    /// Whether the last batch was lost. Only the first loss in a row is logged.
     failing: AtomicBool,
 }
 

@@ -12,7 +12,7 @@ use crate::executor::ActivePass;
 /// The event loop ticks every second. After so long without a tick it hangs.
 const TICK_MISSED_MAX: Duration = Duration::from_secs(30);
 
-/// A state, and why the worker takes no jobs in it. Kept cheap to compare: the event loop sets it whenever it is idle.
+/// A state, and why the worker takes no jobs in it. Must stay cheap to compare, because the event loop sets it whenever it is idle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     pub state: WorkerState,
@@ -33,7 +33,7 @@ impl Status {
 #[derive(Debug)]
 pub struct StatusBoard {
     now: watch::Sender<Status>,
-    /// When the event loop last ticked; nothing while there is no session.
+    /// When the event loop last ticked; `None` while there is no session.
     ticked: Mutex<Option<Instant>>,
     /// The passes that run, one for each executor, and how long a pass may take.
     passes: OnceLock<(Vec<ActivePass>, Duration)>,
@@ -57,12 +57,12 @@ impl StatusBoard {
         self.now.borrow().clone()
     }
 
-    /// Tells of changes of what the worker does.
+    /// Notifies about changes of the status.
     pub fn follow(&self) -> watch::Receiver<Status> {
         self.now.subscribe()
     }
 
-    /// What the worker does now. Followers see changes only.
+    /// Sets the status. Followers are notified only of changes.
     pub fn set(&self, now: Status) {
         self.now.send_if_modified(|before| {
             let changed = *before != now;
@@ -73,19 +73,19 @@ impl StatusBoard {
         });
     }
 
-    /// The event loop runs.
+    /// Records a tick of the event loop.
     pub fn ticked(&self) {
         *lock(&self.ticked) = Some(Instant::now());
     }
 
-    /// There is no session, and the event loop does not tick.
+    /// There is no session, so the event loop does not tick.
     pub fn no_session(&self) {
         *lock(&self.ticked) = None;
     }
 
     /// Watches the executors from now on.
     pub fn watch_passes(&self, passes: Vec<ActivePass>, pass_limit: Duration) {
-        // An `Err`: they are watched already. They are set once, at start.
+        // An `Err` means that they are already watched. They are set once, at start.
         let _ = self.passes.set((passes, pass_limit));
     }
 
@@ -97,7 +97,7 @@ impl StatusBoard {
         *lock(&self.ceilings) = ceilings;
     }
 
-    /// Why the worker makes no progress and will not by itself, if so. An absent broker is no such reason.
+    /// Why the worker makes no progress and cannot recover, if so. A missing broker is not a reason.
     pub fn stuck(&self) -> Option<String> {
         let silent = lock(&self.ticked).map(|at| at.elapsed());
         let busy = self

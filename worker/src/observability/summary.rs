@@ -10,7 +10,7 @@ use vramq_schemas::TraceContext;
 pub struct Summary {
     /// `message_id`, else `correlation_id`.
     pub id: Option<String>,
-    /// Where in a trace it belongs, if its publisher says so.
+    /// Its position in a trace, if its publisher provides one.
     pub trace: Option<TraceContext>,
     /// Where it was published to.
     pub exchange: ShortString,
@@ -24,7 +24,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// A moment after the delivery, by the system's clock.
+    /// The system time of a moment after the delivery.
     pub fn system(&self, at: Instant) -> SystemTime {
         UNIX_EPOCH + Duration::from_millis(self.at_ms) + at.saturating_duration_since(self.at)
     }

@@ -1,4 +1,4 @@
-//! Fetches the inputs that a job refers to, within a limit for all of them together that is reserved before the first is read.
+//! Fetches the inputs that a job refers to. Memory for all of them is reserved before the first is read.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use vramq_stores::Fault;
 
 use super::{MEMORY_UNIT, Place, Store, Stores, Wanted, of_item};
 
-/// Inputs of one job that are fetched at a time: a job of many does not keep a store's other fetches waiting for all of them.
+/// The most inputs of one job that are fetched at a time, so that a job with many does not block a store's other fetches.
 const FETCHES_PER_JOB: usize = 4;
 
-/// How long the inputs of a job may take together, waiting for memory and for other jobs' fetches included. Far less than the time for
-/// which a job may be held; after it another worker may be quicker.
+/// How long fetching all inputs of a job may take, including the wait for memory and for other jobs' fetches. This is far less than a job
+/// may be held; after it another worker may be faster.
 const JOB_MAX: Duration = Duration::from_secs(300);
 
-/// What is read at a time.
+/// How many bytes are read at a time.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// The inputs of a job that were fetched, and the host's memory that they take until the job ends.
+/// The fetched inputs of a job, with the host memory that they take until the job ends.
 #[derive(Debug)]
 pub struct Fetched {
     /// Index within the job, and bytes.
@@ -33,9 +33,9 @@ pub struct Fetched {
     pub memory: OwnedSemaphorePermit,
 }
 
-/// The bound for the inputs of a job, while they are read.
+/// The memory for the inputs of a job while they are read.
 struct Reservation {
-    /// Bytes that are not taken yet.
+    /// Reserved bytes that are not used yet.
     left: AtomicU64,
     memory: OwnedSemaphorePermit,
 }
@@ -48,10 +48,11 @@ impl Reservation {
 }
 
 impl Stores {
-    /// Fetches what a job refers to, which is to be at most `job_max` bytes. Safe to drop: fetches that have begun end by themselves.
+    /// Fetches the inputs that a job refers to, at most `job_max` bytes together. May be dropped: fetches that have begun end by
+    /// themselves.
     ///
     /// # Errors
-    /// Of the first input that cannot be had.
+    /// The fault of the first input that cannot be fetched.
     pub async fn fetch(&self, wanted: Vec<Wanted>, job_max: u64) -> Result<Fetched, FetchFault> {
         let late = |what: &str| {
             let error = format!("the job's inputs were not fetched within {} s{what}", JOB_MAX.as_secs());
@@ -70,21 +71,21 @@ impl Stores {
         let inputs = fetches.buffered(FETCHES_PER_JOB).try_collect::<Vec<_>>();
         let Ok(inputs) = tokio::time::timeout_at(until, inputs).await else { return Err(late("")) };
         let inputs = inputs?;
-        // All fetches have ended, so nobody else has it.
+        // All fetches have ended, so this is the only reference.
         let Some(Reservation { left, mut memory }) = Arc::into_inner(reservation) else {
             return Err(late(""));
         };
         let taken = permits_of(bound - left.into_inner());
         drop(memory.split(memory.num_permits().saturating_sub(taken as usize)));
-        // What is here waits for no store any more.
+        // The inputs are here, so the stores' parts are free for other jobs.
         drop(of_stores);
         Ok(Fetched { inputs, memory })
     }
 }
 
 impl Stores {
-    /// Reserves memory for the inputs of a job: first each store's part, where jobs for a store that does not answer wait for each
-    /// other, then that of all. Always in the stores' order, so that two jobs never wait for each other.
+    /// Reserves memory for the inputs of a job: first each store's part, where jobs for a store that does not answer wait for each other,
+    /// then the common part. Always in the order of the stores, so that two jobs cannot deadlock.
     async fn reserve(
         &self,
         wanted: &[Wanted],
@@ -148,7 +149,7 @@ fn read(wanted: &Wanted, reservation: &Reservation, bound: u64) -> Result<Vec<u8
     {
         return Err(too_large(wanted, store, &format!("has {}", Mib(length))));
     }
-    // At once, where the length is known: growing would take twice the memory that is reserved.
+    // Allocates at once if the length is known: growing would take twice the reserved memory.
     let length = length.unwrap_or(0).min(reservation.left.load(Ordering::Acquire));
     let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
     let mut piece = vec![0; PIECE_BYTES];

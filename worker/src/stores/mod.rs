@@ -1,4 +1,4 @@
-//! Inputs by reference: which store a reference belongs to, and how its bytes are fetched within the host's memory.
+//! Inputs by reference: finds the store of a reference, and fetches the bytes within the host's memory.
 
 pub mod fetch;
 pub mod outputs;
@@ -17,8 +17,8 @@ use vramq_stores::http::HttpStore;
 use vramq_stores::reference::{self, InvalidReference, Reference};
 use vramq_stores::{Fault, folder_of};
 
-/// Objects of one store that are fetched at a time, each on a thread: enough to hide the latency of a store, few enough that
-/// threads and connections stay bounded.
+/// The most objects of one store that are fetched at a time, each on a thread. Enough to hide the latency of a store, few enough to limit
+/// threads and connections.
 const FETCHES_PER_STORE: usize = 16;
 
 /// The unit of permits for the host's memory: a semaphore counts no more than 2^29 on small machines.
@@ -28,15 +28,15 @@ const MEMORY_UNIT: u64 = 1024;
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
     pub name: String,
-    /// All references that begin with it belong to the store. Its path is whole segments.
+    /// All references that begin with this prefix belong to the store, by whole path segments.
     pub prefix: Url,
-    /// Addresses inside the machine or its networks are connected to as well.
+    /// Whether addresses inside the machine or its networks may be connected to.
     pub is_private: bool,
-    /// The client of an object store; none for a folder and for a web server.
+    /// The client of an object store; `None` for a folder or a web server.
     pub cloud: Option<Arc<CloudStore>>,
     /// Bytes of the largest object.
     pub object_max: u64,
-    /// How long an object may take: its fetch, but from a folder, and its writing.
+    /// How long the fetch of an object may take (except from a folder), and its writing.
     pub timeout: Duration,
 }
 
@@ -57,7 +57,7 @@ pub struct Store {
     object_max: u64,
     place: Place,
     fetches: Arc<Semaphore>,
-    /// The part of the host's memory that jobs that refer to this store may take: one that does not answer leaves the others theirs.
+    /// The part of the host's memory for jobs that refer to this store. A store that does not answer leaves the other parts free.
     memory: Arc<Semaphore>,
     /// Permits of `memory`.
     memory_max: u32,
@@ -70,7 +70,7 @@ pub struct Stores {
     memory: Arc<Semaphore>,
 }
 
-/// An input that a job refers to, in a store that has been found.
+/// An input by reference, with its store.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// Index of the input within its job.
@@ -79,7 +79,7 @@ pub struct Wanted {
     store: Arc<Store>,
 }
 
-/// What the core decides by.
+/// The fault of an input in the form that the core uses.
 fn of_item(fault: Fault, item: usize) -> FetchFault {
     let is_transient = matches!(fault, Fault::Unavailable(_));
     let (reason, what) = match fault {
@@ -93,7 +93,7 @@ fn of_item(fault: Fault, item: usize) -> FetchFault {
 }
 
 impl Stores {
-    /// Stores to read from, with so many bytes of the host's memory for what is fetched and not yet answered.
+    /// Stores to read from. `memory`: bytes of host memory for fetched inputs of unanswered jobs.
     pub fn new(configs: &[StoreConfig], memory: u64) -> Self {
         let permits = u32::try_from(memory / MEMORY_UNIT).unwrap_or(u32::MAX) as usize;
         let permits = permits.min(Semaphore::MAX_PERMITS);
@@ -106,7 +106,7 @@ impl Stores {
         }
     }
 
-    /// Whether there is none: then references are left to the models.
+    /// Whether there is no store. References are then left to the models.
     pub fn is_empty(&self) -> bool {
         self.stores.is_empty()
     }
@@ -114,7 +114,7 @@ impl Stores {
     /// Finds the store of an input's reference: the one with the longest prefix.
     ///
     /// # Errors
-    /// The text is no reference, or no store covers it.
+    /// The text is not a reference, or no store covers it.
     pub fn find(&self, item: usize, text: &str) -> Result<Wanted, Rejection> {
         let rejection = |reason, what: String| Rejection::new(reason, format!("inputs[{item}]: {what}"));
         let reference = Reference::parse(text).map_err(|error| match error {
@@ -153,7 +153,7 @@ impl Store {
         }
     }
 
-    /// Whether a reference is beneath the store's prefix: by whole segments, so that `/in` does not cover `/inside`.
+    /// Whether a reference is below the store's prefix, by whole segments: `/in` does not cover `/inside`.
     fn covers(&self, reference: &Reference) -> bool {
         reference::origin(&self.prefix) == reference::origin(&reference.url)
             && reference.segments.len() > self.segments.len()
@@ -161,8 +161,8 @@ impl Store {
     }
 }
 
-/// The part of the memory that one of several stores may take: half, so that two that do not answer still leave each other some
-/// and a third one waits for them at worst; all of it where there is one store.
+/// The part of the memory that one store may take. All of it for a single store, otherwise half: with one store that does not answer, the
+/// other half stays free.
 fn part(permits: usize, stores: usize) -> usize {
     if stores > 1 { permits.div_ceil(2) } else { permits }
 }

@@ -1,4 +1,4 @@
-//! Large outputs: written to a folder or an object store, so that the reply carries a reference in their place.
+//! Large outputs: written to a folder or an object store. The reply then has a reference instead.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,26 +20,26 @@ use vramq_stores::reference::hex;
 use crate::engine::OutputMax;
 use crate::wire_size::wire_bytes;
 
-/// Outputs of one model that are written at a time: enough to hide the latency of an object store. A folder that hangs keeps as many
-/// threads, and the outputs that they hold.
+/// The most outputs of one model that are written at a time: enough to hide the latency of an object store. A folder that hangs blocks as
+/// many threads and keeps their outputs in memory.
 const WRITES_MAX: usize = 16;
 
-/// How long an output waits for its place among those, in times of how long a write may take: a store that is busy gets through what
-/// came before, and one that hangs does not keep jobs for ever.
+/// How long an output waits until it can be written, as a multiple of the limit for a write. A busy store completes earlier writes in that
+/// time, and a store that hangs does not block jobs for ever.
 const WAIT_MAX: u32 = 10;
 
-/// The longest media type that goes into a reference, in bytes; RFC 6838 allows no longer ones.
+/// The longest media type in a reference, in bytes, according to RFC 6838.
 const MEDIA_TYPE_BYTES_MAX: usize = 255;
 
-/// The most that a reference adds to the URL of its folder: a name of 64 digits and an index, a digest, a media type of which each
-/// byte is escaped.
+/// The most bytes that a reference adds to the URL of its folder: a name of 64 digits and an index, a digest, and a media type with every
+/// byte escaped.
 const REFERENCE_BYTES: u64 = 64 + 11 + 80 + 6 + 3 * MEDIA_TYPE_BYTES_MAX as u64;
 
-/// Where a model's large outputs go.
+/// Where a model's large outputs are written.
 #[derive(Clone, Debug)]
 pub struct OutputConfig {
     pub destination: Destination,
-    /// What references to them begin with.
+    /// The prefix of references to them.
     pub url: Url,
     /// Outputs of more bytes are written there.
     pub above: u64,
@@ -47,7 +47,7 @@ pub struct OutputConfig {
     pub write_max: Duration,
 }
 
-/// What takes outputs.
+/// The destination of outputs.
 #[derive(Clone, Debug)]
 pub enum Destination {
     Folder(PathBuf),
@@ -89,7 +89,7 @@ impl OutputStore {
         Arc::new(Self { writer, url, above, write_max, writes: Arc::new(Semaphore::new(WRITES_MAX)) })
     }
 
-    /// What an output takes in a reply at most, if it would take so much as it is.
+    /// The most bytes of an output in a reply, given its bound without a store.
     pub fn bound(&self, output: OutputMax) -> OutputMax {
         match output {
             OutputMax::Bytes(bytes) | OutputMax::Text(bytes) if bytes > self.above => {
@@ -99,7 +99,7 @@ impl OutputStore {
         }
     }
 
-    /// What the reference to an output takes in a reply at most, if the output is written.
+    /// The most bytes of the reference to an output, if the output would be written.
     pub fn bytes_in_reply(&self, output: &Output) -> Option<u64> {
         self.takes(output).then(|| self.reference_max())
     }
@@ -108,7 +108,7 @@ impl OutputStore {
         self.url.as_str().len() as u64 + REFERENCE_BYTES
     }
 
-    /// Whether an output may have to be written: if it is above the limit, or could be.
+    /// Whether an output may have to be written: its size is, or could be, above the limit.
     pub fn takes(&self, output: &Output) -> bool {
         match output {
             Output::Bytes { bytes, .. } => bytes.len() as u64 > self.above,
@@ -117,8 +117,8 @@ impl OutputStore {
         }
     }
 
-    /// Writes an output that is large enough, and gives its reference once it is on disk, or the object store has it. One that is
-    /// not written in time stays as it is: it may fit its reply.
+    /// Writes an output that is large enough, and returns its reference once the bytes are on disk or in the object store. Returns an
+    /// output that was not written in time unchanged, because it may fit its reply.
     ///
     /// # Errors
     /// The output is lost: a fault of the worker.
@@ -129,7 +129,7 @@ impl OutputStore {
             Output::Json(_) => {}
             _ => return Ok(Offered { output, unwritten: None }),
         }
-        // Digests and JSON of large outputs take their time, which the runtime's threads do not have.
+        // Digests and JSON of large outputs take too long for the runtime's threads.
         let prepared = tokio::task::spawn_blocking(move || Prepared::of(output, above)).await;
         let prepared = match prepared {
             Ok(Ok(prepared)) => prepared,
@@ -159,7 +159,7 @@ impl OutputStore {
         })
     }
 
-    /// Only the write itself has to be over within `write_max`: other outputs may be written first.
+    /// Only the write itself must end within `write_max`; waiting for earlier writes has its own limit.
     async fn write_in_time(&self, name: &str, prepared: &Prepared) -> Result<(), String> {
         let wait_max = self.write_max.saturating_mul(WAIT_MAX);
         let place = timeout(wait_max, Arc::clone(&self.writes).acquire_owned()).await;
@@ -186,7 +186,7 @@ impl OutputStore {
             Writer::Folder(folder) => {
                 let (folder, name) = (Arc::clone(folder), name.to_owned());
                 let write = tokio::task::spawn_blocking(move || {
-                    // A thread that hangs keeps its place.
+                    // The permit stays with the thread, even if the thread hangs.
                     let _permit = permit;
                     folder.write(&name, &bytes)
                 });
@@ -206,17 +206,17 @@ impl OutputStore {
     }
 }
 
-/// An output as it is written.
+/// An output in the form in which it is written.
 struct Prepared {
     bytes: Bytes,
     digest: [u8; 32],
     media_type: String,
-    /// What the bytes were made of, for an output that was JSON.
+    /// The JSON value that the bytes encode, if the output was JSON.
     json: Option<Value>,
 }
 
 impl Prepared {
-    /// Nothing but the output itself, if it is no larger than `above`, or has no bytes of its own.
+    /// The error is the output itself, if it is no larger than `above` or has no bytes to write.
     fn of(output: Output, above: u64) -> Result<Self, Output> {
         let (bytes, media_type, json) = match output {
             Output::Bytes { bytes, media_type } if bytes.len() as u64 > above => (bytes, media_type, None),
@@ -232,12 +232,12 @@ impl Prepared {
 
     fn into_output(self) -> Output {
         let Self { bytes, media_type, json, .. } = self;
-        // Copies only what a write that hangs still holds.
+        // Copies the bytes only if a hanging write still holds them.
         json.map_or_else(|| Output::Bytes { media_type, bytes: bytes.into() }, Output::Json)
     }
 }
 
-/// What a media type may not have as it is in a fragment.
+/// Characters of a media type that must be escaped in a fragment.
 const ESCAPED: &percent_encoding::AsciiSet = &percent_encoding::CONTROLS
     .add(b' ')
     .add(b'"')

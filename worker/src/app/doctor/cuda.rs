@@ -23,7 +23,7 @@ pub struct CudaReport {
 struct LibraryRow {
     name: &'static str,
     path: Option<String>,
-    /// What is wrong, and what follows from it, in words.
+    /// What is missing and what follows from it, as text.
     missing: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Measures with real passes how much work of a model the device does in a second, and computes the value for scaling.
+//! Measures with real passes how much of a model's work the device does in a second, and computes the value for scaling.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -11,30 +11,30 @@ use vramq_schemas::{Input, Params};
 use crate::engine::{Engine, Item};
 use crate::model::Model;
 
-/// How long passes are repeated: on a CPU that is ten of them, and a doctor of several models still answers in seconds.
+/// How long passes are repeated: about ten passes on a CPU, and a doctor with several models still answers within seconds.
 const MEASURE_MIN: Duration = Duration::from_secs(1);
 
-/// The cost of an item: what a short paragraph has. A shorter text runs faster; the report says what was measured.
+/// The cost of an item: that of a short paragraph. Shorter texts run faster.
 const ITEM_COST: usize = 64;
 
-/// How long a job may wait, in the value for KEDA. Another wait is so many times as much.
+/// The wait of a job, in seconds, that the value for KEDA stands for. The value is proportional to this wait.
 const WAIT_S: u32 = 30;
 
-/// What was measured. Jobs are of as many items as slots are computed for (`model.NAME.job_items`).
+/// The result of the measurement. A job has `model.NAME.job_items` items, as for slots.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Throughput {
     job_items: usize,
-    /// Of the items that ran: tokens, for an encoder.
+    /// The cost of each item that ran: tokens, for an encoder.
     item_cost: usize,
     cost_per_s: f64,
     jobs_per_s: f64,
-    /// KEDA's `value`, in messages per worker, so that a job waits about `wait_s`.
+    /// KEDA's `value`, in messages per worker, at which a job waits about `wait_s` seconds.
     keda_value: u64,
     wait_s: u32,
 }
 
 impl Throughput {
-    /// Runs full passes for a while, of no more than `budget` bytes. `None` for a model that takes neither texts nor pairs of them.
+    /// Runs full passes of at most `budget` bytes for a while. `None` for a model that takes neither texts nor pairs of texts.
     ///
     /// # Errors
     /// A pass fails.
@@ -48,7 +48,7 @@ impl Throughput {
             items /= 2;
         }
         let pass = vec![item; items];
-        // The first pass brings weights and memory to where the others find them.
+        // The first pass is a warm-up: it loads weights and allocates memory.
         engine.run(&pass)?;
         let (start, mut passes) = (Instant::now(), 0_u32);
         while passes == 0 || start.elapsed() < MEASURE_MIN {
@@ -72,7 +72,7 @@ impl Throughput {
     }
 }
 
-/// An item of about [`ITEM_COST`], as the model takes it: a text, or a query with a document.
+/// An item that costs about [`ITEM_COST`], in the form that the model takes: a text, or a query with a document.
 fn sample(engine: &dyn Engine) -> Option<Item> {
     let prepare = |words: usize| {
         let text = vec!["word"; words].join(" ");
@@ -81,7 +81,7 @@ fn sample(engine: &dyn Engine) -> Option<Item> {
         [Input::Text(text), Input::Json(pair.into())].into_iter().find_map(first)
     };
     let item = prepare(ITEM_COST)?;
-    // Some tokenisers make several tokens of a word, and all add a few of their own.
+    // Some tokenisers make several tokens of a word, and all add a few tokens.
     let more = item.cost().saturating_sub(ITEM_COST);
     let per_word = item.cost().div_ceil(ITEM_COST).max(1);
     match more {
@@ -113,7 +113,7 @@ mod tests {
             measured.to_string(),
             "5.0 jobs/s of 32 items with 64 tokens each (10240 tokens/s); KEDA value for a wait of 30 s: 150 messages per worker"
         );
-        // A model that takes minutes for a job: a worker for each.
+        // A model that takes minutes for a job gets a worker for each job.
         assert_eq!(Throughput::new(32, 64, 0.1).keda_value, 1);
     }
 }

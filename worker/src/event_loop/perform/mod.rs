@@ -25,14 +25,14 @@ use crate::job_store::Fetch;
 use crate::preparation::Unprepared;
 use crate::stores::fetch::Fetched;
 
-/// The most bytes that the event loop decodes or encodes itself, some tens of microseconds' worth; more goes to the pool.
+/// The most bytes that the event loop decodes or encodes itself, which takes some tens of microseconds. More goes to the pool.
 const INLINE_BYTES_MAX: usize = 16 * 1024;
 
 /// The longest filter for logs.
 const FILTER_BYTES_MAX: usize = 1024;
 
 impl EventLoop {
-    /// Starts to carry out an action. Events that come of it at once are put into `ready`.
+    /// Starts an action. Events that it causes at once are added to `ready`.
     pub(crate) fn perform(&mut self, action: Action) {
         match action {
             Action::Decode { job, cost } if !self.is_closing => self.decode(job, cost),
@@ -97,7 +97,7 @@ impl EventLoop {
             })
             .collect();
         live.acking.push(Box::pin(async move {
-            // Each frame goes out when its future is first polled, which is in this order.
+            // A frame is sent when its future is first polled, which happens in this order.
             let sent = join_all(acks.into_iter().map(async |(covered, multiple)| {
                 let sent = match covered.last() {
                     Some(last) => is_sent(last.acker.ack(BasicAckOptions { multiple }).await),
@@ -112,7 +112,7 @@ impl EventLoop {
         }));
     }
 
-    /// Gives a delivery back to its queue, or to the dead letters.
+    /// Returns a delivery to its queue, or rejects it to the dead letters.
     fn give_back(&mut self, job: JobKey, requeue: bool) {
         let Some(live) = &mut self.session else { return };
         let Some(unacked) = self.jobs.take_given_back(job) else {
@@ -146,7 +146,7 @@ impl EventLoop {
         let completions = self.completions.clone();
         self.context.pool.spawn(move || {
             let result = Box::new(read());
-            // An `Err`: the process ends.
+            // An `Err` means that the process ends.
             let _ = completions.blocking_send(Completion::Decoded { job, result });
         });
     }
@@ -160,13 +160,13 @@ impl EventLoop {
         let (stores, completions) = (Arc::clone(&self.context.stores), self.completions.clone());
         let task = tokio::spawn(async move {
             let result = stores.fetch(wanted, fetch_max).await;
-            // An `Err`: the process ends.
+            // An `Err` means that the process ends.
             let _ = completions.send(Completion::Fetched { job, result }).await;
         });
         payload.fetch = Some(Fetch(task.abort_handle()));
     }
 
-    /// Takes the inputs in that a job refers to. Adds the core's event to `ready`.
+    /// Stores a job's fetched inputs. Adds the core's event to `ready`.
     pub(crate) fn fetched(&mut self, job: JobKey, result: Result<Fetched, FetchFault>) {
         // A job that ended meanwhile is gone.
         let Some(payload) = self.jobs.payload_mut(job) else { return };
@@ -187,12 +187,12 @@ impl EventLoop {
         let completions = self.completions.clone();
         self.context.pool.spawn(move || {
             let result = rest.prepare(&*model.engine, cost);
-            // An `Err`: the process ends.
+            // An `Err` means that the process ends.
             let _ = completions.blocking_send(Completion::Prepared { job, result, rest });
         });
     }
 
-    /// Takes the next items of a job in. Adds the core's event to `ready`.
+    /// Stores the next items of a job. Adds the core's event to `ready`.
     pub(crate) fn prepared(&mut self, job: JobKey, result: Result<Vec<Item>, Rejection>, rest: Unprepared) {
         // A job that ended meanwhile is gone.
         let Some(payload) = self.jobs.payload_mut(job) else { return };
@@ -205,7 +205,7 @@ impl EventLoop {
         self.ready.push_back(Event::Prepared { job, result });
     }
 
-    /// Takes in what reading a job gave. Adds the core's event to `ready`.
+    /// Stores the result of reading a job. Adds the core's event to `ready`.
     pub(crate) fn decoded(&mut self, job: JobKey, result: Result<Decoded, Rejection>) {
         // A job of an earlier session is gone.
         let Some(payload) = self.jobs.payload_mut(job) else { return };
@@ -229,7 +229,7 @@ impl EventLoop {
     }
 
     fn answer(&mut self, request: RequestId, answer: Answer, text: String, last: bool) {
-        // An answer tells the worker's state, which the command may have changed.
+        // An answer contains the worker's state, which the command may have changed.
         self.publish_status();
         let outcome = match answer {
             Answer::Done => Outcome::Done,
@@ -267,7 +267,7 @@ impl EventLoop {
     }
 }
 
-/// That the session is lost is noticed elsewhere. That the broker was sent something, only here.
+/// Whether a frame was sent. Errors are ignored here: a lost session is noticed elsewhere.
 fn is_sent(sent: lapin::Result<bool>) -> bool {
     sent.unwrap_or(false)
 }

@@ -1,4 +1,4 @@
-//! Counts what the core observes: metrics, spans, and the status that others see.
+//! Counts the core's observations: in metrics, spans, and the status that heartbeats and health pages show.
 
 use std::borrow::Cow;
 use std::time::Instant;
@@ -95,7 +95,7 @@ impl EventLoop {
         }
     }
 
-    /// Shows what the worker does now. Called whenever no other event waits, so it costs a comparison and a few stores.
+    /// Publishes the worker's status. Called whenever no other event waits, so it must cost only a comparison and a few stores.
     pub(crate) fn publish_status(&self) {
         let (status, meters) = (self.core.status(), &self.context.meters);
         let reason = status.reason.map(Cow::Borrowed);
@@ -110,7 +110,7 @@ impl EventLoop {
         meters.device.circuit_open.set(status.is_sick.into());
     }
 
-    /// Shows that the event loop runs, and figures that change slowly.
+    /// Publishes that the event loop runs, and figures that change slowly.
     pub(crate) fn publish_slow_status(&self) {
         let (memory, device) = (self.core.memory_status(Instant::now()), &self.context.meters.device);
         self.context.board.ticked();

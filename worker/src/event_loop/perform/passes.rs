@@ -17,7 +17,7 @@ use crate::progress::{Followed, ProgressSink};
 use crate::wire_size::wire_bytes;
 
 impl EventLoop {
-    /// Hands a pass over. Its end is reported whatever happens: the core has admitted its memory.
+    /// Gives a pass to its executor. Its end is reported in any case, because the core has admitted its memory.
     pub(crate) fn run(&mut self, order: PassOrder) {
         let model = Arc::clone(&self.context.models[order.model.0]);
         let executor = self.context.executor_of[order.model.0];
@@ -42,14 +42,14 @@ impl EventLoop {
         let jobs = pass.order.items.iter().filter_map(|(job, _)| self.jobs.get(*job));
         pass.failpoint = failpoint::reach(Site::Pass, jobs.map(|job| job.summary.id.as_deref()));
         let completions = self.completions.clone();
-        // An `Err`: the process ends.
+        // An `Err` means that the process ends.
         let on_end = move |end| drop(completions.blocking_send(Completion::PassEnded(Box::new(end))));
         if let Err(end) = self.context.executors[executor.0].submit(pass, Box::new(on_end)) {
             self.pass_ended(*end);
         }
     }
 
-    /// Where reports go on the items of a pass whose jobs asked for progress.
+    /// The receiver of progress reports for a pass: for the items whose jobs asked for progress.
     fn progress_sink(&self, order: &PassOrder) -> ProgressSink {
         let followed = |(job, item): &(JobKey, u32)| {
             let limit = self.jobs.payload(*job)?.progress.clone()?;
@@ -60,7 +60,7 @@ impl EventLoop {
         ProgressSink::new(items, self.completions.clone(), completion)
     }
 
-    /// The items of a pass, in its order; nothing, and none is taken, if one is missing.
+    /// Removes and returns the items of a pass, in its order. `None`, with nothing removed, if one is missing.
     fn take_items(&mut self, order: &PassOrder) -> Option<Vec<Item>> {
         let mut items = Vec::with_capacity(order.items.len());
         for (job, index) in &order.items {
@@ -84,13 +84,13 @@ impl EventLoop {
         self.pass_ended(CompletedPass::without_running(pass, result, memory));
     }
 
-    /// Takes the outputs of a pass in; items without output are put back. Adds the core's event to `ready`.
+    /// Stores the outputs of a pass, and puts items without output back. Adds the core's event to `ready`.
     pub(crate) fn pass_ended(&mut self, completed: CompletedPass) {
         let CompletedPass { pass, mut result, outputs, failures, took, memory } = completed;
         if let PassResult::Failed(PassError::OutOfMemory { oom, .. }) = &mut result {
-            // The device counts the worker's own programs among other processes.
+            // The device counts the worker's own programs as other processes.
             oom.foreign = oom.foreign.saturating_sub(self.context.programs.needed(pass.order.model));
-            // Before the next try.
+            // Frees memory before the next try.
             self.context.programs.trim();
         }
         let store = pass.model.outputs.as_deref();

@@ -35,7 +35,7 @@ impl EventLoop {
             );
         };
         let (received, identity) = (Arc::clone(&payload.received), Arc::clone(&self.context.identity));
-        // The body is copied into what is published.
+        // The body is copied into these messages, so its size decides where they are built.
         let bytes = received.delivery.data.len();
         let kind = PublicationKind::Other;
         match publication {
@@ -63,7 +63,7 @@ impl EventLoop {
         }
     }
 
-    /// Tells a job's caller how far an item is. Nothing waits for it, and it may be lost.
+    /// Publishes how far an item of a job is. Nothing waits for this reply, and it may be lost.
     pub(crate) fn publish_progress(&self, job: JobKey, progress: &ItemProgress) {
         // A job of an earlier session is gone.
         let Some(payload) = self.jobs.payload(job) else { return };
@@ -111,7 +111,7 @@ impl EventLoop {
                 tokio::spawn(async move {
                     let encoded = match of_run.stored(run.offset, &store, &owner).await {
                         Ok((of_run, unwritten)) => {
-                            // An `Err`, here and below: the process ends.
+                            // An `Err`, here and below, means that the process ends.
                             let encoded = tokio::task::spawn_blocking(move || encode(of_run)).await;
                             let Ok(Encoded { messages, rejection }) = encoded else { return };
                             let rejection =
@@ -141,12 +141,12 @@ impl EventLoop {
         let completions = self.completions.clone();
         self.context.pool.spawn(move || {
             let encoded = build();
-            // An `Err`: the process ends.
+            // An `Err` means that the process ends.
             let _ = completions.blocking_send(Completion::Encoded { job, kind, encoded });
         });
     }
 
-    /// Messages are built. What the core has to know at once is added to `ready`.
+    /// Publishes messages after they were built. Events that the core needs at once are added to `ready`.
     pub(crate) fn encoded(&mut self, job: JobKey, kind: PublicationKind, encoded: Encoded) {
         let Encoded { messages, rejection } = encoded;
         if let (PublicationKind::Reply, Some(payload)) = (&kind, self.jobs.payload_mut(job)) {
@@ -159,7 +159,7 @@ impl EventLoop {
     fn send(&mut self, job: JobKey, kind: PublicationKind, messages: Vec<Message>) {
         let Some(stored) = self.jobs.get(job) else { return };
         let of_reply = stored.payload.as_ref().filter(|_| matches!(kind, PublicationKind::Reply));
-        // The outcome if all of them are confirmed.
+        // The outcome if all messages are confirmed.
         let outcome = match of_reply.map(|payload| (payload.reply_messages, &payload.reply_rejection)) {
             Some((_, Some(rejection))) => PublicationOutcome::NotEncoded(rejection.clone()),
             Some((messages, None)) => PublicationOutcome::Confirmed { messages },
@@ -186,7 +186,7 @@ impl EventLoop {
         }));
     }
 
-    /// Takes in how far a publication came. Adds the core's event to `ready`.
+    /// Handles the result of a publication. Adds the core's event to `ready`.
     pub(crate) fn take_in_sent(&mut self, job: JobKey, sent: Sent) {
         let Sent { kind, outcome, taken_up_to, unconfirmed } = sent;
         if let PublicationKind::Reply = kind
@@ -196,7 +196,7 @@ impl EventLoop {
             self.ready.push_back(Event::RepliesTaken { job, up_to });
         }
         if let (PublicationOutcome::NotEncoded(_), Some(stored)) = (&outcome, self.jobs.get(job)) {
-            // The core counts those of a publication that is confirmed as a whole.
+            // The core counts the messages of a publication that is confirmed as a whole.
             let count = stored.payload.as_ref().map_or(0, |payload| payload.reply_messages);
             let model = stored.model;
             self.observe(Observation::Parts { model, count });
@@ -216,7 +216,7 @@ fn items_of(reply: &Message) -> Option<Range<u32>> {
     Some(headers.offset..headers.offset.saturating_add(headers.items))
 }
 
-/// Publishes until a message is not confirmed. Takes those out that are; gives the outcome of the one that is not.
+/// Publishes until a message is not confirmed. Removes the confirmed messages, and returns the outcome of the other one.
 async fn publish_all(
     publisher: &Publisher,
     kind: &PublicationKind,
@@ -264,7 +264,7 @@ async fn publish_all(
     Ok(None)
 }
 
-/// Why a reply cannot be built. One that is too large because of an output that its store did not take is the store's fault.
+/// Why a reply cannot be built. If it is too large because its store did not accept an output, the store is named as the cause.
 fn because_unwritten(rejection: Rejection, unwritten: Option<String>) -> Rejection {
     match unwritten {
         Some(why) if rejection.reason == Reason::TooLarge => {

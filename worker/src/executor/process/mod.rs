@@ -24,10 +24,11 @@ use crate::engine::{Item, ProgramItem};
 use crate::failpoint;
 use programs::Programs;
 
-/// The last bytes of what a program printed that go into a dead letter: an error's traceback, and no log.
+/// The most bytes of a program's last output that go into a dead letter: enough for an error's traceback, but not for a log.
 const STDERR_BYTES_MAX: usize = 2048;
 
-/// The processes of one model as an executor. Time limits are theirs: none of its passes is ever reported as stuck on the device.
+/// The processes of one model, as an executor. They enforce their own time limits, so none of its passes is reported as stuck on the
+/// device.
 #[derive(Debug)]
 pub struct ProcessExecutor {
     runner: Arc<Runner>,
@@ -42,7 +43,7 @@ pub struct ProcessExecutor {
 struct Cancellations(Arc<Mutex<HashMap<PassId, watch::Sender<bool>>>>);
 
 impl Cancellations {
-    /// A pass begins. The receiver becomes true when it is to be cancelled.
+    /// A pass begins. The receiver becomes true when the pass must be cancelled.
     fn begin(&self, pass: PassId) -> watch::Receiver<bool> {
         let (cancel, cancelled) = watch::channel(false);
         self.passes().insert(pass, cancel);
@@ -98,7 +99,7 @@ impl Executor for ProcessExecutor {
             (Arc::clone(&self.runner), self.runtime.clone(), tracing::Span::current());
         let (id, cancellations) = (pass.order.pass, self.cancellations.clone());
         let mut cancelled = cancellations.begin(id);
-        // A thread of its own while the pass lasts: it may have to wait for the device's lock.
+        // Uses a thread for the whole pass, because it may have to wait for the device lock.
         self.runtime.spawn_blocking(move || {
             let completed = span.in_scope(|| runner.run(pass, &runtime, &mut cancelled));
             cancellations.end(id);
@@ -111,17 +112,17 @@ impl Executor for ProcessExecutor {
         &self.active
     }
 
-    /// A pass that waits for a process ends at once. The program that runs one is told to stop. If it does not, it gets SIGTERM after
-    /// `kill_s`, or after the time that its model took to load if that is longer, but not later than `kill_s` after the end of the
-    /// pass's own time; and SIGKILL after `kill_s` more.
+    /// Ends a pass. A pass that waits for a process ends at once. A program that runs one is asked to stop, and gets SIGTERM if it does
+    /// not: after `kill_s`, or after its model's load time if that is longer, but at the latest `kill_s` after the pass's own time limit.
+    /// SIGKILL follows `kill_s` later.
     fn cancel(&self, pass: PassId) {
         self.cancellations.cancel(pass);
     }
 }
 
 impl Runner {
-    /// Runs a pass. A panic fails the pass: if it ended the thread, nobody would report the pass's end, and its permit would never come
-    /// back. Outputs of groups that ended before the panic count.
+    /// Runs a pass. A panic fails the pass, because otherwise its end would not be reported and its permit not returned. Outputs of groups
+    /// that ended before the panic are kept.
     fn run(&self, pass: Pass, runtime: &Handle, cancelled: &mut watch::Receiver<bool>) -> CompletedPass {
         let began = Instant::now();
         let mut outputs = vec![None; pass.items.len()];
@@ -138,7 +139,7 @@ impl Runner {
         CompletedPass { pass, result, outputs, failures, took: began.elapsed(), memory: self.device.memory() }
     }
 
-    /// Runs a pass while no other process has the device to itself, or this pass has.
+    /// Runs a pass under the device lock: shared with other passes, or exclusive.
     fn run_locked(
         &self,
         pass: &Pass,
@@ -165,8 +166,8 @@ impl Runner {
         runtime.block_on(self.run_groups(pass, outputs, cancelled))
     }
 
-    /// A program gets one set of parameters for a pass: jobs with other ones have a pass of their own, within the same permit. What
-    /// goes wrong in one of them is no matter of the others; the first failure is the result.
+    /// Runs the items in groups with equal parameters, because a program gets one set of parameters for a run. All groups share the permit.
+    /// A failed group does not affect the others; the first failure is the result.
     async fn run_groups(
         &self,
         pass: &Pass,
@@ -225,7 +226,8 @@ impl Runner {
             PassEnd::Failed { kind: FailureKind::Device, detail, stderr, .. } => PassError::Crashed(
                 with_stderr(format!("the process could not use the device any more: {detail}"), &stderr),
             ),
-            // What the program printed may be about other callers' items, and is not needed: it says what is wrong with this one.
+            // Without the program's printed output: it may be about other callers' items, and the program itself has named this item's
+            // fault.
             PassEnd::Failed { kind: FailureKind::Input, item, detail, .. } => {
                 let item = if places.len() == 1 { Some(0) } else { item };
                 let item = item.and_then(|item| places.get(item)).map(|(at, _)| *at);
@@ -248,12 +250,13 @@ impl Runner {
         PassResult::Failed(error)
     }
 
-    /// What the program said, and where it said nothing, what the device says.
+    /// The program's report of an out-of-memory, completed with the device's figures.
     fn out_of_memory(&self, report: &OomReport, budget: Option<u64>) -> OutOfMemory {
         let memory = self.device.memory();
         let free = report.free.unwrap_or(memory.free);
         OutOfMemory {
-            // More than is free and than it was taken to need, if it does not say how much: then the device is too small.
+            // If the program does not say how much it asked for: more than is free and than it was estimated to need. The device then
+            // counts as too small.
             asked: report.asked.unwrap_or(free.max(budget.unwrap_or_default()).saturating_add(1)),
             free,
             total: report.total.unwrap_or(memory.total),
@@ -262,24 +265,25 @@ impl Runner {
     }
 }
 
-/// What a program said about an out-of-memory. What it printed may be about other callers' items, if there are several.
+/// A program's text about an out-of-memory. With several items its printed output is left out, because it may be about other callers'
+/// items.
 fn said_of(report: &OomReport, stderr: &str, items: usize) -> String {
     let OomReport { source, detail, .. } = report;
     let separator = if source.is_empty() || detail.is_empty() { "" } else { ": " };
     with_stderr(format!("{source}{separator}{detail}"), if items == 1 { stderr } else { "" })
 }
 
-/// Waits until the pass is to be cancelled.
+/// Waits until the pass must be cancelled.
 async fn asked(cancelled: &mut watch::Receiver<bool>) {
     let asked = cancelled.wait_for(|is_cancelled| *is_cancelled).await.is_ok();
     if !asked {
-        // Nobody is left who could ask.
+        // The sender is gone, so no cancellation can come.
         std::future::pending::<()>().await;
     }
 }
 
-/// The result of a pass that was to be cancelled: groups of items may be left, or what ran has stopped. A pass that failed, or that was
-/// done before it was asked, has its own result.
+/// The result of a pass whose cancellation was requested. It is cancelled if items are left; a pass that failed or was already complete
+/// keeps its own result.
 fn after_cancel(result: PassResult, outputs: &[Option<Output>]) -> PassResult {
     match result {
         PassResult::Done if outputs.iter().all(Option::is_some) => PassResult::Done,
@@ -288,11 +292,11 @@ fn after_cancel(result: PassResult, outputs: &[Option<Output>]) -> PassResult {
     }
 }
 
-/// The items of a pass by their parameters, with the place of each in the pass.
+/// The items of a pass grouped by parameters, with the index of each in the pass.
 fn groups(items: &[Item]) -> Vec<(&Params, Vec<(usize, &ProgramItem)>)> {
     let mut groups: Vec<(&Params, Vec<(usize, &ProgramItem)>)> = Vec::new();
     for (at, item) in items.iter().enumerate() {
-        // Items of this executor's model are of no other kind.
+        // This executor's model has only items of this kind.
         let Item::Program(item) = item else { continue };
         match groups.iter_mut().find(|(params, _)| **params == *item.params) {
             Some((_, group)) => group.push((at, item)),
@@ -302,7 +306,7 @@ fn groups(items: &[Item]) -> Vec<(&Params, Vec<(usize, &ProgramItem)>)> {
     groups
 }
 
-/// A reason with the last that the program printed.
+/// A reason, followed by the program's last output.
 fn with_stderr(reason: String, stderr: &str) -> String {
     let stderr = stderr.trim_end();
     if stderr.is_empty() {

@@ -14,17 +14,17 @@ use vramq_inference::process::{DeviceBook, Learned, Pool, PoolOptions, ProcessCo
 use crate::device::Device;
 use crate::state_file::{ProgramKey, ProgramMemory, StateFile};
 
-/// How often it is looked what the programs hold: several times for each look of the event loop.
+/// How often the programs' memory is read: several times for each tick of the event loop.
 const LOOK: Duration = Duration::from_millis(400);
 
-/// How often what was learned of programs is written down, if there is anything new. What a crash loses is learned again.
+/// How often new learned values are saved. Values lost in a crash are learned again.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
 
-/// Besides `kill_s`, how long the end of a model's programs is waited for when the worker ends. What is left then is killed by its
-/// keeper as soon as the worker is gone.
+/// How long, besides `kill_s`, the worker waits at its end for a model's programs to end. Their keepers kill the remaining ones as soon as
+/// the worker is gone.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long a pass waits for memory that idle programs keep, and how often it looks. A program that takes longer runs out of its own time.
+/// How long a pass waits for memory that idle programs keep, and how often it checks. A slower program uses up the pass's own time.
 const ROOM_LIMIT: Duration = Duration::from_secs(2);
 const ROOM_LOOK: Duration = Duration::from_millis(50);
 
@@ -34,21 +34,21 @@ pub struct Programs {
     book: Arc<DeviceBook>,
     device: Arc<dyn Device>,
     pools: Vec<(ModelIndex, Arc<Pool>)>,
-    /// Where what is learned outlives the process, and what of it is there.
+    /// The file for learned values, and its content at start.
     state_file: StateFile,
-    /// Where programs have control groups of their own, or why they have none; known with the first program.
+    /// How programs get control groups, or why they get none. Set by the first program.
     cgroups: Option<Result<Cgroups, NotDelegated>>,
     saved: Mutex<BTreeMap<ProgramKey, ProgramMemory>>,
     /// Bytes of the device that the programs hold, passes included.
     held: AtomicU64,
-    /// Those that they hold besides what passes take and what is kept for the next ones: what is loaded, or is being loaded.
+    /// The part of `held` without passes and kept memory: models that are loaded or being loaded.
     resident: AtomicU64,
     /// Whether the worker has several models.
     shares_device: bool,
 }
 
 impl Programs {
-    /// None on a device yet.
+    /// No programs on a device yet.
     pub fn new(device: Arc<dyn Device>, state_file: StateFile, shares_device: bool) -> Self {
         let saved = Mutex::new(state_file.read_programs());
         Self {
@@ -67,7 +67,7 @@ impl Programs {
     /// Starts a model's first process, and waits until it is loaded.
     ///
     /// # Errors
-    /// The model cannot be loaded; nothing of it is left, except what does not end although it was killed.
+    /// The model cannot be loaded. Nothing of it is left, unless it survives being killed.
     pub async fn start(
         &mut self,
         model: ModelIndex,
@@ -83,7 +83,7 @@ impl Programs {
         Ok(pool)
     }
 
-    /// How programs are started. Before the first one this process moves into the leaf of its control group, if it is delegated.
+    /// The launcher of programs. For the first program this process moves into the leaf of its control group, if the group is delegated.
     fn launcher(&mut self) -> Launcher {
         let cgroups = self.cgroups.get_or_insert_with(|| {
             Cgroups::prepare()
@@ -93,12 +93,12 @@ impl Programs {
         Launcher { cgroups: cgroups.as_ref().ok().cloned(), ..Launcher::default() }
     }
 
-    /// Where programs have control groups of their own, or why they have none; nothing without programs.
+    /// How programs get control groups, or why they get none. `None` without programs.
     pub fn cgroups(&self) -> Option<&Result<Cgroups, NotDelegated>> {
         self.cgroups.as_ref()
     }
 
-    /// What an earlier worker learned of the same program on the same device.
+    /// Values that an earlier worker learned of the same program on the same device.
     fn learned_before(&self, config: &ProcessConfig) -> Learned {
         let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
         let known = saved.get(&self.key(config)).filter(|known| known.program == program(config));
@@ -110,7 +110,7 @@ impl Programs {
         ProgramKey { model: config.name.clone(), device, total }
     }
 
-    /// Writes down what was learned since the last time. Blocks for as long as the disk takes.
+    /// Saves what was learned since the last save. Blocks while the disk writes.
     fn save(&self) {
         let known = |(_, pool): &(ModelIndex, Arc<Pool>)| {
             let config = pool.config();
@@ -138,21 +138,22 @@ impl Programs {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Bytes of it that come back when the passes that run now end, or that programs keep for their next passes: they count as free.
+    /// The part of `held` that counts as free: it comes back when the running passes end, or programs keep it for their next
+    /// passes.
     pub fn active_pass_bytes(&self) -> u64 {
         self.held().saturating_sub(self.resident.load(Ordering::Relaxed))
     }
 
-    /// Bytes of it that are not in the way of a pass of this model which ran out of memory. What idle programs keep is in the way of an
-    /// engine of the worker itself for a moment, like memory of other processes. A program's pass has them trimmed before it runs.
+    /// The part of `held` that did not cause an out-of-memory of this model's pass. Memory that idle programs keep can be in
+    /// the way of the worker's own engines, like memory of other processes. For a program's pass it is trimmed first.
     pub fn needed(&self, model: ModelIndex) -> u64 {
         let is_program = self.pools.iter().any(|(of, _)| *of == model);
         let run = self.pools.iter().any(|(_, pool)| pool.status().is_running());
         if is_program || run { self.held() } else { self.resident.load(Ordering::Relaxed) }
     }
 
-    /// Has the idle programs beside this one give back what they keep for their next passes, until so many bytes are free or there is
-    /// nothing more to give. That memory counts as free, so a pass may be admitted to it.
+    /// Asks other idle programs to free kept memory, until so many bytes are free or nothing is left to free. That memory counts as free,
+    /// so a pass may have been admitted to it.
     pub async fn make_room(&self, beside: &Arc<Pool>, bytes: u64) {
         let deadline = Instant::now() + ROOM_LIMIT;
         while self.device.memory().free < bytes && Instant::now() < deadline {
@@ -165,7 +166,7 @@ impl Programs {
         }
     }
 
-    /// Reads and saves what was learned, at intervals, until the runtime ends.
+    /// Reads the memory and saves learned values at intervals, until the runtime ends.
     pub fn watch(self: &Arc<Self>) {
         if self.pools.is_empty() {
             return;
@@ -187,7 +188,7 @@ impl Programs {
     /// Writes down what was learned.
     pub async fn save_off_the_runtime(self: &Arc<Self>) {
         let programs = Arc::clone(self);
-        // An error: it panicked, which is in the log.
+        // An `Err` is a panic, which was logged.
         let _ = tokio::task::spawn_blocking(move || programs.save()).await;
     }
 
@@ -195,7 +196,7 @@ impl Programs {
         let held = self.book.look().await.ours;
         let mut resident = 0;
         for (_, pool) in &self.pools {
-            // A process that has just been loaded counts twice for a moment, rather than not at all: less counts as free.
+            // A process that has just been loaded counts twice for a moment. Counting it too low would make too much memory count as free.
             resident += pool.loading_bytes().await;
             resident += pool.status().resident_bytes();
         }
@@ -203,7 +204,7 @@ impl Programs {
         self.resident.store(resident, Ordering::Relaxed);
     }
 
-    /// Has programs without work give cached memory back.
+    /// Asks programs without work to free cached memory.
     pub fn trim(&self) {
         self.pools.iter().for_each(|(_, pool)| pool.trim());
     }
@@ -223,7 +224,7 @@ impl Programs {
     }
 }
 
-/// What identifies a program whose peaks are learned: what it runs, and the unit that its memory goes by.
+/// Identifies a program whose memory is learned: its revision, and the unit that its memory depends on.
 fn program(config: &ProcessConfig) -> String {
     format!("{} {}", config.revision(), config.vram.per.as_str())
 }

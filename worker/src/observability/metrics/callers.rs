@@ -10,8 +10,8 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use super::{Labels, Seconds, labels};
 
-/// The jobs of all publishers that the broker does not vouch for, and those of callers beyond the first. A caller whose own name
-/// begins like these is among the others.
+/// Labels for jobs of publishers that the broker did not verify, and for callers beyond the first ones. A caller whose own name begins like
+/// these counts as one of the others.
 const ANONYMOUS: &str = "(anonymous)";
 const OTHERS: &str = "(others)";
 
@@ -39,13 +39,13 @@ pub struct CallerMeters {
 /// The meters of all callers.
 pub struct Callers {
     families: CallerFamilies,
-    /// Callers with figures of their own: those that came first. Each has a dozen series, and a Prometheus server keeps every series
-    /// that it ever saw.
+    /// The most callers with separate series, given to those that came first. Each has a dozen series, and a Prometheus server keeps every
+    /// series that it ever saw.
     most: usize,
     anonymous: CallerMeters,
     others: CallerMeters,
     named: Mutex<HashMap<String, CallerMeters>>,
-    /// Says once that there are more callers.
+    /// Limits the warning about too many callers to one.
     warned: Once,
 }
 

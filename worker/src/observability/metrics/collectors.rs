@@ -49,7 +49,7 @@ impl Collector for DeviceMemory {
     }
 }
 
-/// The newest readings of a device's sensors. A device without sensors has no series, rather than zeros.
+/// The latest readings of a device's sensors. A device without sensors has no series, instead of zeros.
 #[derive(Debug)]
 pub(super) struct Sensors(pub(super) Arc<dyn Device>);
 
@@ -135,7 +135,7 @@ impl Collector for States {
         let now = self.0.now().state;
         let help = "1 for the current state of the worker, 0 for the others.";
         let mut metric = encoder.encode_descriptor("worker_state", help, None, MetricType::Gauge)?;
-        // `gone` is never scraped: the process ends with it.
+        // `gone` cannot be scraped: the process ends with it.
         for state in WorkerState::ALL.into_iter().filter(|state| *state != WorkerState::Gone) {
             let labels = labels([("state", state.as_str())]);
             ConstGauge::new(i64::from(state == now)).encode(metric.encode_family(&labels)?)?;
@@ -144,7 +144,7 @@ impl Collector for States {
     }
 }
 
-/// The process by the system's figures, under the names that all Prometheus clients use.
+/// Figures of the process from the system, under the names that all Prometheus clients use.
 #[derive(Debug)]
 pub(super) struct Process {
     started: SystemTime,
@@ -192,7 +192,7 @@ impl Collector for Process {
 /// User and system time of all threads, from proc_pid_stat(5).
 fn processor_time() -> Option<Duration> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field, the program's name, may hold anything, also spaces; it ends at the last parenthesis.
+    // The second field, the program's name, may contain any characters. It ends at the last parenthesis.
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut times = rest.split(' ').skip(11);
     let ticks = times.next()?.parse::<u64>().ok()? + times.next()?.parse::<u64>().ok()?;
@@ -206,7 +206,7 @@ fn resident_bytes() -> Option<u64> {
 }
 
 fn open_files() -> Option<u64> {
-    // Without the one that is open for this.
+    // Without the descriptor of this directory.
     Some(std::fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1) as u64)
 }
 

@@ -1,4 +1,4 @@
-//! Handles of the series, made once, so that counting costs an atomic addition.
+//! Handles of the metric series, created once, so that counting costs only an atomic addition.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,7 +59,7 @@ impl<K: Copy + PartialEq> LabelledCounters<K> {
     }
 }
 
-/// How commands can end.
+/// The possible last answers to each command.
 const LAST_ANSWERS: [(&str, &str); 13] = [
     ("pause", "done"),
     ("pause", "refused"),
@@ -86,7 +86,7 @@ pub struct Meters {
     pub callers: Arc<Callers>,
 }
 
-/// Those without labels.
+/// Meters without labels.
 #[derive(Clone, Debug)]
 pub struct WorkerMeters {
     pub sessions_opened: Counter,
@@ -97,13 +97,13 @@ pub struct WorkerMeters {
     commands: Family<Labels, Counter>,
 }
 
-/// Those of a model's jobs.
+/// Meters of a model's jobs.
 #[derive(Clone, Debug)]
 pub struct ModelMeters {
     pub received: Counter,
     /// In the order of the queues that its jobs come from.
     pub received_by_queue: Vec<Counter>,
-    /// Whether one of them cannot be consumed, in the same order.
+    /// For each of these queues: whether it cannot be consumed.
     pub queue_missing: Vec<Gauge>,
     pub untrusted_headers: Counter,
     pub answered: Counter,
@@ -130,7 +130,7 @@ pub struct ModelMeters {
     pub consuming: Gauge,
 }
 
-/// Those of a device.
+/// Meters of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceMeters {
     pub admitted_bytes: Counter,
@@ -172,7 +172,7 @@ impl WorkerMeters {
         meters
     }
 
-    /// Counts a command by its last answer. Both are words of this program.
+    /// Counts a command by its last answer. Both labels come from this program, so they are bounded.
     pub fn command(&self, command: &'static str, outcome: &'static str) {
         self.commands.get_or_create(&labels([("command", command), ("outcome", outcome)])).inc();
     }
@@ -292,7 +292,7 @@ impl DeviceMeters {
 }
 
 impl Meters {
-    /// A figure of all models together.
+    /// The sum of a figure over all models.
     fn sum(&self, figure: impl Fn(&ModelMeters) -> u64) -> u64 {
         self.models.iter().map(figure).sum()
     }

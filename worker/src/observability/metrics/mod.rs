@@ -30,8 +30,7 @@ pub use callers::Callers;
 use collectors::{DeviceMemory, Process, Sensors, States};
 pub use meters::{DeviceMeters, Kind, Meters, ModelMeters, WorkerMeters};
 
-/// Names and values of a series' labels. Values are names of models, devices and a limited number of callers, and fixed words:
-/// bounded.
+/// Label names and values of a series. Values are names of models and devices, fixed words, and a limited number of callers.
 pub type Labels = Vec<(&'static str, String)>;
 
 /// Seconds and fractions of them.
@@ -40,7 +39,7 @@ pub type Seconds = Counter<f64, std::sync::atomic::AtomicU64>;
 /// A gauge of fractions.
 pub type Ratio = Gauge<f64, std::sync::atomic::AtomicU64>;
 
-/// Upper bounds of the times of passes: 1 ms to half a minute, each twice the one before.
+/// Upper bounds of pass times: from 1 ms, doubling 15 times to half a minute.
 const PASS_BUCKETS: (f64, u16) = (0.001, 16);
 
 /// Of the times of jobs, which may wait for hours: 1 ms to more than four hours, each four times the one before.
@@ -145,8 +144,8 @@ impl Metrics {
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// The meters of a worker that has loaded its models: from now on all series exist, but for those of callers, of which at most
-    /// `callers_max` have their own.
+    /// The meters of a worker that has loaded its models. Creates all series, except those of callers, of which at most `callers_max` get
+    /// separate ones.
     pub fn meters(
         &self,
         models: &[Arc<Model>],
@@ -168,7 +167,7 @@ impl Metrics {
         })
     }
 
-    /// Shows the processes of the models that are programs, if there are any.
+    /// Adds metrics of the processes of program models, if there are any.
     pub fn watch_programs(&self, programs: &Arc<Programs>) {
         if programs.pools().next().is_some() {
             let mut root = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
@@ -177,11 +176,11 @@ impl Metrics {
         }
     }
 
-    /// All of them in the OpenMetrics text format. Reads files of the system, and perhaps the device's.
+    /// All metrics in the OpenMetrics text format. Reads files of the system, and possibly the device's sensors.
     pub fn encode(&self) -> String {
         let mut page = String::new();
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
-        // Writing to a string does not fail; a figure that the system does not give is left out.
+        // Writing to a string cannot fail. A figure that the system does not provide is left out.
         let _ = text::encode(&mut page, &registry);
         page
     }
@@ -299,7 +298,7 @@ impl Families {
     }
 }
 
-/// A registry that makes what it registers.
+/// Creates and registers metrics.
 struct Registered<'a>(&'a mut Registry);
 
 impl Registered<'_> {

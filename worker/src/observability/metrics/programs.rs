@@ -31,7 +31,7 @@ const STATES: [&str; 9] = [
 pub(super) struct ProgramMetrics(pub(super) Arc<Programs>);
 
 impl ProgramMetrics {
-    /// What there is of each place for a process: at most as many as the configuration allows instances.
+    /// One row for each possible process, at most the configured number of instances.
     fn encode_instances(
         &self,
         encoder: &mut DescriptorEncoder<'_>,
