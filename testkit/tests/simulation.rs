@@ -12,13 +12,13 @@ use vramq_testkit::simulation::sharing::Sharing;
 use vramq_testkit::simulation::trace::Detail;
 use vramq_testkit::simulation::{History, Sabotage, run, shrink};
 
-/// Histories of an hour each: so many in a bare `cargo test`. `make test` asks for more by `VRAMQ_TEST_HISTORIES`.
+/// Histories of an hour each that a plain `cargo test` runs. `make test` sets a larger number in `VRAMQ_TEST_HISTORIES`.
 const HISTORIES: u64 = 100;
 
-/// Jobs that end as withdrawn in a history, on average, at least: fewer would show nothing.
+/// The least average number of jobs that end as withdrawn in a history. With fewer, the test would show nothing.
 const WITHDRAWN_MIN: u64 = 5;
 
-/// Seeds that once broke a rule, and what was wrong. When plans are made otherwise, a seed becomes another history.
+/// Seeds that once broke a rule, and what was wrong. When the generator of plans changes, a seed gives another history.
 const REGRESSIONS: &[(u64, &str)] = &[
     (9, "a job was requeued while another pass still ran its items, and finished ones were left behind"),
     (20, "the same, and the items were computed twice"),
@@ -51,24 +51,24 @@ const REGRESSIONS: &[(u64, &str)] = &[
     (2053, "the same, in another history"),
 ];
 
-/// How long a sabotaged history is, and in how many seeds a sabotage is found.
+/// The length of a sabotaged history, and the number of seeds that must find a sabotage.
 const SABOTAGED: Micros = 30 * MINUTE;
 const SABOTAGE_SEEDS: u64 = 40;
 
-/// Histories with many large jobs and short turns.
+/// The number of histories with many large jobs and short turns.
 const OF_LARGE_JOBS: u64 = 10;
 
-/// Histories of each kind of floods. So many find every fault of shares that is put in on purpose.
+/// The number of histories of each kind of flood. So many find every deliberate fault of shares.
 const OF_FLOODS: u64 = 24;
 
-/// Who is flooded at the same time, and has to share.
+/// Which parties are flooded at the same time and must share.
 #[derive(Clone, Copy, Debug)]
 enum Flooded {
     /// Two queues of a model. The second one has a larger weight.
     Queues,
     /// Two models of a device. The second one has a larger weight.
     Models,
-    /// One queue, by two callers: one publishes ten times as many jobs as the other, and before it.
+    /// One queue, by two callers. One publishes first, and ten times as many jobs.
     Callers,
 }
 
@@ -103,7 +103,7 @@ fn every_rule_holds_in_every_history() {
         Ok(number) => number.parse().expect("VRAMQ_TEST_HISTORIES is a number"),
         Err(_) => HISTORIES,
     };
-    // No rule breaks in no history.
+    // Without a history no rule can break.
     assert!(histories > 0, "VRAMQ_TEST_HISTORIES is 0");
     let [jobs, withdrawn, handed_over, lasted] = std::array::from_fn(|_| AtomicU64::new(0));
     side_by_side(1..histories + 1, |seed| {
@@ -131,7 +131,7 @@ fn every_rule_holds_in_every_history() {
     );
 }
 
-/// A history in which a caller publishes several large jobs at once, and a turn of them is a pass.
+/// A history in which a caller publishes several large jobs at once, with turns of one pass.
 fn of_large_jobs(seed: u64) -> Plan {
     const JOBS: usize = 40;
     let mut plan = Plan::new(seed, HOUR);
@@ -192,7 +192,8 @@ fn of_floods(seed: u64, flooded: Flooded) -> Plan {
     Plan { sharing, jobs_max: 100_000, ..plan }
 }
 
-/// Lets the worker hold hundreds of jobs, many passes. Callers have shares of what it holds; in the queue the first job is the first.
+/// Lets the worker hold hundreds of jobs, worth many passes. Shares of callers apply only to held jobs; at the broker the first job is the
+/// first.
 fn hold_hundreds(plan: &mut Plan) {
     // A worker holds what a fast device runs in half a second, if there is room. A pass takes a quarter of the smallest device.
     plan.devices = [16_384, 2_048].map(|mib| DevicePlan { total: mib * MIB }).into();
@@ -222,8 +223,7 @@ fn whoever_is_flooded_has_its_share() {
 #[test]
 fn seeds_that_once_broke_a_rule_break_none() {
     for (seed, what) in REGRESSIONS {
-        // The first are from before there were withdrawals and references, others from before there were shares, and all from before disks
-        // could be full.
+        // The oldest seeds are from before withdrawals and references, others from before shares, and all from before full disks.
         let plan = Plan::new(*seed, HOUR);
         let before = Plan { withdrawn_percent: 0, referring_percent: 0, ..plan.clone().plain() };
         for plan in [before, plan.clone().plain(), plan.clone().with_empty_disks(), plan] {
@@ -233,8 +233,8 @@ fn seeds_that_once_broke_a_rule_break_none() {
     }
 }
 
-/// The plans that `vramq-sim --save` wrote of histories that broke a rule. Those with a fault that was put in on purpose still break it; what
-/// broke it in the others is mended.
+/// Plans that `vramq-sim --save` wrote of histories that broke a rule. Plans with a deliberate fault still break it; the fault in the
+/// others is fixed.
 #[test]
 fn plans_that_were_kept_break_their_rule_by_their_sabotage_alone() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/regressions");
@@ -267,8 +267,7 @@ fn a_seed_is_one_history() {
     assert_ne!(outline(3), outline(4));
 }
 
-/// The floods that show a fault of shares, and the rule that has to see it. Only where both sides are flooded at the same time do shares
-/// matter for long.
+/// The floods that reveal a fault of shares, and the rule that must detect it. Shares matter for long only while both sides are flooded.
 fn shown_by_floods(sabotage: Sabotage) -> Option<(Flooded, &'static str)> {
     match sabotage {
         Sabotage::QueueWeightsIgnored => {
@@ -286,7 +285,7 @@ fn every_fault_put_in_on_purpose_is_found() {
     side_by_side(0..Sabotage::ALL.len() as u64, |number| {
         let sabotage = Sabotage::ALL[usize::try_from(number).unwrap()];
         let floods = shown_by_floods(sabotage);
-        // The floods that a regular run has must be enough.
+        // The floods of a regular run must be enough.
         let seeds = if floods.is_some() { OF_FLOODS } else { SABOTAGE_SEEDS };
         let found = (1..=seeds).find_map(|seed| {
             let plan = match floods {
@@ -298,7 +297,7 @@ fn every_fault_put_in_on_purpose_is_found() {
             if let Some((_, rule)) = floods {
                 assert_eq!(violation.rule, rule, "seed {seed}, {sabotage:?}: {violation}");
             }
-            // The same history without the fault: a rule that always breaks would find every fault.
+            // Without the fault the same history must pass: a rule that always breaks would seem to detect every fault.
             let unchanged = run(plan, Detail::None).violation;
             assert_eq!(unchanged, None, "seed {seed} breaks a rule without {sabotage:?}");
             Some((seed, violation))

@@ -4,24 +4,24 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// One history of half an hour, which breaks a rule if parts are left out on purpose.
+/// Runs one history of half an hour, with these further arguments.
 fn replay(further: &[&str]) -> Output {
     let mut program = Command::new(env!("CARGO_BIN_EXE_vramq-sim"));
     program.args(["--seed", "1", "--hours", "0.5"]).args(further).output().expect("vramq-sim starts")
 }
 
-/// `git bisect run` asks for it.
+/// `git bisect run` needs this exit status.
 #[test]
 fn a_history_that_breaks_a_rule_is_a_failure() {
     let well = replay(&[]);
     let told = String::from_utf8_lossy(&well.stdout);
     assert!(well.status.success() && told.contains("every rule held"), "{}", well.status);
-    // 2 would be a mistake in its arguments.
+    // 2 would mean wrong arguments.
     let broken = replay(&["--sabotage", "PartSkipped"]);
     assert_eq!(broken.status.code(), Some(1));
 }
 
-/// A seed means another history when the generator of plans changes. A plan in a file does not.
+/// A seed gives another history when the generator of plans changes. A plan in a file does not.
 #[test]
 fn a_history_that_was_found_is_kept_as_the_plan_in_a_file() {
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("found.json");

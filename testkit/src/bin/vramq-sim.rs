@@ -107,8 +107,8 @@ fn plan(seed: u64, options: &Options) -> Plan {
     Plan { sabotage: options.sabotage, ..Plan::new(seed, options.busy) }
 }
 
-/// One history with its trace; a shorter one that breaks the same rule, if asked for. Whether every rule held, so that a search for the
-/// commit that broke one can ask.
+/// Runs one history and prints its trace; with `shrinks`, that of a shorter history that breaks the same rule. Returns whether every rule
+/// held, so that `git bisect run` can use the exit status.
 fn one(mut plan: Plan, options: &Options) -> bool {
     if options.shrinks {
         plan = shrink(plan);
@@ -133,7 +133,7 @@ fn save(plan: Plan, violation: &Violation, path: &Path) {
     }
 }
 
-/// Histories one after the other.
+/// Runs histories one after the other.
 fn series(options: &Options) -> bool {
     let begun = Instant::now();
     let limit = options.minutes.map(|minutes| Duration::from_secs(60 * minutes));
@@ -161,7 +161,7 @@ fn series(options: &Options) -> bool {
     bad == 0
 }
 
-/// Several processes, each with its part of the seeds.
+/// Runs several processes, each with its part of the seeds.
 fn many(options: &Options) -> bool {
     let Ok(program) = std::env::current_exe() else { return false };
     let own: Vec<String> = std::env::args().skip(1).collect();

@@ -17,30 +17,30 @@ pub const SECOND: Micros = 1_000_000;
 pub const MINUTE: Micros = 60 * SECOND;
 pub const HOUR: Micros = 60 * MINUTE;
 
-/// One life of a worker's process: things that were asked for by an earlier life do not concern a later one.
+/// One run of a worker's process. Events that an earlier life caused are ignored in a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Life {
     pub worker: usize,
     pub number: u32,
 }
 
-/// What a withdrawal says. It is true if it shows the job's own secret.
+/// A withdrawal: the job that it names and the secret that it contains. It is genuine if the secret is the job's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The job's number.
     pub job: usize,
-    /// The number of the job whose secret it shows; none if it shows a guess.
+    /// The number of the job whose secret it contains; `None` for a guessed secret.
     pub secret_of: Option<usize>,
 }
 
-/// Something that is to happen.
+/// A scheduled event.
 #[derive(Debug)]
 pub enum Happening {
-    /// The broker goes on with what it has been sent.
+    /// The broker performs its next steps.
     Broker,
     /// A frame reaches a client.
     Frame(Box<Emitted>),
-    /// The broker notices that a connection is gone.
+    /// The broker notices that a connection is lost.
     ConnectionNoticed(super::broker::ConnectionId),
     /// A process is started.
     Start { worker: usize },
@@ -72,11 +72,11 @@ pub enum Happening {
     PassReturns { life: Life, pass: PassId },
     /// A caller publishes its next job.
     Publish { caller: usize },
-    /// Somebody tries to withdraw a job, and will so often again while it has not ended.
+    /// Someone tries to withdraw a job, and repeats that until the job has ended, at most `repeats` times.
     Withdraw { claim: Claim, repeats: u32 },
     /// A withdrawal reaches a worker's session.
     Withdrawal { life: Life, session: u32, claim: Claim },
-    /// A fault of the plan begins, or its effect ends.
+    /// A fault of the plan begins or ends.
     Fault { number: usize, ends: bool },
 }
 
@@ -104,7 +104,7 @@ impl Ord for Entry {
     }
 }
 
-/// What is to happen, soonest first.
+/// The scheduled events, soonest first.
 #[derive(Debug, Default)]
 pub struct Agenda {
     entries: BinaryHeap<Reverse<Entry>>,

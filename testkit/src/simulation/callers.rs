@@ -131,7 +131,7 @@ impl Callers {
         }
     }
 
-    /// The reply queue of a caller is deleted, or comes back. What was in it was read: it has no consumer only for a moment.
+    /// Deletes or restores a caller's reply queue. Its replies were already read, because it lacks a consumer only for a moment.
     pub fn delete_replies(&mut self, env: &mut Env, at: usize, deleted: bool) {
         let Some(caller) = self.callers.get_mut(at) else { return };
         let name = env.names.replies[caller.plan.number].clone();
@@ -147,7 +147,7 @@ impl Callers {
     pub fn publish(&mut self, env: &mut Env, at: usize) {
         let busy = env.plan.busy;
         let Some(caller) = self.callers.get_mut(at) else { return };
-        // Jobs that kill or hang need the rest of the time to come to their end.
+        // Jobs that kill or hang need the remaining time to end.
         if caller.published >= caller.plan.jobs_max || env.now > busy * 8 / 10 {
             return;
         }
@@ -175,7 +175,7 @@ impl Callers {
         }
     }
 
-    /// Publishes a job to its queue: to the model's own by its exchange, to a further one as its owner binds it.
+    /// Publishes a job to its queue: through the model's exchange to its own queue, or to a further queue as its owner binds it.
     fn send(&mut self, env: &mut Env, letter: Letter) {
         let Some(channel) = self.publisher else { return };
         let spec = &env.ledger.job(env.ledger.letter(letter).job).spec;
@@ -248,7 +248,7 @@ impl Caller {
         (1, pause / 2 + self.random.bits() % pause.max(1))
     }
 
-    /// Writes a job: a new one, or now and then the same bytes as the last.
+    /// Creates a job: a new one, or sometimes a copy of the last.
     fn next_job(&mut self, env: &mut Env) -> Letter {
         self.published += 1;
         if let Some(last) = self.last

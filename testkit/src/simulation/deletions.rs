@@ -1,12 +1,12 @@
-//! Takes jobs out of the ledger that waited in a further queue when its owner deleted it: no worker lost them.
+//! Removes jobs from the ledger that waited in a further queue when its owner deleted it. No worker has lost these.
 
 use std::collections::BTreeSet;
 
 use super::ledger::{JobNumber, Kind, Ledger, Letter};
 
 impl Ledger {
-    /// A further queue was deleted. Workers hold the letters in `held`, which may come from it; what else was published to it and not
-    /// acknowledged is gone.
+    /// A further queue was deleted. `held`: messages that workers hold and that may come from it. Other unacknowledged messages that were
+    /// published to it are gone.
     pub fn queue_deleted(&mut self, model: usize, queue: usize, held: &BTreeSet<Letter>) {
         let mut gone = Vec::new();
         for (at, letter) in self.letters.iter_mut().enumerate() {
@@ -24,7 +24,7 @@ impl Ledger {
         gone.into_iter().for_each(|job| self.forgive_job(job));
     }
 
-    /// A worker no longer holds a message that the broker would keep, or dead-letter, if its queue were there.
+    /// A worker no longer holds a message of a deleted queue. Otherwise the broker would keep or dead-letter it.
     pub fn gone_with_its_queue(&mut self, letter: Letter) {
         let record = self.letter(letter);
         if record.is_orphan && !record.acked {
@@ -32,7 +32,7 @@ impl Ledger {
         }
     }
 
-    /// Nobody answers for the end of a job any more.
+    /// Ends the check of how a job ends.
     pub(super) fn forgive_job(&mut self, job: JobNumber) {
         let record = &mut self.jobs[job.0];
         let was_open = record.is_open();

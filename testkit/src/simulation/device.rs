@@ -13,21 +13,22 @@ use super::agenda::{Life, MILLI, Micros};
 pub struct DevicePass {
     pub life: Life,
     pub pass: PassId,
-    /// Bytes that it really takes.
+    /// Bytes that it really needs, whatever the model declares.
     pub bytes: u64,
     pub exclusive: bool,
     pub takes: Micros,
     pub fate: Fate,
-    /// A program runs it, not the worker itself: how long it may take. Then only the program dies, and none hangs for ever.
+    /// The program's time limit if a program runs the pass, otherwise `None`. A crash then kills only the program, and no pass hangs for
+    /// ever.
     pub program_limit: Option<Micros>,
 }
 
-/// What a pass's items do to it.
+/// The effect of a pass's items on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Ends,
     Fails,
-    /// As the engine says, for one of its items.
+    /// The engine reports this for one of its items.
     IsInvalid,
     Hangs,
     KillsProcess,
@@ -49,7 +50,7 @@ struct Running {
     ticket: u64,
     pass: DevicePass,
     since: Micros,
-    /// None: it never ends by itself.
+    /// `None`: it never ends by itself.
     fate: Option<PassFate>,
 }
 
@@ -64,7 +65,7 @@ pub struct Device {
     waiting: VecDeque<(DevicePass, Micros)>,
     is_sick: bool,
     hangs_next: bool,
-    /// When a pass that never ends was last on it.
+    /// When a pass that never ends was last on the device.
     hung_at: Option<Micros>,
     tickets: u64,
 }
@@ -95,7 +96,7 @@ impl Device {
         self.residents.push((life, bytes));
     }
 
-    /// A process holds more for ever.
+    /// Adds bytes that a process holds for ever.
     pub fn leak(&mut self, life: Life, bytes: u64) {
         let own = self.residents.iter_mut().find(|(of, _)| *of == life);
         own.into_iter().for_each(|(_, held)| *held += bytes);
@@ -157,20 +158,20 @@ impl Device {
         self.running.iter().any(|running| running.fate.is_none())
     }
 
-    /// The pass of a process that never ends.
+    /// The pass of this process that never ends, if there is one.
     pub fn hanging_pass(&self, life: Life) -> Option<PassId> {
         let mut own =
             self.running.iter().filter(|running| running.pass.life == life && running.fate.is_none());
         own.next().map(|running| running.pass.pass)
     }
 
-    /// A pass comes to the device lock. Gives all that started.
+    /// A pass arrives at the device lock. Returns all passes that start.
     pub fn enter(&mut self, pass: DevicePass, now: Micros) -> Vec<Started> {
         self.waiting.push_back((pass, now));
         self.admit(now)
     }
 
-    /// Lets those in whose turn it is: an exclusive pass has the device to itself.
+    /// Starts the passes whose turn it is. An exclusive pass has the device to itself.
     fn admit(&mut self, now: Micros) -> Vec<Started> {
         let mut started = Vec::new();
         while let Some((next, _)) = self.waiting.front() {
@@ -219,7 +220,7 @@ impl Device {
         Started { ticket: self.tickets, ends_at }
     }
 
-    /// A pass is over: who made it, how it ended and how long it took. Gives all that start in its place.
+    /// Ends a pass. Returns the pass, how it ended, how long it took, and all passes that start in its place.
     pub fn end(&mut self, ticket: u64, now: Micros) -> Option<(DevicePass, PassFate, Micros, Vec<Started>)> {
         let at = self.running.iter().position(|running| running.ticket == ticket)?;
         let Running { pass, since, fate, .. } = self.running.remove(at);
@@ -227,7 +228,7 @@ impl Device {
         Some((pass, fate?, now - since, started))
     }
 
-    /// The program that runs the oldest such pass of a worker dies. Gives the pass's ticket: it ends now.
+    /// Kills the program that runs a worker's oldest program pass. Returns the pass's ticket: it ends now.
     pub fn kill_program(&mut self, life: Life) -> Option<u64> {
         let mut running = self.running.iter_mut();
         let running =
@@ -236,7 +237,7 @@ impl Device {
         Some(running.ticket)
     }
 
-    /// A program stops a pass that it runs. Gives the pass's ticket: it ends when the caller says so, or before.
+    /// Makes a program stop its pass. Returns the pass's ticket: it ends when the caller says so, or before.
     pub fn cancel(&mut self, life: Life, pass: PassId) -> Option<u64> {
         let mut running = self.running.iter_mut();
         let running = running.find(|running| running.pass.life == life && running.pass.pass == pass)?;
@@ -244,7 +245,7 @@ impl Device {
         Some(running.ticket)
     }
 
-    /// A process is gone: its memory is free. Gives all that start in its place.
+    /// A process is gone and its memory is free. Returns all passes that start in its place.
     pub fn leave(&mut self, life: Life, now: Micros) -> Vec<Started> {
         self.hung_at = self.hung_at(now);
         self.residents.retain(|(of, _)| *of != life);
@@ -253,7 +254,7 @@ impl Device {
         self.admit(now)
     }
 
-    /// Exclusive passes that are not alone.
+    /// Whether an exclusive pass shares the device.
     pub fn crowded(&self) -> bool {
         self.running.len() > 1 && self.running.iter().any(|running| running.pass.exclusive)
     }

@@ -1,5 +1,5 @@
-//! The disks on which programs find the items of a pass, one for each worker, and when they are nearly full. The faults have random
-//! numbers of their own, so that a seed without programs is the same history as before.
+//! The disks of the workers' programs, one for each worker, and when they are nearly full. These faults have separate random numbers, so
+//! that a seed without programs gives the same history as before.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use super::agenda::{Micros, SECOND};
 use super::plan::{Fault, FaultKind};
 use super::random::Random;
 
-/// Keeps these choices apart from all others.
+/// Separates these random choices from all others.
 const DISKS: u64 = 0x0064_6973_6b73_0000;
 
 /// The disks of all workers. They outlive the workers' processes.
 #[derive(Debug, Default)]
 pub struct Disks {
-    /// Of each worker whose disk is nearly full: the cost of the largest pass whose items it takes.
+    /// For each worker with a nearly full disk: the largest cost of a pass whose items fit.
     room: BTreeMap<usize, usize>,
 }
 
@@ -33,7 +33,7 @@ impl Disks {
     }
 }
 
-/// When disks are nearly full in the history of a seed. Some take nothing then, others small passes.
+/// When disks are nearly full in the history of a seed. Some then accept nothing, others only small passes.
 pub fn faults(seed: u64, busy: Micros) -> Vec<Fault> {
     let mut random = Random::new(seed ^ DISKS);
     let r = &mut random;

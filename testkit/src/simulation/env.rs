@@ -42,17 +42,17 @@ pub struct Env {
     pub now: Micros,
     base: Instant,
     pub random: Random,
-    /// Chooses what is withdrawn: apart from the rest, so that a seed without withdrawals means what it meant before.
+    /// Chooses what is withdrawn. Separate random numbers keep the histories of seeds without withdrawals unchanged.
     pub withdrawing: Random,
-    /// Chooses which jobs refer to stores, and how those answer: apart, for the same reason.
+    /// Chooses which jobs refer to stores, and how stores answer. Separate for the same reason.
     pub stores: Random,
-    /// Chooses what operators try: apart, for the same reason.
+    /// Chooses what operators try. Separate for the same reason.
     pub operating: Random,
-    /// Chooses what is rare: apart, for the same reason.
+    /// Chooses rare events. Separate for the same reason.
     pub rare: Random,
-    /// What each worker wrote to its file of learned limits; it outlives the process.
+    /// Each worker's file of learned limits, which outlives the process.
     pub limit_files: BTreeMap<usize, LimitsFile>,
-    /// What ran out of memory alone, by worker, as far as its file tells it.
+    /// For each worker: what ran out of memory alone, as far as its file records it.
     pub ran_out: BTreeMap<usize, RanOut>,
     pub agenda: Agenda,
     pub broker: Broker,
@@ -61,20 +61,20 @@ pub struct Env {
     pub disks: Disks,
     pub trace: Trace,
     owners: BTreeMap<ConnectionId, Owner>,
-    /// When the last frame of a connection arrives: none overtakes another.
+    /// When the last frame of a connection arrives. No frame overtakes another.
     wires: BTreeMap<ConnectionId, Micros>,
     /// The messages of each channel by their delivery tags, 1, 2, 3, …
     delivered: BTreeMap<ChannelId, Vec<Letter>>,
     channels: BTreeMap<ChannelId, ConnectionId>,
-    /// The broker goes on at this time.
+    /// When the broker performs its next steps.
     broker_at: Option<Micros>,
     pub broker_is_down: bool,
-    /// Further queues that their owners keep from workers, by model and place.
+    /// Further queues that workers may not consume, by model and index.
     forbidden: BTreeSet<(usize, usize)>,
     pub confirms_are_slow: bool,
     /// Faults of the plan that last.
     pub faults_now: usize,
-    /// When something was last wrong.
+    /// When a fault last affected anything.
     pub disturbed_at: Micros,
 }
 
@@ -115,7 +115,7 @@ impl Env {
         }
     }
 
-    /// Something is wrong.
+    /// Records that a fault affects something now.
     pub fn disturbed(&mut self) {
         self.disturbed_at = self.now;
     }
@@ -200,7 +200,7 @@ impl Env {
         self.administer(commands);
     }
 
-    /// Has commands carried out at once, on a connection of their own.
+    /// Performs commands at once, on a separate connection.
     pub fn administer(&mut self, commands: impl IntoIterator<Item = Command>) {
         let connection = self.broker.connect();
         let millis = self.millis();
@@ -216,12 +216,12 @@ impl Env {
         self.wake_broker(self.now);
     }
 
-    /// Deletes a queue that holds nothing, and to which nothing is on its way.
+    /// Deletes a queue that is empty and that no message is on its way to.
     pub fn delete_if_empty(&mut self, queue: &Name) {
         self.wake_broker(self.now);
         self.run_broker();
         let is_empty = self.broker.queue(queue).is_some_and(|counts| counts.ready + counts.unacked == 0);
-        // What is on its way to a queue without a leader cannot be seen.
+        // Requests to a queue without a leader are not visible.
         if is_empty && !self.broker_is_down && !self.broker.is_leaderless(queue) {
             // Quorum queues know no `if_empty`.
             self.administer([Command::DeleteQueue {
@@ -244,7 +244,7 @@ impl Env {
         }
     }
 
-    /// A job's or a reply's end reaches its reader.
+    /// A reply or dead letter reaches its reader.
     pub fn read(&mut self, letter: Letter, by_broker: bool) {
         let record = self.ledger.letter(letter);
         let job = record.job;
@@ -263,7 +263,7 @@ impl Env {
     }
 }
 
-/// The message that the model of the broker carries.
+/// The ledger's number of a message, from its body.
 pub fn letter_of(message: &Message) -> Option<Letter> {
     Some(Letter(u32::from_le_bytes(message.body.as_ref().try_into().ok()?)))
 }

@@ -12,12 +12,12 @@ pub struct Fault {
     pub kind: FaultKind,
 }
 
-/// What goes wrong. In a plan, numbers name workers, devices and so on by their place modulo how many there are, so that a plan that is
-/// cut down still has its faults. `hits` gives the places.
+/// A fault. Numbers in a plan name workers, devices and so on by index modulo their count, so that a shortened plan still has its faults.
+/// `hits` returns the actual indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub enum FaultKind {
-    /// A process dies after so many more actions.
+    /// A process dies after this many further actions.
     Kill {
         worker: usize,
         after_actions: u32,
@@ -31,7 +31,7 @@ pub enum FaultKind {
         worker: usize,
     },
     BrokerRestart,
-    /// A memory alarm blocks who publishes.
+    /// A memory alarm blocks publishers.
     Alarm,
     /// Confirms come late.
     SlowConfirms,
@@ -91,8 +91,8 @@ pub enum FaultKind {
     Cancel {
         worker: usize,
     },
-    /// The owner of a further queue deletes it with all that it holds. Workers declare it again; if it is forbidden to them, only when
-    /// the owner has done so.
+    /// The owner of a further queue deletes it with all messages. Workers declare it again; if it is forbidden to them, only after the
+    /// owner has.
     FurtherDeleted {
         queue: usize,
         is_forbidden: bool,
@@ -106,7 +106,7 @@ pub enum FaultKind {
     SilentReplies {
         caller: usize,
     },
-    /// The workers with larger devices take no jobs, so that their queue may become full.
+    /// The workers with larger devices stop taking jobs, so their queue may become full.
     LargerStands,
     /// Memory of a worker's ended program stays missing.
     MemoryWithheld {
@@ -119,7 +119,7 @@ pub enum FaultKind {
     },
 }
 
-/// How many there are of all that a fault can hit.
+/// The number of each kind of thing that a fault can hit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Targets {
     pub(super) workers: usize,
@@ -130,7 +130,7 @@ pub(super) struct Targets {
 }
 
 impl FaultKind {
-    /// The same with the place of what it really hits.
+    /// The same fault with the actual index of what it hits.
     pub(super) fn hits(mut self, targets: Targets) -> Self {
         let (place, count) = match &mut self {
             Self::Kill { worker, .. }
@@ -160,7 +160,7 @@ impl FaultKind {
         self
     }
 
-    /// It comes from shares or rarer things, and there is none without them.
+    /// Whether the fault belongs to shares or rare events, and does not occur without them.
     pub(super) fn is_of_more(self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! Makes the plan's faults happen, and lets them end.
+//! Starts and ends the faults of the plan.
 
 use vramq_core::device::Loss;
 use vramq_schemas::control::Command;
@@ -16,7 +16,7 @@ impl World {
         let kind = kind.hits(self.targets());
         let text = if ends { "is over" } else { "begins" };
         self.env.trace.line(self.env.now, "fault", || format!("{kind:?} {text}"));
-        // A flood is nothing that goes wrong: it must not hold up others.
+        // A flood does not count as a fault: jobs of others must not wait longer because of it.
         if !matches!(kind, FaultKind::Flood { .. }) {
             self.env.disturbed();
         }
@@ -63,7 +63,7 @@ impl World {
                 env.devices[device].set_strangers(bytes);
             }
             FaultKind::Sick { device } => env.devices[device].set_sick(true),
-            // Where the broker's limit is the shorter one, such a job goes round until somebody raises it.
+            // If the broker's limit is shorter than the worker's, such a job is redelivered until someone raises the limit.
             FaultKind::Hang { device } if !env.plan.has_short_timeout() => env.devices[device].hang_next(),
             FaultKind::Hang { .. } => {}
             FaultKind::FurtherDeleted { queue, is_forbidden } => {
@@ -218,7 +218,7 @@ impl World {
     }
 }
 
-/// The model and the place of a further queue.
+/// The model and index of a further queue.
 fn further(env: &Env, which: usize) -> Option<(usize, usize)> {
     env.plan.sharing.further().get(which).copied()
 }

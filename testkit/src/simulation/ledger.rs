@@ -9,7 +9,7 @@ use super::agenda::Micros;
 pub use super::record::{End, Excuses, JobNumber, JobRecord, JobSpec, Nature, ReplyTo, secret_of};
 use super::trace::Violation;
 
-/// A message's place in the ledger. It is the body of the message in the model of the broker.
+/// The number of a message in the ledger. In the broker's model it is the message's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Letter(pub u32);
 
@@ -27,33 +27,33 @@ pub enum Kind {
 pub struct LetterRecord {
     pub job: JobNumber,
     pub kind: Kind,
-    /// Messages with the same bytes share the place of the first.
+    /// The first of all messages with the same bytes.
     pub twin: Letter,
-    /// The broker has confirmed what follows this message: an answer, another attempt, or a dead letter. Of all its twins.
+    /// How many successors of this message and its twins the broker has confirmed: an answer, another attempt, or a dead letter.
     followed: u32,
-    /// It was acknowledged. Of the first twin: how many were.
+    /// Whether it was acknowledged; `twins_acked` of the first twin counts all acks.
     pub(super) acked: bool,
     twins_acked: u32,
-    /// A worker sent another attempt of the job that it holds, since it was last lost.
+    /// Whether a worker sent another attempt of its job since the message was last lost.
     is_continued: bool,
-    /// A caller published it, to the job's own queue.
+    /// Whether a caller published it, to the job's own queue.
     pub(super) is_original: bool,
-    /// It is with a worker, and its queue is gone: it does not come again.
+    /// Whether a worker holds it and its queue is gone, so that it will not be redelivered.
     pub(super) is_orphan: bool,
 }
 
-/// Messages that hold a job at most, beside those after losses: halving a hint, waiting for memory, for each item.
+/// The most messages with a job, without those after losses: for halving the hint, and for waiting for memory for each item.
 const ATTEMPTS_MAX: u32 = 60;
 const ATTEMPTS_PER_ITEM: u32 = 16;
-/// Messages that a loss may lead to: the repeat of all of it.
+/// The most messages after a loss: all attempts may be repeated.
 const ATTEMPTS_PER_LOSS: u32 = 24;
 
-/// A job is dead-lettered as a crasher after five losses, the last three of them while it was alone.
+/// The fewest losses while a job was alone before it is dead-lettered as a crasher. It needs five losses, and the last three count.
 const LOSSES_ALONE_MIN: u32 = 3;
 
-/// Workers that a job kills at most: five are counted, and a death before what was counted is written down does not.
+/// The most workers that a job kills. Five are counted, and more deaths can happen before the counted ones are written down.
 const KILLS_MAX: u32 = 20;
-/// The same of an attempt that went out before a worker was lost with the message that it follows: five, and the death itself.
+/// The most kills of an attempt that was published before a worker was lost with the message before it: five, and that death.
 const KILLS_OF_A_FORK: u32 = 6;
 
 /// All jobs and all messages of a history.
@@ -63,15 +63,15 @@ pub struct Ledger {
     pub(super) letters: Vec<LetterRecord>,
     pub now: Micros,
     pub violation: Option<Violation>,
-    /// Jobs with confirmed copies that have not ended.
+    /// Jobs with confirmed copies that have not ended yet.
     pub(super) open: usize,
-    /// Jobs that the broker has, and of which no pass has started.
+    /// Jobs that the broker has confirmed and no pass has started.
     pub(super) unstarted: BTreeSet<JobNumber>,
-    /// When each queue, by model and place, was last flooded.
+    /// When each queue was last flooded, by model and index.
     pub(super) flooded: BTreeMap<(usize, usize), Micros>,
     /// When each reply queue last confirmed nothing, by caller.
     pub(super) silent: BTreeMap<usize, Micros>,
-    /// How often a large job was handed over to others that wait.
+    /// How often a large job was requeued to make room for others.
     pub handed_over: usize,
 }
 
@@ -166,7 +166,7 @@ impl Ledger {
         }
     }
 
-    /// The broker refused a message: it holds no job.
+    /// The broker refused a message, so that it holds no job.
     pub fn refused(&mut self, letter: Letter) {
         let LetterRecord { job, kind, .. } = self.letter(letter);
         let (job, holds_job) = (*job, matches!(kind, Kind::Job { .. }));
@@ -185,8 +185,8 @@ impl Ledger {
         record.is_withdrawn = record.digest.is_some();
     }
 
-    /// A worker sends the ack of a message: by then something confirmed must follow it, unless the worker knows that its job is
-    /// withdrawn. Then the job ends with the ack.
+    /// A worker sends the ack of a message. Something confirmed must follow the message by then, unless the worker knows that its job is
+    /// withdrawn; that job ends with the ack.
     pub fn acked(&mut self, letter: Letter, is_withdrawn: bool, who: impl std::fmt::Display) {
         let record = &mut self.letters[letter.0 as usize];
         let (job, twin, again) = (record.job, record.twin, record.acked);
@@ -199,7 +199,7 @@ impl Ledger {
             return self.ended(job, End::Withdrawn);
         }
         if acked > followed && followed > 0 && self.jobs[job.0].excuses.repeats > 0 {
-            // Two messages of the same bytes look the same: after a loss the answer to one may count for the other.
+            // Two messages with the same bytes cannot be told apart: after a loss, the answer to one may count for the other.
             self.forgive_job(job);
         } else if acked > followed {
             self.fail("an ack comes after what follows is confirmed", || {
@@ -216,8 +216,8 @@ impl Ledger {
         self.letters[letter.0 as usize].is_continued = true;
     }
 
-    /// A message was with a worker that lost its session, or its life: everything may happen to its job once more. If the broker has
-    /// another attempt, too, the job is there twice from now on.
+    /// A worker lost its session or died while it held a message. Everything may happen to the job once more. If the broker also has
+    /// another attempt, the job exists twice from now on.
     pub fn lost(&mut self, letter: Letter) {
         let record = &mut self.letters[letter.0 as usize];
         let (job, is_continued) = (record.job, std::mem::take(&mut record.is_continued));
@@ -255,14 +255,14 @@ impl Ledger {
         }
     }
 
-    /// An output was lost with a decision that explains it.
+    /// A computed output was lost for a known reason.
     pub fn in_vain(&mut self, job: JobNumber, item: u32) {
         if let Some(count) = self.jobs[job.0].in_vain.get_mut(item as usize) {
             *count += 1;
         }
     }
 
-    /// A reply reached its caller, or stands beside a dead letter.
+    /// A reply reached its caller, or is stored beside a dead letter.
     pub fn answered(&mut self, job: JobNumber, offset: u32, items: u32) {
         let record = &mut self.jobs[job.0];
         for item in offset..offset.saturating_add(items) {
@@ -313,7 +313,7 @@ impl Ledger {
         }
     }
 
-    /// A dead letter names a reason: it must be the job's own.
+    /// Checks that the reason of a dead letter is the job's own.
     fn check_blame(&mut self, job: JobNumber, reason: Reason) {
         let record = &self.jobs[job.0];
         let (nature, excuses) = (record.spec.nature, &record.excuses);
@@ -327,7 +327,7 @@ impl Ledger {
             }
             Reason::TimedOut => nature == Nature::Hanging || excuses.hung_alone,
             Reason::EngineFailed => nature == Nature::Failing || excuses.failed_alone,
-            // A rule may name a key that no queue takes.
+            // A rule may name a routing key without a queue.
             Reason::InvalidInput => nature == Nature::Invalid || record.spec.moves,
             Reason::OutOfMemory => excuses.out_of_memory_alone,
             Reason::Cancelled => excuses.cancelled,
@@ -350,7 +350,7 @@ impl Ledger {
         }
     }
 
-    /// A model's dead letters were deleted for a while: what the broker itself dead-letters meanwhile is gone.
+    /// A model's dead letters were deleted for a while. Jobs that the broker dead-lettered meanwhile are gone.
     pub fn forgive(&mut self, model: usize) {
         let gone = |job: &JobRecord| job.spec.ttl_ms.is_some() || job.spec.nature == Nature::Huge;
         let is_gone = |job: &JobRecord| job.spec.model == model && job.is_open() && gone(job);
@@ -359,7 +359,7 @@ impl Ledger {
         jobs.into_iter().for_each(|job| self.forgive_job(job));
     }
 
-    /// When everything is over: every copy that the broker took has ended.
+    /// At the end: checks that every copy that the broker accepted has ended.
     pub fn check_all_ended(&mut self) {
         let lost = self.jobs.iter().position(JobRecord::is_open);
         if let Some(job) = lost {

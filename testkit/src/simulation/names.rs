@@ -110,13 +110,13 @@ impl Names {
         found.map_or_else(|| self.nowhere.clone(), |delay| delay.key.clone())
     }
 
-    /// What its owner declares for a further queue, and workers do.
+    /// The declaration of a further queue, the same for its owner and for workers.
     pub fn further(&self, plan: &Plan, model: usize, queue: usize) -> Command {
         let of = &self.models[model];
         declare(of.queue(queue), jobs_options(plan, self, &of.key))
     }
 
-    /// What a worker declares when a session begins, but for further queues.
+    /// The declarations of a worker at the start of a session, without further queues.
     pub fn topology(&self, plan: &Plan) -> Vec<Command> {
         let exchange = |name: &Name, kind| Command::DeclareExchange { name: name.clone(), kind };
         let mut commands = vec![

@@ -1,6 +1,6 @@
-//! The part of a plan that is about rarer ends: replies that nobody confirms or that cannot be encoded, jobs for other workers, revisions
-//! of a model that a job demands, and memory that stays missing. It has random numbers of its own, so that a seed without such ends
-//! is the same history as before.
+//! The part of a plan for rare events: replies that are not confirmed or cannot be encoded, jobs for other workers, demanded model
+//! revisions, and memory that stays missing. It has separate random numbers, so that a seed without such events gives the same history as
+//! before.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,18 +8,18 @@ use super::agenda::{Micros, SECOND};
 use super::plan::{Fault, FaultKind};
 use super::random::Random;
 
-/// Keeps these choices apart from all others.
+/// Separates these random choices from all others.
 pub const ODDS: u64 = 0x006f_6464_7300_0000;
 
-/// How often they happen. The default: never.
+/// How often rare events happen; by default never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Odds {
-    /// Of a hundred jobs of hostile callers, so many have an output that no reply can hold.
+    /// Percent of the jobs of hostile callers with an output that no reply can hold.
     pub unencodable_percent: usize,
-    /// Of a hundred jobs, a rule of the model has so many run by the workers with larger devices.
+    /// Percent of jobs that a rule of the model gives to workers with larger devices.
     pub moved_percent: usize,
-    /// Of a hundred jobs, so many demand a revision of the model.
+    /// Percent of jobs that demand a revision of the model.
     pub revision_percent: usize,
     /// There are workers with larger devices, and they have a queue.
     pub has_larger: bool,
@@ -39,7 +39,7 @@ impl Odds {
         }
     }
 
-    /// Faults that only matter with these.
+    /// Faults that only occur with rare events.
     pub fn faults(&self, busy: Micros) -> Vec<Fault> {
         if self.seed == 0 {
             return Vec::new();
@@ -65,12 +65,12 @@ impl Odds {
         faults
     }
 
-    /// How much of this there is, for what cuts a plan down.
+    /// A measure of the plan's rare events, for shortening the plan.
     pub fn size(&self) -> usize {
         self.unencodable_percent + self.moved_percent + self.revision_percent + usize::from(self.has_larger)
     }
 
-    /// The revision of the models that the so many-th process of a worker loads. Upgrades roll through the workers.
+    /// The revision of the models that a process of a worker loads, by the number of the process. So upgrades roll through the workers.
     pub fn revision(&self, worker: usize, life: u32) -> u8 {
         u8::from((worker + life as usize).is_multiple_of(2))
     }

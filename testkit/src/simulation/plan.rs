@@ -20,16 +20,16 @@ const JOBS_PER_HOUR: usize = 1_150;
 /// Faults in an hour.
 const FAULTS_PER_HOUR: usize = 14;
 
-/// What happens to programs has random numbers of its own, so that a seed without programs means what it meant before.
+/// Separate random numbers for programs, so that a seed without programs gives the same history as before.
 const PROGRAMS: u64 = 0x0070_726f_6772_616d;
 
-/// The same for what callers withdraw.
+/// The same for withdrawals.
 pub const WITHDRAWALS: u64 = 0x7769_7468_6472_6177;
 
-/// The same for what lies in stores.
+/// The same for inputs in stores.
 pub const STORES: u64 = 0x0073_746f_7265_7300;
 
-/// The same for what operators try.
+/// The same for operators' commands.
 pub const OPERATORS: u64 = 0x6f70_6572_6174_6f72;
 
 /// The same for leaks.
@@ -43,7 +43,7 @@ const LARGE_JOBS: u64 = 0x006c_6172_6765_0000;
 #[serde(deny_unknown_fields)]
 pub struct Plan {
     pub seed: u64,
-    /// How long callers publish and faults happen; after that everything has to come to an end.
+    /// How long callers publish and faults happen. After that everything must come to an end.
     pub busy: Micros,
     pub generation: Generation,
     pub queues: QueueKind,
@@ -54,9 +54,9 @@ pub struct Plan {
     pub faults: Vec<Fault>,
     /// How long a worker may hold a job.
     pub job_limit: Micros,
-    /// The broker's limit is longer than the workers believe, or shorter.
+    /// The broker's time limit for a delivery. It may be longer or shorter than the workers assume.
     pub consumer_timeout_ms: u64,
-    /// Messages that the job queue takes.
+    /// The length limit of the job queue.
     pub jobs_max: u32,
     /// Device time that a large job may have in one go while others wait.
     pub large_turn: Micros,
@@ -66,26 +66,26 @@ pub struct Plan {
     pub withdrawn_percent: usize,
     /// How many of a hundred jobs refer to inputs in a store.
     pub referring_percent: usize,
-    /// How many of a thousand seconds an operator tries something at a worker that changes nothing.
+    /// For each worker, how many of a thousand seconds have an operator's command that changes nothing.
     pub commanded_permille: usize,
-    /// Bytes that a worker's process holds for ever after each pass on the device's own thread.
+    /// Bytes that leak with each pass on the device's own thread.
     pub leaked_by_pass: u64,
-    /// Further queues, weights, and whom callers publish as.
+    /// Further queues, weights, and the identities of callers.
     pub sharing: Sharing,
     /// How often rarer things happen.
     pub odds: Odds,
-    /// A fault put into every worker on purpose.
+    /// A fault that tests put into every worker.
     pub sabotage: Option<Sabotage>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelPlan {
-    /// Its passes run side by side in processes, not on the device's thread.
+    /// Whether its passes run in several processes at once instead of on the device's thread.
     pub concurrent: bool,
     pub slots_max: u16,
     pub pass_cost_max: usize,
-    /// Jobs that do not fit go to a queue for larger devices, which nobody declared.
+    /// Whether jobs that do not fit go to a queue for larger devices. No worker of the history declares it.
     pub larger: bool,
     /// Device microseconds for one unit of cost.
     pub micros_per_cost: u64,
@@ -120,7 +120,7 @@ pub enum Style {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CallerPlan {
-    /// Its place among the callers when the plan was made: its random choices depend on it alone.
+    /// Its index among the callers when the plan was made. Its random choices depend only on this.
     pub number: usize,
     pub style: Style,
     pub model: usize,
@@ -181,7 +181,7 @@ impl Plan {
             withdrawn_percent: [0, 0, 3, 10, 30][Random::new(seed ^ WITHDRAWALS).below(5)],
             referring_percent: [0, 0, 5, 30][Random::new(seed ^ STORES).below(4)],
             commanded_permille: [0, 5, 30][Random::new(seed ^ OPERATORS).below(3)],
-            // Programs come and go with what they hold.
+            // Programs return all their memory when they end.
             leaked_by_pass: if is_serial { leaked_by_pass(seed) } else { 0 },
             sharing,
             odds,
@@ -192,8 +192,8 @@ impl Plan {
 }
 
 impl Plan {
-    /// The same with one queue for each model, which has an equal part of its device, callers that publish for themselves, and nothing
-    /// rare.
+    /// The same plan without shares and rare events: one queue for each model, equal parts of the devices, and callers that publish for
+    /// themselves.
     #[must_use]
     pub fn plain(mut self) -> Self {
         (self.sharing, self.odds) = (Sharing::default(), Odds::default());
@@ -208,7 +208,7 @@ impl Plan {
         self
     }
 
-    /// The broker closes channels before a worker gives a job up.
+    /// Whether the broker closes channels before a worker gives a job up.
     pub fn has_short_timeout(&self) -> bool {
         self.consumer_timeout_ms * 1_000 < self.job_limit
     }

@@ -1,5 +1,5 @@
-//! Plans in files. What a seed means changes with the generator of plans. A plan in a file is the same history as long as the world draws
-//! what a plan does not say (the jobs of callers, and how long things take) from the plan's seed as before.
+//! Plans in files. The meaning of a seed changes with the generator of plans. A plan in a file stays the same history, as long as the world
+//! draws everything that the plan does not contain (the jobs of callers, durations) from the plan's seed as before.
 
 use std::path::Path;
 use std::{fs, io};
@@ -8,20 +8,20 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
 
-/// The plan of a history that broke a rule, as it is kept.
+/// The saved plan of a history that broke a rule.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanFile {
-    /// The rule. If the plan has a fault that was put in on purpose, the history still breaks this rule.
+    /// The broken rule. If the plan has a deliberate fault, the history still breaks this rule.
     pub broke: String,
-    /// What was wrong: what the rule said, or what was found out since.
+    /// What was wrong: the rule's text, or what was found out later.
     pub what: String,
     pub plan: Plan,
 }
 
 impl PlanFile {
     /// # Errors
-    /// The file cannot be read, or is none of a plan of today.
+    /// The file cannot be read, or is not a plan in the current format.
     pub fn read(path: &Path) -> io::Result<Self> {
         let text = fs::read_to_string(path).map_err(|error| naming(path, &error))?;
         serde_json::from_str(&text).map_err(|error| naming(path, &error.into()))

@@ -1,4 +1,4 @@
-//! One job as seen from outside: what its caller published, what happened to it, and which duplicates that explains.
+//! One job as seen from outside: what its caller published, what happened to it, and which duplicates are explained by that.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::agenda::Micros;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct JobNumber(pub usize);
 
-/// What a job does to those who take it.
+/// What a job does to the workers that take it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nature {
     /// Nothing.
@@ -22,7 +22,7 @@ pub enum Nature {
     Huge,
     /// It kills the process that decodes it.
     PoisonDecode,
-    /// It kills the process that has it in a pass: the worker, or a program.
+    /// It kills the process that runs a pass with it: the worker, or a program.
     PoisonPass,
     /// A pass with it fails.
     Failing,
@@ -52,40 +52,40 @@ pub struct JobSpec {
     pub identity: Option<Arc<str>>,
     pub costs: Arc<[usize]>,
     pub nature: Nature,
-    /// Real bytes of its passes, in tenths of what the model declares.
+    /// The real bytes of its passes, in tenths of the bytes that the model declares.
     pub hunger_tenths: u64,
     pub reply_to: ReplyTo,
     pub headers: JobHeaders,
     pub ttl_ms: Option<u64>,
     pub published_ms: Option<u64>,
-    /// It has the digest of a secret of its caller's, who can withdraw it with the secret.
+    /// Whether it has the digest of its caller's secret, with which the caller can withdraw it.
     pub is_withdrawable: bool,
     /// Its inputs lie in a store.
     pub refers: bool,
     /// No reply can hold its last output.
     pub is_unencodable: bool,
-    /// A rule of its model has it run by the workers with larger devices.
+    /// Whether its last output fits no reply.
     pub moves: bool,
-    /// The revision of the model that it demands.
+    /// Whether a rule of its model gives it to the workers with larger devices.
     pub revision: Option<u8>,
 }
 
-/// What happened to a job that explains how it may end, and how often.
+/// Events that explain how a job may end, and how often.
 #[derive(Clone, Debug, Default)]
 pub struct Excuses {
-    /// Losses of sessions and processes while the job was with them: after each, everything may happen once more.
+    /// Losses of sessions and processes that held the job. After each, everything may happen once more.
     pub repeats: u32,
-    /// A pass of it alone failed, ran out of memory at one item, hung, or took a device or process along.
+    /// A pass of this job alone failed, ran out of memory at one item, hung, or killed a device or process.
     pub failed_alone: bool,
     pub out_of_memory_alone: bool,
     pub died_alone: u32,
     pub hung_alone: bool,
     pub cancelled: bool,
-    /// A store had nothing under a reference of it.
+    /// A store did not have an input that the job refers to.
     pub reference_missing: bool,
     /// Its reply queue was missing or full at some time.
     pub replies_refused: bool,
-    /// Last replies that nobody waits for any more, and that its caller may get nevertheless.
+    /// Last replies whose confirm was given up. Their caller may receive them nevertheless.
     pub unconfirmed: u32,
 }
 
@@ -97,7 +97,7 @@ pub struct JobRecord {
     pub copies: u32,
     pub accepted: u32,
     pub ends: u32,
-    /// An operator deleted the queue that its end may have gone to.
+    /// Whether an operator deleted the queue that its end may have gone to.
     pub is_forgiven: bool,
     pub last_end: Option<End>,
     /// The digest that it carries, if it can be withdrawn.
@@ -113,7 +113,7 @@ pub struct JobRecord {
     /// Messages that hold the job, of all attempts.
     pub attempts: u32,
     pub(super) kills: u32,
-    /// How often a worker was lost with a message after it had sent what follows it: both live on.
+    /// How often a worker was lost with a message after it had sent the successor. Both then exist.
     pub(super) forks: u32,
 }
 

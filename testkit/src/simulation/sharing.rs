@@ -1,5 +1,5 @@
-//! The part of a plan that is about shares: further queues of models with their weights, weights of models on their device, and who the
-//! callers publish as. It has random numbers of its own, so that a seed without shares is the same history as before.
+//! The part of a plan for shares: further queues of models with their weights, weights of models on their device, and the identities of
+//! callers. It has separate random numbers, so that a seed without shares gives the same history as before.
 
 use std::sync::Arc;
 
@@ -9,26 +9,26 @@ use super::agenda::{Micros, SECOND};
 use super::plan::{Fault, FaultKind};
 use super::random::Random;
 
-/// Keeps these choices apart from all others.
+/// Separates these random choices from all others.
 const SHARING: u64 = 0x0073_6861_7269_6e67;
 
 /// Jobs that a flood puts into a queue at once.
 const FLOOD_JOBS: usize = 150;
 
-/// Who shares with whom, and how. The default: nobody.
+/// The shares of queues, models and callers; by default there is one of each.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sharing {
-    /// Of each model: the weights of its queues, its own first. Nothing: it has its own alone.
+    /// For each model: the weights of its queues, its own first. Empty: it has only its own.
     queues: Vec<Vec<u32>>,
     /// Of each model: its weight on its device.
     models: Vec<u32>,
     callers: Vec<CallerSharing>,
-    /// It chooses the tenants of jobs.
+    /// Seed for choosing the tenants of jobs.
     seed: u64,
 }
 
-/// Whom a caller publishes as, and where to.
+/// The identity of a caller, and its queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct CallerSharing {
@@ -36,12 +36,12 @@ struct CallerSharing {
     queue: usize,
     /// It publishes for so many tenants; 0: for itself.
     tenants: usize,
-    /// Nobody verifies who it is.
+    /// Whether the broker does not verify its identity.
     is_anonymous: bool,
 }
 
 impl Sharing {
-    /// The sharing of a seed: `on` gives, of each caller, the model that it publishes to.
+    /// The shares of a seed. `on`: the model of each caller.
     pub fn new(seed: u64, models: usize, on: &[usize]) -> Self {
         let mut random = Random::new(seed ^ SHARING);
         let r = &mut random;
@@ -63,7 +63,7 @@ impl Sharing {
         Self { queues, models: weights, callers, seed: r.bits() }
     }
 
-    /// Each caller has a queue of the first model to itself, all with these weights.
+    /// Shares in which each caller has its own queue of the first model, with these weights.
     pub fn of_queues(weights: &[u32]) -> Self {
         let caller = |queue| CallerSharing { queue, ..CallerSharing::default() };
         Self {
@@ -73,12 +73,12 @@ impl Sharing {
         }
     }
 
-    /// Each caller has a model to itself, all with these weights on their device.
+    /// Shares in which each caller has its own model, with these weights on the device.
     pub fn of_models(weights: &[u32]) -> Self {
         Self { models: weights.to_vec(), ..Self::default() }
     }
 
-    /// Faults that only matter with shares: queues of other owners that go away and come back, and floods.
+    /// Faults that only occur with shares: floods, and queues of other owners that are deleted and restored.
     pub fn faults(&self, count: usize, busy: Micros) -> Vec<Fault> {
         let mut random = Random::new(self.seed ^ SHARING);
         let r = &mut random;
@@ -122,7 +122,7 @@ impl Sharing {
         self.caller(caller).queue
     }
 
-    /// Whom a caller's job is from, as the broker verified it. `choice` chooses a tenant.
+    /// The verified identity of a caller's job. `choice` selects a tenant.
     pub fn identity(&self, caller: usize, choice: u64) -> Option<Arc<str>> {
         let CallerSharing { tenants, is_anonymous, .. } = self.caller(caller);
         if is_anonymous {
@@ -138,7 +138,7 @@ impl Sharing {
         Some(format!("{user}/tenant-{tenant}").into())
     }
 
-    /// How much sharing there is, for what cuts a plan down.
+    /// A measure of the plan's shares, for shortening the plan.
     pub fn size(&self) -> usize {
         let of_queues: usize = self.queues.iter().map(Vec::len).sum();
         of_queues + self.callers.len() + self.models.len()

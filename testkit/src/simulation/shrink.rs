@@ -4,8 +4,8 @@ use super::plan::Plan;
 use super::trace::Detail;
 use super::world::run;
 
-/// The shortest plan that was found: with fewer faults, callers and workers, and cut after the violation. Choices depend on all that
-/// happened before, so a cut may need another seed's luck; what does not lead to the same rule is left in.
+/// The shortest plan found: with fewer faults, callers and workers, and cut off after the violation. Random choices depend on everything
+/// before, so a cut may change the history; cuts that do not lead to the same rule are undone.
 pub fn shrink(plan: Plan) -> Plan {
     let Some(rule) = rule_of(&plan) else { return plan };
     let mut best = plan;
@@ -49,7 +49,7 @@ fn cuts(plan: &Plan) -> Vec<Plan> {
         change(&mut shorter);
         cuts.push(shorter);
     };
-    // First what saves most.
+    // The largest cuts first.
     if let Some(violation) = run(plan.clone(), Detail::None).violation {
         cut(&|plan| plan.faults.retain(|fault| fault.at <= violation.at));
     }

@@ -1,11 +1,11 @@
-//! A history in words: what happened, when and to whom.
+//! The trace of a history: what happened, when and to whom.
 
 use std::collections::VecDeque;
 use std::fmt;
 
 use super::agenda::{Micros, SECOND};
 
-/// Lines that are kept for a report when not all are printed: the last minutes before a violation.
+/// The most lines that are kept for a report: about the last minutes before a violation.
 const LINES_MAX: usize = 400;
 
 /// A rule that did not hold.
@@ -62,7 +62,7 @@ impl Trace {
         self.detail != Detail::None
     }
 
-    /// Writes a line; `text` is made only if anybody reads it.
+    /// Writes a line. `text` is called only if the line is kept or printed.
     pub fn line(&mut self, at: Micros, who: impl fmt::Display, text: impl FnOnce() -> String) {
         if self.detail == Detail::None {
             return;

@@ -6,18 +6,18 @@ use super::record::{JobRecord, JobSpec, Nature, ReplyTo};
 use super::shell::Shell;
 use super::world::World;
 
-/// After a fault, a lost session or the end of a process: so long jobs may still wait for what it left behind. A reply queue that
-/// confirmed nothing is held off for two minutes; then backlogs drain.
+/// How long after a fault, a lost session or the end of a process jobs may still wait because of it. A silent reply queue is avoided for
+/// two minutes; then backlogs drain.
 const CALM_AFTER: Micros = 180 * SECOND;
 
-/// From publish to the first pass, for a small job. A worker gives quarantined jobs ten seconds and a pass, or twenty after a turn
-/// that a program outlasted, and others wait for callers before them meanwhile. No queue of a calm history is longer.
+/// The longest time from the publish of a small job to its first pass. A worker gives quarantined jobs ten seconds and a pass, or twenty
+/// after a turn that a program exceeded, and jobs also wait for other callers before them. In a calm history no queue is longer.
 const WAIT_MAX: Micros = 35 * SECOND;
 
-/// In a queue that is flooded, jobs wait behind the flood, of their own caller or of others in the same queue.
+/// How long jobs may wait behind a flood in their queue, by their own or another caller.
 const FLOOD_LASTS: Micros = 300 * SECOND;
 
-/// A reply queue that confirmed nothing is held off for up to ten minutes, and then one job at a time tries it.
+/// How long a reply queue is affected after it confirmed nothing: it is avoided for up to ten minutes, and then tried by one job at a time.
 const SILENCE_LASTS: Micros = 1_200 * SECOND;
 
 /// A job of at most this part of a pass is a small one.
@@ -67,10 +67,10 @@ impl Ledger {
         self.silent.get(&caller).is_some_and(|at| self.now < at + SILENCE_LASTS)
     }
 
-    /// Whether what happened to a job, or to others before it, explains that it waits.
+    /// Whether something that happened to the job, or to jobs before it, explains that it waits.
     fn waits_for_others(&self, job: &JobRecord) -> bool {
-        // Of copies of the same bytes one may be taken for the other; a store may not answer; a job with forged headers may belong to
-        // the quarantine; and what happened to a job may have it wait.
+        // Reasons: copies with the same bytes cannot be told apart; a store may not answer; a job with forged headers may belong to the
+        // quarantine; and earlier events may make the job wait.
         let JobSpec { headers, model, queue, reply_to, refers, moves, revision, .. } = &job.spec;
         let flooded_at = self.flooded.get(&(*model, *queue));
         let is_in_flood = flooded_at.is_some_and(|at| job.published_at < at + FLOOD_LASTS);
@@ -81,8 +81,8 @@ impl Ledger {
         is_partial || *refers || is_forged || was_hit || is_in_flood || is_sent_on
     }
 
-    /// No small job that was published since then has waited longer than that for its first pass. `costs`: of each model, the most
-    /// that a small job costs.
+    /// Checks that no small job published since `since` has waited longer than `most` for its first pass. `costs`: for each model, the
+    /// largest cost of a small job.
     fn check_waits(&mut self, since: Micros, most: Micros, costs: &[usize]) {
         let now = self.now;
         let is_small = |job: &JobRecord| {

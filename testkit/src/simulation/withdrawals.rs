@@ -14,10 +14,10 @@ const REPEATED_EVERY: Micros = 5 * SECOND;
 /// A caller that has waited for ten minutes gives up.
 const REPEATS_MAX: u32 = 120;
 
-/// Other people's jobs that a hostile caller knows the ids of: the last ones.
+/// How many recent jobs of other callers a hostile caller knows by their ids.
 const KNOWN_IDS: usize = 10;
 
-/// Decides about a job that is just being published: whether its caller withdraws it, and whether a hostile caller uses the occasion.
+/// For a job that is being published: decides whether its caller withdraws it, and whether a hostile caller tries to.
 pub fn decide(env: &mut Env, letter: Letter, style: Style) {
     let percent = env.plan.withdrawn_percent;
     if percent == 0 {
@@ -26,7 +26,7 @@ pub fn decide(env: &mut Env, letter: Letter, style: Style) {
     let (job, now) = (env.ledger.letter(letter).job.0, env.now);
     let r = &mut env.withdrawing;
     if r.chance(percent) {
-        // Some callers die after the first.
+        // Some callers die after their first withdrawal.
         let repeats = if r.chance(10) { 0 } else { REPEATS_MAX };
         let at = now + wait(r);
         env.agenda.at(at, Happening::Withdraw { claim: Claim { job, secret_of: Some(job) }, repeats });
@@ -42,7 +42,7 @@ pub fn decide(env: &mut Env, letter: Letter, style: Style) {
     }
 }
 
-/// How long after its publish a job is withdrawn: before the broker has it, while it waits, while it runs, while it is tried again.
+/// How long after its publish a job is withdrawn: before the broker has it, while it waits or runs, or between attempts.
 fn wait(r: &mut Random) -> Micros {
     let most = match r.below(10) {
         0 => return 0,

@@ -18,20 +18,20 @@ use super::plan::{MIB, ModelPlan, Plan};
 use super::shell::{Exit, Shell};
 use super::trace::{Detail, Trace, Violation};
 
-/// How long it may take after the last fault until every job has ended: a job that hangs runs into its limit five times.
+/// Within this time after the last fault every job must have ended. A job that hangs reaches its time limit five times.
 const SETTLED_WITHIN: Micros = 60 * MINUTE;
 
-/// How long the world is looked at after the last job: nothing may stir any more.
+/// How long the world continues after the last job: nothing may happen any more.
 const QUIET: Micros = 15 * SECOND;
 
-/// What became of a history.
+/// The result of a history.
 #[derive(Debug)]
 pub struct History {
     pub violation: Option<Violation>,
     pub jobs: usize,
     /// Jobs that ended because their callers withdrew them.
     pub withdrawn: usize,
-    /// How often a large job was handed over to others that waited.
+    /// How often a large job was requeued to make room for others.
     pub handed_over: usize,
     pub faults: usize,
     pub lasted: Micros,
@@ -40,7 +40,7 @@ pub struct History {
     pub trace: Trace,
 }
 
-/// Everything.
+/// The whole simulation.
 #[derive(Debug)]
 pub struct World {
     pub(super) env: Env,
@@ -48,7 +48,7 @@ pub struct World {
     pub(super) workers: Vec<Option<Shell>>,
     models: Arc<Vec<ModelFacts>>,
     lives: Vec<u32>,
-    /// The broker notices the next death only then.
+    /// When the broker notices the next death, if late.
     pub(super) noticed_late: Option<Micros>,
     ended_at: Option<Micros>,
     is_over: bool,
@@ -157,7 +157,7 @@ impl World {
         }
     }
 
-    /// Does something with a process, if it still lives.
+    /// Runs `act` on a process, if that life still runs.
     fn with(&mut self, life: Life, act: impl FnOnce(&mut Shell, &mut Env)) {
         let Some(shell) = self.workers[life.worker].as_mut().filter(|shell| shell.life() == life) else {
             return;
@@ -166,7 +166,7 @@ impl World {
         self.after(life.worker);
     }
 
-    /// Sees whether a process has ended.
+    /// Handles the end of a process, if it has ended.
     pub(super) fn after(&mut self, worker: usize) {
         let Some(exit) = self.workers[worker].as_ref().and_then(Shell::exit) else { return };
         let Some(shell) = self.workers[worker].take() else { return };
@@ -189,7 +189,7 @@ impl World {
         env.agenda.at(at, Happening::Start { worker });
     }
 
-    /// Starts a process; if its device has no room, later.
+    /// Starts a process, or tries again later if its device has no room.
     fn start(&mut self, worker: usize) {
         self.lives[worker] += 1;
         let life = Life { worker, number: self.lives[worker] };
@@ -224,7 +224,7 @@ impl World {
         if *now < plan.busy {
             return;
         }
-        // A pass of a lost session may hang, until its worker gives it up.
+        // A pass of a lost session may hang until its worker gives it up.
         let is_busy = self.workers.iter().flatten().any(Shell::has_passes);
         if ledger.open() > 0 || is_busy || self.left_in_queues().is_some() {
             self.ended_at = None;
@@ -235,7 +235,7 @@ impl World {
         self.is_over = *now >= ended_at + QUIET;
     }
 
-    /// A queue of jobs that is not empty, and how many it holds. Copies that a crash left go on when their job has ended.
+    /// A queue of jobs that is not empty, and how many jobs it holds. Copies left by a crash may continue after their job has ended.
     fn left_in_queues(&self) -> Option<(Name, usize)> {
         let Env { names, broker, .. } = &self.env;
         let of = |model: &'_ ModelNames| {
@@ -249,7 +249,7 @@ impl World {
         })
     }
 
-    /// When nothing is left to do: every job has ended, and every worker is as it was when it started.
+    /// At the end: checks that every job has ended, and that every worker is in its initial state.
     fn check_end(&mut self) {
         self.env.ledger.check_all_ended();
         if let Some((queue, left)) = self.left_in_queues() {
@@ -260,7 +260,7 @@ impl World {
     }
 }
 
-/// A model as its workers know it. Its memory is a little for itself, and some for each unit of cost.
+/// A model as its workers know it. A pass takes some bytes of its own, and some for each unit of cost.
 fn facts(at: usize, model: &ModelPlan, plan: &Plan, names: &Names) -> ModelFacts {
     // The largest pass takes a quarter of the smallest device.
     let smallest = plan.devices.iter().map(|device| device.total).min().unwrap_or(MIB);

@@ -1,14 +1,14 @@
-//! Finds the states of the model that explain what a broker did so far. A broker may choose among several; the model must have
-//! its choice.
+//! Finds the states of the model that explain what a broker has done so far. The broker may choose among several; one of the model's states
+//! must match its choice.
 
 use std::collections::{BTreeMap, HashSet};
 
 use vramq_testkit::simulation::broker::{Broker, ChannelId, Emitted, Frame, Millis, Step};
 
-/// More states than this mean that a script leaves too much open to be checked.
+/// With more states than this, a script is too ambiguous to be checked.
 const STATES_MAX: usize = 40_000;
 
-/// How much later than sent a message may have got its time to live.
+/// How much later than its publish a message's time to live may begin.
 const CLOCK_SLACK: Millis = 100;
 
 /// The frames that came on each channel, in order.
@@ -30,12 +30,12 @@ pub struct Times {
     pub sent: Millis,
     pub may: Millis,
     pub must: Millis,
-    /// Something of the script expires while it runs.
+    /// Whether anything in the script expires while it runs.
     pub matter: bool,
 }
 
 impl Times {
-    /// When a step may have happened: what expires by then depends on it. Times to live begin as early as they may.
+    /// The times at which a step may have happened, as far as expirations depend on them. Times to live begin as early as possible.
     fn of(self, step: &Step) -> Vec<Millis> {
         match step {
             _ if !self.matter => vec![self.sent],
@@ -50,19 +50,19 @@ impl Times {
 
 #[derive(Debug, Default)]
 pub struct Explored {
-    /// All frames are explained, and nothing is to come.
+    /// States that explain all frames and expect no more.
     pub rest: Vec<State>,
-    /// More frames are to come.
+    /// States that expect more frames.
     pub waiting: Vec<State>,
     /// States that were looked at.
     pub looked_at: usize,
-    /// There are more than anybody looks at.
+    /// Whether the search was cut off because of too many states.
     pub is_cut_off: bool,
-    /// What was expected where something else came.
+    /// Pairs of an expected frame and a different frame that came.
     pub refuted: Vec<(Frame, Frame)>,
 }
 
-/// What a step's frames are to what was seen.
+/// How a step's frames compare with the frames that came.
 enum Fit {
     Explains(BTreeMap<ChannelId, usize>),
     NotYet,
@@ -94,7 +94,7 @@ pub fn explore(states: Vec<State>, seen: &Seen, times: Times) -> Explored {
     explored
 }
 
-/// Adds the states after each possible step; whether some step waits for frames that have not come.
+/// Adds the states after each possible step. Returns whether some step waits for frames that have not come.
 fn advance(state: &State, seen: &Seen, times: Times, open: &mut Vec<State>, explored: &mut Explored) -> bool {
     let steps = state.broker.steps(times.may);
     let mut waits = false;
@@ -104,7 +104,7 @@ fn advance(state: &State, seen: &Seen, times: Times, open: &mut Vec<State>, expl
             match confirm(state, *channel, numbers, seen) {
                 Some(Fit::NotYet) => waits = true,
                 Some(Fit::Explains(explained)) => {
-                    // Nothing else that can happen is different afterwards.
+                    // Nothing else that can happen depends on whether this happened before.
                     let numbers = confirmed(state, *channel, numbers, seen);
                     let mut broker = state.broker.clone();
                     broker.perform(&Step::Confirm { channel: *channel, numbers }, times.sent);
@@ -136,7 +136,7 @@ fn advance(state: &State, seen: &Seen, times: Times, open: &mut Vec<State>, expl
     waits
 }
 
-/// Whether whatever else can happen leads to the same, before or after this step.
+/// Whether this step commutes with everything else that can happen.
 fn commutes(step: &Step, steps: &[Step], broker: &Broker) -> bool {
     let receives = |of: &dyn Fn(ChannelId) -> bool| {
         steps.iter().any(|other| matches!(other, Step::Receive(channel) if of(*channel)))
@@ -207,7 +207,7 @@ fn confirmed(state: &State, channel: ChannelId, numbers: &[u64], seen: &Seen) ->
     }
 }
 
-/// Which frames a broker puts together is its choice; what they say is not.
+/// The broker may combine confirms into frames as it likes, but their content must match.
 fn confirm(state: &State, channel: ChannelId, numbers: &[u64], seen: &Seen) -> Option<Fit> {
     let Some(frame) = state.next(channel, seen) else { return Some(Fit::NotYet) };
     let (tag, multiple, accepts) = match frame {

@@ -109,7 +109,7 @@ impl Client {
         Ok(Self { stream, version })
     }
 
-    /// Agrees that the broker closed a channel. Until then the broker reads nothing there; later it would close the connection.
+    /// Confirms that the broker closed a channel. Until then the broker reads nothing on it; a later confirm would close the connection.
     pub fn agree_to_close(&mut self, number: u16) -> Result<()> {
         let ok = channel::AMQPMethod::CloseOk(channel::CloseOk {});
         method(&mut self.stream, number, AMQPClass::Channel(ok))
@@ -150,7 +150,7 @@ fn read_frame(reader: &mut impl Read) -> Result<AMQPFrame> {
     reader.read_exact(&mut head)?;
     let size = u32::from_be_bytes([head[3], head[4], head[5], head[6]]) as usize;
     let mut bytes = head.to_vec();
-    // And the octet that ends a frame.
+    // The size plus the octet that ends a frame.
     bytes.resize(7 + size + 1, 0);
     reader.read_exact(&mut bytes[7..])?;
     let (rest, frame) = parse_frame(&bytes[..]).map_err(|error| anyhow::anyhow!("a frame: {error}"))?;

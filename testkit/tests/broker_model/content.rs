@@ -10,7 +10,7 @@ use vramq_testkit::simulation::broker::{
     Death, DeathPlace, DeathReason, Delivery, Frame, Message, Name, Properties,
 };
 
-/// What a method is to the check.
+/// What a method means for the check.
 #[allow(clippy::large_enum_variant, reason = "one at a time")]
 pub enum Incoming {
     Frame(Frame),
@@ -173,7 +173,7 @@ fn number(value: &AMQPValue) -> i64 {
         AMQPValue::ShortShortUInt(number) => i64::from(*number),
         AMQPValue::ShortInt(number) => i64::from(*number),
         AMQPValue::LongUInt(number) => i64::from(*number),
-        // No number: differs from whatever the model says.
+        // Not a number: -1 differs from every count in the model.
         _ => -1,
     }
 }

@@ -1,5 +1,5 @@
-//! Checks the model of RabbitMQ against a real one: random scripts run on both, and the model has to explain each frame
-//! that the broker sends, and the final content of every queue.
+//! Checks the model of RabbitMQ against a real one. Random scripts run on both, and the model must explain every frame that the broker
+//! sends, and the final content of every queue.
 //!
 //! `VRAMQ_BROKER_SCRIPTS` is the number of scripts for each type of queue, `VRAMQ_BROKER_SEED` the first seed.
 
@@ -23,12 +23,11 @@ use pool::{Pool, Ran};
 const SCRIPTS: u64 = 40;
 /// The same at night.
 const SCRIPTS_AT_NIGHT: u64 = 500;
-/// Scripts, in percent, of which so many orders are possible that the check gives up before their end. How many there are depends on
-/// when frames come.
+/// The most percent of scripts that the check gives up because too many orders are possible. Their number depends on when frames come.
 const CUT_OFF_PERCENT_MAX: u64 = 10;
-/// Scripts, in percent, that run again: 0 of 40, and 3 of 200.
+/// The most percent of scripts that run again. Measured: 0 of 40, and 3 of 200.
 const AGAIN_PERCENT_MAX: u64 = 10;
-/// Scripts that may be needed to see a mistake.
+/// The most scripts until a mistake must be detected.
 const SCRIPTS_FOR_MISTAKE: u64 = 150;
 
 /// Scripts run one at a time, so that brokers answer at once.
@@ -44,7 +43,7 @@ fn number(name: &str, default: u64) -> Result<u64> {
     }
 }
 
-/// Connections to the real broker; without one that the model knows the check is left out.
+/// Connections to the real broker. Without a broker that the model knows, the check is skipped.
 fn pool() -> Result<Option<Pool>> {
     let Some(address) = Address::from_environment()? else {
         eprintln!("left out, because VRAMQ_TEST_AMQP_URL is not set: `make test` starts a RabbitMQ");
@@ -130,7 +129,7 @@ fn mistakes_of_the_model_are_seen() -> Result<()> {
         'scripts: for seed in 1..=SCRIPTS_FOR_MISTAKE {
             for kind in [QueueKind::Classic, QueueKind::Quorum] {
                 let is_refuted = pool.run(seed, kind, Some(mistake)).is_err();
-                // By the mistake, and not by a script that the model without it does not explain either.
+                // Because of the mistake: without it the model explains the script.
                 if is_refuted && pool.run_until_explained(seed, kind).is_ok() {
                     caught = Some((seed, kind));
                     break 'scripts;

@@ -12,9 +12,9 @@ use crate::run::{PATIENCE, Run};
 use crate::script::{self, CLIENTS, Script};
 use crate::words;
 
-/// Runs of a script until the model has to be wrong.
+/// After so many runs of a script without an explanation, the model counts as wrong.
 const RUNS_MAX: u32 = 3;
-/// More frames than a script makes a broker send while nobody reads.
+/// More frames than a broker sends in a script.
 const FRAMES_MAX: usize = 65_536;
 /// Channels of a connection before it is replaced: below what a broker allows.
 const CHANNELS_MAX: u16 = 1_500;
@@ -38,7 +38,7 @@ pub struct Pooled {
     pub next_channel: u16,
 }
 
-/// Why a script is not checked to its end: too many orders of what clients and broker do at once are possible.
+/// A script is not checked to its end, because too many orders of simultaneous events are possible.
 #[derive(Clone, Copy, Debug)]
 pub struct TooOpen;
 
@@ -103,8 +103,8 @@ impl Pool {
         self.clients.iter_mut().for_each(|client| *client = None);
     }
 
-    /// Runs the script of a seed until the model explains it, a few times at most. A fault of the model comes each time; what comes once
-    /// is an order in which a broker did things by chance and that the check does not know.
+    /// Runs the script of a seed until the model explains it, at most `RUNS_MAX` times. A fault of the model appears each time. A
+    /// disagreement that appears once is a rare order of events in the broker that the check does not know.
     pub fn run_until_explained(&mut self, seed: u64, kind: QueueKind) -> Result<Ran> {
         let mut runs = 0;
         loop {

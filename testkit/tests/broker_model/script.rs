@@ -11,7 +11,7 @@ use vramq_testkit::simulation::broker::{
 pub const CLIENTS: usize = 2;
 pub const CHANNELS: usize = 4;
 const OPERATIONS: usize = 24;
-/// What expires while a script runs, and what does not.
+/// A time to live that ends while a script runs, and one that does not.
 pub const TTL_SHORT: Millis = 30;
 const TTL_LONG: Millis = 10 * 60 * 1_000;
 
@@ -31,7 +31,7 @@ pub struct Script {
 }
 
 impl Script {
-    /// A channel may learn late that a queue is full, and until then the queue takes what comes.
+    /// Whether a channel may learn late that a queue is full, and the queue accepts messages until then.
     pub fn may_refuse_late(&self) -> bool {
         self.queues.iter().any(|(_, options)| {
             options.kind == QueueKind::Quorum
@@ -41,7 +41,7 @@ impl Script {
     }
 }
 
-/// What happens before the check waits for the broker to come to rest.
+/// A part of a script. After it the check waits until the broker is idle.
 #[derive(Clone, Debug)]
 pub enum Operation {
     /// Sent one after the other, without waiting.
@@ -70,7 +70,7 @@ pub enum Operation {
     Lose {
         client: usize,
     },
-    /// Until what has a short time to live is expired.
+    /// Waits until messages with a short time to live have expired.
     Wait,
 }
 
@@ -80,7 +80,7 @@ pub enum Act {
         channel: usize,
         command: Command,
     },
-    /// Of one of the channel's unsettled deliveries.
+    /// Settles one of the channel's unsettled deliveries.
     Settle {
         channel: usize,
         pick: usize,
@@ -94,7 +94,7 @@ pub enum How {
     Ack,
     Requeue,
     Reject,
-    /// Of a delivery tag that was never given.
+    /// Acks a delivery tag that does not exist.
     AckUnknown,
 }
 
@@ -105,10 +105,10 @@ struct Writer {
     prefix: String,
     names: Vec<Name>,
     published: u32,
-    /// Makes no mistakes for which the broker closes a channel. While a quorum queue's channel is being closed, it is a race whether
-    /// the broker still acknowledges what a consumer with `no_ack` gets: with mistakes there are none, and without mistakes some.
+    /// Avoids mistakes for which the broker closes a channel. While a quorum queue's channel is being closed, it is random whether the
+    /// broker still acks deliveries to consumers with `no_ack`. So a script has either such mistakes or such consumers.
     is_careful: bool,
-    /// What the first queue gives up comes back to it, and clients reject a lot: messages die several times for one reason.
+    /// Whether the first queue dead-letters to itself and clients reject a lot: messages then die several times for one reason.
     comes_back: bool,
     /// Messages expire while the script runs.
     expires: bool,
@@ -151,19 +151,19 @@ impl Writer {
     fn queues(&mut self) -> Vec<(Name, QueueOptions)> {
         let mut queues: Vec<(Name, QueueOptions)> =
             self.names.clone().into_iter().map(|name| (name, self.options())).collect();
-        // Dead letters stay where they are, or go round.
+        // Dead letters either stay in their queue or go round.
         if self.random.chance(70)
             && let Some((_, options)) = queues.last_mut()
         {
             *options = QueueOptions { kind: self.kind, ..QueueOptions::default() };
         }
-        // Elsewhere than in the first queue timers would fire side by side (see `short_ttl`).
+        // Only the first queue: otherwise timers would fire in parallel (see `short_ttl`).
         if self.kind == QueueKind::Quorum {
             for (_, options) in queues.iter_mut().skip(1) {
                 options.message_ttl = options.message_ttl.map(|_| TTL_LONG);
             }
         }
-        // What a full queue refuses is offered to it again when minutes have passed.
+        // A full queue refuses dead letters, which are offered again only after minutes.
         let at_least_once = queues.iter().any(|(_, options)| options.dead_letter_at_least_once);
         if at_least_once && let Some((_, options)) = queues.last_mut() {
             options.max_length = None;
@@ -238,14 +238,14 @@ impl Writer {
         bind(1, DIRECT, &names[1]);
         bind(0, FANOUT, &names[0]);
         bind(1, FANOUT, &names[1]);
-        // What keeps its own key finds the dead letters, too.
+        // Dead letters that keep their routing key must find a queue, too.
         bind(2, DEAD, &names[0]);
         bind(2, DEAD, &names[2]);
         bind(2, DEAD_FANOUT, &names[2]);
         setup
     }
 
-    /// An operation; in scripts on quorum queues that look at expirations, most of the time until all is expired.
+    /// An operation. In scripts with expirations on quorum queues, mostly followed by a wait until everything has expired.
     fn operations(&mut self) -> Vec<Operation> {
         let operation = self.operation();
         let waits = self.kind == QueueKind::Quorum && self.expires && self.random.chance(70);
@@ -276,7 +276,7 @@ impl Writer {
             94..96 => Operation::Ask { channel, command: Command::Purge { queue: self.queue() } },
             96 if !self.is_careful => Operation::Ask { channel, command: self.impossible() },
             97 => {
-                // For quorum queues brokers have no such deletion: they close the connection.
+                // Quorum queues do not support conditional deletion: brokers close the connection.
                 let is_classic = self.kind == QueueKind::Classic;
                 let (if_unused, if_empty) =
                     (self.random.chance(30) && is_classic, self.random.chance(30) && is_classic);
@@ -295,7 +295,7 @@ impl Writer {
         }
     }
 
-    /// What closes the channel.
+    /// A command for which the broker closes the channel.
     fn impossible(&mut self) -> Command {
         match self.random.below(3) {
             0 => Command::Get { queue: format!("{}.missing", self.prefix).into(), no_ack: true },
@@ -310,9 +310,9 @@ impl Writer {
 
     fn burst(&mut self, settles: bool) -> Operation {
         let first = self.random.below(CHANNELS);
-        // What several channels do at once may happen in any order.
+        // Commands on several channels at once may happen in any order.
         let second = if self.random.chance(20) { self.random.below(CHANNELS) } else { first };
-        // Two may settle the same.
+        // Two of them may settle the same delivery.
         let acts_max = if settles && self.is_careful { 1 } else { 4 };
         let acts = (0..=self.random.below(acts_max))
             .map(|at| {
@@ -366,13 +366,13 @@ impl Writer {
         }
     }
 
-    /// What expires while the script runs. Quorum queues do not say when their timers fire, and their dead letters arrive late: in most
-    /// scripts nothing of theirs expires, and in the others only what waits in the first queue.
+    /// The short time to live, if the script has expirations. The timers of quorum queues cannot be observed, and their dead letters arrive
+    /// late. So in most scripts nothing in them expires, and in the others only messages in the first queue.
     fn short_ttl(&self) -> Millis {
         if self.expires { TTL_SHORT } else { TTL_LONG }
     }
 
-    /// The exchange of that name; the one without a name is everybody's.
+    /// The exchange with this name in this run. The exchange without a name is common to all runs.
     fn exchange(&self, name: &str) -> Name {
         if name.is_empty() { "".into() } else { format!("{}.{name}", self.run).into() }
     }

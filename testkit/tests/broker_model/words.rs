@@ -24,7 +24,7 @@ pub fn frame(frame: &Frame) -> String {
     }
 }
 
-/// What differs from a plain queue.
+/// The arguments that differ from a plain queue.
 pub fn arguments(options: &QueueOptions) -> String {
     let mut words = format!(" {:?}", options.kind);
     if let Some(max) = options.max_length {

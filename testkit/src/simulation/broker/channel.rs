@@ -11,18 +11,18 @@ pub(super) struct Channel {
     pub connection: ConnectionId,
     /// Commands that the client sent and the broker has not read.
     pub inbox: VecDeque<Command>,
-    /// For consumers that start from now on.
+    /// The prefetch of consumers that start from now on.
     pub prefetch: u16,
     pub consumers: BTreeMap<Name, ChannelConsumer>,
     pub next_delivery_tag: u64,
     pub unacked: BTreeMap<u64, Unacked>,
     /// The number of the next publish, in confirm mode.
     pub next_confirm: Option<u64>,
-    /// Publishes, and the queues that have not answered for them.
+    /// Publishes with the queues that have not answered yet.
     pub unconfirmed: BTreeMap<u64, BTreeSet<Name>>,
-    /// Publishes whose queues have answered, and with what; the client has no confirm yet.
+    /// Publishes that all queues have answered, and whether they accepted them. The client has no confirm yet.
     pub resolved: BTreeMap<u64, bool>,
-    /// Quorum queues that this channel publishes to, and whether they are full.
+    /// Quorum queues that this channel publishes to, and whether the channel must refuse publishes because they are full.
     pub refusing: BTreeMap<Name, bool>,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct ChannelConsumer {
 pub(super) struct Unacked {
     pub queue: Name,
     pub taker: Taker,
-    /// The queue's number for the message.
+    /// The queue's number of the message.
     pub id: u64,
     pub since: Millis,
 }
@@ -63,7 +63,7 @@ impl Channel {
         tag
     }
 
-    /// What an ack or nack settles, by queue and taker, oldest first. Nothing: the tag is unknown.
+    /// What an ack or nack settles, by queue and taker, oldest first. `None` if the tag is unknown.
     pub fn settled_by(&mut self, tag: u64, multiple: bool) -> Option<BTreeMap<(Name, Taker), Vec<u64>>> {
         let tags: Vec<u64> = match (tag, multiple) {
             (0, true) => self.unacked.keys().copied().collect(),
@@ -88,7 +88,7 @@ impl Channel {
         }
     }
 
-    /// A queue is gone, and answers for nothing any more: its publishes count as confirmed.
+    /// A queue was deleted and will not answer any more, so its publishes count as confirmed.
     pub fn queue_deleted(&mut self, queue: &Name) {
         let waiting: Vec<u64> = self
             .unconfirmed
@@ -102,7 +102,7 @@ impl Channel {
         self.refusing.remove(queue);
     }
 
-    /// The frames that confirm or refuse these publishes. Acks up to the first publish without an answer go as one.
+    /// The frames that confirm or refuse these publishes. Acks before the first unanswered publish share one frame.
     pub fn confirm(&mut self, numbers: &[u64]) -> Vec<Frame> {
         let (mut acks, mut nacks) = (Vec::new(), Vec::new());
         for number in numbers {

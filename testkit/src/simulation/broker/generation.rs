@@ -14,10 +14,10 @@ pub enum Generation {
 const DELIVERY_LIMIT_V4: u32 = 20;
 
 impl Generation {
-    /// The returns after which a quorum queue gives a message up; `configured` is the queue's `x-delivery-limit`.
+    /// The number of returns after which a quorum queue gives a message up. `configured`: the queue's `x-delivery-limit`.
     pub fn delivery_limit(self, configured: Option<i64>) -> Option<u32> {
         match (self, configured) {
-            // A negative limit is how a queue of 4.0 asks for none.
+            // In 4.0 a negative limit means no limit.
             (_, Some(limit)) => u32::try_from(limit).ok(),
             (Self::V3_10, None) => None,
             (Self::V4_0, None) => Some(DELIVERY_LIMIT_V4),
@@ -29,36 +29,37 @@ impl Generation {
         self == Self::V4_0
     }
 
-    /// A quorum consumer whose returned message was given up gets its credit twice, so that from then on it holds one
-    /// message more than its prefetch.
+    /// Whether a quorum consumer gets credit twice for a returned message that the queue gave up. From then on it holds one message more
+    /// than its prefetch.
     pub fn credit_counted_twice(self) -> bool {
         self == Self::V3_10
     }
 
-    /// What `basic.get` takes for the first time has a delivery count, of 0. What is delivered for the first time has none.
+    /// Whether a message that `basic.get` takes for the first time has a delivery count (of 0). At its first delivery to a consumer it has
+    /// none.
     pub fn counts_from_zero(self) -> bool {
         self == Self::V3_10
     }
 
-    /// The key of a consumer in a quorum queue's map (`consumer_key` of `rabbit_fifo.erl`) is the index of the log entry that
-    /// subscribed it, not its tag and channel. A consumer that is gone and subscribes again has another key. What `basic.get`
-    /// took is kept by its tag and channel in all generations.
+    /// How a quorum queue names a consumer in its map (`consumer_key` of `rabbit_fifo.erl`): by the index of the log entry that subscribed
+    /// it, instead of by tag and channel. A consumer that subscribes again then gets another key. Messages of `basic.get` are kept by tag
+    /// and channel in all generations.
     pub fn consumers_have_log_indexes(self) -> bool {
         self == Self::V4_0
     }
 
-    /// Settled messages give a quorum consumer no more credit than its prefetch (`increase_credit` of `rabbit_fifo.erl`). It has
-    /// settled more than that when it took over what a cancelled consumer of its tag held.
+    /// Whether settled messages raise the credit of a quorum consumer at most to its prefetch (`increase_credit` of `rabbit_fifo.erl`). A
+    /// consumer can settle more than that after it took over the messages of a cancelled consumer with its tag.
     pub fn credit_ends_at_prefetch(self) -> bool {
         self == Self::V4_0
     }
 
-    /// What a quorum queue dead-letters tells how often clients failed with it.
+    /// Whether a message that a quorum queue dead-letters keeps the number of clients' failures.
     pub fn dead_letters_keep_failures(self) -> bool {
         self == Self::V4_0
     }
 
-    /// A dead-lettered message names its last death in headers, too.
+    /// Whether a dead-lettered message also has its last death in headers.
     pub fn last_death_headers(self) -> bool {
         self == Self::V4_0
     }

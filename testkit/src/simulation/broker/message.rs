@@ -12,7 +12,7 @@ pub type Millis = u64;
 /// A message as a client sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Message {
-    /// Where it was published, or the dead-letter exchange that it came through.
+    /// The exchange that it was published to, or the dead-letter exchange that it came through.
     pub exchange: Name,
     pub routing_key: Name,
     pub properties: Properties,
@@ -23,12 +23,12 @@ pub struct Message {
     pub first_death: Option<DeathPlace>,
     /// The `x-last-death-*` headers, where the generation has them.
     pub last_death: Option<DeathPlace>,
-    /// How often clients had failed with it when a quorum queue dead-lettered it, where the generation keeps that. No frame has
-    /// this: deliveries tell it until the message has come back to the next queue.
+    /// How often clients had failed with it when a quorum queue dead-lettered it, in generations that keep this number. Not part of any
+    /// frame by itself: deliveries show it until the message has been returned to its next queue.
     pub carried_failures: Option<u32>,
 }
 
-/// The properties that brokers act on, and those that clients use among themselves.
+/// The properties that brokers act on, and those that only clients use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Properties {
     pub priority: Option<u8>,
@@ -123,7 +123,7 @@ impl Message {
         dead.deaths.insert(0, death);
         dead.first_death.get_or_insert_with(|| place.clone());
         dead.last_death = keeps_last.then_some(place);
-        // Else it would expire once more wherever it goes.
+        // Otherwise it would expire again in the next queue.
         dead.properties.expiration = None;
         dead.exchange = exchange.clone();
         if let Some(key) = routing_key {
@@ -132,8 +132,7 @@ impl Message {
         dead
     }
 
-    /// Whether it was in `queue` before and came back without any client rejecting it on the way. Brokers drop what
-    /// goes round like that.
+    /// Whether it was in `queue` before and came back without a rejection by a client. Brokers drop messages in such a cycle.
     pub fn goes_round(&self, queue: &Name) -> bool {
         match self.deaths.iter().position(|death| death.queue == *queue) {
             Some(at) => self.deaths[..=at].iter().all(|death| death.reason != DeathReason::Rejected),

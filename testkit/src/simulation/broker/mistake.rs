@@ -1,6 +1,6 @@
-//! Mistakes that the model makes on request, so that tests can show that the check against a real broker sees them.
+//! Deliberate mistakes of the model. Tests use them to show that the check against a real broker detects mistakes.
 
-/// A deliberate mistake. Nothing but the tests of the check makes one.
+/// A deliberate mistake; only for tests of the check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mistake {
     /// A requeued message is delivered as if for the first time.
@@ -17,11 +17,11 @@ pub enum Mistake {
     IgnoresConsumerPriority,
     /// Priorities of messages are ignored.
     IgnoresMessagePriority,
-    /// A requeued message goes where it did not come from: to the tail, or to the head.
+    /// A requeued message goes to the wrong end of the queue.
     RequeuesElsewhere,
     /// Cancelling a consumer returns its unacknowledged messages.
     CancelReturnsUnacked,
-    /// What a lost connection held is lost.
+    /// Messages that a lost connection held are lost.
     LossLosesUnacked,
     /// `multiple` settles its own delivery only.
     IgnoresMultiple,
@@ -39,7 +39,7 @@ pub enum Mistake {
     CountsDeathsOnce,
     /// A dead-lettered message keeps its expiration.
     KeepsExpiration,
-    /// Counts tell unacknowledged messages as ready.
+    /// Counts include unacknowledged messages as ready.
     CountsUnacked,
 }
 

@@ -1,15 +1,14 @@
 //! A model of RabbitMQ without network, disk and clock: actions of clients go in, frames come out, and a seed decides the order.
 //!
-//! The model has the same separate steps as the broker, because their order makes histories differ: a channel reads its commands
-//! one after the other; its request to a queue arrives there later; the queue's answer arrives at the channel later again. Each
-//! of these is a [`Step`]. [`Broker::steps`] lists what could happen next, and [`Broker::perform`] makes one of it happen.
+//! The model has the same separate steps as the broker, because their order makes histories differ. A channel reads its commands one after
+//! the other; its request arrives at a queue later; the queue's answer arrives at the channel later again. Each of these is a [`Step`].
+//! [`Broker::steps`] lists the possible next steps, and [`Broker::perform`] performs one.
 //!
-//! Tests check it against real brokers, step by step (`tests/broker_model`). Comments say where it allows more than a broker
-//! does: counts of quorum queues may lack messages that are on their way.
+//! Tests compare it with real brokers step by step (`tests/broker_model`). Comments mark where it allows more than a broker does: counts of
+//! quorum queues may lack messages in transit.
 //!
-//! Not modelled: clusters of several nodes with replicas that lag, `global: true` prefetch, streams, transactions,
-//! exclusive and auto-delete queues, bytes (of messages, and of frames on the wire), and the network: the caller of
-//! the model decides when a command is sent and when a frame arrives.
+//! Not modelled: clusters with lagging replicas, `global: true` prefetch, streams, transactions, exclusive and auto-delete queues, sizes in
+//! bytes (of messages and frames), and the network. The caller of the model decides when a command is sent and when a frame arrives.
 
 mod channel;
 mod exchange;
@@ -53,11 +52,11 @@ pub struct Broker {
     channels: BTreeMap<ChannelId, Channel>,
     queues: BTreeMap<Name, Queue>,
     exchanges: BTreeMap<Name, Exchange>,
-    /// What was sent to queues and has not arrived.
+    /// Requests to queues that have not arrived.
     to_queues: BTreeMap<(Sender, Name), VecDeque<ToQueue>>,
     /// What queues sent to channels and has not arrived.
     from_queues: BTreeMap<(ChannelId, Source), VecDeque<ToChannel>>,
-    /// Queues without a leader: they do nothing until there is one.
+    /// Queues without a leader. They do nothing until they have one.
     paused: BTreeSet<Name>,
     alarm: bool,
     consumer_timeout: Millis,
@@ -68,11 +67,11 @@ pub struct Broker {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Connection {
-    /// It published during an alarm: nothing is read until the alarm is over.
+    /// Whether it published during an alarm. The broker reads nothing more from it until the alarm is over.
     blocked: bool,
 }
 
-/// Who asks something of a queue.
+/// The sender of a request to a queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Sender {
     Channel(ChannelId),
@@ -80,8 +79,7 @@ enum Sender {
     Queue(Name),
 }
 
-/// What keeps its order on the way to a channel: all that a classic queue sends, but only what each consumer of a
-/// quorum queue gets.
+/// The messages to a channel that stay in order: everything from a classic queue, but only those of one consumer from a quorum queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Source {
     queue: Name,
@@ -96,7 +94,7 @@ enum ToChannel {
     ConsumerCancelled { tag: Name },
 }
 
-/// A command that the broker does not take.
+/// Why the broker does not accept a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendError {
     /// The channel or its connection is gone.
@@ -160,10 +158,10 @@ impl Broker {
         Some(id)
     }
 
-    /// Hands a command over. Nothing happens before a [`Step::Receive`] of the channel.
+    /// Sends a command. Nothing happens before a [`Step::Receive`] of the channel.
     ///
     /// # Errors
-    /// The channel is gone, or too much waits.
+    /// The channel is gone, or too many commands wait.
     pub fn send(&mut self, channel: ChannelId, command: Command) -> Result<(), SendError> {
         let inbox = &mut self.channels.get_mut(&channel).ok_or(SendError::Gone)?.inbox;
         if inbox.len() >= INBOX_MAX {
@@ -173,7 +171,7 @@ impl Broker {
         Ok(())
     }
 
-    /// The connection breaks. What was not read is lost, what was read goes on.
+    /// Breaks the connection. Commands that were not read are lost; those that were read continue.
     pub fn lose(&mut self, connection: ConnectionId) {
         self.connections.remove(&connection);
         let channels: Vec<ChannelId> = self.channels_of(connection);
@@ -194,7 +192,7 @@ impl Broker {
         emitted
     }
 
-    /// The queue has no leader, or has one again. Nothing that was sent to it is lost in between.
+    /// Takes away the queue's leader, or gives it one. Requests sent meanwhile wait and are not lost.
     pub fn set_leaderless(&mut self, queue: &Name, leaderless: bool) {
         if leaderless && self.queues.contains_key(queue) {
             self.paused.insert(queue.clone());
@@ -203,12 +201,12 @@ impl Broker {
         }
     }
 
-    /// What is sent to the queue waits for a leader.
+    /// Whether requests to the queue wait for a leader.
     pub fn is_leaderless(&self, queue: &Name) -> bool {
         self.paused.contains(queue)
     }
 
-    /// The node goes away and comes back: connections are gone, and so is what no queue has.
+    /// Restarts the node. Connections, and messages that no queue has, are lost.
     pub fn restart(&mut self, now: Millis) {
         self.connections.clear();
         self.channels.clear();
@@ -257,7 +255,7 @@ impl Broker {
             .unwrap_or_default()
     }
 
-    /// An ack of the client's is still to be read.
+    /// Whether the channel has an ack that the broker has not read.
     pub fn is_sent_an_ack(&self, channel: ChannelId) -> bool {
         let is_ack = |command: &Command| matches!(command, Command::Ack { .. });
         self.channels.get(&channel).is_some_and(|channel| channel.inbox.iter().any(is_ack))
@@ -279,7 +277,7 @@ impl Broker {
             .unwrap_or_default()
     }
 
-    /// Makes one of states that differ only in expirations that are over, or too far away to matter.
+    /// Merges states that differ only in expirations that are over, or too far away to matter.
     pub fn round_expirations(&mut self, past: Millis, future: Millis) {
         self.queues.values_mut().for_each(|queue| queue.round_expirations(past, future));
     }
@@ -292,7 +290,7 @@ impl Broker {
             .collect()
     }
 
-    /// Forgets a channel; the queues that know it hear of it after all that it sent.
+    /// Removes a channel. The queues that know it are notified after everything that the channel sent.
     fn end_channel(&mut self, id: ChannelId) {
         if self.channels.remove(&id).is_none() {
             return;
@@ -312,7 +310,7 @@ impl Broker {
             + self.to_queues.values().map(VecDeque::len).sum::<usize>()
     }
 
-    /// Sends on what a queue did.
+    /// Forwards the effects of a queue.
     fn carry_out(&mut self, queue: &Name, effects: Vec<Effect>) {
         let quorum = self.queues.get(queue).is_some_and(|queue| queue.options().kind == QueueKind::Quorum);
         for effect in effects {
@@ -330,7 +328,7 @@ impl Broker {
                     self.send_to_channel(channel, queue, None, ToChannel::Refuses(refuses));
                 }
                 Effect::DeadLetter { message, reason } => self.dead_letter(queue, &message, reason),
-                // The caller knows its own result: see `apply`.
+                // The caller of `apply` gets this result itself.
                 Effect::Settled { .. } => {}
             }
         }

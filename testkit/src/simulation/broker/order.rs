@@ -1,4 +1,4 @@
-//! Finds steps whose order makes no difference. The check against a real broker uses this to follow one order instead of many.
+//! Finds steps whose order does not matter. The check against a real broker then follows one order instead of many.
 
 use super::message::Name;
 use super::protocol::{ChannelId, Command, Overflow, QueueKind};
@@ -6,13 +6,13 @@ use super::queue::Queue;
 use super::{Broker, Sender, ToChannel};
 
 impl Broker {
-    /// Whether a channel's next command does the same now as later: it hands a message or an ack on to queues, and what it hands on
-    /// depends on nothing else that can happen.
+    /// Whether a channel's next command has the same effect now and later: it only passes messages or acks on to queues, and no other step
+    /// can change what it passes on.
     pub fn only_hands_on(&self, channel: ChannelId) -> bool {
         let hands_on = |command: &Command| {
             matches!(command, Command::Publish { .. } | Command::Ack { .. } | Command::Nack { .. })
         };
-        // All others make, delete or ask queues.
+        // All other commands create, delete or query queues.
         if !self.channels.values().flat_map(|channel| &channel.inbox).all(hands_on) {
             return false;
         }
@@ -34,16 +34,16 @@ impl Broker {
         }
     }
 
-    /// Whether nothing else that waits, or comes of it, can arrive at a queue before the next of what a channel sent there.
+    /// Whether nothing else that is waiting, or follows from it, can arrive at a queue before the channel's next request there.
     pub fn is_only_sender(&self, channel: ChannelId, queue: &Name) -> bool {
         let own = Sender::Channel(channel);
         let is_dead_letter = |sender: &Sender| *sender == Sender::Queue(queue.clone());
-        // A queue that dead-letters hears what became of it.
+        // A queue that dead-letters gets an answer for each dead letter.
         let is_asked_by_others = self
             .to_queues
             .keys()
             .any(|(sender, to)| (to == queue && *sender != own) || is_dead_letter(sender));
-        // A channel acknowledges at once what such a consumer gets of a quorum queue.
+        // A channel acks messages of a quorum queue for such consumers immediately.
         let is_sent_acks = self.from_queues.iter().any(|((_, source), waiting)| {
             let acks = |sent: &ToChannel| matches!(sent, ToChannel::Deliver { no_ack: true, .. });
             source.queue == *queue && waiting.iter().any(acks)
@@ -69,7 +69,7 @@ impl Broker {
     }
 }
 
-/// Whether channels may learn that the queue is full.
+/// Whether channels may be notified that the queue is full.
 fn may_refuse(queue: &Queue) -> bool {
     let options = queue.options();
     options.kind == QueueKind::Quorum

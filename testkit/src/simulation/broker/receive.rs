@@ -43,7 +43,7 @@ impl Broker {
         if closing {
             self.end_channel(id);
         }
-        // The publish that meets the alarm is the last to be read.
+        // The publish that meets the alarm is the last one that the broker reads.
         if publishes
             && self.alarm
             && let Some(state) = self.connections.get_mut(&connection)
@@ -126,7 +126,7 @@ impl Broker {
                 }
                 Ok(Some(Frame::UnbindOk))
             }
-            // `execute` takes all others.
+            // `execute` handles all other commands.
             _ => Ok(None),
         }
     }
@@ -241,7 +241,7 @@ impl Broker {
         Ok(unroutable.then(|| Frame::Return { message: message.clone() }))
     }
 
-    /// Whether a channel refuses to publish to a queue because it knows the queue to be full. The first publish asks.
+    /// Whether a channel refuses a publish because it knows that the queue is full. The first publish registers the channel with the queue.
     fn refuses(&mut self, id: ChannelId, name: &Name, now: Millis) -> bool {
         let kind = self.queues.get(name).map(|queue| queue.options().kind);
         if kind != Some(QueueKind::Quorum) {
@@ -260,7 +260,7 @@ impl Broker {
 
     fn count(&mut self, id: ChannelId, name: &Name, now: Millis) -> CommandResult {
         let kind = self.queues.get(name).map(|queue| queue.options().kind);
-        // A quorum queue answers from what it applied so far.
+        // A quorum queue answers with what it has applied so far.
         if kind == Some(QueueKind::Classic) {
             self.drain_to(id, name, now);
         }
@@ -327,7 +327,7 @@ impl Broker {
         Ok(Some(Frame::DeleteOk { messages }))
     }
 
-    /// A command that waits for a queue's answer comes after all that the channel sent there before.
+    /// A command that waits for a queue's answer arrives after everything that the channel sent there before.
     fn drain_to(&mut self, id: ChannelId, queue: &Name, now: Millis) {
         let sender = Sender::Channel(id);
         while self.apply(&sender, queue, now) {}

@@ -9,8 +9,7 @@ use super::queue::ToQueue;
 use super::{Broker, Sender};
 
 impl Broker {
-    /// The queues for a message, or nothing when there is no such exchange. The exchange without a name leads to the
-    /// queue that the key names.
+    /// The queues for a message, or `None` if the exchange does not exist. The exchange without a name leads to the queue named by the key.
     pub(super) fn route(&self, exchange: &Name, routing_key: &Name) -> Option<BTreeSet<Name>> {
         let mut queues = match &**exchange {
             "" => BTreeSet::from([routing_key.clone()]),
@@ -20,7 +19,7 @@ impl Broker {
         Some(queues)
     }
 
-    /// Publishes what a queue gave up, at most once: what nobody takes is gone.
+    /// Publishes a message that a queue gave up, at most once. Without a target queue it is lost.
     pub(super) fn dead_letter(&mut self, from: &Name, message: &Message, reason: DeathReason) {
         let Some((dead, queues)) = self.dead_letter_route(from, message, reason) else { return };
         let dead = Arc::new(dead);
@@ -30,7 +29,7 @@ impl Broker {
         }
     }
 
-    /// The oldest message that waits to be dead-lettered and that some queue takes: its number, what it becomes, and these queues.
+    /// The oldest message that waits to be dead-lettered and has a target: its number, its new form, and the target queues.
     pub(super) fn next_dead_letter(&self, from: &Name) -> Option<(u64, Message, BTreeSet<Name>)> {
         self.queues.get(from)?.unsent_discards().find_map(|(id, message, reason)| {
             let (dead, queues) = self.dead_letter_route(from, message, reason)?;
@@ -38,7 +37,7 @@ impl Broker {
         })
     }
 
-    /// Sends the oldest message that waits to be dead-lettered to its queues; it stays until all of them have it.
+    /// Sends that message to its target queues. It stays until all of them have stored it.
     pub(super) fn dead_letter_confirmed(&mut self, from: &Name) {
         let Some((id, dead, queues)) = self.next_dead_letter(from) else { return };
         let dead = Arc::new(dead);
@@ -51,7 +50,7 @@ impl Broker {
         }
     }
 
-    /// What becomes of a message that `from` gives up, and where it goes.
+    /// The new form of a message that `from` gives up, and its target queues.
     fn dead_letter_route(
         &self,
         from: &Name,

@@ -15,16 +15,16 @@ use crate::simulation::Random;
 pub enum Step {
     /// A channel reads its next command.
     Receive(ChannelId),
-    /// The next of what a channel sent to a queue arrives.
+    /// The next request of a channel arrives at a queue.
     Apply { channel: ChannelId, queue: Name },
-    /// An ack overtakes what the channel sent to a classic queue before: its process takes acks first.
+    /// An ack overtakes the channel's earlier requests to a classic queue: the queue's process takes acks first.
     ApplyAck { channel: ChannelId, queue: Name },
-    /// The next of what a queue dead-lettered arrives at another.
+    /// The next dead letter of a queue arrives at another queue.
     ApplyDead { from: Name, queue: Name },
-    /// The next of what a queue sent to a channel arrives. Deliveries of a quorum queue keep their order only within a
-    /// consumer: `tag` is its consumer's, `get` the delivery tag of its `basic.get`.
+    /// The next message of a queue arrives at a channel. Deliveries of a quorum queue keep their order only within a consumer: `tag` is the
+    /// consumer's. `None`: everything else from this queue, in order.
     Forward { channel: ChannelId, queue: Name, tag: Option<Name> },
-    /// A channel confirms these publishes, or some more in the same frames.
+    /// A channel confirms these publishes, possibly with others in the same frames.
     Confirm { channel: ChannelId, numbers: Vec<u64> },
     /// A queue gives up what expired at its head.
     Expire(Name),
@@ -35,7 +35,7 @@ pub enum Step {
 }
 
 impl Broker {
-    /// All that can happen next, in an order that depends on the state alone.
+    /// All possible next steps, in an order that depends only on the state.
     pub fn steps(&self, now: Millis) -> Vec<Step> {
         let mut steps = Vec::new();
         for (id, channel) in &self.channels {
@@ -100,7 +100,7 @@ impl Broker {
         expiries.chain(timeouts).min()
     }
 
-    /// Makes one step happen. A step that is not possible (any more) does nothing.
+    /// Performs a step. If the step is not possible (any more), nothing happens.
     pub fn perform(&mut self, step: &Step, now: Millis) -> Vec<Emitted> {
         match step {
             Step::Receive(channel) => self.receive(*channel, now),
@@ -137,7 +137,7 @@ impl Broker {
         }
     }
 
-    /// Performs a step that `random` chooses; nothing when none is possible.
+    /// Performs a random step; `None` if none is possible.
     pub fn step(&mut self, random: &mut Random, now: Millis) -> Option<(Step, Vec<Emitted>)> {
         let steps = self.steps(now);
         let step = random.one_of(&steps)?.clone();
@@ -156,7 +156,7 @@ impl Broker {
         asked.is_some_and(|asked| self.arrive(sender, name, asked, now))
     }
 
-    /// Where the first ack is, among what waits for a classic queue, if it is not the next anyway.
+    /// The index of the first ack among the requests that wait for a classic queue, unless it is the next anyway.
     fn overtaking_ack(&self, name: &Name, waiting: &VecDeque<ToQueue>) -> Option<usize> {
         let is_classic = matches!(self.queues.get(name), Some(Queue::Classic(_)));
         let is_ack = |asked: &ToQueue| matches!(asked, ToQueue::Settle { .. });

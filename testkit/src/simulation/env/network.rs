@@ -1,18 +1,19 @@
-//! Moves the broker on in steps, delivers its frames to the clients, and breaks connections.
+//! Performs the broker's steps, delivers its frames to clients, and breaks connections.
 
 use super::super::agenda::{Happening, MILLI};
 use super::super::broker::{ChannelId, ConnectionId, Emitted, Frame, Step};
 use super::super::ledger::Letter;
 use super::{Env, Owner, letter_of};
 
-/// Rounds of the broker's steps without time passing; then it goes on a moment later.
+/// The most rounds of broker steps without time passing. Further steps happen a moment later.
 const ROUNDS_MAX: usize = 24;
 
-/// Acknowledged deliveries of a channel that a restart of the broker may bring back: those whose acks it had read and not stored.
+/// The most acknowledged deliveries of a channel that may come back after a restart of the broker: it had read their acks but not stored
+/// them.
 const RESTART_WINDOW: usize = 256;
 
 impl Env {
-    /// The broker goes on: all that it can do now, in an order that chance decides.
+    /// Performs everything that the broker can do now, in random order.
     pub fn run_broker(&mut self) {
         if self.broker_at.is_none_or(|at| at > self.now) {
             return;
@@ -36,8 +37,8 @@ impl Env {
         self.wake_broker(self.now + if only_offers { 100 * MILLI } else { MILLI });
     }
 
-    /// Nothing, if the broker could do nothing; else whether it did nothing but offer dead letters, which a full queue refuses again
-    /// and again.
+    /// Performs one round. `None` if the broker could do nothing. Otherwise whether it only offered dead letters, which a full queue may
+    /// refuse repeatedly.
     fn run_broker_once(&mut self) -> Option<bool> {
         let millis = self.millis();
         let mut steps = self.broker.steps(millis);
@@ -59,10 +60,10 @@ impl Env {
         only_offers
     }
 
-    /// Workers settle or give back what they hold before the broker's own limit, where it is the longer one.
+    /// Checks that workers settle or return their jobs before the broker's time limit, unless that limit is shorter than theirs.
     fn check_timeout(&mut self, channel: ChannelId) {
         let owner = self.channels.get(&channel).and_then(|connection| self.owners.get(connection));
-        // A job may wait for its turn nearly as long as the broker lets it be held, and then be in a pass that hangs.
+        // A job may wait for its turn nearly as long as the limit, and then be in a pass that hangs.
         let since = self.now.saturating_sub(2 * self.plan.consumer_timeout_ms * MILLI);
         let hung = self.devices.iter().any(|device| device.hung_at(self.now).is_some_and(|at| at >= since));
         if let Some(Owner::Worker(life)) = owner
@@ -104,7 +105,7 @@ impl Env {
         self.delivered.get(&channel)?.get(at).copied()
     }
 
-    /// What was delivered on channels and not settled comes again. So may the last acknowledged `window`.
+    /// Records that unsettled deliveries of these channels will be redelivered, and that the last `window` acknowledged ones may be.
     fn note_losses(&mut self, channels: &[ChannelId], window: usize) {
         let mut lost = Vec::new();
         for channel in channels {
@@ -120,8 +121,8 @@ impl Env {
         lost.iter().for_each(|letter| self.ledger.lost(*letter));
     }
 
-    /// What was delivered on channels whose connection ends, and is not settled, does not come again if its queue is gone. The broker has
-    /// forgotten what it delivered on a channel that it closed: the worker held those jobs until now.
+    /// Records deliveries of these channels that will not be redelivered because their queue is gone. Includes deliveries on a channel that
+    /// the broker closed: the broker has forgotten them, but the worker held the jobs until now.
     fn note_orphans(&mut self, channels: &[ChannelId]) {
         for letter in channels.iter().filter_map(|channel| self.delivered.get(channel)).flatten() {
             self.ledger.gone_with_its_queue(*letter);
@@ -132,7 +133,7 @@ impl Env {
         self.channels.iter().filter(|(_, of)| **of == connection).map(|(channel, _)| *channel).collect()
     }
 
-    /// A client has no connection any more; the broker may not know.
+    /// A client gives up its connection. The broker may not have noticed.
     pub fn forget(&mut self, connection: ConnectionId) {
         self.owners.remove(&connection);
     }
@@ -153,7 +154,7 @@ impl Env {
         self.wake_broker(at);
     }
 
-    /// The broker reads all that a connection has sent, before it is closed in good order.
+    /// Lets the broker read everything that a connection sent, before an orderly close.
     pub fn flush(&mut self, connection: ConnectionId) {
         let millis = self.millis();
         for channel in self.channels_of(connection) {
@@ -169,8 +170,8 @@ impl Env {
         }
     }
 
-    /// The broker's node restarts. Gives the owners of all connections. What is on its way to readers still arrives: they take
-    /// messages without acks, and what such a reader loses no worker can repeat.
+    /// Restarts the broker's node. Returns the owners of all connections. Messages on their way to readers still arrive: readers use no
+    /// acks, and no worker could repeat what they lose.
     pub fn restart_broker(&mut self) -> Vec<Owner> {
         let channels: Vec<_> = self.channels.keys().copied().collect();
         self.note_losses(&channels, RESTART_WINDOW);

@@ -1,4 +1,4 @@
-//! Further queues of models: their owners delete them with all that they hold, keep them from workers, and make them again.
+//! Further queues of models: their owners delete them with all messages, keep workers from using them, and declare them again.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +34,7 @@ impl Env {
         }
     }
 
-    /// A worker declares a further queue: whether it may consume it.
+    /// A worker declares a further queue. Returns whether it may consume the queue.
     pub fn declare_further(&mut self, model: usize, queue: usize) -> bool {
         if self.forbidden.contains(&(model, queue)) {
             return false;

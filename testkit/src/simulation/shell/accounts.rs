@@ -1,4 +1,4 @@
-//! Checks what the headers of another attempt or of a dead letter say about the job's past: that numbers and order are true.
+//! Checks that the headers of another attempt or of a dead letter describe the job's past correctly.
 
 use vramq_core::action::Route;
 use vramq_core::event::Source;
@@ -20,7 +20,7 @@ use crate::simulation::names::LARGER_KEY;
 /// A job of more full passes than this is a large one.
 pub(super) const PASSES_OF_SMALL: usize = 4;
 
-/// Workers that a job takes along before it runs alone.
+/// Workers that a job may crash before it runs alone.
 pub(super) const SUSPECT_AFTER: u32 = 2;
 
 /// How often a job waits for a worker with its revision.
@@ -35,7 +35,7 @@ impl Shell {
         }
     }
 
-    /// What another attempt says of those before it, and where it goes.
+    /// Checks the headers of another attempt, and its route.
     pub(super) fn check_account(&self, env: &mut Env, job: JobKey, headers: &JobHeaders, route: &Route) {
         let Some(stored) = self.jobs.get(&job) else { return };
         let (who, number) = (self.life.worker, stored.job.0);
@@ -47,7 +47,7 @@ impl Shell {
             (!is_kept).then_some("a hint that nothing changed")
         });
         let wrong = wrong.or_else(|| self.wrong_route(env, stored, &before, headers, route));
-        // What is not read may move to the quarantine, which does not count what happened among other jobs.
+        // A job that was not read may move to the quarantine, where losses among other jobs do not count.
         let lost_here = before.crashes.saturating_add(self.unexplained_returns(stored));
         let is_forgotten = stored.is_decoded && headers.crashes < lost_here;
         let wrong = wrong.or_else(|| is_forgotten.then_some("a worker that was lost with it is forgotten"));
@@ -58,7 +58,7 @@ impl Shell {
         }
     }
 
-    /// What is not true in the headers, of what is the same for attempts and dead letters.
+    /// Checks the headers that attempts and dead letters have in common. Returns what is wrong.
     fn wrong_account(
         &self,
         env: &Env,
@@ -107,7 +107,7 @@ impl Shell {
         let waits = headers.store_waits.checked_sub(before.store_waits);
         let is_counted = match waits {
             Some(0) => !stored.store_failed || tried > 0,
-            // Another decision may have come before.
+            // The decision may have been made before.
             Some(1) => tried == 0 && (stored.store_failed || stored.had_no_room_alone),
             _ => false,
         };
@@ -124,14 +124,14 @@ impl Shell {
         }
     }
 
-    /// Workers, devices and programs that may have been lost with a job, since it was delivered here or when it came back.
+    /// The most workers, devices and programs that may have been lost with a job, at its return or since its delivery here.
     fn crashes_max(&self, stored: &StoredJob) -> u32 {
         let sick = self.health.findings - stored.findings_before;
         let hung = u32::from(stored.was_behind_hung);
         stored.returns + stored.programs_lost + sick + hung + u32::from(self.lost.is_some())
     }
 
-    /// What is wrong with the way that another attempt goes.
+    /// What is wrong with the route of another attempt.
     fn wrong_route(
         &self,
         env: &Env,
@@ -160,17 +160,17 @@ impl Shell {
             }
             (Route::Later(ms), _) => {
                 let (turn, last) = (wait_of(before, headers), DELAYS_MS.len() - 1);
-                // A full queue, or a worker that was lost: always the shortest.
+                // After a full queue or a lost worker, always the shortest wait.
                 let turns = turn.map_or(0..=0, |turn| turn.min(last).saturating_sub(1)..=turn.min(last) + 1);
                 let is_due = turns.map(|turn| turn.min(last)).any(|turn| DELAYS_MS[turn] == *ms);
-                // Instead of a queue that is full.
+                // The wait that replaces a full queue.
                 let is_instead = stored.was_refused && *ms == DELAYS_MS[0];
                 (!is_due && !is_instead).then_some("another wait than its turn's")
             }
         }
     }
 
-    /// A dead letter tells why, what was answered, and what would fit.
+    /// Checks a dead letter: the reason, the answered items, and the required device.
     pub(super) fn check_dead_letter(
         &self,
         env: &mut Env,
@@ -213,7 +213,7 @@ impl Shell {
             let crashes = if is_crasher { before.crashes } else { headers.crashes };
             let mut headers = JobHeaders { crashes, ..headers.clone() };
             if is_crasher {
-                // Who is lost is written down; the number is the one that a retry needs.
+                // The history names the loss. The number of crashes is the one for a retry.
                 headers.history.truncate(before.history.len());
             }
             if let Some(what) = self.wrong_account(env, stored, &before, &headers) {
@@ -233,7 +233,7 @@ impl Shell {
         }
     }
 
-    /// A job has ended here: as what the broker confirmed last about it.
+    /// Checks that the counted end of a job matches what the broker last confirmed about it.
     pub(super) fn check_settled(&self, env: &mut Env, settled: &Settled) {
         let Some(stored) = self.jobs.get(&settled.job) else {
             return env.ledger.fail("every end is counted as what it was", || format!("{settled:?}"));
@@ -244,7 +244,7 @@ impl Shell {
             | (End::Returned, Some(SeenEnd::Returned))
             | (End::Withdrawn, Some(SeenEnd::Withdrawn))
             | (End::AlreadySettled, None) => true,
-            // Nobody hears of it whose reply queue confirms nothing.
+            // A silent reply queue gets no notice.
             (End::Withdrawn, None) => env.ledger.is_silent(stored.job),
             (End::DeadLettered(reason), Some(SeenEnd::DeadLettered(seen)))
             | (End::Rejected(reason), Some(SeenEnd::Rejected(seen))) => reason == *seen,
@@ -267,7 +267,7 @@ impl Shell {
     }
 }
 
-/// The smallest device that a dead letter asks for is that of the last attempt, and its text tells the same.
+/// Checks that the required device in a dead letter is that of the last attempt, and that the text agrees.
 fn wrong_requirement(needs: MinimumRequirement, last: &Attempt, error: &str) -> Option<&'static str> {
     let is_true =
         needs == MinimumRequirement { item: last.item, cost: last.longest, needs_bytes: last.asked };
@@ -283,7 +283,7 @@ fn wrong_requirement(needs: MinimumRequirement, last: &Attempt, error: &str) -> 
     }
 }
 
-/// The how many-th wait of its kind another attempt has, from 0, if it is one that grows.
+/// The index of an attempt's wait among waits of its kind, if these grow.
 fn wait_of(before: &JobHeaders, headers: &JobHeaders) -> Option<usize> {
     let counts = [
         (before.waits, headers.waits),
@@ -296,7 +296,7 @@ fn wait_of(before: &JobHeaders, headers: &JobHeaders) -> Option<usize> {
     Some((turn as usize).saturating_sub(1))
 }
 
-/// Whether headers that changed like this, by this route, can have that cause.
+/// Whether this change of headers, by this route, can have that cause.
 fn is_cause(cause: Cause, before: &JobHeaders, headers: &JobHeaders, route: &Route) -> bool {
     let ran_out = headers.attempt > before.attempt;
     let last_items = headers.last_out_of_memory().map_or(0, |last| last.items);
@@ -308,7 +308,7 @@ fn is_cause(cause: Cause, before: &JobHeaders, headers: &JobHeaders, route: &Rou
             ran_out && last_items == 1 && matches!(route, Route::Later(_)) && headers.delays > 0
         }
         Cause::Larger => ran_out && matches!(route, Route::LargerDevice(_)),
-        // Or a rule moves it.
+        // Or a rule moves the job.
         Cause::TargetQueueFull => waited,
         Cause::ReplyQueueFull => waited && !ran_out,
         Cause::StoreUnavailable | Cause::ScratchFull => headers.store_waits > before.store_waits && !ran_out,

@@ -1,4 +1,4 @@
-//! What a core knows of models, callers and its budget: the truth, unless a fault was put in on purpose.
+//! What a core is told about models, callers and its budget: the truth, unless a deliberate fault changes it.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(super) fn models_as_known(sabotage: Option<Sabotage>, mut models: Vec<ModelF
     models
 }
 
-/// The device's bytes for passes, which the core alone gives permits for.
+/// The device's bytes for passes. Only the core gives permits for them.
 pub(super) fn budget_as_known(sabotage: Option<Sabotage>, bytes: u64) -> Budget {
     let budget = Budget::new(bytes);
     if sabotage == Some(Sabotage::LeakedPermit) {

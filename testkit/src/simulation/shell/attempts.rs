@@ -1,5 +1,5 @@
-//! Checks replies and other attempts as they are published: parts leave in order, finished items are kept, and a pass that failed is
-//! tried again with fewer items.
+//! Checks replies and further attempts when they are published: parts are sent in order, finished items are kept, and after a failed pass
+//! the job is tried with fewer items.
 
 use vramq_core::action::{Route, Run};
 use vramq_core::ids::JobKey;
@@ -10,11 +10,11 @@ use crate::simulation::agenda::{Micros, SECOND};
 use crate::simulation::env::Env;
 use crate::simulation::ledger::Kind;
 
-/// A worker learns from its next reading, a second later at most, that it has waited too long for a device on which a pass hung.
+/// A worker notices at its next reading, at most a second later, that it has waited too long for a device on which a pass hangs.
 const GIVEN_UP_AFTER: Micros = 2 * SECOND;
 
 impl Shell {
-    /// Replies leave in order, with outputs that are there.
+    /// Checks that replies are sent in order, with outputs that exist.
     pub(super) fn check_reply(&self, env: &mut Env, job: JobKey, run: &Run) {
         let Some(stored) = self.jobs.get(&job) else { return };
         let (from, to) = (run.offset as usize, (run.offset + run.items) as usize);
@@ -29,13 +29,13 @@ impl Shell {
         }
     }
 
-    /// Another attempt keeps what is finished, is smaller than what failed, and does not run meanwhile.
+    /// Checks that another attempt keeps finished items, is smaller than what failed, and that no pass runs the job meanwhile.
     pub(super) fn check_requeue(&self, env: &mut Env, job: JobKey, headers: &JobHeaders, route: &Route) {
         let Some(stored) = self.jobs.get(&job) else { return };
         let number = stored.job.0;
         let Kind::Job { headers: before, .. } = &env.ledger.letter(stored.letter).kind else { return };
         let before = before.as_deref().cloned().unwrap_or_default();
-        // A lost device's passes are not waited for, and those behind a pass that never ends.
+        // The worker does not wait for passes of a lost device, nor for passes behind one that never ends.
         let hung_at = env.devices[self.device].hung_at(env.now);
         let given_up = self.lost.is_some() || hung_at.is_some_and(|at| env.now - at <= GIVEN_UP_AFTER);
         if given_up {
@@ -92,7 +92,7 @@ impl Shell {
         let is_later =
             last.items == 1 && matches!(route, Route::Later(_)) && headers.delays > 0 && headers.delays <= 8;
         let is_larger = last.items == 1 && matches!(route, Route::LargerDevice(_));
-        // An exclusive hint may have been relaxed by passes that fitted since.
+        // An exclusive hint may have been relaxed by passes that have fitted since.
         let again = last.items == 1 && headers.exclusive && headers.items_done > before.items_done;
         if !(is_smaller || is_alone || is_later || is_larger || again) {
             let (items, route) = (last.items, route.clone());

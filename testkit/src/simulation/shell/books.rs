@@ -1,4 +1,4 @@
-//! Checks what a worker counts for metrics and heartbeats: exactly what happened, event by event.
+//! Checks what a worker counts for metrics and heartbeats, event by event.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,39 +19,39 @@ use crate::simulation::agenda::Micros;
 use crate::simulation::env::Env;
 use crate::simulation::ledger::Kind;
 
-/// Callers' shares of a pass are counted to the microsecond.
+/// The tolerated rounding error of callers' shares of a pass.
 const SHARE_ERROR: Duration = Duration::from_micros(2);
 
 /// A pass that has just come back from its executor.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) flight: Flight,
-    /// The caller and the cost of each item, in the order of the items, and whether its output is there.
+    /// The caller and cost of each item, in order, and whether it has an output.
     items: Vec<(Option<Arc<str>>, usize, bool)>,
     took: Duration,
-    /// The session stands in which it was started.
+    /// Whether the session in which it started is still open.
     is_ours: bool,
 }
 
-/// What was counted for one event, and what is known to compare it with.
+/// The observations counted for one event, and the facts to compare them with.
 #[derive(Debug, Default)]
 pub(super) struct Books {
     counted: Vec<Observation>,
     ended: Option<Ended>,
-    /// Bytes that the pass which starts next was admitted with.
+    /// Bytes of the next pass to start.
     pub(super) admitted: u64,
-    /// Outputs that are lost with the job about which something is published next.
+    /// Lost outputs of the job that is published next.
     pub(super) recomputed: usize,
     /// When a pass was last started, or the session opened.
     pub(super) busy_at: Micros,
 }
 
-/// What must be counted for an event.
+/// The observations that an event must cause.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Expected {
     received: Option<(ModelIndex, Option<QueueIndex>, bool)>,
     busy: Option<Duration>,
-    /// Model, outcome, time, items and cost.
+    /// Model, outcome, time, items and cost of the pass.
     pass: Option<(ModelIndex, PassOutcome, Duration, usize, usize)>,
     probe: Option<ProbeResult>,
     out_of_memory: Option<(OutOfMemory, bool)>,
@@ -198,7 +198,7 @@ impl Shell {
                 Observation::OutOfMemory { oom, alone, .. } => seen.out_of_memory = Some((*oom, *alone)),
                 Observation::Parts { model, count } => seen.parts = Some((*model, *count)),
                 Observation::PassShare(share) => shares.push(share),
-                // What belongs to the start of a pass, or to nothing that is simulated.
+                // Observations of the start of a pass, or of things that are not simulated.
                 _ => {}
             }
         }
@@ -214,7 +214,7 @@ impl Shell {
         }
     }
 
-    /// What a reply says of its job: how much there is of it, how often it was tried, and how long it has waited.
+    /// Checks the figures in a reply: the items of the job, the attempts, and the wait.
     pub(super) fn check_run_figures(&self, env: &mut Env, job: JobKey, run: &Run) {
         let Some(stored) = self.jobs.get(&job) else { return };
         let attempt = self.headers_of(env, stored).attempt;
@@ -230,7 +230,7 @@ impl Shell {
         }
     }
 
-    /// How long a job had waited at a time: since it was published, or, if it does not say, since it was delivered.
+    /// How long a job had waited at `until`: since its publishing, or since its delivery if the publisher gave no time.
     fn waited(&self, env: &Env, stored: &StoredJob, until: Micros) -> Duration {
         let published_ms = match &env.ledger.letter(stored.letter).kind {
             Kind::Job { published_ms, .. } => *published_ms,
@@ -240,7 +240,7 @@ impl Shell {
         Duration::from_millis(before) + Duration::from_micros(until - stored.delivered_at)
     }
 
-    /// A pass starts: jobs that start for the first time have waited since they were published, or delivered.
+    /// A pass starts. Checks the counted waits of jobs that start for the first time.
     pub(super) fn check_first_passes(&mut self, env: &mut Env, order: &PassOrder) {
         let is_first = |counted: &mut Observation| matches!(counted, Observation::FirstPass { .. });
         let told: Vec<_> = self.books.counted.extract_if(.., is_first).collect();

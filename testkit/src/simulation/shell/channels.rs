@@ -1,5 +1,5 @@
-//! The channels of models' jobs in a session: of each model one for its own queue, its large jobs and its quarantine, and one for each
-//! further queue, as `worker/src/broker/model_channels.rs` has them.
+//! The channels for models' jobs in a session, as in `worker/src/broker/model_channels.rs`: for each model one for its own queue, its large
+//! jobs and its quarantine, and one for each further queue.
 
 use vramq_core::ids::{self, JobKey, ModelIndex, QueueIndex};
 
@@ -15,16 +15,16 @@ pub(super) struct JobChannel {
     pub(super) queue: QueueIndex,
     /// The jobs by their delivery tags.
     pub(super) tags: Vec<JobKey>,
-    /// The broker closed it, or another one has its place.
+    /// Whether the broker closed it, or a newer channel has replaced it.
     is_over: bool,
 }
 
-/// All channels of a session, of earlier ones of a queue, too: acks for what they brought may follow.
+/// All channels of a session. Older channels of a queue are included, because acks for their deliveries may follow.
 #[derive(Debug, Default)]
 pub(super) struct Channels(Vec<JobChannel>);
 
 impl Channels {
-    /// A queue is there, and is consumed on this channel from now on.
+    /// A queue was found, and this channel consumes it from now on.
     pub(super) fn found(&mut self, model: ModelIndex, queue: QueueIndex, wire: ChannelId) {
         self.lost(model, queue);
         let number = self.0.iter().filter(|channel| channel.id.model == model).count();
@@ -32,7 +32,7 @@ impl Channels {
         self.0.push(JobChannel { id, wire, queue, tags: Vec::new(), is_over: false });
     }
 
-    /// A queue cannot be consumed. Its channel, if it had one.
+    /// A queue cannot be consumed. Returns its channel, if it had one.
     pub(super) fn lost(&mut self, model: ModelIndex, queue: QueueIndex) {
         let of_queue = |channel: &&mut JobChannel| (channel.id.model, channel.queue) == (model, queue);
         self.0.iter_mut().filter(of_queue).for_each(|channel| channel.is_over = true);
@@ -43,7 +43,7 @@ impl Channels {
         self.live().find(|channel| (channel.id.model, channel.queue) == (model, queue))
     }
 
-    /// The channel of a model's own queue: it is as old as the session.
+    /// The channel of a model's own queue, which is opened with the session.
     pub(super) fn own(&self, model: ModelIndex) -> Option<ChannelId> {
         Some(self.of(model, QueueIndex::OWN)?.wire)
     }

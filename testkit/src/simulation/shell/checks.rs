@@ -15,16 +15,15 @@ use crate::simulation::agenda::{MILLI, Micros, SECOND};
 use crate::simulation::env::Env;
 use crate::simulation::ledger::Kind;
 
-/// Passes of its model that a small job waits for, for each job beside it, at most: callers and jobs take turns.
+/// The most passes of its model that a small job waits for, and for each other job: callers and jobs take turns.
 const PASSES_PER_NEIGHBOUR: usize = 6;
 const PASSES_BEFORE_SMALL: usize = 24;
 
-/// How long a small job may wait for its executor, which is idle, while there is memory for it: for a health probe, which waits for
-/// memory or, after one that ran out of it, for the passes in flight; or for an exclusive job that waits for a program. Passes of
-/// programs take up to half a minute.
+/// How long a small job may wait although its executor is idle and there is memory. A health probe may wait for memory or for the passes in
+/// flight, or an exclusive job may wait for a program. Passes of programs take up to half a minute.
 const ROOM_UNUSED_MAX: Micros = 60 * SECOND;
 
-/// The same for a job that has started: items are prepared in milliseconds.
+/// The same for a job that has started. Its next items are prepared within milliseconds.
 const NEXT_ITEM_MAX: Micros = 45 * SECOND;
 
 impl Shell {
@@ -47,7 +46,7 @@ impl Shell {
         }
     }
 
-    /// A timer that was due is over: else the worker would be woken for it without end.
+    /// Checks that no due timer is left: the worker would otherwise be woken without end.
     pub(super) fn check_timers(&self, env: &mut Env) {
         let who = self.life.worker;
         if self.exit.is_none() && self.core.next_timer().is_some_and(|at| at <= env.clock().at) {
@@ -55,7 +54,7 @@ impl Shell {
         }
     }
 
-    /// A session is over, and with it what its jobs wait for.
+    /// Checks that no timer is left after the session.
     pub(super) fn check_timers_of_session(&self, env: &mut Env) {
         if !self.core.is_draining() && self.core.next_timer().is_some() {
             let who = self.life.worker;
@@ -68,7 +67,7 @@ impl Shell {
         self.jobs.len()
     }
 
-    /// A pass is within the budget, alone if it must be, and of a size that has not failed.
+    /// Checks that a pass is within the budget, alone if it must be, and of a size that has not failed.
     pub(super) fn check_run(&mut self, env: &mut Env, order: &PassOrder) {
         let mut jobs: Vec<JobKey> = order.items.iter().map(|(job, _)| *job).collect();
         jobs.sort_unstable();
@@ -84,7 +83,7 @@ impl Shell {
         self.check_shares(env, order, &jobs);
     }
 
-    /// The pass fits the budget, and an exclusive one is alone.
+    /// Checks that the pass fits the budget, and that an exclusive one is alone.
     fn check_room(&mut self, env: &mut Env, order: &PassOrder) {
         let who = self.life.worker;
         let bytes = (self.models[order.model.0].pass_bytes)(order.shape);
@@ -102,7 +101,7 @@ impl Shell {
         }
     }
 
-    /// Each job is in a pass of a size, and of a kind, that its history allows.
+    /// Checks that each job is in a pass whose size and kind its history allows.
     fn check_sizes(&mut self, env: &mut Env, order: &PassOrder, jobs: &[JobKey]) {
         let (who, items) = (self.life.worker, order.items.len());
         for job in jobs {
@@ -147,7 +146,7 @@ impl Shell {
                 || (fitted == 0 && items > hint)
                 || items > own;
             let crashes = headers.crashes;
-            // The next death of a program dead-letters it: nothing else may be the cause of that.
+            // The next death of a program dead-letters the job, so nothing else may cause that death.
             let is_last_try =
                 stored.consumer.is_some() && crashes.saturating_add(1) >= CRASHES_MAX && of_programs(headers);
             let asks_for_device = headers.exclusive || is_last_try;
@@ -172,7 +171,7 @@ impl Shell {
         }
     }
 
-    /// Each item is prepared, and neither computed nor being computed.
+    /// Checks that each item is prepared, not computed yet, and in no other pass.
     fn check_items(&mut self, env: &mut Env, order: &PassOrder) {
         let who = self.life.worker;
         for (job, item) in &order.items {
@@ -193,7 +192,7 @@ impl Shell {
         }
     }
 
-    /// A small job waits for its share of passes, not for everybody else's work.
+    /// Checks that a small job waits only for its share of passes, not for everyone else's work.
     fn check_share(&mut self, env: &mut Env, order: &PassOrder, jobs: &[JobKey]) {
         let turn = env.plan.models[order.model.0].pass_cost_max / 8;
         let most = PASSES_BEFORE_SMALL + PASSES_PER_NEIGHBOUR * self.jobs.len();
@@ -202,7 +201,7 @@ impl Shell {
         let full = PassShape { items: 1, cost: model.pass_cost_max, longest: model.pass_cost_max };
         let limit = self.core.learned_limits().limit(&model.name, order.shape.longest);
         if self.budget.limit().min(limit) < (model.pass_bytes)(full) {
-            // Where memory is short, or was, passes are small, and there are more of them.
+            // After a shortage of memory, passes are smaller and more numerous.
             return;
         }
         for (key, stored) in &mut self.jobs {
@@ -211,11 +210,11 @@ impl Shell {
                 continue;
             }
             stored.passed_over += 1;
-            // An exclusive pass waits for those in flight, and short ones start meanwhile.
+            // An exclusive pass waits for the passes in flight, and short passes start meanwhile.
             let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else {
                 continue;
             };
-            // So does the last try of one that may crash programs.
+            // So does the last try of a job that may crash programs.
             if headers.exclusive
                 || headers.crashes.saturating_add(stored.returns).saturating_add(1) >= CRASHES_MAX
             {
@@ -231,10 +230,10 @@ impl Shell {
         }
     }
 
-    /// Nothing that the core keeps grows without bound.
+    /// Checks that the core's collections stay within their bounds.
     pub(super) fn check_sizes_of_core(&self, env: &mut Env) {
         let who = self.life.worker;
-        // A quorum queue may deliver after the end of a consumer was confirmed, whose slots others have by then.
+        // A quorum queue may deliver after it confirmed the end of a consumer, whose slots other consumers have by then.
         let leases = || self.session.iter().flat_map(|session| &session.leases);
         let is_late =
             |job: &&StoredJob| job.consumer.is_some_and(|own| leases().all(|lease| lease.consumer != own));
@@ -245,8 +244,7 @@ impl Shell {
         }
     }
 
-    /// Where the device's thread is idle and has memory for a small job, or for the next item of one that has started, the job does not
-    /// wait. Once a second.
+    /// Once a second: checks that no small job, and no next item of a started job, waits while the device's thread is idle and has memory.
     pub(super) fn check_room_is_used(&mut self, env: &mut Env) {
         let is_well = self.is_well(env.now) && self.passes.values().all(|flight| !flight.order.exclusive);
         let (who, free) = (self.life.worker, self.budget.available());
@@ -279,7 +277,7 @@ impl Shell {
         }
     }
 
-    /// A large job was handed over to others that wait: that costs a tenth of what was consumed at most.
+    /// A large job was requeued to make room. Checks that this costs at most a tenth of the consumed bytes.
     pub(super) fn handed_over(&mut self, env: &mut Env, job: JobKey) {
         let Some(stored) = self.jobs.get(&job) else { return };
         env.ledger.handed_over += 1;
@@ -298,7 +296,7 @@ impl Shell {
         }
     }
 
-    /// A worker that says that it has drained holds nothing.
+    /// Checks that a worker that reports a completed drain holds nothing.
     pub(super) fn check_drained(&self, env: &mut Env) {
         let (who, held) = (self.life.worker, self.held());
         if held > 0 {
@@ -306,7 +304,7 @@ impl Shell {
         }
     }
 
-    /// When every job has ended: nothing is held, and the worker is ready for the next one.
+    /// After all jobs have ended: checks that the worker holds nothing and is ready for the next job.
     pub fn check_at_rest(&self, env: &mut Env) {
         let (who, status, unacked) = (self.life.worker, self.core.status(), self.core.unacked());
         if unacked > 0 || self.budget.used() > 0 || status.models.iter().any(|model| model.waiting > 0) {

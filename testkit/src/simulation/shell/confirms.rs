@@ -1,5 +1,6 @@
-//! Confirms that do not come in time, as `amqp/src/ledger.rs` and `worker/src/broker/publisher.rs` judge them. If a reply queue is silent,
-//! only the reply is lost. If a message to the worker's own queues has no confirm, or the broker confirms nothing at all, the session ends.
+//! Confirms that do not come in time, handled as in `amqp/src/ledger.rs` and `worker/src/broker/publisher.rs`. If a reply queue is silent,
+//! only the reply is lost. If a message to the worker's own queues is not confirmed, or the broker confirms nothing at all, the session
+//! ends.
 
 use vramq_core::event::{Event, PublicationOutcome};
 use vramq_core::ids::JobKey;
@@ -8,7 +9,7 @@ use super::Shell;
 use crate::simulation::env::Env;
 use crate::simulation::ledger::{Kind, Letter, ReplyTo};
 
-/// Seconds that the broker has for a confirm. They stand still while it blocks publishers.
+/// How many seconds the broker has for a confirm, without the time in which it blocks publishers.
 pub(super) const CONFIRM_MAX: u64 = 30;
 
 /// A message whose confirm is awaited.
@@ -17,22 +18,22 @@ pub(super) struct Sent {
     pub(super) job: JobKey,
     pub(super) letter: Letter,
     pub(super) is_returned: bool,
-    /// When its time began.
+    /// The second in which its wait began.
     since: u64,
-    /// The broker has confirmed a later one: it has read this one.
+    /// Whether the broker has confirmed a later message, and so has read this one.
     is_read: bool,
-    /// Nobody waits for it any more.
+    /// Whether its confirm was given up.
     pub(super) is_late: bool,
 }
 
-/// What is known of a session's confirms.
+/// State of a session's confirms.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Confirms {
     seconds: u64,
-    /// The highest number that was confirmed, and when the last one was.
+    /// The highest confirmed number, and when a confirm last came.
     last: u64,
     last_at: u64,
-    /// Nothing was confirmed for as long as one confirm may take, and nothing since.
+    /// Whether nothing was confirmed for as long as a confirm may take, and nothing since.
     is_silent: bool,
 }
 
@@ -47,7 +48,7 @@ impl Confirms {
 }
 
 impl Shell {
-    /// A second has passed: gives up the confirms that are overdue.
+    /// A second has passed. Gives up overdue confirms.
     pub(super) fn judge_confirms(&mut self, env: &mut Env) {
         let Some(session) = self.session.as_mut().filter(|_| !self.is_blocked && !self.is_closing) else {
             return;
@@ -76,7 +77,7 @@ impl Shell {
         }
     }
 
-    /// Nobody waits for a confirm any more. The broker may have the message nevertheless.
+    /// Gives up a confirm. The broker may have the message nevertheless.
     fn give_up_confirm(&mut self, env: &mut Env, number: u64) {
         let Some(session) = &mut self.session else { return };
         let Some(sent) = session.confirms.get_mut(&number) else { return };

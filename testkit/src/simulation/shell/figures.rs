@@ -1,4 +1,4 @@
-//! Checks each second what heartbeats say: the jobs and the memory are those of the worker, and they explain the state.
+//! Checks the content of heartbeats each second: jobs and memory must be the worker's, and must explain its state.
 
 use std::collections::VecDeque;
 
@@ -13,17 +13,17 @@ use super::session::Lease;
 use super::start::{RESERVE, RESIDENT};
 use crate::simulation::env::Env;
 
-/// Slots shrink two seconds after the memory did. They grow ten seconds after it, to what was there all the time, and then again.
+/// Slots shrink two seconds after the memory. They grow ten seconds after it, to the least that was free meanwhile, and then further.
 const SHRUNK_WITHIN: usize = 5;
 const GROWN_WITHIN: usize = 24;
 
-/// Jobs that a model has room for at least, if they fit its equal part.
+/// Jobs for which a model always has room, if they fit its equal part.
 const JOBS_MIN: u16 = 2;
 
-/// Costs of the last jobs of a model that are kept.
+/// How many recent job costs of a model are kept.
 const COSTS_KEPT: usize = 32;
 
-/// Seconds in which what a model holds follows what its jobs cost.
+/// After so many seconds, the number of jobs that a model holds must match their cost.
 const SETTLED_AFTER: u32 = 5;
 
 /// Seconds without a pass after which memory goes back.
@@ -32,7 +32,7 @@ const TRIMMED_AFTER: u32 = 10;
 /// What the device had at the last readings.
 #[derive(Debug, Default)]
 pub(super) struct Memories {
-    /// Of each reading in this session: the bytes for jobs.
+    /// For each reading in this session: the bytes for jobs.
     readings: VecDeque<u64>,
 }
 
@@ -41,12 +41,12 @@ pub(super) struct Memories {
 pub(super) struct Load {
     /// What the last jobs cost that were read, newest last.
     costs: VecDeque<usize>,
-    /// Seconds in a row in which many jobs waited at the broker while the worker was well.
+    /// Consecutive seconds in which many jobs waited at the broker while the worker was well.
     backlog: u32,
 }
 
 impl Memories {
-    /// Without a session nothing follows the memory.
+    /// Forgets the readings: without a session nothing follows the memory.
     pub(super) fn session_ended(&mut self) {
         self.readings.clear();
     }
@@ -62,7 +62,7 @@ impl Load {
 }
 
 impl Shell {
-    /// After a reading of the device: heartbeats and gauges say what is so.
+    /// After a reading of the device: checks heartbeats and gauges.
     pub(super) fn check_figures(&mut self, env: &mut Env, reading: &Reading) {
         let status = self.core.status();
         let who = self.life.worker;
@@ -77,7 +77,7 @@ impl Shell {
         }
     }
 
-    /// Memory that is kept for the next pass goes back to the system after some seconds without any.
+    /// Checks that kept memory is given back only after some seconds without a pass.
     pub(super) fn check_trim(&mut self, env: &mut Env) {
         if self.idle_ticks != TRIMMED_AFTER {
             let (who, ticks) = (self.life.worker, self.idle_ticks);
@@ -89,7 +89,7 @@ impl Shell {
         self.idle_ticks = TRIMMED_AFTER + 1;
     }
 
-    /// It does so: the first second after it was due shows that it did not.
+    /// Checks that it is given back then: one second later it must be done.
     pub(super) fn check_trimmed(&self, env: &mut Env) {
         if self.idle_ticks == TRIMMED_AFTER + 1 {
             let who = self.life.worker;
@@ -140,7 +140,7 @@ impl Shell {
         None
     }
 
-    /// The budget is what is free beside the reserve; what passes hold comes back.
+    /// Checks that the budget is the free memory without the reserve, counting the memory of passes as free.
     fn wrong_memory(&self, env: &Env, reading: &Reading) -> Option<&'static str> {
         let (memory, active) = (reading.memory, reading.passes.own);
         let told = self.core.memory_status(env.clock().at);
@@ -150,7 +150,7 @@ impl Shell {
         (!is_told || !has_budget).then_some("other memory")
     }
 
-    /// Slots follow the memory: down within seconds, up when it lasts.
+    /// Checks that slots follow the memory: down within seconds, up after a lasting change.
     fn wrong_slots(&mut self, reading: &Reading, status: &Status) -> Option<&'static str> {
         let total = (reading.memory.free + reading.passes.own).saturating_sub(RESERVE);
         let readings = &mut self.memories.readings;
@@ -183,7 +183,8 @@ impl Shell {
         None
     }
 
-    /// With a backlog a worker holds about two passes of work: no less, or its device waits, and not much more, or others do.
+    /// Checks that with a backlog a worker holds about two passes of work. With less its device would wait; with much more, other workers
+    /// would.
     fn wrong_hold(&mut self, env: &Env, status: &Status) -> Option<&'static str> {
         for (at, told) in status.models.iter().enumerate() {
             let model = &self.models[at];
@@ -199,11 +200,11 @@ impl Shell {
                 || self.session.iter().flat_map(|session| &session.leases).filter(|lease| !lease.is_stopping);
             let of_jobs = leases().filter(|lease| lease.model.0 == at && lease.queue != JobQueue::Bulk);
             let prefetch: usize = of_jobs.map(|lease| usize::from(lease.prefetch)).sum();
-            // What consumers brought that were stopped takes slots until it is settled.
+            // Deliveries of stopped consumers take slots until they are settled.
             let is_live = |consumer| leases().any(|lease| Some(lease.consumer) == consumer);
             let of_model = self.jobs.values().filter(|stored| stored.model.0 == at);
             let others = of_model.filter(|stored| !is_live(stored.consumer)).count();
-            // The slots of a consumer that is being stopped, because its queue lends them to the others, go on when it has ended.
+            // A consumer of a queue that lends its slots is being stopped. Its slots are used by other queues only after it has ended.
             let is_stopping = |lease: &&Lease| lease.is_stopping && lease.model.0 == at;
             let all = self.session.iter().flat_map(|session| &session.leases);
             let stopping: usize = all.filter(is_stopping).map(|lease| usize::from(lease.prefetch)).sum();
@@ -211,7 +212,7 @@ impl Shell {
             // A model keeps slots for large jobs.
             let slots = usize::from(told.slots.saturating_sub(2).max(1));
             let least = passes.div_ceil(*largest).min(slots).min(slots / 2 + 1);
-            // A single slot serves large jobs and others in turns, and fewer slots than queues serve those in turns.
+            // A single slot serves large and other jobs in turns. With fewer slots than queues, the queues take turns too.
             let has_turns = usize::from(told.slots) < model.queues.len() + 2 && model.queues.len() > 1;
             if told.slots > 1
                 && !has_turns
@@ -230,7 +231,7 @@ impl Shell {
     }
 }
 
-/// How many jobs of a model fit so many bytes; one, if only a job's longest item does.
+/// How many jobs of a model fit so many bytes; one, if at least its longest item fits.
 fn fitting(model: &vramq_core::settings::ModelFacts, bytes: u64) -> u16 {
     let slots = u16::try_from(bytes / model.job_passes().job_bytes(bytes).max(1)).unwrap_or(u16::MAX);
     let longest = model.job_shape.longest;

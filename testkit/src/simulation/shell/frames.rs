@@ -1,4 +1,4 @@
-//! What the broker sends, as events of the core.
+//! Converts the broker's frames to events of the core.
 
 use std::time::Duration;
 

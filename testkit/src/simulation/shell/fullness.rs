@@ -1,4 +1,4 @@
-//! Checks that passes are as full as they can be, and that the models of a device take turns.
+//! Checks that passes are as full as possible, and that the models of a device take turns.
 
 use std::collections::BTreeSet;
 
@@ -15,11 +15,11 @@ use crate::simulation::agenda::{Micros, SECOND};
 use crate::simulation::env::Env;
 use crate::simulation::ledger::Kind;
 
-/// How much longer than its own model other models may have the device while a job waits: some of the longest passes.
+/// How much longer than a job's own model other models may have the device while the job waits, in longest passes.
 const PASSES_OF_OTHERS: u64 = 4;
 
 impl Shell {
-    /// A pass is of the size that its order says, and no item is left behind that could have shared it.
+    /// Checks that a pass has the size in its order, and that no waiting item could have joined it.
     pub(super) fn check_fullness(&self, env: &mut Env, order: &PassOrder, jobs: &[JobKey]) {
         if order.items.is_empty() {
             return;
@@ -42,7 +42,7 @@ impl Shell {
                 format!("worker-{who}: {:?}", order.shape)
             });
         }
-        // Beside others the room is for those whose turn is reserved.
+        // Beside other passes, memory may be kept for a reserved turn.
         let is_lone = self.passes.is_empty() && !order.exclusive && self.models.len() == 1;
         let of_pass: Vec<_> = jobs.iter().filter_map(|key| self.jobs.get(key)).collect();
         if !is_lone
@@ -53,7 +53,7 @@ impl Shell {
         }
         let limits = self.core.learned_limits();
         let limit_of = |longest: usize| limits.limit(&model.name, longest);
-        // An item may have been refused before the pass got its longest item, for whose length more bytes are known to fit.
+        // An item may have been refused before the pass got its longest item. For that length, more bytes are known to fit.
         let least = order.items.iter().filter_map(|(job, item)| cost_of(job, *item)).map(limit_of).min();
         let least = least.unwrap_or(u64::MAX).min(self.budget.limit());
         let left_behind = self.jobs.iter().find(|(key, stored)| {
@@ -76,7 +76,7 @@ impl Shell {
         }
     }
 
-    /// A job that may be in any pass of its model: it goes on here, and has no hint and no history.
+    /// Whether a job may join any pass of its model: it continues here, without a hint or a history.
     pub(super) fn may_share(&self, env: &Env, stored: &StoredJob) -> bool {
         let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else {
             return false;
@@ -84,7 +84,7 @@ impl Shell {
         let may_crash = headers.crashes.saturating_add(stored.returns) >= SUSPECT_AFTER;
         let is_plain =
             headers.batch_hint.is_none() && !headers.exclusive && headers.attempt == 0 && !may_crash;
-        // One that was held for long is requeued soon, and a large one may be handed over.
+        // A job that was held for long will be requeued soon, and a large one may make room for others.
         let is_fresh =
             env.now < stored.delivered_at + env.plan.job_limit && matches!(stored.source, Source::Jobs(..));
         let goes_on = stored.withdrawn == Withdrawn::No && !stored.is_cancelled && is_fresh;
@@ -102,7 +102,7 @@ impl Shell {
         (stored.next..stored.prepared).find(|item| !is_taken(*item))
     }
 
-    /// A pass is over: the jobs of other models on the same executor have not waited for more than their share of it.
+    /// A pass is over. Checks that jobs of other models on the same executor did not wait for more than their share of it.
     pub(super) fn check_turns_of_models(
         &mut self,
         env: &mut Env,
@@ -132,7 +132,7 @@ impl Shell {
         for own in waiting {
             let before = self.model_backlogs.entry(own).or_insert_with(|| before_pass.clone());
             let (had, others) = (time[own] - before[own], time[model.0] - before[model.0]);
-            // The clocks of models run by weight, and each may be so far ahead of the others.
+            // The models' clocks run by weight, and may differ by this much.
             let (of_own, of_other) = (weight(own), weight(model.0));
             if own != model.0 && others > had * of_other / of_own + most * of_other.div_ceil(of_own) {
                 return env.ledger.fail("models have the device in turns", || {
@@ -147,10 +147,10 @@ impl Shell {
         }
     }
 
-    /// A job of which no pass has items yet could be in the next one. Large jobs, and those with a hint or for the whole device, wait for
-    /// more than their model's turn.
+    /// Whether a job without items in a pass could be in the next one. Large jobs, and jobs with a hint or for the whole device, may wait
+    /// longer than for their model's turn.
     fn waits_for_turn(&self, env: &Env, stored: &StoredJob) -> bool {
-        // Other processes may leave no memory for a pass of it: it waits two seconds for that.
+        // Other processes may leave no memory for the pass, which waits two seconds for them.
         let model = &self.models[stored.model.0];
         let full = PassShape { items: 1, cost: model.pass_cost_max, longest: model.pass_cost_max };
         let is_short = self.budget.limit() < (model.pass_bytes)(full);

@@ -1,5 +1,5 @@
-//! Further queues of a model, as the simulated shell handles them: it learns that a queue is lost when the broker closes the queue's
-//! channel, and checks whether the queue is back.
+//! Further queues of a model in the simulated shell. It notices a lost queue when the broker closes the queue's channel, and checks whether
+//! the queue can be consumed again.
 
 use vramq_core::event::{Event, QueueCount, QueueCounts};
 use vramq_core::ids::{ModelIndex, QueueIndex};
@@ -42,7 +42,7 @@ impl Shell {
         self.handle(env, Event::QueueLost { model, queue, error: error.to_owned() });
     }
 
-    /// Counts what waits of a model. A further queue that is gone costs its channel.
+    /// Counts the waiting messages of a model. A missing further queue closes its channel.
     pub(super) fn count(&mut self, env: &mut Env, model: ModelIndex) {
         let Some(session) = &self.session else { return };
         let names = env.names.clone();

@@ -1,4 +1,4 @@
-//! Checks what a worker takes: no more than its slots, nothing while it is paused or drains, nothing twice, and quarantined jobs alone.
+//! Checks what a worker accepts: no more jobs than slots, none while it is paused or drains, none twice, and quarantined jobs alone.
 
 use vramq_core::event::Source;
 use vramq_core::ids::{JobKey, ModelIndex};
@@ -13,14 +13,14 @@ use crate::simulation::agenda::{Micros, SECOND};
 use crate::simulation::env::Env;
 use crate::simulation::ledger::Kind;
 
-/// For how long a process knows what it has settled.
+/// How long a process remembers what it has settled.
 const REMEMBERED: Micros = 280 * SECOND;
 
-/// Losses of quarantined jobs after which they are dead-lettered.
+/// After so many losses, quarantined jobs are dead-lettered.
 pub(super) const CRASHES_MAX: u32 = 5;
 
 impl Shell {
-    /// What live and stopping consumers may be sent, and what is left of those that ended, is within the slots.
+    /// Checks that the slots cover what live and stopping consumers may be sent, and the unsettled jobs of ended ones.
     pub(super) fn check_consume(&self, env: &mut Env, model: ModelIndex, prefetch: u16) {
         let Some(session) = &self.session else { return };
         let leases = || session.leases.iter().filter(|lease| lease.model == model);
@@ -53,7 +53,7 @@ impl Shell {
         let leases = || self.session.iter().flat_map(|session| &session.leases);
         let is_late =
             |job: &StoredJob| job.consumer.is_some_and(|own| leases().all(|lease| lease.consumer != own));
-        // What a quorum queue delivers after the consumer's end is nobody's fault.
+        // A quorum queue may deliver after the consumer's end; the worker is not at fault then.
         if self.jobs.values().any(is_late) {
             return;
         }
@@ -73,8 +73,8 @@ impl Shell {
         }
     }
 
-    /// How often the broker delivered a job before for which no crash is excused. A worker's own losses explain what comes back to it,
-    /// those of queues, too.
+    /// How often the broker delivered a job before without an excuse. A worker's own losses, including lost queues, explain the returns to
+    /// it.
     pub(super) fn unexplained_returns(&self, stored: &StoredJob) -> u32 {
         let is_explained = self.sessions > 1 || self.gave_back || self.shares.has_missed();
         if is_explained { 0 } else { stored.returns }
@@ -85,7 +85,8 @@ impl Shell {
         self.jobs.values().any(|before| before.next_attempt == Some(stored.letter))
     }
 
-    /// If a worker dies with a message and with the next attempt that follows it, the job is there twice.
+    /// Checks that a next attempt is not read while its predecessor is held. If the worker died with both messages, the job would exist
+    /// twice.
     fn check_order(&self, env: &mut Env, stored: &StoredJob) {
         let is_due = env.now > stored.delivered_at + CONFIRM_MAX * SECOND;
         if !is_due && self.is_next_attempt(stored) {
@@ -96,7 +97,7 @@ impl Shell {
         }
     }
 
-    /// What was answered here is not read again, and what may crash workers is not read among others.
+    /// Checks that the worker does not read a job that it has answered, nor a job that may crash workers among other jobs.
     pub(super) fn check_decode(&self, env: &mut Env, job: JobKey) {
         let Some(stored) = self.jobs.get(&job) else { return };
         self.check_order(env, stored);
@@ -112,7 +113,7 @@ impl Shell {
         let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else { return };
         let returns = self.unexplained_returns(stored);
         let charged = headers.crashes.saturating_add(returns);
-        // Lost with programs only, it harms no worker: it runs among others, in passes of its own.
+        // A job that was lost only with programs harms no worker: it runs among other jobs, in separate passes.
         let by_workers = if of_programs(headers) { returns } else { charged };
         let is_quarantined = stored.consumer.is_none();
         if charged >= CRASHES_MAX || (!is_quarantined && by_workers >= SUSPECT_AFTER) {

@@ -1,4 +1,4 @@
-//! Checks leaks: a worker reports how much more memory its process holds than after its first passes, and restarts when that fills the
+//! Checks leaks: a worker reports how much more memory its process holds than after its first passes, and restarts when the leak fills the
 //! device.
 
 use vramq_core::event::Reading;
@@ -9,32 +9,32 @@ use super::start::RESIDENT;
 use crate::simulation::agenda::{Micros, SECOND};
 use crate::simulation::env::Env;
 
-/// Passes after which what a process holds is its normal.
+/// After so many passes, the memory of a process counts as normal.
 const WARM_UP_PASSES: u32 = 20;
 
 /// Growth below this part of the device is noise.
 const NOISE: u64 = 256;
 
-/// Percent of the device that are nearly all of it, and for how long that is tolerated.
+/// The percentage from which on the device counts as nearly full, and how long that is tolerated.
 pub(super) const FULL_PERCENT: u8 = 90;
 pub(super) const FULL_FOR: Micros = 300 * SECOND;
 
-/// What a process holds more and more of.
+/// The expected leak of a process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Leak {
     passes: u32,
     /// Bytes held and jobs answered after the first passes.
     before: (u64, u64),
-    /// What the worker should tell: bytes more than then, and for each job since.
+    /// The leak that the worker must report: bytes more than then, and bytes per job since.
     told: (u64, u64),
     /// Jobs whose last reply is confirmed.
     pub(super) answered: u64,
-    /// Since when the device has been nearly full of it.
+    /// Since when the leak has filled the device nearly completely.
     full_since: Option<Micros>,
 }
 
 impl Shell {
-    /// A pass of jobs fitted, after which the process holds so much.
+    /// A pass of jobs has fitted. `own`: bytes that the process holds after it.
     pub(super) fn note_held(&mut self, env: &mut Env, own: u64, total: u64) {
         let leak = &mut self.leak;
         leak.passes += 1;
@@ -44,19 +44,19 @@ impl Shell {
             let (grown, jobs) = (own.saturating_sub(leak.before.0), (leak.answered - leak.before.1).max(1));
             leak.told = (grown, if grown < total / NOISE { 0 } else { grown.div_ceil(jobs) });
         }
-        // A leak is a fault, and every job ends within an hour after the last one: a process that leaks for ever has memory for a few
-        // hundred passes, and then none for five minutes.
+        // Leaks are faults, and end with the busy time: every job must end within an hour after the last fault, but a leaking process has
+        // memory for a few hundred passes, and then none for five minutes.
         if env.now < env.plan.busy {
             env.devices[self.device].leak(self.life, env.plan.leaked_by_pass);
         }
     }
 
-    /// Whether a device has been nearly full for too long, by memory that a restart gives back.
+    /// Whether the device has been nearly full for too long, with memory that a restart would free.
     pub(super) fn is_full(&self, now: Micros) -> bool {
         self.leak.full_since.is_some_and(|since| now - since >= FULL_FOR)
     }
 
-    /// After a reading: what the worker reports of the leak and of the full device, and that it does not stay like that.
+    /// After a reading: checks the reported leak, and that the worker restarts when the device is full.
     pub(super) fn wrong_leak(
         &mut self,
         env: &Env,
@@ -65,7 +65,7 @@ impl Shell {
         told: &MemoryStatus,
     ) -> Option<&'static str> {
         let is_serial = self.models.iter().all(|model| self.executors[model.executor.0].is_serial());
-        // What programs hold beside a pass looks like a leak.
+        // Memory that programs hold beside a pass looks like a leak.
         if is_serial && (told.leaked, told.leaked_per_job) != self.leak.told {
             return Some("another leak");
         }

@@ -1,5 +1,5 @@
-//! Checks learned limits: a size that ran out of memory on an otherwise idle device is not tried again, the limits grow back in small
-//! steps, and a worker that starts again knows them.
+//! Checks learned limits: a size that ran out of memory on an otherwise idle device is not tried again, limits grow back in small steps,
+//! and a restarted worker knows them.
 
 use std::collections::BTreeMap;
 
@@ -12,23 +12,23 @@ use super::Shell;
 use crate::simulation::agenda::{HOUR, Micros};
 use crate::simulation::env::Env;
 
-/// Passes near a limit that raise it.
+/// After so many passes near it, a limit is raised.
 const PASSES_PER_STEP: u32 = 32;
 
-/// What was learned, as a file keeps it from one process to the next.
+/// Learned limits in a worker's file.
 pub type LimitsFile = BTreeMap<LimitKey, LearnedLimit>;
 
-/// What ran out of memory alone on its device: of each model and length of the longest item, the least bytes, and when.
+/// For each model and length of the longest item: the fewest bytes that ran out of memory alone, and when.
 pub type RanOut = BTreeMap<(usize, usize), (u64, Micros)>;
 
-/// What a process has seen of each limit.
+/// The state of each limit as a process has seen it.
 pub(super) type Seen = BTreeMap<LimitKey, Steps>;
 
 /// A limit on its way up.
 #[derive(Debug)]
 pub(super) struct Steps {
     limit: u64,
-    /// Passes near it that fitted since it last moved; more, if an earlier process has seen some.
+    /// Passes near the limit that fitted since it last moved. The real number may be higher after a restart.
     near: u32,
     is_loaded: bool,
 }
@@ -48,7 +48,7 @@ impl Shell {
         }
     }
 
-    /// A pass is not as large as one that ran out of memory alone within the last hour, unless it is of a single item.
+    /// Checks that a pass is smaller than any that ran out of memory alone within the last hour, unless it has a single item.
     pub(super) fn check_limit(&self, env: &mut Env, order: &PassOrder) {
         let place = (order.model.0, order.shape.longest.next_power_of_two());
         let bytes = (self.models[order.model.0].pass_bytes)(order.shape);
@@ -62,7 +62,7 @@ impl Shell {
         }
     }
 
-    /// A pass ran out of memory. `alone`: nothing else can have had a part in it.
+    /// A pass ran out of memory. `alone`: no other pass or process can have caused it.
     pub(super) fn ran_out(&mut self, model: ModelIndex, shape: PassShape, oom: &OutOfMemory, alone: bool) {
         if alone && oom.foreign == 0 && oom.asked > oom.free {
             let bytes = (self.models[model.0].pass_bytes)(shape);
@@ -71,8 +71,8 @@ impl Shell {
         }
     }
 
-    /// After a pass: each limit lies between what fitted and what failed, and the file holds it. It moves when so many passes near it
-    /// have fitted, not before, and by a part of the way only. `fitted`: the pass, if it did.
+    /// After a pass: checks that each limit lies between what fitted and what failed, and is saved. A limit moves only after enough passes
+    /// near it, and by a part of the gap. `fitted`: the pass, if it fitted.
     pub(super) fn check_limits(&mut self, env: &mut Env, fitted: Option<(ModelIndex, PassShape)>) {
         let (who, limits) = (self.life.worker, self.limits());
         let saved = env.limit_files.get(&who);

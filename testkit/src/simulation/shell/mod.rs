@@ -1,5 +1,5 @@
-//! A worker's process: a real core, and a thin shell that speaks to the simulated world as `vramq-worker` does to the real one. It
-//! decides nothing.
+//! A worker's process: a real core, and a thin shell that connects it to the simulated world as `vramq-worker` does to the real one. The
+//! shell makes no decisions.
 
 mod accounts;
 mod as_known;
@@ -67,16 +67,16 @@ use stored_job::StoredJob;
 struct Bytes {
     /// Of all that were delivered.
     consumed: usize,
-    /// Of those that were handed over to other large jobs.
+    /// Of those that were requeued to make room for other large jobs.
     handed_over: usize,
 }
 
-/// What became of a process after an event.
+/// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     Drained,
     Killed,
-    /// It died without a word.
+    /// The process died without warning.
     Died,
 }
 
@@ -108,26 +108,27 @@ pub struct Shell {
     leak: Leak,
     /// Of each model: what its jobs cost.
     load: Vec<Load>,
-    /// Passes that ran out of memory alone, by model and length of the longest item, and their bytes; until that is saved.
+    /// Passes that ran out of memory alone, by model and length of the longest item, with their bytes. Cleared when saved.
     ran_out: Vec<((usize, usize), u64)>,
     seen_limits: Seen,
-    /// Of each model: what its passes took, and the longest pass of all.
+    /// For each model: device time of its passes; and the longest pass of all models.
     model_time: Vec<Micros>,
-    /// What all models had of the device when a model began to have jobs waiting at the end of every pass.
+    /// For each model: the device time of all models when its current backlog began (since then it has had waiting jobs at the end of every
+    /// pass).
     model_backlogs: BTreeMap<usize, Vec<Micros>>,
     longest_pass: Micros,
     shares: Shares,
-    /// The messages that it sent acks of: when, and in which session.
+    /// Messages that were acknowledged, with the time and the session of the ack.
     answered: BTreeMap<Letter, (Micros, u32)>,
-    /// It gave a job back to its queue.
+    /// Whether it gave a job back to its queue.
     gave_back: bool,
-    /// The broker accepts no publishes.
+    /// Whether the broker blocks publishers.
     is_blocked: bool,
-    /// The broker's limit for a delivery, as it told when it closed a channel.
+    /// The broker's time limit for a delivery, as learned from a closed channel.
     learned_timeout: Option<Micros>,
     /// Seconds without a pass.
     idle_ticks: u32,
-    /// It dies after so many more actions.
+    /// The process dies after so many more actions.
     die_after: Option<u32>,
     exit: Option<Exit>,
     timer_at: Option<Micros>,
@@ -138,9 +139,9 @@ pub struct Shell {
     cannot_load: bool,
     culprit: Option<PassId>,
     sabotage: Option<Sabotage>,
-    /// When it last heard the withdrawal of each job whose caller sent one.
+    /// When the last withdrawal of each job arrived.
     heard: BTreeMap<JobNumber, Micros>,
-    /// Passes that are not to run if they have not begun.
+    /// Passes that must be skipped if they have not begun.
     skips: BTreeSet<PassId>,
 }
 
@@ -158,7 +159,7 @@ impl Shell {
         self.exit
     }
 
-    /// Passes are with its executors, of whatever session.
+    /// Whether its executors have passes, of any session.
     pub fn has_passes(&self) -> bool {
         !self.passes.is_empty()
     }
@@ -175,20 +176,20 @@ impl Shell {
         self.lost.get_or_insert(loss);
     }
 
-    /// It has stood for a while, and neither drains nor pauses nor lacks anything.
+    /// Whether its session has been open for a while, and it neither drains, pauses nor lacks anything.
     pub fn is_well(&self, now: Micros) -> bool {
         let state = self.core.status().state;
         let has_session = self.session.as_ref().is_some_and(|session| now > session.opened_at + 2 * SECOND);
         has_session && self.lost.is_none() && matches!(state, WorkerState::Consuming | WorkerState::Isolating)
     }
 
-    /// A job that it holds, if it holds any.
+    /// One of the jobs that it holds, if any.
     pub fn any_job(&self, choice: usize) -> Option<JobNumber> {
         let count = self.jobs.len().max(1);
         self.jobs.values().nth(choice % count).map(|stored| stored.job)
     }
 
-    /// Tells the core of something that happened, and carries out all that comes of it.
+    /// Applies an event to the core, and carries out all resulting actions.
     pub fn handle(&mut self, env: &mut Env, event: Event) {
         if self.exit.is_some() {
             return;
@@ -306,7 +307,7 @@ impl Shell {
         }
     }
 
-    /// Ends the session if the core asked for it, and sees to the next timer.
+    /// Ends the session if the core requested that, and schedules the next timer.
     fn after_events(&mut self, env: &mut Env) {
         if let Some(end) = self.ending.take() {
             self.finish(env, end);

@@ -18,7 +18,7 @@ use crate::simulation::plan::MIB;
 /// The longest filter for logs that a worker takes.
 const FILTER_BYTES_MAX: usize = 1024;
 
-/// How long a command may wait for what it waits for: a broker's confirm, or a job's last pass.
+/// How long a command may wait for its condition, such as a broker's confirm or a job's last pass.
 const ANSWERED_WITHIN: Micros = 10 * MINUTE;
 
 /// A command without its last answer.
@@ -26,11 +26,11 @@ const ANSWERED_WITHIN: Micros = 10 * MINUTE;
 struct Request {
     command: Command,
     at: Micros,
-    /// The worker has said that it stops the job.
+    /// The worker has answered that it is stopping the job.
     is_requested: bool,
     /// A job of that id has ended as cancelled.
     is_cancelled: bool,
-    /// How the last one ended.
+    /// How the last job with that id ended.
     end: Option<End>,
 }
 
@@ -43,12 +43,12 @@ pub(super) struct Operators {
 }
 
 impl Operators {
-    /// The session is over, and with it the requests.
+    /// The session is over, and its requests with it.
     pub(super) fn session_ended(&mut self) {
         self.open.clear();
     }
 
-    /// A job has ended: the requests that are about it will say how.
+    /// A job has ended. Requests about it must report this end.
     pub(super) fn settled(&mut self, id: &str, settled: &Settled) {
         let as_asked =
             matches!(settled.end, End::DeadLettered(Reason::Cancelled) | End::Rejected(Reason::Cancelled));
@@ -83,7 +83,7 @@ impl Shell {
         };
         self.operators.open.insert(request, asked);
         self.handle(env, Event::Command { request, command });
-        // Only these wait for something.
+        // Only these commands may wait.
         let may_wait = |asked: &Request| match asked.command {
             Command::Pause => true,
             Command::Cancel { .. } => asked.is_requested,
@@ -97,7 +97,8 @@ impl Shell {
         }
     }
 
-    /// Memory of an ended program stays missing: the worker drains for a restart. Like `worker/src`, it looks for that in a session only.
+    /// Memory of an ended program stays missing, so the worker must drain and restart. Like `worker/src`, the shell reports this only
+    /// during a session.
     pub fn memory_withheld(&mut self, env: &mut Env, lasted: Micros) {
         if self.session.is_none() {
             return;
@@ -110,7 +111,7 @@ impl Shell {
         }
     }
 
-    /// What an operator may try at any time: it changes nothing, or what it asks for is so already.
+    /// A command that has no effect: it changes nothing, or its result is already reached.
     pub fn idle_command(&mut self, env: &mut Env) {
         let command = match env.operating.below(8) {
             0 => Command::Set { log: "info".to_owned() },
@@ -190,17 +191,17 @@ impl Shell {
         }
     }
 
-    /// No consumer is there, and nothing is being fetched.
+    /// Whether there is no consumer and nothing is being fetched.
     pub(super) fn takes_nothing(&self) -> bool {
         self.session.as_ref().is_none_or(|session| session.leases.is_empty() && session.fetching.is_none())
     }
 
-    /// A job of this id is held of which the broker does not have everything.
+    /// Whether a job with this id is held that the broker does not fully have.
     fn is_unsettled(&self, id: &str) -> bool {
         self.jobs.values().any(|stored| id_of(stored.job.0) == id && stored.end.is_none())
     }
 
-    /// A job of this id is in a pass that its worker still waits for.
+    /// Whether a job with this id is in a pass that its worker still waits for.
     fn is_in_a_pass(&self, env: &Env, id: &str) -> bool {
         let is_given_up = self.lost.is_some() || env.devices[self.device].hung_at(env.now).is_some();
         let mut keys = self.jobs.iter().filter(|(_, stored)| id_of(stored.job.0) == id).map(|(key, _)| *key);
@@ -217,7 +218,7 @@ impl Shell {
     }
 }
 
-/// Whether a text says how a job ended.
+/// Whether a text reports this end of a job.
 fn is_told(end: End, text: &str) -> bool {
     match end {
         End::Replied | End::AlreadySettled => text.contains("answered"),
@@ -228,7 +229,7 @@ fn is_told(end: End, text: &str) -> bool {
     }
 }
 
-/// The number in a text that stands before these words.
+/// The number directly before these words in a text.
 fn number_before(text: &str, words: &str) -> Option<usize> {
     let (before, _) = text.split_once(words)?;
     before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()

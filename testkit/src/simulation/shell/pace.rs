@@ -1,4 +1,5 @@
-//! Checks when a worker acts: it offers refused messages again with growing waits, drains end in time, and it probes a sick device.
+//! Checks the times of a worker's actions: refused messages are published again after growing waits, drains end in time, and a sick device
+//! is probed.
 
 use std::time::Duration;
 
@@ -18,20 +19,20 @@ use crate::simulation::env::Env;
 const REFUSED_WAIT_MIN: Micros = 200 * MILLI;
 const REFUSED_WAIT_MAX: Micros = 5 * SECOND;
 
-/// How often what goes to callers or to other workers is offered, and what goes to queues of the worker's own.
+/// How often messages to callers or other workers are published, and messages to the worker's own queues.
 const OTHERS_TRIES: u32 = 4;
 const OWN_TRIES: u32 = 8;
 
-/// How long a job that nobody takes is kept before it is given back.
+/// How long a job is kept that can neither be answered nor dead-lettered.
 const RETURN_WAIT: Micros = SECOND;
 
-/// Timers, frames and the event loop take a moment.
+/// The delay of timers, frames and the event loop.
 const MOMENT: Micros = 20 * MILLI;
 
 /// Failed probes after which a process restarts.
 const PROBES_MAX: u32 = 5;
 
-/// What is being offered to the broker again and again.
+/// The attempts to publish the same message.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tries {
     refused: u32,
@@ -41,7 +42,7 @@ pub(super) struct Tries {
     answered_at: Micros,
 }
 
-/// The device as its probes have shown it.
+/// The device's health according to its probes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Health {
     /// Probes that failed since the last one that did not.
@@ -53,7 +54,7 @@ pub(super) struct Health {
     pub(super) findings: u32,
 }
 
-/// A process that ends.
+/// The drain of a process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Drain {
     began_at: Option<Micros>,
@@ -79,19 +80,19 @@ impl Tries {
         }
     }
 
-    /// A full queue has refused what is published.
+    /// Whether a full queue has refused the current message.
     pub(super) fn is_refused(&self) -> bool {
         self.refused > 0
     }
 
-    /// What is published now is something else.
+    /// Another message is published now.
     pub(super) fn begin(&mut self) {
         self.refused = 0;
     }
 }
 
 impl Shell {
-    /// The same is published about a job as before: after a wait that grows, a bounded number of times, and while there is time.
+    /// The same message is published again. Checks the growing wait, the number of tries, and the time that is left.
     pub(super) fn check_again(&self, env: &mut Env, stored: &StoredJob) {
         let tries = stored.tries;
         let wait = (REFUSED_WAIT_MIN << (tries.refused - 1).min(10)).min(REFUSED_WAIT_MAX);
@@ -100,7 +101,7 @@ impl Shell {
         let most = if tries.is_for_others { OTHERS_TRIES } else { OWN_TRIES };
         let limit = stored.delivered_at + env.plan.job_limit * 95 / 80 + MOMENT;
         let drain = env.plan.workers[self.life.worker].drain;
-        // What was refused before the drain is on its way.
+        // Messages refused before the drain are already in flight.
         let began = self.drain.began_at.filter(|began| *began <= tries.refused_at);
         let is_in_time = env.now <= began.map_or(limit, |began| limit.min(began + drain * 8 / 10 + MOMENT));
         if !is_due || tries.refused >= most || !is_in_time {
@@ -113,7 +114,7 @@ impl Shell {
         }
     }
 
-    /// A job is given back because the broker takes nothing about it.
+    /// Checks that a job is given back only because the broker takes neither replies nor dead letters about it.
     pub(super) fn check_return(&self, env: &mut Env, job: JobKey) {
         let Some(stored) = self.jobs.get(&job) else { return };
         let waited = env.now - stored.tries.answered_at.max(stored.delivered_at);
@@ -125,7 +126,8 @@ impl Shell {
         }
     }
 
-    /// Takes note of what bears on the drain and on the device's health, before the core hears of it.
+    /// Records an event that affects the drain or the device's health, before the core gets it. Returns whether it may be a reason to
+    /// drain.
     pub(super) fn note_event(&mut self, now: Micros, event: &Event) -> bool {
         match event {
             Event::StopRequested { .. } => {
@@ -163,12 +165,12 @@ impl Shell {
         }
     }
 
-    /// It drained before the event that is carried out now.
+    /// Whether it began to drain before the current event.
     pub(super) fn is_draining(&self) -> bool {
         self.drain.began_at.is_some()
     }
 
-    /// A drain begins only for a reason. `has_reason`: the event may be one.
+    /// Checks that a drain begins only for a reason. `has_reason`: whether the event may be one.
     pub(super) fn check_drain(&mut self, env: &mut Env, has_reason: bool) {
         if !self.core.is_draining() || self.drain.began_at.is_some() {
             return;
@@ -180,7 +182,7 @@ impl Shell {
         }
     }
 
-    /// A drain starts no pass in its second half.
+    /// Checks that no pass starts in the second half of a drain.
     pub(super) fn check_half_time(&self, env: &mut Env, order: &PassOrder) {
         let half = env.plan.workers[self.life.worker].drain / 2;
         let is_late = self.drain.began_at.is_some_and(|began| env.now > began + half + MOMENT);
@@ -190,7 +192,7 @@ impl Shell {
         }
     }
 
-    /// A process ends by force only if it is out of time, or asked twice.
+    /// Checks that a process is forced to end only when its time is over or it was asked twice.
     pub(super) fn check_end(&self, env: &mut Env, end: &SessionEnd) {
         let (who, time) = (self.life.worker, env.plan.workers[self.life.worker].drain);
         let is_over = self.drain.began_at.is_some_and(|began| env.now >= began + time);
@@ -198,7 +200,7 @@ impl Shell {
             env.ledger
                 .fail("a drain has its time", || format!("worker-{who} ends with {} jobs", self.jobs.len()));
         }
-        // What is not in a pass, or on its way to the broker, was requeued at half time.
+        // Everything else was requeued at half time: only jobs in a pass or being published are left.
         let is_kept = |(key, stored): (&JobKey, &StoredJob)| {
             stored.is_decoded
                 && !stored.is_publishing
@@ -212,7 +214,7 @@ impl Shell {
         }
     }
 
-    /// Every second: a drain that is out of time is over, and a sick device is known as such and probed again.
+    /// Every second: checks that a drain ends in time, and that a sick device is recognised and probed again.
     pub(super) fn check_pace(&self, env: &mut Env) {
         let (who, time) = (self.life.worker, env.plan.workers[self.life.worker].drain);
         if self.drain.began_at.is_some_and(|began| env.now > began + time + SECOND) {
@@ -239,7 +241,7 @@ impl Shell {
         }
     }
 
-    /// A health probe starts: a sick device is left alone for a while between two.
+    /// A health probe starts. Checks the wait between probes of a sick device.
     pub(super) fn check_probe(&self, env: &mut Env, order: &PassOrder) {
         let Some(session) = self.session.as_ref().filter(|_| order.items.is_empty()) else { return };
         let since = self.health.failed_at;
@@ -252,7 +254,7 @@ impl Shell {
         }
     }
 
-    /// A job is blamed for a failed pass on the device's own thread only once a probe has succeeded since.
+    /// Checks that a job is blamed for a failed pass on the device's thread only after a successful probe.
     pub(super) fn check_probed(&self, env: &mut Env, stored: &StoredJob, publication: &Publication) {
         let Publication::DeadLetter { rejection, .. } = publication else { return };
         let is_unproved = stored.failed_at.is_some_and(|failed| self.health.passed_at < failed);
@@ -263,7 +265,7 @@ impl Shell {
         }
     }
 
-    /// A consumer starts: the broker must let it hold jobs for longer than the worker does.
+    /// A consumer starts. Checks that the broker lets it hold jobs for longer than the worker does.
     pub(super) fn check_hold(&self, env: &mut Env, hold_max: Duration) {
         let most = u64::try_from(hold_max.as_micros()).unwrap_or(u64::MAX);
         let learned = self.learned_timeout.map_or(Micros::MAX, |timeout| timeout * 8 / 10);

@@ -1,4 +1,4 @@
-//! Executors: the device's own thread, which runs one pass after the other, and processes, which run several at once.
+//! Executors: the device's own thread, which runs one pass at a time, and processes, which run several at once.
 
 use std::collections::VecDeque;
 
@@ -14,13 +14,13 @@ use crate::simulation::device::{DevicePass, Fate, PassFate};
 use crate::simulation::env::Env;
 use crate::simulation::ledger::{JobNumber, Nature};
 
-/// What a pass costs besides its items.
+/// The time of a pass in addition to that of its items.
 const PASS_MIN: Micros = 3 * MILLI;
 
 /// How long a program may take for a pass.
 const PROGRAM_LIMIT: Micros = 20 * SECOND;
 
-/// How long a program may take to stop a pass that is cancelled, or to be killed over it.
+/// How long a program may take to stop a cancelled pass, or to be killed for it.
 const STOP_LIMIT: Micros = 2 * SECOND;
 
 /// Bytes of an output in a reply.
@@ -57,12 +57,12 @@ pub(super) struct Flight {
     pub(super) session: u32,
     /// Bytes that it was admitted with.
     pub(super) admitted: u64,
-    /// Another pass of this process could have been on the device with it.
+    /// Whether another pass of this process could have been on the device at the same time.
     beside: bool,
 }
 
 impl Flight {
-    /// Whether an out-of-memory can only be the pass's own.
+    /// Whether only the pass itself can have caused an out-of-memory.
     pub(super) fn was_alone(&self, oom: &OutOfMemory) -> bool {
         self.order.exclusive || (!self.beside && oom.foreign == 0)
     }
@@ -127,7 +127,7 @@ impl Shell {
         let Some(pass) = thread.queue.pop_front() else { return };
         thread.is_busy = true;
         let known = self.passes.get(&pass).map_or(0, |flight| flight.order.failures_known);
-        // Those that have begun are forgotten with the next pass.
+        // Skips of passes that have begun are dropped with the next pass.
         let is_skipped = self.skips.contains(&pass);
         self.skips.retain(|skipped| *skipped > pass);
         if is_skipped || known < self.executors[executor.0].failures {
@@ -169,8 +169,8 @@ impl Shell {
         env.started(self.device, started);
     }
 
-    /// Ends a pass that nobody needs: the device's thread does not begin it, and most programs stop it. Others are done before they
-    /// hear of it.
+    /// Cancels a pass. The device's thread skips it if it has not begun, and most programs stop it. Other programs finish it before they
+    /// notice.
     pub(super) fn cancel_pass(&mut self, env: &mut Env, pass: PassId) {
         let Some(flight) = self.passes.get(&pass) else { return };
         if self.executors[flight.executor.0].facts.is_serial {
@@ -183,7 +183,7 @@ impl Shell {
         }
     }
 
-    /// A pass comes back without having been on the device.
+    /// A pass returns without having been on the device.
     pub fn pass_returns(&mut self, env: &mut Env, pass: PassId) {
         let Some(flight) = self.passes.get(&pass) else { return };
         let result = match &self.lost {
@@ -226,7 +226,7 @@ impl Shell {
                     self.lost.get_or_insert(Loss { error: error.clone(), is_late: false });
                     self.culprit = Some(pass);
                 }
-                // Processes may have finished some of the items before.
+                // A program's process may have finished some items before.
                 let is_serial = self.executors[executor.0].facts.is_serial;
                 let finished =
                     if is_serial || env.random.chance(60) { 0 } else { env.random.below(items.max(1)) };
@@ -293,7 +293,7 @@ impl Shell {
         };
         executor.is_busy = false;
         let is_serial = executor.facts.is_serial;
-        // The thread goes on before the event loop hears of it.
+        // The thread continues before the event loop handles the result.
         if is_serial {
             self.next_pass(env, flight.executor);
         }
@@ -314,7 +314,7 @@ impl Shell {
     fn take_output(&mut self, env: &mut Env, key: JobKey, job: JobNumber, item: u32) {
         match self.jobs.get_mut(&key).and_then(|stored| stored.outputs.get_mut(item as usize)) {
             Some(output) => *output = true,
-            // Its job is no longer here: given up, or gone with its session.
+            // The job was given up, or is gone with its session.
             None => env.ledger.in_vain(job, item),
         }
     }

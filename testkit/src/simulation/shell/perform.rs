@@ -57,7 +57,7 @@ impl Shell {
         }
     }
 
-    /// A job is forgotten: its end was counted, unless its session is over.
+    /// Drops a job. Its end must have been counted, unless its session is over.
     fn release(&mut self, env: &mut Env, job: JobKey) {
         let was_counted = self.jobs.remove(&job).is_some_and(|stored| stored.is_counted);
         if self.session.is_some() && !was_counted {
@@ -145,8 +145,8 @@ impl Shell {
         frame.is_multiple() || self.sabotage == Some(Sabotage::MultipleOverGap)
     }
 
-    /// The deliveries that an ack settles. The broker may have closed the channel of a further queue, and deleted what came by it: then
-    /// the worker settles those that it holds.
+    /// The deliveries that an ack settles. If the broker has closed the channel of a deleted further queue, these are the deliveries that
+    /// the worker holds.
     fn covered(&self, env: &Env, of: ChannelId, frame: AckFrame) -> Vec<u64> {
         let Some(session) = &self.session else { return Vec::new() };
         let Some(channel) = session.channels.by_id(of) else { return Vec::new() };
@@ -197,7 +197,7 @@ impl Shell {
         env.agenda.at(at, Happening::Decoded { life: self.life, job });
     }
 
-    /// Takes in what reading a job gave.
+    /// Handles the result of reading a job.
     pub(super) fn decoded(&mut self, env: &mut Env, job: JobKey) {
         let Some(stored) = self.jobs.get_mut(&job) else { return };
         let spec = &env.ledger.job(stored.job).spec;
@@ -223,7 +223,7 @@ impl Shell {
             let costs = stored.prepare_next(&spec.costs);
             let (cost, model) = (costs.iter().sum::<usize>(), stored.model.0);
             self.load[model].decoded(cost);
-            // The queue of large jobs is never full in such a history.
+            // In such a history the queue of large jobs is never full.
             let has_room = env.plan.jobs_max > JOBS_PER_HISTORY && matches!(stored.source, Source::Jobs(..));
             if has_room && cost > PASSES_OF_SMALL * self.models[model].pass_cost_max {
                 stored.must_move = self.core.status().models[model].slots > 1;

@@ -1,4 +1,4 @@
-//! Publishes about jobs: one message of a job after the other, each confirmed before the next.
+//! Publishes messages about jobs: one message of a job at a time, after the confirm of the one before.
 
 use std::collections::VecDeque;
 
@@ -24,7 +24,7 @@ pub(super) struct Out {
     priority: Option<u8>,
 }
 
-/// What a publication is, so that the same is recognised when it is offered again.
+/// The kind of a publication, to recognise a repeated one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Reply,
@@ -45,7 +45,7 @@ impl What {
         }
     }
 
-    /// It is for a caller, or for workers with larger devices.
+    /// Whether it goes to a caller or to workers with larger devices.
     fn is_for_others(&self) -> bool {
         matches!(self, Self::Reply | Self::Notice | Self::Requeue(Route::LargerDevice(_)))
     }
@@ -55,7 +55,7 @@ impl What {
 #[derive(Debug)]
 pub(super) struct Outbox {
     left: VecDeque<Out>,
-    /// Replies: those that are not confirmed are kept.
+    /// Whether it consists of replies, of which unconfirmed ones are kept.
     is_reply: bool,
     messages: u32,
 }
@@ -123,7 +123,7 @@ impl Shell {
         self.send_all(env, job, messages, is_reply);
     }
 
-    /// Checks what is published about a job, and takes note of it.
+    /// Checks a publication about a job, and records it.
     fn check_publication(&mut self, env: &mut Env, job: JobKey, publication: &Publication) {
         let recomputed = std::mem::take(&mut self.books.recomputed);
         if let Some(stored) = self.jobs.get_mut(&job) {
@@ -192,7 +192,7 @@ impl Shell {
         Out { kind, exchange, routing_key, priority }
     }
 
-    /// No reply can hold an output: nothing is sent.
+    /// An output fits no reply, so nothing is sent.
     fn not_encoded(&mut self, job: JobKey, run: &Run) {
         if let Some(stored) = self.jobs.get_mut(&job) {
             stored.refused_from.get_or_insert(run.offset);
@@ -216,7 +216,7 @@ impl Shell {
             routing_key: routing_key.clone(),
             priority: None,
         };
-        // Outputs of many bytes go as several messages.
+        // Large outputs are sent as several messages.
         let messages = if run.items > 1 && env.random.chance(20) {
             let half = run.items / 2;
             vec![out(run.offset, half, false), out(run.offset + half, run.items - half, run.is_last)]
@@ -262,7 +262,8 @@ impl Shell {
         env.publish(session.publisher, letter, out.exchange, out.routing_key, properties);
     }
 
-    /// The broker has answered a publish; `refused` is what is wrong with it. Gives the publication's outcome, once it has one.
+    /// The broker has answered a publish. `refused`: the fault, if any. Returns the publication's outcome once all its messages are
+    /// answered.
     pub(super) fn publish_answered(
         &mut self,
         env: &mut Env,

@@ -1,4 +1,4 @@
-//! What the end of a pass means for the jobs in it, as the simulated world sees it. Checks compare it with what the worker decides.
+//! Records what the end of a pass means for its jobs. Checks compare this with the worker's decisions.
 
 use vramq_core::action::PassOrder;
 use vramq_core::device::{OutOfMemory, PassError};
@@ -60,7 +60,7 @@ impl Shell {
         }
     }
 
-    /// The item that an engine names as invalid: most do, with an item of a job that is.
+    /// The item that an engine names as invalid. Most engines name one, of a job that is really invalid.
     pub(super) fn named_item(&self, env: &mut Env, pass: PassId) -> Option<usize> {
         let flight = self.passes.get(&pass)?;
         let invalid = |job: &JobNumber| env.ledger.job(*job).spec.nature == Nature::Invalid;
@@ -68,7 +68,7 @@ impl Shell {
         env.random.chance(70).then_some(at)
     }
 
-    /// A process died in a pass: of a job that does that, if there is one.
+    /// A process died in a pass. Attributes this to the job that kills processes, if the pass has one.
     pub(super) fn note_killer(&self, env: &mut Env, pass: PassId) {
         let Some(flight) = self.passes.get(&pass) else { return };
         let killer = |job: &&JobNumber| env.ledger.job(**job).spec.nature == Nature::PoisonPass;
@@ -77,7 +77,7 @@ impl Shell {
         }
     }
 
-    /// A pass with items of this job only failed: that explains how the job may end.
+    /// A pass with only this job failed, which explains how the job may end.
     pub(super) fn note_failure(&self, env: &mut Env, job: JobNumber, items: usize, error: &PassError) {
         let excuses = env.ledger.excuses_mut(job);
         match error {
@@ -85,12 +85,12 @@ impl Shell {
             PassError::Failed(_) => excuses.failed_alone = true,
             PassError::TimedOut(_) => excuses.hung_alone = true,
             PassError::Crashed(_) | PassError::DeviceLost(_) => excuses.died_alone += 1,
-            // It is so by the job's nature, or it is nobody's.
+            // The job's nature explains this error, or no job causes it.
             PassError::InvalidInput { .. } | PassError::DiskFull(_) => {}
         }
     }
 
-    /// What the history of a job in a pass says of an out-of-memory. `item`: the first of the job in the pass.
+    /// The history entry of a job for an out-of-memory. `item`: the job's first item in the pass.
     fn attempt(&self, env: &Env, flight: &Flight, oom: &OutOfMemory, item: u32) -> Attempt {
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         Attempt {
@@ -109,7 +109,7 @@ impl Shell {
         }
     }
 
-    /// Takes note of what each job had of a pass that fitted, by what its items cost.
+    /// Records each job's share of a pass that fitted, by the cost of its items.
     pub(super) fn note_times(&mut self, env: &Env, flight: &Flight, end: &PassEnd) {
         if !matches!(end.result, PassResult::Done) {
             return;

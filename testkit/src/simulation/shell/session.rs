@@ -18,10 +18,10 @@ use crate::simulation::env::{Env, Owner};
 const RECONNECT_MIN: Micros = 250 * MILLI;
 const RECONNECT_MAX: Micros = 30 * SECOND;
 
-/// A session that stood this long was no failure.
+/// After so long a session counts as stable.
 const SESSION_STEADY: Micros = 60 * SECOND;
 
-/// A consumer that was asked for.
+/// A consumer that the worker has requested.
 #[derive(Debug)]
 pub(super) struct Lease {
     pub(super) consumer: ConsumerId,
@@ -29,7 +29,7 @@ pub(super) struct Lease {
     pub(super) queue: JobQueue,
     pub(super) prefetch: u16,
     pub(super) tag: Name,
-    /// The broker was asked to end it.
+    /// Whether the broker was asked to stop it.
     pub(super) is_stopping: bool,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Session {
 }
 
 impl Shell {
-    /// Opens a session, if the broker is there.
+    /// Opens a session, if the broker is up.
     pub fn connect(&mut self, env: &mut Env) {
         if self.session.is_some() || self.exit.is_some() {
             return;
@@ -89,7 +89,7 @@ impl Shell {
         self.handle(env, Event::SessionOpened(SessionFacts { declares: true, missing }));
     }
 
-    /// Opens the channels of all models. Gives the further queues that cannot be consumed, too.
+    /// Opens the channels of all models. Also returns the further queues that cannot be consumed.
     fn open_channels(
         &self,
         env: &mut Env,
@@ -121,7 +121,7 @@ impl Shell {
         self.session.iter().flat_map(|session| [session.consuming, session.publishing]).collect()
     }
 
-    /// An answer for a session, if it is still the same.
+    /// Handles an answer, if its session is still open.
     pub fn in_session(&mut self, env: &mut Env, session: u32, event: Event) {
         if self.session.as_ref().is_some_and(|open| open.number == session) {
             self.handle(env, event);
@@ -140,7 +140,7 @@ impl Shell {
         }
     }
 
-    /// Closes the session. What is confirmed is acknowledged first, or it would run again elsewhere.
+    /// Closes the session. Confirmed jobs are acknowledged first; otherwise they would run again elsewhere.
     pub(super) fn finish(&mut self, env: &mut Env, end: SessionEnd) {
         self.is_closing = true;
         self.check_end(env, &end);
@@ -179,5 +179,5 @@ impl Shell {
     }
 }
 
-/// What the broker says of a queue that its owner has made with other arguments.
+/// The broker's error for a queue that its owner has declared with other arguments.
 pub(super) const FORBIDDEN: &str = "PRECONDITION_FAILED - inequivalent arg for the queue";

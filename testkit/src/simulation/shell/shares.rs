@@ -1,4 +1,4 @@
-//! Checks that queues of a model, and callers of a queue, have their shares of its passes; and that the queues have their consumers.
+//! Checks that queues of a model, and callers of a queue, get their shares of its passes, and that the queues have consumers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,38 +12,38 @@ use super::Shell;
 use super::stored_job::StoredJob;
 use crate::simulation::env::Env;
 
-/// What a caller may have of a model more than another one of its queue that waits, in full passes: four that the other one owes, for
-/// what it had before, and those that are formed while a job of it is read.
+/// How much more than a waiting caller of its queue another caller may get of a model, in full passes: four that the waiting one owes for
+/// earlier passes, and those that are formed while a job of it is read.
 const PASSES_OF_A_CALLER: u64 = 8;
 
-/// The same of a queue, for each unit of its weight and the other's: clocks of queues are apart by an item, which counts for four passes
-/// at most, and passes are formed ahead.
+/// The same for a queue, for each unit of its weight and the other's. The queues' virtual times may differ by an item, which counts for at
+/// most four passes, and passes are formed ahead.
 const PASSES_OF_A_QUEUE: u64 = 6;
 
-/// Seconds within which a queue in which jobs wait is consumed: workers look for a lost one every ten.
+/// Within so many seconds a queue with waiting jobs must be consumed. Workers check for a lost queue every ten seconds.
 const CONSUMED_WITHIN: u32 = 25;
 
 /// Seconds of a queue's turn where a model has fewer slots than queues.
 const TURN: u32 = 10;
 
-/// The queue by its place, and the caller.
+/// The index of the queue, and the caller.
 type Party = (usize, Option<Arc<str>>);
 
-/// The cost of what each party had of a model's passes.
+/// The cost of each party's share of a model's passes.
 type Had = BTreeMap<Party, u64>;
 
-/// What passes were made of.
+/// The passes' costs by queue and caller.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     /// By model.
     had: BTreeMap<usize, Had>,
-    /// The same when each job that waits was first seen to.
+    /// The same at the moment when each waiting job arrived.
     before: BTreeMap<JobKey, Had>,
-    /// The same since some job of a queue waits whenever a pass starts, by model and place.
+    /// The same at the moment when the current backlog of a queue began, by model and index.
     backlogs: BTreeMap<(usize, usize), Had>,
     /// Further queues that the worker says it cannot consume, by model and place.
     missing: BTreeSet<(usize, usize)>,
-    /// One was missing: as after a lost session, jobs may come back that nobody crashed with.
+    /// Whether one was missing. As after a lost session, jobs may then come back without a crash.
     has_missed: bool,
     /// Seconds in a row in which jobs waited in a queue that is not consumed, by model and place.
     unserved: BTreeMap<(usize, usize), u32>,
@@ -77,7 +77,7 @@ impl Shell {
         (spec.queue, spec.identity.clone())
     }
 
-    /// A pass starts. Queues had the passes by weight, and callers of a queue equally, since each job waits.
+    /// A pass starts. Checks that since each job began to wait, queues got passes by weight and callers of a queue equally.
     pub(super) fn check_shares(&mut self, env: &mut Env, order: &PassOrder, jobs: &[JobKey]) {
         let (at, model) = (order.model.0, &self.models[order.model.0]);
         let full = u64::try_from(model.pass_cost_max).unwrap_or(u64::MAX);
@@ -133,10 +133,10 @@ impl Shell {
         }
     }
 
-    /// Every second: each queue in which jobs wait is consumed, or has its turn.
+    /// Every second: checks that each queue with waiting jobs is consumed, or waits for its turn.
     pub(super) fn check_queues(&mut self, env: &mut Env) {
         let (who, status) = (self.life.worker, self.core.status());
-        // What a pass holds that hangs takes slots.
+        // A pass that hangs keeps its slots.
         let is_hanging = env.devices[self.device].is_hanging();
         let is_well = status.state == WorkerState::Consuming && env.faults_now == 0 && !is_hanging;
         for (at, told) in status.models.iter().enumerate() {
@@ -145,7 +145,7 @@ impl Shell {
                 continue;
             }
             let total: u32 = weights.iter().sum();
-            // Two slots may be for large jobs, and a single one serves them in turns.
+            // Up to two slots may be reserved for large jobs, and a single slot serves large and other jobs in turns.
             let has_turns = usize::from(told.slots) < weights.len() + 2;
             for (queue, weight) in weights.iter().enumerate() {
                 let name = env.names.models[at].queue(queue);
@@ -192,7 +192,7 @@ impl Shell {
     }
 }
 
-/// How another caller of a queue had too much since a job of `own` waits, if one had.
+/// Which other caller of the queue got too much since a job of `own` began to wait, if any.
 fn wrong_caller(had: &Had, before: &Had, own: &Party, full: u64) -> Option<String> {
     let own_had = had.get(own).map_or(0, |now| since(before, own, *now));
     had.iter().filter(|(party, _)| party.0 == own.0).find_map(|(party, now)| {
@@ -203,7 +203,7 @@ fn wrong_caller(had: &Had, before: &Had, own: &Party, full: u64) -> Option<Strin
     })
 }
 
-/// How another queue had too much since jobs of the queue `own` wait, if one had.
+/// Which other queue got too much since jobs of the queue `own` began to wait, if any.
 fn wrong_queue(had: &Had, before: &Had, own: usize, weights: &[u32], full: u64) -> Option<String> {
     let mut of_queues = vec![0; weights.len()];
     for (party, now) in had {
@@ -223,5 +223,5 @@ fn since(before: &Had, party: &Party, now: u64) -> u64 {
     now - before.get(party).copied().unwrap_or(0)
 }
 
-/// Weights divide costs without loss.
+/// Scales costs so that dividing them by weights loses nothing.
 const PASSES_SCALE: u64 = 1_000;

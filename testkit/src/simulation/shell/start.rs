@@ -25,7 +25,7 @@ use crate::simulation::agenda::Life;
 use crate::simulation::env::Env;
 use crate::simulation::plan::{MIB, WorkerPlan};
 
-/// Weights and context of a worker's process.
+/// Bytes of the weights and context of a worker's process.
 pub(super) const RESIDENT: u64 = 300 * MIB;
 pub(super) const RESERVE: u64 = 64 * MIB;
 
@@ -113,7 +113,7 @@ fn with_slots(models: &[ModelFacts], memory: Memory) -> Option<Vec<ModelFacts>> 
     models.iter().map(with_slots).collect()
 }
 
-/// What the core of a process decides by.
+/// The settings of a process's core.
 fn settings(
     life: Life,
     worker: &WorkerPlan,

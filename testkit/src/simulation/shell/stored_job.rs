@@ -16,7 +16,7 @@ use crate::simulation::ledger::{JobNumber, Letter};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Withdrawn {
     No,
-    /// While something about the job was being published: it may have been too late.
+    /// It arrived while something about the job was being published, so it may have been too late.
     WhilePublishing,
     Yes,
 }
@@ -36,7 +36,7 @@ pub(super) struct Delivered {
     pub(super) findings: u32,
 }
 
-/// What the broker confirmed last about a job that ends here, or what the worker told it.
+/// What the broker last confirmed about a job that ends here, or what the worker last sent to it.
 #[derive(Clone, Debug)]
 pub(super) enum SeenEnd {
     Replied,
@@ -63,7 +63,7 @@ pub(super) struct StoredJob {
     pub(super) first_pass_at: Option<Micros>,
     /// Outputs that are there, by item.
     pub(super) outputs: Vec<bool>,
-    /// The first item that no reply was made of.
+    /// The first item that is in no reply yet.
     pub(super) next: u32,
     /// The first item that is not prepared, and the cost that the core last asked for.
     pub(super) prepared: u32,
@@ -76,18 +76,18 @@ pub(super) struct StoredJob {
     pub(super) fitted: u32,
     /// What its share of them took, in nanoseconds.
     pub(super) had_device: u64,
-    /// The out-of-memories of passes with it, as its history may tell them.
+    /// The out-of-memories of passes with the job, as its history may list them.
     pub(super) ran_out: Vec<Attempt>,
     /// When a pass with it on the device's own thread failed otherwise.
     pub(super) failed_at: Option<Micros>,
     /// A pass with it failed on any executor: it may run without others from then on.
     pub(super) may_be_alone: bool,
-    /// Programs that died in a pass with it.
+    /// How many programs died in a pass with it.
     pub(super) programs_lost: u32,
-    /// A pass hung on the device while it was held.
+    /// Whether a pass hung on the device while the job was held.
     pub(super) was_behind_hung: bool,
     pub(super) findings_before: u32,
-    /// A store did not give its inputs.
+    /// Whether a store failed to return its inputs.
     pub(super) store_failed: bool,
     /// The disk had no room for a pass of its items alone.
     pub(super) had_no_room_alone: bool,
@@ -95,15 +95,15 @@ pub(super) struct StoredJob {
     pub(super) next_attempt: Option<Letter>,
     /// It demands another revision of its model.
     pub(super) is_of_other_revision: bool,
-    /// It has to go to the queue of large jobs.
+    /// Whether it must move to the queue of large jobs.
     pub(super) must_move: bool,
-    /// An operator was told that it is to be stopped.
+    /// Whether an operator was told that it will be stopped.
     pub(super) is_cancelled: bool,
-    /// Since when it waits although the device has room for it.
+    /// Since when it has been waiting although the device has memory for it.
     pub(super) room_since: Option<Micros>,
     /// Passes of its model that started while it waited.
     pub(super) passed_over: usize,
-    /// Its next attempt was checked: a refused one is published again, when passes that were given up may have ended.
+    /// Whether its next attempt was checked. A refused one is published again, and passes that were given up may have ended by then.
     pub(super) is_requeued: bool,
     /// Outputs of it that count as lost with its requeue.
     pub(super) recomputed: usize,
@@ -114,16 +114,16 @@ pub(super) struct StoredJob {
     pub(super) requeue: Option<(Box<JobHeaders>, Route)>,
     /// The last reply is a part: more follow.
     pub(super) is_part_out: bool,
-    /// Where the reply begins that nobody took.
+    /// The first item of the reply that was not taken.
     pub(super) refused_from: Option<u32>,
-    /// A full queue refused another message about it.
+    /// Whether a full queue refused another message about it.
     pub(super) was_refused: bool,
     pub(super) end: Option<SeenEnd>,
     /// Its end was counted.
     pub(super) is_counted: bool,
     pub(super) unconfirmed: VecDeque<Out>,
     pub(super) reply_messages: u32,
-    /// Something about it is being published, and more may follow from that.
+    /// Whether something about it is being published, after which more may be published.
     pub(super) is_publishing: bool,
     pub(super) withdrawn: Withdrawn,
 }

@@ -14,7 +14,7 @@ use crate::simulation::env::Env;
 use crate::simulation::ledger::{JobNumber, secret_of};
 
 impl Shell {
-    /// The number of the session, if there is one: the queue of withdrawals goes with it.
+    /// The number of the open session; the queue of withdrawals exists only during it.
     pub fn session_number(&self) -> Option<u32> {
         self.session.as_ref().map(|session| session.number)
     }
@@ -51,7 +51,7 @@ impl Shell {
         if is_known { Withdrawn::Yes } else { Withdrawn::No }
     }
 
-    /// Nothing is published about a withdrawn job but that it is withdrawn; and about no other job that.
+    /// Checks that the only publication about a withdrawn job is its withdrawal notice, and that no other job gets one.
     pub(super) fn check_withdrawn(&self, env: &mut Env, job: JobKey, publication: &Publication) {
         let Some(stored) = self.jobs.get(&job) else { return };
         let (who, number) = (self.life.worker, stored.job.0);
@@ -72,7 +72,7 @@ impl Shell {
         }
     }
 
-    /// A pass that its executor begins has an item that somebody still wants.
+    /// Checks that a pass that begins has an item that is still needed.
     pub(super) fn check_wanted(&self, env: &mut Env, pass: PassId) {
         let Some(flight) = self.passes.get(&pass) else { return };
         let is_withdrawn =
@@ -87,7 +87,7 @@ impl Shell {
     }
 }
 
-/// For as long as a worker remembers a withdrawal that is not repeated.
+/// Whether a worker still remembers a withdrawal that was not repeated.
 fn is_remembered(at: Micros, now: Micros) -> bool {
     now - at <= REMEMBERED_S * SECOND
 }

@@ -12,16 +12,16 @@ use crate::client::Seen;
 use crate::pool::{Pooled, TooOpen};
 use crate::words;
 
-/// How long a broker may take for what the model says it will do.
+/// How long a broker may take for what the model predicts.
 pub const PATIENCE: Duration = Duration::from_secs(15);
-/// How long a count may be waited for until it is asked again: a state that waits in vain for something else may explain an answer that
+/// How long to wait for a matching count before asking again. A state that waits for something else might otherwise explain an answer that
 /// came too early.
 const COUNT_PATIENCE: Duration = Duration::from_secs(1);
 /// Between two looks at a queue's counts.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 impl Run<'_> {
-    /// Waits until some state explains all that came, and expects no more.
+    /// Waits until some state explains all frames and expects no more.
     pub(super) fn settle(&mut self) -> Result<()> {
         self.settle_within(PATIENCE)
     }
@@ -40,7 +40,7 @@ impl Run<'_> {
             }
             if !explored.rest.is_empty() {
                 self.states = explored.rest;
-                // A broker may be slower than its counts.
+                // The broker may be slower than its counts.
                 self.states.append(&mut explored.waiting);
                 return Ok(());
             }
@@ -83,7 +83,7 @@ impl Run<'_> {
     }
 
     fn explore(&mut self, states: Vec<State>) -> Explored {
-        // A clock's tick may separate what the broker and the model call now.
+        // Two milliseconds, because the clocks of broker and model may be in different ticks.
         let may = self.now() + 2;
         let times = Times { sent: self.sent, may, must: self.must, matter: self.expires };
         let explored = accept::explore(states, &self.seen, times);
@@ -98,10 +98,10 @@ impl Run<'_> {
             !is_closed || !self.pool.clients.iter().flatten().any(is_ours),
             "the broker closed a connection: {frame:?}"
         );
-        // Frames of connections that are gone still come.
+        // Frames of lost connections still arrive, and are ignored.
         let Some(id) = self.ids.get(&(client, number)) else { return Ok(()) };
         let frames = self.seen.entry(*id).or_default();
-        // Brokers go on delivering until the client has heard that its channel is closed; no client looks at that.
+        // Brokers continue to deliver until the client confirms that its channel is closed; clients ignore these deliveries.
         if matches!(frames.last(), Some(Frame::Closed { .. })) {
             return Ok(());
         }
@@ -152,7 +152,7 @@ impl Run<'_> {
                 Err(error) if error.is::<TooOpen>() => return Err(error),
                 Err(error) => error,
             };
-            // The answer may have come before the broker was done. It is asked once more, as if it never was.
+            // The answer may have come too early. Removes it and asks once more.
             let frames = self.seen.entry(open.id).or_default();
             let last = frames.iter().rposition(is_answer);
             match last {

@@ -1,4 +1,5 @@
-//! Runs a script on a broker and on the model: what is sent to both. Whether the model explains what came back: `compare.rs`.
+//! Runs a script on a broker and on the model, with the same commands for both. `compare.rs` checks whether the model explains the broker's
+//! answers.
 
 mod compare;
 
@@ -30,7 +31,7 @@ pub struct Run<'a> {
     seen: accept::Seen,
     connections: Vec<Option<ConnectionId>>,
     channels: Vec<Option<Open>>,
-    /// Where frames belong: number of the client, and of its channel.
+    /// The channel of a frame, by the numbers of client and channel.
     ids: BTreeMap<(usize, u16), ChannelId>,
     queues: Vec<Name>,
     started: Instant,
@@ -71,7 +72,7 @@ impl<'a> Run<'a> {
         }
         self.settle()?;
         self.queues = script.queues.iter().map(|(name, _)| name.clone()).collect();
-        // It went well, and is the same for all scripts but for the arguments.
+        // The setup succeeded, and is nearly the same for all scripts.
         self.log.clear();
         for (at, operation) in script.operations.iter().enumerate() {
             self.log.push(format!("operation {at}"));
@@ -118,7 +119,7 @@ impl<'a> Run<'a> {
             Operation::Wait => {
                 self.log.push(format!("  {:>5} ms  wait", self.now()));
                 std::thread::sleep(Duration::from_millis(TTL_SHORT + 1));
-                // Each expiry that was due when the wait began is over.
+                // Every expiry that was due when the wait began has happened.
                 self.must = self.now();
             }
         }
@@ -147,7 +148,7 @@ impl<'a> Run<'a> {
                 let tag = match how {
                     How::AckUnknown => 999_999,
                     _ => match tag {
-                        // In a burst it may be settled already: a second time closes the channel.
+                        // In a burst it may already be settled; settling it twice closes the channel.
                         Some(tag) => tag,
                         None => return Ok(None),
                     },
@@ -165,7 +166,7 @@ impl<'a> Run<'a> {
         Ok(Some(open))
     }
 
-    /// Ends all channels and empties all queues: what is left in them is compared, in order.
+    /// Ends all channels and empties all queues, to compare their remaining messages in order.
     fn finish(&mut self) -> Result<()> {
         for channel in 0..CHANNELS {
             if let Some(open) = self.channels[channel].filter(|open| self.broker().is_open(open.id)) {
@@ -177,7 +178,7 @@ impl<'a> Run<'a> {
         let open = self.open(0)?;
         self.compare_counts(open)?;
         for queue in self.queues.clone() {
-            // What one queue's end dead-letters into another stays there: they are emptied in turn.
+            // Emptying one queue may dead-letter into another, so they are emptied in turn.
             while self.broker().queue(&queue).is_some_and(|counts| counts.ready > 0) {
                 self.send(open, &Command::Get { queue: queue.clone(), no_ack: true })?;
                 self.settle()?;
@@ -192,8 +193,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// A state that explains all so far. Where states differ in what a script looks at, any will do: what is sent is
-    /// the same on both sides.
+    /// A state that explains all frames so far. If states differ in something that a script reads, any state will do: both sides get the
+    /// same commands.
     fn broker(&self) -> &Broker {
         &self.states[0].broker
     }
@@ -224,8 +225,8 @@ impl<'a> Run<'a> {
         self.connections[client] = Some(connection);
         self.ids.insert(key, id);
         self.seen.insert(id, Vec::new());
-        // Half of the channels confirm; all of them where a quorum queue may refuse: what such a queue has not applied is missing in
-        // its counts, and whether it was refused could not be result without a confirm.
+        // Half of the channels confirm; all of them if a quorum queue may refuse publishes. The counts of such a queue lack publishes that
+        // it has not applied, and only a confirm shows whether one was refused.
         let open = Open { client, number, id, confirms: self.all_confirm || at < CHANNELS / 2 };
         self.channels[at] = Some(open);
         if open.confirms {
@@ -239,7 +240,7 @@ impl<'a> Run<'a> {
         self.expires |= script::expires_soon(command);
         self.log.push(format!("  {:>5} ms  {} <- {}", self.sent, open.id.0, words::command(command)));
         for state in &mut self.states {
-            // A channel that the broker has closed takes nothing, here as there.
+            // The model, like the broker, ignores commands on a closed channel.
             let _ = state.broker.send(open.id, command.clone());
         }
         self.pool.client(open.client)?.client.send(open.number, command)

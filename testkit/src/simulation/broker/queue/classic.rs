@@ -1,5 +1,5 @@
-//! A classic queue. Requeued messages return to their places; a consumer whose credit is used up leaves the rotation
-//! when it would be served next, and joins its end again with an ack.
+//! A classic queue. Requeued messages return to their places. A consumer without credit leaves the rotation when its turn comes, and joins
+//! the end again after an ack.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,25 +11,25 @@ use crate::simulation::broker::message::{DeathReason, Message, Millis};
 use crate::simulation::broker::mistake::Mistake;
 use crate::simulation::broker::protocol::{ChannelId, Overflow, QueueOptions};
 
-/// Higher priorities first, and in order of arrival among equals.
+/// The order of delivery: higher priorities first, then by arrival.
 type Place = (Reverse<u8>, u64);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct Classic {
     options: QueueOptions,
     ready: BTreeMap<Place, Entry>,
-    /// By its number, who has it.
+    /// By number: the message and its consumer.
     unacked: BTreeMap<u64, (Entry, ConsumerKey)>,
     next_position: u64,
-    /// Who may be served, as far as is known before trying.
+    /// Consumers that may have credit.
     active: Rotation,
-    /// Who had no credit when it was tried, by channel.
+    /// Consumers that had no credit at their turn, by channel.
     blocked: BTreeMap<ChannelId, Rotation>,
-    /// What may still be delivered. No entry: no limit.
+    /// How many more messages a consumer may get. Consumers without an entry have no limit.
     credit: BTreeMap<ConsumerKey, u32>,
     no_ack: BTreeSet<ConsumerKey>,
-    /// When the queue looks at its head by itself. A message that comes to the head before others, by its priority, does not set
-    /// it: it expires only when the queue has another reason to look.
+    /// When the queue checks its head for expiration. A message that comes to the head because of its priority does not set this: it
+    /// expires only when the queue checks for another reason.
     looks_at: Option<Millis>,
     mistake: Option<Mistake>,
 }
@@ -97,7 +97,7 @@ impl Classic {
         self.next_position += 1;
         let expires = entry.expires.is_some();
         self.ready.insert(self.place(&entry), entry);
-        // There was either no message before this one, or nobody to take it.
+        // Before this message, either the queue was empty or no consumer had credit.
         self.serve(now, out);
         let dropped = self.drop_overflow(out);
         let is_only_one = self.ready.len() == 1;
@@ -179,7 +179,7 @@ impl Classic {
         out: &mut Vec<Effect>,
     ) -> Option<Taken> {
         let (_, entry) = self.ready.pop_first()?;
-        // What comes to the head is looked at, and is not among those that the answer counts.
+        // The new head is checked for expiration before the remaining messages are counted.
         self.expire(now, out);
         Some(self.hand_over(entry, key, no_ack))
     }
@@ -200,7 +200,7 @@ impl Classic {
     }
 
     fn expire(&mut self, now: Millis, out: &mut Vec<Effect>) {
-        // What is behind a message that has not expired stays, also if it has a lower priority.
+        // Messages behind an unexpired message stay, even with a lower priority.
         while let Some(head) = self.ready.first_entry()
             && head.get().expired(now)
         {
@@ -249,7 +249,7 @@ impl Classic {
         }
     }
 
-    /// Whether a message had to go.
+    /// Drops messages beyond the length limit. Returns whether there were any.
     fn drop_overflow(&mut self, out: &mut Vec<Effect>) -> bool {
         let Some(max) = self.length_max() else { return false };
         let mut dropped = false;
@@ -300,8 +300,7 @@ impl Classic {
         taken
     }
 
-    /// Takes messages from who has them, and gives the consumer credit for them; also whether a consumer has credit
-    /// again that had none.
+    /// Takes messages back from a consumer and gives it credit for them. Also returns whether a consumer without credit has some again.
     fn take_back(&mut self, key: &ConsumerKey, ids: &[u64]) -> (Vec<Entry>, bool) {
         let entries: Vec<Entry> =
             ids.iter().filter_map(|id| self.unacked.remove(id)).map(|(entry, _)| entry).collect();

@@ -1,5 +1,5 @@
-//! A queue: the requests of channels, and its answers. It handles each request at once and completely, as a queue's process does;
-//! only the way to and from the channels takes time (`Broker`).
+//! A queue: requests come from channels, and its answers go back. It handles each request at once and completely, as a queue's process
+//! does; only the way to and from the channels takes time (`Broker`).
 
 mod classic;
 mod quorum;
@@ -15,20 +15,20 @@ use super::protocol::{ChannelId, QueueKind, QueueOptions};
 use classic::Classic;
 use quorum::Quorum;
 
-/// Who took a message: a consumer, or `basic.get` with that delivery tag. Ordered as the broker settles groups.
+/// The receiver of a message: a consumer, or a `basic.get` with this delivery tag. Sorted as the broker settles groups.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Taker {
     Get(u64),
     Consumer(Name),
 }
 
-/// A consumer's name among those of a queue.
+/// The key of a consumer within a queue.
 pub(super) type ConsumerKey = (ChannelId, Taker);
 
-/// What a channel, or a queue that dead-letters, sends to a queue and does not wait for.
+/// A request to a queue, from a channel or from a queue that dead-letters. The sender does not wait for an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ToQueue {
-    /// `confirm` is the number under which the sender waits to hear of it.
+    /// `confirm`: the number under which the sender waits for the result.
     Enqueue {
         message: Arc<Message>,
         confirm: Option<u64>,
@@ -58,12 +58,12 @@ pub(super) enum Effect {
         taken: Taken,
         no_ack: bool,
     },
-    /// The message is safe, or (not `accepted`) refused.
+    /// The message is stored, or (not `accepted`) refused.
     Settled {
         confirm: u64,
         accepted: bool,
     },
-    /// From now on a channel refuses what it is to publish to this queue, or no more.
+    /// From now on the channel must refuse publishes to this queue, or accept them again.
     Refuses {
         channel: ChannelId,
         refuses: bool,
@@ -89,13 +89,13 @@ pub(super) struct Taken {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Entry {
     pub message: Arc<Message>,
-    /// Its place: classic queues return to it, quorum queues compare priorities by it.
+    /// Its position. In classic queues requeued messages return to it; quorum queues compare priorities by it.
     pub position: u64,
     pub expires: Option<Millis>,
     /// How often it came back.
     pub returns: u32,
-    /// How often whoever had it failed with it, quorum queues before this one counted in: a rejection, or a lost client. A requeue
-    /// is no failure.
+    /// How often a client failed with it (by a rejection or a lost connection), including earlier quorum queues. A requeue is not a
+    /// failure.
     pub failures: u32,
 }
 
@@ -153,7 +153,7 @@ impl Queue {
         either!(self, queue => queue.options())
     }
 
-    /// Takes what `from` sent; a message that was dead-lettered comes from no channel.
+    /// Handles a request of `from`; `None` for a dead-lettered message.
     pub fn apply(&mut self, from: Option<ChannelId>, asked: ToQueue, now: Millis) -> Vec<Effect> {
         let mut effects = Vec::new();
         let (queue, out) = (self, &mut effects);
@@ -232,7 +232,7 @@ impl Queue {
         either!(self, queue => queue.next_expiry())
     }
 
-    /// Sets expirations before `past` to the beginning of time, and those after `future` to its end.
+    /// Replaces expirations before `past` by the earliest time, and those after `future` by the latest.
     pub fn round_expirations(&mut self, past: Millis, future: Millis) {
         let round = |expires: &mut Option<Millis>| {
             *expires = expires.map(|at| match at {
@@ -244,19 +244,19 @@ impl Queue {
         either!(self, queue => queue.expirations_mut().for_each(round));
     }
 
-    /// Gives up what is at the head and expired.
+    /// Removes expired messages from the head.
     pub fn expire(&mut self, now: Millis) -> Vec<Effect> {
         let mut effects = Vec::new();
         either!(self, queue => queue.look(now, &mut effects));
         effects
     }
 
-    /// Whether the queue has to hear that this channel is gone.
+    /// Whether the queue must be notified when this channel is gone.
     pub fn knows(&self, channel: ChannelId) -> bool {
         either!(self, queue => queue.knows(channel))
     }
 
-    /// For publishers of quorum queues: makes the channel known, and says whether it must refuse to publish.
+    /// Registers a publishing channel with a quorum queue. Returns whether the channel must refuse publishes.
     pub fn register(&mut self, channel: ChannelId) -> bool {
         match self {
             Self::Classic(_) => false,
@@ -264,14 +264,14 @@ impl Queue {
         }
     }
 
-    /// Loses what a restart of its broker loses, and makes the rest ready again.
+    /// Loses what a restart of the broker loses, and makes the other messages ready again.
     pub fn restart(&mut self, now: Millis) -> Vec<Effect> {
         let mut effects = Vec::new();
         either!(self, queue => queue.restart(now, &mut effects));
         effects
     }
 
-    /// The messages that are to be sent to a dead-letter exchange at least once, oldest first.
+    /// The messages that wait to be dead-lettered at least once, oldest first.
     pub fn unsent_discards(&self) -> impl Iterator<Item = (u64, &Arc<Message>, DeathReason)> {
         let quorum = match self {
             Self::Classic(_) => None,
@@ -280,14 +280,14 @@ impl Queue {
         quorum.into_iter().flat_map(Quorum::unsent_discards)
     }
 
-    /// That many queues have to take a discarded message.
+    /// A discarded message was sent to so many queues.
     pub fn discard_sent(&mut self, id: u64, targets: usize) {
         if let Self::Quorum(queue) = self {
             queue.discard_sent(id, targets);
         }
     }
 
-    /// One of those queues has it, or refused it.
+    /// One of these queues has stored or refused the message.
     pub fn discard_settled(&mut self, id: u64, accepted: bool) -> Vec<Effect> {
         let mut effects = Vec::new();
         if let Self::Quorum(queue) = self {

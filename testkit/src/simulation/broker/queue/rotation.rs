@@ -1,4 +1,4 @@
-//! Whose turn it is: consumers in order of priority, and in turn among equals.
+//! The turns of consumers: by priority, and in rotation among equals.
 
 use super::ConsumerKey;
 

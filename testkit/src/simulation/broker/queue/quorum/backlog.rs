@@ -1,20 +1,20 @@
-//! The messages that wait in a quorum queue, and the order in which they leave it: first what came back, then two of high
-//! priority for each one of normal priority.
+//! The waiting messages of a quorum queue in the order in which they leave: returned messages first, then two of high priority for each one
+//! of normal priority.
 
 use std::collections::VecDeque;
 
 use super::super::Entry;
 
-/// After so many messages in a row one of normal priority goes first, if it came earlier.
+/// After so many messages in a row, one of normal priority goes first if it arrived earlier.
 const HIGH_IN_A_ROW: u8 = 2;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Backlog {
     high: VecDeque<Entry>,
     normal: VecDeque<Entry>,
-    /// What came back, and goes before all others.
+    /// Returned messages, which leave before all others.
     returned: VecDeque<Entry>,
-    /// Messages out of `high` and `normal` since one of normal priority was due.
+    /// Messages taken from `high` and `normal` since it was the turn of normal priority.
     taken_in_a_row: u8,
     next_position: u64,
 }

@@ -1,4 +1,4 @@
-//! Who takes messages out of a quorum queue: a consumer, or one `basic.get`.
+//! Receivers of a quorum queue's messages: a consumer, or a single `basic.get`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use crate::simulation::broker::mistake::Mistake;
 pub(super) struct Consumer {
     /// How many more messages it may be sent.
     pub credit: u32,
-    /// What settled messages raise its credit to, where there is such a limit.
+    /// The limit up to which settled messages raise the credit, if there is one.
     pub credit_max: Option<u32>,
-    /// Takes no credit back, and is gone with its last message: cancelled, or `basic.get`.
+    /// Whether it gets no credit back and disappears with its last message: cancelled consumers, and `basic.get`.
     pub once: bool,
     pub up: bool,
     pub no_ack: bool,
@@ -48,7 +48,7 @@ impl Consumer {
         }
     }
 
-    /// Sends it a message. A quorum queue's `no_ack` is an ack that the channel sends: so it is kept here in any case.
+    /// Gives it a message. The message is kept even with `no_ack`: for a quorum queue that means an ack sent by the channel.
     pub fn take(&mut self, entry: Entry, mistake: Option<Mistake>) -> Taken {
         let carried = entry.message.carried_failures;
         let count = (entry.returns > 0).then_some(entry.returns).or(carried);

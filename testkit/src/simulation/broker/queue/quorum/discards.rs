@@ -1,11 +1,12 @@
-//! Messages that a quorum queue dead-letters at least once: it keeps each until the queues that it was sent to have it.
+//! Messages that a quorum queue dead-letters at least once. It keeps each until every target queue has stored it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::simulation::broker::message::{DeathReason, Message};
 
-/// So many messages the broker's worker holds at a time (`dead_letter_worker_consumer_prefetch`), those included that no queue takes.
+/// The most messages that the broker's worker holds at a time (`dead_letter_worker_consumer_prefetch`), including those that no queue
+/// takes.
 const IN_FLIGHT_MAX: usize = 32;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -19,7 +20,7 @@ struct Discard {
     id: u64,
     message: Arc<Message>,
     reason: DeathReason,
-    /// Queues that were sent it and have not answered. None: not sent.
+    /// Target queues that have not answered; `None` if the message was not sent.
     waits_for: Option<usize>,
     refused: bool,
 }
@@ -34,7 +35,7 @@ impl Discards {
         self.next += 1;
     }
 
-    /// The messages that are to be sent, oldest first. One that no queue takes stays, and does not hold up those behind it.
+    /// The messages to send, oldest first. A message without a target queue stays, and does not block those behind it.
     pub fn unsent(&self) -> impl Iterator<Item = (u64, &Arc<Message>, DeathReason)> {
         self.waiting
             .iter()
@@ -56,7 +57,7 @@ impl Discards {
         let Some(discard) = self.waiting.iter_mut().find(|discard| discard.id == id) else { return false };
         discard.refused |= !accepted;
         let left = discard.waits_for.unwrap_or(0).saturating_sub(1);
-        // What one queue refused is sent to all of them again.
+        // If one target queue refused a message, it is sent to all of them again.
         discard.waits_for = (left > 0).then_some(left);
         if left == 0 && !discard.refused {
             self.waiting.retain(|discard| discard.id != id);

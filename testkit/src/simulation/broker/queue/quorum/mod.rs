@@ -1,5 +1,5 @@
-//! A quorum queue. Requeued messages are counted, and given up beyond the delivery limit; with a limit they go before
-//! all others, without one to the tail. Length limits reach publishers late.
+//! A quorum queue. It counts returns of messages, and gives a message up beyond the delivery limit. With a limit, returned messages go
+//! before all others; without one, to the tail. Publishers learn late that the queue is full.
 
 mod backlog;
 mod consumer;
@@ -21,7 +21,7 @@ use crate::simulation::broker::message::{DeathReason, Message, Millis};
 use crate::simulation::broker::mistake::Mistake;
 use crate::simulation::broker::protocol::{ChannelId, Overflow, QueueOptions};
 
-/// What stands for "no prefetch".
+/// The credit of a consumer without a prefetch.
 const CREDIT_UNLIMITED: u32 = 2_000;
 /// Messages above this priority go first, where the generation knows priorities.
 const PRIORITY_NORMAL_MAX: u8 = 4;
@@ -33,7 +33,7 @@ pub(in super::super) struct Quorum {
     backlog: Backlog,
     next_consumer: u64,
     consumers: BTreeMap<ConsumerKey, Consumer>,
-    /// May name consumers that have no credit, or are gone: they are left out when their turn comes.
+    /// May contain consumers without credit or that are gone. They are skipped at their turn.
     service: Rotation,
     /// Channels that publish, and whether they know that the queue is full.
     publishers: BTreeMap<ChannelId, bool>,
@@ -41,11 +41,11 @@ pub(in super::super) struct Quorum {
     mistake: Option<Mistake>,
 }
 
-/// How things stood when a command began.
+/// The state before a command.
 #[derive(Clone, Copy, Debug)]
 struct Before {
     is_below_low_mark: bool,
-    /// The effects that there were.
+    /// The number of effects at that time.
     effects: usize,
 }
 
@@ -179,7 +179,7 @@ impl Quorum {
             taken.delivery_count.get_or_insert(0);
         }
         if no_ack {
-            // It is settled at once, and the queue looks at its head again.
+            // It is settled at once, so the queue checks its head again.
             self.drop_expired(now, out);
         } else {
             self.consumers.insert(key, consumer);
@@ -230,14 +230,14 @@ impl Quorum {
         }
     }
 
-    /// Removes a consumer that is done, and puts one with credit into the rotation.
+    /// Removes a finished consumer, and adds one that has credit to the rotation.
     fn update(&mut self, key: &ConsumerKey) {
         let Some(consumer) = self.consumers.get(key) else { return };
         if consumer.once && consumer.credit == 0 {
             if consumer.taken.is_empty() {
                 self.consumers.remove(key);
                 if self.generation.consumers_have_log_indexes() {
-                    // A consumer that subscribes under this tag again has another key, so it does not get the old place.
+                    // If a consumer subscribes again under this tag, it has another key and does not get the old place.
                     self.service.retain(|other| other != key);
                 }
             }
@@ -252,7 +252,7 @@ impl Quorum {
         while let Some(key) = self.service.first().cloned() {
             let servable = match self.consumers.get(&key) {
                 None => false,
-                // Whose turn it is keeps it until there is a message.
+                // A consumer keeps its turn until there is a message.
                 Some(_) if self.ready() == 0 => break,
                 Some(consumer) => consumer.credit > 0 && consumer.up,
             };
@@ -291,8 +291,8 @@ impl Quorum {
         Before { is_below_low_mark: self.below_low_mark(), effects: out.len() }
     }
 
-    /// Drops what is too much, or says to publishers whether the queue is full. What is dropped is dead-lettered before all else that
-    /// the same command gave up, the last first.
+    /// Drops messages beyond the limit, or notifies publishers whether the queue is full. Dropped messages are dead-lettered before
+    /// everything else that the same command gave up, the last one first.
     fn keep_length(&mut self, before: Before, out: &mut Vec<Effect>) {
         let drops = self.options.overflow == Overflow::DropHead
             || self.mistake == Some(Mistake::DropsInsteadOfRejecting);
@@ -312,7 +312,7 @@ impl Quorum {
 
     fn refuse(&mut self, refuses: bool, out: &mut Vec<Effect>) {
         for (channel, knows) in &mut self.publishers {
-            // All channels learn that there is room again.
+            // All channels are notified that the queue has room again.
             if !(refuses && *knows) {
                 *knows = refuses;
                 out.push(Effect::Refuses { channel: *channel, refuses });

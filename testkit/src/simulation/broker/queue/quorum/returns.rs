@@ -13,7 +13,7 @@ use crate::simulation::broker::protocol::ChannelId;
 /// Why a message comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Return {
-    /// Its client asked for that.
+    /// Its client requeued it.
     Requeued,
     /// Its client is gone.
     ClientLost,
@@ -83,15 +83,15 @@ impl Quorum {
         self.serve(before, now, out);
     }
 
-    /// The consumers and gets of a channel, in the order in which their messages come back when the channel is gone: that of the keys
-    /// of the queue's map (`handle_down` of `rabbit_fifo.erl`).
+    /// The consumers and gets of a channel, in the order in which their messages come back when the channel is gone: in the order of keys
+    /// in the queue's map (`handle_down` of `rabbit_fifo.erl`).
     fn takers_of(&self, channel: ChannelId) -> Vec<ConsumerKey> {
         let in_map = |taker: &Taker, consumer: &Consumer| match taker {
             Taker::Consumer(_) if self.generation.consumers_have_log_indexes() => {
                 KeyInMap::LogIndex(consumer.subscribed)
             }
             Taker::Consumer(tag) => KeyInMap::Tag(tag.clone()),
-            // The tag of a get is its delivery tag in digits.
+            // The tag of a get is its delivery tag as decimal digits.
             Taker::Get(number) => KeyInMap::Tag(number.to_string().into()),
         };
         let mut keys: Vec<(KeyInMap, ConsumerKey)> = self
@@ -123,7 +123,7 @@ impl Quorum {
         entries
     }
 
-    /// Without a limit each message is appended by itself.
+    /// Without a delivery limit, each returned message is appended by itself.
     fn requeue_to_tail(&mut self, key: &ConsumerKey, ids: &[u64], now: Millis, out: &mut Vec<Effect>) {
         for id in ids {
             let before = self.begin(out);
@@ -138,7 +138,7 @@ impl Quorum {
         }
     }
 
-    /// Counts, and puts before all others or gives up; whether it was given up.
+    /// Counts a return, then puts the message before all others or gives it up. Returns whether it was given up.
     pub(super) fn return_one(&mut self, mut entry: Entry, why: Return, out: &mut Vec<Effect>) -> bool {
         entry.returns += 1;
         entry.failures += u32::from(why == Return::ClientLost);
@@ -237,8 +237,8 @@ mod tests {
         (key, taken)
     }
 
-    /// How often clients failed with a message, by its dead letter, after a requeue, a client that was lost, and a rejection. `before`:
-    /// how often they had in other queues.
+    /// How often clients failed with a message, as its dead letter shows it, after a requeue, a lost client and a rejection. `before`: the
+    /// failures in earlier queues.
     fn failures(generation: Generation, before: Option<u32>) -> Option<u32> {
         let mut queue = queue(generation);
         let message = Arc::new(Message { carried_failures: before, ..message("body") });
