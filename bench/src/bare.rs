@@ -1,5 +1,5 @@
-//! The reference for the message path: the least that a correct worker can do. Consume, publish a reply, and when its
-//! confirm arrives, ack; everything pipelined, nothing decoded, nothing decided.
+//! The reference for the message path: the least that a correct worker does. It consumes a job, publishes a reply, and acks when
+//! the confirm arrives. Everything is pipelined; nothing is decoded or decided.
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use lapin::message::Delivery;

@@ -8,7 +8,7 @@ use tokio::process::Command;
 
 use crate::{middle, process};
 
-/// The pool, the jobs that the broker may send ahead for each process, and what the broker is asked for.
+/// The pool, the prefetch per process, and the kind of queue or messages.
 type Setting = (&'static str, u16, &'static str);
 
 /// A prefetch of 4 is Celery's default.
@@ -50,7 +50,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// Celery's best round where it keeps its messages as vramq does, and its best of all.
+/// Celery's best round with messages that are as durable as vramq's, and its best round of all.
 #[derive(Clone, Copy, Debug)]
 pub struct Best {
     pub persistent: f64,

@@ -25,18 +25,18 @@ const DEVICE_BYTES: u64 = 4 << 30;
 /// The library whose vectors in f32 the others are compared with.
 const REFERENCE: &str = "sentence-transformers";
 
-/// The encoder as a worker runs it by default: on AMX in split bf16, where it is. The name may end with a type.
+/// The encoder with a worker's defaults: in split bf16 where the CPU has AMX. A type may follow the name.
 const OURS: &str = "vramq";
 const OURS_F32: &str = "vramq-f32";
 
-/// How many times as fast as on the f32 units the encoder has to be on AMX by default.
+/// The least speed of the default on AMX, as a multiple of that on the f32 units.
 const AMX_GATE: f64 = 2.2;
 
 /// The other libraries; bench/peers/encode.py says how they are run.
 const PEERS: [&str; 5] =
     ["sentence-transformers-bf16", "onnxruntime", "onnxruntime-int8", "openvino", "openvino-bf16"];
 
-/// No engine: the matrix products of the layers alone, by PyTorch's library. What multiplies in f32 cannot be much faster.
+/// Not an engine: only the layers' matrix products, by PyTorch's library. An engine in f32 cannot be much faster.
 const CEILING: &str = "sgemm";
 
 /// What one run gives.
@@ -55,9 +55,10 @@ pub struct Row {
     pub engine: String,
     #[serde(flatten)]
     pub figures: Figures,
-    /// The rate of vramq's first row over this one's.
+    /// The rate of vramq's first row divided by the rate of this row.
     pub vramq_is: f64,
-    /// The least cosine of a text's vector to the one of sentence-transformers in f32. `None`: no vectors, or no reference.
+    /// The least cosine between a text's vector and that of sentence-transformers in f32. `None`: there are no vectors, or no
+    /// reference.
     pub cosine_min: Option<f64>,
 }
 
@@ -76,7 +77,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// Measures every engine that runs here, in turn; of each the median of so many rounds.
+/// Measures every engine that this machine can run, in turn, and takes each engine's median over the rounds.
 pub async fn measure(setup: &Setup) -> anyhow::Result<Vec<Row>> {
     let mut engines = vec![OURS];
     match CpuUnits::amx(Parts::Rounded) {
@@ -156,7 +157,7 @@ fn median(mut runs: Vec<Figures>) -> Figures {
     runs.swap_remove(runs.len() / 2)
 }
 
-/// The least cosine of two vectors of the same text. `None` if one of the files is not there or does not have as many.
+/// The least cosine between two vectors of the same text. `None` if a file is missing, or has another number of vectors.
 fn cosine_min(vectors: &Path, reference: &Path) -> Option<f64> {
     let read = |path: &Path| -> Option<Vec<f64>> {
         let bytes = std::fs::read(path).ok()?;

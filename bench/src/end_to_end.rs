@@ -114,7 +114,7 @@ async fn echo_worker(
     Ok(served)
 }
 
-/// Milliseconds from the publish of a job of two items to its reply, with so many out-of-memories on the way.
+/// Milliseconds from the publish of a job of two items to its reply. Its first `fails` passes run out of memory.
 pub async fn round_trip(url: &str, worker: &Path, queue_type: &str, fails: usize) -> anyhow::Result<f64> {
     let connection = Connection::connect(url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
@@ -186,7 +186,7 @@ pub async fn next(replies: &mut Consumer) -> anyhow::Result<Delivery> {
 /// Who publishes, for fair sharing.
 #[derive(Clone, Copy, Debug)]
 pub enum Caller<'a> {
-    /// All of these are one caller.
+    /// Jobs without a user: together they are one caller.
     Unknown,
     /// The connection's user.
     User(&'a str),

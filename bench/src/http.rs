@@ -36,7 +36,7 @@ const TEXTS_EACH: usize = 1024;
 /// Memory of the bare handler's device: never the limit here.
 const DEVICE_BYTES: u64 = 4 << 30;
 
-/// What one server does with one kind of load.
+/// The result of one server under one kind of load.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Served {
     pub texts_per_s: f64,
@@ -78,7 +78,7 @@ impl fmt::Display for Served {
     }
 }
 
-/// Both servers under each kind of load, in turn; of each the median of so many rounds.
+/// Measures both servers under each kind of load, in turn. Each figure is the median over the rounds.
 /// `litserve` is the command that serves PyTorch, without its port.
 pub async fn run(
     load: &Load<'_>,
@@ -182,7 +182,7 @@ async fn wait_for(url: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Sends requests from so many clients, each of which waits for its answer before its next request.
+/// Sends requests from `clients` clients. Each waits for its answer before it sends its next request.
 pub async fn ask(url: &str, texts: &[String], each: usize, clients: usize) -> anyhow::Result<Served> {
     let requests = (TEXTS_EACH / each).max(2 * clients);
     let bodies: Arc<Vec<String>> = Arc::new(

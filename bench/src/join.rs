@@ -19,7 +19,7 @@ const JOBS: usize = 100;
 /// How long the first worker is alone.
 const ALONE: Duration = Duration::from_secs(4);
 
-/// The parts of the time since the second worker consumes, one after the other.
+/// Length of a window. The windows follow each other, and begin when the second worker consumes.
 const WINDOW: Duration = Duration::from_secs(5);
 const WINDOWS: usize = 4;
 
@@ -29,7 +29,7 @@ const CONSUMING_MAX: Duration = Duration::from_secs(60);
 /// How often it is asked whether the second worker consumes.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What the second worker ran of the items that both ran in a window; 0.5 is its share.
+/// The second worker's part of the items that both workers ran in a window. 0.5 is its share.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Row {
     pub from_s: u64,
@@ -80,7 +80,7 @@ pub async fn run(setup: &Setup<'_>) -> anyhow::Result<Vec<Row>> {
         rows.push(row);
         before = after;
     }
-    // What is left of the backlog is of no use.
+    // The rest of the backlog is not needed.
     for child in &mut served {
         child.kill().await?;
     }

@@ -23,7 +23,7 @@ use end_to_end::Load;
 use serde::Serialize;
 use vramq_inference::engine::encoder::ComputeType;
 
-/// About what an echoed job weighs.
+/// About as long as the reply to an echoed job.
 const BARE_REPLY: &[u8] = &[b'x'; 1024];
 
 #[derive(Debug, Parser)]

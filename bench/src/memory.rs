@@ -28,12 +28,12 @@ pub const LIMIT_BYTES: u64 = 6 << 20;
 /// Memory of the device besides: never the limit.
 const DEVICE_BYTES: u64 = 4 << 30;
 
-/// A way to deal with too little memory, and what it gives.
+/// A policy for too little memory, and its result.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub policy: &'static str,
     pub sentences_per_s: f64,
-    /// Of the oracle's.
+    /// Relative to the oracle's rate.
     pub ratio: f64,
 }
 
@@ -49,7 +49,7 @@ impl Fitting {
     fn new(model: &Path, threads: usize) -> anyhow::Result<Self> {
         let engine = load(model, threads)?.0;
         let longest = engine.item_cost_max();
-        // The most items that so many tokens can be, none shorter than two.
+        // A pass has the most items if each has two tokens: no text has fewer.
         let fits = |tokens: usize| {
             engine.pass_bytes(PassShape { items: tokens / 2, cost: tokens, longest }) <= LIMIT_BYTES
         };
@@ -108,8 +108,8 @@ fn halving_command(load: &Load<'_>) -> anyhow::Result<tokio::process::Command> {
     Ok(command)
 }
 
-/// The reference without memory of the limit: takes a job, runs all of it, and where that fails, each half. Tokenises
-/// ahead of the pass, and publishes with confirms in flight, as a good worker would.
+/// The reference that does not know the limit: it runs a whole job, and halves it where that fails. Like a good worker, it
+/// tokenises ahead of the pass, and publishes with confirms in flight.
 pub async fn halve(url: &str, queue: &str, model: &Path, threads: usize) -> anyhow::Result<()> {
     let (engine, device) = load(model, threads)?;
     device.inject(format!("above={LIMIT_BYTES}").parse().map_err(anyhow::Error::msg)?);
@@ -179,8 +179,8 @@ pub fn skewed(texts: &[String]) -> Vec<String> {
     (0..texts.len()).map(|n| text([8, 12, 10, 16, 9, 11, 40, 60, 50, 300][n % 10])).collect()
 }
 
-/// Milliseconds that an out-of-memory adds to a job of two items on an idle worker, and how many jobs of a backlog are
-/// answered before one that ran out and went back.
+/// The cost of an out-of-memory: the milliseconds that it adds to a job of two items on an idle worker, and the jobs of a backlog
+/// that are answered before the job that was requeued.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Again {
     pub queue_type: &'static str,

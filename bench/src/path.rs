@@ -34,11 +34,11 @@ pub struct Row {
     pub prefetch: u16,
     pub bare: Speed,
     pub worker: Speed,
-    /// Of the rates.
+    /// The worker's rate divided by that of the loop.
     pub ratio: f64,
 }
 
-/// How fast a process took jobs, and what it cost it.
+/// How fast a process took jobs, and what each job cost the process.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Speed {
     pub jobs_per_s: f64,
@@ -139,7 +139,7 @@ async fn measure(
     Ok(Speed { jobs_per_s: (jobs - 1) as f64 / seconds, cpu_us_per_job })
 }
 
-/// Deletes a model's queues: their type may have to be another.
+/// Deletes a model's queues, because the next measurement may need another queue type.
 pub async fn forget_queues(channel: &Channel, model: &str) -> lapin::Result<()> {
     let queues = [
         jobs_queue(model),

@@ -104,8 +104,8 @@ pub async fn figures<T: DeserializeOwned>(command: &mut Command) -> anyhow::Resu
     serde_json::from_str(line).with_context(|| format!("{line:?} are no figures"))
 }
 
-/// Runs a program, and kills its process group when standard input ends. A job of a shell that is not interactive stays in the
-/// shell's group.
+/// Runs a program in the background, and kills the process group when standard input ends. In a shell that is not interactive a
+/// background program stays in the shell's process group.
 const KEEPER: &str = "\"$@\" & read -r _; kill -KILL 0";
 
 /// A program that starts processes itself. All of them end with this value, and also when this process is killed: the kernel closes the
@@ -143,7 +143,7 @@ impl Group {
 mod tests {
     use super::*;
 
-    /// Whether a process runs; one that nobody has asked for its end does not.
+    /// Whether a process runs. A zombie does not.
     fn runs(pid: &str) -> bool {
         let stat = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat"));
         stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, fields)| !fields.starts_with('Z')))
@@ -157,7 +157,7 @@ mod tests {
         }
     }
 
-    /// What the kernel does when this process is killed, dropping does: it closes the pipe.
+    /// A drop closes the pipe, as the kernel does when this process is killed.
     #[tokio::test]
     async fn a_group_ends_with_its_pipe() {
         let file = std::env::temp_dir().join(format!("vramq-bench-group-{}", std::process::id()));

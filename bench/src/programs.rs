@@ -23,10 +23,10 @@ const TEXTS: [usize; 2] = [1, 32];
 /// Jobs of a measurement of models that do nothing.
 const NO_OP_JOBS: usize = 5_000;
 
-/// As many items are in a pass as LitServe is given requests in a batch.
+/// Items in a pass: as many as requests in a batch of LitServe.
 const ITEMS_MAX: usize = 64;
 
-/// Clients of LitServe at a time: its batches can be full.
+/// Concurrent clients of LitServe: enough to fill its batches.
 const CLIENTS: usize = 64;
 
 /// The same jobs by several means.
@@ -35,7 +35,7 @@ pub struct Row {
     pub texts: usize,
     pub by: &'static str,
     pub jobs_per_s: f64,
-    /// The rate of vramq's process model over this one's.
+    /// The rate of vramq's process model divided by the rate of this row.
     pub process_is: f64,
 }
 
@@ -135,7 +135,7 @@ async fn through(setup: &Setup, config: &Path, texts: &[String], each: usize) ->
     let seconds = started.elapsed().as_secs_f64();
     process::stop(&mut served).await?;
     connection.close(200, "done".into()).await?;
-    // As for the others: the last job may be shorter.
+    // Computed as for the others, although the last job may be shorter.
     Ok(texts.len() as f64 / each as f64 / seconds)
 }
 

@@ -21,11 +21,11 @@ use crate::end_to_end::{Caller, job, publish};
 use crate::process;
 use crate::share::{self, Link, MODEL, Setup};
 
-/// Between the jobs whose replies are refused: 20 in a second.
+/// Time between two jobs whose replies are rejected: 20 jobs in a second.
 const EVERY: Duration = Duration::from_millis(50);
 
-/// The measured jobs, of one text, and the time between two of them: 20 s, in which a job that held its slot for as long as its reply
-/// is refused would keep it the whole time.
+/// Number of measured jobs, each of one text, and the time between two of them. Together they take 20 s. A job that kept its slot
+/// while its reply is rejected would keep it for all that time.
 const JOBS: usize = 200;
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -38,7 +38,7 @@ pub struct Row {
     pub beside_refused: bool,
     pub p50_ms: f64,
     pub p95_ms: f64,
-    /// Times the p95 of an undisturbed caller, in the same run.
+    /// The p95 divided by that of an undisturbed caller in the same run.
     pub over_undisturbed: f64,
 }
 
@@ -92,7 +92,7 @@ async fn waits(setup: &Setup<'_>, management: &str, beside_refused: bool) -> any
     if let Some(other) = other {
         other.stop().await?;
     }
-    // What is left of the other caller's jobs is of no use.
+    // The other caller's remaining jobs are not needed.
     served.kill().await?;
     share::forget(&link.channel).await?;
     forget_delays(&link.channel).await?;
@@ -137,13 +137,13 @@ impl Other {
     async fn stop(self) -> anyhow::Result<()> {
         anyhow::ensure!(!self.publishing.is_finished(), "the other caller stopped: the figures mean nothing");
         self.publishing.abort();
-        // Its end: the connection must not be closed under a publish.
+        // Wait for the publisher's end: the connection must not be closed during a publish.
         let _ = self.publishing.await;
         Ok(self.link.connection.close(200, "done".into()).await?)
     }
 }
 
-/// Declares the queue, and publishes to it until it takes no more.
+/// Declares the queue, and fills it until it rejects publishes.
 async fn fill(channel: &Channel) -> anyhow::Result<()> {
     let mut arguments = FieldTable::default();
     arguments.insert("x-max-length".into(), AMQPValue::LongInt(1));

@@ -23,11 +23,11 @@ pub(crate) const MODEL: &str = "bench-share";
 /// Workers on one backlog.
 const WORKERS: [usize; 3] = [1, 2, 4];
 
-/// Texts of a job of the backlog: small beside a pass, so that shares are not a matter of a few jobs.
+/// Texts of a job of the backlog. Jobs are small beside a pass, so that one job more or less hardly changes a share.
 const JOB_TEXTS: usize = 8;
 
-/// Texts of the backlog for devices that leave the CPU alone: some 20 s of one device, so that the last pass of each
-/// worker is a small part also of the time that four of them take.
+/// Texts of the backlog for devices that do not use the CPU. One device takes about 20 s for them. So each worker's last pass is a
+/// small part of the time even with four workers.
 const STEADY_TEXTS: usize = 8_000;
 /// Items of their passes.
 const STEADY_ITEMS_MAX: usize = 16;
@@ -57,7 +57,7 @@ pub struct Row {
     pub on: &'static str,
     pub workers: usize,
     pub sentences_per_s: f64,
-    /// Times the rate of one worker.
+    /// The rate divided by that of one worker.
     pub over_one: f64,
     /// The smallest part of the jobs that a worker ran, times the number of workers: 1 is an equal share.
     pub least_share: f64,
@@ -69,7 +69,7 @@ pub struct Latency {
     pub beside_bulk: bool,
     pub p50_ms: f64,
     pub p95_ms: f64,
-    /// The mean of all passes that ran meanwhile.
+    /// The mean duration of all passes during the measurement.
     pub pass_ms: f64,
 }
 
@@ -150,7 +150,7 @@ async fn backlog(
     let mut served = (0..workers).map(start).collect::<anyhow::Result<Vec<_>>>()?;
     process::wait_for_consumer(&link.connection, &jobs_queue(MODEL)).await?;
     let jobs: Vec<_> = texts.chunks(JOB_TEXTS).map(|texts| job(MODEL, texts)).collect();
-    // Until each of them has answered: then all are loaded, warm, and know what a job costs.
+    // Once each worker has answered, all are loaded and warm, and know what a job costs.
     let mut warm = BTreeMap::new();
     while warm.len() < workers {
         publish(&link.channel, &link.queue, &jobs[..jobs.len().min(4 * workers)], None, Caller::Unknown)
@@ -190,7 +190,7 @@ async fn latency(setup: &Setup<'_>, beside_bulk: bool) -> anyhow::Result<Latency
         let texts: Vec<_> = setup.texts.iter().cycle().take(BULK_TEXTS).cloned().collect();
         let jobs = vec![job(MODEL, &texts); BULK_JOBS];
         publish(&of_bulk.channel, &of_bulk.queue, &jobs, None, Caller::Unknown).await?;
-        // A part of a reply: the load is under way.
+        // The first part of a reply shows that the load is under way.
         next(&mut of_bulk.incoming).await?;
     }
     let one = setup.texts.first().context("no texts")?.clone();
@@ -211,7 +211,7 @@ async fn latency(setup: &Setup<'_>, beside_bulk: bool) -> anyhow::Result<Latency
             "the bulk load ended before the small jobs: the figures mean nothing"
         );
     }
-    // What is left of the bulk load is of no use.
+    // The rest of the bulk load is not needed.
     served.kill().await?;
     forget(&link.channel).await?;
     of_bulk.connection.close(200, "done".into()).await?;

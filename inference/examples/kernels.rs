@@ -20,11 +20,11 @@ const EMBEDDED: [(ElementType, (u32, u32)); 4] = [
     (ElementType::Bf16, (8, 0)),
 ];
 
-/// The version of PTX that the text says it is of: that of CUDA 11.4, the oldest whose drivers this program takes. NVRTC writes
-/// its own, which older drivers refuse; nothing in the kernels is newer than 7.0.
+/// The PTX version that the text declares: that of CUDA 11.4, the oldest whose drivers this program supports. NVRTC declares its
+/// own version, which older drivers reject, although the kernels need nothing newer than 7.0.
 const PTX_VERSION: &str = ".version 7.4";
 
-/// Of what a report is made.
+/// The architectures of a report.
 const ARCHITECTURES: [(u32, u32); 7] = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)];
 
 fn main() -> Result<()> {
@@ -33,7 +33,7 @@ fn main() -> Result<()> {
         [folder, command @ ..] if !command.is_empty() => (folder, command),
         _ => anyhow::bail!("usage: kernels FOLDER-OF-NVRTC embed TO | report"),
     };
-    // As a driver of any version would have it.
+    // As for a driver of any version.
     let libraries = Libraries::open(i32::MAX, Some(Path::new(folder)));
     let nvrtc = libraries.nvrtc.context("open NVRTC")?;
     eprintln!("NVRTC {:?} at {}", compile::version(), nvrtc.path.display());

@@ -14,7 +14,7 @@ const DIGITS: usize = 16;
 pub struct RevisionHash(Sha256);
 
 impl RevisionHash {
-    /// Adds a text under a name. Lengths are hashed too, so that no two lists of texts are alike.
+    /// Adds bytes under a name. Lengths are hashed too, so that different lists never hash the same bytes.
     pub fn add(&mut self, name: &str, bytes: &[u8]) {
         for part in [name.as_bytes(), bytes] {
             self.0.update((part.len() as u64).to_le_bytes());
@@ -32,7 +32,7 @@ impl RevisionHash {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
         };
-        // By its digest: its length need not be known before.
+        // Hashed by digest, so that the length need not be known before.
         let mut content = Sha256::new();
         let mut buffer = vec![0; 1 << 20];
         loop {

@@ -31,24 +31,24 @@ fn count(bytes: usize) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller's word.
+        // SAFETY: by this function's contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller's word.
+        // SAFETY: by this function's contract.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size);
-        // SAFETY: the caller's word.
+        // SAFETY: by this function's contract.
         unsafe { System.realloc(start, layout, size) }
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        // SAFETY: the caller's word.
+        // SAFETY: by this function's contract.
         unsafe { System.dealloc(start, layout) };
     }
 }
@@ -56,7 +56,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes of all allocations that `work` makes, never mind what it frees, and of the largest.
+/// Runs `work`. Returns its result, the bytes of all its allocations (frees do not count), and the bytes of the largest.
 fn counted<T>(work: impl FnOnce() -> T) -> (T, usize, usize) {
     ALL.store(0, SeqCst);
     LARGEST.store(0, SeqCst);
@@ -66,30 +66,30 @@ fn counted<T>(work: impl FnOnce() -> T) -> (T, usize, usize) {
     (value, ALL.load(SeqCst), LARGEST.load(SeqCst))
 }
 
-/// Besides its arena a pass makes the vectors that it returns, and keeps book of its items: lengths, order, owners,
-/// the outputs' frames. The threads' wake-up is in the constant.
+/// Bytes that a pass allocates besides its arena: the vectors that it returns, and for each item its length, order, owner and
+/// output. The constant covers the wake-up of the threads.
 fn besides_the_arena(items: usize, hidden: usize) -> usize {
     items * (hidden * 4 + size_of::<Output>() + 56) + 1024
 }
 
 #[test]
 fn a_pass_allocates_its_plan_and_its_results_and_nothing_else() {
-    // One of the smallest layers, one whose feed-forward is gated, one whose heads are wider than their share.
-    // One whose vectors are sparse, of which an output has two numbers for each element, made of two more.
+    // The smallest layers; a gated feed-forward; heads wider than their share; sparse vectors. An output of sparse vectors has two
+    // numbers for each element, made of two more.
     for (name, numbers) in [("tiny-mean", 1), ("tiny-modernbert", 1), ("tiny-qwen3", 1), ("tiny-splade", 5)] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
         takes_its_plan(&folder, numbers);
     }
 }
 
-/// `numbers` that each element of a vector takes besides the arena.
+/// `numbers`: how many numbers each element of a vector takes besides the arena.
 fn takes_its_plan(folder: &Path, numbers: usize) {
     for threads in [1, 2, 3] {
         let device = CpuDevice::new(1 << 28, threads).unwrap();
         let encoder = Encoder::load(&Source::Folder(folder.to_owned()), Arc::clone(&device)).unwrap();
         let inputs: Vec<Input> = (0..500).map(|n| Input::Text("some words ".repeat(1 + n % 9))).collect();
         let items = encoder.prepare(&inputs, &Params::default()).unwrap();
-        // The pool's threads may be starting still; what that allocates is not of a pass.
+        // Threads of the pool may still be starting. What they allocate does not belong to a pass.
         encoder.run(&items[..threads]).unwrap();
         for count in [1, 2, 7, 100, 500] {
             let items = &items[..count];

@@ -33,7 +33,7 @@ struct Reference {
     inputs: Vec<Vec<String>>,
     tokens: Vec<Vec<u32>>,
     logits: Vec<Vec<f32>>,
-    /// As `CrossEncoder.predict` makes them by default, of the pairs, which come first.
+    /// The scores of the pairs, which come first, as `CrossEncoder.predict` computes them by default.
     scores: Vec<Vec<f32>>,
 }
 
@@ -293,7 +293,7 @@ fn what_a_head_has_and_this_engine_does_not_is_refused_by_name() {
     }
 }
 
-/// What transformers takes where a file does not say.
+/// Missing keys mean transformers' defaults.
 #[test]
 fn what_a_head_does_not_say_is_the_default_of_transformers() {
     let none = Params::default();

@@ -13,7 +13,7 @@ use vramq_inference::engine::encoder::{Encoder, Source};
 use vramq_inference::engine::{Engine, Item};
 use vramq_schemas::{Input, Params};
 
-/// The system's allocator; it knows how much is allocated, and how much was at most.
+/// The system's allocator, with counts of the bytes allocated now and at most.
 struct Counting;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
@@ -27,13 +27,13 @@ fn grown(bytes: usize) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         grown(layout.size());
-        // SAFETY: the caller's word.
+        // SAFETY: by this function's contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
         NOW.fetch_sub(layout.size(), SeqCst);
-        // SAFETY: the caller's word.
+        // SAFETY: by this function's contract.
         unsafe { System.dealloc(start, layout) };
     }
 }
@@ -63,7 +63,7 @@ fn prepared(encoder: &Encoder, text: String) -> (Result<Vec<Item>, String>, usiz
     (items, MOST.load(SeqCst) - before)
 }
 
-/// Tokenizers that are not WordPiece: of all that they read, a bounded part is tokenised.
+/// Tokenizers that are not WordPiece tokenise only a bounded part of what they read.
 #[test]
 fn a_text_takes_bounded_memory_with_every_tokenizer() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,14 +85,14 @@ fn a_text_takes_bounded_memory_with_every_tokenizer() {
             assert!(grown < 100 * MIB, "{fixture}: {piece:?} takes {grown} bytes");
             let items = match items {
                 Ok(items) => items,
-                // Characters that a small vocabulary does not have are one unknown token, however many.
+                // Characters outside a small vocabulary are one unknown token, however many there are.
                 Err(refused) if piece.starts_with('中') && refused.contains("fewer than the") => continue,
                 Err(refused) => panic!("{fixture}: {piece:?}: {refused}"),
             };
             let [Item::Tokens { ids, .. }] = &items[..] else { panic!("{items:?}") };
             assert_eq!(ids.len(), tokens, "{fixture}: {piece:?}");
         }
-        // Of an endless word nobody knows the first tokens but who reads it to its end: all of it, or none.
+        // The first tokens of an endless word are known only at its end, so it takes all of the text or none.
         let (items, grown) = prepared(&encoder, "x".repeat(TEXT));
         assert!(grown < 100 * MIB, "{fixture}: an endless word takes {grown} bytes");
         if let Err(refused) = items {

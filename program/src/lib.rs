@@ -1,5 +1,5 @@
-//! What the command lines of programs share: the commands `completions`, which writes shell completions, and `man`, which writes
-//! manual pages; and flags of the programs with a configuration file.
+//! Commands and flags that all programs share: `completions` writes shell completions, `man` writes manual pages, and `options` has
+//! the flags of programs with a configuration file.
 
 // Nothing that a message, a peer or a device does may panic.
 #![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
@@ -42,8 +42,8 @@ pub fn manual_help(program: &str) -> String {
 }
 
 impl Completions {
-    /// Writes the completions of the program whose commands `C` has. A reader that closes the pipe early (`| head`) has what it
-    /// wanted: that is no error.
+    /// Writes the shell completions of the program that `C` describes. A reader that closes the pipe early (`| head`) causes no
+    /// error.
     ///
     /// # Errors
     /// Standard output cannot be written to.

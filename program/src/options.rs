@@ -35,11 +35,11 @@ impl BrokerOptions {
     }
 }
 
-/// The levels of a filter of the log. It also takes their numbers.
+/// Names of log levels. A filter may also give a level as a number, 0 to 5.
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// A filter of the log, if each of its words without `=` is a level. A word that is none would name a target, and nothing else would be
-/// logged any more: so would end the log of who misspells a level.
+/// Checks a log filter: each word without `=` must be a level. The log takes any other word as a target and then logs nothing else,
+/// so a misspelled level would silence it.
 ///
 /// # Errors
 /// A word is no level.
@@ -51,7 +51,7 @@ pub fn log_filter(directives: &str) -> Result<String, String> {
         let is_word_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
         !directive.is_empty() && directive.chars().all(is_word_char)
     });
-    // The names of a span's fields stand between commas, too.
+    // A filter with `[` may list fields of a span, which commas separate too. Its words are not checked.
     match words.find(|word| !directives.contains('[') && !is_level(word)) {
         None => Ok(directives.to_owned()),
         Some(word) => Err(format!(

@@ -18,7 +18,7 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
         [100, 64..=127, ..] | [172, 16..=31, ..] | [198, 18..=19, ..] => true,
         // Protocol assignments, documentation, the relays of 6to4.
         [192, 0, 0 | 2, _] | [198, 51, 100, _] | [203, 0, 113, _] | [192, 88, 99, _] => true,
-        // The host's agent in Azure, which gives secrets of the machine: public by its number alone.
+        // Azure's host agent, which hands out secrets of the machine. Only its number looks public.
         [168, 63, 129, 16] => true,
         // Multicast, reserved, broadcast.
         [224..=255, ..] => true,
@@ -32,7 +32,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         return is_public_v4(inner);
     }
     match address.segments() {
-        // NAT64 and 6to4 hold the address that is really asked.
+        // NAT64 and 6to4 addresses contain the IPv4 address that a connection reaches.
         [0x64, 0xff9b, 0, 0, 0, 0, a, b] => is_public_v4(joined(a, b)),
         [0x2002, a, b, ..] => is_public_v4(joined(a, b)),
         // Protocol assignments (Teredo among them), documentation.

@@ -21,7 +21,7 @@ const PIECE_BYTES: usize = 64 * 1024;
 pub struct Access {
     /// The most bytes that it may have.
     pub bytes_max: u64,
-    /// Addresses inside the machine or its networks are connected to as well. Only for http and https.
+    /// Addresses of this machine and of private networks are allowed too. Only for http and https.
     pub is_private: bool,
     /// How object stores are reached. Its timeout is that of web servers, too.
     pub cloud: CloudOptions,
@@ -36,7 +36,7 @@ pub enum DownloadError {
     Denied(String),
     #[error("{0}")]
     Missing(String),
-    /// The bytes have another digest than the reference says. They were written anyway.
+    /// The bytes do not have the reference's digest. They were written all the same.
     #[error("{0}")]
     Mismatch(String),
     #[error("{0}")]
@@ -60,11 +60,11 @@ impl From<Fault> for DownloadError {
     }
 }
 
-/// Writes the bytes of a reference as they come, and checks their digest at the end if the reference has one. How many there were.
-/// Blocks: for threads of a tokio runtime that may.
+/// Writes the bytes of a reference as they arrive, then checks their digest if the reference has one. Returns the number of bytes.
+/// Blocks: call it from a thread of a tokio runtime that may block.
 ///
 /// # Errors
-/// The text is no reference, the store does not give its bytes, there are too many, they are others, or they cannot be written.
+/// The text is not a reference, the store does not return the object, the object is too large or has another digest, or `to` fails.
 pub fn download(text: &str, access: &Access, to: &mut impl Write) -> Result<u64, DownloadError> {
     let reference = Reference::parse(text).map_err(|error| match error {
         InvalidReference::Malformed(what) => DownloadError::Invalid(what),
@@ -134,7 +134,7 @@ fn open(
     }
 }
 
-/// Opens a file to read. A pipe is not waited for, and a terminal not taken.
+/// Opens a file for reading. Does not wait for a writer of a pipe, and does not take over a terminal.
 fn open_file(path: &Path) -> io::Result<File> {
     let flags = OFlags::NONBLOCK.union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
     Ok(openat(CWD, path, OFlags::RDONLY.union(flags), Mode::empty())?.into())
@@ -171,7 +171,7 @@ mod tests {
         assert!(matches!(downloaded(&itself, 4), Err(DownloadError::Denied(_))));
         let pipe = folder.path().join("pipe");
         rustix::fs::mknodat(CWD, &pipe, rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
-        // Nobody writes to it: it must not be waited for.
+        // The pipe has no writer, and `download` must not wait for one.
         let pipe = format!("file://{}", pipe.display());
         assert!(matches!(downloaded(&pipe, 4), Err(DownloadError::Denied(_))));
     }

@@ -14,10 +14,10 @@ use rustix::io::Errno;
 
 use crate::Fault;
 
-/// What a step of the way is opened with: only to go on from there.
+/// How a folder on the way to a file is opened: only to continue from there.
 const STEP: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// What a file is opened with. A pipe is not waited for, and a terminal not taken.
+/// How a file is opened: without waiting for a writer of a pipe, and without taking over a terminal.
 const READ: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::NONBLOCK)
@@ -47,7 +47,7 @@ impl Folder {
         }
     }
 
-    /// Writes a file of the root, over one of the same name. It has its name only when it is complete and on disk.
+    /// Writes a file in the root folder, and replaces one of the same name. The file gets its name when it is complete and on disk.
     ///
     /// # Errors
     /// The error of the file system.
@@ -59,7 +59,7 @@ impl Folder {
             .and_then(|()| Ok(renameat(&root, &partial, &root, name)?))
             .and_then(|()| Ok(fsync(&root)?));
         if written.is_err() {
-            // Best effort: it may not even be there.
+            // Best effort: the partial file may not exist.
             let _ = unlinkat(&root, &partial, AtFlags::empty());
         }
         written
@@ -69,7 +69,7 @@ impl Folder {
         &self.root
     }
 
-    /// A missing root is a disk that is not mounted, not a fault of the job.
+    /// A missing root means that a disk is not mounted: the job is not at fault.
     fn open_root(&self) -> Result<OwnedFd, Fault> {
         let root = openat(CWD, &self.root, STEP, Mode::empty());
         root.map_err(|error| unavailable(&self.root.display().to_string(), error))

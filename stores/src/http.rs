@@ -10,8 +10,8 @@ use crate::Fault;
 use crate::address::is_public;
 use crate::reference::Reference;
 
-/// How long a connection may take to come: a server that works answers within a round trip, and one lost packet is sent again after
-/// one second, then two.
+/// How long connecting may take. A working server answers within a round trip; a lost packet is sent again after one second, then
+/// two.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// A client of one store.
@@ -34,13 +34,13 @@ impl HttpStore {
         Self { agent }
     }
 
-    /// Asks for an object. Gives its bytes as they come, and their length if the server says it. Blocks.
+    /// Fetches an object. Returns a stream of its bytes, and its length in bytes if the server names one. Blocks.
     ///
     /// # Errors
-    /// The server, or the way there, does not give it.
+    /// The server cannot be reached, or rejects the request.
     pub fn get(&self, reference: &Reference) -> Result<(Box<dyn Read + Send>, Option<u64>), Fault> {
         let shown = reference.shown();
-        // Unpacked it could be a thousand times as large, and would have another digest.
+        // A compressed body has another digest, and may unpack to a thousand times its size.
         let request = self.agent.request_url("GET", &reference.url).set("Accept-Encoding", "identity");
         let response = match request.call() {
             Ok(response) => response,
@@ -57,7 +57,7 @@ impl HttpStore {
     }
 }
 
-/// The addresses of a host that may be connected to: those and no others are, whatever the name stands for a moment later.
+/// The addresses of a host that the client may connect to. It connects to no other, even if the name changes a moment later.
 fn resolve(authority: &str, is_private: bool) -> io::Result<Vec<SocketAddr>> {
     let mut addresses: Vec<_> = authority.to_socket_addrs()?.collect();
     let found = addresses.len();
@@ -72,7 +72,7 @@ fn of_status(status: u16, shown: &str) -> Fault {
     match status {
         300..=399 => Fault::Denied(format!("{shown} is a redirect ({status}), which is not followed")),
         404 | 410 => Fault::Missing(format!("the server has no {shown} ({status})")),
-        // It asks for more time, or for fewer requests.
+        // The server asks for more time, or for fewer requests.
         408 | 425 | 429 | 500..=599 => {
             Fault::Unavailable(format!("the server answers {shown} with {status}"))
         }
@@ -87,7 +87,7 @@ fn of_transport(error: &ureq::Transport, shown: &str) -> Fault {
     if error.kind() == ErrorKind::Dns && kind == Some(io::ErrorKind::PermissionDenied) {
         return Fault::Denied(format!("{shown} is at a private address, which its store does not allow"));
     }
-    // Not as the error itself would show it, which is with the URL's query.
+    // The error itself would show the URL with its query, so only its source is shown.
     let why = source.map(|source| format!(": {source}")).unwrap_or_default();
     Fault::Unavailable(format!("get {shown}: {}{why}", error.kind()))
 }

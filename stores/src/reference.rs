@@ -29,7 +29,7 @@ pub struct Reference {
     pub segments: Vec<Vec<u8>>,
     /// The digest that the bytes must have.
     pub sha256: Option<[u8; 32]>,
-    /// For who reads the bytes elsewhere.
+    /// For the program that reads the bytes.
     pub media_type: Option<String>,
 }
 
@@ -95,7 +95,7 @@ impl Reference {
         shown(&self.url)
     }
 
-    /// Whether bytes are those that are referred to, as far as it says. The error names both digests.
+    /// Whether bytes have the reference's digest. Any bytes do if it has none. The error names both digests.
     ///
     /// # Errors
     /// They have another digest.
@@ -137,8 +137,8 @@ pub fn origin(url: &Url) -> (&str, Option<&str>, Option<u16>) {
     (url.scheme(), url.host_str(), url.port_or_known_default())
 }
 
-/// A segment that is not a name of an entry: a server, or the system, may take it for several segments or for a way out. Servers of Java
-/// take what follows a semicolon for a parameter of the segment, and `..;` for the folder above.
+/// Whether a segment is not a plain name: a server or the system may read it as several segments, or as a way out of the folder.
+/// Java servers take the text after a semicolon as a parameter, and `..;` as the folder above.
 fn is_odd(segment: &[u8]) -> bool {
     let name = segment.split(|byte| *byte == b';').next().unwrap_or_default();
     segment.is_empty()
@@ -149,7 +149,7 @@ fn is_odd(segment: &[u8]) -> bool {
 fn shown(url: &Url) -> String {
     let mut url = url.clone();
     url.set_query(None);
-    // An `Err`: it can have none.
+    // `Err` means that the URL cannot have a password.
     let _ = url.set_password(None);
     let _ = url.set_username("");
     url.into()

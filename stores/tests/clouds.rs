@@ -24,7 +24,7 @@ const CONTAINER: &str = "jobs";
 struct Server(Child);
 
 impl Server {
-    /// Starts it; and its port, which it prints.
+    /// Starts the server. Returns it and the port that it prints.
     fn start(command: &mut Command) -> (Self, u16) {
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut server = Self(child.unwrap_or_else(|error| panic!("start {command:?}: {error}")));
@@ -36,7 +36,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The end of its input is what it ends with, and what it has started.
+        // The server, and all that it has started, ends when its standard input is closed.
         drop(self.0.stdin.take());
         let _ = self.0.wait();
     }

@@ -32,7 +32,7 @@ impl AnyDevice {
         }
     }
 
-    /// Takes the newest reading of the memory, for those who compute by it. Waits for the device.
+    /// Reads the memory figures now, for callers that compute with them. Waits for the device.
     ///
     /// # Errors
     /// The device is lost.
@@ -54,7 +54,7 @@ impl AnyDevice {
         })
     }
 
-    /// As event loop and admission know it.
+    /// The device as the event loop and admission see it.
     pub fn shared(&self) -> Arc<dyn Device> {
         match self {
             Self::Cpu(device) => Arc::<CpuDevice>::clone(device),

@@ -31,7 +31,7 @@ pub struct CpuDevice {
 /// Why a [`CpuDevice`] gave no buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AllocError {
-    /// The budget has no room: the device's kind of running out, which shrinking a pass cures.
+    /// The budget has no room. A smaller pass may fit.
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
     /// The budget had room but the machine did not: `memory_mib` promises more than there is.
@@ -147,8 +147,8 @@ impl CpuDevice {
         self.pool.current_num_threads()
     }
 
-    /// Runs `work(rank)` once on every thread, all at the same time: they may wait for each other. Returns when
-    /// all have ended; one call at a time, others wait.
+    /// Runs `work(rank)` once on every thread, all at the same time, so that the calls may wait for each other. Returns when all
+    /// have ended. Concurrent callers run one after the other.
     pub fn on_all_threads<F: Fn(usize) + Sync>(&self, work: F) {
         let _alone = self.pass.lock().unwrap_or_else(PoisonError::into_inner);
         self.pool.broadcast(|thread| work(thread.index()));
@@ -169,7 +169,7 @@ impl Device for CpuDevice {
     }
 
     fn trim(&self) {
-        // Arenas are freed after every pass; what is left is what the C library keeps of them.
+        // Every pass frees its arena, but the C library may keep that memory.
         #[cfg(target_env = "gnu")]
         // SAFETY: has no preconditions; it may be called from any thread at any time (malloc_trim(3)).
         unsafe {
@@ -193,7 +193,7 @@ impl Device for CpuDevice {
         self.ledger.note_programs(bytes);
     }
 
-    /// Programs find a GPU nowhere: the CPU is the device.
+    /// Hides all GPUs from programs: the CPU is the device.
     fn program_env(&self) -> Vec<(String, String)> {
         vec![("CUDA_VISIBLE_DEVICES".to_owned(), String::new())]
     }
@@ -219,9 +219,9 @@ pub struct Buffer {
     share: Share,
 }
 
-// SAFETY: a buffer owns its memory alone, like a `Box<[u8]>`; a raw pointer is all that keeps the auto traits off.
+// SAFETY: a buffer owns its memory exclusively, like a `Box<[u8]>`. Only the raw pointer suppresses the auto traits.
 unsafe impl Send for Buffer {}
-// SAFETY: as above; a shared buffer hands out a raw pointer, and using that is `unsafe` at its user's word.
+// SAFETY: as above. A shared buffer only hands out a raw pointer, and using that needs `unsafe`.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
@@ -260,7 +260,7 @@ impl fmt::Debug for Buffer {
 #[repr(align(64))]
 struct AlignedByte;
 
-/// Bytes taken from the ledger, given back on drop; so they come back whatever fails after the taking.
+/// Bytes taken from the ledger. A drop returns them, also when a later step fails.
 struct Share {
     ledger: Arc<Ledger>,
     bytes: u64,

@@ -7,11 +7,11 @@ use std::sync::{Mutex, PoisonError};
 /// Which allocations of passes fail, though the device has room.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
-    /// `skip=N,fail=M`: after `skip` good ones, `fail` bad ones, as if a byte were missing; then all are good.
+    /// `skip=N,fail=M`: `skip` allocations succeed, then `fail` allocations fail as if one byte were missing, then all succeed.
     Window { skip: u64, fail: u64 },
-    /// `random=P,seed=S`: each with probability `P`, though the device says that it has room: another process was faster.
+    /// `random=P,seed=S`: each fails with probability `P` although the device has room, as if another process had been faster.
     Random { probability: f64, seed: u64 },
-    /// `above=BYTES`: those that are larger, as if so much were free.
+    /// `above=BYTES`: larger ones fail, as if only this much were free.
     Above { bytes: u64 },
     /// `leak=BYTES`: none fails, but each keeps so many bytes for ever.
     Leak { bytes: u64 },
@@ -55,8 +55,8 @@ impl Injection {
         Self { fault, state: Mutex::new(state) }
     }
 
-    /// Whether the next allocation, of so many bytes, fails; with the free bytes and the bytes of other processes to report then, when
-    /// `free` and `foreign` really are.
+    /// Whether the next allocation of `bytes` fails. If so, returns the free bytes and the bytes of other processes to report;
+    /// `free` and `foreign` are the real ones.
     pub fn refuses(&self, bytes: u64, free: u64, foreign: u64) -> Option<(u64, u64)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match self.fault {

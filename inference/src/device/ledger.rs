@@ -27,8 +27,7 @@ const FILE_BYTES: usize = HEADER_BYTES + HOLDERS_MAX * HOLDER_BYTES;
 /// The account of a device's memory. Bytes are taken before they are allocated and returned after they are freed.
 #[derive(Debug)]
 pub enum Ledger {
-    /// The device belongs to this process.
-    /// `programs` is what other programs take of it that know of no ledger, as was last seen.
+    /// The device belongs to this process. `programs` is what its programs, which use no ledger, held at the last look.
     Own { total: u64, used: AtomicU64, programs: AtomicU64 },
     /// Processes that name the same file share the device.
     Shared(Shared),
@@ -37,7 +36,7 @@ pub enum Ledger {
 /// A ledger in a file. Every process has a row in it; the row of one that died counts for nothing.
 #[derive(Debug)]
 pub struct Shared {
-    /// Locked by `flock` while it is read and written, besides the mutex, which is for this process's own threads.
+    /// Locked by `flock` for each access. The mutex keeps this process's own threads apart.
     file: Mutex<File>,
     path: PathBuf,
     row: usize,
@@ -119,7 +118,7 @@ impl Ledger {
         }
     }
 
-    /// What these processes hold together: by their rows in the file, or else what is resident of them.
+    /// Bytes that these processes hold together: by their rows in the file, or else their resident memory.
     pub fn held_by(&self, pids: &[i32]) -> u64 {
         match self {
             Self::Own { .. } => pids.iter().map(|pid| process_tree::resident_bytes(*pid)).sum(),
@@ -127,7 +126,7 @@ impl Ledger {
         }
     }
 
-    /// Takes note of what the worker's programs hold, as [`held_by`](Self::held_by) tells it. A file has it already.
+    /// Records what the worker's programs hold, as [`held_by`](Self::held_by) returns it. A shared file has that already.
     pub fn note_programs(&self, bytes: u64) {
         if let Self::Own { programs, .. } = self {
             programs.store(bytes, Ordering::Release);
@@ -199,7 +198,7 @@ impl Shared {
         Holder { bytes, ..Holder::this_process()? }.write(file, self.row)
     }
 
-    /// Acts on the file while nobody else does; `None`, and a line in the log, if that is not possible.
+    /// Runs `act` on the file while no other process uses it. `None`, with a line in the log, if that fails.
     fn locked<T>(&self, act: impl FnOnce(&Table<'_>) -> io::Result<T>) -> Option<T> {
         let file = self.file();
         let acted = file.lock().and_then(|()| {
@@ -214,7 +213,7 @@ impl Shared {
             .ok()
     }
 
-    /// The lock guards nothing that a panic could leave half done.
+    /// A poisoned lock is usable: no panic leaves the file half changed.
     fn file(&self) -> MutexGuard<'_, File> {
         self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -278,7 +277,7 @@ impl<'a> Table<'a> {
         self.others(row).map(|holder| holder.bytes).fold(0, u64::saturating_add)
     }
 
-    /// The same without those that died, which takes a look at every process.
+    /// The same without dead processes. Checks each process in `/proc`.
     fn held_by_living_others(&self, row: usize) -> u64 {
         self.others(row).filter(Holder::is_alive).map(|holder| holder.bytes).fold(0, u64::saturating_add)
     }

@@ -26,7 +26,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Bytes that the passes which run now hold: they come back when these end.
     fn active_pass_bytes(&self) -> u64;
 
-    /// Gives back to the system what is kept for the next pass, at once or soon.
+    /// Returns memory that is kept for the next pass to the system, at once or soon.
     fn trim(&self);
 
     /// Why it is unusable until the process restarts; `None` if it is usable. Does not wait for it.
@@ -35,10 +35,10 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// The newest readings of its sensors, if it has some and they can be read.
     fn telemetry(&self) -> Option<Telemetry>;
 
-    /// What these processes hold of it together; nothing, if it cannot tell processes apart. May take milliseconds.
+    /// Bytes that these processes hold on the device together; `None` if it cannot tell processes apart. May take milliseconds.
     fn held_by(&self, pids: &[i32]) -> Option<u64>;
 
-    /// Takes note of what the worker's own programs hold, for a device that does not notice by itself.
+    /// Records what the worker's own programs hold, for a device that cannot see it.
     fn note_programs(&self, _bytes: u64) {}
 
     /// What programs need in their environment to find this device, and no other.
@@ -46,6 +46,6 @@ pub trait Device: Send + Sync + fmt::Debug {
         Vec::new()
     }
 
-    /// What keeps passes of other processes off it.
+    /// The lock that keeps passes of other processes off the device.
     fn lock(&self) -> &lock::DeviceLock;
 }

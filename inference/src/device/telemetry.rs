@@ -19,8 +19,7 @@ pub struct Telemetry {
     pub power_limit_milliwatt: Option<u32>,
     pub sm_clock_mhz: Option<u32>,
     pub memory_clock_mhz: Option<u32>,
-    /// Each reason for which clocks are held back, and whether they are now; being idle is none here. Empty if the device does
-    /// not tell.
+    /// Each reason for lower clocks, and whether it holds now. Being idle is not among them. Empty if the device reports none.
     pub throttles: Vec<(&'static str, bool)>,
 }
 

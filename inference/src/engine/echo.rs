@@ -72,7 +72,8 @@ impl Engine for Echo {
                     Output::Bytes { media_type: "application/octet-stream".to_owned(), bytes: bytes.clone() }
                 }
                 Item::Plain(Input::Uri(uri)) => Output::Uri(uri.clone()),
-                // Its text: parsed it would have other digits and another order, and could take a hundred times as much memory.
+                // The value's own text. Parsing it would change its digits and order, and could take a hundred times as much
+                // memory.
                 Item::Plain(Input::Json(value)) => {
                     Output::Bytes { media_type: "application/json".to_owned(), bytes: value.as_str().into() }
                 }

@@ -101,7 +101,7 @@ pub fn shape_of(items: &[Item]) -> PassShape {
     items.iter().map(Item::cost).collect()
 }
 
-/// Why inputs cannot become items: the publisher's fault, never worth a retry.
+/// Why inputs cannot become items. The publisher is at fault, so the job is never retried.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidInput(pub String);
@@ -110,7 +110,7 @@ impl From<AllocError> for PassError {
     fn from(error: AllocError) -> Self {
         match error {
             AllocError::OutOfMemory(oom) => oom.into(),
-            // No fault of the job, and no smaller pass cures it: another worker, or a new process, may.
+            // Neither the job's fault nor cured by a smaller pass, but another worker or a new process may have the memory.
             AllocError::HostExhausted { .. } => Self::DeviceLost(error.to_string()),
         }
     }
@@ -139,8 +139,8 @@ pub trait Engine: Send + Sync {
         None
     }
 
-    /// What tells this model apart from others of its name that give other outputs: of its weights or its program, and the type
-    /// that it computes in. `None` if that is unknown.
+    /// Distinguishes this model from others of its name that give other outputs, by its weights or program and its element type.
+    /// `None` if that is unknown.
     fn revision(&self) -> Option<String> {
         None
     }
@@ -163,13 +163,12 @@ pub trait Engine: Send + Sync {
     /// Device bytes that a pass of this shape takes while it runs: an exact figure, or an upper bound.
     fn pass_bytes(&self, shape: PassShape) -> u64;
 
-    /// Whether [`prepare`](Self::prepare) only passes inputs on: work so small that handing it to another thread costs
-    /// more than doing it.
+    /// Whether [`prepare`](Self::prepare) only passes inputs on. Handing that to another thread would cost more than doing it.
     fn takes_inputs_as_they_come(&self) -> bool {
         false
     }
 
-    /// Whether references are inputs like others for it: then nothing is fetched for it.
+    /// Whether the engine takes references as inputs. The worker then fetches nothing.
     fn takes_references(&self) -> bool {
         false
     }
@@ -187,7 +186,8 @@ pub trait Engine: Send + Sync {
         Ok(())
     }
 
-    /// Whether a job's inputs may be prepared a few at a time, between its passes, because `check` finds what is wrong with them.
+    /// Whether a job's inputs may be prepared a few at a time, between its passes. That requires `check` to find all faults in
+    /// them.
     fn prepares_in_pieces(&self) -> bool {
         false
     }
@@ -202,6 +202,6 @@ pub trait Engine: Send + Sync {
     /// Runs one pass: outputs in the order of `items`. Called on the device's thread only.
     ///
     /// # Errors
-    /// See [`PassError`]. Whatever the end, the pass's memory is back when this returns.
+    /// See [`PassError`]. In any case the pass's memory is returned before this returns.
     fn run(&self, items: &[Item]) -> Result<Vec<Output>, PassError>;
 }

@@ -95,7 +95,7 @@ impl TryFrom<String> for Accepted {
         if let Some(kind) = ItemKind::ALL.into_iter().find(|kind| kind.as_str() == text) {
             return Ok(Self::Kind(kind));
         }
-        // Media types of items have no parameters: one with them would be of nothing.
+        // Media types of items have no parameters, so a type with parameters would match nothing.
         if text.contains(';') {
             return Err(format!(
                 "`accepts` has {text:?}, which has parameters after `;`: name the media type alone, as image/png"

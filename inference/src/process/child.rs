@@ -26,16 +26,16 @@ pub const SCRATCH_VARIABLE: &str = "VRAMQ_SCRATCH";
 /// How long a keeper may take to say that the program started: fork and exec, on a machine under load.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long the last of what a dead program printed may take to be read.
+/// How long to wait for the last output of a dead program.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
-/// How long a killed process, with all that it started, may take to be gone before its pass ends without that.
+/// How long a pass waits for a killed process and all that it started to be gone.
 pub(super) const GONE_LIMIT: Duration = Duration::from_secs(10);
 
 /// How often an error names a process that does not end.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
-/// How to start a keeper.
+/// The executable that becomes a keeper.
 #[derive(Clone, Debug)]
 pub struct KeeperProgram {
     /// An executable that calls [`keeper_main`](keeper::keeper_main) when its only argument is [`ARGUMENT`](keeper::ARGUMENT).
@@ -43,7 +43,7 @@ pub struct KeeperProgram {
 }
 
 impl Default for KeeperProgram {
-    /// This executable, also after its file was replaced.
+    /// This executable, even if its file was replaced.
     fn default() -> Self {
         Self { path: PathBuf::from("/proc/self/exe") }
     }
@@ -81,11 +81,11 @@ pub struct Child {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     Died(Death),
-    /// These processes do not end although they were killed.
+    /// These processes were killed and do not end.
     Stuck(Vec<i32>),
     /// No process of a one-shot program is left; its files are.
     Ended,
-    /// Nothing is left of it.
+    /// Neither processes nor files remain.
     Gone,
 }
 
@@ -102,7 +102,7 @@ impl Child {
         let started = timeout(START_LIMIT, Self::start_unlimited(program, spec, model)).await;
         let started = started.map_err(|_| StartError::Silent).flatten();
         if started.is_err() {
-            // A keeper that got so far has removed it.
+            // Best effort: a keeper that was started may have removed it.
             let _ = std::fs::remove_dir_all(&spec.scratch);
             let _ = spec.cgroup.clone().map(Group::at).map(|group| group.remove());
         }
@@ -131,7 +131,7 @@ impl Child {
         orders.write_all(&line).await.map_err(failed)?;
         let not_started = |error| {
             let program = spec.command.first().cloned().unwrap_or_default();
-            // The system says "no such file" of a script without its interpreter, too.
+            // For a script without its interpreter the system also reports "no such file", so the exact fault is looked up.
             let error = program::fault(Path::new(&program)).unwrap_or(error);
             StartError::Program { program, error }
         };
@@ -208,7 +208,7 @@ impl Child {
             Ok(Some(Report::Stuck { pids })) => Fate::Stuck(pids),
             Ok(Some(Report::Ended)) => Fate::Ended,
             Ok(Some(Report::Gone)) => self.gone().await,
-            // No more reports and no last one: the keeper was killed, and the program with it.
+            // The reports ended without `Gone`: the keeper was killed, and the program with it.
             Ok(Some(_) | None) | Err(_) if self.death.is_none() => {
                 self.death = Some(Death::KeeperLost);
                 Fate::Died(Death::KeeperLost)
@@ -237,7 +237,7 @@ impl Child {
         }
     }
 
-    /// Waits until nothing is left of it, and says on the way what does not end.
+    /// Waits until nothing is left of the program, and logs meanwhile which processes do not end.
     pub async fn all_gone(&mut self, model: &str) {
         loop {
             match timeout(TELL_EVERY, self.fate()).await {
@@ -287,13 +287,13 @@ impl Child {
         self.order(Order::Kill).await;
     }
 
-    /// Ends it as [`end`](Self::end) does, but waits only so long for what does not end although it was killed: that is left to the
-    /// keeper. Whether nothing is left.
+    /// Ends it as [`end`](Self::end) does, but waits only a limited time for processes that do not end although they were killed.
+    /// Returns whether nothing is left; if not, the keeper goes on.
     pub async fn end_within_limits(&mut self, grace: Duration, model: &str) -> bool {
         timeout(grace + GONE_LIMIT, self.end(grace, model)).await.is_ok()
     }
 
-    /// Ends it: SIGTERM, after `grace` SIGKILL, and returns when nothing is left.
+    /// Ends the program by SIGTERM, after `grace` by SIGKILL. Returns when nothing is left of it.
     pub async fn end(&mut self, grace: Duration, model: &str) {
         if self.death.is_none() {
             self.terminate().await;
@@ -308,18 +308,18 @@ impl Child {
     async fn order(&mut self, order: Order) {
         if let Ok(mut line) = serde_json::to_vec(&order) {
             line.push(b'\n');
-            // An error: the keeper is gone, and says so by itself.
+            // `Err` means that the keeper is gone, which `fate` reports.
             let _ = self.orders.write_all(&line).await;
         }
     }
 
-    /// After the keeper was lost: kills the processes that the program had started, and removes the scratch folder and the control
-    /// group, as the keeper would. Cancel-safe: who waits again waits for the same thread.
+    /// Replaces a lost keeper: kills the processes that the program had started, and removes the scratch folder and the control
+    /// group. Cancel-safe: a repeated call waits for the same thread.
     async fn end_orphans(&mut self) {
         let (scratch, cgroup) = (self.scratch.clone(), self.cgroup.clone());
         let ending = self.orphans.get_or_insert_with(|| {
             let (ended, ending) = oneshot::channel();
-            // Not one of the runtime's, which waits for its threads when it ends.
+            // Not a thread of the runtime, whose shutdown would wait for it.
             std::thread::spawn(move || {
                 orphans::end(&scratch, cgroup.as_ref());
                 let _ = ended.send(());

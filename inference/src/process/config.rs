@@ -27,13 +27,13 @@ pub struct ProcessConfig {
     pub name: String,
     /// Program and arguments; the program's path is absolute.
     pub command: Vec<String>,
-    /// Where it runs.
+    /// Where the program runs.
     pub folder: PathBuf,
     pub mode: Mode,
     pub instances: Instances,
-    /// Besides what every program gets.
+    /// Added to the variables that every program gets.
     pub env: BTreeMap<String, String>,
-    /// A process that had nothing to do for so long is ended; `None`: never.
+    /// An idle process is ended after this time; `None`: never.
     pub idle: Option<Duration>,
     pub vram: Vram,
     pub items_max: usize,
@@ -41,7 +41,7 @@ pub struct ProcessConfig {
     pub load: Duration,
     /// How long an item may take.
     pub item: Duration,
-    /// Between asking and killing.
+    /// How long a process has to stop when asked, before it is killed.
     pub kill: Duration,
     /// How long memory of an ended process may be missing before the worker is to be restarted; `None`: for ever.
     pub withheld_max: Option<Duration>,
@@ -59,14 +59,14 @@ pub struct ProcessConfig {
 pub enum Mode {
     /// Kept alive; speaks the protocol.
     Warm,
-    /// Started for each item; knows nothing of it.
+    /// Started for each item; does not speak the protocol.
     Once(Once),
 }
 
 /// Placeholders for a one-shot program's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Once {
-    /// The ending of `{input}`, such as `.png`: programs judge files by it.
+    /// The ending of `{input}`, such as `.png`, by which programs recognise a format.
     pub input_suffix: String,
     /// The ending of `{output}`.
     pub output_suffix: String,
@@ -82,7 +82,7 @@ pub enum Instances {
     These(usize),
 }
 
-/// What is declared of its device memory.
+/// What the configuration declares of the model's device memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Vram {
     /// What a process takes by being loaded.
@@ -90,15 +90,15 @@ pub struct Vram {
     pub per: Unit,
     /// What a pass takes beyond that, for each unit of its cost.
     pub declared: Option<Declared>,
-    /// Whether peaks are learned from.
+    /// Whether the worker learns from measured peaks.
     pub learn: bool,
 }
 
 impl Vram {
-    /// What a process and a pass of this cost take together, as far as it is declared.
+    /// Device bytes that a process and a pass of this cost take together, as far as they are declared.
     pub fn declared_bytes(&self, cost: f64) -> u64 {
         let of_pass = self.declared.map_or(0.0, |declared| cost * declared.bytes_per_unit);
-        // A float as bytes: saturating.
+        // The cast of a float saturates.
         self.base_bytes.unwrap_or(0).saturating_add(of_pass.ceil() as u64)
     }
 }
@@ -171,19 +171,19 @@ const REVISION_FILE_BYTES_MAX: u64 = 16 << 20;
 
 impl ProcessConfig {
     /// The revision of a program that reports none: a hash of its command, the scripts that the command names, and its variables.
-    /// It does not distinguish other weights, libraries or interpreters; a program can, by the revision in its `ready`.
+    /// Weights, libraries and interpreters do not count. A program that needs them to count reports a revision in its `ready`.
     pub fn revision(&self) -> String {
         let mut hash = RevisionHash::default();
         for argument in &self.command {
             hash.add("argument", argument.as_bytes());
         }
-        // The interpreter is the machine's; what it runs is the model's.
+        // The first word is the machine's interpreter; its arguments are the model's.
         for argument in self.command.iter().skip(1) {
             let path = self.folder.join(argument);
             let is_script =
                 |metadata: std::fs::Metadata| metadata.is_file() && metadata.len() <= REVISION_FILE_BYTES_MAX;
             if path.metadata().is_ok_and(is_script) {
-                // One that cannot be read is the program's to complain about.
+                // A file that cannot be read is left out: the program reports that itself.
                 let _ = hash.add_file("script", &path);
             }
         }

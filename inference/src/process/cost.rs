@@ -45,7 +45,7 @@ impl FromStr for Unit {
     }
 }
 
-/// An item's costs. What an item does not have, it does not cost: a text has no pixels.
+/// An item's costs. An item has no cost in a unit that does not apply to it: a text has no pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
     bytes: u64,

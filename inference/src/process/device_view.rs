@@ -9,10 +9,10 @@ pub trait DeviceView: fmt::Debug + Send + Sync {
     /// `cpu`, `cuda:0`.
     fn name(&self) -> &str;
 
-    /// The memory now. What the worker has promised to others may be left out of `free`.
+    /// The memory now. `free` may leave out memory that the worker has promised to other uses.
     fn memory(&self) -> Reading;
 
-    /// What these processes hold of it together; nothing, if the device cannot tell processes apart.
+    /// Bytes that these processes hold together; `None` if the device cannot tell processes apart.
     fn held_by(&self, pids: &[i32]) -> Option<u64>;
 
     /// Whether memory that is not free after a program has ended may be the program's. Not where others take and free memory all the time.
@@ -33,8 +33,7 @@ pub struct Reading {
     pub own: u64,
 }
 
-/// The host's memory as a device, as far as nothing better is known: what processes hold is what is resident and theirs alone. For trying
-/// a model by hand.
+/// The host's memory as a device: a process holds its private resident memory. For trying a model by hand.
 #[derive(Debug)]
 pub struct HostView;
 
@@ -56,7 +55,7 @@ impl DeviceView for HostView {
         Some(pids.iter().map(|pid| process_tree::private_bytes(*pid)).sum())
     }
 
-    /// All programs of the machine take of it.
+    /// All programs of the machine use this memory.
     fn shows_what_is_left(&self) -> bool {
         false
     }

@@ -81,7 +81,7 @@ impl<M: Serialize> Frame<M> {
 }
 
 impl<M: DeserializeOwned> Frame<M> {
-    /// Reads one frame. Not cancel-safe: what was read of it is lost.
+    /// Reads one frame. Not cancel-safe: a cancelled read loses what it has read.
     ///
     /// # Errors
     /// See [`FrameError`]. Nothing can be read from the connection after any of them.

@@ -13,10 +13,10 @@ use super::protocol::FromModel;
 /// Frames that may wait to be looked at. A program that sends faster waits.
 const FRAMES_WAITING_MAX: usize = 16;
 
-/// A process that died may have sent a last word, which is read within so long.
+/// How long to wait for the last frame of a process that died.
 pub(super) const LAST_WORD: Duration = Duration::from_millis(500);
 
-/// What a process had to say at last instead of going on.
+/// Why there is no next frame.
 pub(super) enum Unheard {
     Died(Death),
     Fault(String),
@@ -28,7 +28,7 @@ pub(super) async fn next(frames: &mut Frames, child: &mut Child) -> Result<Frame
         biased;
         frame = frames.next() => match frame {
             Ok(frame) => Ok(frame),
-            // Most likely it is dying: that says more.
+            // The process is probably dying, and its death explains more.
             Err(FrameError::Ended | FrameError::Torn | FrameError::Io(_)) => {
                 match timeout(LAST_WORD, child.died()).await {
                     Ok(death) => Err(Unheard::Died(death)),

@@ -10,7 +10,7 @@ use super::frame::BLOBS_BYTES_MAX;
 use super::media;
 use super::protocol::{ItemHeader, ItemKind};
 
-/// Items larger than this go by a file: a frame with them would be copied more often than it is worth.
+/// Larger items use a file, because a frame is copied several times.
 const INLINE_BYTES_MAX: usize = 4 << 20;
 
 /// One input.
@@ -103,7 +103,7 @@ fn file_name(pass: u64, index: usize) -> String {
     format!("input-{pass}-{index}")
 }
 
-/// The folder is the program's to write in: a link that it put there must not lead elsewhere.
+/// Programs may write to this folder, so a link that one put there must not be followed.
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
     use std::io::Write as _;
     let mut options = std::fs::OpenOptions::new();

@@ -11,7 +11,7 @@ use super::keeper::{Limits, OutputUse, Spec};
 use super::protocol::{FD, FD_VARIABLE};
 use super::scratch;
 
-/// What a program has of the worker's own environment. Nothing else: a broker's password is none of its business.
+/// The variables of the worker's environment that programs get. They must not get others, such as a broker's password.
 const INHERITED: [&str; 3] = ["PATH", "LANG", "LD_LIBRARY_PATH"];
 
 /// How programs of this worker are started.

@@ -15,7 +15,7 @@ pub fn media_type(data: &[u8]) -> Option<&'static str> {
     ];
     let start = STARTS.into_iter().find(|(start, _)| data.starts_with(start));
     match start {
-        // Two letters alone say little.
+        // Two letters alone are weak evidence, so the header is checked.
         Some((_, "image/bmp")) => bmp(data).map(|_| "image/bmp"),
         Some((_, media_type)) => Some(media_type),
         None if data.starts_with(b"RIFF") => match data.get(8..12)? {
@@ -165,7 +165,7 @@ fn wav(data: &[u8]) -> Option<f64> {
         match name {
             b"fmt " => rate = Some(le32(data, at + 16)?),
             b"data" => {
-                // A length that was never filled in: what is there counts.
+                // Some writers never fill in the length: then the rest of the data counts.
                 let there = (data.len() - (at + 8)) as u64;
                 return Some(length.min(there) as f64 / rate? as f64);
             }

@@ -10,12 +10,12 @@ use tokio::time::{Duration, Instant, sleep};
 use super::device_view::{DeviceView, Reading};
 use crate::process_tree;
 
-/// How far the device's figures may be from what they were and still count as the same: rounding, and what a driver keeps for
-/// itself. At most this, and at most a 64th of the device.
+/// How far the device's figures may differ and still count as equal: rounding, and what a driver keeps for itself. The smaller of
+/// this and a 64th of the device.
 const TOLERANCE_MAX: u64 = 64 << 20;
 const TOLERANCE_PART: u64 = 64;
 
-/// How often the device is looked at while a program waits for memory, or memory for being given back.
+/// How often to read the device while a program waits for memory, or the pool waits for memory to return.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// How long to wait for a program that was asked to end before another one is asked.
@@ -49,7 +49,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Bytes that have not returned: they appear as memory of other processes.
+    /// Bytes that have not returned: other processes seem to hold them.
     pub fn missing(&self, now: Look) -> u64 {
         let missing = now.others().saturating_sub(self.alive.others()).min(self.held);
         if missing > tolerance(now.reading.total) { missing } else { 0 }
@@ -75,11 +75,11 @@ struct Entries {
     reserved: BTreeMap<u64, u64>,
     /// When a program was last asked to end; `None` once one has ended.
     evicted: Option<Instant>,
-    /// Whom the memory of that program is for.
+    /// The program for which that memory was freed.
     promise: Option<Promise>,
 }
 
-/// Memory that a program was asked to give up, for one that waits. Without it the program that ended would be the first to take it.
+/// Memory that a program was asked to free for a waiting one. Otherwise the program that ended would be the first to take it again.
 #[derive(Clone, Copy, Debug)]
 struct Promise {
     waiter: u64,
@@ -90,18 +90,18 @@ struct Promise {
 /// A program that was started.
 #[derive(Debug)]
 struct Program {
-    /// Above all its processes.
+    /// The ancestor of all its processes.
     keeper: i32,
     /// What it was last seen to hold.
     held: u64,
-    /// Of a warm process, when it was loaded: only such may be asked to end.
+    /// When a warm process was loaded. Only loaded ones may be asked to end.
     loaded: Option<Instant>,
     /// Since when it has nothing to do.
     idle: Option<Instant>,
     is_asked_to_end: bool,
-    /// Its jobs were sent away while it was not there: until then nobody asks it to end, so that they can come back.
+    /// Its jobs were sent away while it was not loaded. It is not asked to end before this time, so that they can come back.
     kept_until: Option<Instant>,
-    /// Rings when it is asked to end.
+    /// Notified when the program is asked to end.
     evict: Arc<Notify>,
 }
 
@@ -109,9 +109,9 @@ struct Program {
 #[derive(Clone, Copy, Debug)]
 struct Request {
     bytes: u64,
-    /// Others make room for it, even if they are busy.
+    /// Busy programs may be asked to end for it too.
     busy_too: bool,
-    /// The device tells what programs hold, so that it can be known whether what they would give is enough.
+    /// The device reports what programs hold, so it is known whether that is enough.
     is_measured: bool,
 }
 
@@ -159,7 +159,7 @@ impl DeviceBook {
         tokio::task::spawn_blocking(held).await.ok().flatten()
     }
 
-    /// Enters a program, for as long as it is there.
+    /// Records a program until the entry is dropped.
     pub fn enter(self: &Arc<Self>, keeper: i32) -> Entry {
         let evict = Arc::default();
         let program = Program {
@@ -176,13 +176,13 @@ impl DeviceBook {
         })
     }
 
-    /// Waits until the device has so much free for a program, and keeps it for the program until the entry is dropped, which is when
-    /// the program has taken it. Ends other programs for it, if that is enough: idle ones, the one that was idle for longest first;
-    /// if none is idle for some seconds, and the program is the only one of its model (`is_only`), the one that was loaded for
-    /// longest, after its pass. `waiting` is called when it has to wait, with how long it has.
+    /// Waits until the device has `bytes` free for a program. Reserves them until the entry is dropped, which is when the program
+    /// has taken them. If that frees enough, other programs are asked to end: first the one that was idle for longest. If none is
+    /// idle for some seconds, and the program is the only one of its model (`is_only`), the one that was loaded first ends after
+    /// its pass. `waiting` gets the reading and the time waited, at each check.
     ///
     /// # Errors
-    /// The device is smaller than that.
+    /// The device is smaller than `bytes`. Returns its last reading.
     pub async fn admit(
         self: &Arc<Self>,
         bytes: u64,
@@ -196,7 +196,7 @@ impl DeviceBook {
             tokio::task::spawn_blocking(move || book.view.held_by(&[]).is_some()).await.unwrap_or(false);
         loop {
             let reading = self.look().await.reading;
-            // Nothing is known of a device that cannot be read.
+            // The total is 0 if the device cannot be read.
             if reading.total > 0 && bytes > reading.total {
                 return Err(reading);
             }
@@ -220,7 +220,7 @@ impl DeviceBook {
             entries.reserved.insert(id, request.bytes);
             return Some(Entry { book: Arc::clone(self), id });
         }
-        // One after the other: the next one may not be needed.
+        // Only one at a time, because the next one may not be needed.
         if entries.evicted.is_none_or(|evicted| evicted.elapsed() >= EVICTION_LIMIT) {
             entries.evict(waiter, request, free);
         }
@@ -235,7 +235,7 @@ impl DeviceBook {
         }
     }
 
-    /// Waits until a claim is met; `missing` is called with the missing bytes at each check.
+    /// Waits until the claim's memory is back. `missing` gets the missing bytes at each check.
     pub async fn reclaim(self: &Arc<Self>, claim: Claim, mut missing: impl FnMut(u64)) {
         loop {
             let left = claim.missing(self.look().await);
@@ -254,7 +254,7 @@ impl DeviceBook {
         Entry { book: Arc::clone(self), id }
     }
 
-    /// No panic leaves it half changed.
+    /// A poisoned lock is usable: no panic leaves the account half changed.
     fn entries(&self) -> MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -266,13 +266,13 @@ impl Entries {
         self.next
     }
 
-    /// What was freed, or is being freed, for another program that waits.
+    /// Bytes promised to another waiting program: free, or about to be freed.
     fn promised_to_others(&self, waiter: u64) -> u64 {
         let of_others = |promise: &Promise| promise.waiter != waiter && promise.until > Instant::now();
         self.promise.filter(of_others).map_or(0, |promise| promise.bytes)
     }
 
-    /// Asks a program to end, if what such programs hold is enough.
+    /// Asks one program to end, if all that may end hold enough together.
     fn evict(&mut self, waiter: u64, request: Request, free: u64) {
         let now = Instant::now();
         let may_end = |program: &Program| {

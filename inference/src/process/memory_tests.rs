@@ -19,7 +19,7 @@ fn program(held: u64, loaded: Option<Instant>, idle: Option<Instant>) -> Program
 fn evicted(programs: Vec<Program>, request: Request, free: u64) -> Vec<u64> {
     let mut entries = Entries { programs: (0..).zip(programs).collect(), ..Entries::default() };
     entries.evict(WAITER, request, free * MIB);
-    // What is freed is for the one that waits, and for no other.
+    // The freed memory is promised to the waiting program only.
     let is_promised = entries.evicted.is_some();
     assert_eq!(entries.promised_to_others(WAITER + 1), if is_promised { request.bytes } else { 0 });
     assert_eq!(entries.promised_to_others(WAITER), 0);
@@ -37,11 +37,11 @@ fn who_makes_room_was_idle_for_longest_or_else_loaded_for_longest() {
     assert_eq!(evicted(busy(), request, 0), NOBODY);
     let for_long = Request { busy_too: true, ..request };
     assert_eq!(evicted(busy(), for_long, 0), [1]);
-    // One that was asked before, and is still in its pass, is not asked again.
+    // A program that was asked already, and is still in its pass, is not asked again.
     let mut asked = busy();
     asked[1].is_asked_to_end = true;
     assert_eq!(evicted(asked, for_long, 0), [0, 1]);
-    // One that has come back for the jobs that it lost has time for them.
+    // A program that came back for its jobs gets time for them.
     let mut kept = busy();
     kept[1].kept_until = at(60);
     assert_eq!(evicted(kept, for_long, 0), [0]);
@@ -54,7 +54,7 @@ fn no_process_is_ended_if_that_frees_too_little() {
     let request = Request { bytes: 500 * MIB, busy_too: true, is_measured: true };
     assert_eq!(evicted(programs(), request, 199), NOBODY);
     assert_eq!(evicted(programs(), request, 200), [0]);
-    // Where nobody knows what they hold, they are asked.
+    // If it is unknown what they hold, they are asked.
     assert_eq!(evicted(programs(), Request { is_measured: false, ..request }, 199), [0]);
 }
 
@@ -64,7 +64,7 @@ fn memory_that_others_hold_instead_is_missing() {
     assert_eq!(claim.missing(look(5000, 2000)), 0);
     // It is dead, and its memory is not free.
     assert_eq!(claim.missing(look(3000, 2000)), 2000 * MIB);
-    // Another program of ours took it meanwhile: that is back, and well used.
+    // Another program of ours has taken the memory meanwhile, so it has returned.
     assert_eq!(claim.missing(look(3000, 4000)), 0);
     // What others took beyond what it held is not its memory.
     assert_eq!(claim.missing(look(0, 2000)), 2000 * MIB);

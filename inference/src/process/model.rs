@@ -18,7 +18,7 @@ use crate::engine::{Engine, InvalidInput, Item, PassError, PassShape, ProgramInp
 /// the sum over a job's items fits a `usize`.
 pub const UNKNOWN_COST: usize = 1 << 40;
 
-/// The most cost of a pass where neither the configuration nor the device bounds it: eight passes' worth still has room in a `usize`.
+/// The largest cost of a pass if neither the configuration nor the device limits it. Eight such passes still fit a `usize`.
 const PASS_COST_MAX: usize = usize::MAX >> 8;
 
 /// A model that runs in processes of its own.
@@ -59,7 +59,7 @@ impl ProcessModel {
             }
             // A pass whose need is unknown has the whole device.
             Some(Consequence::Exclusive) => UNKNOWN_COST,
-            // Its job was moved here by such a rule, and moves no more.
+            // Such a rule has moved the job here, and it moves no further.
             Some(Consequence::To(_)) | None => costs.of(config.vram.per).map_or(UNKNOWN_COST, whole),
         };
         Ok(Item::Program(Box::new(ProgramItem { item, params: Arc::clone(params), cost })))

@@ -7,17 +7,17 @@ use serde::{Deserialize, Serialize};
 /// Buckets for each doubling of the cost: neighbours differ by a fifth.
 const BUCKETS_PER_DOUBLING: f64 = 4.0;
 
-/// Peaks that a bucket keeps: with a hundred, the 99th of 100 is one that was seen.
+/// Peaks that a bucket keeps. With a hundred, the 99th percentile is a peak that was measured.
 const PEAKS_MAX: usize = 100;
 
-/// Peaks after which a bucket is believed rather than the declaration.
+/// Peaks from which a bucket counts, and no longer the declaration.
 const PEAKS_BELIEVED: usize = 3;
 
-/// A bucket is measured again once in so many passes when it has [`PEAKS_BELIEVED`]: measuring gives cached memory back first,
-/// which costs the pass time.
+/// How often a bucket that has [`PEAKS_BELIEVED`] is measured again: once in this many passes. A measured pass is slower, because
+/// cached memory is returned first.
 const MEASURED_EVERY: u64 = 64;
 
-/// How far beyond the largest cost that was measured the need is still estimated, in proportion. What is larger runs alone.
+/// The need is estimated for costs up to this many times the largest measured one. A pass with a larger cost runs alone.
 const EXTRAPOLATED: f64 = 2.0;
 
 /// Added to what was learned: allocators round up, and fragments are lost.
@@ -84,7 +84,8 @@ impl Learned {
         let smaller = believed().filter(|(at, _)| **at <= own).map(|(_, bucket)| bucket.need()).max();
         let larger = believed().find(|(at, _)| **at >= own);
         let learned = match (smaller, larger) {
-            // Between measured costs the larger one is the safe guess; the maximum keeps it monotone.
+            // Between measured costs the estimate is that of the larger one, which is safe. The maximum makes it grow with the
+            // cost.
             (smaller, Some((_, bucket))) => Some(smaller.unwrap_or(0).max(bucket.need())),
             (Some(smaller), None) => {
                 let last = believed().next_back().map_or(own, |(at, _)| *at);
@@ -100,7 +101,7 @@ impl Learned {
         }
     }
 
-    /// What is known by measurement: costs, in their order, and what passes of at most this cost need.
+    /// Measured needs, by ascending cost: a cost, and what passes of at most that cost need.
     pub fn known(&self) -> Vec<(f64, u64)> {
         let believed = self.buckets.iter().filter(|(_, bucket)| bucket.peaks.len() >= PEAKS_BELIEVED);
         let need = |cost| match self.need(cost, None) {
@@ -110,7 +111,7 @@ impl Learned {
         believed.filter_map(|(at, _)| need(top(*at))).collect()
     }
 
-    /// Whether the peak of the next pass of this cost should be measured; counts the pass.
+    /// Whether to measure the next pass of this cost. Counts that pass.
     pub fn should_measure(&mut self, cost: f64) -> bool {
         if !cost.is_finite() || self.buckets.len() >= BUCKETS_MAX && !self.buckets.contains_key(&bucket(cost))
         {
@@ -134,7 +135,7 @@ impl Learned {
         bucket.peaks.push_back(peak);
     }
 
-    /// Has the next pass of each cost measured: the process has changed.
+    /// Makes the next pass of each cost a measured one, because the process has changed.
     pub fn measure_again(&mut self) {
         self.buckets.values_mut().for_each(|bucket| bucket.since = MEASURED_EVERY);
     }
@@ -147,8 +148,8 @@ impl Learned {
         self.loads.push_back(bytes);
     }
 
-    /// What a process takes by being loaded, if it was ever seen: the most of the last few times. A figure that was once too large,
-    /// because something else took memory meanwhile, is forgotten.
+    /// What a process takes when it is loaded: the most of the last few times. So a figure that was too large, because something
+    /// else took memory, is forgotten. `None` if no process was loaded yet.
     pub fn resident(&self) -> Option<u64> {
         self.loads.iter().copied().max()
     }
@@ -164,7 +165,7 @@ fn top(bucket: i32) -> f64 {
     (f64::from(bucket) / BUCKETS_PER_DOUBLING).exp2()
 }
 
-/// A float as bytes: saturating, and not a number is 0.
+/// A float as bytes: saturating, and 0 for NaN.
 fn bytes(value: f64) -> u64 {
     value.ceil() as u64
 }
@@ -220,7 +221,7 @@ mod tests {
     #[test]
     fn what_was_measured_is_known_by_its_cost() {
         let mut seen = learned(&[(8.0, 40 * MIB), (1.0, 20 * MIB)]);
-        // Not believed yet.
+        // Not enough peaks yet.
         seen.took(1e6, 900 * MIB);
         assert_eq!(seen.known(), [(1.0, 21 * MIB), (8.0, 42 * MIB)]);
     }

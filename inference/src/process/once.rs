@@ -27,7 +27,7 @@ use super::warm::LoadError;
 /// Names in the error of a missing output: enough to see how a program names its files.
 const NAMES_MAX: usize = 8;
 
-/// Of a line that a program printed, in an error.
+/// The longest part of a printed line in an error.
 const LINE_BYTES_MAX: usize = 500;
 
 /// How a pass of a one-shot program ended.
@@ -94,7 +94,7 @@ struct Runner<'a> {
 /// How the program of one item ended.
 struct Ran {
     end: Result<Output, PassEnd>,
-    /// What it took of the device, if that was measured.
+    /// Device bytes that it took, if that was measured.
     peak: Option<u64>,
     left: Option<Left>,
 }
@@ -129,9 +129,9 @@ impl Runner<'_> {
             }
         };
         let entry = book.enter(child.keeper_pid());
-        // Also where nothing is learned: what the program held must come back.
+        // Needed even if nothing is learned: what the program held must return.
         let sampler = Sampler::start(book, child.keeper_pid(), 0).await;
-        // Otherwise what a program of ours held, and what others took meanwhile, look the same.
+        // Otherwise memory of the program and memory that others took meanwhile look the same.
         let is_claimed = sampler.is_some() && book.view().shows_what_is_left();
         let end = tokio::select! {
             end = self.watch(&mut child, &mut stdout, job, closing) => end,
@@ -144,7 +144,7 @@ impl Runner<'_> {
         let end = end.and_then(|printed| self.output(&child, &prepared, printed, outputs));
         child.finish().await;
         let name = self.config.name.clone();
-        // What does not end although it was killed does not hold up the pass.
+        // The pass does not wait for long for processes that were killed and do not end.
         let mut gone = tokio::spawn(async move {
             child.all_gone(&name).await;
             drop(entry);
@@ -173,7 +173,7 @@ impl Runner<'_> {
                 templates.iter().map(|template| template.fill(&input, &output, params)).collect();
             spec.command = arguments.map_err(|what| failed(FailureKind::Input, what))?;
             std::fs::write(&input, item.payload()).map_err(|error| {
-                // What was written of it counts as free.
+                // Makes room: a partly written file has taken disk space.
                 let _ = std::fs::remove_file(&input);
                 PassEnd::not_written(&error, std::slice::from_ref(item), &spec.scratch)
             })?;
@@ -296,7 +296,7 @@ fn there(folder: &Path) -> String {
 /// A program that is ready to start.
 struct Prepared {
     spec: super::keeper::Spec,
-    /// The file that it writes; otherwise what it prints is its output.
+    /// The file that the program writes; `None`: its output is what it prints.
     file: Option<PathBuf>,
 }
 
@@ -307,8 +307,7 @@ enum Halt {
     PrintedTooMuch,
 }
 
-/// What a program may print to standard output. It is held in memory as it comes, for each program that runs; what is larger goes into
-/// a file.
+/// The most that a program may print to standard output. Each running program's text is held in memory; larger output needs a file.
 const PRINTED_BYTES_MAX: u64 = 64 << 20;
 
 /// Waits until the program and all its descendants are dead.
@@ -316,7 +315,7 @@ async fn until_ended(child: &mut Child) {
     while !matches!(child.fate().await, Fate::Ended | Fate::Gone) {}
 }
 
-/// All that the program prints, unless it is too much. It ends when nobody holds the other end any more.
+/// Reads all that the program prints, up to the limit. Ends when no process holds the other end any more.
 async fn read_printed(from: impl AsyncRead + Unpin) -> Result<Vec<u8>, Halt> {
     let mut bytes = Vec::new();
     let _ = from.take(PRINTED_BYTES_MAX + 1).read_to_end(&mut bytes).await;

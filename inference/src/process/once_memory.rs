@@ -9,7 +9,7 @@ use tokio::time::{Duration, sleep, timeout};
 
 use super::memory::{Claim, DeviceBook, Look};
 
-/// How often the device is looked at while a program runs. What others take meanwhile is not the program's.
+/// How often to look at the device while a program runs. So what others take meanwhile does not count as the program's.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Looks that are kept.
@@ -39,11 +39,11 @@ impl Looks {
         }
     }
 
-    /// What must be back of a program that held so much.
+    /// The memory that must return after a program that held `held` bytes.
     ///
-    /// The newest look may be from the moment at which the program died. Of the others the one counts in which other processes hold the
-    /// most: where a driver is read at intervals, what another program of ours has just taken is not in the reading yet, and would seem
-    /// to be missing later.
+    /// The newest look may be from the moment of the program's death, so it does not count. Of the others, the one counts in which
+    /// other processes hold the most. A driver that is read at intervals does not show yet what another program of ours has just
+    /// taken, and that memory would later seem to be missing.
     pub(super) fn claim(&self, held: u64) -> Claim {
         let count = self.0.len().saturating_sub(1).max(1);
         let alive = self.0.iter().take(count).copied().max_by_key(Look::others);
@@ -54,13 +54,13 @@ impl Looks {
 /// What a program leaves when it has ended.
 #[derive(Debug)]
 pub(super) struct Left {
-    /// Its processes, if they do not end although they were killed.
+    /// Its processes, if they were killed and do not end.
     pub(super) ending: Option<JoinHandle<()>>,
     pub(super) claim: Claim,
 }
 
 impl Left {
-    /// Waits a while; whether nothing of it is left.
+    /// Waits a limited time. Returns whether its processes have ended and its memory is back.
     pub(super) async fn is_back(&self, book: &Arc<DeviceBook>) -> bool {
         self.ending.is_none() && timeout(BACK_LIMIT, book.reclaim(self.claim, |_| ())).await.is_ok()
     }

@@ -1,4 +1,4 @@
-//! Detects that a program ran out of memory that could not say so: by known texts on standard error, and by how it ended.
+//! Detects an out-of-memory that a program could not report: by known texts on standard error, and by how the program ended.
 
 use super::keeper::Death;
 use super::protocol::OomReport;
@@ -51,21 +51,21 @@ pub enum MemoryVerdict {
     Other,
 }
 
-/// Judges a program that ended without success, by its end and by the last that it printed. How it ended comes first: what the
-/// kernel killed did not get to say why.
+/// Judges a program that failed, by how it ended and by the last that it printed. How it ended counts first, because a program that
+/// the kernel killed could not say why.
 pub fn judge(death: Death, stderr: &str) -> MemoryVerdict {
     match death {
-        // 137 is how a shell, or a container, tells of SIGKILL.
+        // 137 is how a shell or a container reports SIGKILL.
         Death::Killed(libc::SIGKILL) | Death::Exited(137) | Death::HostMemory(_) | Death::HostFull(_) => {
             return MemoryVerdict::Host;
         }
-        // What ended it was not the program, whatever it got over before.
+        // The program did not end because of memory, even if it had run out of it before.
         Death::Exited(0) | Death::Killed(libc::SIGTERM) | Death::Processes(_) | Death::KeeperLost => {
             return MemoryVerdict::Other;
         }
         _ => {}
     }
-    // The last one: what came before was perhaps caught.
+    // The last such line: the program may have caught earlier ones.
     let found = stderr.lines().rev().find_map(|line| {
         let sign = SIGNS.iter().find(|sign| sign.parts.iter().all(|part| line.contains(part)))?;
         Some((sign, line))

@@ -1,4 +1,4 @@
-//! Ends what a killed keeper left of its program.
+//! Ends the processes of a program whose keeper was killed.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -12,7 +12,7 @@ use super::child::{GONE_LIMIT, SCRATCH_VARIABLE};
 /// Between two rounds of killing, for the kernel to end what was killed.
 const ROUND: Duration = Duration::from_millis(20);
 
-/// The same for what did not end within [`GONE_LIMIT`]: a round reads the environments of all processes of the machine.
+/// The same after [`GONE_LIMIT`]. Longer, because a round reads the environments of all processes of the machine.
 const LATE_ROUND: Duration = Duration::from_secs(1);
 
 /// Kills the processes of the program with this scratch folder until none is left, then removes the folder and the control group.
@@ -21,7 +21,7 @@ pub(super) fn end(scratch: &Path, cgroup: Option<&Group>) {
     let (began, mut round) = (Instant::now(), ROUND);
     loop {
         let marked = kill_marked(mark.as_bytes());
-        // A process may have another environment, but not another group.
+        // A process can change its environment, but not leave the group.
         let group = cgroup.filter(|group| !group.is_empty());
         if let Some(group) = group {
             group.kill();

@@ -13,8 +13,8 @@ use super::protocol::{OutputHeader, OutputKind};
 /// The largest output that comes by a file: a minute of video, and little enough to hold in memory while it is published.
 pub const FILE_BYTES_MAX: u64 = 512 << 20;
 
-/// What the outputs of a pass may have together: they are held in memory until the pass has ended, as those of other passes are.
-/// Two of the largest.
+/// The most bytes of a pass's outputs together: two of the largest. They are held in memory until the pass ends, as those of other
+/// passes are.
 const PASS_BYTES_MAX: u64 = 2 * FILE_BYTES_MAX;
 
 /// The longest media type, with its parameters. The SDK has the same limit.
@@ -37,7 +37,7 @@ impl Default for PassOutputs {
 }
 
 impl PassOutputs {
-    /// Makes the next output of its header and payload. A file is read and removed.
+    /// Makes the next output from its header and payload. Reads and removes the file, if the payload is in one.
     ///
     /// # Errors
     /// The fault, in words for the author of the model.
@@ -61,7 +61,7 @@ impl PassOutputs {
         typed(header, payload)
     }
 
-    /// What went wrong, with the limit of the pass, if that is the nearer one.
+    /// Adds the limit of the pass to `what`, if that is the smaller limit.
     fn with_limit(&self, what: String) -> String {
         let left = self.left;
         if left >= FILE_BYTES_MAX {
@@ -144,7 +144,7 @@ fn read_regular(file: &File, most: u64) -> Result<Vec<u8>, String> {
         return Err("is not a regular file".to_owned());
     }
     let mut bytes = Vec::new();
-    // One that is too large is not read at all. One that still grows is read until it is.
+    // A file that is too large is not read. Of one that still grows, one byte too many is read.
     if metadata.len() <= most {
         file.take(most + 1).read_to_end(&mut bytes).map_err(failed)?;
     }

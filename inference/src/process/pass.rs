@@ -14,7 +14,7 @@ use super::keeper::Death;
 use super::protocol::{FailureKind, OomReport};
 use super::scratch;
 
-/// Progress that may wait for the caller. More is dropped: the next one says more.
+/// Progress events that may wait for the caller. More are dropped, because the next one is newer.
 const PROGRESS_WAITING_MAX: usize = 8;
 
 /// What to run.
@@ -25,14 +25,14 @@ pub struct PassRequest {
     pub params: Map<String, Value>,
     /// Device bytes that it may take beyond the weights.
     pub budget: Option<u64>,
-    /// Whether the peak is to be measured. The pool decides.
+    /// Whether to measure the peak. The pool sets this.
     pub measure: bool,
 }
 
 /// The events of a pass, in this order: outputs in the order of the items, progress between them, and one end.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PassEvent {
-    /// An item is finished, whatever happens to the others; unless the end [voids](PassEnd::voids_outputs) all outputs.
+    /// An item is finished, even if others fail, unless the end [voids](PassEnd::voids_outputs) all outputs.
     Output {
         item: usize,
         output: Output,
@@ -55,15 +55,15 @@ pub enum PassEnd {
     OutOfMemory { item: Option<usize>, report: Box<OomReport>, stderr: String },
     /// The program says that it failed, or an item cannot be run.
     Failed { kind: FailureKind, item: Option<usize>, detail: String, stderr: String },
-    /// The program sent what the protocol does not allow, and was ended.
+    /// The program broke the protocol, and was ended.
     Protocol { fault: String, stderr: String },
-    /// The process died. Its death is charged to the jobs of this pass.
+    /// The process died. That counts against the jobs of this pass.
     Crashed { death: Death, stderr: String },
     /// It took too long.
     TimedOut { limit: Duration, killed: bool, stderr: String },
     /// The caller cancelled it. `killed`: the process did not stop by itself.
     Cancelled { killed: bool },
-    /// It never began: the model cannot be loaded, or its pool was closed. No job is charged.
+    /// It never began: the model cannot be loaded, or the pool was closed. This counts against no job.
     NotRun { reason: String },
     /// A disk has no room for its items, or for what the program wrote while it ran them; `asked` bytes, if that is known. Fewer items may
     /// have room. The process goes on, unless its own files take that room.
@@ -102,7 +102,7 @@ impl PassEnd {
     }
 }
 
-/// What is free in the scratch folder, after these words; nothing if its file system does not tell.
+/// `words` and the free bytes of the scratch folder; empty if its file system does not report them.
 fn free_there(words: &str, scratch: &Path) -> String {
     let free = scratch::free(scratch).map(|free| format!("{words} {} MiB are free", free >> 20));
     free.unwrap_or_default()
@@ -125,12 +125,12 @@ pub enum Stop {
 pub struct PassHandle {
     events: mpsc::Receiver<PassEvent>,
     cancel: watch::Sender<bool>,
-    /// After `cancel`: fields are dropped in this order, and what rings is to be seen.
+    /// Declared after `cancel`, and so dropped after it: the pool must see the cancellation when it is notified.
     bell: Bell,
     ended: bool,
 }
 
-/// Tells the pool that a pass was cancelled, which may still wait there; also when it is dropped.
+/// Notifies the pool of a cancelled pass, which may still wait there. A drop notifies too.
 #[derive(Debug)]
 struct Bell(Arc<Notify>);
 
@@ -151,8 +151,8 @@ impl PassHandle {
         Some(event)
     }
 
-    /// The next event. Whoever has a pass ends it. If it was dropped without an end, what ran it has panicked: the pass failed, so that a job
-    /// that causes the panic runs alone, and does not come again for ever.
+    /// The next event. The owner of a pass always ends it. A pass that was dropped without an end means that its task has panicked.
+    /// It counts as failed, so that a job that causes the panic runs alone and is not retried for ever.
     async fn next_event(&mut self) -> PassEvent {
         self.events.recv().await.unwrap_or_else(|| {
             PassEvent::End(PassEnd::Failed {
@@ -175,8 +175,8 @@ impl PassHandle {
         self.finish_with(|_, _, _| {}, std::future::pending()).await
     }
 
-    /// As [`finish`](Self::finish); `on_progress` gets each item's index in the pass, its fraction, and a note. When `cancelled` is
-    /// ready the pass is cancelled, and its end is still waited for.
+    /// As [`finish`](Self::finish). `on_progress` gets each item's index in the pass, its fraction, and a note. The pass is
+    /// cancelled when `cancelled` is ready; its end is still awaited.
     pub async fn finish_with(
         mut self,
         mut on_progress: impl FnMut(usize, f64, String),
@@ -217,7 +217,7 @@ pub(super) struct PassJob {
 impl PassJob {
     /// `cancelled` rings when the handle cancels the pass.
     pub fn new(request: PassRequest, cancelled: &Arc<Notify>) -> (Self, PassHandle) {
-        // Room for everything that must come: an output is never waited for, and never lost.
+        // Has room for all outputs and the end: sending them never waits or fails.
         let (sender, events) = mpsc::channel(request.items.len() + PROGRESS_WAITING_MAX + 1);
         let (cancel, is_cancelled) = watch::channel(false);
         let job = Self { request, events: Events(sender), cancellation: Cancellation(is_cancelled) };
@@ -239,14 +239,14 @@ impl Events {
         self.send(PassEvent::Output { item, output });
     }
 
-    /// Reports progress, if that leaves room for the outputs and the end.
+    /// Reports progress, unless that would take the room of the outputs and the end.
     pub(super) fn progress(&self, item: usize, fraction: f64, note: String, outputs_left: usize) {
         if self.0.capacity() > outputs_left + 1 {
             self.send(PassEvent::Progress { item, fraction, note });
         }
     }
 
-    /// There is room (see [`PassJob::new`]); an error is a caller who has left.
+    /// There is room (see [`PassJob::new`]). `Err` means that the caller has left.
     fn send(&self, event: PassEvent) {
         let _ = self.0.try_send(event);
     }
@@ -259,7 +259,7 @@ pub struct Cancellation(watch::Receiver<bool>);
 impl Cancellation {
     /// Waits for it. Cancel-safe.
     pub(super) async fn wait(&mut self) -> Stop {
-        // An error: the handle was dropped.
+        // `Err` means that the handle was dropped.
         let _ = self.0.wait_for(|cancelled| *cancelled).await;
         Stop::Cancelled
     }

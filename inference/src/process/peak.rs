@@ -31,7 +31,7 @@ impl Sampler {
         let task = tokio::spawn({
             let (book, most, stop) = (Arc::clone(book), Arc::clone(&most), Arc::clone(&stop));
             async move {
-                // The first look is the last one from before the pass: what it gives back first is not of the pass.
+                // The first reading replaces the one from before the pass: memory that the pass returns first is not counted.
                 let mut is_first = true;
                 while !stop.load(Ordering::Acquire) {
                     sleep(EVERY).await;

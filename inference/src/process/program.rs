@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// What Linux reads of a script to find its interpreter (`BINPRM_BUF_SIZE`).
+/// Bytes of a script that Linux reads to find its interpreter (`BINPRM_BUF_SIZE`).
 const FIRST_LINE_BYTES_MAX: u64 = 256;
 
 /// Why the program cannot be started.
@@ -63,7 +63,7 @@ mod tests {
         }
         for (text, interpreter) in [
             ("#!/no/such/interpreter -x\n", "\"/no/such/interpreter\""),
-            // As an editor of Windows leaves it.
+            // Written by an editor on Windows.
             ("#!/bin/sh\r\ntrue\r\n", "\"/bin/sh\\r\""),
             ("#!/etc/passwd\n", "\"/etc/passwd\""),
         ] {

@@ -5,8 +5,8 @@ use serde_json::{Map, Value};
 
 use super::accepts::Accepts;
 
-/// The version that both sides say in their first message. Fields may be added without a new one: readers ignore what they do not
-/// know. A new message that a peer must understand is a new version.
+/// The version that both sides send in their first message. New fields need no new version, because readers ignore unknown ones. A
+/// new message that a peer must understand does.
 pub const VERSION: u32 = 1;
 
 /// The variable that tells the program which descriptor its end of the socket pair is.
@@ -40,14 +40,14 @@ pub enum ToModel {
         budget: Option<u64>,
         /// Milliseconds from now until the pass is cancelled.
         deadline_ms: u64,
-        /// The peak of this pass will be learned from: give back cached memory first, and start counting afresh.
+        /// The worker learns from this pass's peak: first return cached memory and reset the peak.
         measure: bool,
     },
     /// Stop this pass at the next chance, and say `failed` with the kind `cancelled`. Ignored if the pass has ended.
     Cancel { pass: u64 },
     /// Answer with `pong`. Sent between passes only.
     Ping { number: u64 },
-    /// Give cached device memory back.
+    /// Return cached device memory.
     Trim,
     /// End the process with status 0.
     Shutdown,
@@ -124,7 +124,7 @@ pub enum FromModel {
     },
 }
 
-/// What memory was like when it ran out. All in bytes; what the framework did not say is absent.
+/// The memory figures at an out-of-memory, in bytes. Figures that the framework did not report are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OomReport {
     #[serde(default)]
@@ -140,7 +140,7 @@ pub struct OomReport {
     pub detail: String,
 }
 
-/// Why a pass failed, by the program's own word.
+/// Why a pass failed, as the program reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureKind {
@@ -154,7 +154,7 @@ pub enum FailureKind {
     Load,
     /// The pass was cancelled.
     Cancelled,
-    /// The host's memory ran out: no smaller pass is known to cure it.
+    /// The host's memory ran out. A smaller pass need not help.
     HostMemory,
     /// The device is unusable for this process, which has to be started again.
     Device,

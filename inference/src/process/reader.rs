@@ -10,7 +10,7 @@ use super::config::Fault;
 /// The longest time that a configuration may name: a year.
 const SECONDS_MAX: f64 = 31_536_000.0;
 
-/// A table under reading. What nobody takes is a fault at the end.
+/// A table that is being read. Keys that nobody takes are faults at the end.
 #[derive(Debug)]
 pub(super) struct Reader {
     path: String,
@@ -28,7 +28,7 @@ impl Reader {
         self.faults.push(Fault { key: format!("{}.{key}", self.path), what: what.into() });
     }
 
-    /// Adds a fault unless the key has one already: a wrong value was read as absent.
+    /// Adds a fault, unless the key has one already because its value was wrong and read as absent.
     pub fn fault_if_absent(&mut self, key: &str, what: &str) {
         let path = format!("{}.{key}", self.path);
         if self.faults.iter().all(|fault| fault.key != path) {
@@ -85,7 +85,7 @@ impl Reader {
         })
     }
 
-    /// A time; a wrong one is a fault and read as the default.
+    /// A time in seconds. A wrong value is a fault, and read as the default.
     pub fn seconds(&mut self, key: &'static str, default: f64) -> Option<Duration> {
         if !self.table.contains_key(key) {
             self.known.push(key);
@@ -98,12 +98,12 @@ impl Reader {
         read.filter(|seconds| *seconds <= SECONDS_MAX).or(Some(default)).map(Duration::from_secs_f64)
     }
 
-    /// The pairs of a table with keys of the user's own.
+    /// A table whose keys the user chooses.
     pub fn table(&mut self, key: &'static str) -> Table {
         self.take(key, "a table", |value| value.as_table().cloned()).unwrap_or_default()
     }
 
-    /// A table with keys of ours; give it back to [`absorb`](Self::absorb).
+    /// A table whose keys are known. Return it to [`absorb`](Self::absorb).
     pub fn section(&mut self, key: &'static str) -> Option<Self> {
         let table = self.take(key, "a table", |value| value.as_table().cloned())?;
         Some(Self::new(format!("{}.{key}", self.path), table))
@@ -129,7 +129,7 @@ impl Reader {
         }
     }
 
-    /// Ends the reading: what is left over is unknown.
+    /// Ends the reading. The remaining keys are unknown.
     pub fn finish(mut self) -> Result<(), Vec<Fault>> {
         let unknown: Vec<String> = self.table.keys().cloned().collect();
         let known = self.known.join(", ");

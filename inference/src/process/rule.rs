@@ -5,14 +5,14 @@ use std::str::FromStr;
 
 use super::cost::{Costs, Unit};
 
-/// One comparison, and what follows when it holds for an item.
+/// A comparison, and the consequence for items for which it holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
     pub when: Comparison,
     pub then: Consequence,
 }
 
-/// What becomes of an item that a rule is for.
+/// What happens to an item to which a rule applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Consequence {
     /// It runs with the device for itself.
@@ -51,7 +51,7 @@ impl Comparison {
     }
 }
 
-/// The first rule that holds decides.
+/// The consequence of the first rule that holds.
 pub fn decide<'a>(rules: &'a [Rule], costs: &Costs) -> Option<&'a Consequence> {
     rules.iter().find(|rule| rule.when.holds(costs)).map(|rule| &rule.then)
 }

@@ -11,16 +11,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// What the name of every scratch folder begins with.
 const PREFIX: &str = "vramq-model-";
 
-/// A folder as young as this, or the group of its name, may not have its lock yet.
+/// A folder younger than this, or its control group, may not be locked by its keeper yet.
 pub(super) const SETTLED: Duration = Duration::from_secs(60);
 
-/// Makes a scratch folder in `root`. Its keeper removes it; if no keeper comes, it is swept up in a while.
+/// Makes a scratch folder in `root`. Its keeper removes it. If no keeper starts, a later `sweep` removes it.
 ///
 /// # Errors
 /// Of the file system.
 pub fn create(root: &Path) -> io::Result<PathBuf> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    // The time tells apart workers whose process ids are alike, as in containers that share the folder.
+    // The time distinguishes workers with equal process ids, as in containers that share the folder.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let path = root.join(format!("{PREFIX}{}-{now:x}-{number}", std::process::id()));
@@ -28,8 +28,8 @@ pub fn create(root: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Whether a folder's file system could hold so many bytes if nothing else were in it. What cannot be asked may, and so may one in memory
-/// that has no limit (ramfs, or tmpfs with `size=0`): it says that it has no blocks.
+/// Whether a folder's file system could hold this many bytes if it were empty. True if it cannot be asked, or is in memory without
+/// a limit (ramfs, or tmpfs with `size=0`), which reports no blocks.
 pub(super) fn could_hold(folder: &Path, bytes: u64) -> bool {
     rustix::fs::statvfs(folder).map_or(true, |system| {
         system.f_blocks == 0 || bytes <= system.f_blocks.saturating_mul(system.f_frsize)
@@ -54,7 +54,7 @@ pub(super) fn is_to_be_replaced(folder: &Path, bytes: u64) -> bool {
             Err(_) => continue,
         };
         for entry in entries.flatten() {
-            // Not what a link leads to.
+            // Of the link itself, not of its target.
             let Ok(metadata) = entry.metadata() else { continue };
             if metadata.is_dir() {
                 left.push(entry.path());
@@ -131,7 +131,7 @@ mod tests {
         assert!(could_hold(root.path(), 1));
         assert!(!could_hold(root.path(), u64::MAX));
         assert!(could_hold(Path::new("/no/such/folder"), u64::MAX), "it may come back");
-        // It has no blocks, as a file system in memory that has no limit.
+        // It reports no blocks, like a file system in memory without a limit.
         assert!(could_hold(Path::new("/proc"), 1));
         assert!(free(root.path()).is_some());
         assert_eq!((free(Path::new("/proc")), free(Path::new("/no/such/folder"))), (None, None));

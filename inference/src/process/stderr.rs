@@ -9,16 +9,16 @@ use tokio::task::coop::consume_budget;
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Duration, Instant};
 
-/// The last bytes of what a program printed that are kept: a long traceback. Dead letters take less of it.
+/// How much of the end of a program's output is kept: enough for a long traceback. Dead letters take less of it.
 pub const TAIL_BYTES: usize = 8 * 1024;
 
 /// The longest line in the log; what is longer is cut.
 const LINE_BYTES_MAX: usize = 2 * 1024;
 
-/// Lines a second that go to the log. A program that prints more is logged in part, and its last lines are kept.
+/// Lines per second that go to the log. If a program prints more, the others are left out; the last lines are kept in any case.
 const LINES_PER_SECOND_MAX: u32 = 50;
 
-/// Reads all that a program prints, so that it never waits for a reader.
+/// Reads all that a program prints, so that the program never has to wait.
 #[derive(Debug)]
 pub struct Stderr {
     pipe: Arc<pipe::Receiver>,
@@ -61,24 +61,24 @@ impl Stderr {
         self.tail_since(0)
     }
 
-    /// How much was printed until now, also what is not read yet: a mark for [`tail_since`](Self::tail_since).
+    /// How many bytes were printed until now, including those not read yet: a mark for [`tail_since`](Self::tail_since).
     pub fn mark(&self) -> u64 {
-        // Nothing is read while the lock is held, so that no byte is counted twice or left out.
+        // The lock keeps the reader out, so that no byte is counted twice or left out.
         let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
-        // An error: the pipe does not tell, which a pipe of Linux does.
+        // `Err` means that the pipe does not tell; pipes of Linux do.
         tail.all + rustix::io::ioctl_fionread(&*self.pipe).unwrap_or(0)
     }
 
     /// The last that was printed after a mark.
     pub fn tail_since(&self, mark: u64) -> String {
         let bytes = self.tail.lock().unwrap_or_else(PoisonError::into_inner).since(mark);
-        // A character that the start of the tail cuts is no character.
+        // Skips the rest of a character that the start of the tail has cut.
         let start = bytes.iter().position(|byte| byte & 0xC0 != 0x80).unwrap_or(0);
         printable(&bytes[start..])
     }
 
-    /// Waits until what was printed until now is read, for so long at most. What a program prints before it sends a frame may be read
-    /// after the frame.
+    /// Waits until all that was printed until now is read, for `limit` at most. A program may print before it sends a frame, and
+    /// that text may be read after the frame.
     pub async fn caught_up(&mut self, limit: Duration) {
         let mark = self.mark();
         let caught_up = async {
@@ -111,13 +111,13 @@ async fn read_all(from: Arc<pipe::Receiver>, tail: Arc<Mutex<Tail>>, model: Stri
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => break,
         }
-        // A program that never stops printing leaves the thread to others.
+        // Lets other tasks run if a program never stops printing.
         consume_budget().await;
     }
     log.end_line();
 }
 
-/// What is in the pipe; [`Stderr::mark`] sees it there or in the tail.
+/// Moves what is in the pipe to the tail, under the lock, so that [`Stderr::mark`] sees it in one of them.
 fn read_some(from: &pipe::Receiver, tail: &Mutex<Tail>, buffer: &mut [u8]) -> io::Result<usize> {
     let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
     let length = from.try_read(buffer)?;
@@ -132,7 +132,7 @@ struct Log {
     second: Instant,
     /// Lines logged in this second.
     lines: u32,
-    /// Lines that were not.
+    /// Lines left out in this second.
     unlogged: u64,
 }
 

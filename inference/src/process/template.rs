@@ -69,11 +69,11 @@ impl Template {
         self.0.contains(&Piece::Output)
     }
 
-    /// The argument for an item.
+    /// The argument for an item, with its places filled in.
     ///
     /// # Errors
-    /// A parameter is missing, or cannot be an argument: a value that would make an argument begin with `-` is refused,
-    /// so that no job can add an option.
+    /// A parameter is missing, or cannot be an argument. A value at the start of an argument must not begin with `-`, so that no
+    /// job can add an option.
     pub fn fill(&self, input: &Path, output: &Path, params: &Map<String, Value>) -> Result<String, String> {
         let mut argument = String::new();
         for piece in &self.0 {
@@ -83,7 +83,7 @@ impl Template {
                 Piece::Output => argument.push_str(&output.display().to_string()),
                 Piece::Param(name) => {
                     let value = param(name, params)?;
-                    // What comes before it may be another parameter, and empty.
+                    // An earlier parameter may be empty, so this value may be the start of the argument.
                     if argument.is_empty() && value.starts_with('-') {
                         return Err(format!("params.{name} begins with '-'"));
                     }

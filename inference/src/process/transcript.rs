@@ -13,10 +13,10 @@ use super::protocol::{FailureKind, FromModel, OomReport};
 pub struct Transcript {
     pass: u64,
     items: usize,
-    /// Outputs so far; the next one is for this item.
+    /// The number of outputs so far, and the index of the next one's item.
     finished: usize,
     outputs: PassOutputs,
-    /// The first item whose output is none, and why. Outputs after it are of no use, since they are answered in order.
+    /// The first item with an invalid output, and the reason. Later outputs are dropped, because items are answered in order.
     invalid: Option<(usize, String)>,
 }
 
@@ -27,7 +27,7 @@ pub enum Step {
         item: usize,
         output: Output,
     },
-    /// Something that is of no use; the pass goes on to its end.
+    /// An event to be ignored. The pass goes on to its end.
     Ignored,
     Progress {
         item: usize,
@@ -58,7 +58,7 @@ pub enum End {
     },
 }
 
-/// A frame that the protocol does not allow here. The connection is of no more use.
+/// A frame that the protocol does not allow here. The connection cannot be used any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("protocol fault: {0}")]
 pub struct Fault(pub String);
@@ -140,7 +140,7 @@ impl Transcript {
         match output {
             Ok(output) if self.invalid.is_none() => Ok(Step::Output { item, output }),
             Ok(_) => Ok(Step::Ignored),
-            // The frame is well formed, and the process well: the next pass may run in it.
+            // The frame is well formed and the process is well, so it may run the next pass.
             Err(what) => {
                 self.invalid.get_or_insert((item, what));
                 Ok(Step::Ignored)
@@ -218,7 +218,7 @@ mod tests {
             read(&mut Transcript::new(1, 2), failed).unwrap()
         };
         assert_eq!(end("model"), Step::End(End::DiskFull { detail: "why".to_owned() }));
-        // The program knows that it is the item.
+        // The program says that the item is at fault.
         assert!(matches!(end("input"), Step::End(End::Failed { kind: FailureKind::Input, .. })));
     }
 

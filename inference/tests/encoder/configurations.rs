@@ -10,7 +10,7 @@ use vramq_schemas::{Input, Params};
 
 use crate::{CLOSE, Change, Reference, copy_of, cpu, ids, replace, spoiled};
 
-/// The keys of configurations that came before transformers had these families, of models that are published with them.
+/// Configurations of published models that are older than these families in transformers.
 #[test]
 fn configurations_of_published_models_mean_the_same() {
     let cases = [
@@ -71,8 +71,8 @@ fn set(file: &Path, keys: &[(&str, Value)]) {
     fs::write(file, serde_json::to_vec(&all).unwrap()).unwrap();
 }
 
-/// Tools that write all keys of a configuration write `null` for those that say nothing. Of `rope_parameters` transformers itself takes
-/// a kind that is `null` as one that is not there (`Gemma3TextConfig.convert_rope_params_to_dict`, 5.23).
+/// Some tools write all keys, and `null` for unset ones. In `rope_parameters`, transformers itself takes a kind that is `null` as
+/// missing (`Gemma3TextConfig.convert_rope_params_to_dict`, 5.23).
 #[test]
 fn keys_that_are_null_mean_the_same_as_keys_that_are_not_there() {
     let own = |keys: &[&'static str]| keys.iter().map(|key| (*key, Value::Null)).collect::<Vec<_>>();
@@ -258,7 +258,7 @@ fn what_gemma_has_and_this_engine_does_not_is_refused_by_name() {
 fn what_sentence_transformers_would_do_and_this_engine_does_not_is_refused_by_name() {
     let message = json!({"method": "forward", "method_output_name": "last_hidden_state", "format": "flat"});
     let cases = [
-        // Texts become messages then, and these texts by the tokenizer's chat template.
+        // With these, texts become messages, and the chat template turns messages into texts.
         (
             json!({"modality_config": {"message": message}}),
             "modality_config.message, texts in a chat template",
@@ -270,7 +270,7 @@ fn what_sentence_transformers_would_do_and_this_engine_does_not_is_refused_by_na
         ),
         (json!({"query_expansion": {"length": 32}}), "query_expansion {\"length\":32}"),
         (json!({"transformer_task": "fill-mask"}), "transformer_task `fill-mask` before Pooling"),
-        // transformers leaves this key of tokenizer_config.json out of account, but not here (5.23).
+        // transformers ignores this key in tokenizer_config.json, but not here (5.23).
         (json!({"processor_kwargs": {"add_eos_token": true}}), "processor_kwargs.add_eos_token true"),
         (json!({"config_args": {"rope_theta": 5}}), "config_args.rope_theta 5"),
         (
@@ -351,7 +351,8 @@ fn texts_with_tokens_that_the_tokenizer_does_not_have_are_rejected() {
     }
 }
 
-/// Published code takes biases for granted where a configuration says nothing of them: a file that has some is not computed without.
+/// Published code assumes biases where a configuration does not mention them. So a file with such a bias is refused, not computed
+/// without it.
 #[test]
 fn a_bias_that_the_configuration_does_not_mention_is_refused_by_name() {
     let cases = [
@@ -371,7 +372,7 @@ fn a_bias_that_the_configuration_does_not_mention_is_refused_by_name() {
     }
 }
 
-/// A theta of layers with a window that is `null` is that of the others, and not the one of a configuration that says nothing.
+/// The layers with a window then use the global theta, not the default for a missing key.
 #[test]
 fn a_local_theta_that_is_null_is_the_global_one() {
     let vectors = |local: &str| {

@@ -92,7 +92,8 @@ fn a_plain_bert_folder_is_mean_pooled_and_not_normalised() {
     assert_eq!(revision(), plain);
 }
 
-/// Its weights alone are those of another model. transformers would add the adapter's, or refuse without the package `peft`.
+/// The folder's weights alone are those of another model. transformers would add the adapter's, or refuse without the package
+/// `peft`.
 #[test]
 fn an_adapter_is_refused_before_all_else() {
     let folder = copy_of("tiny-mean");
@@ -107,7 +108,7 @@ fn an_adapter_is_refused_before_all_else() {
     assert!(load().contains(expected), "{}", load());
 }
 
-/// Code of a folder's own may compute anything of the same tensors, and weights of other types are no numbers by themselves.
+/// A folder's own code may compute anything from the same tensors, and quantised weights are no numbers by themselves.
 #[test]
 fn models_with_code_of_their_own_and_quantised_ones_are_refused_by_name() {
     let cases: [(&str, &Change, &str); 5] = [
@@ -213,7 +214,7 @@ fn pooling_has_one_mode() {
     agrees_with("tiny-mean", &Source::Folder(folder.path().into()));
 }
 
-/// Each file that is read counts: a copy of a model has its revision, and one whose pooling differs has another.
+/// Every file that is read counts: a copy of a model has the same revision, another pooling file gives another.
 #[test]
 fn a_revision_is_that_of_the_files() {
     let moved = copy_of("tiny-mean");
@@ -273,7 +274,7 @@ fn faults_of_a_layer_behind_pooling_are_named() {
     }
 }
 
-/// One that generates text is no embedding model, though its layers are those of one.
+/// A model that generates text is not an embedding model, even if its layers could be.
 #[test]
 fn a_language_model_without_modules_is_refused_by_name() {
     let folder = copy_of("tiny-qwen3");
@@ -336,7 +337,7 @@ fn weights_as_a_pickle_are_refused_before_all_else() {
     let error = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
     assert!(error.contains("pytorch_model.bin has weights as a pickle"), "{error}");
     assert!(error.contains("takes model.safetensors. Convert it once in Python"), "{error}");
-    // Older models have the weights of a layer so.
+    // Older models store the weights of a layer in this way.
     let folder = copy_of("tiny-gemma");
     let layer = folder.path().join("2_Dense");
     fs::rename(layer.join("model.safetensors"), layer.join("pytorch_model.bin")).unwrap();

@@ -30,13 +30,13 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
 }
 
-/// The real model. `make test` fetches it, and says where it has to be; a bare `cargo test` does without.
+/// The real model. `make test` fetches it and sets its path; a bare `cargo test` runs without it.
 fn minilm() -> Option<Source> {
     fetched(std::env::var_os("VRAMQ_TEST_MODEL").map(PathBuf::from), "all-MiniLM-L6-v2", "model.safetensors")
         .map(Source::Folder)
 }
 
-/// The folder of a model that models/fetch gets: `needed`, or else where it puts it.
+/// The folder of a model that models/fetch gets: `needed` if it is set, else the default place.
 fn fetched(needed: Option<PathBuf>, name: &str, file: &str) -> Option<PathBuf> {
     let is_needed = needed.is_some();
     let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../models").join(name);
@@ -50,7 +50,7 @@ fn fetched(needed: Option<PathBuf>, name: &str, file: &str) -> Option<PathBuf> {
     None
 }
 
-/// A model of which `make test` fetches more than [`minilm`]: it is beside it then.
+/// A model that `make test` fetches besides [`minilm`], into the folder beside it.
 fn small(name: &str, file: &str) -> Option<PathBuf> {
     let needed = std::env::var_os("VRAMQ_TEST_MODEL").map(|minilm| Path::new(&minilm).with_file_name(name));
     fetched(needed, name, file)
@@ -80,8 +80,8 @@ impl Reference {
         Self { tokens, vectors: numbers.chunks(width).map(<[f32]>::to_vec).collect(), inputs }
     }
 
-    /// Checks outputs for the texts from `first` on. An element may be off by `close`, relative to the vector's largest if that is
-    /// above 1.
+    /// Checks outputs for the texts from `first` on. An element may differ by `close`, or by that part of the vector's largest
+    /// element if that is above 1.
     fn check(&self, first: usize, outputs: &[Output], close: f32, what: &str) {
         for (at, output) in outputs.iter().enumerate() {
             let expected = &self.vectors[first + at];
@@ -173,8 +173,8 @@ const TEXTS_ON_TILES: usize = 15;
 const CLOSE: f32 = 1e-5;
 const CLOSE_SPLIT: f32 = 5e-5;
 
-/// In split bf16 for the fixture whose vectors are large and whose feed-forward multiplies two maps: the same three products with
-/// exact sums are off by 5.9e-5 there (models/split_bf16.py).
+/// The bound in split bf16 for a fixture with large vectors, whose feed-forward multiplies two maps. The same three products with
+/// exact sums differ by 5.9e-5 there (models/split_bf16.py).
 const CLOSE_SPLIT_GATED: f32 = 7e-5;
 
 /// In split bf16 for the fixture with one more map, behind pooling: off by less than 5e-5 where the rest is computed on AVX-512, and by

@@ -61,7 +61,7 @@ fn dimensions_are_counted_behind_dense_layers() {
     assert!(matches!(most, Some(OutputMax::Embedding { elements: 28, .. })), "{most:?}");
 }
 
-/// EmbeddingGemma's tokenizer has a token for images behind the last that the model has an embedding of.
+/// EmbeddingGemma's tokenizer has a token for images, whose id is beyond the model's embeddings.
 #[test]
 fn a_token_without_an_embedding_refuses_its_text_alone() {
     let encoder = Encoder::load(&tiny("tiny-gemma"), cpu(2)).unwrap();
@@ -133,7 +133,7 @@ fn a_prompt_that_is_null_is_empty() {
     }
 }
 
-/// The first elements, and not of length 1 again: as `encode` of sentence-transformers cuts them (6.2) where the folder says so.
+/// The vector is cut, and not normalised again, as by `encode` of sentence-transformers (6.2) for such a folder.
 #[test]
 fn a_folder_may_say_how_many_elements_of_a_vector_are_kept() {
     for (fixture, kept, has_length_1) in
@@ -216,7 +216,7 @@ fn items_of_another_model_are_refused() {
     assert!(matches!(encoder.run(&[item(&[1; 41])]), Err(PassError::Failed(_))));
     let plain = Item::Plain(Input::Text("a".into()));
     assert!(matches!(encoder.run(&[plain]), Err(PassError::Failed(_))));
-    // No tokens at all are no harm: the mean of nothing is zeros.
+    // An item without tokens is allowed: the mean of nothing is zeros.
     let outputs = encoder.run(&[item(&[]), item(&[5, 6])]).unwrap();
     assert!(numbers(&outputs[0]).iter().all(|x| *x == 0.0));
     assert!(numbers(&outputs[1]).iter().any(|x| *x != 0.0));

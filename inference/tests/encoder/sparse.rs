@@ -26,7 +26,7 @@ fn splade_of_distilbert_agrees() {
     agrees_with(DISTILBERT, &tiny(DISTILBERT));
 }
 
-/// Trained weights do not keep the bound of f32 in split bf16: the same three products with exact sums are off by 3.9e-5 of the
+/// With trained weights split bf16 does not keep the bound of f32: the same three products with exact sums differ by 3.9e-5 of the
 /// largest element (models/split_bf16.py).
 #[test]
 fn splade_with_trained_weights_agrees() {

@@ -27,7 +27,7 @@ struct Case {
     ids: Vec<Vec<u32>>,
 }
 
-/// Keys of a file become others, and those that are null go; so does a file for which there are no keys at all.
+/// Sets keys of a file, and removes those that are `null`. Without any keys, removes the file.
 fn change(folder: &Path, name: &str, keys: Option<&Map<String, Value>>) {
     let path = folder.join(name);
     let Some(keys) = keys else { return fs::remove_file(path).unwrap() };
@@ -85,7 +85,7 @@ fn the_class_may_be_in_the_configuration_of_the_model() {
     assert_eq!(ids_with(cased, as_it_is), expected);
     let of_bert = ids_with(cased, "{}");
     assert_ne!(of_bert, expected);
-    // The tokenizer's own file counts first.
+    // The tokenizer's own file overrides that of the model.
     let own = r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false}"#;
     assert_eq!(ids_with(own, as_it_is), of_bert);
 }

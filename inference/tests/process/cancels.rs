@@ -11,7 +11,7 @@ use crate::env::{Env, done, pid, run, state, until};
 #[tokio::test]
 async fn a_cancelled_pass_reports_how_it_ended() {
     let env = Env::new();
-    // However slow the machine is, the process hears of the cancel before it would be killed.
+    // A long `kill_s`, so that even on a slow machine the process reads the cancel before it would be killed.
     let pool = env.probe("kill_s = 600").await;
     let before = pid(&pool).await;
     let pass = run(&pool, &["sleep 100"]);
@@ -33,7 +33,7 @@ async fn a_cancelled_pass_reports_how_it_ended() {
 
     let pool = env.probe("kill_s = 0.5").await;
     let before = pid(&pool).await;
-    // Twice in a row: a process that is ended over a cancelled pass is no failure, after which the next one would wait.
+    // Twice in a row: ending a process for a cancelled pass is not a failure, which would make the next one wait.
     for _ in 0..2 {
         let mut pass = run(&pool, &["echo a", "deaf"]);
         assert!(matches!(pass.next().await, Some(PassEvent::Output { item: 0, .. })));
@@ -44,7 +44,7 @@ async fn a_cancelled_pass_reports_how_it_ended() {
     env.close(pool).await;
 }
 
-/// Each of these passes would otherwise wait for a hundred seconds: what it waits for is still so after its end.
+/// Without the cancel each pass would wait for a hundred seconds, and what it waits for does not happen before its end.
 #[tokio::test]
 async fn a_pass_that_is_cancelled_while_all_processes_are_busy_ends_at_once() {
     let env = Env::new();
@@ -82,7 +82,7 @@ async fn a_pass_that_is_cancelled_while_its_process_loads_ends_at_once() {
     pass.cancel();
     assert!(matches!(pass.finish().await.1, PassEnd::Cancelled { killed: false }));
     assert_eq!(state(&pool, 0), "loading");
-    // The process is not lost: the next pass has it.
+    // The process survives, and runs the next pass.
     let next = run(&pool, &["echo a"]);
     std::fs::remove_file(&file).unwrap();
     let (outputs, end) = next.finish().await;

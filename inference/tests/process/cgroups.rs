@@ -94,7 +94,7 @@ async fn the_worker_ends_the_group_of_a_killed_keeper() {
     let env = root.env();
     let pool = env.probe("").await;
     let process = pid(&pool).await;
-    // One of them has left the session, and has no mark in its environment.
+    // This process has left the session, and has no mark in its environment.
     let stranger = done(&pool, &["unmarked"]).await[0].as_i64().unwrap() as i32;
     let [group] = &root.programs()[..] else { panic!("{:?}", root.programs()) };
     assert!(is_in(stranger, group) && is_alive(stranger));
@@ -120,7 +120,7 @@ async fn a_program_that_cannot_be_started_leaves_no_group() {
     std::fs::write(&script, "#!/bin/sh\n").unwrap();
     std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let config = env.config_of(&[script.to_str().unwrap()], "");
-    // It was there when the configuration was checked.
+    // The script existed when the configuration was checked.
     std::fs::remove_file(&script).unwrap();
     let error = env.start(config).await.unwrap_err();
     assert!(error.to_string().contains("No such file"), "{error}");

@@ -140,7 +140,7 @@ pub async fn forked(pool: &Pool) -> Vec<i32> {
     pids
 }
 
-/// Looks until it is so.
+/// Waits until the condition holds.
 pub async fn until(what: &str, mut look: impl FnMut() -> bool) {
     let end = tokio::time::Instant::now() + DEADLINE;
     while !look() {
@@ -149,7 +149,7 @@ pub async fn until(what: &str, mut look: impl FnMut() -> bool) {
     }
 }
 
-/// Whether a process is there, and no zombie.
+/// Whether a process exists and is not a zombie.
 pub fn is_alive(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))

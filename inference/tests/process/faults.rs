@@ -22,7 +22,7 @@ async fn wish(pool: &Pool, wish: Value) -> (usize, PassEnd) {
 async fn killed_at_every_frame_it_keeps_what_was_finished() {
     let env = Env::new();
     let pool = raw(&env).await;
-    // Progress, three outputs, done; nothing of the frame, a part of its length, its header, its blob.
+    // The frames are progress, three outputs, done. Cut after: nothing, part of the length, part of the header, part of the blob.
     for frame in 0..5 {
         for cut in [0, 2, 20, 200] {
             let (outputs, end) = wish(&pool, json!({"die": frame, "cut": cut})).await;
@@ -74,7 +74,7 @@ async fn frames_that_the_protocol_does_not_allow_end_the_process() {
         ),
         (json!({"header": output(json!({"item": 99})), "blob": "1"}), "an output for item 99"),
         (json!({"header": output(json!({"kind": "painting"})), "blob": "1"}), "unknown variant `painting`"),
-        // After three outputs: an extra one may have been in the middle.
+        // After three outputs: the extra one may have been an earlier one.
         (
             json!({"instead": 4, "header": output(json!({"item": 3})), "blob": "1"}),
             "an output for item 3; item 3 of 3 is next",
@@ -146,13 +146,14 @@ async fn a_process_that_speaks_unasked_is_replaced() {
     env.close(pool).await;
 }
 
-/// Half a minute: it has that long to answer, as a process has that a busy machine swapped out.
+/// Takes half a minute: the ping comes after ten seconds, and the process has twenty to answer, because a busy machine may have
+/// swapped it out.
 #[tokio::test]
 async fn an_idle_process_that_does_not_answer_is_replaced() {
     let env = Env::new();
     let pool = env.probe("").await;
     let before = pid(&pool).await;
-    // It is there, and does nothing any more.
+    // The process exists, but does not run.
     kill_process(Pid::from_raw(before).unwrap(), Signal::STOP).unwrap();
     until("the process is ended", || pool.status().slots[0].pid.is_none()).await;
     assert!(!is_alive(before));
@@ -163,8 +164,8 @@ async fn an_idle_process_that_does_not_answer_is_replaced() {
 #[tokio::test]
 async fn a_pass_that_takes_too_long_is_cancelled_and_then_killed() {
     let env = Env::new();
-    // However slow the machine is, the process hears of the cancel before it would be killed. A process that stands still for some
-    // seconds answers its first input in time.
+    // A long `kill_s`, so that even on a slow machine the process reads the cancel before it would be killed. `item_s` is long
+    // enough that the first item is answered in time although the process stands still for some seconds.
     let pool = env.probe("item_s = 15\nkill_s = 600").await;
     let before = pid(&pool).await;
     let (outputs, end) = ended(&pool, &["echo a", "sleep 100"]).await;
@@ -187,7 +188,7 @@ async fn a_pass_that_takes_too_long_is_cancelled_and_then_killed() {
 async fn each_output_has_its_own_time() {
     let env = Env::new();
     let pool = env.probe("item_s = 15").await;
-    // Together they take longer than one of them may, and each far less.
+    // Together the items take longer than one may, but each takes far less.
     let (outputs, end) = ended(&pool, &["sleep 3"; 6]).await;
     assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
     assert_eq!(outputs.len(), 6);
@@ -202,7 +203,7 @@ async fn a_pass_does_not_wait_for_a_process_that_does_not_end() {
     let env = Env::new();
     let pool = env.probe("item_s = 15\nkill_s = 0.5\nwithheld_s = 1").await;
     let keeper = Pid::from_raw(parent(pid(&pool).await)).unwrap();
-    // It kills nothing now, as a driver that hangs lets nothing be killed.
+    // The keeper kills nothing now, as if a driver hung.
     kill_process(keeper, Signal::STOP).unwrap();
     let (_, end) = ended(&pool, &["deaf"]).await;
     assert!(matches!(end, PassEnd::TimedOut { killed: true, .. }), "{end:?}");

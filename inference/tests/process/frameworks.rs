@@ -52,7 +52,7 @@ async fn each_framework_says_it_in_its_own_way() {
         ("talks-of-busy", FailureKind::Model),
         ("talks-of-ecc", FailureKind::Model),
         ("talks-of-unknown", FailureKind::Model),
-        // The model knows what it is.
+        // The model itself says that the input is invalid.
         ("invalid-because", FailureKind::Input),
         ("suppressed", FailureKind::Model),
     ] {
@@ -66,7 +66,7 @@ async fn each_framework_says_it_in_its_own_way() {
     env.close(pool).await;
 }
 
-/// Each later call to the device would fail, too: such a process must not run another pass.
+/// Later calls to the device would fail too, so the process must not run another pass.
 #[tokio::test]
 async fn a_device_that_is_lost_is_recognised_whatever_says_so() {
     let env = Env::new();
@@ -80,7 +80,7 @@ async fn a_device_that_is_lost_is_recognised_whatever_says_so() {
         ("lost-ecc", "ECC error"),
         ("lost-unknown", "unknown error"),
         ("lost-unknown-driver", "unknown error"),
-        // The pass failed with something else: the device is asked.
+        // The pass failed for another reason, so the SDK asks the device.
         ("lost-late", "ValueError: a bad day"),
         ("lost-late-invalid", "InvalidInput: not for me"),
     ] {
@@ -103,7 +103,7 @@ async fn a_process_that_died_with_the_text_of_a_full_device_ran_out_of_memory() 
         what():  CUDA out of memory. Tried to allocate 2.00 GiB.\n";
     let env = Env::new();
     let pool = env.probe("").await;
-    // It got over that: what it dies of later is something else.
+    // The program survived that out-of-memory, so its later death has another cause.
     assert_eq!(done(&pool, &[&format!("say {TEXT}")]).await, [json!(null)]);
     pid(&pool).await;
     let (_, end) = ended(&pool, &["abort Aborted"]).await;

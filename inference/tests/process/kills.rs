@@ -16,7 +16,7 @@ const KILLS: usize = 30;
 async fn every_item_is_answered_once_over_many_kills() {
     let env = Env::new();
     let pool = env.probe("instances = 3\nkill_s = 5").await;
-    // Jobs, and how many of their items are answered: as a worker has them.
+    // Jobs, and how many items of each are answered: what a worker keeps.
     let mut waiting: VecDeque<(usize, usize)> = (0..JOBS).map(|job| (job, 0)).collect();
     let mut answers = vec![Vec::new(); JOBS];
     let (mut running, mut kills, mut crashes, mut ends) = (VecDeque::new(), 0, 0, 0usize);
@@ -26,7 +26,7 @@ async fn every_item_is_answered_once_over_many_kills() {
             let items: Vec<&str> = items.iter().map(String::as_str).collect();
             running.push_back((job, from, run(&pool, &items)));
         }
-        // A kill from outside, wherever the process is at that moment: many fall into a pass.
+        // Kills from outside hit the process at any moment, and many hit a pass.
         if kills < KILLS && ends % (JOBS / KILLS) == 0 {
             let pids: Vec<i32> = pool.status().slots.iter().filter_map(|slot| slot.pid).collect();
             if let Some(pid) = pids.get(kills % pids.len().max(1)) {
@@ -55,7 +55,7 @@ async fn every_item_is_answered_once_over_many_kills() {
         }
     }
     let all: Vec<usize> = (0..ITEMS).collect();
-    // What was yielded before a kill was kept; so nothing came twice, not even then.
+    // Outputs before a kill were kept, so no item was answered twice.
     assert!(answers.iter().all(|answer| *answer == all));
     assert_eq!(kills, KILLS);
     // A kill between passes costs none.

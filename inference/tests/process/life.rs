@@ -19,7 +19,7 @@ async fn descendants_end_with_the_process_wherever_they_went() {
     let env = Env::new();
     let pool = env.probe("").await;
     let pids = forked(&pool).await;
-    // They hold the socket and ignore SIGTERM; the death of the process is reported anyway.
+    // The forked processes hold the socket and ignore SIGTERM, but the death of the process is reported.
     let (_, end) = ended(&pool, &["kill"]).await;
     assert!(matches!(end, PassEnd::Crashed { death: Death::Killed(libc::SIGKILL), .. }), "{end:?}");
     assert!(pids.iter().all(|pid| !is_alive(*pid)));
@@ -75,7 +75,7 @@ fn a_killed_worker_leaves_neither_processes_nor_folders() {
 
 #[tokio::test]
 async fn a_process_has_what_it_is_given_and_nothing_else() {
-    // What the worker has open is not the program's: this one is not closed by exec.
+    // Descriptors that the worker has open are not passed on, even one that is not closed by exec.
     let kept = std::fs::File::open("/proc/self/status").unwrap();
     // SAFETY: clears a flag of an open descriptor.
     unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&kept), libc::F_SETFD, 0) };
@@ -112,7 +112,7 @@ async fn a_process_has_what_it_is_given_and_nothing_else() {
     let descriptors = process["descriptors"].as_object().unwrap();
     assert_eq!(descriptors["0"], "/dev/null");
     assert!(descriptors["3"].as_str().unwrap().starts_with("socket:"));
-    // Besides these only what lists the folder.
+    // Besides these only the descriptor with which the program lists the folder.
     assert!(descriptors.keys().all(|name| name.parse::<u32>().unwrap() <= 4), "{descriptors:?}");
     env.close(pool).await;
 }

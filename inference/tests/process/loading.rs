@@ -53,7 +53,7 @@ async fn a_model_that_does_not_load_says_why() {
     }
 }
 
-/// They would fail each pass, or end the connection without a word on what is wrong.
+/// Such a model would fail each pass, or end the connection without an explanation.
 #[tokio::test]
 async fn what_the_sdk_cannot_serve_is_said_when_the_model_is_loaded() {
     let env = Env::new();
@@ -103,7 +103,7 @@ async fn what_the_sdk_cannot_serve_is_said_when_the_model_is_loaded() {
     std::fs::write(folder.path().join("serve.py"), fits).unwrap();
     let pool = env.start(env.config(folder.path().join("serve.py").to_str().unwrap(), "")).await.unwrap();
     env.close(pool).await;
-    // What is there only after `load` is not asked for before.
+    // Attributes that exist only after `load` are not read before.
     let late = "import vramq\nclass M(vramq.Model):\n  weights = property(lambda self: self.loaded['weights'])\n  def load(self, device): self.loaded = {'weights': 1}\n  def run(self, items, params): return []\nvramq.serve(M)\n";
     std::fs::write(folder.path().join("serve.py"), late).unwrap();
     let pool = env.start(env.config(folder.path().join("serve.py").to_str().unwrap(), "")).await.unwrap();
@@ -122,7 +122,7 @@ async fn a_missing_or_broken_interpreter_is_reported() {
     };
     make("#!/bin/sh\n");
     let config = env.config_of(&[program.to_str().unwrap()], "");
-    // It goes away after the configuration was read, as with a virtual environment that is made anew.
+    // The file disappears after the configuration was read, as when a virtual environment is created again.
     make("#!/no/such/interpreter\n");
     let error = env.start(config.clone()).await.unwrap_err().to_string();
     let named = "/program\" needs the interpreter \"/no/such/interpreter\", which cannot be used: No such file or directory";
@@ -142,7 +142,7 @@ async fn a_pool_that_is_dropped_or_closed_while_loading_leaves_nothing() {
     env.cleaned().await;
 }
 
-/// With the oldest Python that the SDK supports. What the example imports is not there for it; only its revision is asked for here.
+/// With the oldest Python that the SDK supports. The example's imports are missing there, so only its revision is checked.
 #[tokio::test]
 async fn the_example_of_whisper_loads_on_the_oldest_python() {
     let env = Env::new();

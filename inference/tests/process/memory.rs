@@ -91,13 +91,13 @@ async fn a_busy_process_makes_room_after_its_pass_for_a_model_that_has_none() {
         idle.await.unwrap()
     };
     let began = std::time::Instant::now();
-    // For minutes: a model that is loaded on a slow machine still finds the other one busy.
+    // Enough passes for minutes, so that a model that is loaded on a slow machine still finds the other one busy.
     let passes: Vec<_> = (0..250).map(|_| run(&busy, &["sleep 0.5"])).collect();
-    // It has made room for the busy one.
+    // The other process has made room for the busy one.
     until("the busy one is loaded", || state(&busy, 0) == "running").await;
     let (_, end) = ended(&idle, &["echo a"]).await;
     let reason = match end {
-        // After some seconds its jobs go elsewhere.
+        // After some seconds the jobs of the waiting model are sent to other workers.
         PassEnd::NotRun { reason } => reason,
         end => panic!("{end:?}"),
     };
@@ -157,7 +157,7 @@ async fn what_a_process_keeps_for_its_next_pass_is_not_resident_and_comes_back_w
     let Need::Bytes(need) = pool.need_of(1.0) else { panic!("not learned") };
     assert!((700 * MIB..740 * MIB).contains(&need), "{need}");
     assert_eq!(free(&env).await, 200);
-    // The next pass has what is free and what was kept: more than it needs.
+    // The next pass has the free memory and the kept memory: more than it needs.
     assert_eq!(pool.status().resident_bytes(), 100 * MIB);
     pool.trim();
     free_reaches(&env, 900).await;
@@ -227,7 +227,7 @@ async fn a_slot_is_withheld_while_another_program_holds_its_memory() {
         assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
         until("the slot is withheld", || state(&pool, 0) == "withheld").await;
         assert_eq!(pool.status().withheld_bytes(), 400 * MIB);
-        // Work waits: the device would have room for another process, but this slot's memory is not back.
+        // A pass waits. The device would have room for another process, but this slot's memory has not returned.
         let waiting = run(&pool, &["echo a"]);
         tokio::time::sleep(std::time::Duration::from_secs(2)).await;
         assert_eq!(state(&pool, 0), "withheld");
@@ -254,7 +254,7 @@ async fn a_process_waits_until_its_memory_is_free() {
     };
     until("the second process waits", waits).await;
     first.cancel();
-    // The first process takes it, or the second one is started: it is run either way.
+    // Either the first process runs it, or the second one is started for it.
     assert!(matches!(second.finish().await.1, PassEnd::Done { .. }));
     env.close(pool).await;
     drop(folder);
@@ -269,7 +269,7 @@ async fn work_of_another_model_ends_the_process_that_was_idle_for_longest() {
     let third = env.probe(more).await;
     assert_eq!(done(&third, &["echo a"]).await, [json!("a")]);
     assert!(!is_alive(one) && is_alive(two));
-    // It comes back when it has work, and another one goes.
+    // The first process returns when it has work, and another one is ended.
     assert_eq!(done(&first, &["echo a"]).await, [json!("a")]);
     assert!(!is_alive(two));
     for pool in [first, second, third] {
@@ -292,7 +292,7 @@ async fn running_out_on_the_device_is_typed_and_costs_nobody_else() {
     env.close(pool).await;
 }
 
-/// When it is dead its own memory is free, too, and what it asked for would seem to have had room.
+/// After its death its own memory is free too, so what it asked for would seem to have had room.
 #[tokio::test]
 async fn a_process_that_died_of_a_full_device_tells_what_was_free_while_it_lived() {
     let (_folder, env) = env_with(1500, true);
@@ -303,7 +303,7 @@ async fn a_process_that_died_of_a_full_device_tells_what_was_free_while_it_lived
             1024,
             900,
         ),
-        // It says so itself.
+        // The program reports it itself.
         (
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.77 GiB of which \
              512.00 MiB is free.",
@@ -323,7 +323,7 @@ async fn a_process_that_leaks_is_replaced() {
     let (_folder, env) = env_with(1000, true);
     let pool = env.probe("env = { BASE_MIB = \"100\" }").await;
     let mut pids = Vec::new();
-    // 2 MiB each would fill the device after 450; every 50 it is looked.
+    // 2 MiB per pass would fill the device after 450 passes. The pool checks every 50.
     for _ in 0..600 {
         pids.push(done(&pool, &["leak 2"]).await.remove(0));
     }

@@ -60,7 +60,7 @@ async fn a_program_that_prints() {
     env.close(pool).await;
 }
 
-/// This one ignores SIGTERM, and waits for somebody to read.
+/// The program ignores SIGTERM, and waits for a reader.
 #[tokio::test]
 async fn a_program_that_prints_without_end_is_ended() {
     let env = Env::new();
@@ -108,8 +108,7 @@ async fn json_is_parsed() {
 #[tokio::test]
 async fn how_it_ends_is_judged_by_status_and_text() {
     let env = Env::new();
-    // An item is what the program does; the first one succeeds.
-    // Within its time an interpreter starts on a slow machine, too.
+    // The item is the program's code; the first one succeeds. `item_s` is long enough to start an interpreter on a slow machine.
     let pool = script(&env, "import sys; exec(open(sys.argv[1]).read())", "item_s = 60").await;
     let end = async |code: &str| {
         let (outputs, end) = ended(&pool, &["print(1)", code, "print(2)"]).await;
@@ -168,7 +167,7 @@ async fn what_it_forked_ends_with_it_and_cancelling_kills_it() {
 async fn several_run_at_the_same_time() {
     let env = Env::new();
     let folder = tempfile::tempdir().unwrap();
-    // None ends before all three are there.
+    // No program ends before all three have started.
     let code = format!(
         "import os, time\nfolder = {:?}\nopen(os.path.join(folder, str(os.getpid())), 'w').close()\n\
          while len(os.listdir(folder)) < 3: time.sleep(0.01)\nprint(1)",
@@ -229,7 +228,7 @@ async fn a_program_that_is_gone_takes_no_passes_until_it_is_back() {
     env.close(pool).await;
 }
 
-/// Takes of the device's memory what the item says, and does what follows.
+/// Takes as much of the device's memory as the item says, and then does what the item says.
 const TAKES: &str = "import os, sys, time\nfrom device import Device\nwords = open(sys.argv[1]).read().split()\n\
                      device = Device(os.environ['DEVICE'])\ndevice.take(int(words[0]) << 20)\ntime.sleep(0.3)\n\
                      if words[1:]: device.bequeath(int(words[0]) << 20, int(words[1]))\nprint(1)";
@@ -249,7 +248,7 @@ async fn as_many_run_at_once_as_the_budget_admits() {
         ("vram = { mib_per_unit = 200 }", 5),
         ("vram = { base_mib = 100, mib_per_unit = 150 }", 4),
         ("vram = { base_mib = 300 }", 3),
-        // What a pixel takes says nothing of an image.
+        // The need of a pixel says nothing about an image.
         ("vram = { per = \"pixels\", mib_per_unit = 0.006 }", 1),
         ("vram = { base_mib = 300, per = \"pixels\", mib_per_unit = 0.006 }", 3),
         ("vram = { mib_per_unit = 0 }", std::thread::available_parallelism().unwrap().get().min(64)),
@@ -283,7 +282,7 @@ async fn a_slot_is_withheld_while_another_program_holds_the_memory_of_one() {
         assert!(matches!(end, PassEnd::Done { .. }) && outputs.len() == 1, "{end:?}");
         until("the slot is withheld", || state(&pool, 0) == "withheld").await;
         assert_eq!(pool.status().withheld_bytes(), 400 << 20);
-        // Work waits: the device would have room for another program.
+        // A pass waits. The device would have room for another program.
         let waiting = run(&pool, &["1"]);
         tokio::time::sleep(std::time::Duration::from_secs(2)).await;
         assert_eq!(state(&pool, 0), "withheld");
@@ -363,7 +362,8 @@ impl DeviceView for PanicsOnce {
     }
 }
 
-/// As one that did not run, a pass that causes a panic would come again for ever: nobody would count an attempt.
+/// A pass that causes a panic must not count as one that did not run: no attempt would be counted, and it would be retried for
+/// ever.
 #[tokio::test]
 async fn a_panic_in_the_pool_fails_its_pass_and_the_next_one_runs() {
     let env = Env::on(Arc::new(PanicsOnce::default()));
@@ -374,6 +374,6 @@ async fn a_panic_in_the_pool_fails_its_pass_and_the_next_one_runs() {
     let (outputs, end) = ended(&pool, &["b"]).await;
     assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
     assert_eq!(outputs.len(), 1);
-    // Of the first start its scratch folder is left, which the pool's next start sweeps.
+    // The scratch folder of the first start remains. The pool's next start removes it.
     pool.close().await;
 }

@@ -86,7 +86,7 @@ async fn imagemagick_makes_thumbnails() {
         assert_eq!(media_type, "image/jpeg");
         pixels(&Item::Bytes { media_type: None, bytes })
     });
-    // 40 wide, and as high as the picture's proportions have it.
+    // 40 wide, and the height by the picture's proportions.
     assert_eq!(sizes.collect::<Vec<_>>(), [Some(800.0), Some(3_200.0)]);
     env.close(pool).await;
 }

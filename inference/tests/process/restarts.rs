@@ -5,7 +5,7 @@ use vramq_inference::process::{NotTaken, PassEnd};
 
 use crate::env::{Env, done, ended, run, state, texts, until};
 
-/// One job kills five processes before it is dead-lettered. The others find a process right after each of them.
+/// One job kills five processes before it is dead-lettered. Other jobs get a new process immediately after each death.
 #[tokio::test]
 async fn other_jobs_do_not_wait_after_the_crashes_of_one_job() {
     let env = Env::new();
@@ -38,7 +38,7 @@ async fn a_model_whose_process_fails_again_and_again_takes_no_passes_until_it_is
     let said = format!("its process failed {crashes} times in a row");
     assert!(reason.starts_with(&said), "{reason}");
     let Err(refused) = pool.run(texts(&["echo a"])) else { panic!("it was taken") };
-    // It was loaded each time: nothing says that it could not be.
+    // The process was loaded each time, so the reason must not be a failed load.
     let said = format!("no process can run the model: {said}");
     assert!(
         matches!(&refused, NotTaken::Unavailable(_)) && refused.to_string().starts_with(&said),

@@ -1,4 +1,4 @@
-//! Programs that are rough with the SDK: what they do costs their own pass at most, and not the process that others wait for.
+//! Programs that misuse the SDK: this fails at most their own pass, and not the process that other passes wait for.
 
 use std::path::Path;
 use std::process::Command;
@@ -37,7 +37,7 @@ async fn what_is_no_exception_fails_the_pass_and_not_the_process() {
         };
         assert_eq!(detail, what);
     }
-    // The list of the items is the model's to change.
+    // A model may change the list of its items.
     assert_eq!(done(&pool, &["taken", "pid"]).await, [json!(0), json!(1)]);
     assert_eq!(pid(&pool).await, before);
     env.close(pool).await;
@@ -49,10 +49,10 @@ async fn a_process_lives_on_after_what_it_does_to_its_own_library() {
     let pool = rough(&env, "").await.unwrap();
     let before = pid(&pool).await;
     for (item, output) in [
-        // The connection has no time limit, whatever other sockets have.
+        // The connection has no time limit, even if other sockets have a default one.
         ("doze", json!(null)),
         ("spawn", json!(0)),
-        // The copy that comes back does not speak.
+        // The forked copy that returns from `run` sends nothing.
         ("fork", json!(true)),
         ("fork_raise", json!(null)),
         ("fork_amid_progress", json!(null)),
@@ -63,7 +63,7 @@ async fn a_process_lives_on_after_what_it_does_to_its_own_library() {
     ] {
         assert_eq!(done(&pool, &[item]).await, [output], "{item}");
     }
-    // Nobody can see its traceback now.
+    // `flush` has replaced standard error, so the traceback is lost.
     let (_, end) = ended(&pool, &["exit"]).await;
     assert!(matches!(end, PassEnd::Failed { .. }), "{end:?}");
     assert_eq!(pid(&pool).await, before);
@@ -101,9 +101,9 @@ async fn an_output_that_the_disk_has_no_room_for_leaves_nothing_there() {
     env.close(pool).await;
 }
 
-/// `/dev/full` answers as a limit of the kernel does, or another file system that is full.
+/// `/dev/full` fails like a kernel limit, or like another full file system.
 ///
-/// The scratch folder is in memory, where there is room: the machine's own disk may be nearly full, and then the disk is to blame.
+/// The scratch folder is in memory, which has room. The machine's own disk may be nearly full, and would then be blamed.
 #[tokio::test]
 async fn what_has_no_room_beside_the_disk_is_a_failure_of_the_program() {
     let mut env = Env::new();
@@ -120,7 +120,7 @@ async fn what_has_no_room_beside_the_disk_is_a_failure_of_the_program() {
     env.close(pool).await;
 }
 
-/// Whether programs can have a file system of their own here, which nobody else sees. Elsewhere `scripts/test` says what was not run.
+/// Whether programs can have a private file system here. Elsewhere `scripts/test` says which tests did not run.
 fn can_mount(env: &Env) -> bool {
     let mount = ["-rm", "mount", "-t", "tmpfs", "none"];
     let tried = Command::new(UNSHARE).args(mount).arg(env.scratch.path()).output();
@@ -139,7 +139,7 @@ async fn a_disk_that_is_full_for_the_program_is_no_failure_of_it() {
     if !can_mount(&env) {
         return;
     }
-    // The program finds a disk of 1 MiB in its scratch folder.
+    // The program's scratch folder is a disk of 1 MiB.
     let serve = "mount -t tmpfs -o size=1m none \"$VRAMQ_SCRATCH\" && exec \"$0\" probe.py";
     let command = [UNSHARE, "-rm", "/bin/sh", "-c", serve, python().to_str().unwrap()];
     let pool = env.start(env.config_of(&command, "")).await.unwrap();
@@ -178,7 +178,7 @@ async fn items_that_cannot_be_written_cost_a_process_only_if_its_files_are_in_th
     };
     let first = done(&pool, &["pid", "scratch"]).await;
     let scratch = Path::new(first[1].as_str().unwrap());
-    // The name of the file of the second pass is taken.
+    // A folder has the name of the second pass's file.
     std::fs::create_dir(scratch.join("input-2-0")).unwrap();
     refused().await;
     assert_eq!(json!(pid(&pool).await), first[0], "another process would have no more room");
@@ -189,7 +189,7 @@ async fn items_that_cannot_be_written_cost_a_process_only_if_its_files_are_in_th
     let second = done(&pool, &["pid", "scratch"]).await;
     assert_ne!(second[0], first[0]);
     assert!(!scratch.exists());
-    // As what cleans temporary folders does.
+    // As a cleaner of temporary folders does.
     std::fs::remove_dir_all(second[1].as_str().unwrap()).unwrap();
     // Small items need no file.
     assert_eq!(json!(pid(&pool).await), second[0]);

@@ -106,7 +106,7 @@ async fn a_failed_item_keeps_the_results_before_it_and_the_process() {
     env.close(pool).await;
 }
 
-/// It may be about the items of another caller, and goes into replies.
+/// Earlier text may be about items of another caller, and the text goes into replies.
 #[tokio::test]
 async fn what_earlier_passes_printed_is_not_in_the_end_of_a_pass() {
     let env = Env::new();
@@ -135,7 +135,7 @@ async fn an_invalid_item_is_named_where_the_model_knows_it() {
         (&["unfit text"], Some(0)),
         (&["echo a", "unfit second"], Some(1)),
         (&["unfit second", "echo a"], Some(1)),
-        // Which one is not known, and what is no item of the pass says nothing.
+        // Among several items an unnamed one is unknown. An item that is not in the pass is ignored.
         (&["unfit", "echo a"], None),
         (&["unfit before", "echo a"], None),
         (&["unfit after", "echo a"], None),
@@ -173,7 +173,7 @@ async fn three_instances_run_at_the_same_time() {
     let pool = env.probe("instances = 3").await;
     let folder = tempfile::tempdir().unwrap();
     let gate = folder.path().join("gate");
-    // None ends before all three run.
+    // No pass ends before all three run.
     let held = format!("until {}", gate.display());
     let passes: Vec<_> = (0..3).map(|_| run(&pool, &["pid", &held])).collect();
     until("all three run", || (0..3).all(|slot| state(&pool, slot) == "running")).await;
@@ -226,7 +226,7 @@ async fn return_types() {
         assert!(matches!(end, PassEnd::Done { .. }), "{case}: {end:?}");
         assert_eq!(seen, outputs, "{case}");
     }
-    // The case, outputs that count, what is said.
+    // The case, how many outputs count, and the error.
     for (case, before, what) in [
         ("none", 0, "run returned None"),
         ("one-text", 0, "run returned one str"),
@@ -267,7 +267,7 @@ async fn return_types() {
         };
         assert!(detail.contains(what), "{case}: {detail}");
         assert_eq!(outputs.len(), before, "{case}");
-        // Which item an output is for is not known if there are too many or too few: an extra one may be the first.
+        // With too many or too few outputs it is unknown which items they belong to: the extra one may be the first.
         assert_eq!(item, (before > 0).then_some(before), "{case}");
     }
     assert_eq!(done(&pool, &["texts"]).await, [json!("a")]);
@@ -291,7 +291,7 @@ async fn a_copied_sdk_serves() {
     env.close(pool).await;
 }
 
-/// Another language, without an SDK: what the documentation shows.
+/// A program in another language and without an SDK: the documentation's example.
 #[tokio::test]
 async fn the_example_in_perl_serves() {
     let env = Env::new();

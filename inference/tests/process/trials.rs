@@ -18,7 +18,7 @@ fn a_model_is_tried_without_a_broker() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // The second one is no text; those after it are items all the same.
+    // The second line is not UTF-8; those after it still are items.
     let mut input = run_model.stdin.take().unwrap();
     input.write_all(b"echo a\necho \xff\nraise a bad day\n{\"json\": [1]}\nparams\n").unwrap();
     drop(input);
@@ -136,7 +136,7 @@ fn a_trial_runs_what_a_worker_would_run() {
     ] {
         assert!(told.contains(line), "{told}");
     }
-    // Two passes of two items: the refused one is in neither.
+    // Two passes of two items. The rejected item is in neither.
     assert_eq!(told.matches("done; ").count(), 2, "{told}");
 }
 
@@ -188,14 +188,14 @@ fn a_trial_ends_quietly_when_nobody_reads_its_outputs() {
     outputs.read_line(&mut line).unwrap();
     assert_eq!(line, "{\"json\":\"a\"}\n");
     drop(outputs);
-    // The input stays open: the end of the outputs ends the trial.
+    // The input stays open. The trial ends because the reader of its outputs has left.
     input.write_all(b"echo b\n").unwrap();
     let ended = running.wait_with_output().unwrap();
     let told = text(&ended.stderr);
     assert_eq!(ended.status.code(), Some(141), "{told}");
     assert!(!told.contains("panicked") && !told.contains("write an output"), "{told}");
     assert!(processes_of(folder.path()).is_empty());
-    // Nobody reads the errors, either.
+    // Standard error is closed too.
     let config = config.to_str().unwrap();
     for (arguments, lines, code) in [
         (&["--help"][..], &b""[..], 141),

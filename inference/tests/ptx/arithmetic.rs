@@ -7,10 +7,10 @@ use std::convert::identity;
 
 use half::{bf16, f16};
 
-/// Operands in their order, and the result; `None` where the ISA promises none.
+/// From operands in their order to the result; `None` if the ISA promises none.
 pub type Function = fn([u64; 4]) -> Option<u64>;
 
-/// How many operands, and what to do with them.
+/// The number of operands, and the function of them.
 type Known = Option<(usize, Function)>;
 
 fn of(count: usize, function: Function) -> Known {
@@ -33,7 +33,7 @@ fn signed_half_word(x: u64) -> i16 {
     half_word(x).cast_signed()
 }
 
-/// Of two floats; none if one is NaN.
+/// Compares two floats; `None` if one is NaN.
 fn order(x: [u64; 4]) -> Option<Ordering> {
     float(x[0]).partial_cmp(&float(x[1]))
 }
@@ -78,7 +78,7 @@ macro_rules! floats {
     };
 }
 
-/// What an instruction does that has numbers as operands and as its result, by its name with all of its qualifiers.
+/// The function of an instruction whose operands and result are numbers, by its name with all qualifiers.
 pub fn function(name: &str) -> Known {
     let parts: Vec<&str> = name.split('.').collect();
     match parts[..] {
@@ -177,7 +177,7 @@ fn real(name: &str) -> Known {
         "sub.ftz.f32" => floats!(a, b => flush(flush(a) - flush(b))),
         "mul.ftz.f32" => floats!(a, b => flush(flush(a) * flush(b))),
         "div.rn.f32" => floats!(a, b => a / b),
-        // Of a number and NaN, the number.
+        // The maximum of a number and NaN is the number.
         "max.f32" => floats!(a, b => a.max(b)),
         "min.f32" => floats!(a, b => a.min(b)),
         "max.NaN.f32" => floats!(a, b => if a.is_nan() || b.is_nan() { f32::NAN } else { a.max(b) }),
@@ -222,7 +222,7 @@ fn is_integer(kind: &str) -> bool {
     matches!(kind, "u8" | "s8" | "u16" | "s16" | "u32" | "s32" | "u64" | "s64")
 }
 
-/// Signed numbers are extended by their sign, others by zeros, and both cut off.
+/// Signed numbers are extended by their sign, others by zeros. Both are truncated.
 fn integer_conversion(to: &str, from: &str) -> Known {
     macro_rules! from_to {
         ($to:ident) => {
@@ -286,7 +286,7 @@ fn wide(x: u32) -> u64 {
     i64::from(x.cast_signed()).cast_unsigned()
 }
 
-/// The lowest bits of the first operand, put into the second: where, and how many, the other two say.
+/// Puts the lowest bits of the first operand into the second. The other two operands are the position and the number of bits.
 fn insert(x: [u64; 4], width: u32) -> u64 {
     let (at, count) = (word(x[2]) & 0xff, word(x[3]) & 0xff);
     if at >= width || count == 0 {
@@ -296,7 +296,7 @@ fn insert(x: [u64; 4], width: u32) -> u64 {
     (x[1] & !mask) | ((x[0] << at) & mask)
 }
 
-/// Four bytes of eight, picked by a nibble each; its highest bit repeats the sign of the byte.
+/// Picks four of eight bytes, each by a nibble, whose highest bit instead repeats the byte's sign.
 fn permute(low: u32, high: u32, pick: u32) -> u32 {
     let bytes = (u64::from(high) << 32 | u64::from(low)).to_le_bytes();
     let byte = |i: u32| {
@@ -312,7 +312,7 @@ fn fused_down(a: f32, b: f32, c: f32) -> f32 {
     // Exact: two times 24 bits.
     let product = f64::from(a) * f64::from(b);
     let sum = product + f64::from(c);
-    // What rounding took from the sum (Knuth's TwoSum).
+    // The rounding error of the sum (Knuth's TwoSum).
     let of_c = sum - product;
     let lost = (product - (sum - of_c)) + (f64::from(c) - of_c);
     let nearest = sum as f32;
@@ -323,7 +323,7 @@ fn fused_down(a: f32, b: f32, c: f32) -> f32 {
     }
 }
 
-/// 2^x as inexact as it may be: the ISA allows a relative error of 2^-22, here taken up or down by the operand's last bit.
+/// 2^x with the largest error that the ISA allows: a relative 2^-22, up or down by the operand's last bit.
 fn power_of_two(x: f32) -> f32 {
     let error = if x.to_bits() & 1 == 0 { 1.0 } else { -1.0 } * 2.0_f64.powi(-22);
     let exact = f64::from(x).exp2();
@@ -335,7 +335,7 @@ fn power_of_two(x: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// Runs an instruction on numbers, which the rest are zeros after.
+    /// Runs an instruction on these operands, padded with zeros.
     fn run(name: &str, operands: &[u64]) -> Option<u64> {
         let (count, function) = function(name).unwrap_or_else(|| panic!("{name} is not known"));
         assert_eq!(count, operands.len(), "{name}");

@@ -16,13 +16,13 @@ use super::harness::unpack;
 
 const CEILINGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ptx/ceilings.txt");
 
-/// What `scripts/setup cuda-tools` got.
+/// The tools that `scripts/setup cuda-tools` fetched.
 pub fn tools() -> PathBuf {
     let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cache/cuda-tools");
     std::env::var_os("VRAMQ_TEST_CUDA_TOOLS").map_or_else(default, PathBuf::from)
 }
 
-/// Runs one of them. What it says, on both of its outputs.
+/// Runs a tool. Returns what it printed on both outputs.
 fn run(tool: &str, arguments: &[&str], file: &Path) -> (String, String) {
     let path = tools().join("bin").join(tool);
     let mut command = Command::new(&path);
@@ -42,9 +42,9 @@ pub struct Figures {
     /// Tensor core instructions, and loads of their factors from shared memory, in the whole kernel.
     hmma: u32,
     ldsm: u32,
-    /// Of the loop with the most tensor core instructions, of those that have no such loop inside: its instructions, and how
-    /// many of them are those. All paths through the loop are counted, also those that a launch does not take: in linear maps
-    /// the copies of rows that are no whole chunks.
+    /// Of the innermost loop with the most tensor core instructions: its instructions, and how many of them are for tensor cores.
+    /// All paths through the loop count, even those that a launch does not take. In linear maps these are the copies of rows that
+    /// are no whole chunks.
     pub loop_instructions: u32,
     pub loop_hmma: u32,
 }
@@ -111,11 +111,11 @@ fn figures_of(file: &str, architecture: &str) -> Table {
     table
 }
 
-/// Counts instructions of a kernel as the disassembler prints it: `/*0a10*/  @P0 BRA `(.L_x_3) ;`, and `.L_x_3:` before where it
-/// goes.
+/// Counts the instructions of a kernel in the disassembler's text, such as `/*0a10*/  @P0 BRA `(.L_x_3) ;`, with `.L_x_3:` before
+/// the branch's target.
 fn of_code(body: &str) -> Figures {
     let mut labels = BTreeMap::new();
-    // Of each instruction: whether it is HMMA or LDSM.
+    // For each instruction: whether it is HMMA, and whether it is LDSM.
     let mut code: Vec<(bool, bool)> = Vec::new();
     let mut loops = Vec::new();
     for line in body.lines().map(str::trim) {
@@ -155,7 +155,7 @@ fn of_code(body: &str) -> Figures {
     }
 }
 
-/// A text on the architectures whose drivers get it.
+/// Assembles a text for the architectures whose drivers get it.
 fn assembles(file: &str, architectures: &[&str]) {
     let found: Table = architectures.iter().flat_map(|architecture| figures_of(file, architecture)).collect();
     let kernels = unpack(file).matches(".entry ").count();
@@ -178,9 +178,9 @@ fn exceeds_nothing(key: &(String, String, String), found: Figures, ceiling: Figu
     let what = format!("{key:?}: {found:?}, the ceiling is {ceiling:?}");
     assert!(found.registers <= ceiling.registers && found.shared_bytes <= ceiling.shared_bytes, "{what}");
     assert_eq!([found.hmma, found.ldsm], [ceiling.hmma, ceiling.ldsm], "{what}");
-    // Without a loop that was found there is nothing to exceed.
+    // If no loop was found, no figure can exceed its ceiling.
     assert_eq!(found.loop_hmma > 0, ceiling.loop_hmma > 0, "{what}: a hot loop");
-    // Instructions per HMMA, without dividing.
+    // Compares instructions per HMMA, without a division.
     let [more, fewer] = [(found, ceiling), (ceiling, found)].map(|(a, b)| a.loop_instructions * b.loop_hmma);
     assert!(more <= fewer, "{what}");
 }
@@ -224,7 +224,7 @@ fn loops_are_found_in_machine_code() {
         .L_x_9:\n\
         /*0070*/ EXIT ;\n";
     let found = of_code(code);
-    // The inner loop, although the outer one has more of them.
+    // The inner loop counts, although the outer one has more instructions.
     assert_eq!([found.hmma, found.ldsm, found.loop_instructions, found.loop_hmma], [2, 1, 2, 1]);
 }
 

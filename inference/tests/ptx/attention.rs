@@ -46,7 +46,7 @@ pub fn check(text: &Text, shape: &Shape) -> Result<(), Wrong> {
     let bias = positions.map(|positions| numbers(Element::F32, 5, heads * (2 * positions - 1)));
     let scale = std::f32::consts::LOG2_E / (*head as f32).sqrt();
     let queries = match element {
-        // Of the kernel for wide heads, which is the same for all types.
+        // The kernel for wide heads, which is the same for all types.
         _ if size(*head) == 256 => 8,
         Element::F32 => 16,
         Element::F16 | Element::Bf16 => 64,

@@ -77,13 +77,13 @@ const EXPONENTIAL_CYCLES: f64 = 8.0;
 
 const ELEMENT_BYTES: usize = 2;
 
-/// The seconds that a kernel takes at least, by what limits it.
+/// The least seconds of a kernel, by each resource that limits it.
 #[derive(Clone, Copy)]
 struct Kernel {
     issue: f64,
     tensor_cores: f64,
     exponentials: f64,
-    /// Where no cache holds anything: all that it reads and writes, once.
+    /// All that it reads and writes, once, without any cache.
     memory: f64,
 }
 

@@ -67,7 +67,7 @@ pub enum Operation {
         to: Register,
         which: Special,
     },
-    /// One register from several, the first lowest, each of so many bits.
+    /// One register from several parts, the lowest first, each of `bits` bits.
     Join {
         to: Register,
         from: Vec<Operand>,
@@ -83,7 +83,7 @@ pub enum Operation {
         to: Register,
         number: usize,
     },
-    /// Of `bytes` each, one after the other. `signed`: extended by the sign to 64 bits.
+    /// Numbers of `bytes` each, one after the other. `signed`: extended by the sign to 64 bits.
     Load {
         space: StateSpace,
         to: Vec<Register>,
@@ -97,14 +97,14 @@ pub enum Operation {
         bytes: usize,
         address: Address,
     },
-    /// 16 bytes, from global to shared memory; so many of them are read, the rest are zeros.
+    /// Copies 16 bytes from global to shared memory. `read` of them are read; the rest are zeros.
     Copy {
         to: Address,
         from: Address,
         read: Operand,
     },
     CommitCopies,
-    /// Until at most so many groups are under way.
+    /// Waits until at most `left` groups of copies are under way.
     WaitForCopies {
         left: usize,
     },
@@ -143,7 +143,7 @@ pub enum Operation {
 
 #[derive(Clone, Debug)]
 pub struct Instruction {
-    /// Lanes whose predicate is not this do nothing.
+    /// Lanes in which the predicate has another value do nothing.
     pub guard: Option<(Register, bool)>,
     pub operation: Operation,
     /// Of the text, from 1 on.

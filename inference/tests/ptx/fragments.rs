@@ -41,8 +41,8 @@ pub fn loaded(transposed: bool, lane: usize, i: usize) -> (usize, usize) {
     if transposed { (column, row) } else { (row, column) }
 }
 
-/// `sum + a · b` of one warp. Each lane's elements are in the order of its registers. Products are exact and added in f64; the
-/// sum is rounded to f32 once. A tensor core adds in an order, and with a precision in between, that NVIDIA does not tell.
+/// `sum + a · b` of one warp. Each lane's elements are in the order of its registers. Products are exact and added in f64, and the
+/// sum is rounded to f32 once. NVIDIA does not document the order and the intermediate precision of a tensor core's sum.
 pub fn multiply(inner: usize, a_of: &[Vec<f32>], b_of: &[Vec<f32>], sum_of: &[[f32; 4]]) -> Vec<[f32; 4]> {
     let mut left = vec![[0.0_f64; ROWS]; inner];
     let mut right = vec![[0.0_f64; COLUMNS]; inner];
@@ -106,8 +106,8 @@ mod tests {
         }
     }
 
-    /// The figures of the ISA, copied as they are drawn: which lane and which element of it a row begins with, and where its
-    /// columns go on. A second derivation, from the pictures and not from the formulas.
+    /// The figures of the ISA, copied as drawn: with which lane and element a row begins, and where its columns continue. A second
+    /// derivation, from the pictures instead of the formulas.
     #[test]
     fn fragments_are_those_of_the_figures() {
         // Row 0 of `a`: T0 {a0, a1}, T1 {a0, a1}, T2, T3, then T0 {a4, a5}, …; row 8 has {a2, a3} and {a6, a7}.
@@ -135,7 +135,7 @@ mod tests {
         }
     }
 
-    /// What the kernels count on: a sum's fragment, rounded in place, is half of the fragment `a` of the next product.
+    /// The kernels rely on this: the fragment of a sum, rounded in place, is half of the fragment `a` of the next product.
     #[test]
     fn two_sums_side_by_side_are_a_factor() {
         for lane in 0..LANES {

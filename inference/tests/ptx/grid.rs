@@ -1,5 +1,5 @@
-//! Runs a launch: blocks one after the other, the last first; of a block all warps from barrier to barrier, in an order that is
-//! reversed each time, so that dependence on an order shows.
+//! Runs a launch. Blocks run one after the other, from the last to the first. The warps of a block run from barrier to barrier, in
+//! an order that is reversed each time. So the tests see results that depend on an order.
 
 use super::code::Kernel;
 use super::fault::{Fault, Report};

@@ -55,13 +55,13 @@ impl Element {
         }
     }
 
-    /// How far results may be from the truth, relative to their size, where they are rounded to elements once; and for attention,
-    /// whose weights are rounded to elements as well. In f32 what remains is the order of sums, and the exponential.
+    /// How far results may be from the exact ones, relative to their size, if they are rounded to elements once; and for attention,
+    /// whose weights are rounded too. In f32 only the order of sums and the exponential differ.
     pub fn bounds(self) -> Bounds {
         match self {
             Self::F32 => Bounds { once: 2e-6, attention: 3e-6 },
             Self::F16 => Bounds { once: 4e-4, attention: 5e-4 },
-            // Three bits less than f16.
+            // bf16 has three bits less than f16.
             Self::Bf16 => Bounds { once: 8.0 * 4e-4, attention: 8.0 * 5e-4 },
         }
     }
@@ -194,7 +194,7 @@ impl<'k> Launch<'k> {
         self.array(name, vec![0xff; count * 4], Access::Write)
     }
 
-    /// An array that is an argument already.
+    /// An earlier argument, used again.
     pub fn again(mut self, name: &'static str) -> Self {
         self.arguments.push((self.addresses[name], 8));
         self
@@ -275,8 +275,8 @@ pub fn numbers(element: Element, seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(one).collect()
 }
 
-/// How far from the truth results are: of all of them together (relative, by root mean square), and the worst, relative to
-/// the largest. The worst may be twice the bound; of fewer numbers than errors average over, all may be a quarter beyond it.
+/// Checks the error of all results together (relative, by root mean square), and that of the worst result, relative to the largest.
+/// The worst may be twice the bound. With fewer than 32 numbers, whose errors do not average out, the bounds are a quarter larger.
 pub fn is_close(got: &[f64], want: &[f64], bound: f64) -> Result<(), String> {
     assert_eq!(got.len(), want.len());
     let bound = if want.len() < 32 { 1.25 * bound } else { bound };
@@ -315,7 +315,7 @@ fn erf(x: f64) -> f64 {
     2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp() * sum
 }
 
-/// Makes a test of each text of a function that takes one: `on_texts!(name)` for `fn name(text: &Text)`.
+/// Makes a test for each text from a function of one text: `on_texts!(name)` for `fn name(text: &Text)`.
 macro_rules! on_texts {
     ($name:ident: $($file:ident = $text:literal),+) => {
         mod $name {

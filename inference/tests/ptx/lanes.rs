@@ -81,10 +81,10 @@ impl Warp<'_> {
             let from = match self.get(read, lane) {
                 0 => None,
                 16 => Some(from),
-                // More is undefined; a part of them is nothing that a kernel here asks for.
+                // More is undefined. Reading only a part is not needed by any kernel here.
                 _ => return Err(Fault::Undefined),
             };
-            // Whether it may be read; what is copied is what is there at the end.
+            // Checks only whether the bytes may be read. The copy takes them at its end.
             if let Some(from) = from {
                 around.global.read(from, &mut [0; 16], now)?;
             }
@@ -191,7 +191,7 @@ impl Warp<'_> {
                 Shuffle::Index => (lowest | (by & !segment), lowest | (by & !segment) <= highest),
             };
             let from = if exists { from } else { lane };
-            // From a lane that is not here nobody knows what comes.
+            // A value from a lane that does not take part is undefined.
             if lanes >> from & 1 == 0 {
                 return Err(Fault::Undefined);
             }

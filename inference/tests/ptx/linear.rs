@@ -76,7 +76,7 @@ fn maps(text: &Text, tile: Tile, shapes: &[(usize, usize, usize)]) {
     }
 }
 
-/// One row, one more than a tile, less than a step, sizes that are not a multiple of anything; MiniLM's widths and the fixtures'.
+/// One row, one more than a tile, less than a step, sizes that are multiples of nothing, MiniLM's widths, the fixtures' widths.
 const SHAPES: [(usize, usize, usize); 8] = [
     (1, 384, 384),
     (65, 32, 96),
@@ -90,7 +90,7 @@ const SHAPES: [(usize, usize, usize); 8] = [
 
 fn small_tiles(text: &Text) {
     maps(text, small(text.element), &SHAPES);
-    // Whole chunks that the model's other sizes do not allow to be read as such.
+    // Whole chunks that may not be read as chunks, because of the model's other sizes.
     let shape = Shape { rows: 5, inner: 32, columns: 48 };
     check(text, small(text.element), shape, false, false).unwrap();
 }

@@ -1,15 +1,15 @@
-//! Arrays in global and in shared memory, and the checks of every access: inside one array, aligned, written before it is read,
-//! and no two threads at one place, one of them writing, unless a barrier orders them.
+//! Arrays in global and in shared memory, and the checks of every access. It must be inside one array, aligned, and read only what
+//! was written. Two threads may not access one place, one of them writing, unless a barrier orders them.
 
 use super::fault::Fault;
 
-/// Bytes of which one record of accesses is kept. No access of the kernels is smaller or begins inside of one.
+/// The size of a record of accesses, in bytes. No access of the kernels is smaller, or begins inside a cell.
 const CELL: usize = 2;
 
-/// When a thread did something: what a barrier since then orders.
+/// When a thread accessed memory, for the order that barriers give.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Moment {
-    /// Of the whole grid.
+    /// The thread's number in the whole grid.
     pub thread: u32,
     pub block: u32,
     /// Barriers that the block, and that the thread's warp, had passed.
@@ -30,8 +30,8 @@ impl Moment {
     }
 }
 
-/// Who has read a cell since the last barrier that ordered its readers. More than one thread are told apart only as far as
-/// a later writer needs it.
+/// The threads that have read a cell since the last barrier that ordered them. Several readers are recorded only as exactly as the
+/// check of a later writer needs.
 #[derive(Clone, Copy, Debug, Default)]
 enum Readers {
     #[default]
@@ -63,7 +63,7 @@ impl Readers {
         }
     }
 
-    /// A reader that a writer at this moment is not ordered after.
+    /// A reader that is not ordered before a write at this moment.
     fn conflict(self, now: Moment) -> Option<u32> {
         let conflicts = match self {
             Self::None => return None,
@@ -171,10 +171,10 @@ pub struct Space {
     next: u64,
 }
 
-/// Between arrays, so that what is beyond one is not in the next.
+/// The distance between arrays, so that an access behind one is not in the next.
 const GAP: u64 = 4096;
 
-/// As the driver aligns allocations, and as much as any array in shared memory asks for.
+/// The alignment of the driver's allocations. Arrays in shared memory ask for no more.
 const ALIGNMENT: u64 = 256;
 
 /// Where global memory begins: nowhere near shared memory, and beyond 32 bits.

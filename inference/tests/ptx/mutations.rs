@@ -31,7 +31,7 @@ impl Source {
         self.lines.iter().filter(|line| line.trim().starts_with(instruction)).count()
     }
 
-    /// The text with the `number`-th of these instructions as `edit` makes it of the line.
+    /// The text in which `edit` has changed the `number`-th line with this instruction.
     fn with(&self, instruction: &str, number: usize, edit: impl Fn(&str) -> String) -> Text {
         let places = self.lines.iter().enumerate().filter(|(_, line)| line.trim().starts_with(instruction));
         let (at, line) = places.skip(number).map(|(at, line)| (at, line.clone())).next().unwrap();
@@ -109,7 +109,7 @@ fn without_a_barrier_attention_is_a_race() {
 fn without_a_barrier_norms_and_pooling_are_races() {
     let norm = |text: &Text| norms::add_norm(text, 1, 384, false, "x").map(drop).map_err(Wrong::Act);
     no_barrier_can_go("f16-80", "add_norm", norm);
-    // Two stripes of columns, so that the second one's parts come where the first one's were.
+    // Two stripes of columns: parts of the second one are put where those of the first one were.
     let pool = |text: &Text| rows::pool(text, &[20], 384, Pooling::Mean, true).map(drop).map_err(Wrong::Act);
     no_barrier_can_go("f16-80", "pool", pool);
 }
@@ -139,7 +139,7 @@ fn copies_that_are_not_waited_for_are_seen() {
         let fault = fault(run_attention(&attention.without("cp.async.wait_group", number)));
         assert!(matches!(fault, Fault::CopyUnderWay { .. }), "wait {number}: {fault:?}");
     }
-    // One group too many is left under way.
+    // Leaves one group too many under way.
     let more = |line: &str| line.replace('2', "3");
     let late = Source::of("f16-80", "linear_small").with("cp.async.wait_group", 0, more);
     assert!(matches!(fault(run_linear(&late)), Fault::CopyUnderWay { .. }));
@@ -148,7 +148,7 @@ fn copies_that_are_not_waited_for_are_seen() {
 #[test]
 fn fragments_in_other_places_are_other_numbers() {
     let swap = |line: &str| {
-        // Behind the sum's registers: those of `a`.
+        // The registers of `a` follow those of the sum.
         let at = line.match_indices('{').nth(1).unwrap().0 + 1;
         let end = at + line[at..].find('}').unwrap();
         let mut registers: Vec<&str> = line[at..end].split(", ").collect();
@@ -223,7 +223,7 @@ fn an_operation_of_a_warp_needs_all_its_threads() {
     let from_others = "shfl.sync.bfly.b32 %r2|%p2, %r1, 16, 31, 0xffff0000;";
     assert_eq!(run_body(32, &format!("{half}{from_others}")), Err(Fault::Undefined));
     assert_eq!(run_body(32, &format!("{half}bar.sync 0;")), Err(Fault::Diverged { lanes: 0xffff_0000 }));
-    // Those who branch around a part of the code meet the others behind it.
+    // Threads that branch around a part of the code meet the others behind it.
     let around = "setp.lt.u32 %p1, %r1, 7;\n@%p1 bra $behind;\nadd.s32 %r1, %r1, 1;\n$behind:\nbar.sync 0;";
     assert_eq!(run_body(64, around), Ok(()));
 }
@@ -246,7 +246,7 @@ fn copies_loops_and_divisions_without_end_are_seen() {
     assert!(matches!(run_body(32, &own), Err(Fault::CopyUnderWay { .. })));
     let waited = format!("{copy}\ncp.async.commit_group;\ncp.async.wait_group 0;\nld.shared.u32 %r3, [%r2];");
     assert_eq!(run_body(32, &waited), Ok(()));
-    // Zeros are copied without reading, also from where nothing may be read.
+    // Zeros are copied without reading, so even the source may be unreadable.
     let zeros = |bytes: u32| {
         let body = waited.replace("[%rd1], 16;", "[%rd2], 16, %r4;");
         run_body(32, &format!("mov.u64 %rd2, 16;\nmov.u32 %r4, {bytes};\n{body}"))

@@ -10,7 +10,7 @@ fn threads(element: Element, hidden: usize) -> usize {
     hidden.div_ceil(element.chunk()).next_multiple_of(32)
 }
 
-/// Rows of a fixture, of MiniLM, no multiple of anything, and the widest that there are.
+/// Rows of a fixture, of MiniLM, of odd widths, and of the largest width.
 const WIDTHS: [usize; 7] = [1, 32, 36, 37, 384, 1023, 4096];
 
 /// Layer norm of the rows of `x`, or the norm by root mean square.

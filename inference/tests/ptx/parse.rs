@@ -37,7 +37,7 @@ pub fn module(text: &str) -> Result<Vec<Kernel>> {
     Ok(kernels)
 }
 
-/// A line between kernels. The name of the kernel that it begins.
+/// Reads a line between kernels. Returns the name of the kernel that begins there, if one does.
 fn outside(line: &str, shared: &mut Vec<(String, usize)>) -> Result<Option<String>> {
     if let Some(name) = line.strip_prefix(".visible .entry ") {
         return Ok(Some(name.trim_end_matches('(').to_owned()));
@@ -46,7 +46,7 @@ fn outside(line: &str, shared: &mut Vec<(String, usize)>) -> Result<Option<Strin
         shared.push(array(line)?);
         return Ok(None);
     }
-    // Constants of the source, which the kernels have as numbers.
+    // The kernels contain the values of these constants.
     let known = [".version ", ".target ", ".address_size 64", ".global "];
     ensure!(known.iter().any(|start| line.starts_with(start)), "not understood");
     Ok(None)
@@ -70,7 +70,7 @@ struct Draft {
     known: HashMap<String, SharedArray>,
     addresses: Space,
     shared: Vec<SharedArray>,
-    /// Of each prefix: the first register, how many, and how many bits.
+    /// For each prefix: the first register, the number of registers, and their bits.
     registers: HashMap<String, (usize, usize, u32)>,
     count: usize,
     code: Vec<Instruction>,

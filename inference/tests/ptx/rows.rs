@@ -137,7 +137,7 @@ fn gelus(text: &Text) {
 }
 on_texts!(gelus);
 
-/// Of all numbers from -8 to 8 that the elements can be: no further off than by the rounding of the result and, relative, 7e-6.
+/// GELU of all elements from -8 to 8. The error is at most the rounding of the result and a relative 7e-6.
 fn gelu_of_every_number(text: &Text) {
     let element = text.element;
     // Half of the distance between two elements, relative and among subnormal ones.
@@ -157,7 +157,7 @@ fn gelu_of_every_number(text: &Text) {
     let results = launch.run((chunks.div_ceil(256), 1), 256).unwrap();
     for (x, got) in x.iter().zip(results.elements("x")) {
         let want = gelu(f64::from(*x));
-        // Behind -6 the result is as good as zero.
+        // Below -6 the result is almost zero.
         let inexact = if *x < -6.0 { 1e-8 } else { 7e-6 * want.abs() };
         let bound = half * want.abs() + smallest + inexact;
         assert!((got - want).abs() <= bound, "{}: gelu({x}) = {got}, not {want}", text.file);

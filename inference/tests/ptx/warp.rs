@@ -8,7 +8,7 @@ use super::memory::{Moment, Space};
 
 pub const ALL: u32 = u32::MAX;
 
-/// Beyond what any launch of the tests takes: a kernel whose loop does not end is reported, not waited for.
+/// More than any launch of the tests takes, so that an endless loop is reported.
 const STEPS_MAX: u64 = 20_000_000;
 
 /// What a warp has around it: the memory, and its block's place.
@@ -30,7 +30,7 @@ impl Surroundings<'_> {
     }
 }
 
-/// Why a warp does not go on.
+/// Why a warp stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     Barrier,
@@ -42,11 +42,12 @@ pub enum Stop {
 struct Group {
     at: usize,
     lanes: u32,
-    /// For other members of what it executes together with them.
+    /// Waits for the other lanes that execute the instruction with it.
     waits: bool,
 }
 
-/// Copies that a thread has begun, by groups; the last group is still open. To where, and from where; none: zeros.
+/// Copies that a thread has begun, by groups; the last group is still open. Each has a target and a source; without a source zeros
+/// are copied.
 #[derive(Clone, Debug)]
 pub struct Copies(pub Vec<Vec<(u64, Option<u64>)>>);
 
@@ -55,7 +56,7 @@ pub struct Warp<'k> {
     kernel: &'k Kernel,
     number: usize,
     pub values: Vec<[u64; LANES]>,
-    /// Of each register the lanes that have written it.
+    /// For each register the lanes that have written it.
     pub written: Vec<u32>,
     groups: Vec<Group>,
     pub copies: Vec<Copies>,
@@ -178,7 +179,7 @@ impl<'k> Warp<'k> {
                     return Err(Fault::Diverged { lanes: acting });
                 }
                 if acting != wanted {
-                    // Others are still on their way.
+                    // Other lanes have not arrived yet.
                     self.groups.push(Group { at, lanes, waits: true });
                     return Ok(None);
                 }
@@ -191,7 +192,7 @@ impl<'k> Warp<'k> {
         Ok(None)
     }
 
-    /// What the ISA calls aligned: all threads of the warp are here.
+    /// Fails unless all threads of the warp are here, which the ISA calls aligned.
     fn together(&self, lanes: u32) -> Result<(), Fault> {
         if lanes == ALL { Ok(()) } else { Err(Fault::Diverged { lanes }) }
     }

@@ -11,22 +11,21 @@ use object_store::{ClientConfigKey, ClientOptions};
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-/// How long a connection may take to come: a server that works answers within a round trip, and one lost packet is sent again after
-/// one second, then two.
+/// How long connecting may take. A working server answers within a round trip; a lost packet is sent again after one second, then
+/// two.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// Marks a request for an object. Those for credentials have no such mark: what they are refused with may be right again later, with
-/// a token that was renewed.
+/// Marks a request for an object. Requests for credentials have no mark: a rejected one may succeed later, with a renewed token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OfObject;
 
-/// A status with which a store refuses a request for an object, and would the next time.
+/// The status of an answer that rejects a request for an object, and would reject it again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("status {0}")]
 pub(crate) struct Refused(pub(crate) u16);
 
-/// A refusal of who asks, not of the object: a token that expired, a key that was exchanged, a clock that is off. Every job would end
-/// with it, and once that is set right none does.
+/// The store rejects the credentials, not the object: an expired token, a replaced key, a wrong clock. Every job fails until an
+/// operator corrects them, and none afterwards.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the store rejects the credentials: status {status} {code}")]
 struct Stranger {
@@ -34,7 +33,7 @@ struct Stranger {
     code: &'static str,
 }
 
-/// The codes in S3's answers, with 400 and 403, that say so; the last is of a connection that was too slow.
+/// S3's codes for that, with status 400 or 403. `RequestTimeout` has another cause, a slow connection, but is temporary too.
 const STRANGERS: [&str; 6] = [
     "ExpiredToken",
     "InvalidToken",
@@ -56,15 +55,15 @@ pub(crate) struct Connector {
 }
 
 impl Connector {
-    /// Clients that trust the system's authorities, and wait so long for a silent server. If the server is reached by TLS, there must
-    /// be an authority.
+    /// Creates clients that trust the system's certificate authorities and give up on a server that is silent for `silence`.
+    /// `by_tls`: there must be an authority, because the server is reached by TLS.
     ///
     /// # Errors
-    /// There is none, or the TLS library's.
+    /// There is no authority, or the TLS library fails.
     pub(crate) fn new(silence: Duration, by_tls: bool) -> Result<Self, String> {
         let loaded = rustls_native_certs::load_native_certs();
         let mut roots = RootCertStore::empty();
-        // A certificate that cannot be read is one less to trust.
+        // A certificate that cannot be parsed is left out.
         roots.add_parsable_certificates(loaded.certs);
         if by_tls && roots.is_empty() {
             return Err(no_authority(loaded.errors.first()));
@@ -128,7 +127,7 @@ impl HttpService for Client {
                 }
             }
             status if is_of_object && is_final(status) => {
-                // Not a fault of decoding, but of a kind that is not tried again.
+                // Nothing was decoded: `object_store` does not retry errors of this kind.
                 Err(HttpError::new(HttpErrorKind::Decode, Refused(status)))
             }
             _ => Ok(response),
@@ -136,7 +135,7 @@ impl HttpService for Client {
     }
 }
 
-/// Whether an answer with 400, 401 or 403 refuses who asks.
+/// The rejection of the credentials, if an answer with status 400, 401 or 403 is one.
 fn stranger(status: u16, body: &str) -> Option<Stranger> {
     let code = STRANGERS.into_iter().find(|code| body.contains(&format!("<Code>{code}</Code>")));
     match (status, code) {
@@ -146,12 +145,12 @@ fn stranger(status: u16, body: &str) -> Option<Stranger> {
     }
 }
 
-/// Whether a status will be the same the next time, and has no error of its own in `object_store`.
+/// Whether a status is permanent, and `object_store` has no error of its own for it.
 fn is_final(status: u16) -> bool {
     match status {
-        // Not modified; who asks is unknown or may not; nothing there; a conflict with another writer.
+        // Not modified, not authenticated, forbidden, not found, conflict with another writer: `object_store` has errors for these.
         304 | 401 | 403 | 404 | 409 | 412 => false,
-        // It asks for more time, or for fewer requests.
+        // The server asks for more time, or for fewer requests.
         408 | 425 | 429 => false,
         300..=499 => true,
         _ => false,

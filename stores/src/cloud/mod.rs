@@ -29,8 +29,8 @@ use client::{OfObject, Refused};
 /// The longest text of a store's error that goes into a dead letter, in bytes: servers put whole documents there.
 const CAUSE_BYTES_MAX: usize = 300;
 
-/// How to reach an object store. What is absent is as the cloud's own tools have it: the endpoint of the cloud, and credentials from
-/// the environment or from the machine's own identity.
+/// How to reach an object store. Absent values are chosen as by the cloud's own tools: the cloud's endpoint, and credentials from
+/// the environment or the machine's identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CloudOptions {
     /// Another server with the same protocol.
@@ -45,7 +45,7 @@ pub struct CloudOptions {
     pub secret_file: Option<PathBuf>,
     /// Requests carry no credentials: the bucket is public.
     pub is_anonymous: bool,
-    /// How long an object may take, there or back.
+    /// How long a read or a write of one object may take in all.
     pub timeout: Duration,
 }
 
@@ -68,7 +68,7 @@ pub struct CloudStore {
     timeout: Duration,
 }
 
-/// Without what the client inside would show of itself, which may be a credential.
+/// Leaves out the inner client, whose `Debug` output may contain a credential.
 impl fmt::Debug for CloudStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CloudStore").field("url", &self.url.as_str()).finish_non_exhaustive()
@@ -95,7 +95,7 @@ impl CloudStore {
         &self.url
     }
 
-    /// Whether one has objects of the other: they have the same bucket, and one prefix is the start of the other.
+    /// Whether the two may contain the same object: they have the same bucket, and the prefix of one begins with that of the other.
     pub fn overlaps(&self, other: &Self) -> bool {
         let is_in = |inner: &Self, outer: &Self| inner.prefix.prefix_matches(&outer.prefix);
         self.server == other.server
@@ -108,10 +108,11 @@ impl CloudStore {
         Arc::new(PrefixStore::new(Arc::clone(&self.objects), self.prefix.clone()))
     }
 
-    /// Asks for an object of the bucket. Gives its bytes as they come, and their length. Blocks: for threads of a tokio runtime that may.
+    /// Fetches an object of the bucket. Returns a stream of its bytes, and its length in bytes. Blocks: call it from a thread of a
+    /// tokio runtime that may block.
     ///
     /// # Errors
-    /// The store, or the way there, does not give it.
+    /// The store cannot be reached, rejects the request, or takes longer than the timeout.
     pub fn get(&self, reference: &Reference) -> Result<(impl Read + Send + use<>, u64), Fault> {
         let shown = reference.shown();
         let Some(key) = key(&reference.segments) else {
@@ -130,10 +131,10 @@ impl CloudStore {
         Ok((body, length))
     }
 
-    /// Writes an object beneath the prefix, over one of the same name. It is there only when it is whole.
+    /// Writes an object beneath the prefix, and replaces one of the same name. Readers see only complete objects.
     ///
     /// # Errors
-    /// The store, or the way there, does not take it in time. The text says why.
+    /// The store cannot be reached, rejects the object, or takes longer than the timeout. The text says why.
     pub async fn put(&self, name: &str, bytes: Bytes, media_type: &str) -> Result<(), String> {
         let key = self.prefix.clone().join(name);
         let mut attributes = Attributes::new();
@@ -162,7 +163,7 @@ fn key(segments: &[Vec<u8>]) -> Option<Path> {
     Path::parse(segments?.join("/")).ok()
 }
 
-/// Whether a text may be sent as a header: one that a model gave may be anything.
+/// Whether a text may be sent as a header. A media type that comes from a model can be any text.
 fn is_header_value(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
@@ -183,7 +184,7 @@ fn fault(error: &object_store::Error, shown: &str) -> Fault {
     }
 }
 
-/// The status with which a store refused a request that will not succeed later either.
+/// The status of an answer that rejects a request for good, if the error has one.
 fn refused(error: &object_store::Error) -> Option<Refused> {
     let mut source = error.source();
     while let Some(error) = source {
@@ -195,7 +196,7 @@ fn refused(error: &object_store::Error) -> Option<Refused> {
     None
 }
 
-/// The innermost reason of an error: those around it name the endpoint and how often it was tried.
+/// The innermost cause of an error. Outer ones name the endpoint and the number of attempts.
 fn explained(error: &object_store::Error) -> String {
     let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {
@@ -211,7 +212,7 @@ struct Body {
     pieces: BoxStream<'static, object_store::Result<Bytes>>,
     piece: Bytes,
     until: Instant,
-    /// What to say when the time is over.
+    /// The error text for a timeout.
     late: String,
 }
 

@@ -12,8 +12,7 @@ use url::Url;
 use super::client::Connector;
 use super::{CloudOptions, InvalidOption};
 
-/// How often a request is sent again after a fault that may pass. Few, because a job whose store does not work waits, and is tried
-/// again then.
+/// How often a request is sent again after a temporary fault. Few, because a job whose store fails waits and is tried again later.
 const RETRIES: usize = 2;
 
 /// The most that a file with a secret has, in bytes: a service account has some 2,400.

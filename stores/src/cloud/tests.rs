@@ -14,14 +14,14 @@ fn opened(url: &str, options: &CloudOptions) -> Result<CloudStore, InvalidOption
     CloudStore::open(&url.parse().unwrap(), options)
 }
 
-/// What `get` says of an object when the server gives these answers, one a connection; and the first lines of the requests.
+/// What `get` returns when the server sends these answers, one per connection; and the first line of each request.
 fn answered(answers: &[&str], timeout: Duration) -> (Result<Vec<u8>, Fault>, Vec<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     let answers: Vec<_> = answers.iter().map(|&answer| answer.to_owned()).collect();
     let (told, requests) = mpsc::channel();
     std::thread::spawn(move || {
-        // Those that are not answered stay open until the test has ended.
+        // Connections without an answer stay open until the test ends.
         let mut silent = Vec::new();
         for answer in answers {
             let (stream, _) = listener.accept().unwrap();
@@ -31,7 +31,7 @@ fn answered(answers: &[&str], timeout: Duration) -> (Result<Vec<u8>, Fault>, Vec
             while stream.read_line(&mut line).unwrap() > 2 {
                 line.clear();
             }
-            // An `Err`: the test has ended.
+            // `Err` means that the test has ended.
             let _ = told.send(request.trim_end().to_owned());
             match answer.as_str() {
                 "" => silent.push(stream),

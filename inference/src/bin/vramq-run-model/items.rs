@@ -10,7 +10,7 @@ pub(crate) fn read(line: &str) -> Result<Item, String> {
     let Ok(Value::Object(object)) = serde_json::from_str(line) else {
         return Ok(Item::Text(line.to_owned()));
     };
-    // Besides what the bodies of jobs have: there a text is a JSON text, and no file of the caller's is known.
+    // Keys that job bodies do not have: a job's text is a JSON string, and a job cannot name a file of the caller.
     let only = |key: &str| object.get(key).filter(|_| object.len() == 1).and_then(Value::as_str);
     if let Some(text) = only("text") {
         return Ok(Item::Text(text.to_owned()));
@@ -26,7 +26,7 @@ pub(crate) fn read(line: &str) -> Result<Item, String> {
 
 /// What a worker would do with an item besides running it.
 pub(crate) enum Admission {
-    /// It runs, if nothing else is said of it.
+    /// It runs. The text is a remark on the item, if there is one.
     Runs(Option<String>),
     Refused(String),
 }

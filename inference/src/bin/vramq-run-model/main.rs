@@ -45,7 +45,7 @@ fn main() -> ExitCode {
 }
 
 fn run(trial: Trial) -> u8 {
-    // What the program prints is logged. A standard error that is closed is no reason to panic, which an internal error of the logs would.
+    // The program's output is logged. Internal errors of the log are not printed: that panics if standard error is closed.
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let is_coloured = !no_color && std::io::stderr().is_terminal();
     let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(is_coloured);

@@ -21,7 +21,7 @@ use crate::{EXIT_BROKEN_PIPE, EXIT_UNUSABLE, tell};
 /// Starts the model and runs all lines; the exit code.
 pub(crate) async fn serve(config: ProcessConfig, trial: Trial) -> u8 {
     let book = DeviceBook::new(Arc::new(HostView));
-    // As in a worker: on a developer's machine there are none, and the keeper watches the host's memory.
+    // As in a worker. On a developer's machine there are none, and the keeper watches the program's host memory.
     let cgroups = Cgroups::prepare().inspect(|cgroups| tell(cgroups)).ok();
     let launcher = Launcher { cgroups, ..Launcher::default() };
     let budget = HostView.memory().total;
@@ -39,7 +39,7 @@ pub(crate) async fn serve(config: ProcessConfig, trial: Trial) -> u8 {
     runner.pool.close().await;
     match ended {
         Ok(()) => u8::from(runner.has_failed),
-        // Who reads the outputs has what it wanted, as `head` does.
+        // The reader of the outputs has enough, as `head` does.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => EXIT_BROKEN_PIPE,
         Err(error) => {
             tell(format_args!("vramq-run-model: write an output: {error}"));

@@ -13,8 +13,8 @@ use cudarc::driver::sys::{
 use super::Code;
 use super::libraries::driver;
 
-/// Declares functions of a library that answer with a code, zero for success. The library is what a function returns that is
-/// named here; without it each of them answers that it is missing.
+/// Declares functions of a library that return a code, zero for success. `$library` is a function that returns the opened library.
+/// Without it each declared function returns `Code::Missing`.
 macro_rules! functions {
     ($library:path, $code:expr; $($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?);)+) => { $(
         $(#[$doc])*

@@ -116,7 +116,7 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Handle {
-    /// The library is there, and a context is bound. Takes memory of the device.
+    /// Creates the handle, which takes device memory. The library must be there, and a context bound.
     ///
     /// # Errors
     /// The error of the library.
@@ -145,7 +145,7 @@ impl Drop for Handle {
     }
 }
 
-/// What is multiplied: all but how many rows.
+/// The shape of a product, without the number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// Of weights, activations and bias; sums are in f32.
@@ -155,11 +155,11 @@ pub struct Shape {
     /// Length of a row of `to`.
     pub columns: usize,
     pub has_bias: bool,
-    /// Bytes that all matrices begin at multiples of.
+    /// All matrices begin at multiples of this many bytes.
     pub alignment: u32,
 }
 
-/// A product of a shape with the algorithms that the library has for about so many rows, of which one is used.
+/// A product of a shape, with the algorithms that the library proposes for about this number of rows. One of them is used.
 #[derive(Debug)]
 pub struct Plan {
     desc: Desc,
@@ -172,7 +172,7 @@ pub struct Plan {
     used: usize,
 }
 
-/// The places of a product's matrices on the device. No bias only where the shape has none.
+/// The device addresses of a product's matrices. `bias` is `None` exactly if the shape has no bias.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
     pub from: CUdeviceptr,
@@ -181,22 +181,22 @@ pub struct Places {
     pub to: CUdeviceptr,
 }
 
-/// Partial sums may be put together in f32, in the workspace; not rounded to elements before, and not in whatever order they
-/// come. Bits of `cublasLtReductionScheme_t`.
+/// Partial sums may be added in f32, in the workspace. They must not be rounded to elements before, nor added in an order that
+/// varies. Bits of `cublasLtReductionScheme_t`.
 const REDUCTIONS: u32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
 
-/// `CUBLAS_OP_T`, which cudarc has beside the older library only.
+/// `CUBLAS_OP_T`. cudarc defines it only for the older library.
 const TRANSPOSED: u32 = 1;
 
-/// How many algorithms are asked for, and how many of those that can be used are kept: each that is tried brings code to the device.
+/// How many algorithms are requested, and how many usable ones are kept. Trying an algorithm loads its code onto the device.
 const CANDIDATES: usize = 8;
 const KEPT: usize = 4;
 
 impl Plan {
-    /// Asks for the best algorithms for `rows`, with a workspace of so many bytes. The library's first is used.
+    /// Requests the best algorithms for `rows`. `workspace` is its address and its bytes. The library's first algorithm is used.
     ///
     /// # Errors
-    /// What the library says: `CUBLAS_STATUS_NOT_SUPPORTED` if it has none.
+    /// The library's error: `CUBLAS_STATUS_NOT_SUPPORTED` if it has no algorithm.
     pub fn new(
         handle: &Handle,
         shape: &Shape,
@@ -208,7 +208,7 @@ impl Plan {
         if has_bias {
             let epilogue = cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
             desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-            // Each product says its own. Asking takes one that is no null, of which nothing is read.
+            // Each product sets its own bias. The request needs a pointer that is not null, and reads nothing from it.
             desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &workspace.0)?;
         }
         let (inner, columns, rows) = (inner as u64, columns as u64, rows as u64);
@@ -256,7 +256,7 @@ impl Plan {
         self.algorithms.len()
     }
 
-    /// Uses that of a number from here on; there is one.
+    /// Uses the algorithm with this index from now on. The index must be valid.
     pub fn choose(&mut self, number: usize) {
         self.used = number;
     }
@@ -264,8 +264,8 @@ impl Plan {
     /// Adds the product to a stream.
     ///
     /// # Safety
-    /// The matrices are as the shape says, with `rows` rows, and live until the stream has been waited for, as the workspace
-    /// does, which has the bytes that the plan was made with and is for this stream only. The stream's context is bound.
+    /// The matrices have this shape and `rows` rows. They and the workspace live until the stream has been waited for. The
+    /// workspace has the bytes that the plan was made with, and no other stream uses it. The stream's context is bound.
     ///
     /// # Errors
     /// The error of the library.
@@ -286,8 +286,8 @@ impl Plan {
         let (one, zero) = (1.0_f32, 0.0_f32);
         let at = |place: CUdeviceptr| place as usize as *mut c_void;
         let to = at(places.to);
-        // SAFETY: by this function's contract; the descriptions are valid. C is D, which a factor of zero leaves unread. What the
-        // numbers are multiplied by is read before the call returns.
+        // SAFETY: by this function's contract; the descriptions are valid. C is D, and its factor of zero leaves it unread. The
+        // library reads both factors before the call returns.
         unsafe {
             cublasLtMatmul(
                 handle.0,
@@ -311,7 +311,7 @@ impl Plan {
     }
 }
 
-/// The algorithm of a result, if it has one. Its state may be a status that came after this program, so it is read as a number.
+/// The algorithm of a result, if it has one. Its status is read as a number, because a newer library may have other ones.
 fn usable(result: &MaybeUninit<cublasLtMatmulHeuristicResult_t>) -> Option<cublasLtMatmulAlgo_t> {
     let result = result.as_ptr();
     // SAFETY: the library has written this result, of which both parts are numbers.

@@ -12,19 +12,18 @@ use crate::device::OutOfMemory;
 /// How a call to CUDA can fail, as far as decisions depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
-    /// The device has no room: a smaller pass cures it.
+    /// The device has no room. A smaller pass may fit.
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
     /// The context or the device is unusable: at best a new process can use the device again.
     #[error("{during}: {code}")]
     Lost { during: &'static str, code: Code },
-    /// This call was refused, and the device is well, as far as the driver says: a fault of the program, or of what it was
-    /// built for.
+    /// The driver refused this call, and reports no fault of the device. The program is at fault, or was built for another device.
     #[error("{during}: {code}")]
     Refused { during: &'static str, code: Code },
 }
 
-/// A code of one of CUDA's libraries, as a number: libraries that are newer than this program have others than it knows.
+/// A code of one of CUDA's libraries, as a number: newer libraries have codes that this program does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     /// `CUresult`.
@@ -37,7 +36,7 @@ pub enum Code {
     Missing(&'static str),
 }
 
-/// By its name in the headers: asking the driver for a text would be one more call to a driver that has just failed.
+/// Shows the code's name in the headers. Asking the driver for a text would be another call to a driver that has just failed.
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, number, library) = match *self {
@@ -79,10 +78,10 @@ impl Code {
     }
 }
 
-/// By the driver API's reference, section "Data types used by CUDA driver", `CUresult`. "Lost" are the codes of which it says
-/// that the process has to be terminated and relaunched, those for a device or a driver that is gone or broken, and those without
-/// an explanation. A code that is newer than this program is refused: the caller asks the driver, and a health probe comes after
-/// that.
+/// Classifies by the driver API's reference, section "Data types used by CUDA driver", `CUresult`. A code means "lost" if the
+/// reference says that the process must be relaunched, if it tells of a missing or broken device or driver, or if it has no
+/// explanation. A code that this program does not know counts as refused: the caller then asks the driver, and a health probe
+/// follows.
 fn driver(code: u32) -> Meaning {
     if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32 {
         Meaning::OutOfMemory

@@ -13,7 +13,7 @@ use super::nvml::Monitor;
 /// A CUDA device as the driver lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Its place in the driver's order, which `CUDA_VISIBLE_DEVICES` governs.
+    /// Its index in the driver's order, which `CUDA_VISIBLE_DEVICES` may change.
     pub ordinal: usize,
     /// `cuda:0` and so on, by that place.
     pub name: String,
@@ -99,8 +99,8 @@ fn describe(ordinal: i32, visible: &str) -> Result<Found, DriverError> {
     Ok(Found { ordinal, name: format!("cuda:{ordinal}"), product, uuid, total: total as u64 })
 }
 
-/// A UUID as NVIDIA's tools write it. The driver gives the same 16 bytes for a GPU and for a MIG instance.
-/// `CUDA_VISIBLE_DEVICES`, which made the instance visible, names its kind, and NVML knows it.
+/// A UUID as NVIDIA's tools write it. The driver returns the same 16 bytes for a GPU and for a MIG instance. `CUDA_VISIBLE_DEVICES`
+/// shows which of the two it is, or else NVML does.
 fn in_words(bytes: [u8; 16], visible: &str, is_known: impl Fn(&str) -> bool) -> String {
     let digits = uuid::Uuid::from_bytes(bytes).to_string();
     let [gpu, instance] = ["GPU", "MIG"].map(|kind| format!("{kind}-{digits}"));
@@ -139,7 +139,7 @@ impl fmt::Display for Which {
 #[error("{}", no_device_message(.which, *.candidates, .devices, .visible.as_deref()))]
 pub struct NotListed {
     pub which: Which,
-    /// How many devices it could mean.
+    /// How many listed devices match.
     pub candidates: usize,
     pub devices: Vec<Found>,
     /// `CUDA_VISIBLE_DEVICES`, which hides devices.

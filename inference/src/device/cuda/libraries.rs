@@ -158,7 +158,7 @@ pub fn open_driver() -> Result<Opened, Missing> {
     if driver().is_none()
         && let Some(library) = open(Path::new(DRIVER)).or_else(by_place)
     {
-        // An `Err` is another thread's, which opened the same.
+        // `Err` means that another thread has opened the same library.
         let _ = DRIVER_LIBRARY.set(library);
     }
     let library = driver().ok_or(Missing::Nowhere)?;
@@ -170,7 +170,7 @@ pub fn open_driver() -> Result<Opened, Missing> {
     // SAFETY: it is present, or this would panic.
     let of_cudarc = unsafe { sys::culib() };
     match address(of_cudarc, DRIVER_SYMBOLS[0]).and_then(file_of) {
-        // In one folder they are the same driver under two names: on WSL they are copies, not links.
+        // Two names in one folder are the same driver: on WSL they are copies, not links.
         Some(stub) if stub.parent() != opened.path.parent() => {
             Err(Missing::Hidden { driver: opened.path, stub })
         }
@@ -179,9 +179,9 @@ pub fn open_driver() -> Result<Opened, Missing> {
 }
 
 impl Libraries {
-    /// Opens what there is, of a version that a driver for `driver_version` can work with: libraries may be older than the
-    /// driver, and of no newer major version. A folder of the user's own is looked at first. What is open stays so: another
-    /// call in the same process finds the same.
+    /// Opens the libraries that are there, in a version that a driver for `driver_version` supports: no newer major version than
+    /// the driver's. The user's own `folder` comes first. A library stays open, so another call in the same process returns the
+    /// same one.
     pub fn open(driver_version: i32, folder: Option<&Path>) -> Self {
         let newest = driver_version / 1000;
         let majors: Vec<_> = MAJORS.rev().filter(|major| *major <= newest).collect();
@@ -192,7 +192,7 @@ impl Libraries {
             if cell.get().is_none()
                 && let Some(library) = files.iter().find_map(|file| open(file))
             {
-                // An `Err` is another thread's.
+                // `Err` means that another thread has opened it.
                 let _ = cell.set(library);
             }
             let library = cell.get().ok_or(Missing::Nowhere)?;
@@ -216,8 +216,7 @@ fn files(name: &str, majors: &[i32], places: &[PathBuf], own: usize) -> Vec<Path
     own.iter().flat_map(in_place).chain(by_loader).chain(others.iter().flat_map(in_place)).collect()
 }
 
-/// Opens a library, to stay open: code of it that is in use has to. A library beside it that it opens by name itself comes
-/// first.
+/// Opens a library for good, because its code may be in use. NVRTC opens its builtins by name, so those beside it are opened first.
 fn open(path: &Path) -> Option<Library> {
     // SAFETY: libraries of NVIDIA, whose initialisers need nothing of us.
     let open = |path: &Path| unsafe { Library::new(path) }.ok();
@@ -280,7 +279,7 @@ fn python_on_path() -> Option<PathBuf> {
     Some(python.parent()?.parent()?.to_owned())
 }
 
-/// What of a folder begins with some text; nothing, if there is no such folder.
+/// The entries of a folder whose names begin with `start`; none if there is no such folder.
 fn matching(folder: &Path, start: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries

@@ -52,7 +52,7 @@ pub struct CudaDevice {
     capability: (u32, u32),
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    /// The end of what the stream has been given, for those who sleep until then.
+    /// Marks the end of the enqueued work, for threads that sleep until then.
     end: CudaEvent,
     pool: Pool,
     cap: Option<u64>,
@@ -67,24 +67,24 @@ pub struct CudaDevice {
     lock: DeviceLock,
     injection: OnceLock<Injection>,
     libraries: Libraries,
-    /// Tells processes apart; opened when it is first asked, if the library is there.
+    /// Tells processes apart. Opened at its first use, if NVML is there.
     monitor: OnceLock<Option<Monitor>>,
-    /// Bytes that making the context took; none if nobody can tell.
+    /// Bytes that creating the context took; `None` if that is unknown.
     context_cost: Option<u64>,
     /// The newest readings of the sensors, and when they were complete.
     telemetry: Mutex<Option<(Telemetry, Instant)>>,
-    /// What is kept for the next pass is to go back to the system.
+    /// Memory that is kept for the next pass should go back to the system.
     wants_trim: AtomicBool,
-    /// Why the device is unusable, and whether it was noticed only after the pass that did it, if one did.
+    /// Why the device is unusable, and when that was noticed.
     lost: OnceLock<(CudaError, Noticed)>,
 }
 
-/// When a loss came to light.
+/// When a loss was noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Noticed {
-    /// Where it happened: in a call for a pass, or while one ran.
+    /// When it happened: in a call for a pass, or while a pass ran.
     AtOnce,
-    /// In cleaning up, or by an error that had been kept: whichever pass runs now has nothing to do with it.
+    /// Later: during clean-up, or from an error that had been kept. The pass that runs now did not cause it.
     Late,
 }
 
@@ -211,8 +211,8 @@ impl CudaDevice {
         self.lost.get().map_or(Ok(()), |(lost, _)| Err(*lost))
     }
 
-    /// Counts what `load` takes of the device outside the pool, as code, handles of libraries and their workspaces do, as this
-    /// process's own. Other processes' doings meanwhile are counted along; no way is known to tell them apart.
+    /// Counts the device memory that `load` takes outside the pool (code, library handles, workspaces) as this process's own. What
+    /// other processes take meanwhile is included, because it cannot be told apart.
     ///
     /// # Errors
     /// The memory cannot be read.
@@ -232,7 +232,7 @@ impl CudaDevice {
         self.read_by(|| Noticed::AtOnce)
     }
 
-    /// [`read`](Self::read), where what it may find was `noticed` so.
+    /// As [`read`](Self::read); `noticed` classifies a loss that it finds.
     fn read_by(&self, noticed: impl Fn() -> Noticed) -> Result<Reading, CudaError> {
         self.bind_by(&noticed)?;
         let begun = Instant::now();
@@ -250,7 +250,7 @@ impl CudaDevice {
             let (free, total) = free_and_total()?;
             let held = match before {
                 Some(reserved) if self.pool.reserved()? == before => reserved,
-                // Another thread allocates: what the pool has has moved between the two questions.
+                // Another thread allocated in between, so the figures do not fit together.
                 Some(_) => continue,
                 None => self.used.load(Ordering::Acquire),
             };
@@ -266,7 +266,7 @@ impl CudaDevice {
     }
 
     fn out_of_memory(&self, asked: u64) -> CudaError {
-        // The newest figures; those of a moment ago, if there are none to be had.
+        // Use the newest figures, or the last ones if there are none.
         match self.read() {
             Err(lost @ CudaError::Lost { .. }) => lost,
             _ => {
@@ -280,15 +280,15 @@ impl CudaDevice {
         self.lost.get_or_init(|| (CudaError::Lost { during, code }, noticed)).0
     }
 
-    /// Whether an error that has just come out, where nothing was done for a pass, is one of the pass that runs. Asked after
-    /// the error: a pass that it is the fault of still holds its arena then, or has reported it already.
+    /// Whether the running pass may have caused an error that appeared outside of its calls. Call this after the error: a pass at
+    /// fault then still holds its arena, or has reported the error already.
     fn in_pass(&self) -> Noticed {
         if self.active_pass_bytes() > 0 { Noticed::AtOnce } else { Noticed::Late }
     }
 
-    /// Gives back what is kept for the next pass, if that is wanted and none runs. Waits for the device.
+    /// Returns memory that is kept for the next pass to the system, if that was requested and no pass runs. Waits for the device.
     fn trim_now(&self) {
-        // A pass takes what is kept, or adds to it: its end is the time.
+        // A running pass uses the kept memory, or adds to it: trim at its end.
         if self.active_pass_bytes() > 0 || !self.wants_trim.swap(false, Ordering::AcqRel) {
             return;
         }
@@ -301,7 +301,7 @@ impl CudaDevice {
 
     /// Frees memory, in its drop.
     fn take_back(&self, memory: &CudaMemory) {
-        // Of a lost device every call fails, and its memory is gone with the context.
+        // On a lost device every call fails, and the memory is gone with the context.
         if memory.start != 0 && self.lost.get().is_none() {
             let bound = self.set_current();
             // SAFETY: the memory came from this pool and is freed here only, because it is being dropped; all of the device's

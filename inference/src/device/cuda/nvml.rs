@@ -57,8 +57,8 @@ impl Monitor {
         Some(self.device().ok()?.memory_info().ok()?.used)
     }
 
-    /// Bytes that these processes hold together; nothing, if the driver knows none of them: it tells ids of another namespace in
-    /// some containers.
+    /// Bytes that these processes hold together; `None` if the driver knows none of them. In some containers it reports ids of
+    /// another namespace.
     pub fn held_by(&self, pids: &[i32]) -> Option<u64> {
         let device = self.device().ok()?;
         let computing = device.running_compute_processes().ok()?;

@@ -23,7 +23,7 @@ pub struct Options {
     pub which: Which,
     /// The most bytes that models and passes may take together.
     pub cap: Option<u64>,
-    /// What processes lock that run exclusive passes on the device one after the other.
+    /// The lock with which processes run exclusive passes on the device one at a time.
     pub lock: Lock,
     /// A folder with libraries, before all others.
     pub libraries: Option<PathBuf>,
@@ -40,8 +40,8 @@ pub enum Lock {
 }
 
 impl Lock {
-    /// Opens it. A file that the user named must open. Of the other kind it may not, where another user made it: then passes
-    /// are exclusive within this process only, which the log says.
+    /// Opens the lock. A file that the user named must open. A file in the shared folder may belong to another user: then passes
+    /// are exclusive within this process only, and the log says so.
     fn open(&self, uuid: &str) -> Result<DeviceLock, OpenError> {
         match self {
             Self::None => Ok(DeviceLock::own()),
@@ -132,8 +132,8 @@ impl CudaDevice {
             .ok();
         let (context, context_cost) =
             make_context(found.ordinal, monitor.as_ref()).map_err(failed("make a context"))?;
-        // SAFETY: cudarc's own kind of memory, which needs the events, is not used on this device: all memory is
-        // `CudaMemory`, which waits for the stream.
+        // SAFETY: cudarc's own kind of memory needs the events, and this device does not use it. All memory is `CudaMemory`, which
+        // waits for the stream.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("make a stream"))?;
         let end = context

@@ -12,11 +12,11 @@ use cudarc::driver::{CudaContext, CudaStream};
 
 use super::{Code, calls};
 
-/// The first version of CUDA whose drivers hold pools to a size; to older ones the field has to be zero.
+/// The first version of CUDA whose drivers can limit a pool's size. For older drivers the field must be zero.
 const MAX_SIZE_SINCE: i32 = 12_020;
 
-/// What the driver may hold a pool to beyond its cap. A pool takes memory of the system in pieces, of 32 MiB on drivers that
-/// have been looked at, and keeps pieces that are only partly used; the worker counts its bytes exactly.
+/// How far the driver lets a pool exceed its cap. A pool takes memory from the system in pieces, of 32 MiB on the drivers that were
+/// examined, and keeps partly used pieces. The worker counts its bytes exactly.
 const MAX_SIZE_SLACK: u64 = 64 << 20;
 
 const OUT_OF_MEMORY: Code = Code::Driver(CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32);
@@ -35,8 +35,8 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    /// A pool on the stream's device. Its user sees to it that no more than `cap` bytes are allocated; the driver, where it
-    /// can, that the pool takes no more of the device than these and some slack.
+    /// Creates a pool on the stream's device. The caller allocates no more than `cap` bytes. The driver, if it can, limits the pool
+    /// to `cap` and some slack.
     ///
     /// # Errors
     /// The error of the driver.
@@ -59,7 +59,7 @@ impl Pool {
         // SAFETY: `props` is filled in as the API wants it and lives through the call.
         let handle = unsafe { mem_pool::create(&raw const props) }?;
         let pool = Self { handle: Some(handle), stream };
-        // What a pass gives back stays for the next one, which then costs no call to the system; `trim` is for pauses.
+        // The pool keeps what a pass returns, so that the next pass needs no call to the system. `trim` is for pauses.
         let mut keep = u64::MAX;
         // SAFETY: the pool is valid, and this attribute is a u64.
         unsafe {
@@ -91,7 +91,7 @@ impl Pool {
         };
         match allocate() {
             Err(code) if code == OUT_OF_MEMORY => {
-                // What the pool keeps may be of the wrong size; given back, it can be had again in one piece.
+                // The pool may keep pieces of the wrong size. Once returned, they can be allocated in one piece.
                 self.trim()?;
                 allocate()
             }
@@ -99,13 +99,13 @@ impl Pool {
         }
     }
 
-    /// Frees memory of this pool, after what the stream has been given to do with it: waits for that.
+    /// Frees memory of this pool. Waits for the stream first.
     ///
     /// # Safety
     /// `start` came from [`alloc`](Self::alloc) of this pool, is not freed yet, and no other stream uses it.
     ///
     /// # Errors
-    /// What the driver says; also what it says of work that ran on the stream before.
+    /// The driver's error, or that of earlier work on the stream.
     pub unsafe fn free(&self, start: CUdeviceptr) -> Result<(), Code> {
         // SAFETY: the stream lives as long as `self`.
         let waited = unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) };
@@ -119,7 +119,7 @@ impl Pool {
         waited.and(freed)
     }
 
-    /// Gives back to the system what nobody uses.
+    /// Returns unused memory to the system.
     ///
     /// # Errors
     /// The error of the driver.

@@ -2,12 +2,11 @@
 
 use crate::device::Memory;
 
-/// Less than any CUDA context takes, so no other process can hold less: what is missing and below this is the driver's own,
-/// or this process's outside the pool.
+/// Any CUDA context takes more than this. So a smaller remainder belongs to no other process, but to the driver, or to this process
+/// outside the pool.
 const FOREIGN_MIN: u64 = 64 << 20;
 
-/// A reading of the driver. Nothing in it changes when this process takes or gives memory back, so it does not grow old by
-/// what the worker itself does.
+/// A reading of the driver. This process's own allocations do not change it, so only other processes can make it outdated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
     /// Bytes of the device.
@@ -28,8 +27,8 @@ pub struct OwnUsage {
 }
 
 impl Reading {
-    /// The memory as this process may use it: with a cap that leaves others some of the device, the capped part counts as
-    /// the device, and others hold only what they hold of that part.
+    /// The memory as this process may use it. With a cap, the capped part counts as the whole device, and others hold only what
+    /// they hold of that part.
     pub fn memory(self, own: OwnUsage) -> Memory {
         let OwnUsage { used, overhead, cap } = own;
         let own_most = self.total.saturating_sub(overhead);

@@ -11,12 +11,12 @@ impl CudaDevice {
     /// Makes the context the thread's own, for calls to the driver or to libraries that want it so.
     ///
     /// # Errors
-    /// [`CudaError::Lost`] if the device is, or an earlier call that could not say so had failed.
+    /// [`CudaError::Lost`] if the device is lost, or if an earlier call failed that could not report its error.
     pub fn bind(&self) -> Result<(), CudaError> {
         self.bind_by(|| Noticed::AtOnce)
     }
 
-    /// [`bind`](Self::bind), where what it may find was `noticed` so.
+    /// As [`bind`](Self::bind); `noticed` classifies a loss that it finds.
     pub(super) fn bind_by(&self, noticed: impl Fn() -> Noticed) -> Result<(), CudaError> {
         self.check()?;
         self.set_current().map_err(|code| self.lose("bind the context", code, noticed()))
@@ -36,8 +36,8 @@ impl CudaDevice {
         self.wait().map_err(|code| self.failed("wait for the device", 0, code))
     }
 
-    /// The same without keeping a core busy, which the driver's ordinary wait does: for long work, since waking up takes some
-    /// 50 µs.
+    /// The same, but the thread sleeps, where the driver's ordinary wait keeps a core busy. For long work: waking up takes about 50
+    /// µs.
     ///
     /// # Errors
     /// The error of the work on the stream.
@@ -59,7 +59,7 @@ impl CudaDevice {
     /// Copies host memory to the device, on the stream.
     ///
     /// # Safety
-    /// There are as many bytes of device memory at `to`. Those here are neither moved nor written before the stream has been
+    /// `to` has room for as many bytes of device memory. The host's bytes are neither moved nor written before the stream has been
     /// waited for.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl CudaDevice {
     /// Copies device memory to the host, on the stream.
     ///
     /// # Safety
-    /// As for [`copy_in`](Self::copy_in), and those here are not read before either.
+    /// As for [`copy_in`](Self::copy_in). The host's bytes are not read before the wait either.
     ///
     /// # Errors
     /// See [`failed`](Self::failed).
@@ -96,11 +96,11 @@ impl CudaDevice {
         copied.map_err(|code| self.failed(during, 0, code))
     }
 
-    /// Adds a kernel to the stream, by blocks across and down and the threads of each. The context is bound.
+    /// Enqueues a kernel of this many blocks across and down, with this many threads each. The context is bound.
     ///
     /// # Safety
-    /// The arguments point to values of the kernel's parameters, one for each; what those point to lives until the stream has
-    /// been waited for, and has room for what the kernel does there.
+    /// Each argument points to the value of one parameter. Memory that a value points to is as large as the kernel needs, and lives
+    /// until the stream has been waited for.
     ///
     /// # Errors
     /// See [`failed`](Self::failed).
@@ -131,14 +131,14 @@ impl CudaDevice {
         launched.map_err(|code| self.failed("launch a kernel", 0, code))
     }
 
-    /// What a failed call means. `asked` is how many bytes of device memory it was to get, if any.
+    /// Classifies a failed call. `asked` is the device memory that it requested, in bytes, or 0.
     pub fn failed(&self, during: &'static str, asked: u64, error: impl Into<Code>) -> CudaError {
         let code = error.into();
         match code.meaning() {
             Meaning::OutOfMemory => self.out_of_memory(asked),
             Meaning::Lost => self.lose(during, code, Noticed::AtOnce),
-            // Neither libraries nor the driver say whether an earlier kernel is why they refuse, one that took the context
-            // with it. The next wait for the stream returns it.
+            // The real cause may be an earlier kernel that destroyed the context. Libraries and driver do not say so when they
+            // refuse, but the next wait for the stream returns it.
             Meaning::Refused => match self.wait() {
                 Err(driver) if driver.meaning() == Meaning::Lost => {
                     self.lose(during, driver, Noticed::AtOnce)

@@ -19,7 +19,7 @@ pub struct Timer<'a> {
 
 impl<'a> Timer<'a> {
     /// # Errors
-    /// See [`CudaDevice::failed`]. A driver may lack what this needs; then nothing can be measured, and nothing else is wrong.
+    /// See [`CudaDevice::failed`]. A driver may lack timed events: then nothing can be measured, but the device is fine.
     pub fn new(device: &'a CudaDevice) -> Result<Self, CudaError> {
         device.bind()?;
         let event = || Event::new(device).map_err(|code| device.failed("make an event", 0, code));

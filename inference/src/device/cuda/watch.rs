@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::CudaDevice;
 use super::nvml::Monitor;
 
-/// Between two readings of the memory: several for each look of the event loop.
+/// Time between two readings of the memory: several for each check by the event loop.
 const PERIOD: Duration = Duration::from_millis(250);
 
 /// Readings of the memory for one of everything else.
@@ -29,7 +29,7 @@ fn watch(watched: &Weak<CudaDevice>, monitor: Option<&Monitor>) {
     let mut reading = 0u32;
     while let Some(device) = watched.upgrade() {
         device.trim_now();
-        // An error is the device's loss, which it keeps.
+        // The device keeps an error, which is its loss.
         let _ = device.read_by(|| device.in_pass());
         if let Some(monitor) = monitor.filter(|_| reading.is_multiple_of(TELEMETRY_EVERY)) {
             let telemetry = (monitor.read(), Instant::now());

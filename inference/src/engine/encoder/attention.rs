@@ -24,7 +24,8 @@ pub(super) struct HeadAttention {
     pub tokens: usize,
     pub head: usize,
     pub sees: Sees,
-    /// What is added to the score of a token and itself; that of a key `n` tokens after its query lies `n` elements on.
+    /// Added to the scores. This is the element for a token and itself; that for a key `n` tokens after the query lies `n` elements
+    /// on.
     pub bias: Option<*const f32>,
     /// [`scratch_len`] elements.
     pub scratch: *mut f32,
@@ -41,7 +42,7 @@ pub(super) fn scratch_len(longest: usize, head: usize, level: Level) -> usize {
 impl Kernel for HeadAttention {
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
-        // SAFETY: the caller's word.
+        // SAFETY: by this function's contract.
         unsafe { self.compute::<S>() };
     }
 }
@@ -100,7 +101,7 @@ impl HeadAttention {
                     }
                     let seen = self.sees.keys(query, tokens);
                     for at in (0..seen.start - start).chain(seen.end - start..width) {
-                        // Far below any score, so that its share is nothing, but no infinity that could turn NaN.
+                        // Far below any score, so that its weight is zero. An infinity could become NaN.
                         *row.add(at) = f32::MIN;
                     }
                     *share = softmax::<S>(row, width, scale);
@@ -162,8 +163,8 @@ impl HeadAttention {
         }
     }
 
-    /// Keys, transposed, as [`pack`](super::matmul::pack) would: with vectors, because per head and sequence it is no
-    /// small part of the work.
+    /// Packs keys, transposed, as [`pack`](super::matmul::pack) would. Uses vectors, because this is a noticeable part of the work
+    /// of a head.
     ///
     /// # Safety
     /// As for [`compute`](Self::compute); `to` has room for them.

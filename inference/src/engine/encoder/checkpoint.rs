@@ -132,7 +132,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The norms of the heads of queries and of keys in a layer, and what each is multiplied with; none, if the model has none.
+    /// The names of the norms of a layer's query heads and key heads, and the factor of each; empty if the model has none.
     pub fn head_norms(&self, design: &Design, layer: usize) -> Vec<(String, f32)> {
         let scales = [design.query_scale, 1.0];
         let names = self.names.head_norms.iter().flatten();
@@ -154,7 +154,7 @@ impl Checkpoint {
         }
     }
 
-    /// How many rows of a joined linear map each of so many maps of the checkpoint has.
+    /// Rows of each of the `parts` maps of the checkpoint that make up a joined linear map.
     pub fn rows_of_parts(dims: &Dims, which: Linear, columns: usize, parts: usize) -> Vec<usize> {
         match (which, parts) {
             (Linear::Qkv, 3) => vec![dims.attention_columns(), dims.kv_columns(), dims.kv_columns()],
@@ -162,8 +162,8 @@ impl Checkpoint {
         }
     }
 
-    /// What is added to the words' embeddings: [`Spec::table_rows`] rows, for each token type those of all positions, in
-    /// which its own embedding is added.
+    /// The table that is added to the words' embeddings, with [`Spec::table_rows`] rows: for each token type one row per position.
+    /// Each row includes the embedding of its token type.
     ///
     /// # Errors
     /// A tensor that is missing, or of another shape or type.

@@ -77,7 +77,7 @@ pub(super) struct ModelConfig {
     pub pooling: Pooling,
     /// Whether pooling makes vectors of length 1.
     pub normalize: bool,
-    /// Layers behind pooling, in order. Where there are some, they make vectors of length 1 or not, and pooling does not.
+    /// Layers behind pooling, in order. If there are any, `dense_normalize` counts instead of `normalize`.
     pub dense: Vec<DenseConfig>,
     pub dense_normalize: bool,
     /// How many elements of a vector are kept, where the folder says so. What is left need not have length 1, as in sentence-transformers.
@@ -265,8 +265,8 @@ fn refuse_pickles(folder: &Path) -> Result<(), LoadError> {
     }
 }
 
-/// A language model without `modules.json` is no embedding model, though one could pool its tokens: it chats, or ranks by a word
-/// that it generates.
+/// A language model without `modules.json` is refused, although its tokens could be pooled: it chats, or ranks by a word that it
+/// generates.
 fn generates(transformer: &Path, spec: &Spec) -> LoadError {
     const TAKES: &str = "models for embeddings with their modules.json, and rerankers with a head (`…ForSequenceClassification`). If \
                          it is an embedding model, take the folder as sentence-transformers saved it. A chat model or a reranker \
@@ -276,7 +276,7 @@ fn generates(transformer: &Path, spec: &Spec) -> LoadError {
     unsupported(&transformer.join("config.json"), found, TAKES)
 }
 
-/// Refuses pooling of what is no vector of a token, but for example a score.
+/// Refuses pooling if the transformer's output is not a vector per token, but for example a score.
 fn needs_vectors_of_tokens(sentence: &SentenceFile) -> Result<(), LoadError> {
     const TASK: &str = "feature-extraction";
     match sentence.content.transformer_task.as_deref() {
@@ -288,7 +288,7 @@ fn needs_vectors_of_tokens(sentence: &SentenceFile) -> Result<(), LoadError> {
     }
 }
 
-/// Refuses sparse vectors of a transformer that its own module and file do not take for a masked language model.
+/// Refuses sparse vectors unless the module or the transformer's file says that it is a masked language model.
 fn needs_mlm(sentence: &SentenceFile, says_so: bool) -> Result<(), LoadError> {
     const TASK: &str = "fill-mask";
     match sentence.content.transformer_task.as_deref() {
@@ -327,7 +327,7 @@ fn read_dense(
     Ok(dense)
 }
 
-/// For keys that are false or empty where a file does not say: `null` says nothing either.
+/// For keys whose default is false or empty: `null` means the same as a missing key.
 pub(super) fn null_as_default<'de, D, T>(from: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

@@ -16,7 +16,7 @@ use super::token_ops::{AddNorm, Embed, Gated, NormPointers, Pool};
 use super::units::CpuUnits;
 use super::weights::{LinearPointers, Weights};
 
-/// One thread's part of a pass: a shard of its own, or its share of every operation on a shard that all threads work on.
+/// One thread's part of a pass: its own shard, or its share of every operation on a shard that all threads work on.
 pub(super) struct CpuOps<'a> {
     pub model: &'a CpuModel,
     pub shard: Shard,
@@ -35,7 +35,7 @@ pub(super) struct CpuOps<'a> {
     pub thread: Participant<'a>,
 }
 
-/// What of a model the operations need.
+/// The parts of a model that the operations need.
 #[derive(Debug)]
 pub(super) struct CpuModel {
     pub weights: Weights,
@@ -52,13 +52,13 @@ pub(super) struct Participant<'a> {
     pub rank: usize,
 }
 
-/// Fewest rows per thread for which rows are dealt out rather than columns: below it a thread would read all weights
-/// for a few rows.
+/// The fewest rows per thread for which rows are divided among threads. With fewer rows columns are divided, so that no thread
+/// reads all weights for a few rows.
 const ROWS_PER_THREAD_MIN: usize = 32;
 
 impl CpuOps<'_> {
     pub fn at(&self, matrix: Matrix, row: usize) -> *mut f32 {
-        // Wrapping, because a share may be empty and then begin at the end.
+        // Wrapping, because an empty share may begin at the end.
         self.activations.wrapping_add(matrix.offset + row * matrix.columns)
     }
 
@@ -120,7 +120,7 @@ impl CpuOps<'_> {
     /// `x = norm(x)`.
     pub fn norm(&self, norm: NormPointers, x: Matrix) -> Result<(), Broken> {
         let rows = self.share(self.shard.tokens, 1);
-        // The sum of x and itself, which the norm allows for.
+        // The norm is that of x + x; `norm` allows for the factor of two.
         let x_rows = self.at(x, rows.start);
         self.run(&AddNorm {
             x: x_rows,
@@ -292,12 +292,12 @@ pub(super) struct Barrier {
     broken: AtomicBool,
 }
 
-/// Another thread of the barrier has panicked.
+/// Returned by a wait if another thread of the barrier has panicked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Broken;
 
-/// How often a thread looks before it lets others run: waits are short, since all have the same work, and a sleep
-/// in the kernel costs more than most of them.
+/// How often a thread polls before it yields. Waits are short, because all threads have the same work, and a sleep in the kernel
+/// usually costs more.
 const SPINS: usize = 4096;
 
 impl Barrier {

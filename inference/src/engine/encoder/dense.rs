@@ -119,7 +119,7 @@ impl Dense {
         let load = |layer: &DenseConfig| -> Result<_, LoadError> {
             let mut file = TensorFile::open(&layer.folder.join(WEIGHTS))?;
             let mut rows = Vec::new();
-            // In pieces, so that a file that has another shape is refused before there is memory for this one.
+            // In pieces: a file with another shape is refused before the memory for this one is allocated.
             file.read_pieces("linear.weight", &[layer.outputs, layer.inner], |piece| {
                 rows.extend_from_slice(piece);
                 Ok(())

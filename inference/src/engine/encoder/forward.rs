@@ -27,8 +27,8 @@ pub(super) trait Ops {
     /// How an operation can fail; for a CUDA stream, anything.
     type Error;
 
-    /// For each token the sum of word, position and token type to `sum`, and its norm to `to`. Where both are one, the
-    /// norm stays.
+    /// The sum of each token's word, position and type embeddings to `sum`, and its norm to `to`. If both are one matrix, it holds
+    /// the norm.
     fn embed(&mut self, sum: Matrix, to: Matrix) -> Result<(), Self::Error>;
 
     /// `to = from · weights + bias`; [`Linear::Up`] then takes GELU of it, if the feed-forward is not gated.
@@ -50,7 +50,7 @@ pub(super) trait Ops {
         to: Matrix,
     ) -> Result<(), Self::Error>;
 
-    /// `x = norm(x)`: of what attention or the feed-forward has made, in models that norm that before it is added.
+    /// `x = norm(x)`: the norm of what attention or the feed-forward made, in models that apply one before the residual sum.
     fn norm_block(&mut self, layer: usize, which: Norm, x: Matrix) -> Result<(), Self::Error>;
 
     /// The gate's function of one half of each row, times the other half.
@@ -66,8 +66,8 @@ pub(super) fn forward<O: Ops>(ops: &mut O, spec: &Spec, at: &Layout) -> Result<(
     ops.pool(last)
 }
 
-/// Runs all layers, and says where their result is. With norms behind the blocks (Devlin et al. 2018) `x` is what every block reads. With norms before
-/// them (Xiong et al. 2020) `x` is the sum of all blocks so far, and what the next one reads is beside it in `y`.
+/// Runs all layers, and returns the matrix of their result. With norms behind blocks (Devlin et al. 2018) every block reads `x`.
+/// With norms before blocks (Xiong et al. 2020) `x` is the sum of all blocks so far, and the next block reads `y`.
 pub(super) fn layers<O: Ops>(ops: &mut O, spec: &Spec, at: &Layout) -> Result<Matrix, O::Error> {
     let design = &spec.design;
     let (first, normed) = match design.norms {

@@ -62,7 +62,7 @@ impl Head {
     /// The output of each vector; `raw` says for each whether it is to be logits.
     ///
     /// # Errors
-    /// A logit is infinite or not a number, which no score can show.
+    /// A logit is infinite or NaN, which a score cannot express.
     pub fn outputs(
         &self,
         vectors: &[Vec<f32>],
@@ -125,7 +125,7 @@ impl Norm {
         Ok(Self { weight, bias: bias(file, norm.name, hidden, norm.bias)?, eps: norm.eps })
     }
 
-    /// Sums are in f64: as exact as the reference's, whatever their order.
+    /// Sums are in f64, so that they are as exact as the reference's in any order.
     fn apply(&self, vector: &mut [f32]) {
         let count = vector.len().max(1) as f64;
         let mean = vector.iter().map(|x| f64::from(*x)).sum::<f64>() / count;

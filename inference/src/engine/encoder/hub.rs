@@ -42,8 +42,8 @@ impl fmt::Display for Source {
 const REQUIRED: [&str; 2] = ["config.json", "tokenizer.json"];
 
 impl Source {
-    /// The model's folder; from the hub only those files are fetched that the engine reads, and only those that the
-    /// cache does not have. The hub's usual variables count: `HF_HOME`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_TOKEN`.
+    /// The model's folder. From the hub, only files that the engine reads and the cache lacks are fetched. The hub's usual
+    /// variables count: `HF_HOME`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_TOKEN`.
     ///
     /// # Errors
     /// When the hub cannot be reached and the cache does not have the model, or the repository lacks a file.
@@ -98,7 +98,7 @@ impl Hub {
             Err(Fetch::Lacks(file)) => {
                 Err(failed(format!("the repository has no {file}, which this engine reads")))
             }
-            // The hub being away is no reason not to serve a model that is here.
+            // The hub cannot be reached, but a model in the cache can still serve.
             Err(Fetch::Failed(reason)) => self.cached(id, revision).ok_or_else(|| failed(reason)),
         }
     }
@@ -128,7 +128,7 @@ impl Hub {
         }
         let api = builder.build()?;
         let info = api.repo(repo(id, revision)).info()?;
-        // By commit from here on: a branch may move between two files.
+        // By commit from here on, because a branch may move between two files.
         let repository = api.repo(repo(id, &info.sha));
         let has = |file: &str| info.siblings.iter().any(|sibling| sibling.rfilename == file);
         let modules = match has(MODULES) {
@@ -152,7 +152,7 @@ impl Hub {
                 return Err(Fetch::Lacks(file));
             }
         }
-        // So that a start without the hub finds the commit by the branch's name.
+        // Records the branch's commit, so that a start without the hub finds it.
         let named = self.cache.repo(repo(id, revision));
         named.create_ref(&info.sha).map_err(|e| Fetch::Failed(e.to_string()))?;
         folder.ok_or_else(|| Fetch::Lacks("config.json".into()))
@@ -228,7 +228,7 @@ impl From<LoadError> for Fetch {
 impl From<ApiError> for Fetch {
     fn from(error: ApiError) -> Self {
         let error = error.to_string();
-        // The status itself is in a type of a library that this crate does not name.
+        // The status is in a type of a library that this crate does not depend on, so the text is searched.
         let is_refused = ["status code 401", "status code 403"].iter().any(|status| error.contains(status));
         Self::Failed(if is_refused { format!("{error}. {GATED}") } else { error })
     }

@@ -17,7 +17,7 @@ fn serve(folder: PathBuf, files: &'static [&'static str]) -> String {
     serve_to(folder, files, None)
 }
 
-/// The same, but files only for who has this token.
+/// The same, but only callers with this token get files.
 fn serve_to(folder: PathBuf, files: &'static [&'static str], token: Option<&'static str>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());

@@ -6,9 +6,9 @@
 //!
 //! 1. Before a space, a punctuation mark or an ideograph a text may be cut in two, unless an added token (`[SEP]`) reaches across.
 //! 2. A word that is certainly too long is the unknown token whatever follows in it: the rest of it is left out.
-//! 3. What leaves no trace is left out where it is repeated: spaces after a space, and characters that the normalizer removes.
+//! 3. Repetitions without a trace are left out: spaces after a space, and characters that the normalizer removes.
 //!
-//! What a character becomes is not listed here: the model's own normalizer and pre-tokenizer say it.
+//! The model's own normalizer and pre-tokenizer decide what a character becomes; nothing is listed here.
 
 use std::collections::{HashMap, HashSet};
 use std::iter::Peekable;
@@ -57,9 +57,10 @@ pub(super) struct LongText {
 }
 
 impl LongText {
-    /// The rules for a tokenizer; `None` if they do not hold for it. They hold for added tokens that match the text itself (and not
-    /// its normal form), also inside words, and begin and end with ASCII punctuation: nothing that is left out can be part of one,
-    /// or make one. One that takes the spaces beside it (MPNet's `<mask>`) takes what makes no token anyway.
+    /// The rules for a tokenizer; `None` if they do not hold for it. Each added token must be printable ASCII, no longer than a
+    /// word may be, begin and end with punctuation, and match the text itself (not its normal form), also inside words. So nothing
+    /// that is left out can be part of an added token, or make one. A token that takes the spaces beside it (MPNet's `<mask>`)
+    /// takes only what makes no token.
     pub fn of(tokenizer: &Tokenizer) -> Option<Self> {
         let normalizer = Normalizer::of(tokenizer.get_normalizer()?)?;
         let Some(PreTokenizerWrapper::BertPreTokenizer(_)) = tokenizer.get_pre_tokenizer() else {
@@ -130,8 +131,8 @@ impl Iterator for Pieces<'_> {
         // Normalized characters of the word so far.
         let mut word = 0;
         let mut after_space = false;
-        // Characters that leave no trace since the last one that does. One of each accent is kept: the order of marks that stay
-        // may depend on it.
+        // Characters without a trace since the last one that leaves one. One of each accent is kept, because the order of the marks
+        // that stay may depend on it.
         let mut accents = HashSet::new();
         let mut after_nothing = false;
         while let Some((at, c)) = self.chars.peek().copied() {
@@ -218,7 +219,7 @@ fn kind_of(normalizer: Normalizer, c: char) -> Kind {
 fn words(text: &str) -> Vec<String> {
     let mut text = PreTokenizedString::from(text);
     if BertPreTokenizer.pre_tokenize(&mut text).is_err() {
-        // It never fails. What has no words counts as a boundary, which is never left out.
+        // The pre-tokenizer never fails. A text without words counts as a boundary, which is never left out.
         return Vec::new();
     }
     let splits = text.get_splits(OffsetReferential::Normalized, OffsetType::None);

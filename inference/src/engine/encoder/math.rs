@@ -8,7 +8,7 @@ use super::simd::Simd;
 /// The CPU has `S`; `from` is valid for reads of elements `at..min(at + LANES, len)`.
 #[inline(always)]
 pub(super) unsafe fn load_at<S: Simd>(from: *const f32, at: usize, len: usize) -> S::V {
-    // SAFETY: the caller's word covers exactly the lanes that either branch reads.
+    // SAFETY: this function's contract covers exactly the lanes that either branch reads.
     unsafe { if at + S::LANES <= len { S::load(from.add(at)) } else { S::load_part(from.add(at), len - at) } }
 }
 
@@ -16,7 +16,7 @@ pub(super) unsafe fn load_at<S: Simd>(from: *const f32, at: usize, len: usize) -
 /// The CPU has `S`; `to` is valid for writes of elements `at..min(at + LANES, len)`.
 #[inline(always)]
 pub(super) unsafe fn store_at<S: Simd>(to: *mut f32, at: usize, len: usize, v: S::V) {
-    // SAFETY: the caller's word covers exactly the lanes that either branch writes.
+    // SAFETY: this function's contract covers exactly the lanes that either branch writes.
     unsafe {
         if at + S::LANES <= len {
             S::store(to.add(at), v);
@@ -32,7 +32,7 @@ pub(super) unsafe fn store_at<S: Simd>(to: *mut f32, at: usize, len: usize, v: S
 /// The CPU has `S`.
 #[inline(always)]
 unsafe fn polynomial<S: Simd, const N: usize>(x: S::V, coefficients: [f32; N]) -> S::V {
-    // SAFETY: the caller's word.
+    // SAFETY: by this function's contract.
     unsafe {
         let mut value = S::splat(coefficients[0]);
         for c in &coefficients[1..] {
@@ -51,7 +51,7 @@ unsafe fn polynomial<S: Simd, const N: usize>(x: S::V, coefficients: [f32; N]) -
 /// The CPU has `S`.
 #[inline(always)]
 unsafe fn exp_negative<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the caller's word; n is in -126..=0 by the clamp, as `scale` asks.
+    // SAFETY: by this function's contract; n is in -126..=0 by the clamp, as `scale` asks.
     unsafe {
         let x = S::max(S::splat(-87.0), x);
         let n = S::round(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
@@ -75,7 +75,7 @@ unsafe fn exp_negative<S: Simd>(x: S::V) -> S::V {
 /// The CPU has `S`.
 #[inline(always)]
 pub(super) unsafe fn gelu<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the caller's word.
+    // SAFETY: by this function's contract.
     unsafe {
         let z = S::mul(x, S::splat(std::f32::consts::FRAC_1_SQRT_2));
         let z = S::min(S::splat(4.0), S::max(S::splat(-4.0), z));
@@ -109,7 +109,7 @@ pub(super) unsafe fn gelu<S: Simd>(x: S::V) -> S::V {
 /// The CPU has `S`.
 #[inline(always)]
 pub(super) unsafe fn gelu_tanh<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the caller's word.
+    // SAFETY: by this function's contract.
     unsafe {
         // 2 √(2/π), and 0.044715 times that.
         let inner = S::mul_add(S::mul(x, x), S::splat(0.071_354_814), S::splat(1.595_769));
@@ -117,13 +117,13 @@ pub(super) unsafe fn gelu_tanh<S: Simd>(x: S::V) -> S::V {
     }
 }
 
-/// x / (1 + e^-x). Relative error below 1e-6; below -87 it is that small that it does not matter, but not zero. NaN gives NaN.
+/// x / (1 + e^-x). Relative error below 1e-6. Below -87 the result is negligible, but not zero. NaN gives NaN.
 ///
 /// # Safety
 /// The CPU has `S`.
 #[inline(always)]
 pub(super) unsafe fn silu<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the caller's word.
+    // SAFETY: by this function's contract.
     unsafe { logistic_product::<S>(x, x) }
 }
 
@@ -133,7 +133,7 @@ pub(super) unsafe fn silu<S: Simd>(x: S::V) -> S::V {
 /// The CPU has `S`.
 #[inline(always)]
 unsafe fn logistic_product<S: Simd>(x: S::V, y: S::V) -> S::V {
-    // SAFETY: the caller's word.
+    // SAFETY: by this function's contract.
     unsafe {
         let zero = S::splat(0.0);
         // e^-|y|, which never overflows: 1 / (1 + e^-y) is 1 / (1 + e) for positive y, and e / (1 + e) for others.
@@ -181,7 +181,7 @@ pub(super) unsafe fn add_norm<S: Simd>(
     len: usize,
     eps: f32,
 ) {
-    // SAFETY: the caller's word; `load_at` and `store_at` stay below `len`. Element i is read before it is written.
+    // SAFETY: by this function's contract; `load_at` and `store_at` stay below `len`. Element i is read before it is written.
     unsafe {
         let mut total = S::splat(0.0);
         for at in (0..len).step_by(S::LANES) {
@@ -209,8 +209,8 @@ pub(super) unsafe fn add_norm<S: Simd>(
     }
 }
 
-/// `a + b` into `sum`, and that divided by the root of the mean of its squares, times `weight`, into `to`. As in
-/// [`add_norm`], but without a bias.
+/// `a + b` into `sum`. Into `to` that sum divided by its root mean square, times `weight`. Otherwise as [`add_norm`], but without a
+/// bias.
 ///
 /// # Safety
 /// As for [`add_norm`].
@@ -222,7 +222,7 @@ pub(super) unsafe fn add_rms_norm<S: Simd>(
     len: usize,
     eps: f32,
 ) {
-    // SAFETY: the caller's word; `load_at` and `store_at` stay below `len`. Element i is read before it is written.
+    // SAFETY: by this function's contract; `load_at` and `store_at` stay below `len`. Element i is read before it is written.
     unsafe {
         for at in (0..len).step_by(S::LANES) {
             let x = S::add(load_at::<S>(a, at, len), load_at::<S>(b, at, len));
@@ -242,7 +242,7 @@ pub(super) unsafe fn add_rms_norm<S: Simd>(
 /// The CPU has `S`; `row` is valid for reads of `len` elements.
 #[inline(always)]
 pub(super) unsafe fn inverse_rms<S: Simd>(row: *const f32, len: usize, eps: f32) -> f32 {
-    // SAFETY: the caller's word; `load_at` stays below `len`, with zeros beyond.
+    // SAFETY: by this function's contract; `load_at` stays below `len`, with zeros beyond.
     unsafe {
         let mut squares = S::splat(0.0);
         for at in (0..len).step_by(S::LANES) {

@@ -24,28 +24,28 @@ trait Function {
 impl Function for Exp {
     #[inline(always)]
     unsafe fn of<S: Simd>(x: S::V) -> S::V {
-        // SAFETY: the caller's word.
+        // SAFETY: by this function's contract.
         unsafe { exp_negative::<S>(x) }
     }
 }
 impl Function for Gelu {
     #[inline(always)]
     unsafe fn of<S: Simd>(x: S::V) -> S::V {
-        // SAFETY: the caller's word.
+        // SAFETY: by this function's contract.
         unsafe { gelu::<S>(x) }
     }
 }
 impl Function for GeluTanh {
     #[inline(always)]
     unsafe fn of<S: Simd>(x: S::V) -> S::V {
-        // SAFETY: the caller's word.
+        // SAFETY: by this function's contract.
         unsafe { gelu_tanh::<S>(x) }
     }
 }
 impl Function for Silu {
     #[inline(always)]
     unsafe fn of<S: Simd>(x: S::V) -> S::V {
-        // SAFETY: the caller's word.
+        // SAFETY: by this function's contract.
         unsafe { silu::<S>(x) }
     }
 }

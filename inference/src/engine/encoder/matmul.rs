@@ -13,8 +13,8 @@
 use super::math::{gelu, load_at, store_at};
 use super::simd::{Kernel, Simd};
 
-/// Rows of the left side that are taken through all panels before the next: with `INNER_BLOCK` columns of f32
-/// they take 384 KiB, which leaves room in a second-level cache of 1 MiB for a panel and the result.
+/// Rows of the left side that go through all panels before the next rows. With `INNER_BLOCK` columns of f32 they take 360 KiB,
+/// which leaves room for a panel and the result in a second-level cache of 1 MiB.
 const ROW_BLOCK: usize = 240;
 /// Depth of one sweep: a panel of this depth is 72 KiB at most and stays in the second-level cache.
 const INNER_BLOCK: usize = 384;
@@ -69,7 +69,7 @@ pub(super) fn pack(
 impl Kernel for Product {
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
-        // SAFETY: the caller's word.
+        // SAFETY: by this function's contract.
         unsafe { self.compute::<S>() };
     }
 }
@@ -87,7 +87,7 @@ impl Product {
                     for row in (row_block..rows_end).step_by(S::TILE_ROWS) {
                         let rows = S::TILE_ROWS.min(rows_end - row);
                         let width = (self.columns - column).min(panel);
-                        // SAFETY: the tile is within the matrices; the caller's word covers them.
+                        // SAFETY: the tile is within the matrices; this function's contract covers them.
                         unsafe {
                             match width.div_ceil(S::LANES) {
                                 1 => self.tile::<S, 1>(row, rows, column, depth),
@@ -231,7 +231,7 @@ mod tests {
     use super::super::simd::Level;
     use super::*;
 
-    /// Numbers in -1..1 that no other seed gives.
+    /// Numbers in -1..1 that differ for each seed.
     fn noise(len: usize, seed: u64) -> Vec<f32> {
         let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         (0..len)

@@ -107,8 +107,8 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Loads a model onto the CPU device, to be computed in f32 on vector units: the same everywhere but for rounding. Reads files,
-    /// or the network: seconds, not to be called on the runtime.
+    /// Loads a model onto the CPU device, for f32 on vector units: results are the same on every CPU, except for rounding. Reads
+    /// files or the network and takes seconds, so do not call it on the runtime.
     ///
     /// # Errors
     /// See [`LoadError`].
@@ -116,7 +116,7 @@ impl Encoder {
         Self::load_as(source, device, ComputeType::F32)
     }
 
-    /// As [`load`](Self::load), to be computed in a type, on the fastest units of this CPU that there are for it. Workers load so.
+    /// As [`load`](Self::load), but computes in `dtype` on the fastest units of this CPU. Workers use this.
     ///
     /// # Errors
     /// See [`LoadError`].
@@ -150,7 +150,7 @@ impl Encoder {
         let threads = device.threads();
         let element = match units.tiles {
             Some(Tiles { parts: Parts::Rounded, .. }) => ElementType::Bf16,
-            // As exact as f32, so that workers with AMX and without have one revision.
+            // Split bf16 is as exact as f32, so workers with and without AMX have the same revision.
             Some(Tiles { parts: Parts::Split, .. }) | None => ElementType::F32,
         };
         let backend = Box::new(CpuEncoder::load(&config, units, device)?);
@@ -191,7 +191,7 @@ impl Encoder {
         self.backend.dims()
     }
 
-    /// The tokens of each item; an item that no `prepare` of this model made is an error, not a wild read.
+    /// The tokens of each item. An item that no `prepare` of this model made is an error, not an invalid memory access.
     fn checked<'a>(&self, items: &'a [Item]) -> Result<Vec<Sequence<'a>>, PassError> {
         let (tokens_max, vocabulary) = (self.tokens_max, self.dims().vocabulary);
         let check = |(at, item): (usize, &'a Item)| {
@@ -208,7 +208,7 @@ impl Encoder {
                 None => Ok(sequence),
             }
         };
-        // Room for all at once: a `Result`'s collect would grow it in steps.
+        // Reserved at once, because collecting a `Result` would grow it in steps.
         let mut checked = Vec::with_capacity(items.len());
         for (at, item) in items.iter().enumerate() {
             checked.push(check((at, item))?);

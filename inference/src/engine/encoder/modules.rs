@@ -53,8 +53,8 @@ impl Module {
         matches!(self.kind(), "Pooling" | SPLADE_POOLING)
     }
 
-    /// The class without its package, which differs between versions. A class of another package may do anything, whatever its name
-    /// is, so that it keeps its whole name, by which it is refused.
+    /// The class without its package, which differs between versions. A class of another package may do anything, so it keeps its
+    /// whole name, and is refused by that name.
     pub fn kind(&self) -> &str {
         match self.class.strip_prefix(PACKAGE) {
             Some(class) => class.rsplit('.').next().unwrap_or_default(),

@@ -17,7 +17,7 @@ use super::{Backend, LoadError};
 /// The kind of a model's outputs, and what makes them.
 pub(super) enum Outputs {
     Embeddings {
-        /// What makes other vectors of them before.
+        /// Layers that transform the vectors first.
         dense: Option<Dense>,
         /// Elements of an output.
         width: usize,
@@ -174,7 +174,7 @@ fn sparse_vectors(
     sequences: &[Sequence<'_>],
     items: &[Item],
 ) -> Result<Vec<Output>, PassError> {
-    // One after the other, because the scores of all would take far more memory than the outputs.
+    // One at a time: the scores of all items would take far more memory than the outputs.
     let mut outputs = Vec::with_capacity(items.len());
     let mut checked = Ok(());
     backend.run(sequences, &mut |at, scores| {
@@ -187,8 +187,8 @@ fn sparse_vectors(
     checked.map(|()| outputs)
 }
 
-/// An item's vector, by its first element that is infinite or not a number. It would spoil every comparison in its reader's
-/// store, so its pass fails; the worker then finds the item by running jobs alone.
+/// Fails if an item's vector has an element that is infinite or NaN, which would spoil every comparison in a vector store. The
+/// worker then finds the item at fault by running jobs alone.
 ///
 /// # Errors
 /// There is such an element.

@@ -22,16 +22,16 @@ pub(super) struct Packing {
     pub shards: Vec<Shard>,
 }
 
-/// How much more than its fair share a thread may get before the threads rather share each step: what sharing costs
-/// in waiting was measured at about this.
+/// How much more than its fair share of work a thread may get. Beyond this the threads share each step instead, which was measured
+/// to cost about as much in waiting.
 const IMBALANCE_MAX: f64 = 1.05;
 
 impl Packing {
-    /// Deals sequences of these lengths to `threads`: the longest first, each to the thread with the least work
-    /// (Graham 1969, at most 4/3 of the best). Where that leaves threads without work, as for a lone long text,
-    /// there is one shard for all.
+    /// Divides sequences of these lengths among `threads`: the longest first, each to the thread with the least work (Graham 1969,
+    /// at most 4/3 of the best). If a thread gets more than `IMBALANCE_MAX` allows, as with a single long text, there is one shard
+    /// for all.
     pub fn new(lengths: &[usize], dims: &Dims, threads: usize) -> Self {
-        // Floating-point operations of a sequence are in proportion to this.
+        // Proportional to the floating-point operations of a sequence.
         let work = |tokens: usize| (tokens * (2 * dims.hidden + dims.feed_forward + tokens)) as f64;
         let mut longest_first: Vec<u32> = (0..lengths.len() as u32).collect();
         longest_first.sort_unstable_by_key(|at| (std::cmp::Reverse(lengths[*at as usize]), *at));

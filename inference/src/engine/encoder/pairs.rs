@@ -8,7 +8,8 @@ use crate::engine::{InvalidInput, Item, ScoredItem};
 
 use super::tokens::{PROMPT_NAME, Tokens};
 
-/// By how much more is read of two texts as long as neither has ended: each time from the start, so all of it costs a third more.
+/// The growth of what is read of two texts while neither has ended. Each time reads from the start, which costs a third more in
+/// all.
 const LEAST_GROWTH: usize = 4;
 
 /// What a tokenizer puts around and between the two texts of a pair.
@@ -29,7 +30,7 @@ struct Pair {
 }
 
 impl PairTemplate {
-    /// As the tokenizer's own post-processor has it, seen on a pair. `typed`: the model has a second token type.
+    /// Reads the template from the tokenizer's post-processor, which is run on a pair. `typed`: the model has a second token type.
     pub fn of(tokenizer: &Tokenizer, typed: bool) -> Result<Self, String> {
         let encode =
             |text: EncodeInput<'static>, special| tokenizer.encode(text, special).map_err(|e| e.to_string());
@@ -124,8 +125,8 @@ impl Tokens {
         Ok((self.prompts.of(params.0.get(PROMPT_NAME))?, raw))
     }
 
-    /// The tokens that have a part in a text's scores: not the padding at its end, where the last token is that before it. Of
-    /// nothing but padding the first token remains, as in transformers.
+    /// Removes the padding at the end of a text to score, so that the last token is the one before it. Of a text that is all
+    /// padding the first token remains, as in transformers.
     fn that_count(&self, ids: Box<[u32]>) -> Result<Box<[u32]>, String> {
         if ids.is_empty() {
             return Err("there are no tokens to score".into());
@@ -149,19 +150,19 @@ impl Tokens {
         }
     }
 
-    /// A pair's ids, special tokens included, and the first of them that is of the second token type. What is too long is cut
-    /// as the tokenizers library cuts it: the longer text first, and both to halves if neither is short. The odd token of two texts
-    /// that cannot be read to their end may be the other one's.
+    /// A pair's ids, special tokens included, and the index of the first one with the second token type. A pair that is too long is
+    /// cut as the tokenizers library cuts it: the longer text first, and both to halves if neither is short. If neither text can be
+    /// read to its end, the odd token may go to the wrong one.
     fn pair(&self, first: &str, second: &str) -> Result<(Box<[u32]>, usize), String> {
         let Some(template) = &self.pair_template else { return Err("this model takes no pairs".into()) };
         let room = self.tokens_max - template.len();
-        // One token more than there is room for shows that a text is too long. Where both are, and the room is odd, the longer
-        // one gets the odd token: then more of them is read until one has ended.
+        // One token more than there is room for shows that a text is too long. If both are, and the room is odd, the longer text
+        // gets the odd token: so more is read of both until one has ended.
         let mut least = room + 1;
         let (mut a, mut b) = (self.content(first, least)?, self.content(second, least)?);
         while !room.is_multiple_of(2) && a.len() >= least && b.len() >= least {
             least *= LEAST_GROWTH;
-            // Texts that are not read to their end: it is unknown which is longer, which decides about one token alone.
+            // A text cannot be read to its end, so it is unknown which is longer. Only one token depends on that.
             let (Ok(more_a), Ok(more_b)) = (self.content(first, least), self.content(second, least)) else {
                 break;
             };

@@ -83,7 +83,7 @@ struct Pass<'a> {
     arena: *mut u8,
 }
 
-// SAFETY: all but the arena is shared read-only; of the arena, `run` gives every thread parts that no other writes.
+// SAFETY: only the arena is written. `run` gives every thread parts of it that no other thread writes.
 unsafe impl Sync for Pass<'_> {}
 
 impl Pass<'_> {
@@ -140,7 +140,7 @@ impl Pass<'_> {
             vectors: self.at(self.plan.vectors),
             thread: Participant { barrier, rank: if alone { 0 } else { rank } },
         };
-        // `Broken` says that another thread has panicked; that panic is what the caller gets.
+        // `Broken` means that another thread has panicked. The caller gets that panic.
         let (spec, at) = (&self.model.spec, Layout::new(dims, shard.tokens));
         let _ = match dims.is_sparse {
             false => forward::forward(&mut ops, spec, &at),

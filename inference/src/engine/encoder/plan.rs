@@ -17,8 +17,8 @@ pub(super) struct Matrix {
     pub columns: usize,
 }
 
-/// The activations of a shard: X, then BIG (queries, keys, values and attention's output, later the feed-forward's
-/// hidden layer, which needs them no more; behind its two halves their product, if it is gated), then Y.
+/// The activations of a shard: X, BIG, Y. BIG first holds queries, keys, values and attention's output. Then it holds the
+/// feed-forward's hidden layer, and behind that, if the feed-forward is gated, the product of its halves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub x: Matrix,
@@ -94,9 +94,9 @@ impl CpuPlan {
             end += (elements * 4).next_multiple_of(REGION_ALIGNMENT);
             start
         };
-        // A thread attends or multiplies, one after the other, and multiplies all of the pass's rows at most.
+        // A thread runs either attention or a product, so the two share the scratch. A product has the pass's rows at most.
         let attention = attention::scratch_len(shape.longest, dims.head, units.vectors) * 4;
-        // The deepest map need not be the one that packs most: it packs fewer rows at once.
+        // The deepest map may pack less than another one, because it packs fewer rows at once.
         let product = [dims.hidden, dims.feed_forward, dims.attention_columns()]
             .map(|inner| units.product_scratch_bytes(shape.cost, inner));
         let product = product.into_iter().max().unwrap_or(0);

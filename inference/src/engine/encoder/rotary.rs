@@ -3,9 +3,9 @@
 use super::math::{inverse_rms, load_at, store_at};
 use super::simd::{Kernel, Simd};
 
-/// Rotates the queries and keys of tokens that follow each other in a text (Su et al. 2021): element `i` of a head and
-/// element `i` of its second half are a point, which turns by the token's place times a frequency of its own. Before
-/// that come the heads' norms, where the model has them.
+/// Rotates the queries and keys of consecutive tokens of a text (Su et al. 2021). Element `i` of a head and element `i` of its
+/// second half form a point, which turns by the token's place times its own frequency. The heads' norms, if the model has them,
+/// come first.
 pub(super) struct Rotate {
     /// The first token's queries; its keys lie behind them, and the next token's `stride` elements on.
     pub qkv: *mut f32,
@@ -32,7 +32,7 @@ impl Kernel for Rotate {
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
         for token in 0..self.tokens {
-            // SAFETY: the caller's word: a row of `heads + 2 kv_heads` heads for each token, and one of `head` elements of
+            // SAFETY: by this function's contract: a row of `heads + 2 kv_heads` heads for each token, and one of `head` elements of
             // the table.
             unsafe {
                 let row = self.qkv.add(token * self.stride);
@@ -53,7 +53,7 @@ impl Rotate {
     #[inline(always)]
     unsafe fn head<S: Simd>(&self, x: *mut f32, weight: Option<*const f32>, table: *const f32) {
         let half = self.head / 2;
-        // SAFETY: the caller's word; `load_at` and `store_at` stay below `half`, in both halves.
+        // SAFETY: by this function's contract; `load_at` and `store_at` stay below `half`, in both halves.
         unsafe {
             let scale = match (weight, self.norms) {
                 (Some(_), Some(norms)) => S::splat(inverse_rms::<S>(x, self.head, norms.eps)),

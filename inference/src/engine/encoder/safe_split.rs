@@ -81,8 +81,8 @@ impl SafeSplit {
         Some(Self { token_chars_max, words, added, added_normalized })
     }
 
-    /// A safe place in the second half of the first `limit` bytes, which are not the whole text: at the end of a word if one is
-    /// safe. `None` if none was found.
+    /// A safe place in the second half of the first `limit` bytes of a longer text: at the end of a word if possible. `None` if
+    /// none was found.
     pub fn find(&self, tokenizer: &Tokenizer, text: &str, limit: usize) -> Option<usize> {
         let places = || (limit / 2..=limit).rev().filter(move |at: &usize| text.is_char_boundary(*at));
         let is_safe = |at: &usize| self.is_safe(tokenizer, text, *at);
@@ -94,10 +94,11 @@ impl SafeSplit {
     }
 
     fn is_safe(&self, tokenizer: &Tokenizer, text: &str, at: usize) -> bool {
-        // Twice the longest token, because a normalizer may make less of it.
+        // Twice the longest token, because a normalizer may shorten the text.
         let (before, after) = (last_chars(&text[..at], 2 * self.token_chars_max), &text[at..]);
         let after = first_chars(after, 2 * self.token_chars_max);
-        // Spaces belong to what follows them, also to an added token; and a mark to a character that may be far in front of it.
+        // Spaces belong to the text behind them, or to an added token there. A mark belongs to a character that may be far before
+        // it.
         let ends_in_space = before.ends_with(char::is_whitespace);
         if ends_in_space
             || after.chars().next().is_some_and(is_mark)
@@ -105,8 +106,8 @@ impl SafeSplit {
         {
             return false;
         }
-        // The normalizer and all behind it get the text between two added tokens. What looks like one may be part of another, so
-        // that the tokens before are looked at, too.
+        // The normalizer and later steps get the text between two added tokens. What looks like an added token may be part of
+        // another one, so the text before it is checked too.
         let section = behind_last(&self.added, before);
         let is_begin = section.len() < before.len() || before.len() == at;
         if section.len() < before.len() && !self.is_untouched(tokenizer, before, after) {
@@ -129,7 +130,7 @@ impl SafeSplit {
             && !self.token_reaches_across(tokenizer, words, &follows, is_begin)
     }
 
-    /// Whether no token reaches from one part of a text into the other, wherever words begin.
+    /// Whether no token reaches from `before` into `after`, wherever words begin.
     fn is_untouched(&self, tokenizer: &Tokenizer, before: &str, after: &str) -> bool {
         parts(tokenizer, before, after)
             .is_some_and(|(normal, follows)| !self.token_reaches_across(tokenizer, &normal, &follows, false))
@@ -183,13 +184,13 @@ fn behind_last<'a>(added: &[Added], text: &'a str) -> &'a str {
 }
 
 impl Words {
-    /// Takes in what a pre-tokenizer does; `false` if it is none of those that are known.
+    /// Records what a pre-tokenizer does; `false` if it is not one of the known ones.
     fn read(&mut self, pre_tokenizer: &PreTokenizerWrapper) -> bool {
         match pre_tokenizer {
             PreTokenizerWrapper::Sequence(all) => all.as_ref().iter().all(|one| self.read(one)),
             PreTokenizerWrapper::ByteLevel(bytes) => {
                 self.is_byte_level = true;
-                // Behind a regular expression it would put a space before each word, which then may be part of a token.
+                // Behind a regular expression it would put a space before each word, and a token might include that space.
                 let is_known = !(bytes.add_prefix_space && self.has_regex);
                 self.has_regex |= bytes.use_regex;
                 is_known
@@ -246,8 +247,8 @@ impl Words {
 
 /// Whether the model has the property above.
 fn is_exact(model: &ModelWrapper) -> bool {
-    // A character that is not in the vocabulary is all its bytes, or an unknown token. With some of the bytes it depends on the
-    // characters beside it.
+    // A character outside the vocabulary becomes all its bytes, or the unknown token. If the vocabulary has only some bytes, the
+    // result depends on neighbouring characters.
     let has_bytes = || (0..=255).all(|byte| model.token_to_id(&format!("<0x{byte:02X}>")).is_some());
     match model {
         ModelWrapper::BPE(bpe) => {
@@ -263,7 +264,7 @@ fn is_exact(model: &ModelWrapper) -> bool {
     }
 }
 
-/// Whether the normalizer looks at no more than the characters that combine with each other, or at runs of spaces.
+/// Whether the normalizer's result for a character depends only on characters that combine with it, or on runs of spaces.
 fn is_local(normalizer: &NormalizerWrapper) -> bool {
     match normalizer {
         NormalizerWrapper::Sequence(all) => all.as_ref().iter().all(is_local),
@@ -283,14 +284,14 @@ fn is_local(normalizer: &NormalizerWrapper) -> bool {
 
 /// Whether it replaces one character, or runs of spaces.
 fn replaces_spaces(replace: &Replace) -> bool {
-    // The pattern itself is private.
+    // The pattern is private, so it is read from JSON.
     let Ok(replace) = serde_json::to_value(replace) else { return false };
     let pattern = |kind: &str| replace["pattern"][kind].as_str().map(str::to_owned);
     pattern("String").is_some_and(|text| text.chars().count() == 1)
         || pattern("Regex").is_some_and(|regex| regex == " {2,}")
 }
 
-/// The normal forms of two parts of a text; `None` if that of the first is another one with the second behind it.
+/// The normal forms of two parts of a text; `None` if the first one's depends on the second part.
 fn parts(tokenizer: &Tokenizer, before: &str, after: &str) -> Option<(String, String)> {
     let normal = normal_form(tokenizer, before)?;
     let whole = normal_form(tokenizer, &format!("{before}{after}"))?;

@@ -55,7 +55,7 @@ fn spaces_before_every_word_are_not_known() {
     assert!(SafeSplit::of(&by_regex(REGEXES[0], false)).is_some());
 }
 
-/// The fixtures' tokenizers, and what published models have otherwise.
+/// The fixtures' tokenizers, and variants that published models have.
 fn tokenizers() -> Vec<(String, Tokenizer)> {
     let mut all: Vec<_> = FIXTURES.map(|name| (name.to_owned(), tokenizer(name))).into();
     all.extend(
@@ -87,7 +87,7 @@ fn is_exact_at(tokenizer: &Tokenizer, split: &SafeSplit, text: &str, at: usize) 
         || tokens(tokenizer, text).starts_with(&tokens(tokenizer, &text[..at]))
 }
 
-/// Runs of what the rules tell apart.
+/// Runs of the kinds of text that the rules distinguish.
 fn text() -> impl Strategy<Value = String> {
     let char = prop_oneof![
         4 => prop::sample::select(vec!['a', 'Z', '7', '3', 'é', 'ß', 'Σ', '한', 'ᄒ', 'ᅡ', 'क', 'ा', '漢', '字', 'の', 'ﬁ', '½', 'Ⅷ']),

@@ -43,7 +43,7 @@ struct Keys {
 }
 
 impl SavedConfig {
-    /// The file of a folder; what it does not say, or all if there is none, has its default.
+    /// Reads the file of a folder. Missing keys, or a missing file, mean the defaults.
     ///
     /// # Errors
     /// The file is malformed.
@@ -80,8 +80,8 @@ impl SavedConfig {
         self.keys.truncate_dim
     }
 
-    /// The folder's prompts, and those that the model has `always`. sentence-transformers puts its default prompt before every text; so
-    /// does this engine.
+    /// The folder's prompts, and the names in `always`, whose prompts are empty if the folder has none. The default prompt goes
+    /// before every text, as in sentence-transformers.
     ///
     /// # Errors
     /// The default prompt is none of the prompts, which sentence-transformers refuses, too.
@@ -112,7 +112,7 @@ pub(super) struct Prompts {
 }
 
 impl Prompts {
-    /// The prompt of a job that has named one, or has not.
+    /// The prompt that a job names, or the default one.
     ///
     /// # Errors
     /// There is no such prompt.

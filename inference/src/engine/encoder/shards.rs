@@ -146,7 +146,7 @@ impl Tensors {
         Ok(Self { path, files, places: Some(places) })
     }
 
-    /// Where a tensor is that some of them are not: the only file, or the index.
+    /// Where a missing tensor should have been: the only file, or the index.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -162,7 +162,7 @@ impl Tensors {
         }
     }
 
-    /// The name that a tensor has in the files: checkpoints that came from TensorFlow have other ones for those of norms.
+    /// A tensor's name in the files: checkpoints that came from TensorFlow have other names for norms.
     fn stored<'a>(&self, name: &'a str) -> Cow<'a, str> {
         let older = [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")];
         let mut older =

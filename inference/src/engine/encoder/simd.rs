@@ -5,7 +5,7 @@ use std::fmt;
 /// A vector unit. Kernels are written once over this trait and compiled once for each implementation.
 ///
 /// # Safety
-/// All functions: the CPU has the unit's instructions. [`Level::run`] is the one place that makes it so.
+/// All functions: the CPU has the unit's instructions. Only [`Level::run`] ensures that.
 /// Those that take a pointer: it is valid for the lanes that are read or written; no alignment is needed.
 pub(super) trait Simd: Copy {
     type V: Copy;
@@ -46,24 +46,24 @@ pub(super) trait Simd: Copy {
     unsafe fn transpose(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
         for row in 0..Self::LANES {
             for column in 0..Self::LANES {
-                // SAFETY: the caller's word: both blocks are valid.
+                // SAFETY: by this function's contract: both blocks are valid.
                 unsafe { *to.add(column * to_stride + row) = *from.add(row * from_stride + column) };
             }
         }
     }
 }
 
-/// Work that is written over [`Simd`].
+/// Work that is written for any [`Simd`] unit.
 pub(super) trait Kernel {
-    /// Must be `#[inline(always)]`, and all that it calls with vectors too: only inlined into a function with the
-    /// unit's target features does it become the unit's instructions.
+    /// Must be `#[inline(always)]`, and so must everything that it calls with vectors. The code uses the unit's instructions only
+    /// if it is inlined into a function with the unit's target features.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`, and what the kernel itself asks of its fields.
     unsafe fn run<S: Simd>(&self);
 }
 
-/// A vector unit that this CPU has: there is no other way to a value than [`Level::available`].
+/// A vector unit that this CPU has. Only [`Level::available`] creates values.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Level(Unit);
 
@@ -139,7 +139,7 @@ impl Level {
     /// What the kernel asks of its fields.
     pub(super) unsafe fn run<K: Kernel>(self, kernel: &K) {
         match self.0 {
-            // SAFETY: a `Level` is only made by `available`, which found the feature; the rest is the caller's word.
+            // SAFETY: a `Level` is only made by `available`, which found the feature; the rest is this function's contract.
             #[cfg(target_arch = "x86_64")]
             Unit::Avx512 => unsafe { super::simd_x86::run_avx512(kernel) },
             // SAFETY: as above.
@@ -148,7 +148,7 @@ impl Level {
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
             Unit::Neon => unsafe { super::simd_neon::run_neon(kernel) },
-            // SAFETY: needs no instructions but the target's own; the rest is the caller's word.
+            // SAFETY: needs no instructions but the target's own; the rest is this function's contract.
             Unit::Portable => unsafe { kernel.run::<Portable>() },
         }
     }
@@ -174,8 +174,8 @@ impl fmt::Debug for Level {
     }
 }
 
-/// Plain Rust: the reference for the others, and what CPUs without any of them run. Four lanes, because the
-/// baseline of 64-bit targets has vectors of four, which the compiler then finds.
+/// Plain Rust: the reference for the other units, and the unit of CPUs that have none of them. Four lanes, because 64-bit targets
+/// have at least vectors of four, which the compiler then uses.
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 
@@ -201,13 +201,13 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Four {
-        // SAFETY: the caller's word: valid for all lanes. Arrays of f32 have f32's alignment.
+        // SAFETY: by this function's contract: valid for all lanes. Arrays of f32 have f32's alignment.
         unsafe { from.cast::<Four>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn store(to: *mut f32, v: Four) {
-        // SAFETY: the caller's word: valid for all lanes.
+        // SAFETY: by this function's contract: valid for all lanes.
         unsafe { to.cast::<Four>().write_unaligned(v) };
     }
 
@@ -215,7 +215,7 @@ impl Simd for Portable {
     unsafe fn load_part(from: *const f32, lanes: usize) -> Four {
         let mut v = [0.0; PORTABLE_LANES];
         for (at, lane) in v.iter_mut().enumerate().take(lanes) {
-            // SAFETY: the caller's word: valid for the first `lanes`.
+            // SAFETY: by this function's contract: valid for the first `lanes`.
             *lane = unsafe { *from.add(at) };
         }
         v
@@ -224,7 +224,7 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn store_part(to: *mut f32, v: Four, lanes: usize) {
         for (at, lane) in v.iter().enumerate().take(lanes) {
-            // SAFETY: the caller's word: valid for the first `lanes`.
+            // SAFETY: by this function's contract: valid for the first `lanes`.
             unsafe { *to.add(at) = *lane };
         }
     }
@@ -251,7 +251,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn mul_add(a: Four, b: Four, c: Four) -> Four {
-        // Not `f32::mul_add`: without the instruction that is a slow library call.
+        // Not `f32::mul_add`, which is a slow library call where the CPU has no such instruction.
         std::array::from_fn(|at| a[at] * b[at] + c[at])
     }
 
@@ -267,7 +267,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn round(v: Four) -> Four {
-        // Adding and taking away 1.5 * 2^23 leaves no bits for a fraction: the addition's own rounding does it.
+        // Adding and subtracting 1.5 * 2^23 rounds: the sum has no bits left for a fraction.
         const SHIFT: f32 = 12_582_912.0;
         v.map(|x| (x + SHIFT) - SHIFT)
     }

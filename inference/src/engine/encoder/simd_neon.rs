@@ -10,7 +10,7 @@ use super::simd::{Kernel, Simd};
 /// The CPU has `neon`, and what the kernel itself asks.
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn run_neon<K: Kernel>(kernel: &K) {
-    // SAFETY: the caller's word.
+    // SAFETY: by this function's contract.
     unsafe { kernel.run::<Neon>() };
 }
 

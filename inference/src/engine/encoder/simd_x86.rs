@@ -10,7 +10,7 @@ use super::simd::{Kernel, Simd};
 /// The CPU has `avx512f`, and what the kernel itself asks.
 #[target_feature(enable = "avx512f,avx2,fma")]
 pub(super) unsafe fn run_avx512<K: Kernel>(kernel: &K) {
-    // SAFETY: the caller's word. (No CPU has AVX-512 without AVX2 and FMA.)
+    // SAFETY: by this function's contract. (No CPU has AVX-512 without AVX2 and FMA.)
     unsafe { kernel.run::<Avx512>() };
 }
 
@@ -20,7 +20,7 @@ pub(super) unsafe fn run_avx512<K: Kernel>(kernel: &K) {
 /// The CPU has `avx2` and `fma`, and what the kernel itself asks.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn run_avx2<K: Kernel>(kernel: &K) {
-    // SAFETY: the caller's word.
+    // SAFETY: by this function's contract.
     unsafe { kernel.run::<Avx2>() };
 }
 

@@ -62,7 +62,7 @@ impl SparseConfig {
         Ok(Self { logarithm_twice, elements_max, vocabulary })
     }
 
-    /// How many elements of a vector a job wants at most. A job's own word counts before the model's, as in sentence-transformers.
+    /// The most elements that a job wants. Its own parameter overrides the model's, as in sentence-transformers.
     fn elements_max(&self, params: &Params) -> Result<Option<u32>, InvalidInput> {
         let mut elements_max = self.elements_max;
         for (key, value) in &params.0 {
@@ -127,10 +127,10 @@ impl SparseConfig {
             // `Outputs::sequence` has refused it.
             _ => None,
         };
-        // A score that is not a number is no zero, so that it is found below.
+        // NaN differs from zero, so it is kept and found below.
         let is_element = |(_, score): &(u32, f32)| *score != 0.0;
         let all = (0..).zip(scores.iter().copied()).filter(is_element);
-        // Counted first: a list that grows would take up to twice what it needs.
+        // Counted first, because a growing list would take up to twice the memory.
         let mut elements: Vec<(u32, f32)> = Vec::with_capacity(all.clone().count());
         elements.extend(all);
         if let Some(most) = elements_max.map(|most| most as usize).filter(|most| *most < elements.len()) {

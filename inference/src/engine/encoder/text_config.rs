@@ -11,7 +11,7 @@ use super::families::Spec;
 use super::tokenizer_class::TokenizerConfig;
 use super::tokens_beside::TokenFiles;
 
-/// The files of what sentence-transformers adds to a transformer. The first that is there and not empty counts, as there.
+/// The files in which sentence-transformers configures a transformer. The first one that exists and is not empty counts, as there.
 pub(super) const SENTENCE_FILES: [&str; 7] = [
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
@@ -51,11 +51,11 @@ pub(super) struct SentenceConfig {
     do_lower_case: bool,
     /// What the transformer is loaded for, from sentence-transformers 6 on.
     pub transformer_task: Option<String>,
-    /// What counts instead of the same keys of `tokenizer_config.json`.
+    /// Overrides the same keys of `tokenizer_config.json`.
     processor_kwargs: Option<Map<String, Value>>,
     /// Its older name.
     tokenizer_args: Option<Map<String, Value>>,
-    /// What the model and its configuration are loaded with, and their older names.
+    /// Parameters with which the model and its configuration are loaded, each with its older name.
     model_kwargs: Option<Map<String, Value>>,
     model_args: Option<Map<String, Value>>,
     config_kwargs: Option<Map<String, Value>>,
@@ -70,7 +70,8 @@ pub(super) struct SentenceConfig {
     modality_config: Option<Map<String, Value>>,
 }
 
-/// The kind of inputs of which sentence-transformers makes texts by the tokenizer's chat template. A model that has it takes texts so, too.
+/// A kind of inputs that sentence-transformers turns into texts by the chat template. A model that takes this kind treats texts the
+/// same way.
 const MESSAGES: &str = "message";
 
 /// Parameters of each call of the tokenizer.
@@ -87,7 +88,7 @@ struct ProcessingTexts {
     others: Map<String, Value>,
 }
 
-/// Parameters with which a model or its configuration is loaded, and that change no vector but for rounding.
+/// Parameters for loading a model or its configuration that change no vector, except for rounding.
 const LOADING: [&str; 15] = [
     "add_pooling_layer",
     "attn_implementation",
@@ -159,7 +160,7 @@ impl SentenceFile {
         let processing = own.processing_kwargs.iter();
         for (name, of) in processing.flat_map(|all| [("common", &all.common), ("text", &all.text)]) {
             let others = of.iter().flat_map(|texts| &texts.others);
-            // As it is done without this key.
+            // This is also the behaviour without the key.
             let cuts =
                 |value: &Value| value.as_bool() == Some(true) || value.as_str() == Some("longest_first");
             let others = others.filter(|(key, value)| *key != "truncation" || !cuts(value));
@@ -219,7 +220,7 @@ impl TextConfig {
         let SentenceFile { path: sentence_path, content: sentence } = sentence;
         let kwargs =
             sentence.processor_kwargs.clone().or_else(|| sentence.tokenizer_args.clone()).unwrap_or_default();
-        // transformers leaves these keys of its own file out of account, but not those of this one.
+        // transformers ignores these keys in its own file, but not in this one.
         if let Some(key) =
             SPECIAL_AROUND.iter().find(|key| kwargs.get(**key).is_some_and(|value| !value.is_null()))
         {

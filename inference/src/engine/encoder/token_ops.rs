@@ -15,8 +15,8 @@ pub(super) struct NormPointers {
 }
 
 impl NormPointers {
-    /// The norm for numbers that are twice as large, whose result is the same to the bit: doubling is exact, and the mean of
-    /// squares is four times as large.
+    /// The norm for a row that was added to itself. The result is the same to the bit: doubling is exact, and `eps` is scaled to
+    /// the mean of squares, which is four times as large.
     pub fn of_doubled(self) -> Self {
         Self { eps: 4.0 * self.eps, ..self }
     }
@@ -32,7 +32,7 @@ impl NormPointers {
         (a, b): (*const f32, *const f32),
         len: usize,
     ) {
-        // SAFETY: the caller's word.
+        // SAFETY: by this function's contract.
         unsafe {
             match self.kind {
                 NormKind::Layer => add_norm::<S>((sum, to), (a, b), (self.weight, self.bias), len, self.eps),
@@ -60,7 +60,7 @@ impl Kernel for Embed<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
         for (at, (id, row)) in self.ids.iter().zip(self.rows).enumerate() {
-            // SAFETY: the caller's word: ids are below the vocabulary's size, rows below the table's, and `sum` and `to` have
+            // SAFETY: by this function's contract: ids are below the vocabulary's size, rows below the table's, and `sum` and `to` have
             // a row for each token.
             unsafe {
                 let word = self.words.add(*id as usize * self.hidden);
@@ -87,7 +87,7 @@ impl Kernel for AddNorm {
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
         for row in (0..self.rows).map(|row| row * self.hidden) {
-            // SAFETY: the caller's word: all have `rows` rows of `hidden` elements.
+            // SAFETY: by this function's contract: all have `rows` rows of `hidden` elements.
             unsafe {
                 let (x, add, to) = (self.x.add(row), self.add.add(row), self.to.add(row));
                 self.norm.of_sum::<S>((x, to), (x, add), self.hidden);
@@ -114,7 +114,7 @@ impl Kernel for Gated {
         let columns = self.columns;
         let (gate, other) = if self.of_second { (columns, 0) } else { (0, columns) };
         for row in 0..self.rows {
-            // SAFETY: the caller's word: `rows` rows of both; `load_at` and `store_at` stay below `columns`.
+            // SAFETY: by this function's contract: `rows` rows of both; `load_at` and `store_at` stay below `columns`.
             unsafe {
                 let from = self.halves.add(row * 2 * columns);
                 let to = self.to.add(row * columns);
@@ -143,7 +143,7 @@ impl Kernel for Gelu {
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
         for at in (0..self.len).step_by(S::LANES) {
-            // SAFETY: the caller's word: `x` has `len` elements; `load_at` and `store_at` stay below that.
+            // SAFETY: by this function's contract: `x` has `len` elements; `load_at` and `store_at` stay below that.
             unsafe {
                 let x = load_at::<S>(self.x, at, self.len);
                 store_at::<S>(self.x, at, self.len, gelu::<S>(x));
@@ -176,7 +176,7 @@ impl Kernel for Pool {
         };
         let first = if self.pooling == Pooling::Last { self.tokens.saturating_sub(1) } else { 0 };
         let mut squares = 0.0;
-        // SAFETY: the caller's word: `tokens` rows of `hidden` elements, and room for one in `to`.
+        // SAFETY: by this function's contract: `tokens` rows of `hidden` elements, and room for one in `to`.
         unsafe {
             let x = self.x.add(first * self.hidden);
             for at in (0..self.hidden).step_by(S::LANES) {

@@ -19,14 +19,14 @@ pub(super) struct TokenizerConfig {
     /// Written as a float of 1e30 when unlimited.
     pub model_max_length: Option<f64>,
     pub truncation_side: Option<String>,
-    /// Special tokens in a text are none, but letters.
+    /// Special tokens in a text are read as ordinary text.
     pub split_special_tokens: Option<bool>,
     pub tokenizer_class: Option<String>,
     do_lower_case: Option<bool>,
     strip_accents: Option<bool>,
     tokenize_chinese_chars: Option<bool>,
     add_prefix_space: Option<bool>,
-    /// Among them those that name tokens.
+    /// All other keys, including those that name tokens.
     #[serde(flatten)]
     others: Map<String, Value>,
     /// That of `config.json`.
@@ -48,7 +48,7 @@ const WITH_SPECIAL_TOKENS: [&str; 7] = [
 ];
 
 impl TokenizerConfig {
-    /// transformers' class, of either of its generations (`BertTokenizer`, `BertTokenizerFast`).
+    /// transformers' class, without the suffix of one generation (`BertTokenizer`, `BertTokenizerFast`).
     fn class(&self) -> &str {
         match (self.model_type.as_str(), &self.tokenizer_class) {
             // Folders of this family name classes that do not fit them; transformers takes their `tokenizer.json` as it is.
@@ -65,7 +65,7 @@ impl TokenizerConfig {
         }
     }
 
-    /// Refuses a file that has no special tokens around texts, where transformers' class puts its own there.
+    /// Refuses a file without special tokens around texts if transformers' class adds its own.
     ///
     /// # Errors
     /// Says so.
@@ -88,7 +88,7 @@ impl TokenizerConfig {
         TokensBeside::of(self.class(), &self.others, &self.files, tokenizer)
     }
 
-    /// Makes a tokenizer that which transformers makes of its file.
+    /// Changes a tokenizer in the way that transformers changes it when it loads the file.
     pub fn apply(&self, tokenizer: &mut Tokenizer) {
         match (self.class(), tokenizer.get_model()) {
             (
@@ -106,8 +106,8 @@ impl TokenizerConfig {
                     tokenizer.with_pre_tokenizer(Some(with_space(words, space)));
                 }
             }
-            // Published files have a normalizer that leaves a space of several, and no `WhitespaceSplit`: a text of nothing but
-            // spaces would have a token, and so would the spaces at a text's end.
+            // The normalizer of published files reduces several spaces to one, and they have no `WhitespaceSplit`. So a text of
+            // spaces, and spaces at a text's end, would have a token.
             ("XLMRobertaTokenizer" | "CamembertTokenizer", ModelWrapper::Unigram(_)) => {
                 let parts = normalizers(tokenizer);
                 let table = parts.into_iter().find(|part| matches!(part, NormalizerWrapper::Precompiled(_)));
@@ -144,7 +144,7 @@ fn normalizers(tokenizer: &Tokenizer) -> Vec<NormalizerWrapper> {
     }
 }
 
-/// Puts texts into lower case before all else, as sentence-transformers does: not if a part of the normalizer does so already.
+/// Puts texts into lower case first, as sentence-transformers does, unless the normalizer already does.
 pub(super) fn lowercase_first(tokenizer: &mut Tokenizer) {
     let parts = normalizers(tokenizer);
     if parts.iter().any(|part| matches!(part, NormalizerWrapper::Lowercase(_))) {

@@ -21,15 +21,15 @@ use super::tokenizer_class::lowercase_first;
 use super::tokens_beside::TokensBeside;
 use super::word_cache::WordCache;
 
-/// A job of fewer texts is tokenised where it is: waking threads costs more than they save.
+/// Jobs with fewer texts are tokenised on the calling thread: waking other threads costs more than they save.
 const TEXTS_FOR_THREADS: usize = 64;
 
 /// Bytes of text for each token that a model takes: about four times what English needs. A longer text is tokenised in pieces of
 /// so many, until there are enough tokens.
 const BYTES_PER_TOKEN: usize = 16;
 
-/// If pieces cannot be tokenised apart, this many bytes of a text are tokenised first for each wanted token. The number doubles while the
-/// tokens are too few.
+/// For tokenizers that cannot take a text in pieces: the bytes per wanted token that are tokenised first. The number doubles while
+/// the tokens are too few.
 const BYTES_PER_TOKEN_FIRST: usize = 8;
 
 /// The bytes to begin with at least, because a place to cut is looked for in half of them.
@@ -67,11 +67,11 @@ pub(super) struct Tokens {
     pub(super) threads: rayon::ThreadPool,
 }
 
-/// How a text is tokenised, of which the first tokens are wanted.
+/// How to tokenise a text when only its first tokens are wanted.
 enum LongTexts {
     /// Word by word, and a long one piece by piece, until there are enough tokens.
     Words { long: Box<LongText>, cache: Box<WordCache> },
-    /// So much of it that there are enough tokens.
+    /// Tokenises a beginning of the text that has enough tokens.
     Prefix(SafeSplit),
     /// As a whole.
     Whole,
@@ -279,9 +279,9 @@ impl Tokens {
         }
     }
 
-    /// Tokens, if the model has embeddings of all.
+    /// Returns the tokens if the model has embeddings of all of them.
     fn with_embeddings(&self, ids: Vec<u32>) -> Result<Vec<u32>, String> {
-        // Most tokenizers have none to look for.
+        // Most tokenizers have no such tokens.
         match self.added_beyond.iter().find(|id| ids.contains(id)) {
             None => Ok(ids),
             Some(id) => {
@@ -292,8 +292,8 @@ impl Tokens {
     }
 }
 
-/// Why a text of `bytes` bytes is refused, of which the first `bytes_max` are examined. `found` are the tokens of a beginning that has the
-/// tokens of the whole text, if there is one.
+/// Why a text of `bytes` bytes is refused, of which at most `bytes_max` are examined. `found`: the first tokens of the text, if it
+/// could be cut at all.
 fn too_long(bytes: usize, bytes_max: usize, found: Option<Vec<u32>>, room: usize) -> String {
     let why = match found {
         Some(content) => format!("have {} tokens, fewer than the {room} that the model keeps", content.len()),

@@ -1,5 +1,5 @@
-//! Tokens that transformers looks for in texts, and that `tokenizer.json` does not have: those that other files name, and those that its
-//! class has by default. A text with one of them is refused, because its token ids would be others.
+//! Tokens that transformers finds in texts, but `tokenizer.json` lacks: other files name them, or transformers' class has them by
+//! default. Texts with such a token are refused, because their token ids would differ.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -47,7 +47,7 @@ impl TokenFiles {
 #[derive(Debug, Default)]
 pub(super) struct TokensBeside {
     as_written: Vec<Token>,
-    /// Those that are found behind the normalizer, for example also in lower case.
+    /// Tokens that are searched in the normalized text, for example also in lower case.
     normalized: Vec<Token>,
 }
 
@@ -145,8 +145,8 @@ fn names_tokens(key: &str) -> bool {
     key.ends_with("_token") || [DECODER, ADDITIONAL, EXTRA].contains(&key)
 }
 
-/// The tokens that such a key names: a text, an object with its content, or some of these in a list or by name. With each, whether it
-/// is looked for behind the normalizer.
+/// The tokens that such a key names, each with whether it is searched in the normalized text. The value is a text, an object with
+/// the content, or several of these in a list or by name.
 fn named<'a>(key: &str, value: &'a Value) -> Vec<(&'a str, bool)> {
     match value {
         Value::String(token) => vec![(token, false)],
@@ -163,7 +163,7 @@ fn named<'a>(key: &str, value: &'a Value) -> Vec<(&'a str, bool)> {
     }
 }
 
-/// The tokens that transformers' classes have where no file names others, each by the key that would.
+/// The default tokens of transformers' classes, each with the key that would override it.
 fn defaults(class: &str) -> &'static [(&'static str, &'static str)] {
     match class {
         "BertTokenizer" | "DistilBertTokenizer" | "ElectraTokenizer" => &[

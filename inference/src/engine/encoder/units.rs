@@ -10,7 +10,7 @@ use super::tiles::{AmxAbsent, BLOCK, Parts, TileUnit, Tiles};
 /// The type that a configuration asks for: `model.NAME.dtype`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ComputeType {
-    /// On the CPU exact to the bounds of f32, by the fastest units that are; on a CUDA device by the model, f16 for most.
+    /// On the CPU as exact as f32, on the fastest units that are. On a CUDA device the type depends on the model: f16 for most.
     #[default]
     Auto,
     F32,

@@ -13,8 +13,8 @@ impl CpuOps<'_> {
     /// zero. All special tokens count, as in sentence-transformers. The layers have left their result in `at.x`: the families that
     /// have such a head have their norms behind the blocks.
     ///
-    /// Scores of all tokens would take many times the memory of the layers. So the vocabulary is dealt with a chunk after the other,
-    /// each as wide as the memory allows that the layers no longer need.
+    /// The scores of all tokens would take many times the memory of the layers. So one chunk of the vocabulary is computed at a
+    /// time, as wide as fits into memory that the layers no longer need.
     pub fn pool_vocabulary(&mut self, at: &Layout) -> Result<(), Broken> {
         let Some(head) = self.model.weights.mlm() else { return Ok(()) };
         self.product(head.dense, at.x, at.y, true)?;
@@ -62,7 +62,7 @@ struct KeepLargest {
 impl Kernel for KeepLargest {
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
-        // SAFETY: the caller's word: `tokens` rows of `columns` elements, and room for one row in `to`.
+        // SAFETY: by this function's contract: `tokens` rows of `columns` elements, and room for one row in `to`.
         unsafe {
             let zero = S::splat(0.0);
             for at in (0..self.columns).step_by(S::LANES) {
@@ -73,8 +73,8 @@ impl Kernel for KeepLargest {
                 for at in (0..self.columns).step_by(S::LANES) {
                     let score = load_at::<S>(scores, at, self.columns);
                     let largest = S::max(score, load_at::<S>(self.to, at, self.columns));
-                    // Times zero, a score that is not finite is not a number. Added, it stays to the end, where it is found;
-                    // `max` alone would swallow it.
+                    // A score that is not finite, times zero, is NaN. Added to the result it stays and is found at the end; `max`
+                    // alone would hide it.
                     store_at::<S>(self.to, at, self.columns, S::mul_add(score, zero, largest));
                 }
             }

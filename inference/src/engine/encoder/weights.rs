@@ -31,7 +31,7 @@ pub(super) struct LinearPointers {
 }
 
 impl LinearPointers {
-    /// So many of the map's columns from `first` on, which is a multiple of [`CpuUnits::panel_columns`], or the end.
+    /// `columns` columns of the map from `first` on. `first` is a multiple of [`CpuUnits::panel_columns`], or the end.
     pub fn part(self, units: CpuUnits, first: usize, columns: usize) -> Self {
         Self {
             weights: self.weights.wrapping_add(units.packed_len(self.inner, first)),
@@ -318,7 +318,7 @@ impl Loading<'_> {
         let shift = layer * self.plan.layer_len;
         for (which, parts) in self.file.names().linears {
             let plan = self.plan.linears[which as usize];
-            // PyTorch keeps a linear map as rows of outputs; joined maps are more rows.
+            // PyTorch stores a linear map as rows of outputs, so joining maps appends rows.
             let mut matrix = vec![0.0; plan.columns * plan.inner];
             let mut first = 0;
             let all = Checkpoint::rows_of_parts(&spec.dims, which, plan.columns, parts.len());

@@ -1,8 +1,8 @@
 //! Remembers the tokens of words, so that a word that comes again is looked up, and not normalized and split again.
 //!
-//! For the tokenizers that [`LongText`](super::long_text::LongText) takes, which are BERT's own. A text is cut at spaces, and before
-//! and behind each ASCII punctuation mark that is in no added token. The library tokenises each part, once. The parts have the tokens
-//! of the whole text, one after the other, because nothing looks across such a place:
+//! For the tokenizers that [`LongText`](super::long_text::LongText) takes, which are BERT's own. A text is cut at spaces, and
+//! around each ASCII punctuation mark that is in no added token. The library tokenises each part once. The tokens of the parts in
+//! order are those of the text, because no step looks across such a place:
 //!
 //! - The normalizer maps every character by itself, but for the order of combining marks, and no space or ASCII mark is one of those.
 //! - The pre-tokenizer drops spaces, and makes a word of each punctuation mark. WordPiece looks at one word at a time.
@@ -19,7 +19,7 @@ const WORDS_MAX: usize = 32_768;
 /// The longest word that is remembered. Longer ones are texts without spaces, such as Chinese ones, which hardly come again.
 const WORD_BYTES_MAX: usize = 32;
 
-/// Parts with a lock each, so that threads hardly wait for each other.
+/// Parts of the cache, each with its own lock, so that threads rarely wait for each other.
 const SHARDS: usize = 64;
 
 /// What separates words. Other spaces are left to the library.
@@ -96,7 +96,7 @@ impl WordCache {
         let ids = encode(word)?;
         content.extend_from_slice(&ids);
         let mut words = shard.write().unwrap_or_else(PoisonError::into_inner);
-        // All at once, because it needs no order of use: the common words are back after a few texts.
+        // All words of the part, because that needs no order of use. Common words are back after a few texts.
         if words.len() >= WORDS_MAX / SHARDS {
             words.clear();
         }

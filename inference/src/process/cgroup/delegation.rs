@@ -43,11 +43,11 @@ pub enum NotDelegated {
 }
 
 impl Cgroups {
-    /// Prepares this process's own group, if it is delegated: moves this process, with all its threads, into a leaf of it, and hands
-    /// the memory controller to the groups beside that leaf. Processes that it starts later are in the leaf, too.
+    /// Prepares this process's own group, if it is delegated. Moves this process with all its threads, and so later children, into
+    /// a leaf of the group. Gives the memory controller to the groups beside that leaf.
     ///
     /// # Errors
-    /// There is no delegated group. This process is where it was.
+    /// There is no delegated group, or it cannot be used. This process stays where it was.
     pub fn prepare() -> Result<Self, NotDelegated> {
         let read = |file| fs::read_to_string(file).unwrap_or_default();
         let own = Own::find(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"))?;
@@ -58,7 +58,7 @@ impl Cgroups {
         Ok(Self::below(own.root))
     }
 
-    /// Programs have their groups below `root`. Processes that `root` holds itself keep the memory controller away from those groups.
+    /// Programs have their groups below `root`. If `root` itself holds processes, those groups have no memory controller.
     pub fn below(root: PathBuf) -> Self {
         sweep(&root);
         let without_memory = hand_on_memory(&root).err();
@@ -90,11 +90,11 @@ impl fmt::Display for Cgroups {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Own {
     root: PathBuf,
-    /// This process is in [`LEAF`] of it: a process before it has prepared the group, such as the one that started it.
+    /// This process is already in [`LEAF`]: another process, such as its parent, has prepared the group.
     is_in_leaf: bool,
     /// It is the topmost group that this process can see, as in a container with a cgroup namespace.
     is_top: bool,
-    /// It belongs to the service manager of a user's session, which makes the groups of all that the user starts.
+    /// It belongs to the service manager of a user's session, which manages the groups of the user's programs.
     is_of_session: bool,
 }
 
@@ -110,7 +110,7 @@ impl Own {
         }
         let seen = mountinfo.lines().filter_map(mount).find_map(|(top, point)| {
             let below = path.strip_prefix(top).ok()?;
-            // Above the namespace's top.
+            // The group is above the namespace's top.
             (!below.starts_with("..")).then(|| (point.join(below), below.as_os_str().is_empty()))
         });
         let (root, is_top) = seen.ok_or(NotDelegated::NotMounted)?;
@@ -130,7 +130,7 @@ impl Own {
                 NotDelegated::NotRead { folder: self.root.clone(), error }
             });
         }
-        // systemd gives a delegated group to the service's user, and no other.
+        // systemd gives only delegated groups to the service's user.
         let is_given = || {
             user != 0 && !self.is_of_session && fs::metadata(&self.root).is_ok_and(|root| root.uid() == user)
         };
@@ -167,10 +167,10 @@ fn enter_leaf(root: &Path) -> Result<(), NotDelegated> {
     {
         return Err(NotDelegated::NotMade { folder: leaf, error });
     }
-    // 0 is the process that writes.
+    // 0 means the writing process.
     let moved = fs::write(leaf.join("cgroup.procs"), "0");
     moved.map_err(|error| {
-        // Another process of this worker may be in it: then it stays.
+        // Fails, as it should, if another process of this worker is in it.
         let _ = fs::remove_dir(&leaf);
         NotDelegated::NotMoved { folder: leaf, error }
     })
@@ -198,19 +198,19 @@ fn hand_on_memory(root: &Path) -> Result<(), String> {
     })
 }
 
-/// Ends what is left of workers that were killed together with their keepers. Workers of several containers may share `root`: those of
-/// the others have no process id here, but their keepers hold their groups.
+/// Ends what remains of workers that were killed together with their keepers. Workers in several containers may share `root`.
+/// Process ids of other containers mean nothing here, but keepers that run hold their groups.
 fn sweep(root: &Path) {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
         let worker = entry.file_name().to_str().and_then(scratch::worker_of);
         let is_gone = |pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH);
         if worker.and_then(Pid::from_raw).is_some_and(is_gone) {
             let group = Group::at(entry.path());
-            // A keeper that has just made its group does not hold it yet. No process enters before it does.
+            // A new group may not be held by its keeper yet. No process enters it before that.
             let is_new = group.is_empty() && is_young(&entry.path());
             if group.is_abandoned() && !is_new {
                 group.kill();
-                // One that is not empty yet is for the next start.
+                // The next start removes a group that is not empty yet.
                 let _ = group.remove();
             }
         }

@@ -133,7 +133,8 @@ fn what_dead_workers_left_is_ended() {
     let name = |worker: u32| format!("vramq-model-{worker}-1-0");
     let (left, living) = (name(dead.id()), name(std::process::id()));
     let of_the_dead = |number: u32| format!("vramq-model-{}-{number}-0", dead.id());
-    // Its keeper lives where this process cannot see it: in another container. So does that of the young one, which is to hold it.
+    // The keepers of `held` and `young` run in another container, where this process cannot see them. That of `young` is about to
+    // hold its group.
     let (held, young, running) = (of_the_dead(2), of_the_dead(3), of_the_dead(4));
     let others = [living.as_str(), held.as_str(), young.as_str(), LEAF, "vramq-model-x"];
     let made = |name: &str| {

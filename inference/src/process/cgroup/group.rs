@@ -17,7 +17,7 @@ pub struct Group {
 pub struct HostOom {
     /// The group reached its own limit; else the machine, or the worker's group, has no memory left.
     pub at_own_limit: bool,
-    /// The most bytes that the group held. None where the kernel does not tell: before Linux 5.19, unless it is the limit.
+    /// The most bytes that the group held; `None` if the kernel does not say. Before Linux 5.19 only the limit is known.
     pub peak: Option<u64>,
 }
 
@@ -47,7 +47,7 @@ impl Group {
         fs::write(self.folder.join("memory.oom.group"), "1")?;
         let Some(limit) = limit else { return Ok(()) };
         fs::write(self.folder.join("memory.max"), limit.to_string())?;
-        // What would be swapped out is beyond the limit, too. A kernel without swap accounting has no such file.
+        // Swapped memory counts as beyond the limit too. A kernel without swap accounting has no such file.
         let _ = fs::write(self.folder.join("memory.swap.max"), "0");
         Ok(())
     }
@@ -65,8 +65,8 @@ impl Group {
         File::options().write(true).open(self.folder.join("cgroup.procs"))
     }
 
-    /// Marks the group as in use, for as long as the file is open. Every worker sees the mark, also one in another container, for which
-    /// this process has no id.
+    /// Marks the group as in use while the returned file is open. Workers in other containers, which cannot see this process, see
+    /// the mark too.
     ///
     /// # Errors
     /// The group is gone.
@@ -76,7 +76,7 @@ impl Group {
         Ok(lock)
     }
 
-    /// Whether nobody holds it.
+    /// Whether no process holds the group.
     pub fn is_abandoned(&self) -> bool {
         File::open(&self.folder).is_ok_and(|folder| folder.try_lock().is_ok())
     }
@@ -85,7 +85,7 @@ impl Group {
     pub fn host_oom(&self) -> Option<HostOom> {
         let events = self.read("memory.events").unwrap_or_default();
         let count = |name| number_of(&events, name).unwrap_or(0);
-        // `oom` counts the times at which this group, and not one above it, was full.
+        // `oom` counts how often this group was full, not a group above it.
         let at_own_limit = count("oom") > 0;
         (count("oom_kill") > 0).then(|| HostOom { at_own_limit, peak: self.peak(at_own_limit) })
     }
@@ -102,7 +102,7 @@ impl Group {
         if fs::write(self.folder.join("cgroup.kill"), "1").is_ok() {
             return;
         }
-        // Before Linux 5.14.
+        // Kernels before 5.14 have no `cgroup.kill`. This kills only processes of the group itself.
         for pid in self.pids().into_iter().filter_map(Pid::from_raw) {
             let _ = kill_process(pid, Signal::KILL);
         }

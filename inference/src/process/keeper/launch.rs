@@ -15,11 +15,11 @@ use serde::{Deserialize, Serialize};
 use super::{OutputUse, Spec};
 use crate::process::protocol::FD;
 
-/// How much sooner than other processes the kernel ends a program when the host's memory runs out (proc(5), `oom_score_adj`): the
-/// worker, which holds other programs' jobs, should not be its choice.
+/// Makes the kernel prefer a program when the host's memory runs out (proc(5), `oom_score_adj`). The worker, which holds jobs of
+/// other programs, should not be killed.
 const OOM_SCORE_ADJ: &str = "500";
 
-/// Signals that the keeper ignores: it ends when its work is done, and not before.
+/// Signals that the keeper ignores, because it must not end before its work is done.
 pub(super) const IGNORED: [i32; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE];
 
 /// What a program may take of the host.
@@ -35,8 +35,8 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        // Loaders of data start a process for each core, and that on large machines; a fork bomb is past this in milliseconds.
-        // Files: a checkpoint may be large, a disk should not fill up.
+        // Data loaders start a process for each core, also on large machines; a fork bomb passes this number in milliseconds. A
+        // checkpoint may be a large file, but should not fill a disk.
         Self { host_memory_bytes: None, processes: 1024, file_bytes: 256 << 30 }
     }
 }
@@ -45,7 +45,7 @@ impl Default for Limits {
 /// it prints to the keeper's standard error.
 ///
 /// # Errors
-/// What `exec` failed with, or that the program may not enter the group. Nothing runs then, and the standard output is as it was.
+/// `exec` failed, or the program may not enter the group. Then nothing runs, and the standard output is unchanged.
 pub fn launch(spec: &Spec, entrance: Option<File>) -> io::Result<Child> {
     let (program, arguments) = spec.command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let image = Image::new(spec)?;
@@ -68,7 +68,7 @@ pub fn launch(spec: &Spec, entrance: Option<File>) -> io::Result<Child> {
     unsafe {
         command.pre_exec(move || {
             if let Some(mut entrance) = entrance.as_ref() {
-                // 0 is the process that writes.
+                // 0 means the writing process.
                 entrance.write_all(b"0")?;
             }
             in_child(keeper, limits, is_protocol.then_some(socket))?;
@@ -78,8 +78,8 @@ pub fn launch(spec: &Spec, entrance: Option<File>) -> io::Result<Child> {
     let nowhere = File::options().write(true).open("/dev/null")?;
     let mut child = command.spawn()?;
     drop(output);
-    // The program's death then ends the connection, unless its own children hold it.
-    // SAFETY: the keeper has one thread, and prints nothing: nobody uses the descriptor meanwhile.
+    // So the program's death ends the connection, unless its children hold it.
+    // SAFETY: the keeper has one thread, and prints nothing, so that nobody else uses the descriptor.
     if unsafe { libc::dup2(nowhere.as_raw_fd(), libc::STDOUT_FILENO) } < 0 {
         let error = io::Error::last_os_error();
         let _ = child.kill().and_then(|()| child.wait());
@@ -88,7 +88,7 @@ pub fn launch(spec: &Spec, entrance: Option<File>) -> io::Result<Child> {
     Ok(child)
 }
 
-/// What `execve` takes, made before the fork.
+/// The arguments of `execve`, allocated before the fork.
 struct Image {
     program: CString,
     arguments: Vec<CString>,
@@ -104,8 +104,8 @@ impl Image {
         Ok(Self { program, arguments, env: variables.collect::<io::Result<_>>()? })
     }
 
-    /// Becomes the program; returns if that fails. What the standard library would call, `execvp`, gives a file that is not a program
-    /// to a shell.
+    /// Becomes the program; returns only if that fails. Unlike `execvp`, which the standard library calls, this does not give a
+    /// file that is not a program to a shell.
     fn exec(&self) -> io::Error {
         let pointers = |texts: &[CString]| -> Vec<*const libc::c_char> {
             texts.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
@@ -121,7 +121,7 @@ impl Image {
 fn in_child(keeper: Pid, limits: Limits, socket: Option<i32>) -> io::Result<()> {
     setsid()?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // The keeper may have died before that took effect.
+    // The keeper may have died before the parent-death signal was set.
     if getppid() != Some(keeper) {
         return Err(io::Error::other("the keeper is gone"));
     }
@@ -130,17 +130,17 @@ fn in_child(keeper: Pid, limits: Limits, socket: Option<i32>) -> io::Result<()> 
     setrlimit(Resource::Core, none)?;
     let files = Rlimit { current: Some(limits.file_bytes), maximum: Some(limits.file_bytes) };
     setrlimit(Resource::Fsize, files)?;
-    // Not every container allows it, and nothing depends on it.
+    // Best effort: not every container allows it.
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
-    // SAFETY: sets dispositions, touches no memory. What the keeper ignores, exec would hand on as ignored.
+    // SAFETY: sets dispositions, touches no memory. Signals that the keeper ignores would stay ignored after exec.
     unsafe {
         for signal in IGNORED {
             libc::signal(signal, libc::SIG_DFL);
         }
     }
     if let Some(socket) = socket {
-        // FD is the keeper's end of its connection to the worker, the first descriptor that it opened: not the socket, whose mark
-        // would stay then, and not the pipe that reports a failed exec.
+        // FD is the first descriptor that the keeper opened: its connection to the worker. If it were the socket, dup2 would leave
+        // its close-on-exec mark. The pipe that reports a failed exec must not be replaced either.
         debug_assert_ne!(socket, FD);
         // SAFETY: both are numbers, and `socket` is open.
         if unsafe { libc::dup2(socket, FD) } < 0 {

@@ -17,7 +17,7 @@ pub struct Spec {
     pub folder: PathBuf,
     /// All of its environment.
     pub env: BTreeMap<String, String>,
-    /// Its own folder, which the keeper makes, and removes when all is over.
+    /// The program's scratch folder. The keeper makes it, and removes it at the end.
     pub scratch: PathBuf,
     /// What the keeper's standard output is for the program.
     pub output: OutputUse,
@@ -26,7 +26,7 @@ pub struct Spec {
     pub cgroup: Option<PathBuf>,
 }
 
-/// What a keeper's standard output becomes.
+/// What a keeper's standard output is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OutputUse {
@@ -62,7 +62,7 @@ pub enum Report {
     },
     /// The program itself is dead. Its descendants are being killed.
     Died(Death),
-    /// Descendants that SIGKILL has not ended for a while: they wait in the kernel.
+    /// SIGKILL has not ended these descendants for some time: they wait in the kernel.
     Stuck {
         pids: Vec<i32>,
     },
@@ -78,24 +78,25 @@ pub enum Report {
 pub enum Death {
     Exited(i32),
     Killed(i32),
-    /// Killed by its keeper, or by the kernel, at its own limit: the processes together held so many bytes of the host's memory.
+    /// Killed at the program's own limit, by its keeper or by the kernel: the processes together held this many bytes of the host's
+    /// memory.
     HostMemory(u64),
-    /// Killed by the kernel, because the machine or the worker's control group had no memory left. It held so many bytes of it at
-    /// most, where the kernel tells.
+    /// Killed by the kernel, because the machine or the worker's control group had no memory left. The most bytes that the program
+    /// held, if the kernel says.
     HostFull(Option<u64>),
     /// Killed by its keeper: it had so many processes.
     Processes(usize),
-    /// Its keeper died, and took it along.
+    /// Its keeper died, and the program with it.
     KeeperLost,
 }
 
-/// What SIGKILL means where nobody is known to have sent it.
+/// The explanation of a SIGKILL by an unknown sender.
 const HOST_MEMORY: &str = "probably the host's memory ran out";
 
 impl fmt::Display for Death {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // As a shell ends whose program was killed.
+            // A shell exits with this code if its program was killed.
             Self::Exited(code) if *code == 128 + libc::SIGKILL => {
                 write!(f, "exited with status {code}, as after SIGKILL: {HOST_MEMORY}")
             }

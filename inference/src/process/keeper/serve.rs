@@ -20,22 +20,22 @@ use crate::process::cgroup::{Group, HostOom};
 use crate::process::scratch;
 use crate::process_tree;
 
-/// The interval at which the keeper checks the program's use of the host, and reaps adopted processes. A program that allocates
-/// some GB/s is noticed within a few GB.
+/// How often the keeper checks what the program takes of the host, and reaps adopted processes. A program that allocates some GB/s
+/// is noticed after a few GB.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Between two rounds of killing, for the kernel to end what was killed.
 const KILL_ROUND: Duration = Duration::from_millis(5);
 
-/// After so long SIGKILL should have ended everything: the keeper reports to the worker which processes are left. A driver that cleans up a GPU's context may
-/// take seconds.
+/// How long to wait after SIGKILL before the keeper reports which processes remain. A driver may take seconds to clean up a GPU's
+/// context.
 const STUCK: Duration = Duration::from_secs(10);
 
 /// The longest first line. An environment may be some 100 KiB.
 const SPEC_BYTES_MAX: u64 = 4 << 20;
 
-/// What the worker's executable does when it is started with [`ARGUMENT`](super::ARGUMENT). Call it before anything else, above
-/// all before a thread is started. It speaks on standard input, which is a socket.
+/// The main function of a keeper, for an executable that was started with [`ARGUMENT`](super::ARGUMENT). Call it first in `main`,
+/// before any thread is started. Standard input must be a socket.
 pub fn keeper_main() -> ExitCode {
     match keep() {
         Ok(()) => ExitCode::SUCCESS,
@@ -98,7 +98,7 @@ fn start(spec: &Spec) -> io::Result<Started> {
             }
         }
     }
-    // What is wrong with the program itself is wrong again.
+    // A fault of the program itself fails this launch too.
     let child = launch(spec, None)?;
     if let Some(error) = no_group {
         eprintln!("vramq keeper: the program was started outside of its cgroup: {error}");
@@ -117,7 +117,7 @@ fn make_group(spec: &Spec) -> Option<(Group, File, File)> {
     made.inspect_err(|error| eprintln!("vramq keeper: the program has no cgroup of its own: {error}")).ok()
 }
 
-/// Ends what is in a group, and removes it. What does not end is for the next start of a worker.
+/// Kills the processes of a group, and removes it. If some do not end, the next start of a worker removes the group.
 fn end_group(group: &Group) {
     let began = Instant::now();
     while !group.is_empty() && began.elapsed() < STUCK {
@@ -133,10 +133,10 @@ fn remove_group(group: Option<&Group>) {
     }
 }
 
-/// Out of the worker's session, so that no terminal's signal comes here; the reaper of all descendants; free of what else the
-/// worker had open.
+/// Leaves the worker's session, so that no terminal sends signals. Becomes the reaper of all descendants, and closes descriptors
+/// that the worker left open.
 fn detach() -> io::Result<()> {
-    // An error: it leads a session already.
+    // `Err` means that the keeper already leads a session.
     let _ = setsid();
     set_child_subreaper(Some(rustix::process::getpid()))?;
     // SAFETY: nothing here has opened a descriptor yet; those from 3 on were left open by the worker's libraries.
@@ -179,14 +179,14 @@ enum Wake {
 
 impl Keeper {
     fn new(worker: UnixStream, spec: Spec, child: Child, group: Option<Group>) -> io::Result<Self> {
-        // It is reaped here, by its id; `child` would not wait for it.
+        // Reaped below by its id, so `child` is not waited for.
         let pid = Pid::from_child(&child);
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
         let _ = report(&worker, &Report::Started { pid: pid.as_raw_nonzero().get() });
         Ok(Self { worker, spec, pid, pidfd, death: None, verdict: None, group })
     }
 
-    /// Until the program is dead, or everything is to be killed.
+    /// Watches until the program is dead, or everything must be killed.
     fn watch(&mut self) {
         loop {
             let wake = self.wait();
@@ -219,14 +219,14 @@ impl Keeper {
         }
     }
 
-    /// The worker's next order. A line is read byte by byte: it is short, and what is buffered could not be polled for.
+    /// Reads the worker's next order, byte by byte: `poll` would not see a buffered order.
     fn order(&self) -> Wake {
         let mut line = Vec::new();
         let mut byte = [0];
         while (&self.worker).read_exact(&mut byte).is_ok() && byte != *b"\n" {
             line.extend(byte);
         }
-        // The end of the connection is no order.
+        // An incomplete or empty line means that the worker is gone.
         serde_json::from_slice(&line).map_or(Wake::WorkerGone, Wake::Order)
     }
 
@@ -237,7 +237,7 @@ impl Keeper {
         if pids.len() > limits.processes {
             return Some(Death::Processes(pids.len()));
         }
-        // The kernel sees to that.
+        // The kernel enforces the limit.
         if self.group.as_ref().is_some_and(Group::bounds_memory) {
             return None;
         }
@@ -250,7 +250,7 @@ impl Keeper {
         process_tree::descendants(rustix::process::getpid().as_raw_nonzero().get())
     }
 
-    /// Reaps what is dead; whether there is anything left.
+    /// Reaps dead processes. Returns whether any descendant is left.
     fn reap(&mut self) -> bool {
         loop {
             match wait(WaitOptions::NOHANG) {
@@ -270,14 +270,14 @@ impl Keeper {
         }
     }
 
-    /// That the kernel killed it because host memory ran out, if it did.
+    /// The death by lack of host memory, if the kernel killed the program for that.
     fn host_oom(&self, death: Death) -> Option<Death> {
         if death == Death::Exited(0) {
             return None;
         }
         Some(match self.group.as_ref()?.host_oom()? {
             HostOom { at_own_limit: true, peak: Some(peak) } => Death::HostMemory(peak),
-            // A group without a limit also counts what happens at the limits of groups below it.
+            // In a group without a limit, `oom` also counts groups below it that reached their limits.
             HostOom { peak, .. } => Death::HostFull(peak),
         })
     }
@@ -290,7 +290,7 @@ impl Keeper {
         while self.reap() || self.group.as_ref().is_some_and(|group| !group.is_empty()) {
             let mut left = self.descendants();
             if let Some(group) = &self.group {
-                // All at once, so that none has the time to fork.
+                // Kills all at once, so that none can fork meanwhile.
                 group.kill();
                 left.extend(group.pids());
                 left.sort_unstable();

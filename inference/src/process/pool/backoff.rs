@@ -2,7 +2,7 @@
 
 use tokio::time::{Duration, Instant};
 
-/// The first wait after a second failure in a row; the first failure waits for nothing, since most are a job's.
+/// The first wait, after a second failure in a row. There is none after the first failure, because a job usually caused it.
 const FIRST: Duration = Duration::from_secs(1);
 
 /// The longest: a model that came back should be used within a minute.
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!((backoff.wait(now).as_secs(), backoff.failures()), (2, 4));
     }
 
-    /// A model without work has waited already when its next job comes.
+    /// An idle model has waited already when its next job comes.
     #[test]
     fn the_time_since_the_failure_counts() {
         let (mut backoff, now) = (Backoff::default(), Instant::now());

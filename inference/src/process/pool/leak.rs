@@ -1,4 +1,4 @@
-//! Detects processes that leak device memory: reads their memory at intervals of passes, after they returned their caches.
+//! Detects processes that leak device memory. Reads their memory once in a number of passes, after they have returned their caches.
 
 /// Passes between two looks. Giving caches back costs the next pass some time.
 const PASSES: u64 = 50;
@@ -21,7 +21,7 @@ impl Leak {
         passes.is_multiple_of(PASSES)
     }
 
-    /// Takes note of what the process holds; the bytes of each pass, if it leaks.
+    /// Records what the process holds. Returns the bytes per pass if it leaks.
     pub fn look(&mut self, passes: u64, held: u64, base: u64) -> Option<u64> {
         let (since, first) = *self.first.get_or_insert((passes, held));
         let grown = held.saturating_sub(first);

@@ -70,7 +70,7 @@ struct Shared {
     config: ProcessConfig,
     options: PoolOptions,
     state: Mutex<State>,
-    /// True: all is to end.
+    /// True: the pool is closing.
     closing: watch::Sender<bool>,
     /// Rings when a pass was cancelled, which may still wait.
     cancelled: Arc<Notify>,
@@ -208,7 +208,7 @@ impl Pool {
         }
     }
 
-    /// Device bytes that processes hold which are still loading, if the device can tell: they stay.
+    /// Device bytes of processes that are still loading, if the device can tell. They stay in use.
     pub async fn loading_bytes(&self) -> u64 {
         let keepers: Vec<i32> =
             self.shared.state().slots.iter().filter_map(|slot| slot.status.loading_under).collect();
@@ -219,8 +219,8 @@ impl Pool {
         bytes
     }
 
-    /// Device bytes of an ended process that have been missing for longer than the configuration allows, and since when; or those of
-    /// a process that does not end.
+    /// Device bytes of an ended process that have been missing for longer than the configuration allows, and for how long; or those
+    /// of a process that does not end.
     pub fn overdue(&self) -> Option<(u64, Duration)> {
         let limit = self.shared.config.withheld_max?;
         let overdue = |slot: &Slot| match slot.status.state {
@@ -240,11 +240,11 @@ impl Pool {
         idle.for_each(|slot| slot.trim.notify_one());
     }
 
-    /// Ends all processes, and returns when nothing is left of them. Passes that wait have not run; those that run end as they end
-    /// when their process is killed.
+    /// Ends all processes, and returns when nothing is left of them. Waiting passes end without having run. Running passes end as
+    /// if their process had been killed.
     pub async fn close(&self) {
         self.shared.close();
-        // The slots' tasks hold the receivers; the last of them is gone when they have ended.
+        // Each slot's task holds a receiver until it ends.
         self.shared.closing.closed().await;
     }
 }
@@ -256,7 +256,7 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    /// No panic leaves it half changed.
+    /// A poisoned lock is usable: no panic leaves the state half changed.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -9,10 +9,10 @@ use super::super::once;
 use super::status::SlotStatus;
 use super::{Shared, State};
 
-/// Instances of a model whose needs are unknown: more than one might not fit.
+/// Processes of a model whose needs are unknown: two might not fit.
 const INSTANCES_UNKNOWN: usize = 1;
 
-/// The part of what was learned that a pass is taken to need at least, however much its process has grown.
+/// A pass is taken to need at least this part of what was learned, however much its process has grown.
 const NEED_LEAST_PART: u64 = 8;
 
 impl Shared {
@@ -28,7 +28,7 @@ impl Shared {
         let Some(each) = self.need_of_instance(state) else { return INSTANCES_UNKNOWN };
         let admitted = match (self.options.budget.checked_div(each), &self.config.mode) {
             (Some(admitted), _) => usize::try_from(admitted).unwrap_or(INSTANCES_MAX),
-            // They are declared to take none: the host's processors bound them.
+            // Such programs are declared to take no device memory; the host's processors limit them.
             (None, Mode::Once(_)) => {
                 std::thread::available_parallelism().map_or(INSTANCES_UNKNOWN, NonZero::get)
             }
@@ -43,7 +43,7 @@ impl Shared {
         if let Mode::Once(_) = self.config.mode {
             return match state.learned.need(1.0, None) {
                 Need::Bytes(bytes) => Some(bytes),
-                // Of one pixel or second nothing follows for an item.
+                // The need of one pixel or second says nothing about an item's.
                 Need::Unknown
                     if vram.base_bytes.is_some() || (vram.per == Unit::Items && vram.declared.is_some()) =>
                 {
@@ -76,20 +76,20 @@ impl Shared {
         }
     }
 
-    /// What was learned counts from what a process held when it was loaded. One that has grown since needs less than that, one that has
-    /// shrunk more.
+    /// What a pass of this cost needs. Learned needs count from what a process held when it was loaded. So a pass needs less in a
+    /// process that has grown since, and more in one that has shrunk.
     pub(super) fn need_of(&self, state: &State, cost: f64) -> Need {
         let loaded = || state.slots.iter().map(|slot| &slot.status).filter(|slot| slot.state.is_loaded());
         let grown = loaded().map(SlotStatus::grown_bytes).min().unwrap_or(0);
         let shrunk = loaded().map(SlotStatus::shrunk_bytes).max().unwrap_or(0);
         match state.learned.need(cost, None) {
-            // Growth since it was learned was not part of it, so it is not all of the need.
+            // Growth after the learning is not part of the learned need, so some of that need always remains.
             Need::Bytes(bytes) => {
                 let least = bytes / NEED_LEAST_PART;
                 Need::Bytes(bytes.saturating_sub(grown).max(least).saturating_add(shrunk))
             }
             Need::Unknown => match (state.learned.need(cost, self.config.vram.declared), &self.config.mode) {
-                // No process of it is loaded before.
+                // A one-shot program takes its base memory in the pass itself.
                 (Need::Bytes(_), Mode::Once(_)) => Need::Bytes(self.config.vram.declared_bytes(cost)),
                 (need, _) => need,
             },

@@ -20,7 +20,7 @@ const ONCE_WAIT_MIN: Duration = Duration::from_secs(2);
 impl SlotTask {
     /// Serves by starting the program for each item.
     pub(super) async fn serve_once(&mut self) {
-        // After a panic nobody else does it.
+        // After a panic no other code clears it.
         self.available_again();
         loop {
             let job = self.take_job(0);
@@ -42,7 +42,7 @@ impl SlotTask {
                 learnt.into_iter().for_each(|(cost, peak)| state.learned.took(cost, peak));
             }
             let not_started = match &end {
-                // Otherwise the pass ended because of what a program left.
+                // Otherwise the cause is what a program left behind.
                 PassEnd::NotRun { reason } if left.is_none() => Some(reason.clone()),
                 _ => None,
             };
@@ -61,7 +61,7 @@ impl SlotTask {
         }
     }
 
-    /// Waits until nothing is left of the program that ran last, and its memory is back. No other is started here meanwhile.
+    /// Waits until the last program's processes have ended and its memory is back. The slot starts no other program meanwhile.
     async fn wait_for_what_is_left(&mut self, left: Left) {
         if let Some(ending) = left.ending {
             self.wait_for_end(ending).await;
@@ -71,7 +71,7 @@ impl SlotTask {
         self.available_again();
     }
 
-    /// What kept this slot from serving is over. What keeps another one is not.
+    /// The model is available again as far as this slot is concerned. Another slot's reason stays.
     fn available_again(&self) {
         let mut state = self.shared.state();
         if state.unavailable_by == self.index {

@@ -17,13 +17,13 @@ use crate::process::peak::Sampler;
 use crate::process::protocol::FailureKind;
 use crate::process::warm::{PassLimits, Warm};
 
-/// How often an idle process is asked whether it is there, and the device what it holds.
+/// How often to ping an idle process, and to read what it holds on the device.
 const PING_EVERY: Duration = Duration::from_secs(10);
 
 /// How long an idle process keeps memory for its next pass, if others could use it. What it keeps counts as free for passes.
 const TRIM_AFTER: Duration = Duration::from_secs(1);
 
-/// Why a process ends that was asked to.
+/// The reason that a process is asked to end for.
 const EVICTED: &str = "another model needs the memory";
 
 /// Why a process is no longer wanted, or no longer there.
@@ -34,7 +34,7 @@ pub(super) enum Leave {
     Failed,
     /// It died in a pass, or right after one.
     Crashed,
-    /// It was killed because it did not stop a cancelled pass. That is no failure: a program need not hear `cancel`.
+    /// It was killed because it did not stop a cancelled pass. This is not a failure: programs need not support `cancel`.
     Killed,
     Closing,
 }
@@ -47,7 +47,7 @@ enum Ran {
     Cancelled {
         killed: bool,
     },
-    /// A disk had no room. `is_in_the_way`: it would have, if its process and the files of that were gone.
+    /// A disk had no room. `is_in_the_way`: it would have room without the files of this process.
     DiskFull {
         is_in_the_way: bool,
     },
@@ -113,7 +113,7 @@ impl SlotTask {
             }
             if !warm.is_alive() {
                 return match ran {
-                    // It was ended for that.
+                    // Closing the pool ended the process.
                     _ if is_closing => Leave::Closing,
                     Ran::Cancelled { killed: true } => Leave::Killed,
                     _ => Leave::Crashed,
@@ -125,7 +125,7 @@ impl SlotTask {
                     pid = warm.pid(),
                     "the files of the process leave no room for the files of a pass, or its scratch folder is gone: replacing the process"
                 );
-                // The next process waits, if this goes on.
+                // As a failure, so that the next process waits if this is repeated.
                 return Leave::Failed;
             }
             if self.shared.config.recycle_after.is_some_and(|passes| warm.passes >= passes) {
@@ -189,7 +189,7 @@ impl SlotTask {
         }
     }
 
-    /// A pass that waits; without one the slot is idle from here on.
+    /// Takes a waiting pass. If there is none, the slot becomes idle.
     pub(super) fn take_job(&self, passes: u64) -> Option<PassJob> {
         let mut state = self.shared.state();
         state.slots[self.index].status.passes = passes;
@@ -251,7 +251,7 @@ impl SlotTask {
         if let PassEnd::OutOfMemory { report, .. } = &mut end
             && !warm.is_alive()
         {
-            // What is free now was not free for the pass: the memory of the process is back.
+            // The last figure from before the death: now the process's own memory is free again.
             report.free = report.free.or(self.last.map(|last| last.alive.reading.free));
         }
         let ran = match &end {

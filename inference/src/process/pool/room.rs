@@ -18,14 +18,14 @@ const BACK_SOON: Duration = Duration::from_secs(1);
 /// How often an error names memory that has not come back.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
-/// A change of what a process holds without caches after which its passes are measured again.
+/// If what a process holds without caches changes by more than this, its passes are measured again.
 const CHANGED: u64 = 64 << 20;
 
 /// How long a model without a process waits for memory before its jobs go to other workers. They hold slots here, and its passes
 /// hold permits that other models need.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a slot is to do that waited for room.
+/// What a slot does after waiting for room.
 pub(super) enum Admitted {
     /// Start a process, for which this room is reserved.
     Room(Entry),
@@ -45,7 +45,7 @@ impl SlotTask {
         let mut room = std::pin::pin!(self.wait_for_room(is_first));
         loop {
             tokio::select! {
-                // Room for nobody is not taken.
+                // Do not take room that nobody wants any more.
                 biased;
                 () = closed(&mut closing) => return Ok(Admitted::Closing),
                 () = self.bell.notified(), if !is_first => {
@@ -130,7 +130,7 @@ impl SlotTask {
     /// Makes the process give its caches back, and looks at what it holds then.
     pub(super) async fn trim(&mut self, warm: &mut Warm) -> Result<(), Leave> {
         warm.trim().await;
-        // Answered after the trimming.
+        // The answer comes after the trimming.
         self.ping(warm).await?;
         self.look(warm).await;
         let mut state = self.shared.state();

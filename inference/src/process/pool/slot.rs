@@ -39,7 +39,7 @@ pub(super) async fn serve(
             }
             slot.serve_once().await;
         };
-        // The panic ended the process, if there was one, and failed its pass: what had them was dropped.
+        // The panic dropped the process, which ended it, and the pass, which failed.
         if AssertUnwindSafe(serving).catch_unwind().await.is_ok() {
             return;
         }
@@ -49,7 +49,7 @@ pub(super) async fn serve(
             "bug: the task that runs a process of the model panicked (see above): the process is replaced"
         );
         slot.backoff.failed(Instant::now());
-        // A panic here, too, must not end the slot.
+        // A panic in here must not end the slot either.
         let _ = AssertUnwindSafe(slot.reclaim()).catch_unwind().await;
     }
 }
@@ -60,7 +60,7 @@ pub(super) struct SlotTask {
     pub(super) bell: Arc<Notify>,
     pub(super) closing: watch::Receiver<bool>,
     pub(super) backoff: Backoff,
-    /// What the process that lives, or lived last, held when it was last looked.
+    /// What the current or last process held at the last look.
     pub(super) last: Option<Claim>,
     /// What the process held when it was loaded.
     pub(super) base: u64,
@@ -94,7 +94,7 @@ impl SlotTask {
                         let _ = first.send(Err(error));
                         return;
                     }
-                    // One slot has to find out when it can be loaded again.
+                    // One slot must find out when the model can be loaded again.
                     wanted = self.shared.state().unavailable.is_some();
                     continue;
                 }
@@ -133,7 +133,7 @@ impl SlotTask {
         }
     }
 
-    /// Starts a process. The room that is `reserved` for it is kept until it has taken it.
+    /// Starts a process. Its `reserved` room is kept until the process has taken it.
     async fn load(&mut self, reserved: Entry, is_first: bool) -> Result<(Warm, Entry), LoadError> {
         let shared = Arc::clone(&self.shared);
         let config = &shared.config;
@@ -157,8 +157,8 @@ impl SlotTask {
         let look = book.look().await;
         let held = match book.held_under(warm.keeper_pid()).await {
             Some(held) => held,
-            // By difference, which counts what others took meanwhile too: then it waits for more than it must. Or as the program
-            // says, whichever is more; but no more than there is.
+            // The difference also counts what others took meanwhile, so that too much is waited for later. The declaration and the
+            // program's own figure count if they are more. The device's size is the limit.
             None => {
                 let taken = before.reading.free.saturating_sub(look.reading.free);
                 taken.max(declared).max(warm.ready().weights).min(look.reading.total)
@@ -200,8 +200,8 @@ impl SlotTask {
         self.unavailable(error, true);
     }
 
-    /// The model has no process now, unless others of its processes are loaded: they go on. The jobs of its passes go to other
-    /// workers, until it is loaded again. `replaces`: the reason takes the place of an earlier one.
+    /// Marks the model as unavailable, unless another process of it is loaded. Jobs of its passes go to other workers until it is
+    /// loaded again. `replaces`: the reason replaces an earlier one.
     pub(super) fn unavailable(&self, error: &LoadError, replaces: bool) {
         let mut state = self.shared.state();
         if state.is_loaded() || (state.unavailable.is_some() && !replaces) {
@@ -225,6 +225,6 @@ impl SlotTask {
 }
 
 pub(super) async fn closed(closing: &mut watch::Receiver<bool>) {
-    // An error: the pool is gone.
+    // `Err` means that the pool is gone.
     let _ = closing.wait_for(|closing| *closing).await;
 }

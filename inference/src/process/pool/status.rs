@@ -11,7 +11,7 @@ pub struct Status {
     /// How many processes there may be.
     pub instances: usize,
     pub slots: Vec<SlotStatus>,
-    /// Why no process can run the model, if that is so. It is tried again, later and later.
+    /// Why no process can run the model, if so. Attempts go on at growing intervals.
     pub unavailable: Option<Unavailable>,
 }
 
@@ -81,7 +81,7 @@ pub struct SlotStatus {
     pub(super) loading_under: Option<i32>,
     /// What it held when it was loaded.
     pub loaded_bytes: u64,
-    /// It has run a pass since it last gave its caches back: it may keep memory for the next one.
+    /// It has run a pass since it last returned its caches, so it may keep memory for the next one.
     pub(super) keeps_memory: bool,
     /// What it held without caches: when it was loaded, or when it last gave its caches back.
     pub resident_bytes: u64,
@@ -123,24 +123,24 @@ impl SlotStatus {
         self.resident_bytes = self.resident_bytes.min(bytes);
     }
 
-    /// Takes note that what the process holds now are no caches: it has given those back.
+    /// Records that the process holds no caches now, because it has returned them.
     pub(super) fn gave_back(&mut self) {
         self.resident_bytes = self.held_bytes;
         self.keeps_memory = false;
     }
 
-    /// What it has taken for good since it was loaded, such as weights that are loaded by the first pass.
+    /// Growth since it was loaded that is not cache, such as weights that the first pass loads.
     pub(super) fn grown_bytes(&self) -> u64 {
         self.resident_bytes.saturating_sub(self.loaded_bytes)
     }
 
-    /// What it had when it was loaded and has given back since, such as weights that it moved to the host's memory.
+    /// What it has returned for good since it was loaded, such as weights that it moved to the host's memory.
     pub(super) fn shrunk_bytes(&self) -> u64 {
         self.loaded_bytes.saturating_sub(self.resident_bytes)
     }
 }
 
-/// What a place for a process is at.
+/// The state of a place for a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotState {
     /// There is no process; one is started when there is work.
@@ -174,7 +174,7 @@ pub enum SlotState {
 }
 
 impl SlotState {
-    /// A process that will take what waits when it is loaded.
+    /// Whether a process is on its way that will take waiting passes.
     pub(super) fn is_coming(&self) -> bool {
         matches!(
             self,

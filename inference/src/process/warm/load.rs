@@ -12,7 +12,7 @@ use crate::process::launch::Launcher;
 use crate::process::memory::DeviceBook;
 use crate::process::protocol::{FromModel, OomReport, ToModel, VERSION};
 
-/// Why a process is not loaded. Nothing is left of it, unless it does not end although it was killed, and the worker is starting.
+/// Why a process is not loaded. Nothing of it is left, unless the worker is starting, and the process was killed and does not end.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LoadError {
     #[error("{0}")]
@@ -34,7 +34,7 @@ pub enum LoadError {
     Protocol { fault: String, stderr: String },
 }
 
-/// What a program most often lacks that ends so.
+/// What a program that ends like this usually lacks.
 fn hint(death: &Death) -> &'static str {
     match death {
         Death::Exited(0) => {
@@ -65,12 +65,12 @@ impl LoadError {
     }
 }
 
-/// The longest revision, in bytes: headers of messages are cut there, and no job could demand one that is longer.
+/// The longest revision, in bytes. Message headers are cut there, so no job could demand a longer one.
 const REVISION_BYTES_MAX: usize = vramq_schemas::fields::TEXT_BYTES_MAX;
 
 impl Warm {
-    /// Starts the program and waits until the model is loaded, or until it should `stop`. `started` receives the keeper's process id.
-    /// With the first process of a model the worker starts or fails: it does not wait for ever for one that does not end.
+    /// Starts the program, and waits until the model is loaded or until `stop`. `started` gets the keeper's process id. `is_first`:
+    /// the worker is starting, so a process that does not end is not waited for without limit.
     ///
     /// # Errors
     /// See [`LoadError`].
@@ -164,7 +164,7 @@ impl Warm {
     }
 }
 
-/// Ends the first process of a model, which was not loaded. The worker's start does not wait for ever.
+/// Ends the first process of a model after a failed load. Limited in time, because the worker's start waits for it.
 async fn end_first(child: &mut Child, config: &ProcessConfig) {
     if !child.end_within_limits(config.kill, &config.name).await {
         let (pid, keeper) = (child.pid(), child.keeper_pid());

@@ -20,10 +20,10 @@ use super::scratch;
 use super::transcript::{End, Step, Transcript};
 pub use load::LoadError;
 
-/// How long an idle process may take to answer a ping. A page that was swapped out, a machine under load.
+/// How long an idle process may take to answer a ping: its pages may be swapped out, or the machine under load.
 const PONG_LIMIT: Duration = Duration::from_secs(20);
 
-/// Files of a process that take less than this are not why a disk is full, where it is not known how much was missing.
+/// The least size of a process's files that may explain a full disk, if it is unknown how much was missing.
 const IN_THE_WAY_MIN: u64 = 16 << 20;
 
 /// A loaded process.
@@ -69,8 +69,8 @@ impl Warm {
         self.child.stderr_tail()
     }
 
-    /// The last that it printed since the last pass began. What it printed in earlier passes may be about the items of other callers,
-    /// and this text goes into replies.
+    /// The end of what it has printed since the last pass began. Earlier text may be about items of other callers, and this text
+    /// goes into replies.
     async fn printed(&mut self) -> String {
         self.child.stderr_since(self.printed_before).await
     }
@@ -122,7 +122,7 @@ impl Warm {
             }
         };
         let mut transcript = Transcript::new(pass.number, pass.items);
-        // Of the whole pass; and as soon as outputs come one by one, of the next one.
+        // Before the first output the limit is that of the whole pass. After each output it is that of the next one.
         let whole = Instant::now() + pass.limits.soft(pass.items);
         let (mut soft, mut limit) = (whole, pass.limits.soft(pass.items));
         let mut hard = None;
@@ -130,13 +130,13 @@ impl Warm {
         let mut written = 0;
         let mut asked = false;
         loop {
-            // A program that has not read all of the pass cannot hear it.
+            // A program reads `cancel` only after all of the pass.
             if stop.is_some() && !asked && written == bytes.len() {
                 asked = true;
                 self.send(ToModel::Cancel { pass: pass.number }).await;
             }
             tokio::select! {
-                // Limits before all else: a program that never stops talking has them too.
+                // Limits come first, so that they also apply to a program that never stops sending.
                 biased;
                 () = sleep_until(hard.unwrap_or(soft)), if hard.is_some() => return self.killed(stop, limit, pass.limits).await,
                 why = cancellation.wait(), if stop.is_none() => {
@@ -169,14 +169,14 @@ impl Warm {
                 }
                 result = self.socket.write(&bytes[written..]), if written < bytes.len() => match result {
                     Ok(length) => written += length,
-                    // It closed its end; what it says, or its death, tells why.
+                    // The program closed its end. A frame, or its death, says why.
                     Err(_) => written = bytes.len(),
                 },
             }
         }
     }
 
-    /// The program did not end the pass in the time that it has for it.
+    /// The program did not end the pass within its limit.
     async fn killed(&mut self, stop: Option<Stop>, limit: Duration, limits: &PassLimits) -> PassEnd {
         self.end_within_limits(limits).await;
         match stop {
@@ -185,8 +185,8 @@ impl Warm {
         }
     }
 
-    /// Ends the process. If something of it does not end although it was killed, the pass ends all the same: its jobs, and the
-    /// permit that it holds, do not wait for a driver. The slot does.
+    /// Ends the process. The pass ends even if a process was killed and does not end: jobs and permit must not wait for a driver.
+    /// The slot waits.
     async fn end_within_limits(&mut self, limits: &PassLimits) {
         self.is_stuck = !self.child.end_within_limits(limits.kill, &limits.model).await;
     }
@@ -205,7 +205,7 @@ impl Warm {
                 PassEnd::TimedOut { limit: limits.item, killed: false, stderr: self.printed().await }
             }
             (End::Failed { kind, item, detail }, _) => {
-                // The process is of no more use, and knows it.
+                // The program reports that its process is unusable.
                 if kind == FailureKind::Device {
                     self.end_within_limits(limits).await;
                 }
@@ -215,12 +215,12 @@ impl Warm {
         }
     }
 
-    /// The process died, or said what it must not.
+    /// The process died, or broke the protocol.
     async fn failed(&mut self, unheard: Unheard, pass: &Pass<'_>) -> PassEnd {
         self.end_within_limits(pass.limits).await;
         let stderr = self.printed().await;
         match unheard {
-            // A library may end the process before the program can report it.
+            // A library may have ended the process before the program could report an out-of-memory.
             Unheard::Died(death) => match judge(death, &stderr) {
                 MemoryVerdict::Device(report) => PassEnd::OutOfMemory { item: None, report, stderr },
                 MemoryVerdict::Host | MemoryVerdict::Other => PassEnd::Crashed { death, stderr },
@@ -234,7 +234,7 @@ impl Warm {
     pub fn is_in_the_way(&self, asked: Option<u64>) -> impl Future<Output = bool> + use<> {
         let folder = self.child.scratch().to_owned();
         async move {
-            // A program may have many files.
+            // Off the runtime, because a program may have many files.
             let looked = tokio::task::spawn_blocking(move || {
                 let least = if asked.is_some() { 1 } else { IN_THE_WAY_MIN };
                 let bytes = asked.or_else(|| scratch::free(&folder)).unwrap_or(0);
@@ -249,7 +249,7 @@ impl Warm {
         self.child.death().is_none() && !self.is_stuck
     }
 
-    /// Waits for an idle process to do what it should not: die, or speak unasked. Cancel-safe.
+    /// Waits until an idle process dies, or sends a frame unasked. Cancel-safe.
     pub async fn misbehaved(&mut self) -> String {
         match next(&mut self.frames, &mut self.child).await {
             Ok(frame) => format!("{} while no pass ran", name(&frame.message)),
@@ -307,8 +307,8 @@ impl Warm {
     /// Sends a message that is small, or that nothing else happens beside.
     async fn send(&mut self, message: ToModel) {
         if let Ok(bytes) = Frame::from(message).encode() {
-            // It cannot block for long: the socket's buffer has room for hundreds of these. An error: the process is gone, which
-            // its death reports.
+            // Does not block for long, because the socket's buffer has room for hundreds of these. `Err` means that the process is
+            // gone, which its death reports.
             let _ = timeout(LAST_WORD, self.socket.write_all(&bytes)).await;
         }
     }
@@ -327,13 +327,13 @@ pub struct PassLimits {
 }
 
 impl PassLimits {
-    /// A pass of so many items, which may be worked on one after the other; as soon as outputs come one by one, each has its own.
+    /// The time limit of a pass whose items may run one after the other. Once outputs come one by one, each has its own limit.
     fn soft(&self, items: usize) -> Duration {
         self.item.saturating_mul(items.try_into().unwrap_or(u32::MAX))
     }
 
-    /// When the process of a pass that was cancelled `now` is ended. The next process loads the model again: to end this one must
-    /// not cost more than it saves. But it has no longer than a pass that nobody cancelled, whose own time ends at `soft`.
+    /// When to end the process of a pass that was cancelled `now`. The next process loads the model again, so ending this one must
+    /// not cost more than it saves. A cancelled pass gets no longer than another one, whose own time ends at `soft`.
     fn end_of_cancelled(&self, now: Instant, soft: Instant, load_took: Duration) -> Instant {
         (now + self.kill.max(load_took)).min(soft.max(now) + self.kill)
     }

@@ -139,7 +139,7 @@ impl Draft {
         if let ["cvt", kind, "u8" | "s8" | "u16" | "s16" | "u32" | "s32" | "u64" | "s64"] =
             name.split('.').collect::<Vec<_>>()[..]
         {
-            // A wider register would have to be filled by the sign.
+            // A wider register would need an extension by the sign.
             ensure!(self.bits(to)? == bytes_of(kind)? as u32 * 8, "a register of another width");
         }
         let from = from.iter().map(|from| self.operand(from)).collect::<Result<_>>()?;

@@ -41,7 +41,7 @@ impl Entry {
         bytes.extend_from_slice(code);
         let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, &self.path));
         if written.is_err() {
-            // The file may be missing; the error says what failed.
+            // Best effort: the file may be missing. The write's error is returned.
             let _ = fs::remove_file(&beside);
         }
         written

@@ -53,7 +53,7 @@ pub fn version() -> (i32, i32) {
     (major, minor)
 }
 
-/// Stack for the compiler, which recurses over what it compiles, to be on the safe side. It is only reserved, not taken.
+/// Stack of the compiler's thread. The compiler recurses over its input, so this is large; it is reserved, not used.
 const STACK_BYTES: usize = 64 << 20;
 
 /// Compiles all kernels of a type of elements. Seconds.

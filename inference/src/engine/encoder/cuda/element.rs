@@ -11,7 +11,7 @@ use crate::engine::encoder::families::Norms;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElementType {
     F32,
-    /// Tensor cores, and three more bits than bf16: no weight of the models in use is too large for it.
+    /// Uses tensor cores, and is three bits more precise than bf16. No weight of the models in use is too large for it.
     F16,
     /// Tensor cores since compute capability 8.0, and the range of f32.
     Bf16,
@@ -34,7 +34,7 @@ impl ElementType {
         }
     }
 
-    /// What a configuration asks for; none for `auto`, where [`auto`](Self::auto) chooses.
+    /// The type that a configuration names; `None` for `auto`, where [`auto`](Self::auto) chooses.
     pub fn configured(dtype: ComputeType) -> Option<Self> {
         match dtype {
             ComputeType::Auto => None,
@@ -63,7 +63,7 @@ impl ElementType {
         16 / self.bytes()
     }
 
-    /// The oldest compute capability whose tensor cores, or ordinary ones for f32, take it.
+    /// The oldest compute capability whose tensor cores take this type; for f32, whose ordinary cores do.
     pub(super) fn capability_min(self) -> (u32, u32) {
         match self {
             Self::F32 | Self::F16 => (7, 5),

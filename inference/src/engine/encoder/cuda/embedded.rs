@@ -14,8 +14,7 @@ const F16: [((u32, u32), &[u8]); 2] = [
 ];
 const BF16: [((u32, u32), &[u8]); 1] = [((8, 0), include_bytes!("../kernels/ptx/bf16-80.ptx.gz"))];
 
-/// The text for a device. For one that is older than [`ElementType::capability_min`], which no driver would take it for,
-/// that for the oldest.
+/// The text for a device. A device older than [`ElementType::capability_min`] gets the oldest text, which its driver rejects.
 pub(super) fn ptx(element: ElementType, capability: (u32, u32)) -> String {
     let all: &[((u32, u32), &[u8])] = match element {
         ElementType::F32 => &F32,
@@ -25,7 +24,7 @@ pub(super) fn ptx(element: ElementType, capability: (u32, u32)) -> String {
     let suitable = all.iter().find(|(needs, _)| *needs <= capability).or(all.last());
     let mut text = String::new();
     if let Some((_, packed)) = suitable {
-        // What was packed by the script unpacks; the tests do it for all.
+        // Cannot fail: the tests unpack every embedded text.
         let _ = GzDecoder::new(*packed).read_to_string(&mut text);
     }
     text

@@ -50,11 +50,11 @@ pub struct CudaOptions {
     pub element: Option<ElementType>,
     /// A folder for compiled kernels; none: they are compiled at every start.
     pub cache: Option<PathBuf>,
-    /// The program's own matrix products, even where there is cuBLASLt: to compare them.
+    /// Use the program's own matrix products even if cuBLASLt is there, to compare the two.
     pub own_products: bool,
     /// The most tokens of a pass, as configured; none: by the model and the device.
     pub pass_tokens: Option<usize>,
-    /// Products of passes of all sizes are made while the model loads: their code is then on the device, and counted, and the
+    /// Make the products of passes of all sizes while the model loads. Their code is then on the device and counted, and the
     /// fastest algorithms are chosen.
     pub warm_up: bool,
 }
@@ -73,7 +73,7 @@ pub(super) struct CudaEncoder {
 struct CudaModel {
     weights: CudaWeights,
     kernels: Kernels,
-    /// Matrix products, where they are not the kernels'.
+    /// cuBLASLt's matrix products; `None` where the kernels compute them.
     products: Option<Products>,
     spec: Spec,
     pooling: Pooling,
@@ -157,13 +157,14 @@ impl CudaEncoder {
     ) -> Result<(), CudaError> {
         let plan = self.plan(shape);
         let arena = self.device.alloc_arena(plan.bytes)?;
-        // One piece for the way there and the way back: a second one could move it while the device reads.
+        // Copy ids and vectors through one piece of memory: asking for a second piece could move the first while the device reads
+        // it.
         let vector_bytes = shape.items * self.model.spec.dims.vector_columns() * 4;
         let host = staging.get(plan.activations.max(vector_bytes))?;
         let ids = &mut host[..plan.activations];
         fill(ids, &plan, items, &self.model.spec);
-        // SAFETY: what is staged lies in the arena before its activations, each part as far from the others. The staging memory
-        // is not touched before the stream is waited for, below or, after a failure, by the arena's drop.
+        // SAFETY: the staged parts lie at the start of the arena, with the same distances. The staging memory is not touched before
+        // the stream has been waited for, below or, after a failure, by the arena's drop.
         unsafe { self.device.copy_in("copy ids to the device", arena.start(), ids) }?;
         let mut ops =
             CudaOps { model: &self.model, device: &self.device, plan: &plan, shape, arena: arena.start() };
@@ -172,9 +173,9 @@ impl CudaEncoder {
             false => forward::forward(&mut ops, spec, &at)?,
             true => forward::layers(&mut ops, spec, &at).and_then(|_| ops.pool_vocabulary(&at))?,
         }
-        // The ids are on the device before vectors overwrite them here: the stream's order sees to that.
+        // The stream's order ensures that the ids are on the device before vectors overwrite them here.
         let vectors = &mut host[..vector_bytes];
-        // SAFETY: so many bytes of vectors are in the arena; the staging memory is borrowed until the wait has ended.
+        // SAFETY: the arena has this many bytes of vectors, and the staging memory is borrowed until the wait has ended.
         unsafe {
             let from = arena.start() + plan.vectors as CUdeviceptr;
             self.device.copy_out("copy vectors from the device", vectors, from)
@@ -194,7 +195,7 @@ impl CudaModel {
 
     /// How many tokens a pass should have on a device that has the weights already.
     fn best_pass_tokens(&self, device: &CudaDevice, longest: usize) -> usize {
-        // Ordinary multipliers are busy with few tokens, and take seconds for many.
+        // In f32 few tokens keep the device busy, and many take seconds.
         if self.element == ElementType::F32 {
             return pass_size::TOKENS_LEAST;
         }
@@ -227,11 +228,11 @@ impl CudaModel {
     }
 }
 
-/// Multiplications of a pass from which on it pays to sleep until its end: a millisecond at the 200 trillion operations a second
-/// that a large GPU reaches, of which waking up is a twentieth. Smaller GPUs take longer.
+/// The multiplications of a pass from which a sleep until its end pays. They take a millisecond at the 200 trillion operations per
+/// second of a large GPU, and waking up takes a twentieth of that. Smaller GPUs take longer.
 const LONG_PASS_PRODUCTS: u64 = 100_000_000_000;
 
-/// Whether a pass takes so long that the core which waits for it had better tokenise meanwhile. Counts the linear maps only.
+/// Whether a pass is so long that its thread should sleep, so that the core can tokenise. Counts the linear maps only.
 fn is_long(dims: &Dims, tokens: usize) -> bool {
     let of_layer = dims.hidden * (dims.qkv_columns() + dims.attention_columns() + dims.up_columns())
         + dims.feed_forward * dims.hidden;

@@ -62,7 +62,7 @@ pub(super) struct LinearTiles {
     pub large: Option<[CudaFunction; 2]>,
 }
 
-/// Heads that attention is compiled for; smaller ones are filled up.
+/// Head sizes that attention is compiled for. A smaller head is padded.
 const HEADS: [usize; 5] = [16, 32, 64, 128, 256];
 
 /// Queries of a block of attention: as in kernels/attention.cu, attention_f32.cu and attention_wide.cu.
@@ -153,7 +153,7 @@ enum Uncompiled {
     Nvrtc(NvrtcError),
 }
 
-/// From the cache, or compiled and put there. A cache that cannot be written costs time at the next start, no more.
+/// Takes the code from the cache, or compiles it and caches it. A cache that cannot be written only makes the next start slower.
 fn compiled(
     device: &CudaDevice,
     element: ElementType,
@@ -164,7 +164,7 @@ fn compiled(
     let key = format!("{element}-{target}-nvrtc{major}.{minor}-{}", sources::hash(element));
     let entry = cache.map(|folder| Entry::new(folder, &key));
     let folder = || cache.map(Path::display);
-    // Held until the code is there for those that wait.
+    // Held until the code is cached, because other processes wait for it.
     let _lock = entry.as_ref().map(|entry| {
         entry.lock().inspect_err(|error| {
             tracing::warn!(folder = folder().map(tracing::field::display), %error, "cannot lock the cache of kernels: processes that start together may each compile them");

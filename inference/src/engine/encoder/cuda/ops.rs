@@ -115,7 +115,7 @@ impl CudaOps<'_> {
         launch.run((tiles(&tile), 1), tile.threads)
     }
 
-    /// `x = x + add`, `to = norm(x)`. All may be one, where the norm stays.
+    /// `x = x + add`, `to = norm(x)`. All three may be one matrix, which then holds the norm.
     pub fn norm_of_sum(
         &self,
         norm: NormAt,
@@ -132,7 +132,7 @@ impl CudaOps<'_> {
         launch.run((self.shape.cost, 1), self.norm_threads())
     }
 
-    /// Each sequence's rows into one, in f32, without gaps from this byte of the arena on.
+    /// Pools each sequence's rows into one vector in f32. The vectors lie without gaps from this byte of the arena on.
     pub fn pool_to(
         &self,
         from: Matrix,
@@ -194,7 +194,7 @@ impl<'a> Launch<'a> {
         Self { device: ops.device, kernel, arguments }
     }
 
-    /// Adds it to the stream. No blocks are no launch, which CUDA would refuse.
+    /// Enqueues the launch. Without blocks nothing is launched, because CUDA would refuse it.
     fn run(mut self, blocks: (usize, usize), threads: u32) -> Result<(), CudaError> {
         let (across, down) = (size(blocks.0), size(blocks.1));
         if across == 0 || down == 0 {
@@ -207,8 +207,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// As kernels take sizes. All are of a pass, which has far fewer tokens than this has numbers; one that had more would be
-/// refused by the driver, not cut off.
+/// A size as kernels take it. A pass has far fewer tokens than a u32 can count; the driver would refuse a larger number.
 fn size(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
@@ -235,7 +234,7 @@ impl Ops for CudaOps<'_> {
         let linear = self.model.weights.linear(layer, which);
         let gelu = self.model.has_gelu(which);
         if let Some(products) = &self.model.products {
-            // The library's GELU is an approximation; the bias comes with the exact one then, in f32.
+            // The library's own GELU is an approximation. The exact one is applied afterwards, with the bias, in f32.
             let product = self.model.product(layer, which, self.shape.cost);
             // SAFETY: matrices of the arena and of the weights, with room by their plans, which live until the pass has waited
             // for the stream.
@@ -265,7 +264,7 @@ impl Ops for CudaOps<'_> {
         let spec = &self.model.spec;
         let dims = &spec.dims;
         let tiles = self.shape.longest.div_ceil(self.model.kernels.attention_queries);
-        // The kernels take exponentials of 2.
+        // The kernels compute exponentials to the base 2.
         let scale = std::f32::consts::LOG2_E / (dims.head as f32).sqrt();
         let [heads, kv_heads, head] = [dims.heads, dims.kv_heads, dims.head].map(size);
         let (qkv, cu_seqlens, to, per_sequence) = (self.at(qkv), self.cu_seqlens(), self.at(to), size(tiles));

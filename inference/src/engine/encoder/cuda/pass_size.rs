@@ -3,18 +3,19 @@
 /// Tokens and columns of a tile of a linear map: as in kernels/linear.cu, and as most algorithms of cuBLASLt have them.
 const TILE: usize = 128;
 
-/// Tiles for each multiprocessor, in the narrowest map: in the last round some have none, which is at most a quarter of the time
-/// then.
+/// Tiles per multiprocessor in the narrowest map. In the last round some multiprocessors are idle, which then costs a quarter of
+/// the time at most.
 const ROUNDS: usize = 4;
 
 /// Fewer tokens than this are bound by launches (docs/gpu.md); more than that only make jobs wait for each other.
 const TOKENS_MIN: usize = 8192;
 const TOKENS_MAX: usize = 32_768;
 
-/// Where memory is short, or products are slow: the default of the CPU, of which every device that has room for a model has some.
+/// For devices with little memory or slow products: the CPU's default. Every device that has room for a model has room for such a
+/// pass.
 pub(super) const TOKENS_LEAST: usize = 2048;
 
-/// A pass takes at most this part of what is free beside the weights: so many can wait as jobs.
+/// A pass takes at most this part of the memory that is free beside the weights, so that many jobs can wait.
 const SHARE_OF_FREE: u64 = 32;
 
 /// The tokens of a pass for a model that is `hidden` elements wide, on a device with so many multiprocessors and bytes `free`.

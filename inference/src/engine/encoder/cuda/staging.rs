@@ -26,7 +26,7 @@ impl Staging {
     /// The first `bytes` of it; what they hold is of earlier passes. No copy from or to it may be under way.
     ///
     /// # Errors
-    /// The system has no memory to lock: the host's kind of running out, not the device's.
+    /// The system has no memory to lock. That is the host's memory, not the device's.
     pub fn get(&mut self, bytes: usize) -> Result<&mut [u8], CudaError> {
         if self.bytes < bytes {
             self.device.bind()?;
@@ -48,7 +48,7 @@ impl Staging {
     fn refused(&self, code: Code) -> CudaError {
         let during = "lock host memory for copies";
         match code.meaning() {
-            // Of the host's memory: no smaller pass cures it.
+            // The host's memory ran out, so a smaller pass does not help.
             Meaning::OutOfMemory => CudaError::Refused { during, code },
             _ => self.device.failed(during, 0, code),
         }

@@ -51,7 +51,7 @@ impl LinearAt {
         Self {
             weights: behind(self.weights, columns.start * self.inner * element),
             bias: behind(self.bias, columns.start * size_of::<f32>()),
-            // The head's is in f32 only.
+            // The head's kernels take a bias in f32 only.
             rounded_bias: behind(self.rounded_bias, columns.start * size_of::<f32>()),
             inner: self.inner,
             columns: columns.len(),
@@ -69,8 +69,8 @@ pub(super) fn scores(results: &[[u8; 4]], dims: &Dims, items: usize, item: usize
     scores
 }
 
-/// Zero for less. What is not finite stays, so that it is found: minus infinity as not a number, as on the CPU. Where another
-/// token's score is larger, the kernel has kept that one.
+/// Zero for negative scores. A score that is not finite stays, so that it is found; minus infinity becomes NaN, as on the CPU. The
+/// kernel has already replaced it where another token's score is larger.
 fn at_least_zero(score: f32) -> f32 {
     match score {
         f32::NEG_INFINITY => f32::NAN,

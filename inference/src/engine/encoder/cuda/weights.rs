@@ -23,7 +23,8 @@ pub(super) struct CudaWeights {
     plan: WeightsPlan,
 }
 
-/// A linear map: `columns` rows of `inner` elements, and `columns` of bias: in f32, and as elements, as cuBLASLt wants it.
+/// A linear map: `columns` rows of `inner` elements, and `columns` of bias. `bias` is in f32; `rounded_bias` has elements, for
+/// cuBLASLt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LinearAt {
     pub weights: CUdeviceptr,
@@ -68,7 +69,7 @@ struct WeightsPlan {
 struct LinearPlan {
     weights: usize,
     bias: usize,
-    /// The same place in f32.
+    /// The bias as elements; the same place as `bias` if elements are f32.
     rounded_bias: usize,
     inner: usize,
     columns: usize,
@@ -298,7 +299,7 @@ impl Loading<'_> {
         self.put(name, &numbers, ElementType::F32, at)
     }
 
-    /// Numbers to each of some places, as elements of its type; zeros, where the model has no such tensor.
+    /// Writes the numbers of a tensor to several places, each in its own type; zeros if the model has no such tensor.
     fn numbers(
         &mut self,
         name: Option<&str>,

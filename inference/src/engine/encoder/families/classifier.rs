@@ -24,8 +24,8 @@ pub(in crate::engine::encoder) struct Classifier {
 pub(in crate::engine::encoder) struct HeadDesign {
     /// How the tokens become a vector.
     pub pooling: Pooling,
-    /// With the pooling of the last token: tokens at the end that are this one do not count, unless all are. Only families in which a
-    /// token sees those before it alone have one, so that a text without these tokens has the same vector.
+    /// With pooling of the last token: these tokens do not count at the end of a text, unless it has no others. Only families whose
+    /// tokens see just those before them use this, so that leaving the padding out does not change the vector.
     pub padding: Option<u32>,
     /// What the vector goes through before the last map.
     pub dense: Option<HeadDense>,
@@ -45,7 +45,7 @@ impl HeadDesign {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine::encoder) struct HeadDense {
     pub name: &'static str,
-    /// It belongs to the model, so that its name has the prefix of the model's tensors: BERT's pooler.
+    /// The map belongs to the model, so its name has the prefix of the model's tensors: BERT's pooler.
     pub is_of_model: bool,
     pub bias: bool,
     pub activation: Activation,
@@ -134,7 +134,7 @@ impl ScoreFunction {
 /// The modules that [`ScoreFunction::of_module`] knows.
 pub(in crate::engine::encoder) const SCORE_MODULES: &str = "Sigmoid, Softmax, Identity";
 
-/// Most labels: more are those of no classifier, and a job's replies would be mostly labels.
+/// Most labels. No classifier has more, and a job's replies would consist mostly of labels.
 const LABELS_MAX: usize = 4096;
 
 /// What a configuration without labels means: the two that transformers gives a head by default.

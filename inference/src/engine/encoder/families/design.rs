@@ -22,8 +22,8 @@ pub(in crate::engine::encoder) struct Design {
     pub attention: Vec<Attention>,
     /// What attention rotates queries and keys by: [`Attention::rotary`] says which.
     pub rotary: Vec<Rotary>,
-    /// What queries are multiplied with, besides their norms' weights: attention divides scores by √(elements of a head), and some
-    /// models by another number.
+    /// The factor of queries, besides their norms' weights. Attention divides scores by √(elements of a head), and some models
+    /// divide by another number.
     pub query_scale: f32,
 }
 
@@ -34,7 +34,7 @@ pub(in crate::engine::encoder) enum Norms {
     After,
     /// Before each block, and behind the last layer: `x = x + block(norm(x))`.
     Before,
-    /// The same, but the first layer's attention takes the embeddings, which are normed themselves.
+    /// As `Before`, but the first layer's attention takes the embeddings, which have a norm of their own.
     BeforeButFirst,
 }
 
@@ -91,7 +91,7 @@ pub(in crate::engine::encoder) struct Attention {
 }
 
 impl Attention {
-    /// BERT's.
+    /// The attention of BERT.
     pub const PLAIN: Self = Self { sees: Sees::All, rotary: None };
 }
 

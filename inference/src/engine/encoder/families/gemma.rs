@@ -17,10 +17,10 @@ const NAMES: Names = Names {
 /// The rotations' theta where a configuration does not say: of layers that see all, and of the others.
 const THETAS: [f64; 2] = [1_000_000.0, 10_000.0];
 
-/// Every so many layers one sees all, where a configuration does not say.
+/// Where a configuration does not say, one layer in this many sees the whole text.
 const PATTERN: usize = 6;
 
-/// Others of this `model_type` make more than vectors of the last layer.
+/// Other architectures of this `model_type` make more than vectors of the last layer.
 const ARCHITECTURE: &str = "Gemma3TextModel";
 
 #[derive(Deserialize)]
@@ -42,17 +42,17 @@ struct Config {
     /// Attention divides scores by the root of this number.
     query_pre_attn_scalar: f64,
     attn_logit_softcapping: Option<f64>,
-    /// Tokens that a token of the layers with a window sees, of both sides together.
+    /// Tokens that a token sees in layers with a window, on both sides together.
     sliding_window: usize,
     use_bidirectional_attention: Option<bool>,
     #[serde(default, deserialize_with = "null_as_default")]
     architectures: Vec<String>,
     #[serde(flatten)]
     kinds: LayerKinds,
-    /// As transformers 4 writes it, and the published model has it.
+    /// As transformers 4 and the published model write it.
     #[serde(rename = "_sliding_window_pattern")]
     pattern: Option<usize>,
-    /// The key that transformers reads. Its own name for it, above, is in files beside `layer_types`.
+    /// The key that transformers reads. Files with `layer_types` have transformers' own key, above, as well.
     sliding_window_pattern: Option<usize>,
     rope_theta: Option<f64>,
     rope_local_base_freq: Option<f64>,

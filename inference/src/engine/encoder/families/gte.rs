@@ -32,7 +32,7 @@ struct Config {
     sizes: BertLike,
     #[serde(flatten)]
     rotary: RotaryConfig,
-    /// What the published models' code can do besides, and none of the published models does.
+    /// Features that the published models' code has, and no published model uses.
     layer_norm_type: Option<String>,
     #[serde(default, deserialize_with = "null_as_default")]
     logn_attention_scale: bool,

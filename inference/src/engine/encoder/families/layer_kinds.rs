@@ -1,5 +1,5 @@
-//! Models with two kinds of layers: in some a token sees all of its text, in others a window. Which layer is of which kind, and
-//! the rotary positions of each.
+//! Models with two kinds of layers: in some a token sees the whole text, in others a window. Reads the kind of each layer, and the
+//! rotary positions of each kind.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ pub(super) struct LayerKinds {
     layer_types: Option<Vec<String>>,
     /// The rotation of each kind.
     rope_parameters: Option<HashMap<String, Option<Parameters>>>,
-    /// What changes all of them, as transformers 4 writes it.
+    /// Changes all rotations; as transformers 4 writes it.
     rope_scaling: Option<Parameters>,
 }
 

@@ -14,7 +14,7 @@ use crate::engine::encoder::LoadError;
 pub(in crate::engine::encoder) struct MlmHead {
     pub dense: &'static str,
     pub norm: &'static str,
-    /// Names that the last map's bias has, the whole of them: a file has one or all, which are the same then.
+    /// Full names of the last map's bias. A file has one of them, or all with the same content.
     pub biases: &'static [&'static str],
 }
 

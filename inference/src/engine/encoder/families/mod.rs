@@ -118,7 +118,7 @@ impl Spec {
         self.segments() * self.positions.rows(self.dims.positions)
     }
 
-    /// Distances between two tokens of a text, each way; zero without a relative bias.
+    /// How many distances two tokens of a text can have, in both directions; zero without a relative bias.
     pub fn distances(&self) -> usize {
         self.relative.map_or(0, |_| 2 * self.dims.positions - 1)
     }
@@ -127,7 +127,7 @@ impl Spec {
 /// What a family's checkpoint calls its tensors, without `.weight` and `.bias`.
 #[derive(Debug)]
 pub(super) struct Names {
-    /// What all names begin with in files that hold a task's head too, one of these; others have no such prefix.
+    /// Prefixes of all names in files that also hold a task's head, of which such a file has one. Other files have none.
     pub prefixes: &'static [&'static str],
     pub words: &'static str,
     pub positions: &'static str,
@@ -137,11 +137,11 @@ pub(super) struct Names {
     pub relative: &'static str,
     /// A layer's names are `LAYERS.N.` and a part below.
     pub layers: &'static str,
-    /// Each linear map, with the maps of the checkpoint whose rows of outputs follow each other in it.
+    /// Each linear map, and the maps of the checkpoint whose output rows it joins in this order.
     pub linears: [(Linear, &'static [&'static str]); 4],
     /// Where norms come before blocks, the one behind a layer's feed-forward is the next layer's.
     pub norms: [(Norm, &'static str); 2],
-    /// The norms of what attention and the feed-forward make, before that is added to what they took.
+    /// The norms of what attention and the feed-forward make, applied before the residual sum.
     pub block_norms: Option<[&'static str; 2]>,
     /// The norm behind the last layer, where norms come before blocks.
     pub last_norm: Option<&'static str>,
@@ -202,7 +202,7 @@ struct AnyConfig {
     add_cross_attention: bool,
     #[serde(default, deserialize_with = "null_as_default")]
     architectures: Vec<String>,
-    /// Classes of the folder's own, by the name of transformers' class in whose place they are.
+    /// Classes in the folder's own code, by the name of the transformers class that each replaces.
     #[serde(default, deserialize_with = "null_as_default")]
     auto_map: HashMap<String, Value>,
     quantization_config: Option<Value>,
@@ -213,7 +213,7 @@ struct AnyConfig {
 const PUBLISHED_WITH_CODE: [&str; 3] = ["gte", "new", "nomic_bert"];
 
 impl AnyConfig {
-    /// Refuses what would make another model of the same layers' names.
+    /// Refuses settings that make another model of tensors with the same names.
     fn check(&self, file: &ConfigFile<'_>, model_type: &str) -> Result<(), LoadError> {
         if self.is_decoder || self.add_cross_attention {
             return file.refuse("a decoder".into(), "an encoder");
@@ -254,7 +254,7 @@ impl ConfigFile<'_> {
         Err(LoadError::Unsupported { path: self.path.to_owned(), found, takes: takes.to_owned() })
     }
 
-    /// Elements of a head, where the heads share the width.
+    /// Elements of a head: the width divided by the number of heads.
     fn head(&self, hidden: usize, heads: usize) -> Result<usize, LoadError> {
         match hidden.checked_div(heads) {
             Some(head) if head * heads == hidden => Ok(head),

@@ -32,7 +32,7 @@ const NAMES: Names = Names {
 /// The rotations' theta where a configuration does not say: of layers that see all, and of the others.
 const THETAS: [f64; 2] = [160_000.0, 10_000.0];
 
-/// Layers from one that sees all to the next, where a configuration does not say.
+/// Where a configuration does not say, one layer in this many sees the whole text.
 const GLOBAL_EVERY: usize = 3;
 
 /// More than any model has layers: the list of kinds of layers has so many entries at most.
@@ -121,7 +121,7 @@ pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
 }
 
 impl Config {
-    /// The attention of each layer, or of those that come before it is the same again.
+    /// The attention of each layer, or the pattern that the layers repeat.
     fn attention(&self, file: &ConfigFile<'_>) -> Result<Vec<Attention>, LoadError> {
         let [all, window] = attentions(self.local_attention / 2);
         if let Some(listed) = self.kinds.attention(file, self.num_hidden_layers, [all, window])? {
@@ -138,7 +138,7 @@ impl Config {
         let global = self.global_rope_theta.unwrap_or(THETAS[0]);
         let local = match self.local_rope_theta {
             None => THETAS[1],
-            // Said to be none: then all layers rotate alike.
+            // `null` means that all layers rotate alike.
             Some(None) => global,
             Some(Some(theta)) => theta,
         };
@@ -167,7 +167,7 @@ pub(super) fn head(file: &ConfigFile<'_>) -> Result<HeadDesign, LoadError> {
     Ok(HeadDesign { pooling, dense: Some(dense), ..HeadDesign::of_first_token("classifier") })
 }
 
-/// Tells a key that is `null` from one that is missing, which is for `default`.
+/// Keeps a key that is `null` apart from a missing key, which gets the default.
 fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<f64>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }

@@ -30,7 +30,7 @@ const BUCKETS: usize = 32;
 pub(super) fn read(file: &ConfigFile<'_>) -> Result<Spec, LoadError> {
     let config = BertLike::read(file)?;
     let buckets = config.relative_attention_num_buckets.unwrap_or(BUCKETS);
-    // A quarter of the buckets is for near keys on each side; logarithms need one of them, and a distance beyond it.
+    // Each side has a quarter of the buckets for near keys. The logarithms need one bucket, and a largest distance beyond it.
     if !(4..4 * DISTANCE_MAX).contains(&buckets) {
         return file.refuse(format!("{buckets} buckets of relative positions"), "4 to 511");
     }

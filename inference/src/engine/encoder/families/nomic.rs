@@ -26,8 +26,8 @@ const NAMES: Names = Names {
 /// Where a configuration does not say, as in the reference.
 const THETA: f64 = 1_000.0;
 
-/// The published models' own names, most of them GPT-2's, and those of transformers. transformers keeps the former as keys without a meaning
-/// when it saves such a model again: then its own count.
+/// The published models' own names, most of them GPT-2's, and transformers' names for the same. Where a file has both, transformers
+/// has saved it again: then its own names count.
 const OLDER_NAMES: [(&str, &str); 8] = [
     ("n_embd", "hidden_size"),
     ("n_inner", "intermediate_size"),
@@ -58,8 +58,7 @@ struct Config {
     variants: Variants,
 }
 
-/// What the published models' code can do besides, and none of the published embedding models but the mixture of experts
-/// does.
+/// Features that the published models' code has. Of the published embedding models only the mixture of experts uses one.
 #[derive(Deserialize)]
 #[serde(default)]
 struct Variants {

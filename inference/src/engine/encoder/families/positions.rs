@@ -5,8 +5,8 @@
 pub(in crate::engine::encoder) enum Positions {
     /// The token's place in its text.
     Place,
-    /// As RoBERTa counts: rows up to that of the padding token's id are not for texts; the n-th token that is not
-    /// padding takes the n-th row after it, and a padding token inside a text takes that row itself.
+    /// As RoBERTa counts: rows before that of the padding token's id are not for texts. The n-th token that is not padding takes
+    /// the n-th row after that row. A padding token inside a text takes that row itself.
     SkipPadding { padding: u32 },
     /// There are none: attention rotates queries and keys by their places. All tokens take the only row, which holds
     /// the embedding of the first token type, or zeros.
@@ -51,7 +51,7 @@ impl Positions {
 pub(in crate::engine::encoder) struct RelativeBias {
     /// Half of them for keys after the query, half for the others.
     pub buckets: usize,
-    /// All distances from here on share a bucket.
+    /// From this distance on all keys share a bucket.
     pub distance_max: usize,
 }
 

@@ -35,7 +35,7 @@ pub(super) const NAMES: Names = Names {
 const THETA: f64 = 10_000.0;
 const HEAD: usize = 128;
 
-/// Others of this `model_type` have other masks or layers behind the last.
+/// Other architectures of this `model_type` have other masks, or layers behind the last.
 const ARCHITECTURES: [&str; 3] = ["Qwen3Model", "Qwen3ForCausalLM", "Qwen3ForSequenceClassification"];
 
 #[derive(Deserialize)]

@@ -10,7 +10,7 @@ use crate::engine::encoder::LoadError;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::engine::encoder) struct Rotary {
     theta: f64,
-    /// How much longer texts are than those that the rotation was made for: NTK-aware interpolation.
+    /// How many times longer texts are than those of the training: NTK-aware interpolation.
     stretch: f64,
 }
 
@@ -92,9 +92,9 @@ impl Rotary {
         file.refuse(found, "positive numbers")
     }
 
-    /// A row for each position: cosines of all pairs of a head, then their sines. Angles are in f32, as the references
-    /// compute them. Frequencies of a stretched rotation are those of a theta as many times as large, divided by
-    /// stretch^(2 / elements of a head), as GTE's own code and vLLM's `NTKScalingRotaryEmbedding` have them.
+    /// A row for each position: the cosines of all pairs of a head, then their sines. Angles are in f32, as in the references. A
+    /// stretched rotation multiplies theta by `stretch`, and divides its frequencies by stretch^(2 / elements of a head), as do
+    /// GTE's own code and vLLM's `NTKScalingRotaryEmbedding`.
     pub fn table(&self, positions: usize, head: usize) -> Vec<f32> {
         let shorter = self.stretch.powf(2.0 / head as f64) as f32;
         let frequency = |at: usize| {
@@ -137,7 +137,7 @@ mod tests {
             }
         };
         close(Rotary { theta: 10_000.0, stretch: 1.0 }, [(0.0, 0.0), (1.0, 0.01), (2.0, 0.02)]);
-        // Both frequencies divided by √4, the second one also by it because theta is four times as large.
+        // Both frequencies are divided by √4. The second one is divided by it again, because theta is four times as large.
         close(Rotary { theta: 10_000.0, stretch: 4.0 }, [(0.0, 0.0), (0.5, 0.0025), (1.0, 0.005)]);
     }
 }

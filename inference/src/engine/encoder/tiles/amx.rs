@@ -55,7 +55,7 @@ macro_rules! run_block {
 
 const _: () = assert!(Parts::Split.step_bytes() == 4096 && Parts::Rounded.step_bytes() == 2048);
 
-/// AMX that this process may use: there is no other way to a value than [`Amx::find`].
+/// AMX that this process may use. Only [`Amx::find`] creates a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Amx(());
 
@@ -127,7 +127,7 @@ impl Amx {
         Configured(())
     }
 
-    /// Computes a block, all in one piece of assembly: what lies in tiles is nobody else's business.
+    /// Computes a block in one piece of assembly, so that no other code depends on what is in the tiles.
     ///
     /// # Safety
     /// This thread's tiles are configured. `left` and `right` are valid for reads of `steps` times
@@ -143,7 +143,7 @@ impl Amx {
     ) {
         debug_assert!(steps > 0);
         match parts {
-            // SAFETY: the caller's word. Loads stay within a step's bytes of both sides, stores within the sums.
+            // SAFETY: by this function's contract. Loads stay within a step's bytes of both sides, stores within the sums.
             Parts::Split => unsafe { run_block!(step_split, 4096, left, right, steps, sums) },
             // SAFETY: as above.
             Parts::Rounded => unsafe { run_block!(step_rounded, 2048, left, right, steps, sums) },

@@ -9,7 +9,7 @@ use std::ptr;
 use super::program::{BLOCK, DEPTH, Parts, Sums};
 use super::{AmxAbsent, TileUnit, model};
 
-/// Steps of the blocks that are compared: one alone, an even number, an odd one.
+/// Lengths of the compared blocks in steps: one step, an even number, an odd number.
 const STEPS: [usize; 3] = [1, 2, 13];
 const STEPS_MAX: usize = 13;
 
@@ -39,8 +39,8 @@ fn compare_after(prepare: impl FnOnce(), unit: TileUnit) -> Result<(), AmxAbsent
         prepare();
         let _configured = unit.configure();
         for (at, (parts, steps)) in cases.iter().enumerate() {
-            // SAFETY: the child is this process's copy with one thread, which has just configured its tiles; both
-            // sides are as long as the longest case; there is a result for each case, and nobody else writes it.
+            // SAFETY: the child is a copy of this process with one thread, which has just configured its tiles. Both sides are as
+            // long as the longest case, and no one else writes the result of a case.
             unsafe {
                 let sums = &mut *results.start.add(at);
                 unit.block(*parts, left.as_ptr().cast(), right.as_ptr().cast(), *steps, sums);
@@ -113,8 +113,8 @@ impl Drop for Shared {
     }
 }
 
-/// Runs `work` in a copy of this process, which ends with it. Other threads do not exist there, whatever locks they
-/// held: `work` must neither allocate nor wait.
+/// Runs `work` in a forked copy of this process, which then ends. The copy has no other threads, but their locks may still be held:
+/// `work` must neither allocate nor wait.
 fn run_in_child(work: impl FnOnce()) -> Result<(), AmxAbsent> {
     let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the child calls only what is safe after a fork (signal-safety(7)) and `work`, and never returns.

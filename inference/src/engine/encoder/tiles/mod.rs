@@ -23,8 +23,8 @@ pub use program::Parts;
 
 use program::Sums;
 
-/// Bytes of packed rows that a product holds at once, unless [`BLOCK`] rows take more: they stay in a second-level
-/// cache of 2 MiB, as CPUs with AMX have, beside a block's columns and the result.
+/// The most bytes of packed rows that a product holds at once, unless [`BLOCK`] rows take more. Together with a block's columns and
+/// the result they fit a second-level cache of 2 MiB, which CPUs with AMX have.
 const LEFT_BYTES_MAX: usize = 1 << 20;
 
 /// Why AMX is not used.
@@ -40,19 +40,19 @@ pub enum AmxAbsent {
     NotPermitted(io::Error),
     #[error("its self-check cannot run: {0}")]
     NotChecked(io::Error),
-    /// From here on the CPU has it, and it does not do what it should.
+    /// From here on: the CPU has AMX, and AMX gives wrong results or faults.
     #[error("its self-check failed: {0}")]
     Failed(String),
 }
 
 impl AmxAbsent {
-    /// Whether the CPU has a unit that does not work, which an operator should hear of.
+    /// Whether the CPU has an AMX unit that does not work. Operators should know of that.
     pub fn is_fault(&self) -> bool {
         matches!(self, Self::Failed(_))
     }
 }
 
-/// What multiplies tiles. There is no other way to AMX than [`TileUnit::amx`].
+/// What multiplies tiles. Only [`TileUnit::amx`] gives access to AMX.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TileUnit {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -61,7 +61,7 @@ pub(super) enum TileUnit {
 }
 
 impl TileUnit {
-    /// This CPU's AMX, checked against the model in a process of its own.
+    /// This CPU's AMX, after a child process has checked it against the model.
     ///
     /// # Errors
     /// Why there is none.
@@ -97,9 +97,9 @@ impl TileUnit {
     unsafe fn block(self, parts: Parts, left: *const u8, right: *const u8, steps: usize, sums: &mut Sums) {
         match self {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            // SAFETY: the caller's word.
+            // SAFETY: by this function's contract.
             Self::Amx(amx) => unsafe { amx.block(parts, left, right, steps, sums) },
-            // SAFETY: the caller's word.
+            // SAFETY: by this function's contract.
             Self::Model => unsafe { model::block(parts, left, right, steps, sums) },
         }
     }

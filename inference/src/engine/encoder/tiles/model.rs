@@ -66,7 +66,7 @@ pub(super) unsafe fn block(
 /// `from` is valid for the bytes of a tile.
 #[inline(always)]
 unsafe fn load(from: *const u8) -> Tile {
-    // SAFETY: the caller's word. Rows follow each other without gaps, as the program's stride of 64 says.
+    // SAFETY: by this function's contract. Rows follow each other without gaps, as the program's stride of 64 says.
     unsafe { from.cast::<Tile>().read_unaligned() }
 }
 
@@ -81,7 +81,7 @@ fn store(tile: &Tile, sums: &mut Sums, at: usize) {
     }
 }
 
-/// Zero of the same sign for a denormal: tile instructions take and give none.
+/// Replaces a denormal by zero of the same sign: tile instructions neither read nor write denormals.
 #[inline(always)]
 fn flushed(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE { 0.0_f32.copysign(x) } else { x }
@@ -96,9 +96,8 @@ fn bf16(bits: u32) -> f64 {
 impl Registers {
     pub const ZERO: Self = Self([[[0; ROW]; TILE_ROWS]; 8]);
 
-    /// `TDPBF16PS`: adds products of pairs. In each pair the even elements have a sum of their own and so have the odd
-    /// ones, both from zero; they are added up before they are added to the tile. Each sum of products is a fused
-    /// multiply-add.
+    /// `TDPBF16PS`: adds products of pairs. The even elements of all pairs have one sum and the odd ones another, both starting at
+    /// zero. The two are added before they are added to the tile. Each addition of a product is a fused multiply-add.
     #[inline(always)]
     pub fn dot(&mut self, sums: usize, a: usize, b: usize) {
         let [a, b] = [self.0[a], self.0[b]];

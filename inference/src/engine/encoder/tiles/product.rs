@@ -24,7 +24,7 @@ pub(in super::super) struct TileProduct {
 impl Kernel for TileProduct {
     #[inline(always)]
     unsafe fn run<S: Simd>(&self) {
-        // SAFETY: the caller's word.
+        // SAFETY: by this function's contract.
         unsafe { self.compute::<S>() };
     }
 }

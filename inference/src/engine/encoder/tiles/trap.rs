@@ -88,7 +88,7 @@ impl Instruction {
     unsafe fn decode(registers: &GeneralRegisters) -> Option<Self> {
         let value = |number: u8| registers[NUMBERED[number as usize] as usize];
         let at = value_at(registers);
-        // SAFETY: the caller's word; further bytes are read only if the ones before say that they are there.
+        // SAFETY: by this function's contract; further bytes are read only if the ones before say that they are there.
         let byte = |offset: usize| unsafe { *at.add(offset) };
         let (escape, inverted, w_vvvv_l_pp) = (byte(0), byte(1), byte(2));
         // W and L are 0 in all of them.
@@ -144,7 +144,7 @@ impl Instruction {
     unsafe fn run(&self, tiles: &mut Option<Registers>) -> Result<(), i32> {
         let row = |at: usize| (self.address + at as i64 * self.stride) as *mut [u32; ROW];
         match (self.opcode, self.prefix, self.mode, tiles) {
-            // LDTILECFG. SAFETY: the caller's word: 64 bytes.
+            // LDTILECFG. SAFETY: by this function's contract: 64 bytes.
             (0x49, 0, 0..3, tiles) if self.reg == 0 => unsafe {
                 let config = *(self.address as *const [u8; 64]);
                 if config != full_configuration() {
@@ -159,14 +159,14 @@ impl Instruction {
             // TILELOADD.
             (0x4b, 3, 0..3, Some(tiles)) if self.rm == 4 => {
                 for (at, to) in tiles.0[self.reg].iter_mut().enumerate() {
-                    // SAFETY: the caller's word.
+                    // SAFETY: by this function's contract.
                     *to = unsafe { row(at).read_unaligned() };
                 }
             }
             // TILESTORED.
             (0x4b, 2, 0..3, Some(tiles)) if self.rm == 4 => {
                 for (at, from) in tiles.0[self.reg].iter().enumerate() {
-                    // SAFETY: the caller's word.
+                    // SAFETY: by this function's contract.
                     unsafe { row(at).write_unaligned(*from) };
                 }
             }

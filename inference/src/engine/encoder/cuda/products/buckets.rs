@@ -1,11 +1,11 @@
 //! Rounds numbers of rows up to those that matrix products are planned for. A pass may have any number of tokens, and asking cuBLASLt for
 //! an algorithm takes longer than a small product.
 
-/// Fewer rows are planned for as so many; larger numbers are multiples of it.
+/// Smaller numbers are planned for as this one; all buckets are multiples of it.
 pub(super) const ROWS_MIN: usize = 64;
 
-/// Steps between a power of two and the next. An algorithm for twice as many rows cuts them into tiles that may leave almost half
-/// of a device idle in the last round.
+/// Buckets between a power of two and the next. With one bucket the algorithm for twice as many rows could leave almost half of the
+/// device idle in the last round of tiles.
 const STEPS: usize = 4;
 
 /// The number that so many rows are planned for: at most a quarter more, beyond the first few hundred.
@@ -39,7 +39,7 @@ mod tests {
         assert_eq!(all[..9], [64, 128, 192, 256, 320, 384, 448, 512, 640]);
         assert_eq!(all[all.len() - 5..], [4096, 5120, 6144, 7168, 8192]);
         assert!((1..=8192).all(|rows| all.contains(&bucket(rows))));
-        // What decides how long a start takes: four maps each.
+        // These numbers decide how long a start takes: each bucket has four maps.
         assert_eq!([8192, 32_768].map(|most| buckets(most).count()), [24, 32]);
         assert_eq!(buckets(63).count(), 0);
     }

@@ -3,19 +3,19 @@
 
 use crate::device::cuda::{CudaError, Timer};
 
-/// Products in one measurement: enough that the device, and not the calls, takes the time.
+/// Products in one measurement: enough that the device takes the time, and not the calls.
 const IN_A_ROW: usize = 4;
 
-/// Measurements of each algorithm, in turn, so that a change of the clock is no algorithm's own. The least counts: other work on the
-/// device only makes times longer.
+/// Measurements of each algorithm. The algorithms take turns, so that a change of the clock affects all. The least time counts,
+/// because other work on the device only makes times longer.
 const ROUNDS: usize = 3;
 
-/// The library's first algorithm stays unless another takes less than this part of its time. So measurements that differ by
-/// chance do not give workers, and starts of one worker, different algorithms.
+/// Another algorithm replaces the library's first only if it takes less than this part of the first one's time. So chance does not
+/// give different algorithms to workers, or to two starts of a worker.
 const WORTH_IT: f32 = 0.97;
 
-/// The least milliseconds of each algorithm; infinite for one that is not usable. `run` gives the stream one product by the
-/// algorithm of a number, or says that the library refuses it. `None`: the driver cannot measure.
+/// The least time of each algorithm in milliseconds; infinite for one that is not usable. `run` enqueues one product by the
+/// algorithm with this index, and returns false if the library refuses it. `None`: the driver cannot measure.
 ///
 /// # Errors
 /// Those of `run`, and of the work.
@@ -43,7 +43,7 @@ pub(super) fn times(
     Ok(Some(least))
 }
 
-/// A driver that refuses to measure is no error: the library's order is used.
+/// `None` if the driver refuses to measure: then the library's order is used.
 pub(super) fn measured<T>(result: Result<T, CudaError>) -> Result<Option<T>, CudaError> {
     match result {
         Err(error @ CudaError::Refused { .. }) => {
@@ -54,7 +54,7 @@ pub(super) fn measured<T>(result: Result<T, CudaError>) -> Result<Option<T>, Cud
     }
 }
 
-/// The algorithm to use, by the times of all in the library's order.
+/// The index of the algorithm to use. `times` are in the library's order.
 pub(super) fn fastest(times: &[f32]) -> usize {
     let first = times.first().copied().unwrap_or(f32::INFINITY);
     let least = times.iter().enumerate().min_by(|(_, a), (_, b)| a.total_cmp(b));

@@ -50,7 +50,7 @@ pub(super) struct Product {
 const WORKSPACE_BYTES: usize = 32 << 20;
 const WORKSPACE_BYTES_OLD: usize = 4 << 20;
 
-/// Tensor cores want matrices that begin at multiples of as many bytes, at least; more than the most makes no difference.
+/// Matrices begin at multiples of this many bytes at least, as tensor cores need. Alignment beyond the maximum makes no difference.
 const ALIGNMENT_MIN: usize = 16;
 const ALIGNMENT_MAX: usize = 256;
 
@@ -68,7 +68,7 @@ pub(super) enum OwnProducts {
 }
 
 impl Products {
-    /// What computes the products; the reason, if the library is not there, or does not take this device or this model.
+    /// Prepares the library. Returns the reason if it is not there, or does not take this device or this model.
     ///
     /// # Errors
     /// The device has no room for the workspace, or is lost.
@@ -134,7 +134,7 @@ impl Products {
         (self.workspace.start(), self.workspace.len())
     }
 
-    /// Adds a product to the device's stream. False: the library does not take it, and nothing is done.
+    /// Enqueues a product. Returns false, and does nothing, if the library does not take it.
     ///
     /// # Safety
     /// The product's weights and bias, and its rows at `from` and `to`, live until the stream has been waited for. All begin at
@@ -169,7 +169,7 @@ impl Products {
         let run = |ready: &mut Plan, is_new: bool| -> Result<_, CudaError> {
             // SAFETY: by this function's contract; the workspace lives as long as `self`, for this device's one stream.
             let mut run = || unsafe { ready.run(&self.handle, rows, &places, workspace, device.stream()) };
-            // Its code comes to the device with the first product, and stays.
+            // The first product loads the algorithm's code onto the device, where it stays.
             Ok(if is_new { device.counting(run)? } else { run() })
         };
         let failed = |code| device.failed("multiply matrices", 0, code);
@@ -200,7 +200,7 @@ fn element_bytes(data: DataType) -> usize {
     if data == DataType::CUDA_R_32F { 4 } else { 2 }
 }
 
-/// What the library does not take is no error: there is another way.
+/// `None` if the library refuses: then the program's own kernel computes the product.
 fn taken<T>(result: Result<T, Code>, shape: &Shape, rows: usize) -> Result<Option<T>, Code> {
     match result {
         Ok(made) => Ok(Some(made)),
@@ -222,7 +222,8 @@ fn is_refusal(code: Code) -> bool {
     matches!(code, Code::Cublas(code) if refusals.iter().any(|status| *status as u32 == code))
 }
 
-/// Bytes that all matrices of a pass begin at multiples of: they lie one after the other, each with the rows of all before it.
+/// All matrices of a pass begin at multiples of this many bytes. They lie one after the other, and each may have any number of
+/// rows.
 fn alignment(dims: &Dims, element: ElementType) -> usize {
     let rows = [dims.hidden, dims.attention_columns(), dims.qkv_columns(), dims.feed_forward]
         .map(|size| size * element.bytes());

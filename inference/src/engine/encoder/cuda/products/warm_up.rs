@@ -33,10 +33,9 @@ enum Choice {
 }
 
 impl Products {
-    /// Makes the products of some maps for each number of rows that is planned for, up to `rows`, and chooses their algorithms.
-    /// The library brings code to the device when an algorithm is first used: after this it is there, and counted in the device's
-    /// overhead, and no pass finds the device too full for it. What there is no room for now is left to the passes, beginning
-    /// with the most rows.
+    /// Makes the products of `maps` for each bucket up to `rows`, and chooses their algorithms. The library loads code onto the
+    /// device when an algorithm is first used. Afterwards that code is there and counted in the device's overhead, so no pass finds
+    /// the device too full for it. If memory is short, the largest numbers of rows are left to the first passes.
     ///
     /// # Errors
     /// As for [`multiply`](Self::multiply), but that the device has no room.
@@ -84,7 +83,7 @@ impl Products {
                 Choice::NotTimed => timer = None,
             }
         }
-        // What a product of uninitialised numbers comes to is of no interest; that it has run is.
+        // The results of uninitialised numbers are not needed. It only matters that the products have run.
         drop(scratch);
         device.check().map(|()| warm)
     }
@@ -120,8 +119,8 @@ impl Products {
                 Err(code) => Err(device.failed("multiply matrices", 0, code)),
             }
         };
-        // The code of each comes to the device with its first product, and stays. Passes have any number of rows: an algorithm that
-        // takes no odd one is of no use.
+        // The first product of each algorithm loads its code, which stays. A pass may have any number of rows, so an algorithm that
+        // does not take odd numbers is unusable.
         let odd = product.rows - 1;
         let tried =
             device.counting(|| (0..count).map(|number| run(number, odd)).collect::<Result<Vec<bool>, _>>());
@@ -154,7 +153,7 @@ impl Products {
     }
 }
 
-/// The bucket of `rows`, or half of it as often as there is no memory for more, with that memory.
+/// The bucket of `rows`, halved until `alloc` finds memory for it; and that memory.
 fn most_rows<T>(rows: usize, alloc: impl Fn(usize) -> Result<T, CudaError>) -> Result<(usize, T), CudaError> {
     let mut most = bucket(rows);
     loop {
@@ -180,7 +179,7 @@ mod tests {
         };
         assert_eq!([of(100, 128), of(5000, 8192), of(1, 64)].map(Result::ok), [128, 5120, 64].map(Some));
         assert_eq!([of(8192, 8191), of(8192, 300), of(8192, 64)].map(Result::ok), [4096, 256, 64].map(Some));
-        // Half of 192 is less than is planned for.
+        // The bucket is 192, then 96. Half of 96 is less than is planned for, so 64 is tried.
         assert_eq!([of(150, 191), of(150, 64)].map(Result::ok), [96, 64].map(Some));
         assert!(matches!(of(8192, 63), Err(CudaError::OutOfMemory(_))));
     }

@@ -1,5 +1,5 @@
-//! The weights of a masked language model's head on a CUDA device. Those of its map to the vocabulary are the words' embeddings, which
-//! are there already, in the layout that linear maps take.
+//! The weights of a masked language model's head on a CUDA device. Its map to the vocabulary uses the words' embeddings as weights,
+//! which are on the device already in the layout of linear maps.
 
 use super::{CudaWeights, LinearAt, LinearPlan, Loading, NormAt};
 use crate::engine::encoder::LoadError;
