@@ -28,7 +28,7 @@ pub struct Address {
     hosts: Vec<Host>,
     /// The host to try first; none: a random one.
     first: Option<usize>,
-    /// The URL names a user, and has a password.
+    /// Whether the URL has a user, and a password.
     names_user: bool,
     has_password: bool,
     credentials: Credentials,
@@ -136,7 +136,7 @@ impl Address {
         user.filter(|user| !user.is_empty())
     }
 
-    /// The user that messages may name as their `user_id`: the one that the URL names, if no certificate names another.
+    /// The user that messages may name as their `user_id`: the URL's, unless the certificate names the user.
     pub fn user_id(&self) -> Option<&str> {
         self.user().filter(|_| self.names_user && !self.is_external())
     }

@@ -1,14 +1,14 @@
-//! Measures how long the broker has had for confirms. The clock stands still while the broker blocks publishers.
+//! A clock that measures how long the broker has had for confirms.
 
 use std::time::{Duration, Instant};
 
-/// Time that the broker has for confirms: it stands still while the broker blocks publishers, because then it reads nothing of
-/// what was sent.
+/// Counts the time that the broker has for confirms. Stops while the broker blocks publishers, because then it reads nothing of what was
+/// sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ConfirmClock {
-    /// The time until it last started or stopped.
+    /// The time counted before the last start or stop.
     before: Duration,
-    /// Since when it runs.
+    /// When the clock was started; `None` while it is stopped.
     since: Option<Instant>,
 }
 

@@ -27,22 +27,22 @@ pub(crate) struct Confirms {
     returned: HashSet<u64>,
     /// How many confirms were noted.
     noted: u64,
-    /// Every confirm that completed before one of the first so many is noted, too.
+    /// Every confirm that completed before one of the first `noted_without_gap` confirms is noted as well.
     noted_without_gap: u64,
 }
 
 #[derive(Debug)]
 struct Completed {
     ack: bool,
-    /// The publish whose return came with this confirm.
+    /// The publish whose returned message this confirm carried.
     carried: Option<u64>,
     /// Its place in the order in which confirms were noted, from 1.
     place: u64,
 }
 
 impl Confirms {
-    /// Notes that publish `seq` is confirmed, and whose return its confirm carried. Returns its place for
-    /// [`no_gap_before`](Self::no_gap_before): confirms may be noted in another order than that in which they completed.
+    /// Notes that publish `seq` is confirmed, and that its confirm carried the return of `carried`. Returns the confirm's place for
+    /// [`no_gap_before`](Self::no_gap_before): confirms may be noted in another order than they completed in.
     pub(crate) fn complete(&mut self, seq: u64, ack: bool, carried: Option<u64>) -> u64 {
         self.noted += 1;
         self.returned.extend(carried);
@@ -50,17 +50,17 @@ impl Confirms {
         self.noted
     }
 
-    /// Every confirm that completed before those at `place` and earlier is noted now.
+    /// Records that all confirms which completed before those up to `place` are noted.
     pub(crate) fn no_gap_before(&mut self, place: u64) {
         self.noted_without_gap = self.noted_without_gap.max(place);
     }
 
     /// Removes and returns the known outcomes. `open` says whether a publish still awaits its confirm.
     ///
-    /// Why the chain is enough: returns arrive before the confirm of their publish and are handed out first in,
-    /// first out, one to each completed confirm. If `a` took the return of `b`, the return of `a` is either taken
-    /// already, or waits behind that of `b` and is taken at the latest when `b` completes; and so on along the
-    /// chain. What took a return is known only of confirms without a gap before them.
+    /// Why following the chain is enough: a return arrives before the confirm of its publish, and lapin hands returns out first in, first
+    /// out, one to each completed confirm. If the confirm of `a` carried the return of `b`, the return of `a` was either handed out before,
+    /// or waits behind that of `b` and is handed out when `b` completes at the latest. The same holds along the chain. Only confirms
+    /// without a gap before them show which returns were handed out.
     pub(crate) fn settle(&mut self, open: impl Fn(u64) -> bool) -> Vec<(u64, PublishOutcome)> {
         let settled = self
             .completed

@@ -9,7 +9,7 @@ use lapin::tcp::OwnedIdentity;
 /// The largest file: a certificate with a chain behind it has a few KiB. Bounds what a wrong path makes a program read.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 
-/// The files that say who a client is; what is absent, the URL says.
+/// The files with a client's credentials. The URL says what they leave out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credentials {
     /// The client's certificate in PEM, and those between it and its authority.
@@ -20,7 +20,7 @@ pub struct Credentials {
     pub password_file: Option<PathBuf>,
 }
 
-/// What is wrong with a field of [`Credentials`]. Does not contain what a file says.
+/// What is wrong with a field of [`Credentials`]. Never contains a file's content.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {what}")]
 pub struct InvalidCredentials {
@@ -35,7 +35,7 @@ pub(crate) struct OfUrl {
     pub(crate) is_tls: bool,
     pub(crate) names_user: bool,
     pub(crate) has_password: bool,
-    /// The certificate says who the client is.
+    /// Whether the certificate names the user (`auth_mechanism=external`).
     pub(crate) is_external: bool,
 }
 
@@ -79,7 +79,7 @@ impl Credentials {
         faults
     }
 
-    /// Reads the files, away from the threads that serve connections: a folder may be mounted over a network.
+    /// Reads the files on a blocking thread, because a folder may be mounted over a network.
     ///
     /// # Errors
     /// One cannot be read, or holds something else.

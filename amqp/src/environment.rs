@@ -6,8 +6,7 @@ const PREFIX: &str = "VRAMQ_";
 /// What those of the gateway begin with. The other programs leave them alone: one environment may serve several programs.
 const GATEWAY_PREFIX: &str = "VRAMQ_GATEWAY_";
 
-/// Letters of a name for one error of spelling: a name twice as long may have twice as many. Of a shorter name one letter may be
-/// wrong. More would take variables of other programs for misspelt ones.
+/// One spelling error is allowed per this many letters, and always one. More would take variables of other programs for misspelt ones.
 const LETTERS_PER_ERROR: usize = 4;
 
 /// The variables in `set` that are none of `known` and look like one of them, each with what was probably meant. Variables that

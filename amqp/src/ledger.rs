@@ -1,5 +1,5 @@
-//! The messages on a channel that have no known outcome. Finds the message that a return belongs to, measures how long confirms take, and
-//! says which confirms are due.
+//! The messages on a channel whose outcome is unknown. Finds the message that a return belongs to, measures how long confirms take, and
+//! decides when to stop waiting for a confirm.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -14,11 +14,11 @@ use crate::confirm_clock::ConfirmClock;
 use crate::confirms::{Confirms, PublishOutcome};
 use crate::returns::{MatchBy, Returns};
 
-/// What every other confirm leaves of the slowest one: after some dozens it no longer counts.
+/// The factor by which each other confirm reduces the slowest time: after some dozens it no longer counts.
 const SLOWEST_FADES: f64 = 0.95;
 
-/// Publishes that nobody waits for any more and that may still be confirmed. Each is a reply whose queue is silent, and of such a
-/// queue two jobs run in a minute: a session has as many only if it is of no use.
+/// The most late publishes: those no longer waited for that may still be confirmed. Each is a reply to a silent queue, and a worker runs
+/// only two jobs a minute for such a queue. A session with more is useless.
 const LATE_MAX: usize = 256;
 
 /// Why the outcome of a publish is unknown. The broker may have the message.
@@ -38,9 +38,9 @@ pub enum UnknownOutcome {
 /// A publish that waits for its confirm.
 #[derive(Debug)]
 struct Open {
-    /// What the clock showed when it was sent.
+    /// The clock's time when the message was sent.
     sent: Duration,
-    /// The second since which the broker could have confirmed it.
+    /// The tick from which on the broker could have confirmed the message.
     since: u32,
     /// A later publish was confirmed: the broker has read this one.
     is_read: bool,
@@ -49,7 +49,7 @@ struct Open {
 }
 
 impl Open {
-    /// Ends the waiting for the confirm.
+    /// Stops waiting for the confirm.
     fn give_up(&mut self, silence: Silence) {
         self.due = Some(silence);
         if let Some(waker) = self.waker.take() {
@@ -79,23 +79,23 @@ pub(crate) struct Ledger {
     /// The last confirm: its second, and the latest publish that was confirmed.
     confirmed_at: u32,
     confirmed: u64,
-    /// Nothing was confirmed for the whole time that one confirm may take, and nothing since.
+    /// No confirm came for the whole time that one may take, and none since.
     is_silent: bool,
     open: HashMap<u64, Open>,
-    /// No longer waited for; `None` once it is confirmed all the same.
+    /// Publishes no longer waited for. The confirm is `None` once it has come.
     late: HashMap<u64, Option<PublisherConfirm>>,
     /// The longest recent time to a confirm: what the broker's disks take.
     slowest: Duration,
     confirms: Confirms,
     returns: Returns,
-    /// Judged, and about to ask for its outcome.
+    /// Outcomes that are known before the publisher asks for them.
     judged: HashMap<u64, PublishOutcome>,
-    /// Confirmed, but not to be judged before another is.
+    /// Publishers that wait for an outcome, which depends on a later confirm.
     waiting: HashMap<u64, oneshot::Sender<PublishOutcome>>,
 }
 
 impl Ledger {
-    /// Numbers start after `last`. The broker has so many seconds for a confirm, or any number of them.
+    /// Publish numbers start after `last`. The broker has `seconds_max` seconds for each confirm, or no limit.
     pub(crate) fn new(last: u64, match_by: MatchBy, seconds_max: Option<u32>, now: Instant) -> Self {
         Self {
             last,
@@ -127,11 +127,11 @@ impl Ledger {
         self.last
     }
 
-    /// A second has passed. It counts unless the broker blocks publishers. A standstill of the process is one second.
+    /// Counts a second, unless the broker blocks publishers. A standstill of the process counts as one second.
     ///
-    /// The broker reads in order. So the time for a confirm runs from the moment at which it has confirmed a later publish; until
-    /// then each confirm shows that it still has earlier ones to read, over a slow network for example. If no confirm comes at all,
-    /// the broker may be stuck at the oldest publish: that is given up first, and all if nothing is confirmed after it either.
+    /// The broker reads messages in order. So the time for a confirm starts when a later publish was confirmed: until then each confirm
+    /// shows that the broker still has earlier messages to read, for example over a slow network. If no confirm comes at all, the broker
+    /// may be stuck at the oldest publish. So that one is given up first; all are, if still nothing is confirmed.
     pub(crate) fn tick(&mut self) {
         if !self.clock.is_running() {
             return;
@@ -144,7 +144,7 @@ impl Ledger {
                 let since = if open.is_read { self.seconds } else { self.confirmed_at };
                 open.since = open.since.max(since);
             }
-            // The second in which it was sent had begun before.
+            // One more tick, because the message was sent in the middle of the first.
             let is_over = self.seconds - open.since > self.seconds_max;
             match open.is_read {
                 true if is_over => open.give_up(Silence::Queue),
@@ -161,12 +161,12 @@ impl Ledger {
         } else if let Some((_, oldest)) = unread.min_by_key(|(sequence, _)| **sequence) {
             oldest.give_up(Silence::Queue);
         }
-        // The others have as long again.
+        // Give the others the same time again.
         (self.is_silent, self.confirmed_at) = (true, self.seconds);
     }
 
-    /// Lets a publish wait for its confirm, or ends the waiting, if the confirm is due. Then the ledger keeps the confirm: it may
-    /// still come, and carry the return of another publish.
+    /// Polls for the end of the wait. When the confirm is overdue, the ledger keeps it: it may still come, and carry the return of another
+    /// publish.
     pub(crate) fn wait(
         &mut self,
         sequence: u64,
@@ -200,13 +200,13 @@ impl Ledger {
         self.confirms.complete(sequence, confirmation.is_ack(), carried)
     }
 
-    /// Every confirm that somebody waits for, and that completed before the one at `place`, is noted.
+    /// Records that every awaited confirm which completed before the one at `place` is noted.
     pub(crate) fn no_gap_before(&mut self, place: u64) {
         self.note_late();
         self.confirms.no_gap_before(place);
     }
 
-    /// Takes in the confirms that nobody waits for any more and that have come: they may carry returns of others.
+    /// Notes confirms that have come late: they may carry returns of other publishes.
     fn note_late(&mut self) {
         let mut context = Context::from_waker(Waker::noop());
         for (sequence, confirm) in &mut self.late {
@@ -215,7 +215,7 @@ impl Ledger {
                 continue;
             };
             *confirm = None;
-            // An `Err`: the channel is closed, and nothing is judged any more.
+            // An `Err`: the channel is closed, so no further outcome is needed.
             if let Ok(confirmation) = confirmed {
                 let carried = carried(&confirmation, &self.returns);
                 self.confirms.complete(*sequence, confirmation.is_ack(), carried);
@@ -223,7 +223,7 @@ impl Ledger {
         }
     }
 
-    /// Judges all publishes that can be judged.
+    /// The outcomes that are known now, each returned once.
     pub(crate) fn settle(&mut self) -> Vec<(u64, PublishOutcome)> {
         let (open, late) = (&self.open, &self.late);
         let may_come = |sequence| late.get(&sequence).is_some_and(Option::is_some);
@@ -235,7 +235,7 @@ impl Ledger {
         settled
     }
 
-    /// Judges all publishes that can be judged. Gives the outcome of one of them, or a receiver for it.
+    /// Hands out all outcomes that are known now. Returns the one of `sequence`, or a receiver for it.
     pub(crate) fn judge(
         &mut self,
         sequence: u64,

@@ -2,8 +2,8 @@
 //! jobs, reading heartbeats and queue depths. For configuration: finding misspelt environment variables, and applying environment and flags
 //! over a file.
 //!
-//! This crate works with `lapin` as published. vramq's programs are built with a patched `lapin`, because they read what strangers
-//! publish; [`missing_patches`] says what a program lacks.
+//! This crate works with `lapin` as published. vramq's programs use a patched `lapin`, because they read messages from untrusted
+//! publishers; [`missing_patches`] lists the patches that a program lacks.
 
 // Nothing that a message, a peer or a device does may panic.
 #![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]

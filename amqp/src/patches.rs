@@ -6,7 +6,7 @@ use std::fmt;
 use lapin::types::parsing::parse_field_table;
 use vramq_schemas::headers::UNREADABLE;
 
-/// Tables within each other: more than the patched crate reads, and few enough for the stack of the published one.
+/// Depth of nested tables: deeper than the patched crate reads, and shallow enough for the stack of the published one.
 const NESTED_TABLES: usize = 64;
 
 /// What the published lapin allows: a header of one frame. The patched one has a constant of the same name.
@@ -36,7 +36,7 @@ impl fmt::Display for MissingPatch {
     }
 }
 
-/// The patches that this program lacks. Programs that read messages of strangers say so at their start.
+/// The patches that this program lacks. Programs that read untrusted messages log them at their start.
 pub fn missing_patches() -> Vec<MissingPatch> {
     let has_lapin = header_frame_factor() > 1;
     let has_types = reads_any_name() && limits_nesting();
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(missing_patches(), expected);
     }
 
-    /// The published crate has either fault by itself, so each probe has to see its own.
+    /// The published crate has both faults independently, so each probe must find its own.
     #[test]
     fn each_probe_sees_its_own_fault() {
         let is_patched = std::env::var_os("VRAMQ_TEST_PUBLISHED").is_none();

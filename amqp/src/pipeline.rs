@@ -33,7 +33,7 @@ pub struct Limits {
 pub struct Settled<T> {
     /// The tokens of messages whose outcome is known.
     pub outcomes: Vec<(T, PublishOutcome)>,
-    /// The channel is closed, and why; said by this call and each later one. Whether the broker has the messages in
+    /// Why the channel is closed, if it is; every later call returns it as well. Whether the broker has the messages in
     /// [`PublishPipeline::unconfirmed`] is unknown.
     pub lost: Option<lapin::Error>,
 }
@@ -41,8 +41,8 @@ pub struct Settled<T> {
 /// A [`ConfirmedPublisher`] with the messages that it has in flight. `T` is the caller's token for a message: it comes back with
 /// the outcome.
 ///
-/// The owner publishes while there is room, and calls [`next`](Self::next) for as long as messages are in flight; messages
-/// are sent only while `next` runs. It decides nothing: whether a refused message is published again is the caller's choice.
+/// The owner publishes while there is room, and calls [`next`](Self::next) while messages are in flight; messages are sent only while
+/// `next` runs. Refused messages are not published again: that is the caller's choice.
 pub struct PublishPipeline<T> {
     publisher: ConfirmedPublisher,
     limits: Limits,
@@ -52,7 +52,7 @@ pub struct PublishPipeline<T> {
     bytes: usize,
     confirming: FuturesUnordered<BoxFuture<'static, Confirmed>>,
     too_large: Vec<T>,
-    /// Why the channel is closed, once it is: nothing more is known of the messages that are in flight then.
+    /// Why the channel is closed, if it is. Then the outcomes of the messages in flight stay unknown.
     lost: Option<lapin::Error>,
 }
 
@@ -161,11 +161,11 @@ impl<T> PublishPipeline<T> {
             while let Some((sequence, result)) = completed {
                 match result {
                     Ok(()) => self.set_confirmed(sequence),
-                    // Several publishes fail together. What the broker says tells more than that the channel is closed.
+                    // Several publishes fail together. The broker's error says more than that the channel is closed.
                     Err(UnknownOutcome::Closed(error)) if self.lost.is_none() || error.is_amqp_error() => {
                         self.lost = Some(error);
                     }
-                    // Without a deadline, a confirm fails only with the channel.
+                    // The channel's error is known already: without a deadline, a confirm fails only with the channel.
                     Err(_) => {}
                 }
                 completed = self.confirming.next().now_or_never().flatten();

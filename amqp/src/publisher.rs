@@ -38,9 +38,8 @@ pub struct Message<B = Bytes> {
 /// several messages in turn: it calls [`send`](Self::send) and [`outcome`](Self::outcome). All others hand their messages over to a
 /// [`PublishPipeline`](crate::PublishPipeline), which limits them and returns outcomes with the caller's token.
 ///
-/// Invariants: no other code publishes on the channel, and all futures that wait for a confirm are in one `FuturesUnordered`, each
-/// with one confirm at a time. It polls them in the order in which they were woken, which matching returned messages with their
-/// publishes needs.
+/// Invariants: no other code publishes on the channel. All futures that wait for a confirm are in one `FuturesUnordered`, each with one
+/// confirm at a time. Matching returns with publishes relies on its order of polling, which is the order of waking.
 #[derive(Clone)]
 pub struct ConfirmedPublisher {
     channel: Channel,
@@ -62,10 +61,10 @@ impl fmt::Debug for ConfirmedPublisher {
 }
 
 impl ConfirmedPublisher {
-    /// `channel` is in confirm mode. The broker has `confirm_s` seconds for each confirm, which [`tick`](Self::tick) counts; without a
-    /// number, confirms are waited for as long as the channel is open.
+    /// `channel` is in confirm mode. The broker has `confirm_s` seconds, counted by [`tick`](Self::tick), for each confirm. `None`:
+    /// confirms are awaited as long as the channel is open.
     pub fn new(channel: Channel, match_by: MatchBy, confirm_s: Option<u32>) -> Self {
-        // A random start below 2^62, with room to count on: no two publishers use the same numbers.
+        // A random start below 2^62: no two publishers use the same numbers, and counting cannot overflow.
         let last = uuid::Uuid::new_v4().as_u64_pair().0 >> 2;
         let ledger = Ledger::new(last, match_by, confirm_s, Instant::now());
         Self { channel, match_by, ledger: Arc::new(Mutex::new(ledger)) }
@@ -98,7 +97,7 @@ impl ConfirmedPublisher {
         self.ledger().start_clock(Instant::now());
     }
 
-    /// A second has passed in which confirms could be taken: those that are due are not waited for any more.
+    /// Counts a second in which confirms could be taken. Overdue confirms are given up.
     pub fn tick(&self) {
         self.ledger().tick();
     }
@@ -152,9 +151,9 @@ impl ConfirmedPublisher {
 
     /// Waits until a message has its confirm, and every confirm that completed before it is noted.
     ///
-    /// A return reaches lapin before the confirm of its publish, and lapin attaches it to the next confirm that completes, of
-    /// whichever publish. A future may see its confirm before those that completed earlier are noted: lapin had woken it for
-    /// another reason, for example because the message was sent. So it lets all futures go first that were woken before.
+    /// A return reaches lapin before the confirm of its publish. lapin attaches it to the next confirm that completes, whichever publish
+    /// that is of. A future may be polled for another reason, for example because its message was sent, and see its confirm before earlier
+    /// ones are noted. So this lets all futures go first that were woken before.
     pub(crate) async fn confirmed(&self, unconfirmed: Unconfirmed) -> Result<(), UnknownOutcome> {
         let sequence = unconfirmed.sequence;
         let confirmation = self.confirmation(unconfirmed).await?;
@@ -164,7 +163,7 @@ impl ConfirmedPublisher {
         Ok(())
     }
 
-    /// Waits for a confirm, as long as the ledger says. One that may still come stays in the ledger.
+    /// Waits for a confirm as long as the ledger allows. The ledger keeps a confirm that may still come.
     async fn confirmation(&self, unconfirmed: Unconfirmed) -> Result<Confirmation, UnknownOutcome> {
         let Unconfirmed { sequence, confirm } = unconfirmed;
         let mut confirm = Some(confirm);

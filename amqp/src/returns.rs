@@ -54,7 +54,7 @@ impl Returns {
         }
     }
 
-    /// The outcome of a publish is known.
+    /// Forgets a publish whose outcome is known.
     pub(crate) fn forget(&mut self, sequence: u64) {
         if let Self::ByMessageId { sequences, ids } = self
             && let Some(id) = ids.remove(&sequence)

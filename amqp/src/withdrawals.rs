@@ -1,4 +1,4 @@
-//! The jobs that callers have withdrawn and that have not ended yet: their withdrawals are published, and repeated.
+//! Withdrawn jobs that have not ended yet, whose withdrawals are published and repeated.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,16 +12,16 @@ use uuid::Uuid;
 use vramq_schemas::topology::WITHDRAWALS_EXCHANGE;
 use vramq_schemas::withdrawal::{REMEMBERED_S, TYPE, Withdrawal};
 
-/// Withdrawn jobs whose end is awaited. Each is repeated every few seconds, so that this bounds messages too; of more, the
-/// withdrawal is sent once.
+/// The most withdrawn jobs whose end is awaited. Their withdrawals are repeated every few seconds, so this bounds messages too. Beyond it,
+/// a withdrawal is sent only once.
 pub const WITHDRAWN_MAX: usize = 4_096;
 
-/// Withdrawals that wait to be sent for the first time: as many as a worker remembers. Those of one burst are far fewer; more come
-/// together while there is no connection.
+/// The most withdrawals that wait to be sent for the first time: as many as a worker remembers. One burst has far fewer; more may pile up
+/// while there is no connection.
 const UNSENT_MAX: usize = 4 * WITHDRAWN_MAX;
 
-/// The interval at which withdrawals are repeated: a worker that joined misses one for no longer than this. Several times within
-/// the time for which workers remember a withdrawal.
+/// The interval of repeats. A worker that joins misses a withdrawal for this time at most. Workers remember withdrawals for several
+/// intervals.
 pub const REPEAT_EVERY: Duration = Duration::from_secs(5);
 const _: () = assert!(REPEAT_EVERY.as_secs() * 3 < REMEMBERED_S);
 
@@ -32,26 +32,26 @@ const REPEAT_FOR: Duration = Duration::from_secs(3600);
 #[derive(Debug, Default)]
 pub struct Withdrawals {
     open: Mutex<Open>,
-    /// Tells who publishes them that there is a new one.
+    /// Notifies the publisher of a new withdrawal.
     pub added: Notify,
-    /// Tells who waits for the end of all that one has ended.
+    /// Notifies [`all_ended`](Withdrawals::all_ended) that a job has ended.
     ended: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Open {
-    /// With the time since when.
+    /// Each with the time of its withdrawal.
     by_job: HashMap<String, (Withdrawal, Instant)>,
     /// Not sent once yet; at most [`UNSENT_MAX`].
     unsent: Vec<Withdrawal>,
     excess: Excess,
 }
 
-/// Withdrawals of jobs beyond [`WITHDRAWN_MAX`], counted since the start. Their jobs may run: on a worker that joins later, or that did not
+/// Counts, since the start, the withdrawals of jobs beyond [`WITHDRAWN_MAX`]. These jobs may run, on a worker that joins later or did not
 /// receive the only message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Excess {
-    /// To be sent once, and not repeated.
+    /// Sent once, and not repeated.
     pub sent_once: u64,
     /// Not sent at all: too many waited to be sent.
     pub not_sent: u64,
@@ -92,15 +92,15 @@ pub async fn publish_withdrawals(channel: &Channel, withdrawals: &[Withdrawal]) 
 }
 
 impl Withdrawals {
-    /// Withdraws a job until [`ended`](Self::ended) names it. False if too many are withdrawn: then its withdrawal is sent once, if at all
-    /// ([`excess`](Self::excess)).
+    /// Withdraws a job until [`ended`](Self::ended) names it. Returns false if too many jobs are withdrawn: then the withdrawal is sent
+    /// once at most ([`excess`](Self::excess)).
     pub fn withdraw(&self, withdrawal: Withdrawal) -> bool {
         let mut open = self.open();
         let is_repeated = open.by_job.len() < WITHDRAWN_MAX;
         if is_repeated {
             open.by_job.insert(withdrawal.job.clone(), (withdrawal.clone(), Instant::now()));
         }
-        // What is repeated is sent in any case.
+        // A withdrawal that is repeated may be left out here, because the next repeat sends it.
         let is_sent = open.unsent.len() < if is_repeated { WITHDRAWN_MAX } else { UNSENT_MAX };
         if is_sent {
             open.unsent.push(withdrawal);
@@ -115,8 +115,7 @@ impl Withdrawals {
         is_repeated
     }
 
-    /// Withdraws a job for as long as the returned value lives. `None` if too many are withdrawn: then its withdrawal is sent once, if at
-    /// all.
+    /// Withdraws a job while the returned value lives. `None` if too many jobs are withdrawn: then the withdrawal is sent once at most.
     pub fn add(self: &Arc<Self>, withdrawal: Withdrawal) -> Option<Withdrawn> {
         let job = withdrawal.job.clone();
         self.withdraw(withdrawal).then(|| Withdrawn { withdrawals: Arc::clone(self), job })
@@ -129,12 +128,13 @@ impl Withdrawals {
         }
     }
 
-    /// Those that were not sent yet.
+    /// Removes and returns the withdrawals that were not sent yet.
     pub fn take_unsent(&self) -> Vec<Withdrawal> {
         std::mem::take(&mut self.open().unsent)
     }
 
-    /// These could not be sent. They count as unsent again, except those whose jobs have ended.
+    /// Takes back withdrawals that could not be sent. Drops those that are not repeated: their jobs have ended, or they exceeded
+    /// [`WITHDRAWN_MAX`].
     pub fn put_back(&self, unsent: Vec<Withdrawal>) {
         let mut open = self.open();
         let Open { by_job, unsent: waiting, .. } = &mut *open;
@@ -148,7 +148,7 @@ impl Withdrawals {
         open.by_job.values().map(|(withdrawal, _)| withdrawal.clone()).collect()
     }
 
-    /// Those that are not repeated, or not even sent.
+    /// Counts withdrawals that are not repeated, or not sent at all.
     pub fn excess(&self) -> Excess {
         self.open().excess
     }

@@ -17,7 +17,7 @@ const RECONNECT_FOR: Duration = Duration::from_secs(60);
 /// How long closing a connection may take before the command ends without waiting for it.
 const CLOSE_MAX: Duration = Duration::from_secs(3);
 
-/// These flags stand together in every help: clap would put each beside the flag of the same number of the command itself.
+/// Keeps these flags together in every help text: clap would otherwise sort them among the command's own flags.
 const HEADING: &str = "Broker";
 
 /// Where the broker is.
@@ -126,7 +126,7 @@ impl Broker {
         let mut options = options.with_credentials(self.credentials());
         options.connection_name = connection_name(command);
         options.reconnect_for = Some(RECONNECT_FOR);
-        // A bulk of jobs may wait for hours; --timeout limits it.
+        // Jobs of a bulk run may wait for hours. --timeout limits a job.
         options.timeout = None;
         options
     }

@@ -71,7 +71,7 @@ pub(crate) async fn run(args: Args) -> u8 {
         DownloadError::Invalid(_) => exit::USAGE,
         _ => exit::FAILED,
     };
-    // The library has a store's flag for it, and this command its own.
+    // The library's message names an option of stores, so the command names its own flag.
     let is_refused = matches!(&error, DownloadError::Denied(why) if why.contains("private address"));
     let hint = if is_refused && !is_private { "; --private allows it" } else { "" };
     eprintln!("error: {}{hint}", safe(&error.to_string()));
@@ -93,7 +93,7 @@ fn write(args: Args) -> Result<(), DownloadError> {
         return download(&reference, &access, &mut io::stdout().lock()).map(drop);
     };
     let mut partial = path.as_os_str().to_owned();
-    // A name that no other file has, and that no other download takes.
+    // A unique name, so that no other file or download has it.
     partial.push(format!(".{}.partial", Uuid::new_v4().simple()));
     let partial = PathBuf::from(partial);
     let file = File::create_new(&partial).map_err(DownloadError::Write)?;

@@ -1,13 +1,13 @@
-//! `vramq`, the command for people and scripts: submits jobs, downloads large outputs, shows and controls workers, handles dead letters, tries programs as
-//! models.
+//! `vramq`, the command for people and scripts. Submits jobs, downloads large outputs, shows and controls workers, handles dead letters,
+//! tries programs as models.
 
 // Nothing that a message, a peer or a device does may panic.
 #![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unreachable))]
 // What is `pub` can be used elsewhere.
 #![warn(unreachable_pub)]
 
-/// Shadows the standard library's in all modules of this program: that one panics when standard error takes nothing, and a line of progress
-/// would end the work that it tells of.
+/// Replaces the standard library's macro in all modules of this program. That one panics when standard error cannot be written, so a line
+/// of progress would end the work that it reports.
 macro_rules! eprintln {
     ($($argument:tt)*) => { $crate::output::write_error_line(format_args!($($argument)*)) };
 }
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
         eprintln!("error: the environment variable {name} is unknown; did you mean {meant}?");
         return exit::USAGE.into();
     }
-    // lapin logs every lost connection as errors of its own; the client logs it once.
+    // lapin logs several errors for every lost connection; the client logs one.
     let filter = match log_filter_of_environment() {
         Ok(filter) => filter,
         Err(error) => {
@@ -82,7 +82,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        // It would tell standard error that standard error takes nothing, and panic.
+        // Otherwise the log would report on standard error that standard error cannot be written, and panic.
         .log_internal_errors(false)
         .without_time()
         .with_target(false)

@@ -17,7 +17,7 @@ pub struct Access {
     pub address: Address,
     /// What the broker's list of connections shows.
     pub connection_name: String,
-    /// The longest wait until another program releases the lock of a queue.
+    /// The longest wait for the lock of a queue.
     pub lock_wait_max: Duration,
     /// Called once, with a sentence for people, when a queue's lock is not free.
     pub on_lock_wait: fn(&str),

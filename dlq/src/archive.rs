@@ -1,4 +1,4 @@
-//! Archives: files with one dead letter in each line. What was reported as written survives a crash.
+//! Archives: files with one dead letter per line. A letter that was synced survives a crash.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, BufWriter, Read, Write as _};
@@ -15,7 +15,7 @@ use crate::text::safe;
 /// The longest line that is read: the largest body in base64 (RabbitMQ can be configured to accept 512 MiB), and headers.
 const LINE_BYTES_MAX: u64 = 1024 * 1024 * 1024;
 
-/// A name for a new archive: the time, and a suffix where several may begin in one second.
+/// A name for a new archive: the time, and a suffix for archives that begin in the same second.
 pub fn file_name(suffix: &str) -> String {
     let format = format_description!("[year][month][day]T[hour][minute][second]Z");
     let now = OffsetDateTime::now_utc().format(&format).unwrap_or_default();
@@ -38,7 +38,7 @@ impl Archive {
         let file = created
             .map_err(|error| Error::File(format!("create {}: {error}", safe(&path.to_string_lossy()))))?;
         let this = Self { path: path.to_owned(), file: BufWriter::new(file), letters: 0 };
-        // The name must survive a crash as well as the content.
+        // Sync the folder too: the file's name must survive a crash.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| this.error(&error))?;
         Ok(this)
@@ -83,7 +83,7 @@ impl std::fmt::Debug for Lines {
 #[derive(Debug)]
 pub enum Line {
     DeadLetter(Box<DeadLetter>),
-    /// The incomplete last line of a file whose writer was killed: that dead letter was not removed from its queue.
+    /// The incomplete last line of a file whose writer was killed. Its dead letter is still in the queue.
     Torn,
     End,
 }

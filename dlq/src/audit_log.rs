@@ -18,7 +18,7 @@ use crate::text::safe;
 pub struct AuditLog {
     path: PathBuf,
     file: File,
-    /// The same in all lines of one action.
+    /// The action's id, the same in all of its lines.
     action: String,
     command: &'static str,
     who: String,
@@ -28,7 +28,7 @@ impl AuditLog {
     /// A log at `path`, whose folder is made if it is missing. `who` is in every line.
     ///
     /// # Errors
-    /// It cannot be written. Then nothing may be done: every action is logged.
+    /// The log cannot be written. Then the action must not run, because every action is logged.
     pub fn open(path: &Path, command: &'static str, who: String) -> Result<Self, Error> {
         let failed = |error: std::io::Error| {
             let path = safe(&path.to_string_lossy());
@@ -42,12 +42,12 @@ impl AuditLog {
         Ok(Self { path: path.to_owned(), file, action, command, who })
     }
 
-    /// What all lines of this action have in common.
+    /// The action's id, which all of its lines have.
     pub fn action(&self) -> &str {
         &self.action
     }
 
-    /// Logs what is about to be done; on the disk when it returns.
+    /// Logs what is about to be done. The line is on the disk when this returns.
     pub(crate) fn log_begin(
         &mut self,
         queue: &str,

@@ -1,7 +1,7 @@
 //! Bounds the bytes that consumers have received and that are not processed yet.
 //!
-//! lapin stores deliveries as fast as they arrive. It passes each to a delegate on the thread that reads the socket: a delegate
-//! that blocks stops the reading, and so the broker.
+//! lapin buffers deliveries without a bound, and passes each to a delegate on the thread that reads the socket. A delegate that blocks
+//! therefore stops the reading, and so the broker's sending.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 /// Bytes that may wait to be processed.
 const BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// The longest time to block the thread that reads the socket: it sends heartbeats, too.
+/// The longest time for which the thread that reads the socket is blocked. That thread also sends the heartbeats.
 const BLOCK_MAX: Duration = Duration::from_secs(1);
 
 /// An estimate for properties and headers of a message.
@@ -59,8 +59,8 @@ impl ByteLimiter {
         self.released.notify_one();
     }
 
-    /// Runs something that takes a lock of the channel, with the limiter disabled. lapin holds that lock while it calls a
-    /// delegate, so a delegate that blocks meanwhile would deadlock with the caller.
+    /// Disables the limiter while `run` takes a lock of the channel. lapin holds that lock while it calls a delegate, so a blocked delegate
+    /// and the caller would wait for each other.
     pub(crate) fn bypass<T>(&self, run: impl FnOnce() -> T) -> T {
         self.set_enabled(false);
         let result = run();
@@ -76,19 +76,19 @@ impl ByteLimiter {
 
 impl Deliveries {
     pub(crate) fn new() -> Self {
-        // The limiter bounds the channel: in bytes, which a bounded channel does not count.
+        // Bounded by the limiter, in bytes. A bounded channel would count messages.
         let (sender, receiver) = mpsc::unbounded_channel();
         Self { limiter: Arc::default(), receiver, sender, consumers: Vec::new() }
     }
 
     pub(crate) fn add(&mut self, consumer: Consumer) {
         let (limiter, sender) = (Arc::clone(&self.limiter), self.sender.clone());
-        // Setting the delegate passes it what has already arrived, on this thread, which must not block: it is the one that
-        // releases.
+        // Setting the delegate passes it the deliveries that have already arrived, on this thread. It must not block this thread, which is
+        // the one that releases bytes.
         self.limiter.bypass(|| {
             consumer.set_delegate(move |received: Received| {
                 limiter.acquire(size(&received));
-                // Fails after the receiver is dropped: then the message goes back with the channel.
+                // An `Err`: the receiver was dropped. Closing the channel requeues the message.
                 let _ = sender.send(received);
                 std::future::ready(())
             });
@@ -112,7 +112,7 @@ impl Deliveries {
 }
 
 impl Drop for Deliveries {
-    /// Lets deliveries that still arrive pass, to be dropped.
+    /// Stops limiting, so that deliveries which still arrive pass and are dropped.
     fn drop(&mut self) {
         self.receiver.close();
         self.limiter.set_enabled(false);

@@ -22,7 +22,7 @@ pub const UNKNOWN: &str = "unknown";
 /// The length of error texts in lists, in characters: ten thousand of them are kept in memory at once.
 const ERROR_CHARS_MAX: usize = 200;
 
-/// The broker's counts of deliveries: they change with every reading of the queue.
+/// Headers with the broker's delivery counts, which change with every reading of the queue.
 const COUNTERS: [&str; 2] = ["x-delivery-count", "x-acquired-count"];
 
 /// The header in which the broker keeps why and from where it dead-lettered a message, newest first.
@@ -135,14 +135,14 @@ impl DeadLetter {
         self.queue.strip_prefix(&dead_queue("")).unwrap_or(&self.queue)
     }
 
-    /// Whether the broker dead-lettered it, rather than a worker. Then its headers are the publisher's, whatever they say: only the
-    /// broker's own can be believed. Workers write a reason, and no `x-death` comes with what they publish.
+    /// Whether the broker dead-lettered the message, rather than a worker. Then the publisher may have written any header except the
+    /// broker's own. Workers write a reason, and publish without `x-death`.
     pub(crate) fn is_by_broker(&self) -> bool {
         self.headers.inner().contains_key(X_DEATH) || self.text(REASON).is_none()
     }
 
-    /// The kind of reply, if it holds results that could not be delivered rather than a job. A job that failed after some of its
-    /// items has its own reason, and so have the results of these items.
+    /// The kind of reply, if the letter holds results that could not be delivered rather than a job. If a job failed after some items, the
+    /// results of these items carry the job's reason, so their reply headers identify them.
     pub fn results(&self) -> Option<ReplyKind> {
         let kind = self.properties.kind().as_ref().and_then(|kind| ReplyKind::of(kind.as_str()));
         // `progress` is never kept.
@@ -164,8 +164,8 @@ impl DeadLetter {
         self.number(header).map_or(0, |n| n.try_into().unwrap_or(u32::MAX))
     }
 
-    /// A hash of everything that an import restores. That leaves out `user_id`, which only the user itself may publish, headers
-    /// that route copies to other queues, and the number that differs with every publish.
+    /// A hash of everything that an import restores. Left out: `user_id`, which only that user may publish; headers that route copies to
+    /// other queues; and the publish number, which differs with every publish.
     pub fn fingerprint(&self) -> Fingerprint {
         let mut digest = Sha256::new();
         let mut part = |bytes: &[u8]| {

@@ -40,8 +40,8 @@ pub enum Target<'a> {
 
 #[derive(Debug)]
 pub(crate) enum Destination<'a> {
-    /// Stores with the broker's confirm. Has a connection of its own, so that confirms arrive while the connection that reads
-    /// waits at its byte limiter.
+    /// Stores by publishing with confirms. Uses a connection of its own: on the reading connection, confirms would wait behind deliveries
+    /// that its byte limiter holds back.
     Queues {
         _connection: Box<Connection>,
         publisher: Box<PublishPipeline<PendingLetter>>,
@@ -61,7 +61,7 @@ pub(crate) struct PendingLetter {
     pub(crate) results: bool,
 }
 
-/// At most so many dead letters per second.
+/// Limits the dead letters per second.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RateLimit {
     every: Duration,
@@ -74,7 +74,7 @@ impl RateLimit {
     }
 
     fn sent(&mut self) {
-        // A delay is not made up for by a burst.
+        // Never catch up after a delay by a burst.
         self.next = (self.next + self.every).max(Instant::now());
     }
 }
@@ -114,12 +114,12 @@ impl<'a> Destination<'a> {
         }
     }
 
-    /// Whether results reach their reply queue, so that their job is done with them.
+    /// Whether the destination delivers results to their reply queue, which answers their job.
     pub(crate) fn delivers_results(&self) -> bool {
         matches!(self, Self::Queues { .. })
     }
 
-    /// Gives up what is on its way to a broker that has closed the channel.
+    /// Forgets letters that were on their way to a broker that has closed the channel.
     pub(crate) fn forget_lost(&mut self) {
         if let Self::Queues { publisher, .. } = self {
             publisher.forget_lost();
@@ -134,7 +134,7 @@ impl<'a> Destination<'a> {
         }
     }
 
-    /// Starts to store a dead letter. The inner error is the reason why it has to stay in its queue.
+    /// Starts to store a dead letter. The inner `Err` is the reason why the letter stays in its queue.
     pub(crate) fn take(&mut self, unacked: Unacked, kind: &Kind) -> Result<Result<(), String>, Error> {
         let Unacked { letter, tag } = unacked;
         let results = *kind == Kind::Results;

@@ -47,7 +47,7 @@ fn what_it_is(letter: &DeadLetter) -> Vec<String> {
     lines.extend(user(letter).map(|user| format!("The user {} published it.", safe(&user))));
     match letter.number(ITEMS_DONE).unwrap_or(0) {
         0 => {}
-        // A retry begins with the first item.
+        // The broker's letters: a retry begins with the first item.
         _ if letter.is_by_broker() => {}
         done => lines.push(format!(
             "{} of it are answered already: a retry continues after them.",
@@ -63,7 +63,7 @@ fn what_it_is(letter: &DeadLetter) -> Vec<String> {
     lines
 }
 
-/// Who published the job, as far as the broker or a worker vouches for it: a header that no worker wrote proves nothing.
+/// The job's publisher, if the broker or a worker vouches for it. A header that no worker wrote proves nothing.
 fn user(letter: &DeadLetter) -> Option<String> {
     let verified = letter.properties.user_id().as_ref().map(ToString::to_string);
     verified.or_else(|| letter.text(headers::USER).filter(|_| !letter.is_by_broker()))
@@ -139,7 +139,7 @@ fn what_to_do(letter: &DeadLetter, cause: &DeadLetterCause) -> String {
     }
 }
 
-/// What to do about a job that RabbitMQ dead-lettered, by its name for why. `retry` is the command that retries it.
+/// What to do about a job that RabbitMQ dead-lettered for `reason`. `retry` is the command that retries the job.
 fn after_broker(reason: &str, retry: &str) -> String {
     match reason {
         "delivery-limit" => format!(

@@ -45,7 +45,7 @@ pub struct InvalidField {
     problem: String,
 }
 
-/// The headers with such names, as JSON.
+/// The headers whose names satisfy `with`, as JSON.
 pub(crate) fn to_json(table: &FieldTable, with: impl Fn(&str) -> bool) -> String {
     let mut table = table_to(table);
     table.retain(|name, _| with(name));

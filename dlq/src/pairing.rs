@@ -20,7 +20,7 @@ pub(crate) struct Pairing {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Identity {
     message_id: Option<String>,
-    /// Of a reply to a job without one, the job's message id.
+    /// If the job has no correlation id, its replies carry its message id here.
     correlation_id: String,
     user: Option<String>,
     caller: Option<String>,
@@ -38,7 +38,7 @@ struct Run {
 #[derive(Debug)]
 struct UnansweredJob {
     identity: Identity,
-    /// Empty if the job names no reply queue: then its replies name the model's.
+    /// Empty if the job names no reply queue. Its replies then name the model's default reply queue.
     reply_to: String,
     items_done: u32,
     /// Its number in the plan.
@@ -105,9 +105,10 @@ impl Pairing {
     }
 }
 
-/// Takes the results of all items from `first` on out of the parts of a run, which are in descending order. `None` if one is missing.
+/// Removes the results of all items from `first` on from the parts of a run, which are in descending order. `None`, without a change, if an
+/// item is missing.
 fn take_all(parts: &mut Vec<Part>, first: u32, items_total: u32) -> Option<Vec<Fingerprint>> {
-    // By their offsets, the parts after which all the others are there.
+    // The parts, by offset, from which on all later items are there.
     let mut complete = HashMap::new();
     for (at, part) in parts.iter().enumerate() {
         let end = part.offset.checked_add(part.items);
@@ -130,7 +131,7 @@ fn take_all(parts: &mut Vec<Part>, first: u32, items_total: u32) -> Option<Vec<F
         }
         next = next.checked_add(parts[at].items)?;
     }
-    // Offsets rise along the chain, so numbers fall, and removing one part moves none of those that follow.
+    // Offsets rise along the chain, so indices fall, and removing one part does not move those still to be removed.
     Some(chain.into_iter().map(|at| parts.remove(at).fingerprint).collect())
 }
 
@@ -237,7 +238,7 @@ mod tests {
         let mut of_other_user = BOTH.reply(Done, 0, 12);
         of_other_user.headers.insert(USER.into(), AMQPValue::LongString("mallory".into()));
         assert_eq!(answered(&[of_other_user, BOTH.job(0)]), NONE);
-        // A job that ended for another reason has no results to wait for.
+        // A job that was not `unroutable` has no undelivered results.
         let failed =
             DeadLetter { properties: BOTH.properties(), ..written("", Reason::EngineFailed, |_| {}) };
         assert_eq!(answered(&[BOTH.reply(Done, 0, 12), failed]), NONE);

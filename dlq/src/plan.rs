@@ -32,7 +32,7 @@ pub struct Selected {
 pub enum Kind {
     Job,
     Results,
-    /// A job whose results are all in these other dead letters, which are selected, too. It is answered when they are delivered.
+    /// A job whose complete results are in these other dead letters, which are also selected. Delivering them answers the job.
     AnsweredBy(Vec<Fingerprint>),
 }
 
@@ -177,9 +177,9 @@ pub fn unmatched<'a>(
 #[derive(Debug)]
 pub(crate) struct Claims {
     kinds: HashMap<Fingerprint, Vec<Kind>>,
-    /// Copies that were not selected.
+    /// Copies that were not selected, and stay.
     spare: HashMap<Fingerprint, u32>,
-    /// Unacked, and acknowledged.
+    /// Letters that were taken: unacknowledged, or acknowledged.
     settled: HashMap<Fingerprint, u32>,
 }
 
@@ -197,7 +197,7 @@ impl Claims {
         self.kinds.values().map(Vec::len).sum()
     }
 
-    /// Takes nothing more.
+    /// Stops taking further letters.
     pub(crate) fn give_up(&mut self) {
         self.kinds.clear();
     }
@@ -207,7 +207,7 @@ impl Claims {
         !self.settled.is_empty()
     }
 
-    /// Starts a reading of the queue: in each, the copies that stay are counted from the start.
+    /// Starts a reading of the queue. Each reading counts the copies that stay from zero.
     pub(crate) fn reading(&mut self) -> Reading<'_> {
         Reading { spare: self.spare.clone(), claims: self }
     }
@@ -244,7 +244,7 @@ impl Reading<'_> {
         }
     }
 
-    /// To be taken at another reading.
+    /// Gives a claim back, so that another reading takes the letter.
     pub(crate) fn unclaim(&mut self, fingerprint: Fingerprint, kind: Kind) {
         self.claims.kinds.entry(fingerprint).or_default().push(kind);
     }

@@ -54,7 +54,7 @@ fn of_job(job: &Job) -> Vec<String> {
 fn of_input(input: &Input) -> String {
     match input {
         Input::Bytes(all) => format!("bytes, {}", bytes(all.len() as u64)),
-        // It may contain a name or a signature.
+        // A URI may contain a person's name or a signature.
         Input::Uri(text) => format!("uri, {}", beginning(text)),
         Input::Text(text) => format!("text, {}", beginning(text)),
         Input::Json(value) => format!("json, {}", beginning(value.as_str())),

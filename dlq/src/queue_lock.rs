@@ -15,7 +15,7 @@ use crate::text::safe;
 
 const LOCK_POLL: Duration = Duration::from_millis(200);
 
-/// The longest wait until the broker has requeued what was given back.
+/// The longest wait until the broker has requeued the letters that were given back.
 const REQUEUE_MAX: Duration = Duration::from_secs(10);
 const REQUEUE_POLL: Duration = Duration::from_millis(10);
 
@@ -50,7 +50,7 @@ impl QueueLock {
         Ok(this)
     }
 
-    /// The same, unless a request to end comes first.
+    /// Like [`open`](Self::open), unless a request to end comes first.
     pub(crate) async fn open_unless(access: &Access, model: &str, stops: &mut Stops) -> Result<Self, Error> {
         tokio::select! {
             lock = Self::open(access, model) => lock,
@@ -88,8 +88,8 @@ impl QueueLock {
         }
     }
 
-    /// Waits until the queue has no consumers. The lock of a process that was killed is released at once, but what it held
-    /// unacknowledged is requeued a little later, with its consumers' end: who reads before that changes the order.
+    /// Waits until the queue has no consumers. The lock of a killed process is released at once, but its unacknowledged letters are
+    /// requeued a little later, when its consumers end. Reading before that would change their order.
     async fn wait_for_no_consumers(&self) -> Result<(), Error> {
         let start = Instant::now();
         while self.count().await?.consumers > 0 {

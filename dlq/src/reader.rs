@@ -24,7 +24,7 @@ use crate::text::safe;
 /// The largest prefetch of AMQP. More dead letters are read by several consumers.
 const PREFETCH_MAX: u16 = u16::MAX;
 
-/// The longest wait for a delivery from a queue that reported messages, before it is counted again.
+/// The longest wait for a delivery before the queue is counted again.
 const SILENCE: Duration = Duration::from_secs(2);
 
 /// The longest wait for the channel to close.
@@ -33,7 +33,7 @@ const CLOSE_MAX: Duration = Duration::from_secs(3);
 /// How many such waits end the reading.
 const SILENCES_MAX: u32 = 5;
 
-/// How often dead letters that arrived meanwhile are read, too. If they arrive as fast as they are read, it would not end.
+/// How often a reading is extended by letters that arrived meanwhile. Without a bound it might never end.
 const EXTENSIONS_MAX: u32 = 3;
 
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The next dead letter, until all that were there have been read.
+    /// The next dead letter; `None` after all that were there at the start.
     ///
     /// Cancel safety: none. After a dropped call, give back what was read.
     pub async fn next(&mut self) -> Result<Option<Unacked>, Error> {
@@ -157,7 +157,7 @@ impl<'a> Reader<'a> {
         Acks { channel, limiter, acked: Arc::clone(&self.acked) }
     }
 
-    /// Gives back everything that is not acknowledged, and waits until the queue has it: the next reader would miss it.
+    /// Requeues every unacknowledged letter, and waits until the queue has all of them: the next reader would miss them.
     pub async fn give_back(self) -> Result<(), Error> {
         let (held, Self { queue_lock, channel, deliveries, .. }) = (self.held(), self);
         drop(deliveries);

@@ -17,10 +17,10 @@ const VERSION: u32 = 1;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
-    /// The first field, so that any reader sees it first.
+    /// The first field, so that every version reads it before the others.
     vramq_letter: u32,
     queue: String,
-    /// For people and for searching a file. It is not read: it is computed from the rest.
+    /// For people, and for searching a file. Ignored on reading, because it is computed from the rest.
     fingerprint: String,
     properties: Properties,
     headers: BTreeMap<String, HeaderValue>,

@@ -25,8 +25,7 @@ const HEADER_BYTES_MAX: usize = 120 * 1024;
 /// RabbitMQ's direct reply-to: the name that a publisher writes. The broker replaces it by the address of the publisher's channel.
 const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
 
-/// What counts or describes the attempts that ended in the dead letter: a retried job starts without them, or it would be a dead
-/// letter again at once.
+/// Headers that count or describe earlier attempts. A retried job starts without them; otherwise it would be dead-lettered again at once.
 const OF_ENDED_ATTEMPTS: [&str; 11] = [
     EXPIRATION,
     ATTEMPT,
@@ -84,11 +83,11 @@ fn checked(
     Ok(Message { exchange, routing_key, properties, headers, body, mandatory: true })
 }
 
-/// The job in a dead letter, to be run again: attempts are counted from zero; `history` keeps what happened, `items-done` what
-/// was answered.
+/// The job in a dead letter, to be run again. Attempts are counted from zero. `history` keeps what happened, and `items-done` which items
+/// are answered.
 pub fn job(letter: DeadLetter, changes: &Changes, now_ms: u64) -> Result<Message, CannotPublish> {
     let crashed = letter.text(REASON).as_deref() == Some(Reason::Crashed.as_str());
-    // What it says of attempts may be a publisher's invention then, and must not come back believed.
+    // The publisher may have invented these headers. Republished through the retry exchange, workers would trust them.
     let by_broker = letter.is_by_broker();
     let retries = letter.count(RETRIES).saturating_add(1);
     let hint = match (changes.batch_hint, !by_broker && was_lowered(&letter.headers)) {
@@ -103,7 +102,7 @@ pub fn job(letter: DeadLetter, changes: &Changes, now_ms: u64) -> Result<Message
             // A job that crashed workers keeps its count: it runs in isolation, so that a crash costs no other job.
             || (name == CRASHES && !crashed)
             || (name == ITEMS_DONE && changes.from_start)
-            // The operator wants it to run, although its caller may have withdrawn it.
+            // Without a digest the caller's withdrawal has no effect: the operator wants the job to run.
             || name == DIGEST
             || (by_broker && OF_JOBS.contains(&name))
             || is_routing(name)
@@ -124,7 +123,7 @@ pub fn job(letter: DeadLetter, changes: &Changes, now_ms: u64) -> Result<Message
     }
     let (exchange, routing_key) = match &changes.to {
         Some(queue) => ("", queue.clone()),
-        // Only what comes through this exchange is believed about earlier attempts.
+        // Workers trust headers about earlier attempts only from this exchange.
         None => (RETRY_EXCHANGE, key),
     };
     checked(exchange, routing_key, properties, headers, letter.body)
@@ -145,7 +144,7 @@ pub fn results(letter: DeadLetter) -> Result<Message, CannotPublish> {
     if reply_to.starts_with(DIRECT_REPLIES) {
         return Err(CannotPublish::CallerLeft);
     }
-    // WORKER is a header of replies, too. Only operators see who published the job.
+    // Replies have the header WORKER too. Only operators may see who published the job.
     let headers = without(&letter.headers, |name| {
         (OF_DEAD_LETTERS.contains(&name) && name != WORKER)
             || [USER, CALLER].contains(&name)
@@ -165,8 +164,8 @@ pub fn letter(letter: DeadLetter) -> Result<Message, CannotPublish> {
     checked("", letter.queue, properties, headers, letter.body)
 }
 
-/// Headers that route copies to other queues, and those in which the broker counts its dead-lettering: it would drop a job
-/// that passes through a delay queue again as a cycle.
+/// Headers that route copies to other queues, and those in which the broker counts its own dead-lettering. With the latter, the broker
+/// would take a job that passes a delay queue again for a cycle, and drop it.
 fn is_routing(name: &str) -> bool {
     matches!(name, "CC" | "BCC")
         || ["x-death", "x-first-death-", "x-last-death-"].iter().any(|of_broker| name.starts_with(of_broker))
@@ -180,8 +179,8 @@ fn without(table: &FieldTable, left_out: impl Fn(&str) -> bool) -> FieldTable {
     kept
 }
 
-/// Adds the `reply_to` of a dead letter. The name by which a publisher asks for direct replies is left out: the broker would take it for
-/// the channel that publishes now.
+/// Adds the `reply_to` of a dead letter, except the name by which a publisher asks for direct replies: the broker would replace it by the
+/// address of the channel that publishes now.
 fn with_reply_to(properties: BasicProperties, of: &BasicProperties) -> BasicProperties {
     match of.reply_to() {
         Some(queue) if queue.as_str() != DIRECT_REPLIES => properties.with_reply_to(queue.clone()),

@@ -43,7 +43,7 @@ impl Filter {
             && trace.is_none()
     }
 
-    /// A dead letter without a time passes `since`: it is not known to be older.
+    /// Whether the letter meets all conditions. A letter without a time passes `since`, because it may be recent enough.
     pub fn takes(&self, letter: &DeadLetter, summary: &Summary) -> bool {
         (self.reason.is_empty() || self.reason.contains(&summary.group.reason))
             && self.since.is_none_or(|Since(at)| summary.dead_at_ms.is_none_or(|dead_at| dead_at >= at))

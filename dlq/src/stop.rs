@@ -11,7 +11,7 @@ pub enum Stop {
     Terminated,
 }
 
-/// Requests to end early. The first one stops the reading, and what is under way is settled; a second one stops that, too.
+/// Requests to end early. The first one stops the reading, while letters in flight are settled. The second one stops that as well.
 #[derive(Debug)]
 pub struct Stops(mpsc::Receiver<Stop>);
 

@@ -3,8 +3,8 @@
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// Whether a character changes the state of a terminal or how the text around it reads: control characters, changes of
-/// direction, characters without a width.
+/// Whether a character changes the terminal's state or how nearby text reads: control characters, changes of text direction, characters
+/// without width.
 pub fn is_active(c: char) -> bool {
     c.is_control()
         || matches!(c,

@@ -40,14 +40,14 @@ pub struct Outcome {
     pub gone: usize,
     /// Results that their reply queue has.
     delivered: HashSet<Fingerprint>,
-    /// Results of jobs that are answered when all their results are delivered, and are still in the queue. Until then these stay, too:
-    /// without one of them the job would run again after a retry that was killed.
+    /// Undelivered and delivered results, still in the queue, of jobs that wait until all their results are delivered. Even delivered ones
+    /// stay until then: if one were removed and this process were killed, a later retry would run the job again.
     needed: HashSet<Fingerprint>,
-    /// Of those, delivered ones that went back to the queue at the end of a reading.
+    /// Results in `needed` that were delivered but went back to the queue at the end of a reading.
     back: HashSet<Fingerprint>,
 }
 
-/// Hears how many letters have left their queue since the last call.
+/// Called with the number of letters that have left their queue since the last call.
 pub type OnMoved<'a> = &'a (dyn Fn(usize) + Send + Sync);
 
 /// How the transfer from one queue ended.
@@ -62,7 +62,7 @@ pub struct Ended {
 pub struct Transfers<'a> {
     pub access: &'a Access,
     pub audit_log: AuditLog,
-    /// What the audit log says besides.
+    /// Further fields for the audit log.
     pub detail: Value,
     pub on_moved: OnMoved<'a>,
 }
@@ -116,7 +116,7 @@ struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    /// Reads the queue until everything that is claimed was taken and is really removed.
+    /// Reads the queue until every claimed letter was taken and has really left the queue.
     ///
     /// # Errors
     /// What ended it early. `outcome` tells how far it came; the rest of the queue is unchanged.
@@ -132,7 +132,7 @@ impl Transfer<'_> {
                     return ended.and(Err(error));
                 }
                 Err(error) => {
-                    // What was transferred until then still has to be removed reliably.
+                    // Letters that were transferred until then still have to leave the queue reliably.
                     ended = Err(error);
                     claims.give_up();
                     self.destination.forget_lost();
@@ -166,7 +166,7 @@ impl Transfer<'_> {
             held: HashMap::new(),
         };
         let end = self.read(&mut reader, &mut in_flight).await;
-        // Whatever ended it: what the broker still confirms was transferred, and is removed from the queue.
+        // Even after an error: letters that the broker still confirms are transferred, and are removed from the queue.
         let settling =
             timeout(CONFIRMS_MAX, in_flight.settle_all(&mut self.destination, self.outcome, self.on_moved));
         let rest = tokio::select! {
@@ -240,9 +240,9 @@ struct InFlight<'a> {
     acks: Acks,
     reading: Reading<'a>,
     removed: usize,
-    /// Jobs that wait until their results are delivered, by the first letter that is not.
+    /// Jobs that wait until their results are delivered, by the first undelivered letter.
     waiting: HashMap<Fingerprint, Vec<AnsweredJob>>,
-    /// Delivered results that are removed after their job.
+    /// Delivered results, which are removed only after their job.
     held: HashMap<Fingerprint, PendingLetter>,
 }
 
@@ -299,7 +299,7 @@ impl InFlight<'_> {
         while !destination.is_empty() {
             let settled = destination.settled().await?;
             let is_lost = settled.lost.is_some();
-            // A refused message must not keep the others from being acknowledged.
+            // Go on after an error, so that the other letters are acknowledged.
             result = result.and(self.settle(settled, outcome, on_moved));
             if is_lost {
                 break;
@@ -365,8 +365,8 @@ impl InFlight<'_> {
         Ok(())
     }
 
-    /// Jobs whose results could not be delivered stay, with those that were. Jobs whose results were not read yet are claimed again, and
-    /// so are delivered results whose job was not.
+    /// Keeps jobs whose results could not be delivered, together with their delivered results. Claims jobs again whose results were not
+    /// read yet, and delivered results whose job was not.
     fn release_waiting(&mut self, outcome: &mut Outcome) {
         let kept: HashSet<_> = outcome.kept.iter().map(|(fingerprint, _)| *fingerprint).collect();
         for AnsweredJob { letter, results } in std::mem::take(&mut self.waiting).into_values().flatten() {

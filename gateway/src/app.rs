@@ -25,7 +25,7 @@ use crate::operator::Operator;
 use crate::outputs::OutputStore;
 use crate::problem::Problem;
 
-/// The gateway's state. Clones are the same.
+/// The gateway's state. Clones share it.
 #[derive(Clone, Debug)]
 pub struct App(Arc<Shared>);
 
@@ -36,22 +36,22 @@ pub struct Shared {
     pub client: Client,
     pub link: Arc<Link>,
     pub jobs: Jobs,
-    /// `None`: results are in memory alone.
+    /// `None`: results are kept in memory only.
     pub results: Option<ResultStore>,
-    /// What gateways with a common store of results do for each other; there if `results` is.
+    /// Adopts jobs of gateways with the same result store. `Some` if `results` is.
     pub adoption: Option<Adoption>,
     pub files: Option<FileStore>,
-    /// `None`: outputs in a store are references, and no more.
+    /// `None`: callers get references to outputs in a store, and cannot download them here.
     pub outputs: Option<OutputStore>,
-    /// `None`: dead letters are shown, and stay.
+    /// `None`: dead letters can be read, but not retried or dropped.
     pub operator: Option<Arc<Operator>>,
     pub metrics: Metrics,
     in_flight: InFlight,
     readers: InFlight,
     pub bodies: BodyMemory,
-    /// Requests that the end of a drain left without their result.
+    /// Requests that got no result because the drain ended.
     cut_off: AtomicU64,
-    /// The jobs that end with this gateway, because no other can have them, and that have not ended.
+    /// Unfinished jobs that no other gateway can take over.
     own_jobs: watch::Sender<usize>,
     pub drain: watch::Receiver<Drain>,
 }
@@ -64,7 +64,7 @@ impl std::ops::Deref for App {
     }
 }
 
-/// A job that ends with this gateway.
+/// A job that no other gateway can take over.
 #[derive(Debug)]
 pub struct OwnJob(App);
 
@@ -74,17 +74,17 @@ impl Drop for OwnJob {
     }
 }
 
-/// The places that outlive the gateway, if they are configured.
+/// The configured stores, which outlive the gateway.
 #[derive(Debug)]
 pub struct Stores {
-    /// With what makes unfinished jobs known to the other gateways.
+    /// The result store, and the adoption that lets other gateways take over unfinished jobs.
     pub results: Option<(ResultStore, Adoption)>,
     pub files: Option<FileStore>,
     pub outputs: Option<OutputStore>,
 }
 
-/// A request in flight, of its caller and of all. It is until all clones are dropped: that of the response, which is sent, and that of the
-/// job, which may end later.
+/// Counts a request as in flight, for its caller and in total, until all clones are dropped. The response has one clone until it is sent;
+/// the job has one, and may end later.
 #[derive(Clone, Debug)]
 pub struct Permits {
     _held: Arc<Held>,
@@ -109,10 +109,10 @@ impl Permits {
 /// How long a gateway that stops waits for the ends of the jobs that it withdraws.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// When to try again while the gateway stops, or the broker does not answer, or nothing is known of the wait.
+/// `Retry-After` while the gateway drains, the broker does not answer, or no wait can be estimated.
 const FULL_RETRY: Duration = Duration::from_secs(1);
 
-/// When to try again while nobody takes jobs: a worker starts within some seconds.
+/// `Retry-After` while no worker takes the model's jobs: a worker starts within some seconds.
 const NOBODY_RETRY: Duration = Duration::from_secs(10);
 
 impl App {
@@ -173,8 +173,8 @@ impl App {
         Permits::new(&self.in_flight, self.config.limits.in_flight, of_caller)
     }
 
-    /// Admits a request for the results of a job, which are in memory until they are sent. It is none of those in flight: jobs may fill
-    /// these, and their caller asks for the results. There may be as many.
+    /// Admits a request that reads a job's results, which are in memory until they are sent. Readers have their own limit, of the same size
+    /// as the one for requests in flight: otherwise a caller whose jobs fill that limit could not read their results.
     ///
     /// # Errors
     /// The gateway is full, or the caller has its share.
@@ -187,7 +187,7 @@ impl App {
         Permits::new(&self.readers, self.config.limits.in_flight, of_caller)
     }
 
-    /// A request gets no result, because the drain ends.
+    /// Counts a request that gets no result because the drain ends.
     pub fn cut_off(&self) {
         self.cut_off.fetch_add(1, Ordering::Relaxed);
     }
@@ -197,16 +197,16 @@ impl App {
         self.cut_off.load(Ordering::Relaxed)
     }
 
-    /// Counts a job that ends with this gateway, until the returned value is dropped.
+    /// Counts a job that no other gateway can take over, until the returned value is dropped.
     pub fn own_job(&self) -> OwnJob {
         self.own_jobs.send_modify(|jobs| *jobs += 1);
         OwnJob(self.clone())
     }
 
-    /// Withdraws the jobs that end with this gateway, and waits for their ends, for a short time: a worker that is not busy reports them
-    /// within milliseconds. Without that their replies would be dead letters, because nobody takes them when the gateway is gone.
+    /// Withdraws the jobs that no other gateway can take over, and waits briefly for their ends: a worker that is not busy reports them
+    /// within milliseconds. Later replies would become dead letters, because their queue is gone with this gateway.
     pub async fn withdraw_own_jobs(&self) {
-        // With a common store of results other gateways take on what can be asked for.
+        // With a common result store, other gateways take over the jobs that callers can ask for again.
         if self.adoption.is_none() {
             self.jobs.withdraw_unfinished();
         }

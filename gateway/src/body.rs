@@ -19,7 +19,7 @@ use crate::problem::Problem;
 /// How long a body may take to come: 16 MiB at 4 Mbit/s.
 const BODY_MAX: Duration = Duration::from_secs(35);
 
-/// A body without a length gets its room in pieces of this size, each before more is read.
+/// A body without a `Content-Length` reserves memory in steps of this size, each before more is read.
 const ROOM_STEP: usize = 256 * 1024;
 
 /// What a parsed value takes in memory besides its text: 16 MiB of `"",` are 5 million values.
@@ -29,7 +29,7 @@ const VALUE_BYTES: usize = 40;
 #[derive(Debug)]
 pub struct Parsed<T> {
     pub value: T,
-    /// Of the bytes as they came.
+    /// SHA-256 of the bytes as received.
     pub digest: [u8; 32],
     /// Its share of the memory for bodies.
     pub room: BodyRoom,
@@ -98,7 +98,7 @@ fn values(text: &[u8]) -> usize {
     count
 }
 
-/// Collects a body. What has no room yet must find it before more is read.
+/// Collects a body. Memory is reserved before more is read.
 async fn read(mut body: Limited<Body>, most: usize, room: &mut Room<'_>) -> Result<Bytes, Problem> {
     let mut bytes = BytesMut::with_capacity(room.bytes);
     while let Some(frame) = body.frame().await {

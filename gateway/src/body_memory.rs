@@ -59,7 +59,7 @@ impl BodyMemory {
         }
         let wanted = bytes.div_ceil(UNIT);
         let of_all = wanted.saturating_sub(room.of_all.units());
-        // A body that is larger than its caller's share once it is parsed takes all of the share.
+        // Once parsed, a body may be larger than its caller's share. Then it takes the whole share.
         let of_caller = wanted.min(self.shares.most()).saturating_sub(room.of_caller.units());
         let share = self.shares.most();
         room.of_caller.grow(of_caller, share, now).map_err(|after| self.share_is_full(after))?;
@@ -108,12 +108,12 @@ mod tests {
             memory.grow(&mut room, bytes, now).unwrap();
             assert_eq!(room.of_all.units(), permits, "{bytes}");
         }
-        // A caller that may have all of it has no share to keep to.
+        // The share of this caller is all of the memory, so only the total counts.
         assert_eq!(refused(memory.room("a", 7 * UNIT, now)), (429, "overloaded"));
         let others = memory.room("b", 5 * UNIT, now).unwrap();
         assert_eq!(refused(memory.grow(&mut room, 6 * UNIT, now)), (429, "overloaded"));
         assert_eq!((room.of_all.units(), room.of_caller.units()), (4, 4));
-        // No other body's end would help.
+        // Even alone the body would not fit.
         assert_eq!(refused(memory.grow(&mut room, 10 * UNIT + 1, now)).0, 413);
         drop(others);
         memory.grow(&mut room, 10 * UNIT, now).unwrap();
@@ -154,7 +154,7 @@ mod tests {
         let _first = memory.room("a", 3 * UNIT, at(0)).unwrap();
         let _second = memory.room("a", UNIT, at(20)).unwrap();
         let _others = memory.room("b", 4 * UNIT, at(25)).unwrap();
-        // Nothing is known of how long bodies take: as long again as those that have to end.
+        // No body has ended yet, so each is expected to take as long again as it took so far.
         assert_eq!(after(memory.room("a", 3 * UNIT, at(30))), seconds(30));
         assert_eq!(after(memory.room("a", 4 * UNIT, at(30))), seconds(10));
         assert_eq!(after(memory.room("c", 3 * UNIT, at(30))), seconds(30));

@@ -5,11 +5,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Descriptors for all but connections of clients: the broker, stored results, uploads, the file of keys, logs.
 const OTHERS: u64 = 256;
 
-/// Raises the limit of this process as far as the system lets it, and gives how many connections of at most `wanted` there may be: without
-/// a descriptor left, neither results nor the broker could be reached.
+/// Raises the process's limit as far as the system allows. Returns how many connections there may be, at most `wanted`: some descriptors
+/// must be left for results and the broker.
 pub fn connections(wanted: usize) -> usize {
     let limits = getrlimit(Resource::Nofile);
-    // An `Err` leaves the limit as it was.
+    // After an `Err` the limit is unchanged.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, maximum: limits.maximum });
     let limit = getrlimit(Resource::Nofile).current;
     let most = connections_within(limit, wanted);
@@ -27,7 +27,7 @@ pub fn connections(wanted: usize) -> usize {
 /// `None`: the system sets no limit.
 fn connections_within(descriptors: Option<u64>, wanted: usize) -> usize {
     let Some(descriptors) = descriptors else { return wanted };
-    // Half of them, if there are very few.
+    // Use half of them for connections if there are very few.
     let left = descriptors.saturating_sub(OTHERS).max(descriptors / 2);
     wanted.min(usize::try_from(left).unwrap_or(usize::MAX)).max(1)
 }

@@ -24,14 +24,13 @@ use upload::Upload;
 /// The longest name of a file that is kept, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
-/// Every upload may take so long: the largest file by default, 512 MiB, at 1.2 Mbit/s.
+/// The time that every upload may take: 512 MiB, the largest file by default, at 1.2 Mbit/s.
 const UPLOAD_MAX_LEAST: Duration = Duration::from_secs(3600);
 
-/// The rate of a slow client, in bytes per second. If the largest file takes such a client more than an hour, an upload may take that
-/// long.
+/// The rate of a slow client. An upload may take longer than an hour if the largest file takes that long at this rate.
 const SLOW_BYTES_PER_S: u64 = 150_000;
 
-/// How long one piece of an upload may take to come.
+/// How long an upload may send nothing.
 const PIECE_MAX: Duration = Duration::from_secs(30);
 
 /// Files that are looked up at a time for one job: it has up to 65,536 inputs, and an object store takes some 20 ms for each.
@@ -44,7 +43,7 @@ pub struct FileView {
     pub object: String,
     pub bytes: u64,
     pub created_at: u64,
-    /// `None`: the gateway does not remove it.
+    /// `None`: the gateway does not remove the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<u64>,
     pub filename: String,
@@ -55,7 +54,7 @@ pub struct FileView {
     pub media_type: String,
 }
 
-/// What OpenAI's API says of a file: here each is whole before it has an id.
+/// The status in OpenAI's API. Here a file gets its id only when it is complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FileStatus {
@@ -68,13 +67,13 @@ pub enum FileStatus {
 pub struct FileStore {
     storage: Storage,
     settings: Files,
-    /// Counted at each sweep; between them this gateway's own are added.
+    /// Recounted at each sweep. In between, only this gateway's own changes are added.
     used: Used,
 }
 
 impl FileStore {
-    /// Opens the place, and looks through a folder. An object store is not asked: one that is down must not keep the gateway from
-    /// starting, and the first periodic sweep looks through it.
+    /// Opens the store, and sweeps a folder. An object store is not contacted, because one that is down must not keep the gateway from
+    /// starting. The first periodic sweep reads it.
     ///
     /// # Errors
     /// The error of the file system.
@@ -99,7 +98,7 @@ impl FileStore {
         &self.storage
     }
 
-    /// Stores an upload as it comes. Nothing stays of one that fails.
+    /// Stores an upload while it is received. A failed upload leaves nothing behind.
     ///
     /// # Errors
     /// It is too large, too slow, breaks off, or the store is full.
@@ -212,7 +211,8 @@ impl FileStore {
         found.buffered(LOOKUPS_MAX).try_collect().await
     }
 
-    /// Removes what is too old, and counts the rest. What has no name of an upload belongs to others, and is left alone.
+    /// Removes files that are too old, and counts the others. Objects whose names are not those of uploads belong to other programs, and
+    /// are left alone.
     ///
     /// # Errors
     /// The listing ended early. What it had listed so far was handled.
@@ -234,7 +234,7 @@ impl FileStore {
     }
 }
 
-/// Ids are the gateway's own: no other text becomes part of a path.
+/// Only the gateway's own ids become part of a path.
 fn check_id(id: &str) -> Result<(), Problem> {
     if is_id(id) { Ok(()) } else { Err(Problem::not_found("such file")) }
 }
@@ -372,7 +372,7 @@ mod tests {
             assert_eq!(store.put(owner, "x", "", pieces(&["0123456789"])).await.unwrap_err().status, 507);
         }
         assert_eq!(counted(&store), (10, 0));
-        // What others stored counts from the next sweep on; a description counts, too.
+        // Uploads by other gateways count from the next sweep on. Descriptions count, too.
         let other = self::store(folder.path()).await;
         assert_eq!(counted(&other).1, 0);
         assert!(counted(&other).0 > 10);

@@ -1,4 +1,4 @@
-//! The body of a response on its way to a client. It holds something until it is sent.
+//! A response body that holds a value, such as permits, until it is sent.
 
 use std::any::Any;
 use std::pin::Pin;
@@ -9,8 +9,8 @@ use axum::body::{Body, HttpBody};
 use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
 
-/// The most that is given to the connection at a time. The connection takes the next piece when the client has taken most of those before;
-/// a body in one piece would be done for it at once, and wait in its buffer.
+/// The largest piece given to the connection. The connection takes the next piece only when the client has taken most of the earlier ones.
+/// A body in one piece would count as sent at once, while it waits in the connection's buffer.
 const PIECE_BYTES: usize = 64 * 1024;
 
 /// What a response holds until it is sent, such as the permits of its request. Handlers put it into the response's extensions.

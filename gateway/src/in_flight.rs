@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 /// How much one more place counts in the mean: the last ten make up two thirds.
 const MEAN_WEIGHT: f64 = 0.1;
 
-/// What a place takes at least, if none has ended yet and none has been in flight for longer.
+/// The least expected time of a place, if none has ended yet and none has been in flight for longer.
 const LEAST_WAIT: Duration = Duration::from_secs(1);
 
-/// What is in flight. Clones count the same.
+/// What is in flight. Clones share the count.
 #[derive(Clone, Debug, Default)]
 pub struct InFlight(Arc<Mutex<Places>>);
 
-/// An [`InFlight`] that is forgotten when nobody has it or a place of it.
+/// A weak [`InFlight`], which ends with the last strong one and the last place.
 #[derive(Debug)]
 pub struct WeakInFlight(Weak<Mutex<Places>>);
 
@@ -82,7 +82,7 @@ impl WeakInFlight {
         self.0.upgrade().map(InFlight)
     }
 
-    /// Whether somebody has it, or a place of it.
+    /// Whether an [`InFlight`] or one of its places still exists.
     pub fn is_held(&self) -> bool {
         self.0.strong_count() > 0
     }
@@ -118,7 +118,7 @@ impl Place {
 }
 
 impl Places {
-    /// Whether there is room for so many more units, for a new place or for one that there is.
+    /// Checks that `units` more fit, for a new place or for the place `of`.
     fn check(&self, units: usize, most: usize, of: Option<u64>, now: Instant) -> Result<(), Duration> {
         match (self.units + units).saturating_sub(most) {
             0 => Ok(()),
@@ -126,9 +126,9 @@ impl Places {
         }
     }
 
-    /// When enough places will have ended, by the mean time of those that ended. A place that is older than the mean is expected to
-    /// take the mean once more. Before any place has ended there is no mean: then each is expected to take as long again as it took so
-    /// far. `of` does not count: it is given back when it cannot grow.
+    /// When enough places will have ended. A place is expected to take the mean time of those that ended; an older one is expected to take
+    /// the mean once more. Before any place has ended, each is expected to take as long again as it took so far. The place `of` is not
+    /// counted: if it cannot grow, it is given back.
     fn free_after(&self, missing: usize, of: Option<u64>, now: Instant) -> Duration {
         let others = self.held.iter().filter(|(number, _)| Some(**number) != of).map(|(_, held)| held);
         let others = others.filter(|held| held.units > 0);
@@ -146,7 +146,7 @@ impl Places {
             ends.sort_unstable();
         }
         let mut freed = 0;
-        // The first whose ends are enough, or all.
+        // The first place at whose end enough units are free, or the last.
         let last = ends.into_iter().find(|(_, units)| {
             freed += *units;
             freed >= missing.min(all)

@@ -30,11 +30,10 @@ pub(crate) use end::End;
 use end::Ended;
 pub(crate) use records::Unread;
 
-/// How long a job is awaited that nobody withdraws. A queue that moves at all is empty by then.
+/// How long a job is awaited that nobody withdraws. A queue that moves at all has reached the job by then.
 const JOB_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// How long the end of a withdrawn job is awaited, and its withdrawal repeated. A job that a broker's own policy removed never
-/// ends.
+/// How long a withdrawn job's end is awaited, and its withdrawal repeated. A job that a policy of the broker removed never ends.
 const WITHDRAWN_MAX: Duration = Duration::from_secs(3600);
 
 /// The interval of `progress` events about the queue, for clients that follow a waiting job.
@@ -47,7 +46,7 @@ pub struct Submission {
     /// The caller's own name for the job; a new UUID if `None`.
     pub id: Option<String>,
     pub idempotency_key: Option<String>,
-    /// Whether it can be asked for later.
+    /// Whether the caller can ask for the job later.
     pub kept: bool,
     pub model: String,
     pub inputs: Vec<Input>,
@@ -57,9 +56,9 @@ pub struct Submission {
     pub fingerprint: [u8; 32],
     pub trace: Trace,
     pub permits: Permits,
-    /// The share of bodies in memory that the request's takes.
+    /// The request's share of the memory for bodies.
     pub body: BodyRoom,
-    /// On the job's name, if other gateways could publish it, too.
+    /// The claim on the job's name, if other gateways could publish the same job.
     pub claim: Option<Claim>,
 }
 
@@ -125,7 +124,8 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
     Ok(entry)
 }
 
-/// Whom workers may take for a job's caller: the gateway's user, or its tenant if the workers' configuration lets that user name some.
+/// The callers that workers may see behind a job: the gateway's user, or a tenant if the workers' configuration lets that user name
+/// tenants.
 pub(crate) fn callers(broker: &Broker, caller: &Caller) -> Vec<Option<String>> {
     let Some(user) = broker.address.user_id().filter(|_| !broker.anonymous) else { return vec![None] };
     let tenant = caller.tenant.as_deref().map(|tenant| Some(tenant_of(user, tenant)));
@@ -142,7 +142,7 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// Follows the job's life until its end, or its withdrawal and then its end.
+    /// Follows the job until its end. After a withdrawal, waits for the job's real end.
     pub(crate) async fn run(&self, life: impl Future<Output = End>, permits: Option<Permits>) {
         let life = timeout(JOB_MAX, life);
         let mut life = std::pin::pin!(life);
@@ -150,14 +150,14 @@ impl Task {
         let withdrawn = tokio::select! {
             end = &mut life => {
                 is_over = self.end(end.ok()).await;
-                // A timeout of a day: no caller needs it any more.
+                // `true` after `JOB_MAX`: no caller needs the job any more, so it is withdrawn.
                 end_is_late(&self.entry)
             }
             () = self.entry.withdrawn() => true,
         };
         drop(permits);
         if is_over {
-            // Nobody waits for it: the job has ended for its callers.
+            // The job has ended for its callers, so nobody waits for the removal.
             self.remove_record().await;
         }
         if !withdrawn {
@@ -166,7 +166,7 @@ impl Task {
         if self.entry.is_taken_elsewhere()
             && let Some(state) = self.stored_end().await
         {
-            // What has ended stays as it is.
+            // The job has ended, so the withdrawal changes nothing.
             self.end(Some(End::Stored(state))).await;
             return;
         }
@@ -175,7 +175,7 @@ impl Task {
         self.keep();
         self.app.metrics.withdrawn.inc();
         let withdrawal = Withdrawal { job: self.entry.message_id.clone(), secret: self.entry.secret.clone() };
-        // A job that is published after its withdrawal is withdrawn anyway: so the publish goes on, too.
+        // Let the publish go on: the withdrawal also reaches a job that is published after it.
         if let Some(_withdrawn) = self.app.link.withdrawals.add(withdrawal) {
             let _ = timeout(WITHDRAWN_MAX, life).await;
         }
@@ -229,8 +229,8 @@ impl Task {
                     if matches!(self.entry.state(), State::Queued) {
                         self.entry.happened(PROGRESS, self.estimate(), None);
                     }
-                    // Another gateway may have finished the job: while this one was disconnected, or while both consumed the adopted queue.
-                    // Looked for less and less often: mostly there is none.
+                    // Another gateway may have finished the job while this one was disconnected, or while both consumed the adopted queue.
+                    // Mostly it has not, so this is checked less and less often.
                     let was_away = client.stats().reconnects != reconnects;
                     ticks_since += u32::from(was_away || self.entry.is_taken_elsewhere());
                     if ticks_since.is_power_of_two()
@@ -243,7 +243,7 @@ impl Task {
         }
     }
 
-    /// A part came, or the model said how far an item is.
+    /// Records that a part came, or that the model reported progress of an item.
     fn progressed(&self, before: &Progress, now: &Progress) {
         let state = || Some(State::Running { items_done: now.items_done });
         if matches!(self.entry.state(), State::Queued) {
@@ -261,7 +261,7 @@ impl Task {
         }
     }
 
-    /// How many jobs wait in the queue, and how long that takes.
+    /// The number of jobs in the queue, and the estimated wait in seconds; null if unknown.
     pub(crate) fn estimate(&self) -> serde_json::Value {
         let outlook = self.app.estimate(&self.entry.model);
         json!({
@@ -270,23 +270,23 @@ impl Task {
         })
     }
 
-    /// Whether the record is to be removed: the end is stored, and this gateway has had the last reply or gives up.
+    /// Ends the job. Returns whether its record is to be removed: the end is stored, and this gateway has had the last reply or gives up.
     async fn end(&self, end: Option<End>) -> bool {
-        // A timeout of a day: the withdrawal that follows ends it.
+        // `None` after `JOB_MAX`: the withdrawal that follows ends the job.
         let Some(mut end) = end else { return false };
         let mut was_withdrawn = false;
         if matches!(end, End::Answered(..))
             && let Some(state) = self.stored_end().await
             && end.yields_to(&state)
         {
-            // Another gateway has had the replies, or has withdrawn the job too late for its worker.
+            // Another gateway has taken the replies, or has withdrawn the job after its worker had answered.
             was_withdrawn = !end.is_without_reply();
             end = End::Stored(state);
         }
         let Ended { state, receipt, claim, is_to_be_stored, is_to_be_kept } = self.ended(end);
         if is_to_be_stored {
             self.store(&state).await;
-            // The record goes later: without it nobody could tell what to make of the replies.
+            // Acknowledge the replies before the record is removed: without the record no gateway knows whose replies they are.
             drop(receipt);
         }
         let name = state.as_str();
@@ -327,7 +327,7 @@ impl Task {
     }
 }
 
-/// Whether the job has no end yet although its task is through with it.
+/// Whether the task is done although the job has not ended.
 fn end_is_late(entry: &Entry) -> bool {
     !entry.state().is_end()
 }

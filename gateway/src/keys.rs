@@ -15,7 +15,7 @@ use stable_file::StableFile;
 
 use crate::in_flight::InFlight;
 
-/// How often the file is looked at. A key that was taken out of it works no longer than two looks.
+/// How often the file is checked. A key that was removed from the file works for two checks at most.
 const RELOAD_EVERY: Duration = Duration::from_millis(500);
 
 /// The longest file: 10,000 keys of 200 bytes.
@@ -31,17 +31,17 @@ const LOCAL: &str = "local";
 pub struct Caller {
     /// Owns jobs, files and idempotency keys; shown in logs.
     pub name: String,
-    /// `None`: all.
+    /// `None`: all models.
     pub models: Option<Vec<String>>,
     /// The most requests in flight; `None`: the gateway's default.
     pub in_flight: Option<usize>,
     pub requests_per_minute: Option<u32>,
     pub priority: Option<u8>,
-    /// Whom its jobs belong to when workers share their time.
+    /// The tenant whose jobs these are when workers share passes between callers.
     pub tenant: Option<String>,
-    /// May see dead letters.
+    /// Whether the caller may see dead letters.
     pub operator: bool,
-    /// Outlives a reload.
+    /// Kept when the file is read again.
     pub usage: Arc<Usage>,
 }
 
@@ -49,12 +49,12 @@ pub struct Caller {
 #[derive(Debug, Default)]
 pub struct Usage {
     pub in_flight: InFlight,
-    /// Requests that read results are counted by themselves.
+    /// Requests that read results; they do not count as in flight.
     pub readers: InFlight,
     bucket: Mutex<Option<Bucket>>,
 }
 
-/// Requests that may come at once, refilled over a minute.
+/// A token bucket for requests, which refills over a minute.
 #[derive(Debug)]
 struct Bucket {
     left: f64,
@@ -62,7 +62,7 @@ struct Bucket {
 }
 
 impl Usage {
-    /// Takes a request out of the minute's; the time until there is one, if there is none.
+    /// Takes one request from the bucket. An `Err` is the time until there is one.
     pub fn take_request(&self, per_minute: u32, now: Instant) -> Result<(), Duration> {
         let most = f64::from(per_minute.max(1));
         // Nothing panics while it holds the lock.
@@ -102,7 +102,7 @@ impl Caller {
 struct KeyRing(Vec<([u8; 32], Arc<Caller>)>);
 
 impl KeyRing {
-    /// The caller whose digest it is. Compares all of them: the time says nothing of where the right one is.
+    /// The caller whose digest `is_it` accepts. Compares all digests, so that the time does not reveal the position of the right one.
     fn find(&self, mut is_it: impl FnMut(&[u8; 32]) -> Choice) -> Option<Arc<Caller>> {
         let mut found = None;
         for (known, caller) in &self.0 {
@@ -114,10 +114,10 @@ impl KeyRing {
     }
 }
 
-/// All keys, as the file has them now.
+/// All keys, as last read from the file.
 #[derive(Debug)]
 pub struct Keys {
-    /// `None`: everybody is the local caller.
+    /// `None`: every caller is the local one.
     file: Option<PathBuf>,
     local: Arc<Caller>,
     ring: RwLock<KeyRing>,
@@ -149,7 +149,7 @@ impl Keys {
     /// Reads the file, if there is one.
     ///
     /// # Errors
-    /// What is wrong with it, without anything that may be secret.
+    /// What is wrong with the file, without secrets.
     pub fn open(file: Option<&Path>) -> Result<Self, String> {
         let ring = match file {
             Some(path) => parse(&read(path)?, &KeyRing::default())?,
@@ -163,7 +163,7 @@ impl Keys {
         self.file.is_some()
     }
 
-    /// Whose key it is. Takes the same time for every key that is not there.
+    /// The caller with this key. All unknown keys take the same time.
     pub fn caller(&self, key: Option<&str>) -> Option<Arc<Caller>> {
         if self.file.is_none() {
             return Some(Arc::clone(&self.local));
@@ -184,7 +184,7 @@ impl Keys {
                 Ok(text) if file.is_new(&text) => text,
                 Ok(_) => continue,
                 Err(error) => {
-                    // Once, not at every look.
+                    // Log once, not at every check.
                     if file.forget() {
                         tracing::error!(
                             error,
@@ -221,7 +221,7 @@ fn read(path: &Path) -> Result<String, String> {
     std::fs::read_to_string(path).map_err(explain)
 }
 
-/// Callers of the same name keep what they use.
+/// Parses the file. Callers that were in `before` keep their usage.
 fn parse(text: &str, before: &KeyRing) -> Result<KeyRing, String> {
     let file: File = toml::from_str(text).map_err(|e| format!("http.keys: {}", e.message()))?;
     let mut faults = Vec::new();

@@ -1,6 +1,6 @@
-//! The body of a request that may be answered before all of the body has come: the request is refused, or its form ends earlier. The
-//! gateway then goes on to read the rest for a while, and drops it. Otherwise the connection would be closed, and a client that still sends
-//! would often get a broken connection in the place of its answer.
+//! The body of a request that may be answered before all of the body has come, because the request is refused or its form ends earlier. The
+//! gateway then reads and drops the rest for a while. If it closed the connection instead, a client that is still sending would often see a
+//! broken connection and no answer.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -14,21 +14,21 @@ use hyper::body::{Frame, SizeHint};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-/// What is read of a rest: four of the largest bodies of jobs. It takes no memory.
+/// The most bytes of a rest that are read: four of the largest job bodies. They are dropped at once.
 const REST_BYTES_MAX: usize = 64 << 20;
 
-/// How long a rest is read. Its request is answered, and in flight no more; it still has its connection.
+/// How long a rest is read. Its request is answered and no longer in flight, but still has its connection.
 const REST_MAX: Duration = Duration::from_secs(10);
 
-/// How long no piece may come: such a client waits for its answer, and does not send.
+/// The longest pause between two pieces of a rest. A client that pauses for longer waits for its answer, and does not send.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 
-/// A request's body. What nobody has read of it when it is dropped is read then.
+/// A request's body. When it is dropped, the rest of the body is read in the background.
 #[derive(Debug)]
 pub struct LingeringBody {
     /// `None` after its end.
     rest: Option<Body>,
-    /// Whether the client sends it: some wait until they are told that it is wanted.
+    /// Whether the client sends the body. With `Expect: 100-continue` it waits until the gateway reads.
     is_sent: bool,
 }
 
@@ -49,7 +49,7 @@ impl HttpBody for LingeringBody {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let Some(rest) = &mut self.rest else { return Poll::Ready(None) };
         let polled = Pin::new(rest).poll_frame(cx);
-        // The connection has told a client that waited.
+        // Polling makes the connection send `100 Continue`.
         self.is_sent = true;
         let frame = ready!(polled);
         if !matches!(frame, Some(Ok(_))) {
@@ -97,7 +97,7 @@ mod tests {
     /// Bytes of a piece of [`body`].
     const PIECE_BYTES: usize = 1 << 20;
 
-    /// A body without an end, and what tells of each of its pieces that is taken.
+    /// An endless body, and a channel that reports each piece taken of it.
     fn body(headers: &[(header::HeaderName, &'static str)]) -> (LingeringBody, mpsc::UnboundedReceiver<()>) {
         let (taken, pieces) = mpsc::unbounded_channel();
         let piece = Bytes::from(vec![0; PIECE_BYTES]);

@@ -41,7 +41,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(30);
 /// Between attempts to reach the broker at start.
 const CONNECT_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long the last answers may take to go out, after the gateway has ended the requests that waited.
+/// How long the last answers may take, after the gateway has ended the waiting requests.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
 /// The exit codes of the contract.
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
                 .build()
                 .map_err(|e| e.to_string())?;
             let exit = runtime.block_on(run(config));
-            // Without waiting for anything that still blocks.
+            // Do not wait for threads that still block.
             runtime.shutdown_background();
             exit
         }),
@@ -103,7 +103,7 @@ fn new_key(name: &str) -> Result<Exit, String> {
     Ok(Exit::Drained)
 }
 
-/// Reads the configuration and what it names.
+/// Reads the configuration and the files that it names.
 fn checked(options: &Options) -> Result<Config, String> {
     let config = options.read().map_err(|e: Invalid| e.to_string())?;
     Keys::open(config.http.keys.as_deref())?;
@@ -114,8 +114,8 @@ fn checked(options: &Options) -> Result<Config, String> {
 }
 
 fn init_logs(options: &Options) -> Result<(), String> {
-    // lapin logs errors that it also returns, such as those of queues and exchanges that are not there; what matters is logged where it is
-    // handled. A directive that names lapin overrides this.
+    // lapin also logs errors that it returns, for example about missing queues and exchanges. The callers log those that matter. A
+    // directive that names lapin overrides this.
     let directives = format!("lapin=off,{}", options.log);
     let filter: EnvFilter = directives.parse().map_err(|e| format!("--log: {e}"))?;
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
@@ -126,7 +126,7 @@ fn init_logs(options: &Options) -> Result<(), String> {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
-    // At this level lapin logs what it says to the broker to authenticate itself.
+    // At this level lapin logs the credentials that it sends to the broker.
     let passwords = tracing_subscriber::filter::filter_fn(|metadata| {
         *metadata.level() != Level::TRACE || !metadata.target().starts_with("lapin")
     });
@@ -188,7 +188,7 @@ async fn run(config: Config) -> Result<Exit, String> {
     let all_answered = server.run(router(app.clone()), &app.metrics).await;
     app.withdraw_own_jobs().await;
     if let Some(operator) = &app.operator {
-        // One whose caller has hung up. The end of the drain stops it.
+        // An action whose caller has hung up may still run. The end of the drain stops it.
         let _ = timeout(drain_max + LAST_ANSWERS, operator.idle()).await;
     }
     if let Some(adoption) = &app.adoption {
@@ -200,7 +200,7 @@ async fn run(config: Config) -> Result<Exit, String> {
     Ok(if all_answered && cut_off == 0 { Exit::Drained } else { Exit::CutOff })
 }
 
-/// Connects the client, and with a store of results what unfinished jobs need to be known to other gateways.
+/// Connects the client. With a result store, also the client whose jobs other gateways can take over.
 async fn connect(config: &Config, link: &Arc<Link>) -> Result<(Client, Option<Adoption>), ConnectError> {
     let deadline = Instant::now() + config.broker.connect;
     let options = client_options(config);
@@ -218,7 +218,7 @@ async fn connect(config: &Config, link: &Arc<Link>) -> Result<(Client, Option<Ad
 fn client_options(config: &Config) -> vramq_producer::Options {
     let mut options = vramq_producer::Options::new(config.broker.url.clone());
     options.connection_name = format!("vramq-gateway {}", std::process::id());
-    // Withdrawn jobs are awaited, too, and must not keep others out.
+    // Withdrawn jobs are awaited as well, and must not take the places of others.
     options.jobs_in_flight = config.limits.in_flight + WITHDRAWN_MAX;
     options.anonymous = config.broker.anonymous;
     options = options.with_credentials(config.broker.address.credentials().clone());
@@ -286,7 +286,7 @@ async fn drain_on_signal(
             () = sleep(most) => {}
         }
         drain.send_replace(Drain::Over);
-        // The value tells the receivers to stop; the sender must live until the process ends.
+        // Keep the sender until the process ends: the receivers stop on its value.
         std::future::pending::<()>().await;
     })
 }

@@ -42,7 +42,7 @@ impl EncodeLabelValue for Word {
     }
 }
 
-/// All figures; those of the moment are set before they are written.
+/// All metrics. Gauges of the current moment are set just before they are written.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Mutex<Registry>,
@@ -60,13 +60,13 @@ pub struct Metrics {
     connected: Gauge,
 }
 
-/// The figures of the moment.
+/// Gauges of the current moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
     pub kept_jobs: usize,
     pub kept_bytes: usize,
     pub withdrawals: usize,
-    /// Since the start.
+    /// Counted since the start.
     pub excess: Excess,
     pub connected: bool,
 }
@@ -151,7 +151,7 @@ impl Metrics {
         self.kept_jobs.set(count(now.kept_jobs));
         self.kept_bytes.set(count(now.kept_bytes));
         self.withdrawals.set(count(now.withdrawals));
-        // Counted elsewhere, and never less than before.
+        // These counters are kept elsewhere, and never decrease.
         self.withdrawals_sent_once.inner().fetch_max(now.excess.sent_once, Ordering::Relaxed);
         self.withdrawals_not_sent.inner().fetch_max(now.excess.not_sent, Ordering::Relaxed);
         self.connected.set(now.connected.into());

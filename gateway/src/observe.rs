@@ -17,7 +17,7 @@ use crate::metrics::{self, Route};
 use crate::problem::{JOB_ID, Problem, Shape};
 use crate::trace::{REQUEST_ID, Trace};
 
-/// The status of a request whose client hung up, in the log and in metrics. Nobody gets it; nginx has the same.
+/// The status, in the log and in metrics, of a request whose client hung up. No client receives it. nginx uses the same number.
 const HUNG_UP: u16 = 499;
 
 /// The outermost layer.
@@ -71,7 +71,7 @@ impl Seen {
 
     fn answered(mut self, response: &Response) {
         self.is_answered = true;
-        // A stored result's, too.
+        // Also the job of a stored result.
         if let Some(job) = response.headers().get(JOB_ID).and_then(|job| job.to_str().ok()) {
             self.trace.subject.is_job(job);
         }
@@ -85,7 +85,7 @@ impl Seen {
         let path = &path[..path.floor_char_boundary(256)];
         let (request_id, traceparent) = (&trace.request_id, &trace.traceparent);
         let (caller, job) = (trace.subject.caller(), trace.subject.job());
-        // Probes come every few seconds.
+        // Probes come every few seconds, so successful ones are not logged.
         if matches!(path, "/livez" | "/readyz" | "/health" | "/metrics") && status == 200 {
             tracing::debug!(%method, path, status, ms, request_id, "request");
         } else {
@@ -104,13 +104,13 @@ impl Drop for Seen {
     }
 }
 
-/// A problem in the shape of its API, with what the layers within have put into its response: what a page of another origin needs to
-/// read it, and what the request holds until the response is sent.
+/// A problem in the shape of its API. Keeps what inner layers added to the response: the CORS headers, and the values held until the
+/// response is sent.
 fn shaped(problem: &Problem, shape: Shape, inner: Response) -> Response {
     let (inner, _) = inner.into_parts();
     let mut response = problem.render(shape);
     for (name, value) in &inner.headers {
-        // These two are of the body that is replaced.
+        // These two headers describe the replaced body.
         if *name != header::CONTENT_TYPE && *name != header::CONTENT_LENGTH {
             response.headers_mut().append(name.clone(), value.clone());
         }
@@ -119,7 +119,7 @@ fn shaped(problem: &Problem, shape: Shape, inner: Response) -> Response {
     response
 }
 
-/// The framework's own words on a URL that it cannot read are not JSON.
+/// The framework answers a malformed URL with plain text, not JSON.
 fn unshaped(response: &Response, route: &str) -> Option<Problem> {
     let status = response.status();
     let probe = matches!(route, "/livez" | "/readyz" | "/health");
@@ -132,7 +132,8 @@ fn unshaped(response: &Response, route: &str) -> Option<Problem> {
     })
 }
 
-/// Without keys only this machine may call; a page of another site that has its own name point to this machine may not.
+/// Without keys only this machine may call. Another site could make its own host name point to this machine (DNS rebinding), so the host
+/// must be local.
 fn host_problem(app: &App, request: &Request) -> Option<Problem> {
     if app.keys.required() || names_local_host(request) {
         return None;
@@ -141,12 +142,12 @@ fn host_problem(app: &App, request: &Request) -> Option<Problem> {
     Some(Problem::new(StatusCode::FORBIDDEN, "host", message))
 }
 
-/// Whether a request names this machine as its host: in its one header, and in its URL if that names one. HTTP/1.0 needs no header: probes
-/// of balancers have none.
+/// Whether a request names this machine as its host, in its one `Host` header and in its URL if that has a host. HTTP/1.0 needs no header:
+/// load balancers probe without one.
 fn names_local_host(request: &Request) -> bool {
     let mut hosts = request.headers().get_all(header::HOST).iter();
     let is_named = match (hosts.next(), hosts.next()) {
-        // One that cannot be read is not this machine's.
+        // An unreadable host is not this machine.
         (Some(host), None) => is_local(host.to_str().unwrap_or_default()),
         (None, _) => request.version() < Version::HTTP_11,
         (Some(_), Some(_)) => false,
@@ -165,7 +166,7 @@ fn is_local(host: &str) -> bool {
         || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Refuses a form that a page of another site sends to a gateway without keys. Browsers let every page send forms to everybody.
+/// Refuses a form that another site's page sends to a gateway without keys: browsers let every page send forms anywhere.
 ///
 /// # Errors
 /// The page is neither of this machine nor of a named origin.

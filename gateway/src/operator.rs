@@ -26,25 +26,25 @@ use crate::config;
 use crate::drain::Drain;
 use crate::problem::{Problem, Retry};
 
-/// The longest wait for the lock of a queue: half a minute is what people wait at a page, and less than a proxy's patience.
+/// The longest wait for the lock of a queue. People wait half a minute at a page, and proxies wait longer.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// Letters that are counted for the page. 10,000 are read in about a second.
+/// The most letters that are counted for the page. Reading 10,000 takes about a second.
 const COUNTED_MAX: u64 = 10_000;
 
-/// Letters of one action: its plan is in memory, and its request waits. For more there is `vramq dlq`, or the same once more.
+/// The most letters of one action: its plan is in memory, and its request waits. For more, repeat the action or use `vramq dlq`.
 const ACTION_LETTERS_MAX: u64 = 10_000;
 
 /// Letters that one action may name: as many as the page shows.
 const NAMES_MAX: usize = crate::broker::dead_letters::SHOWN_MAX;
 
-/// Looks at a time; each has a connection of its own.
+/// The most readers at a time; each has its own connection.
 const LOOKS_MAX: usize = 4;
 
-/// When to try again while others look or act.
+/// `Retry-After` while other requests read or act.
 const BUSY_RETRY: Duration = Duration::from_secs(2);
 
-/// Letters that stayed and are named in the answer. The log of actions names all.
+/// The most kept letters that the answer names. The action log names all.
 const KEPT_MAX: usize = 100;
 
 /// The user of the broker that acts for operators, and where the log and the archives go.
@@ -54,7 +54,7 @@ pub struct Operator {
     folder: PathBuf,
     host: String,
     looks: Semaphore,
-    /// One action at a time: what an operator confirmed was planned on queues that nobody else changes meanwhile.
+    /// Only one action at a time, so that no other one changes the queues between an action's plan and its end.
     actions: Arc<Semaphore>,
 }
 
@@ -64,7 +64,7 @@ pub struct Operator {
 pub enum Action {
     /// Jobs go to their queue again, results to their reply queue.
     Retry,
-    /// Into an archive, and out of the queue.
+    /// Letters are archived and removed from the queue.
     Drop,
 }
 
@@ -73,14 +73,14 @@ pub enum Action {
 #[serde(deny_unknown_fields)]
 pub struct ActionRequest {
     pub model: String,
-    /// These letters.
+    /// Fingerprints of the selected letters.
     #[serde(default)]
     pub fingerprints: Vec<String>,
     /// The letters of one group, `REASON/MODEL/VERSION`.
     pub group: Option<String>,
-    /// Only the oldest so many.
+    /// Selects only the oldest letters, at most this many.
     pub first: Option<u64>,
-    /// The number of letters that the plan has, as the operator read it. Without it nothing is done but the plan.
+    /// The number of letters in the plan that the operator saw. Without it the action is only planned.
     pub confirm: Option<u64>,
 }
 
@@ -95,11 +95,11 @@ pub struct Report {
     pub results: u64,
     /// Jobs that these results answer, so that a retry does not run them again.
     pub answered: u64,
-    /// Of all, those that were retried before and failed again.
+    /// Letters, of all in the plan, that were retried before and failed again.
     pub retried: u64,
-    /// Fingerprints that no letter has.
+    /// Selected fingerprints that match no letter.
     pub missing: Vec<String>,
-    /// What was done; `None`: nothing yet.
+    /// What was done; `None` if the action was only planned.
     pub done: Option<Done>,
 }
 
@@ -109,13 +109,13 @@ pub struct Done {
     /// Letters that have left the queue.
     pub moved: u64,
     pub stayed: u64,
-    /// The first of those that stayed, with the reason.
+    /// The first letters that stayed, each with the reason.
     pub kept: Vec<Kept>,
     /// Letters that were no longer there.
     pub gone: u64,
     /// The file with the dropped letters; `vramq dlq restore` puts them back.
     pub archive: Option<String>,
-    /// What the log of actions calls it.
+    /// The action's id in the action log.
     pub action_id: String,
 }
 
@@ -181,7 +181,7 @@ impl Operator {
     /// Reads a model's dead letters under the lock, so that an action that follows finds all of them in their queue.
     ///
     /// # Errors
-    /// The broker's, or others look.
+    /// The broker's, or too many other requests read.
     pub async fn look(&self, model: &str) -> Result<Letters, Problem> {
         let _permit = self.looks.try_acquire().map_err(|_| {
             let message = "other operators look at dead letters at the moment";
@@ -201,7 +201,7 @@ impl Operator {
 
     /// Waits until no action runs.
     pub async fn idle(&self) {
-        // Never closed.
+        // The semaphore is never closed.
         let _ = self.actions.acquire().await;
     }
 
@@ -223,7 +223,7 @@ impl Operator {
             Problem::busy(StatusCode::CONFLICT, "action_running", message, BUSY_RETRY)
         })?;
         let (this, who) = (Arc::clone(self), format!("{by}@{} (gateway)", self.host));
-        // Writes to the disk and waits for it: not on a thread that serves other requests.
+        // Blocks on disk writes, so it must not run on a thread that serves other requests.
         let runtime = Handle::current();
         let acting = tokio::task::spawn_blocking(move || {
             let _permit = permit;
@@ -338,7 +338,7 @@ fn stopped_by(mut drain: watch::Receiver<Drain>) -> Stops {
     stops
 }
 
-/// An error as the page gets it. None is to be sent again by itself: a person decides.
+/// The error for the page. Clients must not retry any of them: a person decides.
 fn problem(error: &Error) -> Problem {
     let (status, code) = match error {
         Error::Usage(_) => (StatusCode::BAD_REQUEST, "invalid_request"),

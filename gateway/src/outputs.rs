@@ -31,12 +31,12 @@ pub struct OutputStore {
 }
 
 enum Source {
-    /// Opened without following links: programs as models may write there, too.
+    /// Opened without following links, because programs as models may write to the folder too.
     Folder(Arc<Folder>),
     Cloud(Arc<dyn ObjectStore>),
 }
 
-/// Without the client of a cloud, which would show its key.
+/// Omits the cloud client, whose `Debug` would show its key.
 impl std::fmt::Debug for OutputStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("OutputStore")
@@ -45,7 +45,7 @@ impl std::fmt::Debug for OutputStore {
     }
 }
 
-/// An output that is there.
+/// An output that exists in the store.
 pub struct StoredOutput {
     pub bytes: u64,
     /// When it was written.
@@ -71,7 +71,7 @@ impl std::fmt::Debug for StoredOutput {
 }
 
 impl OutputStore {
-    /// Asks nobody: a folder may be mounted later.
+    /// Does not access the store: a folder may be mounted later.
     pub fn new(place: &Place) -> Self {
         match place {
             Place::Folder(folder) => {
@@ -84,21 +84,21 @@ impl OutputStore {
         }
     }
 
-    /// Whether a URL is of the place, or of something in it.
+    /// Whether a URL is inside this store, or the store itself.
     pub fn covers(&self, url: &Url) -> bool {
         self.base.as_ref().is_some_and(|base| covers(base, url))
     }
 
-    /// Opens what a reference leads to: the object with its name in this place. Workers may have mounted the folder elsewhere, or give
-    /// references that begin with another URL; the name is the same.
+    /// Opens the object of a reference, by its name in this store. Workers may have mounted the folder elsewhere, or return references that
+    /// begin with another URL; only the name has to match.
     ///
     /// # Errors
-    /// It is not there, or was emptied, or the place cannot be read.
+    /// The object is missing or was emptied, or the store cannot be read.
     pub async fn open(&self, uri: &str) -> Result<StoredOutput, Problem> {
         self.found(uri, false).await
     }
 
-    /// The same without its bytes, of which [`StoredOutput::part`] reads some.
+    /// Like [`open`](Self::open), without reading: [`StoredOutput::part`] reads a part of the bytes.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -108,7 +108,7 @@ impl OutputStore {
 
     async fn found(&self, uri: &str, head: bool) -> Result<StoredOutput, Problem> {
         let reference = Reference::parse(uri).map_err(|error| broken(uri, &format!("{error:?}")))?;
-        // The jobs' own names are of ASCII letters, digits and a hyphen.
+        // Names of outputs consist of ASCII letters, digits and hyphens.
         let name = reference.segments.last().cloned().unwrap_or_default();
         match &self.source {
             Source::Folder(folder) => {
@@ -140,17 +140,17 @@ impl OutputStore {
 }
 
 impl StoredOutput {
-    /// As the reference has it.
+    /// The media type in the reference.
     pub fn media_type(&self) -> &str {
         self.reference.media_type.as_deref().unwrap_or("application/octet-stream")
     }
 
-    /// The SHA-256 that its bytes must have.
+    /// The SHA-256 in the reference, which the bytes must have.
     pub fn sha256(&self) -> Option<[u8; 32]> {
         self.reference.sha256
     }
 
-    /// Its bytes. The last piece comes only if all have the right digest: else the stream ends with an error before it, so that nobody
+    /// Streams the bytes. The last piece is sent only if the digest is right; otherwise the stream ends with an error, so that no client
     /// takes other bytes for the output.
     pub fn checked(self) -> impl Stream<Item = io::Result<Bytes>> + Send + use<> {
         let (pieces, reference) = (self.content.pieces().fuse(), self.reference);
@@ -181,7 +181,7 @@ impl StoredOutput {
         })
     }
 
-    /// Some of its bytes. They are not checked: the digest is that of all of them.
+    /// Streams a part of the bytes, unchecked: the digest covers all of them.
     ///
     /// # Errors
     /// The place cannot be read.
@@ -223,7 +223,7 @@ fn file_pieces<F: AsyncRead + Unpin + Send>(file: F) -> impl Stream<Item = io::R
     })
 }
 
-/// Of an empty output no piece is sent that could be held back: its digest is checked before.
+/// Checks the digest of an empty output in advance: it has no last piece that could be held back.
 fn not_emptied(uri: &str, bytes: u64, reference: &Reference) -> Result<(), Problem> {
     if bytes > 0 {
         return Ok(());

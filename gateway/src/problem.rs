@@ -39,9 +39,9 @@ pub struct Problem {
 /// What the client should do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
-    /// Nothing was published, or it is the client's own fault: its usual rules do.
+    /// Nothing was published, or the error is the client's own: the client's usual retry rules are right.
     Unsaid,
-    /// Nothing was published; it makes sense after this time.
+    /// Nothing was published. Retrying makes sense after this time.
     After(Duration),
     /// A repeated request would do the same work again, or fail again.
     No,
@@ -55,7 +55,7 @@ pub enum Shape {
 }
 
 impl Shape {
-    /// That of a path.
+    /// The API of a path.
     pub fn of(path: &str) -> Self {
         match path {
             "/" | "/embed" | "/embed_sparse" | "/rerank" | "/predict" | "/info" => Self::Tei,
@@ -78,13 +78,13 @@ impl Problem {
         Self::new(StatusCode::NOT_FOUND, "not_found", format!("there is no {what}"))
     }
 
-    /// An id or idempotency key, as `what` says, was given with another body before.
+    /// An id or idempotency key (`what`) was used before with another body.
     pub fn reused(what: &str) -> Self {
         let message = format!("this {what} was already used with another body");
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "reused", message).with_retry(Retry::No)
     }
 
-    /// Another gateway publishes the job; nothing was published by this request.
+    /// Another gateway is publishing the job. This request published nothing.
     pub fn claimed(job: &str, after: Duration) -> Self {
         let message = format!(
             "another gateway is publishing the job `{job}` and has not recorded it yet: send the same request again, which finds the \
@@ -93,7 +93,7 @@ impl Problem {
         Self::busy(StatusCode::SERVICE_UNAVAILABLE, "claimed", message, after)
     }
 
-    /// It may succeed after some time; nothing was published.
+    /// Nothing was published. The request may succeed later.
     pub fn busy(status: StatusCode, code: &'static str, message: impl Into<String>, after: Duration) -> Self {
         Self::new(status, code, message).with_retry(Retry::After(after))
     }
@@ -116,7 +116,7 @@ impl Problem {
         self
     }
 
-    /// A job that did not reach its queue, or may be there all the same.
+    /// A job that did not reach its queue, or for which that is unknown.
     pub fn unpublished(error: &PublishError, job: &str, retry_after: Duration) -> Self {
         let message = error.to_string();
         match error {
@@ -134,7 +134,7 @@ impl Problem {
             PublishError::DuplicateId { .. } => {
                 Self::new(StatusCode::CONFLICT, "in_flight", message).with_retry(Retry::No)
             }
-            // It may be in the queue anyway.
+            // The job may be in the queue.
             PublishError::Timeout { .. } | PublishError::Disconnected(_) | PublishError::Closed => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "broker_lost", message)
                     .with_retry(Retry::No)
@@ -152,7 +152,7 @@ impl Problem {
         }
     }
 
-    /// A published job that has no result. What ended as a dead letter is not to be sent again.
+    /// A published job without a result. A job that ended as a dead letter must not be sent again.
     pub fn unanswered(error: &JobError) -> Self {
         let problem = match error {
             JobError::Failed(JobFailed { reason, error, .. }) => {
@@ -201,13 +201,13 @@ impl Problem {
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model")
     }
 
-    /// A request names a model's key, under which the model's jobs are published, instead of the model.
+    /// The request names a routing key instead of the model whose jobs are published under it.
     pub fn key_of_a_model(key: &str, model: &str) -> Self {
         let message = format!("`{key}` is the key of the model `{model}`: name the model");
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model")
     }
 
-    /// The answer that its client's library understands.
+    /// The error response in the shape of the client's API.
     pub fn render(&self, shape: Shape) -> Response {
         let mut response = (self.status, Json(self.body(shape))).into_response();
         let headers = response.headers_mut();
@@ -274,7 +274,7 @@ pub fn retry_after_s(wait: Duration) -> u64 {
     wait.as_secs_f64().ceil().clamp(1.0, RETRY_AFTER_S_MAX as f64) as u64
 }
 
-/// Handlers return problems; [`observe`](crate::observe) writes them, for it knows the path. So this is not seen by clients.
+/// Handlers return problems, and [`observe`](crate::observe) rewrites them because it knows the path. Clients never see this response.
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let mut response = self.status.into_response();

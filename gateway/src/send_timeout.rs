@@ -1,8 +1,8 @@
-//! Ends connections whose client makes no room for what it is sent. Otherwise a client that asks and does not read would hold its connection,
-//! and the answer in memory, for ever.
+//! Ends connections whose client reads nothing of its response. Otherwise such a client would hold its connection, and the response in
+//! memory, for ever.
 //!
-//! Linux says that a full send buffer takes more only when about a third of it is free. It grows to 4 MiB (`net.ipv4.tcp_wmem`), so a slow
-//! client seems to take nothing until it has taken up to 2 MB.
+//! Linux reports a full send buffer as writable only when about a third of it is free. The buffer grows to 4 MiB (`net.ipv4.tcp_wmem`), so
+//! a slow client seems to read nothing until it has read up to 2 MB.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// A stream that fails when it has no room for what is written for a time.
+/// A stream that fails if the peer makes no room for a write within a time.
 #[derive(Debug)]
 pub struct SendTimeout<S> {
     stream: S,

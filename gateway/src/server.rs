@@ -1,5 +1,5 @@
-//! Accepts connections: limits their number, the time that the head of a request may take, and the time for which a client may make no
-//! room for what it is sent; and closes them all when the gateway drains.
+//! Accepts connections. Limits their number, the time for a request's head, and the time for which a client may read nothing of its
+//! response. Closes all connections when the gateway drains.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ const BUFFER_BYTES_MAX: usize = 64 * 1024;
 /// Headers of a request. Browsers send some 20, balancers add some.
 const HEADERS_MAX: usize = 100;
 
-/// A pause when the system has no socket to give, rather than asking again at once.
+/// The pause after the system has no socket to give; an immediate retry would only fail again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Connections that wait for the listener.
@@ -43,7 +43,7 @@ pub struct Server {
     pub listener: TcpListener,
     pub tls: Option<Arc<ServerConfig>>,
     pub connections_max: usize,
-    /// How long a client may make no room for what it is sent.
+    /// How long a client may read nothing of its response.
     pub send_timeout: Duration,
     pub drain: watch::Receiver<Drain>,
     pub drain_max: Duration,
@@ -92,7 +92,7 @@ impl Server {
             };
             has_sockets = true;
             let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
-                // Closed at once: in the system's queue it would only wait.
+                // Closed at once: otherwise it would only wait in the system's queue.
                 metrics.refused_connections.inc();
                 continue;
             };
@@ -130,7 +130,7 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         .max_buf_size(BUFFER_BYTES_MAX)
         .max_headers(HEADERS_MAX)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    // What becomes of a connection is its client's affair.
+    // The error of a connection concerns only its client.
     if let Err(error) = watcher.watch(connection).await {
         tracing::debug!(%error, "a connection failed");
     }

@@ -1,4 +1,4 @@
-//! Shares of callers in something that the gateway bounds: none takes what others need.
+//! Limits how much each caller may have of something that all callers use.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

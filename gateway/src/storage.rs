@@ -15,8 +15,8 @@ use url::Url;
 use vramq_stores::cloud::CloudStore;
 use vramq_stores::reference::{origin, segments};
 
-/// How long an object store is not looked through again for what is too old: every thousand objects that it lists have their price.
-/// A folder is looked through whenever the gateway sweeps.
+/// The least time between two sweeps of an object store, because listing costs money for every thousand objects. A folder is swept whenever
+/// the gateway sweeps.
 const CLOUD_SWEEP: Duration = Duration::from_secs(600);
 
 /// Old objects that are removed together: the most that S3 takes in one request.
@@ -57,7 +57,7 @@ pub fn covers(base: &Url, url: &Url) -> bool {
     origin(base) == origin(url) && segments(url).starts_with(&segments(base))
 }
 
-/// The path of a folder from the root on, without links as far as it exists.
+/// The absolute path of a folder. Links are resolved as far as the path exists.
 fn whole(folder: &FsPath) -> PathBuf {
     let path = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let found = path.ancestors().find_map(|known| {
@@ -77,7 +77,7 @@ pub struct Storage {
     swept: Mutex<Option<Instant>>,
 }
 
-/// Without the client of a cloud, which would show its key.
+/// Omits the cloud client, whose `Debug` would show its key.
 impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Storage").field("base", &self.base.as_str()).finish_non_exhaustive()
@@ -121,8 +121,8 @@ impl Storage {
         covers(&self.base, url)
     }
 
-    /// Looks through the place. Removes what is ours and old, and says how many bytes of the rest each owner has: what is ours is in the
-    /// folder of its owner.
+    /// Lists the store. Removes objects that `is_ours` and that are old, and returns the bytes of the others by owner. Each owner has a
+    /// folder.
     ///
     /// # Errors
     /// The listing ended early. What it had listed so far was handled.
@@ -178,7 +178,7 @@ impl Storage {
         *self.swept.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Whether it is time to look through it. Then it is not for a while.
+    /// Whether a sweep is due. If so, the next one is due only after a while.
     pub fn is_to_be_swept(&self) -> bool {
         let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = swept.is_none_or(|at| at.elapsed() >= self.sweep_every);

@@ -18,7 +18,8 @@ pub struct Trace {
     pub request_id: String,
     /// W3C Trace Context: the client's, or a new one.
     pub traceparent: String,
-    /// The client's, if it sent it beside a `traceparent` that is kept, and it is one that everybody has to carry.
+    /// The client's `tracestate`, if it is valid and came with a valid `traceparent`. Not longer than the standard requires everybody to
+    /// forward.
     pub tracestate: Option<String>,
     /// Shared by the request's handler and its line in the access log, which is written also if the client hangs up.
     pub subject: Arc<Subject>,
@@ -36,7 +37,7 @@ impl Subject {
         self.caller.get_or_init(|| caller.to_owned());
     }
 
-    /// By the id that workers log.
+    /// Records the job, by the id that workers log.
     pub(crate) fn is_job(&self, message_id: &str) {
         self.job.get_or_init(|| message_id.to_owned());
     }
@@ -53,7 +54,7 @@ impl Subject {
 }
 
 impl Trace {
-    /// The ids that a request brings, as far as they are sane, and new ones for the others.
+    /// The client's ids as far as they are valid, and new ones otherwise.
     pub(crate) fn of(headers: &HeaderMap) -> Self {
         let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
         let request_id = text(&REQUEST_ID)
@@ -72,7 +73,7 @@ impl Trace {
     }
 }
 
-/// Unsampled: nobody collects it, but logs of gateway and worker have the same trace id.
+/// A new, unsampled `traceparent`: nobody collects the trace, but the logs of gateway and worker share its id.
 fn new_traceparent() -> String {
     // A UUID is never zero.
     let (trace, span) = (Uuid::new_v4().simple().to_string(), Uuid::new_v4().simple().to_string());

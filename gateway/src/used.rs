@@ -1,4 +1,4 @@
-//! How many bytes of a place for uploads or results are used, or will be: by all callers, and by each of them.
+//! The bytes that a store for uploads or results uses, or will use: by all callers, and by each.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -43,12 +43,12 @@ impl Used {
         Reserved { used: self, owner, bytes: 0 }
     }
 
-    /// An object was removed.
+    /// Records that an object was removed.
     pub fn removed(&self, owner: &str, bytes: u64) {
         self.bytes().change(owner, |sum| sum.stored = sum.stored.saturating_sub(bytes));
     }
 
-    /// What was found in the place, by owner, of all gateways.
+    /// Replaces the sums by those that a sweep found, by owner and of all gateways.
     pub fn counted(&self, stored: HashMap<String, u64>) {
         let mut bytes = self.bytes();
         bytes.all.stored = stored.values().sum();
@@ -109,7 +109,7 @@ impl Reserved<'_> {
         Ok(())
     }
 
-    /// The object is stored.
+    /// Keeps the reservation: the object is stored.
     pub fn keep(self) {
         let stored = self.bytes;
         self.used.bytes().change(self.owner, |sum| sum.stored = sum.stored.saturating_add(stored));

@@ -12,7 +12,7 @@ use serde_json::Value;
 /// The longest file. OpenAI's largest, `o200k_base.tiktoken`, has 3.6 MB.
 const FILE_BYTES_MAX: u64 = 32 * 1024 * 1024;
 
-/// The largest id: OpenAI's are below 200,064. One line with a huge id must not take memory for all ids below it.
+/// The largest id; OpenAI's are below 200,064. Without a bound, one line with a huge id would take memory for all ids below it.
 const ID_MAX: usize = 1 << 20;
 
 /// What is shown of something that is no id, in characters.
@@ -22,7 +22,7 @@ const SHOWN_CHARS_MAX: usize = 32;
 #[derive(Clone)]
 pub struct Vocabulary {
     bytes: Vec<u8>,
-    /// Where those of each id are. Empty: there is no such token.
+    /// The range of each id's bytes. Empty: there is no such token.
     tokens: Vec<Range<usize>>,
 }
 
@@ -34,7 +34,7 @@ pub enum NoText {
     TooLong,
 }
 
-/// Without its thousands of tokens.
+/// Omits the thousands of tokens.
 impl fmt::Debug for Vocabulary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Vocabulary").field("tokens", &self.tokens.len()).finish_non_exhaustive()
@@ -81,7 +81,7 @@ impl Vocabulary {
         if vocabulary.tokens.is_empty() { Err("which has no tokens".to_owned()) } else { Ok(vocabulary) }
     }
 
-    /// The text of tokens. Where they begin or end within a character, as those of a text that was cut may do, there is U+FFFD instead.
+    /// The text of tokens. Where tokens begin or end within a character, for example after a cut, the text has U+FFFD.
     ///
     /// # Errors
     /// One of them is no id of the vocabulary, or the text has more than `bytes_max` bytes.

@@ -54,7 +54,7 @@ enum Event {
     Connection(Option<lapin::Event>),
 }
 
-/// Why a session ended.
+/// Why the client no longer runs a session.
 enum End {
     Closed,
     Lost(String),
@@ -89,7 +89,7 @@ impl Actor {
                     tracing::warn!(broker = self.connector.broker(), error, "session lost, reconnecting");
                 }
             }
-            // Both connections are dropped: a session that is half open would share the reply queue with its successor.
+            // Drop both connections: a half-open session would share the reply queue with its successor.
             drop(session);
             session = match self.reconnect().await {
                 Ok(session) => session,
@@ -154,7 +154,7 @@ impl Actor {
         }
         if let Some(replies) = replies {
             replies.abort();
-            // From here on it takes no reply.
+            // No reply is taken from here on.
             let _ = replies.await;
         }
         end
@@ -185,7 +185,7 @@ impl Actor {
     }
 
     /// # Errors
-    /// `None` if the client was closed meanwhile, the last attempt's error if the time is up.
+    /// `None` if the client was closed in the meantime, else the last attempt's error when the time is over.
     async fn reconnect(&mut self) -> Result<Session, Option<ConnectError>> {
         let since = Instant::now();
         let mut last = LastError::default();
@@ -205,7 +205,7 @@ impl Actor {
                 Err(error) if self.reconnect_for.is_some_and(|max| since.elapsed() >= max) => {
                     return Err(Some(error));
                 }
-                // A refusal has to be seen; an outage is not logged at each try.
+                // Log a refusal, and an outage only once.
                 Err(error) if last.is_new(&error.to_string()) => {
                     tracing::warn!(%error, "cannot reconnect to the broker, trying again");
                 }
@@ -227,11 +227,11 @@ impl Actor {
     }
 }
 
-/// What ended the publishing connection, if this event did. Without jobs in flight nothing else would show it.
+/// The error that ended the publishing connection, if this event has one. Without jobs in flight nothing else would report it.
 fn lost(event: Option<lapin::Event>) -> Option<String> {
     match event {
         None => return Some("the connection is closed".to_owned()),
-        // Of a channel alone. That of the jobs reports it with the jobs in flight, and that of withdrawals concerns no job.
+        // Closes only a channel. The jobs' channel also fails the jobs in flight; the withdrawals' channel concerns no job.
         Some(lapin::Event::Error(error)) if error.is_amqp_soft_error() => {}
         Some(lapin::Event::Error(error)) => return Some(error.to_string()),
         Some(lapin::Event::ConnectionBlocked(reason)) => {

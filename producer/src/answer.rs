@@ -7,7 +7,7 @@ use vramq_schemas::{ItemProgress, Output};
 pub struct Progress {
     pub items_done: usize,
     pub items: usize,
-    /// How far the item is that the model last reported on, while it has no output. Only if the job asked
+    /// The item that the model last reported on, until the item has its output. Only if the job asked
     /// ([`SubmitOptions::progress`](crate::SubmitOptions::progress)) and the model reports.
     pub current: Option<ItemProgress>,
 }
@@ -22,7 +22,7 @@ pub struct Answer {
     /// The revisions of the model that computed the outputs: one, or more if workers with other revisions continued the job, or
     /// none if workers do not report it.
     pub model_revisions: Vec<String>,
-    /// Who sent the last reply, and the milliseconds that the job waited and ran there.
+    /// The worker that sent the last reply, and the milliseconds for which the job waited and ran there.
     pub worker: String,
     pub queued_ms: u64,
     pub ran_ms: u64,

@@ -13,7 +13,7 @@ pub(crate) struct Assembly {
 /// What a part changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Added {
-    /// Items that had come before; the first answer stands.
+    /// Items that were already answered; their first answer counts.
     pub(crate) duplicates: usize,
     /// Whether every item is answered now.
     pub(crate) complete: bool,
@@ -33,7 +33,7 @@ impl Assembly {
         self.outputs.get(item as usize).is_some_and(Option::is_some)
     }
 
-    /// Whether a report on an item can be true: the job has the item, and it is not answered yet.
+    /// Whether a progress report is plausible: the job has the item, and the item is not answered yet.
     pub(crate) fn expects(&self, report: &ItemProgress) -> bool {
         (0.0..=1.0).contains(&report.fraction)
             && self.outputs.get(report.item as usize).is_some_and(Option::is_none)

@@ -22,13 +22,13 @@ use crate::session::Connector;
 /// A connection to the broker for publishing jobs and awaiting their results. Cheap to clone; all clones share one
 /// reply queue and one bound on jobs in flight. Needs a tokio runtime.
 ///
-/// It reconnects by itself: jobs that were not confirmed are published again under the same id, and awaited jobs go on
-/// waiting. They fail with [`JobError::ReplyQueueLost`](crate::JobError::ReplyQueueLost) if the reply queue is gone by then. When the last clone and the last [`Pending`] are dropped, or by [`Client::close`], the reply queue is
-/// deleted.
+/// It reconnects by itself. Jobs that were not confirmed are published again under the same id, and awaited jobs go on waiting. Awaited
+/// jobs fail with [`JobError::ReplyQueueLost`](crate::JobError::ReplyQueueLost) if the reply queue is gone by then. [`Client::close`]
+/// deletes the reply queue, and so does dropping the last clone and the last [`Pending`].
 #[derive(Clone, Debug)]
 pub struct Client(Arc<Handle>);
 
-/// Invariant: the actor ends when this is dropped, for it holds the only sender of `close`.
+/// Invariant: dropping this ends the actor, because it holds the only sender of `close`.
 #[derive(Debug)]
 struct Handle {
     encoding: Encoding,
@@ -50,7 +50,7 @@ struct Handle {
 /// Counts since the client connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Replies to jobs that are not in flight: late ones, repeated ones, and those of jobs that their caller dropped.
+    /// Replies to jobs that are not in flight: late and repeated replies, and those to jobs whose caller dropped them.
     pub stray_replies: u64,
     /// Items that had been answered before.
     pub duplicate_items: u64,
@@ -121,8 +121,8 @@ impl Client {
         Ok(registration.id().to_owned())
     }
 
-    /// Awaits a job that another client has published, after this one has [adopted](Options::adopt) its reply queue: for `within` at
-    /// most. The job has `items` inputs.
+    /// Awaits a job with `items` inputs that another client has published, for `within` at most. This client must have
+    /// [adopted](Options::adopt) that client's reply queue.
     ///
     /// # Errors
     /// The client is closed, or awaits the job already.
@@ -138,7 +138,7 @@ impl Client {
         let registered = handle.registry.register(id, items, permit, true, None);
         let (registration, receivers) =
             registered.ok_or_else(|| PublishError::DuplicateId { id: id.to_owned() })?;
-        // A client that ends from now on fails this job, too.
+        // If the client ends from here on, it fails this job as well.
         if let Some(end) = handle.shared.end.get() {
             return Err(end.clone());
         }
@@ -163,10 +163,10 @@ impl Client {
         }
     }
 
-    /// Withdraws the jobs in flight, which fail with `Closed` here, deletes the reply queue, and closes the connection. It takes a few
-    /// seconds at most, and about a second if workers do not say at once what became of these jobs; those that are answered meanwhile
-    /// have their answers. Without a connection no job is withdrawn. A client that [holds replies](Options::hold_replies) withdraws
-    /// nothing, and leaves the reply queue to others while jobs are in flight.
+    /// Withdraws the jobs in flight, which fail with `Closed` here, deletes the reply queue, and closes the connection. Takes a few seconds
+    /// at most: about one to wait for the ends of these jobs. Jobs that are answered meanwhile have their results. Without a connection no
+    /// job is withdrawn. A client that [holds replies](Options::hold_replies) withdraws nothing, and while jobs are in flight it keeps the
+    /// reply queue for others.
     pub async fn close(&self) {
         self.0.close.send_replace(true);
         let actor = self.0.actor.lock().unwrap_or_else(PoisonError::into_inner).take();

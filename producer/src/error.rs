@@ -57,7 +57,7 @@ pub enum PublishError {
     /// The broker closed the channel over this job: no permission, larger than it allows, …
     #[error("the broker refuses jobs for exchange `{JOBS_EXCHANGE}`: {code} {text}")]
     Refused { code: u16, text: String },
-    /// The job may be in the queue all the same; one that [`submit`](crate::Client::submit) sent is withdrawn.
+    /// The job may be in the queue. A job that [`submit`](crate::Client::submit) sent is withdrawn.
     #[error("the broker did not confirm the job within {after:?}; it may be in the queue all the same")]
     Timeout { after: Duration },
     /// The connection was lost for longer than [`Options::reconnect_for`](crate::Options::reconnect_for).
@@ -97,17 +97,17 @@ pub enum JobError {
     /// A worker gave up on it; its dead letter has the details.
     #[error(transparent)]
     Failed(#[from] JobFailed),
-    /// The client withdraws the job: nobody waits for its result any more.
+    /// The time is over. The client withdraws the job.
     #[error("no complete reply within {after:?}: {items_done} of {items} items are answered")]
     Timeout { after: Duration, items_done: usize, items: usize },
-    /// A message in the reply queue names this job and is no reply of the contract.
+    /// A message in the reply queue names this job but violates the contract.
     #[error("invalid reply: {0}")]
     InvalidReply(String),
     /// The connection was lost for longer than [`Options::reconnect_for`](crate::Options::reconnect_for).
     #[error("the connection to the broker is lost: {0}")]
     Disconnected(String),
-    /// The reply queue was deleted or has expired, with the replies in it. A worker may have run the job. The client withdraws it, so
-    /// that it mostly does not run twice if it is submitted again.
+    /// The reply queue was deleted or has expired, and its replies with it. A worker may have run the job. The client withdraws the job, so
+    /// that submitting it again mostly does not run it twice.
     #[error("the reply queue was lost, and with it any reply to this job; the job itself may have run")]
     ReplyQueueLost,
     #[error("the client was closed before the job was answered")]

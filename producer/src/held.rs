@@ -8,19 +8,19 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Replies of a client's own jobs that are held at most. Of more, those of the oldest job are acknowledged: the broker must always have
-/// room to send the next. A job has one reply for each MiB of its outputs, so that jobs in flight seldom have some thousand.
+/// The most held replies to a client's own jobs. Beyond that, those of the oldest job are acknowledged, so that the broker always has room
+/// to send the next. A job has one reply for each MiB of its outputs, so jobs in flight seldom have more than some thousand.
 pub(crate) const HELD_MAX: u16 = 16_384;
 
-/// How long a reply is held before it goes back to its queue, and comes again at once. The broker closes a channel that holds a delivery
-/// for longer than its `consumer_timeout`, 30 minutes by default.
+/// How long a reply is held. Then it is requeued, and delivered again at once: the broker closes a channel that holds a delivery for longer
+/// than its `consumer_timeout`, 30 minutes by default.
 const HELD_FOR_MAX: Duration = Duration::from_secs(20 * 60);
 
 /// The replies of a session. `R` settles one: lapin's acker, a number in tests.
 #[derive(Debug)]
 pub(crate) struct HeldReplies<R> {
     replies: Mutex<Replies<R>>,
-    /// Some are to be settled.
+    /// Notified when replies are to be settled.
     due: Notify,
 }
 
@@ -45,7 +45,7 @@ struct Reply<R> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Due<R> {
     pub(crate) acknowledge: Vec<R>,
-    /// They come again.
+    /// To be requeued; the broker delivers them again.
     pub(crate) requeue: Vec<R>,
 }
 
@@ -96,12 +96,13 @@ impl<R> HeldReplies<R> {
         }
     }
 
-    /// Nobody needs this reply.
+    /// Acknowledges a reply that nobody needs.
     pub(crate) fn drop_reply(&self, settle: R) {
         self.replies().due.acknowledge.push(settle);
     }
 
-    /// Lets the replies to a job come again: it is known now. Not those to others: a quorum queue drops what comes too often.
+    /// Requeues the replies to a job that is now known, so that they come again. Replies to other jobs stay held: a quorum queue drops
+    /// messages that come too often.
     pub(crate) fn requeue_strays(&self, job: &str) {
         let mut replies = self.replies();
         if let Some(strays) = replies.strays.remove(job) {
@@ -136,7 +137,7 @@ impl<R> HeldReplies<R> {
         std::mem::take(&mut self.replies().due)
     }
 
-    /// A new session begins: the broker sends all of them again.
+    /// Forgets all replies: a new session begins, and the broker delivers them again.
     pub(crate) fn clear(&self) {
         *self.replies() = Replies::default();
     }

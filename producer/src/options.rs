@@ -48,16 +48,17 @@ pub struct Options {
     pub reply_queue_expires: Duration,
     /// Without a reply queue only [`Client::publish`](crate::Client::publish) works.
     pub replies: bool,
-    /// Acknowledges the replies to a job when its handle is dropped ([`Pending`](crate::Pending) or
-    /// [`Receipt`](crate::Receipt)), not as they come. If this client dies before, the broker gives all of them to a client that adopts
-    /// the reply queue. For the same reason such a client withdraws no jobs.
+    /// Acknowledges the replies to a job only when the job's handle ([`Pending`](crate::Pending) or [`Receipt`](crate::Receipt)) is
+    /// dropped. If this client dies before, the broker gives all of them to a client that adopts the reply queue. That client needs the
+    /// jobs to go on, so a client with this option withdraws no jobs.
     pub hold_replies: bool,
     /// The reply queue of a client that is gone, to consume instead of an own one: see
     /// [`Client::await_published`](crate::Client::await_published). It must exist. Replies to jobs that are not awaited stay in it. Implies
     /// `hold_replies`.
     pub adopt: Option<String>,
-    /// Leaves the URL's user out of the jobs. Otherwise they name it as `user_id`: workers share passes between users, and let some
-    /// of them name tenants. The broker closes the channel if that is not the connection's own user, as where a token names another.
+    /// Leaves the URL's user out of the jobs, which otherwise name it as `user_id`. By `user_id` workers share passes between users, and
+    /// decide who may name tenants. Needed if the connection's user is another one, as with a token: the broker closes the channel over a
+    /// wrong `user_id`.
     pub anonymous: bool,
 }
 
@@ -181,8 +182,8 @@ pub struct SubmitOptions {
     pub expiration: Option<Duration>,
     /// The most items that may share a pass with this job, at least 1.
     pub batch_hint: Option<u32>,
-    /// Asks the model to report how far its items are; see [`Pending::progress`](crate::Pending::progress). Models that cannot
-    /// ignore it. Workers of 0.2.0 hand it to the model as a parameter, which the encoder rejects.
+    /// Asks the model to report progress of its items; see [`Pending::progress`](crate::Pending::progress). Models without progress ignore
+    /// this. Workers of 0.2.0 pass it to the model as a parameter, which the encoder rejects.
     pub progress: bool,
     /// The revision of the model that is to run the job, as [`Answer::model_revisions`](crate::Answer::model_revisions) or
     /// heartbeats have it. Workers with another revision requeue the job; after some minutes it fails as
@@ -190,13 +191,14 @@ pub struct SubmitOptions {
     pub model_revision: Option<String>,
     /// W3C trace context, handed through to the worker.
     pub traceparent: Option<String>,
-    /// The same for what tracing systems add; workers carry it only beside a valid `traceparent`. One that is
-    /// invalid, or larger than the standard's 512 bytes and 32 entries, is left out.
+    /// W3C `tracestate`, which workers forward only beside a valid `traceparent`. An invalid one is left out, and so is one above the
+    /// standard's 512 bytes and 32 entries.
     pub tracestate: Option<String>,
     /// The application that publishes the job, as replies and dead letters repeat it; at most 255 bytes.
     pub app_id: Option<String>,
-    /// Further headers with texts, such as [`TENANT`](vramq_schemas::headers::TENANT). A caller that names the
-    /// [digest](vramq_schemas::withdrawal::DIGEST) of its own secret withdraws the job by itself; the client never does.
+    /// Further headers with texts, such as [`TENANT`](vramq_schemas::headers::TENANT). With the header
+    /// [`DIGEST`](vramq_schemas::withdrawal::DIGEST) of the caller's own secret, only the caller can withdraw the job; the client never
+    /// does.
     pub headers: Vec<(String, String)>,
 }
 

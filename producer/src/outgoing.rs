@@ -41,7 +41,7 @@ impl Outgoing {
     }
 
     pub(crate) fn finish(self, result: Result<(), PublishError>) {
-        // Fails if the caller dropped its future at this moment: then the answer is not wanted.
+        // An `Err`: the caller has dropped its future.
         let _ = self.published.send(result);
     }
 }
@@ -52,7 +52,7 @@ pub(crate) struct EncodedJob {
     pub(crate) id: String,
     pub(crate) items: usize,
     pub(crate) message: Message,
-    /// What takes the job back, if this client does; see [`SubmitOptions::headers`].
+    /// The withdrawal of the job, if this client may withdraw it; see [`SubmitOptions::headers`].
     pub(crate) withdrawal: Option<Withdrawal>,
 }
 
@@ -194,7 +194,7 @@ fn headers(options: &SubmitOptions) -> Result<FieldTable, PublishError> {
 
 /// AMQP's `expiration`: milliseconds as text.
 fn expiration_ms(expiration: Duration) -> Result<ShortString, PublishError> {
-    // The broker refuses more than 32 bits by closing the channel, and with it every publish in flight.
+    // The broker would close the channel over more than 32 bits, and lose every publish in flight.
     u32::try_from(expiration.as_millis()).map(|ms| ms.to_string().into()).map_err(|_| PublishError::Option {
         name: "expiration",
         problem: "longer than the broker's 49 days".to_owned(),

@@ -24,7 +24,7 @@ pub struct Pending {
     pub(crate) client: Arc<dyn fmt::Debug + Send + Sync>,
 }
 
-/// When a job's time is up, and how much it was.
+/// A job's deadline, and the timeout that it came from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     pub(crate) at: Instant,
@@ -37,13 +37,13 @@ impl Pending {
         self.registration.id()
     }
 
-    /// Stops waiting for the job, which still runs. Its reply is dropped; if the client is closed before it comes, it is a dead letter.
-    /// A job that nobody is to wait for from the beginning is one for [`Client::publish`](crate::Client::publish).
+    /// Stops waiting for the job without withdrawing it. Its reply is dropped, or becomes a dead letter if the client is closed first. To
+    /// publish a job that nobody waits for at all, use [`Client::publish`](crate::Client::publish).
     pub fn forget(self) {
         self.registration.forget();
     }
 
-    /// Follows the job's parts, and reports on its items, as they come in. It stays at the last value when the job ends.
+    /// Receives the job's progress: parts as they come, and reports on its items. Keeps the last value when the job ends.
     pub fn progress(&self) -> watch::Receiver<Progress> {
         self.receivers.progress.clone()
     }
@@ -63,14 +63,14 @@ impl Pending {
     /// Cancel safety: dropping the future drops the handle, which withdraws the job.
     ///
     /// # Errors
-    /// [`JobError`]; that of a failed job has the items that were answered before. A job whose time is up is withdrawn.
+    /// [`JobError`]. The error of a failed job has the items that were answered before. A job that times out is withdrawn.
     pub async fn answer(self) -> Result<Answer, JobError> {
         self.answer_with_receipt().await.0
     }
 
-    /// The same with the right to the job's replies: a client that [holds replies](crate::Options::hold_replies) acknowledges them when
-    /// the receipt is dropped. A caller that keeps the answer somewhere drops it afterwards. A job whose time is up is withdrawn when the
-    /// receipt is dropped.
+    /// Like [`Pending::answer`], with a receipt for the job's replies. A client that [holds replies](crate::Options::hold_replies)
+    /// acknowledges them when the receipt is dropped, so store the answer before that. A job that timed out is withdrawn when the receipt
+    /// is dropped.
     ///
     /// Cancel safety: as for [`Pending::answer`].
     pub async fn answer_with_receipt(self) -> (Result<Answer, JobError>, Receipt) {

@@ -37,8 +37,8 @@ struct JobInFlight {
     registration: u64,
     /// It was given to the broker at least once, so replies to it may exist.
     is_published: bool,
-    /// What withdraws it. `None` if this client does not: the job's replies go elsewhere, its caller withdraws it by itself or forgets
-    /// it, or it is withdrawn already.
+    /// The withdrawal of the job. `None` if this client must not withdraw it: its replies go elsewhere, its caller withdraws or forgets it,
+    /// or it is withdrawn already.
     withdrawal: Option<Withdrawal>,
     is_withdrawn: bool,
     /// `None` for a job whose replies go elsewhere.
@@ -49,9 +49,9 @@ struct JobInFlight {
 #[derive(Debug)]
 struct Awaited {
     assembly: Assembly,
-    /// Of the parts so far; `None` once one did not say.
+    /// The tokens of the parts so far; `None` once a part did not report them.
     tokens: Option<u64>,
-    /// Of the parts so far, each once.
+    /// The revisions in the parts so far, each once.
     revisions: Vec<String>,
     progress: watch::Sender<Progress>,
     result: oneshot::Sender<Result<Answer, JobError>>,
@@ -79,7 +79,7 @@ pub(crate) enum Reply {
     Invalid(String),
 }
 
-/// Removes its job from the registry on drop, withdraws it if it is unanswered, and lets the replies go that are held for it.
+/// On drop: removes its job from the registry, withdraws the job if it is unanswered, and releases its held replies.
 #[derive(Debug)]
 pub(crate) struct Registration {
     registry: Arc<Registry>,
@@ -115,7 +115,7 @@ impl Drop for Registration {
                 entry.remove().withdraw(&self.registry.withdrawals);
             }
         }
-        // After the removal: from then on no reply is held for the job.
+        // Only after the removal, from when on no reply is held for the job.
         self.registry.held.release(self.number);
     }
 }
@@ -163,8 +163,8 @@ impl Registry {
         job.map(|job| job.is_published = true).is_some()
     }
 
-    /// Whether the job of a registration is still in flight. Its id may be that of a younger job by now: its caller gave up on it, and has
-    /// submitted it again.
+    /// Whether the job of a registration is still in flight. The id is not enough: the caller may have given up on the job, and submitted
+    /// another one under the same id.
     pub(crate) fn is_in_flight(&self, id: &str, registration: u64) -> bool {
         self.jobs().get(id).is_some_and(|job| job.registration == registration)
     }
@@ -174,8 +174,8 @@ impl Registry {
         self.jobs().contains_key(id)
     }
 
-    /// Adds a reply to the job `id`, and holds it for the job if it is given with its acker. Gives the acker back if the reply is not to be
-    /// held. A reply to a job that is not in flight is counted and dropped.
+    /// Handles a reply to the job `id`. With an acker, holds the reply for the job; returns the acker if the reply is not to be held.
+    /// Counts and drops a reply to a job that is not in flight.
     pub(crate) fn take(&self, id: &str, reply: Reply, acker: Option<Acker>) -> Option<Acker> {
         let mut jobs = self.jobs();
         let Entry::Occupied(mut entry) = jobs.entry(id.to_owned()) else {
@@ -185,7 +185,7 @@ impl Registry {
         let (registration, is_withdrawn) = (entry.get().registration, entry.get().is_withdrawn);
         let is_withdrawal = matches!(&reply, Reply::Failed(failure) if failure.reason == Reason::Withdrawn);
         if is_withdrawal && entry.get().withdrawal.is_some() {
-            // The end of an earlier job with this id: its caller gave up on it, and has submitted it again.
+            // This job is not withdrawn, so the reply ends an earlier one with the same id, which its caller gave up on.
             self.withdrawals.ended(id);
             self.count_stray();
             return acker;
@@ -194,7 +194,7 @@ impl Registry {
             self.count_stray();
             return acker;
         };
-        // A report is worth nothing to a client that comes later.
+        // A progress report is worthless to a client that adopts the queue later.
         let unheld = match acker {
             Some(acker) if !matches!(reply, Reply::Progress(_)) => {
                 self.held.hold(registration, acker, Instant::now());
@@ -220,7 +220,7 @@ impl Registry {
                 }
                 None
             }
-            // Only a client that closes withdraws what is still awaited.
+            // Jobs that are still awaited are withdrawn only by a client that closes.
             Reply::Failed(_) if is_withdrawal && is_withdrawn => Some(End::Withdrawn),
             Reply::Failed(failure) => Some(End::Failed(failure)),
             Reply::Invalid(problem) => Some(End::Invalid(problem)),
@@ -274,7 +274,7 @@ impl Registry {
 }
 
 impl JobInFlight {
-    /// Takes the job back, unless the broker cannot have it.
+    /// Withdraws the job, unless the broker cannot have it.
     fn withdraw(&mut self, withdrawals: &Withdrawals) {
         if self.is_published
             && let Some(withdrawal) = self.withdrawal.take()
@@ -286,7 +286,7 @@ impl JobInFlight {
 
     fn fail(self, error: &JobError) {
         if let Some(awaited) = self.awaited {
-            // Fails if the caller dropped its handle at this moment: then the result is not wanted.
+            // An `Err`: the caller has dropped its handle.
             let _ = awaited.result.send(Err(error.clone()));
         }
     }
@@ -304,7 +304,7 @@ enum End {
 impl Awaited {
     /// Notes what a part says besides its outputs, which are added already.
     fn note_part(&mut self, added: Added, tokens: Option<u64>, revision: Option<String>) {
-        // A part that came before was counted then.
+        // Repeated parts were counted the first time.
         if added.duplicates == 0 {
             self.tokens = self.tokens.zip(tokens).map(|(sum, more)| sum.saturating_add(more));
         }
@@ -334,7 +334,7 @@ impl Awaited {
             End::Withdrawn => Err(JobError::Closed),
             End::Invalid(problem) => Err(JobError::InvalidReply(problem)),
         };
-        // Fails if the caller dropped its handle at this moment: then the result is not wanted.
+        // An `Err`: the caller has dropped its handle.
         let _ = self.result.send(result);
     }
 }

@@ -90,8 +90,8 @@ pub(crate) async fn hand_over(consumer: Consumer, registry: Arc<Registry>) -> la
     Ok(())
 }
 
-/// The same for a client that holds its replies: acknowledges each when its job is released. Replies to unknown jobs are dropped, or held if
-/// the client has `adopted` the queue, and may be asked for these jobs later.
+/// Like [`hand_over`], for a client that holds its replies: acknowledges each when its job is released. Drops replies to unknown jobs,
+/// unless the client has `adopted` the queue: then a caller may ask for these jobs later, so their replies are held.
 ///
 /// # Errors
 /// As for [`hand_over`].
@@ -112,7 +112,7 @@ pub(crate) async fn hand_over_held(
                         let job = stray(&properties);
                         registry.held.hold_stray(job, acker, Instant::now());
                         if registry.contains(job) {
-                            // Asked for at this moment.
+                            // A caller may have asked for the job at this moment.
                             registry.held.requeue_strays(job);
                         }
                     }
@@ -142,7 +142,7 @@ pub(crate) async fn settle(registry: &Registry) -> lapin::Result<()> {
     Ok(())
 }
 
-/// Gives a reply to the job that awaits it; gives the acker back unless it is held for the job.
+/// Gives a reply to the job that awaits it. Returns the acker, unless the reply is held for the job.
 async fn give(
     registry: &Registry,
     properties: &BasicProperties,
@@ -165,7 +165,7 @@ fn known<'a>(registry: &Registry, properties: &'a BasicProperties) -> Option<&'a
     named.find(|id| registry.contains(id.as_str()))
 }
 
-/// The id of the job that a reply to an unknown job is to: this library names it as the correlation id of its jobs, too.
+/// The id of the unknown job that a reply belongs to. This library sets a job's id as its correlation id, too.
 fn stray(properties: &BasicProperties) -> &str {
     properties.correlation_id().as_ref().map_or("", |id| id.as_str())
 }

@@ -36,7 +36,7 @@ pub(crate) struct Connector {
     options: Options,
     address: Address,
     reply_queue: Option<ShortString>,
-    /// The reply queue was created by an earlier session.
+    /// Set once a session has created the reply queue.
     has_reply_queue: AtomicBool,
     /// The reply queue was missed, and no session has reported it yet.
     missed_reply_queue: AtomicBool,
@@ -92,7 +92,7 @@ impl Connector {
         self.options.adopt.is_some()
     }
 
-    /// The reply queue if nobody needs it after this client: `done` says whether all jobs are.
+    /// The reply queue, if it can be deleted because no other client needs it. `done` says whether all jobs have ended.
     pub(crate) fn queue_to_delete(&self, done: bool) -> Option<&ShortString> {
         self.reply_queue.as_ref().filter(|_| !self.adopts() && (done || !self.holds()))
     }

@@ -15,7 +15,7 @@ use crate::registry::Registry;
 const NOT_FOUND: u16 = 404;
 const ACCESS_REFUSED: u16 = 403;
 
-/// The jobs that the broker has not answered for. In the publisher of a session each is known by its number here.
+/// The jobs that the broker has not confirmed. A session's publisher knows each by its number here.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     /// In the order of publishing; at most [`CONFIRMS_IN_FLIGHT`].
@@ -23,8 +23,8 @@ pub(crate) struct Window {
     next: u64,
     /// Jobs of an earlier session, to be published again.
     backlog: VecDeque<u64>,
-    /// The broker closed the channel because of one of the jobs up to this one. They are sent one at a time, so that the
-    /// faulty one is found and the others get through.
+    /// Some job up to this number made the broker close the channel. Until then jobs are sent one at a time, so that the faulty one is
+    /// found and the others get through.
     suspects_until: Option<u64>,
     /// Sessions lost, and attempts to connect failed, since the last confirm.
     pub(crate) failures: u32,
@@ -72,7 +72,7 @@ impl Window {
             if registry.is_in_flight(&outgoing.id, outgoing.registration) {
                 publisher.publish(number, outgoing.message.clone());
             } else if let Some(outgoing) = self.unconfirmed.remove(&number) {
-                // It was answered, so it was published; or it has failed, or its caller has given up on it.
+                // The job was answered, so it was published; or its caller no longer waits.
                 outgoing.finish(Ok(()));
             }
         }
@@ -106,7 +106,7 @@ impl Window {
         }
     }
 
-    /// Finds the job because of which the broker closed the channel: it must not be published again for ever.
+    /// Finds the job over which the broker closed the channel, so that it is not published again for ever.
     fn blame(&mut self, error: &lapin::Error, in_flight: &HashSet<u64>) {
         let ErrorKind::ProtocolError(protocol_error) = error.kind() else {
             return;

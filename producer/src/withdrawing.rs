@@ -17,8 +17,8 @@ use vramq_schemas::withdrawal::Withdrawal;
 use crate::registry::Registry;
 use crate::session::CLOSE_TIMEOUT;
 
-/// How long closing waits for the ends of the jobs that it withdraws. A worker that is not busy answers within milliseconds; the ends
-/// of jobs that wait in a queue are not to be waited for.
+/// How long closing waits for the ends of the jobs that it withdraws. A worker that is not busy reports them within milliseconds. Jobs that
+/// wait in a queue may end much later, and are not worth waiting for.
 const ENDS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The task that publishes withdrawals while a session lasts.
@@ -36,7 +36,7 @@ impl Withdrawing {
         Self { task, stop }
     }
 
-    /// Withdraws all jobs in flight, and waits for the ends of those that are withdrawn. Both have little time.
+    /// Withdraws all jobs in flight, and waits for the ends of the withdrawn ones. Both steps have short time limits.
     pub(crate) async fn finish(mut self, connection: &Connection, registry: &Registry) {
         match timeout(CLOSE_TIMEOUT, self.publish_rest(connection, registry)).await {
             Ok(Ok(())) => {
@@ -49,7 +49,7 @@ impl Withdrawing {
     }
 
     async fn publish_rest(&mut self, connection: &Connection, registry: &Registry) -> lapin::Result<()> {
-        // What the task has taken to publish it also counts: aborted, it would lose the count of withdrawals that the broker has.
+        // Let the task finish what it is publishing: aborted, it would not count withdrawals that the broker has.
         self.stop.notify_one();
         let _ = (&mut self.task).await;
         registry.withdraw_all();
@@ -90,7 +90,7 @@ async fn run(connection: &Connection, registry: &Registry, stop: &Notify) {
     }
 }
 
-/// Publishes what was not published yet, and if it `repeats` all others as well.
+/// Publishes new withdrawals and, if it `repeats`, all others.
 async fn publish(
     connection: &Connection,
     channel: &mut Option<Channel>,

@@ -6,8 +6,8 @@ use crate::fields::{as_text, cut, integer, long};
 #[cfg(doc)]
 use crate::headers::{DEVICE_LOST, WORKER_LOST};
 
-/// The longest text inside a `history` entry, in bytes: with three in each of 16 entries, history takes at most some
-/// 16 KiB of the frame, and a requeue never fails over what happened before.
+/// The longest text in a `history` entry, in bytes. With three texts in each of 16 entries, `history` takes some 16 KiB of the header frame
+/// at most, so a requeue never fails because of it.
 const HISTORY_TEXT_BYTES_MAX: usize = 256;
 
 /// A past attempt: an entry of the header `history`.

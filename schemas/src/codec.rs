@@ -15,21 +15,21 @@ pub const JSON: &str = "application/json";
 pub const MESSAGE_PACK: &str = "application/msgpack";
 pub const BINCODE: &str = "application/vnd.vramq.v1+bincode";
 
-/// Other names of MessagePack: the one that IANA has, and the one that Celery's library writes. Replies have [`MESSAGE_PACK`].
+/// Other content types of MessagePack: IANA's, and the one of Celery's library. Replies use [`MESSAGE_PACK`].
 const MESSAGE_PACK_TOO: [&str; 2] = ["application/vnd.msgpack", "application/x-msgpack"];
 
-/// The first byte of a bincode body is the oldest version that has all that is in it, so that a reader of an older version says
-/// `unsupported-encoding` only where it must. Version 2 has [`Input::Json`], version 3 [`Output::Sparse`].
+/// The first byte of a bincode body: the oldest version that can express the body, so that an older reader rejects only bodies that it
+/// cannot read (`unsupported-encoding`). Version 2 has [`Input::Json`], version 3 [`Output::Sparse`].
 const BINCODE_VERSION: u8 = 1;
 const BINCODE_VERSION_JSON_INPUTS: u8 = 2;
 const BINCODE_VERSION_SPARSE: u8 = 3;
 
-/// How a body is written. A reply uses its job's.
+/// The encoding of a body. A reply uses that of its job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Encoding {
     #[default]
     Json,
-    /// The fields of JSON, with bytes as they are rather than as base64.
+    /// The same fields as in JSON, with bytes as `bin` instead of base64.
     MessagePack,
     /// bincode 2 through serde: little endian, variable-length integers, a version byte first.
     Bincode,
@@ -67,7 +67,7 @@ impl Encoding {
     }
 }
 
-/// Why bytes are no body.
+/// Why bytes cannot be read as a body.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     #[error("content type {0:?} is unknown; use `{JSON}`, `{MESSAGE_PACK}` or `{BINCODE}`")]
@@ -82,9 +82,10 @@ pub enum DecodeError {
     Malformed(String),
 }
 
-/// A body that can be encoded: [`Job`], [`Outputs`], [`Failure`] or [`ItemProgress`]. Nothing else can be one: `MessagePack` is private.
+/// A body that can be encoded: [`Job`], [`Outputs`], [`Failure`] or [`ItemProgress`]. No other type can implement it, because `MessagePack`
+/// is private.
 pub trait Body: Serialize + DeserializeOwned + MessagePack {
-    /// The oldest version of the bincode encoding that has all that is in this body.
+    /// The oldest version of the bincode encoding that can express this body.
     fn bincode_version(&self) -> u8 {
         BINCODE_VERSION
     }
@@ -163,10 +164,10 @@ fn malformed(mut what: String) -> DecodeError {
 }
 
 fn decode_bincode<T: Body>(bytes: &[u8]) -> Result<T, DecodeError> {
-    // bincode counts a varint as the longest it could be: up to 20 bytes more for an item than it takes.
+    // bincode counts a varint at its maximal length: up to 20 bytes more per item than it takes.
     const CLAIMS_MAX: usize = BODY_BYTES_MAX + 32 * ITEMS_MAX;
-    // The limit is a second line. The first: this crate's types read texts and bytes borrowed, so that bincode
-    // compares a length with what is there before anything is allocated; owned, it would allocate what is claimed.
+    // This limit is the second line of defence. The first: this crate's types borrow texts and bytes, so bincode compares a length with the
+    // input before anything is allocated. For owned values it would allocate the claimed length.
     const CONFIG: Configuration<bincode::config::LittleEndian, bincode::config::Varint, Limit<CLAIMS_MAX>> =
         bincode::config::standard().with_limit();
     let (version, rest) =

@@ -71,13 +71,13 @@ pub struct Answer {
 pub enum Outcome {
     /// Carried out.
     Done,
-    /// It cannot be carried out or read.
+    /// The command cannot be read or carried out.
     Refused,
     /// Of a cancellation: the worker has the job and will stop it.
     Requested,
     /// No item of the job waits or runs any more; results that were not sent are discarded.
     Stopped,
-    /// The job's dead letter is confirmed, and its slot and memory are free. With the device's free memory now.
+    /// The job's dead letter is confirmed, and its slot and memory are free. `free_bytes` is the device's free memory now.
     MemoryBack { device: String, free_bytes: u64 },
     /// The job ended before it could be stopped; the text says how.
     TooLate,

@@ -14,7 +14,7 @@ pub const ITEM: &str = "item";
 pub const ITEM_COST: &str = "item-cost";
 pub const NEEDS_BYTES: &str = "needs-bytes";
 
-/// Where the publisher's `expiration` is kept on a dead letter, which must not expire itself.
+/// Keeps the publisher's `expiration` as a header: with the property of that name, the dead letter itself would expire.
 pub const EXPIRATION: &str = "expiration";
 
 /// The headers that [`DeadLetter`] reads and writes.

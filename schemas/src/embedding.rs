@@ -34,7 +34,7 @@ pub enum Dtype {
 pub struct EmbeddingFormat {
     pub dtype: Dtype,
     pub base64: bool,
-    /// Only so many of the first elements, then of length 1: for models that were trained for it.
+    /// Keep this many first elements, and scale them to length 1: for models that were trained for that.
     pub dimensions: Option<u32>,
 }
 

@@ -15,7 +15,7 @@ pub(crate) fn cut(value: &str, bytes_max: usize) -> AMQPValue {
     AMQPValue::LongString(value[..value.floor_char_boundary(bytes_max)].into())
 }
 
-/// A number as a header's value. AMQP has no unsigned 64 bits in its headers; the far end saturates.
+/// A number as a header's value. AMQP headers have no unsigned 64-bit integers, so numbers saturate at `i64::MAX`.
 pub fn long(value: u64) -> AMQPValue {
     AMQPValue::LongLongInt(i64::try_from(value).unwrap_or(i64::MAX))
 }
@@ -30,7 +30,7 @@ pub fn as_text(value: &AMQPValue) -> Option<String> {
     }
 }
 
-/// Client libraries pick the integer type by the value's size, so all of them are taken.
+/// A header's value of any integer type: client libraries choose the type by the value's size.
 pub fn integer(value: Option<&AMQPValue>) -> Option<i64> {
     match value? {
         AMQPValue::ShortShortInt(n) => Some((*n).into()),

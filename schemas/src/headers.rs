@@ -8,7 +8,7 @@ use crate::reason::Reason;
 
 pub const BATCH_HINT: &str = "batch-hint";
 
-/// The batch hint by the name that it has from 1.0 on (ADR 19). If both are there, the older one counts: workers write that one.
+/// The batch hint under the name that it gets in 1.0 (ADR 19). If a job has both, the older name counts, because workers write that one.
 pub const BATCH_HINT_PREFIXED: &str = "vramq-batch-hint";
 
 pub const ATTEMPT: &str = "attempt";
@@ -26,20 +26,20 @@ pub const TRACESTATE: &str = "tracestate";
 /// For whom a gateway publishes a job: one of several callers behind one user of the broker.
 pub const TENANT: &str = "vramq-tenant";
 
-/// Who published the job (`user_id`), and whose share of the passes it takes. Workers write both when they publish a job again,
-/// because the broker takes no message with another user's `user_id`.
+/// `USER`: who published the job (its `user_id`). `CALLER`: whose share of the passes the job takes. Workers write both when they republish
+/// a job, because the broker refuses another user's `user_id`.
 pub const USER: &str = "vramq-user";
 pub const CALLER: &str = "vramq-caller";
 
-/// How often an operator has retried the job from the dead letters. Workers keep it unread. In 0.2 it was `retries`, which is not read
-/// any more: messages of Celery have a header of that name (ADR 19).
+/// How often an operator has retried the job from the dead letters. Workers only pass it on. Version 0.2 called it `retries`, which is
+/// ignored now, because Celery's messages have a header of that name (ADR 19).
 pub const RETRIES: &str = "vramq-retries";
 
 /// A number that identifies a publish. lapin attaches a returned message to the confirm that completes next, so the message
 /// itself must show which publish it belongs to. It also makes every copy of a job different.
 pub const PUBLISH_SEQ: &str = "publish-seq";
 
-/// Headers that could not be read, as bytes: put there by the reader (third-party/amq-protocol-types).
+/// Headers that could not be read, as bytes. The patched reader (third-party/amq-protocol-types) adds it.
 pub const UNREADABLE: &str = "unreadable-headers";
 
 pub const OFFSET: &str = "offset";
@@ -71,8 +71,8 @@ pub const REVISION_WAITS: &str = "vramq-revision-waits";
 /// How often the job waited unrun because a store did not give its inputs.
 pub const STORE_WAITS: &str = "vramq-store-waits";
 
-/// The queue that the job first came from, if that was another one than its model's own: wherever workers send it, its passes take
-/// that queue's share.
+/// The queue that the job first came from, if that was not its model's own. Its passes take that queue's share, wherever workers requeue
+/// the job.
 pub const QUEUE: &str = "vramq-queue";
 
 /// A rule of a model has moved the job to other workers; none moves it again.
@@ -84,7 +84,7 @@ pub const REQUEST_ID: &str = "vramq-request-id";
 /// Past attempts kept in the `history` header, newest last: enough to halve a hint of 65,536 down to 1.
 pub const HISTORY_MAX: usize = 16;
 
-/// Passes of a job that must fit before it tries a size again that failed.
+/// Each time that a job has run this many passes, it may try again a size that ran out of memory.
 pub const PASSES_PER_GROWTH: u32 = 16;
 
 const POSITIVE: &str = "a whole number from 1 to 4294967295";
@@ -128,9 +128,9 @@ impl JobHeaders {
         self.history.iter().rfind(|attempt| attempt.outcome == Reason::OutOfMemory.as_str())
     }
 
-    /// A pass with so many items fitted, the `passes`th since the job was taken: a hint that was lowered grows back,
-    /// twofold at a time, and the items that follow need the device no longer to themselves. Sizes below the one that
-    /// failed last come back at once; to reach that one again takes [`PASSES_PER_GROWTH`] passes.
+    /// Records a pass of `items` items that fitted, the `passes`th since the job was taken. A lowered hint doubles, up to the publisher's
+    /// own, and further items no longer need the device to themselves. Sizes below the one that failed last come back at once; that one is
+    /// tried again only at every [`PASSES_PER_GROWTH`]th pass.
     pub fn fitted(&mut self, items: u32, passes: u32) {
         self.exclusive = false;
         let Some(items_failed) = self.last_out_of_memory().map(|last| last.items) else { return };
@@ -199,7 +199,7 @@ impl JobHeaders {
         })
     }
 
-    /// What a publisher may say of its own job: the batch hint. All else is for workers to say.
+    /// Reads what a publisher may set on its own job: the batch hint. All other headers are for workers only.
     ///
     /// # Errors
     /// The hint is not a number above 0.
@@ -260,12 +260,12 @@ impl JobHeaders {
     }
 }
 
-/// How often a quorum queue delivered the message before; other queues do not count.
+/// How often a quorum queue delivered the message before; `None` for other queues, which do not count.
 pub fn delivery_count(table: &FieldTable) -> Option<u32> {
     integer(table.inner().get("x-delivery-count")).map(|n| n.try_into().unwrap_or(u32::MAX))
 }
 
-/// Why not all headers could be read, if so. Then the readable ones are not reliable either.
+/// Why not all headers could be read; `None` if they could. The readable ones are then not reliable either.
 pub fn unreadable(table: &FieldTable) -> Option<String> {
     let first = match table.inner().get(UNREADABLE)? {
         // An entry starts with its name, which starts with its length.
@@ -371,7 +371,7 @@ fn boolean(table: &FieldTable, name: &'static str) -> Result<bool, InvalidHeader
     }
 }
 
-/// What happened before, newest last; empty where there is none, or it cannot be understood: it only informs.
+/// The past attempts, newest last. Empty if there are none, or the header cannot be read: it is only informational.
 pub fn history(table: &FieldTable) -> Vec<Attempt> {
     let Some(AMQPValue::FieldArray(entries)) = table.inner().get(HISTORY) else {
         return Vec::new();

@@ -1,5 +1,5 @@
-//! How many bytes the JSON outputs of a reply may take. Before they publish, workers count exactly what clients count while they read. So
-//! workers publish no reply that its caller cannot read.
+//! Limits the bytes of a reply's JSON outputs. Workers count exactly as clients do while they read, so workers publish no reply that its
+//! caller cannot read.
 
 use std::cell::Cell;
 use std::io;
@@ -10,15 +10,15 @@ use serde_json::Value;
 
 use crate::limits::BODY_BYTES_MAX;
 
-/// The most memory that the JSON outputs of one reply may take once parsed; a parsed value can take a hundred times
-/// its text (`{"":0}`), and a hostile reply is at most this dear.
+/// The most memory that the JSON outputs of one reply may take once parsed. A parsed value can take a hundred times its text (`{"":0}`), so
+/// this bounds what a hostile reply costs.
 const MEMORY_MAX: usize = 4 * BODY_BYTES_MAX;
 
-/// The most bytes that they may take as JSON text: more are not a JSON body, and in MessagePack a byte may become six of text.
+/// The most bytes of the outputs as JSON text. More do not fit a JSON body. In MessagePack one byte may become six bytes of text.
 pub(crate) const TEXT_MAX: usize = BODY_BYTES_MAX;
 
-/// What serde_json allocates at any moment for a value in a list that doubles; for a list's first four places; and for an object's
-/// first tree node.
+/// The peak memory that serde_json allocates: for a value in a list that doubles, for a list's first four items, and for an object's first
+/// tree node.
 const VALUE: usize = 96;
 const LIST: usize = 4 * 32;
 const OBJECT: usize = 704;
@@ -43,8 +43,8 @@ pub struct JsonSize {
 pub struct JsonTooLarge(pub JsonSize);
 
 impl JsonSize {
-    /// Clients read every reply of at most this many bytes as JSON, whatever is in it: no byte unfolds to more memory than one that begins
-    /// an object.
+    /// Clients can read every JSON reply of at most this many bytes, whatever it contains: no byte costs more memory than the one that
+    /// begins an object.
     pub const TEXT_ALWAYS_READABLE: usize = MEMORY_MAX / (1 + VALUE + OBJECT);
 
     /// What a value takes. Costs as much as writing it.

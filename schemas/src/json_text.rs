@@ -7,9 +7,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// The text of one JSON value, which serde_json can parse: at most 127 levels deep, numbers within the range of an f64, no lone
-/// surrogates. A tree of it can take a hundred times as much memory, so nothing makes one that only hands the value on. Equal
-/// are texts, not values: `1.0` is not `1`.
+/// The text of one JSON value, which serde_json can parse: at most 127 levels deep, numbers within the range of an f64, no lone surrogates.
+/// Kept as text, because a parsed tree can take a hundred times the memory, and most code only passes the value on. Equality compares
+/// texts: `1.0` is not `1`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JsonText(Box<str>);
 
@@ -72,8 +72,8 @@ fn check(text: &str) -> Result<(), InvalidJson> {
     serde_json::from_str::<Checked>(text).map(|Checked| ()).map_err(|error| InvalidJson(error.to_string()))
 }
 
-/// A value that is read and not kept. Unlike `IgnoredAny`, for which serde_json skips over the text, it goes through everything
-/// that a parser checks: depth, numbers, escapes.
+/// Checks a value without keeping it. Unlike `IgnoredAny`, for which serde_json skips the text, this checks everything that a parser does:
+/// depth, numbers, escapes.
 struct Checked;
 
 impl<'de> Deserialize<'de> for Checked {

@@ -4,8 +4,8 @@
 /// outputs travel by reference.
 pub const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// The most inputs of one job. Bounds what a body of many tiny inputs unfolds to in memory: an input costs
-/// 3 bytes of JSON but 32 bytes once decoded, so this caps that overhead at 2 MiB.
+/// The most inputs of one job. Bounds the memory of a body with many tiny inputs: an input takes as little as 3 bytes of JSON but 32 bytes
+/// once decoded, so the decoded list takes 2 MiB at most.
 pub const ITEMS_MAX: usize = 65_536;
 
 /// The most bytes of a job's `params`, as JSON text. They are settings, not data; parsed JSON can take ten times

@@ -46,7 +46,7 @@ pub(crate) fn read<T: MessagePack>(bytes: &[u8]) -> Result<T, String> {
     let mut deserializer = rmp_serde::Deserializer::from_read_ref(bytes);
     deserializer.set_max_depth(DEPTH_MAX);
     let body = T::deserialize_msgpack(&mut deserializer).map_err(|e| e.to_string())?;
-    // The deserializer does not tell its position. A read of a scalar fails on its first byte only at the end.
+    // The deserializer does not report its position. Reading one more scalar fails at its first byte only at the end of the body.
     match bool::deserialize(&mut deserializer) {
         Err(rmp_serde::decode::Error::InvalidMarkerRead(_)) => Ok(body),
         _ => Err("bytes follow the body".to_owned()),

@@ -51,8 +51,7 @@ impl Notation<'_> {
     }
 }
 
-/// The most elements of a vector: as f32, more of them are no body of their own. As small numbers they take a byte each, and four
-/// times that once decoded.
+/// The most elements of a vector: more would not fit a body as f32. A small number takes one byte, and four once decoded.
 pub(crate) const ELEMENTS_MAX: usize = BODY_BYTES_MAX / size_of::<f32>();
 
 /// A vector as a body has it: numbers, or their little-endian bytes.
@@ -74,7 +73,7 @@ impl Vector {
     }
 }
 
-/// Reads bytes, or numbers where these may stand.
+/// Reads bytes, or numbers if numbers are allowed here.
 struct Content<'b> {
     notation: Notation<'b>,
     numbers: bool,
@@ -105,7 +104,7 @@ impl<'de> Visitor<'de> for Content<'_> {
                 .decode(text)
                 .map(Vector::Bytes)
                 .map_err(|e| E::custom(format_args!("bytes are not base64: {e}"))),
-            // Base64 taken for the bytes themselves would give other results, and no error.
+            // Reject: base64 taken for the bytes themselves would give wrong results without an error.
             Notation::MessagePack(_) => Err(E::custom("bytes are a text; MessagePack has `bin` for them")),
         }
     }
@@ -125,7 +124,7 @@ impl<'de> Visitor<'de> for Content<'_> {
             }
             numbers.push(number);
         }
-        // What a list that doubles has left over would add up over the vectors of a body.
+        // The unused capacity of a doubling list would add up over the vectors of a body.
         numbers.shrink_to_fit();
         Ok(Vector::Numbers(numbers))
     }

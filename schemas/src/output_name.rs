@@ -1,12 +1,12 @@
-//! The names that workers give to outputs in a store. A reader computes the names of a job's outputs from facts of the job alone. So no
-//! job can pass off another job's output as its own.
+//! Names of outputs in a store. A reader computes them from facts about the job alone, so no job can pass off another job's output as its
+//! own.
 
 use std::fmt::Write as _;
 
 use sha2::{Digest as _, Sha256};
 
-/// Whose outputs they are: a hash of the model, the job's caller and id. A job that runs again writes over its own outputs, and no other
-/// caller's job does.
+/// The owner in an output's name: a hash of the model, the job's caller and the job's id. A repeated job overwrites its own outputs, and no
+/// other caller's job does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputOwner(String);
 
@@ -16,7 +16,7 @@ impl OutputOwner {
         let mut hash = Sha256::new();
         hash.update((model.len() as u64).to_le_bytes());
         hash.update(model);
-        // No caller is told apart from one without a name, and the length tells where the id begins.
+        // Distinguish no caller from an empty name. The length tells where the id begins.
         match caller {
             None => hash.update([0]),
             Some(caller) => {

@@ -7,13 +7,12 @@ use serde::de::{self, DeserializeSeed, SeqAccess, Visitor};
 
 use crate::limits::ITEMS_MAX;
 
-/// Reads a text by way of a borrowed one, so that its length is checked before it is allocated (see
-/// [`codec`](crate::codec)).
+/// Reads a text that is borrowed first, so that its length is checked before anything is allocated (see [`codec`](crate::codec)).
 pub(crate) fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Text.deserialize(deserializer)
 }
 
-/// [`text`], and nothing that would pass for one: MessagePack has bytes beside texts.
+/// Like [`text`], but accepts nothing that only resembles a text: MessagePack also has bytes.
 pub(crate) struct Text;
 
 impl<'de> DeserializeSeed<'de> for Text {

@@ -30,7 +30,7 @@ pub enum Reason {
     EngineFailed,
     /// Workers were lost while they held it, more often than chance explains.
     Crashed,
-    /// It exceeded the time limit of a job, and none of its items was finished.
+    /// The job exceeded its time limit, and none of its items was finished.
     TimedOut,
     /// An operator cancelled it.
     Cancelled,

@@ -27,8 +27,8 @@ pub enum ReplyKind {
     Done,
     /// There will be no further items.
     Failed,
-    /// How far an item is. Only for jobs that asked ([`Params::ask_for_progress`](crate::Params::ask_for_progress)); transient, and
-    /// any of them may be missing.
+    /// How far an item is. Only for jobs that asked for it ([`Params::ask_for_progress`](crate::Params::ask_for_progress)). Any of these
+    /// replies may be missing.
     Progress,
 }
 

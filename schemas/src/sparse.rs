@@ -9,7 +9,7 @@ use serde::{Deserializer, Serialize};
 use crate::notation::ELEMENTS_MAX;
 use crate::reading::Text;
 
-/// A vector of which most elements are zero: the indices of the others, ascending, and their values, which are finite.
+/// A vector of which most elements are zero: the ascending indices of the other elements, and their finite values.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Sparse {
     indices: Vec<u32>,

@@ -161,7 +161,7 @@ pub struct ProcessStatus {
     pub starts: u64,
 }
 
-/// What became of a model's jobs since the process started. They only grow: two heartbeats give rates.
+/// The outcomes of a model's jobs since the process started. The counters never decrease, so two heartbeats give rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counters {

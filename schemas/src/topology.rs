@@ -2,7 +2,7 @@
 
 use crate::limits::MODEL_NAME_BYTES_MAX;
 
-/// Direct exchange that jobs are published to; the routing key is the model's name.
+/// Direct exchange that jobs are published to. The routing key is the model's name, or the `key` that its workers set.
 pub const JOBS_EXCHANGE: &str = "vramq.jobs";
 
 /// Direct exchange that dead letters go to; the routing key is the model's name.
@@ -18,12 +18,11 @@ pub fn dead_queue(model: &str) -> String {
     format!("vramq.dead.{model}")
 }
 
-/// Direct exchange through which all jobs come that workers publish for workers: only what a delivery from it says of earlier
-/// attempts is believed. Its routing keys are a model's name, for another attempt, and those of [`bulk_key`],
-/// [`quarantine_key`] and [`delay_key`].
+/// Direct exchange for jobs that workers publish for workers. Workers trust headers about earlier attempts only in deliveries from it. Its
+/// routing keys are a model's key, for another attempt, and those of [`bulk_key`], [`quarantine_key`] and [`delay_key`].
 pub const RETRY_EXCHANGE: &str = "vramq.retry";
 
-/// Holds large jobs of a model, which a worker moved there unrun so that others do not wait behind them.
+/// The queue of a model's large jobs. Workers move them there unrun, so that other jobs do not wait behind them.
 pub fn bulk_queue(model: &str) -> String {
     format!("vramq.bulk.{model}")
 }
@@ -48,7 +47,7 @@ pub fn suspects_queue(model: &str) -> String {
 /// have the same time to live.
 pub const DELAYS_MS: [u64; 3] = [1_000, 5_000, 30_000];
 
-/// Where jobs of a model wait for so many milliseconds, after which the broker publishes them to [`RETRY_EXCHANGE`].
+/// The queue in which a model's jobs wait for `ms` milliseconds. Then the broker publishes them to [`RETRY_EXCHANGE`].
 pub fn delay_queue(model: &str, ms: u64) -> String {
     format!("vramq.delay.{model}.{ms}")
 }

@@ -27,8 +27,8 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// That of a message; nothing if it has no `traceparent`, or an invalid one. A `tracestate` that is invalid, or larger than
-    /// what everybody has to carry, is left out.
+    /// The trace of a message; `None` if it has no valid `traceparent`. A `tracestate` that is invalid, or larger than everybody has to
+    /// forward, is left out.
     pub fn of(headers: &FieldTable) -> Option<Self> {
         let value = |name| headers.inner().get(name).and_then(as_text);
         let parent = value(TRACEPARENT)?.parse().ok()?;
@@ -50,8 +50,8 @@ impl TraceContext {
     }
 }
 
-/// Whether a text has the form of a `tracestate`, entries `key=value`, separated by commas, and is no larger than what everybody has
-/// to carry. One that is not is left out, wherever it comes from.
+/// Whether a text is a valid `tracestate` (entries `key=value`, separated by commas), and no larger than everybody has to forward. Others
+/// are left out, whoever sent them.
 pub fn is_tracestate(state: &str) -> bool {
     let is_entry = |entry: &str| {
         entry.is_empty()

@@ -7,7 +7,7 @@ use std::io;
 use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde::{Deserializer, Serialize};
 
-/// The most bytes that the JSON values of a body may still take as JSON text: a byte of MessagePack may become six of text.
+/// How many bytes of JSON text the JSON values of a body may still take: a byte of MessagePack may become six of text.
 pub(crate) struct TextBudget {
     max: usize,
     left: Cell<usize>,
@@ -19,8 +19,8 @@ impl TextBudget {
     }
 }
 
-/// Reads a value of MessagePack as the text of a JSON value, without making a tree of it. What JSON has no form for is an error:
-/// bytes, extensions, keys that are not texts, numbers that are not finite.
+/// Transcribes a MessagePack value into JSON text, without a tree. Values that JSON cannot express are errors: bytes, extensions, keys that
+/// are not texts, numbers that are not finite.
 #[derive(Clone, Copy)]
 pub(crate) struct JsonValue<'b>(pub(crate) &'b TextBudget);
 

@@ -26,8 +26,8 @@ pub const TYPE: &str = "withdraw";
 /// The longest withdrawal, in bytes: an id of 255 and a secret of 64, both escaped. Longer ones are ignored unread.
 pub const WITHDRAWAL_BYTES_MAX: usize = 2048;
 
-/// How long a worker remembers a withdrawal of a job that it does not hold. A caller that goes on repeats it more often than this; one
-/// that ends says it once, and its job may wait behind others for long.
+/// How long, in seconds, a worker remembers a withdrawal of a job that it does not hold. A running caller repeats it more often than this.
+/// A caller that ends sends it once, and its job may wait in a queue for long.
 pub const REMEMBERED_S: u64 = 3600;
 
 /// The body of a withdrawal, in JSON.
@@ -46,7 +46,7 @@ impl fmt::Debug for Withdrawal {
 }
 
 impl Withdrawal {
-    /// What the header of a job must say for this withdrawal to be believed.
+    /// The digest that the job's header must have for this withdrawal to count.
     pub fn digest(&self) -> Digest {
         Digest::of(&self.secret)
     }
@@ -58,7 +58,7 @@ impl Withdrawal {
     }
 }
 
-/// The SHA-256 of a job's secret. It tells nobody the secret.
+/// The SHA-256 of a job's secret. It does not reveal the secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Digest([u8; 32]);
 
@@ -67,8 +67,7 @@ impl Digest {
         Self(Sha256::digest(secret).into())
     }
 
-    /// What the header [`DIGEST`] of a job says. `None` if there is no such header, or it is not 64 lower-case hexadecimal
-    /// digits: then the job cannot be withdrawn.
+    /// Reads a job's header [`DIGEST`]. `None` if it is missing, or not 64 lower-case hexadecimal digits: then the job cannot be withdrawn.
     pub fn read(table: &FieldTable) -> Option<Self> {
         let text = table.inner().get(DIGEST).and_then(as_text)?;
         let digits = text.as_bytes();

@@ -22,7 +22,7 @@ struct Counting;
 fn count(more: usize, less: usize) {
     let now = NOW.get().wrapping_add(more).wrapping_sub(less);
     NOW.set(now);
-    // Memory of another thread given back here wraps around; it is no peak.
+    // Freeing another thread's memory makes the count wrap around, which is not a peak.
     if now < usize::MAX / 2 {
         PEAK.set(PEAK.get().max(now));
     }
@@ -60,7 +60,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The most memory that decoding as anything has at a time, result included.
+/// The peak memory of decoding as any type of body, with the result.
 fn peak(body: &[u8], encoding: Encoding) -> usize {
     fn of<T>(decode: impl Fn() -> T) -> usize {
         let before = NOW.get();

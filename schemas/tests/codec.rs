@@ -111,7 +111,7 @@ fn the_versions_and_the_tails_of_bincode() {
     }
 }
 
-/// A worker from before JSON inputs says `unsupported-encoding` for them alone: only bodies that have some are of version 2.
+/// A worker from before JSON inputs rejects only bodies with JSON inputs as `unsupported-encoding`: no other body is of version 2.
 #[test]
 fn only_json_inputs_need_the_second_version() {
     for (name, job) in jobs() {
@@ -183,7 +183,7 @@ fn faults_name_the_item() {
     }
 }
 
-/// What a parser quotes may be megabytes; what is logged is not.
+/// Parsers may quote megabytes, which must not reach the log.
 #[test]
 fn faults_are_short() {
     let key = "é".repeat(1_000_000);

@@ -96,7 +96,7 @@ fn a_lowered_hint_grows_back_to_what_the_publisher_wished() {
         headers.batch_hint.unwrap()
     });
     let hints: Vec<_> = hints.collect();
-    // Below what failed at once, to it and beyond later, never above the wish.
+    // Sizes below the failed one come back at once, that one and larger ones later. The hint never exceeds the publisher's.
     assert_eq!(hints[..4], [2, 4, 8, 8]);
     assert_eq!((hints[14], hints[15], hints[30], hints[31], hints[49]), (8, 16, 16, 30, 30));
     // A pass below the hint proves nothing.
@@ -216,7 +216,7 @@ fn history_keeps_the_newest() {
     headers.write(&mut table);
     let kept = JobHeaders::read(&table).unwrap().history;
     assert_eq!(kept.iter().map(|a| a.items).collect::<Vec<_>>(), (24..40).collect::<Vec<_>>());
-    // A foreign hand may have written more.
+    // Another program may have written more entries.
     let many = (0..40).map(|n| {
         AMQPValue::FieldTable({
             let mut entry = FieldTable::default();

@@ -5,12 +5,12 @@ use vramq_schemas::{Output, ReplyKind};
 
 use crate::client::{Mailbox, Received};
 
-/// So many different texts.
+/// This many different texts.
 pub fn items(count: usize) -> Vec<String> {
     (0..count).map(|at| format!("item {at}")).collect()
 }
 
-/// All replies of a job put together. Parts come in order and without gaps or repeats: nothing is answered twice.
+/// Puts all replies of a job together. Fails unless parts come in order, without gaps and repeats.
 ///
 /// # Errors
 /// The job fails, or something is missing, wrong or there twice.

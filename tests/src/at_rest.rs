@@ -1,4 +1,4 @@
-//! Waits until nothing is left to do for a worker.
+//! Waits until a worker and the broker have nothing left to do.
 
 use anyhow::Result;
 
@@ -7,9 +7,8 @@ use crate::test_env::TestEnv;
 use crate::wait::until;
 use crate::worker::Worker;
 
-/// Waits until no queue has a message and the worker holds no job, at so many looks in a row: one of them sees a job that is on its
-/// way from a queue to the worker, or back. On classic queues a job that a dead worker held first waits for a second in a queue of its
-/// own.
+/// Waits until no queue has a message and the worker holds no job, at several looks in a row: a single look may miss a job that is on its
+/// way between a queue and the worker. On classic queues a job that a dead worker held first waits for a second in a delay queue.
 ///
 /// # Errors
 /// It does not come to that.

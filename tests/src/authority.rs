@@ -9,7 +9,7 @@ use rcgen::{
 use crate::node::Node;
 use crate::ports::free_port;
 
-/// What the certificate of a client is for.
+/// The common name in the client's certificate.
 pub const CLIENT: &str = "a-client";
 
 /// A private authority, with a certificate for 127.0.0.1 and one for the client [`CLIENT`], and their keys; all in PEM.
@@ -27,10 +27,10 @@ impl Authority {
     /// The system has no random numbers.
     pub fn new() -> Result<Self> {
         let mut params = CertificateParams::default();
-        // Another name than the certificate's: OpenSSL takes a certificate with its issuer's name for one that signs itself.
+        // Unlike the certificate's name: OpenSSL takes a certificate with its issuer's name for a self-signed one.
         params.distinguished_name.push(DnType::CommonName, "an authority of the tests");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // Python from 3.13 on takes no authority without it, and no certificate that does not name its authority's key.
+        // Python from 3.13 on requires this of an authority, and that certificates name their authority's key.
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
         let key = KeyPair::generate()?;

@@ -36,7 +36,7 @@ pub struct RandomBert {
     pub heads: usize,
     pub feed_forward: usize,
     pub positions: usize,
-    /// What weights are multiplied with.
+    /// The factor of all weights.
     pub scale: f32,
     /// A token whose embedding is not a number, as in a damaged checkpoint.
     pub broken_token: Option<usize>,
@@ -139,7 +139,7 @@ impl RandomBert {
         let (mut header, mut data) = (Map::new(), Vec::new());
         for (name, shape) in self.tensors() {
             let start = data.len();
-            // So that sums of products are about as large as what goes in; norms multiply by about one.
+            // Scales weights so that products are about as large as their inputs, and norms multiply by about one.
             let (around, size) = match shape[..] {
                 [_] if name.ends_with("LayerNorm.weight") => (1.0, 0.2),
                 [_, inner] => (0.0, (3.0 / inner as f32).sqrt()),

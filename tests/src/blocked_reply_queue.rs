@@ -48,7 +48,7 @@ impl BlockedReplyQueue {
         client.declare_queue(name, arguments).await?;
         let filler = Message { properties: BasicProperties::default(), body: Vec::new(), as_worker: false };
         let at_a_time = room.min(AT_A_TIME);
-        // A channel learns late that a queue refuses, and a short one takes many more than it has room for until then.
+        // The broker reports late that a queue is full. Until then a short queue takes many more messages than it has room for.
         for _ in 0..2 * ROOM / at_a_time {
             let confirmation = client.publish_to_queue(name, &vec![filler.clone(); at_a_time]).await?;
             if confirmation.iter().any(|confirmation| matches!(confirmation, Confirmation::Nack(_))) {

@@ -42,8 +42,7 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// Messages of one queue. What is read is acknowledged; what is not goes back to the queue, where the harness finds
-/// it.
+/// Messages of one queue. Messages that are read are acknowledged. Others go back to the queue, where the harness finds them.
 pub struct Mailbox {
     queue: String,
     stream: Pin<Box<dyn Stream<Item = lapin::Result<Delivery>> + Send>>,
@@ -134,7 +133,7 @@ impl Client {
         Ok(channel.close(200, "declared".into()).await?)
     }
 
-    /// Publishes jobs, all confirms in flight; of each, whether the broker has it for certain.
+    /// Publishes jobs, with all confirms in flight. Returns for each whether the broker certainly has it.
     pub async fn offer(&self, model: &str, messages: Vec<Message>) -> Vec<bool> {
         let mut confirms = Vec::with_capacity(messages.len());
         for message in messages {
@@ -301,7 +300,7 @@ impl Mailbox {
         Ok(Some(Received { properties: delivery.properties, body: delivery.data }))
     }
 
-    /// Hands every message over before it is acknowledged, for ever: what is lost with the connection comes again.
+    /// Passes every message to `record` before it is acknowledged, for ever. So a message that is lost with the connection comes again.
     ///
     /// # Errors
     /// The queue or the connection is gone; or nothing comes any more, since lapin does not always tell.
@@ -311,7 +310,7 @@ impl Mailbox {
             let delivery = next.context("the consumer was cancelled")??;
             let message = Received { properties: delivery.properties, body: delivery.data };
             record(&message);
-            // On a connection that dies just now lapin may never come back to it.
+            // If the connection is just breaking, lapin may never complete this.
             let acked = timeout(QUIET_MAX, delivery.acker.ack(BasicAckOptions::default())).await;
             ensure!(acked.context("an ack that is never over")??, "ack lost");
         }

@@ -20,7 +20,7 @@ use crate::setup::full;
 use crate::test_env::{MODEL, REPLIES, TestEnv};
 use crate::worker::{Ended, command, run_to_end};
 
-/// With a home, a folder and an action log of their own.
+/// `vramq dlq` with a home, a folder and an action log of its own.
 #[derive(Debug)]
 pub struct Operator {
     url: String,
@@ -88,7 +88,7 @@ impl Operator {
         run_to_end(self.command_without_model(args)?).await
     }
 
-    /// The same where no file may become larger than so many KiB: as on a full disk, a write that would exceed it fails.
+    /// Like [`run`](Self::run), with a limit of `kib` KiB for every file. As on a full disk, a write beyond it fails.
     ///
     /// # Errors
     /// It does not end.
@@ -210,7 +210,7 @@ pub fn letter(id: &str, reason: Reason, text: &str) -> Result<Message> {
     Ok(job.with(|properties| properties.with_headers(headers)))
 }
 
-/// The queues of a model whose workers have gone, with letters in the dead one. Leaves both to the test.
+/// Declares the queues of a model whose workers have gone, with letters in the dead queue. The test has to empty both.
 ///
 /// # Errors
 /// The broker does not take them.

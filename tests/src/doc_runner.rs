@@ -37,7 +37,7 @@ impl DocRunner {
     /// # Errors
     /// There is no terminal.
     pub async fn new(preparations: &[String]) -> Result<Self> {
-        // More than anything shows: nothing is wrapped, and nothing scrolls away.
+        // Larger than any output, so that nothing wraps or scrolls away.
         let terminal = Terminal::open(400, 1000).await?;
         for line in preparations {
             terminal.type_line(line).await?;
@@ -115,7 +115,7 @@ enum Answer {
     Key(&'static str),
 }
 
-/// What somebody says to what is asked: yes, that number; and after a look, that it is enough.
+/// The reader's answer to a prompt: yes, the requested number, or `q` for a full-screen view.
 fn answer(screen: &str) -> Option<Answer> {
     let last = screen.lines().last()?;
     if last.ends_with("[y/N]") {
@@ -178,7 +178,7 @@ fn begins(words: &[&str], example: &[&str], breaks_a_word: bool) -> bool {
     }
 }
 
-/// The words of a line, with one mark for however many figures in a row.
+/// The words of a line, with every run of figures replaced by one mark.
 fn shape(line: &str) -> Vec<&str> {
     let mut shape: Vec<_> =
         line.split_whitespace().map(|word| if is_figure(word) { "#" } else { word }).collect();

@@ -42,7 +42,7 @@ pub fn open() -> Result<Arc<CudaDevice>> {
     Ok(CudaDevice::open(&Options { which: Which::Index(0), cap: None, lock: Lock::None, libraries })?)
 }
 
-/// Waits until the thread that watches the device has seen to something.
+/// Waits until the thread that watches the device has reached a state.
 ///
 /// # Errors
 /// It has not in a long time.
@@ -163,7 +163,7 @@ pub fn pairs_agree(source: &Source, elements: &[ElementType]) -> Result<()> {
         let within = largest
             * match element {
                 ElementType::F32 => 1e-4,
-                // Eleven and eight bits of each number.
+                // f16 keeps eleven bits of each number, bf16 eight.
                 ElementType::F16 => 2e-2,
                 ElementType::Bf16 => 1e-1,
             };

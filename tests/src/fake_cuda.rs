@@ -23,7 +23,7 @@ pub fn driver() -> Result<PathBuf> {
     build("libcuda.so.1", &root().join("tests/fake_cuda"), &[])
 }
 
-/// Of the emulation of a GPU. What it checks of kernels is in what the compiler makes of these: see access.cpp.
+/// Compiler flags of the emulation. It checks kernels by the code that the compiler generates from them: see access.cpp.
 const CXX_FLAGS: &[&str] =
     &["-std=c++20", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"];
 const KERNEL_FLAGS: &[&str] = &[
@@ -34,7 +34,7 @@ const KERNEL_FLAGS: &[&str] = &[
     "--param=tsan-instrument-func-entry-exit=0",
 ];
 
-/// A driver that runs the encoder's kernels, on the CPU, and fails what a GPU would not stand.
+/// A driver that runs the encoder's kernels on the CPU, and fails operations that would fail on a GPU.
 ///
 /// # Errors
 /// There is no C++ compiler, or the sources are wrong.
@@ -197,7 +197,7 @@ pub fn alone(
     if std::env::var_os(INSIDE).is_some() {
         return body();
     }
-    // The path begins with the crate, the name that the test harness knows does not.
+    // `module_path!` begins with the crate's name; the test harness's names do not.
     let test = test.split_once("::").map_or(test, |(_crate, name)| name);
     let output = Command::new(std::env::current_exe()?)
         .args([test, "--exact", "--nocapture", "--test-threads", "1"])

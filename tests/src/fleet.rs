@@ -10,7 +10,7 @@ use crate::random::Random;
 use crate::test_env::TestEnv;
 use crate::worker::Worker;
 
-/// A worker, and what it was signalled.
+/// A worker, and the last signal that it got.
 #[derive(Debug)]
 struct Member {
     worker: Worker,
@@ -18,7 +18,7 @@ struct Member {
     resident_at_first: Option<u64>,
 }
 
-/// So many workers at any time. Those that end are replaced.
+/// Keeps this many workers running: those that end are replaced.
 #[derive(Debug)]
 pub struct Fleet {
     settings: Vec<String>,
@@ -97,9 +97,9 @@ impl Fleet {
         *self.exits.entry(name).or_default() += 1;
         let expected: &[Option<i32>] = match member.signalled {
             Some(Signal::KILL) => &[None],
-            // Before it listens for signals, a signal ends any process; it has nothing in member then.
+            // A signal kills a process that does not listen for signals yet. Such a worker holds nothing.
             Some(_) if member.worker.log.find("session").is_none() => &[None, Some(0)],
-            // Past the deadline of a drain, 1.
+            // 1: the drain exceeded its deadline.
             Some(_) => &[Some(0), Some(1)],
             None => &[],
         };

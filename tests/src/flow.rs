@@ -11,13 +11,13 @@ use crate::reply_counter::ReplyCounter;
 use crate::test_env::{MODEL, TestEnv};
 use crate::wait::until;
 
-/// Jobs published at a time, and how many may be open when the next are.
+/// Jobs published at a time. Also how many may be open when the next are published.
 const BATCH: usize = 20;
 
 /// Longer than the longest wait of a worker before it connects again.
 const ANSWER_MAX: Duration = Duration::from_secs(150);
 
-/// Announces what a worker says whose sessions are lost.
+/// Announces the log lines of workers whose sessions are lost.
 pub fn announce_lost_sessions(env: &mut TestEnv) {
     for text in [
         "session lost, connecting again",

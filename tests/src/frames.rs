@@ -9,11 +9,12 @@ const ACK_BYTES: usize = 21;
 pub(crate) const SETTLING: [u8; 2] = [80, 90];
 pub(crate) const CONFIRMING: [u8; 2] = [80, 120];
 
-/// Deliveries that a connection has settled, by channel and number; all of a channel, if acks were lost from its start on.
+/// Deliveries that a connection has settled, by channel and number. An ack of several (`multiple`) counts from the channel's first
+/// delivery, which is right only if acks are lost from the channel's start on.
 pub(crate) type Lost = BTreeSet<(u16, u64)>;
 
-/// Takes the frames of some methods (class 60: a number and a flag) out of what was read, and appends them to `taken`; how much
-/// is left. Only whole frames, which they are: a program writes them at once.
+/// Removes the frames of some methods (class 60: a number and a flag) from what was read, and appends them to `taken`. Returns how many
+/// bytes are left. Handles only whole frames, which programs write at once.
 pub(crate) fn without_acks(buffer: &mut [u8], read: usize, methods: [u8; 2], taken: &mut Vec<u8>) -> usize {
     let (mut at, mut kept) = (0, 0);
     while at < read {
@@ -76,7 +77,8 @@ impl Request {
     }
 }
 
-/// Takes the frames of all channels but 0, the connection's own, out of what was read; how much is left. Only whole frames.
+/// Removes the frames of all channels except 0, the connection's own, from what was read. Returns how many bytes are left. Handles only
+/// whole frames.
 pub(crate) fn without_channels(buffer: &mut [u8], read: usize) -> usize {
     without_frames(buffer, read, |frame| frame[1..3] != [0, 0])
 }

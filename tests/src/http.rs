@@ -51,7 +51,7 @@ impl Server {
             body.len()
         );
         let (mut status, mut body) = converse(&self.address, request.as_bytes()).await?;
-        // The broker's answer to a list of which something ends while it is made.
+        // The management API fails if a listed object ends while it makes the list.
         let mut again = 0;
         while status == 500 && method == "GET" && again < TRIES_MORE {
             again += 1;

@@ -9,7 +9,7 @@ use vramq_schemas::{Output, Reason, ReplyKind};
 use crate::client::Received;
 use crate::losses::Duplicate;
 
-/// What a job is, and so how it has to end.
+/// The kind of a job, which decides how it has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// With so many items: each of them is answered.
@@ -23,7 +23,7 @@ pub enum Kind {
 enum Publish {
     UnderWay,
     Confirmed,
-    /// The broker may have it or not.
+    /// The publish was not confirmed: the broker may have the job.
     Unsure,
 }
 
@@ -37,9 +37,9 @@ struct Entry {
     done: bool,
     dead: Option<Reason>,
     told_failed: bool,
-    /// Who answered it or some items of it, or dead-lettered it, and when that was collected.
+    /// Every worker that answered the job or some items, or dead-lettered it, with the time of collection.
     by: Vec<(String, Instant)>,
-    /// An answer came from a further attempt: some worker had published the job again.
+    /// An answer came from a later attempt: some worker had requeued the job.
     requeued: bool,
     duplicated: bool,
 }
@@ -48,12 +48,12 @@ struct Entry {
 #[derive(Debug, Default)]
 pub struct JobLedger {
     jobs: HashMap<String, Entry>,
-    /// Messages that were taken in: a broker that forgets the collector's ack delivers them again.
+    /// Identities of messages already recorded: a broker that loses the collector's ack delivers them again.
     seen: HashSet<String>,
     open: usize,
     faults: Vec<String>,
     pub came_again: usize,
-    /// Replies without an item that had not come before, and letters of jobs that had one.
+    /// Replies without a new item, and letters of jobs that already had one.
     pub duplicates: Vec<Duplicate>,
     pub items: usize,
     /// Letters that a broker wrote: a job that was delivered too often.
@@ -222,7 +222,7 @@ pub struct Count {
     pub missing: usize,
     /// Answered and dead-lettered.
     pub both: usize,
-    /// Dead-lettered, and the caller does not know.
+    /// Dead-lettered, but the caller got no `failed` reply.
     pub not_told: usize,
     /// Some part of it came twice.
     pub duplicated: usize,
@@ -236,7 +236,7 @@ impl Entry {
         self.done && self.came.iter().all(|came| *came)
     }
 
-    /// Word to the caller comes after the dead letter, and is part of the end.
+    /// The caller's `failed` reply comes after the dead letter, and is part of the end.
     fn has_ended(&self) -> bool {
         self.is_answered() || (self.dead.is_some() && self.told_failed)
     }
@@ -248,7 +248,7 @@ impl Entry {
     }
 }
 
-/// What tells a message from any other, also from one that the same job was answered with before.
+/// Identifies a message, even among several answers to the same job.
 fn identity(message: &Received) -> String {
     let headers = message.headers();
     let shown = ["worker", "publish-seq", "offset", "items", "queued", "ran", "dead-at-ms"];

@@ -11,7 +11,7 @@ const LATE: Duration = Duration::from_secs(20);
 /// Within this time a worker and the broker notice that the other one is silent: three heartbeats of 2 s.
 pub const NOTICED: Duration = Duration::from_secs(6);
 
-/// Something after which jobs that were answered may come again.
+/// An event after which answered jobs may come again.
 #[derive(Clone, Debug)]
 pub struct Loss {
     pub what: &'static str,
@@ -27,22 +27,22 @@ pub struct Duplicate {
     pub job: String,
     /// Who had answered before, and when.
     pub before: Vec<(String, Instant)>,
-    /// One of the answers came from a further attempt, which some worker published before it acknowledged the message that it had.
+    /// One of the answers came from a later attempt, which some worker had published before it acknowledged its own message of the job.
     pub requeued: bool,
     pub again: Instant,
 }
 
 impl Loss {
-    /// Whether the worker may have lost what it held at that moment by this.
+    /// Whether this loss may have cost the worker what it held at that moment.
     pub fn covers(&self, worker: &str, at: Instant) -> bool {
         self.worker.as_deref().is_none_or(|hit| hit == worker) && self.from <= at && at <= self.to + NOTICED
     }
 }
 
 impl Duplicate {
-    /// The last loss, between the answer before and this one, of somebody who had answered before. Of a job that was published
-    /// again it may be anybody: a worker that was lost between the confirm of the next attempt and the ack has answered nothing,
-    /// and leaves two messages of the job.
+    /// The last loss, between the earlier answer and this one, of a worker that had answered before. For a requeued job it may be any
+    /// worker: one that was lost between the confirm of the next attempt and its ack leaves two messages of the job, and has answered
+    /// nothing.
     fn cause<'a>(&self, losses: &'a [Loss]) -> Option<&'a Loss> {
         let explains = |loss: &&Loss| {
             self.before.iter().any(|(worker, answered)| {
@@ -55,7 +55,7 @@ impl Duplicate {
     }
 }
 
-/// Counts duplicates by what they come from, and names those that come from nothing.
+/// Counts duplicates by their cause, and returns those without one.
 pub fn explain(duplicates: &[Duplicate], losses: &[Loss]) -> (BTreeMap<&'static str, usize>, Vec<Duplicate>) {
     let (mut by_cause, mut unexplained) = (BTreeMap::new(), Vec::new());
     for duplicate in duplicates {

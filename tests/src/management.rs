@@ -228,8 +228,8 @@ impl VirtualHost {
         self.server.request("DELETE", &format!("/api/users/{}", segment(user)), None).await.map(drop)
     }
 
-    /// Cuts the connections of a worker, as an operator or a failing network would. How many there were; the broker lists some for a
-    /// moment after they have ended, and those do not count.
+    /// Cuts the connections of a worker, as an operator or a failing network would. Returns how many there were, without those that have
+    /// ended but that the broker still lists.
     ///
     /// # Errors
     /// The management API does not answer.

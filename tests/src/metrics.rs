@@ -41,8 +41,8 @@ impl Scrape {
         Ok(Self(serde_json::from_slice(&output.stdout)?))
     }
 
-    /// The sum of all series of a name that have these labels. There have to be series of the name: a metric that was renamed, or that a
-    /// test misspells, is no 0.
+    /// The sum of all series of a name that have these labels. The name must have series, so that a renamed or misspelt metric does not
+    /// count as 0.
     ///
     /// # Panics
     /// There are none.

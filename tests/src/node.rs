@@ -13,14 +13,14 @@ use tempfile::TempDir;
 use crate::broker::Broker;
 use crate::programs::{root, target};
 
-/// Starts the node in the folder `$1`, in the cluster of the one in the folder `$2` if there is one; waits for the end of its input;
-/// stops the node. Its input is a pipe from the test's process and from nobody else: it ends when the test drops the node, and also
-/// when the process is killed.
+/// A shell script. Starts the node in the folder `$1`, in the cluster of the node in the folder `$2` if given, waits for the end of its
+/// input, and stops the node. Only the test's process holds the other end of its input, which therefore ends when the test drops the node
+/// or is killed.
 const KEEPER: &str = r#""$0" start "$@" >/dev/null && echo ready; cat >/dev/null; "$0" stop "$1""#;
 
-/// How many of these nodes run at once, over all processes that run tests of one target folder. A node takes a core for some
-/// seconds to start, and more at once would start no sooner. `.config/nextest.toml` has the same number, so that tests which
-/// wait here keep no others from running. A node that joins another one does not count.
+/// How many nodes run at once, over all test processes of one target folder. A node takes a core for some seconds to start, so more would
+/// not start sooner. `.config/nextest.toml` has the same number, so that tests which wait here do not take the places of others. Nodes that
+/// join another node are not counted.
 const NODES_MAX: usize = 2;
 
 /// How often a test that waits looks whether another node has ended.
@@ -34,8 +34,8 @@ pub struct Node {
     broker: Broker,
     /// Removed after the node's own folder in it.
     _around: TempDir,
-    /// Unlocked when it is closed, last of all. None of a node that joined another: two tests that each waited for a second permit
-    /// would wait for ever.
+    /// Unlocked when it is closed, after everything else. A node that joins another has no permit: two tests that each waited for a second
+    /// one would wait for ever.
     _permit: Option<File>,
 }
 
@@ -66,7 +66,7 @@ impl Node {
             .arg(script())
             .arg(&folder)
             .args(seed)
-            // Ports that somebody chose are those of the broker that all tests share.
+            // Ignore ports from the environment: those are of the broker that all tests share.
             .env_remove("VRAMQ_AMQP_PORT")
             .env_remove("VRAMQ_MANAGEMENT_PORT")
             .stdin(Stdio::piped())

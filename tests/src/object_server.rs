@@ -55,7 +55,7 @@ impl ObjectServer {
         format!("http://{}", self.address)
     }
 
-    /// Makes the server answer nobody until [`resume`](Self::resume). Connections to it are made anyway.
+    /// Stops the server's answers until [`resume`](Self::resume). It still accepts connections.
     ///
     /// # Errors
     /// It has ended.

@@ -20,7 +20,7 @@ use crate::worker::Worker;
 const ANSWERS: &str = "operator.answers";
 const HEARTBEATS: &str = "operator.heartbeats";
 
-/// Commands that wait to be sent. What is rejected there goes to all workers.
+/// A queue of commands that wait to be sent. Rejecting one sends it to all workers.
 const PUT_ASIDE: &str = "operator.put-aside";
 
 /// What heartbeats are, as foreign programs read it.
@@ -81,7 +81,7 @@ impl Operator {
         Message { properties, body: body.into(), as_worker: false }
     }
 
-    /// Publishes a command to all workers to a queue of the operator's own, behind those that are there. Its number, for
+    /// Publishes a command for all workers to a queue of the operator's own, behind those already in it. Returns the command's number, for
     /// [`answer_to`](Self::answer_to).
     ///
     /// # Errors

@@ -25,7 +25,7 @@ impl PassTickets {
         Self::unannounced()
     }
 
-    /// For tests without a [`TestEnv`], which nobody asks which warnings are to be expected.
+    /// For tests without a [`TestEnv`], which check no warnings in logs.
     ///
     /// # Errors
     /// The system makes no named pipe.

@@ -9,15 +9,15 @@ use tokio::net::TcpSocket;
 
 use crate::random::Random;
 
-/// Below the range from which Linux takes the ports of outgoing connections and of listeners without a port of their own, and apart
-/// from the ports of brokers (`free_port` in `scripts/rabbitmq`).
+/// Below the range from which Linux takes ports for outgoing connections and for listeners on port 0, and apart from the brokers' ports
+/// (`free_port` in `scripts/rabbitmq`).
 const PORTS: RangeInclusive<u16> = 10_000..=19_999;
 
 /// Ports that are tried.
 const TRIES: usize = 100;
 
-/// A port that is taken, and where nobody listens: connections are refused until this is dropped. The port of a listener that was
-/// closed would be another program's a moment later.
+/// A port that refuses connections until this is dropped. It is reserved without listening: the port of a closed listener could soon be
+/// another program's.
 #[derive(Debug)]
 pub struct ClosedPort {
     pub address: SocketAddr,
@@ -34,7 +34,7 @@ impl ClosedPort {
     }
 }
 
-/// A port that is free now. Nobody gets it by asking the system for any.
+/// A port that is free now, outside the range from which the system assigns ports.
 ///
 /// # Errors
 /// None is found.

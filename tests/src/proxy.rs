@@ -37,7 +37,7 @@ enum Mode {
     LoseAcks,
     /// All but the confirms of publishes, which arrive when this ends.
     HoldConfirms,
-    /// To the broker, only what is about the connection itself: connections stand, and every channel is silent.
+    /// Towards the broker, only frames of channel 0: connections stay open, but the broker answers nothing on any other channel.
     Swallow,
     /// The same for connections that are opened meanwhile, for as long as they stand. All others pass.
     SwallowNew,
@@ -126,8 +126,8 @@ impl Proxy {
         self.shared.mode.send_replace(Mode::LoseAcks);
     }
 
-    /// Forwards all but the broker's confirms of publishes: these arrive when it passes again. So what a program has published
-    /// is on its way for as long as a test likes.
+    /// Forwards everything except the broker's confirms of publishes, which arrive when the proxy passes again. So a program's publishes
+    /// stay unconfirmed for as long as a test needs.
     pub fn hold_confirms(&self) {
         self.shared.mode.send_replace(Mode::HoldConfirms);
     }
@@ -264,7 +264,7 @@ fn reset(stream: &TcpStream) {
     let _ = stream.set_zero_linger();
 }
 
-/// A direction. Acks of deliveries and confirms of publishes are the same frames, this way and that.
+/// A direction. Needed because acks of deliveries and confirms of publishes are the same frames in opposite directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Towards {
     Broker,

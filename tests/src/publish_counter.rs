@@ -1,5 +1,5 @@
-//! Counts what a program publishes, by the frames that it sends to the broker. The broker's own statistics may lack what a channel
-//! published last before it closed.
+//! Counts a program's publishes by the frames that it sends to the broker. The broker's own statistics may miss those just before a channel
+//! closed.
 
 use vramq_schemas::topology::STATUS_EXCHANGE;
 

@@ -110,8 +110,8 @@ struct Publisher {
 }
 
 impl Publisher {
-    /// A job whose confirm does not come may have arrived or not: its id is left in the ledger as unsure, and is not used
-    /// again, so that what comes twice is never the publisher's doing.
+    /// Publishes jobs. One without a confirm may have arrived, so the ledger keeps its id as unsure. The id is not used again: a duplicate
+    /// is never the publisher's doing.
     async fn publish(mut self, publishing: watch::Receiver<bool>) -> Result<()> {
         let mut client = None;
         while *publishing.borrow() {
@@ -167,8 +167,7 @@ async fn collect(url: String, queue: String, ledger: Shared, add: fn(&mut JobLed
             if let Ok(Ok(mut mailbox)) = timeout(ANSWER_MAX, client.mailbox(&queue)).await {
                 let _ = mailbox.hand_over(|message| add(&mut ledger.ledger(), message)).await;
             }
-            // lapin leaves a connection open, with its consumer, that is dropped while a request is given up: for ever
-            // that consumer would be given messages.
+            // If a client is dropped during a request, lapin leaves its connection open, and the consumer would receive messages for ever.
             let _ = timeout(ANSWER_MAX, client.close()).await;
         }
         sleep(PAUSE).await;

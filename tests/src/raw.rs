@@ -68,7 +68,7 @@ pub async fn publish(url: &str, model: &str, properties: &RawProperties, body: &
     expect(&mut stream, (BASIC, 80)).await
 }
 
-/// Takes a message of a queue, and leaves without a word: the broker delivers it again.
+/// Takes a message of a queue, and disconnects without settling it, so that the broker delivers it again.
 ///
 /// # Errors
 /// None comes.

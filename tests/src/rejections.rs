@@ -15,12 +15,12 @@ use crate::test_env::{MODEL, TestEnv};
 use crate::wait::until;
 use crate::worker::Worker;
 
-/// Headers that a worker adds to a dead letter. `publish-seq` tells its publishes apart; `expiration` is there because the property of that name would make
-/// the letter itself expire.
+/// Headers that a worker adds to a dead letter. `publish-seq` identifies its publish. `expiration` is a header because the property of that
+/// name would make the letter itself expire.
 const ADDED: [&str; 7] =
     ["reason", "error", "dead-at-ms", "worker", "worker-version", "publish-seq", "expiration"];
 
-/// And those of a job with a `user_id`, which the letter cannot have.
+/// Headers that a worker adds if the job has a `user_id`, which the letter cannot have.
 const ADDED_OF_USER: [&str; 2] = ["vramq-user", "vramq-caller"];
 
 /// A job that can never run, and how it is to end.
@@ -123,7 +123,7 @@ fn buried(case: &Rejected, letter: &Received) -> Result<()> {
     ensure!(!dossier.error.is_empty() && !dossier.worker.is_empty(), "{dossier:?}");
     ensure!(letter.body == case.job.body, "the body is not the job's");
 
-    // Everything else as it was published, save what the letter may not or must not carry.
+    // All other properties are as published, except those that the letter may not have.
     let mut expected = BasicProperties::default().with_delivery_mode(2);
     let of_job = &case.job.properties;
     macro_rules! same {

@@ -52,7 +52,7 @@ impl SharedDevice {
         self.ledger.memory()
     }
 
-    /// Keeps the way to the device: passes wait for it, on the device's thread, until this is dropped.
+    /// Holds the device lock: passes wait on the device's thread until the returned value is dropped.
     ///
     /// # Errors
     /// The file cannot be locked.

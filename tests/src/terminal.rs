@@ -23,7 +23,7 @@ impl Terminal {
     pub async fn open(columns: u16, rows: u16) -> Result<Self> {
         let this = Self { folder: tempfile::tempdir()? };
         let (columns, rows) = (columns.to_string(), rows.to_string());
-        // A shell that reads nobody's settings, so that its prompt is known.
+        // A shell without anybody's settings, so that its prompt is known.
         let shell = "env PS1='$ ' TERM=screen-256color bash --norc --noprofile";
         this.tmux(&["new-session", "-d", "-x", &columns, "-y", &rows, shell]).await?;
         this.shows("the prompt", |screen| screen.starts_with('$')).await?;
@@ -124,7 +124,7 @@ impl Terminal {
         let tty = words.next().context("no terminal")?;
         let modes = Command::new("stty").args(["-F", tty, "-a"]).output().await?;
         let modes = String::from_utf8_lossy(&modes.stdout).into_owned();
-        // The shell itself edits its line without ICANON and ECHO; ISIG and OPOST only a raw mode takes away.
+        // The shell's own line editing turns off ICANON and ECHO. Only a raw mode turns off ISIG and OPOST.
         let raw = modes.split_whitespace().any(|mode| mode == "-isig" || mode == "-opost");
         Ok(alternate == Some("0") && cursor == Some("1") && !raw)
     }

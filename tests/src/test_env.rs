@@ -26,7 +26,7 @@ pub const MODEL: &str = "echo";
 /// Where a test's replies go.
 pub const REPLIES: &str = "replies";
 
-/// Of users that tests make, on a broker of their own.
+/// The password of users that tests add to the broker.
 const PASSWORD: &str = "test";
 
 /// What a test body gets.
@@ -40,7 +40,7 @@ pub struct TestEnv {
     workers: Vec<Worker>,
     /// Variables that workers start with.
     environment: Vec<(String, OsString)>,
-    /// Until the workers have ended.
+    /// Kept until the workers have ended.
     proxies: Vec<Arc<Proxy>>,
     /// Texts of log lines above INFO that the test expects.
     announced: Vec<String>,

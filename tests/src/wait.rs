@@ -9,7 +9,7 @@ use tokio::time::Instant;
 /// be busy with other builds.
 pub const DEADLINE: Duration = Duration::from_secs(90);
 
-/// When nothing came for so long after all that could send has come to rest, nothing will.
+/// Wait this long for a message that must not come, after everything that could send one has come to rest.
 pub const SILENCE: Duration = Duration::from_millis(300);
 
 /// How often a condition is looked at.

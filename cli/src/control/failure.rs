@@ -9,8 +9,8 @@ use tokio::time::timeout;
 
 use crate::exit;
 
-/// How long the broker may take for the queue of the answers, and for the command. One that is alive takes fractions of a second; one that is
-/// short of memory or disk reads nothing that is published, for as long as that lasts.
+/// How long the broker may take to declare the queue for answers, and to take the command. A healthy broker takes fractions of a second.
+/// One that is short of memory or disk reads nothing that is published until that ends.
 pub(super) const BROKER_MAX: Duration = Duration::from_secs(10);
 
 /// AMQP's code for what this user may not do at all, such as to open another channel.

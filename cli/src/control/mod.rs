@@ -67,7 +67,7 @@ pub(crate) async fn run(args: Args) -> u8 {
 /// Publishes commands, and consumes answers and heartbeats.
 struct Control {
     publisher: PublishPipeline<()>,
-    /// The user that is connected: workers log who asked. The broker takes a message only with its publisher's own.
+    /// The connected user, which workers log. The broker refuses a message that names another user than its publisher's.
     user: Option<ShortString>,
     queue: ShortString,
     heard: Consumer,
@@ -82,7 +82,7 @@ struct Responses {
     in_progress: BTreeMap<String, InProgress>,
 }
 
-/// A worker that is cancelling is taken for dead after so many missed heartbeats, or so long without a known interval.
+/// A worker that is cancelling is taken for dead after this many missed heartbeats, or after this time if its interval is unknown.
 const SILENCES: u32 = 3;
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
@@ -137,7 +137,7 @@ impl Control {
         responses.report(command, how).context(WRITING)
     }
 
-    /// Publishes the command under each key; to how many of them a worker is bound.
+    /// Publishes the command under each key. Returns how many keys have a worker bound to them.
     async fn publish(&mut self, command: &Command, keys: &[String], correlation: &str) -> Result<usize> {
         let body = Bytes::from(serde_json::to_vec(command)?);
         let mut keys = keys.iter().enumerate().peekable();

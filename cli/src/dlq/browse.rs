@@ -34,7 +34,7 @@ pub(crate) struct Letter {
 pub(crate) struct Letters {
     /// Model by model, oldest first, at most [`LETTERS_MAX`].
     pub(crate) kept: Vec<Letter>,
-    /// How many others there are.
+    /// The number of further letters.
     pub(crate) more: u64,
     /// Why queues could not be read. Safe to print.
     pub(crate) faults: Vec<String>,
@@ -57,7 +57,7 @@ impl Letters {
         self.kept.push(Letter { summary: letter.summary(), dossier: dossier(letter) });
     }
 
-    /// How many letters of the next model are kept: what earlier models left, in equal parts for it and those after it.
+    /// How many letters of the next model are kept: an equal part of the room that is left, shared with the models after it.
     fn share(&self, models_left: usize) -> usize {
         LETTERS_MAX.saturating_sub(self.kept.len()) / models_left.max(1)
     }
@@ -118,7 +118,7 @@ mod tests {
     fn each_model_has_a_share_of_the_letters() {
         let letter = DeadLetter::new("vramq.dead.minilm", BasicProperties::default(), Vec::new());
         let mut letters = Letters::default();
-        // What a model does not need is shared by those after it.
+        // Room that a model does not use goes to the models after it.
         for (models_left, share, there) in
             [(4, 125, 50), (3, 150, 1_000), (2, 150, 0), (1, 300, 300), (1, 0, 9)]
         {

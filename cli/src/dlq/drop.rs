@@ -59,7 +59,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
     let path = safe(&archive.path().to_string_lossy());
     let what = match result {
         Ok(_) => counted(archive.letters, "dead letter"),
-        // The last of them may not be on the disk; those are still in their queue.
+        // Some of the last letters may not be on the disk. Those are still in their queue.
         Err(_) => "the dead letters that left their queue are".to_owned(),
     };
     eprintln!("{what} in {path}: `vramq dlq restore {path}` puts them back");

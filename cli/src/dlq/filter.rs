@@ -41,11 +41,11 @@ impl FilterArgs {
     }
 }
 
-/// Reasons that are no [`Reason`]: those of the broker, and that of messages without a record of dead-lettering. `expired` is
-/// both the broker's and a worker's.
+/// Reasons that are not a [`Reason`]: the broker's, and that of messages without a record of dead-lettering. `expired` is used by the
+/// broker and by workers.
 const OTHER_REASONS: [&str; 4] = ["delivery-limit", "maxlen", "rejected", UNKNOWN];
 
-/// A reason that does not exist would select nothing, which looks as if all were well.
+/// Rejects unknown reasons: they would select nothing, which looks as if there were no dead letters.
 fn reason(text: &str) -> Result<String, String> {
     let known = || Reason::ALL.map(Reason::as_str).into_iter().chain(OTHER_REASONS);
     if known().any(|name| name == text) {
@@ -55,7 +55,7 @@ fn reason(text: &str) -> Result<String, String> {
     Err(format!("there are {}; for a reason of a later version use --group", names.join(", ")))
 }
 
-/// A group as `list` prints it. No dead letter is in any other, which would look as if all were well.
+/// Rejects texts that `list` cannot print as a group: they would select nothing, which looks as if there were no dead letters.
 fn group(text: &str) -> Result<String, String> {
     // The name of a model may have slashes.
     let of_three =

@@ -107,8 +107,8 @@ struct DeadQueue {
     lock: QueueLock,
     /// How often each dead letter is there, including those that this import published.
     there: HashMap<Fingerprint, u32>,
-    /// How often each dead letter was read from the current file. After a `drop` was killed, one dead letter may be in several
-    /// files; twice in the same file, it is two.
+    /// How often each dead letter was read from the current file. Several files may contain the same letter, because a `drop` was killed
+    /// and repeated. Within one file, two equal lines are two letters.
     in_file: HashMap<Fingerprint, u32>,
     publisher: PublishPipeline<Fingerprint>,
 }

@@ -61,7 +61,7 @@ pub(super) async fn run(args: &Args, common: &Common) -> Result<u8, Error> {
             let summary = letter.summary();
             if filter.takes(&letter, &summary) {
                 groups.add(&summary);
-                // Only what is printed is kept: a queue may have millions.
+                // Keep only what is printed: a queue may have millions of letters.
                 if rows.len() < limit {
                     rows.push(summary);
                 }
@@ -138,7 +138,7 @@ fn in_words(groups: &Groups, rows: &[Summary], now_ms: u64) -> String {
     out
 }
 
-/// A head, then a row for each dead letter; a column names the model where they are of several.
+/// A head, then a row for each dead letter. With letters of several models, a column names the model.
 pub(super) fn letter_table(rows: &[Summary], of_models: bool, now_ms: u64) -> String {
     let (left, right) = (Align::Left, Align::Right);
     let lines: Vec<_> = rows.iter().map(|row| line(row, of_models, now_ms)).collect();

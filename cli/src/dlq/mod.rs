@@ -162,7 +162,7 @@ impl Common {
             .map_err(|error| Error::Usage(format!("{error}; name another file with --action-log")))
     }
 
-    /// As whom the queues are read and changed.
+    /// The connection by which queues are read and changed.
     ///
     /// # Errors
     /// The URL is no address.
@@ -176,14 +176,14 @@ impl Common {
         })
     }
 
-    /// Plans an action, and prints the names that match nothing. The plans of queues with a selected letter, and whether every
-    /// name matches.
+    /// Plans an action, and prints the names that match nothing. Returns the plans of queues with a selected letter, and whether every name
+    /// matches.
     ///
     /// # Errors
     /// A queue cannot be read, a name is ambiguous, or all dead letters of models that are not named are selected.
     async fn plan(&self, selection: &Selection, query: &Query) -> Result<(Vec<(String, Plan)>, bool), Error> {
         let models = self.models().await?;
-        // What is changed by whole queues is named: who is at the terminal may not know all models.
+        // To change whole queues, the operator has to name the models: not everybody knows all of them.
         if selection.all && self.models.is_empty() && !models.is_empty() {
             let models = models.iter().map(|model| screen::safe(model)).collect::<Vec<_>>().join(", ");
             return Err(Error::Usage(format!("--all needs --model; there are {models}")));

@@ -17,7 +17,8 @@ use crate::output::text::safe;
 /// How long heartbeats are listened for: a little more than their interval (worker.heartbeat_s, 5 s), as in `vramq status`.
 const LISTEN: Duration = Duration::from_secs(6);
 
-/// The most models that are asked about: far more than a fleet serves, and a bound if a program floods the exchange with names.
+/// The most models that the broker is asked about. Far more than a fleet serves; bounds what a program can cause that floods the exchange
+/// with names.
 const MODELS_MAX: usize = 256;
 
 /// Keys of models, and names of the workers that serve them.
@@ -27,7 +28,7 @@ struct Heard {
     workers: BTreeSet<String>,
 }
 
-/// The keys of models that workers serve now and that have dead letters. Unless `quiet`, says on standard error what is looked for.
+/// The keys of models that workers serve now and that have dead letters. Prints on standard error that it is looking, unless `quiet`.
 ///
 /// # Errors
 /// The broker is unreachable or refuses, or no worker sends a heartbeat.
@@ -56,7 +57,7 @@ async fn models(connection: &Connection) -> Result<Vec<String>, Error> {
     let mut with_letters = Vec::new();
     for key in heard.keys {
         match queue_depth(connection, &dead_queue(&key)).await? {
-            // What another operator reads is not counted as ready.
+            // Letters that another operator holds do not count as ready, but that operator's consumer does.
             Depth::Messages { ready: 0, consumers: 0 } | Depth::NoQueue => {}
             Depth::Messages { .. } => with_letters.push(key),
             Depth::NoPermission => {

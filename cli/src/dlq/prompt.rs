@@ -28,7 +28,7 @@ fn answer(question: &str, flag: &str) -> Result<String, Error> {
         return Err(Error::Usage(format!("standard input is not a terminal: confirm with {flag}")));
     }
     let mut terminal = std::io::stderr();
-    // What cannot be shown changes nothing: `eprint!` would panic.
+    // A prompt that cannot be written must not panic, as `eprint!` would.
     let _ = write!(terminal, "{question}").and_then(|()| terminal.flush());
     let mut line = String::new();
     input.read_line(&mut line).map_err(|error| Error::Usage(format!("read the answer: {error}")))?;

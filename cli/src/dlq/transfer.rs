@@ -13,10 +13,10 @@ use crate::output::progress::Progress;
 use crate::output::text::counted;
 use crate::signals;
 
-/// Dead letters that stay and are printed one by one.
+/// The most kept letters that are printed one by one.
 const KEPT_SHOWN_MAX: usize = 10;
 
-/// Moves the letters of all plans; the exit code. `done` is for people: "retried".
+/// Moves the letters of all plans. Returns the exit code. `done` names the action for people: "retried".
 ///
 /// # Errors
 /// What ended one transfer early.
@@ -48,7 +48,7 @@ pub(super) async fn run(
     Ok(code)
 }
 
-/// Prints what the count alone does not show; after an error the count as well.
+/// Prints which letters stayed or were gone. After an error, the count as well.
 fn print(outcome: &Outcome, done: &str, selected: usize, ended_early: bool) {
     if ended_early {
         let selected = counted(selected as u64, "dead letter");

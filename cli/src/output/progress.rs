@@ -18,7 +18,7 @@ pub(crate) struct Progress {
     bar: ProgressBar,
     /// Counted here, because the bar's position jumps to the end when the bar is cleared.
     done: Arc<AtomicU64>,
-    /// How far an item is, in words; empty if nothing says so.
+    /// The progress of one item, in words; empty if unknown.
     current: Arc<Mutex<String>>,
     shown: Shown,
     start: Instant,

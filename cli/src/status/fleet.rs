@@ -21,7 +21,7 @@ const FURTHER_MAX: usize = 16;
 const LEFT_SHOWN: Duration = Duration::from_secs(15);
 const SILENT_SHOWN: Duration = Duration::from_secs(60);
 
-/// Identifies a process, not a name: two workers may have the same name, and a restarted worker keeps its name.
+/// Identifies a worker's process. The name is not enough: two workers may have the same one, and a restarted worker keeps its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Identity {
     worker: String,
@@ -46,7 +46,7 @@ pub(super) struct Fleet {
 /// What is known of a model's queues.
 #[derive(Debug, Default)]
 struct Known {
-    /// Where its jobs come from besides its own queue, as workers say.
+    /// Further queues that the model's jobs come from, as workers report them.
     further: BTreeSet<String>,
     /// `None` until counted.
     counted: Option<Counted>,
@@ -153,10 +153,10 @@ impl Fleet {
     /// The keys of models that may have dead letters, by the broker's last count.
     pub(super) fn with_letters(&self) -> Vec<String> {
         let has = |counted: &Counted| match counted.dead {
-            // What another operator reads is not counted as ready.
+            // Letters that another operator holds do not count as ready, but that operator's consumer does.
             Depth::Messages { ready, consumers } => ready > 0 || consumers > 0,
             Depth::NoQueue => false,
-            // Reading fails, and says which permission is missing.
+            // Reading them will fail with an error that names the missing permission.
             Depth::NoPermission => true,
         };
         let queues = self.queues.iter().filter(|(_, known)| known.counted.as_ref().is_some_and(has));

@@ -11,7 +11,7 @@ const PAGE: u16 = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeyAction {
     End(u8),
-    /// Leaves what is open; without anything open, ends.
+    /// Closes the open view. Ends the command if none is open.
     Back,
     Up(u16),
     Down(u16),

@@ -19,7 +19,7 @@ pub(super) struct LettersView {
     letters: Option<Letters>,
     /// The number of the marked letter, from 0.
     marked: usize,
-    /// If the marked letter is open: its lines above the visible ones.
+    /// The scroll position in lines, if the marked letter is open.
     open: Option<u16>,
 }
 
@@ -29,7 +29,7 @@ impl LettersView {
         *self = Self { letters: Some(letters), ..Self::default() };
     }
 
-    /// Carries out a key. Whether the view stays.
+    /// Handles a key. Returns whether the view stays open.
     pub(super) fn press(&mut self, action: KeyAction) -> bool {
         let count = self.letters.as_ref().map_or(0, |letters| letters.kept.len());
         match action {
@@ -110,7 +110,7 @@ fn draw_list(
     frame.render_widget(Paragraph::new(visible), rows);
 }
 
-/// Draws as many lines of the letter as fit below the `above` lines that are scrolled away. The keys.
+/// Draws the lines of the letter that fit, from line `above` on. Returns the keys.
 fn draw_letter(frame: &mut Frame<'_>, area: Rect, letter: &Letter, above: &mut u16, colours: bool) -> String {
     let lines: Vec<_> = letter
         .dossier

@@ -54,7 +54,8 @@ fn further(counted: Option<&Counted>) -> &[(String, Depth)] {
     counted.map_or(&[], |counted| &counted.further)
 }
 
-/// Whether jobs wait that nobody consumes. Workers with fewer slots than queues consume these in turn.
+/// The severity of jobs that nobody consumes. Only a warning if another queue of the model is consumed: workers with fewer slots than
+/// queues consume these in turn.
 fn severity_of_jobs(depth: &Depth, counted: Option<&Counted>) -> Severity {
     let is_consumed = |depth: &Depth| matches!(depth, Depth::Messages { consumers: 1.., .. });
     if !matches!(depth, Depth::Messages { ready: 1.., consumers: 0 }) {

@@ -50,7 +50,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, broker: &str, fleet: &Fleet, view: &mu
 pub(super) fn row(line: &Line, colours: bool) -> Row<'_> {
     let colour = |style: Style, colour| if colours { style.fg(colour) } else { style };
     let plain = Style::default();
-    // No information by colour alone: the words have it, too.
+    // The words repeat what the colour says, for terminals and readers without colours.
     let style = match line.severity {
         Severity::Normal => plain,
         Severity::Header => plain.add_modifier(Modifier::BOLD),

@@ -21,7 +21,7 @@ use crate::signals::Signals;
 /// How often the screen is redrawn to update ages.
 const REDRAW_EVERY: Duration = Duration::from_millis(500);
 
-/// The terminal. It is restored however this ends; after a panic by ratatui's hook.
+/// The terminal, restored on drop. After a panic ratatui's hook restores it.
 struct Screen(DefaultTerminal);
 
 impl Screen {
@@ -41,7 +41,7 @@ struct Views {
     workers: ViewState,
     /// The dead letters, while they are shown instead of the workers.
     letters: Option<LettersView>,
-    /// Reads the dead letters. It goes on while other things are shown, because it holds the locks of queues.
+    /// The task that reads dead letters. It holds locks of queues, so it runs to its end even when its result is no longer shown.
     reading: Option<JoinHandle<Letters>>,
 }
 

@@ -8,7 +8,7 @@ use vramq_schemas::status::{Counters, HEARTBEATS_MISSED_MAX, Heartbeat, WorkerSt
 /// The shortest time from which a rate is computed. Changes of state send extra heartbeats.
 const RATE_MS_MIN: u64 = 900;
 
-/// The interval of heartbeats that have none.
+/// The interval assumed for heartbeats that name none.
 const INTERVAL_MS: u64 = 5_000;
 
 /// The connection to the broker.

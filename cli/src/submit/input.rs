@@ -11,8 +11,7 @@ use vramq_schemas::{BODY_BYTES_MAX, Input, JsonText};
 /// A job is closed when its texts reach this many bytes, whatever their number.
 const JOB_BYTES: usize = BODY_BYTES_MAX / 16;
 
-/// The longest line, in bytes. With what a job holds before it, it fits a body even when JSON takes six bytes for
-/// each.
+/// The longest line, in bytes. A job with this line and the lines before it fits a body, even if JSON takes six bytes for each byte.
 const LINE_BYTES_MAX: usize = BODY_BYTES_MAX / 16;
 
 /// Jobs read ahead of those in flight.
@@ -98,7 +97,7 @@ enum LineContent {
 }
 
 impl Source {
-    /// Opens what the arguments name. `None`: nothing is named, and standard input is a terminal.
+    /// Opens the input that the arguments name. `None`: they name none, and standard input is a terminal.
     pub(super) fn open(
         texts: Vec<String>,
         file: Option<&Path>,
@@ -137,7 +136,7 @@ impl Source {
         Self::Lines(Lines { name, reader, line: 0, content })
     }
 
-    /// How many items there are, where that is cheap to know.
+    /// The number of items, if it is cheap to find out.
     pub(super) fn total(&self, file: Option<&Path>) -> Option<u64> {
         match self {
             Self::Arguments { left, .. } => Some(left.len() as u64),
@@ -148,7 +147,7 @@ impl Source {
     /// Reads on a thread of its own, at most a few jobs ahead of the receiver; a fault ends the input.
     pub(super) fn chunks(self, job_items: usize) -> mpsc::Receiver<Result<Chunk, InputError>> {
         let (sender, receiver) = mpsc::channel(READ_AHEAD);
-        // Not a thread of the runtime: a read from a terminal may never return.
+        // A thread of its own, because a read from a terminal may never return.
         std::thread::spawn(move || {
             let mut chunk = Chunk { first: 0, items: Vec::new() };
             let mut bytes = 0;
@@ -173,7 +172,7 @@ impl Source {
                     }
                 }
                 if let Some(fault) = fault {
-                    // Fails if the command is ending.
+                    // An `Err`: the command is ending.
                     let _ = sender.blocking_send(Err(fault));
                     return;
                 }
@@ -251,7 +250,7 @@ fn item(line: &str, field: &str) -> Result<Item, String> {
     }
 }
 
-/// What is read is one line of the input, whose own number comes before this.
+/// Cuts the parser's position off its message: it would always say line 1, and the message already names the line of the input.
 fn not_json(error: &impl ToString) -> String {
     format!("not JSON: {}", error.to_string().replace(" at line 1 column ", " at column "))
 }

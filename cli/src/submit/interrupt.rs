@@ -1,4 +1,4 @@
-//! What becomes of the jobs without an answer when `vramq submit` is interrupted: the client withdraws them.
+//! Withdraws the unanswered jobs when `vramq submit` is interrupted.
 
 use vramq_producer::Client;
 
@@ -13,7 +13,7 @@ pub(super) struct Interrupt {
     signals: Signals,
     /// Jobs without an answer.
     jobs: u64,
-    /// Jobs that the client had withdrawn before, because their time was up.
+    /// Jobs that the client had withdrawn before because they timed out.
     withdrawn_before: u64,
     no_wait: bool,
 }
@@ -29,7 +29,7 @@ impl Interrupt {
         let (jobs, no_wait) = (template.out(), template.no_wait);
         let counted = counted(jobs, "job");
         match no_wait {
-            // Their replies go elsewhere, so that others may wait for them.
+            // Replies to published jobs (`--no-wait`) go to another queue, where others may wait for them.
             true => eprintln!("{name} while {counted} were being published, which may be in the queue"),
             false => eprintln!(
                 "{name}: no answer to {counted}, withdrawing them; a second signal ends this at once"
@@ -38,8 +38,8 @@ impl Interrupt {
         Self { code, signals, jobs, withdrawn_before: client.stats().withdrawn, no_wait }
     }
 
-    /// Closes the client, which withdraws the jobs whose handles are dropped by now. A further signal ends that. Says how many were
-    /// withdrawn; the exit code.
+    /// Closes the client, which withdraws the jobs whose handles are dropped by now. A further signal ends the wait. Prints how many were
+    /// withdrawn; returns the exit code.
     pub(super) async fn withdraw(mut self, client: &Client) -> u8 {
         tokio::select! {
             () = client.close() => {}

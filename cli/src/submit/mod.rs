@@ -197,7 +197,7 @@ pub(crate) async fn run(mut args: Args) -> u8 {
             };
         }
     };
-    // After connecting: what an earlier run left in the file's place stays if the broker is away.
+    // After connecting: if the broker is away, the output of an earlier run stays.
     let results = match Results::create(args.output.as_deref(), args.with_text) {
         Ok(results) => results,
         Err(error) => {
@@ -216,7 +216,7 @@ pub(crate) async fn run(mut args: Args) -> u8 {
     }
 }
 
-/// Submits chunks and writes outputs until the input ends, or something ends it early; the exit code, and the signals that come later.
+/// Submits chunks and writes outputs until the input ends, or something ends it early. Returns the exit code and the signals.
 ///
 /// # Errors
 /// A signal came.

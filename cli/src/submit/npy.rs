@@ -33,7 +33,7 @@ impl<W: Write + Seek> NpyWriter<W> {
             Some(_) => {}
             None => {
                 self.width = Some(values.len());
-                // The rows that were missing until now.
+                // Fill the rows that were missing before the width was known.
                 for _ in 0..self.rows {
                     self.write(&vec![f32::NAN; values.len()])?;
                 }

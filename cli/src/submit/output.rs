@@ -59,7 +59,7 @@ impl Results {
             Ok(existing) if !existing.is_file() && is_npy => {
                 return Err(io::Error::other("a .npy must be a regular file"));
             }
-            // A pipe or a device: nothing may take its place.
+            // A pipe or a device must not be replaced by a file.
             Ok(existing) if !existing.is_file() => {
                 let to = Box::new(BufWriter::new(File::options().write(true).open(path)?));
                 return Ok(Self { to: Format::JsonLines { to, escape: true }, file: None, with_text });
@@ -121,8 +121,7 @@ impl Results {
         }
     }
 
-    /// Leaves the output incomplete. JSON lines are useful as far as they go: returns where they are. An incomplete NumPy file is
-    /// removed.
+    /// Leaves the output incomplete. Incomplete JSON lines are useful, so their path is returned; an incomplete NumPy file is removed.
     pub(super) fn abandon(self) -> Option<PathBuf> {
         let names = self.file?;
         match self.to {

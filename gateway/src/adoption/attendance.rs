@@ -5,15 +5,16 @@ use std::time::{Duration, Instant};
 
 use vramq_amqp::Depth;
 
-/// How long a reply queue must be without a consumer before another gateway adopts it. A gateway that lost its connection tries to
-/// reconnect every 10 s at most.
+/// How long a reply queue must be without a consumer before another gateway adopts it. Longer than the 10 s that a disconnected gateway
+/// waits at most between two attempts to reconnect.
 const GONE_AFTER: Duration = Duration::from_secs(15);
 
-/// A look at a queue is good for so long: the jobs of a gateway share one queue.
+/// How long one count of a queue's consumers is reused. All jobs of a gateway share one reply queue, so requests often ask about the same
+/// queue.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// After so long without a look nobody can tell whether the gateway was there in between. Longer than between two looks of a gateway whose
-/// store of results is slow: before each it asks the store twice, for at most 10 s.
+/// An older count is dropped: the owner may have consumed the queue since then. A gateway with a slow result store still counts often
+/// enough: before each count it asks the store twice, which takes at most 10 s.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(30);
 
 /// The reply queues of other gateways, as they were last seen.
@@ -25,7 +26,7 @@ pub struct Attendance {
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     at: Instant,
-    /// Since when it has no consumer, if it has none.
+    /// When the queue was first seen without a consumer; `None` while it has one.
     alone_since: Option<Instant>,
     exists: bool,
 }
@@ -33,22 +34,22 @@ struct Seen {
 /// What is known of the gateway that a reply queue belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// It is there, or may come back.
+    /// The gateway is connected, or may come back.
     Wait,
-    /// It is gone, and the replies wait.
+    /// The gateway is gone. Its replies wait in the queue.
     Gone,
-    /// It is gone, and so is the queue.
+    /// The gateway and its queue are gone.
     Lost,
 }
 
 impl Attendance {
-    /// What a fresh look has shown; `None`: look again.
+    /// The presence by the last count. `None` if that count is missing or too old: count again.
     pub fn fresh(&self, queue: &str, now: Instant) -> Option<Presence> {
         let seen = self.by_queue.get(queue)?;
         (now.saturating_duration_since(seen.at) < FRESH).then(|| seen.presence(now))
     }
 
-    /// Takes a look in; `None`: the broker did not answer.
+    /// Records a count; `depth` is `None` if the broker did not answer.
     pub fn note(&mut self, queue: &str, depth: Option<Depth>, now: Instant) -> Presence {
         self.by_queue.retain(|_, seen| now.saturating_duration_since(seen.at) < FORGOTTEN_AFTER);
         let is_alone = matches!(depth, Some(Depth::Messages { consumers: 0, .. } | Depth::NoQueue));
@@ -59,7 +60,7 @@ impl Attendance {
         seen.presence(now)
     }
 
-    /// Drops what was seen of a queue: another gateway has consumed it since.
+    /// Forgets the counts of a queue, because another gateway has consumed it since.
     pub fn forget(&mut self, queue: &str) {
         self.by_queue.remove(queue);
     }

@@ -18,7 +18,7 @@ pub use places::Place;
 use places::Places;
 pub use queue::AdoptedQueue;
 
-/// How long this gateway tries to get the connection to an adopted queue back, before it looks whether the queue is still to be adopted.
+/// How long this gateway tries to reconnect to an adopted queue. Then it checks whether the queue still has to be adopted.
 const RECONNECT_FOR: Duration = Duration::from_secs(10);
 
 /// Publishes this gateway's recorded jobs, whose reply queue other gateways may adopt, and adopts the reply queues of other gateways.
@@ -62,7 +62,7 @@ impl Adoption {
         })
     }
 
-    /// The reply queue of a gateway that is gone, adopted. `None`: that gateway is there, or may come back.
+    /// Adopts the reply queue of a gateway that is gone. `None`: that gateway is connected, or may come back.
     ///
     /// # Errors
     /// The queue is lost, or the broker does not let this gateway consume it.
@@ -79,7 +79,7 @@ impl Adoption {
         }
         let mut options = self.options.clone();
         options.adopt = Some(queue.to_owned());
-        // After an error it is not tried again before the queue has once more been without a consumer for so long.
+        // After an error, the queue must again be without a consumer for the whole time before the next attempt.
         let client = Client::connect(options).await.inspect_err(|_| self.forget(queue))?;
         tracing::info!(queue, "adopted the reply queue of a gateway that is gone");
         let new = AdoptedQueue::new(client, Arc::clone(&self.link), queue.to_owned());
@@ -90,7 +90,7 @@ impl Adoption {
     fn adopted(&self, queue: &str) -> Arc<Adopted> {
         // Nothing panics while it holds the lock.
         let mut adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those that somebody adopts or looks for at this moment stay.
+        // Keep entries that another task is adopting or looking up now.
         adopted.retain(|_, queue| {
             Arc::strong_count(queue) > 1 || queue.try_lock().is_ok_and(|queue| queue.strong_count() > 0)
         });
@@ -106,20 +106,20 @@ impl Adoption {
         self.attendance().note(queue, depth, Instant::now())
     }
 
-    /// Another gateway has consumed the queue: what was seen of it does not count any more.
+    /// Forgets the counts of a queue, because another gateway has consumed it since.
     pub fn forget(&self, queue: &str) {
         self.attendance().forget(queue);
     }
 
-    /// For how long a job is awaited, if there is a limit.
+    /// How long a job is awaited; `None` without a limit.
     pub fn patience(&self) -> Option<Duration> {
         self.options.timeout
     }
 
-    /// A place for a job of this caller that this gateway is to follow.
+    /// Reserves a place to follow one job of this caller.
     ///
     /// # Errors
-    /// All are taken, or all that the caller may have: about how long it takes until one is free.
+    /// About how long it takes until a place is free: all are taken, or all that the caller may have.
     pub fn place(&self, caller: &str) -> Result<Place, Duration> {
         self.places.place(caller, Instant::now())
     }

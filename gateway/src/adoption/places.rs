@@ -32,10 +32,10 @@ impl Default for Places {
 }
 
 impl Places {
-    /// A place for a job of this caller.
+    /// Reserves a place for a job of this caller.
     ///
     /// # Errors
-    /// All are taken, or all that it may have: about how long it takes until one is free.
+    /// About how long it takes until a place is free: all are taken, or all that the caller may have.
     pub(super) fn place(&self, caller: &str, now: Instant) -> Result<Place, Duration> {
         let of_caller = self.shares.of(caller).enter(self.shares.most(), now)?;
         let of_all = self.all.enter(FOLLOWED_MAX, now)?;
@@ -61,7 +61,7 @@ mod tests {
         let others = ["b", "c", "d"].map(places);
         assert!(others.iter().all(|places| places.len() == FOLLOWED_PER_CALLER_MAX));
         assert!(place("e").is_none());
-        // Those that are followed may need as long again as they had.
+        // The followed jobs are expected to take as long again as they took so far.
         assert_eq!(all.place("b", now + Duration::from_secs(30)).unwrap_err(), Duration::from_secs(30));
         drop((of_a, again, others));
         assert!(place("e").is_some());

@@ -28,7 +28,7 @@ impl AdoptedQueue {
         this
     }
 
-    /// Whether another one consumes it now.
+    /// Whether another gateway consumes the queue now.
     pub fn is_left(&self) -> bool {
         self.left.load(Ordering::Acquire)
     }

@@ -19,7 +19,7 @@ const ERROR_CHARS_MAX: usize = 600;
 /// One dead letter, without its body.
 #[derive(Clone, Debug, Serialize)]
 pub struct LetterView {
-    /// Tells it apart, also without an id; actions take it.
+    /// Identifies the dead letter, even without a message id. Actions select letters by it.
     pub fingerprint: String,
     pub group: String,
     pub job: String,
@@ -46,7 +46,7 @@ pub struct Paragraph {
 /// Dead letters with the same reason, model and version of the worker.
 #[derive(Clone, Debug, Serialize)]
 pub struct GroupView {
-    /// As actions take it.
+    /// `REASON/MODEL/VERSION`, as actions take it.
     pub group: String,
     pub reason: String,
     pub worker_version: String,
@@ -123,8 +123,8 @@ fn group_view(group: &Group, count: &Count) -> GroupView {
     }
 }
 
-/// Reads the oldest letters. The channel is closed before they are returned, which puts them back where they were; the queue
-/// has no delivery limit, so that looking destroys nothing.
+/// Reads the oldest letters, then closes the channel, so that the broker puts them back in their places. The queue has no delivery limit,
+/// so reading never drops a letter.
 ///
 /// # Errors
 /// The broker's: no such queue, no permission, no connection.

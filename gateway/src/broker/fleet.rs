@@ -11,7 +11,7 @@ use vramq_schemas::topology::check_model_name;
 
 use super::rates::Rates;
 
-/// Workers that are followed. Beyond them heartbeats are dropped: a flood of made-up names takes no memory.
+/// The most workers that are followed. Heartbeats of further ones are dropped, so that a flood of made-up names takes no memory.
 const WORKERS_MAX: usize = 1_000;
 
 /// Bytes of a heartbeat that is read. One of a hundred models has some 50 KiB.
@@ -46,7 +46,7 @@ pub struct Sample {
     pub at_ms: u64,
     pub total: u64,
     pub used: u64,
-    /// Of passes that ran.
+    /// Bytes of the passes that run.
     pub held: u64,
     pub slots: u64,
     pub unacknowledged: u64,
@@ -85,7 +85,7 @@ pub struct ModelView {
 }
 
 impl Fleet {
-    /// Takes a heartbeat in. `backlog` says whether jobs of a model waited in its queue when they were counted a moment ago.
+    /// Records a heartbeat. `backlog` says whether jobs of a model waited in its queue when they were last counted.
     pub fn hear(&mut self, body: &[u8], now: Instant, backlog: impl Fn(&str) -> bool) {
         if body.len() > HEARTBEAT_BYTES_MAX {
             return;
@@ -137,8 +137,8 @@ impl Fleet {
         models
     }
 
-    /// The key under which jobs of each model reach workers that live: its name, if one of them has it under that. A further key is then
-    /// for what workers send on. Otherwise the first of the keys.
+    /// The key by which jobs of each model reach live workers. The model's name, if a worker uses that as its key: other keys are then for
+    /// jobs that workers forward. Otherwise the first of the keys.
     fn keys(&self, now: Instant) -> HashMap<&str, &str> {
         let mut keys = HashMap::<&str, &str>::new();
         let alive = self.workers.values().filter(|seen| seen.alive(now));
@@ -153,12 +153,12 @@ impl Fleet {
         keys
     }
 
-    /// The key of a model that workers who live have under other keys alone.
+    /// The key of a model whose live workers all use another key than its name.
     pub fn other_key(&self, model: &str, now: Instant) -> Option<String> {
         self.keys(now).get(model).filter(|key| **key != model).map(|key| (*key).to_owned())
     }
 
-    /// The model whose key a name is, if it is no model's name. Its workers reject jobs for a model of that name.
+    /// The model that has `name` as its key, if `name` is no model itself. Workers reject a job that names the key as its model.
     pub fn model_under(&self, name: &str, now: Instant) -> Option<String> {
         let alive = self.workers.values().filter(|seen| seen.alive(now));
         let mut found: Option<&String> = None;
@@ -184,7 +184,7 @@ impl Fleet {
         self.workers.values().any(|seen| seen.alive(now) && seen.takes(model, key))
     }
 
-    /// The queues that jobs of a model under a key come from besides its own, as its workers name them.
+    /// The further queues that a model's jobs under a key come from, as its workers name them.
     pub fn further_queues(&self, model: &str, key: &str, now: Instant) -> Vec<String> {
         let alive = self.workers.values().filter(|seen| seen.alive(now));
         let of_model = alive
@@ -195,14 +195,14 @@ impl Fleet {
         names.into_iter().take(FURTHER_QUEUES_MAX).map(str::to_owned).collect()
     }
 
-    /// Jobs of a model under a key that its workers can answer in a second; `None` until one of them had more to do than it could.
+    /// Jobs per second of a model under a key that its workers can answer. `None` until one of them was seen fully loaded.
     pub fn jobs_per_s(&self, model: &str, key: &str, now: Instant) -> Option<f64> {
         let serving = self.workers.values().filter(|seen| seen.alive(now) && seen.takes(model, key));
         let rates: Vec<_> = serving.filter_map(|seen| seen.rates.get(model)).collect();
         rates.iter().any(|rate| rate.is_full).then(|| rates.iter().map(|rate| rate.per_s).sum())
     }
 
-    /// Every worker, by name; also who went a moment ago.
+    /// Every worker, by name, including those that left less than `GONE_SHOWN` ago.
     pub fn workers(&self, now: Instant) -> Vec<WorkerView> {
         let mut views: Vec<_> =
             self.workers.values().filter(|seen| !seen.forgotten(now)).map(|seen| seen.view(now)).collect();
@@ -228,7 +228,7 @@ impl Seen {
         !self.alive(now) && now.saturating_duration_since(self.at) > self.patience() + GONE_SHOWN
     }
 
-    /// How long it may be silent: bounded, whatever it says of its interval.
+    /// How long the worker may be silent. Bounded, because a heartbeat may name any interval.
     fn patience(&self) -> Duration {
         Duration::from_millis(self.heartbeat.interval_ms.clamp(100, 60_000)) * HEARTBEATS_MISSED_MAX
     }
@@ -257,7 +257,7 @@ fn failures(heartbeat: &Heartbeat) -> u64 {
     sum(counters.map(|c| c.out_of_memory_alone.saturating_add(c.out_of_memory_shared)))
 }
 
-/// The sum of figures from heartbeats, which may say anything.
+/// Saturating sum of figures from heartbeats, which may have any value.
 fn sum(figures: impl Iterator<Item = u64>) -> u64 {
     figures.fold(0, u64::saturating_add)
 }

@@ -27,7 +27,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 const RECONNECT_WAIT: Duration = Duration::from_secs(1);
 
-/// The handle of the link for the rest of the gateway.
+/// The handle by which the rest of the gateway uses the link.
 #[derive(Debug)]
 pub struct Link {
     asker: Asker,
@@ -139,7 +139,7 @@ impl LinkTask {
                     last = LastError::default();
                     tracing::warn!(%error, "lost the gateway's own connection to the broker (heartbeats, queue depths, withdrawals): reconnecting");
                 }
-                // A refusal has to be seen; an outage is not logged at each try.
+                // Log a refusal, and an outage only once.
                 Err(error) if last.is_new(&error.to_string()) => {
                     tracing::warn!(
                         %error,
@@ -148,7 +148,7 @@ impl LinkTask {
                 }
                 Err(_) => {}
             }
-            // Dropping their senders ends the requests that asked meanwhile with an error.
+            // Dropping their senders fails the requests that asked in the meantime.
             self.questions.clear();
             tokio::time::sleep(RECONNECT_WAIT).await;
         }
@@ -167,7 +167,8 @@ impl LinkTask {
             tokio::select! {
                 event = events.next() => match event {
                     None => return Err(ErrorKind::InvalidConnectionState(lapin::ConnectionState::Closed).into()),
-                    // Of a channel alone. A queue that is missing closes one, and the call on that channel returns it.
+                    // The error of a channel only. For example, the broker closes a channel over a missing queue; the call on that channel
+                    // returns the error.
                     Some(lapin::Event::Error(error)) if is_of_a_channel(&error) => self.withdrawing.channel_was_closed(&error),
                     Some(lapin::Event::Error(error)) => return Err(error),
                     Some(_) => {}
@@ -191,13 +192,14 @@ impl LinkTask {
         }
     }
 
-    /// The depth of a model's queues; and their key, if the model has no queue under its name, and workers name another key.
+    /// The depth of a model's queues. With the key under which they were counted, if the model has no queue under its name and workers name
+    /// another key.
     async fn count(&self, connection: &Connection, model: &str) -> lapin::Result<(Depth, Option<String>)> {
         let depth = self.count_under(connection, model, model).await?;
         if depth != Depth::NoQueue {
             return Ok((depth, None));
         }
-        // Its workers may be away for a while.
+        // Keep the last key while the model's workers are away.
         let before = self.link.queues().key(model).map(str::to_owned);
         let key = self.link.fleet().other_key(model, Instant::now()).or(before);
         match key {
@@ -210,7 +212,7 @@ impl LinkTask {
     async fn count_under(&self, connection: &Connection, model: &str, key: &str) -> lapin::Result<Depth> {
         let mut depth = queue_depth(connection, &jobs_queue(key)).await?;
         if depth == Depth::NoQueue {
-            // Names come from requests: one that no worker serves costs a single request to the broker.
+            // Requests may name any model: one that no worker serves costs the broker only one request.
             return Ok(depth);
         }
         let further = self.link.fleet().further_queues(model, key, Instant::now());
@@ -228,7 +230,7 @@ impl LinkTask {
     async fn answer(&self, connection: &Arc<Connection>, question: Question) -> lapin::Result<()> {
         match question {
             Question::Depth { model, answer } => {
-                // Asked for by several at once, it is counted once.
+                // Another request may have counted it in the meantime.
                 let fresh = self.link.queues().fresh(&model, Instant::now());
                 let depth = match fresh {
                     Some(depth) => depth,
@@ -238,7 +240,7 @@ impl LinkTask {
                         depth
                     }
                 };
-                // Nobody listens if the request was given up meanwhile.
+                // An `Err`: the request was given up in the meantime.
                 let _ = answer.send(depth);
             }
             Question::Queue { name, answer } => {
@@ -334,7 +336,7 @@ mod tests {
     async fn nobody_waits_for_a_broker_that_is_away() {
         let (link, task) = Link::new("amqp://localhost".parse().unwrap(), "test".to_owned());
         assert_eq!(link.depth("m").await, Err(NoAnswer));
-        // It goes away with the questions that it got.
+        // Dropping the connection also drops the questions that it received.
         *lock(&link.connected) = Some(Instant::now());
         drop(task);
         assert_eq!(link.depth("m").await, Err(NoAnswer));

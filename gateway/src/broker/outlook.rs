@@ -9,11 +9,10 @@ use vramq_amqp::Depth;
 /// Models whose queues are remembered: names come from requests.
 const QUEUES_MAX: usize = 1_000;
 
-/// A count of a queue is good for so long. Jobs published since are added to it.
+/// How long a count of a queue is used. Jobs published since then are added to it.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// A count says for so long whether there is a backlog: two heartbeats at the default interval. An older one may be of a backlog that has
-/// ended since.
+/// How long a count shows whether there is a backlog: two heartbeats at the default interval. A backlog of an older count may have ended.
 const BACKLOG_RECENT: Duration = Duration::from_secs(10);
 
 /// The depths of queues, as they were counted.
@@ -24,7 +23,7 @@ pub struct Queues {
 
 #[derive(Debug)]
 struct Counted {
-    /// The key that its queue has, if that is not the model's name.
+    /// The routing key of the queue, if that is not the model's name.
     key: Option<String>,
     depth: Depth,
     at: Instant,
@@ -42,8 +41,8 @@ pub struct Outlook {
 }
 
 impl Outlook {
-    /// When a job that is refused now will be accepted, if no others come: the next worker has taken a job out of a full queue, and the estimated
-    /// wait is no longer than `most`. `None` while the workers' rate is not known.
+    /// When a job that is refused now will be accepted, if no others come: a full queue has room again, and the estimated wait is at most
+    /// `most`. `None` while the workers' rate is not known.
     pub fn accepted_after(&self, most: Duration) -> Option<Duration> {
         let wait = self.wait?;
         // The wait gets shorter with each job that is taken.

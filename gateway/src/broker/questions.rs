@@ -11,8 +11,8 @@ use super::dead_letters::Letters;
 /// How long the broker may take to answer a question.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// Questions of each turn that may wait. Further callers wait until there is a place for theirs, and no longer than [`ANSWER_WITHIN`]. Each
-/// belongs to a request, and requests are bounded by their connections.
+/// The most waiting questions of each turn. Further requests wait for a place, at most for [`ANSWER_WITHIN`]; their number is bounded by
+/// the connections.
 pub(super) const QUESTIONS_MAX: usize = 256;
 
 /// What a request wants to know.
@@ -27,7 +27,7 @@ pub(super) enum Question {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     First,
-    /// When there is no other. Requests make up names of models that no worker serves: to count their queues must hold up nobody.
+    /// Only when no other question waits. Requests can name any model, and counting the queues of unknown ones must delay nobody.
     Last,
 }
 
@@ -91,7 +91,7 @@ impl Asker {
 }
 
 impl Questions {
-    /// The next question whose caller still waits: counting queues for those that have left would only make the others wait longer.
+    /// The next question whose caller still waits. Counting queues for callers that have left would only delay the others.
     ///
     /// Cancel safe: it drops nothing but questions of callers that have left.
     pub(super) async fn next(&mut self) -> Option<Question> {
@@ -108,7 +108,7 @@ impl Questions {
         }
     }
 
-    /// Drops those that wait: their callers get an error.
+    /// Drops the waiting questions; their callers get an error.
     pub(super) fn clear(&mut self) {
         while self.first.try_recv().is_ok() || self.last.try_recv().is_ok() {}
     }

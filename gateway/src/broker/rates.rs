@@ -11,19 +11,19 @@ const RATE_WEIGHT: f64 = 0.2;
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
     pub per_s: f64,
-    /// It was measured while the worker had more to do than it could: it is what the worker can do. Else the worker can do at least so
-    /// much, which says nothing of how long jobs will wait.
+    /// The rate was measured while the worker was fully loaded, so it is the worker's capacity. Otherwise it is a lower bound, from which
+    /// no wait can be estimated.
     pub is_full: bool,
 }
 
 /// What was measured of a worker and a model.
 #[derive(Clone, Copy, Debug, Default)]
 struct Measured {
-    /// What a full worker can do; `None` until that was measured.
+    /// The rate of the fully loaded worker; `None` until it was measured.
     full_per_s: Option<f64>,
-    /// The most that was seen of it while it was not full.
+    /// The highest rate seen while the worker was not fully loaded.
     least_per_s: Option<f64>,
-    /// While the worker is full: the time since a job ended last, and the heartbeats in it. `None`: no job has ended yet.
+    /// Since the last job ended on a fully loaded worker. `None`: no job has ended under full load yet.
     quiet: Option<Quiet>,
 }
 
@@ -36,8 +36,8 @@ struct Quiet {
 }
 
 impl Measured {
-    /// So many jobs ended in an interval in which the worker was full, and had at most `held` jobs. A rate is measured from one end to
-    /// the next: between two heartbeats a job may end that took much longer.
+    /// Records `ended` jobs in an interval of full load, in which the worker held at most `held` jobs. The rate is measured from one end to
+    /// the next, because a job may take longer than the interval between heartbeats.
     fn full(&mut self, ended: u64, held: u64, seconds: f64) {
         let Quiet { seconds: before, heartbeats, .. } = self.quiet.unwrap_or_default();
         let quiet = Quiet { seconds: before + seconds, heartbeats: heartbeats + 1, held };
@@ -46,7 +46,8 @@ impl Measured {
             return;
         }
         let measured = ended as f64 / quiet.seconds;
-        // In the first interval, jobs that are short show themselves: more ended than the worker had at its beginning.
+        // The first interval may begin in the middle of a job. It counts only if short jobs dominate: more ended than the worker held at
+        // its beginning.
         let is_known = self.quiet.replace(Quiet::default()).is_some() || ended >= 2 * held.max(1);
         if is_known {
             let known = self.full_per_s.unwrap_or(measured);
@@ -55,7 +56,7 @@ impl Measured {
         }
     }
 
-    /// So many jobs ended in an interval in which the worker had too little to do for a part of the time.
+    /// Records `ended` jobs in an interval in which the worker was idle for a part of the time.
     fn not_full(&mut self, ended: u64, seconds: f64) {
         self.quiet = None;
         let measured = ended as f64 / seconds;
@@ -73,7 +74,7 @@ impl Measured {
             return self.least_per_s.map(|per_s| Rate { per_s, is_full: false });
         };
         let Quiet { seconds, heartbeats, held } = self.quiet.unwrap_or_default();
-        // A worker that ends nothing slows down, but a job that may still take its usual time shows nothing.
+        // Without ended jobs the rate decays. It does not decay while the held jobs may simply take their usual time.
         let slowed = known * (1.0 - RATE_WEIGHT).powi(heartbeats);
         let per_s = if seconds > 0.0 { known.min(slowed.max(held as f64 / seconds)) } else { known };
         Some(Rate { per_s, is_full: true })
@@ -89,11 +90,11 @@ impl Rates {
         self.0.get(model)?.rate()
     }
 
-    /// Takes the next heartbeat of a worker in. A worker that had more to do than it could, at both heartbeats, shows what it can do;
-    /// another one only that it can do at least so much.
+    /// Records the next heartbeat of a worker. A worker that was fully loaded at both heartbeats shows its capacity; any other shows only a
+    /// lower bound.
     pub fn update(&mut self, before: &Heartbeat, now: &Heartbeat, backlog: impl Fn(&str) -> bool) {
         let seconds = now.sent_at_ms.saturating_sub(before.sent_at_ms) as f64 / 1000.0;
-        // Heartbeats of a change of state come close together: their counters say nothing of a rate.
+        // A change of state sends an extra heartbeat. The interval before it is too short to compute a rate.
         if seconds < 0.5 {
             return;
         }
@@ -102,7 +103,7 @@ impl Rates {
             let Some(earlier) = before.models.iter().find(|earlier| earlier.key == model.key) else {
                 continue;
             };
-            // Of a heartbeat, which may say anything.
+            // Saturating, because a heartbeat may hold any value.
             let ended = |m: &ModelStatus| {
                 let failed = m.counters.dead_lettered.saturating_add(m.counters.withdrawn);
                 m.counters.answered.saturating_add(failed)
@@ -119,8 +120,7 @@ impl Rates {
     }
 }
 
-/// Whether a worker had more to do than it could: jobs that wait for a pass, no slot left, or unacknowledged jobs beside those that
-/// waited in the queue a moment ago.
+/// Whether a worker is fully loaded: jobs wait for a pass, no slot is left, or it holds jobs while others waited in the queue a moment ago.
 fn is_full(model: &ModelStatus, has_backlog: bool) -> bool {
     model.waiting > 0 || model.in_hand >= u64::from(model.slots.max(1)) || (model.in_hand > 0 && has_backlog)
 }
@@ -129,8 +129,8 @@ fn is_full(model: &ModelStatus, has_backlog: bool) -> bool {
 mod tests {
     use super::*;
 
-    /// The least and the most that is estimated, in relation to the true rate, of a full worker that runs so many jobs of a length at a
-    /// time, all begun together.
+    /// The lowest and highest estimate, relative to the true rate, for a fully loaded worker that runs `at_a_time` jobs of `job_s` seconds,
+    /// all begun together.
     fn estimates(job_s: u64, at_a_time: u64) -> (f64, f64) {
         let mut measured = Measured::default();
         let truth = at_a_time as f64 / job_s as f64;

@@ -13,12 +13,12 @@ use vramq_schemas::withdrawal::Withdrawal;
 pub struct Withdrawing {
     channel: Option<Channel>,
     refusal: LastError,
-    /// What the log has said of it.
+    /// The excess that was already logged.
     excess: Excess,
 }
 
 impl Withdrawing {
-    /// Opens a channel for withdrawals, also in the place of one that the broker has closed. Without the permission there is none.
+    /// Opens a channel for withdrawals if there is none, or the broker closed it. Opens none without the permission.
     ///
     /// # Errors
     /// The connection is lost.
@@ -42,14 +42,14 @@ impl Withdrawing {
         Ok(())
     }
 
-    /// Without confirms: what is lost is repeated.
+    /// Publishes without confirms: lost withdrawals are repeated.
     ///
     /// # Errors
     /// The connection is lost.
     pub async fn publish(&mut self, withdrawals: &[Withdrawal]) -> lapin::Result<()> {
         let Some(channel) = &self.channel else { return Ok(()) };
         match publish_withdrawals(channel, withdrawals).await {
-            // The broker has closed this channel: what it says about that comes as an event.
+            // The broker has closed this channel. The reason comes as an event.
             Err(_) if !channel.status().connected() => {
                 self.channel = None;
                 Ok(())
@@ -58,14 +58,14 @@ impl Withdrawing {
         }
     }
 
-    /// An error that the broker closed a channel with, which may be another one.
+    /// Logs the error with which the broker closed a channel, which may be another one than this.
     pub fn channel_was_closed(&mut self, error: &lapin::Error) {
         if error.to_string().contains(WITHDRAWALS_EXCHANGE) {
             self.refused(error);
         }
     }
 
-    /// Says how many more there are that are not repeated.
+    /// Logs how many more withdrawals are not repeated.
     pub fn report(&mut self, excess: Excess) {
         if excess != self.excess {
             tracing::warn!(

@@ -9,7 +9,7 @@ use vramq_amqp::{Address, Credentials, InvalidCredentials};
 use super::seconds;
 use super::table::Values;
 
-/// A broker that starts beside the gateway is there within this.
+/// A broker that is started together with the gateway is ready within this time.
 const CONNECT_S: u32 = 30;
 
 #[derive(Clone)]
@@ -17,9 +17,9 @@ pub struct Broker {
     pub url: String,
     pub address: Address,
     pub ca_pem: Option<String>,
-    /// How long to try at start before giving up.
+    /// How long the gateway tries to connect at its start.
     pub connect: Duration,
-    /// Jobs do not name the URL's user.
+    /// Whether jobs leave out the URL's user.
     pub anonymous: bool,
 }
 
@@ -59,7 +59,7 @@ pub(super) fn broker(values: &mut Values) -> Option<Broker> {
     Some(Broker { url, address, ca_pem, connect, anonymous })
 }
 
-/// Reports what is wrong with credentials under their keys, which begin with `prefix`.
+/// Records faults of the credentials under their keys, which begin with `prefix`.
 pub(super) fn with_credentials(
     values: &mut Values,
     prefix: &str,

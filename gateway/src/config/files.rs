@@ -6,7 +6,7 @@ use super::table::Values;
 use super::{FILES_MIB_MAX, MIB, place, seconds, share_of_key};
 use crate::storage::Place;
 
-/// One upload.
+/// MiB of one upload.
 const FILE_MIB_MAX: u32 = 512;
 
 const FILES_S: u32 = 24 * 3600;
@@ -17,7 +17,7 @@ pub struct Files {
     pub place: Place,
     pub file_bytes: u64,
     pub total_bytes: u64,
-    /// Those of one caller.
+    /// Bytes of all uploads of one caller.
     pub owner_bytes: u64,
     pub keep: Duration,
 }
@@ -58,7 +58,7 @@ mod tests {
         ] {
             assert_eq!(files(text).owner_bytes, owner_mib * MIB as u64, "{text}");
         }
-        // Nobody has said what one caller may have.
+        // Without a limit for one caller, one is derived.
         assert!(Config::read("[files]\nfolder = 'f'\nmib_max = 1", Vec::new()).is_ok());
         let small = "[files]\nfolder = 'f'\nfile_mib_max = 3\nmib_max_per_key = 2";
         let faults = Config::read(small, Vec::new()).unwrap_err().0;

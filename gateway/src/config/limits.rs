@@ -11,7 +11,7 @@ use super::{MIB, seconds, share_of_key};
 /// are sent. With bodies of some 10 KiB that is little; `BODIES_MIB_MAX` bounds the large ones.
 const IN_FLIGHT_MAX: u32 = 1024;
 
-/// Of one caller: a quarter, so that it takes four to fill the gateway.
+/// Requests of one caller at a time: a quarter, so that it takes four callers to fill the gateway.
 const IN_FLIGHT_MAX_PER_KEY: u32 = 256;
 
 /// Connections at a time. An idle one costs some 10 KiB, so these are 160 MiB at the most.
@@ -23,7 +23,7 @@ const BODIES_MIB_MAX: u32 = 256;
 /// How long a caller waits for a result. The OpenAI client gives up after 600 s.
 const REQUEST_S: u32 = 300;
 
-/// A request with a longer estimated wait is refused at once, with 429: its caller can decide what to do meanwhile.
+/// A request with a longer estimated wait is refused at once with 429, so that its caller can use the time otherwise.
 const QUEUE_S_MAX: u32 = 60;
 
 /// What requests may have of the gateway: places, memory, time.
@@ -34,12 +34,12 @@ pub struct Limits {
     pub connections: usize,
     pub body_bytes: usize,
     pub bodies_bytes: usize,
-    /// Those of one caller.
+    /// Bytes of the bodies of one caller.
     pub bodies_bytes_per_key: usize,
     pub items: usize,
     /// How long a caller waits for a result.
     pub request: Duration,
-    /// The longest estimated wait of a job that is taken.
+    /// The longest estimated wait with which a job is accepted.
     pub queue: Duration,
 }
 

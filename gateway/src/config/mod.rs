@@ -29,13 +29,13 @@ use table::Values;
 use crate::storage::Place;
 use crate::vocabulary::Vocabulary;
 
-/// A slow client makes room in steps of up to 2 MB (`send_timeout.rs`): these are 56 kbit/s.
+/// A slow client frees the send buffer in steps of up to 2 MB (`send_timeout.rs`): one step in this time is 56 kbit/s.
 const SEND_TIMEOUT_S: u32 = 300;
 
-/// Less than the 30 s between SIGTERM and SIGKILL of Kubernetes and of spot instances.
+/// Less than the 30 s that Kubernetes and spot instances leave between SIGTERM and SIGKILL.
 const DRAIN_S: u32 = 25;
 
-/// All uploads together, and all stored results: bounds what callers can do to the disk.
+/// MiB of all uploads together, and of all stored results. Bounds the disk space that callers can use.
 const FILES_MIB_MAX: u32 = 10 * 1024;
 
 const MIB: usize = 1024 * 1024;
@@ -49,12 +49,12 @@ pub struct Config {
     pub results: Results,
     /// `None`: no uploads.
     pub files: Option<Files>,
-    /// Where workers write large outputs. `None`: outputs in a store are not read.
+    /// The store to which workers write large outputs. `None`: callers cannot download them here.
     pub outputs: Option<Place>,
-    /// `None`: dead letters are shown, and stay.
+    /// `None`: dead letters can be read, but not retried or dropped.
     pub operator: Option<Operator>,
     pub tei: TeiModels,
-    /// Of the token ids that OpenAI's clients may send. `None`: they are refused.
+    /// The vocabulary of the token ids that OpenAI's clients may send. `None`: token ids are refused.
     pub vocabulary: Option<Arc<Vocabulary>>,
     /// Models whose vectors may be cut to fewer dimensions.
     pub matryoshka: Vec<String>,
@@ -65,16 +65,16 @@ pub struct Http {
     pub listen: SocketAddr,
     /// Certificate chain and private key, in PEM.
     pub tls: Option<(PathBuf, PathBuf)>,
-    /// The file of keys. `None`: no keys, and listening on loopback alone.
+    /// The file of API keys. `None`: no keys, and the gateway listens on loopback addresses only.
     pub keys: Option<PathBuf>,
-    /// Origins whose pages may call the gateway. Empty: none but its own.
+    /// Origins whose pages may call the gateway. Empty: only the gateway's own.
     pub cors_origins: Vec<String>,
     pub drain: Duration,
-    /// How long a client may make no room for what it is sent.
+    /// How long a client may read nothing of its response before the connection is closed.
     pub send_timeout: Duration,
 }
 
-/// Which models answer the routes that name none. `None`: the only one there is.
+/// The models for routes that name none. `None`: the only model there is.
 #[derive(Clone, Debug, Default)]
 pub struct TeiModels {
     pub embed: Option<String>,
@@ -142,8 +142,8 @@ impl Config {
     }
 }
 
-/// What one caller has by default of something that all share: a quarter, so that it takes four keys to take all of it. Without keys all
-/// requests are of one caller.
+/// The default share of one caller in something that all callers use: a quarter, so that it takes four keys to use all of it. Without keys
+/// there is only one caller, so its share is all.
 fn share_of_key(most: u32, has_keys: bool) -> u32 {
     if has_keys { most / 4 } else { most }
 }

@@ -12,11 +12,11 @@ use super::{Broker, Http};
 #[derive(Clone, Debug)]
 pub struct Operator {
     pub address: Address,
-    /// Holds the log of actions and the archives.
+    /// The folder of the action log and the archives.
     pub folder: PathBuf,
 }
 
-/// Reads `[operator]`. `None`: dead letters are shown, and stay.
+/// Reads `[operator]`. `None`: dead letters can be read, but not retried or dropped.
 pub(super) fn operator(
     values: &mut Values,
     broker: Option<&Broker>,
@@ -47,7 +47,7 @@ pub(super) fn operator(
     };
     let address =
         url.parse::<Address>().map_err(|e| values.fault("operator.broker_url", e.to_string())).ok()?;
-    // A fault of theirs is reported already.
+    // Their faults are already reported.
     let (broker, http) = (broker?, http?);
     if address.user() == broker.address.user() {
         values.fault(
@@ -59,7 +59,7 @@ pub(super) fn operator(
         values.fault("operator.broker_url", "needs http.keys: only the holder of an operator's key may act");
     }
     let address = broker.ca_pem.iter().cloned().fold(address, Address::trusting);
-    // A broker that demands certificates takes the gateway's; the password says who acts.
+    // The gateway's certificate, for brokers that demand one, with the operator's password.
     let credentials = Credentials { password_file, ..broker.address.credentials().clone() };
     let address = with_credentials(values, "operator.broker_", address, credentials)?;
     Some(Operator { address, folder })

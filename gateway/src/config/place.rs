@@ -47,7 +47,7 @@ pub const RESULTS: Keys = keys!("results");
 pub const FILES: Keys = keys!("files");
 pub const OUTPUTS: Keys = keys!("outputs");
 
-/// Reads a place; `None` if there is none, or a wrong one.
+/// Reads a place; `None` if none is configured, or after a fault.
 pub fn place(values: &mut Values, keys: &Keys) -> Option<Place> {
     let folder = values.text(keys.folder).map(PathBuf::from);
     let url = values.text(keys.url);
@@ -91,8 +91,8 @@ pub fn place(values: &mut Values, keys: &Keys) -> Option<Place> {
     }
 }
 
-/// Reads a place that workers have as a store. Neither it nor that of results may be inside the other one: everybody who may publish jobs
-/// can read what is in workers' stores.
+/// Reads a place that workers also use as a store. It must not overlap the place of results: everybody who may publish jobs can read the
+/// workers' stores.
 pub fn apart(values: &mut Values, keys: &Keys, results: Option<&Place>) -> Option<Place> {
     let found = place(values, keys)?;
     if let Some(results) = results.filter(|results| found.overlaps(results)) {

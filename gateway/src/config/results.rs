@@ -15,7 +15,7 @@ const RESULTS_S: u32 = 1800;
 pub struct Results {
     pub bytes: usize,
     pub keep: Duration,
-    /// `None`: in memory alone.
+    /// `None`: results are kept in memory only.
     pub store: Option<ResultSettings>,
 }
 
@@ -23,9 +23,9 @@ pub struct Results {
 #[derive(Clone, Debug)]
 pub struct ResultSettings {
     pub place: Place,
-    /// Of all gateways together, as this one counts them.
+    /// Bytes of the results of all gateways together, as this gateway counts them.
     pub bytes_max: u64,
-    /// Those of one caller.
+    /// Bytes of the results of one caller.
     pub owner_bytes_max: u64,
     pub keep: Duration,
 }

@@ -1,4 +1,4 @@
-//! The values of the configuration by dotted key. Each is taken out once; keys that are left are unknown. Collects every fault.
+//! The configuration's values by dotted key. Reading a value removes it, so the keys that remain are unknown. Collects every fault.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,7 +28,7 @@ pub struct Values {
 }
 
 impl Values {
-    /// Those of a TOML text. One that cannot be parsed is a fault, and empty.
+    /// Parses a TOML text. A text that cannot be parsed is one fault, and has no values.
     pub fn of(text: &str) -> Self {
         let mut values = Self::default();
         match text.parse::<Table>() {
@@ -43,7 +43,7 @@ impl Values {
         values
     }
 
-    /// Puts a text over the value of a key.
+    /// Overrides the value of a key with a text.
     pub fn set(&mut self, key: String, value: String) {
         self.left.insert(key, Value::String(value));
     }
@@ -63,7 +63,7 @@ impl Values {
         }
     }
 
-    /// A whole number within bounds; the default where there is none, or a wrong one.
+    /// A whole number of at least `least`. The default without a value, or after a fault.
     pub fn number(&mut self, key: &'static str, default: u32, least: u32) -> u32 {
         let Some(value) = self.take(key) else { return default };
         let number = match &value {
@@ -80,7 +80,7 @@ impl Values {
         })
     }
 
-    /// True or false; false where there is neither.
+    /// A boolean; false without a value, or after a fault.
     pub fn flag(&mut self, key: &'static str) -> bool {
         let Some(value) = self.take(key) else { return false };
         let flag = match &value {
@@ -134,7 +134,7 @@ impl Values {
         flags
     }
 
-    /// Ends the reading: what is left over is unknown.
+    /// Ends the reading: each remaining key is unknown, and so a fault.
     pub fn finish(mut self) -> Vec<Fault> {
         let known = self.known.join(", ");
         for key in std::mem::take(&mut self.left).into_keys() {

@@ -11,8 +11,8 @@ use tokio::sync::oneshot;
 /// Parts that an upload has on their way to the store at a time.
 const PARTS_IN_FLIGHT: usize = 2;
 
-/// An upload that has begun. An object store would keep its parts, and charge for them, for ever: so one that is dropped before its end
-/// is aborted. The store's own time limits bound how long that takes.
+/// An upload in progress. Dropping it before its end aborts it, because an object store would keep its parts, and charge for them, for
+/// ever. The store's own timeouts bound the abort.
 pub struct Upload {
     objects: Arc<dyn ObjectStore>,
     path: Path,
@@ -20,7 +20,7 @@ pub struct Upload {
 }
 
 impl Upload {
-    /// Begins an upload, in a task of its own: if the caller hangs up meanwhile, the task has the upload, and drops it.
+    /// Begins an upload in a separate task. If the caller hangs up meanwhile, the task drops the upload, which aborts it.
     ///
     /// # Errors
     /// The store's.
@@ -33,7 +33,7 @@ impl Upload {
         begun.await?
     }
 
-    /// Goes on with it, as soon as the store has taken earlier parts.
+    /// Adds a piece, as soon as the store has taken earlier parts.
     ///
     /// # Errors
     /// The store's.
@@ -45,8 +45,8 @@ impl Upload {
         Ok(())
     }
 
-    /// Ends it, and writes its description. In a task of its own: parts that are on their way when the caller hangs up would stay in
-    /// the store. So the upload comes to its end, and if nobody waits for it any more, or something fails, it is removed.
+    /// Ends the upload, and writes its description, in a separate task: if the caller hangs up now, parts in flight would stay in the
+    /// store. If nobody waits any more, or a step fails, the complete upload is removed.
     ///
     /// # Errors
     /// The store's.

@@ -1,4 +1,5 @@
-//! Waits for the end of another gateway's job. Either that gateway stores the end, or it is gone and this gateway takes the replies.
+//! Waits for the end of another gateway's job. Either that gateway stores the end, or this one takes the replies because that gateway is
+//! gone.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,11 +11,11 @@ use crate::job_task::{End, Task, Unread};
 use crate::jobs::in_time::in_time;
 use crate::jobs::record::{KEPT_LEAST, Record};
 
-/// Between looks for the job's end: at first short, for callers that wait.
+/// The first interval between looks for the job's end. Short, because callers wait.
 const LOOK_FIRST: Duration = Duration::from_millis(100);
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// How long a job is awaited beyond its own gateway's patience, which stores its failure then.
+/// How long a job is awaited beyond the timeout of its own gateway, which stores the failure then.
 const BEYOND: Duration = Duration::from_secs(60);
 
 /// Follows the job until its end is known.
@@ -50,14 +51,14 @@ pub(super) async fn life(task: &Task, record: &Record) -> End {
     }
 }
 
-/// The end by the replies in an adopted queue; `None` if another one consumes it before, or the time is up.
+/// The end by the replies in an adopted queue. `None` if another gateway consumes the queue first, or the time is over.
 async fn replies(task: &Task, record: &Record, queue: &AdoptedQueue, left: Duration) -> Option<End> {
     let awaited = queue.client.await_published(&record.message_id, record.items, left).await;
     let pending = awaited
         .inspect_err(|error| tracing::debug!(%error, "cannot wait for the replies in an adopted queue"))
         .ok()?;
     match task.follow(pending, &queue.client).await {
-        // After a timeout, too, the store is asked before the job fails.
+        // Even after a timeout the store is asked before the job fails.
         End::Answered(
             Err(
                 JobError::Closed
@@ -71,7 +72,8 @@ async fn replies(task: &Task, record: &Record, queue: &AdoptedQueue, left: Durat
     }
 }
 
-/// The end of a job that has ended. It was stored just before the record was removed. A store that cannot be read is asked again.
+/// The stored end of a job whose record is gone: its gateway stores the end just before it removes the record. Reads again while the store
+/// fails.
 async fn end_of_unrecorded(task: &Task, adoption: &Adoption, record: &Record) -> End {
     loop {
         match task.read_end().await {
@@ -89,7 +91,7 @@ async fn is_unrecorded(task: &Task, record: &Record) -> bool {
     matches!(in_time(&record.id, "cannot read a job's record", found).await, Some(Ok(None)))
 }
 
-/// For how long the job is still awaited: no longer than its own gateway awaits it, which has removed the record by then.
+/// How long the job is still awaited: somewhat longer than by its own gateway, which has stored an end and removed the record by then.
 pub(super) fn left(adoption: &Adoption, record: &Record) -> Duration {
     (patience(adoption) + BEYOND).saturating_sub(age(record))
 }

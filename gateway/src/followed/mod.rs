@@ -18,7 +18,7 @@ use crate::jobs::{Entry, State};
 use crate::keys::Caller;
 use crate::problem::Problem;
 
-/// The unfinished job of this name that the caller gave to another gateway, followed by this one from now on.
+/// Finds the caller's unfinished job of this name at another gateway. From then on this gateway follows the job.
 ///
 /// # Errors
 /// This gateway follows as many jobs as it may, or as many of this caller's.
@@ -29,8 +29,8 @@ pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Option<Arc<Ent
     }
 }
 
-/// The same for a request that names the job. Asked before [`earlier::find`](crate::jobs::earlier::find): an end is stored before the
-/// record is removed, so that one of the two finds a job that ends meanwhile.
+/// Like [`find`], for a request that names the job. Call this before [`earlier::find`](crate::jobs::earlier::find): a gateway stores the
+/// end before it removes the record, so one of the two calls finds a job that ends meanwhile.
 ///
 /// # Errors
 /// As for [`find`]; or the name stands for another request.
@@ -47,7 +47,7 @@ pub async fn find_same(
     }
 }
 
-/// If the store cannot be read there is none, as without a store. Nor does one count that is too old: it was left behind.
+/// The record. `None` also if the store cannot be read, or if the record is so old that it must have been left behind.
 async fn record(app: &App, caller: &Caller, id: &str) -> Option<Record> {
     let (results, adoption) = app.results.as_ref().zip(app.adoption.as_ref())?;
     let read =
@@ -68,7 +68,7 @@ fn follow(app: &App, caller: &Caller, record: Record) -> Result<Option<Arc<Entry
     let Some(adoption) = &app.adoption else { return Ok(None) };
     let before = app.jobs.find(&caller.name, &record.id);
     if let Some(before) = before.filter(|before| before.fingerprint == record.request_sha256) {
-        // It has its place. Known by its id alone, also to requests that name it by an idempotency key.
+        // The entry has its place already. It is known by its id only, even to requests that name it by an idempotency key.
         return Ok(Some(before));
     }
     let place = adoption.place(&caller.name).map_err(|after| {
@@ -81,7 +81,7 @@ fn follow(app: &App, caller: &Caller, record: Record) -> Result<Option<Arc<Entry
         .taken_elsewhere(record.created_at_ms, record.secret.clone());
     let entry = Arc::new(entry);
     if let Added::Existing(before) = app.jobs.add(&entry, None)? {
-        // Asked for twice at the same moment.
+        // Another request for the same job was faster.
         return Ok(Some(before));
     }
     let task = Task { app: app.clone(), entry: Arc::clone(&entry), idempotency_key: None, kept: true };

@@ -12,23 +12,24 @@ use crate::problem::{Problem, Retry};
 
 /// How a job ended.
 pub(crate) enum End {
-    /// With the claim on its name, which is free again when this end is known.
+    /// The job was not published. The claim on its name is released when callers know this end.
     Unpublished(Problem, Option<Claim>),
-    /// With the right to its replies, which other gateways can have until the end is stored.
+    /// The receipt acknowledges the replies. Other gateways can get them until the end is stored.
     Answered(Result<Answer, JobError>, Option<Receipt>),
-    /// Another gateway has stored it.
+    /// Another gateway has stored the end.
     Stored(State),
-    /// Another gateway has had it, and has not stored it.
+    /// The job's record is gone, and no gateway has stored the end.
     Unknown,
 }
 
 impl End {
-    /// Whether it is an error that no reply tells of: the replies may have gone to another gateway.
+    /// Whether the end is an error that no reply reported. The replies may have gone to another gateway.
     pub(super) fn is_without_reply(&self) -> bool {
         matches!(self, Self::Answered(Err(error), _) if !matches!(error, JobError::Failed(_)))
     }
 
-    /// Whether the end that another gateway has stored counts instead of this one. A withdrawal always does: its caller has heard of it.
+    /// Whether the end stored by another gateway replaces this one. A stored withdrawal always does, because its caller has been told of
+    /// it.
     pub(super) fn yields_to(&self, stored: &State) -> bool {
         match (self, stored) {
             (Self::Answered(..), State::Withdrawn) => true,
@@ -43,7 +44,8 @@ pub(super) struct Ended {
     pub(super) receipt: Option<Receipt>,
     pub(super) claim: Option<Claim>,
     pub(super) is_to_be_stored: bool,
-    /// Whether this gateway answers for it. If not, its name is free here: the job was not published, or others know it.
+    /// Whether this gateway keeps the job for its caller. If not, the name is free here: the job was not published, or another gateway
+    /// keeps it.
     pub(super) is_to_be_kept: bool,
 }
 
@@ -74,11 +76,11 @@ impl Task {
             End::Answered(Ok(answer), receipt) => (State::Done(Arc::new(answer)), receipt, true),
             End::Answered(Err(error), receipt) => {
                 let problem = Problem::unanswered(&error).of_job(&self.entry.message_id);
-                // Its replies go on coming, and the other gateways can have them.
+                // The replies still come, and another gateway can take them.
                 let is_left = self.recorded().is_some()
                     && matches!(error, JobError::Closed | JobError::Disconnected(_));
                 let state = match error {
-                    // By its caller, who asked another gateway.
+                    // The caller withdrew the job at another gateway.
                     JobError::Failed(JobFailed { reason: Reason::Withdrawn, .. })
                         if self.recorded().is_some() =>
                     {
@@ -89,7 +91,7 @@ impl Task {
                 };
                 (state, receipt, !is_left)
             }
-            // The store has it for every gateway, and that one has counted it.
+            // The other gateway has stored and counted this end.
             End::Stored(state) => {
                 return Ended::known_elsewhere(state);
             }

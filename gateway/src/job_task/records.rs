@@ -13,24 +13,24 @@ use crate::jobs::view::state_of;
 use crate::jobs::{ResultStore, State};
 use crate::off_runtime::off_runtime;
 
-/// How often the removal of a record is tried: with the record the other gateways take the job for unfinished.
+/// How often the removal of a record is tried. Until it is removed, other gateways take the job for unfinished.
 const REMOVALS_MAX: usize = 3;
 
-/// The time between two of them.
+/// The pause between two attempts to remove a record.
 const REMOVE_AGAIN: Duration = Duration::from_secs(5);
 
-/// The store could not be read: nobody can tell whether it has the end.
+/// The store could not be read, so it is unknown whether it has the end.
 #[derive(Debug)]
 pub(crate) struct Unread;
 
 impl Task {
-    /// The end that another gateway has stored. After a withdrawal that is none: the job's own end is still to come. Nor is that of an
-    /// earlier run under the same name.
+    /// The end that another gateway has stored. `None` once this gateway has withdrawn the job: then only the withdrawal is stored, and the
+    /// job's own end is still to come. An end of an earlier run under the same name does not count.
     pub(crate) async fn stored_end(&self) -> Option<State> {
         self.read_end().await.ok().flatten()
     }
 
-    /// The same, if the store can be read.
+    /// Like [`stored_end`](Self::stored_end), with an error if the store cannot be read.
     pub(crate) async fn read_end(&self) -> Result<Option<State>, Unread> {
         let entry = &self.entry;
         let Some((results, _)) = self.recorded().filter(|_| !entry.state().is_end()) else { return Ok(None) };
@@ -40,7 +40,7 @@ impl Task {
         Ok(off_runtime(written.len(), move || state_of(&written, created_ms)).await)
     }
 
-    /// The store, if the job's record is in there while it is unfinished.
+    /// The store that has the job's record while the job is unfinished; `None` if jobs are not recorded.
     pub(crate) fn recorded(&self) -> Option<(&ResultStore, &Adoption)> {
         self.app.results.as_ref().zip(self.app.adoption.as_ref()).filter(|_| self.kept)
     }
@@ -67,7 +67,7 @@ impl Task {
         }
     }
 
-    /// Removes the record: the job has ended. What cannot be removed goes with a sweep.
+    /// Removes the record, because the job has ended. A later sweep removes a record that stays.
     pub(crate) async fn remove_record(&self) {
         let Some((results, _)) = self.recorded() else { return };
         let job = &self.entry.id;

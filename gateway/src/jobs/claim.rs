@@ -1,5 +1,5 @@
-//! Claims on the name of a job, in a store of results that gateways share: of the gateways that get the same request at the same moment,
-//! one publishes the job. A claim lasts until its gateway has recorded the job, or has not published it.
+//! Claims on job names, in a result store that gateways share. If several gateways get the same request at the same moment, the one with
+//! the claim publishes the job. A gateway holds its claim until it has recorded the job, or has failed to publish it.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -14,17 +14,17 @@ use uuid::Uuid;
 use super::in_time::{STORED_WITHIN, in_time};
 use crate::keys::is_name;
 
-/// How often a gateway renews a claim: a broker that does not answer may keep it from publishing for long.
+/// How often a gateway renews a claim. Publishing may take longer than this if the broker does not answer.
 const RENEW_EVERY: Duration = Duration::from_secs(3);
 
 /// A claim that nobody has renewed for so long is abandoned: its gateway is gone, or stood still. Seen by the clock of the gateway that
 /// waits: those of other machines may differ.
 pub const ABANDONED_AFTER: Duration = Duration::from_secs(15);
 
-/// One that is so old by the clock of the store is abandoned for a gateway that has not waited, too.
+/// A claim of this age by the store's clock is abandoned even for a gateway that has not waited.
 const OLD: Duration = Duration::from_secs(300);
 
-/// So many claims are looked at: the first, and its followers. A sweep removes old ones.
+/// The most claims that are read: the first one and its successors. A sweep removes old ones.
 const LOOKED_AT_MAX: usize = 8;
 
 /// A claim of this gateway. Released when it is dropped.
@@ -34,7 +34,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Whether it is still renewed. If not, this process stood still, or the store: another gateway may have followed it.
+    /// Whether the claim is still renewed. If not, this process or the store stood still, and another gateway may have the successor.
     pub fn is_held(&self) -> bool {
         !self.held.is_closed()
     }
@@ -47,7 +47,7 @@ pub struct Claimant {
     owner: String,
     id: String,
     nonce: String,
-    /// The claims of other gateways, the first and then its followers, and since when each has not changed.
+    /// The claims of other gateways, the first one and then its successors. With the time since when each is unchanged.
     seen: Vec<(Seen, Instant)>,
 }
 
@@ -66,8 +66,7 @@ impl Claimant {
 
     /// The claim; `None` while another gateway has it.
     ///
-    /// # Errors
-    /// The store fails, or cannot create an object only if there is none.
+    /// The store fails, or does not support creating an object only if it does not exist.
     pub async fn claim(&mut self) -> object_store::Result<Option<Claim>> {
         let mut own = path(&self.owner, &self.id);
         let mut abandoned = Vec::new();
@@ -77,13 +76,14 @@ impl Claimant {
             }
             let Some(found) = self.look(&own).await? else { return Ok(None) };
             if found.nonce == self.nonce {
-                // It was created, and the answer was lost.
+                // An earlier attempt created the claim, but its answer was lost.
                 return self.follow(abandoned, own).await;
             }
             if !self.is_abandoned(abandoned.len(), &found) {
                 return Ok(None);
             }
-            // Only one gateway can follow an abandoned claim. Removing it would also remove a younger one that came meanwhile.
+            // Create the successor, which only one gateway can do. Removing the abandoned claim could remove a younger one that has
+            // replaced it.
             let Some(next) = successor(&self.owner, &self.id, &found.nonce) else { return Ok(None) };
             abandoned.push((own, found));
             own = next;
@@ -91,8 +91,8 @@ impl Claimant {
         Ok(None)
     }
 
-    /// Holds the claim that was created, with the abandoned ones before it, if they are still as they were. If not, another gateway has
-    /// followed them before, and is through.
+    /// Holds the created claim together with the abandoned ones before it, if those are unchanged. If not, another gateway has succeeded
+    /// them before, and has published the job.
     async fn follow(
         &mut self,
         abandoned: Vec<(Path, Seen)>,
@@ -101,7 +101,7 @@ impl Claimant {
         let unchanged = self.are_unchanged(&abandoned).await;
         if !matches!(unchanged, Ok(true)) {
             drop(self.hold(vec![own]));
-            // It is removed meanwhile: the next try must not take it for its own.
+            // The claim is being removed. With a new nonce, the next attempt does not take it for its own.
             self.nonce = new_nonce();
             return unchanged.map(|_| None);
         }
@@ -125,7 +125,8 @@ impl Claimant {
         Ok(true)
     }
 
-    /// As [`claim`](Self::claim), and goes on if its caller is dropped: no claim is left behind. `None`: the store did not answer in time.
+    /// Like [`claim`](Self::claim), in a task that goes on if the caller is dropped, so that no claim is left behind. `None`: the store did
+    /// not answer in time.
     pub async fn claim_in_time(mut self) -> Option<(Self, object_store::Result<Option<Claim>>)> {
         let claiming = tokio::spawn(async move {
             let job = self.id.clone();
@@ -135,7 +136,7 @@ impl Claimant {
         claiming.await.ok().flatten()
     }
 
-    /// How long the claim of another gateway has not changed; of several claims, the last.
+    /// How long the claim of another gateway has been unchanged. With several claims, the last one.
     pub fn silent_for(&self) -> Duration {
         self.seen.last().map_or(Duration::ZERO, |(_, since)| since.elapsed())
     }
@@ -160,10 +161,10 @@ impl Claimant {
         }
     }
 
-    /// Whether the claim that follows so many others is abandoned.
+    /// Whether the claim behind `before` others is abandoned.
     fn is_abandoned(&mut self, before: usize, found: &Seen) -> bool {
         if self.seen.get(before).is_none_or(|(seen, _)| seen != found) {
-            // What followed the one that was here does not count any more.
+            // The successors of the claim that was here do not count any more.
             self.seen.truncate(before);
             self.seen.push((found.clone(), Instant::now()));
         }
@@ -189,7 +190,7 @@ impl Claimant {
                     _ = ticks.tick() => {}
                 }
                 if renewed.elapsed() >= ABANDONED_AFTER {
-                    // This process stood still, or the store: others may have followed the claim. A sweep removes it.
+                    // This process or the store stood still, and others may have the successor. A sweep removes the claim.
                     return;
                 }
                 if is_held {
@@ -227,7 +228,7 @@ fn path(owner: &str, id: &str) -> Path {
     Path::from_iter([owner, &format!("{id}.claim")])
 }
 
-/// The claim that follows an abandoned one.
+/// The path of the claim that succeeds an abandoned one.
 fn successor(owner: &str, id: &str, nonce: &[u8]) -> Option<Path> {
     let nonce = std::str::from_utf8(nonce).ok().filter(|nonce| is_name(nonce))?;
     Some(Path::from_iter([owner, &format!("{id}.{nonce}.claim")]))
@@ -239,7 +240,7 @@ pub(super) fn is_named(path: &Path) -> bool {
     is_name(owner) && name.strip_suffix(".claim").is_some_and(|id| is_name(id) || is_successor(id))
 }
 
-/// An id, and the nonce of the claim before.
+/// Whether a name is that of a successor: an id, and the nonce of the claim before.
 fn is_successor(name: &str) -> bool {
     name.rsplit_once('.').is_some_and(|(id, nonce)| is_name(id) && is_name(nonce))
 }
@@ -264,7 +265,7 @@ mod tests {
         }
     }
 
-    /// As if the claim that the claimant saw last had been there for long.
+    /// Makes the claim that the claimant saw last look old.
     fn has_waited(claimant: &mut Claimant) {
         let (_, since) = claimant.seen.last_mut().unwrap();
         *since = since.checked_sub(ABANDONED_AFTER).unwrap();
@@ -308,7 +309,7 @@ mod tests {
         }
         assert_eq!(claims.len(), 1);
         drop(claims);
-        // What is left of the first goes with its successor, and the name is as any other.
+        // What is left of the first claim is removed with its successor. Then the name is like any other.
         drop(claimed(&mut claimant("a", "job")).await);
         wait_until_empty(&folder.path().join("a")).await;
     }
@@ -352,7 +353,7 @@ mod tests {
         has_waited(&mut waiting);
         std::fs::write(&path, "of-one-that-lives").unwrap();
         assert!(waiting.claim().await.unwrap().is_none() && waiting.silent_for() < ABANDONED_AFTER);
-        // Of an hour ago: nobody has to wait for it.
+        // An hour old, so nobody has to wait.
         let file = std::fs::File::options().append(true).open(&path).unwrap();
         file.set_modified(SystemTime::now() - Duration::from_secs(3600)).unwrap();
         assert!(claimant("a", "job").claim().await.unwrap().is_some());

@@ -15,17 +15,17 @@ use crate::problem::Problem;
 /// How long a look into the store may take: a store that hangs must not keep callers from new jobs.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
-/// What a caller, or its idempotency key, calls a job.
+/// The name of a job that its caller gives it, as an id or by an idempotency key.
 #[derive(Debug)]
 pub struct Name {
     pub id: String,
     pub message_id: String,
-    /// What it is of the request.
+    /// The part of the request that has the name, for error messages.
     pub what: &'static str,
 }
 
 impl Name {
-    /// None if neither is given: nobody can ask for the same job again.
+    /// `None` if the request has neither: then the same job cannot be asked for again.
     pub fn of(caller: &Caller, id: Option<&str>, idempotency_key: Option<&str>) -> Option<Self> {
         if let Some(id) = id {
             let message_id = own_message_id(&caller.name, id);
@@ -36,7 +36,7 @@ impl Name {
     }
 }
 
-/// The message id of a job that its caller named: such names are unique among that caller's jobs only.
+/// The message id of a job with an id of the caller's choice, which is unique only among that caller's jobs.
 pub fn own_message_id(owner: &str, id: &str) -> String {
     format!("{owner}/{id}")
 }
@@ -44,7 +44,7 @@ pub fn own_message_id(owner: &str, id: &str) -> String {
 /// The id, and message id, of a job with an idempotency key: a hash of both, so that every gateway finds what is stored of it.
 pub fn keyed_id(owner: &str, idempotency_key: &str) -> String {
     let mut hash = Sha256::new();
-    // The length tells where the key begins.
+    // Hash the length as well, so that the boundary between both is unambiguous.
     hash.update((owner.len() as u64).to_le_bytes());
     hash.update(owner);
     hash.update(idempotency_key);
@@ -53,8 +53,8 @@ pub fn keyed_id(owner: &str, idempotency_key: &str) -> String {
     uuid::Builder::from_custom_bytes(bytes).into_uuid().to_string()
 }
 
-/// What is stored of a job of this name, as [`written`](super::view::written). If the store cannot be read there is nothing: the job
-/// runs, as without a store.
+/// The stored job of this name, as [`written`](super::view::written). `None` also if the store cannot be read: then the job runs as without
+/// a store.
 ///
 /// # Errors
 /// The name stands for another request.

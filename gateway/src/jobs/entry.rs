@@ -13,20 +13,20 @@ use vramq_schemas::output_name::OutputOwner;
 
 use crate::problem::Problem;
 
-/// Events that a job remembers for clients that come back. A large job has some dozens; of more the oldest go.
+/// The most events that are kept for clients that reconnect. A large job has some dozens. Beyond the limit the oldest are dropped.
 const EVENTS_MAX: usize = 256;
 
 /// The name of events that only say how far something is.
 pub const PROGRESS: &str = "progress";
 
-/// The number of the last event of every job, at every gateway: a client that has seen it has seen the end, whoever sent it. Larger than
-/// those of other events.
+/// The number of every job's last event, at every gateway, larger than that of any other event. So a client that has seen it has seen the
+/// end, whichever gateway sent it.
 pub const LAST_EVENT: u64 = 1 << 32;
 
 /// A job and its state. Shared by its task and by all requests that look at it.
 #[derive(Debug)]
 pub struct Entry {
-    /// As its caller names it, and as messages do.
+    /// The id by which the caller and messages name the job.
     pub id: String,
     pub message_id: String,
     /// The caller that it belongs to.
@@ -34,11 +34,12 @@ pub struct Entry {
     pub model: String,
     pub items: usize,
     pub created_ms: u64,
-    /// The digest of what was asked for: the same id or idempotency key with another body is a mistake.
+    /// The digest of the request. The same id or idempotency key with another request is an error.
     pub fingerprint: [u8; 32],
-    /// Whose its outputs in a store may be, by their names there: workers decide whether a tenant counts.
+    /// The possible owners of the job's outputs in a store, as their names there show. There are several because workers decide whether a
+    /// tenant counts.
     pub output_owners: Vec<OutputOwner>,
-    /// Shown in a withdrawal; its digest is in the job's header.
+    /// The secret that a withdrawal shows. Its digest is in the job's header.
     pub secret: String,
     state: watch::Sender<State>,
     events: Mutex<Events>,
@@ -85,7 +86,7 @@ pub struct Event {
 struct Events {
     last: u64,
     kept: VecDeque<Event>,
-    /// Another gateway took the job, and counts events of its own.
+    /// Another gateway published the job, and numbers its own events.
     are_of_another: bool,
 }
 
@@ -105,7 +106,7 @@ impl State {
         matches!(self, Self::Done(_) | Self::Failed(_) | Self::Withdrawn)
     }
 
-    /// About what its results take in memory.
+    /// The approximate memory of the job's results, in bytes.
     pub fn bytes(&self) -> usize {
         let of = |output: &Output| match output {
             Output::Embedding(embedding) => 4 * embedding.values.len() + 64,
@@ -150,7 +151,7 @@ impl Entry {
         }
     }
 
-    /// Names its callers, as workers may see them: none, the gateway's user, a tenant of that user.
+    /// Sets the callers that workers may see: none, the gateway's user, a tenant of that user.
     #[must_use]
     pub fn called_by(mut self, callers: &[Option<String>]) -> Self {
         let owner =
@@ -177,7 +178,7 @@ impl Entry {
         self.state.borrow().clone()
     }
 
-    /// Follows state and events: it changes with each of them.
+    /// A receiver that changes with each new state and event.
     pub fn watch(&self) -> watch::Receiver<State> {
         self.state.subscribe()
     }
@@ -185,28 +186,28 @@ impl Entry {
     /// Waits for the job's end.
     pub async fn ended(&self) -> State {
         let mut watched = self.watch();
-        // The sender is in `self`: it cannot be gone.
+        // Cannot fail: `self` keeps the sender.
         match watched.wait_for(State::is_end).await {
             Ok(state) => state.clone(),
             Err(_) => State::Withdrawn,
         }
     }
 
-    /// Takes the job back, unless it has ended.
+    /// Withdraws the job, unless it has ended.
     pub fn withdraw(&self) {
         self.withdrawn.send_replace(true);
     }
 
-    /// Resolves when the job is taken back.
+    /// Resolves when the job is withdrawn.
     pub async fn withdrawn(&self) {
         let mut watched = self.withdrawn.subscribe();
         if watched.wait_for(|withdrawn| *withdrawn).await.is_err() {
-            // The sender is in `self`.
+            // Never reached: `self` keeps the sender.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Notes what happened, and the state that the job is in from now on. Nothing happens after the end.
+    /// Records an event and the state that the job is in from now on. Does nothing after the end.
     pub fn happened(&self, name: &'static str, mut data: Value, state: Option<State>) {
         let mut events = self.events();
         if self.state.borrow().is_end() {
@@ -217,7 +218,7 @@ impl Entry {
         if let Value::Object(fields) = &mut data {
             fields.insert("id".to_owned(), json!(self.id));
         }
-        // Of progress only the newest is worth remembering: it must not push out what has happened.
+        // Keep only the newest of consecutive progress events, which must not push out other events.
         if name == PROGRESS && events.kept.back().is_some_and(|last| last.name == PROGRESS) {
             events.kept.pop_back();
         }
@@ -226,7 +227,7 @@ impl Entry {
         }
         let event = Event { number: events.last, name, data };
         events.kept.push_back(event);
-        // Under the lock, so that events and states are in the same order for everybody.
+        // Under the lock, so that everybody sees events and states in the same order.
         self.state.send_modify(|now| {
             if let Some(state) = state {
                 *now = state;
@@ -234,7 +235,7 @@ impl Entry {
         });
     }
 
-    /// The event that a client goes on after. One that the job has not reached is of another run of it: then from the beginning.
+    /// The event number after which a client resumes. 0 if the job has not reached `number`: then the client saw another run of the job.
     pub fn reached(&self, number: u64) -> u64 {
         let events = self.events();
         let before_end = events.kept.iter().rev().find(|event| event.number != LAST_EVENT);
@@ -242,7 +243,7 @@ impl Entry {
         if is_reached { number } else { 0 }
     }
 
-    /// Those after one.
+    /// The kept events after `number`.
     pub fn events_after(&self, number: u64) -> Vec<Event> {
         self.events().kept.iter().filter(|event| event.number > number).cloned().collect()
     }

@@ -1,4 +1,4 @@
-//! Bounds how long the store of results may take: a shared folder that hangs must not keep the caller waiting, nor its permits.
+//! Bounds how long the result store may take. Otherwise a shared folder that hangs would block the caller and its permits.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 pub(super) const STORED_WITHIN: Duration = Duration::from_secs(10);
 
-/// What the store answers about a job; `None`, and a line in the log, if it does not in time.
+/// The store's answer about a job. `None`, and a line in the log, if the store does not answer in time.
 pub async fn in_time<T>(job: &str, what: &str, answer: impl Future<Output = T>) -> Option<T> {
     let answer = timeout(STORED_WITHIN, answer).await.ok();
     if answer.is_none() {

@@ -12,7 +12,7 @@ use crate::keys::is_name;
 /// What the ids of outputs begin with. Those of uploads begin with `file-`.
 const PREFIX: &str = "output-";
 
-/// The id of an output as a file: `output-INDEX-JOB`. It is the owner's alone, as the job's id is.
+/// The id of an output as a file: `output-INDEX-JOB`. Valid only for the job's owner, like the job's id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputId {
     pub index: u32,
@@ -20,11 +20,11 @@ pub struct OutputId {
 }
 
 impl OutputId {
-    /// `None` if a text has not the form of such an id.
+    /// `None` if the text is not such an id.
     pub fn parse(text: &str) -> Option<Self> {
         let (digits, job) = text.strip_prefix(PREFIX)?.split_once('-')?;
         let index: u32 = digits.parse().ok()?;
-        // An output has one id: neither `+1` nor `01` is an index.
+        // Every output has exactly one id, so `+1` and `01` are not valid indices.
         (index.to_string() == digits && is_name(job)).then(|| Self { index, job: job.to_owned() })
     }
 }
@@ -45,8 +45,8 @@ pub struct OutputFile {
     pub href: String,
 }
 
-/// The reference of an output, if it leads to what a worker wrote for this very job. A model may answer with any reference, also with one
-/// to the output of another caller: the name tells, because nobody else's job has it.
+/// The reference of an output, if a worker wrote the output for this very job. A model may return any reference, for example to another
+/// caller's output. The object's name tells: no other caller's job has the same name.
 fn own_uri<'a>(owners: &[OutputOwner], index: u32, output: &'a Output) -> Option<&'a str> {
     let Output::Uri(uri) = output else { return None };
     let reference = Reference::parse(uri).ok()?;
@@ -55,7 +55,7 @@ fn own_uri<'a>(owners: &[OutputOwner], index: u32, output: &'a Output) -> Option
     (is_own && reference.sha256.is_some()).then_some(uri)
 }
 
-/// The references of those outputs of a job that are its own, by index.
+/// The references of a job's own outputs in a store, by index.
 pub fn own_uris<'a>(
     owners: &[OutputOwner],
     outputs: impl Iterator<Item = Option<&'a Output>>,

@@ -1,5 +1,5 @@
-//! Records of unfinished jobs in a store of results, by which gateways that share the store answer for each other's jobs. The job's gateway
-//! removes the record when it has stored the end.
+//! Records of unfinished jobs in a result store. Gateways that share the store use them to answer for each other's jobs. A gateway removes
+//! its job's record after it has stored the end.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use vramq_schemas::topology::CLIENT_REPLIES;
 use crate::keys::is_name;
 use crate::storage::Storage;
 
-/// How long a record is kept at least: longer than any job is awaited.
+/// The least time for which a record is kept. Longer than any job is awaited.
 pub const KEPT_LEAST: Duration = Duration::from_secs(2 * 3600);
 
 /// An unfinished job.
@@ -23,11 +23,11 @@ pub struct Record {
     pub model: String,
     pub items: usize,
     pub created_at_ms: u64,
-    /// The digest of what was asked for.
+    /// The digest of the request.
     pub request_sha256: [u8; 32],
     /// Withdraws the job. A program that may read the store may read the job's results as well.
     pub secret: String,
-    /// Where the replies come, and stay until the job's end is stored.
+    /// The queue that receives the replies, and keeps them until the job's end is stored.
     pub reply_queue: String,
 }
 
@@ -71,7 +71,8 @@ pub async fn remove(storage: &Storage, owner: &str, id: &str) -> object_store::R
     }
 }
 
-/// A record is none if its reply queue is not one of a client: who may write to the place must not have any queue emptied.
+/// Reads a record. One is rejected unless its reply queue is a client's: otherwise whoever can write to the store could have any queue
+/// emptied.
 fn read(written: &Bytes) -> Option<Record> {
     let read = serde_json::from_slice::<Record>(written);
     let record =
@@ -92,7 +93,7 @@ pub(super) fn path(owner: &str, id: &str) -> Path {
     Path::from_iter([owner, &format!("{id}.open")])
 }
 
-/// The owner and id of a job's record, if something in the place has the name of one.
+/// The owner and id of the job whose record has this path, if it is the path of a record.
 pub(super) fn named(path: &Path) -> Option<(&str, &str)> {
     let (owner, name) = path.as_ref().split_once('/')?;
     let id = name.strip_suffix(".open")?;

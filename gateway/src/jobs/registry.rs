@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use super::entry::Entry;
 use crate::problem::Problem;
 
-/// What a finished job costs besides its results: entry, events, names.
+/// The memory of a finished job without its results: entry, events, names. In bytes.
 const ENTRY_BYTES: usize = 4 * 1024;
 
-/// The owner, and the id or key that the owner gave. A caller never sees another one's.
+/// The owner, and the id or key that the owner gave. Callers never see each other's jobs.
 type Key = (String, String);
 
-/// Invariant: unfinished jobs are bounded by the requests in flight and by the jobs of other gateways that are followed, finished ones by
-/// `bytes_max` and `keep`. When there are too many bytes, the jobs of the caller that has most of them go: a caller with large results
-/// must not push out those of others.
+/// Invariant: unfinished jobs are bounded by the requests in flight and by the followed jobs of other gateways; finished ones by
+/// `bytes_max` and `keep`. Beyond `bytes_max`, jobs of the caller with the most bytes are dropped, so that large results of one caller do
+/// not push out those of others.
 #[derive(Debug)]
 pub struct Jobs {
     bytes_max: usize,
@@ -51,7 +51,7 @@ struct Finished {
 #[derive(Debug)]
 pub enum Added {
     New,
-    /// The same was asked for before.
+    /// The same request was made before.
     Existing(Arc<Entry>),
 }
 
@@ -98,7 +98,7 @@ impl Jobs {
         Ok(Added::New)
     }
 
-    /// The job that a caller's id or idempotency key stands for already. Its answer needs no worker, and none of the inputs.
+    /// The job that a caller's id or idempotency key already stands for. To answer with it, neither a worker nor the inputs are needed.
     ///
     /// # Errors
     /// The id or key stands for another request.
@@ -120,7 +120,7 @@ impl Jobs {
         kept.by_id.get(&(owner.to_owned(), id.to_owned())).cloned()
     }
 
-    /// The job has ended: from now on it counts against the bounds.
+    /// Marks the job as finished: from now on it counts against the bounds.
     pub fn finish(&self, entry: &Arc<Entry>, idempotency_key: Option<&str>) {
         let bytes = ENTRY_BYTES + entry.state().bytes();
         let mut kept = self.kept();
@@ -145,7 +145,8 @@ impl Jobs {
         }
     }
 
-    /// Forgets a job that this gateway does not answer for: it was not published, or its end is known elsewhere. Its name may be used again.
+    /// Forgets a job that this gateway does not answer for, and frees its name. The job was not published, or another gateway knows its
+    /// end.
     pub fn forget(&self, entry: &Arc<Entry>, idempotency_key: Option<&str>) {
         self.kept().remove(entry, idempotency_key);
     }
@@ -161,13 +162,14 @@ impl Jobs {
         self.evict_all_old(&mut self.kept(), Instant::now());
     }
 
-    /// Jobs that can be asked for, and the bytes of those that have ended.
+    /// The number of known jobs, and the bytes of those that have ended.
     pub fn size(&self) -> (usize, usize) {
         let kept = self.kept();
         (kept.by_id.len(), kept.bytes)
     }
 
-    /// Forgets a caller's jobs that ended too long ago. Its requests see none of them; those of others wait for the next sweep.
+    /// Forgets a caller's jobs that ended too long ago, so that its requests never see them. Those of other callers wait for the next
+    /// sweep.
     fn evict_old(&self, kept: &mut Kept, owner: &str, now: Instant) {
         let is_old = |job: &Finished| now.saturating_duration_since(job.at) >= self.keep;
         while kept.oldest(owner).is_some_and(is_old) {
@@ -209,7 +211,7 @@ impl Kept {
         self.remove(&entry, idempotency_key.as_deref());
     }
 
-    /// Only this very job: its names may stand for a younger one.
+    /// Removes exactly this job: its names may stand for a younger one by now.
     fn remove(&mut self, entry: &Arc<Entry>, idempotency_key: Option<&str>) {
         let remove = |map: &mut HashMap<Key, Arc<Entry>>, name: &str| {
             let key = (entry.owner.clone(), name.to_owned());

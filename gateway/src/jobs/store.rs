@@ -1,5 +1,5 @@
-//! Results in a folder or an object store that several gateways share: each of them can answer for a job that has ended, also
-//! after the gateway that took it is gone.
+//! Results in a folder or an object store that several gateways share. Each of them can answer for a finished job, even after the gateway
+//! that published it is gone.
 
 use std::sync::{Arc, Once};
 use std::time::SystemTime;
@@ -18,10 +18,10 @@ use crate::off_runtime::off_runtime;
 use crate::storage::{Place, Storage};
 use crate::used::{Full, Used};
 
-/// Of a record so old a sweep asks whether its job has ended: most jobs have by then, and their records are gone.
+/// The age from which a sweep checks whether a record's job has ended. By then most jobs have ended, and their records are gone.
 const RECORD_OLD_S: u64 = 600;
 
-/// A claim so old is left behind: its gateway would have renewed it every few seconds.
+/// The age from which a claim was left behind: a gateway renews its claims every few seconds.
 const CLAIM_OLD_S: u64 = 600;
 
 /// Results of jobs that have ended, a file for each: in the folder of its caller, by the job's id.
@@ -29,15 +29,15 @@ const CLAIM_OLD_S: u64 = 600;
 pub struct ResultStore {
     storage: Storage,
     settings: ResultSettings,
-    /// Counted at each sweep; between them this gateway's own are added.
+    /// Recounted at each sweep. In between, only this gateway's own changes are added.
     used: Used,
-    /// A store that cannot claim names is reported once.
+    /// Logs once that the store cannot claim names.
     unclaimed: Once,
 }
 
 impl ResultStore {
-    /// Opens the place, and looks through a folder. An object store is not asked: one that is down must not keep the gateway from
-    /// starting, and the first periodic sweep looks through it.
+    /// Opens the store, and sweeps a folder. An object store is not contacted, because one that is down must not keep the gateway from
+    /// starting. The first periodic sweep reads it.
     ///
     /// # Errors
     /// The error of the file system.
@@ -62,7 +62,7 @@ impl ResultStore {
         Claimant::new(Arc::clone(&self.storage.objects), owner, id)
     }
 
-    /// A name cannot be claimed, because the store fails or has no way to: the job is published without a claim, as without a store.
+    /// Logs that a name cannot be claimed, because the store fails or does not support claims. The job is then published without a claim.
     pub fn cannot_claim(&self, error: &dyn std::fmt::Display) {
         self.unclaimed.call_once(|| {
             tracing::warn!(
@@ -73,11 +73,11 @@ impl ResultStore {
         });
     }
 
-    /// Stores a job's end. What cannot be stored stays in this gateway's memory, as without a store.
+    /// Stores a job's end. If that fails, the end is only in this gateway's memory.
     pub async fn put(&self, entry: &Entry, state: &State) {
         let path = path(&entry.owner, &entry.id);
         if !is_ours(&path) {
-            // An id that a caller made up, like that of an upload: no sweep would remove it.
+            // The caller chose an id in the form of an upload's. No sweep would remove its result.
             return;
         }
         let written = match view::written(entry, state).await {
@@ -114,17 +114,17 @@ impl ResultStore {
         }
     }
 
-    /// What is stored of a caller's job. If the store cannot be read there is nothing.
+    /// The stored job of a caller, as JSON. `None` also if the store cannot be read.
     pub async fn get(&self, owner: &str, id: &str) -> Option<Bytes> {
         self.read(owner, id).await.ok().flatten()
     }
 
-    /// The same, with the error of a store that cannot be read.
+    /// Like [`get`](Self::get), with an error if the store cannot be read.
     ///
     /// # Errors
-    /// The store fails, which is in the log.
+    /// The store fails; the error is already logged.
     pub async fn read(&self, owner: &str, id: &str) -> object_store::Result<Option<Bytes>> {
-        // No other text becomes part of a path.
+        // Only valid names become part of a path.
         if !is_name(id) {
             return Ok(None);
         }
@@ -136,7 +136,7 @@ impl ResultStore {
         found.inspect_err(|error| tracing::error!(%error, "cannot read a stored result")).map(Some)
     }
 
-    /// Removes what is too old, and counts the rest. What has no name of a result belongs to others, and is left alone.
+    /// Removes results, records and claims that are too old, and counts the others. Other objects are left alone.
     ///
     /// # Errors
     /// The listing ended early. What it had listed so far was handled.
@@ -156,7 +156,7 @@ impl ResultStore {
         Ok(())
     }
 
-    /// Removes a record that was left behind: the job's end was stored after it.
+    /// Removes a record that was left behind: its job's end was stored later than the record.
     async fn remove_if_ended(&self, left: &ObjectMeta) {
         let Some((owner, id)) = record::named(&left.location) else { return };
         let removed = match self.has_ended(owner, id, left).await {
@@ -169,8 +169,8 @@ impl ResultStore {
         }
     }
 
-    /// Whether the job of a record has ended since. A withdrawal is stored before the job ends: the gateway that repeats the withdrawal
-    /// needs the record until then.
+    /// Whether the job of a record has ended since the record was written. A stored withdrawal does not count, because it is stored before
+    /// the job ends, and the gateway that repeats the withdrawal needs the record until then.
     async fn has_ended(&self, owner: &str, id: &str, record: &ObjectMeta) -> object_store::Result<bool> {
         let path = path(owner, id);
         match self.storage.objects.head(&path).await {
@@ -205,8 +205,7 @@ fn path(owner: &str, id: &str) -> Path {
     Path::from_iter([owner, &format!("{id}.json")])
 }
 
-/// Whether something in the place has the name of a result, which is not that of an upload's description, of an unfinished job's record, or
-/// of a claim.
+/// Whether a path is that of a result, a record or a claim. The description of an upload is not: another sweep handles it.
 fn is_ours(path: &Path) -> bool {
     if record::named(path).is_some() || claim::is_named(path) {
         return true;
@@ -258,7 +257,7 @@ mod tests {
             assert!(other.get(owner, id).await.is_none(), "{owner} {id}");
             assert!(other.read(owner, id).await.unwrap().is_none(), "{owner} {id}");
         }
-        // A store that fails does not say that there is nothing.
+        // An unreadable store must not look like an empty one.
         std::fs::write(folder.path().join("file"), "no folder").unwrap();
         assert!(other.read("file", "job").await.is_err() && other.get("file", "job").await.is_none());
     }
@@ -270,7 +269,7 @@ mod tests {
         let record = record::sample("job");
         record.put(one.storage(), "a").await.unwrap();
         assert!(one.get("a", "job").await.is_none() && one.get("a", "job.open").await.is_none());
-        // Opened, it was swept.
+        // Opening the store swept it.
         let forgetful = store(folder.path(), 1 << 20, 0).await;
         assert_eq!(Record::find(forgetful.storage(), "a", "job").await.unwrap(), Some(record));
     }
@@ -365,7 +364,7 @@ mod tests {
         }
         let is_there = async |owner: &str, id: &str| one.get(owner, id).await.is_some();
         assert!(is_there("a", "1").await && is_there("b", "1").await && !is_there("a", "2").await);
-        // Another gateway counts what it finds, by owner, and no more when it is gone.
+        // Another gateway counts what it finds, by owner, and counts nothing for removed results.
         let other = shared(folder.path(), [1000, 300], 60).await;
         other.put(&entry_of("a", "2"), &State::Withdrawn).await;
         assert!(other.get("a", "2").await.is_none());

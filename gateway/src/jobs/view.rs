@@ -12,10 +12,10 @@ use super::output_files::{self, OutputFile};
 use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
 
-/// A job in a state, as JSON. The results are written once and straight: they may be many megabytes.
+/// Writes a job in a state as JSON. The results may be many megabytes, so they are written once, without an intermediate value.
 ///
 /// # Errors
-/// The results have no form in JSON.
+/// The results cannot be written as JSON.
 pub async fn written(entry: &Entry, state: &State) -> serde_json::Result<Vec<u8>> {
     let mut view = json!({
         "id": entry.id,
@@ -62,7 +62,7 @@ pub async fn written(entry: &Entry, state: &State) -> serde_json::Result<Vec<u8>
     }
 }
 
-/// Whether a job as [`written`] came from a request with this digest. Older versions did not write it: `None`.
+/// Whether a job as [`written`] came from a request with this digest. `None` if an older version wrote it without a digest.
 pub fn is_of_request(written: &[u8], fingerprint: &[u8; 32]) -> Option<bool> {
     #[derive(Deserialize)]
     struct OfRequest {
@@ -72,7 +72,7 @@ pub fn is_of_request(written: &[u8], fingerprint: &[u8; 32]) -> Option<bool> {
     Some(of_request.request_sha256? == hex(fingerprint))
 }
 
-/// The answer of a job as [`written`]; `None` of one without a complete result.
+/// The answer of a job as [`written`]; `None` if the job has no complete result.
 pub fn answer_of(written: &[u8]) -> Option<Answer> {
     #[derive(Deserialize)]
     struct Done {
@@ -135,7 +135,7 @@ pub fn failure_of(written: &[u8]) -> Option<Problem> {
     Some(Problem::of_code(&code, message))
 }
 
-/// The last event of a job as [`written`], its name and what it says; `None` of one that has not ended.
+/// The name and data of the last event of a job as [`written`]; `None` if the job has not ended.
 pub fn end_of(written: &[u8]) -> Option<(&'static str, Value)> {
     #[derive(Deserialize)]
     struct Ended {
@@ -168,7 +168,7 @@ pub fn end_of(written: &[u8]) -> Option<(&'static str, Value)> {
     }
 }
 
-/// The references of those outputs of a job as [`written`] that are in a store, and were the job's own when it ended; by index.
+/// The references to the own outputs, in a store, of a job as [`written`]. By index, as they were at the job's end.
 pub fn stored_uris(written: &[u8]) -> Vec<Option<String>> {
     #[derive(Default, Deserialize)]
     struct Ended {
@@ -209,7 +209,7 @@ fn with_outputs(
     Ok(written)
 }
 
-/// About what an output takes when it is written.
+/// The approximate bytes of an output as JSON.
 pub fn output_bytes(output: &Output) -> usize {
     match output {
         Output::Embedding(embedding) => 12 * embedding.values.len(),

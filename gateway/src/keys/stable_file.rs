@@ -1,10 +1,10 @@
-//! Finds out when the file of API keys has stopped changing. A file that is still being written may lack keys and yet have no fault.
+//! Detects when the file of API keys has stopped changing. A file that is still being written may lack keys without being invalid.
 
-/// Tells that a file has changed, and is complete: its text was the same at two looks in a row.
+/// Accepts a changed text only when two checks in a row saw the same text.
 #[derive(Debug)]
 pub(super) struct StableFile {
     known: Option<String>,
-    /// What is not known yet, and was there at the last look.
+    /// A changed text that only the last check has seen.
     seen: Option<String>,
 }
 
@@ -13,7 +13,7 @@ impl StableFile {
         Self { known, seen: None }
     }
 
-    /// Whether a text is new, and was the same at the look before.
+    /// Whether a text is new, and the check before saw the same text.
     pub(super) fn is_new(&mut self, text: &str) -> bool {
         if self.known.as_deref() == Some(text) {
             self.seen = None;
@@ -27,7 +27,7 @@ impl StableFile {
         true
     }
 
-    /// The file cannot be read: whatever comes next is new. Whether something was known.
+    /// The file cannot be read, so the next text counts as new. Returns whether a text was known.
     pub(super) fn forget(&mut self) -> bool {
         self.seen = None;
         self.known.take().is_some()

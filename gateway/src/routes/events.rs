@@ -28,7 +28,7 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// Proxies cut connections that say nothing for a minute.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Goes on after the event that the header `Last-Event-ID` names; ends after the job's last. Browsers then connect again, and the 204
+/// Resumes after the event that the header `Last-Event-ID` names, and ends after the job's last event. Browsers then reconnect, and the 204
 /// tells them that there is no more.
 pub async fn events(
     State(app): State<App>,
@@ -53,12 +53,12 @@ fn followed(app: &App, entry: Arc<Entry>, last: u64) -> Response {
     Sse::new(reader.stream()).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
 }
 
-/// Whether the event that a client goes on after is the job's end. The end that it has seen may be that of another run: then this one goes on.
+/// Whether the client resumes after the job's end. While the job runs, the end that the client has seen was that of an earlier run.
 fn has_seen_end(entry: &Entry, last: u64) -> bool {
     last == LAST_EVENT && entry.state().is_end()
 }
 
-/// The end of a job that another gateway took, as the store of results has it.
+/// The stored end of a job that another gateway published.
 async fn stored_end(job: Bytes, last: u64) -> Option<Response> {
     let (name, data) = off_runtime(job.len(), move || end_of(&job)).await?;
     if last == LAST_EVENT {
@@ -88,14 +88,14 @@ impl Reader {
         })
     }
 
-    /// `None` after the last.
+    /// The next event; `None` after the last.
     async fn next(&mut self) -> Option<entry::Event> {
         loop {
             if let Some(event) = self.waiting.pop_front() {
                 self.last = event.number;
                 return Some(event);
             }
-            // Seen first, so that nothing that happens meanwhile is missed.
+            // Read the state before the events, so that no later event is missed.
             let ended = self.watched.borrow_and_update().is_end();
             self.waiting = self.entry.events_after(self.last).into();
             if !self.waiting.is_empty() {

@@ -21,7 +21,7 @@ use crate::jobs::output_files::OutputId;
 use crate::observe::check_origin;
 use crate::problem::Problem;
 
-/// How long the fields before the file may take to come, each of them.
+/// How long each field before the file may take.
 const FIELD_MAX: Duration = Duration::from_secs(30);
 
 /// Fields before the file that are skipped: OpenAI's clients send `purpose`.
@@ -58,12 +58,12 @@ async fn store(
             let message = format!("more than {BEFORE_FILE_BYTES_MAX} bytes come before the field `file`");
             return Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message);
         }
-        // A stream that breaks off is a fault of the client, too.
+        // A stream that breaks off is the client's fault as well.
         let status = if e.status().is_server_error() { StatusCode::BAD_REQUEST } else { e.status() };
         Problem::new(status, "multipart", format!("the form is malformed: {e}"))
     };
     for _ in 0..FIELDS_MAX {
-        // What is left of the field before it is skipped.
+        // Skips the rest of the field before.
         let field = timeout(FIELD_MAX, form.next_field()).await.map_err(|_| too_slow())?;
         let Some(field) = field.map_err(malformed)? else { break };
         if field.name() != Some("file") {
@@ -116,7 +116,7 @@ async fn uploaded(
     asked: &DownloadRequest,
 ) -> Result<Response, Problem> {
     let view = files.view(owner, id).await?;
-    // An id stands for the same bytes for ever.
+    // The bytes of an id never change.
     let sent = FileFacts { media_type: view.media_type, bytes: view.bytes, etag: format!("\"{}\"", view.id) };
     let part = match asked.of(&sent) {
         Wanted::Whole => None,

@@ -9,7 +9,7 @@ use futures_util::StreamExt as _;
 /// The most bytes of a form before its file. Fields that clients send with a file, such as `purpose`, have some hundred.
 pub const BEFORE_FILE_BYTES_MAX: usize = 1024 * 1024;
 
-/// How far a form is that is read.
+/// Progress of reading a form.
 #[derive(Debug, Default)]
 pub struct BeforeFile {
     has_begun: AtomicBool,
@@ -17,7 +17,7 @@ pub struct BeforeFile {
 }
 
 impl BeforeFile {
-    /// A form's body. It breaks off when too much has come and the file has not [begun](Self::file_begins).
+    /// Wraps a form's body. The body breaks off if too much comes before the file has [begun](Self::file_begins).
     pub fn bound(self: &Arc<Self>, body: Body) -> Body {
         let (this, mut bytes) = (Arc::clone(self), 0_usize);
         let pieces = body.into_data_stream().map(move |piece| {
@@ -32,7 +32,7 @@ impl BeforeFile {
         Body::from_stream(pieces)
     }
 
-    /// From now on comes the file, which has a bound of its own.
+    /// The file begins; it has its own bound.
     pub fn file_begins(&self) {
         self.has_begun.store(true, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! The header `Idempotency-Key`: a caller's own name for a request, so that the same request twice is one job.
+//! The header `Idempotency-Key`: a caller's name for a request, so that repeating the request creates no second job.
 
 use axum::http::{HeaderMap, HeaderName};
 

@@ -33,7 +33,7 @@ use crate::trace::Trace;
 
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
-/// A job, as it is published; and how.
+/// The body of a request for a job.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobRequest {
@@ -122,7 +122,7 @@ async fn admitted(
     body: Body,
     permits: Permits,
 ) -> Result<Response, Problem> {
-    // A caller's own id says already which job it is.
+    // The caller's own id already identifies the job.
     let idempotency_key = if id.is_some() { None } else { idempotency_key(headers)? };
     let wait = wait_of(headers, app.config.limits.request);
     let parsed = body::json::<JobRequest>(app, caller, headers, body).await?;
@@ -142,7 +142,7 @@ async fn admitted(
         drop(parsed.room);
         return known_response(app, known, name.as_ref(), wait, &trace).await;
     }
-    // What costs little first: there may be 65,536 references to look up.
+    // Cheap checks first: there may be 65,536 references to look up.
     references::check(app, &inputs)?;
     app.check_model(caller, &model).await?;
     references::resolve(app, caller, &mut inputs).await?;
@@ -198,8 +198,8 @@ async fn known_response(
     }
 }
 
-/// Waits for a job's end for as long as its caller wants to. Then until the broker has the job or refuses it, at most
-/// `http.request_s`, and not beyond the end of a drain.
+/// Waits for a job's end for as long as its caller wants, then until the broker has confirmed or refused the job. The latter takes at most
+/// `http.request_s`. The end of a drain ends both.
 async fn follow(app: &App, entry: &Entry, wait: Option<Duration>) {
     let mut drain = app.drain.clone();
     let following = async {
@@ -212,7 +212,7 @@ async fn follow(app: &App, entry: &Entry, wait: Option<Duration>) {
     };
     tokio::select! {
         () = following => {}
-        // With the job's id in a 202 its caller can ask for the result; a job that is not confirmed gets none.
+        // A caller can use the id in a 202 to ask for the result elsewhere. An unconfirmed job gets no 202.
         Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {
             if matches!(entry.state(), JobState::Publishing) {
                 app.cut_off();
@@ -221,8 +221,8 @@ async fn follow(app: &App, entry: &Entry, wait: Option<Duration>) {
     }
 }
 
-/// 200 with the results, the status of its failure if it failed, 202 before its end, or the problem that kept the job from being published.
-/// A job that the broker has not confirmed gets no 202: it may never be published.
+/// 200 with the results, 202 before the job's end, or the status of the job's failure. Otherwise the problem that kept the job from being
+/// published. A job that the broker has not confirmed gets no 202, because it may never be published.
 async fn answer(entry: &Arc<Entry>, waited: Option<Duration>) -> Result<Response, Problem> {
     let state = entry.state();
     if let JobState::Failed(failure) = &state
@@ -242,7 +242,7 @@ async fn answer(entry: &Arc<Entry>, waited: Option<Duration>) -> Result<Response
     Ok(named(response, &entry.id, &entry.message_id, waited))
 }
 
-/// A job that has ended. One that failed has the status of its failure, and is not to be sent again.
+/// The response with a finished job. A failed job has the status of its failure, and must not be sent again.
 fn ended_response(failure: Option<&Problem>, written: Bytes) -> Response {
     let Some(failure) = failure else { return json_response(StatusCode::OK, written) };
     let mut response = json_response(failure.status, written);
@@ -250,7 +250,7 @@ fn ended_response(failure: Option<&Problem>, written: Bytes) -> Response {
     response
 }
 
-/// The gateway goes on publishing the job; whether the broker gets it is open.
+/// The gateway goes on publishing the job. Whether the broker will have it is unknown.
 fn unconfirmed(entry: &Entry) -> Problem {
     let message = format!(
         "the broker has not confirmed the job `{}` yet; it may still run, and GET /v1/jobs/{} says what became of it",
@@ -285,28 +285,28 @@ pub async fn read(
     Ok(read_response(written, reader))
 }
 
-/// `DELETE /v1/jobs/{id}`: withdraws the job, wherever it is. One that has ended stays as it is.
+/// `DELETE /v1/jobs/{id}`: withdraws the job, wherever it is. A finished job stays as it is.
 pub async fn delete(
     State(app): State<App>,
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> Result<Response, Problem> {
     let reader = match app.admit_reader(&caller) {
-        // Nothing is read for a job that this gateway has: it is withdrawn also if its caller reads as many results as it may.
+        // A job in this gateway's memory needs no reader's permit, so a caller without one left can still withdraw it.
         Err(_) if app.jobs.find(&caller.name, &id).is_some() => None,
         admitted => Some(admitted?),
     };
     let known = find(&app, &caller, &id).await?;
     if let Known::Here(entry) = &known {
         entry.withdraw();
-        // The job's task does it at once.
+        // The job's task reacts at once.
         entry.ended().await;
     }
     let reader = reader.map_or_else(|| app.admit_reader(&caller), Ok)?;
     Ok(read_response(written_of(known).await?, reader))
 }
 
-/// The response with a job, which is in memory until it is sent.
+/// The response with a job. The reader's permit is held until the response is sent.
 fn read_response(written: Bytes, reader: Permits) -> Response {
     let mut response = json_response(StatusCode::OK, written);
     response.extensions_mut().insert(UntilSent::new(reader));

@@ -17,20 +17,20 @@ use crate::keys::Caller;
 use crate::off_runtime::off_runtime;
 use crate::problem::Problem;
 
-/// Between looks for the job that another gateway publishes: at first short, because a publish takes milliseconds.
+/// The first interval between looks for a job that another gateway publishes. Short, because a publish takes milliseconds.
 const CLAIM_LOOK_FIRST: Duration = Duration::from_millis(5);
 const CLAIM_LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A caller's job.
 #[derive(Debug)]
 pub enum Known {
-    /// With its task on this gateway: it may belong to another one, and be followed here.
+    /// A job with a task on this gateway. The job may be another gateway's, which this one follows.
     Here(Arc<Entry>),
-    /// Ended, as it is stored.
+    /// A finished job, as stored.
     Stored(Bytes),
 }
 
-/// As [`find`], for routes that answer without the results: with the permit to have them in memory, which a stored job needs.
+/// Like [`find`], for routes that answer without the results. Returns the permit under which a stored job's results are in memory.
 ///
 /// # Errors
 /// As for [`find`], or the gateway is full, or the caller has its share.
@@ -46,11 +46,11 @@ pub async fn find_admitted(
     Ok((find(app, caller, id).await?, Some(reader)))
 }
 
-/// The caller's job, in memory, in the store of results, or with another gateway. A stored one comes with all of its results: who calls
-/// this holds a reader's permit, unless this gateway has the job.
+/// The caller's job, in memory, in the result store, or at another gateway. A stored job comes with all of its results, so the caller of
+/// this function holds a reader's permit, unless this gateway has the job.
 ///
 /// # Errors
-/// There is none, or this gateway does not know of it.
+/// The job does not exist, or this gateway does not know it.
 pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Known, Problem> {
     if let Some(entry) = app.jobs.find(&caller.name, id) {
         return Ok(Known::Here(entry));
@@ -62,7 +62,7 @@ pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Known, Problem
         if let Some(entry) = followed::find(app, caller, id).await? {
             return Ok(Known::Here(entry));
         }
-        // It may have ended meanwhile.
+        // The job may have ended in the meantime.
         if let Some(written) = results.get(&caller.name, id).await {
             return Ok(Known::Stored(written));
         }
@@ -75,25 +75,25 @@ pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<Known, Problem
 pub struct SameAs<'a> {
     pub app: &'a App,
     pub caller: &'a Caller,
-    /// `None`: nobody can ask for the same job again.
+    /// `None`: the same job cannot be asked for again.
     pub name: Option<&'a Name>,
     pub idempotency_key: Option<&'a str>,
     pub fingerprint: [u8; 32],
-    /// Whether a job that is stored as failed runs again.
+    /// Whether to run a job again that is stored as failed.
     pub failed_runs_again: bool,
 }
 
 /// What the name of a request stands for when its job is to be published.
 #[derive(Debug)]
 pub enum Named {
-    /// The same request at another gateway was first.
+    /// Another gateway published the same request first.
     Known(Known),
-    /// Nothing, and no other gateway publishes a job of this name while the claim is held; `None` without a name or a store.
+    /// No job. While the claim is held, no other gateway publishes a job of this name. `None` without a name or a store.
     New(Option<Claim>),
 }
 
 impl SameAs<'_> {
-    /// The job that the same request started before: its answer needs no worker, and none of the inputs.
+    /// The job that the same request started before. To answer with it, neither a worker nor the inputs are needed.
     ///
     /// # Errors
     /// The name stands for another request; or the job is another gateway's, and this one follows as many as it may.
@@ -104,7 +104,7 @@ impl SameAs<'_> {
             return Ok(Some(Known::Here(entry)));
         }
         let followed = followed::find_same(app, caller, name, fingerprint).await?;
-        // What has ended is stored also if it was another gateway's until now.
+        // A followed job may have ended and been stored in the meantime.
         let stored = earlier::find(app.results.as_ref(), caller, name, fingerprint).await?;
         if let Some(written) = stored
             && (!failed_runs_again || is_done(&written).await)
@@ -125,12 +125,12 @@ impl SameAs<'_> {
         let mut claimant = results.claimant(&caller.name, &name.id);
         let (since, mut pause) = (Instant::now(), CLAIM_LOOK_FIRST);
         loop {
-            // The store hangs: the job runs, as without a store.
+            // The store hangs, so the job runs as without a store.
             let Some((again, claimed)) = claimant.claim_in_time().await else { return Ok(Named::New(None)) };
             claimant = again;
             match claimed {
                 Ok(claim @ Some(_)) => {
-                    // Another gateway may have been through with it before the claim.
+                    // Another gateway may have published and finished the job before the claim.
                     return Ok(self.find().await?.map_or(Named::New(claim), Named::Known));
                 }
                 Ok(None) => {}
@@ -160,9 +160,9 @@ async fn is_done(written: &Bytes) -> bool {
     end.is_some_and(|(state, _)| state == "done")
 }
 
-/// Nothing was published by this request; whether the other gateway has published the job is open.
+/// This request published nothing. Whether the other gateway has published the job is unknown.
 fn claimed_elsewhere(name: &Name, claimant: &Claimant, waited: Duration) -> Problem {
-    // One that is gone is known after some seconds; one that is there may need as long again.
+    // A gateway that is gone is noticed after this time; one that is there may need as long again.
     let left = ABANDONED_AFTER.saturating_sub(claimant.silent_for());
     Problem::claimed(&name.id, left.max(waited))
 }

@@ -42,7 +42,7 @@ use crate::observe::observe;
 use crate::problem::{Problem, Retry};
 use crate::trace::Trace;
 
-/// Headers of answers that a page of another origin may read.
+/// Response headers that pages of other origins may read.
 const EXPOSED: [&str; 11] = [
     "accept-ranges",
     "content-range",
@@ -100,7 +100,7 @@ pub fn router(app: App) -> Router {
         .with_state(app)
 }
 
-/// A handler that panics is a bug, and costs its own request alone.
+/// A handler that panics is a bug, and fails only its own request.
 fn panicked(_: Box<dyn Any + Send + 'static>) -> Response {
     tracing::error!("a request's handler panicked: the request was answered with 500. Please report it");
     Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "bug", "a fault of this gateway")
@@ -116,7 +116,7 @@ fn cors(origins: &[String]) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(AllowOrigin::list(origins))
         .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
-        // Clients send headers of their own, such as `x-stainless-os`. No cookie counts here, so any may come.
+        // Clients send their own headers, such as `x-stainless-os`. Any may come, because the gateway uses no cookies.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers(EXPOSED.map(HeaderName::from_static))
 }
@@ -160,7 +160,7 @@ impl FromRequestParts<App> for Trace {
     }
 }
 
-/// Withdraws a job whose caller hung up: dropped before the end, the request is gone.
+/// Withdraws the job of a request that is dropped before its end, because its caller hung up.
 struct WithdrawOnDrop<'a> {
     entry: &'a Entry,
     armed: bool,
@@ -174,11 +174,11 @@ impl Drop for WithdrawOnDrop<'_> {
     }
 }
 
-/// Waits for a job's end on behalf of a caller that is connected. A job that can be asked for again is not withdrawn when the
-/// caller hangs up.
+/// Waits for a job's end on behalf of a connected caller. If the caller hangs up, the job is withdrawn unless the caller can ask for it
+/// again.
 ///
 /// # Errors
-/// It failed, did not end in time, or the gateway ends before it.
+/// The job failed or did not end in time, or the gateway ends first.
 pub async fn wait(
     app: &App,
     entry: &Entry,
@@ -197,7 +197,7 @@ pub async fn wait(
         }
         Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {
             app.cut_off();
-            // Other gateways take on what can be asked for again, if they can know of it.
+            // Other gateways can take over a job that its caller may ask for again, if they know of it.
             guard.armed = !may_come_again || app.adoption.is_none();
             let message = match guard.armed {
                 true => "this gateway is stopping; the job was withdrawn",

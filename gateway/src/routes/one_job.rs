@@ -41,11 +41,11 @@ pub struct Call {
     trace: Trace,
     headers: HeaderMap,
     body: Body,
-    /// Those of the request, once it is admitted.
+    /// The request's permits, once it is admitted.
     admitted: Arc<OnceLock<Permits>>,
 }
 
-/// Which model: TEI's clients name none, for a TEI has only one.
+/// The model of a request. TEI's clients name none, because a TEI server has only one.
 #[derive(Debug, Deserialize)]
 pub struct ModelQuery {
     pub(super) model: Option<String>,
@@ -135,7 +135,7 @@ impl Admitted {
         inputs: Vec<Input>,
         params: Params,
     ) -> Result<(Arc<Entry>, Arc<Answer>), Problem> {
-        // The same body asks for something else on another route, or of another model.
+        // The digest covers route and model as well: there the same body asks for something else.
         let asked = format!("{}\n{model}", self.route);
         let fingerprint: [u8; 32] =
             Sha256::new().chain_update(self.digest).chain_update(asked).finalize().into();
@@ -170,7 +170,7 @@ impl Admitted {
                     let entry = Entry::new(name.id, name.message_id, owner, model, items, fingerprint);
                     return Ok((Arc::new(entry), Arc::new(answer)));
                 }
-                // It cannot be read: the job runs, as without a store.
+                // The stored job cannot be read, so the job runs as without a store.
                 None
             }
             Named::New(claim) => claim,

@@ -87,7 +87,7 @@ async fn embed(call: Call) -> Result<Response, Problem> {
     let inputs =
         off_runtime(bytes, move || texts(input, &app.config.limits, app.config.vocabulary.as_deref()));
     let inputs = inputs.await?;
-    // A token id may stand for a long text.
+    // The texts of token ids may be longer than the body.
     call.hold(text_bytes(&inputs))?;
     let params = embedding_params(&call.app.config, &model, dimensions, prompt_name)?;
     let (entry, answer) = call.run(model, inputs, params).await.map_err(refused_by_model)?;
@@ -123,8 +123,7 @@ pub fn embedding_params(
     Ok(params)
 }
 
-/// Only the model knows what is wrong with an input or a parameter. The request is wrong in any case, and these APIs say so with
-/// a 400.
+/// Turns a model's rejection of an input or a parameter into a 400, the status that these APIs use for any wrong request.
 pub fn refused_by_model(mut problem: Problem) -> Problem {
     if problem.code == Reason::InvalidInput.as_str() {
         problem.status = StatusCode::BAD_REQUEST;
@@ -188,8 +187,8 @@ pub fn vectors(outputs: &[Output]) -> Result<Vec<Vec<f32>>, Problem> {
     outputs.iter().map(vector).collect()
 }
 
-/// The first `dimensions` elements, of length 1 again: for models that were trained for it. The encoder has done it already; a
-/// program as a model may have left it.
+/// The first `dimensions` elements, scaled to length 1 again, for models trained for that. The encoder has done so already; a program as a
+/// model may not have.
 pub fn shorten(mut vector: Vec<f32>, dimensions: Option<usize>) -> Result<Vec<f32>, Problem> {
     let Some(dimensions) = dimensions.filter(|dimensions| *dimensions != vector.len()) else {
         return Ok(vector);

@@ -31,7 +31,7 @@ pub fn texts(input: Value, limits: &Limits, vocabulary: Option<&Vocabulary>) -> 
     if list.is_empty() {
         return invalid("`input` is an empty list".to_owned());
     }
-    // What is decoded is no larger than bodies may be.
+    // The decoded texts together are no larger than a body may be.
     let mut room = limits.body_bytes;
     if list[0].is_number() {
         return Ok(vec![Input::Text(decoded(&list, vocabulary, &mut room)?)]);

@@ -24,10 +24,10 @@ use crate::problem::Problem;
 /// The digest of what is sent (RFC 9530).
 const REPR_DIGEST: HeaderName = HeaderName::from_static("repr-digest");
 
-/// About what reading a reference costs, in bytes of JSON.
+/// The approximate cost of reading a reference, in bytes of JSON.
 const URI_BYTES: usize = 256;
 
-/// What is known of it.
+/// Describes an output as a file.
 ///
 /// # Errors
 /// The caller's jobs have no such output in a store, or this gateway does not find it.
@@ -47,8 +47,8 @@ pub async fn view(app: &App, caller: &Caller, id: &OutputId) -> Result<FileView,
     })
 }
 
-/// Its bytes, or a part of them. If all are sent, the connection breaks before the last of them unless they are those that the worker
-/// wrote. Who puts parts together compares the digest.
+/// The output's bytes, or a part of them. A whole download breaks off before its last piece if the bytes are not those that the worker
+/// wrote. Parts are not checked: the client compares the digest when it has all of them.
 ///
 /// # Errors
 /// As for [`view`].
@@ -100,7 +100,7 @@ pub fn delete(id: &OutputId) -> Problem {
     Problem::new(StatusCode::CONFLICT, "output", message)
 }
 
-/// The store of outputs, for the one that a caller has the right to.
+/// The store that holds an output, if this gateway reads one.
 ///
 /// # Errors
 /// There is none.
@@ -154,8 +154,8 @@ fn not_stored(OutputId { index, job }: &OutputId) -> Problem {
     Problem::not_found(&format!("output {index} of the job `{job}` in a store"))
 }
 
-/// Outputs that are inputs of one request. A job is looked up once for all of its outputs: there may be many, and they are read from a
-/// store.
+/// Looks up outputs that are inputs of one request. Each job is read from the store only once, however many of its outputs the request
+/// names.
 #[derive(Debug)]
 pub struct Inputs<'a> {
     pub app: &'a App,

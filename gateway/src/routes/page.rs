@@ -15,7 +15,7 @@ use super::Authenticated;
 use crate::app::App;
 use crate::problem::Problem;
 
-/// Scripts, styles and requests from the gateway alone.
+/// The content security policy: scripts, styles and requests only from the gateway itself.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -74,7 +74,7 @@ pub async fn status(State(app): State<App>, Authenticated(caller): Authenticated
     let names: Vec<_> =
         app.link.fleet().models(now).into_keys().filter(|name| caller.may_use(name)).collect();
     for name in &names {
-        // Counted for the answer below. A broker that does not answer is not asked for each model: the last counts are shown.
+        // Refreshes the count. If the broker does not answer for one model, the others are not asked: the answer has their last counts.
         if app.link.depth(name).await.is_err() {
             break;
         }

@@ -17,7 +17,7 @@ pub fn wait_of(headers: &HeaderMap, most: Duration) -> Option<Duration> {
         }
         let digits = value.trim().trim_matches('"');
         let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-        // More than a number holds is more than requests may wait.
+        // A number too large for `u64` is larger than any wait.
         is_number.then(|| digits.parse().unwrap_or(u64::MAX))
     })?;
     Some(Duration::from_secs(seconds).min(most))

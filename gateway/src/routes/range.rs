@@ -44,8 +44,8 @@ impl DownloadRequest {
         self.method == Method::GET && self.headers.contains_key(header::RANGE)
     }
 
-    /// The bytes that are wanted of a file. A range that is malformed, of another unit, or one of several counts as none, as the RFC
-    /// has it; so does one of a file that is not the same any more.
+    /// The part of the file that the request wants. Per the RFC, a malformed range, one of another unit, and a list of ranges count as
+    /// none. So does the range of a file that has changed.
     pub fn of(&self, file: &FileFacts) -> Wanted {
         let is_same = |validator: &HeaderValue| validator.as_bytes() == file.etag.as_bytes();
         if !self.has_range() || !self.headers.get(header::IF_RANGE).is_none_or(is_same) {
@@ -77,7 +77,7 @@ fn wanted(asked: &str, bytes: u64) -> Option<Wanted> {
     Some(if part.is_empty() { Wanted::Nothing } else { Wanted::Part(part) })
 }
 
-/// More than a number holds is more than a file has.
+/// A number too large for `u64` is beyond the end of any file.
 fn number(digits: &str) -> Option<u64> {
     let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
     is_number.then(|| digits.parse().unwrap_or(u64::MAX))

@@ -1,4 +1,4 @@
-//! References among the inputs of a job: to uploads, to outputs of jobs, and to what is elsewhere. Workers get none that leads to what
+//! References among the inputs of a job: to uploads, to outputs of jobs, and to other servers. No worker gets a reference to something that
 //! belongs to another caller.
 
 use std::collections::{BTreeSet, HashMap};
@@ -14,8 +14,8 @@ use crate::jobs::output_files::OutputId;
 use crate::keys::Caller;
 use crate::problem::Problem;
 
-/// Refuses references that are wrong in themselves, without looking any of them up. A caller's own `file:` references are wrong: they would
-/// name the files of a worker's machine. So are those into the places of results, uploads and outputs: of another caller, too.
+/// Rejects references that are wrong in themselves, without looking any of them up. A caller's `file:` reference is wrong, because it would
+/// name a file of the worker's machine. So is one into the stores of results, uploads and outputs, because it could name another caller's.
 ///
 /// # Errors
 /// One of them is wrong.
@@ -38,7 +38,7 @@ pub fn check(app: &App, inputs: &[Input]) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Puts the workers' reference in the place of an upload's or output's id. For inputs that were [`check`]ed.
+/// Replaces each id of an upload or an output by the reference for workers. The inputs have passed [`check`].
 ///
 /// # Errors
 /// The caller has no such upload, or no such output.
@@ -75,17 +75,17 @@ async fn uploads(app: &App, caller: &Caller, inputs: &[Input]) -> Result<HashMap
     }
 }
 
-/// Whether a caller's reference to what is elsewhere may go to workers.
+/// Whether a caller's reference to another server may go to workers.
 fn is_allowed(app: &App, uri: &str) -> bool {
     Url::parse(uri).is_ok_and(|url| names_another_machine(uri, &url) && !keeps(app, &url))
 }
 
-/// Whether a reference is a URL that is not a file's, read as workers read it: the parser drops blanks, tabs and line ends.
+/// Whether a reference is a URL other than of a file. Read as workers read it: the parser drops spaces, tabs and line ends.
 fn names_another_machine(uri: &str, url: &Url) -> bool {
     uri.contains("://") && url.scheme() != "file"
 }
 
-/// Whether a URL leads to what belongs to one caller: results, uploads, outputs.
+/// Whether a URL leads into a store of results, uploads or outputs, each of which belongs to one caller.
 fn keeps(app: &App, url: &Url) -> bool {
     let (results, files) =
         (app.results.as_ref().map(ResultStore::storage), app.files.as_ref().map(FileStore::storage));

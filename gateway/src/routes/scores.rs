@@ -23,7 +23,7 @@ pub struct RerankRequest {
     raw_scores: bool,
     #[serde(default)]
     return_text: bool,
-    /// Read so that a value of another type is refused. Texts are cut as the model's own files say.
+    /// Parsed only to reject a value of another type. Texts are cut as the model's own files say.
     #[serde(rename = "truncate")]
     _truncate: Option<bool>,
 }
@@ -43,7 +43,7 @@ pub struct PredictRequest {
     inputs: PredictInputs,
     #[serde(default)]
     raw_scores: bool,
-    /// Read so that a value of another type is refused. Texts are cut as the model's own files say.
+    /// Parsed only to reject a value of another type. Texts are cut as the model's own files say.
     #[serde(rename = "truncate")]
     _truncate: Option<bool>,
 }
@@ -130,8 +130,8 @@ fn pair(query: &str, document: &str) -> Input {
     Input::Json(json!({"query": query, "document": document}).into())
 }
 
-/// What the pairs of a query and each text take: every pair has the query, so that a large one and many texts are far more than the
-/// request was.
+/// The bytes of all pairs of the query with a text. Every pair repeats the query, so a large query with many texts takes far more than the
+/// request.
 ///
 /// # Errors
 /// More than a job may have.
@@ -173,8 +173,8 @@ fn labels(output: &Output) -> Result<Value, Problem> {
     }
 }
 
-/// A model of another kind takes no pairs, or not these parameters. The gateway cannot tell that from an input that a model of the right
-/// kind refuses: the model's own words do.
+/// Explains a rejection by the model. A model of another kind accepts no pairs, or not these parameters; the gateway cannot tell that from
+/// a wrong input for a model of the right kind, so it quotes the model.
 fn refused_by_model(mut problem: Problem, what: &str) -> Problem {
     if problem.code == Reason::InvalidInput.as_str() {
         problem.status = StatusCode::FAILED_DEPENDENCY;

@@ -1,15 +1,15 @@
-//! Reads a field that has texts or lists of token ids. What can be neither is read and not kept: many small objects take a hundred times
-//! the memory of their text.
+//! Parses a field that has texts or lists of token ids. Values that are neither are read but dropped, because many small objects would take
+//! a hundred times the memory of their text.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// A list of lists of token ids. Lists within them are no input.
+/// The deepest nesting of lists: a list of lists of token ids.
 const LISTS_MAX: u32 = 2;
 
-/// Reads the field, for `deserialize_with`. Objects have lost their fields, and lists below [`LISTS_MAX`] their items.
+/// Parses the field, for `deserialize_with`. Objects lose their fields, and lists nested deeper than [`LISTS_MAX`] their items.
 ///
 /// # Errors
 /// It is no value.
@@ -17,7 +17,7 @@ pub fn texts_or_ids<'de, D: Deserializer<'de>>(field: D) -> Result<Value, D::Err
     Shallow { lists: 0 }.deserialize(field)
 }
 
-/// Reads a value that is in so many lists.
+/// Reads a value inside this many lists.
 #[derive(Clone, Copy)]
 struct Shallow {
     lists: u32,
@@ -73,7 +73,7 @@ impl<'de> Visitor<'de> for Shallow {
             while let Some(item) = items.next_element_seed(within)? {
                 kept.push(item);
             }
-            // A list of one id has room for four.
+            // A new list has room for four items, so many lists of one id would waste memory.
             kept.shrink_to_fit();
         } else {
             while items.next_element::<IgnoredAny>()?.is_some() {}

@@ -22,7 +22,7 @@ pub struct EmbedSparseRequest {
     #[serde(deserialize_with = "texts_or_ids")]
     inputs: Value,
     prompt_name: Option<String>,
-    /// Read so that a value of another type is refused. Texts are cut as the model's own files say.
+    /// Parsed only to reject a value of another type. Texts are cut as the model's own files say.
     #[serde(rename = "truncate")]
     _truncate: Option<bool>,
 }

@@ -31,7 +31,7 @@ pub struct EmbedRequest {
     normalize: Option<bool>,
     prompt_name: Option<String>,
     dimensions: Option<usize>,
-    /// Read so that a value of another type is refused. Texts are cut as the model's own files say.
+    /// Parsed only to reject a value of another type. Texts are cut as the model's own files say.
     #[serde(rename = "truncate")]
     _truncate: Option<bool>,
 }
@@ -55,7 +55,7 @@ async fn embeddings(call: Call) -> Result<Response, Problem> {
     })
 }
 
-/// How much there was to do, and how long it took, as text-embeddings-inference's headers say it.
+/// The headers in which text-embeddings-inference reports the size and the duration of a request.
 pub(super) fn figures(answer: &Answer) -> Vec<(HeaderName, HeaderValue)> {
     [
         ("x-compute-tokens", answer.tokens),
@@ -92,10 +92,10 @@ async fn render(
     Ok(response)
 }
 
-/// TEI's default. Changes nothing where the model's own modules do it.
+/// Scales a vector to length 1, as TEI does by default. Changes nothing if the model's own modules have done so.
 fn to_unit_length(mut vector: Vec<f32>) -> Vec<f32> {
     let squares = vector.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>();
-    // Of a vector that has it already, not even the last bit changes.
+    // A vector that already has length 1 stays the same to the last bit.
     if squares > 0.0 && (squares - 1.0).abs() > 1e-5 {
         let length = squares.sqrt();
         vector.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
@@ -171,7 +171,7 @@ fn model_of(
     }
 }
 
-/// `GET /info`. What workers do not tell is null.
+/// `GET /info`. Fields that workers do not report are null.
 pub async fn info(
     State(app): State<App>,
     Authenticated(caller): Authenticated,

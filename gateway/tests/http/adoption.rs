@@ -54,8 +54,8 @@ impl Shared {
         assert_eq!(self.setup.messages("vramq.dead.echo").unwrap_or(0), 0);
     }
 
-    /// The worker ran so many jobs, one of which was withdrawn: none ran twice. A worker that was stopped may have read the withdrawn job
-    /// before its withdrawal, and then it has run it, too.
+    /// The worker ran this many jobs, one of which was withdrawn, and none twice. A stopped worker may have read the withdrawn job before
+    /// its withdrawal. Then it has run that job as well.
     fn each_ran_once(&self, jobs: u64) {
         let counted = || Some((self.setup.counter("answered")?, self.setup.counter("withdrawn")?));
         until("each job ran once", || {
@@ -140,7 +140,7 @@ fn another_gateway_follows_a_job_while_its_own_is_there() {
         assert_eq!(milestones(&events(gateway, "one", None)).last(), Some(&"done"));
         assert_eq!(ended(gateway, "two")["state"], "withdrawn");
     }
-    // Whoever sent the end, nobody sends it again.
+    // Whichever gateway sent the end, none sends it again.
     for sender in [own, other] {
         let end = events(sender, "one", None).pop().unwrap().0;
         for gateway in [own, other] {
@@ -217,7 +217,7 @@ fn between_two_parts_one_gateway_after_the_other_is_killed() {
     tickets.give(1).unwrap();
     until_items_done(shared.gateway(1), "long", 2);
     let mut resumed = Events::of(shared.gateway(1), "long", Some(part.0));
-    // Of parts that come together one event tells.
+    // One event reports all parts that come together.
     let part = resumed.find(|(_, name, data)| name == "part" && data["items_done"] == 2).unwrap();
     shared.kill(1);
     tickets.give(1).unwrap();
@@ -236,7 +236,7 @@ fn a_gateway_that_comes_back_gets_its_replies_back() {
     assert_eq!(put(own, "long", &job, "respond-async").0, 202);
     tickets.give(1).unwrap();
     until_items_done(own, "long", 1);
-    // Away for longer than others wait, and alive.
+    // Stopped for longer than others wait, but alive.
     own.program.signal("STOP");
     cut(&shared.setup, own);
     until_items_done(other, "long", 1);

@@ -10,7 +10,7 @@ use vramq_tests::pass_tickets::PassTickets;
 
 use crate::harness::{Answer, DEADLINE, ECHO, Gateway, Setup, until};
 
-/// Jobs that the worker answers in a second, of those that get one pass each.
+/// Jobs per second that the worker answers when each job needs a pass.
 const JOBS_PER_S: u32 = 4;
 
 /// Jobs in its queue at the start.
@@ -19,15 +19,15 @@ const JOBS: u64 = 120;
 /// Jobs of much more than a minute, and fewer than two callers may have in flight.
 const JOBS_OF_MINUTES: u64 = 440;
 
-/// Jobs that are answered before the estimate is judged: the rate is the average of some heartbeats, the first of which saw the worker
-/// begin.
+/// Jobs that are answered before the estimate is judged: the rate averages some heartbeats, and during the first one the worker had just
+/// started.
 const JOBS_BEFORE: u64 = 40;
 
 fn job() -> Value {
     json!({"model": ECHO, "inputs": ["x"]})
 }
 
-/// A refusal that a client obeys: it names its bound and when to come again.
+/// Asserts a refusal that a client can obey: it names its bound and when to retry.
 fn assert_overloaded(answer: &Answer, code: &str) {
     assert_eq!((answer.status, &answer.json()["error"]["code"]), (429, &json!(code)), "{answer:?}");
     assert!((1..=60).contains(&retry_after(answer)) && answer.header("x-should-retry") == Some("true"));
@@ -40,7 +40,7 @@ fn retry_after(answer: &Answer) -> u64 {
         .unwrap_or_else(|| panic!("{answer:?}"))
 }
 
-/// Requests of all callers, and of one of them: jobs that have not ended count.
+/// Limits requests in total and per caller. Unfinished jobs count.
 #[test]
 fn requests_in_flight_are_bounded() {
     let mut setup = Setup::new();
@@ -64,7 +64,7 @@ fn requests_in_flight_are_bounded() {
         for path in ["/v1/jobs", "/v1/embeddings"] {
             assert_overloaded(&gateway.post(path, &job()), code);
         }
-        // Others are as much in flight; what takes nobody's place goes on.
+        // Other callers get 429 as well. Requests that need no place are still served.
         assert_eq!((gateway.get("/v1/models").status, gateway.get("/readyz").status), (200, 200));
         assert_eq!(setup.messages("vramq.jobs.echo"), Some(published), "nothing was published");
     }
@@ -94,7 +94,7 @@ fn connections_are_bounded() {
         let eighth = until("the last place is free", || {
             let mut stream = connect();
             stream.set_read_timeout(Some(DEADLINE)).unwrap();
-            // Closed, or reset: it has no place. One that has is answered, and keeps its place.
+            // Closed or reset: the connection has no place. A connection with a place is answered, and keeps its place.
             let mut answer = [0; ANSWERED.len()];
             let asked = stream.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n");
             let is_answered = asked.and_then(|()| stream.read_exact(&mut answer)).is_ok();
@@ -138,7 +138,8 @@ fn a_queue_that_is_too_long_says_when_it_will_be_short_enough() {
     panic!("what the answers said, and how long it took, in seconds: {misses:?}");
 }
 
-/// One pass for each job, and so many passes a second: the seconds that each gateway tells whom it refuses, and those that it takes.
+/// Gives each job one pass, at a fixed rate. Returns the seconds that each gateway named in its refusal, and the seconds until a gateway
+/// accepted a job.
 fn told_and_waited() -> (Vec<u64>, f64) {
     let mut setup = Setup::new();
     let mut tickets = PassTickets::unannounced().unwrap();
@@ -168,7 +169,7 @@ fn told_and_waited() -> (Vec<u64>, f64) {
     measured
 }
 
-/// A worker that had little to do has shown little of what it can do. One that stands still during the burst shows that it is slow.
+/// A worker that had little to do has not shown its capacity. When it stands still during the burst, its estimated rate falls.
 #[test]
 fn a_burst_after_a_quiet_time_is_taken() {
     let mut refused = Vec::new();
@@ -201,7 +202,7 @@ fn refused_of_a_burst() -> Option<(usize, Answer)> {
     burst.find(|(_, answer)| !matches!(answer.status, 200 | 202))
 }
 
-/// Clients of OpenAI obey no longer wait than a minute, and come again at once if they are told of one.
+/// OpenAI's clients obey waits of at most a minute, and retry at once if they are told a longer one.
 #[test]
 fn a_refusal_says_a_minute_at_most() {
     let mut setup = Setup::new();
@@ -229,14 +230,14 @@ fn while_jobs_are_answered(setup: &Setup, tickets: &mut PassTickets, then: impl 
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                // A worker that stood still does not run all at once what it missed: its rate would be another one.
+                // After a standstill the worker must not run all missed passes at once: that would change the rate.
                 if tickets.left().unwrap() == 0 {
                     tickets.give(1).unwrap();
                 }
                 std::thread::sleep(Duration::from_secs(1) / JOBS_PER_S);
             }
         });
-        // Ended also by a failed assertion.
+        // Also ends when an assertion fails.
         let _over = Over(&is_over);
         until("the rate is known", || setup.counter("answered").filter(|answered| *answered >= JOBS_BEFORE));
         then();

@@ -44,7 +44,7 @@ fn openais_client_for_node_gets_the_models_vectors() {
     }
 }
 
-/// What OpenAI's clients make of an error: its class, the status, and how many requests one has sent. Both make the same of it.
+/// What OpenAI's clients report of an error: its class, the status, and how many requests a client sent. Both clients must agree.
 fn error(gateway: &Gateway, key: &str, model: &str) -> (String, u64, f64) {
     let sent = || gateway.metric("vramq_gateway_requests_total", "route=\"/v1/embeddings\"");
     let key = key.trim_start_matches("Bearer ");
@@ -76,7 +76,7 @@ fn openais_client_does_not_send_again_what_would_fail_again() {
     // Every pass runs out of memory: a text does not fit even alone.
     setup.worker(&[MINILM], &["--set", "device.cpu.fault=above=1"]);
     setup.worker(&[ECHO], &[]);
-    // It knows no word `x`.
+    // The model rejects the word `x`.
     program_model::start(&mut setup);
     let (path, keys) = key_file(setup.folder.path(), &[("all", ""), ("some", "models = [\"other\"]")]);
     for _ in 0..2 {
@@ -96,7 +96,7 @@ fn openais_client_does_not_send_again_what_would_fail_again() {
     ] {
         assert_eq!(error(setup.next(), key, model), outcome, "{model}");
     }
-    // Those of both clients; of the echo model, an answer that is not a vector.
+    // The dead letters of both clients. The echo model leaves none: its answer was only not a vector.
     for (model, letters) in [(MINILM, 2), (SERVED, 2), (ECHO, 0)] {
         let queue = format!("vramq.dead.{model}");
         until("the dead letters are there", || (setup.messages(&queue) == Some(letters)).then_some(()));
@@ -108,7 +108,8 @@ fn openais_client_sends_again_what_may_succeed() {
     let mut setup = Setup::new();
     let small = [
         "--set",
-        // One more than those of a worker that stands still: a job of each client at each gateway.
+        // Two clients at two gateways publish four jobs while the worker, which holds one or two of them, is stopped. With one more job the
+        // queue is full.
         "broker.queue_length_max=3",
         "--set",
         "broker.queue_type=classic",

@@ -96,8 +96,8 @@ fn idle_and_slow_connections_take_little_and_hold_up_nobody() {
 /// Connections of one kind that [`slow_connections_are_closed_while_others_are_served`] makes.
 const SLOW_OF_EACH: usize = 50;
 
-/// Which gateway a slow caller calls, what it begins with, and what it goes on with; and the status that it gets in the end, if it
-/// gets one.
+/// A slow caller: the number of its gateway, the beginning of its request, the text that it repeats, and the status that it gets in the
+/// end, if any.
 type Slow = (usize, &'static str, &'static str, Option<&'static str>);
 
 const SLOW: [Slow; 8] = [
@@ -106,7 +106,7 @@ const SLOW: [Slow; 8] = [
     (0, "GET /livez HTTP/1.1\r\nX: ", "x", None),
     (0, SLOW_BODY, "", Some("408")),
     (1, SLOW_BODY, " ", Some("408")),
-    // The first gateway takes no files, and does not wait for what it refuses.
+    // The first gateway takes no files, so it refuses the form without waiting for it.
     (0, SLOW_FORM, "x", Some("404")),
     (1, SLOW_FIELD, "", Some("408")),
     (1, SLOW_FIELD, "x", Some("408")),

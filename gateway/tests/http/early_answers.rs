@@ -67,7 +67,7 @@ fn a_client_that_still_sends_gets_its_answer_and_keeps_its_connection() {
     }
 }
 
-/// It would take a broken connection for a fault of the network, and send the request again.
+/// A client takes a broken connection for a network fault, and sends the request again.
 #[test]
 fn openais_client_for_node_learns_that_a_request_is_too_large() {
     let mut setup = Setup::new();

@@ -126,7 +126,7 @@ fn token_ids_are_the_texts_that_they_stand_for() {
         refused.status == 400 && refused.text.contains("check_embedding_ctx_length=False"),
         "{refused:?}"
     );
-    // Texts that are decoded take room like those that are sent: of each there may be so much, of both together not.
+    // Decoded texts take memory like sent ones. Each of the two inputs fits alone, but not both in one request.
     setup.gateway(&["--set", &setting, "--set", "http.body_mib_max=1", "--set", "http.bodies_mib_max=1"]);
     setup.wait_for_models(&[MINILM]);
     for (input, status) in [(json!([&long]), 200), (json!([[20]]), 200), (json!([&long, [20]]), 413)] {

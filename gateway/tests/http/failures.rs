@@ -123,7 +123,7 @@ fn a_retry_with_its_idempotency_key_gets_the_result_of_the_first_one() {
         request.set("content-type", "application/json").send_string(&body.to_string()).map_err(Box::new)
     };
     setup.workers[0].signal("STOP");
-    // Clients that lose patience, and their connection. The jobs go on: they can be asked for again.
+    // Clients time out and hang up. Their jobs go on, because clients can ask for them again.
     std::thread::scope(|scope| {
         for n in 0..20 {
             let send = &send;

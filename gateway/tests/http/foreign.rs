@@ -10,7 +10,7 @@ const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/http");
 
 /// Runs Python with a program of this folder, or with `-m` and a module, and with arguments. What it prints.
 pub fn python(arguments: &[&str]) -> String {
-    // What a tool leaves behind, it leaves there.
+    // Tools may leave files in their current folder.
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = clean(Path::new(&required("VRAMQ_TEST_PYTHON")));
     let with_path = |argument: &&str| match argument.ends_with(".py") {

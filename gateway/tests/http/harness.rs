@@ -15,8 +15,8 @@ pub use crate::processes::{Program, clean};
 /// How long a condition may take to come true: far beyond what a loaded machine needs.
 pub const DEADLINE: Duration = Duration::from_secs(90);
 
-/// Seconds between the AMQP heartbeats of workers. The broker closes a connection that is silent for two of them, and many tests stop
-/// a worker for longer than two of the default bear on a slow machine.
+/// Seconds between the AMQP heartbeats of workers. The broker closes a connection after two silent intervals. Many tests stop a worker for
+/// longer than two default intervals on a slow machine.
 const AMQP_HEARTBEAT_S: u32 = 60;
 
 /// The name of the real model in tests.
@@ -62,7 +62,7 @@ impl Setup {
         Self::at(server.to_owned(), required("VRAMQ_TEST_MANAGEMENT_URL"))
     }
 
-    /// The same on a node that the test has for itself, and may ruin.
+    /// A vhost on a node of the test's own, which the test may break.
     pub fn on(node: &Node) -> Self {
         let broker = node.broker();
         Self::at(broker.url("").trim_end_matches('/').to_owned(), broker.management.clone())
@@ -187,7 +187,7 @@ impl Setup {
         &self.gateways[self.turn.fetch_add(1, Ordering::Relaxed) % self.gateways.len()]
     }
 
-    /// How many messages a queue holds, ready and unacknowledged; `None` if there is no such queue.
+    /// Messages in a queue, ready and unacknowledged; `None` if there is no such queue, or no statistics of it yet.
     pub fn messages(&self, queue: &str) -> Option<u64> {
         let listed = self.manage("GET", &format!("/api/queues/{}?disable_stats=false", self.vhost));
         let found = listed.as_array()?.iter().find(|listed| listed["name"] == queue)?;
@@ -280,7 +280,7 @@ impl Answer {
     }
 }
 
-/// What workers say of themselves in their heartbeats.
+/// Figures from the workers' heartbeats.
 impl Setup {
     /// A figure of the first worker's first model.
     pub fn counter(&self, name: &str) -> Option<u64> {

@@ -11,7 +11,7 @@ use crate::harness::{Answer, ECHO, Gateway, Setup, until};
 use crate::jobs::{job, set};
 use crate::withdrawals::listen;
 
-/// Writes a file of keys: each with its name and the other lines of its entry. What callers send, by name.
+/// Writes a file of keys, each given by its name and the other lines of its entry. Returns the key of each name, as callers send it.
 pub fn key_file(folder: &Path, keys: &[(&str, &str)]) -> (PathBuf, HashMap<String, String>) {
     let mut secrets = HashMap::new();
     let mut file = String::new();
@@ -104,10 +104,10 @@ fn a_caller_has_no_more_than_its_share() {
         (0..3).map(|_| send(gateway, &keys["slow"], "POST", "/v1/jobs", Some(&json!({})))).collect();
     assert_eq!(answers.iter().map(|answer| answer.status).collect::<Vec<_>>(), [400, 400, 429]);
     let after: u64 = answers[2].header("retry-after").unwrap().parse().unwrap();
-    // Half a minute for each, less what the requests took.
+    // Half a minute per request, less the time that the requests took.
     let least = 29_u64.saturating_sub(began.elapsed().as_secs());
     assert!((least..=30).contains(&after), "{after}, not {least} to 30");
-    // A job of the only place that there is, on a worker that does nothing.
+    // A job takes the only place, on a worker that does nothing.
     setup.workers[0].signal("STOP");
     let held = gateway.send("POST", "/v1/jobs", &[("authorization", &keys["one"])], Some(&job()));
     assert_eq!(held.status, 202, "{held:?}");
@@ -120,7 +120,7 @@ fn a_caller_has_no_more_than_its_share() {
     });
 }
 
-/// Other gateways do not know the results that are not in the store: one key's must not take all of it.
+/// Other gateways know only stored results, so one key's results must not take the whole store.
 #[test]
 fn a_key_leaves_room_for_the_stored_results_of_others() {
     let mut setup = Setup::new();
@@ -140,7 +140,7 @@ fn a_key_leaves_room_for_the_stored_results_of_others() {
         let path = format!("/v1/jobs/{id}");
         let done = send(&setup.gateways[0], &keys[key], "PUT", &path, Some(&large));
         assert_eq!(done.json()["state"], "done", "{key} {id}");
-        // A gateway that is asked at once may find the record of the job, which goes a moment after its end.
+        // The record of a job is removed a moment after its end is stored, so a gateway that is asked at once may still find it.
         let read = until("the other gateway knows that it has ended", || {
             let read = send(&setup.gateways[1], &keys[key], "GET", &path, None);
             (read.status == 404 || read.json()["state"] == "done").then_some(read)

@@ -238,7 +238,7 @@ fn a_key_reads_so_many_stored_results_at_a_time() {
     }
 }
 
-/// A text takes its bytes, and not a multiple. Who looks for a result that went for others hears what made it go.
+/// A text takes its bytes, not a multiple of them. A caller whose result was dropped for those of others is told so.
 #[test]
 fn results_are_kept_while_they_fit() {
     let mut setup = Setup::new();

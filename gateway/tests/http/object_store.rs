@@ -158,7 +158,7 @@ fn what_is_old_is_removed_with_few_requests() {
     assert_eq!(gate.seen(), 1);
 }
 
-/// The names of results are known: a caller must not have a worker read another's.
+/// Names of results are guessable, so no caller may have a worker read another's.
 #[test]
 fn callers_cannot_name_what_the_gateway_stores() {
     let (mut setup, server) = (Setup::new(), ObjectServer::start().expect("an S3 server"));

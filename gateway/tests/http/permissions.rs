@@ -135,7 +135,7 @@ fn a_gateways_own_user_may_read_dead_letters_only_if_it_is_permitted() {
     until("the dead letters are read", || (look(&setup).status == 200).then_some(()));
 }
 
-/// Jobs of callers that are gone then run, which only the log can tell; everything else goes on.
+/// Jobs of callers that are gone then run, which only the log reports. Everything else works.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_that_may_not_publish_withdrawals_says_so_once() {
     let mut setup = Setup::new();

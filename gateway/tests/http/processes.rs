@@ -66,7 +66,7 @@ pub fn program(name: &str) -> PathBuf {
     program
 }
 
-/// A command that is deaf to this machine's own settings.
+/// A command that ignores this machine's own `VRAMQ_` settings.
 pub fn clean(program: &Path) -> Command {
     let mut command = Command::new(program);
     for (variable, _) in std::env::vars_os() {

@@ -118,11 +118,11 @@ async fn a_client_that_hangs_up_withdraws_its_job_until_it_has_ended() {
         let (job, digest) = listener.job().await;
         drop(request);
         let withdrawal = listener.withdrawal(&job).await;
-        // Only who published the job knows what its digest is the digest of.
+        // A digest matches only a secret that the job's publisher knows.
         assert_eq!(withdrawal.digest().to_string(), digest);
         assert_eq!(listener.withdrawal(&job).await, withdrawal, "it is repeated");
         assert_eq!(gateway.metric("vramq_gateway_withdrawals_open", ""), 1.0);
-        // Whoever looks why a client gives up finds its request.
+        // The metrics show the request whose client gave up.
         assert_eq!(gateway.metric("vramq_gateway_requests_total", "status=\"499\""), 1.0);
         let lines = gateway.program.lines();
         let line = lines.iter().find(|line| line["path"] == "/v1/embeddings" && line["status"] == 499);

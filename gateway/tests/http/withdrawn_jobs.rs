@@ -90,7 +90,7 @@ impl Held {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn in_the_queue() {
-    // One slot: the others are not delivered before it is free.
+    // With one slot, the other jobs are not delivered before it is free.
     let held = Held::at("pass=hang", &["model.echo.slots_max=1"]);
     let mut listener = listen(&held.setup, ECHO).await;
     held.put("runs", &["x"]);
@@ -150,7 +150,7 @@ fn while_it_waits_for_a_pass_or_for_the_device() {
     drop(client);
     held.delete("next");
     held.delete("waits");
-    // Those that no pass has do not even wait for the one that runs.
+    // Jobs without a pass end at once: they do not even wait for the running pass.
     until("two have ended", || (held.setup.counter("withdrawn") >= Some(2)).then_some(()));
     held.release();
     held.ended(3, 1);

@@ -10,8 +10,8 @@ use vramq_schemas::status::HEARTBEATS_MISSED_MAX;
 /// Properties whose elements are one of several forms, each with its own keys.
 const FORMS: [&str; 2] = ["inputs", "outputs"];
 
-/// Makes schemas. `words` has the paths (`outputs.dtype`) of the properties whose values are words of a closed list, all of which are
-/// among the samples. A property of the same name elsewhere may hold any text.
+/// Generates schemas. `words` has the paths (such as `outputs.dtype`) of properties whose values are words of a closed list. All words of
+/// the list must be among the samples. A property of the same name elsewhere may hold any text.
 pub struct Inference<'a> {
     pub words: &'a [&'a str],
 }

@@ -25,8 +25,8 @@ const DIALECT: &str = "https://json-schema.org/draft/2020-12/schema";
 const HEADERS: &str = include_str!("../../src/headers.rs");
 const STATUS: &str = include_str!("../../src/status.rs");
 
-/// A schema of samples, with the descriptions from a structure in a source; `words` are the paths of the texts of which all values
-/// are known.
+/// A schema from samples, with the descriptions of a struct in a source file. `words` are the paths of the texts whose values are all
+/// known.
 fn of(title: &str, (source, structure): (&str, &str), words: &[&str], samples: &[Value]) -> Value {
     let mut schema = Inference { words }.infer("", &samples.iter().collect::<Vec<_>>());
     describe(&mut schema, source, structure);
@@ -39,7 +39,7 @@ fn of_job() -> Value {
     let as_json = |job: &Job| serde_json::to_value(job).unwrap();
     let written: Vec<_> = jobs().iter().map(|(_, job)| as_json(job)).collect();
     let mut job = of("The body of a job", (include_str!("../../src/job.rs"), "Job"), &[], &written);
-    // What the decoder does and no sample shows; `schemas_refuse_what_the_decoder_refuses` compares them.
+    // Rules of the decoder that no sample shows; `schemas_refuse_what_the_decoder_refuses` compares both.
     job["additionalProperties"] = false.into();
     job["required"] = json!(["inputs", "model"]);
     job["properties"]["inputs"]["maxItems"] = ITEMS_MAX.into();
@@ -263,7 +263,7 @@ fn the_golden_bytes_fit() {
     }
 }
 
-/// Schema and decoder take the same of what a body may be changed into: keys left out, values of another type, unknown keys.
+/// Schema and decoder accept the same mutations of a body: missing keys, values of another type, unknown keys.
 fn agree<T: Body>(kind: &str, body: &Value) {
     let schema = schema(kind);
     let object = body.as_object().unwrap();

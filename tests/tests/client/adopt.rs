@@ -13,7 +13,7 @@ use crate::common::{Broker, in_time, job, until};
 
 const TEXTS: [&str; 3] = ["a", "bb", "ccc"];
 
-/// A worker that answers all items of a job but its third one, whose part it leaves to the test.
+/// A worker that answers all items of a job except the third, whose part the test publishes.
 struct Hesitant {
     last_part: Arc<Mutex<Option<Answer>>>,
     worker: JoinHandle<()>,
@@ -72,7 +72,7 @@ async fn whoever_adopts_a_reply_queue_gets_all_replies_of_unfinished_jobs() {
     let (client, queue) = holding(&broker).await;
     let unfinished = submit(&client, "unfinished", &TEXTS).await;
     until_done(&unfinished, 2).await;
-    // It is answered, and its caller has not let the replies go.
+    // The job is answered, but its caller still holds the receipt.
     let answered = submit(&client, "answered", &["answered"]).await;
     let (answer, receipt) = in_time(answered.answer_with_receipt()).await;
     assert_eq!(answer.unwrap().outputs, [embed("answered")]);
@@ -94,7 +94,7 @@ async fn whoever_adopts_a_reply_queue_gets_all_replies_of_unfinished_jobs() {
     until_done(&unfinished, 2).await;
     worker.finish(&queue).await;
     assert_eq!(in_time(unfinished.outputs()).await.unwrap(), TEXTS.map(embed));
-    // What was let go does not come again.
+    // Released replies do not come again.
     let let_go = in_time(heir.await_published("let-go", 1, Duration::from_millis(500))).await.unwrap();
     assert!(matches!(in_time(let_go.outputs()).await, Err(JobError::Timeout { items_done: 0, .. })));
     in_time(heir.close()).await;

@@ -95,7 +95,7 @@ async fn a_job_without_a_timeout_has_the_clients() {
     worker.abort();
 }
 
-/// Nobody can answer into a queue that is gone: who waits gets an error instead of waiting for ever, and can go on.
+/// Nobody can reply to a queue that is gone. A waiting caller gets an error instead of waiting for ever, and can go on.
 #[tokio::test]
 async fn a_lost_reply_queue_fails_the_jobs_that_wait() {
     let broker = Broker::new();

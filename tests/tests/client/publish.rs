@@ -42,7 +42,7 @@ async fn thousands_of_jobs_with_confirms_in_flight_in_both_encodings() {
     worker.abort();
 }
 
-/// A return is blamed on the job it belongs to, whichever confirm brings it.
+/// A return is matched with the job that it belongs to, whichever confirm carries it.
 #[tokio::test]
 async fn unroutable_among_routed() {
     let broker = Broker::new();

@@ -187,7 +187,7 @@ async fn references_are_read(env: &mut TestEnv) -> Result<()> {
     let mut program = scenario("references", &env.url)?;
     program.args([out.as_os_str(), server.url("").as_ref()]);
     succeeds(program).await?;
-    // Once of three times: the private address was not asked, and another time the path has a query.
+    // Only one of three references counts for this path: the private address is refused without a request, and one path has a query.
     ensure!(server.asked("/a/object") == 1, "asked {} times", server.asked("/a/object"));
     ensure!(server.asked("/a/behind") == 0, "a redirect was followed");
     Ok(())

@@ -87,7 +87,7 @@ async fn a_failed_job_keeps_what_was_answered() {
     }
 }
 
-/// One claim of a reply after another that no worker makes.
+/// Replies that no worker sends: each makes another false claim.
 #[tokio::test]
 async fn forged_replies_fail_their_job_and_no_other() {
     fn claim(received: &Received, offset: u32, items: u32, items_total: u32, outputs: usize) -> Vec<Answer> {
@@ -151,7 +151,7 @@ async fn a_timeout_reports_progress_and_late_replies_are_dropped() {
             *late = Some(received.part(2..5));
             return vec![received.part(0..2)];
         }
-        // What the first job waited for in vain, an answer, and the same again.
+        // The reply that the first job awaited in vain, then the answer, and the same answer again.
         late.take().into_iter().chain([received.done(), received.done()]).collect()
     })
     .await;

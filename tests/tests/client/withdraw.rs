@@ -156,8 +156,8 @@ async fn an_interrupted_submit_withdraws_what_is_unanswered(env: &mut TestEnv) -
     held.all_are_withdrawn(env, 4).await
 }
 
-/// A caller that gives up and submits the job again under the same id gets the answer to the second one: the end of the first is not
-/// the second one's.
+/// A caller that gives up and submits the job again under the same id gets the answer to the second one. The end of the first one does not
+/// count for it.
 #[tokio::test]
 async fn the_end_of_a_withdrawn_job_is_not_that_of_the_next_with_its_id() {
     let broker = Broker::new();

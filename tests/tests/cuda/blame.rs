@@ -58,7 +58,7 @@ mod bodies {
         is_illegal_address(error)?;
         let loss = lost(&device)?;
         ensure!(!loss.is_late && loss.error == error.to_string(), "{loss:?}");
-        // Everything says the same from now on, and what is dropped asks no more.
+        // After the loss every call returns the same error, and drops make no further calls.
         ensure!(device.alloc(1).err() == Some(error) && device.read().err() == Some(error));
         drop(arena);
         ensure!(device.active_pass_bytes() == 0 && lost(&device)? == loss);
@@ -111,7 +111,7 @@ mod bodies {
     pub fn a_refusal_after_an_illegal_address_is_its_echo() -> Result<()> {
         let device = open()?;
         let arena = device.alloc_arena(MIB as usize)?;
-        // What some calls answer in a context that an earlier kernel has ended.
+        // An error that some calls return in a context that an earlier kernel has ended.
         let error = device.failed("launch a kernel", 0, Code::Driver(400));
         is_illegal_address(error)?;
         // The arena's drop meets the same error, and does not acquit the pass.

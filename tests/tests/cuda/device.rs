@@ -185,13 +185,13 @@ mod bodies {
         let _held = device.alloc(200 * MIB as usize)?;
         neighbour(400 * MIB)?;
         let asked = 200 * MIB;
-        // The refusal itself tells the newest figures, without anybody having read them.
+        // The refusal itself returns the newest figures; no earlier reading is needed.
         let refused = out_of_memory(device.alloc(asked as usize))?;
         let expected = OutOfMemory { asked, free: 124 * MIB, total: TOTAL, foreign: 400 * MIB };
         ensure!(refused == expected, "{refused:?}");
         ensure!(device.memory().own() == CONTEXT + 200 * MIB);
         neighbour(0)?;
-        // Nobody asks here: the device's own thread does.
+        // The test does not read the memory: the device's own thread does.
         until(&device, |device| device.memory().foreign == 0)?;
         drop(device.alloc(asked as usize)?);
         Ok(())

@@ -251,8 +251,8 @@ mod bodies {
         Ok(())
     }
 
-    /// NVRTC's code goes to the cache, comes from there, and is compiled again where the cache is broken. The new code
-    /// need not be the old one: NVRTC gives the same source other registers now and then, mostly on a busy machine.
+    /// NVRTC's code is stored in the cache, read from there, and compiled again if the cache is broken. The new code may differ from the
+    /// old: now and then, mostly on a busy machine, NVRTC assigns other registers to the same source.
     pub fn kernels_are_compiled_once() -> Result<()> {
         let folder = tempfile::tempdir()?;
         let model = fixture("tiny-mean");
@@ -282,7 +282,7 @@ mod bodies {
         Ok(())
     }
 
-    /// A driver that is older than NVRTC knows its code not: the start goes on with the text that the program brings along.
+    /// A driver that is older than NVRTC rejects its code. Then the worker uses the embedded kernels.
     pub fn embedded_kernels_replace_refused_ones() -> Result<()> {
         let folder = tempfile::tempdir()?;
         let source = fixture("tiny-mean");

@@ -38,7 +38,7 @@ const CUDA: [&str; 4] = [
 ];
 const GPUS: usize = 2;
 
-/// The slots of each process that are for jobs of any size: the other half is for large ones alone.
+/// The slots of each process for jobs of any size. The other half is for large jobs only.
 const JOBS_IN_HAND: usize = 2;
 
 fn machine(settings: &[(&str, &str)]) -> Result<Vec<(String, OsString)>> {
@@ -99,7 +99,7 @@ async fn jobs_go_to_every_gpu(env: &mut TestEnv) -> Result<()> {
     gone(&children).await
 }
 
-/// What a failed process and its jobs are worth a line in the log for.
+/// Announces the log lines about a failed process and its jobs.
 fn announce_failures(env: &mut TestEnv) {
     for text in [
         "starting it again",

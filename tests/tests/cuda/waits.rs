@@ -63,7 +63,7 @@ fn leave_out((after, count): LeftOut) -> Result<()> {
     Ok(())
 }
 
-/// What a test says where a wait is left out. Another error, or none, is a fault of this file.
+/// Checks what a test reports when a wait is left out. Another error, or none, is a mistake in this file.
 fn shows(result: Result<()>, words: &str) -> Result<()> {
     let error = result.err().context("the wait can be left out, and nothing shows")?;
     ensure!(format!("{error:#}").contains(words), "something else goes wrong: {error:#}");
@@ -75,7 +75,7 @@ mod bodies {
 
     const MIB: u64 = 1 << 20;
 
-    /// What the fake driver ends a context with whose program changes memory under a copy.
+    /// The error with which the fake driver ends a context whose program changes memory during a copy.
     const MEMORY_CHANGED: &str = "CUDA_ERROR_LAUNCH_FAILED (719)";
 
     fn encoder(device: &Arc<CudaDevice>) -> Result<Encoder> {
@@ -115,7 +115,7 @@ mod bodies {
         shows(upload((0, usize::MAX)), MEMORY_CHANGED)
     }
 
-    /// The driver's own copy of memory that is not page-locked makes up for the wait.
+    /// Without this wait the upload is still right, because the driver copies memory that is not page-locked itself.
     pub fn an_upload_without_is_well() -> Result<()> {
         upload((0, usize::MAX))
     }

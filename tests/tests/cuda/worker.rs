@@ -39,7 +39,7 @@ fn fake_driver() -> Result<Vec<PathBuf>> {
 async fn worker(env: &mut TestEnv, failure: &str, settings: &[&str]) -> Result<Worker> {
     env.set_environment("LD_LIBRARY_PATH", library_path(&fake_driver()?)?);
     env.set_environment("FAKE_CUDA_FAIL", failure);
-    // As a driver may whose device is lost: a worker ends without waiting for it.
+    // Like a driver whose device is lost, which may hang at exit: a worker must end without waiting for it.
     env.set_environment("FAKE_CUDA_EXIT_HANGS", "1");
     env.worker(&[&CUDA, settings].concat()).await
 }
@@ -82,7 +82,7 @@ async fn left(env: &TestEnv, answered: u64) -> Result<Vec<u32>> {
     Ok(crashes)
 }
 
-/// Runs jobs one by one on a worker whose device fails, and returns how often those were charged that it gave back.
+/// Runs jobs one by one on a worker whose device fails. Returns the crash counts of the jobs that it gave back.
 async fn charges(env: &mut TestEnv, failure: &str) -> Result<Vec<u32>> {
     env.announce("device lost");
     let worker = worker(env, failure, &["model.echo.pass_tokens=1"]).await?;

@@ -92,7 +92,7 @@ async fn commands() -> Result<Vec<Said>> {
 
 async fn every_command_has_an_example_and_exit_codes(_: &mut TestEnv) -> Result<()> {
     for Said { words, own, above } in commands().await? {
-        // What only groups commands leaves both to them; what is in a group may leave to it the codes, alike for all.
+        // A group documents only its commands. A command in a group may leave the exit codes to the group, if they are the same for all.
         if words.len() > 1 && !subcommands(&own).is_empty() {
             continue;
         }

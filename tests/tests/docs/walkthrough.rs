@@ -68,7 +68,8 @@ async fn dead_letters(env: &mut TestEnv) -> Result<Worker> {
     for at in 0..OUT_OF_MEMORY {
         env.client.publish(MODEL, job(env, &format!("large-{at}"), ["a", "b", "c", "d"])?).await?;
         if at == 0 {
-            // The one that the page tells of, before what it teaches the worker shortens the others' stories.
+            // The first one is the letter that the page explains. The worker learns a limit from it, which shortens the histories of the
+            // later ones.
             buried(env, EXPIRED + 1).await?;
         }
     }
@@ -80,7 +81,7 @@ async fn dead_letters(env: &mut TestEnv) -> Result<Worker> {
     Ok(paused)
 }
 
-/// What somebody types who sits down: where the programs are, and the broker; `localhost:9464` is the port that was free.
+/// What the reader types first: the path of the programs, and the broker. `localhost:9464` stands for the port that was free.
 async fn desk(env: &TestEnv, worker: &Worker, home: &TempDir) -> Result<Vec<String>> {
     let line = worker.log.wait_for("serving /livez").await?;
     let address = line.field("address").and_then(|it| it.as_str()).context("no address")?;
@@ -124,7 +125,7 @@ async fn every_command_does_what_the_page_says(env: &mut TestEnv) -> Result<()> 
     let runner = DocRunner::new(&desk(env, &first, &home).await?).await?;
     let count = runner.walk(&page, &not_run).await?;
     ensure!(count >= 25, "only {count} commands were run");
-    // And what would not be so is noticed.
+    // Check that the comparison also notices wrong output.
     for wrong in [
         "```sh\nvramq dlq show --model minilm nobody\n```",
         "```sh\nvramq dlq list --model minilm  # exits with 1\n```",

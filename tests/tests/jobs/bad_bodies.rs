@@ -120,7 +120,7 @@ async fn a_body_over_the_cap(env: &mut TestEnv) -> Result<()> {
         rejected_and_reported(env, &[Rejected::new("one byte more", too_large, Reason::TooLarge)]).await?;
     }
 
-    // The largest of all jobs is a good one; its reply is a few bytes larger, and so refused with its reason.
+    // The largest possible job is valid, but its reply is a few bytes larger, and is refused with a reason.
     env.announce("job dead-lettered");
     env.client.publish(MODEL, largest.clone()).await?;
     let reply = env.replies().await?.next().await?;

@@ -153,7 +153,7 @@ async fn replies_to_nowhere(env: &mut TestEnv) -> Result<()> {
     let mut dead = env.dead_letters().await?;
 
     let nowhere = |p: BasicProperties| p.with_reply_to("no such queue".into());
-    // Whatever type the job claims: an operator tells results by theirs.
+    // The job claims the `type` of a reply. Operators must still tell it from its results, which they recognize by their `type`.
     let job = env.job("unroutable", ["the result"])?.with(nowhere).with(|p| p.with_type("done".into()));
     env.client.publish(MODEL, job.clone()).await?;
     // The results first, then the job: neither is lost.
@@ -170,7 +170,7 @@ async fn replies_to_nowhere(env: &mut TestEnv) -> Result<()> {
     ensure!(results.outputs()?.outputs == [vramq_schemas::Output::Json("the result".into())]);
     ensure!(results.reply()?.items_total == 1);
 
-    // A job that is bad itself, and has nobody to tell: its dead letter is all there is.
+    // A bad job without anybody to report to: only its dead letter remains.
     let job = env.job("bad", ["x"])?.with(nowhere).with_body("{");
     env.client.publish(MODEL, job.clone()).await?;
     let letter = dead.next().await?;

@@ -69,8 +69,8 @@ async fn jobs_larger_than_the_broker_takes_end(env: &mut TestEnv, node: &Node) -
     Ok(())
 }
 
-/// The broker has not heard that it should dead-letter the job: there is no letter yet, so the job must not be acknowledged when
-/// it is redelivered.
+/// The broker never receives the worker's rejection, which would have dead-lettered the job. So the redelivered job must not simply be
+/// acknowledged.
 async fn a_rejection_that_is_lost_is_repeated(env: &mut TestEnv, node: &Node) -> Result<()> {
     announce(env);
     env.worker(&[]).await?.drain().await?;
@@ -89,7 +89,7 @@ async fn a_rejection_that_is_lost_is_repeated(env: &mut TestEnv, node: &Node) ->
     let letter = env.dead_letters().await?.next().await?;
     ensure!(letter.body == job.body && letter.headers().inner().contains_key("x-death"));
     worker.drain().await?;
-    // Word to the caller came each time.
+    // The caller got a `failed` reply each time.
     let mut replies = env.replies().await?;
     ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
     while replies.next_within(vramq_tests::wait::SILENCE).await?.is_some() {}

@@ -32,7 +32,7 @@ async fn is_vulnerable(env: &TestEnv) -> Result<bool> {
     Ok(!env.vhost.broker_is_at_least(4, 0).await?)
 }
 
-/// What workers go by when they say which addresses are like one that the broker took, or closed the connection over.
+/// Checks the facts by which workers decide which addresses are like one that the broker took, or over which it closed the connection.
 async fn a_broker_closes_connections_over_nodes_and_large_numbers(env: &mut TestEnv) -> Result<()> {
     let dead_address = address_of_departed(env).await?;
     let (node, creation) = node_of(&dead_address)?;
@@ -59,7 +59,7 @@ async fn a_broker_closes_connections_over_nodes_and_large_numbers(env: &mut Test
 }
 
 async fn callers_who_have_hung_up_affect_no_other_job(env: &mut TestEnv) -> Result<()> {
-    // So that there are fewer letters than the 32 acks that a quorum queue writes at once: of more it forgets the rest when the
+    // Keeps the number of letters below 32, the acks that a quorum queue writes at once: the rest of a larger number would be lost when the
     // mailbox closes its channel.
     const ROUNDS: usize = 2;
     let worker = env.worker(&[]).await?;

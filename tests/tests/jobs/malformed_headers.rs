@@ -63,7 +63,7 @@ async fn headers_that_claim_earlier_attempts(env: &mut TestEnv) -> Result<()> {
         cases.push(Rejected::new(&what, job, Reason::Malformed));
     }
     rejected_and_reported(env, &cases).await?;
-    // Past already, by the word of an earlier attempt that never was.
+    // Expired according to an earlier attempt that never happened.
     let old = env.job("old", ["1"])?.with_header("expires-at-ms", AMQPValue::LongInt(1)).as_worker();
     rejected_and_reported(env, &[Rejected::new("old", old, Reason::Expired)]).await?;
 
@@ -93,7 +93,7 @@ async fn headers_that_claim_earlier_attempts(env: &mut TestEnv) -> Result<()> {
         let reply = replies.next().await.with_context(|| what.clone())?;
         ensure!(reply.kind()? == ReplyKind::Done && reply.id() == what, "{what}: {:?}", reply.properties);
         let headers = reply.reply()?;
-        // By its own word everything was answered: what is left to say is that it is done.
+        // With the forged `items-done` everything counts as answered, so only an empty `done` is left to send.
         let items = if name == "items-done" { 0 } else { 3 };
         ensure!((headers.offset, headers.items, headers.items_total) == (3 - items, items, 3), "{what}");
         ensure!(reply.outputs()?.outputs.len() == items as usize, "{what}");
@@ -103,7 +103,7 @@ async fn headers_that_claim_earlier_attempts(env: &mut TestEnv) -> Result<()> {
     has_published(&worker, &proxy, 2 * (cases.len() + 1) + count + 1).await
 }
 
-/// Everything that a job may claim of itself, all at once, on a worker that has no memory for it as a whole.
+/// All forgeable headers at once, on a worker without enough memory for the whole job.
 async fn forged_attempts_and_out_of_memory(env: &mut TestEnv) -> Result<()> {
     env.announce("out of memory");
     env.announce("made to fail");
@@ -143,7 +143,7 @@ async fn forged_attempts_and_out_of_memory(env: &mut TestEnv) -> Result<()> {
     env.client.publish(MODEL, job).await?;
     let replies = answered_once(&mut env.replies().await?, "forged", &items).await?;
     let last = replies.last().context("no replies")?.reply()?;
-    // It is counted up, and not around.
+    // The counter saturates instead of wrapping around.
     ensure!(last.attempt == u32::MAX, "{last:?}");
     let requeued = worker.log.count("\"out of memory\"");
     ensure!((1..=5).contains(&requeued), "{requeued} times back to the queue");

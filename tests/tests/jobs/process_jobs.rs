@@ -91,7 +91,7 @@ async fn progress_comes_to_those_who_ask(env: &mut TestEnv) -> Result<()> {
     // The first tells that the job has begun.
     let begin = reports.remove(0);
     ensure!((begin.item, begin.fraction, begin.note.as_str()) == (0, 0.0, ""), "{begin:?}");
-    // 75 were made. One is let through each half second, on a machine of any speed fewer than half of them.
+    // The program made 75 reports. The worker passes on one each half second, so fewer than half of them on a machine of any speed.
     ensure!((1..38).contains(&reports.len()), "{} reports", reports.len());
     ensure!(reports.iter().all(|report| report.item == 1 && report.note.starts_with("step ")), "{reports:?}");
     ensure!(reports.is_sorted_by(|a, b| a.fraction < b.fraction), "{reports:?}");

@@ -9,8 +9,8 @@ use crate::process::{Served, consuming, outputs};
 
 on_one_setup!(what_a_program_keeps_for_its_next_pass_does_not_stop_it);
 
-/// The worker looks at what a busy program holds every 10 s, and has it trimmed after 50 passes. The passes of this test take 14 s and
-/// are fewer: the look finds that more than half of the device is kept.
+/// The worker looks every 10 s at what a busy program holds, and has it trimmed after 50 passes. This test's passes take 14 s and are
+/// fewer, so one look finds that the program keeps more than half of the device.
 async fn what_a_program_keeps_for_its_next_pass_does_not_stop_it(env: &mut TestEnv) -> Result<()> {
     const JOBS: usize = 48;
     let device = SharedDevice::new(1000)?;

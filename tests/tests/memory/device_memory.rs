@@ -64,7 +64,7 @@ fn has_stopped(worker: &Worker, stops: usize) -> bool {
     worker.log.count(NOTHING_FITS) > stops
 }
 
-/// Rounds until a job has had its second attempt, alone on the device, before the worker sees that nothing fits.
+/// Attempts to give the job its second attempt, alone on the device, before the worker notices that nothing fits.
 const ROUNDS_MAX: usize = 10;
 
 /// Whether the job is in a delay queue, or in the queue of a worker that does not consume.
@@ -191,7 +191,7 @@ async fn a_leak_is_reported_and_ends_in_a_restart(env: &mut TestEnv) -> Result<(
     // Every pass keeps 128 bytes of a MiB; a tenth of it is what is tolerated, for a second.
     let settings = [
         "device.cpu.fault=leak=128",
-        // Jobs that pile up while the worker stands still share no pass: a job costs what a pass does.
+        // Otherwise jobs that pile up during a standstill of the worker would share a pass, and a job would leak less than a pass does.
         "model.echo.pass_tokens=1",
         "device.cpu.memory_mib=1",
         "device.cpu.reserve_mib=0",

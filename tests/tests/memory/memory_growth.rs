@@ -20,7 +20,7 @@ const STEP: usize = 2_000;
 /// Jobs after which allocator, connection and queues have reached their size.
 const WARM: usize = 40_000;
 
-/// A job that left anything behind would leave more: its id alone takes as much, and its message ten times that.
+/// A job that left anything behind would take more than this: its id alone is as large, and its message ten times larger.
 const BYTES_PER_JOB_MAX: f64 = 16.0;
 
 /// The slope of the line through the points that has the least squares.

@@ -35,7 +35,7 @@ async fn a_job_is_halved_until_it_fits(env: &mut TestEnv) -> Result<()> {
     let items = items(100);
     env.client.publish(MODEL, env.job("halved", items.clone())?).await?;
     let replies = answered_once(&mut env.replies().await?, "halved", &items).await?;
-    // 100, 50, 25, 12 ran out; 6 fits. What was learned of them cuts no corner: each was tried once.
+    // Passes of 100, 50, 25 and 12 ran out of memory; 6 fits. Each was tried once: no learned limit skipped one.
     let last = replies.last().context("no replies")?.reply()?;
     ensure!(last.attempt >= 1 && last.attempt <= 4, "{last:?}");
     let line = worker.log.wait_for("out of memory").await?;

@@ -99,7 +99,8 @@ impl Job {
         Self { texts, answered: 0, is_done: false, dead_at: None, has_failed_reply: false, came }
     }
 
-    /// The letter, the replies that it speaks of and the `failed` reply come from two queues: in any order.
+    /// Whether the job's messages are all here, in any order: the letter, the replies that it refers to, and the `failed` reply come from
+    /// two queues.
     fn has_ended(&self) -> bool {
         self.is_done || (self.has_failed_reply && self.dead_at == Some(self.answered))
     }

@@ -144,7 +144,7 @@ fn outcomes(output: &str) -> Vec<&str> {
     output.lines().filter_map(|line| line.split('\t').nth(1)).collect()
 }
 
-/// A thread decodes the job; nothing could stop it yet.
+/// A thread decodes the job, which cannot be stopped. The cancellation takes effect afterwards.
 async fn a_job_that_is_being_read_is_cancelled_when_it_is_read(env: &mut TestEnv) -> Result<()> {
     for text in ["a failpoint is set", "job dead-lettered"] {
         env.announce(text);

@@ -95,7 +95,8 @@ async fn a_worker_that_loads_lives_and_is_not_ready(env: &mut TestEnv) -> Result
     Ok(())
 }
 
-/// Only the loop ends a worker whose device hangs, and there is no loop without a broker: an orchestrator has to.
+/// Normally the event loop ends a worker whose device hangs. Without a broker there is no event loop, so `/livez` must tell the
+/// orchestrator.
 async fn a_pass_that_never_ends_is_reported_while_the_broker_is_away(env: &mut TestEnv) -> Result<()> {
     for text in [
         "a failpoint is set",
@@ -125,7 +126,7 @@ async fn a_pass_that_never_ends_is_reported_while_the_broker_is_away(env: &mut T
     well.drain().await
 }
 
-/// The event loop has the runtime's only thread: what is beside it must not depend on that.
+/// The event loop blocks the runtime's only thread, so HTTP must not depend on that thread.
 async fn a_loop_that_hangs_is_reported_and_metrics_are_still_served(env: &mut TestEnv) -> Result<()> {
     for text in
         ["a failpoint is set", "session lost, connecting again", "will redeliver the unacknowledged jobs"]

@@ -18,8 +18,8 @@ fn units(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// systemd compares `RestartPreventExitStatus` with the exit code of the service itself. It restarts for ever where `ExecStartPre` fails,
-/// whatever its exit code is.
+/// systemd compares `RestartPreventExitStatus` only with the exit code of the service itself. If `ExecStartPre` fails, systemd restarts for
+/// ever, whatever the exit code.
 #[test]
 fn no_unit_has_both_exec_start_pre_and_restart_prevent_exit_status() -> Result<()> {
     let mut found = Vec::new();

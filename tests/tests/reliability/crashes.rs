@@ -20,7 +20,7 @@ on_queue_types!(before_and_after_the_answer, between_part_and_requeue, around_th
 const ITEMS: usize = 40;
 const PASS: &str = "model.echo.pass_tokens=10";
 
-/// Starts a worker that dies at a point, and waits until it has, with what it held back in its queue or gone.
+/// Starts a worker that dies at a failpoint, and waits until it is dead and its jobs are back in the queue or gone.
 async fn dies_at(env: &mut TestEnv, point: &str, settings: &[&str]) -> Result<()> {
     env.announce("a failpoint is set");
     let drill = format!("worker.drill={point}=crash");
@@ -106,8 +106,8 @@ async fn between_part_and_requeue(env: &mut TestEnv) -> Result<()> {
         ("sent-part", 0..=1, 0..=0),
         ("confirmed-part", 1..=1, 0..=0),
         ("sent-job", 1..=1, 0..=1),
-        // The job is there twice, once from its start and once from the eleventh item; and a classic queue delivers it
-        // before it confirms it, so that it may have been answered already.
+        // The job exists twice, once from its start and once from the eleventh item. A classic queue also delivers a job before it confirms
+        // it, so the second one may have been answered already.
         ("confirmed-job", 1..=1, 1..=2),
     ];
     let items = items(ITEMS);

@@ -186,8 +186,8 @@ impl Chaos<'_> {
         self.losses.iter().map(|loss| if loss.worker.is_some() { 1 } else { WORKERS }).sum()
     }
 
-    /// Adds the sessions that workers lost without a fault of this test: where the machine stands still, heartbeats are missed. What
-    /// the broker found fault with is no silence.
+    /// Adds the sessions that workers lost without a fault of this test: heartbeats are missed when the machine stands still. Errors that
+    /// the broker reports to a worker do not count as that.
     fn add_silences(&mut self, fleet: &Fleet) {
         for (worker, line) in fleet.find_lines("session lost") {
             let is_silence = !FAULTS_OF_WORKERS.iter().any(|code| line.text().contains(code));

@@ -116,7 +116,7 @@ async fn a_full_reply_queue_costs_its_own_caller(env: &mut TestEnv) -> Result<()
         let now = Figures::of(&worker).await?;
         let settled = ended(&now) + now.sum("vramq_jobs_answered_total");
         let held = now.sum("vramq_items_total").saturating_sub(settled);
-        // The quiet caller's may just not be counted as answered.
+        // The quiet caller's last job may not be counted as answered yet.
         ensure!(held <= HELD_MAX + 1, "{held} jobs are held with their results");
     }
     let during = ended(&Figures::of(&worker).await?) - ended(&before);
@@ -266,8 +266,9 @@ async fn a_worker_that_joins_gets_its_share(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-/// Gives passes to two workers until all jobs are answered: how many of the first [`SOON`] passes the second worker ran. The devices are
-/// equal, also where one process gets less of the machine: neither begins a pass before the other has ended its own, if it has a job.
+/// Gives passes to two workers until all jobs are answered. Returns how many of the first [`SOON`] passes the second worker ran. The
+/// devices are equally fast even if one process gets less of the machine: neither begins a pass before the other has ended its own, if it
+/// has a job.
 async fn run_side_by_side(
     workers: [&Worker; 2],
     tickets: &mut [PassTickets; 2],

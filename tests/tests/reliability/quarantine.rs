@@ -24,13 +24,13 @@ on_queue_types!(
 
 const NEIGHBOURS: usize = 50;
 
-/// Victims that the defaults grant.
+/// How many workers the default configuration lets a job crash.
 const CRASHES_MAX: usize = 5;
 
-/// Lost connections, enough for suspicion if they counted.
+/// Lost connections: enough to quarantine a job, if they counted as crashes.
 const CUTS: usize = 3;
 
-/// A job that ends every worker at a point, among others that do not: how it ends, and they. A worker ends with `code`, if
+/// Runs a job that ends every worker at a failpoint, among jobs that do not, and checks how all of them end. A worker ends with `code`, if
 /// it gets that far.
 async fn killer(env: &mut TestEnv, drill: &str, code: Option<i32>, outcome: &str) -> Result<()> {
     for text in ["a failpoint is set", "it will run in isolation", "job dead-lettered", "device lost"] {
@@ -60,7 +60,7 @@ async fn killer(env: &mut TestEnv, drill: &str, code: Option<i32>, outcome: &str
     let dossier = letter.dead_letter()?;
     ensure!(dossier.reason == Reason::Crashed && dossier.error.contains("5 workers crashed"), "{dossier:?}");
     let headers = JobHeaders::read(&letter.headers())?;
-    // What a replay would start with.
+    // A retried job would start with these headers.
     ensure!(headers.crashes == 2 && !headers.history.is_empty(), "{headers:?}");
     ensure!(headers.history.iter().all(|attempt| attempt.outcome == outcome), "{headers:?}");
 
@@ -111,8 +111,8 @@ async fn jobs_of_workers_that_are_killed_from_outside_are_answered(env: &mut Tes
     for _ in 0..CRASHES_MAX {
         ready(env, NEIGHBOURS as u64).await?;
         let worker = env.worker(&settings).await?;
-        // Once they are suspects it takes one at a time. The first one would be condemned, rightly by all that workers can
-        // know; so this is the last of the deaths.
+        // Quarantined jobs are taken one at a time. A further death would dead-letter the first of them, rightly by all that workers can
+        // know, so this death is the last.
         let suspected = until("jobs in hand, or suspects", async || {
             let depth = env.vhost.depth(&jobs_queue(MODEL)).await?;
             let held = depth.is_some_and(|depth| depth.unacked == NEIGHBOURS as u64);
@@ -173,7 +173,7 @@ async fn a_lost_connection_is_charged_to_no_job(env: &mut TestEnv) -> Result<()>
     Ok(())
 }
 
-/// A publisher that claims crashes: its job runs alone, or not at all, and that is that.
+/// A publisher forges a crash count: its job runs in isolation or not at all, and affects no other.
 async fn a_forged_crash_count_affects_no_other_job(env: &mut TestEnv) -> Result<()> {
     for text in ["it will run in isolation", "job dead-lettered"] {
         env.announce(text);

@@ -157,8 +157,8 @@ async fn make_another(env: &TestEnv, queue: &str) -> Result<()> {
     env.client.declare_queue(queue, arguments).await
 }
 
-/// The same before the worker knows of it. RabbitMQ 3.10 may keep a consumer on the new queue then that is never
-/// given anything, and tells nobody: the worker sees that more waits than it could hold.
+/// The same before the worker notices. RabbitMQ 3.10 may then keep a consumer on the new queue to which it never delivers, and reports
+/// nothing. The worker notices that more jobs wait than it could hold.
 async fn a_queue_that_is_declared_again_at_once(env: &mut TestEnv) -> Result<()> {
     announce_lost_sessions(env);
     let worker = env.worker(&[&format!("model.echo.slots_max={SLOTS}")]).await?;

@@ -14,14 +14,14 @@ use vramq_tests::wait::{SILENCE, until};
 use vramq_tests::worker::Worker;
 use vramq_tests::{on_one_setup, on_queue_types};
 
-/// Far longer than a test waits for an end: a worker that ended by them and not by its signal would end too late.
+/// Far longer than a test waits. A worker that ended by these deadlines, and not by its signal, would end too late.
 const LONG_DRAIN: &str = "worker.drain_s=600";
 const LONG_CONNECT: &str = "broker.connect_s=600";
 
 /// How long a mailbox is looked at before the other one is.
 const SHORT: Duration = Duration::from_millis(20);
 
-/// Jobs that a worker holds at the same time, and how often it is tried.
+/// Jobs that a worker holds at the same time, and rounds of the test.
 const AT_ONCE_IN_HAND: usize = 200;
 const ROUNDS: usize = 5;
 

@@ -262,8 +262,8 @@ async fn a_first_reply_that_is_not_confirmed_holds_up_no_other_caller(
 /// Jobs at once of the caller whose queue falls silent. The second and further ones are answered over the shared channel.
 const BEFORE: usize = 8;
 
-/// Its jobs after that: RabbitMQ accepts 32 messages for a quorum queue without majority before it slows down their channel. And
-/// jobs of the neighbour: RabbitMQ reads 400 further messages from such a channel, and then nothing from the connection.
+/// Jobs of the silent queue after that, and of the neighbour. RabbitMQ accepts 32 messages for a quorum queue without majority before it
+/// throttles their channel. From such a channel it reads 400 further messages, and then nothing more from the connection.
 const UNCONFIRMED: usize = 48;
 const MANY_OTHERS: usize = 600;
 

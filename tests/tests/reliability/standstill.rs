@@ -11,9 +11,9 @@ use vramq_tests::test_env::{MODEL, TestEnv};
 
 on_one_setup!(a_standstill_that_the_broker_tolerates_costs_no_session);
 
-/// Longer than any wait for an answer of the broker's, and than one AMQP heartbeat: a client that took this time for the broker's
-/// silence would give the session up. Shorter than two, of which the broker tolerates that they are missing; on a busy machine the
-/// end comes late.
+/// Longer than any wait for an answer of the broker, and than one AMQP heartbeat: a client that took its own standstill for the broker's
+/// silence would give up the session. Shorter than two heartbeats, which the broker tolerates to miss; on a busy machine the standstill
+/// ends late.
 const STANDSTILL: Duration = Duration::from_secs(50);
 
 /// Seconds between AMQP heartbeats.

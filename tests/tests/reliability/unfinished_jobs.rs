@@ -134,7 +134,7 @@ async fn a_device_that_stays_sick_ends_the_worker(env: &mut TestEnv) -> Result<(
     // No attempt is counted, and everybody is answered by a worker that is well.
     let mut queue = env.client.mailbox(&jobs_queue(MODEL)).await?;
     let jobs = queue.take(JOBS).await?;
-    // What is published now may still come to it, and back: that counts for the one that was accused.
+    // Before the jobs are published again: a job delivered to this mailbox would go back, which counts against the accused job.
     drop(queue);
     let mut accused = 0;
     for job in &jobs {

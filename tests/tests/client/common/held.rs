@@ -15,8 +15,8 @@ use vramq_tests::worker::Worker;
 
 use super::{in_time, job};
 
-/// A real worker that answers its first job of one item. From the second pass on, each waits while a file is there; every item fills a
-/// pass. So the worker has one job in the pass that waits, one in the pass that it has made ahead, and the others in none.
+/// A real worker that answers its first job of one item. From the second pass on, passes wait while a file exists. Every item fills a pass,
+/// so one job is in the waiting pass, one in the pass made ahead, and the others in none.
 pub struct HeldWorker {
     worker: Worker,
     file: NamedTempFile,
@@ -54,8 +54,8 @@ impl HeldWorker {
         Ok(lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
     }
 
-    /// Lets the passes go on. Then all jobs but the first end as withdrawn, this many, and there is no dead letter. One of them has to be
-    /// in the pass that is held.
+    /// Lets the passes go on. All jobs except the first then end as withdrawn, `jobs` of them, without a dead letter. One of them must be
+    /// in the held pass.
     pub async fn all_are_withdrawn(&self, env: &TestEnv, jobs: u32) -> Result<()> {
         self.has_read_all_withdrawals(env).await?;
         self.release()?;
@@ -66,8 +66,8 @@ impl HeldWorker {
         Ok(())
     }
 
-    /// The worker takes withdrawals in their order: when that of another job has had its effect, so have those that came before. This
-    /// job ends at once, because it is not in the pass that is held.
+    /// The worker handles withdrawals in order: when that of another job took effect, all earlier ones have. This other job ends at once,
+    /// because it is not in the held pass.
     async fn has_read_all_withdrawals(&self, env: &TestEnv) -> Result<()> {
         let withdrawal = Withdrawal { job: "the last".to_owned(), secret: "of the test".to_owned() };
         let client = Client::connect(env.url.as_str()).await?;
