@@ -110,7 +110,7 @@ pub async fn beside_the_cpu(setup: &Setup<'_>, python: &Path) -> anyhow::Result<
         let settings = [
             format!("model.{MODEL}.engine=process"),
             format!("model.{MODEL}.command={program}"),
-            format!("model.{MODEL}.env={{ PYTHONPATH = \"{}\" }}", package.display()),
+            format!("model.{MODEL}.env.PYTHONPATH={}", package.display()),
             format!("model.{MODEL}.instances=1"),
             format!("model.{MODEL}.items_max={STEADY_ITEMS_MAX}"),
             format!("worker.name=share-{at}"),

@@ -16,7 +16,7 @@ pub enum ComputeType {
     F32,
     /// On CUDA devices.
     F16,
-    /// On CUDA devices, and on CPUs with AMX.
+    /// On CUDA devices, and on CPUs with AMX or AVX512-BF16.
     Bf16,
 }
 
@@ -55,10 +55,13 @@ impl FromStr for ComputeType {
 #[derive(Debug, thiserror::Error)]
 pub enum TypeUnavailable {
     #[error(
-        "dtype = \"f16\" is for CUDA devices; the CPU device takes \"auto\", \"f32\" and, with AMX, \"bf16\""
+        "dtype = \"f16\" is for CUDA devices; the CPU device takes \"auto\", \"f32\" and, with AMX or AVX512-BF16, \"bf16\""
     )]
     F16,
-    #[error("dtype = \"bf16\" needs AMX on the CPU device: {0}. \"auto\" and \"f32\" do not need it")]
+    #[error(
+        "dtype = \"bf16\" needs AMX or AVX512-BF16 on the CPU device. There is no AVX512-BF16, and no AMX: {0}. \"auto\" and \"f32\" \
+         need neither"
+    )]
     Bf16(AmxAbsent),
 }
 
@@ -89,6 +92,12 @@ impl CpuUnits {
     pub fn amx(parts: Parts) -> Result<Self, AmxAbsent> {
         let tiles = Tiles { unit: TileUnit::amx()?, parts };
         Ok(Self { vectors: Level::best(), tiles: Some(tiles) })
+    }
+
+    /// AVX512-BF16 for the linear maps, and the best vector unit for the rest. `None` if the CPU has none.
+    pub fn avx512_bf16(parts: Parts) -> Option<Self> {
+        let tiles = Tiles { unit: TileUnit::avx512_bf16()?, parts };
+        Some(Self { vectors: Level::best(), tiles: Some(tiles) })
     }
 
     /// f32 elements that `inner` × `columns` weights take once packed.
@@ -158,20 +167,24 @@ impl Chosen {
     /// # Errors
     /// The CPU device does not compute in this type, here or anywhere.
     pub fn for_type(dtype: ComputeType) -> Result<Self, TypeUnavailable> {
-        Self::with(dtype, CpuUnits::amx)
+        Self::with(dtype, CpuUnits::amx, || CpuUnits::avx512_bf16(Parts::Rounded))
     }
 
     fn with(
         dtype: ComputeType,
         amx: impl FnOnce(Parts) -> Result<CpuUnits, AmxAbsent>,
+        avx512_bf16: impl FnOnce() -> Option<CpuUnits>,
     ) -> Result<Self, TypeUnavailable> {
         let vectors = CpuUnits::vectors(Level::best());
         Ok(match dtype {
             ComputeType::F32 => Self { units: vectors, amx_absent: None },
             ComputeType::F16 => return Err(TypeUnavailable::F16),
-            ComputeType::Bf16 => {
-                Self { units: amx(Parts::Rounded).map_err(TypeUnavailable::Bf16)?, amx_absent: None }
-            }
+            ComputeType::Bf16 => match (amx(Parts::Rounded), avx512_bf16()) {
+                (Ok(units), _) => Self { units, amx_absent: None },
+                (Err(absent), Some(units)) => Self { units, amx_absent: Some(absent) },
+                (Err(absent), None) => return Err(TypeUnavailable::Bf16(absent)),
+            },
+            // Three products in split bf16 take longer on AVX512-BF16 than one in f32.
             ComputeType::Auto => match amx(Parts::Split) {
                 Ok(units) => Self { units, amx_absent: None },
                 Err(absent) => Self { units: vectors, amx_absent: Some(absent) },
@@ -193,9 +206,10 @@ impl fmt::Display for Chosen {
 mod tests {
     use super::*;
 
+    /// On a CPU without AVX512-BF16.
     fn chosen(dtype: ComputeType, amx: Result<(), AmxAbsent>) -> Result<Chosen, TypeUnavailable> {
         let vectors = Level::best();
-        Chosen::with(dtype, |parts| amx.map(|()| CpuUnits::tile_model(vectors, parts)))
+        Chosen::with(dtype, |parts| amx.map(|()| CpuUnits::tile_model(vectors, parts)), || None)
     }
 
     fn absent() -> Result<(), AmxAbsent> {
@@ -227,6 +241,18 @@ mod tests {
         assert!(refused.contains("the CPU has no amx-tile"), "{refused}");
         let f32 = chosen(ComputeType::F32, absent()).unwrap();
         assert!(f32.amx_absent.is_none());
+    }
+
+    #[test]
+    fn avx512_bf16_is_taken_for_bf16_alone_and_where_there_is_no_amx() {
+        let dot = CpuUnits::tile_model(Level::best(), Parts::Rounded);
+        let with_dot = |dtype| Chosen::with(dtype, |_| Err(AmxAbsent::NotEnabled), || Some(dot)).unwrap();
+        assert_eq!(with_dot(ComputeType::Bf16).units, dot);
+        assert!(with_dot(ComputeType::Bf16).amx_absent.is_some());
+        assert_eq!(with_dot(ComputeType::Auto).units, CpuUnits::vectors(Level::best()));
+        let amx = CpuUnits::vectors(Level::best());
+        let both = Chosen::with(ComputeType::Bf16, |_| Ok(amx), || Some(dot)).unwrap();
+        assert_eq!(both.units, amx);
     }
 
     #[test]

@@ -1,12 +1,14 @@
-//! Matrix products on a tile unit, AMX, and a model of the unit in plain Rust for checks and tests.
+//! Matrix products in bf16: on a tile unit, AMX; on AVX512-BF16; and on a model of the tile unit in plain Rust for checks and tests.
 //!
 //! `program` has the tile instructions of one block of a product. `amx` runs them on the unit, `model` in plain Rust,
-//! and `check` compares the two when a worker starts. `pack` makes tiles of f32, `product` walks over a whole matrix.
+//! and `check` compares the two when a worker starts. `dot` computes the same block from the same tiles in vector registers. `pack` makes tiles of f32, `product` walks over a whole matrix.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod check;
+#[cfg(target_arch = "x86_64")]
+mod dot;
 mod model;
 mod pack;
 mod product;
@@ -52,11 +54,13 @@ impl AmxAbsent {
     }
 }
 
-/// What multiplies tiles. Only [`TileUnit::amx`] gives access to AMX.
+/// What multiplies tiles. There is no other way to AMX than [`TileUnit::amx`], and to AVX512-BF16 than [`TileUnit::avx512_bf16`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TileUnit {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     Amx(amx::Amx),
+    #[cfg(target_arch = "x86_64")]
+    Dot(dot::Dot),
     Model,
 }
 
@@ -76,12 +80,22 @@ impl TileUnit {
         Err(AmxAbsent::NoInstructions("AMX"))
     }
 
+    /// This CPU's AVX512-BF16, if it has that.
+    pub fn avx512_bf16() -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            dot::Dot::find().map(Self::Dot)
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        None
+    }
+
     /// Makes the unit's registers ready for [`block`](Self::block) on this thread, until the value is dropped.
     fn configure(self) -> Configured {
         match self {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Self::Amx(amx) => Configured { _amx: Some(amx.configure()) },
-            Self::Model => Configured {
+            _ => Configured {
                 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
                 _amx: None,
             },
@@ -99,7 +113,10 @@ impl TileUnit {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             // SAFETY: by this function's contract.
             Self::Amx(amx) => unsafe { amx.block(parts, left, right, steps, sums) },
-            // SAFETY: by this function's contract.
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the caller's word.
+            Self::Dot(dot) => unsafe { dot.block(parts, left, right, steps, sums) },
+            // SAFETY: the caller's word.
             Self::Model => unsafe { model::block(parts, left, right, steps, sums) },
         }
     }
@@ -110,6 +127,8 @@ impl fmt::Display for TileUnit {
         f.write_str(match self {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Self::Amx(_) => "AMX",
+            #[cfg(target_arch = "x86_64")]
+            Self::Dot(_) => "AVX512-BF16",
             Self::Model => "a model of AMX",
         })
     }

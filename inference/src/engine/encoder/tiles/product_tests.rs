@@ -1,4 +1,4 @@
-//! Products by the tile model against f64: all shapes of edges, both kinds of elements.
+//! Products by the tile model, and by AVX512-BF16 where the CPU has it, against f64: all shapes of edges, both kinds of elements.
 
 use super::super::super::matmul::Product;
 use super::super::super::simd::Level;
@@ -20,6 +20,15 @@ fn noise(len: usize, seed: u64) -> Vec<f32> {
 
 fn model(parts: Parts) -> Tiles {
     Tiles { unit: TileUnit::Model, parts }
+}
+
+/// The units that every CPU has, and AVX512-BF16.
+fn units() -> impl Iterator<Item = TileUnit> {
+    [TileUnit::Model].into_iter().chain(TileUnit::avx512_bf16())
+}
+
+fn with_both_parts() -> impl Iterator<Item = Tiles> {
+    units().flat_map(|unit| [Parts::Split, Parts::Rounded].map(|parts| Tiles { unit, parts }))
 }
 
 struct Matrices {
@@ -106,7 +115,7 @@ fn check(tiles: Tiles, level: Level, (rows, inner, columns): (usize, usize, usiz
 
 #[test]
 fn products_of_all_shapes_are_right() {
-    for tiles in [model(Parts::Split), model(Parts::Rounded)] {
+    for tiles in with_both_parts() {
         for rows in [1, 16, 33] {
             for inner in [1, 31, 32, 97] {
                 for columns in [1, 15, 16, 33, 50] {
@@ -149,15 +158,34 @@ fn split_elements_lose_little_and_rounded_ones_more() {
     assert!((1e-3..1.5e-2).contains(&rounded), "{rounded:e}");
 }
 
+/// Both add up the same products in the same order; AVX512-BF16 may round them otherwise.
+#[test]
+fn avx512_bf16_computes_as_the_model() {
+    let Some(unit) = TileUnit::avx512_bf16() else {
+        eprintln!("not run: the CPU has no AVX512-BF16");
+        return;
+    };
+    for parts in [Parts::Split, Parts::Rounded] {
+        let matrices = Matrices::new(70, 300, 65);
+        let expected = matrices.product(model(parts), Level::best(), 0, false, false);
+        let found = matrices.product(Tiles { unit, parts }, Level::best(), 0, false, false);
+        for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let (_, size) = matrices.exact(at / matrices.columns, at % matrices.columns);
+            let difference = f64::from((found - expected).abs());
+            assert!(difference <= size * 1e-6, "{parts:?}, element {at}: {found}, not {expected}");
+        }
+    }
+}
+
 #[test]
 fn a_row_is_bitwise_the_same_with_any_other_rows() {
-    for parts in [Parts::Split, Parts::Rounded] {
+    for tiles in with_both_parts() {
         let (rows, columns) = (41, 40);
         let matrices = Matrices::new(rows, 70, columns);
-        let all = matrices.product(model(parts), Level::best(), 0, true, true);
+        let all = matrices.product(tiles, Level::best(), 0, true, true);
         for first in [1, 16, 31, 40] {
-            let some = matrices.product(model(parts), Level::best(), first, true, true);
-            assert_eq!(some, all[first * columns..], "rows from {first} on");
+            let some = matrices.product(tiles, Level::best(), first, true, true);
+            assert_eq!(some, all[first * columns..], "{tiles:?}: rows from {first} on");
         }
     }
 }
