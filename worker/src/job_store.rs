@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lapin::Acker;
 use vramq_core::action::Run;
-use vramq_core::ids::{ChannelId, DeliveryTag, JobKey, ModelIndex};
+use vramq_core::ids::{ChannelId, DeliveryTag, ItemIndex, JobKey, ModelIndex};
 use vramq_core::rejection::Rejection;
 use vramq_schemas::{Encoding, Output};
 
@@ -200,18 +200,18 @@ impl Payload {
         self.items.extend(items);
     }
 
-    /// Removes and returns an item for a pass.
-    pub fn take_item(&mut self, index: u32) -> Option<Item> {
-        self.items.take(index)
+    /// Takes an item out for a pass.
+    pub fn take_item(&mut self, index: ItemIndex) -> Option<Item> {
+        self.items.take(index.0)
     }
 
-    /// Puts back an item for which its pass returned no output.
-    pub fn put_item_back(&mut self, index: u32, item: Item) {
-        self.items.put_back(index, item);
+    /// Puts an item of a pass back that gave no output for it.
+    pub fn put_item_back(&mut self, index: ItemIndex, item: Item) {
+        self.items.put_back(index.0, item);
     }
 
-    pub fn set_output(&mut self, index: u32, output: Output) {
-        if let Some(slot) = self.at(index).and_then(|at| self.outputs.get_mut(at)) {
+    pub fn set_output(&mut self, index: ItemIndex, output: Output) {
+        if let Some(slot) = self.at(index.0).and_then(|at| self.outputs.get_mut(at)) {
             *slot = Some(output);
         }
     }

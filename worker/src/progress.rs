@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use vramq_core::ids::JobKey;
+use vramq_core::ids::{ItemIndex, JobKey};
 use vramq_schemas::{ItemProgress, PROGRESS_NOTE_BYTES_MAX};
 
 /// The least time between two reports on a job. That is as often as a person looks, and costs the job nothing. Earlier reports are dropped.
@@ -28,9 +28,9 @@ impl RateLimit {
         Self { last_item: items_total.saturating_sub(1), ..Self::default() }
     }
 
-    /// Whether a report is the last of its job. It is sent once, without the least time.
-    fn is_end(&self, item: u32, fraction: f64) -> bool {
-        item == self.last_item && fraction >= 1.0 && !self.ended.swap(true, Ordering::Relaxed)
+    /// Whether a report is the one that no other follows: it goes out however soon it comes, once.
+    fn is_end(&self, item: ItemIndex, fraction: f64) -> bool {
+        item.0 == self.last_item && fraction >= 1.0 && !self.ended.swap(true, Ordering::Relaxed)
     }
 
     /// Whether a report may go out now; if so, it counts as sent.
@@ -49,8 +49,7 @@ impl RateLimit {
 #[derive(Clone, Debug)]
 pub struct Followed {
     pub job: JobKey,
-    /// Index within the job.
-    pub item: u32,
+    pub item: ItemIndex,
     pub limit: Arc<RateLimit>,
 }
 
@@ -88,7 +87,7 @@ impl ProgressSink {
     pub fn begin(&self) {
         for Followed { job, item, limit } in self.items.iter().flatten() {
             if !limit.started.swap(true, Ordering::Relaxed) {
-                self.send(*job, ItemProgress { item: *item, fraction: 0.0, note: String::new() });
+                self.send(*job, ItemProgress { item: item.0, fraction: 0.0, note: String::new() });
             }
         }
     }
@@ -101,7 +100,7 @@ impl ProgressSink {
             return;
         }
         note.truncate(note.floor_char_boundary(PROGRESS_NOTE_BYTES_MAX));
-        self.send(*job, ItemProgress { item: *item, fraction, note });
+        self.send(*job, ItemProgress { item: item.0, fraction, note });
     }
 
     fn send(&self, job: JobKey, progress: ItemProgress) {
@@ -123,7 +122,8 @@ mod tests {
 
     fn sink(reports: mpsc::Sender<Report>) -> ProgressSink {
         let limit = Arc::new(RateLimit::new(6));
-        let followed = |item| Some(Followed { job: JobKey(7), item, limit: Arc::clone(&limit) });
+        let followed =
+            |item| Some(Followed { job: JobKey(7), item: ItemIndex(item), limit: Arc::clone(&limit) });
         ProgressSink::new(vec![None, followed(4), followed(5)], reports, report)
     }
 
@@ -168,7 +168,8 @@ mod tests {
     fn the_end_of_the_last_item_is_reported_however_soon_it_comes_and_once() {
         let (reports, mut received) = mpsc::channel(8);
         let limit = Arc::new(RateLimit::new(2));
-        let followed = |item| Some(Followed { job: JobKey(7), item, limit: Arc::clone(&limit) });
+        let followed =
+            |item| Some(Followed { job: JobKey(7), item: ItemIndex(item), limit: Arc::clone(&limit) });
         let sink = ProgressSink::new(vec![followed(0), followed(1)], reports, report);
         for (at, fraction) in [(0, 0.5), (0, 1.0), (1, 0.5), (1, 1.0), (1, 1.0)] {
             sink.report(at, fraction, String::new());

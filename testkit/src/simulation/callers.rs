@@ -287,6 +287,7 @@ impl Caller {
             published_ms,
             is_withdrawable: env.plan.withdrawn_percent > 0,
             refers: false,
+            outputs_max: env.plan.reply_outputs_max,
             is_unencodable: false,
             moves: false,
             revision: None,

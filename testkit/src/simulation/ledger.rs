@@ -337,7 +337,10 @@ impl Ledger {
                 nature == Nature::Malformed
                     || record.spec.headers.items_done as usize > record.spec.costs.len()
             }
-            Reason::TooLarge => nature == Nature::Huge || record.spec.is_unencodable,
+            Reason::TooLarge => {
+                let is_above_cap = record.spec.is_above_cap(record.spec.headers.items_done);
+                nature == Nature::Huge || record.spec.is_unencodable || is_above_cap
+            }
             Reason::WrongRevision => record.spec.revision.is_some(),
             Reason::ReferenceMissing => excuses.reference_missing,
             _ => false,

@@ -35,6 +35,9 @@ pub const OPERATORS: u64 = 0x6f70_6572_6174_6f72;
 /// The same for leaks.
 const LEAKS: u64 = 0x6c65_616b_7300_0000;
 
+/// The same for caps on replies.
+const REPLY_CAPS: u64 = 0x7265_706c_7963_6170;
+
 /// The same for large jobs.
 const LARGE_JOBS: u64 = 0x006c_6172_6765_0000;
 
@@ -70,7 +73,10 @@ pub struct Plan {
     pub commanded_permille: usize,
     /// Bytes that leak with each pass on the device's own thread.
     pub leaked_by_pass: u64,
-    /// Further queues, weights, and the identities of callers.
+    /// Outputs that a job's replies may hold, if they have a limit.
+    #[serde(default)]
+    pub reply_outputs_max: Option<u32>,
+    /// Further queues, weights, and whom callers publish as.
     pub sharing: Sharing,
     /// How often rarer things happen.
     pub odds: Odds,
@@ -183,6 +189,7 @@ impl Plan {
             commanded_permille: [0, 5, 30][Random::new(seed ^ OPERATORS).below(3)],
             // Programs return all their memory when they end.
             leaked_by_pass: if is_serial { leaked_by_pass(seed) } else { 0 },
+            reply_outputs_max: [None, None, Some(6), Some(100)][Random::new(seed ^ REPLY_CAPS).below(4)],
             sharing,
             odds,
             sabotage: None,
@@ -192,11 +199,12 @@ impl Plan {
 }
 
 impl Plan {
-    /// The same plan without shares and rare events: one queue for each model, equal parts of the devices, and callers that publish for
-    /// themselves.
+    /// The same with one queue for each model, which has an equal part of its device, callers that publish for themselves, replies without
+    /// a limit, and nothing rare.
     #[must_use]
     pub fn plain(mut self) -> Self {
         (self.sharing, self.odds) = (Sharing::default(), Odds::default());
+        self.reply_outputs_max = None;
         self.faults.retain(|fault| !fault.kind.is_of_more());
         self
     }

@@ -62,6 +62,8 @@ pub struct JobSpec {
     pub is_withdrawable: bool,
     /// Its inputs lie in a store.
     pub refers: bool,
+    /// Outputs that its replies may hold, of each attempt, if they have a limit.
+    pub outputs_max: Option<u32>,
     /// No reply can hold its last output.
     pub is_unencodable: bool,
     /// Whether its last output fits no reply.
@@ -70,7 +72,15 @@ pub struct JobSpec {
     pub revision: Option<u8>,
 }
 
-/// Events that explain how a job may end, and how often.
+impl JobSpec {
+    /// Whether its replies cannot hold all outputs from this item on.
+    pub fn is_above_cap(&self, items_done: u32) -> bool {
+        let left = self.costs.len().saturating_sub(items_done as usize);
+        self.outputs_max.is_some_and(|most| left > most as usize)
+    }
+}
+
+/// What happened to a job that explains how it may end, and how often.
 #[derive(Clone, Debug, Default)]
 pub struct Excuses {
     /// Losses of sessions and processes that held the job. After each, everything may happen once more.

@@ -36,6 +36,7 @@ fn size(plan: &Plan) -> (usize, usize, usize, usize) {
             + plan.referring_percent
             + plan.commanded_permille
             + usize::from(plan.leaked_by_pass > 0)
+            + usize::from(plan.reply_outputs_max.is_some())
             + plan.sharing.size()
             + plan.odds.size(),
     )
@@ -68,6 +69,7 @@ fn cuts(plan: &Plan) -> Vec<Plan> {
     cut(&|plan| plan.referring_percent = 0);
     cut(&|plan| plan.commanded_permille = 0);
     cut(&|plan| plan.leaked_by_pass = 0);
+    cut(&|plan| plan.reply_outputs_max = None);
     cuts.push(plan.clone().plain());
     let mut cut = |change: &dyn Fn(&mut Plan)| {
         let mut shorter = plan.clone();

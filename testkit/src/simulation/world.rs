@@ -15,7 +15,7 @@ use super::env::{Env, Owner};
 use super::ledger::End;
 use super::names::{LARGER_KEY, ModelNames, Names};
 use super::plan::{MIB, ModelPlan, Plan};
-use super::shell::{Exit, Shell};
+use super::shell::{Exit, OUTPUT_BYTES, Shell};
 use super::trace::{Detail, Trace, Violation};
 
 /// Within this time after the last fault every job must have ended. A job that hangs reaches its time limit five times.
@@ -278,7 +278,7 @@ fn facts(at: usize, model: &ModelPlan, plan: &Plan, names: &Names) -> ModelFacts
         slots: NonZeroU16::MIN,
         pass_cost_max: cost,
         job_shape: PassShape { items: 16, cost: cost / 8, longest: cost / 16 },
-        reply_max: u64::MAX,
+        reply_max: plan.reply_outputs_max.map_or(u64::MAX, |most| u64::from(most) * OUTPUT_BYTES as u64),
         share: weight(plan.sharing.model(at)),
         weights: 0,
         executor: ExecutorIndex(usize::from(!serial_only)),

@@ -9,7 +9,7 @@ use vramq_schemas::JobHeaders;
 
 use crate::acks::AckFrame;
 use crate::device::PassShape;
-use crate::ids::{ChannelId, ConsumerId, JobKey, ModelIndex, PassId, QueueIndex, RequestId};
+use crate::ids::{ChannelId, ConsumerId, ItemIndex, JobKey, ModelIndex, PassId, QueueIndex, RequestId};
 use crate::observation::Observation;
 use crate::rejection::Rejection;
 
@@ -75,8 +75,8 @@ pub enum Action {
 pub struct PassOrder {
     pub pass: PassId,
     pub model: ModelIndex,
-    /// Job and index within the job of each item, in the order in which the engine gets them. Empty for a health probe.
-    pub items: Vec<(JobKey, u32)>,
+    /// Job and index of each item, in the order in which the engine gets them. Empty for a health probe.
+    pub items: Vec<(JobKey, ItemIndex)>,
     pub shape: PassShape,
     /// No other pass may run on the device meanwhile, not even a pass of another process.
     pub exclusive: bool,

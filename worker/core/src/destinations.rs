@@ -36,8 +36,9 @@ const CLOSED_MAX: usize = 1024;
 const TRYING_PART: usize = 8;
 const TRYING_MIN: usize = 2;
 
-/// If jobs for full and silent queues take more than this part of a model's slots, refused replies are not published again. This also
-/// bounds the slots for a caller's full queues that no worker has tried before.
+/// The part of a model's slots that jobs may have whose refused replies are offered again. It also bounds what a caller takes with full
+/// queues that no worker has met before. A caller that has at most half of them is not held to it: another caller's full queues must not
+/// cost this one a computed result.
 const OFFERED_PART: usize = 4;
 
 /// What is wrong with a reply queue.
@@ -210,18 +211,19 @@ impl Destinations {
             return true;
         }
         let most = (usize::from(slots) / TRYING_PART).max(TRYING_MIN);
-        let (mut all, mut own) = (0, 0);
-        for holder in self.trying(delivery.model, now).filter(is_other) {
-            all += 1;
-            own += usize::from(holder.caller == delivery.caller);
-        }
+        let (all, own) = count(self.trying(delivery.model, now).filter(is_other), delivery);
         all >= most || own >= most / 2
     }
 
-    /// Whether jobs for full and silent queues take so many of a model's slots that refused replies must not be published again.
-    pub(crate) fn hold_too_many(&self, model: ModelIndex, slots: u16, now: Instant) -> bool {
-        !self.closed.is_empty()
-            && self.trying(model, now).count() > (usize::from(slots) / OFFERED_PART).max(TRYING_MIN)
+    /// Whether jobs for full and silent queues have so many of a model's slots, and this caller's so many of these, that refused replies
+    /// to it are not offered again.
+    pub(crate) fn hold_too_many(&self, delivery: &Delivery, slots: u16, now: Instant) -> bool {
+        if self.closed.is_empty() {
+            return false;
+        }
+        let most = (usize::from(slots) / OFFERED_PART).max(TRYING_MIN);
+        let (all, own) = count(self.trying(delivery.model, now), delivery);
+        all > most && own > most / 2
     }
 
     /// The unacknowledged jobs of a model that have run, or may run, for full or silent reply queues.
@@ -229,6 +231,11 @@ impl Destinations {
         let of_closed = self.held.iter().filter(move |(queue, _)| self.known(queue, now).is_some());
         of_closed.flat_map(|(_, holders)| holders).filter(move |holder| holder.model == model)
     }
+}
+
+/// How many there are, and how many of them are of the delivery's caller.
+fn count<'a>(holders: impl Iterator<Item = &'a Holder>, delivery: &Delivery) -> (usize, usize) {
+    holders.fold((0, 0), |(all, own), holder| (all + 1, own + usize::from(holder.caller == delivery.caller)))
 }
 
 #[cfg(test)]

@@ -82,8 +82,10 @@ impl Worker {
         self.destinations.is_silent(queue, self.now)
     }
 
-    fn hold_too_many(&self) -> bool {
-        self.destinations.hold_too_many(MODEL, SLOTS, self.now)
+    /// Of a caller whose reply was refused.
+    fn hold_too_many(&self, caller: &str) -> bool {
+        let delivery = self.jobs.iter().find(|job| job.caller.as_deref() == Some(caller)).unwrap();
+        self.destinations.hold_too_many(delivery, SLOTS, self.now)
     }
 }
 
@@ -187,7 +189,8 @@ fn all_full_queues_together_have_a_few_slots_and_a_caller_half_of_them() {
 
 /// Queues that were never tried are not known to be full.
 #[test]
-fn a_refused_reply_is_not_offered_again_while_such_jobs_have_a_quarter_of_the_slots() {
+fn a_refused_reply_is_not_offered_again_while_such_jobs_have_a_quarter_of_the_slots_and_half_of_them_are_the_callers()
+ {
     let mut worker = Worker::new();
     let most = usize::from(SLOTS) / OFFERED_PART;
     let queues: Vec<_> = (0..=most).map(|at| format!("new {at}")).collect();
@@ -195,12 +198,19 @@ fn a_refused_reply_is_not_offered_again_while_such_jobs_have_a_quarter_of_the_sl
     assert!((0..9).all(|_| worker.runs("good", "other")));
     for queue in &queues[..most] {
         worker.published(queue, &refused());
-        assert!(!worker.hold_too_many());
+        assert!(!worker.hold_too_many("hostile"));
     }
     worker.published(&queues[most], &refused());
-    assert!(worker.hold_too_many());
-    worker.end(&queues[0]);
-    assert!(!worker.hold_too_many());
+    assert!(worker.hold_too_many("hostile"));
+    // The other's queue was full for a moment.
+    worker.published("good", &refused());
+    assert!(worker.hold_too_many("other"), "nine of its jobs are for a full queue");
+    worker.end("good");
+    assert!((0..most / 2).all(|at| worker.runs(&format!("good {at}"), "other")));
+    (0..most / 2).for_each(|at| worker.published(&format!("good {at}"), &refused()));
+    assert!(!worker.hold_too_many("other") && worker.hold_too_many("hostile"));
+    (0..most).for_each(|at| worker.end(&queues[at]));
+    assert!(!worker.hold_too_many("hostile"));
 }
 
 #[test]

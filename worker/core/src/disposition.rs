@@ -6,7 +6,7 @@ use vramq_schemas::{Attempt, JobHeaders, MinimumRequirement, Reason};
 
 use crate::action::Route;
 use crate::device::OutOfMemory;
-use crate::ids::JobKey;
+use crate::ids::{ItemIndex, JobKey};
 use crate::observation::Cause;
 use crate::rejection::Rejection;
 use crate::units::Mib;
@@ -163,7 +163,7 @@ impl PassFacts<'_> {
 /// index of the job's first item in the pass.
 pub(crate) fn after_out_of_memory(
     headers: &JobHeaders,
-    item: u32,
+    item: ItemIndex,
     pass: &PassFacts<'_>,
     oom: &OutOfMemory,
 ) -> JobOutcome {
@@ -188,7 +188,12 @@ pub(crate) fn after_out_of_memory(
 }
 
 /// The headers with one attempt more: a pass that ran out of memory.
-fn with_attempt(headers: &JobHeaders, item: u32, pass: &PassFacts<'_>, oom: &OutOfMemory) -> JobHeaders {
+fn with_attempt(
+    headers: &JobHeaders,
+    item: ItemIndex,
+    pass: &PassFacts<'_>,
+    oom: &OutOfMemory,
+) -> JobHeaders {
     let mut next = headers.clone();
     next.delays = delays_before(headers, item);
     if headers.attempt == 0 {
@@ -200,7 +205,7 @@ fn with_attempt(headers: &JobHeaders, item: u32, pass: &PassFacts<'_>, oom: &Out
         worker: pass.worker.to_owned(),
         device: pass.device.to_owned(),
         outcome: Reason::OutOfMemory.as_str().to_owned(),
-        item,
+        item: item.0,
         items: pass.items,
         longest: pass.longest,
         asked: oom.asked,
@@ -215,11 +220,11 @@ fn with_attempt(headers: &JobHeaders, item: u32, pass: &PassFacts<'_>, oom: &Out
 /// An item does not fit this device even alone: the job goes to larger devices, if there are some, or ends as a dead letter.
 fn after_all_attempts(
     mut next: JobHeaders,
-    item: u32,
+    item: ItemIndex,
     pass: &PassFacts<'_>,
     oom: &OutOfMemory,
 ) -> JobOutcome {
-    let requirement = MinimumRequirement { item, cost: pass.longest, needs_bytes: oom.asked };
+    let requirement = MinimumRequirement { item: item.0, cost: pass.longest, needs_bytes: oom.asked };
     let rejection = Rejection {
         requirement: Some(requirement),
         ..Rejection::new(Reason::OutOfMemory, explanation(item, pass, oom))
@@ -236,11 +241,10 @@ fn after_all_attempts(
     })
 }
 
-/// How often a job has waited for memory for the item with this index. Zero if the last out-of-memory was for an earlier item, which has
-/// run since.
-pub(crate) fn delays_before(headers: &JobHeaders, item: u32) -> u32 {
+/// How often a job has waited for memory for its item of this index: none for an item that it did not wait for before, which has run.
+pub(crate) fn delays_before(headers: &JobHeaders, item: ItemIndex) -> u32 {
     // A crash since then was no attempt at an item.
-    let is_another = headers.last_out_of_memory().is_some_and(|last| item > last.item);
+    let is_another = headers.last_out_of_memory().is_some_and(|last| item.0 > last.item);
     if is_another { 0 } else { headers.delays }
 }
 
@@ -264,7 +268,7 @@ pub(crate) fn after_invalid_input(
     headers: &JobHeaders,
     pass: &PassFacts<'_>,
     job: JobKey,
-    invalid: Option<(JobKey, u32)>,
+    invalid: Option<(JobKey, ItemIndex)>,
     text: &str,
 ) -> AfterFailure {
     let Some((invalid, item)) = invalid else {
@@ -278,7 +282,7 @@ pub(crate) fn after_invalid_input(
 }
 
 /// Why an item does not fit even alone, for a person.
-fn explanation(item: u32, pass: &PassFacts<'_>, oom: &OutOfMemory) -> String {
+fn explanation(item: ItemIndex, pass: &PassFacts<'_>, oom: &OutOfMemory) -> String {
     let OutOfMemory { asked, free, total, foreign } = *oom;
     let (longest, device) = (pass.longest, pass.device);
     let mut text = format!(

@@ -1,4 +1,4 @@
-//! Newtypes for the numbers of models, executors, jobs, passes, consumers, deliveries and requests, so that they cannot be confused.
+//! Newtypes for the numbers of models, executors, jobs, items, passes, consumers, deliveries and requests, so that they cannot be confused.
 
 use std::fmt;
 
@@ -32,6 +32,8 @@ number! {
     QueueIndex(usize);
     /// The index of an executor in the worker's list of executors.
     ExecutorIndex(usize);
+    /// An item's place within its job.
+    ItemIndex(u32);
     /// One delivery of a job within this process. The shell counts them up; no two deliveries share one.
     JobKey(u64);
     /// One pass within this process.

@@ -25,6 +25,9 @@ pub(super) fn models_as_known(sabotage: Option<Sabotage>, mut models: Vec<ModelF
     if sabotage == Some(Sabotage::ModelWeightsIgnored) {
         models.iter_mut().for_each(|model| model.share = NonZeroU32::MIN);
     }
+    if sabotage == Some(Sabotage::ReplyCapIgnored) {
+        models.iter_mut().for_each(|model| model.reply_max = u64::MAX);
+    }
     models
 }
 

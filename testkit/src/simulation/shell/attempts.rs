@@ -17,6 +17,7 @@ impl Shell {
     /// Checks that replies are sent in order, with outputs that exist.
     pub(super) fn check_reply(&self, env: &mut Env, job: JobKey, run: &Run) {
         let Some(stored) = self.jobs.get(&job) else { return };
+        self.check_cap_of_reply(env, job, run);
         let (from, to) = (run.offset as usize, (run.offset + run.items) as usize);
         let has_all =
             stored.outputs.get(from..to).is_some_and(|outputs| outputs.iter().all(|output| *output));
@@ -41,7 +42,7 @@ impl Shell {
         if given_up {
             let items =
                 self.passes_with(job).flat_map(|flight| &flight.order.items).filter(|(of, _)| *of == job);
-            items.for_each(|(_, item)| env.ledger.in_vain(stored.job, *item));
+            items.for_each(|(_, item)| env.ledger.in_vain(stored.job, item.0));
         }
         let stale = stored.outputs.iter().skip(stored.next as usize).filter(|there| **there).count();
         if !given_up && stale != stored.recomputed {

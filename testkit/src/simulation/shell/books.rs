@@ -7,7 +7,7 @@ use vramq_core::action::{PassOrder, Run};
 use vramq_core::device::{OutOfMemory, PassError};
 use vramq_core::device_health::ProbeResult;
 use vramq_core::event::{Event, PassEnd, PassResult, PublicationOutcome, Source};
-use vramq_core::ids::{JobKey, ModelIndex, QueueIndex};
+use vramq_core::ids::{ItemIndex, JobKey, ModelIndex, QueueIndex};
 use vramq_core::observation::{Cause, End, Observation, PassOutcome, PassShare};
 
 use super::Shell;
@@ -61,9 +61,9 @@ pub(super) struct Expected {
 impl Books {
     /// A pass comes back from its executor.
     pub(super) fn pass_ended(&mut self, env: &Env, flight: Flight, end: &PassEnd, is_ours: bool) {
-        let item = |(at, ((_, item), job)): (usize, (&(_, u32), &_))| {
+        let item = |(at, ((_, item), job)): (usize, (&(_, ItemIndex), &_))| {
             let spec = &env.ledger.job(*job).spec;
-            let cost = spec.costs.get(*item as usize).copied().unwrap_or(0).max(1);
+            let cost = spec.costs.get(item.0 as usize).copied().unwrap_or(0).max(1);
             (caller_as_known(env, spec), cost, end.outputs.get(at).is_some_and(Option::is_some))
         };
         let items = flight.order.items.iter().zip(&flight.jobs).enumerate().map(item).collect();

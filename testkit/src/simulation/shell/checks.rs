@@ -81,6 +81,7 @@ impl Shell {
         self.check_items(env, order);
         self.check_share(env, order, &jobs);
         self.check_shares(env, order, &jobs);
+        self.check_caps(env, order);
     }
 
     /// Checks that the pass fits the budget, and that an exclusive one is alone.
@@ -176,9 +177,9 @@ impl Shell {
         let who = self.life.worker;
         for (job, item) in &order.items {
             let is_done =
-                self.jobs.get(job).is_some_and(|stored| stored.outputs.get(*item as usize) == Some(&true));
+                self.jobs.get(job).is_some_and(|stored| stored.outputs.get(item.0 as usize) == Some(&true));
             let is_running = self.passes_with(*job).any(|flight| flight.order.items.contains(&(*job, *item)));
-            let is_prepared = self.jobs.get(job).is_some_and(|stored| *item < stored.prepared);
+            let is_prepared = self.jobs.get(job).is_some_and(|stored| item.0 < stored.prepared);
             if !is_prepared {
                 env.ledger.fail("only items that are prepared run", || {
                     format!("worker-{who}: item {item} of {job:?}")

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use vramq_core::action::PassOrder;
 use vramq_core::device::PassShape;
 use vramq_core::event::Source;
-use vramq_core::ids::{JobKey, ModelIndex};
+use vramq_core::ids::{ItemIndex, JobKey, ModelIndex};
 use vramq_schemas::status::WorkerState;
 
 use super::Shell;
@@ -25,9 +25,9 @@ impl Shell {
             return;
         }
         let who = self.life.worker;
-        let cost_of = |job: &JobKey, item: u32| {
+        let cost_of = |job: &JobKey, item: ItemIndex| {
             let stored = self.jobs.get(job)?;
-            env.ledger.job(stored.job).spec.costs.get(item as usize).map(|cost| (*cost).max(1))
+            env.ledger.job(stored.job).spec.costs.get(item.0 as usize).map(|cost| (*cost).max(1))
         };
         let shape: PassShape = order.items.iter().filter_map(|(job, item)| cost_of(job, *item)).collect();
         if shape != order.shape {
@@ -93,13 +93,13 @@ impl Shell {
     }
 
     /// The first item of a job that no pass has taken, if it is prepared.
-    fn next_item(&self, order: &PassOrder, key: JobKey, stored: &StoredJob) -> Option<u32> {
-        let is_taken = |item: u32| {
+    fn next_item(&self, order: &PassOrder, key: JobKey, stored: &StoredJob) -> Option<ItemIndex> {
+        let is_taken = |item: ItemIndex| {
             order.items.contains(&(key, item))
-                || stored.outputs.get(item as usize) == Some(&true)
+                || stored.outputs.get(item.0 as usize) == Some(&true)
                 || self.passes_with(key).any(|flight| flight.order.items.contains(&(key, item)))
         };
-        (stored.next..stored.prepared).find(|item| !is_taken(*item))
+        (stored.next..stored.prepared).map(ItemIndex).find(|item| !is_taken(*item))
     }
 
     /// A pass is over. Checks that jobs of other models on the same executor did not wait for more than their share of it.

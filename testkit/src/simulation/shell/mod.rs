@@ -21,6 +21,7 @@ mod passes;
 mod perform;
 mod publications;
 mod references;
+mod reply_caps;
 mod results;
 mod sabotage;
 mod session;
@@ -33,6 +34,7 @@ mod withdrawals;
 
 pub use frames::id_of;
 pub use limits::{LimitsFile, RanOut};
+pub use passes::OUTPUT_BYTES;
 pub use sabotage::Sabotage;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

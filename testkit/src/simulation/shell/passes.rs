@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use vramq_core::action::PassOrder;
 use vramq_core::device::{Loss, OutOfMemory, PassError};
 use vramq_core::event::{Event, OutputSize, PassEnd, PassResult};
-use vramq_core::ids::{ExecutorIndex, JobKey, ModelIndex, PassId};
+use vramq_core::ids::{ExecutorIndex, ItemIndex, JobKey, ModelIndex, PassId};
 use vramq_core::settings::ExecutorFacts;
 
 use super::Shell;
@@ -24,7 +24,7 @@ const PROGRAM_LIMIT: Micros = 20 * SECOND;
 const STOP_LIMIT: Micros = 2 * SECOND;
 
 /// Bytes of an output in a reply.
-pub(super) const OUTPUT_BYTES: usize = 4_096;
+pub const OUTPUT_BYTES: usize = 4_096;
 
 #[derive(Debug)]
 pub(super) struct Executor {
@@ -262,7 +262,7 @@ impl Shell {
         self.skips.remove(&pass);
         for (((key, item), job), output) in flight.order.items.iter().zip(&flight.jobs).zip(&outputs) {
             if output.is_some() {
-                env.ledger.computed(*job, *item);
+                env.ledger.computed(*job, item.0);
                 self.take_output(env, *key, *job, *item);
             }
         }
@@ -311,11 +311,11 @@ impl Shell {
         }
     }
 
-    fn take_output(&mut self, env: &mut Env, key: JobKey, job: JobNumber, item: u32) {
-        match self.jobs.get_mut(&key).and_then(|stored| stored.outputs.get_mut(item as usize)) {
+    fn take_output(&mut self, env: &mut Env, key: JobKey, job: JobNumber, item: ItemIndex) {
+        match self.jobs.get_mut(&key).and_then(|stored| stored.outputs.get_mut(item.0 as usize)) {
             Some(output) => *output = true,
-            // The job was given up, or is gone with its session.
-            None => env.ledger.in_vain(job, item),
+            // Its job is no longer here: given up, or gone with its session.
+            None => env.ledger.in_vain(job, item.0),
         }
     }
 

@@ -199,6 +199,8 @@ impl Shell {
 
     /// Handles the result of reading a job.
     pub(super) fn decoded(&mut self, env: &mut Env, job: JobKey) {
+        let Some(stored) = self.jobs.get(&job) else { return };
+        let is_above_cap = self.is_rejected_for_cap(env, stored);
         let Some(stored) = self.jobs.get_mut(&job) else { return };
         let spec = &env.ledger.job(stored.job).spec;
         let Kind::Job { headers, .. } = &env.ledger.letter(stored.letter).kind else { return };
@@ -217,6 +219,8 @@ impl Shell {
             Err(Rejection::new(Reason::WrongRevision, "this worker has another revision"))
         } else if spec.refers && !stored.has_inputs {
             return self.ready.push_back(Event::Referring { job });
+        } else if is_above_cap {
+            Err(Rejection::new(Reason::TooLarge, "its replies cannot hold all outputs"))
         } else {
             stored.is_decoded = true;
             let items_total = u32::try_from(spec.costs.len()).unwrap_or(u32::MAX);

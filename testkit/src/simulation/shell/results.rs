@@ -3,7 +3,7 @@
 use vramq_core::action::PassOrder;
 use vramq_core::device::{OutOfMemory, PassError};
 use vramq_core::event::{PassEnd, PassResult};
-use vramq_core::ids::PassId;
+use vramq_core::ids::{ItemIndex, PassId};
 use vramq_schemas::{Attempt, Reason};
 
 use super::Shell;
@@ -27,7 +27,7 @@ impl Shell {
                 self.ran_out(*model, *shape, oom, alone);
                 for key in keys {
                     let first = items.iter().filter(|(of, _)| *of == key).map(|(_, item)| *item).min();
-                    let attempt = self.attempt(env, flight, oom, first.unwrap_or(0));
+                    let attempt = self.attempt(env, flight, oom, first.unwrap_or(ItemIndex(0)));
                     self.jobs
                         .get_mut(&key)
                         .into_iter()
@@ -90,15 +90,15 @@ impl Shell {
         }
     }
 
-    /// The history entry of a job for an out-of-memory. `item`: the job's first item in the pass.
-    fn attempt(&self, env: &Env, flight: &Flight, oom: &OutOfMemory, item: u32) -> Attempt {
+    /// What the history of a job in a pass says of an out-of-memory. `item`: the first of the job in the pass.
+    fn attempt(&self, env: &Env, flight: &Flight, oom: &OutOfMemory, item: ItemIndex) -> Attempt {
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         Attempt {
             at_ms: env.unix_ms(),
             worker: format!("worker-{}", self.life.worker),
             device: format!("device-{}", self.device),
             outcome: Reason::OutOfMemory.as_str().to_owned(),
-            item,
+            item: item.0,
             items: count(flight.order.items.len()),
             longest: count(flight.order.shape.longest),
             asked: oom.asked,
@@ -117,7 +117,7 @@ impl Shell {
         let took = u64::try_from(end.took.as_micros()).unwrap_or(u64::MAX);
         for ((key, item), job) in flight.order.items.iter().zip(&flight.jobs) {
             let cost =
-                env.ledger.job(*job).spec.costs.get(*item as usize).copied().unwrap_or(0).max(1) as u64;
+                env.ledger.job(*job).spec.costs.get(item.0 as usize).copied().unwrap_or(0).max(1) as u64;
             if let Some(stored) = self.jobs.get_mut(key) {
                 // To the nanosecond, or a thousand items would lose a millisecond.
                 stored.had_device += took * 1_000 * cost / (flight.order.shape.cost.max(1) as u64);

@@ -144,6 +144,10 @@ sabotages! {
     ModelWeightsIgnored,
     /// All callers of a queue count as one.
     CallersCountAsOne,
+    /// A job whose replies cannot hold all outputs runs, although that is known when it is read.
+    ReplyCapNotRead,
+    /// Outputs leave in replies although the replies are full.
+    ReplyCapIgnored,
 }
 
 /// Whether something still happens.

@@ -84,7 +84,7 @@ impl Shell {
         for (job, item) in &order.items {
             let Some(stored) = self.jobs.get(job) else { continue };
             let costs = &env.ledger.job(stored.job).spec.costs;
-            let cost = costs.get(*item as usize).map_or(1, |cost| (*cost).max(1) as u64);
+            let cost = costs.get(item.0 as usize).map_or(1, |cost| (*cost).max(1) as u64);
             let party = Self::party_of(env, stored);
             *self.shares.had.entry(at).or_default().entry(party).or_default() += cost.min(full);
         }

@@ -12,7 +12,7 @@ use crate::disposition::{
     delays_before,
 };
 use crate::event::OutputSize;
-use crate::ids::JobKey;
+use crate::ids::{ItemIndex, JobKey};
 use crate::jobs::{Running, StopReason};
 use crate::observation::{Cause, Observation};
 use crate::rejection::Rejection;
@@ -82,7 +82,7 @@ impl Core {
         pass: &InFlight,
         facts: &PassFacts<'_>,
         error: &PassError,
-        invalid: Option<(JobKey, u32)>,
+        invalid: Option<(JobKey, ItemIndex)>,
     ) -> bool {
         let undecided = |job: &&Running| {
             !job.is_decided() && matches!(job.stop_reason(), None | Some(StopReason::Requeued(_)))
@@ -111,12 +111,12 @@ impl Core {
         pass: &InFlight,
         facts: &PassFacts<'_>,
         error: &PassError,
-        invalid: Option<(JobKey, u32)>,
+        invalid: Option<(JobKey, ItemIndex)>,
     ) -> AfterFailure {
         match error {
             PassError::OutOfMemory { oom, said } => {
                 let items = pass.items.iter().filter(|(of, ..)| *of == job).map(|(_, item, _)| *item);
-                let item = items.min().unwrap_or(0);
+                let item = items.min().unwrap_or(ItemIndex(0));
                 let delays = delays_before(headers, item).saturating_add(1);
                 let delay_ms = backoff::for_memory(delays, &mut self.random);
                 let facts = PassFacts { delay_ms, said, ..facts.clone() };
@@ -172,7 +172,7 @@ impl Core {
             longest_item.and_then(|(job, item)| Some((&self.jobs.get(job)?.received().delivery, item)));
         let (job, trace_id) =
             of_longest.map_or((None, None), |(job, _)| (job.id.as_ref(), job.trace_id.as_ref()));
-        let item = of_longest.map(|(_, item)| item);
+        let item = of_longest.map(|(_, item)| item.0);
         let OutOfMemory { asked, free, total, foreign } = *oom;
         let (asked, free, total, foreign) = (Mib(asked), Mib(free), Mib(total), Mib(foreign));
         let PassFacts { device, items, jobs, longest, .. } = facts;
@@ -195,8 +195,12 @@ fn lacks_output(pass: &InFlight, outputs: &[Option<OutputSize>], job: JobKey) ->
     items.any(|(at, _)| outputs.get(at).is_none_or(Option::is_none))
 }
 
-/// The job and item index that an engine names as invalid; `None` if that item has an output and so was valid.
-fn invalid_item(pass: &InFlight, outputs: &[Option<OutputSize>], error: &PassError) -> Option<(JobKey, u32)> {
+/// The job and the item in it that an engine names as invalid. An item that has its output is not: it was valid.
+fn invalid_item(
+    pass: &InFlight,
+    outputs: &[Option<OutputSize>],
+    error: &PassError,
+) -> Option<(JobKey, ItemIndex)> {
     let PassError::InvalidInput { item: Some(at), .. } = error else { return None };
     let has_output = outputs.get(*at).is_some_and(Option::is_some);
     pass.items.get(*at).filter(|_| !has_output).map(|(job, item, _)| (*job, *item))

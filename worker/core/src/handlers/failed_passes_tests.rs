@@ -7,7 +7,7 @@ use crate::action::{Action, PassOrder, Publication, Route};
 use crate::device::{OutOfMemory, PassError};
 use crate::event::{PassResult, Source};
 use crate::handlers::test_worker::{Worker, replied, requeued};
-use crate::ids::JobKey;
+use crate::ids::{ItemIndex, JobKey};
 
 fn crashed() -> PassResult {
     PassResult::Failed(PassError::Crashed("the process was killed by signal 9".to_owned()))
@@ -28,7 +28,7 @@ fn a_process_that_dies_costs_the_jobs_in_it_a_crash_and_asks_for_no_probe() {
     // The other processes continue, and take new passes.
     worker.job(3, 1, worker.source(), JobHeaders::default());
     let third = worker.pass();
-    assert_eq!(third.items, [(JobKey(3), 0)]);
+    assert_eq!(third.items, [(JobKey(3), ItemIndex(0))]);
     let actions = worker.ends(&second, PassResult::Done, vec![Some(10)]);
     assert_eq!(replied(&actions), [(JobKey(2), 1, true)]);
 }
@@ -57,7 +57,7 @@ fn an_out_of_memory_costs_the_jobs_that_lack_an_output() {
     worker.job(2, 2, worker.source(), JobHeaders::default());
     let order = worker.pass();
     let oom = OutOfMemory { asked: 9, free: 1, total: 10, foreign: 0 };
-    let outputs = order.items.iter().map(|(key, index)| (*key == JobKey(1) || *index == 0).then_some(10));
+    let outputs = order.items.iter().map(|(key, index)| (*key == JobKey(1) || index.0 == 0).then_some(10));
     let actions = worker.ends(&order, PassResult::Failed(PassError::from(oom)), outputs.collect());
     // The finished item of the second job is published before the job is requeued.
     assert_eq!(replied(&actions), [(JobKey(1), 2, true), (JobKey(2), 1, false)]);
@@ -85,8 +85,8 @@ fn an_invalid_item_ends_its_job_and_the_others_run_again_together() {
         worker.job(job, 2, worker.source(), JobHeaders::default());
     }
     let order = worker.pass();
-    let at = order.items.iter().position(|item| *item == (JobKey(2), 1)).unwrap();
-    // Outputs from before the failure are kept.
+    let at = order.items.iter().position(|item| *item == (JobKey(2), ItemIndex(1))).unwrap();
+    // What was finished before is kept.
     let outputs = order.items.iter().map(|(job, _)| (*job == JobKey(1)).then_some(10));
     let actions = worker.ends(&order, invalid(Some(at)), outputs.collect());
     assert_eq!(replied(&actions), [(JobKey(1), 2, true)]);
@@ -115,7 +115,7 @@ fn an_invalid_item_that_nobody_names_is_found_by_running_each_job_alone() {
         assert_eq!(dead_letters(&actions), [], "{named:?}");
         let alone = worker.passes();
         let items: Vec<_> = alone.iter().map(|order| order.items.clone()).collect();
-        assert_eq!(items, [[(JobKey(2), 0)], [(JobKey(3), 0)]], "{named:?}");
+        assert_eq!(items, [[(JobKey(2), ItemIndex(0))], [(JobKey(3), ItemIndex(0))]], "{named:?}");
         let actions = worker.ends(&alone[0], invalid(None), vec![None]);
         assert_eq!(dead_letters(&actions), [(JobKey(2), Reason::InvalidInput, "no picture")], "{named:?}");
         let actions = worker.ends(&alone[1], PassResult::Done, vec![Some(10)]);
@@ -139,7 +139,7 @@ fn jobs_that_the_disk_has_no_room_for_together_run_alone_and_one_without_room_al
     assert!(requeued(&actions).is_empty() && dead_letters(&actions).is_empty(), "{actions:?}");
     let alone = worker.passes();
     let items: Vec<_> = alone.iter().map(|order| order.items.clone()).collect();
-    assert_eq!(items, [[(JobKey(1), 0)], [(JobKey(2), 0)]]);
+    assert_eq!(items, [[(JobKey(1), ItemIndex(0))], [(JobKey(2), ItemIndex(0))]]);
     let actions = worker.ends(&alone[0], disk_full(), vec![None]);
     let waits = requeued(&actions);
     let [(job, headers, Route::Later(_))] = &waits[..] else { panic!("{actions:?}") };
@@ -230,7 +230,7 @@ fn a_job_that_kills_its_process_runs_alone_in_it_and_beside_other_jobs() {
     worker.job(2, 1, worker.source(), JobHeaders::default());
     worker.job(3, 1, worker.source(), JobHeaders::default());
     let passes = worker.passes();
-    let of_killer = |order: &&PassOrder| order.items.contains(&(JobKey(1), 0));
+    let of_killer = |order: &&PassOrder| order.items.contains(&(JobKey(1), ItemIndex(0)));
     let killing = passes.iter().find(of_killer).expect("it is not quarantined");
     assert_eq!(killing.items.len(), 1);
     assert_eq!(passes.iter().map(|order| order.items.len()).sum::<usize>(), 3, "the others run, too");
@@ -250,14 +250,14 @@ fn the_last_try_of_a_job_that_kills_its_process_has_the_device_to_itself() {
     assert!(worker.passes().is_empty(), "another pass runs");
     worker.ends(&beside, PassResult::Done, vec![Some(10)]);
     let order = worker.pass();
-    assert!(order.exclusive && order.items == [(JobKey(2), 0)], "{order:?}");
+    assert!(order.exclusive && order.items == [(JobKey(2), ItemIndex(0))], "{order:?}");
     worker.job(3, 1, worker.source(), JobHeaders::default());
     assert!(worker.passes().is_empty(), "it would run beside the last try");
     let actions = worker.ends(&order, crashed(), vec![None]);
     let letters: Vec<_> = dead_letters(&actions).into_iter().map(|(job, reason, _)| (job, reason)).collect();
     assert_eq!(letters, [(JobKey(2), Reason::Crashed)]);
     let order = worker.pass();
-    assert!(!order.exclusive && order.items == [(JobKey(3), 0)], "{order:?}");
+    assert!(!order.exclusive && order.items == [(JobKey(3), ItemIndex(0))], "{order:?}");
 }
 
 /// One cause, for example a reset of the GPU, may end several processes at once. The job gets one crash, however many of its passes were

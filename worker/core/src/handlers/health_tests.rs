@@ -8,7 +8,7 @@ use super::test_worker::{Worker, replied, requeued};
 use crate::action::{PassOrder, Route};
 use crate::device::{OutOfMemory, PassError};
 use crate::event::{PassResult, Source};
-use crate::ids::JobKey;
+use crate::ids::{ItemIndex, JobKey};
 
 /// A job that was lost with four workers. One more crash while it runs alone dead-letters it.
 fn nearly_condemned() -> JobHeaders {
@@ -41,7 +41,7 @@ impl Worker {
     /// The pass of the job alone.
     fn pass_of(&mut self, job: u64) -> PassOrder {
         let pass = self.pass();
-        assert_eq!(pass.items, [(JobKey(job), 0)]);
+        assert_eq!(pass.items, [(JobKey(job), ItemIndex(0))]);
         pass
     }
 
@@ -101,7 +101,7 @@ fn a_quarantined_job_whose_device_could_not_be_probed_runs_and_is_not_charged() 
         assert!(requeued(&actions).is_empty(), "{actions:?}");
         pass = worker.next_within_a_minute();
     }
-    assert_eq!(pass.items, [(JobKey(1), 0)]);
+    assert_eq!(pass.items, [(JobKey(1), ItemIndex(0))]);
     worker.ends(&pass, failed(), vec![None]);
     let probe = worker.probe();
     let (headers, _) = worker.requeued_from_sick_device(&probe);
@@ -128,7 +128,11 @@ fn a_program_goes_on_beside_a_probe() {
     worker.job(4, 1, worker.source(), JobHeaders::default());
     let started = worker.passes();
     let items: Vec<_> = started.iter().map(|pass| pass.items.clone()).collect();
-    assert_eq!(items, [vec![], vec![(JobKey(3), 0)]], "the probe, and of the jobs only the program's");
+    assert_eq!(
+        items,
+        [vec![], vec![(JobKey(3), ItemIndex(0))]],
+        "the probe, and of the jobs only the program's"
+    );
     worker.ends(&started[0], PassResult::Done, Vec::new());
     worker.pass_of(4);
 }

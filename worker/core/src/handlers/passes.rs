@@ -207,7 +207,8 @@ impl Core {
     fn check_reply_bytes(&mut self, job: JobKey) {
         let Some(running) = self.jobs.running(job) else { return };
         let Some(excess) = running.reply_excess() else { return };
-        if running.is_decided() || running.is_given_up() {
+        // Another attempt would compute again what has no room now.
+        if running.is_given_up() || running.is_decided() && !running.is_to_be_requeued() {
             return;
         }
         let model = running.received.delivery.model;

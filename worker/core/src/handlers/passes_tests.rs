@@ -7,7 +7,7 @@ use vramq_schemas::{JobHeaders, Reason};
 use super::test_worker::{MODEL, Worker, consumers, replied, requeued};
 use crate::action::{Action, Publication, Route};
 use crate::event::{Event, OnDevice, PassResult, PublicationOutcome};
-use crate::ids::JobKey;
+use crate::ids::{ItemIndex, JobKey};
 use crate::rejection::Rejection;
 
 #[test]
@@ -207,7 +207,7 @@ fn a_job_that_arrives_while_a_pass_runs_joins_the_next_one() {
     worker.now = due;
     worker.apply(Event::Timer);
     let fourth = worker.passes();
-    assert!(fourth.len() == 1 && fourth[0].items.contains(&(JobKey(2), 0)), "{fourth:?}");
+    assert!(fourth.len() == 1 && fourth[0].items.contains(&(JobKey(2), ItemIndex(0))), "{fourth:?}");
     assert_eq!(worker.next_timer(), None);
     // A pass that ends early lets the next one start at once, without a timer.
     let (result, outputs) = done();

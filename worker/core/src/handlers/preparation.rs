@@ -8,7 +8,7 @@ use vramq_schemas::Reason;
 use crate::Core;
 use crate::action::Action;
 use crate::disposition::JobOutcome;
-use crate::ids::{JobKey, ModelIndex};
+use crate::ids::{ItemIndex, JobKey, ModelIndex};
 use crate::rejection::Rejection;
 
 /// When fewer prepared items of a job wait than fill this many passes, items for as many more passes are prepared. The device's thread has
@@ -64,9 +64,9 @@ impl Core {
     }
 }
 
-/// Numbers the items from `first` on. Raises each cost to at least 1, because passes of zero-cost items would have no bound.
-pub(crate) fn with_indices(first: u32, costs: Vec<usize>) -> VecDeque<(u32, usize)> {
-    (first..).zip(costs.into_iter().map(|cost| cost.max(1))).collect()
+/// Items with their indices, from `first` on. An item costs something, or passes of such items would have no bound.
+pub(crate) fn with_indices(first: u32, costs: Vec<usize>) -> VecDeque<(ItemIndex, usize)> {
+    (first..).map(ItemIndex).zip(costs.into_iter().map(|cost| cost.max(1))).collect()
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use super::*;
 use crate::action::Publication;
 use crate::event::{Event, Source, Withdrawn};
 use crate::handlers::test_worker::{Worker, requeued};
+use crate::ids::ItemIndex;
 
 const JOB: JobKey = JobKey(1);
 
@@ -41,7 +42,7 @@ fn a_job_is_read_again_when_its_inputs_are_there() {
     let actions = worker.apply(Event::Fetched { job: JOB, result: Ok(()) });
     assert!(matches!(actions[..], [Action::Decode { job: JOB, .. }]), "{actions:?}");
     worker.decoded(JOB.0, 2);
-    assert_eq!(worker.pass().items, [(JOB, 0), (JOB, 1)]);
+    assert_eq!(worker.pass().items, [(JOB, ItemIndex(0)), (JOB, ItemIndex(1))]);
 }
 
 #[test]

@@ -11,9 +11,9 @@ use crate::backoff;
 use crate::commands::describe;
 use crate::disposition::JobOutcome;
 use crate::event::{Delivery, PublicationOutcome};
-use crate::ids::{ChannelId, JobKey, ModelIndex};
+use crate::ids::{ChannelId, JobKey};
 use crate::jobs::{
-    Ended, Job, NextStep, PublishPolicy, Reader, Running, Settling, Step, StopReason, undeliverable,
+    Ended, Job, NextStep, PublishPolicy, Reader, Received, Running, Settling, Step, StopReason, undeliverable,
 };
 use crate::observation::{End, Observation};
 use crate::rejection::Rejection;
@@ -200,7 +200,7 @@ impl Core {
         }
         let (tries, reader, is_part) = (settling.tries(), settling.reader(), settling.is_part());
         let received = settling.received();
-        let (received_at, model) = (received.at, received.delivery.model);
+        let model = received.delivery.model;
         if reader == Reader::Caller {
             let queue = received.delivery.reply_queue.as_deref();
             self.destinations.published(queue, &outcome, self.now.at);
@@ -210,7 +210,10 @@ impl Core {
         {
             self.observe(Observation::Parts { model, count: messages });
         }
-        let may_retry = self.may_retry(tries, reader, model, received_at);
+        let may_retry = self
+            .jobs
+            .settling(job)
+            .is_some_and(|settling| self.may_retry(tries, reader, settling.received()));
         let policy = PublishPolicy { may_retry, declares: self.session.declares() };
         let Some(settling) = self.jobs.settling_mut(job) else { return };
         let was_dead_letter = matches!(settling.outcome(), JobOutcome::DeadLetter { .. });
@@ -221,10 +224,11 @@ impl Core {
         self.take_step(job, step);
     }
 
-    /// Whether a refused message may be published again. `tries`: refusals so far; `reader`: who reads the message.
-    fn may_retry(&self, tries: u32, reader: Reader, model: ModelIndex, received_at: Instant) -> bool {
-        let slots = self.memory.slots(model.0);
-        if reader == Reader::Caller && self.destinations.hold_too_many(model, slots, self.now.at) {
+    /// Whether a message about a job that was refused so many times may be published again.
+    fn may_retry(&self, tries: u32, reader: Reader, received: &Received) -> bool {
+        let slots = self.memory.slots(received.delivery.model.0);
+        if reader == Reader::Caller && self.destinations.hold_too_many(&received.delivery, slots, self.now.at)
+        {
             return false;
         }
         let tries_max = match reader {
@@ -232,7 +236,7 @@ impl Core {
             Reader::OwnQueues => OWN_TRIES,
         };
         let longest = backoff::doubling_max(tries.saturating_sub(1), REFUSED_WAIT_MIN, REFUSED_WAIT_MAX);
-        tries < tries_max && self.now.at + longest <= self.publish_until(received_at)
+        tries < tries_max && self.now.at + longest <= self.publish_until(received.at)
     }
 
     /// Until when publications of a job that was delivered at `received_at` may be offered again: nearly until the broker's timeout, and in
@@ -246,17 +250,16 @@ impl Core {
     /// The broker answered the publication of a part of a job that continues.
     fn part_published(&mut self, job: JobKey, outcome: PublicationOutcome) {
         let Some(running) = self.jobs.running_mut(job) else { return };
-        let (received_at, model) = (running.received.at, running.received.delivery.model);
+        let model = running.received.delivery.model;
         self.destinations.published(running.received.delivery.reply_queue.as_deref(), &outcome, self.now.at);
         let is_withdrawn = running.is_withdrawn();
         if let PublicationOutcome::Refused { .. } = outcome
             && !is_withdrawn
-            && let Some(part) = running.part_mut()
+            && let Some(tries) = running.part_mut().map(|part| part.count_refusal())
+            && let Some(running) = self.jobs.running(job)
+            && self.may_retry(tries, Reader::Caller, &running.received)
         {
-            let tries = part.count_refusal();
-            if self.may_retry(tries, Reader::Caller, model, received_at) {
-                return self.publish_after_wait(job, tries);
-            }
+            return self.publish_after_wait(job, tries);
         }
         let Some(part) = self.jobs.running_mut(job).and_then(Running::part_ended) else { return };
         match outcome {

@@ -3,9 +3,10 @@
 use vramq_schemas::{JobHeaders, Reason};
 
 use crate::action::{Action, Publication};
+use crate::device::{OutOfMemory, PassError};
 use crate::event::{Event, PassResult, PublicationOutcome};
 use crate::handlers::test_worker::{REPLY_MAX, Worker, replied};
-use crate::ids::JobKey;
+use crate::ids::{ItemIndex, JobKey};
 use crate::observation::Observation;
 use crate::rejection::Rejection;
 
@@ -55,8 +56,8 @@ fn a_job_ends_before_the_output_that_its_replies_have_no_room_for() {
     worker.job(2, 4, worker.source(), JobHeaders::default());
     let order = worker.pass();
     let half = usize::try_from(REPLY_MAX / 2).unwrap();
-    // The first two outputs of the job together reach the limit exactly. The third has one byte, the last none; the other job's are small.
-    let output = |(job, index): &(JobKey, u32)| match (*job, index) {
+    // The job's own are as large as allowed, one byte more than that, and none; the other job's are small.
+    let output = |(job, index): &(JobKey, ItemIndex)| match (*job, index.0) {
         (JOB, 0 | 1) => half,
         (JOB, 2) => 1,
         (JOB, _) => 0,
@@ -93,15 +94,31 @@ fn outputs_of_a_dead_letter_do_not_count_as_computed_again() {
     let mut worker = Worker::new();
     worker.job(JOB.0, 2, worker.source(), JobHeaders::default());
     let order = worker.pass();
-    assert_eq!(order.items, [(JOB, 0), (JOB, 1)]);
+    assert_eq!(order.items, [(JOB, ItemIndex(0)), (JOB, ItemIndex(1))]);
     worker.ends(&order, PassResult::Skipped, vec![None, Some(1)]);
     let order = worker.pass();
-    assert_eq!(order.items, [(JOB, 0)]);
+    assert_eq!(order.items, [(JOB, ItemIndex(0))]);
     let too_large = usize::try_from(REPLY_MAX).unwrap() + 1;
     let actions = worker.ends(&order, PassResult::Done, vec![Some(too_large)]);
     assert_eq!(dead_letter(&actions), Some((0, Reason::TooLarge)), "{actions:?}");
     let is_recomputed = |action: &Action| matches!(action, Action::Observe(Observation::Recomputed { .. }));
     assert!(!actions.iter().any(is_recomputed), "{actions:?}");
+}
+
+/// The other pass filled the replies: another attempt would compute again the outputs that have no room.
+#[test]
+fn a_job_whose_replies_are_full_gets_no_other_attempt_after_an_out_of_memory() {
+    let mut worker = Worker::new();
+    worker.job(JOB.0, 16, worker.source(), JobHeaders::default());
+    let passes = worker.passes();
+    let oom = PassError::from(OutOfMemory { asked: 9, free: 1, total: 10, foreign: 0 });
+    worker.ends(&passes[1], PassResult::Failed(oom), vec![None; 8]);
+    let half = usize::try_from(REPLY_MAX / 2).unwrap();
+    let actions = worker.ends(&passes[0], PassResult::Done, vec![Some(half); 8]);
+    assert_eq!(replied(&actions), [(JOB, 2, false)], "{actions:?}");
+    let confirmed = PublicationOutcome::Confirmed { messages: 1 };
+    let actions = worker.apply(Event::Published { job: JOB, outcome: confirmed });
+    assert_eq!(dead_letter(&actions), Some((2, Reason::TooLarge)), "{actions:?}");
 }
 
 /// The answered items and the reason in the dead letter among these actions.

@@ -8,7 +8,7 @@ use vramq_schemas::withdrawal::Digest;
 use crate::action::{Action, Publication, Route, SessionEnd};
 use crate::event::{Delivery, Event, PublicationOutcome, SessionFacts, Source, Withdrawn};
 use crate::handlers::test_worker::{CHANNEL, Worker, requeued};
-use crate::ids::JobKey;
+use crate::ids::{ItemIndex, JobKey};
 
 const CONFIRMED: PublicationOutcome = PublicationOutcome::Confirmed { messages: 1 };
 
@@ -62,7 +62,7 @@ fn a_next_attempt_waits_until_the_message_before_it_is_acknowledged() {
     let actions = worker.apply(Event::AcksSent { channel: CHANNEL, sent: vec![true] });
     assert!(is_read(&actions), "{actions:?}");
     worker.decoded(NEXT, 1);
-    assert_eq!(worker.pass().items, [(JobKey(NEXT), 0)]);
+    assert_eq!(worker.pass().items, [(JobKey(NEXT), ItemIndex(0))]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::test_worker::{CHANNEL, Worker, replied, requeued};
 use crate::action::{Action, Answer, Publication};
 use crate::device::{OutOfMemory, PassError};
 use crate::event::{Delivery, Event, PassResult, PublicationOutcome, Source, Withdrawn};
-use crate::ids::{JobKey, RequestId};
+use crate::ids::{ItemIndex, JobKey, RequestId};
 use crate::observation::{End, Observation, PassOutcome};
 use crate::rejection::Rejection;
 
@@ -150,7 +150,7 @@ fn a_job_that_waits_for_a_pass_gets_none() {
     let actions = worker.withdraw(1);
     assert_eq!(notices(&actions), [JobKey(1)]);
     let order = worker.pass();
-    assert_eq!(order.items, [(JobKey(2), 0)], "its neighbour runs");
+    assert_eq!(order.items, [(JobKey(2), ItemIndex(0))], "its neighbour runs");
 }
 
 #[test]

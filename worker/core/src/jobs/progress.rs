@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::event::OutputSize;
+use crate::ids::ItemIndex;
 
 /// The items of a job from the first one that is in no reply yet. Sizes are the approximate bytes in a reply.
 #[derive(Debug)]
@@ -34,7 +35,7 @@ pub(crate) struct FinishedItems {
 /// The first output that has no room in a job's replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReplyExcess {
-    pub(crate) item: u32,
+    pub(crate) item: ItemIndex,
     /// What the replies would take with it.
     pub(crate) bytes: u64,
 }
@@ -69,9 +70,9 @@ impl Progress {
         self.outputs.len()
     }
 
-    /// Records the output of an item. `index`: within the whole job.
-    pub(crate) fn set_output(&mut self, index: u32, size: OutputSize) {
-        let at = index.checked_sub(self.next).map(|at| at as usize);
+    /// The output of an item is there; by the item's index within the whole job.
+    pub(crate) fn set_output(&mut self, index: ItemIndex, size: OutputSize) {
+        let at = index.0.checked_sub(self.next).map(|at| at as usize);
         if let Some(slot) = at.and_then(|at| self.outputs.get_mut(at))
             && slot.replace(size).is_none()
         {
@@ -91,8 +92,8 @@ impl Progress {
     /// The first output for which the replies have no room, once all items before it are finished.
     pub(crate) fn reply_excess(&self) -> Option<ReplyExcess> {
         let size = (*self.outputs.get(self.ready)?)?;
-        // Cannot overflow: item indices are `u32`.
-        let item = self.next + u32::try_from(self.ready).unwrap_or(u32::MAX);
+        // Bounded by the items of a job, which fit.
+        let item = ItemIndex(self.next + u32::try_from(self.ready).unwrap_or(u32::MAX));
         Some(ReplyExcess { item, bytes: self.reply_bytes.saturating_add(size.in_reply) })
     }
 
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
 
     fn set_output(progress: &mut Progress, index: u32, bytes: usize) {
-        progress.set_output(index, OutputSize::inline(bytes));
+        progress.set_output(ItemIndex(index), OutputSize::inline(bytes));
     }
 
     #[test]
@@ -168,16 +169,18 @@ mod tests {
         assert_eq!(progress.reply_excess(), None);
         set_output(&mut progress, 0, 4);
         assert_eq!((progress.ready(), progress.out_of_order()), (2, 1));
-        assert_eq!(progress.reply_excess(), Some(ReplyExcess { item: 2, bytes: 16 }));
-        // Bytes that were already taken still count towards the limit.
+        assert_eq!(progress.reply_excess(), Some(ReplyExcess { item: ItemIndex(2), bytes: 16 }));
+        // What was taken away counts.
         assert_eq!(progress.take_ready().items, 2);
-        assert_eq!(progress.reply_excess(), Some(ReplyExcess { item: 2, bytes: 16 }));
+        assert_eq!(progress.reply_excess(), Some(ReplyExcess { item: ItemIndex(2), bytes: 16 }));
     }
 
     #[test]
     fn an_output_in_a_store_takes_what_its_reference_takes() {
         let mut progress = Progress::new(2, 0, 10);
-        (0..2).for_each(|index| progress.set_output(index, OutputSize { bytes: 1_000, in_reply: 5 }));
+        (0..2).for_each(|index| {
+            progress.set_output(ItemIndex(index), OutputSize { bytes: 1_000, in_reply: 5 })
+        });
         assert_eq!((progress.ready(), progress.ready_bytes(), progress.reply_excess()), (2, 2_000, None));
     }
 }

@@ -14,6 +14,7 @@ use super::{PartInFlight, Received};
 use crate::action::Run;
 use crate::disposition::{self, JobOutcome};
 use crate::event::{DecodedJob, OutputSize, Source};
+use crate::ids::ItemIndex;
 use crate::observation::Cause;
 use crate::scheduling::Waiting;
 
@@ -108,8 +109,8 @@ impl Running {
         }
     }
 
-    /// The job as the batcher holds it, with prepared items given by index and cost.
-    pub(crate) fn waiting(&self, items: VecDeque<(u32, usize)>) -> Waiting {
+    /// How the job waits for passes, with the items of these indices and costs.
+    pub(crate) fn waiting(&self, items: VecDeque<(ItemIndex, usize)>) -> Waiting {
         Waiting {
             key: self.received.delivery.job,
             queue: self.received.queue,
@@ -219,7 +220,7 @@ impl Running {
         self.received.delivery.source != Source::Quarantine || self.device_was_well
     }
 
-    pub(crate) fn set_output(&mut self, index: u32, size: OutputSize) {
+    pub(crate) fn set_output(&mut self, index: ItemIndex, size: OutputSize) {
         self.progress.set_output(index, size);
     }
 
@@ -312,6 +313,11 @@ impl Running {
 
     pub(crate) fn is_decided(&self) -> bool {
         self.decision.is_some()
+    }
+
+    /// Whether another attempt was decided.
+    pub(crate) fn is_to_be_requeued(&self) -> bool {
+        matches!(self.decision, Some(JobOutcome::Requeue(_)))
     }
 
     /// Sets the outcome that takes effect once the part and the passes in flight have ended.

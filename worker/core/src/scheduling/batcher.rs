@@ -17,7 +17,7 @@ use super::draft::{Caller, Draft, Forming, PassLimits, Waiting};
 use super::fair_queue::FairQueue;
 use super::flow::{JobClass, Place, Position};
 use crate::device::PassShape;
-use crate::ids::{JobKey, QueueIndex};
+use crate::ids::{ItemIndex, JobKey, QueueIndex};
 
 /// A quantum, the cost that a caller may take in a turn, is a pass divided by this. So a pass serves about so many callers, and so many
 /// jobs of a caller.
@@ -127,7 +127,7 @@ impl Batcher {
     pub(crate) fn give_back(
         &mut self,
         jobs: Vec<Waiting>,
-        items: impl IntoIterator<Item = (JobKey, u32, usize)>,
+        items: impl IntoIterator<Item = (JobKey, ItemIndex, usize)>,
     ) {
         let mut again = jobs;
         for job in &mut again {

@@ -74,7 +74,7 @@ proptest! {
             prop_assert!(hints.is_none_or(|hint| draft.items.len() <= hint as usize));
             prop_assert_eq!(draft.shape, draft.items.iter().map(|(_, _, cost)| *cost).collect::<PassShape>());
             prop_assert!(!exclusive || draft.items.iter().all(|(job, ..)| *job == first));
-            let mut taken: Vec<_> = draft.items.iter().map(|(job, index, _)| (job.0, *index)).collect();
+            let mut taken: Vec<_> = draft.items.iter().map(|(job, index, _)| (job.0, index.0)).collect();
             taken.sort_unstable();
             for (job, index) in taken {
                 prop_assert_eq!(next_index[job as usize], index);
@@ -157,7 +157,7 @@ proptest! {
         let (mut next, mut ran) = (0, Vec::new());
         let last = pieces.len() - 1;
         for (at, (costs, passes)) in pieces.iter().enumerate() {
-            let items = (next..).zip(costs.iter().copied()).collect();
+            let items = (next..).map(ItemIndex).zip(costs.iter().copied()).collect();
             next += costs.len() as u32;
             batcher.extend(of("victim", Waiting { items, more: at < last, ..job(0, &[]) }));
             let small = batcher.shared.small(QueueIndex(0), &Some("victim".to_owned()));
@@ -166,14 +166,14 @@ proptest! {
                 if let Some(draft) = next_pass(&mut batcher, |_| true) {
                     let mut own: Vec<_> = draft.items.iter().filter(|(job, ..)| job.0 == 0).collect();
                     own.sort_by_key(|(_, index, _)| *index);
-                    ran.extend(own.into_iter().map(|(_, index, _)| *index));
+                    ran.extend(own.into_iter().map(|(_, index, _)| index.0));
                 }
             }
         }
         while let Some(draft) = next_pass(&mut batcher, |_| true) {
             let mut own: Vec<_> = draft.items.iter().filter(|(job, ..)| job.0 == 0).collect();
             own.sort_by_key(|(_, index, _)| *index);
-            ran.extend(own.into_iter().map(|(_, index, _)| *index));
+            ran.extend(own.into_iter().map(|(_, index, _)| index.0));
         }
         prop_assert_eq!(ran, (0..next).collect::<Vec<_>>());
         prop_assert!(!batcher.has_full_pass() && batcher.shared.is_empty() && batcher.cost == 0);

@@ -25,7 +25,7 @@ pub(super) fn first_shape(batcher: &Batcher) -> Option<(PassShape, bool)> {
 /// Job and index of each item of the next pass.
 pub(super) fn pass(batcher: &mut Batcher) -> Vec<(u64, u32)> {
     let draft = next_pass(batcher, |_| true).unwrap();
-    draft.items.iter().map(|(job, index, _)| (job.0, *index)).collect()
+    draft.items.iter().map(|(job, index, _)| (job.0, index.0)).collect()
 }
 
 fn jobs_of(pass: &[(u64, u32)]) -> Vec<u64> {
@@ -112,7 +112,7 @@ fn exclusive_and_isolated_jobs_are_alone_and_take_turns_with_the_others() {
     batcher.push(job(4, &[1]));
     assert_eq!(first_shape(&batcher).map(|(_, exclusive)| exclusive), Some(true));
     let exclusive = next_pass(&mut batcher, |_| true).unwrap();
-    assert!(exclusive.exclusive && exclusive.items == [(JobKey(2), 0, 1)]);
+    assert!(exclusive.exclusive && exclusive.items == [(JobKey(2), ItemIndex(0), 1)]);
     assert_eq!(pass(&mut batcher), [(1, 0), (4, 0)]);
     assert_eq!(pass(&mut batcher), [(3, 0), (3, 1)]);
 }
@@ -157,10 +157,10 @@ fn items_given_back_go_first_and_in_order() {
     let mut batcher = batcher(3);
     batcher.push(Waiting { hint: Some(2), ..job(1, &[1, 1, 1]) });
     let draft = next_pass(&mut batcher, |_| true).unwrap();
-    assert_eq!(draft.items, [(JobKey(1), 0, 1), (JobKey(1), 1, 1)]);
+    assert_eq!(draft.items, [(JobKey(1), ItemIndex(0), 1), (JobKey(1), ItemIndex(1), 1)]);
     batcher.push(job(2, &[1, 1]));
-    // Job 9 is not among the jobs that continue, so its item is dropped.
-    let items = draft.items.into_iter().chain([(JobKey(9), 0, 1)]);
+    // Job 9 is not among those that go on, so its item is dropped.
+    let items = draft.items.into_iter().chain([(JobKey(9), ItemIndex(0), 1)]);
     batcher.give_back(vec![Waiting { hint: Some(2), isolated: true, ..job(1, &[]) }], items);
     assert_eq!(pass(&mut batcher), [(1, 0), (1, 1)], "isolated: alone, with its hint");
     assert_eq!(pass(&mut batcher), [(2, 0), (2, 1)]);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::device::PassShape;
-use crate::ids::{JobKey, QueueIndex};
+use crate::ids::{ItemIndex, JobKey, QueueIndex};
 
 /// The publisher of a job, if the broker verified it. All unverified publishers together are the caller `None`.
 pub(crate) type Caller = Option<String>;
@@ -30,9 +30,9 @@ pub(crate) struct Waiting {
     pub(crate) tried_at_ms: u64,
     /// Whether the job needs passes without items of other jobs.
     pub(crate) isolated: bool,
-    /// Index within the job and cost of each prepared item, in order.
-    pub(crate) items: VecDeque<(u32, usize)>,
-    /// Whether more items of the job are still to be prepared.
+    /// Index within the job and cost of each item that is prepared; in order.
+    pub(crate) items: VecDeque<(ItemIndex, usize)>,
+    /// More items of the job are to be prepared.
     pub(crate) more: bool,
 }
 
@@ -54,8 +54,8 @@ impl Waiting {
 /// The content of a pass.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Draft {
-    /// Job, index within the job and cost of each item, longest first: that order lets an engine spread items evenly over parallel units.
-    pub(crate) items: Vec<(JobKey, u32, usize)>,
+    /// Job and index of each item, the longest item first: that is how an engine spreads items over parallel units evenly.
+    pub(crate) items: Vec<(JobKey, ItemIndex, usize)>,
     pub(crate) shape: PassShape,
     /// Whether the pass must have the device to itself.
     pub(crate) exclusive: bool,
@@ -63,7 +63,7 @@ pub(crate) struct Draft {
 
 /// A pass that is being formed.
 pub(super) struct Forming {
-    items: Vec<(JobKey, u32, usize)>,
+    items: Vec<(JobKey, ItemIndex, usize)>,
     pub(super) shape: PassShape,
     /// The smallest batch hint of the jobs in it.
     items_max: usize,

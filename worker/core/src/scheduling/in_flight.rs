@@ -7,15 +7,15 @@ use super::{Caller, Draft};
 use crate::admission::Permit;
 use crate::device::PassShape;
 use crate::event::OutputSize;
-use crate::ids::{ExecutorIndex, Fingerprint, JobKey, ModelIndex};
+use crate::ids::{ExecutorIndex, Fingerprint, ItemIndex, JobKey, ModelIndex};
 use crate::observation::PassShare;
 
 /// A pass that an executor has received.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     pub(crate) model: ModelIndex,
-    /// Job, index within the job and cost of each item; empty for a health probe.
-    pub(crate) items: Vec<(JobKey, u32, usize)>,
+    /// Job, index within the job and cost of each item; none of a health probe.
+    pub(crate) items: Vec<(JobKey, ItemIndex, usize)>,
     pub(crate) shape: PassShape,
     pub(crate) exclusive: bool,
     executor: ExecutorIndex,

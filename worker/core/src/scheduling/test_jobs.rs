@@ -1,7 +1,7 @@
 //! Waiting jobs for the tests of the batcher and of the scheduler.
 
 use super::Waiting;
-use crate::ids::{JobKey, QueueIndex};
+use crate::ids::{ItemIndex, JobKey, QueueIndex};
 
 /// A job with items of these costs, on the model's own queue, without a caller, and free to share passes.
 pub(super) fn job(key: u64, costs: &[usize]) -> Waiting {
@@ -13,7 +13,7 @@ pub(super) fn job(key: u64, costs: &[usize]) -> Waiting {
         exclusive: false,
         tried_at_ms: 0,
         isolated: false,
-        items: (0..).zip(costs.iter().copied()).collect(),
+        items: (0..).map(ItemIndex).zip(costs.iter().copied()).collect(),
         more: false,
     }
 }

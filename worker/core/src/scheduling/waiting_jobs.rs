@@ -2,7 +2,7 @@
 
 use super::batcher::Batcher;
 use super::{Scheduler, Waiting};
-use crate::ids::{JobKey, ModelIndex};
+use crate::ids::{ItemIndex, JobKey, ModelIndex};
 
 impl Scheduler {
     /// How many jobs of a model wait.
@@ -36,7 +36,7 @@ impl Scheduler {
         &mut self,
         model: ModelIndex,
         jobs: Vec<Waiting>,
-        items: impl IntoIterator<Item = (JobKey, u32, usize)>,
+        items: impl IntoIterator<Item = (JobKey, ItemIndex, usize)>,
     ) {
         self.batchers[model.0].give_back(jobs, items);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vramq_core::action::PassOrder;
 use vramq_core::device::PassError;
 use vramq_core::event::{Event, OutputSize, PassEnd, PassResult};
-use vramq_core::ids::JobKey;
+use vramq_core::ids::{ItemIndex, JobKey};
 use vramq_schemas::{Encoding, Output};
 
 use crate::engine::Item;
@@ -51,7 +51,7 @@ impl EventLoop {
 
     /// The receiver of progress reports for a pass: for the items whose jobs asked for progress.
     fn progress_sink(&self, order: &PassOrder) -> ProgressSink {
-        let followed = |(job, item): &(JobKey, u32)| {
+        let followed = |(job, item): &(JobKey, ItemIndex)| {
             let limit = self.jobs.payload(*job)?.progress.clone()?;
             Some(Followed { job: *job, item: *item, limit })
         };
