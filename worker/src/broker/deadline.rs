@@ -12,21 +12,38 @@ const STEPS: u32 = 5;
 
 /// Runs `work`, and gives up after it could run for `limit`. Cancel-safe if `work` is.
 pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+    within_silence(limit, || 0, work).await
+}
+
+/// Waits for an answer that comes after others on the same channel, but gives up when for `limit` neither it nor one of the others came.
+/// `received` counts the others. Cancel-safe if `work` is.
+pub async fn within_silence<T>(
+    limit: Duration,
+    received: impl Fn() -> u64,
+    work: impl Future<Output = T>,
+) -> Option<T> {
     let step = limit / STEPS;
     let mut work = pin!(work);
-    let mut had = 0;
+    let (mut had, mut before) = (0, received());
     while had < STEPS {
         let start = Instant::now();
         if let Ok(done) = tokio::time::timeout(step, &mut work).await {
             return Some(done);
         }
-        had += u32::from(start.elapsed() < 2 * step);
+        let after = received();
+        if after != before {
+            (had, before) = (0, after);
+        } else if start.elapsed() < 2 * step {
+            had += 1;
+        }
     }
     None
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use tokio::sync::oneshot;
 
     use super::*;
@@ -44,7 +61,20 @@ mod tests {
         assert_eq!(within(Duration::from_secs(3600), ask()).await, Some(()));
     }
 
-    /// The second question is asked after the limit has passed, and answered at once.
+    /// Ten deliveries, one in each step, then none for the five steps of the limit.
+    #[tokio::test]
+    async fn each_delivery_begins_the_limit_anew() {
+        let looks = Cell::new(0);
+        let received = || {
+            looks.set(looks.get() + 1);
+            looks.get().min(11)
+        };
+        let never = std::future::pending::<()>();
+        assert_eq!(within_silence(Duration::from_millis(50), received, never).await, None);
+        assert_eq!(looks.get(), 1 + 10 + u64::from(STEPS));
+    }
+
+    /// The second question is asked when the time is over, and answered at once.
     #[tokio::test]
     async fn a_standstill_does_not_use_up_the_deadline() {
         const LIMIT: Duration = Duration::from_secs(2);

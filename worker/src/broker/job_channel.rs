@@ -3,6 +3,7 @@
 use std::num::NonZeroU16;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -17,18 +18,35 @@ use tokio::sync::Mutex;
 use vramq_core::event::QueueCount;
 use vramq_core::ids::ChannelId;
 
-/// A channel of jobs. It stays open until its last delivery is settled, even after a new channel has replaced it.
+use super::deadline::within_silence;
+
+/// How long a channel may be silent before it answers a question about a queue. The answer comes after the deliveries that the broker
+/// has sent before, so the time begins anew with each of them. A channel that stays silent for longer settles nothing either.
+const SILENT_MAX: Duration = Duration::from_secs(60);
+
+/// Why there is no answer about a queue.
+#[derive(Debug, thiserror::Error)]
+pub enum QueueError {
+    #[error(transparent)]
+    Broker(#[from] lapin::Error),
+    #[error("the broker has sent nothing for {} s", SILENT_MAX.as_secs())]
+    Silent,
+}
+
+/// A channel of jobs. It stays open until the last of its deliveries is settled, also if another one has taken its place.
 #[derive(Debug)]
 pub struct JobChannel {
     id: ChannelId,
     channel: Channel,
     /// Held while a consumer starts or stops. The prefetch is set on the channel, and the next consumer that starts takes it.
     starting: Mutex<()>,
+    /// Messages that its consumers have received.
+    received: AtomicU64,
 }
 
 impl JobChannel {
     pub fn new(id: ChannelId, channel: Channel) -> Arc<Self> {
-        Arc::new(Self { id, channel, starting: Mutex::default() })
+        Arc::new(Self { id, channel, starting: Mutex::default(), received: AtomicU64::new(0) })
     }
 
     /// Acks must use the channel with the id of their delivery.
@@ -38,6 +56,11 @@ impl JobChannel {
 
     pub fn is_open(&self) -> bool {
         self.channel.status().connected()
+    }
+
+    /// A consumer has received a message.
+    pub fn count_received(&self) {
+        self.received.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Starts a consumer. `timeout` is how long it may hold a delivery, where the queue lets it say so.
@@ -75,16 +98,23 @@ impl JobChannel {
         }
     }
 
-    /// Asks how many messages of a queue wait for delivery. A missing queue closes the channel.
-    pub async fn count(&self, queue: &ShortString) -> lapin::Result<QueueCount> {
+    /// Asks how many messages of a queue wait to be delivered. A queue that is not there ends the channel.
+    pub async fn count(&self, queue: &ShortString) -> Result<QueueCount, QueueError> {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        let queue = self.channel.queue_declare(queue.clone(), options, FieldTable::default()).await?;
+        let counted = self.channel.queue_declare(queue.clone(), options, FieldTable::default());
+        let queue = self.answered(counted).await?;
         Ok(QueueCount { waiting: queue.message_count(), consumers: queue.consumer_count() })
     }
 
     /// Takes one message from a queue.
-    pub async fn get(&self, queue: &ShortString) -> lapin::Result<Option<Delivery>> {
-        let message = self.channel.basic_get(queue.clone(), BasicGetOptions::default()).await?;
-        Ok(message.map(|message| message.delivery))
+    pub async fn get(&self, queue: &ShortString) -> Result<Option<Delivery>, QueueError> {
+        let message = self.channel.basic_get(queue.clone(), BasicGetOptions::default());
+        Ok(self.answered(message).await?.map(|message| message.delivery))
+    }
+
+    /// Waits for the broker's answer, but not for ever.
+    async fn answered<T>(&self, request: impl Future<Output = lapin::Result<T>>) -> Result<T, QueueError> {
+        let received = || self.received.load(Ordering::Relaxed);
+        Ok(within_silence(SILENT_MAX, received, request).await.ok_or(QueueError::Silent)??)
     }
 }

@@ -20,15 +20,11 @@ use vramq_schemas::topology::{bulk_queue, jobs_queue, suspects_queue};
 
 use super::consumer_timeouts::ConsumerTimeouts;
 use super::deadline::within;
-use super::job_channel::JobChannel;
+use super::job_channel::{JobChannel, QueueError};
 use super::topology::FurtherQueue;
 
 /// How long the broker may take to start a consumer: one that answers nothing for so long delivers no jobs either.
 const CONSUME_MAX: Duration = Duration::from_secs(3);
-
-/// How long the broker may take to count a model's queues, or to return a quarantined job. The answer comes after the deliveries that the
-/// broker sent earlier, so a slow network needs time. A channel that is silent for longer does not deliver acks either.
-const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 /// The longest consumer tag: AMQP's short string.
 const TAG_BYTES_MAX: usize = 255;
@@ -56,16 +52,7 @@ pub enum ConsumeError {
     NoChannel,
 }
 
-/// Why there is no answer about a model's queues.
-#[derive(Debug, thiserror::Error)]
-pub enum QueueError {
-    #[error(transparent)]
-    Broker(#[from] lapin::Error),
-    #[error("the broker does not answer within {} s", ANSWER_MAX.as_secs())]
-    Silent,
-}
-
-/// The waiting messages of a model, and the further queues that could not be counted. Their channels are closed.
+/// What waits of a model, and the further queues that could not be counted. These have no channel any more.
 #[derive(Debug)]
 pub struct Counted {
     pub counts: QueueCounts,
@@ -196,7 +183,10 @@ impl ModelChannels {
             };
             let ended = futures_util::stream::once(async { None });
             let deliveries = stream.map(Some).chain(ended);
-            let with_source = move |delivery| Delivered { source, channel: Arc::clone(&channel), delivery };
+            let with_source = move |delivery| {
+                channel.count_received();
+                Delivered { source, channel: Arc::clone(&channel), delivery }
+            };
             Ok(deliveries.map(with_source).boxed())
         }
     }
@@ -220,7 +210,7 @@ impl ModelChannels {
     /// Asks how many messages of the model wait to be delivered.
     pub fn count(&self) -> impl Future<Output = Result<Counted, QueueError>> + Send + use<> {
         let Self { own, jobs, bulk, quarantine, further, .. } = self.clone();
-        answered(async move {
+        async move {
             let quarantined = own.count(&quarantine).await?.waiting;
             let bulk = own.count(&bulk).await?;
             let (mut counts, mut lost) = (vec![own.count(&jobs).await?], Vec::new());
@@ -229,13 +219,16 @@ impl ModelChannels {
                     Some(channel) => channel.count(&queue.name).await,
                     None => Ok(QueueCount::default()),
                 };
-                counts.push(counted.unwrap_or_else(|error| {
-                    lost.push((at, error));
-                    QueueCount::default()
-                }));
+                counts.push(match counted {
+                    Err(QueueError::Broker(error)) => {
+                        lost.push((at, error));
+                        QueueCount::default()
+                    }
+                    counted => counted?,
+                });
             }
             Ok(Counted { counts: QueueCounts { jobs: counts, bulk, quarantined }, lost })
-        })
+        }
     }
 
     /// Waits until the broker has read everything sent on the channels so far, above all acks: it answers in their order.
@@ -258,17 +251,12 @@ impl ModelChannels {
     ) -> impl Future<Output = Result<Option<(Arc<JobChannel>, Delivery)>, QueueError>> + Send + use<> {
         let (own, quarantine) = (Arc::clone(&self.own), self.quarantine.clone());
         let synced = (!self.further.is_empty()).then(|| self.synced());
-        answered(async move {
+        async move {
             if let Some(synced) = synced {
                 synced.await;
             }
             let delivery = own.get(&quarantine).await?;
             Ok(delivery.map(|delivery| (own, delivery)))
-        })
+        }
     }
-}
-
-/// Waits for the broker's answer, for a limited time.
-async fn answered<T>(request: impl Future<Output = lapin::Result<T>>) -> Result<T, QueueError> {
-    Ok(within(ANSWER_MAX, request).await.ok_or(QueueError::Silent)??)
 }
