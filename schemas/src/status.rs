@@ -2,10 +2,19 @@
 //!
 //! Fields are only ever added. A reader ignores unknown fields. A field that an older worker does not send has its default.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 /// Missed heartbeats after which a reader considers a worker gone.
 pub const HEARTBEATS_MISSED_MAX: u32 = 3;
+
+/// The interval of a heartbeat that names none.
+const INTERVAL_MS: u64 = 5_000;
+
+/// The bounds of an interval that a reader waits for: anybody may publish a heartbeat.
+const INTERVAL_MS_MIN: u64 = 100;
+const INTERVAL_MS_MAX: u64 = 600_000;
 
 /// A worker's status. Sent when its session is open, at each change of its state, and after each interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -32,6 +41,15 @@ pub struct Heartbeat {
     pub devices: Vec<DeviceStatus>,
     /// What was learned of the memory that passes may take.
     pub ceilings: Vec<CeilingStatus>,
+}
+
+impl Heartbeat {
+    /// How long a reader waits for the next one before it considers the worker gone: [`HEARTBEATS_MISSED_MAX`] intervals, whatever interval
+    /// it names at least 0.3 s and at most half an hour.
+    pub fn silence_max(&self) -> Duration {
+        let interval_ms = if self.interval_ms == 0 { INTERVAL_MS } else { self.interval_ms };
+        Duration::from_millis(interval_ms.clamp(INTERVAL_MS_MIN, INTERVAL_MS_MAX)) * HEARTBEATS_MISSED_MAX
+    }
 }
 
 /// The state of a worker.
@@ -224,4 +242,18 @@ pub struct CeilingStatus {
     /// The largest that fitted (0: none known), and the smallest that did not.
     pub fitted: u64,
     pub failed: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_waits_for_a_worker_no_shorter_and_no_longer_than_is_sensible() {
+        let silence_max = |interval_ms| Heartbeat { interval_ms, ..Heartbeat::default() }.silence_max();
+        assert_eq!(silence_max(2_000), Duration::from_secs(6));
+        assert_eq!(silence_max(0), Duration::from_secs(15));
+        assert_eq!(silence_max(1), Duration::from_millis(300));
+        assert_eq!(silence_max(u64::MAX), Duration::from_secs(1_800));
+    }
 }

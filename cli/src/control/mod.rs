@@ -82,8 +82,7 @@ struct Responses {
     in_progress: BTreeMap<String, InProgress>,
 }
 
-/// A worker that is cancelling is taken for dead after this many missed heartbeats, or after this time if its interval is unknown.
-const SILENCES: u32 = 3;
+/// A worker that is cancelling is taken for dead after this time without a heartbeat, if its interval is unknown.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -238,8 +237,7 @@ impl Responses {
         if heartbeat.state == WorkerState::Gone {
             self.in_progress.remove(&heartbeat.worker);
         } else if let Some(in_progress) = self.in_progress.get_mut(&heartbeat.worker) {
-            let silence_max = Duration::from_millis(heartbeat.interval_ms) * SILENCES;
-            *in_progress = InProgress { heard: Instant::now(), silence_max };
+            *in_progress = InProgress { heard: Instant::now(), silence_max: heartbeat.silence_max() };
         }
         if heartbeat.state != WorkerState::Gone && named.is_empty() {
             self.workers.entry(heartbeat.worker).or_default();

@@ -171,7 +171,7 @@ impl Fleet {
             match snapshot.presence(&link, now) {
                 Presence::Here => true,
                 Presence::Left => unheard < LEFT_SHOWN,
-                Presence::Silent => unheard < snapshot.patience() + SILENT_SHOWN,
+                Presence::Silent => unheard < snapshot.last.silence_max() + SILENT_SHOWN,
             }
         });
     }

@@ -3,13 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use vramq_schemas::status::{Counters, HEARTBEATS_MISSED_MAX, Heartbeat, WorkerState};
+use vramq_schemas::status::{Counters, Heartbeat, WorkerState};
 
 /// The shortest time from which a rate is computed. Changes of state send extra heartbeats.
 const RATE_MS_MIN: u64 = 900;
-
-/// The interval assumed for heartbeats that name none.
-const INTERVAL_MS: u64 = 5_000;
 
 /// The connection to the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,16 +74,10 @@ impl WorkerSnapshot {
         }
     }
 
-    pub(super) fn patience(&self) -> Duration {
-        let interval_ms = if self.last.interval_ms == 0 { INTERVAL_MS } else { self.last.interval_ms };
-        // An absurd interval must neither overflow nor keep a worker for days.
-        Duration::from_millis(interval_ms.min(600_000)) * HEARTBEATS_MISSED_MAX
-    }
-
     pub(super) fn presence(&self, link: &Link, now: Instant) -> Presence {
         if self.last.state == WorkerState::Gone {
             Presence::Left
-        } else if self.unheard(link, now) > self.patience() {
+        } else if self.unheard(link, now) > self.last.silence_max() {
             Presence::Silent
         } else {
             Presence::Here

@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use vramq_schemas::status::{
-    CeilingStatus, DeviceStatus, HEARTBEATS_MISSED_MAX, Heartbeat, ModelStatus, WorkerState,
-};
+use vramq_schemas::status::{CeilingStatus, DeviceStatus, Heartbeat, ModelStatus, WorkerState};
 use vramq_schemas::topology::check_model_name;
 
 use super::rates::Rates;
@@ -221,16 +219,12 @@ impl Seen {
     }
 
     fn alive(&self, now: Instant) -> bool {
-        self.heartbeat.state != WorkerState::Gone && now.saturating_duration_since(self.at) <= self.patience()
+        self.heartbeat.state != WorkerState::Gone
+            && now.saturating_duration_since(self.at) <= self.heartbeat.silence_max()
     }
 
     fn forgotten(&self, now: Instant) -> bool {
-        !self.alive(now) && now.saturating_duration_since(self.at) > self.patience() + GONE_SHOWN
-    }
-
-    /// How long the worker may be silent. Bounded, because a heartbeat may name any interval.
-    fn patience(&self) -> Duration {
-        Duration::from_millis(self.heartbeat.interval_ms.clamp(100, 60_000)) * HEARTBEATS_MISSED_MAX
+        !self.alive(now) && now.saturating_duration_since(self.at) > self.heartbeat.silence_max() + GONE_SHOWN
     }
 
     fn view(&self, now: Instant) -> WorkerView {

@@ -24,23 +24,26 @@ pub(crate) struct OfObject;
 #[error("status {0}")]
 pub(crate) struct Refused(pub(crate) u16);
 
-/// The store rejects the credentials, not the object: an expired token, a replaced key, a wrong clock. Every job fails until an
-/// operator corrects them, and none afterwards.
+/// The answer has the status of a final one, but its cause is not the object, and passes: an expired token, a replaced key, a wrong clock, a
+/// slow connection. Every job fails until it has passed, and none afterwards.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the store rejects the credentials: status {status} {code}")]
-struct Stranger {
+#[error("the store {what}: status {status} {code}")]
+struct Temporary {
+    what: &'static str,
     status: u16,
     code: &'static str,
 }
 
-/// S3's codes for that, with status 400 or 403. `RequestTimeout` has another cause, a slow connection, but is temporary too.
-const STRANGERS: [&str; 6] = [
-    "ExpiredToken",
-    "InvalidToken",
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "RequestTimeTooSkewed",
-    "RequestTimeout",
+const REJECTS: &str = "rejects the credentials";
+
+/// S3's codes for that, with status 400 or 403, and what the store did.
+const TEMPORARY: [(&str, &str); 6] = [
+    ("ExpiredToken", REJECTS),
+    ("InvalidToken", REJECTS),
+    ("InvalidAccessKeyId", REJECTS),
+    ("SignatureDoesNotMatch", REJECTS),
+    ("RequestTimeTooSkewed", REJECTS),
+    ("RequestTimeout", "waited too long for the request"),
 ];
 
 /// Variables that name other authorities than the system's.
@@ -119,9 +122,8 @@ impl HttpService for Client {
             status @ (400 | 401 | 403) if is_of_object => {
                 let (parts, body) = response.into_parts();
                 let body = body.bytes().await?;
-                let stranger = stranger(status, &String::from_utf8_lossy(&body));
-                match stranger {
-                    Some(stranger) => Err(HttpError::new(HttpErrorKind::Decode, stranger)),
+                match temporary(status, &String::from_utf8_lossy(&body)) {
+                    Some(temporary) => Err(HttpError::new(HttpErrorKind::Decode, temporary)),
                     None if is_final(status) => Err(HttpError::new(HttpErrorKind::Decode, Refused(status))),
                     None => Ok(HttpResponse::from_parts(parts, body.into())),
                 }
@@ -135,12 +137,12 @@ impl HttpService for Client {
     }
 }
 
-/// The rejection of the credentials, if an answer with status 400, 401 or 403 is one.
-fn stranger(status: u16, body: &str) -> Option<Stranger> {
-    let code = STRANGERS.into_iter().find(|code| body.contains(&format!("<Code>{code}</Code>")));
-    match (status, code) {
-        (_, Some(code)) => Some(Stranger { status, code }),
-        (401, None) => Some(Stranger { status, code: "Unauthorized" }),
+/// What an answer with status 400, 401 or 403 means, if its cause is not the object.
+fn temporary(status: u16, body: &str) -> Option<Temporary> {
+    let known = TEMPORARY.into_iter().find(|(code, _)| body.contains(&format!("<Code>{code}</Code>")));
+    match (status, known) {
+        (_, Some((code, what))) => Some(Temporary { what, status, code }),
+        (401, None) => Some(Temporary { what: REJECTS, status, code: "Unauthorized" }),
         _ => None,
     }
 }
@@ -172,15 +174,16 @@ mod tests {
     }
 
     #[test]
-    fn rejected_credentials_are_distinguished_from_denied_objects() {
-        for code in STRANGERS {
+    fn what_passes_is_distinguished_from_denied_objects() {
+        for (code, what) in TEMPORARY {
             let body = format!("<?xml?><Error><Code>{code}</Code><Message>m</Message></Error>");
-            assert_eq!(stranger(400, &body), Some(Stranger { status: 400, code }));
-            assert!(stranger(403, &body).is_some());
+            assert_eq!(temporary(400, &body), Some(Temporary { what, status: 400, code }));
+            assert!(temporary(403, &body).is_some());
         }
-        assert!(stranger(401, "").is_some());
+        let rejected = temporary(401, "").unwrap().to_string();
+        assert_eq!(rejected, "the store rejects the credentials: status 401 Unauthorized");
         for body in ["", "<Error><Code>AccessDenied</Code><Message>ExpiredToken</Message></Error>"] {
-            assert!(stranger(400, body).is_none() && stranger(403, body).is_none(), "{body}");
+            assert!(temporary(400, body).is_none() && temporary(403, body).is_none(), "{body}");
         }
     }
 }

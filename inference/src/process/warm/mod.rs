@@ -163,7 +163,7 @@ impl Warm {
                         Ok(Step::Progress { item, fraction, note }) => {
                             pass.events.progress(item, fraction, note, pass.items - transcript.finished());
                         }
-                        Ok(Step::End(end)) => return self.ended(end, stop, pass.limits).await,
+                        Ok(Step::End(end)) => return self.ended(end, stop, limit, pass.limits).await,
                         Err(unheard) => return self.failed(unheard, &pass).await,
                     }
                 }
@@ -192,7 +192,7 @@ impl Warm {
     }
 
     /// The model ended the pass by itself.
-    async fn ended(&mut self, end: End, stop: Option<Stop>, limits: &PassLimits) -> PassEnd {
+    async fn ended(&mut self, end: End, stop: Option<Stop>, limit: Duration, limits: &PassLimits) -> PassEnd {
         match (end, stop) {
             (End::Done { peak }, _) => PassEnd::Done { peak },
             (End::OutOfMemory { item, report }, _) => {
@@ -202,7 +202,7 @@ impl Warm {
                 PassEnd::Cancelled { killed: false }
             }
             (End::Failed { kind: FailureKind::Cancelled, .. }, Some(Stop::TimedOut)) => {
-                PassEnd::TimedOut { limit: limits.item, killed: false, stderr: self.printed().await }
+                PassEnd::TimedOut { limit, killed: false, stderr: self.printed().await }
             }
             (End::Failed { kind, item, detail }, _) => {
                 // The program reports that its process is unusable.

@@ -54,7 +54,7 @@ impl AmxAbsent {
     }
 }
 
-/// What multiplies tiles. There is no other way to AMX than [`TileUnit::amx`], and to AVX512-BF16 than [`TileUnit::avx512_bf16`].
+/// What multiplies tiles. Only [`TileUnit::amx`] gives access to AMX.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TileUnit {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -114,9 +114,9 @@ impl TileUnit {
             // SAFETY: by this function's contract.
             Self::Amx(amx) => unsafe { amx.block(parts, left, right, steps, sums) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the caller's word.
+            // SAFETY: by this function's contract.
             Self::Dot(dot) => unsafe { dot.block(parts, left, right, steps, sums) },
-            // SAFETY: the caller's word.
+            // SAFETY: by this function's contract.
             Self::Model => unsafe { model::block(parts, left, right, steps, sums) },
         }
     }
