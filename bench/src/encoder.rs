@@ -14,7 +14,7 @@ use vramq_inference::engine::encoder::{ComputeType, CpuUnits, Encoder, Parts, So
 use vramq_inference::engine::{Engine, Item};
 use vramq_schemas::{Input, Output, Params, Values};
 
-use crate::{Setup, process};
+use crate::{Setup, gates, process};
 
 /// Texts that are tokenised as one task; what a job usually holds.
 const CHUNK: usize = 32;
@@ -23,14 +23,12 @@ const CHUNK: usize = 32;
 const DEVICE_BYTES: u64 = 4 << 30;
 
 /// The library whose vectors in f32 the others are compared with.
-const REFERENCE: &str = "sentence-transformers";
+pub const REFERENCE: &str = "sentence-transformers";
 
-/// The encoder with a worker's defaults: in split bf16 where the CPU has AMX. A type may follow the name.
-const OURS: &str = "vramq";
-const OURS_F32: &str = "vramq-f32";
-
-/// The least speed of the default on AMX, as a multiple of that on the f32 units.
-const AMX_GATE: f64 = 2.2;
+/// The encoder as a worker runs it by default: on AMX in split bf16, where it is. The name may end with a type.
+pub const OURS: &str = "vramq";
+pub const OURS_F32: &str = "vramq-f32";
+pub const OURS_BF16: &str = "vramq-bf16";
 
 /// The other libraries; bench/peers/encode.py says how they are run.
 const PEERS: [&str; 5] =
@@ -80,9 +78,13 @@ impl fmt::Display for Row {
 /// Measures every engine that this machine can run, in turn, and takes each engine's median over the rounds.
 pub async fn measure(setup: &Setup) -> anyhow::Result<Vec<Row>> {
     let mut engines = vec![OURS];
-    match CpuUnits::amx(Parts::Rounded) {
-        Ok(_) => engines.extend([OURS_F32, "vramq-bf16"]),
-        Err(absent) => println!("  gate of AMX, {AMX_GATE} times f32: not run: no AMX: {absent}"),
+    let amx = CpuUnits::amx(Parts::Rounded);
+    match &amx {
+        Ok(_) => engines.push(OURS_F32),
+        Err(absent) => println!("  no AMX: {absent}"),
+    }
+    if amx.is_ok() || CpuUnits::avx512_bf16(Parts::Rounded).is_some() {
+        engines.push(OURS_BF16);
     }
     match &setup.python {
         Some(_) => engines.extend([REFERENCE].into_iter().chain(PEERS).chain([CEILING])),
@@ -96,11 +98,11 @@ pub async fn measure(setup: &Setup) -> anyhow::Result<Vec<Row>> {
     }
     let medians: Vec<_> = runs.into_iter().map(median).collect();
     let ours = medians[0].sentences_per_s;
-    if let Some(f32) = engines.iter().position(|engine| *engine == OURS_F32) {
-        let times = ours / medians[f32].sentences_per_s;
-        let verdict = if times >= AMX_GATE { "reached" } else { "missed" };
-        println!("  gate of AMX, {AMX_GATE} times f32: {verdict}, {times:.2} times");
-    }
+    let rate = |engine: &str| {
+        let at = engines.iter().position(|other| *other == engine)?;
+        Some(medians[at].sentences_per_s)
+    };
+    gates::lines(amx.is_ok(), rate).iter().for_each(|line| println!("{line}"));
     let rows = engines.into_iter().zip(medians).map(|(engine, figures)| Row {
         engine: engine.to_owned(),
         vramq_is: ours / figures.sentences_per_s,
