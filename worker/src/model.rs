@@ -5,10 +5,12 @@ use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 
 use vramq_core::device::PassShape;
+use vramq_core::event::Source;
 use vramq_core::ids::{ExecutorIndex, ModelIndex, QueueIndex};
 use vramq_core::settings::{ModelFacts, QueueFacts};
 use vramq_core::slots::{DoesNotFit, JobPasses, SlotInputs};
 use vramq_schemas::status::QueueStatus;
+use vramq_schemas::topology::{bulk_queue, suspects_queue};
 use vramq_schemas::{Input, Params};
 
 use crate::config::ModelConfig;
@@ -95,6 +97,17 @@ impl Model {
             // An engine that takes no plain text has a probe without items, which always passes.
             probe: engine.prepare(&[Input::Text("canary".into())], &Params::default()).unwrap_or_default(),
             engine,
+        }
+    }
+
+    /// The queue that a delivery came from.
+    pub fn queue_of(&self, source: Source) -> String {
+        match source {
+            Source::Jobs(queue, _) => {
+                self.queues.get(queue.0).map_or_else(String::new, |queue| queue.name.clone())
+            }
+            Source::Bulk(_) => bulk_queue(&self.key),
+            Source::Quarantine => suspects_queue(&self.key),
         }
     }
 

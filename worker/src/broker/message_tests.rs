@@ -4,6 +4,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use lapin::message::Delivery;
+use vramq_core::event::Source;
 use vramq_core::ids::ModelIndex;
 use vramq_schemas::Output;
 
@@ -29,7 +30,7 @@ fn rules() -> Arc<PublisherRules> {
 fn delivered(exchange: &str, properties: BasicProperties, headers: FieldTable) -> ReceivedJob {
     let mut delivery = Delivery::mock(1, exchange.into(), "m".into(), false, b"{}".to_vec());
     delivery.properties = properties.with_headers(headers);
-    ReceivedJob::now(delivery, &rules())
+    ReceivedJob::now(delivery, Source::Quarantine, &rules())
 }
 
 fn texts(pairs: &[(&str, &str)]) -> FieldTable {
