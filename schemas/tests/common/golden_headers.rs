@@ -1,7 +1,7 @@
 //! The headers in `schemas/golden/headers-*.json` as values of the code, and the way between AMQP's tables and JSON. Tests of the crates
 //! that write headers compare with the files; each takes this file in by its path.
 
-#![allow(dead_code, reason = "every test binary uses another part of it")]
+#![allow(dead_code, unreachable_pub, reason = "every test binary uses another part of it")]
 
 use std::path::Path;
 
