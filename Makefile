@@ -109,9 +109,10 @@ test-page: ## Run the tests of the operators' page in Chromium
 	@$(BUILD)
 	@scripts/with-rabbitmq $(CARGO) test --locked -p vramq-gateway --test http -- --ignored page::
 
-pictures: ## Take the pictures in docs/images again: the operators' page, a terminal
+pictures: ## Take the pictures in docs/images again: the operators' page, a terminal, a device's memory
 	@VRAMQ_TEST_PICTURES=$(CURDIR)/docs/images $(MAKE) test-page
 	@scripts/with-rabbitmq scripts/record target/debug
+	@scripts/with-rabbitmq scripts/memory-picture target/debug
 
 nightly: ## Run all tests at full length, those included that take minutes each or need PyTorch (several GB)
 	@scripts/setup $(TEST_NEEDS) cuda-tools chromium programs stores peers rabbitmq

@@ -44,6 +44,13 @@ struct Host {
     mute: Arc<AtomicBool>,
 }
 
+/// One host of an address, as the URL names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BrokerHost {
+    pub name: String,
+    pub port: u16,
+}
+
 /// Why a text is not an address. Does not contain the text, which may hold a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -171,6 +178,14 @@ impl Address {
     /// # Errors
     /// The error of the first host that refused, else of the last host that was tried; or a file of the credentials is unreadable.
     pub async fn connect(&self, name: &str) -> Result<Connection, ConnectError> {
+        self.connect_with_host(name).await.map(|(connection, _)| connection)
+    }
+
+    /// As [`connect`](Self::connect), and which host it is.
+    ///
+    /// # Errors
+    /// As those of [`connect`](Self::connect).
+    pub async fn connect_with_host(&self, name: &str) -> Result<(Connection, BrokerHost), ConnectError> {
         let first = self.first.unwrap_or_else(|| self.random_host());
         let (later, sooner) = self.hosts.split_at(first);
         let secrets = self.credentials.read().await;
@@ -179,7 +194,13 @@ impl Address {
         let mut last = None;
         for host in sooner.iter().chain(later) {
             let error = match self.connect_to(host, name, &secrets).await {
-                Ok(connection) => return Ok(connection),
+                Ok(connection) => {
+                    let authority = &host.uri.authority;
+                    return Ok((
+                        connection,
+                        BrokerHost { name: authority.host.clone(), port: authority.port },
+                    ));
+                }
                 Err(error) => ConnectError { host: shown(&host.uri), error },
             };
             if error.is_refusal() {

@@ -25,7 +25,7 @@ mod publisher;
 mod returns;
 mod withdrawals;
 
-pub use address::{Address, ConnectError, InvalidAddress};
+pub use address::{Address, BrokerHost, ConnectError, InvalidAddress};
 pub use confirms::PublishOutcome;
 pub use credentials::{Credentials, InvalidCredentials};
 pub use environment::misspelt;

@@ -207,3 +207,7 @@ fn short(name: &'static str, text: &str) -> Result<ShortString, PublishError> {
         problem: format!("{} bytes, at most 255 fit AMQP", text.len()),
     })
 }
+
+#[cfg(test)]
+#[path = "outgoing_tests.rs"]
+mod tests;

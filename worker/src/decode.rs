@@ -204,6 +204,7 @@ mod tests {
 
     use lapin::BasicProperties;
     use lapin::message::Delivery;
+    use vramq_core::event::Source;
     use vramq_core::ids::ModelIndex;
     use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
@@ -268,7 +269,7 @@ mod tests {
         let body = codec::encode(&job, Encoding::Json).unwrap();
         let mut delivery = Delivery::mock(1, "".into(), "m".into(), false, body);
         delivery.properties = BasicProperties::default().with_message_id("1".into());
-        let received = ReceivedJob::now(delivery, &Arc::new(PublisherRules::default()));
+        let received = ReceivedJob::now(delivery, Source::Quarantine, &Arc::new(PublisherRules::default()));
         let references = References { stores: &Stores::new(&[], 0), fetched: Vec::new() };
         let decoded = decode(&received, &model, references, 100);
         (decoded, engine.prepared.load(SeqCst))

@@ -5,10 +5,12 @@ use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 
 use vramq_core::device::PassShape;
+use vramq_core::event::Source;
 use vramq_core::ids::{ExecutorIndex, ModelIndex, QueueIndex};
 use vramq_core::settings::{ModelFacts, QueueFacts};
 use vramq_core::slots::{DoesNotFit, JobPasses, SlotInputs};
 use vramq_schemas::status::QueueStatus;
+use vramq_schemas::topology::{bulk_queue, suspects_queue};
 use vramq_schemas::{Input, Params};
 
 use crate::config::ModelConfig;
@@ -98,7 +100,18 @@ impl Model {
         }
     }
 
-    /// The queues that its jobs come from, if it has further queues.
+    /// The queue that a delivery came from.
+    pub fn queue_of(&self, source: Source) -> String {
+        match source {
+            Source::Jobs(queue, _) => {
+                self.queues.get(queue.0).map_or_else(String::new, |queue| queue.name.clone())
+            }
+            Source::Bulk(_) => bulk_queue(&self.key),
+            Source::Quarantine => suspects_queue(&self.key),
+        }
+    }
+
+    /// Where its jobs come from, if that is more than its own queue.
     pub fn queue_statuses(&self, is_missing: impl Fn(QueueIndex) -> bool) -> Vec<QueueStatus> {
         let status = |(at, queue): (usize, &QueueFacts)| QueueStatus {
             queue: queue.name.clone(),

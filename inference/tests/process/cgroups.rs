@@ -1,5 +1,5 @@
 //! Programs in control groups of their own, where this machine has cgroup v2 and the tests may make groups in it. Elsewhere these tests
-//! run nothing, and `scripts/test` says so.
+//! run nothing, and say so.
 
 use std::path::{Path, PathBuf};
 
@@ -7,6 +7,7 @@ use serde_json::json;
 use vramq_inference::process::PassEnd;
 use vramq_inference::process::cgroup::{Cgroups, Group};
 use vramq_inference::process::keeper::Death;
+use vramq_testkit::not_run::not_run;
 
 use crate::env::{Env, done, ended, forked, is_alive, parent, pid, run, state, until};
 
@@ -34,7 +35,7 @@ impl Root {
         }
         let made = with_memory.or(without);
         if made.is_none() {
-            println!("not run: no control group can be made in {own}, or above");
+            not_run(format!("no control group can be made in {own}, or above"));
         }
         made
     }
@@ -133,7 +134,7 @@ async fn a_program_that_may_not_enter_its_group_runs_without_one() {
     let Some(root) = Root::new("entrance") else { return };
     // Groups below a threaded one can be made, and the kernel lets no process into them.
     if let Err(error) = std::fs::write(root.0.join("cgroup.type"), "threaded") {
-        println!("not run: {error}");
+        not_run(format!("no group can be made threaded: {error}"));
         return;
     }
     let env = root.env();
@@ -149,7 +150,7 @@ async fn what_exceeds_the_limit_is_killed_by_the_kernel_as_a_whole() {
     let env = root.env();
     let cgroups = env.cgroups.clone().unwrap();
     if !cgroups.has_memory() {
-        println!("not run: {cgroups}");
+        not_run(cgroups);
         return;
     }
     let pool = env.probe("host_memory_mib = 200").await;

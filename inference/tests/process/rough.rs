@@ -9,6 +9,7 @@ use vramq_inference::process::keeper::Death;
 use vramq_inference::process::protocol::FailureKind;
 use vramq_inference::process::warm::LoadError;
 use vramq_inference::process::{Item, PassEnd, PassEvent, PassRequest, Pool};
+use vramq_testkit::not_run::not_run;
 
 use crate::env::{Env, done, ended, pid, python, run, until};
 
@@ -120,13 +121,13 @@ async fn what_has_no_room_beside_the_disk_is_a_failure_of_the_program() {
     env.close(pool).await;
 }
 
-/// Whether programs can have a private file system here. Elsewhere `scripts/test` says which tests did not run.
+/// Whether programs can have a file system of their own here, which nobody else sees. Elsewhere the test says that it did not run.
 fn can_mount(env: &Env) -> bool {
     let mount = ["-rm", "mount", "-t", "tmpfs", "none"];
     let tried = Command::new(UNSHARE).args(mount).arg(env.scratch.path()).output();
     let can = tried.as_ref().is_ok_and(|tried| tried.status.success());
     if !can {
-        println!("not run: {tried:?}");
+        not_run(format!("programs can mount nothing here: {tried:?}"));
     }
     can
 }

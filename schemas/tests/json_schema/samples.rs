@@ -10,7 +10,7 @@ use vramq_schemas::status::{
 use vramq_schemas::withdrawal::Withdrawal;
 use vramq_schemas::{
     Attempt, DeadLetter, Failure, FailureHeaders, ItemProgress, JobHeaders, MinimumRequirement,
-    ProgressHeaders, Reason, ReplyHeaders, headers, withdrawal,
+    ProgressHeaders, Reason, ReplyHeaders, dead_letter, headers, withdrawal,
 };
 
 pub fn failures() -> Vec<Value> {
@@ -180,13 +180,15 @@ pub fn dead_letter_headers() -> Vec<Value> {
         };
         let mut table = FieldTable::default();
         letter.write(&mut table);
-        of_table(&table)
+        table
     };
-    let out_of_memory =
+    let mut out_of_memory =
         of(Reason::OutOfMemory, Some(MinimumRequirement { item: 1, cost: 1, needs_bytes: 1 }));
+    // Of a job that had the property.
+    out_of_memory.insert(dead_letter::EXPIRATION.into(), AMQPValue::LongString("600000".into()));
     // A withdrawn job leaves no dead letter.
     let reasons = Reason::ALL.into_iter().filter(|reason| *reason != Reason::Withdrawn);
-    reasons.map(|reason| of(reason, None)).chain([out_of_memory]).collect()
+    reasons.map(|reason| of(reason, None)).chain([out_of_memory]).map(|table| of_table(&table)).collect()
 }
 
 fn of_table(table: &FieldTable) -> Value {

@@ -14,6 +14,7 @@ mod words;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use vramq_testkit::not_run::not_run;
 use vramq_testkit::simulation::broker::{Mistake, QueueKind};
 
 use client::Address;
@@ -46,12 +47,12 @@ fn number(name: &str, default: u64) -> Result<u64> {
 /// Connections to the real broker. Without a broker that the model knows, the check is skipped.
 fn pool() -> Result<Option<Pool>> {
     let Some(address) = Address::from_environment()? else {
-        eprintln!("left out, because VRAMQ_TEST_AMQP_URL is not set: `make test` starts a RabbitMQ");
+        not_run("VRAMQ_TEST_AMQP_URL is not set: `make test` starts a RabbitMQ");
         return Ok(None);
     };
     let pool = Pool::new(address)?;
     if pool.is_none() {
-        eprintln!("not run: the model knows RabbitMQ up to 4.2, and this broker is newer");
+        not_run("the model knows RabbitMQ up to 4.2, and this broker is newer");
     }
     Ok(pool)
 }

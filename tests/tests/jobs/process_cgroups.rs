@@ -7,6 +7,7 @@ use rustix::fs::{XattrFlags, setxattr};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde_json::Value;
+use vramq_testkit::not_run::not_run;
 use vramq_tests::on_one_setup;
 use vramq_tests::test_env::TestEnv;
 use vramq_tests::wait::until;
@@ -48,7 +49,7 @@ async fn programs_have_cgroups_where_the_workers_own_is_delegated(env: &mut Test
     let made = match worker_group() {
         Ok(made) => made,
         Err(why) => {
-            println!("not run: {why:#}");
+            not_run(format!("{why:#}"));
             return Ok(());
         }
     };
@@ -63,7 +64,7 @@ async fn programs_have_cgroups_where_the_workers_own_is_delegated(env: &mut Test
             match setxattr(group, "user.delegate", b"1", XattrFlags::empty()) {
                 // Before Linux 5.7.
                 Err(Errno::OPNOTSUPP) => {
-                    println!("not run: {} cannot be marked as delegated", group.display());
+                    not_run(format!("the delegated half: {} cannot be marked as delegated", group.display()));
                     return Ok(());
                 }
                 marked => marked?,

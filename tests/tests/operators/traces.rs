@@ -5,11 +5,14 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use prost::Message as _;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use vramq_schemas::headers::{TRACEPARENT, TRACESTATE};
+use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{Reason, ReplyKind, TraceContext};
 use vramq_tests::answers::{answered_once, items};
 use vramq_tests::client::Received;
@@ -153,28 +156,48 @@ async fn spans_reach_a_collector(env: &mut TestEnv) -> Result<()> {
     let collector = TcpListener::bind("127.0.0.1:0").await?;
     let endpoint = format!("http://{}", collector.local_addr()?);
     let worker = worker_that_exports(env, &endpoint).await?;
-    env.client.publish(MODEL, traced(env.job("traced", ["x"])?)).await?;
+    let traced = traced(env.job("traced", ["x"])?);
+    let traced = traced.with(|properties| properties.with_correlation_id("traced by its caller".into()));
+    let body_bytes = i64::try_from(traced.body.len())?;
+    env.client.publish(MODEL, traced).await?;
     let mut spans = BTreeMap::new();
     while spans.len() < 4 {
         let batch = tokio::time::timeout(DEADLINE, batch(&collector)).await;
         spans.extend(batch.context("no spans")??.into_iter().map(|span| (span.name.clone(), span)));
     }
     ensure!(env.replies().await?.next().await?.id() == "traced");
-    let job = spans.get("job").context("no span of the job")?;
+    let destination = format!("vramq.jobs:{MODEL}:{}", jobs_queue(MODEL));
+    let of_job = format!("process {destination}");
+    let job = spans.get(&of_job).with_context(|| format!("no span of the job: {:?}", spans.keys()))?;
     ensure!(hex(&job.trace_id) == TRACE_ID && hex(&job.parent_span_id) == "00f067aa0ba902b7", "{job:?}");
-    ensure!(job.trace_state == STATE, "{job:?}");
-    let expected = [
+    ensure!(job.trace_state == STATE && job.kind == SpanKind::Consumer as i32, "{job:?}");
+    let (_, address) = env.url.split_once('@').context("no user in the broker's address")?;
+    let (address, _) = address.split_once('/').context("no virtual host in the broker's address")?;
+    let (host, port) = address.rsplit_once(':').context("no port in the broker's address")?;
+    let texts = [
         ("messaging.system", "rabbitmq"),
         ("messaging.operation.type", "process"),
-        ("messaging.destination.name", "vramq.jobs"),
+        ("messaging.operation.name", "process"),
+        ("messaging.destination.name", &destination),
         ("messaging.rabbitmq.destination.routing_key", MODEL),
         ("messaging.message.id", "traced"),
+        ("messaging.message.conversation_id", "traced by its caller"),
+        ("server.address", host),
+        ("vramq.model", MODEL),
         ("vramq.outcome", "answered"),
     ];
-    for (name, value) in expected {
+    let texts = texts.map(|(name, value)| (name, Value::StringValue(value.to_owned())));
+    let numbers = [
+        ("messaging.rabbitmq.message.delivery_tag", 1),
+        ("messaging.message.body.size", body_bytes),
+        ("server.port", port.parse()?),
+    ];
+    let numbers = numbers.map(|(name, value)| (name, Value::IntValue(value)));
+    for (name, value) in texts.into_iter().chain(numbers) {
         let attribute = job.attributes.iter().find(|attribute| attribute.key == name);
-        let attribute = format!("{:?}", attribute.with_context(|| format!("no attribute {name}"))?.value);
-        ensure!(attribute.contains(&format!("{value:?}")), "{name} is {attribute}");
+        let attribute = attribute.with_context(|| format!("no attribute {name}"))?;
+        let found = attribute.value.as_ref().and_then(|found| found.value.as_ref());
+        ensure!(found == Some(&value), "{name} is {found:?}, not {value:?}");
     }
     let mut end = job.start_time_unix_nano;
     for name in ["queued", "run", "publish"] {
@@ -199,7 +222,7 @@ async fn spans_reach_a_collector(env: &mut TestEnv) -> Result<()> {
     });
     worker.drain().await?;
     let last = tokio::time::timeout(DEADLINE, collecting).await.context("not all spans")???;
-    let job = last.iter().find(|span| span.name == "job").context("no span of a job without a parent")?;
+    let job = last.iter().find(|span| span.name == of_job).context("no span of a job without a parent")?;
     ensure!(job.parent_span_id.is_empty() && hex(&job.trace_id) != TRACE_ID, "{job:?}");
     ensure!(env.replies().await?.next().await?.id() == "untraced");
     Ok(())

@@ -8,6 +8,7 @@ use tempfile::NamedTempFile;
 use vramq_schemas::Reason;
 use vramq_schemas::control::{Command, Outcome};
 use vramq_schemas::topology::jobs_queue;
+use vramq_testkit::not_run::not_run;
 use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::flow::{Flow, announce_lost_sessions, sessions_are_right};
 use vramq_tests::job::Message;
@@ -270,7 +271,7 @@ async fn is_not_cut_off(env: &mut TestEnv, node: &Node) -> Result<()> {
 /// the worker from its other jobs.
 async fn a_job_that_is_cut_off_each_time_ends(env: &mut TestEnv, node: &Node) -> Result<()> {
     if has_own_timeouts(env).await? {
-        println!("not run: this broker cuts off no job that a worker works on");
+        not_run("this broker cuts off no job that a worker works on");
         return Ok(());
     }
     for text in ["job dead-lettered", "reply could not be delivered to the caller"] {
@@ -304,7 +305,7 @@ async fn a_job_without_progress_before_the_consumer_timeout_ends(
     node: &Node,
 ) -> Result<()> {
     if has_own_timeouts(env).await? {
-        println!("not run: this broker cuts off no job that a worker works on");
+        not_run("this broker cuts off no job that a worker works on");
         return Ok(());
     }
     // The worker looks at its watch once a second, and has a fifth of this for it: also on a machine that stands still for a moment.

@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;
 use vramq_schemas::Reason;
 use vramq_schemas::topology::{DELAYS_MS, dead_queue, delay_queue, jobs_queue};
+use vramq_testkit::not_run::not_run;
 use vramq_tests::caller::Caller;
 use vramq_tests::flow::Flow;
 use vramq_tests::job::Message;
@@ -136,7 +137,7 @@ async fn suspend(env: &TestEnv, node: &Node, act: &str) -> Result<()> {
 async fn loses_its_metadata(env: &TestEnv) -> Result<bool> {
     let is_lost = env.setup.queue == Queue::Quorum && env.vhost.broker_is_at_least(4, 3).await?;
     if is_lost {
-        println!("not run: this broker needs a cluster of three nodes for it");
+        not_run("this broker needs a cluster of three nodes for it");
     }
     Ok(is_lost)
 }

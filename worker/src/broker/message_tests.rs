@@ -4,6 +4,8 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use lapin::message::Delivery;
+use lapin::types::{AMQPValue, FieldArray};
+use vramq_core::event::Source;
 use vramq_core::ids::ModelIndex;
 use vramq_schemas::Output;
 
@@ -29,7 +31,7 @@ fn rules() -> Arc<PublisherRules> {
 fn delivered(exchange: &str, properties: BasicProperties, headers: FieldTable) -> ReceivedJob {
     let mut delivery = Delivery::mock(1, exchange.into(), "m".into(), false, b"{}".to_vec());
     delivery.properties = properties.with_headers(headers);
-    ReceivedJob::now(delivery, &rules())
+    ReceivedJob::now(delivery, Source::Quarantine, &rules())
 }
 
 fn texts(pairs: &[(&str, &str)]) -> FieldTable {
@@ -264,3 +266,9 @@ fn a_reply_that_no_client_could_read_is_cut_into_parts_that_every_client_reads()
         assert!(refused.error.contains("704 more for an object"), "{}", refused.error);
     }
 }
+
+#[path = "../../../schemas/tests/common/golden_headers.rs"]
+mod golden_headers;
+
+#[path = "golden_header_tests.rs"]
+mod golden_header_tests;

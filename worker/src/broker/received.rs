@@ -32,14 +32,17 @@ pub struct ReceivedJob {
 }
 
 impl ReceivedJob {
-    pub fn now(delivery: Delivery, rules: &Arc<PublisherRules>) -> Self {
+    pub fn now(delivery: Delivery, source: Source, rules: &Arc<PublisherRules>) -> Self {
         let properties = &delivery.properties;
         let id = properties.message_id().as_ref().or(properties.correlation_id().as_ref());
         let summary = Summary {
             id: id.map(|id| id.to_string()).filter(|id| !id.is_empty()),
             trace: properties.headers().as_ref().and_then(TraceContext::of),
+            correlation_id: properties.correlation_id().clone(),
             exchange: delivery.exchange.clone(),
             routing_key: delivery.routing_key.clone(),
+            source,
+            delivery_tag: delivery.delivery_tag,
             body_bytes: delivery.data.len(),
             published_ms: (*properties.timestamp())
                 .map(|at| if at > SECONDS_MAX { at } else { at.saturating_mul(1000) }),
@@ -132,21 +135,15 @@ impl ReceivedJob {
         !self.is_from_worker() && self.headers().is_some_and(JobHeaders::has_of_workers)
     }
 
-    /// The facts by which the core decides.
-    pub fn facts(
-        &self,
-        job: JobKey,
-        model: ModelIndex,
-        source: Source,
-        channel: ChannelId,
-    ) -> event::Delivery {
+    /// What the core decides by.
+    pub fn facts(&self, job: JobKey, model: ModelIndex, channel: ChannelId) -> event::Delivery {
         let table = self.headers();
         let reply_to =
             self.delivery.properties.reply_to().as_ref().filter(|queue| !queue.as_str().is_empty());
         event::Delivery {
             job,
             model,
-            source,
+            source: self.summary.source,
             channel,
             tag: DeliveryTag(self.delivery.delivery_tag),
             fingerprint: Fingerprint(fingerprint(&self.delivery)),

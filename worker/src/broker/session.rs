@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use lapin::{Channel, Connection, Event};
-use vramq_amqp::{Address, ConfirmedPublisher, MatchBy};
+use vramq_amqp::{Address, BrokerHost, ConfirmedPublisher, MatchBy};
 use vramq_core::ids::{ModelIndex, QueueIndex};
 
 use super::aux_channel::{AuxChannel, AuxChannelState};
@@ -52,6 +52,8 @@ pub type Events = BoxStream<'static, (Side, Option<Event>)>;
 /// An open session.
 pub struct Session {
     consuming: Arc<Connection>,
+    /// Whom that connection leads to.
+    host: BrokerHost,
     publishing: Arc<Connection>,
     /// Whether exchanges are declared, or only checked.
     declare: bool,
@@ -111,9 +113,9 @@ impl Session {
     /// none, later sessions work without them.
     async fn open_at(address: &Address, plan: SessionPlan<'_>) -> Result<Self, SessionError> {
         let SessionPlan { broker, worker, body_max, direct_replies, .. } = plan;
-        let consuming = connect(address, &format!("vramq-worker {worker}")).await?;
+        let (consuming, host) = connect(address, &format!("vramq-worker {worker}")).await?;
         let publishing = match connect(address, &format!("vramq-worker {worker} publishing")).await {
-            Ok(publishing) => publishing,
+            Ok((publishing, _)) => publishing,
             Err(error) => {
                 close(&consuming, Side::Consuming).await;
                 return Err(error);
@@ -138,6 +140,7 @@ impl Session {
         let publisher = ConfirmedPublisher::new(publisher, MatchBy::PublishSeq, Some(broker.confirm_s));
         Ok(Self {
             consuming: Arc::new(consuming),
+            host,
             publishing,
             declare: broker.declare,
             publisher: Publisher::new(publisher, first_replies, direct_replies.clone(), body_max),
@@ -147,6 +150,11 @@ impl Session {
             aux,
             events: events.boxed(),
         })
+    }
+
+    /// The host that jobs are delivered from.
+    pub fn host(&self) -> &BrokerHost {
+        &self.host
     }
 
     /// The channels of a model's jobs.
@@ -241,8 +249,8 @@ async fn close(connection: &Connection, side: Side) {
     }
 }
 
-async fn connect(address: &Address, name: &str) -> Result<Connection, SessionError> {
-    address.connect(name).await.map_err(|error| match error.is_refusal() {
+async fn connect(address: &Address, name: &str) -> Result<(Connection, BrokerHost), SessionError> {
+    address.connect_with_host(name).await.map_err(|error| match error.is_refusal() {
         true => SessionError::Refused(error),
         false => SessionError::Unreachable(error),
     })

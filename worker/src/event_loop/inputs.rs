@@ -110,13 +110,13 @@ impl EventLoop {
         channel: &Arc<JobChannel>,
         delivery: Delivery,
     ) {
-        let received = ReceivedJob::now(delivery, &self.context.publisher_rules);
+        let received = ReceivedJob::now(delivery, source, &self.context.publisher_rules);
         failpoint::reach(Site::Received, [received.id()]);
         if received.has_ignored_headers() {
             self.context.meters.models[model.0].untrusted_headers.inc();
         }
         let (job, received) = self.jobs.add(model, channel, received);
-        self.apply(Event::Delivered(Box::new(received.facts(job, model, source, channel.id()))));
+        self.apply(Event::Delivered(Box::new(received.facts(job, model, channel.id()))));
     }
 
     fn not_started(&mut self, model: ModelIndex, queue: JobQueue, error: &ConsumeError) {

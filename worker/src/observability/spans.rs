@@ -1,5 +1,5 @@
-//! Spans of jobs for an OTLP collector: `job` with `queued`, `run` and `publish` inside, built from recorded times when a job is settled.
-//! If too many spans wait for the collector, further ones are dropped.
+//! Spans of jobs for an OTLP collector: `process DESTINATION`, and in it `queued`, `run` and `publish`, built from recorded times when a job
+//! is settled. Names and attributes follow OpenTelemetry's conventions for messaging and RabbitMQ. The number of spans that wait for the collector is limited; more are dropped.
 
 use std::io::Read as _;
 use std::str::FromStr as _;
@@ -16,11 +16,13 @@ use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithHttpConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
+use vramq_amqp::BrokerHost;
 use vramq_core::observation::{End, Settled};
 use vramq_schemas::TraceContext;
 
 use super::summary::Summary;
 use crate::identity::Identity;
+use crate::model::Model;
 
 /// How long a collector may take for a batch of spans, and the last spans at the end of the worker.
 const EXPORT_MAX: Duration = Duration::from_secs(5);
@@ -57,7 +59,7 @@ impl Spans {
     }
 
     /// Records a job that is settled.
-    pub fn record(&self, settled: &Settled, job: &Summary, model: &str) {
+    pub fn record(&self, settled: &Settled, job: &Summary, model: &Model, host: Option<&BrokerHost>) {
         let now = SystemTime::now();
         let parent = job
             .trace
@@ -65,8 +67,11 @@ impl Spans {
             .and_then(remote)
             .map_or_else(Context::new, |parent| Context::new().with_remote_span_context(parent));
         let start = published(job);
-        let builder = self.tracer.span_builder("job").with_kind(SpanKind::Consumer);
-        let builder = builder.with_start_time(start).with_attributes(attributes(settled, job, model));
+        let destination = destination(job, &model.queue_of(job.source));
+        let builder = self.tracer.span_builder(format!("{OPERATION} {destination}"));
+        let attributes = attributes(settled, job, &model.name, destination, host);
+        let builder =
+            builder.with_kind(SpanKind::Consumer).with_start_time(start).with_attributes(attributes);
         let mut span = builder.start_with_context(&self.tracer, &parent);
         if let End::DeadLettered(reason) | End::Rejected(reason) = settled.end {
             span.set_status(Status::error(reason.as_str()));
@@ -100,23 +105,52 @@ fn published(job: &Summary) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(ms)
 }
 
+/// What a worker does with a message, in the conventions' words.
+const OPERATION: &str = "process";
+
+/// Where a message was published to and where it was consumed, as the conventions for RabbitMQ join them: exchange, routing key and queue,
+/// without what is empty or said twice.
+fn destination(job: &Summary, queue: &str) -> String {
+    let key = Some(job.routing_key.as_str()).filter(|key| *key != queue).unwrap_or_default();
+    let parts = [job.exchange.as_str(), key, queue];
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(":")
+}
+
 /// What a span says of its job: names of OpenTelemetry's messaging conventions, and of our own. docs/configuration.md lists them.
-fn attributes(settled: &Settled, job: &Summary, model: &str) -> Vec<KeyValue> {
+fn attributes(
+    settled: &Settled,
+    job: &Summary,
+    model: &str,
+    destination: String,
+    host: Option<&BrokerHost>,
+) -> Vec<KeyValue> {
     let mut attributes = vec![
         KeyValue::new("messaging.system", "rabbitmq"),
-        KeyValue::new("messaging.operation.type", "process"),
-        KeyValue::new("messaging.operation.name", "process"),
-        KeyValue::new("messaging.destination.name", job.exchange.to_string()),
+        KeyValue::new("messaging.operation.type", OPERATION),
+        KeyValue::new("messaging.operation.name", OPERATION),
+        KeyValue::new("messaging.destination.name", destination),
         KeyValue::new("messaging.rabbitmq.destination.routing_key", job.routing_key.to_string()),
-        KeyValue::new("messaging.message.body.size", i64::try_from(job.body_bytes).unwrap_or(i64::MAX)),
+        KeyValue::new("messaging.rabbitmq.message.delivery_tag", number(job.delivery_tag)),
+        KeyValue::new("messaging.message.body.size", number(job.body_bytes as u64)),
         KeyValue::new("vramq.model", model.to_owned()),
         KeyValue::new("vramq.outcome", outcome(settled.end)),
     ];
     attributes.extend(job.id.clone().map(|id| KeyValue::new("messaging.message.id", id)));
+    let correlation_id = job.correlation_id.as_ref().map(ToString::to_string);
+    attributes.extend(correlation_id.map(|id| KeyValue::new("messaging.message.conversation_id", id)));
+    if let Some(BrokerHost { name, port }) = host {
+        attributes.push(KeyValue::new("server.address", name.clone()));
+        attributes.push(KeyValue::new("server.port", i64::from(*port)));
+    }
     if let End::DeadLettered(reason) | End::Rejected(reason) = settled.end {
         attributes.push(KeyValue::new("error.type", reason.as_str()));
     }
     attributes
+}
+
+/// OpenTelemetry has no unsigned numbers.
+fn number(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
 }
 
 fn remote(trace: &TraceContext) -> Option<SpanContext> {
@@ -186,5 +220,40 @@ impl Collector {
         let mut bytes = Vec::new();
         answer.into_reader().take(ANSWER_BYTES_MAX).read_to_end(&mut bytes)?;
         Ok(Response::builder().status(status).body(bytes.into())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use vramq_core::event::Source;
+
+    use super::*;
+
+    #[test]
+    fn a_destination_names_exchange_key_and_queue_each_once() {
+        let of = |exchange: &str, key: &str, queue| {
+            let job = Summary {
+                id: None,
+                trace: None,
+                correlation_id: None,
+                exchange: exchange.into(),
+                routing_key: key.into(),
+                source: Source::Quarantine,
+                delivery_tag: 1,
+                body_bytes: 0,
+                published_ms: None,
+                at: Instant::now(),
+                at_ms: 0,
+            };
+            destination(&job, queue)
+        };
+        assert_eq!(of("vramq.jobs", "minilm", "vramq.jobs.minilm"), "vramq.jobs:minilm:vramq.jobs.minilm");
+        assert_eq!(of("vramq.retry", "minilm", "vramq.jobs.minilm"), "vramq.retry:minilm:vramq.jobs.minilm");
+        // By the default exchange, whose name is empty, the key is the queue.
+        assert_eq!(of("", "vramq.jobs.minilm", "vramq.jobs.minilm"), "vramq.jobs.minilm");
+        assert_eq!(of("fan", "", "team-a.jobs"), "fan:team-a.jobs");
+        assert_eq!(of("direct", "same", "same"), "direct:same");
     }
 }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lapin::types::ShortString;
+use vramq_core::event::Source;
 use vramq_schemas::TraceContext;
 
 /// What logs and spans need of a job.
@@ -12,9 +13,14 @@ pub struct Summary {
     pub id: Option<String>,
     /// Its position in a trace, if its publisher provides one.
     pub trace: Option<TraceContext>,
+    /// The publisher's own id of the exchange of messages that it belongs to.
+    pub correlation_id: Option<ShortString>,
     /// Where it was published to.
     pub exchange: ShortString,
     pub routing_key: ShortString,
+    /// Where it came from.
+    pub source: Source,
+    pub delivery_tag: u64,
     pub body_bytes: usize,
     /// When it was published, in Unix milliseconds, if the publisher says so.
     pub published_ms: Option<u64>,

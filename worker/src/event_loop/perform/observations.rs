@@ -91,7 +91,8 @@ impl EventLoop {
             meters.acks_lost.inc();
         }
         if let (Some(spans), Some(job)) = (&self.context.spans, job) {
-            spans.record(settled, &job.summary, &self.context.models[settled.model.0].name);
+            let host = self.session.as_ref().map(|live| live.session.host());
+            spans.record(settled, &job.summary, &self.context.models[settled.model.0], host);
         }
     }
 
