@@ -1,5 +1,6 @@
 //! Spans of jobs for an OTLP collector: `process DESTINATION`, and in it `queued`, `run` and `publish`, built from recorded times when a job
-//! is settled. Names and attributes follow OpenTelemetry's conventions for messaging and RabbitMQ. The number of spans that wait for the collector is limited; more are dropped.
+//! is settled. Names and attributes follow OpenTelemetry's conventions for messaging and RabbitMQ. If too many spans wait for the collector,
+//! further ones are dropped.
 
 use std::io::Read as _;
 use std::str::FromStr as _;

@@ -162,7 +162,7 @@ fn split_elements_lose_little_and_rounded_ones_more() {
 #[test]
 fn avx512_bf16_computes_as_the_model() {
     let Some(unit) = TileUnit::avx512_bf16() else {
-        eprintln!("not run: the CPU has no AVX512-BF16");
+        vramq_testkit::not_run::not_run("the CPU has no AVX512-BF16");
         return;
     };
     for parts in [Parts::Split, Parts::Rounded] {
