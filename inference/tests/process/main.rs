@@ -5,6 +5,7 @@
 mod cancels;
 mod cgroups;
 mod configuration;
+mod deaths;
 mod device;
 mod env;
 mod faults;
