@@ -19,6 +19,7 @@ mod once;
 mod programs;
 mod pytorch;
 mod restarts;
+mod revisions;
 mod rough;
 mod serving;
 mod trials;

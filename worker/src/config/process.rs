@@ -10,8 +10,9 @@ use super::EngineConfig;
 use super::section::Section;
 
 /// Keys whose values are not texts. A flag or an environment variable gives them as text.
-const NOT_TEXTS: [&str; 10] = [
+const NOT_TEXTS: [&str; 11] = [
     "command",
+    "revision_files",
     "instances",
     "idle_s",
     "items_max",

@@ -225,5 +225,5 @@ impl Programs {
 
 /// What identifies a program whose peaks are learned: what it runs, and the unit that its memory goes by.
 fn program(config: &ProcessConfig) -> String {
-    format!("{} {}", config.revision(), config.vram.per.as_str())
+    format!("{} {}", config.program_revision(), config.vram.per.as_str())
 }
