@@ -516,7 +516,7 @@ class _Session:
             if isinstance(error, _InvalidOutputs):
                 # Without an item no output of the pass counts.
                 item = None
-        elif isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
+        elif _is_host_memory(error, text):
             kind = "host_memory"
         elif _is_device_lost(error):
             # By its text alone: a model that says what the error is knows better.
@@ -1057,11 +1057,18 @@ def _has_scratch_room():
     return total == 0 or system.f_bavail * system.f_frsize >= min(total // DISK_FREE_PART, DISK_FREE_MAX)
 
 
-def _is_device_lost(error):
-    def speaks_of_devices(cause):
-        return isinstance(cause, RuntimeError) or type(cause).__module__.startswith(_OF_DEVICES)
+def _is_host_memory(error, text):
+    """Whether the host's memory ran out: Python's own error, or the words of PyTorch and of libraries in C++ such as ONNX Runtime."""
+    is_of_library = _speaks_of_devices(error) and "std::bad_alloc" in text
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in text or is_of_library
 
-    return any(speaks_of_devices(cause) and _LOST.search(_text(cause)) for cause in _chain(error))
+
+def _speaks_of_devices(error):
+    return isinstance(error, RuntimeError) or type(error).__module__.startswith(_OF_DEVICES)
+
+
+def _is_device_lost(error):
+    return any(_speaks_of_devices(cause) and _LOST.search(_text(cause)) for cause in _chain(error))
 
 
 def _is_device_dead():

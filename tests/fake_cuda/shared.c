@@ -71,3 +71,23 @@ size_t shared_foreign(void) {
             held += rows[i].held;
     return held;
 }
+
+/* For the fake libnvidia-ml: the processes that hold something, and how much; with no file, this one alone. Returns how many
+ * there are, of which the first `most` are told. */
+API int fake_cuda_processes(long *processes, size_t *held, int most) {
+    CUresult entered = enter(__func__);
+    int count = 0;
+    struct row mine = {getpid(), devices_held()};
+    for (int i = 0; i <= ROWS; i++) {
+        const struct row *row = i == ROWS ? &mine : rows ? &rows[i] : NULL;
+        if (!row || !row->held || !is_alive(row->process) || (row != &mine && row->process == getpid()))
+            continue;
+        if (count < most) {
+            processes[count] = row->process;
+            held[count] = row->held;
+        }
+        count++;
+    }
+    leave(entered);
+    return count;
+}

@@ -46,6 +46,8 @@ class Served(vramq.Model):
                 yield None
                 word = "echo"
             answer = getattr(self, "do_" + word)(rest, item)
+            if word == "span":
+                answer["items"] = len(items)
             yield answer or {"text": rest, "pid": os.getpid(), "items": len(items)}
 
     def do_echo(self, rest, item):
@@ -115,6 +117,12 @@ class Served(vramq.Model):
 
     def do_sleep(self, rest, item):
         time.sleep(float(rest))
+
+    def do_span(self, rest, item):
+        """Sleeps, and says when it did, by the clock of all processes."""
+        began = time.monotonic()
+        time.sleep(float(rest.split()[0]))
+        return {"began": began, "ended": time.monotonic()}
 
     def do_keep(self, rest, item):
         """Takes MiB of the device, and keeps them for the next pass, as an allocator with a cache does."""

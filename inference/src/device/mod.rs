@@ -14,14 +14,18 @@ pub use vramq_core::device::{Loss, Memory, OutOfMemory};
 
 use telemetry::Telemetry;
 
-/// A device that engines run on. Implemented by [`cpu::CpuDevice`] and [`cuda::CudaDevice`]. Nothing here waits for the device:
-/// the event loop asks.
+/// A device that engines run on. Implemented by [`cpu::CpuDevice`] and [`cuda::CudaDevice`]. Nothing here waits for the device,
+/// because the event loop asks, unless it says so.
 pub trait Device: Send + Sync + fmt::Debug {
     /// How logs, metrics and dead letters name it: `cpu`, `cuda:0`.
     fn name(&self) -> &str;
 
-    /// The memory now.
+    /// The memory now, or as it was a moment ago.
     fn memory(&self) -> Memory;
+
+    /// Asks the device for its memory, for a device that otherwise tells what it was a moment ago: what other processes took or gave
+    /// back until now is in the next [`memory`](Self::memory). May wait for the device: not for the event loop.
+    fn refresh(&self) {}
 
     /// Bytes that the passes which run now hold: they come back when these end.
     fn active_pass_bytes(&self) -> u64;

@@ -13,7 +13,6 @@ use super::program;
 use super::protocol::PASS_ITEMS_MAX;
 use super::reader::Reader;
 use super::rule::{Consequence, Rule};
-use crate::revision::RevisionHash;
 
 /// More processes on one device hardly ever have something to do: passes of one device share it.
 pub const INSTANCES_MAX: usize = 64;
@@ -33,7 +32,9 @@ pub struct ProcessConfig {
     pub instances: Instances,
     /// Added to the variables that every program gets.
     pub env: BTreeMap<String, String>,
-    /// An idle process is ended after this time; `None`: never.
+    /// Files that the outputs depend on, such as weights: their content counts for the revision.
+    pub revision_files: Vec<PathBuf>,
+    /// A process that had nothing to do for so long is ended; `None`: never.
     pub idle: Option<Duration>,
     pub vram: Vram,
     pub items_max: usize,
@@ -141,6 +142,7 @@ impl ProcessConfig {
             mode: mode(&mut reader, &command),
             instances: instances(&mut reader),
             env: env(&mut reader),
+            revision_files: revision_files(&mut reader, &folder),
             idle: reader.seconds("idle_s", 600.0).filter(|idle| !idle.is_zero()),
             vram: vram(&mut reader),
             items_max: reader.whole("items_max", 1, PASS_ITEMS_MAX as u64).unwrap_or(8) as usize,
@@ -163,34 +165,6 @@ impl ProcessConfig {
             }
         }
         reader.finish().map(|()| config)
-    }
-}
-
-/// Files larger than this do not count for a program's revision: they are weights, which the program itself must identify.
-const REVISION_FILE_BYTES_MAX: u64 = 16 << 20;
-
-impl ProcessConfig {
-    /// The revision of a program that reports none: a hash of its command, the scripts that the command names, and its variables.
-    /// Weights, libraries and interpreters do not count. A program that needs them to count reports a revision in its `ready`.
-    pub fn revision(&self) -> String {
-        let mut hash = RevisionHash::default();
-        for argument in &self.command {
-            hash.add("argument", argument.as_bytes());
-        }
-        // The first word is the machine's interpreter; its arguments are the model's.
-        for argument in self.command.iter().skip(1) {
-            let path = self.folder.join(argument);
-            let is_script =
-                |metadata: std::fs::Metadata| metadata.is_file() && metadata.len() <= REVISION_FILE_BYTES_MAX;
-            if path.metadata().is_ok_and(is_script) {
-                // A file that cannot be read is left out: the program reports that itself.
-                let _ = hash.add_file("script", &path);
-            }
-        }
-        for (name, value) in &self.env {
-            hash.add(name, value.as_bytes());
-        }
-        hash.finish("program")
     }
 }
 
@@ -295,6 +269,16 @@ fn env(reader: &mut Reader) -> BTreeMap<String, String> {
         }
     }
     env
+}
+
+/// As paths in the program's folder, unless they are absolute.
+fn revision_files(reader: &mut Reader, folder: &Path) -> Vec<PathBuf> {
+    let named = reader.texts("revision_files").unwrap_or_default();
+    let files: Vec<PathBuf> = named.iter().map(|file| folder.join(file)).collect();
+    for file in files.iter().filter(|file| !file.is_file()) {
+        reader.fault("revision_files", format!("names {file:?}, which is not a file"));
+    }
+    files
 }
 
 fn vram(reader: &mut Reader) -> Vram {

@@ -34,6 +34,8 @@ impl DeviceView for WorkerDevice {
     }
 
     fn memory(&self) -> Reading {
+        // A reading from before a program took its memory would not show it.
+        self.device.refresh();
         if let Some(book) = self.book.get().and_then(Weak::upgrade) {
             self.device.note_programs(self.device.held_by(&book.pids()).unwrap_or(0));
         }

@@ -67,7 +67,10 @@ CASES = {
     "group": lambda: Group("two tasks failed", [ValueError("one"), Torch(TORCH)]),
     "host": lambda: MemoryError(),
     "host-torch": lambda: RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+    "host-onnxruntime": lambda: error("onnxruntime.capi.onnxruntime_pybind11_state", "RuntimeException", Exception)(
+        "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running Expand node. Status Message: std::bad_alloc"),
     "plain": lambda: ValueError("a bad day"),
+    "talks-of-host": lambda: ValueError("std::bad_alloc, says the text of the user"),
     "talks-of-it": lambda: ValueError("CUDA out of memory, says the text of the user"),
     "talks-of-loss": lambda: ValueError("an illegal memory access, says the text of the user"),
     "lost-onnxruntime": lambda: error("onnxruntime.capi.onnxruntime_pybind11_state", "Fail", Exception)(

@@ -125,6 +125,10 @@ fn the_program_must_be_there() {
             "the ending of a file's name",
         ),
         ("command = [\"/bin/cat\"]\nvram = { learn = false }", "nothing tells what a pass needs"),
+        (
+            "command = [\"/bin/cat\"]\nrevision_files = [\"no-such.bin\"]",
+            "names \"/tmp/no-such.bin\", which is not a file",
+        ),
     ] {
         let faults = read(command).unwrap_err();
         assert!(faults.len() == 1 && faults[0].contains(what), "{command}: {faults:?}");

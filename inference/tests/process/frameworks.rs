@@ -45,6 +45,8 @@ async fn each_framework_says_it_in_its_own_way() {
     for (case, kind) in [
         ("host", FailureKind::HostMemory),
         ("host-torch", FailureKind::HostMemory),
+        ("host-onnxruntime", FailureKind::HostMemory),
+        ("talks-of-host", FailureKind::Model),
         ("plain", FailureKind::Model),
         ("talks-of-it", FailureKind::Model),
         ("talks-of-loss", FailureKind::Model),

@@ -5,6 +5,7 @@
 mod cancels;
 mod cgroups;
 mod configuration;
+mod deaths;
 mod device;
 mod env;
 mod faults;
@@ -18,6 +19,7 @@ mod once;
 mod programs;
 mod pytorch;
 mod restarts;
+mod revisions;
 mod rough;
 mod serving;
 mod trials;

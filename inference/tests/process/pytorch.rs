@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use vramq_inference::process::protocol::FailureKind;
 use vramq_inference::process::{PassEnd, PassRequest};
 use vramq_schemas::{Embedding, Output};
 
-use crate::env::{Env, repository, texts};
+use crate::env::{Env, ended, pid, repository, texts};
 
 /// The vectors that the library itself made, one text at a time (`models/reference.py`).
 fn reference() -> (Vec<String>, Vec<Vec<f32>>) {
@@ -24,10 +25,14 @@ fn cosine(one: &[f32], other: &[f32]) -> f32 {
     dot(one, other) / (dot(one, one) * dot(other, other)).sqrt()
 }
 
+fn python() -> PathBuf {
+    PathBuf::from(std::env::var_os("VRAMQ_BENCH_PYTHON").expect("VRAMQ_BENCH_PYTHON"))
+}
+
 #[tokio::test]
 #[ignore = "needs PyTorch: make test-pytorch"]
 async fn sentence_transformers_gives_the_encoders_vectors() {
-    let python = PathBuf::from(std::env::var_os("VRAMQ_BENCH_PYTHON").expect("VRAMQ_BENCH_PYTHON"));
+    let python = python();
     let model = PathBuf::from(std::env::var_os("VRAMQ_TEST_MODEL").expect("VRAMQ_TEST_MODEL"));
     let env = Env::new();
     let serve = repository().join("docs/model-examples/minilm.py");
@@ -47,5 +52,44 @@ async fn sentence_transformers_gives_the_encoders_vectors() {
             assert!(cosine >= 0.9999, "{cosine} for {input:?}");
         }
     }
+    env.close(pool).await;
+}
+
+/// What the SDK makes of the errors of PyTorch, NumPy and ONNX Runtime themselves. `frameworks.rs` has the same of types that are made up.
+#[tokio::test]
+#[ignore = "needs PyTorch: make test-pytorch"]
+async fn real_frameworks_run_out_of_memory_of_the_device_or_of_the_host() {
+    let env = Env::new();
+    let command = [python().to_str().unwrap().to_owned(), "real_frameworks.py".to_owned()];
+    let config = env.config_of(&command.each_ref().map(String::as_str), "load_s = 600");
+    let pool = env.start(config).await.unwrap();
+    let before = pid(&pool).await;
+    for (case, source, asked, free) in [
+        ("torch-class", "torch", Some(2 << 30), Some(512 << 20)),
+        ("torch-cuda-class", "torch", Some(2 << 30), Some(512 << 20)),
+        ("torch-accelerator", "torch", None, None),
+        // The arena has the same words on every device: for a model on the CPU its memory is the device's.
+        ("onnx-arena", "onnxruntime", Some(1 << 50), None),
+    ] {
+        let (_, end) = ended(&pool, &[case]).await;
+        let PassEnd::OutOfMemory { report, .. } = end else { panic!("{case}: {end:?}") };
+        assert_eq!((report.source.as_str(), report.asked, report.free), (source, asked, free), "{case}");
+    }
+    for (case, words) in [
+        (
+            "torch-cpu",
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1125899906842624 bytes",
+        ),
+        ("numpy", "Unable to allocate 1.00 PiB"),
+        ("onnx", "Status Message: std::bad_alloc"),
+    ] {
+        let (_, end) = ended(&pool, &[case]).await;
+        assert!(
+            matches!(&end, PassEnd::Failed { kind: FailureKind::HostMemory, detail, .. } if detail.contains(words)),
+            "{case}: {end:?}"
+        );
+    }
+    // No process was ended for any of it.
+    assert_eq!(pid(&pool).await, before);
     env.close(pool).await;
 }

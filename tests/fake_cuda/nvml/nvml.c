@@ -3,6 +3,8 @@
  *
  *   FAKE_CUDA_THROTTLES  bits of nvmlDeviceGetCurrentClocksThrottleReasons, 0 unless set
  *   FAKE_CUDA_NO_POWER   1: a card that does not measure its power
+ *   FAKE_CUDA_PIDS_FROM  added to the ids of processes: those of another namespace, as some containers see them
+ *   FAKE_CUDA_NO_HELD    1: a driver that tells which processes there are, and not what they hold
  *   FAKE_CUDA_HANGS      a file: while it is there, a reading of the temperature does not come back
  */
 #include <dlfcn.h>
@@ -13,11 +15,20 @@
 
 #define API __attribute__((visibility("default")))
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+
+enum { PROCESSES_MAX = 64 };
 
 struct memory_v2 {
     unsigned version;
     unsigned long long total, reserved, free, used;
+};
+
+/* nvmlProcessInfo_t, by the reference. */
+struct process_info {
+    unsigned pid;
+    unsigned long long held;
+    unsigned gpu_instance, compute_instance;
 };
 
 struct utilization {
@@ -66,6 +77,30 @@ API int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory) {
     memory->used = memory->total - memory->free;
     memory->reserved = 0;
     dlclose(driver);
+    return SUCCESS;
+}
+
+/* The fake driver has one list for all devices of a process. */
+API int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process_info *infos) {
+    (void)device;
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    int (*list)(long *, size_t *, int) = driver ? (int (*)(long *, size_t *, int))dlsym(driver, "fake_cuda_processes") : NULL;
+    if (!list)
+        return NOT_SUPPORTED;
+    long pids[PROCESSES_MAX];
+    size_t held[PROCESSES_MAX];
+    unsigned found = (unsigned)list(pids, held, PROCESSES_MAX), room = *count;
+    dlclose(driver);
+    *count = found;
+    if (found > room || (found && !infos))
+        return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < found; i++) {
+        struct process_info info = {(unsigned)(pids[i] + setting("FAKE_CUDA_PIDS_FROM", 0)), held[i], ~0U, ~0U};
+        /* NVML_VALUE_NOT_AVAILABLE */
+        if (setting("FAKE_CUDA_NO_HELD", 0))
+            info.held = ~0ULL;
+        infos[i] = info;
+    }
     return SUCCESS;
 }
 

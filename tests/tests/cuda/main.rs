@@ -8,6 +8,7 @@ mod gpu_script;
 mod job;
 mod kernels;
 mod products;
+mod program;
 mod sensors;
 mod several_gpus;
 mod wait_list;

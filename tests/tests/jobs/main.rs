@@ -21,6 +21,7 @@ mod process_faults;
 mod process_jobs;
 mod process_kills;
 mod process_memory;
+mod process_rules;
 mod queue_bytes;
 mod shared_passes;
 mod slots;

@@ -7,11 +7,13 @@ use std::collections::BTreeSet;
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use vramq_schemas::topology::{dead_queue, jobs_queue, suspects_queue};
 use vramq_schemas::{Output, ReplyKind};
 use vramq_tests::client::Received;
 use vramq_tests::on_one_setup;
 use vramq_tests::setup::full;
 use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::SILENCE;
 
 use crate::process::{Served, consuming};
 
@@ -62,6 +64,17 @@ async fn jobs_outlive_the_processes_that_are_killed_under_them(env: &mut TestEnv
     }
     ensure!(killed >= kills - 1, "{killed} of {kills} kills for {jobs} jobs");
     worker.drain().await?;
+    // The ledger: all that was published was answered as done; there is no second answer, no dead letter, and no job left.
+    ensure!(
+        published == jobs && open.is_empty(),
+        "{published} of {jobs} were published; {open:?} have no answer"
+    );
+    ensure!(replies.next_within(SILENCE).await?.is_none(), "a job was answered twice");
+    for queue in [jobs_queue(MODEL), suspects_queue(MODEL), dead_queue(MODEL)] {
+        let left = env.client.ready(&queue).await?;
+        ensure!(left == 0, "{left} messages are in {queue}");
+    }
+    ensure!(worker.total("dead").await? == 0, "a job was dead-lettered");
     ensure!(worker.total("jobs").await? as usize == jobs, "another number of jobs was answered");
     let recomputed = worker.total("recomputed").await? as usize;
     ensure!(recomputed <= killed * PASS_ITEMS, "{recomputed} items were computed again for {killed} kills");

@@ -103,6 +103,8 @@ struct ProgramReport {
     /// The measured needs of passes.
     learned: Vec<LearnedNeed>,
     revision: String,
+    /// What the revision tells apart, in words.
+    revision_covers: String,
 }
 
 /// The bytes of a pass that costs at most `cost`, in the unit that the program's memory depends on.
@@ -120,14 +122,15 @@ impl ProgramReport {
         };
         let per = pool.config().vram.per.as_str();
         let learned = pool.learned().known().into_iter().map(|(cost, bytes)| LearnedNeed { cost, bytes });
-        let (instances, revision) = (pool.instances(), pool.revision());
-        Self { instances, per, per_item: need, learned: learned.collect(), revision }
+        let (revision, revision_covers) = (pool.revision(), pool.revision_covers().to_string());
+        let (instances, learned) = (pool.instances(), learned.collect());
+        Self { instances, per, per_item: need, learned, revision, revision_covers }
     }
 }
 
 impl fmt::Display for ProgramReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { instances, per, per_item, learned, revision } = self;
+        let Self { instances, per, per_item, learned, revision, revision_covers } = self;
         write!(f, "a program, loaded; up to {instances} process(es); ")?;
         let need = |need: &LearnedNeed| format!("{:.0} {per} takes {}", need.cost, Mib(need.bytes));
         match (&learned[..], per_item) {
@@ -140,7 +143,7 @@ impl fmt::Display for ProgramReport {
             }
             ([], None) => write!(f, "what a pass takes is not known yet: the first ones run alone")?,
         }
-        write!(f, "; revision {revision}")
+        write!(f, "; revision {revision} ({revision_covers})")
     }
 }
 

@@ -9,9 +9,10 @@ use vramq_schemas::topology::check_model_name;
 use super::EngineConfig;
 use super::section::Section;
 
-/// Keys whose values are not strings. Flags and environment variables give them as strings.
-const NOT_TEXTS: [&str; 10] = [
+/// Keys whose values are not texts. A flag or an environment variable gives them as text.
+const NOT_TEXTS: [&str; 11] = [
     "command",
+    "revision_files",
     "instances",
     "idle_s",
     "items_max",

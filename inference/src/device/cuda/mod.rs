@@ -339,6 +339,11 @@ impl Device for CudaDevice {
         })
     }
 
+    fn refresh(&self) {
+        // An error is the device's loss, which it keeps.
+        let _ = self.read_by(|| self.in_pass());
+    }
+
     fn active_pass_bytes(&self) -> u64 {
         self.active_pass_bytes.load(Ordering::Acquire)
     }

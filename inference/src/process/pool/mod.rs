@@ -16,12 +16,13 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot, watch};
 
 use super::accepts::Accepts;
-use super::config::ProcessConfig;
+use super::config::{Mode, ProcessConfig};
 use super::cost::Costs;
 use super::launch::Launcher;
 use super::memory::DeviceBook;
 use super::need::{Learned, Need};
 use super::pass::{PassEnd, PassHandle, PassJob, PassRequest};
+use super::program_revision::Covers;
 use super::protocol::PASS_ITEMS_MAX;
 use super::warm::{LoadError, Ready};
 
@@ -110,8 +111,13 @@ impl Pool {
     pub async fn start(config: ProcessConfig, options: PoolOptions) -> Result<Self, LoadError> {
         super::scratch::sweep(&config.scratch);
         let (closing, _) = watch::channel(false);
-        let state =
-            State { learned: options.learned.clone(), revision: config.revision(), ..State::default() };
+        // Of a warm process when it is loaded.
+        let files = match config.mode {
+            Mode::Once(_) => config.hash_files().await.map_err(LoadError::Start)?,
+            Mode::Warm => None,
+        };
+        let revision = config.revision(None, files.as_deref());
+        let state = State { learned: options.learned.clone(), revision, ..State::default() };
         let shared = Arc::new(Shared {
             config,
             options,
@@ -125,7 +131,11 @@ impl Pool {
         let (loaded, first) = oneshot::channel();
         pool.shared.add_slot(&mut pool.shared.state(), Some(loaded));
         match first.await {
-            Ok(Ok(())) => Ok(pool),
+            Ok(Ok(())) => {
+                let (revision, covers) = (pool.revision(), pool.revision_covers());
+                tracing::info!(model = pool.config().name, revision, %covers, "model revision");
+                Ok(pool)
+            }
             Ok(Err(error)) => {
                 pool.close().await;
                 Err(error)
@@ -179,9 +189,15 @@ impl Pool {
         self.shared.state().ready.as_ref().map(|ready| ready.accepts.clone()).unwrap_or_default()
     }
 
-    /// What the model says identifies its weights; if it says nothing, the program's own (see [`ProcessConfig::revision`]).
+    /// The model's revision, as of the last start of a process (see [`ProcessConfig::revision`]).
     pub fn revision(&self) -> String {
         self.shared.state().revision.clone()
+    }
+
+    /// What the revision tells apart.
+    pub fn revision_covers(&self) -> Covers {
+        let is_said = self.shared.state().ready.as_ref().is_some_and(|ready| ready.revision.is_some());
+        self.config().revision_covers(is_said)
     }
 
     /// What was learned, to be kept for the next start.

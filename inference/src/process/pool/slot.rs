@@ -140,6 +140,8 @@ impl SlotTask {
         let book = &shared.options.book;
         let declared = config.vram.base_bytes.unwrap_or(0);
         self.update(SlotState::Loading);
+        // Of the files that the program reads in a moment.
+        let files = config.hash_files().await.map_err(LoadError::Start)?;
         let before = book.look().await;
         self.last = Some(Claim { alive: before, held: 0 });
         let mut entry = None;
@@ -173,7 +175,7 @@ impl SlotTask {
         drop(reserved);
         self.last = Some(Claim { alive: look, held });
         self.base = held;
-        let revision = warm.ready().revision.clone().unwrap_or_else(|| config.revision());
+        let revision = config.revision(warm.ready().revision.as_deref(), files.as_deref());
         let mut state = shared.state();
         state.learned.loaded(held);
         state.revision = revision;

@@ -226,5 +226,5 @@ impl Programs {
 
 /// Identifies a program whose memory is learned: its revision, and the unit that its memory depends on.
 fn program(config: &ProcessConfig) -> String {
-    format!("{} {}", config.revision(), config.vram.per.as_str())
+    format!("{} {}", config.program_revision(), config.vram.per.as_str())
 }

@@ -1,0 +1,107 @@
+//! The revision of a program's model: what the program says, or a hash of what the configuration names.
+
+use std::fmt;
+use std::path::Path;
+
+use super::config::ProcessConfig;
+use crate::revision::RevisionHash;
+
+/// Larger files do not count as scripts: they are weights, which the program itself or `revision_files` must identify.
+const SCRIPT_BYTES_MAX: u64 = 16 << 20;
+
+/// What a revision tells apart, in words for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Covers {
+    /// What the program says of itself.
+    Said,
+    /// The program, and not its weights.
+    Program,
+    /// The program, these files, and what the program says.
+    Files(usize),
+}
+
+impl fmt::Display for Covers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Said => f.write_str("as the program says"),
+            Self::Program => f.write_str(
+                "of command, scripts and variables; other weights do not change it: set revision_files, or the revision in the program",
+            ),
+            Self::Files(files) => {
+                write!(f, "of command, scripts, variables, what the program says, and {files} file(s) of revision_files")
+            }
+        }
+    }
+}
+
+impl ProcessConfig {
+    /// What the revision tells apart, if the program said one or not.
+    pub fn revision_covers(&self, is_said: bool) -> Covers {
+        match self.revision_files.len() {
+            0 if is_said => Covers::Said,
+            0 => Covers::Program,
+            files => Covers::Files(files),
+        }
+    }
+
+    /// The revision of the model, whose program said this one or none. `files` is their hash as of the start of the program.
+    pub fn revision(&self, said: Option<&str>, files: Option<&str>) -> String {
+        let Some(files) = files else { return said.map_or_else(|| self.program_revision(), str::to_owned) };
+        let mut hash = RevisionHash::default();
+        hash.add("program", self.program_revision().as_bytes());
+        hash.add("files", files.as_bytes());
+        if let Some(said) = said {
+            hash.add("said", said.as_bytes());
+        }
+        hash.finish("program")
+    }
+
+    /// A hash of the program's command, the scripts that the command names, and its variables. It does not distinguish other weights,
+    /// libraries or interpreters.
+    pub fn program_revision(&self) -> String {
+        let mut hash = RevisionHash::default();
+        for argument in &self.command {
+            hash.add("argument", argument.as_bytes());
+        }
+        // The interpreter is the machine's; what it runs is the model's.
+        for argument in self.command.iter().skip(1) {
+            let path = self.folder.join(argument);
+            let is_script =
+                |metadata: std::fs::Metadata| metadata.is_file() && metadata.len() <= SCRIPT_BYTES_MAX;
+            if path.metadata().is_ok_and(is_script) {
+                // One that cannot be read is the program's to complain about.
+                let _ = hash.add_file("script", &path);
+            }
+        }
+        for (name, value) in &self.env {
+            hash.add(name, value.as_bytes());
+        }
+        hash.finish("program")
+    }
+
+    /// A hash of `revision_files`, if there are any; reads all of them, off the runtime.
+    ///
+    /// # Errors
+    /// One cannot be read, with its name.
+    pub async fn hash_files(&self) -> Result<Option<String>, String> {
+        if self.revision_files.is_empty() {
+            return Ok(None);
+        }
+        let files = self.revision_files.clone();
+        let hashed = tokio::task::spawn_blocking(move || {
+            let mut hash = RevisionHash::default();
+            for file in &files {
+                add(&mut hash, file)
+                    .map_err(|error| format!("read {} (revision_files): {error}", file.display()))?;
+            }
+            Ok(hash.finish("files"))
+        });
+        hashed.await.unwrap_or_else(|error| Err(error.to_string())).map(Some)
+    }
+}
+
+/// By its name without its folder, which differs between machines.
+fn add(hash: &mut RevisionHash, file: &Path) -> std::io::Result<()> {
+    file.metadata()?;
+    hash.add_file(&file.file_name().unwrap_or_default().to_string_lossy(), file)
+}

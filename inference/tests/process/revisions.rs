@@ -1,0 +1,116 @@
+//! The revision of a program's model: which changes of the model it shows.
+
+use std::path::Path;
+
+use serde_json::json;
+use vramq_inference::process::{Covers, PassEnd, Pool};
+
+use crate::env::{Env, done, ended};
+
+/// The revision with these weights, and what it covers; of a process that was just loaded.
+async fn revision(env: &Env, weights: &Path, content: &str, more: &str) -> (String, Covers) {
+    std::fs::write(weights, content).unwrap();
+    let pool = env.start(env.config("raw.py", more)).await.unwrap();
+    let revision = (pool.revision(), pool.revision_covers());
+    env.close(pool).await;
+    revision
+}
+
+#[tokio::test]
+async fn files_that_are_named_count_by_their_content() {
+    let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
+    let weights = folder.path().join("weights");
+    let named = format!("revision_files = [{weights:?}]");
+    let (one, covers) = revision(&env, &weights, "one", &named).await;
+    assert_eq!((covers, &one[..8]), (Covers::Files(1), "program-"));
+    assert_ne!(revision(&env, &weights, "two", &named).await.0, one);
+    assert_eq!(revision(&env, &weights, "one", &named).await.0, one);
+    // Where they are does not matter.
+    let elsewhere = folder.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    let there = format!("revision_files = [{:?}]", elsewhere.join("weights"));
+    assert_eq!(revision(&env, &elsewhere.join("weights"), "one", &there).await.0, one);
+    // Without the key nobody knows of them, and the worker says so.
+    let (without, covers) = revision(&env, &weights, "one", "").await;
+    assert_eq!(covers, Covers::Program);
+    assert!(covers.to_string().contains("other weights do not change it: set revision_files"), "{covers}");
+    assert_eq!(revision(&env, &weights, "two", "").await.0, without);
+    assert_ne!(without, one);
+}
+
+#[tokio::test]
+async fn what_the_program_says_counts_beside_files() {
+    let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
+    let weights = folder.path().join("weights");
+    // In a file: variables count for the revision, too.
+    let says = |said: &str| {
+        let ready = json!({"instead": 0, "header": {"type": "ready", "version": 1, "revision": said}});
+        std::fs::write(folder.path().join("says"), ready.to_string()).unwrap();
+        format!("env = {{ WISH_READY = {:?} }}", folder.path().join("says"))
+    };
+    let named = |said: &str| format!("{}\nrevision_files = [{weights:?}]", says(said));
+    let keys = says("f16-mine");
+    assert_eq!(revision(&env, &weights, "one", &keys).await, ("f16-mine".to_owned(), Covers::Said));
+    let keys = named("f16-mine");
+    let (mine, covers) = revision(&env, &weights, "one", &keys).await;
+    assert_eq!(covers, Covers::Files(1));
+    assert_ne!(revision(&env, &weights, "two", &keys).await.0, mine);
+    let keys = named("f32-mine");
+    assert_ne!(revision(&env, &weights, "one", &keys).await.0, mine);
+    let keys = named("f16-mine");
+    assert_eq!(revision(&env, &weights, "one", &keys).await.0, mine);
+}
+
+/// The weights are exchanged under a worker that runs: whichever process loads them next has another revision.
+#[tokio::test]
+async fn the_next_process_has_the_revision_of_the_files_that_it_loads() {
+    let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
+    let weights = folder.path().join("weights");
+    std::fs::write(&weights, "one").unwrap();
+    let pool = env.start(env.config("raw.py", &format!("revision_files = [{weights:?}]"))).await.unwrap();
+    let one = pool.revision();
+    replace(&pool).await;
+    assert_eq!(pool.revision(), one);
+    std::fs::write(&weights, "two").unwrap();
+    // The process that is loaded has the old ones.
+    done(&pool, &["{}"]).await;
+    assert_eq!(pool.revision(), one);
+    replace(&pool).await;
+    assert_ne!(pool.revision(), one);
+    // Files that are gone are said, and nothing runs under a revision that nobody knows.
+    std::fs::remove_file(&weights).unwrap();
+    kill(&pool).await;
+    let (_, end) = ended(&pool, &["{}"]).await;
+    assert!(
+        matches!(&end, PassEnd::NotRun { reason } if reason.contains("(revision_files): No such file")),
+        "{end:?}"
+    );
+    env.close(pool).await;
+}
+
+async fn replace(pool: &Pool) {
+    kill(pool).await;
+    done(pool, &["{}"]).await;
+}
+
+async fn kill(pool: &Pool) {
+    let (_, end) = ended(pool, &[&json!({"die": 0}).to_string()]).await;
+    assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
+}
+
+/// Programs that are started for each item: their files are read when the worker starts.
+#[tokio::test]
+async fn a_one_shot_program_has_the_revision_of_its_files_at_the_start() {
+    let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
+    let weights = folder.path().join("weights");
+    let mut revisions = Vec::new();
+    for content in ["one", "two"] {
+        std::fs::write(&weights, content).unwrap();
+        let more = format!("mode = \"once\"\nrevision_files = [{weights:?}]");
+        let pool = env.start(env.config_of(&["/bin/cat", "{input}"], &more)).await.unwrap();
+        revisions.push(pool.revision());
+        assert_eq!(pool.revision_covers(), Covers::Files(1));
+        env.close(pool).await;
+    }
+    assert_ne!(revisions[0], revisions[1]);
+}
