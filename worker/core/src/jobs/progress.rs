@@ -179,7 +179,7 @@ mod tests {
     fn an_output_in_a_store_takes_what_its_reference_takes() {
         let mut progress = Progress::new(2, 0, 10);
         (0..2).for_each(|index| {
-            progress.set_output(ItemIndex(index), OutputSize { bytes: 1_000, in_reply: 5 })
+            progress.set_output(ItemIndex(index), OutputSize { bytes: 1_000, in_reply: 5 });
         });
         assert_eq!((progress.ready(), progress.ready_bytes(), progress.reply_excess()), (2, 2_000, None));
     }
