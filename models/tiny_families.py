@@ -30,8 +30,8 @@ LONG = {"tokens": 300, "positions": 514}
 
 PIECES = 300
 MERGES = 160
-# For CamemBERT, in sentencepiece's own format: code points from, code points to. XLM-RoBERTa has the published
-# models' rule, which takes 300 KB.
+# For CamemBERT and XLM-RoBERTa's reranker, in sentencepiece's own format: code points from, code points to. XLM-RoBERTa
+# itself has the published models' rule, which takes 300 KB.
 RULES = "\n".join(["FF21\t41", "FF22\t42", "BD\t31 2F 32", "65 301\tE9", "3000\t20", "200B\t20"])
 
 FAMILY_TEXTS = TEXTS + [
@@ -128,6 +128,8 @@ MODELS = {
                             "more": {"num_key_value_heads": 2, "head_dim": 10}, "pairs": PADDED},
     "tiny-qwen3-classifier": {"family": "Qwen3", "tokenizer": "Qwen3Pairs", "shape": CROOKED, "labels": 3,
                               "more": {"num_key_value_heads": 1, "head_dim": 12}, "pairs": PADDED},
+    # As bge-reranker-v2-m3. The published models' normalizer is in tiny-xlm-roberta.
+    "tiny-xlm-roberta-reranker": {"family": "XLMRoberta", "tokenizer": "XLMRobertaSmall", "shape": CROOKED, "labels": 1},
 }
 
 # Subtracted from the bias of the map to the vocabulary, so that most of its scores are below zero, as a trained model's are.
@@ -406,14 +408,16 @@ def pieces(name, first, last, **rule):
     return make
 
 
-def camembert(tokens):
-    import tempfile
+def pieces_by_rules(name, first, last):
+    """The same with RULES as its normalizer."""
+    def make(tokens):
+        import tempfile
 
-    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
-        rules.write(RULES + "\n")
-        rules.flush()
-        special = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"]
-        return pieces("CamembertTokenizer", special, ["<mask>"], normalization_rule_tsv=rules.name)(tokens)
+        with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
+            rules.write(RULES + "\n")
+            rules.flush()
+            return pieces(name, first, last, normalization_rule_tsv=rules.name)(tokens)
+    return make
 
 
 def byte_fallback(tokens):
@@ -444,6 +448,8 @@ def byte_fallback(tokens):
 
 
 RENAMED = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[MASK]": "<mask>"}
+XLM_ROBERTA = ["<s>", "<pad>", "</s>", "<unk>"]
+CAMEMBERT = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"]
 MODERNBERT = ["[PAD]", "[CLS]", "[SEP]", "[MASK]"]
 QWEN3 = ["<|endoftext|>", "<|im_start|>"]
 TOKENIZERS = {
@@ -451,9 +457,9 @@ TOKENIZERS = {
     "DistilBert": wordpiece("DistilBertTokenizer", {}),
     "MPNet": wordpiece("MPNetTokenizer", RENAMED),
     "Roberta": byte_pairs,
-    "XLMRoberta": pieces("XLMRobertaTokenizer", ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"],
-                         normalization_rule_name="nmt_nfkc"),
-    "Camembert": camembert,
+    "XLMRoberta": pieces("XLMRobertaTokenizer", XLM_ROBERTA, ["<mask>"], normalization_rule_name="nmt_nfkc"),
+    "XLMRobertaSmall": pieces_by_rules("XLMRobertaTokenizer", XLM_ROBERTA, ["<mask>"]),
+    "Camembert": pieces_by_rules("CamembertTokenizer", CAMEMBERT, ["<mask>"]),
     "ModernBert": byte_pairs_between("PreTrainedTokenizerFast", MODERNBERT, "[CLS]", "[SEP]"),
     "ModernBertPairs": byte_pairs_between("PreTrainedTokenizerFast", MODERNBERT, "[CLS]", "[SEP]",
                                           "[CLS] $A [SEP] $B:1 [SEP]:1"),
@@ -462,7 +468,7 @@ TOKENIZERS = {
     "Qwen3Pairs": byte_pairs_between("PreTrainedTokenizerFast", QWEN3, None, "<|endoftext|>", "$A $B <|endoftext|>"),
     "NomicBert": wordpiece("BertTokenizer", {}),
     "Gemma3Text": byte_fallback,
-    "Gte": pieces("XLMRobertaTokenizer", ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"], normalization_rule_name="nmt_nfkc"),
+    "Gte": pieces("XLMRobertaTokenizer", XLM_ROBERTA, ["<mask>"], normalization_rule_name="nmt_nfkc"),
 }
 
 

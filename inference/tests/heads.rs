@@ -129,6 +129,12 @@ fn roberta_reranks() {
     reranks_as_sentence_transformers_does("tiny-roberta-reranker");
 }
 
+/// As bge-reranker-v2-m3: two ends between the texts, and positions that count from 2.
+#[test]
+fn xlm_roberta_reranks() {
+    reranks_as_sentence_transformers_does("tiny-xlm-roberta-reranker");
+}
+
 #[test]
 fn mpnet_reranks() {
     reranks_as_sentence_transformers_does("tiny-mpnet-reranker");

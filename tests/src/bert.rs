@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 use vramq_inference::engine::encoder::Source;
+use vramq_schemas::Input;
 
 use crate::programs::root;
 
@@ -22,10 +23,32 @@ pub fn fixture(name: &str) -> Source {
 pub fn reference(name: &str) -> Result<(Vec<String>, Vec<Vec<f32>>)> {
     let folder = root().join("inference/tests/fixtures").join(name);
     let texts: Vec<String> = serde_json::from_slice(&fs::read(folder.join("texts.json"))?)?;
-    let bytes = fs::read(folder.join("vectors.f32"))?;
-    let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-    let vectors = numbers.chunks(numbers.len() / texts.len()).map(<[f32]>::to_vec).collect();
+    let vectors = rows(&folder.join("vectors.f32"), texts.len())?;
     Ok((texts, vectors))
+}
+
+/// A fixture's pairs and lone texts, and the logits that transformers made of them: one for each label.
+///
+/// # Errors
+/// It has none.
+pub fn logits(name: &str) -> Result<(Vec<Input>, Vec<Vec<f32>>)> {
+    let folder = root().join("inference/tests/fixtures").join(name);
+    let texts: Vec<Vec<String>> = serde_json::from_slice(&fs::read(folder.join("pairs.json"))?)?;
+    let input = |texts: &Vec<String>| match &texts[..] {
+        [query, document] => Ok(Input::Json(json!({"query": query, "document": document}).into())),
+        [text] => Ok(Input::Text(text.clone())),
+        _ => anyhow::bail!("{name}: {texts:?} are no pair"),
+    };
+    let inputs = texts.iter().map(input).collect::<Result<Vec<_>>>()?;
+    let logits = rows(&folder.join("logits.f32"), inputs.len())?;
+    Ok((inputs, logits))
+}
+
+/// The numbers of a file, in so many rows.
+fn rows(path: &Path, count: usize) -> Result<Vec<Vec<f32>>> {
+    let bytes = fs::read(path).with_context(|| format!("read {}", path.display()))?;
+    let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    Ok(numbers.chunks(numbers.len() / count).map(<[f32]>::to_vec).collect())
 }
 
 /// A shape of a BERT. Its vocabulary is that of the fixtures.

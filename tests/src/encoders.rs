@@ -1,10 +1,10 @@
-//! The encoder on an emulated GPU, beside the encoder on the CPU.
+//! The encoder on an emulated GPU: against the fixtures' references, and beside the encoder on the CPU.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::json;
+use serde_json::Value;
 use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::device::cuda::{CudaDevice, Lock, Options, Which};
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
@@ -12,6 +12,7 @@ use vramq_inference::engine::encoder::{Encoder, LoadError, Source};
 use vramq_inference::engine::{Engine as _, Item, SparseItem};
 use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
+use crate::bert::{fixture, logits, reference};
 use crate::programs::root;
 
 /// Makes a test of each body in the module `bodies`, by its own name or another, in a process of its own with these libraries and
@@ -111,97 +112,108 @@ pub fn tokens(encoder: &Encoder, lengths: &[usize]) -> Vec<Item> {
     lengths.iter().map(item).collect()
 }
 
-/// [`agree`] for items of these lengths.
+/// Vectors of items of these lengths, of any of the model's tokens, are the CPU's ([`close`]). No library has made vectors of them; the
+/// CPU's agree with the references of the fixtures (inference/tests/encoder).
 ///
 /// # Errors
-/// As for [`agree`].
+/// They are not.
 pub fn lengths_agree(source: &Source, elements: &[ElementType], lengths: &[usize]) -> Result<()> {
-    agree(source, elements, |encoder| Ok(tokens(encoder, lengths)))
-}
-
-/// [`agree`] for the texts of a fixture.
-///
-/// # Errors
-/// As for [`agree`].
-pub fn texts_agree(source: &Source, elements: &[ElementType]) -> Result<()> {
-    let Source::Folder(folder) = source else { anyhow::bail!("{source} is not a folder") };
-    let texts: Vec<String> = serde_json::from_slice(&std::fs::read(folder.join("texts.json"))?)?;
-    let inputs: Vec<Input> = texts.into_iter().map(Input::Text).collect();
-    agree(source, elements, |encoder| Ok(encoder.prepare(&inputs, &Params::default())?))
-}
-
-/// Logits that the GPU makes of pairs are those of the CPU, within what the type of elements can tell.
-///
-/// # Errors
-/// They are not.
-pub fn pairs_agree(source: &Source, elements: &[ElementType]) -> Result<()> {
-    let pairs = [
-        json!({"query": "the first year of the war", "document": "the city was part of the state"}),
-        json!({"query": "", "document": ""}),
-        json!({"query": "of and to ".repeat(30), "document": "the ".repeat(50)}),
-    ];
-    let mut params = Params::default();
-    params.0.insert("raw_scores".into(), true.into());
     let cpu = Encoder::load(source, CpuDevice::new(1 << 30, 2)?)?;
-    // A tokenizer that puts nothing around texts makes no tokens of the second one.
-    let has_tokens = |pair: &Input| cpu.prepare(std::slice::from_ref(pair), &params).is_ok();
-    let pairs: Vec<Input> =
-        pairs.into_iter().map(|pair| Input::Json(pair.into())).filter(has_tokens).collect();
-    ensure!(pairs.len() > 1, "{source} takes {} pair", pairs.len());
-    let logits = |encoder: &Encoder| -> Result<Vec<f64>> {
-        let outputs = encoder.run(&encoder.prepare(&pairs, &params)?)?;
-        let logit = |output: &Output| match output {
-            Output::Json(value) => value["score"].as_f64().context("no score"),
-            other => anyhow::bail!("{other:?} is no score"),
-        };
-        outputs.iter().map(logit).collect()
-    };
-    let expected = logits(&cpu)?;
-    let largest = expected.iter().fold(1.0_f64, |most, logit| most.max(logit.abs()));
-    for element in elements {
-        // For logits of up to 1. Larger ones are off by as much more.
-        let within = largest
-            * match element {
-                ElementType::F32 => 1e-4,
-                // f16 keeps eleven bits of each number, bf16 eight.
-                ElementType::F16 => 2e-2,
-                ElementType::Bf16 => 1e-1,
-            };
-        let found = logits(&cuda_encoder(source, *element, Some(cache()?))?)?;
-        ensure!(found.len() == expected.len(), "{source} in {element}: {} logits", found.len());
-        for (found, expected) in found.iter().zip(&expected) {
-            ensure!((found - expected).abs() <= within, "{source} in {element}: {found}, not {expected}");
-        }
-    }
-    Ok(())
-}
-
-/// Vectors of the GPU are those of the CPU, within what the type of elements can tell; and to the bit the same whether an
-/// item is alone in its pass or not.
-///
-/// # Errors
-/// They are not.
-pub fn agree(
-    source: &Source,
-    elements: &[ElementType],
-    items: impl Fn(&Encoder) -> Result<Vec<Item>>,
-) -> Result<()> {
-    let cpu = Encoder::load(source, CpuDevice::new(1 << 30, 2)?)?;
-    let items = items(&cpu)?;
+    let items = tokens(&cpu, lengths);
     let expected = vectors(&cpu.run(&items)?)?;
     for element in elements {
         let encoder = cuda_encoder(source, *element, Some(cache()?))?;
-        let packed = vectors(&encoder.run(&items)?)?;
-        for (at, (found, expected)) in packed.iter().zip(&expected).enumerate() {
-            let what = format!("{source} in {element}, item {at} of {} tokens", items[at].cost());
-            close(*element, found, expected).context(what)?;
-        }
-        for at in 0..items.len() {
-            let alone = vectors(&encoder.run(&items[at..=at])?)?;
-            ensure!(alone[0] == packed[at], "{source} in {element}: item {at} is another one alone");
+        let found =
+            packed_and_alone(&encoder, &items, vectors).with_context(|| format!("{source} in {element}"))?;
+        for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let what = || format!("{source} in {element}, item {at} of {} tokens", items[at].cost());
+            close(*element, found, expected).with_context(what)?;
         }
     }
     Ok(())
+}
+
+/// [`vectors_agree`] for all texts of a fixture that has its weights.
+///
+/// # Errors
+/// As for [`vectors_agree`].
+pub fn texts_agree(name: &str, elements: &[ElementType]) -> Result<()> {
+    vectors_agree(&fixture(name), reference(name)?, elements)
+}
+
+/// Vectors of a reference's texts are those that sentence-transformers made of them: in f32 as near as the CPU's have to be.
+///
+/// # Errors
+/// They are not.
+pub fn vectors_agree(
+    source: &Source,
+    (texts, mut expected): (Vec<String>, Vec<Vec<f32>>),
+    elements: &[ElementType],
+) -> Result<()> {
+    let inputs: Vec<Input> = texts.into_iter().map(Input::Text).collect();
+    for element in elements {
+        let encoder = cuda_encoder(source, *element, Some(cache()?))?;
+        if encoder.dims().is_sparse {
+            expected.iter_mut().for_each(|vector| vector.resize(VOCABULARY_MAX, 0.0));
+        }
+        let items = encoder.prepare(&inputs, &Params::default())?;
+        let found =
+            packed_and_alone(&encoder, &items, vectors).with_context(|| format!("{source} in {element}"))?;
+        ensure!(found.len() == expected.len(), "{source} in {element}: {} vectors", found.len());
+        for ((found, expected), text) in found.iter().zip(&expected).zip(&inputs) {
+            as_referred(*element, found, expected)
+                .with_context(|| format!("{source} in {element}, {text:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Logits of a fixture's pairs and texts are those that transformers made of them, within what the type of elements can tell.
+///
+/// # Errors
+/// They are not.
+pub fn logits_agree(name: &str, elements: &[ElementType]) -> Result<()> {
+    let (inputs, expected) = logits(name)?;
+    let mut params = Params::default();
+    params.0.insert("raw_scores".into(), true.into());
+    let largest = expected.iter().flatten().fold(1.0_f32, |most, logit| most.max(logit.abs()));
+    for element in elements {
+        let within = match element {
+            // As the CPU's, whatever their size.
+            ElementType::F32 => 2e-5,
+            // Eleven and eight bits of each number, for logits of up to 1. Larger ones are off by as much more.
+            ElementType::F16 => 2e-2 * largest,
+            ElementType::Bf16 => 1e-1 * largest,
+        };
+        let encoder = cuda_encoder(&fixture(name), *element, Some(cache()?))?;
+        let items = encoder.prepare(&inputs, &params)?;
+        let found =
+            packed_and_alone(&encoder, &items, raw_scores).with_context(|| format!("{name} in {element}"))?;
+        ensure!(found.len() == expected.len(), "{name} in {element}: logits of {} inputs", found.len());
+        for ((found, expected), input) in found.iter().zip(&expected).zip(&inputs) {
+            ensure!(
+                found.len() == expected.len()
+                    && found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() <= within),
+                "{name} in {element}, {input:?}: {found:?}, not {expected:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// What an encoder makes of items in one pass, after it is seen to be the same to the bit for each item alone.
+fn packed_and_alone(
+    encoder: &Encoder,
+    items: &[Item],
+    numbers: impl Fn(&[Output]) -> Result<Vec<Vec<f32>>>,
+) -> Result<Vec<Vec<f32>>> {
+    let packed = numbers(&encoder.run(items)?)?;
+    ensure!(packed.len() == items.len(), "{} outputs of {} items", packed.len(), items.len());
+    for (at, packed) in packed.iter().enumerate() {
+        let alone = numbers(&encoder.run(&items[at..=at])?)?;
+        ensure!(alone[0] == *packed, "item {at} is another one alone");
+    }
+    Ok(packed)
 }
 
 /// Compiled kernels, kept between runs of the tests.
@@ -234,6 +246,41 @@ pub fn vectors(outputs: &[Output]) -> Result<Vec<Vec<f32>>> {
         other => anyhow::bail!("{other:?} is no vector"),
     };
     outputs.iter().map(vector).collect()
+}
+
+/// The logits of scores, in the order of the labels.
+fn raw_scores(outputs: &[Output]) -> Result<Vec<Vec<f32>>> {
+    let score = |value: &Value| value["score"].as_f64().map(|score| score as f32).context("no score");
+    let logits = |output: &Output| {
+        let Output::Json(value) = output else { anyhow::bail!("{output:?} is no score") };
+        let Some(labels) = value["labels"].as_array() else { return Ok(vec![score(value)?]) };
+        let mut numbered = labels
+            .iter()
+            .map(|label| {
+                let number =
+                    label["label"].as_str().and_then(|name| name.strip_prefix("LABEL_")?.parse().ok());
+                Ok((number.context("a label without a number")?, score(label)?))
+            })
+            .collect::<Result<Vec<(usize, f32)>>>()?;
+        numbered.sort_by_key(|(number, _)| *number);
+        Ok(numbered.into_iter().map(|(_, score)| score).collect())
+    };
+    outputs.iter().map(logits).collect()
+}
+
+/// A vector of a fixture's reference is found: in f32 within the bounds that inference/tests/encoder has for the CPU, an element to 1e-5
+/// of the largest one if that is above 1, and a cosine of 0.99999; in 16 bits as [`close`] tells vectors apart.
+fn as_referred(element: ElementType, found: &[f32], expected: &[f32]) -> Result<()> {
+    if element != ElementType::F32 || expected.iter().all(|x| *x == 0.0) {
+        return close(element, found, expected);
+    }
+    ensure!(found.len() == expected.len(), "{} numbers", found.len());
+    let largest = expected.iter().fold(1.0_f32, |most, x| most.max(x.abs()));
+    let off = found.iter().zip(expected).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+    let cosine = cosine(found, expected);
+    // In this form also false where something is NaN.
+    ensure!(off <= 1e-5 * largest && cosine >= 0.99999, "off by {off} of {largest}, cosine {cosine}");
+    Ok(())
 }
 
 /// ‖Δ‖/‖ref‖ ≤ 1e-5 in f32, cosine ≥ 0.9999 in f16. bf16 keeps eight bits of each number, and these small models have few

@@ -3,7 +3,7 @@
 
 use super::attention::{self, Shape as Attention};
 use super::fault::Fault;
-use super::harness::{Text, unpack};
+use super::harness::{Text, on_texts, unpack};
 use super::linear::{self, Shape as Linear, Wrong};
 use super::memory::{Access, Space};
 use super::rows::Pooling;
@@ -59,14 +59,11 @@ fn is_off(result: &Result<(), Wrong>) -> bool {
 }
 
 /// More steps than stages, the last one in the stage where the result is put together; and edges on all sides.
+const SMALL: Linear = Linear { rows: 70, inner: 160, columns: 72 };
+const LARGE: Linear = Linear { rows: 140, inner: 160, columns: 136 };
+
 fn run_linear(text: &Text) -> Result<(), Wrong> {
-    linear::check(
-        text,
-        linear::small(text.element),
-        Linear { rows: 70, inner: 160, columns: 72 },
-        false,
-        true,
-    )
+    linear::check(text, linear::small(text.element), SMALL, false, true)
 }
 
 /// Two tiles of keys that need no masks, and one that does.
@@ -79,40 +76,45 @@ fn run_short_attention(text: &Text) -> Result<(), Wrong> {
     attention::check(text, &Attention::plain(&[60], 1, 32))
 }
 
-fn no_barrier_can_go(file: &'static str, kernel: &str, run: impl Fn(&Text) -> Result<(), Wrong>) {
-    let source = Source::of(file, kernel);
-    let barriers = source.count("bar.sync");
-    assert!(barriers > 0, "{kernel} has no barrier");
-    for number in 0..barriers {
-        let fault = fault(run(&source.without("bar.sync", number)));
-        let is_of_order =
-            matches!(fault, Fault::Race { .. } | Fault::Unwritten { .. } | Fault::CopyUnderWay { .. });
-        assert!(is_of_order, "{kernel} without barrier {number}: {fault:?}");
+/// Runs a kernel at sizes at which each of its barriers counts.
+fn run(kernel: &str, text: &Text) -> Result<(), Wrong> {
+    match kernel {
+        "linear_small" => run_linear(text),
+        "linear_small_gelu" => linear::check(text, linear::small(text.element), SMALL, true, true),
+        "linear_large" => linear::check(text, linear::LARGE, LARGE, false, true),
+        "linear_large_gelu" => linear::check(text, linear::LARGE, LARGE, true, true),
+        "attention_32" => run_attention(text),
+        "embed" => norms::embed(text, 384, false).map_err(Wrong::Act),
+        "add_norm" => norms::add_norm(text, 1, 384, false, "x").map(drop).map_err(Wrong::Act),
+        // Two stripes of columns, so that the second one's parts come where the first one's were.
+        "pool" => rows::pool(text, &[20], 384, Pooling::Mean, true).map(drop).map_err(Wrong::Act),
+        _ => {
+            let head = kernel.strip_prefix("attention_").and_then(|head| head.parse().ok());
+            let head = head.unwrap_or_else(|| panic!("{kernel} has barriers, and no run here"));
+            attention::check(text, &Attention::plain(&[150, 3], 1, head))
+        }
     }
 }
 
-#[test]
-fn without_a_barrier_a_linear_map_is_a_race() {
-    for file in ["f16-80", "f16-75", "f32-75"] {
-        no_barrier_can_go(file, "linear_small", run_linear);
+/// Of every kernel in turn.
+fn no_barrier_can_go(text: &Text) {
+    let mut seen = 0;
+    for kernel in &text.kernels {
+        let (name, _) = kernel.name.rsplit_once('_').unwrap();
+        let source = Source::of(text.file, name);
+        for number in 0..source.count("bar.sync") {
+            let result = run(name, &source.without("bar.sync", number));
+            let is_of_order = matches!(&result, Err(Wrong::Act(report)) if matches!(
+                report.fault,
+                Fault::Race { .. } | Fault::Unwritten { .. } | Fault::CopyUnderWay { .. }
+            ));
+            assert!(is_of_order, "{name} of {} without barrier {number}: {result:?}", text.file);
+            seen += 1;
+        }
     }
+    assert_eq!(seen, text.text.matches("bar.sync").count(), "barriers of {}", text.file);
 }
-
-#[test]
-fn without_a_barrier_attention_is_a_race() {
-    for file in ["f16-80", "f32-75"] {
-        no_barrier_can_go(file, "attention_32", run_attention);
-    }
-}
-
-#[test]
-fn without_a_barrier_norms_and_pooling_are_races() {
-    let norm = |text: &Text| norms::add_norm(text, 1, 384, false, "x").map(drop).map_err(Wrong::Act);
-    no_barrier_can_go("f16-80", "add_norm", norm);
-    // Two stripes of columns: parts of the second one are put where those of the first one were.
-    let pool = |text: &Text| rows::pool(text, &[20], 384, Pooling::Mean, true).map(drop).map_err(Wrong::Act);
-    no_barrier_can_go("f16-80", "pool", pool);
-}
+on_texts!(no_barrier_can_go);
 
 #[test]
 fn without_a_warps_barrier_attention_is_a_race() {

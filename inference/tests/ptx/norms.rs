@@ -86,13 +86,17 @@ on_texts!(norms_alone);
 fn embeddings(text: &Text) {
     for hidden in WIDTHS {
         for keeps_sum in [false, true] {
-            embed(text, hidden, keeps_sum);
+            embed(text, hidden, keeps_sum).unwrap();
         }
     }
 }
 on_texts!(embeddings);
 
-fn embed(text: &Text, hidden: usize, keeps_sum: bool) {
+/// Embeds three tokens, and compares.
+///
+/// # Errors
+/// What the kernel did wrong.
+pub fn embed(text: &Text, hidden: usize, keeps_sum: bool) -> Result<(), Report> {
     let element = text.element;
     let (ids, rows) = ([4_u32, 0, 4], [1_u32, 2, 0]);
     let [words, positions] = [(10, 5), (11, 3)].map(|(seed, rows)| numbers(element, seed, rows * hidden));
@@ -103,7 +107,7 @@ fn embed(text: &Text, hidden: usize, keeps_sum: bool) {
     let launch = launch.flag(false).number(hidden).flag(hidden.is_multiple_of(element.chunk()));
     let launch = launch.output("sum", ids.len() * hidden);
     let launch = if keeps_sum { launch.output("to", ids.len() * hidden) } else { launch.again("sum") };
-    let results = launch.run((ids.len(), 1), threads(element, hidden)).unwrap();
+    let results = launch.run((ids.len(), 1), threads(element, hidden))?;
     let row = |table: &[f32], row: u32| table[row as usize * hidden..][..hidden].to_vec();
     let sum: Vec<f64> = ids
         .iter()
@@ -119,4 +123,5 @@ fn embed(text: &Text, hidden: usize, keeps_sum: bool) {
     } else {
         close(text, &what, &results.elements("sum"), &normed);
     }
+    Ok(())
 }

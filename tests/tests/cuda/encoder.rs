@@ -1,5 +1,6 @@
-//! The encoder on CUDA against the encoder on the CPU: an emulation of a GPU runs the kernels' source, and fails what a GPU would
-//! not run correctly (tests/fake_cuda/emulation). These tests show nothing about a GPU's speed.
+//! The encoder on CUDA against the references of the fixtures, which are sentence-transformers' and transformers' own, and, for lengths
+//! and shapes that no fixture has, against the encoder on the CPU. An emulation of a GPU runs the kernels' source, and fails what a GPU
+//! would not run correctly (tests/fake_cuda/emulation). These tests show nothing about a GPU's speed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,10 +12,11 @@ use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::encoder::{Encoder, LoadError};
 use vramq_inference::engine::{Engine as _, Item, shape_of};
-use vramq_tests::bert::{RandomBert, fixture};
+use vramq_schemas::{Input, Params};
+use vramq_tests::bert::{RandomBert, fixture, reference};
 use vramq_tests::encoders::{
-    all_close, cache, cosine, cuda_encoder, lengths_agree, minilm, open, pairs_agree, texts_agree, tokens,
-    vectors,
+    all_close, cache, cosine, cuda_encoder, lengths_agree, logits_agree, minilm, open, texts_agree, tokens,
+    vectors, vectors_agree,
 };
 use vramq_tests::fake_cuda::{cublaslt, gpu};
 use vramq_tests::with_libraries;
@@ -24,7 +26,8 @@ with_libraries! { [gpu()?];
     every_family_agrees: [];
     rotary_families_agree: [];
     heads_of_128_and_256_agree: [];
-    classifiers_agree: [];
+    rerankers_agree: [];
+    classifiers_of_several_labels_agree: [];
     sparse_vectors_agree: [];
     sizes_that_are_no_multiple_of_anything_agree: [];
     heads_of_32_and_64_agree: [];
@@ -59,14 +62,14 @@ mod bodies {
 
     pub fn tiny_models_agree() -> Result<()> {
         for name in ["tiny-mean", "tiny-max"] {
-            texts_agree(&fixture(name), &ALL)?;
+            texts_agree(name, &ALL)?;
         }
         Ok(())
     }
 
     pub fn every_family_agrees() -> Result<()> {
-        for name in ["tiny-roberta", "tiny-xlm-roberta", "tiny-camembert", "tiny-distilbert"] {
-            texts_agree(&fixture(name), &ALL)?;
+        for name in ["tiny-roberta", "tiny-xlm-roberta", "tiny-camembert", "tiny-distilbert", "tiny-mpnet"] {
+            texts_agree(name, &ALL)?;
         }
         // Distances beyond a tile of keys, and beyond those that have a bias of their own.
         lengths_agree(&fixture("tiny-mpnet"), &ALL, &[1, 9, 64, 65, 130, 300])
@@ -74,7 +77,12 @@ mod bodies {
 
     pub fn rotary_families_agree() -> Result<()> {
         for name in ["tiny-modernbert-bias", "tiny-gte-no-types", "tiny-dense"] {
-            texts_agree(&fixture(name), &ALL)?;
+            texts_agree(name, &ALL)?;
+        }
+        // With texts of up to 300 tokens.
+        for name in ["tiny-modernbert", "tiny-qwen3", "tiny-nomic", "tiny-gte", "tiny-gte-ntk", "tiny-gemma"]
+        {
+            texts_agree(name, &ALL)?;
         }
         // Windows that begin and end within a tile of keys; texts of several tiles.
         for name in ["tiny-modernbert", "tiny-qwen3", "tiny-nomic", "tiny-gte", "tiny-gemma"] {
@@ -91,12 +99,28 @@ mod bodies {
         Ok(())
     }
 
-    pub fn classifiers_agree() -> Result<()> {
-        for name in ["tiny-bert-reranker", "tiny-roberta-reranker", "tiny-mpnet-reranker"] {
-            pairs_agree(&fixture(name), &ALL)?;
+    pub fn rerankers_agree() -> Result<()> {
+        for name in [
+            "tiny-bert-reranker",
+            "tiny-roberta-reranker",
+            "tiny-xlm-roberta-reranker",
+            "tiny-mpnet-reranker",
+        ] {
+            logits_agree(name, &ALL)?;
         }
         for name in ["tiny-modernbert-reranker", "tiny-gte-reranker", "tiny-qwen3-reranker"] {
-            pairs_agree(&fixture(name), &ALL)?;
+            logits_agree(name, &ALL)?;
+        }
+        Ok(())
+    }
+
+    /// Three labels, and four that do not exclude each other.
+    pub fn classifiers_of_several_labels_agree() -> Result<()> {
+        for name in ["tiny-distilbert-classifier", "tiny-camembert-classifier"] {
+            logits_agree(name, &ALL)?;
+        }
+        for name in ["tiny-modernbert-classifier", "tiny-qwen3-classifier"] {
+            logits_agree(name, &ALL)?;
         }
         Ok(())
     }
@@ -104,7 +128,7 @@ mod bodies {
     /// Their vocabulary is several chunks, of which the last is no multiple of anything.
     pub fn sparse_vectors_agree() -> Result<()> {
         for name in ["tiny-splade", "tiny-splade-distilbert"] {
-            texts_agree(&fixture(name), &ALL)?;
+            texts_agree(name, &ALL)?;
             lengths_agree(&fixture(name), &ALL, &[0, 3, 24, 0, 1])?;
         }
         Ok(())
@@ -112,7 +136,7 @@ mod bodies {
 
     pub fn sizes_that_are_no_multiple_of_anything_agree() -> Result<()> {
         for name in ["tiny-cls-normalize", "tiny-mean-normalize-v6-f16"] {
-            texts_agree(&fixture(name), &ALL)?;
+            texts_agree(name, &ALL)?;
         }
         Ok(())
     }
@@ -149,17 +173,26 @@ mod bodies {
         lengths_agree(&fixture("tiny-cls-normalize"), &ALL, &[0])
     }
 
-    pub fn minilm_agrees_in_f32() -> Result<()> {
-        lengths_agree(&minilm()?, &[ElementType::F32], &[3, 20])
+    /// Some texts of MiniLM's reference, and their vectors: an emulation takes long for all of them.
+    fn some_of_minilm(which: &[usize]) -> Result<(Vec<String>, Vec<Vec<f32>>)> {
+        let (texts, vectors) = reference("minilm")?;
+        Ok(which.iter().map(|at| (texts[*at].clone(), vectors[*at].clone())).unzip())
     }
 
+    /// Of 8 and 14 tokens.
+    pub fn minilm_agrees_in_f32() -> Result<()> {
+        vectors_agree(&minilm()?, some_of_minilm(&[0, 1])?, &[ElementType::F32])
+    }
+
+    /// Of 8 tokens, and of 218, which are several tiles of keys.
     pub fn minilm_agrees_in_16_bits() -> Result<()> {
         let source = minilm()?;
-        let cpu = Encoder::load(&source, CpuDevice::new(1 << 30, 2)?)?;
-        let items = tokens(&cpu, &[9, 40, 80]);
-        let expected = vectors(&cpu.run(&items)?)?;
+        let (texts, expected) = some_of_minilm(&[0, 24])?;
+        let inputs: Vec<Input> = texts.into_iter().map(Input::Text).collect();
         for element in [ElementType::F16, ElementType::Bf16] {
-            let found = vectors(&cuda_encoder(&source, element, Some(cache()?))?.run(&items)?)?;
+            let encoder = cuda_encoder(&source, element, Some(cache()?))?;
+            let items = encoder.prepare(&inputs, &Params::default())?;
+            let found = vectors(&encoder.run(&items)?)?;
             ensure!(found.len() == expected.len(), "{} vectors in {element}", found.len());
             for (found, expected) in found.iter().zip(&expected) {
                 let cosine = cosine(found, expected);
@@ -170,7 +203,7 @@ mod bodies {
     }
 
     pub fn turing_has_f16_and_f32() -> Result<()> {
-        texts_agree(&fixture("tiny-mean"), &[ElementType::F32, ElementType::F16])?;
+        texts_agree("tiny-mean", &[ElementType::F32, ElementType::F16])?;
         let refused =
             cuda_encoder(&fixture("tiny-mean"), ElementType::Bf16, None).err().context("it loads")?;
         let text = refused.to_string();
