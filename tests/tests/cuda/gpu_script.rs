@@ -9,7 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::Command;
 use vramq_tests::fake_cuda::{broken_driver, cublaslt, driver, gpu, library_path, nvml};
-use vramq_tests::programs::{program, root};
+use vramq_tests::programs::{program, python, root};
 use vramq_tests::setup::Failed;
 use vramq_tests::worker::{Ended, run_to_end_within};
 
@@ -19,19 +19,22 @@ const DEADLINE: Duration = Duration::from_secs(900);
 #[test]
 fn in_emulation_all_of_it_runs_to_its_end() -> Result<(), Failed> {
     let path = library_path(&[gpu()?, cublaslt()?, nvml()?]).map_err(Failed::from)?;
-    // Passes that run out of memory have to be small, where kernels take their time.
-    let small_pieces = [("FAKE_CUDA_POOL_MIB", "2")];
+    // Passes that run out of memory have to be small, where kernels take their time. PyTorch is a stand-in on the same driver.
+    let (python, stand_in) = (python().map_err(Failed::from)?, root().join("tests/fake_cuda/python"));
+    let texts = [python, stand_in].map(|path| path.display().to_string());
+    let variables =
+        [("FAKE_CUDA_POOL_MIB", "2"), ("VRAMQ_BENCH_PYTHON", &texts[0]), ("PYTHONPATH", &texts[1])];
     // A private broker, where there is one to start: what it leaves behind is nobody's.
-    Ok(run_with(path, &small_pieces, &["--short", "--models", "tiny"], |ended, reports| {
+    Ok(run_with(path, &variables, &["--short", "--models", "tiny"], |ended, reports| {
         ensure!(ended.code == Some(0), "{ended:?}");
         let [json, markdown] = &reports[..] else { anyhow::bail!("{reports:?}") };
         let value: Value = serde_json::from_str(json).with_context(|| json.clone())?;
-        for stage in ["check", "encoder", "pressure", "measure", "texts", "jobs"] {
+        for stage in ["check", "encoder", "pressure", "measure", "texts", "jobs", "program"] {
             let of = |row: &&Value| row["stage"] == stage;
             let row = value["stages"].as_array().into_iter().flatten().find(of);
             ensure!(row.is_some_and(|row| row["ended"] == "well"), "{stage}: {row:?}\n{markdown}");
         }
-        for figure in ["check", "agrees", "pressure", "ceiling", "rate", "texts", "jobs"] {
+        for figure in ["check", "agrees", "pressure", "ceiling", "rate", "texts", "jobs", "program"] {
             let has =
                 value["figures"].as_array().is_some_and(|all| all.iter().any(|one| one["figure"] == figure));
             ensure!(has, "no figure `{figure}` in {json}");
@@ -41,7 +44,7 @@ fn in_emulation_all_of_it_runs_to_its_end() -> Result<(), Failed> {
             "| tiny | f16 | cuBLASLt, timed | yes",
             "| tiny | f32 | own | yes",
         ];
-        for words in kinds.into_iter().chain(["halvings", "Short:"]) {
+        for words in kinds.into_iter().chain(["halvings", "Short:", "in the same process"]) {
             ensure!(markdown.contains(words), "`{words}` is not in {markdown}");
         }
         Ok(())
