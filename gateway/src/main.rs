@@ -186,7 +186,7 @@ async fn run(config: Config) -> Result<Exit, String> {
     tokio::spawn(sweep(app.clone()));
     tokio::spawn(drain_on_signal(drain, drain_max).await?);
     let all_answered = server.run(router(app.clone()), &app.metrics).await;
-    app.withdraw_own_jobs().await;
+    app.leave_unfinished_jobs().await;
     if let Some(operator) = &app.operator {
         // One whose caller has hung up. The end of the drain stops it.
         let _ = timeout(drain_max + LAST_ANSWERS, operator.idle()).await;
