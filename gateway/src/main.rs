@@ -22,7 +22,7 @@ use vramq_gateway::adoption::Adoption;
 use vramq_gateway::app::{App, Stores};
 use vramq_gateway::broker::link::Link;
 use vramq_gateway::config::cli::{Cli, Command, Options};
-use vramq_gateway::config::{Config, Invalid};
+use vramq_gateway::config::{Config, Files, Invalid};
 use vramq_gateway::descriptors;
 use vramq_gateway::drain::Drain;
 use vramq_gateway::files::FileStore;
@@ -141,7 +141,7 @@ async fn run(config: Config) -> Result<Exit, String> {
     let tls = config.http.tls.as_ref().map(|(certificate, key)| server::tls(certificate, key)).transpose()?;
     let keys = Arc::new(Keys::open(config.http.keys.as_deref())?);
     let files = match config.files.clone() {
-        Some(settings) => Some(FileStore::open(settings).await?),
+        Some(settings) => open_files(settings).await?,
         None => None,
     };
     let results = match config.results.store.clone() {
@@ -198,6 +198,22 @@ async fn run(config: Config) -> Result<Exit, String> {
     let cut_off = app.cut_off_count();
     tracing::info!(all_answered, cut_off, "drained");
     Ok(if all_answered && cut_off == 0 { Exit::Drained } else { Exit::CutOff })
+}
+
+/// Opens the place of uploads. A gateway that nobody has given one serves without uploads if it cannot have its own folder.
+async fn open_files(settings: Files) -> Result<Option<FileStore>, String> {
+    let is_own = settings.is_own;
+    match FileStore::open(settings).await {
+        Ok(files) => Ok(Some(files)),
+        Err(error) if is_own => {
+            tracing::warn!(
+                error,
+                "this gateway takes no uploads: set files.folder or files.url, or files.folder = \"off\""
+            );
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Connects the client, and with a store of results what unfinished jobs need to be known to other gateways.
