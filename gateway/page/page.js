@@ -163,9 +163,10 @@ async function run(event) {
   const events = find("try-events");
   events.replaceChildren();
   find("try-result").hidden = true;
+  find("try-said").textContent = "";
   showFiles([]);
   try {
-    const body = JSON.stringify({ model: find("try-model").value, inputs: await inputs() });
+    const body = JSON.stringify({ model: find("try-model").value, inputs: await inputs(), params: { progress: true } });
     const options = { method: "POST", body, headers: { "content-type": "application/json" } };
     const job = await (await ask("/v1/jobs", options)).json();
     running = job.id;
@@ -205,12 +206,26 @@ async function follow(job) {
 function show(block, progress) {
   const fields = new Map(block.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)]));
   if (!fields.has("event")) return;
-  const data = JSON.parse(fields.get("data"));
-  if (data.items_done !== undefined) progress.value = data.items_done;
-  if (fields.get("event") === "done") progress.value = progress.max;
-  const { id, ...rest } = data;
-  const said = Object.entries(rest).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${value}`);
-  find("try-events").append(element("li", {}, `${fields.get("event")}: ${said.join(", ")}`));
+  const name = fields.get("event");
+  const { id, ...data } = JSON.parse(fields.get("data"));
+  advance(name, data, progress);
+  const said = Object.entries(data).filter(([, value]) => value !== null).map(([key, value]) => `${key} ${value}`);
+  const item = element("li", {}, `${name}: ${said.join(", ")}`);
+  const events = find("try-events");
+  // Of reports in a row the newest says all.
+  if (name === "progress" && events.lastElementChild?.textContent.startsWith("progress:")) events.lastElementChild.replaceWith(item);
+  else events.append(item);
+}
+
+/** Moves the bar: to the items that are answered, or to what the model reports of the item that it is at. */
+function advance(name, { items_done: done, item, fraction, note }, progress) {
+  if (done !== undefined) progress.value = done;
+  if (name === "done") progress.value = progress.max;
+  if (fraction === undefined) return;
+  // A model answers its items in their order.
+  progress.value = Math.max(progress.value, item + fraction);
+  const at = `item ${item + 1} of ${progress.max}: ${Math.round(100 * fraction)} %`;
+  find("try-said").textContent = note ? `${at}, ${note}` : at;
 }
 
 /** A button for each output in a store. */

@@ -1,7 +1,7 @@
 //! The state that all requests share, and the permits that a request needs before the gateway handles it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
@@ -51,8 +51,8 @@ pub struct Shared {
     pub bodies: BodyMemory,
     /// Requests that got no result because the drain ended.
     cut_off: AtomicU64,
-    /// Unfinished jobs that no other gateway can take over.
-    own_jobs: watch::Sender<usize>,
+    /// The unfinished jobs whose replies this gateway alone takes.
+    own_jobs: AtomicUsize,
     pub drain: watch::Receiver<Drain>,
 }
 
@@ -64,13 +64,13 @@ impl std::ops::Deref for App {
     }
 }
 
-/// A job that no other gateway can take over.
+/// An unfinished job whose replies this gateway alone takes.
 #[derive(Debug)]
 pub struct OwnJob(App);
 
 impl Drop for OwnJob {
     fn drop(&mut self) {
-        self.0.own_jobs.send_modify(|jobs| *jobs -= 1);
+        self.0.own_jobs.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -106,14 +106,16 @@ impl Permits {
     }
 }
 
-/// How long a gateway that stops waits for the ends of the jobs that it withdraws.
+/// How long a gateway that stops waits for the ends of jobs that their callers have withdrawn: a worker that is not busy reports them
+/// within milliseconds.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// `Retry-After` while the gateway drains, the broker does not answer, or no wait can be estimated.
+/// When to try again while the gateway stops, or the broker does not answer, or nothing is known of the wait. No estimate: another gateway may
+/// take the request at once.
 const FULL_RETRY: Duration = Duration::from_secs(1);
 
-/// `Retry-After` while no worker takes the model's jobs: a worker starts within some seconds.
-const NOBODY_RETRY: Duration = Duration::from_secs(10);
+/// When to try again while nobody takes jobs: a worker starts within some seconds. No estimate: nobody knows when one will.
+pub const NOBODY_RETRY: Duration = Duration::from_secs(10);
 
 impl App {
     pub fn new(
@@ -136,7 +138,7 @@ impl App {
             bodies: BodyMemory::new(limits.bodies_bytes, limits.bodies_bytes_per_key),
             metrics: Metrics::default(),
             cut_off: AtomicU64::new(0),
-            own_jobs: watch::Sender::new(0),
+            own_jobs: AtomicUsize::new(0),
             config,
             keys,
             client,
@@ -197,24 +199,32 @@ impl App {
         self.cut_off.load(Ordering::Relaxed)
     }
 
-    /// Counts a job that no other gateway can take over, until the returned value is dropped.
+    /// Counts an unfinished job whose replies this gateway alone takes, until the returned value is dropped.
     pub fn own_job(&self) -> OwnJob {
-        self.own_jobs.send_modify(|jobs| *jobs += 1);
+        self.own_jobs.fetch_add(1, Ordering::Relaxed);
         OwnJob(self.clone())
     }
 
-    /// Withdraws the jobs that no other gateway can take over, and waits briefly for their ends: a worker that is not busy reports them
-    /// within milliseconds. Later replies would become dead letters, because their queue is gone with this gateway.
-    pub async fn withdraw_own_jobs(&self) {
-        // With a common result store, other gateways take over the jobs that callers can ask for again.
-        if self.adoption.is_none() {
-            self.jobs.withdraw_unfinished();
-        }
-        let mut own = self.own_jobs.subscribe();
-        let all_ended = own.wait_for(|jobs| *jobs == 0);
-        if timeout(WITHDRAW_TIMEOUT, all_ended).await.is_err() {
-            let jobs = *self.own_jobs.borrow();
+    /// Jobs of [`own_job`](Self::own_job).
+    pub fn own_jobs_count(&self) -> usize {
+        self.own_jobs.load(Ordering::Relaxed)
+    }
+
+    /// Waits, for a short time, until the jobs have ended that their callers have withdrawn: their withdrawals are sent by then. Other jobs
+    /// are left to the workers, for only its caller may withdraw a job. Their reply queue goes with this gateway, so that workers
+    /// dead-letter them with their results.
+    pub async fn leave_unfinished_jobs(&self) {
+        if timeout(WITHDRAW_TIMEOUT, self.link.withdrawals.all_ended()).await.is_err() {
+            let jobs = self.link.withdrawals.len();
             tracing::warn!(jobs, "stopping before the end of all withdrawn jobs is known");
+        }
+        let jobs = self.own_jobs_count();
+        if jobs > 0 {
+            tracing::warn!(
+                jobs,
+                "stopping before these jobs have ended, and no other gateway can take their replies: workers run the jobs, and dead-letter \
+                 them as unroutable, with their results"
+            );
         }
     }
 

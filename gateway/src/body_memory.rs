@@ -69,6 +69,15 @@ impl BodyMemory {
         })
     }
 
+    /// Grows the room of a body by `bytes` bytes.
+    ///
+    /// # Errors
+    /// As for [`grow`](Self::grow).
+    pub fn grow_by(&self, room: &mut BodyRoom, bytes: usize, now: Instant) -> Result<(), Problem> {
+        let held = room.of_all.units() * UNIT;
+        self.grow(room, held + bytes, now)
+    }
+
     fn most(&self) -> usize {
         self.bytes_max / UNIT
     }

@@ -4,6 +4,7 @@ mod upload;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::time::{Duration, SystemTime};
 
 use axum::http::StatusCode;
@@ -79,6 +80,9 @@ impl FileStore {
     /// The error of the file system.
     pub async fn open(settings: Files) -> Result<Self, String> {
         let place = settings.place.clone();
+        if let (Place::Folder(folder), true) = (&place, settings.is_own) {
+            make_private(folder).map_err(|error| format!("files: {place}: {error}"))?;
+        }
         let storage = Storage::open(&place).map_err(|error| format!("files: {error}"))?;
         let used = Used::new(settings.total_bytes, settings.owner_bytes);
         let this = Self { storage, settings, used };
@@ -91,6 +95,11 @@ impl FileStore {
     /// How long an upload may take.
     pub fn upload_max(&self) -> Duration {
         UPLOAD_MAX_LEAST.max(Duration::from_secs(self.settings.file_bytes / SLOW_BYTES_PER_S))
+    }
+
+    /// Whether workers do not have the place as a store, so that jobs take the bytes of uploads along.
+    pub fn is_own(&self) -> bool {
+        self.settings.is_own
     }
 
     /// Where the files are.
@@ -211,8 +220,28 @@ impl FileStore {
         found.buffered(LOOKUPS_MAX).try_collect().await
     }
 
-    /// Removes files that are too old, and counts the others. Objects whose names are not those of uploads belong to other programs, and
-    /// are left alone.
+    /// The sizes of files in bytes, by their ids.
+    ///
+    /// # Errors
+    /// One of the files does not exist.
+    pub async fn sizes(&self, owner: &str, ids: BTreeSet<String>) -> Result<HashMap<String, u64>, Problem> {
+        let found = stream::iter(ids).map(|id| async move {
+            let bytes = self.view(owner, &id).await?.bytes;
+            Ok::<_, Problem>((id, bytes))
+        });
+        found.buffered(LOOKUPS_MAX).try_collect().await
+    }
+
+    /// The bytes of a file.
+    ///
+    /// # Errors
+    /// There is no such file.
+    pub async fn bytes(&self, owner: &str, id: &str) -> Result<Bytes, Problem> {
+        let content = self.content(owner, id, None).await?;
+        content.bytes().await.map_err(|e| broken("read the file", &e))
+    }
+
+    /// Removes what is too old, and counts the rest. What has no name of an upload belongs to others, and is left alone.
     ///
     /// # Errors
     /// The listing ended early. What it had listed so far was handled.
@@ -234,7 +263,12 @@ impl FileStore {
     }
 }
 
-/// Only the gateway's own ids become part of a path.
+/// Makes a folder that only this user can look into.
+fn make_private(folder: &std::path::Path) -> std::io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
+/// Ids are the gateway's own: no other text becomes part of a path.
 fn check_id(id: &str) -> Result<(), Problem> {
     if is_id(id) { Ok(()) } else { Err(Problem::not_found("such file")) }
 }
@@ -296,6 +330,7 @@ mod tests {
     async fn store(folder: &std::path::Path) -> FileStore {
         let settings = Files {
             place: Place::Folder(folder.to_owned()),
+            is_own: false,
             file_bytes: 10,
             total_bytes: 16,
             owner_bytes: 12,

@@ -117,10 +117,7 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
     };
     let (permits, body, claim) = (submission.permits, submission.body, submission.claim);
     let own = task.recorded().is_none().then(|| app.own_job());
-    tokio::spawn(async move {
-        task.run(task.live(job, options, body, claim), Some(permits)).await;
-        drop(own);
-    });
+    tokio::spawn(async move { task.run(task.live(job, options, body, claim), (permits, own)).await });
     Ok(entry)
 }
 
@@ -142,8 +139,8 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// Follows the job until its end. After a withdrawal, waits for the job's real end.
-    pub(crate) async fn run(&self, life: impl Future<Output = End>, permits: Option<Permits>) {
+    /// Follows the job's life until its end, or its withdrawal and then its end. `held` is what it holds until its end or its withdrawal.
+    pub(crate) async fn run(&self, life: impl Future<Output = End>, held: impl Send) {
         let life = timeout(JOB_MAX, life);
         let mut life = std::pin::pin!(life);
         let mut is_over = false;
@@ -155,7 +152,7 @@ impl Task {
             }
             () = self.entry.withdrawn() => true,
         };
-        drop(permits);
+        drop(held);
         if is_over {
             // The job has ended for its callers, so nobody waits for the removal.
             self.remove_record().await;

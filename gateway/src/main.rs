@@ -22,7 +22,7 @@ use vramq_gateway::adoption::Adoption;
 use vramq_gateway::app::{App, Stores};
 use vramq_gateway::broker::link::Link;
 use vramq_gateway::config::cli::{Cli, Command, Options};
-use vramq_gateway::config::{Config, Invalid};
+use vramq_gateway::config::{Config, Files, Invalid};
 use vramq_gateway::descriptors;
 use vramq_gateway::drain::Drain;
 use vramq_gateway::files::FileStore;
@@ -141,7 +141,7 @@ async fn run(config: Config) -> Result<Exit, String> {
     let tls = config.http.tls.as_ref().map(|(certificate, key)| server::tls(certificate, key)).transpose()?;
     let keys = Arc::new(Keys::open(config.http.keys.as_deref())?);
     let files = match config.files.clone() {
-        Some(settings) => Some(FileStore::open(settings).await?),
+        Some(settings) => open_files(settings).await?,
         None => None,
     };
     let results = match config.results.store.clone() {
@@ -186,7 +186,7 @@ async fn run(config: Config) -> Result<Exit, String> {
     tokio::spawn(sweep(app.clone()));
     tokio::spawn(drain_on_signal(drain, drain_max).await?);
     let all_answered = server.run(router(app.clone()), &app.metrics).await;
-    app.withdraw_own_jobs().await;
+    app.leave_unfinished_jobs().await;
     if let Some(operator) = &app.operator {
         // An action whose caller has hung up may still run. The end of the drain stops it.
         let _ = timeout(drain_max + LAST_ANSWERS, operator.idle()).await;
@@ -200,7 +200,23 @@ async fn run(config: Config) -> Result<Exit, String> {
     Ok(if all_answered && cut_off == 0 { Exit::Drained } else { Exit::CutOff })
 }
 
-/// Connects the client. With a result store, also the client whose jobs other gateways can take over.
+/// Opens the place of uploads. A gateway that nobody has given one serves without uploads if it cannot have its own folder.
+async fn open_files(settings: Files) -> Result<Option<FileStore>, String> {
+    let is_own = settings.is_own;
+    match FileStore::open(settings).await {
+        Ok(files) => Ok(Some(files)),
+        Err(error) if is_own => {
+            tracing::warn!(
+                error,
+                "this gateway takes no uploads: set files.folder or files.url, or files.folder = \"off\""
+            );
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Connects the client, and with a store of results what unfinished jobs need to be known to other gateways.
 async fn connect(config: &Config, link: &Arc<Link>) -> Result<(Client, Option<Adoption>), ConnectError> {
     let deadline = Instant::now() + config.broker.connect;
     let options = client_options(config);

@@ -52,6 +52,7 @@ pub struct Metrics {
     pub withdrawn: Counter,
     pub connections: Gauge,
     pub refused_connections: Counter,
+    unfinished_jobs: Gauge,
     kept_jobs: Gauge,
     kept_bytes: Gauge,
     withdrawals: Gauge,
@@ -63,6 +64,7 @@ pub struct Metrics {
 /// Gauges of the current moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
+    pub unfinished_jobs: usize,
     pub kept_jobs: usize,
     pub kept_bytes: usize,
     pub withdrawals: usize,
@@ -83,6 +85,7 @@ impl Default for Metrics {
             withdrawn: Counter::default(),
             connections: Gauge::default(),
             refused_connections: Counter::default(),
+            unfinished_jobs: Gauge::default(),
             kept_jobs: Gauge::default(),
             kept_bytes: Gauge::default(),
             withdrawals: Gauge::default(),
@@ -108,6 +111,11 @@ impl Default for Metrics {
             "connections_refused",
             "Connections that were closed because there were too many",
             metrics.refused_connections.clone(),
+        );
+        registry.register(
+            "jobs_unfinished",
+            "Jobs that have not ended, and whose replies no other gateway can take",
+            metrics.unfinished_jobs.clone(),
         );
         registry.register(
             "jobs_kept",
@@ -148,6 +156,7 @@ impl Metrics {
     /// All figures, in the text format of OpenMetrics.
     pub fn encode(&self, now: Now) -> String {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        self.unfinished_jobs.set(count(now.unfinished_jobs));
         self.kept_jobs.set(count(now.kept_jobs));
         self.kept_bytes.set(count(now.kept_bytes));
         self.withdrawals.set(count(now.withdrawals));

@@ -1,6 +1,9 @@
 //! The table `[files]`: where uploads are kept, how many bytes they may have, and for how long.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use vramq_schemas::BODY_BYTES_MAX;
 
 use super::table::Values;
 use super::{FILES_MIB_MAX, MIB, place, seconds, share_of_key};
@@ -9,12 +12,23 @@ use crate::storage::Place;
 /// MiB of one upload.
 const FILE_MIB_MAX: u32 = 512;
 
+/// One upload in the folder that the gateway has by default: a job takes its bytes along, and has no room for more.
+const OWN_FILE_MIB_MAX: u32 = (BODY_BYTES_MAX / MIB) as u32;
+
+/// All uploads in that folder: it is in somebody's home, and nobody has chosen it.
+const OWN_FILES_MIB_MAX: u32 = 1024;
+
 const FILES_S: u32 = 24 * 3600;
+
+/// The folder that means that there are no uploads.
+const OFF: &str = "off";
 
 /// The place of uploads, with their limits of size and time.
 #[derive(Clone, Debug)]
 pub struct Files {
     pub place: Place,
+    /// The place is the default, which workers do not have as a store.
+    pub is_own: bool,
     pub file_bytes: u64,
     pub total_bytes: u64,
     /// Bytes of all uploads of one caller.
@@ -24,9 +38,17 @@ pub struct Files {
 
 /// Reads `[files]`. `None`: no uploads.
 pub(super) fn files(values: &mut Values, results: Option<&Place>, has_keys: bool) -> Option<Files> {
-    let place = place::apart(values, &place::FILES, results);
-    let file_mib = values.number("files.file_mib_max", FILE_MIB_MAX, 1);
-    let files_mib = values.number("files.mib_max", FILES_MIB_MAX, 1);
+    let configured = place::apart(values, &place::FILES, results);
+    let is_own = configured.is_none();
+    let place = match configured {
+        Some(Place::Folder(folder)) if folder == Path::new(OFF) => None,
+        Some(place) => Some(place),
+        None => own_folder().map(Place::Folder),
+    };
+    let (file_most, most) =
+        if is_own { (OWN_FILE_MIB_MAX, OWN_FILES_MIB_MAX) } else { (FILE_MIB_MAX, FILES_MIB_MAX) };
+    let file_mib = values.number("files.file_mib_max", file_most, 1);
+    let files_mib = values.number("files.mib_max", most, 1);
     let share_mib = share_of_key(files_mib, has_keys).max(file_mib);
     let owner_mib = values.number("files.mib_max_per_key", share_mib, 1);
     if owner_mib < file_mib {
@@ -36,7 +58,14 @@ pub(super) fn files(values: &mut Values, results: Option<&Place>, has_keys: bool
     let keep = seconds(values.number("files.keep_s", FILES_S, 1));
     let bytes = |mib: u32| u64::from(mib) * MIB as u64;
     let (file_bytes, total_bytes, owner_bytes) = (bytes(file_mib), bytes(files_mib), bytes(owner_mib));
-    Some(Files { place: place?, file_bytes, total_bytes, owner_bytes, keep })
+    Some(Files { place: place?, is_own, file_bytes, total_bytes, owner_bytes, keep })
+}
+
+/// A folder of the user's for what is to outlive a restart. All gateways of this user have it.
+fn own_folder() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let states = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")));
+    states.map(|states| states.join("vramq/uploads"))
 }
 
 #[cfg(test)]
@@ -58,7 +87,11 @@ mod tests {
         ] {
             assert_eq!(files(text).owner_bytes, owner_mib * MIB as u64, "{text}");
         }
-        // Without a limit for one caller, one is derived.
+        // With no more than the bytes of a job in each file.
+        assert!(files("").is_own && !files("[files]\nfolder = 'f'").is_own);
+        assert_eq!((files("").file_bytes, files("").total_bytes), (16 * MIB as u64, 1024 * MIB as u64));
+        assert!(Config::read("[files]\nfolder = 'off'", Vec::new()).unwrap().files.is_none());
+        // Nobody has said what one caller may have.
         assert!(Config::read("[files]\nfolder = 'f'\nmib_max = 1", Vec::new()).is_ok());
         let small = "[files]\nfolder = 'f'\nfile_mib_max = 3\nmib_max_per_key = 2";
         let faults = Config::read(small, Vec::new()).unwrap_err().0;

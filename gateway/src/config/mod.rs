@@ -211,7 +211,7 @@ mod tests {
     fn nothing_given_is_a_gateway_on_loopback() {
         let config = Config::read("", Vec::new()).unwrap();
         assert_eq!(config.http.listen, "127.0.0.1:8080".parse().unwrap());
-        assert!(config.http.keys.is_none() && config.files.is_none());
+        assert!(config.http.keys.is_none() && config.outputs.is_none());
     }
 
     #[test]

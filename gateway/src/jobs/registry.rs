@@ -151,12 +151,6 @@ impl Jobs {
         self.kept().remove(entry, idempotency_key);
     }
 
-    /// Withdraws all jobs that have not ended.
-    pub fn withdraw_unfinished(&self) {
-        let kept = self.kept();
-        kept.by_id.values().filter(|entry| !entry.state().is_end()).for_each(|entry| entry.withdraw());
-    }
-
     /// Forgets jobs that ended too long ago.
     pub fn sweep(&self) {
         self.evict_all_old(&mut self.kept(), Instant::now());

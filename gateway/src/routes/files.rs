@@ -14,6 +14,7 @@ use tokio::time::timeout;
 
 use super::form::{BEFORE_FILE_BYTES_MAX, BeforeFile};
 use super::range::{DownloadRequest, FileFacts, Wanted, download, unsatisfiable};
+use super::references::NO_UPLOADS;
 use super::{Authenticated, output_files};
 use crate::app::App;
 use crate::files::{FileStore, FileView};
@@ -145,8 +146,5 @@ fn too_slow() -> Problem {
 }
 
 fn files(app: &App) -> Result<&FileStore, Problem> {
-    app.files.as_ref().ok_or_else(|| {
-        let message = "this gateway takes no uploads: files.folder and files.url are not set";
-        Problem::new(StatusCode::NOT_FOUND, "no_files", message)
-    })
+    app.files.as_ref().ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "no_files", NO_UPLOADS))
 }

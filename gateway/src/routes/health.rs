@@ -32,6 +32,7 @@ pub async fn metrics(State(app): State<App>) -> Response {
     let (kept_jobs, kept_bytes) = app.jobs.size();
     let (withdrawals, connected) = (&app.link.withdrawals, app.link.is_connected());
     let (withdrawals, excess) = (withdrawals.len(), withdrawals.excess());
-    let now = Now { kept_jobs, kept_bytes, withdrawals, excess, connected };
+    let unfinished_jobs = app.own_jobs_count();
+    let now = Now { unfinished_jobs, kept_jobs, kept_bytes, withdrawals, excess, connected };
     ([(header::CONTENT_TYPE, OPEN_METRICS)], app.metrics.encode(now)).into_response()
 }

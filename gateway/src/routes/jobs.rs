@@ -19,7 +19,7 @@ use super::openai::name_job;
 use super::prefer::wait_of;
 use super::{Authenticated, references};
 use crate::app::{App, Permits};
-use crate::body;
+use crate::body::{self, Parsed};
 use crate::drain::Drain;
 use crate::files::is_id;
 use crate::held_body::UntilSent;
@@ -125,9 +125,9 @@ async fn admitted(
     // The caller's own id already identifies the job.
     let idempotency_key = if id.is_some() { None } else { idempotency_key(headers)? };
     let wait = wait_of(headers, app.config.limits.request);
-    let parsed = body::json::<JobRequest>(app, caller, headers, body).await?;
-    parsed.value.check()?;
-    let JobRequest { model, mut inputs, params, batch_hint, model_revision } = parsed.value;
+    let Parsed { value, digest, mut room } = body::json::<JobRequest>(app, caller, headers, body).await?;
+    value.check()?;
+    let JobRequest { model, mut inputs, params, batch_hint, model_revision } = value;
     let name = Name::of(caller, id.as_deref(), idempotency_key.as_deref());
     // Before the inputs are looked up: an upload may be gone since the first request, whose answer stands.
     let same = SameAs {
@@ -135,21 +135,21 @@ async fn admitted(
         caller,
         name: name.as_ref(),
         idempotency_key: idempotency_key.as_deref(),
-        fingerprint: parsed.digest,
+        fingerprint: digest,
         failed_runs_again: false,
     };
     if let Some(known) = same.find().await? {
-        drop(parsed.room);
+        drop(room);
         return known_response(app, known, name.as_ref(), wait, &trace).await;
     }
     // Cheap checks first: there may be 65,536 references to look up.
     references::check(app, &inputs)?;
     app.check_model(caller, &model).await?;
-    references::resolve(app, caller, &mut inputs).await?;
+    references::resolve(app, caller, &mut inputs, &mut room).await?;
     let claim = match same.claim().await? {
         Named::New(claim) => claim,
         Named::Known(known) => {
-            drop(parsed.room);
+            drop(room);
             return known_response(app, known, name.as_ref(), wait, &trace).await;
         }
     };
@@ -163,10 +163,10 @@ async fn admitted(
         params,
         batch_hint,
         model_revision,
-        fingerprint: parsed.digest,
+        fingerprint: digest,
         trace,
         permits,
-        body: parsed.room,
+        body: room,
         claim,
     };
     let entry = start(app, submission)?;

@@ -197,11 +197,15 @@ pub async fn wait(
         }
         Ok(_) = drain.wait_for(|drain| *drain == Drain::Over) => {
             app.cut_off();
-            // Other gateways can take over a job that its caller may ask for again, if they know of it.
-            guard.armed = !may_come_again || app.adoption.is_none();
-            let message = match guard.armed {
-                true => "this gateway is stopping; the job was withdrawn",
-                false => "this gateway is stopping; the job goes on: the same request with the same Idempotency-Key waits for it at another",
+            // Its caller alone may withdraw the job, and still waits.
+            guard.armed = false;
+            // Other gateways take on what can be asked for again, if they can know of it.
+            let message = match may_come_again && app.adoption.is_some() {
+                true => "this gateway is stopping; the job goes on: the same request with the same Idempotency-Key waits for it at another",
+                false => {
+                    "this gateway is stopping; the job was not withdrawn: workers run it, and as nobody takes its results, they become a \
+                     dead letter with the job's id"
+                }
             };
             return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "draining", message)
                 .with_retry(Retry::No)

@@ -2,20 +2,28 @@
 //! belongs to another caller.
 
 use std::collections::{BTreeSet, HashMap};
+use std::time::Instant;
 
+use axum::http::StatusCode;
 use url::Url;
 use vramq_producer::Input;
+use vramq_schemas::BODY_BYTES_MAX;
 
 use super::output_files;
 use crate::app::App;
+use crate::body_memory::BodyRoom;
 use crate::files::{FileStore, is_id};
 use crate::jobs::ResultStore;
 use crate::jobs::output_files::OutputId;
 use crate::keys::Caller;
 use crate::problem::Problem;
 
-/// Rejects references that are wrong in themselves, without looking any of them up. A caller's `file:` reference is wrong, because it would
-/// name a file of the worker's machine. So is one into the stores of results, uploads and outputs, because it could name another caller's.
+/// Why a gateway has no uploads, and what to set.
+pub const NO_UPLOADS: &str = "this gateway takes no uploads: set files.folder or files.url in its configuration to a place that workers have, \
+     too, as a store: [store.NAME] url = \"file:///…\" in theirs (docs/stores.md, Uploads)";
+
+/// Refuses references that are wrong in themselves, without looking any of them up. A caller's own `file:` references are wrong: they would
+/// name the files of a worker's machine. So are those into the places of results, uploads and outputs: of another caller, too.
 ///
 /// # Errors
 /// One of them is wrong.
@@ -24,8 +32,7 @@ pub fn check(app: &App, inputs: &[Input]) -> Result<(), Problem> {
         let Input::Uri(uri) = input else { continue };
         if is_upload(uri) {
             if app.files.is_none() {
-                let message = "this gateway takes no uploads (files.folder and files.url are not set)";
-                return Err(Problem::invalid(message).about("inputs"));
+                return Err(Problem::invalid(NO_UPLOADS).about("inputs"));
             }
             if !is_id(uri) {
                 return Err(Problem::not_found("such file").about("inputs"));
@@ -38,19 +45,75 @@ pub fn check(app: &App, inputs: &[Input]) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Replaces each id of an upload or an output by the reference for workers. The inputs have passed [`check`].
+/// Puts the workers' reference in the place of an upload's or output's id; or the upload's bytes, if workers do not have its place. `room` is
+/// the request's share of the memory for bodies. For inputs that were [`check`]ed.
 ///
 /// # Errors
-/// The caller has no such upload, or no such output.
-pub async fn resolve(app: &App, caller: &Caller, inputs: &mut [Input]) -> Result<(), Problem> {
-    let uploads = uploads(app, caller, inputs).await?;
+/// The caller has no such upload, or no such output; or the bytes are too many for a job.
+pub async fn resolve(
+    app: &App,
+    caller: &Caller,
+    inputs: &mut [Input],
+    room: &mut BodyRoom,
+) -> Result<(), Problem> {
+    match &app.files {
+        Some(files) if files.is_own() => take_along(app, files, caller, inputs, room).await?,
+        Some(files) => {
+            let uploads = files.references(&caller.name, uploads(inputs)).await?;
+            for input in inputs.iter_mut() {
+                if let Input::Uri(uri) = input
+                    && let Some(reference) = uploads.get(uri.as_str())
+                {
+                    uri.clone_from(reference);
+                }
+            }
+        }
+        None => {}
+    }
     let mut outputs = output_files::Inputs { app, caller, known: HashMap::new() };
     for input in inputs {
-        let Input::Uri(uri) = input else { continue };
-        if let Some(reference) = uploads.get(uri.as_str()) {
-            uri.clone_from(reference);
-        } else if let Some(output) = OutputId::parse(uri) {
+        if let Input::Uri(uri) = input
+            && let Some(output) = OutputId::parse(uri)
+        {
             *uri = outputs.uri(&output).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Puts the bytes of uploads in the place of their ids.
+async fn take_along(
+    app: &App,
+    files: &FileStore,
+    caller: &Caller,
+    inputs: &mut [Input],
+    room: &mut BodyRoom,
+) -> Result<(), Problem> {
+    let sizes = files.sizes(&caller.name, uploads(inputs)).await?;
+    let size = |input: &Input| match input {
+        Input::Uri(uri) => sizes.get(uri).copied().unwrap_or(0),
+        _ => 0,
+    };
+    let bytes = inputs.iter().map(size).sum::<u64>();
+    if bytes > BODY_BYTES_MAX as u64 {
+        let message = format!(
+            "the uploads of this job have {bytes} bytes, and without files.folder or files.url, set to a place that workers have as a \
+             store, a job takes them along: {BODY_BYTES_MAX} at most (docs/stores.md, Uploads)"
+        );
+        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message).about("inputs"));
+    }
+    // Each file once, and each input.
+    let held = sizes.values().sum::<u64>() + bytes;
+    app.bodies.grow_by(room, usize::try_from(held).unwrap_or(usize::MAX), Instant::now())?;
+    let mut read = HashMap::new();
+    for id in sizes.keys() {
+        read.insert(id.as_str(), files.bytes(&caller.name, id).await?);
+    }
+    for input in inputs {
+        if let Input::Uri(uri) = input
+            && let Some(bytes) = read.get(uri.as_str())
+        {
+            *input = Input::Bytes(bytes.to_vec());
         }
     }
     Ok(())
@@ -60,19 +123,13 @@ fn is_upload(uri: &str) -> bool {
     uri.starts_with("file-")
 }
 
-/// The workers' references of the uploads among a job's inputs, by their ids.
-async fn uploads(app: &App, caller: &Caller, inputs: &[Input]) -> Result<HashMap<String, String>, Problem> {
-    let ids: BTreeSet<_> = inputs
-        .iter()
-        .filter_map(|input| match input {
-            Input::Uri(uri) if is_upload(uri) => Some(uri.clone()),
-            _ => None,
-        })
-        .collect();
-    match &app.files {
-        Some(files) => files.references(&caller.name, ids).await,
-        None => Ok(HashMap::new()),
-    }
+/// The ids of the uploads among a job's inputs.
+fn uploads(inputs: &[Input]) -> BTreeSet<String> {
+    let id = |input: &Input| match input {
+        Input::Uri(uri) if is_upload(uri) => Some(uri.clone()),
+        _ => None,
+    };
+    inputs.iter().filter_map(id).collect()
 }
 
 /// Whether a caller's reference to another server may go to workers.

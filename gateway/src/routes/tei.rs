@@ -16,7 +16,7 @@ use super::Authenticated;
 use super::one_job::{Admitted, Call, ModelQuery};
 use super::openai::{embedding_params, name_job, refused_by_model, shorten, vectors};
 use super::shallow::texts_or_ids;
-use crate::app::App;
+use crate::app::{App, NOBODY_RETRY};
 use crate::config::TeiModels;
 use crate::jobs::view::output_bytes;
 use crate::keys::Caller;
@@ -161,8 +161,7 @@ fn model_of(
         (Some(model), None) => Ok(model),
         (None, _) => {
             let message = "no worker serves a model";
-            let after = std::time::Duration::from_secs(10);
-            Err(Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "no_workers", message, after))
+            Err(Problem::busy(StatusCode::SERVICE_UNAVAILABLE, "no_workers", message, NOBODY_RETRY))
         }
         (Some(first), Some(second)) => Err(unprocessable(format!(
             "there are several models ({first}, {second}, …): set {key} in the gateway's configuration, or add \

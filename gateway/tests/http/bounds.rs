@@ -10,8 +10,8 @@ use vramq_tests::pass_tickets::PassTickets;
 
 use crate::harness::{Answer, DEADLINE, ECHO, Gateway, Setup, until};
 
-/// Jobs per second that the worker answers when each job needs a pass.
-const JOBS_PER_S: u32 = 4;
+/// The time of a job, of those that get one pass each.
+const JOB: Duration = Duration::from_millis(250);
 
 /// Jobs in its queue at the start.
 const JOBS: u64 = 120;
@@ -153,7 +153,7 @@ fn told_and_waited() -> (Vec<u64>, f64) {
         assert_eq!(setup.next().post("/v1/jobs", &job()).status, 202);
     }
     let mut measured = (Vec::new(), 0.0);
-    while_jobs_are_answered(&setup, &mut tickets, || {
+    while_jobs_are_answered(&setup, &mut tickets, JOB, JOBS_BEFORE, || {
         let refused = |gateway: &Gateway| {
             let answer = gateway.post("/v1/jobs", &job());
             assert_overloaded(&answer, "queue_too_long");
@@ -169,7 +169,59 @@ fn told_and_waited() -> (Vec<u64>, f64) {
     measured
 }
 
-/// A worker that had little to do has not shown its capacity. When it stands still during the burst, its estimated rate falls.
+/// The time of a job in the test of a full queue: much more than the second that is said while nothing is known.
+const SLOW_JOB: Duration = Duration::from_secs(4);
+
+/// Jobs of that time that are answered before the estimate is judged: the rate is known from the second one on.
+const SLOW_JOBS_BEFORE: u64 = 3;
+
+#[test]
+fn a_full_queue_says_when_it_takes_the_next_job() {
+    let mut misses = Vec::new();
+    while misses.len() < MEASUREMENTS_MAX {
+        let (told, waited) = told_of_a_full_queue_and_waited();
+        // Whole seconds, rounded up.
+        let right = waited / 2.0..=2.0 * waited + 1.0;
+        if told.iter().all(|seconds| right.contains(&(*seconds as f64))) {
+            return;
+        }
+        misses.push((told, waited));
+    }
+    panic!("what the answers said, and how long it took, in seconds: {misses:?}");
+}
+
+/// The seconds that each gateway tells whom it refuses, and those from a job that is taken until the next one is.
+fn told_of_a_full_queue_and_waited() -> (Vec<u64>, f64) {
+    let mut setup = Setup::new();
+    let mut tickets = PassTickets::unannounced().unwrap();
+    let small = ["broker.queue_length_max=6", "broker.queue_type=classic", "model.echo.slots_max=1"];
+    let settings = small.map(|setting| ["--set", setting]).concat();
+    setup.worker(&[ECHO], &[&settings[..], &["--set", &tickets.setting()]].concat());
+    for _ in 0..2 {
+        setup.gateway(&[]);
+    }
+    setup.wait_for_models(&[ECHO]);
+    let status = |gateway: &Gateway| gateway.post("/v1/jobs", &job()).status;
+    until("the queue is full", || (status(setup.next()) == 429).then_some(()));
+    let mut measured = (Vec::new(), 0.0);
+    while_jobs_are_answered(&setup, &mut tickets, SLOW_JOB, SLOW_JOBS_BEFORE, || {
+        until("the queue is full again", || (status(setup.next()) == 429).then_some(()));
+        // The worker has just taken one.
+        until("the next job is taken", || (status(setup.next()) == 202).then_some(()));
+        let start = Instant::now();
+        let refused = |gateway: &Gateway| {
+            let answer = gateway.post("/v1/jobs", &job());
+            assert_overloaded(&answer, "queue_full");
+            retry_after(&answer)
+        };
+        let told = setup.gateways.iter().map(refused).collect();
+        until("the next job is taken", || (status(setup.next()) == 202).then_some(()));
+        measured = (told, start.elapsed().as_secs_f64());
+    });
+    measured
+}
+
+/// A worker that had little to do has shown little of what it can do. One that stands still during the burst shows that it is slow.
 #[test]
 fn a_burst_after_a_quiet_time_is_taken() {
     let mut refused = Vec::new();
@@ -215,7 +267,7 @@ fn a_refusal_says_a_minute_at_most() {
     for _ in 0..JOBS_OF_MINUTES {
         assert_eq!(setup.next().post("/v1/jobs", &job()).status, 202);
     }
-    while_jobs_are_answered(&setup, &mut tickets, || {
+    while_jobs_are_answered(&setup, &mut tickets, JOB, JOBS_BEFORE, || {
         for gateway in &setup.gateways {
             let refused = gateway.post("/v1/jobs", &job());
             assert_overloaded(&refused, "queue_too_long");
@@ -224,8 +276,14 @@ fn a_refusal_says_a_minute_at_most() {
     });
 }
 
-/// Has the worker answer its jobs at [`JOBS_PER_S`], and does something as soon as the rate is known.
-fn while_jobs_are_answered(setup: &Setup, tickets: &mut PassTickets, then: impl FnOnce()) {
+/// Has the worker answer a job in each of these intervals, and does something when so many are answered: then the rate is known.
+fn while_jobs_are_answered(
+    setup: &Setup,
+    tickets: &mut PassTickets,
+    interval: Duration,
+    jobs: u64,
+    then: impl FnOnce(),
+) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -234,12 +292,12 @@ fn while_jobs_are_answered(setup: &Setup, tickets: &mut PassTickets, then: impl 
                 if tickets.left().unwrap() == 0 {
                     tickets.give(1).unwrap();
                 }
-                std::thread::sleep(Duration::from_secs(1) / JOBS_PER_S);
+                std::thread::sleep(interval);
             }
         });
         // Also ends when an assertion fails.
         let _over = Over(&is_over);
-        until("the rate is known", || setup.counter("answered").filter(|answered| *answered >= JOBS_BEFORE));
+        until("the rate is known", || setup.counter("answered").filter(|answered| *answered >= jobs));
         then();
     });
 }

@@ -1,9 +1,12 @@
 //! Published clients (OpenAI's, Hugging Face's), unchanged, against the gateway.
 
 use serde_json::{Value, json};
+use vramq_tests::node::Node;
 
+use crate::files::upload;
 use crate::foreign::{node, python};
 use crate::harness::{ECHO, Gateway, MINILM, Setup, until};
+use crate::jobs::set;
 use crate::keys::{key_file, until_served};
 use crate::program_model::{self, SERVED};
 
@@ -44,23 +47,72 @@ fn openais_client_for_node_gets_the_models_vectors() {
     }
 }
 
-/// What OpenAI's clients report of an error: its class, the status, and how many requests a client sent. Both clients must agree.
-fn error(gateway: &Gateway, key: &str, model: &str) -> (String, u64, f64) {
-    let sent = || gateway.metric("vramq_gateway_requests_total", "route=\"/v1/embeddings\"");
-    let key = key.trim_start_matches("Bearer ");
-    let outcome = |said: &str, before: f64| {
+/// OpenAI's clients, which both ask for the same: a program, and how it is run.
+const CLIENTS: [fn(&[&str]) -> String; 2] = [
+    |arguments| python(&[&["openai_client.py"][..], arguments].concat()),
+    |arguments| node("openai_client.mjs", arguments),
+];
+
+/// The route of what a client is to ask for.
+fn route(asked: &str) -> &'static str {
+    match asked.split_once(':') {
+        Some(("job", _)) => "/v1/jobs",
+        Some(("file", _)) => "/v1/files/{id}",
+        Some(("upload", _)) => "/v1/files",
+        _ => "/v1/embeddings",
+    }
+}
+
+/// What a client makes of an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Made {
+    class: String,
+    status: u64,
+    code: String,
+}
+
+impl Made {
+    fn of(said: &str) -> Self {
         let read: Value = serde_json::from_str(said).unwrap();
-        (read["class"].as_str().unwrap().to_owned(), read["status"].as_u64().unwrap(), sent() - before)
-    };
-    let before = sent();
-    let by_python = outcome(&python(&["openai_client.py", "error", &gateway.url, model, key]), before);
-    let before = sent();
-    let by_node = outcome(&node("openai_client.mjs", &["error", &gateway.url, model, key]), before);
-    // The classes of the two have other names where there is no class of its own for a status.
-    assert_eq!((by_node.1, by_node.2), (by_python.1, by_python.2), "{}", by_node.0);
-    let general = ["APIError", "APIStatusError"];
-    assert!(by_node.0 == by_python.0 || general.contains(&by_node.0.as_str()), "{}", by_node.0);
+        let text = |name: &str| read[name].as_str().unwrap_or_else(|| panic!("{said}")).to_owned();
+        Self { class: text("class"), status: read["status"].as_u64().unwrap(), code: text("code") }
+    }
+}
+
+/// Both clients make the same of an error: the name of its class differs where there is no class of its own for a status. What Python's
+/// makes of it.
+fn same([by_python, by_node]: [Made; 2]) -> Made {
+    let class = if by_node.class == "APIError" { "APIStatusError" } else { &by_node.class };
+    assert_eq!(Made { class: class.to_owned(), ..by_node.clone() }, by_python);
     by_python
+}
+
+/// What OpenAI's clients make of an error: its class, the status, and how many requests one has sent. Both make the same of it.
+fn error(gateway: &Gateway, key: &str, asked: &str) -> (String, u64, f64) {
+    let labels = format!("route=\"{}\"", route(asked));
+    let sent = || gateway.metric("vramq_gateway_requests_total", &labels);
+    let key = key.trim_start_matches("Bearer ");
+    let [(by_python, requests), (by_node, of_node)] = CLIENTS.map(|client| {
+        let before = sent();
+        (Made::of(&client(&["error", &gateway.url, asked, key])), sent() - before)
+    });
+    assert_eq!(requests, of_node, "requests");
+    let Made { class, status, .. } = same([by_python, by_node]);
+    (class, status, requests)
+}
+
+/// The same of an error that comes of what is done while both clients wait: its code and status, and how many requests the gateway's log
+/// has from then on. A gateway that has ended has a log, too.
+fn error_of(gateway: &Gateway, meanwhile: impl FnOnce()) -> (String, u64, usize) {
+    let sent = || gateway.program.lines().iter().filter(|line| line["path"] == route(ECHO)).count();
+    let before = sent();
+    let both = std::thread::scope(|scope| {
+        let clients = CLIENTS.map(|client| scope.spawn(move || client(&["error", &gateway.url, ECHO])));
+        meanwhile();
+        clients.map(|client| Made::of(&client.join().expect("a client")))
+    });
+    let Made { code, status, .. } = same(both);
+    (code, status, sent() - before)
 }
 
 fn expected(class: &str, status: u64, requests: f64) -> (String, u64, f64) {
@@ -142,5 +194,105 @@ fn openais_client_sends_again_what_may_succeed() {
         let after: u64 = refused.header("retry-after").unwrap().parse().unwrap();
         assert!((1..=60).contains(&after) && refused.header("x-should-retry") == Some("true"));
         assert_eq!(error(gateway, "", ECHO), expected("InternalServerError", 503, TRIED));
+    }
+}
+
+/// What may run is not sent again: each client sends one request.
+#[tokio::test(flavor = "multi_thread")]
+async fn own_node_openais_client_does_not_send_again_what_may_run() {
+    let broker = Node::start().await.unwrap();
+    let mut setup = Setup::on(&broker);
+    setup.worker(&[ECHO], &[]);
+    for _ in 0..2 {
+        setup.gateway(&["--set", "http.request_s=5", "--set", "http.drain_s=1"]);
+    }
+    setup.gateway(&["--set", "http.drain_s=1"]);
+    setup.gateway(&["--set", "http.drain_s=1"]);
+    setup.wait_for_models(&[ECHO]);
+    broker.ctl(&["set_vm_memory_high_watermark", "0.0000001"]).await.unwrap();
+    let blocked = |gateway: &Gateway| {
+        let refused = gateway.post("/v1/jobs", &json!({"model": ECHO, "inputs": ["x"]}));
+        (refused.status == 503 && refused.json()["error"]["code"] == "unconfirmed").then_some(())
+    };
+    for gateway in &setup.gateways[..2] {
+        until("the broker blocks", || blocked(gateway));
+        assert_eq!(error(gateway, "", &format!("job:{ECHO}")), expected("InternalServerError", 503, 1.0));
+    }
+    broker.ctl(&["set_vm_memory_high_watermark", "0.4"]).await.unwrap();
+    for gateway in &setup.gateways[..2] {
+        until("all jobs have run", || {
+            (gateway.metric("vramq_gateway_jobs_unfinished", "") == 0.0).then_some(())
+        });
+    }
+    setup.workers[0].signal("STOP");
+    let gateways = &setup.gateways[2..];
+    let mut published = 0;
+    let mut both_wait = || {
+        published += CLIENTS.len() as u64;
+        until("both jobs wait", || setup.messages("vramq.jobs.echo").filter(|n| *n == published));
+    };
+    for gateway in gateways {
+        let outcome = error_of(gateway, || {
+            both_wait();
+            // What came in them, and would come, is lost.
+            setup.delete_queues("vramq.replies.client.");
+        });
+        assert_eq!(outcome, ("broker_lost".to_owned(), 503, CLIENTS.len()));
+    }
+    for gateway in gateways {
+        let outcome = error_of(gateway, || {
+            both_wait();
+            gateway.program.signal("TERM");
+        });
+        assert_eq!(outcome, ("draining".to_owned(), 503, CLIENTS.len()));
+    }
+    setup.workers[0].signal("CONT");
+}
+
+/// What a client does about files, and about a broker that refuses.
+#[test]
+fn openais_client_sends_an_upload_again_only_if_the_store_fails() {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], &[]);
+    let outputs = format!("outputs.folder={}", setup.folder.path().join("outputs").display());
+    let folders = [0, 1].map(|at| setup.folder.path().join(format!("files-{at}")));
+    for folder in &folders {
+        let folder = format!("files.folder={}", folder.display());
+        setup.gateway(&set(&[
+            folder,
+            outputs.clone(),
+            "files.mib_max=1".into(),
+            "files.file_mib_max=1".into(),
+        ]));
+    }
+    // It may write to all exchanges but that of jobs.
+    let (_, of_refused) = setup.add_user([".*", r"^(?!vramq\.jobs$)", ".*"]);
+    setup.gateway_as(&of_refused, &[]);
+    setup.gateway_as(&of_refused, &[]);
+    setup.wait_for_models(&[ECHO]);
+    setup.workers[0].signal("STOP");
+    for (gateway, folder) in setup.gateways.iter().zip(&folders) {
+        let job = json!({"model": ECHO, "inputs": ["x"]});
+        assert_eq!(gateway.send("PUT", "/v1/jobs/waits", &[], Some(&job)).status, 202);
+        for (asked, outcome) in [
+            ("file:output-0-waits", expected("ConflictError", 409, 1.0)),
+            ("typed:echo", expected("APIStatusError", 415, 1.0)),
+            ("upload:1048577", expected("APIStatusError", 413, 1.0)),
+        ] {
+            assert_eq!(error(gateway, "", asked), outcome, "{asked}");
+        }
+        assert_eq!(upload(gateway, "", &vec![0; 700 << 10]).status, 200);
+        assert_eq!(error(gateway, "", "upload:700000"), expected("InternalServerError", 507, 1.0));
+        // What is in the way of the caller's folder.
+        std::fs::remove_dir_all(folder.join("local")).unwrap();
+        std::fs::write(folder.join("local"), "no folder").unwrap();
+        assert_eq!(error(gateway, "", "upload:1"), expected("InternalServerError", 502, TRIED));
+    }
+    for gateway in &setup.gateways[2..] {
+        assert_eq!(error(gateway, "", ECHO), expected("InternalServerError", 502, 1.0));
+        assert_eq!(
+            gateway.post("/v1/jobs", &json!({"model": ECHO, "inputs": ["x"]})).json()["error"]["code"],
+            "broker_refused"
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! A gateway that stops takes no new requests, answers those that wait, and gives the others the ids of their jobs.
+//! A gateway that stops takes no new requests, answers those that wait, and gives the others the ids of their jobs. No job is lost.
 
+use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -35,8 +36,9 @@ fn a_drain_answers_what_waits_and_takes_no_more() {
     assert_eq!(setup.gateways[0].program.wait(), Some(0));
 }
 
+/// Only its caller withdraws a job. The ids that callers have, by a 503 or a 202, are those of the dead letters.
 #[test]
-fn a_drain_that_takes_too_long_gives_callers_their_job_ids() {
+fn jobs_that_outlast_a_drain_run_and_become_dead_letters_with_their_results() {
     let mut setup = Setup::new();
     setup.worker(&[ECHO], &[]);
     for _ in 0..2 {
@@ -44,24 +46,72 @@ fn a_drain_that_takes_too_long_gives_callers_their_job_ids() {
     }
     setup.wait_for_models(&[ECHO]);
     setup.workers[0].signal("STOP");
+    let accepted = setup.gateways.iter().map(|gateway| {
+        let job = json!({"model": ECHO, "inputs": ["accepted"]});
+        let path = format!("/v1/jobs/{}", gateway.program.name);
+        let answer = gateway.send("PUT", &path, &[], Some(&job));
+        assert_eq!(answer.status, 202, "{answer:?}");
+        answer.header("x-vramq-job-id").expect("the job's id").to_owned()
+    });
+    let mut jobs: BTreeSet<_> = accepted.collect();
     let body = json!({"model": ECHO, "input": "x"});
-    let waiting: Vec<_> =
-        setup.gateways.iter().map(|gateway| waits(&gateway.url, "/v1/embeddings", &body)).collect();
-    until_published(&setup, ECHO, waiting.len());
+    let waiting: Vec<_> = setup
+        .gateways
+        .iter()
+        .map(|gateway| {
+            // The second one may come again.
+            let asked = [&[][..], &[("idempotency-key", gateway.program.name.as_str())]];
+            asked.map(|headers| waits(&gateway.url, "/v1/embeddings", &body, headers))
+        })
+        .collect();
+    until_published(&setup, ECHO, jobs.len() + 2 * waiting.len());
     for (gateway, waiting) in setup.gateways.iter_mut().zip(waiting) {
         gateway.program.signal("TERM");
-        let answer = waiting.join().unwrap();
-        assert_eq!((answer.status, answer.header("x-should-retry")), (503, Some("false")), "{answer:?}");
-        assert!(!answer.header("x-vramq-job-id").unwrap().is_empty());
+        for waiting in waiting {
+            let answer = waiting.join().unwrap();
+            assert_eq!((answer.status, answer.header("x-should-retry")), (503, Some("false")), "{answer:?}");
+            assert!(answer.text.contains("dead letter"), "{answer:?}");
+            jobs.insert(answer.header("x-vramq-job-id").expect("the job's id").to_owned());
+        }
         assert_eq!(gateway.program.wait(), Some(1));
+        assert!(gateway.program.log().contains("workers run the jobs"), "{}", gateway.program.log());
     }
-    until_published(&setup, ECHO, 2);
+    assert_eq!(jobs.len(), 6, "{jobs:?}");
+    until_published(&setup, ECHO, jobs.len());
+    setup.workers[0].signal("CONT");
+    // An operator finds them at any other gateway.
+    setup.gateway(&[]);
+    until_unroutable(&setup, &jobs);
+    setup.until_counter("dead_lettered", 6);
+    assert_eq!((setup.counter("withdrawn"), setup.counter("answered")), (Some(0), Some(0)));
+    until("no job is left", || (setup.messages("vramq.jobs.echo") == Some(0)).then_some(()));
+}
+
+/// Waits until the dead letters are those of these jobs: of each the job, and its results.
+pub fn until_unroutable(setup: &Setup, jobs: &BTreeSet<String>) {
+    let gateway = setup.gateways.last().expect("a gateway");
+    let letters = until("the dead letters are there", || {
+        let letters = gateway.get("/v1/dead-letters?model=echo").json()["letters"].as_array()?.clone();
+        (letters.len() >= 2 * jobs.len()).then_some(letters)
+    });
+    let found = |results: bool| {
+        let mut found: Vec<_> = letters
+            .iter()
+            .filter(|letter| letter["results"] == results && letter["reason"] == "unroutable")
+            .map(|letter| letter["job"].as_str().expect("an id").to_owned())
+            .collect();
+        found.sort();
+        found
+    };
+    let expected: Vec<_> = jobs.iter().cloned().collect();
+    assert_eq!((found(false), found(true)), (expected.clone(), expected), "{letters:?}");
 }
 
 /// A request that waits for its answer.
-fn waits(url: &str, path: &str, body: &Value) -> std::thread::JoinHandle<Answer> {
+fn waits(url: &str, path: &str, body: &Value, headers: &[(&str, &str)]) -> std::thread::JoinHandle<Answer> {
     let request = ureq::post(&format!("{url}{path}")).timeout(Duration::from_secs(300));
     let request = request.set("prefer", "wait=60").set("content-type", "application/json");
+    let request = headers.iter().fold(request, |request, (name, value)| request.set(name, value));
     let body = body.to_string();
     std::thread::spawn(move || Answer::of(request.send_string(&body)))
 }
@@ -106,9 +156,9 @@ fn new_requests_during_a_drain_are_refused_and_those_before_it_get_their_due() {
     }
     let url = setup.gateways[0].url.clone();
     let echoes = json!({"model": ECHO, "inputs": ["x"]});
-    let answered: Vec<_> = (0..WAITING).map(|_| waits(&url, "/v1/jobs", &echoes)).collect();
+    let answered: Vec<_> = (0..WAITING).map(|_| waits(&url, "/v1/jobs", &echoes, &[])).collect();
     let embeds = json!({"model": MINILM, "input": "x"});
-    let unanswered: Vec<_> = (0..WAITING).map(|_| waits(&url, "/v1/embeddings", &embeds)).collect();
+    let unanswered: Vec<_> = (0..WAITING).map(|_| waits(&url, "/v1/embeddings", &embeds, &[])).collect();
     until_published(&setup, ECHO, WAITING);
     until_published(&setup, MINILM, WAITING);
     // Connections that were made before the drain, and whose requests come after its beginning.
@@ -134,7 +184,7 @@ fn new_requests_during_a_drain_are_refused_and_those_before_it_get_their_due() {
         assert!(matches!(refused, Err(ureq::Error::Transport(_))), "{refused:?}");
     }
     // The other gateway takes them.
-    let elsewhere = waits(&setup.gateways[1].url, "/v1/jobs", &echoes);
+    let elsewhere = waits(&setup.gateways[1].url, "/v1/jobs", &echoes, &[]);
     until_published(&setup, ECHO, WAITING + 1);
     setup.workers[0].signal("CONT");
     for waiting in answered.into_iter().chain([elsewhere]) {
@@ -143,7 +193,7 @@ fn new_requests_during_a_drain_are_refused_and_those_before_it_get_their_due() {
     }
     assert!(unanswered.iter().all(|waiting| !waiting.is_finished()));
     setup.gateways[0].program.signal("TERM");
-    let ids: std::collections::BTreeSet<_> = unanswered
+    let ids: BTreeSet<_> = unanswered
         .into_iter()
         .map(|waiting| {
             let answer = waiting.join().unwrap();

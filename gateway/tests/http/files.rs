@@ -1,5 +1,7 @@
 //! Uploads: stored, referred to by jobs, and removed.
 
+use std::collections::HashMap;
+
 use serde_json::json;
 
 use crate::harness::{Answer, ECHO, Gateway, Setup};
@@ -27,7 +29,19 @@ pub fn upload(gateway: &Gateway, key: &str, content: &[u8]) -> Answer {
 #[test]
 fn a_file_is_stored_referred_to_and_removed() {
     let (setup, keys) = with_keys(&[("a", ""), ("b", "")]);
-    let gateway = &setup.gateways[0];
+    until_served(&setup, &keys["a"], ECHO);
+    for (gateway, other) in [(0, 1), (1, 0)].map(|(at, other)| (&setup.gateways[at], &setup.gateways[other]))
+    {
+        a_file_is_stored_referred_to_and_removed_at(gateway, other, &keys);
+    }
+}
+
+/// Both gateways have the folder, so either has the file.
+fn a_file_is_stored_referred_to_and_removed_at(
+    gateway: &Gateway,
+    other: &Gateway,
+    keys: &HashMap<String, String>,
+) {
     let key = &keys["a"];
     let stored = upload(gateway, key, b"<script>");
     assert_eq!(stored.status, 200, "{stored:?}");
@@ -37,22 +51,21 @@ fn a_file_is_stored_referred_to_and_removed() {
         (&json!("file"), &json!(8), &json!("x.html"))
     );
     let id = file["id"].as_str().unwrap();
-    // Both gateways have the folder, so either has the file.
-    let read = send(&setup.gateways[1], key, "GET", &format!("/v1/files/{id}/content"), None);
+    let read = send(other, key, "GET", &format!("/v1/files/{id}/content"), None);
     assert_eq!((read.text.as_str(), read.header("content-disposition")), ("<script>", Some("attachment")));
     assert_eq!(read.header("x-content-type-options"), Some("nosniff"));
-    assert_eq!(send(gateway, &keys["b"], "GET", &format!("/v1/files/{id}"), None).status, 404);
-    until_served(&setup, key, ECHO);
+    assert_eq!(send(other, &keys["b"], "GET", &format!("/v1/files/{id}"), None).status, 404);
     let by_reference = json!({"model": ECHO, "inputs": [{"uri": id}]});
-    let job = send(gateway, key, "POST", "/v1/jobs", Some(&by_reference)).json();
+    let job = send(other, key, "POST", "/v1/jobs", Some(&by_reference)).json();
     let uri = job["outputs"][0]["uri"].as_str().unwrap_or_else(|| panic!("{job}"));
     assert_eq!(std::fs::read(uri.strip_prefix("file://").unwrap()).unwrap(), b"<script>");
-    assert_eq!(send(gateway, &keys["b"], "POST", "/v1/jobs", Some(&by_reference)).status, 404);
+    assert_eq!(send(other, &keys["b"], "POST", "/v1/jobs", Some(&by_reference)).status, 404);
     for foreign in ["file:///etc/passwd", "FILE:/etc/passwd", "/etc/passwd"] {
         let body = json!({"model": ECHO, "inputs": [{"uri": foreign}]});
         assert_eq!(send(gateway, key, "POST", "/v1/jobs", Some(&body)).status, 400, "{foreign}");
     }
     assert_eq!(upload(gateway, key, &vec![0; 1024 * 1024 + 1]).status, 413);
+    // A gateway knows its own jobs.
     let keyed = |input: &str| {
         let (headers, body) = (
             [("authorization", key.as_str()), ("idempotency-key", "k"), ("prefer", "wait=60")],
@@ -64,12 +77,12 @@ fn a_file_is_stored_referred_to_and_removed() {
     let put = || send(gateway, key, "PUT", "/v1/jobs/by-upload", Some(&by_reference));
     let named = put().json();
     assert_eq!((&first["state"], &named["state"]), (&json!("done"), &json!("done")), "{first} {named}");
-    assert_eq!(send(gateway, key, "DELETE", &format!("/v1/files/{id}"), None).json()["deleted"], json!(true));
+    assert_eq!(send(other, key, "DELETE", &format!("/v1/files/{id}"), None).json()["deleted"], json!(true));
     assert_eq!(send(gateway, key, "GET", &format!("/v1/files/{id}"), None).status, 404);
     // The answer stands: the upload is needed for a new job alone.
     assert_eq!((keyed(id).json(), put().json()), (first, named));
     assert_eq!(keyed("file-another").status, 422);
-    assert_eq!(send(gateway, key, "POST", "/v1/jobs", Some(&by_reference)).status, 404);
+    assert_eq!(send(other, key, "POST", "/v1/jobs", Some(&by_reference)).status, 404);
 }
 
 #[test]
@@ -95,6 +108,73 @@ fn a_key_leaves_room_for_the_uploads_of_others() {
     let id = first.json()["id"].as_str().unwrap().to_owned();
     assert_eq!(send(gateway, &keys["a"], "DELETE", &format!("/v1/files/{id}"), None).status, 200);
     assert_eq!(upload(gateway, &keys["a"], &large).status, 200);
+}
+
+/// Without any settings: the gateways of a user have a folder, and jobs take the bytes along, because no worker has it as a store.
+#[test]
+fn an_upload_goes_with_the_job_by_default() {
+    let setup = Setup::with(&[ECHO]);
+    let stored = |gateway: &Gateway, content: &[u8]| {
+        let stored = upload(gateway, "", content);
+        assert_eq!(stored.status, 200, "{stored:?}");
+        stored.json()["id"].as_str().unwrap().to_owned()
+    };
+    let run = |gateway: &Gateway, inputs: &[&str]| {
+        let inputs: Vec<_> = inputs.iter().map(|id| json!({"uri": id})).collect();
+        send(gateway, "", "POST", "/v1/jobs", Some(&json!({"model": ECHO, "inputs": inputs})))
+    };
+    let id = stored(setup.next(), b"what was uploaded");
+    // The base64 of it, by `printf 'what was uploaded' | base64`.
+    let bytes = json!({"bytes": "d2hhdCB3YXMgdXBsb2FkZWQ=", "media_type": "application/octet-stream"});
+    for gateway in &setup.gateways {
+        let answer = run(gateway, &[&id, &id]);
+        assert_eq!(answer.json()["outputs"], json!([bytes, bytes]), "{answer:?}");
+    }
+    let folder = setup.state.join("vramq/uploads");
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&folder).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o700, "nobody else looks into it");
+    // As large as a job may be, and two that are too large together.
+    let large = vec![0; 9 << 20];
+    assert_eq!(upload(setup.next(), "", &vec![0; (16 << 20) + 1]).status, 413);
+    let ids = [stored(setup.next(), &large), stored(setup.next(), &large)];
+    for gateway in &setup.gateways {
+        for inputs in [[&*ids[0], &*ids[1]], [&*ids[0], &*ids[0]]] {
+            let refused = run(gateway, &inputs);
+            assert_eq!(
+                (refused.status, &refused.json()["error"]["code"]),
+                (413, &json!("too_large")),
+                "{refused:?}"
+            );
+            assert!(refused.text.contains("files.folder"), "{refused:?}");
+        }
+        assert_eq!(run(gateway, &["file-another"]).status, 404);
+    }
+    for id in ids.iter().chain([&id]) {
+        assert_eq!(send(setup.next(), "", "DELETE", &format!("/v1/files/{id}"), None).status, 200);
+    }
+    assert_eq!(run(setup.next(), &[&id]).status, 404);
+}
+
+/// It serves, and the answer says what to set.
+#[test]
+fn a_gateway_that_cannot_have_a_folder_takes_no_uploads() {
+    let mut setup = Setup::new();
+    std::fs::write(&setup.state, "no folder").unwrap();
+    setup.worker(&[ECHO], &[]);
+    setup.gateway(&[]);
+    setup.gateway(&["--set", "files.folder=off"]);
+    setup.wait_for_models(&[ECHO]);
+    for (gateway, warnings) in setup.gateways.iter().zip([1, 0]) {
+        let refused = upload(gateway, "", b"x");
+        assert_eq!((refused.status, &refused.json()["error"]["code"]), (404, &json!("no_files")));
+        for key in ["files.folder", "files.url", "[store.NAME]"] {
+            assert!(refused.text.contains(key), "{refused:?}");
+        }
+        let log = gateway.program.log();
+        assert_eq!(log.matches("this gateway takes no uploads").count(), warnings, "{log}");
+        let job = json!({"model": ECHO, "inputs": ["x"]});
+        assert_eq!(send(gateway, "", "POST", "/v1/jobs", Some(&job)).json()["state"], "done");
+    }
 }
 
 #[test]

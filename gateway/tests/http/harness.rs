@@ -33,6 +33,8 @@ pub struct Setup {
     /// Users that the test has added to the broker.
     users: Vec<String>,
     pub folder: TempDir,
+    /// What gateways take for the folder of this user's state.
+    pub state: PathBuf,
     pub gateways: Vec<Gateway>,
     pub workers: Vec<Program>,
     turn: AtomicUsize,
@@ -71,11 +73,13 @@ impl Setup {
     fn at(server: String, management_url: String) -> Self {
         let vhost = format!("gateway-{}", uuid::Uuid::new_v4());
         management(&management_url, "PUT", &format!("/api/vhosts/{vhost}"), None);
+        let folder = tempfile::tempdir().expect("a folder");
         Self {
             broker: (server, management_url),
             vhost,
             users: Vec::new(),
-            folder: tempfile::tempdir().expect("a folder"),
+            state: folder.path().join("state"),
+            folder,
             gateways: Vec::new(),
             workers: Vec::new(),
             turn: AtomicUsize::new(0),
@@ -161,6 +165,7 @@ impl Setup {
         self.launched += 1;
         let mut command = clean(Path::new(env!("CARGO_BIN_EXE_vramq-gateway")));
         command.args(["run", "--listen", "127.0.0.1:0", "--broker-url", amqp_url]).args(options);
+        command.env("XDG_STATE_HOME", &self.state);
         let program = Program::start(&mut command, &name, self.folder.path());
         let address = until("the gateway serves", || {
             let line = program.lines().into_iter().find(|line| line["message"] == "serving")?;
@@ -197,6 +202,15 @@ impl Setup {
     /// The same, of a queue that there is: a new one has no statistics for some seconds.
     pub fn counted(&self, queue: &str) -> u64 {
         until("the broker has counted the queue's messages", || self.messages(queue))
+    }
+
+    /// Deletes the queues whose names begin so.
+    pub fn delete_queues(&self, prefix: &str) {
+        let listed = self.manage("GET", &format!("/api/queues/{}", self.vhost));
+        let names = listed.as_array().into_iter().flatten().filter_map(|queue| queue["name"].as_str());
+        for name in names.filter(|name| name.starts_with(prefix)) {
+            self.manage("DELETE", &format!("/api/queues/{}/{name}", self.vhost));
+        }
     }
 
     /// How many queues an exchange passes messages on to.

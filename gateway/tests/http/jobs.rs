@@ -29,23 +29,26 @@ fn a_model_that_has_only_a_key_of_its_own_is_reached_by_its_name() {
     let mut setup = Setup::new();
     setup.worker(&[ECHO], &["--set", &format!("model.{ECHO}.key=its-key")]);
     setup.gateway(&[]);
+    setup.gateway(&[]);
     setup.wait_for_models(&[ECHO]);
-    let gateway = &setup.gateways[0];
-    let listed = gateway.get("/v1/models").json();
-    assert_eq!(listed["data"][0]["id"], ECHO, "{listed}");
-    let answer = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=20")], Some(&job()));
-    assert_eq!((answer.status, &answer.json()["state"]), (200, &json!("done")), "{answer:?}");
-    assert_eq!(setup.messages(&format!("vramq.jobs.{ECHO}")), None, "no queue has its name");
-    // The key is not its name: as a model's name it would end as a dead letter.
-    let by_key = gateway.post("/v1/jobs", &json!({"model": "its-key", "inputs": ["x"]}));
-    assert_eq!(by_key.status, 404, "{by_key:?}");
-    let message = by_key.json()["error"]["message"].as_str().unwrap().to_owned();
-    assert!(message.contains(&format!("is the key of the model `{ECHO}`")), "{message}");
+    for gateway in &setup.gateways {
+        let listed = gateway.get("/v1/models").json();
+        assert_eq!(listed["data"][0]["id"], ECHO, "{listed}");
+        let answer = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=20")], Some(&job()));
+        assert_eq!((answer.status, &answer.json()["state"]), (200, &json!("done")), "{answer:?}");
+        assert_eq!(setup.messages(&format!("vramq.jobs.{ECHO}")), None, "no queue has its name");
+        // The key is not its name: as a model's name it would end as a dead letter.
+        let by_key = gateway.post("/v1/jobs", &json!({"model": "its-key", "inputs": ["x"]}));
+        assert_eq!(by_key.status, 404, "{by_key:?}");
+        let message = by_key.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(&format!("is the key of the model `{ECHO}`")), "{message}");
+    }
     // While its worker is away, the model is known, and nobody takes its jobs.
     setup.workers[0].signal("TERM");
     assert_eq!(setup.workers[0].wait(), Some(0));
-    let status = || setup.gateways[0].post("/v1/jobs", &job()).status;
-    until("nobody takes its jobs", || (status() == 503).then_some(()));
+    for gateway in &setup.gateways {
+        until("nobody takes its jobs", || (gateway.post("/v1/jobs", &job()).status == 503).then_some(()));
+    }
 }
 
 #[test]
@@ -176,16 +179,17 @@ pub fn every_gateway_answers_for_a_job_that_has_ended(mut setup: Setup, settings
 fn a_failed_job_says_why_and_is_not_to_be_sent_again() {
     let setup = Setup::with(&[ECHO]);
     let wrong = json!({"model": ECHO, "inputs": ["x"], "params": {"colour": "red"}});
-    let gateway = &setup.gateways[0];
-    let waited = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&wrong));
-    assert_eq!((waited.status, waited.header("x-should-retry")), (422, Some("false")), "{waited:?}");
-    let failed = waited.json();
-    assert_eq!((&failed["state"], &failed["error"]["code"]), (&json!("failed"), &json!("invalid-input")));
-    let events = events(gateway, failed["id"].as_str().unwrap(), None);
-    assert_eq!(events.last().unwrap().1, "failed");
-    let read = gateway.get(&format!("/v1/jobs/{}", failed["id"].as_str().unwrap()));
-    assert_eq!((read.status, read.json()), (200, failed), "who asks for a job gets it");
-    until("the dead letter is there", || setup.messages("vramq.dead.echo").filter(|n| *n == 1));
+    for gateway in &setup.gateways {
+        let waited = gateway.send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&wrong));
+        assert_eq!((waited.status, waited.header("x-should-retry")), (422, Some("false")), "{waited:?}");
+        let failed = waited.json();
+        assert_eq!((&failed["state"], &failed["error"]["code"]), (&json!("failed"), &json!("invalid-input")));
+        let events = events(gateway, failed["id"].as_str().unwrap(), None);
+        assert_eq!(events.last().unwrap().1, "failed");
+        let read = gateway.get(&format!("/v1/jobs/{}", failed["id"].as_str().unwrap()));
+        assert_eq!((read.status, read.json()), (200, failed), "who asks for a job gets it");
+    }
+    until("the dead letters are there", || setup.messages("vramq.dead.echo").filter(|n| *n == 2));
 }
 
 /// A job that has an id needs no idempotency key, and is not taken for another one because of it.
@@ -238,7 +242,12 @@ fn a_job_that_was_not_published_is_never_accepted() {
 #[test]
 fn the_same_twice_is_one_job() {
     let setup = Setup::with(&[ECHO]);
-    let gateway = &setup.gateways[0];
+    for gateway in &setup.gateways {
+        the_same_twice_is_one_job_of(gateway);
+    }
+}
+
+fn the_same_twice_is_one_job_of(gateway: &Gateway) {
     let put = |id: &str, body: &Value| gateway.send("PUT", &format!("/v1/jobs/{id}"), &[], Some(body));
     assert!(matches!(put("mine-1", &job()).status, 200 | 202));
     ended(gateway, "mine-1");

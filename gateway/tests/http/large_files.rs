@@ -13,20 +13,24 @@ const FILE_BYTES: u64 = 256 << 20;
 /// the pieces of one that comes.
 const GROWN_KIB_MAX: u64 = 64 << 10;
 
-/// A gateway for uploads and one for downloads: memory that the first one has taken would hide what a download takes.
+/// Gateways for uploads and others for downloads: memory that one has taken would hide what another request takes.
 #[test]
 fn a_large_file_is_never_in_memory() {
     let mut setup = Setup::new();
     let folder = format!("files.folder={}", setup.folder.path().join("files").display());
-    for _ in 0..2 {
+    for _ in 0..4 {
         setup.gateway(&["--set", &folder]);
     }
-    let mut id = String::new();
-    let grown = peak_kib(&setup.gateways[0], || id = upload(&setup.gateways[0]));
-    assert!(grown < GROWN_KIB_MAX, "an upload takes {grown} KiB");
-    let path = format!("/v1/files/{id}/content");
-    let grown = peak_kib(&setup.gateways[1], || download(&setup.gateways[1], &path));
-    assert!(grown < GROWN_KIB_MAX, "a download takes {grown} KiB");
+    let (uploading, downloading) = setup.gateways.split_at(2);
+    for (here, there) in uploading.iter().zip(downloading) {
+        let mut id = String::new();
+        let grown = peak_kib(here, || id = upload(here));
+        assert!(grown < GROWN_KIB_MAX, "an upload takes {grown} KiB");
+        let path = format!("/v1/files/{id}/content");
+        let grown = peak_kib(there, || download(there, &path));
+        assert!(grown < GROWN_KIB_MAX, "a download takes {grown} KiB");
+        assert_eq!(setup.next().send("DELETE", &format!("/v1/files/{id}"), &[], None).status, 200);
+    }
 }
 
 /// Uploads a file of zeros, which is not in this process' memory either; its id.

@@ -1,4 +1,5 @@
-// OpenAI's client for Node.js against a gateway: `embed URL MODEL` checks results, `error URL MODEL` prints what it makes of an error,
+// OpenAI's client for Node.js against a gateway: `embed URL MODEL` checks results, `error URL ASKED` prints what it makes of an error (ASKED is
+// a model, `typed:MODEL` for a body that claims to be a text, `job:MODEL`, `file:ID`, or `upload:BYTES`),
 // `oversized URL MODEL` sends more than the gateway takes, and `upload URL NAME` stores, reads and removes a file of this name. A key may
 // follow.
 
@@ -33,12 +34,24 @@ async function embed() {
   assert.equal((await client.models.retrieve(model)).id, model);
 }
 
+async function ask() {
+  const at = model.lastIndexOf(":");
+  const [kind, rest] = [model.slice(0, Math.max(at, 0)), model.slice(at + 1)];
+  if (kind === "job") return client.post("/jobs", { body: { model: rest, inputs: ["x"] } });
+  if (kind === "file") return client.files.retrieve(rest);
+  if (kind === "upload") {
+    return client.files.create({ file: await toFile(Buffer.alloc(Number(rest)), "zeros"), purpose: "user_data" });
+  }
+  const headers = kind === "typed" ? { "content-type": "text/plain" } : {};
+  return client.embeddings.create({ model: rest, input: "x" }, { headers });
+}
+
 async function error() {
   try {
-    await client.embeddings.create({ model, input: "x" });
+    await ask();
   } catch (error) {
     assert.ok(error instanceof OpenAI.APIError && error.requestID && error.message, error);
-    console.log(JSON.stringify({ class: error.constructor.name, status: error.status }));
+    console.log(JSON.stringify({ class: error.constructor.name, status: error.status, code: error.code }));
     return;
   }
   throw new Error("no error");

@@ -1,5 +1,6 @@
-"""OpenAI's client against a gateway: `embed URL MODEL` checks results, `error URL MODEL` prints what it makes of an error,
-`file URL ID` what it downloads, and `upload URL NAME` stores, reads and removes a file of this name. A key may follow."""
+"""OpenAI's client against a gateway: `embed URL MODEL` checks results, `error URL ASKED` prints what it makes of an error,
+`file URL ID` what it downloads, and `upload URL NAME` stores, reads and removes a file of this name. A key may follow. ASKED is a model,
+or `typed:MODEL` for a body that claims to be a text, `job:MODEL`, `file:ID`, or `upload:BYTES`."""
 
 import base64
 import hashlib
@@ -33,12 +34,25 @@ def embed():
     assert client.models.retrieve(model).id == model
 
 
+def ask():
+    kind, _, rest = model.rpartition(":")
+    if kind == "job":
+        client.post("/jobs", body={"model": rest, "inputs": ["x"]}, cast_to=object)
+    elif kind == "file":
+        client.files.retrieve(rest)
+    elif kind == "upload":
+        client.files.create(file=("zeros", bytes(int(rest))), purpose="user_data")
+    else:
+        typed = {"content-type": "text/plain"} if kind == "typed" else {}
+        client.embeddings.create(model=rest, input="x", extra_headers=typed)
+
+
 def error():
     try:
-        client.embeddings.create(model=model, input="x")
+        ask()
     except openai.APIStatusError as refused:
         assert refused.request_id and refused.body["message"], refused
-        print(json.dumps({"class": type(refused).__name__, "status": refused.status_code}))
+        print(json.dumps({"class": type(refused).__name__, "status": refused.status_code, "code": refused.code}))
 
 
 def file():

@@ -137,6 +137,24 @@ const steps = {
     return JSON.parse(await page.value(result));
   },
 
+  /** A model that reports how far it is: what the bar and the text beside it show meanwhile, and the events in the end. */
+  async progress(page, model, text) {
+    await visit(page);
+    await page.until("the model is there", `[...document.querySelectorAll("#try-model option")].some(({ value }) => value === "${model}")`);
+    await page.fill("#try-text", text);
+    await run(page, model);
+    const said = "document.querySelector('#try-said').textContent";
+    const bar = "document.querySelector('#try-progress').value";
+    const seen = [];
+    for (const least of [0, 0.5]) {
+      await page.until(`a report above ${least}`, `${bar} > ${least} && ${bar} < 1 && ${said} !== ""`);
+      seen.push(await page.value(`({ said: ${said}, bar: ${bar}, over: ${hasResult} })`));
+    }
+    await page.until("the result", hasResult);
+    const events = await page.value("[...document.querySelectorAll('#try-events li')].map((item) => item.textContent)");
+    return { seen, events, bar: await page.value(bar), job: JSON.parse(await page.value(result)) };
+  },
+
   /** A job's events as a browser's own EventSource gets them, until it connects no more. */
   async eventSource(page, model) {
     await visit(page);

@@ -11,6 +11,7 @@ use crate::foreign::node;
 use crate::harness::{ECHO, Gateway, MINILM, Setup, until};
 use crate::jobs::set;
 use crate::keys::{key_file, until_served, with_keys};
+use crate::program_model::{self, SERVED};
 
 /// A visit to the page of a gateway; what it found.
 fn visit(gateway: &Gateway, step: &str, key: &str, more: &[&str]) -> Value {
@@ -39,9 +40,8 @@ fn many_sentences() -> Value {
 fn busy() -> Setup {
     let mut setup = Setup::new();
     setup.worker(&[MINILM, ECHO], &["--set", "device.cpu.fault=skip=4,fail=1"]);
-    let folder = format!("files.folder={}", setup.folder.path().join("files").display());
-    setup.gateway(&["--set", &folder]);
-    setup.gateway(&["--set", &folder]);
+    setup.gateway(&[]);
+    setup.gateway(&[]);
     setup.wait_for_models(&[MINILM, ECHO]);
     for _ in 0..8 {
         setup.next().send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&many_sentences()));
@@ -88,7 +88,12 @@ fn it_shows_models_workers_and_dead_letters() {
 #[ignore = "needs Chromium: make test-page"]
 fn the_timeline_shows_slots_and_unacknowledged_jobs_below_memory() {
     let setup = Setup::with(&[ECHO]);
-    let seen = visit(&setup.gateways[0], "timeline", "", &[]);
+    for gateway in &setup.gateways {
+        assert_is_drawn(&visit(gateway, "timeline", "", &[]));
+    }
+}
+
+fn assert_is_drawn(seen: &Value) {
     let says = seen["says"].as_str().unwrap();
     assert!(
         says.ends_with(
@@ -139,8 +144,9 @@ fn it_tries_a_model_with_texts_and_with_a_file() {
     let file = setup.folder.path().join("upload.txt");
     std::fs::write(&file, "content").unwrap();
     let shown = visit(gateway, "file", "", &[ECHO, &file.display().to_string()]);
-    let uri = shown["outputs"][0]["uri"].as_str().unwrap_or_else(|| panic!("{shown}"));
-    assert_eq!(std::fs::read(uri.strip_prefix("file://").unwrap()).unwrap(), b"content");
+    // The base64 of it, by `printf content | base64`: neither gateway nor worker was told of a place for uploads.
+    let bytes = json!({"bytes": "Y29udGVudA==", "media_type": "application/octet-stream"});
+    assert_eq!(shown["outputs"], json!([bytes]), "{shown}");
     let shown = visit(gateway, "keyboard", "", &[ECHO]);
     assert_eq!(shown["state"], "done");
     for gateway in &setup.gateways {
@@ -152,6 +158,40 @@ fn it_tries_a_model_with_texts_and_with_a_file() {
         assert_eq!(once.len(), names.len(), "{seen}");
     }
     until("the worker has answered five jobs", || (answered(&setup) == Some(before + 5)).then_some(()));
+}
+
+#[test]
+#[ignore = "needs Chromium: make test-page"]
+fn it_shows_how_far_a_model_is() {
+    let mut setup = Setup::new();
+    program_model::start(&mut setup);
+    setup.gateway(&[]);
+    setup.gateway(&[]);
+    setup.wait_for_models(&[SERVED]);
+    for gateway in &setup.gateways {
+        // Some four seconds, in which a caller gets two reports each.
+        let shown = visit(gateway, "progress", "", &[SERVED, "steps 200"]);
+        let seen: Vec<_> = shown["seen"].as_array().unwrap().iter().map(report).collect();
+        assert!(seen[0].0 > 0 && seen[0].0 < 200 && seen[1].0 >= 100 && seen[1].0 < 200, "{shown}");
+        for (step, bar) in seen {
+            assert!((bar - f64::from(step) / 200.0).abs() < 1e-6, "{shown}");
+        }
+        let events: Vec<_> = shown["events"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        let is = |name: &str| events.iter().filter(|event| event.starts_with(&format!("{name}:"))).count();
+        assert_eq!((is("started"), is("progress"), is("done")), (1, 1, 1), "{shown}");
+        assert_eq!((&shown["bar"], &shown["job"]["state"]), (&json!(1), &json!("done")));
+    }
+}
+
+/// Step and bar of what the page showed at a moment: `item 1 of 1: 25 %, step 50 of 200`.
+fn report(shown: &Value) -> (u32, f64) {
+    let said = shown["said"].as_str().unwrap();
+    let (at, note) = said.split_once(", step ").unwrap_or_else(|| panic!("{shown}"));
+    let step: u32 = note.strip_suffix(" of 200").unwrap().parse().unwrap();
+    let percent: u32 = at.strip_prefix("item 1 of 1: ").unwrap().strip_suffix(" %").unwrap().parse().unwrap();
+    assert!((2 * percent).abs_diff(step) <= 1, "{shown}");
+    assert_eq!(shown["over"], false, "{shown}");
+    (step, shown["bar"].as_f64().unwrap())
 }
 
 /// A large output, which its worker wrote to a store, is saved by a button: with the key, which a link could not send.

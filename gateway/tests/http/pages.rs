@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::foreign::python;
 use crate::harness::{ECHO, Setup, until};
-use crate::keys::{send, with_keys};
+use crate::keys::{until_served, with_keys};
 
 #[test]
 fn the_description_names_the_routes_that_there_are() {
@@ -79,31 +79,29 @@ fn the_description_is_as_strict_as_the_gateway() {
     }
 }
 
-/// Requests that are made up from the description, valid and invalid ones: a few dozen an operation.
-const EXAMPLES: &str = "20";
+/// Requests that are made up from the description, valid and invalid ones: so many an operation, others for each gateway.
+const EXAMPLES: &str = "12";
 
 #[test]
 fn made_up_requests_are_answered_as_the_description_says() {
     let (setup, keys) = with_keys(&[("caller", "operator = true\nin_flight_max = 1000")]);
-    let gateway = &setup.gateways[0];
-    // Until it has received a worker's heartbeat, the gateway answers requests for models with 503.
-    until("the model is served", || {
-        let listed = send(gateway, &keys["caller"], "GET", "/v1/models", None);
-        (listed.json()["data"][0]["id"] == ECHO).then_some(())
-    });
+    // Until they have received a worker's heartbeat, the gateways answer requests for models with 503.
+    until_served(&setup, &keys["caller"], ECHO);
     let header = format!("Authorization: {}", keys["caller"]);
     let checks = "status_code_conformance,content_type_conformance,response_headers_conformance,\
                   response_schema_conformance,unsupported_method,ignored_auth";
-    let description = format!("{}/openapi.json", gateway.url);
-    let options = ["--phases", "examples,coverage,fuzzing", "--max-examples", EXAMPLES, "--seed", "1"];
-    let more = ["--no-shrink", "--continue-on-failure", "--request-timeout", "60", "--checks", checks];
-    let what = ["-m", "schemathesis.cli", "run", &description, "--header", &header];
-    let said = python(&[&what[..], &options, &more].concat());
-    assert!(said.contains("passed"), "{said}");
-    let requests = |labels: &str| gateway.metric("vramq_gateway_requests_total", labels);
-    assert_eq!(requests("status=\"500\""), 0.0);
-    // `/readyz` is asked before there is a connection.
-    assert_eq!(requests("status=\"503\""), requests("route=\"/readyz\",status=\"503\""));
+    for (gateway, seed) in setup.gateways.iter().zip(["1", "2"]) {
+        let description = format!("{}/openapi.json", gateway.url);
+        let options = ["--phases", "examples,coverage,fuzzing", "--max-examples", EXAMPLES, "--seed", seed];
+        let more = ["--no-shrink", "--continue-on-failure", "--request-timeout", "60", "--checks", checks];
+        let what = ["-m", "schemathesis.cli", "run", &description, "--header", &header];
+        let said = python(&[&what[..], &options, &more].concat());
+        assert!(said.contains("passed"), "{said}");
+        let requests = |labels: &str| gateway.metric("vramq_gateway_requests_total", labels);
+        assert_eq!(requests("status=\"500\""), 0.0);
+        // `/readyz` is asked before there is a connection.
+        assert_eq!(requests("status=\"503\""), requests("route=\"/readyz\",status=\"503\""));
+    }
 }
 
 #[test]

@@ -244,9 +244,9 @@ fn another_sites_page_cannot_use_a_gateway_of_this_machine() {
     ] {
         assert_eq!(form(other), json!("origin"), "{other}");
     }
-    // These gateways take no files.
+    // The form has no file.
     for own in ["http://localhost:3000", "http://127.0.0.1:8080", "http://[::1]:8080"] {
-        assert_eq!(form(own), json!("no_files"), "{own}");
+        assert_eq!(form(own), json!("invalid_request"), "{own}");
     }
 }
 

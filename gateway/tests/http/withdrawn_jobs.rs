@@ -11,7 +11,8 @@ use vramq_schemas::topology::WITHDRAWALS_EXCHANGE;
 use vramq_schemas::withdrawal::{self, Withdrawal};
 use vramq_tests::node::Node;
 
-use crate::harness::{ECHO, Setup, until};
+use crate::drain::until_unroutable;
+use crate::harness::{ECHO, Gateway, Setup, until};
 use crate::withdrawals::{listen, send};
 
 /// Two gateways, and a worker of the echo model that stops at a failpoint while a file is there.
@@ -179,7 +180,7 @@ async fn while_it_runs() {
     assert_eq!(held.setup.counter("items"), Some(2));
 }
 
-/// Nobody takes the replies to the jobs of requests that a stopping gateway cuts off.
+/// Who hangs up while the gateway stops has withdrawn the job. Who waits until it has stopped has not: only its caller may.
 #[tokio::test(flavor = "multi_thread")]
 async fn when_its_gateway_stops() {
     let mut held = Held::at("pass=hang", &[]);
@@ -190,29 +191,46 @@ async fn when_its_gateway_stops() {
     let _next = held.will_hang_up(&["next"]);
     let (next, _) = listener.job().await;
     held.setup.until_counter("in_hand", 2);
-    held.put("later", &["x"]);
-    let (later, _) = listener.job().await;
+    let client = held.will_hang_up(&["gone"]);
+    let (gone, _) = listener.job().await;
     held.setup.until_counter("waiting", 2);
+    held.put("later", &["x"]);
+    held.setup.until_counter("waiting", 3);
     let stopping = &mut held.setup.gateways[0].program;
     stopping.signal("TERM");
     until("the drain has begun", || stopping.log().contains("draining").then_some(()));
+    drop(client);
+    listener.withdrawal(&gone).await;
     // The second signal ends it.
     stopping.signal("TERM");
     assert_eq!(stopping.wait(), Some(1));
-    listener.all_withdrawn([runs, next]).await;
-    // When the later withdrawal took effect, so have the others.
-    held.delete("later");
-    listener.withdrawal(&later).await;
-    let goes_on = &held.setup.gateways[1];
-    until("the later one has ended", || {
-        (goes_on.metric("vramq_gateway_withdrawals_open", "") == 0.0).then_some(())
-    });
+    held.setup.until_counter("withdrawn", 1);
     held.release();
-    held.setup.until_counter("withdrawn", 3);
+    held.setup.until_counter("dead_lettered", 2);
     held.setup.until_counter("in_hand", 0);
-    assert_eq!(held.setup.counted("vramq.dead.echo"), 0);
-    let log = held.setup.workers[0].log();
-    assert!(!log.contains("job dead-lettered"), "{log}");
+    assert_eq!((held.setup.counter("withdrawn"), held.setup.counter("answered")), (Some(1), Some(1)));
+    assert_eq!(held.state("later"), "done");
+    until_unroutable(&held.setup, &[runs, next].into());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn between_two_parts_of_a_client_that_hangs_up() {
+    let held = Held::at("pass=hang,skip=1", &["model.echo.pass_tokens=4"]);
+    let mut listener = listen(&held.setup, ECHO).await;
+    let large = "x".repeat(400_000);
+    let client = held.will_hang_up(&vec![large.as_str(); 16]);
+    let (gone, _) = listener.job().await;
+    // The first pass has ended, and its items are a part.
+    held.setup.until_counter("items", 4);
+    held.put("later", &["x"]);
+    held.setup.until_counter("waiting", 2);
+    drop(client);
+    listener.withdrawal(&gone).await;
+    held.delete("later");
+    held.setup.until_counter("withdrawn", 1);
+    held.release();
+    held.ended(2, 0);
+    assert_eq!(held.setup.counter("items"), Some(8), "of 16, in the first pass and in the one that ran");
 }
 
 #[test]
@@ -243,19 +261,27 @@ async fn own_node_before_it_is_confirmed() {
     // The broker takes no publishes: neither the jobs nor the withdrawals.
     node.ctl(&["set_vm_memory_high_watermark", "0.0000001"]).await.unwrap();
     let job = json!({"model": ECHO, "inputs": ["x"]}).to_string();
-    for gateway in &held.setup.gateways {
+    let embeds = json!({"model": ECHO, "input": "x"}).to_string();
+    let unfinished = |gateway: &Gateway| gateway.metric("vramq_gateway_jobs_unfinished", "");
+    for (at, gateway) in held.setup.gateways.iter().enumerate() {
+        // The second one has the job that runs, and the next.
+        let others = if at == 1 { 2.0 } else { 0.0 };
         // It waits for its answer, which says that the job was published.
         let _request = send(gateway, "PUT", "/v1/jobs/unconfirmed", &job);
         until("the job is being published", || {
             (gateway.get("/v1/jobs/unconfirmed").json()["state"] == "publishing").then_some(())
         });
         assert_eq!(gateway.send("DELETE", "/v1/jobs/unconfirmed", &[], None).json()["state"], "withdrawn");
+        let client = send(gateway, "POST", "/v1/embeddings", &embeds);
+        until("the client's job is on its way", || (unfinished(gateway) == others + 1.0).then_some(()));
+        drop(client);
+        until("it is withdrawn", || (unfinished(gateway) == others).then_some(()));
     }
-    held.until_open(1.0);
+    held.until_open(2.0);
     node.ctl(&["set_vm_memory_high_watermark", "0.4"]).await.unwrap();
     held.until_open(0.0);
     held.release();
-    held.ended(2, 2);
+    held.ended(4, 2);
     assert_eq!(held.setup.counter("items"), Some(2));
 }
 
