@@ -14,6 +14,7 @@ use vramq_inference::engine::encoder::{ComputeType, CpuUnits, Encoder, Parts, So
 use vramq_inference::engine::{Engine, Item};
 use vramq_schemas::{Input, Output, Params, Values};
 
+use crate::engines::{OURS, OURS_BF16, OURS_F32, REFERENCE};
 use crate::{Setup, gates, process};
 
 /// Texts that are tokenised as one task; what a job usually holds.
@@ -21,14 +22,6 @@ const CHUNK: usize = 32;
 
 /// Memory of the device: never the limit here.
 const DEVICE_BYTES: u64 = 4 << 30;
-
-/// The library whose vectors in f32 the others are compared with.
-pub const REFERENCE: &str = "sentence-transformers";
-
-/// The encoder as a worker runs it by default: on AMX in split bf16, where it is. The name may end with a type.
-pub const OURS: &str = "vramq";
-pub const OURS_F32: &str = "vramq-f32";
-pub const OURS_BF16: &str = "vramq-bf16";
 
 /// The other libraries; bench/peers/encode.py says how they are run.
 const PEERS: [&str; 5] =

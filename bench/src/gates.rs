@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::encoder::{OURS, OURS_BF16, OURS_F32, REFERENCE};
+use crate::engines::{OURS, OURS_BF16, OURS_F32, REFERENCE};
 
 /// A ratio of two rates.
 #[derive(Clone, Copy, Debug)]

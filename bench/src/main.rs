@@ -6,6 +6,7 @@ mod bare;
 mod celery;
 mod encoder;
 mod end_to_end;
+mod engines;
 mod gates;
 mod http;
 mod join;
