@@ -18,8 +18,7 @@ const HISTORIES: u64 = 100;
 /// The least average number of jobs that end as withdrawn in a history. With fewer, the test would show nothing.
 const WITHDRAWN_MIN: u64 = 5;
 
-/// Seeds that once broke a rule, and what was wrong. The generator of plans has changed since, so most of them give other histories today
-/// and no longer show the fault beside them. A plan that is kept in a file (`tests/regressions/`) does.
+/// Seeds that once broke a rule, and what was wrong. When the generator of plans changes, a seed gives another history.
 const REGRESSIONS: &[(u64, &str)] = &[
     (9, "a job was requeued while another pass still ran its items, and finished ones were left behind"),
     (20, "the same, and the items were computed twice"),

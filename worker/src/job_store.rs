@@ -200,12 +200,12 @@ impl Payload {
         self.items.extend(items);
     }
 
-    /// Takes an item out for a pass.
+    /// Removes and returns an item for a pass.
     pub fn take_item(&mut self, index: ItemIndex) -> Option<Item> {
         self.items.take(index.0)
     }
 
-    /// Puts an item of a pass back that gave no output for it.
+    /// Puts back an item for which its pass returned no output.
     pub fn put_item_back(&mut self, index: ItemIndex, item: Item) {
         self.items.put_back(index.0, item);
     }

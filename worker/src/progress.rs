@@ -28,7 +28,7 @@ impl RateLimit {
         Self { last_item: items_total.saturating_sub(1), ..Self::default() }
     }
 
-    /// Whether a report is the one that no other follows: it goes out however soon it comes, once.
+    /// Whether a report is the last of its job. It is sent once, without the least time.
     fn is_end(&self, item: ItemIndex, fraction: f64) -> bool {
         item.0 == self.last_item && fraction >= 1.0 && !self.ended.swap(true, Ordering::Relaxed)
     }

@@ -28,7 +28,7 @@ impl fmt::Display for Covers {
                 "of command, scripts and variables; other weights do not change it: set revision_files, or the revision in the program",
             ),
             Self::Files(files) => {
-                write!(f, "of command, scripts, variables, what the program says, and {files} file(s) of revision_files")
+                write!(f, "of command, scripts, variables, {files} file(s) of revision_files, and what the program says, if anything")
             }
         }
     }

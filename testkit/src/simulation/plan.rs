@@ -76,7 +76,7 @@ pub struct Plan {
     /// Outputs that a job's replies may hold, if they have a limit.
     #[serde(default)]
     pub reply_outputs_max: Option<u32>,
-    /// Further queues, weights, and whom callers publish as.
+    /// Further queues, weights, and the identities of callers.
     pub sharing: Sharing,
     /// How often rarer things happen.
     pub odds: Odds,
@@ -199,8 +199,8 @@ impl Plan {
 }
 
 impl Plan {
-    /// The same with one queue for each model, which has an equal part of its device, callers that publish for themselves, replies without
-    /// a limit, and nothing rare.
+    /// The same plan without shares and rare events: one queue for each model, equal parts of the devices, and callers that publish for
+    /// themselves.
     #[must_use]
     pub fn plain(mut self) -> Self {
         (self.sharing, self.odds) = (Sharing::default(), Odds::default());

@@ -80,7 +80,7 @@ impl JobSpec {
     }
 }
 
-/// What happened to a job that explains how it may end, and how often.
+/// Events that explain how a job may end, and how often.
 #[derive(Clone, Debug, Default)]
 pub struct Excuses {
     /// Losses of sessions and processes that held the job. After each, everything may happen once more.

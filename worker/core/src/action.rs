@@ -75,7 +75,7 @@ pub enum Action {
 pub struct PassOrder {
     pub pass: PassId,
     pub model: ModelIndex,
-    /// Job and index of each item, in the order in which the engine gets them. Empty for a health probe.
+    /// Job and index within the job of each item, in the order in which the engine gets them. Empty for a health probe.
     pub items: Vec<(JobKey, ItemIndex)>,
     pub shape: PassShape,
     /// No other pass may run on the device meanwhile, not even a pass of another process.

@@ -36,9 +36,9 @@ const CLOSED_MAX: usize = 1024;
 const TRYING_PART: usize = 8;
 const TRYING_MIN: usize = 2;
 
-/// The part of a model's slots that jobs may have whose refused replies are offered again. It also bounds what a caller takes with full
-/// queues that no worker has met before. A caller that has at most half of them is not held to it: another caller's full queues must not
-/// cost this one a computed result.
+/// If jobs for full and silent queues take more than this part of a model's slots, the refused replies of a caller with more than half of
+/// that part are not published again. This bounds the slots of one caller's full queues that no worker has tried before, but not those of
+/// many such callers together. Another caller's full queues must not cost this one a computed result.
 const OFFERED_PART: usize = 4;
 
 /// What is wrong with a reply queue.
@@ -215,8 +215,8 @@ impl Destinations {
         all >= most || own >= most / 2
     }
 
-    /// Whether jobs for full and silent queues have so many of a model's slots, and this caller's so many of these, that refused replies
-    /// to it are not offered again.
+    /// Whether jobs for full and silent queues take so many of a model's slots, and this caller's jobs so many of these, that its refused
+    /// replies must not be published again.
     pub(crate) fn hold_too_many(&self, delivery: &Delivery, slots: u16, now: Instant) -> bool {
         if self.closed.is_empty() {
             return false;
@@ -233,7 +233,7 @@ impl Destinations {
     }
 }
 
-/// How many there are, and how many of them are of the delivery's caller.
+/// Counts these holders, and those of them whose caller is the delivery's.
 fn count<'a>(holders: impl Iterator<Item = &'a Holder>, delivery: &Delivery) -> (usize, usize) {
     holders.fold((0, 0), |(all, own), holder| (all + 1, own + usize::from(holder.caller == delivery.caller)))
 }

@@ -241,7 +241,8 @@ fn after_all_attempts(
     })
 }
 
-/// How often a job has waited for memory for its item of this index: none for an item that it did not wait for before, which has run.
+/// How often a job has waited for memory for the item with this index. Zero if the last out-of-memory was for an earlier item, which has
+/// run since.
 pub(crate) fn delays_before(headers: &JobHeaders, item: ItemIndex) -> u32 {
     // A crash since then was no attempt at an item.
     let is_another = headers.last_out_of_memory().is_some_and(|last| item.0 > last.item);

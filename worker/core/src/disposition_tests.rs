@@ -128,7 +128,7 @@ fn the_next_item_may_wait_again() {
     assert_eq!(outline(&again), ("dead letter", Some(1), false, DELAYS_MAX));
     let further = after_out_of_memory(&next, ItemIndex(4), &pass(1, true), &CROWDED);
     assert_eq!(outline(&further), ("delay", Some(1), false, 1));
-    // Its first wait is that of a first one.
+    // The next item starts its waits from zero.
     assert_eq!((delays_before(&next, ItemIndex(3)), delays_before(&next, ItemIndex(4))), (DELAYS_MAX, 0));
     // A crash in between is an attempt at no item.
     let mut lost = next;

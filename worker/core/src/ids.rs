@@ -1,4 +1,4 @@
-//! Newtypes for the numbers of models, executors, jobs, items, passes, consumers, deliveries and requests, so that they cannot be confused.
+//! Newtypes for the numbers of models, executors, jobs, passes, consumers, deliveries and requests, so that they cannot be confused.
 
 use std::fmt;
 

@@ -15,8 +15,8 @@ pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option
     within_silence(limit, || 0, work).await
 }
 
-/// Waits for an answer that comes after others on the same channel, but gives up when for `limit` neither it nor one of the others came.
-/// `received` counts the others. Cancel-safe if `work` is.
+/// Waits for an answer that comes after other messages on the same channel. Gives up when no message came for `limit`. `received` counts
+/// the other messages. Cancel-safe if `work` is.
 pub async fn within_silence<T>(
     limit: Duration,
     received: impl Fn() -> u64,
@@ -63,7 +63,7 @@ mod tests {
 
     /// Ten deliveries, one in each step, then none for the five steps of the limit.
     #[tokio::test]
-    async fn each_delivery_begins_the_limit_anew() {
+    async fn each_delivery_restarts_the_limit() {
         let looks = Cell::new(0);
         let received = || {
             looks.set(looks.get() + 1);
@@ -71,7 +71,8 @@ mod tests {
         };
         let never = std::future::pending::<()>();
         assert_eq!(within_silence(Duration::from_millis(50), received, never).await, None);
-        assert_eq!(looks.get(), 1 + 10 + u64::from(STEPS));
+        // More if the machine stood still for a step.
+        assert!(looks.get() >= 1 + 10 + u64::from(STEPS), "{}", looks.get());
     }
 
     /// The second question is asked when the time is over, and answered at once.

@@ -6,8 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use lapin::message::Delivery;
 use vramq_schemas::fields::value_bytes;
 
-/// How many bytes from the start and from the end of a body and of a header the fingerprint covers. With ids, lengths and time, that is
-/// enough.
+/// How many bytes from the start and from the end of a body the fingerprint covers. Of a header that is at least as long it covers only the
+/// length. With ids, lengths and time, that is enough.
 const FINGERPRINT_BYTES: usize = 4096;
 
 /// The fingerprint of a message.

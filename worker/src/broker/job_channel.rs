@@ -21,7 +21,7 @@ use vramq_core::ids::ChannelId;
 use super::deadline::within_silence;
 
 /// How long a channel may be silent before it answers a question about a queue. The answer comes after the deliveries that the broker
-/// has sent before, so the time begins anew with each of them. A channel that stays silent for longer settles nothing either.
+/// has sent before, so the time restarts with each of them. A channel that stays silent for longer settles nothing either.
 const SILENT_MAX: Duration = Duration::from_secs(60);
 
 /// Why there is no answer about a queue.
@@ -29,7 +29,7 @@ const SILENT_MAX: Duration = Duration::from_secs(60);
 pub enum QueueError {
     #[error(transparent)]
     Broker(#[from] lapin::Error),
-    #[error("the broker has sent nothing for {} s", SILENT_MAX.as_secs())]
+    #[error("the broker has sent neither a job nor an answer on a channel for {} s", SILENT_MAX.as_secs())]
     Silent,
 }
 

@@ -111,7 +111,7 @@ impl Pool {
     pub async fn start(config: ProcessConfig, options: PoolOptions) -> Result<Self, LoadError> {
         super::scratch::sweep(&config.scratch);
         let (closing, _) = watch::channel(false);
-        // Of a warm process when it is loaded.
+        // A warm process hashes them when it is loaded.
         let files = match config.mode {
             Mode::Once(_) => config.hash_files().await.map_err(LoadError::Start)?,
             Mode::Warm => None,

@@ -140,13 +140,16 @@ impl SlotTask {
         let book = &shared.options.book;
         let declared = config.vram.base_bytes.unwrap_or(0);
         self.update(SlotState::Loading);
-        // Of the files that the program reads in a moment.
-        let files = config.hash_files().await.map_err(LoadError::Start)?;
+        // Before the program starts, so that the hash is of the files that it will read.
+        let mut closing = self.closing.clone();
+        let files = tokio::select! {
+            files = config.hash_files() => files.map_err(LoadError::Start)?,
+            () = closed(&mut closing) => return Err(LoadError::Start("the worker is ending".to_owned())),
+        };
         let before = book.look().await;
         self.last = Some(Claim { alive: before, held: 0 });
         let mut entry = None;
         let began = Instant::now();
-        let mut closing = self.closing.clone();
         let index = self.index;
         let started = |keeper| {
             entry = Some(book.enter(keeper));

@@ -158,7 +158,7 @@ impl Warm {
                                 pass.events.output(item, output);
                             }
                             let next = Instant::now() + pass.limits.item;
-                            (soft, limit) = if next < whole { (next, pass.limits.item) } else { (whole, limit) };
+                            (soft, limit) = if next < whole { (next, pass.limits.item) } else { (whole, pass.limits.soft(pass.items)) };
                         }
                         Ok(Step::Progress { item, fraction, note }) => {
                             pass.events.progress(item, fraction, note, pass.items - transcript.finished());

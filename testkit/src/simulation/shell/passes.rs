@@ -314,7 +314,7 @@ impl Shell {
     fn take_output(&mut self, env: &mut Env, key: JobKey, job: JobNumber, item: ItemIndex) {
         match self.jobs.get_mut(&key).and_then(|stored| stored.outputs.get_mut(item.0 as usize)) {
             Some(output) => *output = true,
-            // Its job is no longer here: given up, or gone with its session.
+            // The job was given up, or is gone with its session.
             None => env.ledger.in_vain(job, item.0),
         }
     }

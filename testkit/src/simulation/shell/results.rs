@@ -90,7 +90,7 @@ impl Shell {
         }
     }
 
-    /// What the history of a job in a pass says of an out-of-memory. `item`: the first of the job in the pass.
+    /// The history entry of a job for an out-of-memory. `item`: the job's first item in the pass.
     fn attempt(&self, env: &Env, flight: &Flight, oom: &OutOfMemory, item: ItemIndex) -> Attempt {
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         Attempt {

@@ -195,7 +195,7 @@ fn lacks_output(pass: &InFlight, outputs: &[Option<OutputSize>], job: JobKey) ->
     items.any(|(at, _)| outputs.get(at).is_none_or(Option::is_none))
 }
 
-/// The job and the item in it that an engine names as invalid. An item that has its output is not: it was valid.
+/// The job and item index that an engine names as invalid; `None` if that item has an output and so was valid.
 fn invalid_item(
     pass: &InFlight,
     outputs: &[Option<OutputSize>],

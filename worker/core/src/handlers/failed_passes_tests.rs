@@ -86,7 +86,7 @@ fn an_invalid_item_ends_its_job_and_the_others_run_again_together() {
     }
     let order = worker.pass();
     let at = order.items.iter().position(|item| *item == (JobKey(2), ItemIndex(1))).unwrap();
-    // What was finished before is kept.
+    // Outputs from before the failure are kept.
     let outputs = order.items.iter().map(|(job, _)| (*job == JobKey(1)).then_some(10));
     let actions = worker.ends(&order, invalid(Some(at)), outputs.collect());
     assert_eq!(replied(&actions), [(JobKey(1), 2, true)]);

@@ -72,9 +72,9 @@ fn a_further_queue_that_is_deleted_is_looked_for_until_it_is_back() {
     assert!(!consumes(&actions, FURTHER));
     // Its other consumers are stopped.
     worker.consumers_end(&actions);
-    // Its job runs to its end.
+    // Its job still runs to the end.
     assert_eq!(worker.pass().items, [(JobKey(1), ItemIndex(0))]);
-    // So soon it is not declared: its owner may be about to make it again.
+    // Not declared yet: its owner may be about to declare it again.
     assert!(!is_looked_for(&worker.apply(Event::Timer)));
     assert!(is_looked_for(&wait(&mut worker)));
     for error in ["NOT_FOUND", "NOT_FOUND", "PRECONDITION_FAILED"] {

@@ -213,7 +213,7 @@ impl Core {
         }
         let model = running.received.delivery.model;
         let rejection = replies_too_large(excess, self.models[model.0].reply_max);
-        let outcome = JobOutcome::dead_letter(running.headers.clone(), rejection);
+        let outcome = JobOutcome::dead_letter(running.headers_of_end(), rejection);
         self.scheduler.remove(model, job);
         self.decide(job, outcome);
     }

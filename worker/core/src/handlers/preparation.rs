@@ -64,7 +64,7 @@ impl Core {
     }
 }
 
-/// Items with their indices, from `first` on. An item costs something, or passes of such items would have no bound.
+/// Numbers the items from `first` on. Raises each cost to at least 1, because passes of zero-cost items would have no bound.
 pub(crate) fn with_indices(first: u32, costs: Vec<usize>) -> VecDeque<(ItemIndex, usize)> {
     (first..).map(ItemIndex).zip(costs.into_iter().map(|cost| cost.max(1))).collect()
 }

@@ -224,7 +224,7 @@ impl Core {
         self.take_step(job, step);
     }
 
-    /// Whether a message about a job that was refused so many times may be published again.
+    /// Whether a refused message may be published again. `tries`: refusals so far; `reader`: who reads the message; `received`: its job.
     fn may_retry(&self, tries: u32, reader: Reader, received: &Received) -> bool {
         let slots = self.memory.slots(received.delivery.model.0);
         if reader == Reader::Caller && self.destinations.hold_too_many(&received.delivery, slots, self.now.at)

@@ -56,7 +56,7 @@ fn a_job_ends_before_the_output_that_its_replies_have_no_room_for() {
     worker.job(2, 4, worker.source(), JobHeaders::default());
     let order = worker.pass();
     let half = usize::try_from(REPLY_MAX / 2).unwrap();
-    // The job's own are as large as allowed, one byte more than that, and none; the other job's are small.
+    // The first two outputs of the job together reach the limit exactly. The third has one byte, the last none; the other job's are small.
     let output = |(job, index): &(JobKey, ItemIndex)| match (*job, index.0) {
         (JOB, 0 | 1) => half,
         (JOB, 2) => 1,
@@ -119,6 +119,13 @@ fn a_job_whose_replies_are_full_gets_no_other_attempt_after_an_out_of_memory() {
     let confirmed = PublicationOutcome::Confirmed { messages: 1 };
     let actions = worker.apply(Event::Published { job: JOB, outcome: confirmed });
     assert_eq!(dead_letter(&actions), Some((2, Reason::TooLarge)), "{actions:?}");
+    let history = actions.iter().find_map(|action| match action {
+        Action::Publish { publication: Publication::DeadLetter { headers: Some(headers), .. }, .. } => {
+            Some(headers.history.len())
+        }
+        _ => None,
+    });
+    assert_eq!(history, Some(1), "the out-of-memory is in the history: {actions:?}");
 }
 
 /// The answered items and the reason in the dead letter among these actions.

@@ -17,7 +17,7 @@ pub(crate) struct Progress {
     ready: usize,
     ready_bytes: usize,
     missing: usize,
-    /// The reply bytes of all items finished since the job was delivered here, and the limit for them.
+    /// The reply bytes of the consecutive finished items since the job was delivered here, and the limit for them.
     reply_bytes: u64,
     reply_max: u64,
 }
@@ -70,7 +70,7 @@ impl Progress {
         self.outputs.len()
     }
 
-    /// The output of an item is there; by the item's index within the whole job.
+    /// Records the output of an item. `index`: within the whole job.
     pub(crate) fn set_output(&mut self, index: ItemIndex, size: OutputSize) {
         let at = index.0.checked_sub(self.next).map(|at| at as usize);
         if let Some(slot) = at.and_then(|at| self.outputs.get_mut(at))
@@ -92,7 +92,7 @@ impl Progress {
     /// The first output for which the replies have no room, once all items before it are finished.
     pub(crate) fn reply_excess(&self) -> Option<ReplyExcess> {
         let size = (*self.outputs.get(self.ready)?)?;
-        // Bounded by the items of a job, which fit.
+        // Cannot overflow: item indices are `u32`.
         let item = ItemIndex(self.next + u32::try_from(self.ready).unwrap_or(u32::MAX));
         Some(ReplyExcess { item, bytes: self.reply_bytes.saturating_add(size.in_reply) })
     }
@@ -170,7 +170,7 @@ mod tests {
         set_output(&mut progress, 0, 4);
         assert_eq!((progress.ready(), progress.out_of_order()), (2, 1));
         assert_eq!(progress.reply_excess(), Some(ReplyExcess { item: ItemIndex(2), bytes: 16 }));
-        // What was taken away counts.
+        // Bytes that were already taken still count towards the limit.
         assert_eq!(progress.take_ready().items, 2);
         assert_eq!(progress.reply_excess(), Some(ReplyExcess { item: ItemIndex(2), bytes: 16 }));
     }

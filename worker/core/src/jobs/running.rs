@@ -109,7 +109,7 @@ impl Running {
         }
     }
 
-    /// How the job waits for passes, with the items of these indices and costs.
+    /// The job as the batcher holds it, with prepared items given by index and cost.
     pub(crate) fn waiting(&self, items: VecDeque<(ItemIndex, usize)>) -> Waiting {
         Waiting {
             key: self.received.delivery.job,
@@ -318,6 +318,14 @@ impl Running {
     /// Whether another attempt was decided.
     pub(crate) fn is_to_be_requeued(&self) -> bool {
         matches!(self.decision, Some(JobOutcome::Requeue(_)))
+    }
+
+    /// The headers with which the job would end now: those of the next attempt, if one was decided, with what happened in this one.
+    pub(crate) fn headers_of_end(&self) -> JobHeaders {
+        match &self.decision {
+            Some(JobOutcome::Requeue(requeue)) => (*requeue.headers).clone(),
+            _ => self.headers.clone(),
+        }
     }
 
     /// Sets the outcome that takes effect once the part and the passes in flight have ended.

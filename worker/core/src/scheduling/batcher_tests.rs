@@ -159,7 +159,7 @@ fn items_given_back_go_first_and_in_order() {
     let draft = next_pass(&mut batcher, |_| true).unwrap();
     assert_eq!(draft.items, [(JobKey(1), ItemIndex(0), 1), (JobKey(1), ItemIndex(1), 1)]);
     batcher.push(job(2, &[1, 1]));
-    // Job 9 is not among those that go on, so its item is dropped.
+    // Job 9 is not among the jobs that continue, so its item is dropped.
     let items = draft.items.into_iter().chain([(JobKey(9), ItemIndex(0), 1)]);
     batcher.give_back(vec![Waiting { hint: Some(2), isolated: true, ..job(1, &[]) }], items);
     assert_eq!(pass(&mut batcher), [(1, 0), (1, 1)], "isolated: alone, with its hint");

@@ -30,9 +30,9 @@ pub(crate) struct Waiting {
     pub(crate) tried_at_ms: u64,
     /// Whether the job needs passes without items of other jobs.
     pub(crate) isolated: bool,
-    /// Index within the job and cost of each item that is prepared; in order.
+    /// Index within the job and cost of each prepared item, in order.
     pub(crate) items: VecDeque<(ItemIndex, usize)>,
-    /// More items of the job are to be prepared.
+    /// Whether more items of the job are still to be prepared.
     pub(crate) more: bool,
 }
 
@@ -54,7 +54,7 @@ impl Waiting {
 /// The content of a pass.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Draft {
-    /// Job and index of each item, the longest item first: that is how an engine spreads items over parallel units evenly.
+    /// Job and index within the job of each item, longest first: that order lets an engine spread items evenly over parallel units.
     pub(crate) items: Vec<(JobKey, ItemIndex, usize)>,
     pub(crate) shape: PassShape,
     /// Whether the pass must have the device to itself.

@@ -14,7 +14,7 @@ use crate::observation::PassShare;
 #[derive(Debug)]
 pub(crate) struct InFlight {
     pub(crate) model: ModelIndex,
-    /// Job, index within the job and cost of each item; none of a health probe.
+    /// Job, index within the job and cost of each item; empty for a health probe.
     pub(crate) items: Vec<(JobKey, ItemIndex, usize)>,
     pub(crate) shape: PassShape,
     pub(crate) exclusive: bool,

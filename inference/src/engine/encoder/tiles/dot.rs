@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::program::{BLOCK, Parts, Sums, TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS};
 
-/// AVX512-BF16 that this CPU has: there is no other way to a value than [`Dot::find`].
+/// The proof that this CPU has AVX512-BF16: only [`Dot::find`] makes one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Dot(());
 

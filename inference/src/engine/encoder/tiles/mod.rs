@@ -1,7 +1,8 @@
 //! Matrix products in bf16: on a tile unit, AMX; on AVX512-BF16; and on a model of the tile unit in plain Rust for checks and tests.
 //!
 //! `program` has the tile instructions of one block of a product. `amx` runs them on the unit, `model` in plain Rust,
-//! and `check` compares the two when a worker starts. `dot` computes the same block from the same tiles in vector registers. `pack` makes tiles of f32, `product` walks over a whole matrix.
+//! and `check` compares the two when a worker starts. `dot` computes the same block from the same tiles in vector registers.
+//! `pack` makes tiles of f32, `product` walks over a whole matrix.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
@@ -26,7 +27,8 @@ pub use program::Parts;
 use program::Sums;
 
 /// The most bytes of packed rows that a product holds at once, unless [`BLOCK`] rows take more. Together with a block's columns and
-/// the result they fit a second-level cache of 2 MiB, which CPUs with AMX have.
+/// the result they fit a second-level cache of 2 MiB, which CPUs with AMX have. AVX512-BF16 has the same size, also on CPUs whose cache
+/// is smaller, such as Zen 4 with 1 MiB.
 const LEFT_BYTES_MAX: usize = 1 << 20;
 
 /// Why AMX is not used.

@@ -158,7 +158,7 @@ fn split_elements_lose_little_and_rounded_ones_more() {
     assert!((1e-3..1.5e-2).contains(&rounded), "{rounded:e}");
 }
 
-/// Both add up the same products in the same order; AVX512-BF16 may round them otherwise.
+/// Both add up the same products, but in another order and with other roundings.
 #[test]
 fn avx512_bf16_computes_as_the_model() {
     let Some(unit) = TileUnit::avx512_bf16() else {
