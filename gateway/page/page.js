@@ -221,6 +221,7 @@ function show(block, progress) {
 function advance(name, { items_done: done, item, fraction, note }, progress) {
   if (done !== undefined) progress.value = done;
   if (name === "done") progress.value = progress.max;
+  if (["done", "failed", "withdrawn"].includes(name)) find("try-said").textContent = "";
   if (fraction === undefined) return;
   // A model answers its items in their order.
   progress.value = Math.max(progress.value, item + fraction);

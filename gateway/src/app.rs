@@ -110,8 +110,8 @@ impl Permits {
 /// within milliseconds.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// When to try again while the gateway stops, or the broker does not answer, or nothing is known of the wait. No estimate: another gateway may
-/// take the request at once.
+/// When to try again while the gateway stops, or the broker does not answer, or nothing is known of the wait. No estimate: nothing is
+/// known to make one from.
 const FULL_RETRY: Duration = Duration::from_secs(1);
 
 /// When to try again while nobody takes jobs: a worker starts within some seconds. No estimate: nobody knows when one will.

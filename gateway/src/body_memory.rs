@@ -53,7 +53,7 @@ impl BodyMemory {
         let most = self.bytes_max;
         if bytes > most {
             let message = format!(
-                "the body takes {bytes} bytes once it is parsed, and all bodies may have {most}: send fewer values"
+                "the request takes {bytes} bytes in memory, and all may have {most}: send fewer or smaller inputs"
             );
             return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message));
         }

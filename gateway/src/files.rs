@@ -4,7 +4,7 @@ mod upload;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::time::{Duration, SystemTime};
 
 use axum::http::StatusCode;
@@ -25,7 +25,7 @@ use upload::Upload;
 /// The longest name of a file that is kept, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
-/// The time that every upload may take: 512 MiB, the largest file by default, at 1.2 Mbit/s.
+/// The time that every upload may take: 512 MiB, the largest file by default in a configured place, at 1.2 Mbit/s.
 const UPLOAD_MAX_LEAST: Duration = Duration::from_secs(3600);
 
 /// The rate of a slow client. An upload may take longer than an hour if the largest file takes that long at this rate.
@@ -81,6 +81,9 @@ impl FileStore {
     pub async fn open(settings: Files) -> Result<Self, String> {
         let place = settings.place.clone();
         if let (Place::Folder(folder), true) = (&place, settings.is_own) {
+            if folder.as_os_str().is_empty() {
+                return Err("files: neither XDG_STATE_HOME nor HOME has an absolute path".to_owned());
+            }
             make_private(folder).map_err(|error| format!("files: {place}: {error}"))?;
         }
         let storage = Storage::open(&place).map_err(|error| format!("files: {error}"))?;
@@ -232,13 +235,21 @@ impl FileStore {
         found.buffered(LOOKUPS_MAX).try_collect().await
     }
 
-    /// The bytes of a file.
+    /// The bytes of files, by their ids.
     ///
     /// # Errors
-    /// There is no such file.
-    pub async fn bytes(&self, owner: &str, id: &str) -> Result<Bytes, Problem> {
-        let content = self.content(owner, id, None).await?;
-        content.bytes().await.map_err(|e| broken("read the file", &e))
+    /// One of the files does not exist.
+    pub async fn bytes(
+        &self,
+        owner: &str,
+        ids: impl IntoIterator<Item = String>,
+    ) -> Result<HashMap<String, Bytes>, Problem> {
+        let found = stream::iter(ids).map(|id| async move {
+            let content = self.content(owner, &id, None).await?;
+            let bytes = content.bytes().await.map_err(|e| broken("read the file", &e))?;
+            Ok::<_, Problem>((id, bytes))
+        });
+        found.buffered(LOOKUPS_MAX).try_collect().await
     }
 
     /// Removes what is too old, and counts the rest. What has no name of an upload belongs to others, and is left alone.
@@ -263,9 +274,10 @@ impl FileStore {
     }
 }
 
-/// Makes a folder that only this user can look into.
+/// Makes a folder that only this user can look into. One that is there already must be this user's.
 fn make_private(folder: &std::path::Path) -> std::io::Result<()> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700))
 }
 
 /// Ids are the gateway's own: no other text becomes part of a path.
@@ -327,16 +339,33 @@ pub fn seconds_of(at: SystemTime) -> u64 {
 mod tests {
     use super::*;
 
-    async fn store(folder: &std::path::Path) -> FileStore {
-        let settings = Files {
+    fn settings(folder: &std::path::Path, is_own: bool) -> Files {
+        Files {
             place: Place::Folder(folder.to_owned()),
-            is_own: false,
+            is_own,
             file_bytes: 10,
             total_bytes: 16,
             owner_bytes: 12,
             keep: Duration::from_secs(60),
-        };
-        FileStore::open(settings).await.unwrap()
+        }
+    }
+
+    async fn store(folder: &std::path::Path) -> FileStore {
+        FileStore::open(settings(folder, false)).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn nobody_else_looks_into_the_default_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let (is_there, is_new) = (folder.path().join("there"), folder.path().join("new/uploads"));
+        std::fs::create_dir(&is_there).unwrap();
+        std::fs::set_permissions(&is_there, std::fs::Permissions::from_mode(0o755)).unwrap();
+        for own in [is_there, is_new] {
+            FileStore::open(settings(&own, true)).await.unwrap();
+            assert_eq!(std::fs::metadata(&own).unwrap().permissions().mode() & 0o777, 0o700);
+        }
+        let homeless = FileStore::open(settings(std::path::Path::new(""), true)).await.unwrap_err();
+        assert!(homeless.contains("XDG_STATE_HOME"), "{homeless}");
     }
 
     fn pieces(texts: &[&'static str]) -> impl Stream<Item = Result<Bytes, std::io::Error>> + use<> {

@@ -15,9 +15,10 @@ use vramq_schemas::headers::{REQUEST_ID, TENANT};
 use vramq_schemas::output_name::tenant_of;
 use vramq_schemas::withdrawal::{self, Digest, Withdrawal};
 
-use crate::app::{App, Permits};
+use crate::app::{App, OwnJob, Permits, draining};
 use crate::body_memory::BodyRoom;
 use crate::config::Broker;
+use crate::drain::Drain;
 use crate::jobs::claim::{ABANDONED_AFTER, Claim};
 use crate::jobs::earlier::{keyed_id, own_message_id};
 use crate::jobs::entry::{Entry, PROGRESS, State};
@@ -65,8 +66,11 @@ pub struct Submission {
 /// Starts a job, or finds the one that the same request has started before.
 ///
 /// # Errors
-/// Its id or idempotency key stands for another request.
+/// Its id or idempotency key stands for another request; or the gateway stops, and would not await the job.
 pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
+    if *app.drain.borrow() == Drain::Over {
+        return Err(draining());
+    }
     let owner = submission.caller.name.clone();
     let (id, message_id) = match (submission.id, &submission.idempotency_key) {
         (Some(id), _) => {
@@ -117,7 +121,7 @@ pub fn start(app: &App, submission: Submission) -> Result<Arc<Entry>, Problem> {
     };
     let (permits, body, claim) = (submission.permits, submission.body, submission.claim);
     let own = task.recorded().is_none().then(|| app.own_job());
-    tokio::spawn(async move { task.run(task.live(job, options, body, claim), (permits, own)).await });
+    tokio::spawn(async move { task.run(task.live(job, options, body, claim), permits, own).await });
     Ok(entry)
 }
 
@@ -139,8 +143,9 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// Follows the job's life until its end, or its withdrawal and then its end. `held` is what it holds until its end or its withdrawal.
-    pub(crate) async fn run(&self, life: impl Future<Output = End>, held: impl Send) {
+    /// Follows the job's life until its end, or its withdrawal and then its end. `held` is what it holds until its end or its withdrawal, and
+    /// `own` until its end, or until its withdrawal is among those that a gateway which stops waits for.
+    pub(crate) async fn run(&self, life: impl Future<Output = End>, held: impl Send, own: Option<OwnJob>) {
         let life = timeout(JOB_MAX, life);
         let mut life = std::pin::pin!(life);
         let mut is_over = false;
@@ -173,7 +178,9 @@ impl Task {
         self.app.metrics.withdrawn.inc();
         let withdrawal = Withdrawal { job: self.entry.message_id.clone(), secret: self.entry.secret.clone() };
         // Let the publish go on: the withdrawal also reaches a job that is published after it.
-        if let Some(_withdrawn) = self.app.link.withdrawals.add(withdrawal) {
+        let awaited = self.app.link.withdrawals.add(withdrawal);
+        drop(own);
+        if let Some(_awaited) = awaited {
             let _ = timeout(WITHDRAWN_MAX, life).await;
         }
         self.remove_record().await;

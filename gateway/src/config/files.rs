@@ -27,7 +27,7 @@ const OFF: &str = "off";
 #[derive(Clone, Debug)]
 pub struct Files {
     pub place: Place,
-    /// The place is the default, which workers do not have as a store.
+    /// The place is the default, which workers do not have as a store. Without a home it is an empty path.
     pub is_own: bool,
     pub file_bytes: u64,
     pub total_bytes: u64,
@@ -43,11 +43,23 @@ pub(super) fn files(values: &mut Values, results: Option<&Place>, has_keys: bool
     let place = match configured {
         Some(Place::Folder(folder)) if folder == Path::new(OFF) => None,
         Some(place) => Some(place),
-        None => own_folder().map(Place::Folder),
+        None => Some(Place::Folder(own_folder())),
     };
+    // Without a home there is no folder, and so no uploads.
+    if let Some(own @ Place::Folder(folder)) = place.as_ref().filter(|_| is_own)
+        && !folder.as_os_str().is_empty()
+    {
+        place::check_apart(values, &place::FILES, own, results);
+    }
     let (file_most, most) =
         if is_own { (OWN_FILE_MIB_MAX, OWN_FILES_MIB_MAX) } else { (FILE_MIB_MAX, FILES_MIB_MAX) };
     let file_mib = values.number("files.file_mib_max", file_most, 1);
+    if is_own && file_mib > OWN_FILE_MIB_MAX {
+        let what = format!(
+            "is {file_mib}; without files.folder or files.url a job takes an upload along: {OWN_FILE_MIB_MAX} at most"
+        );
+        values.fault("files.file_mib_max", what);
+    }
     let files_mib = values.number("files.mib_max", most, 1);
     let share_mib = share_of_key(files_mib, has_keys).max(file_mib);
     let owner_mib = values.number("files.mib_max_per_key", share_mib, 1);
@@ -61,11 +73,12 @@ pub(super) fn files(values: &mut Values, results: Option<&Place>, has_keys: bool
     Some(Files { place: place?, is_own, file_bytes, total_bytes, owner_bytes, keep })
 }
 
-/// A folder of the user's for what is to outlive a restart. All gateways of this user have it.
-fn own_folder() -> Option<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+/// The default folder: the user's, for data that outlives a restart. All gateways of this user share it. Empty if
+/// the environment has no absolute path to one.
+fn own_folder() -> PathBuf {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let states = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")));
-    states.map(|states| states.join("vramq/uploads"))
+    states.map(|states| states.join("vramq/uploads")).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -91,11 +104,27 @@ mod tests {
         assert!(files("").is_own && !files("[files]\nfolder = 'f'").is_own);
         assert_eq!((files("").file_bytes, files("").total_bytes), (16 * MIB as u64, 1024 * MIB as u64));
         assert!(Config::read("[files]\nfolder = 'off'", Vec::new()).unwrap().files.is_none());
+        let large = |more: &str| Config::read(&format!("[files]\nfile_mib_max = 17\n{more}"), Vec::new());
+        assert_eq!(large("").unwrap_err().0[0].key, "files.file_mib_max");
+        assert!(large("folder = 'f'").is_ok() && large("folder = 'off'").is_ok());
         // Nobody has said what one caller may have.
         assert!(Config::read("[files]\nfolder = 'f'\nmib_max = 1", Vec::new()).is_ok());
         let small = "[files]\nfolder = 'f'\nfile_mib_max = 3\nmib_max_per_key = 2";
         let faults = Config::read(small, Vec::new()).unwrap_err().0;
         assert_eq!(faults.len(), 1);
         assert_eq!(faults[0].key, "files.mib_max_per_key");
+    }
+
+    #[test]
+    fn results_are_kept_apart_from_the_default_folder() {
+        let own = own_folder();
+        let inside = own.join("results");
+        let states = own.ancestors().nth(2).unwrap();
+        for results in [&*own, &*inside, states] {
+            let text = format!("[results]\nfolder = '{}'", results.display());
+            let faults = Config::read(&text, Vec::new()).unwrap_err().0;
+            assert_eq!((faults.len(), &*faults[0].key), (1, "files.folder"), "{text}");
+            assert!(Config::read(&format!("{text}\n[files]\nfolder = 'off'"), Vec::new()).is_ok());
+        }
     }
 }

@@ -14,7 +14,7 @@ const IN_FLIGHT_MAX: u32 = 1024;
 /// Requests of one caller at a time: a quarter, so that it takes four callers to fill the gateway.
 const IN_FLIGHT_MAX_PER_KEY: u32 = 256;
 
-/// Connections at a time. An idle one costs 16 KiB (docs/http.md), so these are 256 MiB at the most.
+/// Connections at a time. An idle one costs 16 KiB (docs/http.md), so that many idle ones take 256 MiB, without TLS.
 const CONNECTIONS_MAX: u32 = 16_384;
 
 /// Bytes of request bodies in memory, in MiB: sixteen of the largest allowed.

@@ -95,6 +95,12 @@ pub fn place(values: &mut Values, keys: &Keys) -> Option<Place> {
 /// workers' stores.
 pub fn apart(values: &mut Values, keys: &Keys, results: Option<&Place>) -> Option<Place> {
     let found = place(values, keys)?;
+    check_apart(values, keys, &found, results);
+    Some(found)
+}
+
+/// A place that overlaps the one of results is a fault.
+pub fn check_apart(values: &mut Values, keys: &Keys, found: &Place, results: Option<&Place>) {
     if let Some(results) = results.filter(|results| found.overlaps(results)) {
         let key = match found {
             Place::Folder(_) => keys.folder,
@@ -102,7 +108,6 @@ pub fn apart(values: &mut Values, keys: &Keys, results: Option<&Place>) -> Optio
         };
         values.fault(key, format!("is {found}, and results are kept in {results}: one is inside the other"));
     }
-    Some(found)
 }
 
 fn url_of(values: &mut Values, key: &'static str) -> Option<Url> {

@@ -91,6 +91,6 @@ fn follow(app: &App, caller: &Caller, record: Record) -> Result<Option<Arc<Entry
 }
 
 async fn run(task: Task, record: Record, place: Place) {
-    task.run(life::life(&task, &record), ()).await;
+    task.run(life::life(&task, &record), (), None).await;
     drop(place);
 }

@@ -26,7 +26,7 @@ pub const LAST_EVENT: u64 = 1 << 32;
 /// A job and its state. Shared by its task and by all requests that look at it.
 #[derive(Debug)]
 pub struct Entry {
-    /// The id by which the caller and messages name the job.
+    /// The id by which the caller, and texts for it, name the job.
     pub id: String,
     pub message_id: String,
     /// The caller that it belongs to.
@@ -53,7 +53,7 @@ pub enum State {
     Publishing,
     /// The broker has it.
     Queued,
-    /// Some of its items are answered.
+    /// Its first pass has begun, or some of its items are answered.
     Running {
         items_done: usize,
     },

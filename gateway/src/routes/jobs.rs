@@ -139,7 +139,7 @@ async fn admitted(
         failed_runs_again: false,
     };
     if let Some(known) = same.find().await? {
-        drop(room);
+        drop((inputs, params, room));
         return known_response(app, known, name.as_ref(), wait, &trace).await;
     }
     // Cheap checks first: there may be 65,536 references to look up.
@@ -149,7 +149,7 @@ async fn admitted(
     let claim = match same.claim().await? {
         Named::New(claim) => claim,
         Named::Known(known) => {
-            drop(room);
+            drop((inputs, params, room));
             return known_response(app, known, name.as_ref(), wait, &trace).await;
         }
     };

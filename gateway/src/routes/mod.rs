@@ -201,6 +201,9 @@ pub async fn wait(
             guard.armed = false;
             // Other gateways take on what can be asked for again, if they can know of it.
             let message = match may_come_again && app.adoption.is_some() {
+                _ if matches!(entry.state(), State::Publishing) => {
+                    "this gateway is stopping, and the broker has not confirmed the job: it may still run"
+                }
                 true => "this gateway is stopping; the job goes on: the same request with the same Idempotency-Key waits for it at another",
                 false => {
                     "this gateway is stopping; the job was not withdrawn: workers run it, and as nobody takes its results, they become a \

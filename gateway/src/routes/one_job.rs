@@ -158,7 +158,8 @@ impl Admitted {
         let claim = match named {
             Named::Known(Known::Here(entry)) => {
                 let Self { app, room, trace, .. } = self;
-                drop(room);
+                // The wait may be long.
+                drop((inputs, params, room));
                 trace.subject.is_job(&entry.message_id);
                 let answer = wait(&app, &entry, true).await?;
                 return Ok((entry, answer));

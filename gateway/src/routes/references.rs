@@ -22,6 +22,9 @@ use crate::problem::Problem;
 pub const NO_UPLOADS: &str = "this gateway takes no uploads: set files.folder or files.url in its configuration to a place that workers have, \
      too, as a store: [store.NAME] url = \"file:///…\" in theirs (docs/stores.md, Uploads)";
 
+/// Bytes of uploads that a job takes along: a body's, less room for the rest of it.
+const TAKEN_BYTES_MAX: usize = BODY_BYTES_MAX - 64 * 1024;
+
 /// Refuses references that are wrong in themselves, without looking any of them up. A caller's own `file:` references are wrong: they would
 /// name the files of a worker's machine. So are those into the places of results, uploads and outputs: of another caller, too.
 ///
@@ -95,20 +98,17 @@ async fn take_along(
         _ => 0,
     };
     let bytes = inputs.iter().map(size).sum::<u64>();
-    if bytes > BODY_BYTES_MAX as u64 {
+    if bytes > TAKEN_BYTES_MAX as u64 {
         let message = format!(
             "the uploads of this job have {bytes} bytes, and without files.folder or files.url, set to a place that workers have as a \
-             store, a job takes them along: {BODY_BYTES_MAX} at most (docs/stores.md, Uploads)"
+             store, a job takes them along: {TAKEN_BYTES_MAX} at most (docs/stores.md, Uploads)"
         );
         return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message).about("inputs"));
     }
-    // Each file once, and each input.
-    let held = sizes.values().sum::<u64>() + bytes;
+    // The inputs, and what was read or is encoded of them.
+    let held = 2 * bytes;
     app.bodies.grow_by(room, usize::try_from(held).unwrap_or(usize::MAX), Instant::now())?;
-    let mut read = HashMap::new();
-    for id in sizes.keys() {
-        read.insert(id.as_str(), files.bytes(&caller.name, id).await?);
-    }
+    let read = files.bytes(&caller.name, sizes.into_keys()).await?;
     for input in inputs {
         if let Input::Uri(uri) = input
             && let Some(bytes) = read.get(uri.as_str())

@@ -240,8 +240,16 @@ async fn own_node_a_job_that_is_not_confirmed_is_not_accepted() {
     until("the job is being published", || {
         (setup.gateways[1].get("/v1/jobs/mine").json()["state"] == "publishing").then_some(())
     });
+    let asked = json!({"model": ECHO, "input": "x"});
+    let embedding = waits(&setup.gateways[1].url, "/v1/embeddings", &asked, &[]);
+    until("a second job is being published", || {
+        (setup.gateways[1].metric("vramq_gateway_jobs_unfinished", "") == 2.0).then_some(())
+    });
     setup.gateways[1].program.signal("TERM");
     assert_unconfirmed(&waiting.join().unwrap());
+    let embedding = embedding.join().unwrap();
+    assert_eq!((embedding.status, embedding.header("x-should-retry")), (503, Some("false")), "{embedding:?}");
+    assert!(embedding.text.contains("it may still run"), "{embedding:?}");
     // The first gateway has gone on with its job.
     node.ctl(&["set_vm_memory_high_watermark", "0.4"]).await.unwrap();
     assert_eq!(setup.gateways[1].program.wait(), Some(1));

@@ -152,7 +152,7 @@ const steps = {
     }
     await page.until("the result", hasResult);
     const events = await page.value("[...document.querySelectorAll('#try-events li')].map((item) => item.textContent)");
-    return { seen, events, bar: await page.value(bar), job: JSON.parse(await page.value(result)) };
+    return { seen, events, said: await page.value(said), bar: await page.value(bar), job: JSON.parse(await page.value(result)) };
   },
 
   /** A job's events as a browser's own EventSource gets them, until it connects no more. */

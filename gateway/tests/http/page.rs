@@ -180,6 +180,7 @@ fn it_shows_how_far_a_model_is() {
         let is = |name: &str| events.iter().filter(|event| event.starts_with(&format!("{name}:"))).count();
         assert_eq!((is("started"), is("progress"), is("done")), (1, 1, 1), "{shown}");
         assert_eq!((&shown["bar"], &shown["job"]["state"]), (&json!(1), &json!("done")));
+        assert_eq!(shown["said"], "", "the job is over");
     }
 }
 
