@@ -55,8 +55,15 @@ impl Overrides {
 }
 
 /// The dotted key of a variable's name. Capitals stand for small letters; a part with small letters in it, such as the name of a
-/// model, is taken as it is.
+/// model, is taken as it is, and so is the name of a variable for a model's program (`MODEL__NAME__ENV__HF_HOME`).
 fn dotted(name: &str) -> String {
+    match name.split_once("__ENV__") {
+        Some((model, variable)) if model.starts_with("MODEL__") => format!("{}.env.{variable}", folded(model)),
+        _ => folded(name),
+    }
+}
+
+fn folded(name: &str) -> String {
     let part = |part: &str| match part.bytes().any(|letter| letter.is_ascii_lowercase()) {
         true => part.to_owned(),
         false => part.to_ascii_lowercase(),
@@ -80,6 +87,9 @@ mod tests {
             ("MODEL__MiniLM__PATH", "model.MiniLM.path"),
             ("MODEL__bge_Small__SLOTS_MAX", "model.bge_Small.slots_max"),
             ("MODEL__A__b__PATH", "model.a.b.path"),
+            ("MODEL__WHISPER__ENV__HF_HOME", "model.whisper.env.HF_HOME"),
+            ("MODEL__WHISPER__ENV__A__B", "model.whisper.env.A__B"),
+            ("STORE__ENV__URL", "store.env.url"),
         ] {
             assert_eq!(dotted(name), key, "{name}");
         }

@@ -10,8 +10,11 @@ use super::EngineConfig;
 use super::section::Section;
 
 /// Keys whose values are not texts. A flag or an environment variable gives them as text.
-const NOT_TEXTS: [&str; 11] = [
+const NOT_TEXTS: [&str; 14] = [
     "command",
+    "env",
+    "vram",
+    "rule",
     "revision_files",
     "instances",
     "idle_s",
@@ -24,11 +27,17 @@ const NOT_TEXTS: [&str; 11] = [
     "host_memory_mib",
 ];
 
+/// The same within the table `vram`. All values of `env` are texts.
+const NOT_TEXTS_OF_VRAM: [&str; 3] = ["base_mib", "mib_per_unit", "learn"];
+
 /// Reads the rest of a model's section, without the keys that every model has.
 pub(super) fn engine(name: &str, key: &str, section: Section, place: &Place) -> Option<EngineConfig> {
     let faults = section.faults();
     let mut table = section.into_rest();
     NOT_TEXTS.into_iter().for_each(|key| as_toml(&mut table, key));
+    if let Some(Value::Table(vram)) = table.get_mut("vram") {
+        NOT_TEXTS_OF_VRAM.into_iter().for_each(|key| as_toml(vram, key));
+    }
     match ProcessConfig::read(name, table, place) {
         Ok(config) => {
             for (at, rule) in config.rules.iter().enumerate() {
@@ -86,6 +95,25 @@ mod tests {
         assert_eq!((process.items_max, model.slots_max.get()), (4, 9));
         assert_eq!(process.vram.base_bytes, Some(30 << 20));
         assert_eq!(model.larger.as_deref(), Some("thumbs-large"));
+    }
+
+    #[test]
+    fn a_programs_tables_can_be_set_by_flags() {
+        let flags = [
+            ("model.a.v1.engine", "process"),
+            ("model.a.v1.command", "['/bin/sh', '-c', 'true']"),
+            ("model.a.v1.env.HF_HOME", "/models"),
+            ("model.a.v1.env.THREADS", "2"),
+            ("model.a.v1.vram.base_mib", "30"),
+            ("model.a.v1.vram.per", "pixels"),
+            ("model.a.v1.rule", "[{ when = 'pixels > 4e6', refuse = 'too large' }]"),
+        ];
+        let config = Config::read(None, &pairs(&flags)).unwrap();
+        assert_eq!(config.models[0].name, "a.v1");
+        let EngineConfig::Process(process) = &config.models[0].engine else { panic!("{config:?}") };
+        let env: Vec<_> = process.env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        assert_eq!(env, [("HF_HOME", "/models"), ("THREADS", "2")]);
+        assert_eq!((process.vram.base_bytes, process.rules.len()), (Some(30 << 20), 1));
     }
 
     #[test]

@@ -62,6 +62,9 @@ const LARGE_TURN_S_DEFAULT: u32 = 30;
 /// Frequent enough for a person who watches, rare enough that a thousand workers are no load.
 const HEARTBEAT_S_DEFAULT: u32 = 5;
 
+/// Tables within a model's table. A model whose own name ends in `.env` or `.vram` can be configured in the file only.
+const MODEL_TABLES: [&str; 2] = ["env", "vram"];
+
 /// Sets a value at a dotted path, and creates the tables on the way. In `model.NAME.key` the name may contain dots.
 pub(super) fn put(table: &mut Table, path: &str, value: &str) -> Result<(), String> {
     let parts = split(path);
@@ -83,7 +86,10 @@ fn split(path: &str) -> Vec<&str> {
     let parts: Vec<_> = path.split('.').collect();
     match (path.strip_prefix("model."), parts.len()) {
         (Some(rest), 4..) => match rest.rsplit_once('.') {
-            Some((name, key)) => vec!["model", name, key],
+            Some((before, key)) => match before.rsplit_once('.') {
+                Some((name, table)) if MODEL_TABLES.contains(&table) => vec!["model", name, table, key],
+                _ => vec!["model", before, key],
+            },
             None => parts,
         },
         _ => parts,
