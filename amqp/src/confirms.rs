@@ -5,7 +5,7 @@
 //! the returned message. A confirm that carried the return of another publish is settled only when its own return cannot come any
 //! more.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// What the broker did with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,11 @@ pub enum PublishOutcome {
 #[derive(Debug, Default)]
 pub(crate) struct Confirms {
     completed: HashMap<u64, Completed>,
+    /// Places and publishes that were not looked at yet, in the order of places. After a burst of confirms many wait here until it is known
+    /// that no earlier confirm is missing. Without this order each confirm would cost a look at all of them.
+    in_order: VecDeque<(u64, u64)>,
+    /// Publishes that were looked at, whose chain is not closed. Few: only unroutable messages make chains.
+    chained: Vec<u64>,
     returned: HashSet<u64>,
     /// How many confirms were noted.
     noted: u64,
@@ -47,6 +52,7 @@ impl Confirms {
         self.noted += 1;
         self.returned.extend(carried);
         self.completed.insert(seq, Completed { ack, carried, place: self.noted });
+        self.in_order.push_back((self.noted, seq));
         self.noted
     }
 
@@ -62,12 +68,13 @@ impl Confirms {
     /// or waits behind that of `b` and is handed out when `b` completes at the latest. The same holds along the chain. Only confirms
     /// without a gap before them show which returns were handed out.
     pub(crate) fn settle(&mut self, open: impl Fn(u64) -> bool) -> Vec<(u64, PublishOutcome)> {
-        let settled = self
-            .completed
-            .keys()
-            .copied()
-            .filter(|seq| self.chain_is_closed(*seq, &open))
-            .collect::<Vec<_>>();
+        let mut looked_at = std::mem::take(&mut self.chained);
+        while let Some((_, seq)) = self.in_order.pop_front_if(|(place, _)| *place <= self.noted_without_gap) {
+            looked_at.push(seq);
+        }
+        let (settled, chained): (Vec<_>, _) =
+            looked_at.into_iter().partition(|seq| self.chain_is_closed(*seq, &open));
+        self.chained = chained;
         settled
             .into_iter()
             .filter_map(|seq| {
