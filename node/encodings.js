@@ -52,7 +52,7 @@ function asJson(value) {
 }
 
 function wellFormed(key, value) {
-  if (!isWellFormed(key) || (typeof value === 'string' && !isWellFormed(value))) throw new Error('a text is no Unicode')
+  if (!isWellFormed(key) || (typeof value === 'string' && !isWellFormed(value))) throw new Error('a text is not valid Unicode')
   return value
 }
 

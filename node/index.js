@@ -75,7 +75,7 @@ export class Client {
 
   async submit(model, inputs, options = {}) {
     const { onProgress } = options
-    if (onProgress !== undefined && typeof onProgress !== 'function') throw new InvalidJob('onProgress is no function')
+    if (onProgress !== undefined && typeof onProgress !== 'function') throw new InvalidJob('onProgress is not a function')
     const params = onProgress ? { ...options.params, progress: true } : options.params
     const replies = { ...options, params, replyTo: this.replyQueue, withdraws: true }
     const { pending, publish } = this.#prepare(model, inputs, this.#options.timeoutMs, replies)

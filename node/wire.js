@@ -138,10 +138,10 @@ function numbers(list, what) {
 // Bytes as MessagePack has them, or base64 of JSON. Copied: MessagePack's are a view of the whole body.
 function bytesOf(text) {
   if (text instanceof Uint8Array) return Buffer.from(text)
-  if (typeof text !== 'string' || text.length % 4 !== 0) throw new Error('bytes are no base64')
+  if (typeof text !== 'string' || text.length % 4 !== 0) throw new Error('bytes are not base64')
   const bytes = Buffer.from(text, 'base64')
   // Node.js stops at the first character that is not of base64.
-  if (bytes.length !== Buffer.byteLength(text, 'base64')) throw new Error('bytes are no base64')
+  if (bytes.length !== Buffer.byteLength(text, 'base64')) throw new Error('bytes are not base64')
   return bytes
 }
 

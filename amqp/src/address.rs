@@ -99,6 +99,10 @@ impl FromStr for Address {
 }
 
 fn with_defaults(mut uri: AMQPUri) -> AMQPUri {
+    // RabbitMQ has no virtual host without a name, and other clients take `amqp://host/` in this way.
+    if uri.vhost.is_empty() {
+        uri.vhost = "/".to_owned();
+    }
     uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
     uri.query.connection_timeout.get_or_insert(CONNECT_TIMEOUT_MS);
     uri
@@ -324,6 +328,14 @@ mod tests {
             assert_eq!((uri.vhost.as_str(), uri.query.heartbeat), ("v", Some(7)));
             let user = &uri.authority.userinfo;
             assert_eq!((user.username.as_str(), user.password.as_str()), ("me", "p@ss"));
+        }
+    }
+
+    #[test]
+    fn the_virtual_host_is_a_slash_unless_it_has_a_name() {
+        for url in ["amqp://a", "amqp://a/", "amqp://a//", "amqp://a/%2f", "amqp://a/%2F?heartbeat=7"] {
+            let address: Address = url.parse().unwrap();
+            assert_eq!(address.hosts[0].uri.vhost, "/", "{url}");
         }
     }
 

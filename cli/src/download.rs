@@ -30,8 +30,8 @@ pub(crate) struct Args {
     /// The reference, including the part after `#`.
     #[arg(value_name = "REFERENCE")]
     reference: String,
-    /// Where the bytes are written. `-` is standard output, which gets the bytes before their sha256 is known. A file gets its
-    /// name when it is complete and its sha256 is right.
+    /// Where the bytes are written. `-` is standard output; it, a pipe and a device get the bytes before their sha256 is known. A
+    /// file gets its name when it is complete and its sha256 is right.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
     /// The most MiB that are downloaded.
@@ -92,6 +92,11 @@ fn write(args: Args) -> Result<(), DownloadError> {
     let Some(path) = output.filter(|path| path != Path::new("-")) else {
         return download(&reference, &access, &mut io::stdout().lock()).map(drop);
     };
+    // A pipe or a device must not be replaced by a file.
+    if fs::metadata(&path).is_ok_and(|existing| !existing.is_file() && !existing.is_dir()) {
+        let pipe = File::options().write(true).open(&path).map_err(DownloadError::Write)?;
+        return to_file(&reference, &access, pipe);
+    }
     let mut partial = path.as_os_str().to_owned();
     // A unique name, so that no other file or download has it.
     partial.push(format!(".{}.partial", Uuid::new_v4().simple()));

@@ -1,11 +1,16 @@
 //! Signals that end a command early.
 
 use std::io;
+use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use vramq_dlq::{Stop, Stops};
 
 use crate::exit;
+
+/// How long a command may take to end itself after a signal, and after a second one. Withdrawing jobs takes four seconds at most.
+const END_MAX: Duration = Duration::from_secs(10);
+const END_MAX_SECOND: Duration = Duration::from_secs(1);
 
 pub(crate) struct Signals {
     interrupt: Signal,
@@ -24,6 +29,20 @@ impl Signals {
             _ = self.terminate.recv() => (exit::TERMINATED, "terminated"),
         }
     }
+}
+
+/// Ends the process after a signal if the command does not do it itself: it waits for a reader of its output, and cannot act on signals.
+pub(crate) fn end_if_stuck() -> io::Result<()> {
+    let mut signals = Signals::new()?;
+    tokio::spawn(async move {
+        let (code, _) = signals.next().await;
+        tokio::select! {
+            () = tokio::time::sleep(END_MAX) => {}
+            _ = signals.next() => tokio::time::sleep(END_MAX_SECOND).await,
+        }
+        std::process::exit(code.into());
+    });
+    Ok(())
 }
 
 /// Signals as requests to end an action on dead letters.

@@ -126,8 +126,8 @@ impl Transfer<'_> {
         let mut checks = 0;
         loop {
             let (left, delivered) = (claims.left(), self.outcome.delivered.len());
-            let removed = match self.lease(&mut claims).await {
-                Ok(removed) => removed,
+            let LeaseEnd { removed, given_back } = match self.lease(&mut claims).await {
+                Ok(end) => end,
                 Err(error) if ended.is_err() || matches!(error, Error::Unreachable(_)) => {
                     return ended.and(Err(error));
                 }
@@ -149,23 +149,25 @@ impl Transfer<'_> {
                 }
                 checks += 1;
             } else if claims.left() == left && self.outcome.delivered.len() == delivered {
-                self.outcome.gone = left;
+                self.outcome.gone = left.saturating_sub(given_back.len());
+                let stay = given_back.into_iter().map(|(letter, why)| (letter, why.to_owned()));
+                self.outcome.kept.extend(stay);
                 return Ok(());
             }
         }
     }
 
-    /// Reads the queue once, for at most [`LEASE_MAX`]. Returns how many dead letters had to be removed again.
-    async fn lease(&mut self, claims: &mut Claims) -> Result<usize, Error> {
+    /// Reads the queue once, for at most [`LEASE_MAX`].
+    async fn lease(&mut self, claims: &mut Claims) -> Result<LeaseEnd, Error> {
         let mut reader = Reader::open(self.queue_lock).await?;
         let mut in_flight = InFlight {
             acks: reader.acks(),
             reading: claims.reading(),
-            removed: 0,
+            end: LeaseEnd::default(),
             waiting: HashMap::new(),
             held: HashMap::new(),
         };
-        let end = self.read(&mut reader, &mut in_flight).await;
+        let read = self.read(&mut reader, &mut in_flight).await;
         // Even after an error: letters that the broker still confirms are transferred, and are removed from the queue.
         let settling =
             timeout(CONFIRMS_MAX, in_flight.settle_all(&mut self.destination, self.outcome, self.on_moved));
@@ -175,10 +177,10 @@ impl Transfer<'_> {
             ))),
             stop = self.stops.next() => Err(Error::Stopped(stop)),
         };
-        let removed = in_flight.removed;
+        let end = in_flight.end;
         let back = reader.give_back().await;
-        end.and(rest).and(back)?;
-        Ok(removed)
+        read.and(rest).and(back)?;
+        Ok(end)
     }
 
     async fn read(&mut self, reader: &mut Reader<'_>, in_flight: &mut InFlight<'_>) -> Result<(), Error> {
@@ -216,7 +218,7 @@ impl Transfer<'_> {
             Claim::Leave => {}
             Claim::Remove => {
                 in_flight.acks.ack(unacked.tag)?;
-                in_flight.removed += 1;
+                in_flight.end.removed += 1;
             }
             Claim::Take(Kind::AnsweredBy(results)) if self.destination.delivers_results() => {
                 let job = AnsweredJob { letter: pending, results };
@@ -235,11 +237,20 @@ impl Transfer<'_> {
     }
 }
 
+/// What one reading of the queue leaves.
+#[derive(Default)]
+struct LeaseEnd {
+    /// How many dead letters had to be removed again.
+    removed: usize,
+    /// Read, and given back to the queue for another reading. If no other reading gets further, they stay, for these reasons.
+    given_back: Vec<(Fingerprint, &'static str)>,
+}
+
 /// What one reading of the queue holds.
 struct InFlight<'a> {
     acks: Acks,
     reading: Reading<'a>,
-    removed: usize,
+    end: LeaseEnd,
     /// Jobs that wait until their results are delivered, by the first undelivered letter.
     waiting: HashMap<Fingerprint, Vec<AnsweredJob>>,
     /// Delivered results, which are removed only after their job.
@@ -376,11 +387,13 @@ impl InFlight<'_> {
                 let why = "it was delivered, and stays because other results of its job could not be";
                 outcome.kept.extend(delivered.map(|results| (results, why.to_owned())));
             } else {
+                self.end.given_back.push((letter.fingerprint, "some of its results are not in the queue"));
                 self.reading.unclaim(letter.fingerprint, Kind::AnsweredBy(results));
             }
         }
         for fingerprint in std::mem::take(&mut self.held).into_keys() {
             outcome.back.insert(fingerprint);
+            self.end.given_back.push((fingerprint, "it was delivered; its job is not removed yet"));
             self.reading.unclaim(fingerprint, Kind::Results);
         }
     }

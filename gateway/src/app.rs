@@ -216,7 +216,7 @@ impl App {
     pub async fn leave_unfinished_jobs(&self) {
         if timeout(WITHDRAW_TIMEOUT, self.link.withdrawals.all_ended()).await.is_err() {
             let jobs = self.link.withdrawals.len();
-            tracing::warn!(jobs, "stopping before the end of all withdrawn jobs is known");
+            tracing::warn!(jobs, "stopping: workers have not said yet that all withdrawn jobs have ended");
         }
         let jobs = self.own_jobs_count();
         if jobs > 0 {

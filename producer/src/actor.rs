@@ -95,7 +95,7 @@ impl Actor {
                 Ok(session) => session,
                 Err(None) => return self.fail(&PublishError::Closed, &JobError::Closed),
                 Err(Some(error)) => {
-                    tracing::error!(%error, "reconnecting failed for too long, giving up");
+                    tracing::error!(%error, "no connection to the broker for longer than reconnect_for: giving up, all unanswered jobs fail");
                     let error = error.to_string();
                     return self
                         .fail(&PublishError::Disconnected(error.clone()), &JobError::Disconnected(error));

@@ -116,7 +116,7 @@ def _too_large(reference, has, most):
 class Reference:
     """A reference that was read: `URL`, or `URL#sha256=HEX&type=MEDIA_TYPE` with either part.
 
-    Raises DownloadError if the text is no absolute URL, or one that would lead elsewhere than it says.
+    Raises DownloadError if the text is not an absolute URL, or one that would lead elsewhere than it says.
     """
 
     def __init__(self, text):
@@ -139,7 +139,7 @@ class Reference:
         self.shown = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
         is_absolute = url.path.startswith("/") if url.scheme == "file" else url.hostname
         if not url.scheme or not is_absolute:
-            raise _invalid("is no absolute URL")
+            raise _invalid("is not an absolute URL")
         if "@" in url.netloc:
             raise _denied(f"{self.shown} has a user or a password, which no reference may have")
         if url.scheme == "file" and (url.netloc or url.query):

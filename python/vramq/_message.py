@@ -75,7 +75,7 @@ def _headers(headers):
         raise InvalidJob(f"headers is a {type(headers).__name__}, and has to be a dict")
     for name in headers:
         if not isinstance(name, str):
-            raise InvalidJob(f"the name {name!r} of a header is no str")
+            raise InvalidJob(f"the name {name!r} of a header is not a str")
         if not 0 < _utf8_bytes("the name of a header", name) <= HEADER_NAME_BYTES_MAX:
             raise InvalidJob(f"the name {name[:HEADER_NAME_BYTES_MAX]!r} of a header must have 1 to {HEADER_NAME_BYTES_MAX} bytes")
     return dict(headers)

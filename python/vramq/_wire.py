@@ -174,7 +174,7 @@ def decode_reply(kind, content_type, headers, body):
     else:
         raise ValueError(f"its content type is {content_type!r}, and the job was {' or '.join(CONTENT_TYPES.values())}")
     if not isinstance(parsed, dict):
-        raise ValueError("its body is no object")
+        raise ValueError("its body is not an object")
     if kind == "failed":
         return Failure(str(parsed.get("reason")), str(parsed.get("error")))
     if kind == "progress":
@@ -207,7 +207,7 @@ def _count(headers, name, default=None):
 def decode_output(output):
     """An output as a Python value: Embedding, Sparse, Bytes, Uri, or whatever JSON the model answered with."""
     if not isinstance(output, dict):
-        raise ValueError("an output is no object")
+        raise ValueError("an output is not an object")
     if "embedding" in output:
         return _embedding(output["embedding"], output.get("dtype", "f32"))
     if "json" in output:
@@ -344,6 +344,6 @@ def stack(outputs):
     numpy = numpy_or_why()
     other = next((type(output).__name__ for output in outputs if not isinstance(output, Embedding)), None)
     if other is not None:
-        raise TypeError(f"an output is no embedding but a {other}")
+        raise TypeError(f"an output is a {other}, not an embedding")
     dtype = numpy.float16 if outputs and outputs[0].dtype == "f16" else numpy.float32
     return numpy.array([output.values for output in outputs], dtype=dtype)

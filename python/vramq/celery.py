@@ -80,7 +80,7 @@ class App:
         single one. `params` go to the model; `options` are those of `Client.submit` (timeout, priority, expiration, …).
         """
         if not isinstance(model, str):
-            raise TypeError(f"app.task takes the name of a model, not {model!r}: app.task is no decorator, for a worker has the task's code")
+            raise TypeError(f"app.task takes the name of a model, not {model!r}: it is not a decorator, because the task's code is on a worker")
         return Task(self, model, inputs, result, params, options)
 
     def send_task(self, name, args=None, kwargs=None, **options):

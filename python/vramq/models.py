@@ -634,7 +634,7 @@ def _accepts(accepts):
     accepts = [accepts] if isinstance(accepts, str) else list(accepts)
     for accepted in accepts:
         if not isinstance(accepted, str):
-            raise TypeError(f"accepts has {accepted!r}, which is {type(accepted).__name__}, and no text")
+            raise TypeError(f"accepts has {accepted!r}, which is {type(accepted).__name__}, not a text")
     return accepts
 
 
@@ -708,7 +708,7 @@ def _encode(value):
         return _vector(value.values, value.dtype)
     if isinstance(value, Bytes):
         if not isinstance(value.data, (bytes, bytearray, memoryview)):
-            raise _InvalidOutput(f"Bytes of {type(value.data).__name__}, which is no bytes")
+            raise _InvalidOutput(f"Bytes of {type(value.data).__name__}, not of bytes")
         return {"kind": "bytes", "media_type": _media_type(value)}, bytes(value.data)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"kind": "bytes", "media_type": "application/octet-stream"}, bytes(value)
@@ -744,7 +744,7 @@ def _media_type(value):
     if value.media_type is None:
         return "application/octet-stream"
     if not isinstance(value.media_type, str):
-        raise _InvalidOutput(f"a media type that is {type(value.media_type).__name__}, and no text")
+        raise _InvalidOutput(f"a media type that is {type(value.media_type).__name__}, not a text")
     if not value.media_type:
         raise _InvalidOutput("an empty media type; None is that of any bytes")
     size = len(value.media_type.encode("utf-8", "replace"))
@@ -798,7 +798,7 @@ def _where(at):
 
 def _file(value):
     if not isinstance(value.path, (str, bytes, os.PathLike)):
-        raise _InvalidOutput(f"a File whose path is {type(value.path).__name__}, and no text")
+        raise _InvalidOutput(f"a File whose path is {type(value.path).__name__}, not a text")
     path, folder = os.fsdecode(value.path), _scratch()
     name = os.path.basename(path)
     if os.path.realpath(path) != os.path.join(os.path.realpath(folder), name):

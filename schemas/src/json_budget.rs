@@ -35,9 +35,9 @@ pub struct JsonSize {
 /// JSON outputs that no client reads in one reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the JSON outputs take {} bytes as text, of which a reply may have {TEXT_MAX}, and unfold to {} bytes, of which it may have \
-     {MEMORY_MAX} ({VALUE} for each value, {LIST} more for a list, {OBJECT} more for an object, and the text); send large results as \
-     bytes or by reference",
+    "the JSON outputs take {} bytes as text (the limit of a reply is {TEXT_MAX}) and {} bytes in memory (the limit is {MEMORY_MAX}; \
+     {VALUE} for each value, {LIST} more for a list, {OBJECT} more for an object, and the text); send large results as bytes or by \
+     reference",
     .0.text, .0.memory
 )]
 pub struct JsonTooLarge(pub JsonSize);

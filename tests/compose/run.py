@@ -28,6 +28,8 @@ KEY = "vramq-local-demo"
 # What scripts/test-compose makes of reader.Dockerfile.
 READER_IMAGE = "vramq-test-reader"
 MODEL = "minilm"
+# The README's way to the command.
+STATUS = "docker compose exec worker vramq status"
 WIDTH = 384
 PASSAGES = ROOT / "models/corpus/passages.txt"
 # Small jobs, so that every worker holds some.
@@ -192,7 +194,7 @@ def licensed(stack):
     for service in ("worker", "gateway"):
         for name in list(stack.containers(service))[:1]:
             notices = run_in(name, "cat /usr/share/doc/vramq/LICENSE /usr/share/doc/vramq/THIRD-PARTY.txt")
-            ensure("Apache License" in notices and "=== lapin " in notices, f"{name} has no licences")
+            ensure("Apache License" in notices and "=== lapin " in notices and "c_src/mimalloc" in notices, f"{name} has no licences")
 
 
 def over_http(stack):
@@ -213,6 +215,10 @@ def first_screen(stack):
     *lines, last = readme.program("py").splitlines()
     printed = read(gateway, "python", "-c", "\n".join([*lines, f"print(len({last}))"]))
     ensure(printed == f"{WIDTH}\n", f"OpenAI's client gets a vector of {printed}")
+    ensure(STATUS in (ROOT / "README.md").read_text(), f"the README does not name `{STATUS}`")
+    # Without a terminal, which a reader has.
+    shown = stack.compose("exec", "--no-TTY", *STATUS.split()[3:]).stdout
+    ensure("QUEUE" in shown and MODEL in shown, f"`{STATUS}` shows {shown}")
 
 
 def read(name, *command):

@@ -21,7 +21,7 @@ use crate::broker::Broker;
 use crate::output::progress::Progress;
 use crate::output::text::{counted, safe};
 use crate::output::write_line;
-use crate::signals::Signals;
+use crate::signals::{Signals, end_if_stuck};
 use crate::{duration, exit};
 use input::{Chunk, InputError, Kind, Source};
 use interrupt::Interrupt;
@@ -179,7 +179,7 @@ pub(crate) async fn run(mut args: Args) -> u8 {
     };
     options.replies = !args.no_wait;
     options.jobs_in_flight = args.jobs as usize;
-    let mut signals = match Signals::new() {
+    let mut signals = match Signals::new().and_then(|signals| end_if_stuck().map(|()| signals)) {
         Ok(signals) => signals,
         Err(error) => return usage(&format!("listen for signals: {error}")),
     };
@@ -198,12 +198,11 @@ pub(crate) async fn run(mut args: Args) -> u8 {
         }
     };
     // After connecting: if the broker is away, the output of an earlier run stays.
-    let results = match Results::create(args.output.as_deref(), args.with_text) {
+    let results = match open_output(args.output, args.with_text, &mut signals).await {
         Ok(results) => results,
-        Err(error) => {
+        Err(code) => {
             client.close().await;
-            let output = args.output.unwrap_or_default();
-            return usage(&format!("write {}: {error}", output.display()));
+            return code;
         }
     };
     let progress = Progress::new("items", total, args.quiet);
@@ -214,6 +213,20 @@ pub(crate) async fn run(mut args: Args) -> u8 {
         },
         Err(interrupt) => interrupt.withdraw(&client).await,
     }
+}
+
+/// Opens the output on a thread of its own: a named pipe opens only when somebody reads from it, and a signal must end that wait.
+///
+/// # Errors
+/// The exit code: the output cannot be opened, or a signal came first.
+async fn open_output(output: Option<PathBuf>, with_text: bool, signals: &mut Signals) -> Result<Results, u8> {
+    let path = output.clone();
+    let opening = tokio::task::spawn_blocking(move || Results::create(path.as_deref(), with_text));
+    let opened = tokio::select! {
+        opened = opening => opened.map_err(io::Error::from).flatten(),
+        (code, _) = signals.next() => return Err(code),
+    };
+    opened.map_err(|error| usage(&format!("write {}: {error}", output.unwrap_or_default().display())))
 }
 
 /// Submits chunks and writes outputs until the input ends, or something ends it early. Returns the exit code and the signals.

@@ -21,7 +21,7 @@ pub(super) struct Results {
 
 enum Format {
     JsonLines {
-        to: Box<dyn Write>,
+        to: Box<dyn Write + Send>,
         /// Escapes what a terminal would act on: the output may be one.
         escape: bool,
     },

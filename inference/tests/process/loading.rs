@@ -75,7 +75,7 @@ async fn what_the_sdk_cannot_serve_is_said_when_the_model_is_loaded() {
             "  accepts = 5",
             "accepts is 5; it must be a list of kinds and media types, such as ['text', 'image/*']",
         ),
-        ("  accepts = [b'text']", "accepts has b'text', which is bytes, and no text"),
+        ("  accepts = [b'text']", "accepts has b'text', which is bytes, not a text"),
         ("  accepts = ['texts']", "`accepts` has \"texts\", which is none of text, bytes, json, uri"),
         (
             "  def weights(self): return 'a lot'",

@@ -1,8 +1,10 @@
 //! `vramq download`: references of every kind, against real folders and servers. Needs no broker.
 
+use std::io::Read as _;
 use std::process::{Output, Stdio};
 
 use tokio::process::Command;
+use vramq_tests::named_pipe::named_pipe;
 use vramq_tests::object_server::{BUCKET, KEY, ObjectServer};
 use vramq_tests::web_server::{BODY, SHA256_OF_TEST, WebServer};
 
@@ -44,6 +46,21 @@ async fn references_of_folders_become_files() {
     for text in ["no reference", "ftp://h/a"] {
         code(&download(&[text]).await, 2);
     }
+}
+
+#[tokio::test]
+async fn a_pipe_gets_the_bytes_and_stays_one() {
+    let scratch = Scratch::new();
+    let url = format!("file://{}", scratch.file("in", "test"));
+    let pipe = scratch.path("pipe");
+    named_pipe(pipe.as_ref()).unwrap();
+    // Opened for both, so that neither side waits for the other.
+    let mut reader = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    code(&download(&[&format!("{url}#sha256={SHA256_OF_TEST}"), "-o", &pipe]).await, 0);
+    assert!(!std::fs::metadata(&pipe).unwrap().is_file());
+    let mut written = [0; 4];
+    reader.read_exact(&mut written).unwrap();
+    assert_eq!(&written, b"test");
 }
 
 #[tokio::test]

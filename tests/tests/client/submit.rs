@@ -10,11 +10,14 @@ use crate::common::{Broker, in_time, until};
 use lapin::ExchangeKind;
 use lapin::options::{BasicGetOptions, ExchangeDeclareOptions};
 use lapin::types::FieldTable;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use vramq_producer::Reason;
 use vramq_schemas::topology::{WITHDRAWALS_EXCHANGE, jobs_queue};
 use vramq_tests::frames::Request;
+use vramq_tests::named_pipe::named_pipe;
 use vramq_tests::proxy::Proxy;
 
 async fn echo(broker: &Broker) -> tokio::task::JoinHandle<()> {
@@ -229,6 +232,49 @@ async fn an_interrupt_while_the_client_closes_ends_the_command() {
     code(&ended, 130);
     assert!(stderr(&ended).contains("1 items answered"), "{}", stderr(&ended));
     worker.abort();
+}
+
+/// Nobody opens the named pipe that the results go to.
+#[tokio::test]
+async fn an_interrupt_while_its_pipe_has_no_reader_ends_the_command() {
+    let broker = Broker::new();
+    let scratch = Scratch::new();
+    let pipe = scratch.path("pipe");
+    named_pipe(pipe.as_ref()).unwrap();
+    let child = command(&broker.url(), &["--model", "m", "-o", &pipe, "text"]).spawn().unwrap();
+    until("a client", || (!broker.queues("vramq.replies.client.").is_empty()).then_some(())).await;
+    code(&interrupt(child).await, 130);
+    assert_eq!(broker.queues("vramq.replies.client."), Vec::<String>::new());
+    assert_eq!(scratch.names(), ["pipe"]);
+}
+
+/// The reader of the pipe does not read. The command cannot act on signals while it writes.
+#[tokio::test]
+async fn a_second_interrupt_ends_a_command_whose_reader_stands_still() {
+    let broker = Broker::new();
+    let worker = echo(&broker).await;
+    let scratch = Scratch::new();
+    let pipe = scratch.path("pipe");
+    named_pipe(pipe.as_ref()).unwrap();
+    let reader = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    let input = scratch.file("in.txt", &"x".repeat(200_000));
+    let args = ["--model", "m", "--with-text", "--file", &input, "-o", &pipe];
+    let mut child = command(&broker.url(), &args).spawn().unwrap();
+    until("a full pipe", || is_full(&reader).then_some(())).await;
+    let pid = Pid::from_raw(child.id().unwrap().cast_signed()).unwrap();
+    let ended = until("its end", || {
+        // It may have ended since the last look.
+        let _ = kill_process(pid, Signal::INT);
+        child.try_wait().unwrap()
+    })
+    .await;
+    assert_eq!(ended.code(), Some(130));
+    worker.abort();
+}
+
+fn is_full(pipe: &std::fs::File) -> bool {
+    let mut polled = [PollFd::new(pipe, PollFlags::OUT)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 0
 }
 
 /// `vramq submit … | head -1`.

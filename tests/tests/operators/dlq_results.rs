@@ -8,6 +8,7 @@ use vramq_tests::client::Received;
 use vramq_tests::dead_letters::Operator;
 use vramq_tests::job::Message;
 use vramq_tests::on_queue_types;
+use vramq_tests::terminal::Terminal;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 
@@ -17,6 +18,7 @@ on_queue_types!(
     a_job_with_results_in_parts_does_not_run_again,
     a_job_does_not_run_again_after_a_retry_that_is_killed_between_its_parts,
     a_job_without_its_last_part_runs_again,
+    results_that_stay_are_not_counted_as_gone,
 );
 
 /// A reply queue that does not exist while jobs run.
@@ -210,4 +212,35 @@ async fn a_job_without_its_last_part_runs_again(env: &mut TestEnv) -> Result<()>
     }
     ensure!(items > ITEMS && parts >= 2 * (letters.len() - 2), "{items} items, {parts} parts");
     worker.drain().await
+}
+
+/// While the operator is asked, another client takes a part of the results. The job and its other results stay.
+async fn results_that_stay_are_not_counted_as_gone(env: &mut TestEnv) -> Result<()> {
+    let job = in_parts(env)?;
+    run_unanswered(env, vec![job]).await?;
+    declare_late(env).await?;
+    let operator = Operator::at(env)?;
+    let letters = operator.ids().await?.len();
+    ensure!(letters > 3, "the results are in two replies");
+    let terminal = Terminal::open(160, 24).await?;
+    let log = operator.path("actions.jsonl");
+    terminal.type_line(&format!("export VRAMQ_BROKER_URL={}; clear", env.url)).await?;
+    let retry =
+        format!("dlq retry --model {MODEL} --all --action-log {}; echo \"ended with $?\"", log.display());
+    terminal.run("vramq", &retry).await?;
+    terminal.shows("the question", |screen| screen.contains("Retry them? [y/N]")).await?;
+    let first = env.client.mailbox(&dead_queue(MODEL)).await?.next().await?;
+    ensure!(first.kind()? == ReplyKind::Part, "{:?}", first.properties);
+    until("the others to be back", async || {
+        Ok((env.client.ready(&dead_queue(MODEL)).await? as usize == letters - 1).then_some(()))
+    })
+    .await?;
+    terminal.type_line("y").await?;
+    let screen = terminal.shows("the end", |screen| screen.contains("\nended with ")).await?;
+    ensure!(screen.contains("ended with 1"), "{screen}");
+    ensure!(screen.contains("1 dead letter no longer in the queue"), "{screen}");
+    ensure!(screen.matches(" stays: ").count() == letters - 1, "{screen}");
+    ensure!(operator.ids().await?.len() == letters - 1, "letters are missing");
+    ensure!(delivered(env).await?.len() == letters - 2, "the other results were not delivered");
+    Ok(())
 }

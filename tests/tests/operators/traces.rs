@@ -68,6 +68,16 @@ async fn a_trace_goes_through_attempts_parts_and_dead_letters(env: &mut TestEnv)
         ensure!(reply.reply()?.attempt == 1, "{:?}", reply.reply());
         carries(&reply)?;
     }
+    // Whoever is woken by this line finds the job and its item.
+    let line = worker.log.find("out of memory").context("no line")?;
+    let text = |name: &str| line.field(name).and_then(|value| value.as_str().map(str::to_owned));
+    ensure!(text("job").as_deref() == Some("halved"), "{}", line.text());
+    ensure!(text("trace_id").as_deref() == Some(TRACE_ID), "{}", line.text());
+    ensure!(
+        line.field("item").and_then(|item| item.as_u64()).is_some_and(|item| item < 8),
+        "{}",
+        line.text()
+    );
     let large: Vec<_> = (0..40).map(|at| format!("{at}").repeat(40_000)).collect();
     env.client.publish(MODEL, traced(env.job("large", large.clone())?)).await?;
     let parts = answered_once(&mut replies, "large", &large).await?;

@@ -136,7 +136,7 @@ fn log_change(model: &str, before: u16, after: u16, free: u64) {
         return;
     }
     if after == 0 {
-        tracing::warn!(model, before, %free, "not even one item fits: not consuming");
+        tracing::warn!(model, before, %free, "not even one item fits the device's free memory: not consuming the model's jobs until one does");
     } else {
         tracing::info!(model, before, slots = after, %free, "slots changed with the device's free memory");
     }
