@@ -38,6 +38,10 @@ impl Shell {
                 self.answered(env, request, answer, &text, last);
             }
             Action::SetLog { request, directives } => self.log_set(env, request, &directives),
+            Action::ReadMemory => {
+                let (memory, passes) = self.read_memory(env);
+                self.ready.push_back(Event::MemoryRead { memory, passes });
+            }
             Action::TrimDevice => self.check_trim(env),
             _ if self.is_closing => {}
             Action::Consume { model, queue, consumer, prefetch, hold_max } => {

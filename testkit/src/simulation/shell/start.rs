@@ -79,6 +79,7 @@ impl Shell {
             load: vec![Load::default(); models.len()],
             ran_out: Vec::new(),
             seen_limits: BTreeMap::new(),
+            short_of: None,
             model_time: vec![0; models.len()],
             model_backlogs: BTreeMap::new(),
             longest_pass: 0,

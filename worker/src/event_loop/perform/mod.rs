@@ -47,6 +47,10 @@ impl EventLoop {
             Action::Answer { request, answer, text, last } => self.answer(request, answer, text, last),
             Action::SetLog { request, directives } => self.set_log(request, &directives),
             Action::SaveLimits => self.context.state_file.write(self.core.learned_limits()),
+            Action::ReadMemory => {
+                let (memory, passes) = self.context.read_memory();
+                self.ready.push_back(Event::MemoryRead { memory, passes });
+            }
             Action::TrimDevice => {
                 self.context.device.trim();
                 self.context.programs.trim();
