@@ -4,7 +4,6 @@
 mod accounts;
 mod as_known;
 mod attempts;
-mod books;
 mod channels;
 mod checks;
 mod confirms;
@@ -15,6 +14,7 @@ mod further;
 mod intake;
 mod leaks;
 mod limits;
+mod observations;
 mod operators;
 mod pace;
 mod passes;
@@ -53,10 +53,10 @@ use vramq_schemas::status::WorkerState;
 use super::agenda::{Happening, Life, MILLI, Micros, SECOND};
 use super::env::Env;
 use super::ledger::{JobNumber, Letter};
-use books::Books;
 use figures::{Load, Memories};
 use leaks::Leak;
 use limits::Seen;
+use observations::Observations;
 use operators::Operators;
 use pace::{Drain, Health};
 use passes::{Executor, Flight};
@@ -104,7 +104,7 @@ pub struct Shell {
     last_job: u64,
     passes: BTreeMap<PassId, Flight>,
     operators: Operators,
-    books: Books,
+    observations: Observations,
     health: Health,
     drain: Drain,
     memories: Memories,
@@ -234,13 +234,7 @@ impl Shell {
         let on_device = device.on_device(self.life, env.base());
         let culprit = self.culprit.or(on_device.filter(|pass| !pass.waits).map(|pass| pass.pass));
         let (memory, passes) = self.read_memory(env);
-        let reading = Reading {
-            memory,
-            passes,
-            lost: self.lost.clone(),
-            on_device,
-            culprit,
-        };
+        let reading = Reading { memory, passes, lost: self.lost.clone(), on_device, culprit };
         if let Some(job) = hanging {
             env.ledger.excuses_mut(job).hung_alone = true;
         }
