@@ -70,7 +70,7 @@ impl Core {
         }
         if is_undecided {
             // Where nobody is named, each job runs again alone.
-            self.give_back(pass, outputs, invalid.is_none());
+            self.put_back(pass, outputs, invalid.is_none());
         }
     }
 

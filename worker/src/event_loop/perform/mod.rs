@@ -84,8 +84,8 @@ impl EventLoop {
                 let fetch = live.session.channels(model).fetch_quarantined();
                 live.fetching.push(Box::pin(async move { (model, fetch.await) }));
             }
-            Action::Return { job } => self.give_back(job, true),
-            Action::Reject { job } => self.give_back(job, false),
+            Action::Return { job } => self.return_or_reject(job, true),
+            Action::Reject { job } => self.return_or_reject(job, false),
             // All others are handled above.
             _ => without_session(&action),
         }
@@ -117,7 +117,7 @@ impl EventLoop {
     }
 
     /// Returns a delivery to its queue, or rejects it to the dead letters.
-    fn give_back(&mut self, job: JobKey, requeue: bool) {
+    fn return_or_reject(&mut self, job: JobKey, requeue: bool) {
         let Some(live) = &mut self.session else { return };
         let Some(unacked) = self.jobs.take_given_back(job) else {
             self.ready.push_back(Event::GivenBack { job, sent: false });
