@@ -28,9 +28,6 @@ use crate::stores::fetch::Fetched;
 /// The most bytes that the event loop decodes or encodes itself, which takes some tens of microseconds. More goes to the pool.
 const INLINE_BYTES_MAX: usize = 16 * 1024;
 
-/// The longest filter for logs.
-const FILTER_BYTES_MAX: usize = 1024;
-
 impl EventLoop {
     /// Starts an action. Events that it causes at once are added to `ready`.
     pub(crate) fn perform(&mut self, action: Action) {
@@ -258,11 +255,7 @@ impl EventLoop {
     }
 
     fn set_log(&mut self, request: RequestId, directives: &str) {
-        let set = match directives.len() {
-            0..=FILTER_BYTES_MAX => self.context.logs.set(directives).map_err(|error| error.to_string()),
-            _ => Err(format!("longer than {FILTER_BYTES_MAX} bytes")),
-        };
-        match set {
+        match self.context.logs.set(directives) {
             Ok(()) => self.answer(request, Answer::Done, format!("logs `{directives}`"), true),
             Err(error) => {
                 self.answer(request, Answer::Refused, format!("not a filter for logs: {error}"), true);
