@@ -1,5 +1,7 @@
 //! Uploaded files: streamed to a store, owned by their caller, removed after a time.
 
+mod limits;
+mod names;
 mod upload;
 
 use std::collections::{BTreeSet, HashMap};
@@ -10,29 +12,17 @@ use std::time::{Duration, SystemTime};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
-use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore as _, ObjectStoreExt as _};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::config::Files;
-use crate::keys::is_name;
-use crate::problem::{Problem, Retry};
+use crate::problem::Problem;
 use crate::storage::{Place, Storage};
-use crate::used::{Full, Reserved, Used};
+use crate::used::{Reserved, Used};
+pub(crate) use names::is_id;
+use names::{check_id, content_path, description_path, is_ours};
 use upload::Upload;
-
-/// The longest name of a file that is kept, in bytes.
-const NAME_BYTES_MAX: usize = 255;
-
-/// The time that every upload may take: 512 MiB, the largest file by default in a configured place, at 1.2 Mbit/s.
-const UPLOAD_MAX_LEAST: Duration = Duration::from_secs(3600);
-
-/// The rate of a slow client. An upload may take longer than an hour if the largest file takes that long at this rate.
-const SLOW_BYTES_PER_S: u64 = 150_000;
-
-/// How long an upload may send nothing.
-const PIECE_MAX: Duration = Duration::from_secs(30);
 
 /// Files that are looked up at a time for one job: it has up to 65,536 inputs, and an object store takes some 20 ms for each.
 const LOOKUPS_MAX: usize = 32;
@@ -97,7 +87,7 @@ impl FileStore {
 
     /// How long an upload may take.
     pub fn upload_max(&self) -> Duration {
-        UPLOAD_MAX_LEAST.max(Duration::from_secs(self.settings.file_bytes / SLOW_BYTES_PER_S))
+        limits::upload_max(self.settings.file_bytes)
     }
 
     /// Whether workers do not have the place as a store, so that jobs take the bytes of uploads along.
@@ -133,10 +123,10 @@ impl FileStore {
             bytes: reserved.bytes,
             created_at,
             expires_at: Some(created_at + self.settings.keep.as_secs()),
-            filename: filename[..filename.floor_char_boundary(NAME_BYTES_MAX)].to_owned(),
+            filename: limits::cut(filename).to_owned(),
             purpose: "user_data".to_owned(),
             status: FileStatus::Processed,
-            media_type: media_type[..media_type.floor_char_boundary(NAME_BYTES_MAX)].to_owned(),
+            media_type: limits::cut(media_type).to_owned(),
         };
         // Plain texts and numbers: cannot fail.
         let described = serde_json::to_vec(&view).unwrap_or_default();
@@ -154,21 +144,13 @@ impl FileStore {
     ) -> Result<(), Problem> {
         let mut pieces = std::pin::pin!(pieces);
         let mut bytes = 0;
-        loop {
-            let next = tokio::time::timeout(PIECE_MAX, pieces.next()).await;
-            let next = next.map_err(|_| {
-                Problem::new(StatusCode::REQUEST_TIMEOUT, "slow_body", "the file did not come in time")
-            })?;
-            let Some(piece) = next else { return Ok(()) };
-            let piece = piece.map_err(|e| Problem::invalid(format!("the upload is incomplete: {e}")))?;
+        while let Some(piece) = limits::next_piece(&mut pieces).await? {
             bytes += piece.len() as u64;
-            if bytes > self.settings.file_bytes {
-                let message = format!("the file has more than {} bytes", self.settings.file_bytes);
-                return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message));
-            }
-            reserved.grow(piece.len() as u64).map_err(full)?;
+            limits::check_size(bytes, self.settings.file_bytes)?;
+            reserved.grow(piece.len() as u64).map_err(limits::full)?;
             upload.put(piece).await.map_err(|e| broken("store the file", &e))?;
         }
+        Ok(())
     }
 
     /// The description of a file. A file of another caller counts as missing.
@@ -280,49 +262,11 @@ fn make_private(folder: &std::path::Path) -> std::io::Result<()> {
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700))
 }
 
-/// Ids are the gateway's own: no other text becomes part of a path.
-fn check_id(id: &str) -> Result<(), Problem> {
-    if is_id(id) { Ok(()) } else { Err(Problem::not_found("such file")) }
-}
-
-/// Whether a text has the form of an upload's id.
-pub(crate) fn is_id(id: &str) -> bool {
-    id.strip_prefix("file-")
-        .is_some_and(|rest| rest.len() == 32 && rest.bytes().all(|b| b.is_ascii_hexdigit()))
-}
-
-/// Whether something in the place has the name of an upload or of its description.
-fn is_ours(path: &Path) -> bool {
-    match path.as_ref().split_once('/') {
-        Some((owner, name)) => is_name(owner) && is_id(name.strip_suffix(".json").unwrap_or(name)),
-        None => false,
-    }
-}
-
-/// Names of callers are made of letters, digits, `-`, `_` and `.`, and are not `.` or `..`.
-fn content_path(owner: &str, id: &str) -> Path {
-    Path::from_iter([owner, id])
-}
-
-fn description_path(owner: &str, id: &str) -> Path {
-    Path::from_iter([owner, &format!("{id}.json")])
-}
-
 fn missing(id: &str, error: &object_store::Error) -> Problem {
     match error {
         object_store::Error::NotFound { .. } => Problem::not_found(&format!("file `{id}`")),
         other => broken("read the file", other),
     }
-}
-
-fn full(of: Full) -> Problem {
-    let message = match of {
-        Full::All => "the store of uploads is full",
-        Full::Owner => {
-            "this key's uploads have all the bytes that they may have (files.mib_max_per_key): remove some"
-        }
-    };
-    Problem::new(StatusCode::INSUFFICIENT_STORAGE, "store_full", message).with_retry(Retry::No)
 }
 
 fn broken(what: &'static str, error: &dyn std::fmt::Display) -> Problem {
@@ -397,29 +341,6 @@ mod tests {
         store.delete("a", &view.id).await.unwrap();
         assert_eq!(store.view("a", &view.id).await.unwrap_err().status, 404);
         assert_eq!(counted(&store), (0, 0));
-    }
-
-    #[tokio::test]
-    async fn an_upload_may_take_as_long_as_the_largest_file_does() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut store = store(folder.path()).await;
-        for (file_bytes, seconds) in [(10, 3_600), (512 << 20, 3_600), (15_000_000_000, 100_000)] {
-            store.settings.file_bytes = file_bytes;
-            assert_eq!(store.upload_max().as_secs(), seconds, "{file_bytes}");
-        }
-    }
-
-    #[test]
-    fn objects_that_the_gateway_did_not_write_are_known_by_their_names() {
-        let id = format!("file-{}", "0a".repeat(16));
-        for ours in [content_path("a", &id), description_path("a.b", &id)] {
-            assert!(is_ours(&ours), "{ours}");
-        }
-        let deeper = format!("a/b/{id}");
-        let longer = format!("a/{id}0.json");
-        for other in ["a/job.json", "a/file-1", "a", "", &id, &deeper, &longer] {
-            assert!(!is_ours(&Path::from(other)), "{other}");
-        }
     }
 
     #[tokio::test]

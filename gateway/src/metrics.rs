@@ -10,7 +10,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 use vramq_amqp::Excess;
 
 /// From 1 ms to some 16 s, and above.
@@ -76,74 +76,58 @@ pub struct Now {
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("vramq_gateway");
-        let metrics = Self {
-            requests: Family::default(),
-            seconds: Family::new_with_constructor(|| {
-                Histogram::new(exponential_buckets(0.001, 2.0, BUCKETS))
-            }),
-            ended: Family::default(),
-            withdrawn: Counter::default(),
-            connections: Gauge::default(),
-            refused_connections: Counter::default(),
-            unfinished_jobs: Gauge::default(),
-            kept_jobs: Gauge::default(),
-            kept_bytes: Gauge::default(),
-            withdrawals: Gauge::default(),
-            withdrawals_sent_once: Counter::default(),
-            withdrawals_not_sent: Counter::default(),
-            connected: Gauge::default(),
-            registry: Mutex::default(),
-        };
-        registry.register(
-            "requests",
-            "Requests, by route and status; 499: the client hung up before the answer",
-            metrics.requests.clone(),
-        );
-        registry.register(
-            "request_seconds",
-            "Time from the head of a request to the head of its response, or until the client hung up",
-            metrics.seconds.clone(),
-        );
-        registry.register("jobs_ended", "Jobs that ended, by outcome", metrics.ended.clone());
-        registry.register("jobs_withdrawn", "Jobs that were withdrawn", metrics.withdrawn.clone());
-        registry.register("connections", "Open connections", metrics.connections.clone());
-        registry.register(
-            "connections_refused",
-            "Connections that were closed because there were too many",
-            metrics.refused_connections.clone(),
-        );
-        registry.register(
-            "jobs_unfinished",
-            "Jobs that have not ended, and whose replies no other gateway can take",
-            metrics.unfinished_jobs.clone(),
-        );
-        registry.register(
-            "jobs_kept",
-            "Jobs whose state or result can be requested",
-            metrics.kept_jobs.clone(),
-        );
-        registry.register("results_bytes", "Memory of kept results", metrics.kept_bytes.clone());
-        registry.register(
-            "withdrawals_open",
-            "Withdrawn jobs that have not ended yet",
-            metrics.withdrawals.clone(),
-        );
-        registry.register(
-            "withdrawals_sent_once",
-            "Withdrawals that are not repeated, because too many withdrawn jobs have not ended",
-            metrics.withdrawals_sent_once.clone(),
-        );
-        registry.register(
-            "withdrawals_not_sent",
-            "Withdrawals that were not sent, because too many waited to be sent",
-            metrics.withdrawals_not_sent.clone(),
-        );
-        registry.register(
-            "broker_connected",
-            "1 while there is a connection to the broker",
-            metrics.connected.clone(),
-        );
-        Self { registry: Mutex::new(registry), ..metrics }
+        let mut all = Registered(&mut registry);
+        Self {
+            requests: all.metric(
+                "requests",
+                "Requests, by route and status; 499: the client hung up before the answer",
+            ),
+            seconds: all.histogram(
+                "request_seconds",
+                "Time from the head of a request to the head of its response, or until the client hung up",
+            ),
+            ended: all.metric("jobs_ended", "Jobs that ended, by outcome"),
+            withdrawn: all.metric("jobs_withdrawn", "Jobs that were withdrawn"),
+            connections: all.metric("connections", "Open connections"),
+            refused_connections: all
+                .metric("connections_refused", "Connections that were closed because there were too many"),
+            unfinished_jobs: all.metric(
+                "jobs_unfinished",
+                "Jobs that have not ended, and whose replies no other gateway can take",
+            ),
+            kept_jobs: all.metric("jobs_kept", "Jobs whose state or result can be requested"),
+            kept_bytes: all.metric("results_bytes", "Memory of kept results"),
+            withdrawals: all.metric("withdrawals_open", "Withdrawn jobs that have not ended yet"),
+            withdrawals_sent_once: all.metric(
+                "withdrawals_sent_once",
+                "Withdrawals that are not repeated, because too many withdrawn jobs have not ended",
+            ),
+            withdrawals_not_sent: all.metric(
+                "withdrawals_not_sent",
+                "Withdrawals that were not sent, because too many waited to be sent",
+            ),
+            connected: all.metric("broker_connected", "1 while there is a connection to the broker"),
+            registry: Mutex::new(registry),
+        }
+    }
+}
+
+/// Creates and registers metrics.
+struct Registered<'a>(&'a mut Registry);
+
+impl Registered<'_> {
+    fn metric<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
+        self.add(name, help, M::default())
+    }
+
+    fn histogram(&mut self, name: &str, help: &str) -> Family<Route, Histogram, fn() -> Histogram> {
+        let made: fn() -> Histogram = || Histogram::new(exponential_buckets(0.001, 2.0, BUCKETS));
+        self.add(name, help, Family::new_with_constructor(made))
+    }
+
+    fn add<M: Metric + Clone>(&mut self, name: &str, help: &str, metric: M) -> M {
+        self.0.register(name, help, metric.clone());
+        metric
     }
 }
 

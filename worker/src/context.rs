@@ -69,7 +69,7 @@ impl WorkerContext {
     }
 
     /// The memory, and the part that passes hold. The two are read one after the other, and again if a pass began or ended in between.
-    fn read_memory(&self) -> (Memory, PassBytes) {
+    pub fn read_memory(&self) -> (Memory, PassBytes) {
         let (memory, own) = self.read_own_memory();
         // The readings are from different moments. Programs cannot hold more than the device counts as others' memory.
         (memory, PassBytes { own, programs: self.programs.active_pass_bytes().min(memory.foreign) })

@@ -11,9 +11,9 @@ use crate::engine::OutputMax;
 /// The bytes of an output besides its content: tag, length, punctuation.
 const OVERHEAD: usize = 16;
 
-/// Replies are cut into parts of about this many bytes. That is large enough to make framing cheap, small enough to show progress every few
-/// hundred texts, and far below the largest body.
-const PART_BYTES: usize = 1024 * 1024;
+/// A reply is cut into parts of at most this many bytes each; an item that has more is a part of its own. That is large enough to make
+/// framing cheap, small enough to show progress every few hundred texts, and far below the largest body.
+const PART_BYTES_MAX: usize = 1024 * 1024;
 
 /// The most bytes of a vector's element as a number in JSON: "-0.012345678," and the like.
 const NUMBER: usize = 13;
@@ -126,7 +126,7 @@ pub fn items_within(outputs: &[Output], encoding: Encoding) -> Result<usize, Rej
     let (mut fitting, mut bytes) = (0, 0);
     for output in outputs {
         let more = bytes + wire_bytes(output, encoding);
-        if fitting > 0 && more > PART_BYTES {
+        if fitting > 0 && more > PART_BYTES_MAX {
             break;
         }
         (fitting, bytes) = (fitting + 1, more);

@@ -2,6 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,17 @@ const JOBS_OF_MINUTES: u64 = 440;
 /// Jobs that are answered before the estimate is judged: the rate averages some heartbeats, and during the first one the worker had just
 /// started.
 const JOBS_BEFORE: u64 = 40;
+
+/// A worker of the echo model and two gateways.
+fn setup(worker: &[&str], gateways: &[&str]) -> Setup {
+    let mut setup = Setup::new();
+    setup.worker(&[ECHO], worker);
+    for _ in 0..2 {
+        setup.gateway(gateways);
+    }
+    setup.wait_for_models(&[ECHO]);
+    setup
+}
 
 fn job() -> Value {
     json!({"model": ECHO, "inputs": ["x"]})
@@ -123,14 +135,13 @@ fn connections_are_bounded() {
 /// How often a rate is measured: a machine that stands still for some seconds meanwhile spoils a measurement.
 const MEASUREMENTS_MAX: usize = 3;
 
-#[test]
-fn a_queue_that_is_too_long_says_when_it_will_be_short_enough() {
+/// Asserts that one of the measurements is right. A measurement is the seconds that answers named, and those that it took; `right_of` gives
+/// what answers may name for the latter.
+fn assert_told_right(measure: fn() -> (Vec<u64>, f64), right_of: fn(f64) -> RangeInclusive<f64>) {
     let mut misses = Vec::new();
     while misses.len() < MEASUREMENTS_MAX {
-        let (told, waited) = told_and_waited();
-        // Whole seconds, rounded up, and at least one.
-        let right = waited / 2.0 - 1.0..=2.0 * waited + 1.0;
-        if told.iter().all(|seconds| right.contains(&(*seconds as f64))) {
+        let (told, waited) = measure();
+        if told.iter().all(|seconds| right_of(waited).contains(&(*seconds as f64))) {
             return;
         }
         misses.push((told, waited));
@@ -138,16 +149,18 @@ fn a_queue_that_is_too_long_says_when_it_will_be_short_enough() {
     panic!("what the answers said, and how long it took, in seconds: {misses:?}");
 }
 
+#[test]
+fn a_queue_that_is_too_long_says_when_it_will_be_short_enough() {
+    // Whole seconds, rounded up, and at least one.
+    assert_told_right(told_and_waited, |waited| waited / 2.0 - 1.0..=2.0 * waited + 1.0);
+}
+
 /// Gives each job one pass, at a fixed rate. Returns the seconds that each gateway named in its refusal, and the seconds until a gateway
 /// accepted a job.
 fn told_and_waited() -> (Vec<u64>, f64) {
-    let mut setup = Setup::new();
     let mut tickets = PassTickets::unannounced().unwrap();
-    setup.worker(&[ECHO], &["--set", "model.echo.slots_max=1", "--set", &tickets.setting()]);
-    for _ in 0..2 {
-        setup.gateway(&["--set", "http.queue_s_max=3"]);
-    }
-    setup.wait_for_models(&[ECHO]);
+    let worker = ["--set", "model.echo.slots_max=1", "--set", &tickets.setting()];
+    let setup = setup(&worker, &["--set", "http.queue_s_max=3"]);
     // Nothing is known of the worker's rate yet, so that all are taken.
     for _ in 0..JOBS {
         assert_eq!(setup.next().post("/v1/jobs", &job()).status, 202);
@@ -177,30 +190,16 @@ const SLOW_JOBS_BEFORE: u64 = 3;
 
 #[test]
 fn a_full_queue_says_when_it_takes_the_next_job() {
-    let mut misses = Vec::new();
-    while misses.len() < MEASUREMENTS_MAX {
-        let (told, waited) = told_of_a_full_queue_and_waited();
-        // Whole seconds, rounded up.
-        let right = waited / 2.0..=2.0 * waited + 1.0;
-        if told.iter().all(|seconds| right.contains(&(*seconds as f64))) {
-            return;
-        }
-        misses.push((told, waited));
-    }
-    panic!("what the answers said, and how long it took, in seconds: {misses:?}");
+    // Whole seconds, rounded up.
+    assert_told_right(told_of_a_full_queue_and_waited, |waited| waited / 2.0..=2.0 * waited + 1.0);
 }
 
 /// The seconds that each gateway tells whom it refuses, and those from a job that is taken until the next one is.
 fn told_of_a_full_queue_and_waited() -> (Vec<u64>, f64) {
-    let mut setup = Setup::new();
     let mut tickets = PassTickets::unannounced().unwrap();
     let small = ["broker.queue_length_max=6", "broker.queue_type=classic", "model.echo.slots_max=1"];
     let settings = small.map(|setting| ["--set", setting]).concat();
-    setup.worker(&[ECHO], &[&settings[..], &["--set", &tickets.setting()]].concat());
-    for _ in 0..2 {
-        setup.gateway(&[]);
-    }
-    setup.wait_for_models(&[ECHO]);
+    let setup = setup(&[&settings[..], &["--set", &tickets.setting()]].concat(), &[]);
     let status = |gateway: &Gateway| gateway.post("/v1/jobs", &job()).status;
     until("the queue is full", || (status(setup.next()) == 429).then_some(()));
     let mut measured = (Vec::new(), 0.0);
@@ -236,12 +235,7 @@ fn a_burst_after_a_quiet_time_is_taken() {
 
 /// The first job that is refused of a burst after a quiet time, and why.
 fn refused_of_a_burst() -> Option<(usize, Answer)> {
-    let mut setup = Setup::new();
-    setup.worker(&[ECHO], &[]);
-    for _ in 0..2 {
-        setup.gateway(&["--set", "http.queue_s_max=1"]);
-    }
-    setup.wait_for_models(&[ECHO]);
+    let setup = setup(&[], &["--set", "http.queue_s_max=1"]);
     let first = setup.next().send("POST", "/v1/jobs", &[("prefer", "wait=60")], Some(&job()));
     assert_eq!(first.json()["state"], "done", "{first:?}");
     for gateway in &setup.gateways {
@@ -257,13 +251,9 @@ fn refused_of_a_burst() -> Option<(usize, Answer)> {
 /// OpenAI's clients obey waits of at most a minute, and retry at once if they are told a longer one.
 #[test]
 fn a_refusal_says_a_minute_at_most() {
-    let mut setup = Setup::new();
     let mut tickets = PassTickets::unannounced().unwrap();
-    setup.worker(&[ECHO], &["--set", "model.echo.slots_max=1", "--set", &tickets.setting()]);
-    for _ in 0..2 {
-        setup.gateway(&["--set", "http.queue_s_max=1"]);
-    }
-    setup.wait_for_models(&[ECHO]);
+    let worker = ["--set", "model.echo.slots_max=1", "--set", &tickets.setting()];
+    let setup = setup(&worker, &["--set", "http.queue_s_max=1"]);
     for _ in 0..JOBS_OF_MINUTES {
         assert_eq!(setup.next().post("/v1/jobs", &job()).status, 202);
     }

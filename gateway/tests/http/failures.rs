@@ -63,6 +63,27 @@ fn statuses(outcomes: &[Outcome]) -> Vec<u16> {
     outcomes.iter().map(|(status, _)| *status).collect()
 }
 
+/// A worker and two gateways on a node of their own.
+fn on_own(node: &Node) -> Setup {
+    let mut setup = Setup::on(node);
+    setup.worker(&[MINILM], &[]);
+    setup.gateway(&[]);
+    setup.gateway(&[]);
+    setup.wait_for_models(&[MINILM]);
+    setup
+}
+
+fn until_published(setup: &Setup, model: &str, jobs: usize) {
+    let queue = format!("vramq.jobs.{model}");
+    until("all jobs are published", || setup.messages(&queue).filter(|n| *n == jobs as u64));
+}
+
+/// No job of the model is in its queue, or ended as a dead letter.
+fn assert_none_is_left(setup: &Setup) {
+    until("no job is left", || setup.messages("vramq.jobs.minilm").filter(|n| *n == 0));
+    assert_eq!(setup.counted("vramq.dead.minilm"), 0);
+}
+
 #[test]
 fn a_worker_is_killed_and_every_caller_is_answered() {
     let mut setup = Setup::with(&[MINILM]);
@@ -87,9 +108,7 @@ fn a_gateway_is_killed_and_only_its_own_callers_notice() {
     let setup = Setup::with(&[MINILM]);
     setup.workers[0].signal("STOP");
     let outcomes = storm(&setup, |_| {
-        until("all jobs are published", || {
-            setup.messages("vramq.jobs.minilm").filter(|n| *n == CALLERS as u64)
-        });
+        until_published(&setup, MINILM, CALLERS);
         setup.gateways[0].program.signal("KILL");
         setup.workers[0].signal("CONT");
     });
@@ -97,30 +116,22 @@ fn a_gateway_is_killed_and_only_its_own_callers_notice() {
         statuses(&outcomes).into_iter().partition(|status| *status == 0);
     assert_eq!((broken.len(), answered), (CALLERS / 2, vec![200; CALLERS / 2]));
     // The jobs of the dead gateway run, too; their replies wait in its queue until that expires.
-    until("no job is left", || setup.messages("vramq.jobs.minilm").filter(|n| *n == 0));
-    assert_eq!(setup.counted("vramq.dead.minilm"), 0);
+    assert_none_is_left(&setup);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn own_node_the_broker_is_killed_and_no_job_is_lost() {
     let node = Node::start().await.unwrap();
-    let mut setup = Setup::on(&node);
-    setup.worker(&[MINILM], &[]);
-    setup.gateway(&[]);
-    setup.gateway(&[]);
-    setup.wait_for_models(&[MINILM]);
+    let setup = on_own(&node);
     setup.workers[0].signal("STOP");
     let outcomes = storm(&setup, |_| {
-        until("all jobs are published", || {
-            setup.messages("vramq.jobs.minilm").filter(|n| *n == CALLERS as u64)
-        });
+        until_published(&setup, MINILM, CALLERS);
         kill_and_restart(&node);
         setup.workers[0].signal("CONT");
     });
     // The jobs were confirmed, so that they are answered when the broker is back.
     assert_eq!(statuses(&outcomes), [200; CALLERS], "{outcomes:?}");
-    until("no job is left", || setup.messages("vramq.jobs.minilm").filter(|n| *n == 0));
-    assert_eq!(setup.counted("vramq.dead.minilm"), 0);
+    assert_none_is_left(&setup);
 }
 
 fn kill_and_restart(node: &Node) {
@@ -137,11 +148,7 @@ fn kill_and_restart(node: &Node) {
 #[tokio::test(flavor = "multi_thread")]
 async fn own_node_the_broker_is_killed_while_a_worker_runs_and_no_job_is_lost() {
     let node = Node::start().await.unwrap();
-    let mut setup = Setup::on(&node);
-    setup.worker(&[MINILM], &[]);
-    setup.gateway(&[]);
-    setup.gateway(&[]);
-    setup.wait_for_models(&[MINILM]);
+    let setup = on_own(&node);
     let seed = uuid::Uuid::new_v4().as_u64_pair().0;
     let before = 1 + Random::new(seed).below(CALLERS / 2);
     let mut left = 0;
@@ -161,8 +168,7 @@ async fn own_node_the_broker_is_killed_while_a_worker_runs_and_no_job_is_lost() 
     assert!(outcomes.iter().all(is_honest), "seed {seed}: {outcomes:?}");
     let answered = outcomes.iter().filter(|(status, _)| *status == 200).count();
     assert!(answered >= before, "seed {seed}: {outcomes:?}");
-    until("no job is left", || setup.messages("vramq.jobs.minilm").filter(|n| *n == 0));
-    assert_eq!(setup.counted("vramq.dead.minilm"), 0, "seed {seed}");
+    assert_none_is_left(&setup);
     // All of it works again.
     for gateway in &setup.gateways {
         until("it serves", || {
@@ -198,7 +204,7 @@ fn a_retry_with_its_idempotency_key_gets_the_result_of_the_first_one() {
             });
         }
     });
-    until("all jobs are published", || setup.messages("vramq.jobs.echo").filter(|n| *n == 20));
+    until_published(&setup, ECHO, 20);
     setup.workers[0].signal("KILL");
     setup.worker(&[ECHO], &[]);
     // Without a worker the gateways refuse a retry as well, with 503: it may be sent again.

@@ -56,6 +56,20 @@ impl Held {
         assert_eq!(accepted.status, 202, "{accepted:?}");
     }
 
+    /// Sends a job that runs, and one that is in the next pass, to the second gateway.
+    fn put_running_and_next(&self) {
+        self.put("runs", &["x"]);
+        self.setup.until_counter("in_hand", 1);
+        self.put("next", &["x"]);
+        self.setup.until_counter("in_hand", 2);
+    }
+
+    /// Withdraws a job of the second gateway that is in no pass, so that it ends at once.
+    fn delete_waiting(&self, id: &str) {
+        self.delete(id);
+        self.setup.until_counter("withdrawn", 1);
+    }
+
     fn delete(&self, id: &str) {
         let withdrawn = self.setup.gateways[1].send("DELETE", &format!("/v1/jobs/{id}"), &[], None);
         assert_eq!(withdrawn.json()["state"], "withdrawn", "{withdrawn:?}");
@@ -140,11 +154,8 @@ async fn while_it_is_read() {
 fn while_it_waits_for_a_pass_or_for_the_device() {
     // Every item fills a pass, and full passes are made ahead.
     let held = Held::at("pass=hang", &["model.echo.pass_tokens=1"]);
-    held.put("runs", &["x"]);
-    held.setup.until_counter("in_hand", 1);
-    // In a pass that the device has not begun: it holds up to one.
-    held.put("next", &["x"]);
-    held.setup.until_counter("in_hand", 2);
+    // The second is in a pass that the device has not begun: it holds up to one.
+    held.put_running_and_next();
     let client = held.will_hang_up(&["gone"]);
     held.put("waits", &["x"]);
     held.setup.until_counter("waiting", 2);
@@ -172,8 +183,7 @@ async fn while_it_runs() {
     drop(client);
     listener.withdrawal(&gone).await;
     // When the later withdrawal took effect, so has the first one.
-    held.delete("later");
-    held.setup.until_counter("withdrawn", 1);
+    held.delete_waiting("later");
     assert_eq!(held.setup.counter("in_hand"), Some(2), "a pass that runs is not interrupted");
     held.release();
     held.ended(2, 1);
@@ -226,8 +236,7 @@ async fn between_two_parts_of_a_client_that_hangs_up() {
     held.setup.until_counter("waiting", 2);
     drop(client);
     listener.withdrawal(&gone).await;
-    held.delete("later");
-    held.setup.until_counter("withdrawn", 1);
+    held.delete_waiting("later");
     held.release();
     held.ended(2, 0);
     assert_eq!(held.setup.counter("items"), Some(8), "of 16, in the first pass and in the one that ran");
@@ -243,8 +252,7 @@ fn between_two_parts() {
     held.put("later", &["x"]);
     held.setup.until_counter("waiting", 2);
     held.delete("withdrawn");
-    held.delete("later");
-    held.setup.until_counter("withdrawn", 1);
+    held.delete_waiting("later");
     held.release();
     held.ended(2, 0);
     assert_eq!(held.setup.counter("items"), Some(8), "of 16, in the first pass and in the one that ran");
@@ -254,10 +262,7 @@ fn between_two_parts() {
 async fn own_node_before_it_is_confirmed() {
     let node = Node::start().await.unwrap();
     let held = Held::on(Setup::on(&node), "pass=hang", &[]);
-    held.put("runs", &["x"]);
-    held.setup.until_counter("in_hand", 1);
-    held.put("next", &["x"]);
-    held.setup.until_counter("in_hand", 2);
+    held.put_running_and_next();
     // The broker takes no publishes: neither the jobs nor the withdrawals.
     node.ctl(&["set_vm_memory_high_watermark", "0.0000001"]).await.unwrap();
     let job = json!({"model": ECHO, "inputs": ["x"]}).to_string();
@@ -312,8 +317,7 @@ async fn only_by_its_caller() {
     held.setup.until_counter("in_hand", 2);
     held.put("withdrawn", &["x"]);
     held.setup.until_counter("waiting", 2);
-    held.delete("withdrawn");
-    held.setup.until_counter("withdrawn", 1);
+    held.delete_waiting("withdrawn");
     held.release();
     held.ended(1, 2);
     assert_eq!(held.state("mine"), "done");
@@ -322,14 +326,10 @@ async fn only_by_its_caller() {
 #[test]
 fn without_operators_commands() {
     let held = Held::at("pass=hang", &["worker.control=false"]);
-    held.put("runs", &["x"]);
-    held.setup.until_counter("in_hand", 1);
-    held.put("next", &["x"]);
-    held.setup.until_counter("in_hand", 2);
+    held.put_running_and_next();
     held.put("withdrawn", &["x"]);
     held.setup.until_counter("waiting", 2);
-    held.delete("withdrawn");
-    held.setup.until_counter("withdrawn", 1);
+    held.delete_waiting("withdrawn");
     held.release();
     held.ended(1, 2);
 }

@@ -17,13 +17,13 @@ const FRAMES_WAITING_MAX: usize = 16;
 pub(super) const LAST_WORD: Duration = Duration::from_millis(500);
 
 /// Why there is no next frame.
-pub(super) enum Unheard {
+pub(super) enum NoFrame {
     Died(Death),
     Fault(String),
 }
 
 /// The next frame, or the death of the process. Cancel-safe.
-pub(super) async fn next(frames: &mut Frames, child: &mut Child) -> Result<Frame<FromModel>, Unheard> {
+pub(super) async fn next(frames: &mut Frames, child: &mut Child) -> Result<Frame<FromModel>, NoFrame> {
     tokio::select! {
         biased;
         frame = frames.next() => match frame {
@@ -31,15 +31,15 @@ pub(super) async fn next(frames: &mut Frames, child: &mut Child) -> Result<Frame
             // The process is probably dying, and its death explains more.
             Err(FrameError::Ended | FrameError::Torn | FrameError::Io(_)) => {
                 match timeout(LAST_WORD, child.died()).await {
-                    Ok(death) => Err(Unheard::Died(death)),
-                    Err(_) => Err(Unheard::Fault("protocol fault: the program closed its connection".to_owned())),
+                    Ok(death) => Err(NoFrame::Died(death)),
+                    Err(_) => Err(NoFrame::Fault("protocol fault: the program closed its connection".to_owned())),
                 }
             }
-            Err(error) => Err(Unheard::Fault(format!("protocol fault: {error}"))),
+            Err(error) => Err(NoFrame::Fault(format!("protocol fault: {error}"))),
         },
         death = child.died() => match timeout(LAST_WORD, frames.next()).await {
             Ok(Ok(frame)) => Ok(frame),
-            _ => Err(Unheard::Died(death)),
+            _ => Err(NoFrame::Died(death)),
         },
     }
 }

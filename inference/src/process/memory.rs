@@ -62,7 +62,7 @@ fn tolerance(total: u64) -> u64 {
 
 /// The account of one device, shared by all models on it.
 #[derive(Debug)]
-pub struct DeviceBook {
+pub struct DeviceAccount {
     view: Arc<dyn DeviceView>,
     entries: Mutex<Entries>,
 }
@@ -118,11 +118,11 @@ struct Request {
 /// An entry in the account, removed when this is dropped.
 #[derive(Debug)]
 pub struct Entry {
-    book: Arc<DeviceBook>,
+    account: Arc<DeviceAccount>,
     id: u64,
 }
 
-impl DeviceBook {
+impl DeviceAccount {
     pub fn new(view: Arc<dyn DeviceView>) -> Arc<Self> {
         Arc::new(Self { view, entries: Mutex::default() })
     }
@@ -139,8 +139,8 @@ impl DeviceBook {
 
     /// Looks at the device.
     pub async fn look(self: &Arc<Self>) -> Look {
-        let book = Arc::clone(self);
-        tokio::task::spawn_blocking(move || book.look_now()).await.unwrap_or_default()
+        let account = Arc::clone(self);
+        tokio::task::spawn_blocking(move || account.look_now()).await.unwrap_or_default()
     }
 
     fn look_now(&self) -> Look {
@@ -154,8 +154,8 @@ impl DeviceBook {
 
     /// What the processes under a keeper hold, if the device can tell.
     pub async fn held_under(self: &Arc<Self>, keeper: i32) -> Option<u64> {
-        let book = Arc::clone(self);
-        let held = move || book.view.held_by(&process_tree::descendants(keeper));
+        let account = Arc::clone(self);
+        let held = move || account.view.held_by(&process_tree::descendants(keeper));
         tokio::task::spawn_blocking(held).await.ok().flatten()
     }
 
@@ -191,9 +191,9 @@ impl DeviceBook {
     ) -> Result<Entry, Reading> {
         let since = Instant::now();
         let waiter = self.entries().number();
-        let book = Arc::clone(self);
+        let account = Arc::clone(self);
         let is_measured =
-            tokio::task::spawn_blocking(move || book.view.held_by(&[]).is_some()).await.unwrap_or(false);
+            tokio::task::spawn_blocking(move || account.view.held_by(&[]).is_some()).await.unwrap_or(false);
         loop {
             let reading = self.look().await.reading;
             // The total is 0 if the device cannot be read.
@@ -218,7 +218,7 @@ impl DeviceBook {
             entries.promise = entries.promise.filter(|promise| promise.waiter != waiter);
             let id = entries.number();
             entries.reserved.insert(id, request.bytes);
-            return Some(Entry { book: Arc::clone(self), id });
+            return Some(Entry { account: Arc::clone(self), id });
         }
         // Only one at a time, because the next one may not be needed.
         if entries.evicted.is_none_or(|evicted| evicted.elapsed() >= EVICTION_LIMIT) {
@@ -251,7 +251,7 @@ impl DeviceBook {
         let mut entries = self.entries();
         let id = entries.number();
         add(&mut entries, id);
-        Entry { book: Arc::clone(self), id }
+        Entry { account: Arc::clone(self), id }
     }
 
     /// A poisoned lock is usable: no panic leaves the account half changed.
@@ -318,19 +318,19 @@ impl Entry {
         Idle(self)
     }
 
-    /// Rings when the program is asked to end.
+    /// Notified when the program is asked to end.
     pub fn evict_signal(&self) -> Arc<Notify> {
-        let entries = self.book.entries();
+        let entries = self.account.entries();
         entries.programs.get(&self.id).map(|program| Arc::clone(&program.evict)).unwrap_or_default()
     }
 
     /// Whether the program was asked to end, because another one needs the memory.
     pub fn is_asked_to_end(&self) -> bool {
-        self.book.entries().programs.get(&self.id).is_some_and(|program| program.is_asked_to_end)
+        self.account.entries().programs.get(&self.id).is_some_and(|program| program.is_asked_to_end)
     }
 
     fn change(&self, change: impl FnOnce(&mut Program)) {
-        if let Some(program) = self.book.entries().programs.get_mut(&self.id) {
+        if let Some(program) = self.account.entries().programs.get_mut(&self.id) {
             change(program);
         }
     }
@@ -348,7 +348,7 @@ impl Drop for Idle<'_> {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let mut entries = self.book.entries();
+        let mut entries = self.account.entries();
         if entries.programs.remove(&self.id).is_some() {
             entries.evicted = None;
         }

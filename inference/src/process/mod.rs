@@ -39,7 +39,7 @@ pub use config::{Place, ProcessConfig};
 pub use cost::Costs;
 pub use device_view::{DeviceView, HostView, Reading};
 pub use item::Item;
-pub use memory::DeviceBook;
+pub use memory::DeviceAccount;
 pub use model::ProcessModel;
 pub use need::{Learned, Need};
 pub use pass::{PassEnd, PassEvent, PassHandle, PassRequest};

@@ -53,7 +53,7 @@ pub(super) async fn run(
     let mut left: Option<Left> = None;
     for index in 0..job.request.items.len() {
         if let Some(left) = &left
-            && !left.is_back(&options.book).await
+            && !left.is_back(&options.account).await
         {
             break;
         }
@@ -92,14 +92,14 @@ struct Runner<'a> {
 }
 
 /// How the program of one item ended.
-struct Ran {
+struct ItemRun {
     end: Result<Output, PassEnd>,
     /// Device bytes that it took, if that was measured.
     peak: Option<u64>,
     left: Option<Left>,
 }
 
-impl Ran {
+impl ItemRun {
     /// No program was started.
     fn not(end: PassEnd) -> Self {
         Self { end: Err(end), peak: None, left: None }
@@ -112,30 +112,30 @@ impl Runner<'_> {
         job: &mut PassJob,
         closing: &mut watch::Receiver<bool>,
         outputs: &mut PassOutputs,
-    ) -> Ran {
+    ) -> ItemRun {
         let item = &job.request.items[self.index];
         let cost = Costs::new(item).of(self.config.vram.per);
         let prepared = match self.prepare(item, &job.request.params) {
             Ok(prepared) => prepared,
-            Err(end) => return Ran::not(end),
+            Err(end) => return ItemRun::not(end),
         };
-        let book = &self.options.book;
-        let mut looks = Looks::before(book).await;
+        let account = &self.options.account;
+        let mut looks = Looks::before(account).await;
         let started = Child::start(&self.options.launcher.keeper, &prepared.spec, &self.config.name).await;
         let (mut child, mut stdout) = match started {
             Ok(started) => started,
             Err(error) => {
-                return Ran::not(PassEnd::NotRun { reason: LoadError::from(error).to_string() });
+                return ItemRun::not(PassEnd::NotRun { reason: LoadError::from(error).to_string() });
             }
         };
-        let entry = book.enter(child.keeper_pid());
+        let entry = account.enter(child.keeper_pid());
         // Needed even if nothing is learned: what the program held must return.
-        let sampler = Sampler::start(book, child.keeper_pid(), 0).await;
+        let sampler = Sampler::start(account, child.keeper_pid(), 0).await;
         // Otherwise memory of the program and memory that others took meanwhile look the same.
-        let is_claimed = sampler.is_some() && book.view().shows_what_is_left();
+        let is_claimed = sampler.is_some() && account.view().shows_what_is_left();
         let end = tokio::select! {
             end = self.watch(&mut child, &mut stdout, job, closing) => end,
-            never = looks.go_on(book) => match never {},
+            never = looks.go_on(account) => match never {},
         };
         let peak = match sampler {
             Some(sampler) => sampler.stop().await.filter(|peak| *peak > 0),
@@ -153,13 +153,13 @@ impl Runner<'_> {
         let held = peak.unwrap_or_else(|| self.config.vram.declared_bytes(cost.unwrap_or(0.0)));
         let held = if is_claimed { held } else { 0 };
         let left = Left { ending: (!is_gone).then_some(gone), claim: looks.claim(held) };
-        Ran { end, peak, left: Some(left) }
+        ItemRun { end, peak, left: Some(left) }
     }
 
     /// Writes the item to the scratch folder and fills in the arguments.
     fn prepare(&self, item: &Item, params: &Map<String, Value>) -> Result<Prepared, PassEnd> {
         let failed = |kind, detail: String| self.failed(kind, detail, String::new());
-        let view = self.options.book.view();
+        let view = self.options.account.view();
         let launcher = &self.options.launcher;
         let mut spec = launcher
             .spec(self.config, view, Vec::new(), OutputUse::Stdout)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio::time::{Duration, sleep, timeout};
 
-use super::memory::{Claim, DeviceBook, Look};
+use super::memory::{Claim, DeviceAccount, Look};
 
 /// How often to look at the device while a program runs. So what others take meanwhile does not count as the program's.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -24,15 +24,15 @@ pub(super) struct Looks(VecDeque<Look>);
 
 impl Looks {
     /// Looks before a program is started.
-    pub(super) async fn before(book: &Arc<DeviceBook>) -> Self {
-        Self(VecDeque::from([book.look().await]))
+    pub(super) async fn before(account: &Arc<DeviceAccount>) -> Self {
+        Self(VecDeque::from([account.look().await]))
     }
 
     /// Looks again and again, until this is dropped.
-    pub(super) async fn go_on(&mut self, book: &Arc<DeviceBook>) -> Infallible {
+    pub(super) async fn go_on(&mut self, account: &Arc<DeviceAccount>) -> Infallible {
         loop {
             sleep(LOOK_EVERY).await;
-            self.0.push_back(book.look().await);
+            self.0.push_back(account.look().await);
             if self.0.len() > LOOKS_MAX {
                 self.0.pop_front();
             }
@@ -61,8 +61,8 @@ pub(super) struct Left {
 
 impl Left {
     /// Waits a limited time. Returns whether its processes have ended and its memory is back.
-    pub(super) async fn is_back(&self, book: &Arc<DeviceBook>) -> bool {
-        self.ending.is_none() && timeout(BACK_LIMIT, book.reclaim(self.claim, |_| ())).await.is_ok()
+    pub(super) async fn is_back(&self, account: &Arc<DeviceAccount>) -> bool {
+        self.ending.is_none() && timeout(BACK_LIMIT, account.reclaim(self.claim, |_| ())).await.is_ok()
     }
 }
 

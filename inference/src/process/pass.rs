@@ -126,15 +126,15 @@ pub struct PassHandle {
     events: mpsc::Receiver<PassEvent>,
     cancel: watch::Sender<bool>,
     /// Declared after `cancel`, and so dropped after it: the pool must see the cancellation when it is notified.
-    bell: Bell,
+    wake: WakeOnDrop,
     ended: bool,
 }
 
 /// Notifies the pool of a cancelled pass, which may still wait there. A drop notifies too.
 #[derive(Debug)]
-struct Bell(Arc<Notify>);
+struct WakeOnDrop(Arc<Notify>);
 
-impl Drop for Bell {
+impl Drop for WakeOnDrop {
     fn drop(&mut self) {
         self.0.notify_one();
     }
@@ -167,7 +167,7 @@ impl PassHandle {
     /// Asks for the pass to stop. Its end says whether it did. A pass that has not begun ends without having run.
     pub fn cancel(&self) {
         self.cancel.send_replace(true);
-        self.bell.0.notify_one();
+        self.wake.0.notify_one();
     }
 
     /// Waits for the end, and returns the outputs that count with it.
@@ -215,14 +215,14 @@ pub(super) struct PassJob {
 }
 
 impl PassJob {
-    /// `cancelled` rings when the handle cancels the pass.
+    /// `cancelled` is notified when the handle cancels the pass.
     pub fn new(request: PassRequest, cancelled: &Arc<Notify>) -> (Self, PassHandle) {
         // Has room for all outputs and the end: sending them never waits or fails.
         let (sender, events) = mpsc::channel(request.items.len() + PROGRESS_WAITING_MAX + 1);
         let (cancel, is_cancelled) = watch::channel(false);
         let job = Self { request, events: Events(sender), cancellation: Cancellation(is_cancelled) };
-        let bell = Bell(Arc::clone(cancelled));
-        (job, PassHandle { events, cancel, bell, ended: false })
+        let wake = WakeOnDrop(Arc::clone(cancelled));
+        (job, PassHandle { events, cancel, wake, ended: false })
     }
 
     pub fn end(self, end: PassEnd) {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::task::JoinHandle;
 use tokio::time::{Duration, sleep};
 
-use super::memory::DeviceBook;
+use super::memory::DeviceAccount;
 
 /// The interval of the readings. Memory that is held for a shorter time is missed, unless a caching allocator keeps it after the
 /// pass, as most do.
@@ -15,7 +15,7 @@ const EVERY: Duration = Duration::from_millis(20);
 /// A measurement under way.
 #[derive(Debug)]
 pub struct Sampler {
-    book: Arc<DeviceBook>,
+    account: Arc<DeviceAccount>,
     keeper: i32,
     base: u64,
     most: Arc<AtomicU64>,
@@ -25,17 +25,17 @@ pub struct Sampler {
 
 impl Sampler {
     /// Starts to measure; nothing, if the device cannot tell processes apart.
-    pub async fn start(book: &Arc<DeviceBook>, keeper: i32, base: u64) -> Option<Self> {
-        let most = Arc::new(AtomicU64::new(book.held_under(keeper).await?));
+    pub async fn start(account: &Arc<DeviceAccount>, keeper: i32, base: u64) -> Option<Self> {
+        let most = Arc::new(AtomicU64::new(account.held_under(keeper).await?));
         let stop = Arc::new(AtomicBool::new(false));
         let task = tokio::spawn({
-            let (book, most, stop) = (Arc::clone(book), Arc::clone(&most), Arc::clone(&stop));
+            let (account, most, stop) = (Arc::clone(account), Arc::clone(&most), Arc::clone(&stop));
             async move {
                 // The first reading replaces the one from before the pass: memory that the pass returns first is not counted.
                 let mut is_first = true;
                 while !stop.load(Ordering::Acquire) {
                     sleep(EVERY).await;
-                    let held = book.held_under(keeper).await.unwrap_or(0);
+                    let held = account.held_under(keeper).await.unwrap_or(0);
                     if std::mem::take(&mut is_first) {
                         most.store(held, Ordering::Release);
                     }
@@ -43,13 +43,13 @@ impl Sampler {
                 }
             }
         });
-        Some(Self { book: Arc::clone(book), keeper, base, most, stop, task })
+        Some(Self { account: Arc::clone(account), keeper, base, most, stop, task })
     }
 
     /// Ends it with a last reading. Returns the most bytes beyond what the loaded process held.
     pub async fn stop(self) -> Option<u64> {
         self.stop.store(true, Ordering::Release);
-        let last = self.book.held_under(self.keeper).await.unwrap_or(0);
+        let last = self.account.held_under(self.keeper).await.unwrap_or(0);
         let _ = self.task.await;
         Some(self.most.load(Ordering::Acquire).max(last).saturating_sub(self.base))
     }

@@ -3,27 +3,27 @@
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::device_view::{DeviceView, Reading};
-use super::memory::DeviceBook;
+use super::memory::DeviceAccount;
 use crate::device::{Device, Memory};
 
 /// What programs call the only GPU that they see.
 const FIRST_GPU: &str = "cuda:0";
 
-/// A device of the worker's, for the book of its programs.
+/// A device of the worker's, for the account of its programs.
 #[derive(Debug)]
 pub struct WorkerDevice {
     device: Arc<dyn Device>,
-    book: OnceLock<Weak<DeviceBook>>,
+    account: OnceLock<Weak<DeviceAccount>>,
 }
 
 impl WorkerDevice {
-    /// The book of a device's programs.
-    pub fn book(device: Arc<dyn Device>) -> Arc<DeviceBook> {
-        let view = Arc::new(Self { device, book: OnceLock::new() });
-        let book = DeviceBook::new(Arc::<Self>::clone(&view));
+    /// The account of a device's programs.
+    pub fn account(device: Arc<dyn Device>) -> Arc<DeviceAccount> {
+        let view = Arc::new(Self { device, account: OnceLock::new() });
+        let account = DeviceAccount::new(Arc::<Self>::clone(&view));
         // The first and only time.
-        let _ = view.book.set(Arc::downgrade(&book));
-        book
+        let _ = view.account.set(Arc::downgrade(&account));
+        account
     }
 }
 
@@ -36,8 +36,8 @@ impl DeviceView for WorkerDevice {
     fn memory(&self) -> Reading {
         // A reading from before a program took its memory would not show it.
         self.device.refresh();
-        if let Some(book) = self.book.get().and_then(Weak::upgrade) {
-            self.device.note_programs(self.device.held_by(&book.pids()).unwrap_or(0));
+        if let Some(account) = self.account.get().and_then(Weak::upgrade) {
+            self.device.note_programs(self.device.held_by(&account.pids()).unwrap_or(0));
         }
         let memory = self.device.memory();
         let Memory { free, total, .. } = memory;

@@ -11,7 +11,7 @@ use vramq_inference::process::child::KeeperProgram;
 use vramq_inference::process::launch::Launcher;
 use vramq_inference::process::warm::LoadError;
 use vramq_inference::process::{
-    DeviceBook, DeviceView, HostView, Item, Learned, PassEnd, PassHandle, PassRequest, Place, Pool,
+    DeviceAccount, DeviceView, HostView, Item, Learned, PassEnd, PassHandle, PassRequest, Place, Pool,
     PoolOptions, ProcessConfig,
 };
 use vramq_schemas::Output;
@@ -25,7 +25,7 @@ pub const PROGRAM: &str = env!("CARGO_BIN_EXE_vramq-run-model");
 /// A device, and a folder for scratch folders.
 pub struct Env {
     pub scratch: TempDir,
-    pub book: Arc<DeviceBook>,
+    pub account: Arc<DeviceAccount>,
     pub budget: u64,
     pub learned: Learned,
     pub shares_device: bool,
@@ -40,8 +40,8 @@ impl Env {
 
     pub fn on(view: Arc<dyn DeviceView>) -> Self {
         let scratch = tempfile::tempdir().unwrap();
-        let (book, learned) = (DeviceBook::new(view), Learned::default());
-        Self { scratch, book, budget: 0, learned, shares_device: false, cgroups: None }
+        let (account, learned) = (DeviceAccount::new(view), Learned::default());
+        Self { scratch, account, budget: 0, learned, shares_device: false, cgroups: None }
     }
 
     /// The configuration of `models/SCRIPT`, with more keys in TOML.
@@ -63,9 +63,9 @@ impl Env {
     pub async fn start(&self, config: ProcessConfig) -> Result<Pool, LoadError> {
         let launcher =
             Launcher { keeper: KeeperProgram { path: PROGRAM.into() }, cgroups: self.cgroups.clone() };
-        let (book, learned) = (Arc::clone(&self.book), self.learned.clone());
+        let (account, learned) = (Arc::clone(&self.account), self.learned.clone());
         let (budget, shares_device) = (self.budget, self.shares_device);
-        Pool::start(config, PoolOptions { launcher, book, budget, learned, shares_device }).await
+        Pool::start(config, PoolOptions { launcher, account, budget, learned, shares_device }).await
     }
 
     /// A pool of `models/probe.py`.

@@ -330,8 +330,8 @@ async fn what_kept_a_program_from_starting_is_said() {
     let config = env.config_of(&["/bin/cat", "{input}"], "mode = \"once\"");
     let launcher =
         Launcher { keeper: KeeperProgram { path: "/no/such/keeper".into() }, ..Launcher::default() };
-    let (book, learned) = (Arc::clone(&env.book), Learned::default());
-    let options = PoolOptions { launcher, book, budget: 0, learned, shares_device: false };
+    let (account, learned) = (Arc::clone(&env.account), Learned::default());
+    let options = PoolOptions { launcher, account, budget: 0, learned, shares_device: false };
     let pool = Pool::start(config, options).await.unwrap();
     let (_, end) = ended(&pool, &["a"]).await;
     let PassEnd::NotRun { reason } = end else { panic!("{end:?}") };

@@ -62,6 +62,8 @@ pub enum Action {
     SetLog { request: RequestId, directives: String },
     /// Write the learned limits to their file. No answer.
     SaveLimits,
+    /// Read the device's memory, of which a pass has run out. Answer: `MemoryRead`.
+    ReadMemory,
     /// Give memory that is kept for the next pass back to the system. No answer.
     TrimDevice,
     /// Count something. No answer.

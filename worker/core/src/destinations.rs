@@ -29,7 +29,7 @@ const SILENT_FOR: u32 = 4;
 const SILENT_MAX: Duration = Duration::from_secs(600);
 
 /// The most full or silent reply queues that are remembered.
-const CLOSED_MAX: usize = 1024;
+const FAULTY_MAX: usize = 1024;
 
 /// The part of a model's slots for jobs that try full or silent queues, all queues together, and the least number of these jobs. A caller
 /// has at most half of them, so that its full queues do not keep another caller's from being tried.
@@ -52,7 +52,7 @@ enum Fault {
 
 /// A reply queue that is full or silent.
 #[derive(Clone, Copy, Debug)]
-struct Closed {
+struct FaultyQueue {
     fault: Fault,
     /// When that was noticed last.
     at: Instant,
@@ -62,7 +62,7 @@ struct Closed {
     times: u32,
 }
 
-impl Closed {
+impl FaultyQueue {
     fn is_over(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.at) >= self.lasts
     }
@@ -102,7 +102,7 @@ pub(crate) struct Destinations {
     /// How long a confirm may take.
     confirm_max: Duration,
     /// Those that are full or silent.
-    closed: HashMap<String, Closed>,
+    faulty: HashMap<String, FaultyQueue>,
     /// The jobs that have run or may run for each reply queue. Bounded by the slots.
     held: HashMap<String, Vec<Holder>>,
 }
@@ -110,13 +110,13 @@ pub(crate) struct Destinations {
 impl Destinations {
     /// A confirm of a reply may take so long.
     pub(crate) fn new(confirm_max: Duration) -> Self {
-        Self { confirm_max, closed: HashMap::new(), held: HashMap::new() }
+        Self { confirm_max, faulty: HashMap::new(), held: HashMap::new() }
     }
 
     /// Given so many unacknowledged jobs.
     pub(crate) fn sizes(&self, unacked: usize) -> [Size; 2] {
-        let closed = Size::of("full reply queues", self.closed.len(), CLOSED_MAX);
-        [closed, Size::of("reply queues of jobs", self.held.len(), unacked)]
+        let faulty = Size::of("full reply queues", self.faulty.len(), FAULTY_MAX);
+        [faulty, Size::of("reply queues of jobs", self.held.len(), unacked)]
     }
 
     /// A session begins: no job is held.
@@ -149,65 +149,65 @@ impl Destinations {
         let fault = match outcome {
             PublicationOutcome::Refused { .. } => Fault::Full,
             PublicationOutcome::Unreachable { .. } => Fault::Silent,
-            PublicationOutcome::Confirmed { .. } if !self.closed.is_empty() => {
-                self.closed.remove(queue);
+            PublicationOutcome::Confirmed { .. } if !self.faulty.is_empty() => {
+                self.faulty.remove(queue);
                 return;
             }
             _ => return,
         };
-        let closed = self.found(queue, fault, now);
-        self.closed.retain(|_, closed| !closed.is_forgotten(now));
-        if self.closed.len() >= CLOSED_MAX && !self.closed.contains_key(queue) {
+        let faulty = self.found(queue, fault, now);
+        self.faulty.retain(|_, faulty| !faulty.is_forgotten(now));
+        if self.faulty.len() >= FAULTY_MAX && !self.faulty.contains_key(queue) {
             self.forget_one();
         }
-        self.closed.insert(queue.to_owned(), closed);
+        self.faulty.insert(queue.to_owned(), faulty);
     }
 
     /// The new entry for a queue that did not take a reply.
-    fn found(&self, queue: &str, fault: Fault, now: Instant) -> Closed {
-        let known = self.known(queue, now).filter(|closed| closed.fault == fault);
+    fn found(&self, queue: &str, fault: Fault, now: Instant) -> FaultyQueue {
+        let known = self.known(queue, now).filter(|faulty| faulty.fault == fault);
         // Replies that were in flight together, or published again, count as one time.
-        let is_same = |closed: &&Closed| match fault {
-            Fault::Full => !closed.is_over(now),
-            Fault::Silent => now.saturating_duration_since(closed.at) < self.confirm_max,
+        let is_same = |faulty: &&FaultyQueue| match fault {
+            Fault::Full => !faulty.is_over(now),
+            Fault::Silent => now.saturating_duration_since(faulty.at) < self.confirm_max,
         };
-        if let Some(closed) = known.filter(is_same) {
-            return *closed;
+        if let Some(faulty) = known.filter(is_same) {
+            return *faulty;
         }
-        let times = known.map_or(0, |closed| closed.times).saturating_add(1);
+        let times = known.map_or(0, |faulty| faulty.times).saturating_add(1);
         let (first, most, same) = match fault {
             Fault::Full => (FULL_FOR, FULL_FOR_MAX, 1),
             Fault::Silent => (self.confirm_max.saturating_mul(SILENT_FOR), SILENT_MAX, 2),
         };
         let longer = 2_u32.saturating_pow(times.saturating_sub(same));
-        Closed { fault, at: now, lasts: first.saturating_mul(longer).min(most), times }
+        FaultyQueue { fault, at: now, lasts: first.saturating_mul(longer).min(most), times }
     }
 
     /// Makes room for another queue. Forgets full queues before silent ones: a silent queue costs more.
     fn forget_one(&mut self) {
-        let least = self.closed.iter().min_by_key(|(_, closed)| (closed.fault == Fault::Silent, closed.at));
+        let least = self.faulty.iter().min_by_key(|(_, faulty)| (faulty.fault == Fault::Silent, faulty.at));
         if let Some(queue) = least.map(|(queue, _)| queue.clone()) {
-            self.closed.remove(&queue);
+            self.faulty.remove(&queue);
         }
     }
 
-    fn known(&self, queue: &str, now: Instant) -> Option<&Closed> {
-        self.closed.get(queue).filter(|closed| !closed.is_forgotten(now))
+    fn known(&self, queue: &str, now: Instant) -> Option<&FaultyQueue> {
+        self.faulty.get(queue).filter(|faulty| !faulty.is_forgotten(now))
     }
 
     /// Whether the queue was silent more than once in a row and must not be tried now.
     pub(crate) fn is_silent(&self, queue: &str, now: Instant) -> bool {
-        let closed = self.closed.get(queue).filter(|closed| closed.fault == Fault::Silent);
-        closed.is_some_and(|closed| closed.tries(now) == 0)
+        let faulty = self.faulty.get(queue).filter(|faulty| faulty.fault == Fault::Silent);
+        faulty.is_some_and(|faulty| faulty.tries(now) == 0)
     }
 
     /// Whether a job that was just delivered must wait unrun. `slots`: those of its model.
     pub(crate) fn must_wait(&self, delivery: &Delivery, slots: u16, now: Instant) -> bool {
         let Some(queue) = &delivery.reply_queue else { return false };
-        let Some(closed) = self.known(queue, now) else { return false };
+        let Some(faulty) = self.known(queue, now) else { return false };
         let is_other = |holder: &&Holder| holder.job != delivery.job;
         let of_queue = self.held.get(queue).map_or(0, |holders| holders.iter().filter(is_other).count());
-        if of_queue >= closed.tries(now) {
+        if of_queue >= faulty.tries(now) {
             return true;
         }
         let most = (usize::from(slots) / TRYING_PART).max(TRYING_MIN);
@@ -218,7 +218,7 @@ impl Destinations {
     /// Whether jobs for full and silent queues take so many of a model's slots, and this caller's jobs so many of these, that its refused
     /// replies must not be published again.
     pub(crate) fn hold_too_many(&self, delivery: &Delivery, slots: u16, now: Instant) -> bool {
-        if self.closed.is_empty() {
+        if self.faulty.is_empty() {
             return false;
         }
         let most = (usize::from(slots) / OFFERED_PART).max(TRYING_MIN);
@@ -228,8 +228,8 @@ impl Destinations {
 
     /// The unacknowledged jobs of a model that have run, or may run, for full or silent reply queues.
     fn trying(&self, model: ModelIndex, now: Instant) -> impl Iterator<Item = &Holder> {
-        let of_closed = self.held.iter().filter(move |(queue, _)| self.known(queue, now).is_some());
-        of_closed.flat_map(|(_, holders)| holders).filter(move |holder| holder.model == model)
+        let of_faulty = self.held.iter().filter(move |(queue, _)| self.known(queue, now).is_some());
+        of_faulty.flat_map(|(_, holders)| holders).filter(move |holder| holder.model == model)
     }
 }
 

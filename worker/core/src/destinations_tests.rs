@@ -220,10 +220,10 @@ fn of_too_many_queues_the_full_ones_that_were_noticed_first_are_forgotten() {
         worker.published("silent", &silent());
         worker.now += CONFIRM;
     });
-    for at in 0..CLOSED_MAX {
+    for at in 0..FAULTY_MAX {
         worker.published(&format!("full {at}"), &refused());
         worker.now += Duration::from_millis(1);
     }
-    assert_eq!(worker.destinations.closed.len(), CLOSED_MAX);
+    assert_eq!(worker.destinations.faulty.len(), FAULTY_MAX);
     assert!(worker.is_silent("silent") && worker.runs("full 0", "a") && !worker.runs("full 1", "a"));
 }

@@ -138,6 +138,11 @@ pub enum Event {
         bytes: u64,
         lasted: Duration,
     },
+    /// The device's memory after a pass ran out of it; the answer to `ReadMemory`.
+    MemoryRead {
+        memory: Memory,
+        passes: PassBytes,
+    },
     /// A second has passed; with new readings of the device.
     Tick(Reading),
     /// The time that [`Core::next_timer`](crate::Core::next_timer) named has come.
@@ -350,8 +355,13 @@ pub struct PassBytes {
 }
 
 impl PassBytes {
-    pub fn total(self) -> u64 {
-        self.own + self.programs
+    pub(crate) fn total(self) -> u64 {
+        self.own.saturating_add(self.programs)
+    }
+
+    /// What is free of this memory once these bytes are.
+    pub fn free_after(self, memory: Memory) -> u64 {
+        memory.free.saturating_add(self.total())
     }
 }
 

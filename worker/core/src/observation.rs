@@ -121,7 +121,7 @@ pub enum End {
 
 impl End {
     /// Whether the job has ended with its results or a dead letter, and not only on this worker.
-    pub fn is_of_caller(self) -> bool {
+    pub fn counts_for_caller(self) -> bool {
         matches!(self, Self::Replied | Self::DeadLettered(_) | Self::Rejected(_))
     }
 

@@ -13,15 +13,15 @@ use crate::event::Delivery;
 use crate::ids::JobKey;
 use crate::sizes::Size;
 
-/// How far a job has come. Together with the job's id it identifies an attempt.
+/// How far a job has come. With the id of the job it identifies an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Standing {
+struct AttemptId {
     attempt: u32,
     crashes: u32,
     items_done: u32,
 }
 
-impl Standing {
+impl AttemptId {
     fn of(headers: &JobHeaders) -> Self {
         let JobHeaders { attempt, crashes, items_done, .. } = *headers;
         Self { attempt, crashes, items_done }
@@ -33,8 +33,8 @@ impl Standing {
 struct Predecessor {
     job: JobKey,
     id: String,
-    /// The standing of the next attempt.
-    standing: Standing,
+    /// The next attempt.
+    attempt: AttemptId,
 }
 
 /// A delivery that waits until the message that it follows is settled.
@@ -42,7 +42,7 @@ struct Predecessor {
 struct Successor {
     job: JobKey,
     id: String,
-    standing: Standing,
+    attempt: AttemptId,
     since: Instant,
 }
 
@@ -64,26 +64,26 @@ impl Successors {
     pub(crate) fn published_again(&mut self, job: JobKey, id: Option<&str>, headers: &JobHeaders) {
         self.predecessors.retain(|known| known.job != job);
         if let Some(id) = id {
-            let (id, standing) = (id.to_owned(), Standing::of(headers));
-            self.predecessors.push(Predecessor { job, id, standing });
+            let (id, attempt) = (id.to_owned(), AttemptId::of(headers));
+            self.predecessors.push(Predecessor { job, id, attempt });
         }
     }
 
     /// Holds a delivery back if it is the next attempt of a job that is still here. Returns whether it is.
     pub(crate) fn hold(&mut self, delivery: &Delivery, now: Instant) -> bool {
         let (Some(id), Some(headers)) = (&delivery.id, &delivery.headers) else { return false };
-        let standing = Standing::of(headers);
-        let follows = self.has_predecessor(id, standing);
+        let attempt = AttemptId::of(headers);
+        let follows = self.has_predecessor(id, attempt);
         if follows {
-            self.held.push(Successor { job: delivery.job, id: id.clone(), standing, since: now });
+            self.held.push(Successor { job: delivery.job, id: id.clone(), attempt, since: now });
         }
         follows
     }
 
-    /// Several messages can have the same id and standing: a wait that counts no attempt (for example for a full reply queue) does not
+    /// Several messages can have the same id and attempt: a wait that counts no attempt (for example for a full reply queue) does not
     /// change it, and a job may be published twice. Which of them a delivery follows is unknown, so the delivery waits for all.
-    fn has_predecessor(&self, id: &str, standing: Standing) -> bool {
-        self.predecessors.iter().any(|known| known.id == id && known.standing == standing)
+    fn has_predecessor(&self, id: &str, attempt: AttemptId) -> bool {
+        self.predecessors.iter().any(|known| known.id == id && known.attempt == attempt)
     }
 
     pub(crate) fn is_held(&self, job: JobKey) -> bool {
@@ -103,7 +103,7 @@ impl Successors {
         }
         let (free, held) = std::mem::take(&mut self.held)
             .into_iter()
-            .partition(|held: &Successor| !self.has_predecessor(&held.id, held.standing));
+            .partition(|held: &Successor| !self.has_predecessor(&held.id, held.attempt));
         self.held = held;
         Self::jobs(free)
     }

@@ -20,7 +20,7 @@ use vramq_amqp::Address;
 
 use crate::broker::direct_link::{CLOSE_MAX, Link, Loss, OpenError};
 use crate::broker::message::Message;
-use crate::broker::proven_nodes::{COUNTED_FOR, CUTS_MAX, ProvenNodes, Standing};
+use crate::broker::proven_nodes::{COUNTED_FOR, CUTS_MAX, NodeTrust, ProvenNodes};
 use crate::broker::publisher::MessageOutcome;
 use crate::broker::session::message_size_max;
 use crate::publishers::direct_address::{self, Process};
@@ -202,14 +202,14 @@ impl Task {
     /// Publishes a reply without waiting for others, if its node is proven.
     async fn publish(&mut self, request: Request) {
         let is_lost = self.link.as_ref().is_some_and(|link| !link.is_open());
-        match self.nodes.standing(request.process, Instant::now()) {
-            Standing::Barred => return request.end(MessageOutcome::Barred),
-            Standing::Unproven => return self.alone.push_back(request),
+        match self.nodes.trust(request.process, Instant::now()) {
+            NodeTrust::Barred => return request.end(MessageOutcome::Barred),
+            NodeTrust::Unproven => return self.alone.push_back(request),
             // The unconfirmed replies have not yet noticed that the connection is lost.
-            Standing::Proven if is_lost && !self.unconfirmed.is_empty() => {
+            NodeTrust::Proven if is_lost && !self.unconfirmed.is_empty() => {
                 return self.alone.push_back(request);
             }
-            Standing::Proven => {}
+            NodeTrust::Proven => {}
         }
         if let Some((request, link)) = self.prepare(request).await {
             self.unconfirmed.push(Box::pin(async move {
@@ -241,7 +241,7 @@ impl Task {
 
     /// Publishes a reply while no other is unconfirmed, so that a lost connection can be attributed to it.
     async fn publish_alone(&mut self, request: Request) {
-        if self.nodes.standing(request.process, Instant::now()) == Standing::Barred {
+        if self.nodes.trust(request.process, Instant::now()) == NodeTrust::Barred {
             return request.end(MessageOutcome::Barred);
         }
         let Some((mut request, link)) = self.prepare(request).await else { return };

@@ -23,7 +23,7 @@ pub(super) const COUNTED_FOR: Duration = Duration::from_secs(60);
 
 /// How a reply to an address may be published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum NodeTrust {
     /// Beside other replies.
     Proven,
     /// Alone: while no other reply is unconfirmed.
@@ -43,7 +43,7 @@ pub(super) struct ProvenNodes {
 }
 
 impl ProvenNodes {
-    pub(super) fn standing(&mut self, process: Process, now: Instant) -> Standing {
+    pub(super) fn trust(&mut self, process: Process, now: Instant) -> NodeTrust {
         while self.cuts.front().is_some_and(|(_, at)| now.duration_since(*at) > COUNTED_FOR) {
             self.cuts.pop_front();
         }
@@ -53,13 +53,13 @@ impl ProvenNodes {
                 && cut.serial_bits <= process.serial_bits
         };
         if self.cuts.iter().any(|(cut, _)| is_like(cut)) {
-            Standing::Barred
+            NodeTrust::Barred
         } else if self.is_proven(process) {
-            Standing::Proven
+            NodeTrust::Proven
         } else if self.has_cuts_left() {
-            Standing::Unproven
+            NodeTrust::Unproven
         } else {
-            Standing::Barred
+            NodeTrust::Barred
         }
     }
 
@@ -112,16 +112,16 @@ mod tests {
     #[test]
     fn a_confirm_proves_the_node_and_numbers_of_as_many_bits() {
         let (mut nodes, now) = (ProvenNodes::default(), Instant::now());
-        assert_eq!(nodes.standing(process(1, 10), now), Standing::Unproven);
+        assert_eq!(nodes.trust(process(1, 10), now), NodeTrust::Unproven);
         nodes.confirmed(process(1, 10));
         nodes.confirmed(process(1, 4));
         let restarted = Process { creation: 2, ..process(1, 10) };
         for proven in [process(1, 10), process(1, 1), restarted] {
-            assert_eq!(nodes.standing(proven, now), Standing::Proven, "{proven:?}");
+            assert_eq!(nodes.trust(proven, now), NodeTrust::Proven, "{proven:?}");
         }
         let serial = Process { serial_bits: 1, ..process(1, 10) };
         for other in [process(1, 11), process(2, 10), serial] {
-            assert_eq!(nodes.standing(other, now), Standing::Unproven, "{other:?}");
+            assert_eq!(nodes.trust(other, now), NodeTrust::Unproven, "{other:?}");
         }
     }
 
@@ -130,12 +130,12 @@ mod tests {
         let (mut nodes, now) = (ProvenNodes::default(), Instant::now());
         nodes.confirmed(process(1, 15));
         nodes.closed_over(process(1, 16), now);
-        assert_eq!(nodes.standing(process(1, 15), now), Standing::Proven, "the node lives");
+        assert_eq!(nodes.trust(process(1, 15), now), NodeTrust::Proven, "the node lives");
         for barred in [process(1, 16), process(1, 32)] {
-            assert_eq!(nodes.standing(barred, now + COUNTED_FOR), Standing::Barred, "{barred:?}");
+            assert_eq!(nodes.trust(barred, now + COUNTED_FOR), NodeTrust::Barred, "{barred:?}");
         }
         let later = now + COUNTED_FOR + Duration::from_nanos(1);
-        assert_eq!(nodes.standing(process(1, 16), later), Standing::Unproven);
+        assert_eq!(nodes.trust(process(1, 16), later), NodeTrust::Unproven);
     }
 
     #[test]
@@ -144,12 +144,12 @@ mod tests {
         nodes.confirmed(process(1, 15));
         nodes.confirmed(process(2, 15));
         nodes.closed_over(process(1, 10), now);
-        assert_eq!(nodes.standing(process(1, 1), now), Standing::Barred);
-        assert_eq!(nodes.standing(process(2, 1), now), Standing::Proven);
+        assert_eq!(nodes.trust(process(1, 1), now), NodeTrust::Barred);
+        assert_eq!(nodes.trust(process(2, 1), now), NodeTrust::Proven);
         let restarted = Process { creation: 2, ..process(1, 1) };
-        assert_eq!(nodes.standing(restarted, now), Standing::Unproven);
+        assert_eq!(nodes.trust(restarted, now), NodeTrust::Unproven);
         nodes.confirmed(restarted);
-        assert_eq!(nodes.standing(restarted, now), Standing::Proven);
+        assert_eq!(nodes.trust(restarted, now), NodeTrust::Proven);
     }
 
     #[test]
@@ -157,13 +157,13 @@ mod tests {
         let (mut nodes, now) = (ProvenNodes::default(), Instant::now());
         nodes.confirmed(process(0, 15));
         for node in 1..=6 {
-            assert_eq!(nodes.standing(process(node, 10), now), Standing::Unproven, "{node}");
+            assert_eq!(nodes.trust(process(node, 10), now), NodeTrust::Unproven, "{node}");
             nodes.closed_over(process(node, 10), now);
         }
-        assert_eq!(nodes.standing(process(7, 10), now), Standing::Barred);
-        assert_eq!(nodes.standing(process(0, 15), now), Standing::Proven);
+        assert_eq!(nodes.trust(process(7, 10), now), NodeTrust::Barred);
+        assert_eq!(nodes.trust(process(0, 15), now), NodeTrust::Proven);
         let later = now + COUNTED_FOR + Duration::from_nanos(1);
-        assert_eq!(nodes.standing(process(7, 10), later), Standing::Unproven);
+        assert_eq!(nodes.trust(process(7, 10), later), NodeTrust::Unproven);
     }
 
     proptest! {
@@ -180,17 +180,17 @@ mod tests {
             for (node, creation, id_bits, serial_bits) in written {
                 let process = Process { node, creation, id_bits, serial_bits };
                 let is_taken = node == 0 && id_bits <= 15 && serial_bits <= 13;
-                match nodes.standing(process, now) {
-                    Standing::Barred => {}
-                    Standing::Proven => prop_assert!(is_taken),
-                    Standing::Unproven if is_taken => nodes.confirmed(process),
-                    Standing::Unproven => {
+                match nodes.trust(process, now) {
+                    NodeTrust::Barred => {}
+                    NodeTrust::Proven => prop_assert!(is_taken),
+                    NodeTrust::Unproven if is_taken => nodes.confirmed(process),
+                    NodeTrust::Unproven => {
                         cuts += 1;
                         nodes.closed_over(process, now);
                     }
                 }
                 prop_assert!(cuts <= CUTS_MAX);
-                prop_assert_eq!(nodes.standing(caller, now), Standing::Proven);
+                prop_assert_eq!(nodes.trust(caller, now), NodeTrust::Proven);
             }
         }
     }

@@ -7,7 +7,7 @@ use vramq_amqp::{ConfirmedPublisher, PublishOutcome, UnknownOutcome};
 use super::direct_replies::DirectReplies;
 use super::first_replies::FirstReplies;
 use super::message::Message;
-use super::reply_queues::Standing;
+use super::reply_queues::QueueTrust;
 use crate::failpoint;
 
 /// How a publish ended.
@@ -97,13 +97,13 @@ impl Publisher {
             if queue.silences() != silences {
                 return Ok(MessageOutcome::NoConfirm);
             }
-            match queue.standing(Instant::now()) {
-                Standing::Slow => queue.wait_while_slow().await,
-                Standing::Unproven => match first_replies.publish(&queue, message).await? {
+            match queue.trust(Instant::now()) {
+                QueueTrust::Slow => queue.wait_while_slow().await,
+                QueueTrust::Unproven => match first_replies.publish(&queue, message).await? {
                     Some(outcome) => return Ok(outcome),
                     None => break,
                 },
-                Standing::Proven => break,
+                QueueTrust::Proven => break,
             }
         }
         // The channel sends in the order of the calls: the next reply cannot be polled before this one is sent.

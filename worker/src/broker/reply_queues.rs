@@ -57,7 +57,7 @@ impl ReplyQueues {
 
 /// Whether a reply to a queue may go over the shared channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum QueueTrust {
     Proven,
     /// Only after the queue has confirmed another reply.
     Slow,
@@ -89,16 +89,16 @@ struct Facts {
 }
 
 impl ReplyQueue {
-    pub(super) fn standing(&self, now: Instant) -> Standing {
+    pub(super) fn trust(&self, now: Instant) -> QueueTrust {
         let facts = self.facts();
         let confirmed_lately =
             facts.confirmed_at.is_some_and(|at| now.saturating_duration_since(at) < LATELY);
         if !facts.is_registered && !confirmed_lately {
-            Standing::Unproven
+            QueueTrust::Unproven
         } else if facts.unconfirmed >= UNCONFIRMED_MAX && !confirmed_lately {
-            Standing::Slow
+            QueueTrust::Slow
         } else {
-            Standing::Proven
+            QueueTrust::Proven
         }
     }
 
@@ -107,7 +107,7 @@ impl ReplyQueue {
         loop {
             // Notifications from here on are not missed.
             let ended = self.ended.notified();
-            if self.standing(Instant::now()) != Standing::Slow {
+            if self.trust(Instant::now()) != QueueTrust::Slow {
                 return;
             }
             ended.await;
@@ -173,14 +173,14 @@ mod tests {
     #[test]
     fn a_confirm_elsewhere_proves_for_a_moment_and_one_on_the_shared_channel_for_good() {
         let (queue, now) = (ReplyQueue::default(), Instant::now());
-        assert_eq!(queue.standing(now), Standing::Unproven, "nothing is known of it");
+        assert_eq!(queue.trust(now), QueueTrust::Unproven, "nothing is known of it");
         queue.took_alone(MessageOutcome::Confirmed, now);
-        assert_eq!(queue.standing(now), Standing::Proven);
-        assert_eq!(queue.standing(now + LATELY), Standing::Unproven);
+        assert_eq!(queue.trust(now), QueueTrust::Proven);
+        assert_eq!(queue.trust(now + LATELY), QueueTrust::Unproven);
         took(&queue, MessageOutcome::Confirmed, now);
-        assert_eq!(queue.standing(now + 1000 * LATELY), Standing::Proven);
+        assert_eq!(queue.trust(now + 1000 * LATELY), QueueTrust::Proven);
         took(&queue, MessageOutcome::Refused, now);
-        assert_eq!(queue.standing(now + 1000 * LATELY), Standing::Proven, "a full queue lives");
+        assert_eq!(queue.trust(now + 1000 * LATELY), QueueTrust::Proven, "a full queue lives");
     }
 
     #[test]
@@ -191,15 +191,11 @@ mod tests {
             queue.took_alone(MessageOutcome::Confirmed, now);
             took(&queue, MessageOutcome::Confirmed, now);
             took(&queue, outcome, now);
-            assert_eq!(
-                (queue.standing(now), queue.silences()),
-                (Standing::Unproven, silences),
-                "{outcome:?}"
-            );
+            assert_eq!((queue.trust(now), queue.silences()), (QueueTrust::Unproven, silences), "{outcome:?}");
             queue.took_alone(MessageOutcome::Confirmed, now);
             queue.took_alone(outcome, now);
-            let again = (queue.standing(now), queue.silences());
-            assert_eq!(again, (Standing::Unproven, 2 * silences), "{outcome:?}");
+            let again = (queue.trust(now), queue.silences());
+            assert_eq!(again, (QueueTrust::Unproven, 2 * silences), "{outcome:?}");
         }
     }
 
@@ -209,18 +205,18 @@ mod tests {
         took(&queue, MessageOutcome::Confirmed, now);
         let later = now + LATELY;
         for at in 0..UNCONFIRMED_MAX {
-            assert_eq!(queue.standing(later), Standing::Proven, "{at}");
+            assert_eq!(queue.trust(later), QueueTrust::Proven, "{at}");
             queue.publishes();
         }
-        assert_eq!(queue.standing(later), Standing::Slow);
+        assert_eq!(queue.trust(later), QueueTrust::Slow);
         queue.took(MessageOutcome::Confirmed, later);
         for at in 0..10 * UNCONFIRMED_MAX {
-            assert_eq!(queue.standing(later), Standing::Proven, "it confirms: {at}");
+            assert_eq!(queue.trust(later), QueueTrust::Proven, "it confirms: {at}");
             queue.publishes();
         }
-        assert_eq!(queue.standing(later + LATELY), Standing::Slow);
+        assert_eq!(queue.trust(later + LATELY), QueueTrust::Slow);
         queue.took(MessageOutcome::NoConfirm, later + LATELY);
-        assert_eq!(queue.standing(later + LATELY), Standing::Unproven);
+        assert_eq!(queue.trust(later + LATELY), QueueTrust::Unproven);
     }
 
     #[tokio::test]
@@ -249,9 +245,9 @@ mod tests {
         }
         for other in 0..3 * GENERATION_MAX {
             queues.of(&format!("other {other}").into());
-            assert_eq!(queues.of(&used).standing(now), Standing::Proven, "{other}");
+            assert_eq!(queues.of(&used).trust(now), QueueTrust::Proven, "{other}");
             assert!(queues.young.len() <= GENERATION_MAX && queues.old.len() <= GENERATION_MAX);
         }
-        assert_eq!(queues.of(&unused).standing(now), Standing::Unproven);
+        assert_eq!(queues.of(&unused).trust(now), QueueTrust::Unproven);
     }
 }

@@ -9,8 +9,8 @@ use vramq_inference::process::cgroup::Cgroups;
 use vramq_inference::process::config::Mode;
 use vramq_inference::process::launch::Launcher;
 use vramq_inference::process::{
-    Costs, DeviceBook, DeviceView as _, HostView, Item, Learned, Need, PassEnd, PassEvent, PassRequest, Pool,
-    PoolOptions, ProcessConfig,
+    Costs, DeviceAccount, DeviceView as _, HostView, Item, Learned, Need, PassEnd, PassEvent, PassRequest,
+    Pool, PoolOptions, ProcessConfig,
 };
 
 use crate::arguments::Trial;
@@ -20,12 +20,13 @@ use crate::{EXIT_BROKEN_PIPE, EXIT_UNUSABLE, tell};
 
 /// Starts the model and runs all lines; the exit code.
 pub(crate) async fn serve(config: ProcessConfig, trial: Trial) -> u8 {
-    let book = DeviceBook::new(Arc::new(HostView));
+    let account = DeviceAccount::new(Arc::new(HostView));
     // As in a worker. On a developer's machine there are none, and the keeper watches the program's host memory.
     let cgroups = Cgroups::prepare().inspect(|cgroups| tell(cgroups)).ok();
     let launcher = Launcher { cgroups, ..Launcher::default() };
     let budget = HostView.memory().total;
-    let options = PoolOptions { launcher, book, budget, learned: Learned::default(), shares_device: false };
+    let options =
+        PoolOptions { launcher, account, budget, learned: Learned::default(), shares_device: false };
     let pool = match Pool::start(config, options).await {
         Ok(pool) => pool,
         Err(error) => {

@@ -19,7 +19,7 @@ use super::accepts::Accepts;
 use super::config::{Mode, ProcessConfig};
 use super::cost::Costs;
 use super::launch::Launcher;
-use super::memory::DeviceBook;
+use super::memory::DeviceAccount;
 use super::need::{Learned, Need};
 use super::pass::{PassEnd, PassHandle, PassJob, PassRequest};
 use super::program_revision::Covers;
@@ -42,8 +42,8 @@ pub struct Pool {
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
     pub launcher: Launcher,
-    /// The book of the device, shared with the other models on it.
-    pub book: Arc<DeviceBook>,
+    /// The account of the device, shared with the other models on it.
+    pub account: Arc<DeviceAccount>,
     /// Device bytes for this model's processes and their passes: what `instances = "auto"` divides.
     pub budget: u64,
     /// What was learned before.
@@ -73,7 +73,7 @@ struct Shared {
     state: Mutex<State>,
     /// True: the pool is closing.
     closing: watch::Sender<bool>,
-    /// Rings when a pass was cancelled, which may still wait.
+    /// Notified when a pass was cancelled, which may still wait.
     cancelled: Arc<Notify>,
     /// The number of the next pass.
     passes: std::sync::atomic::AtomicU64,
@@ -97,9 +97,9 @@ struct State {
 #[derive(Debug)]
 struct Slot {
     status: SlotStatus,
-    /// Rings when there is work.
-    bell: Arc<Notify>,
-    /// Rings when an idle process should give cached memory back.
+    /// Notified when there is work.
+    wake: Arc<Notify>,
+    /// Notified when an idle process should give cached memory back.
     trim: Arc<Notify>,
 }
 
@@ -230,7 +230,7 @@ impl Pool {
             self.shared.state().slots.iter().filter_map(|slot| slot.status.loading_under).collect();
         let mut bytes = 0;
         for keeper in keepers {
-            bytes += self.shared.options.book.held_under(keeper).await.unwrap_or_default();
+            bytes += self.shared.options.account.held_under(keeper).await.unwrap_or_default();
         }
         bytes
     }
@@ -286,10 +286,10 @@ impl Shared {
     }
 
     fn add_slot(self: &Arc<Self>, state: &mut State, first: Option<oneshot::Sender<Result<(), LoadError>>>) {
-        let bell = Arc::new(Notify::new());
+        let wake = Arc::new(Notify::new());
         let index = state.slots.len();
-        state.slots.push(Slot { status: SlotStatus::new(), bell: Arc::clone(&bell), trim: Arc::default() });
-        tokio::spawn(slot::serve(Arc::clone(self), index, bell, first));
+        state.slots.push(Slot { status: SlotStatus::new(), wake: Arc::clone(&wake), trim: Arc::default() });
+        tokio::spawn(slot::serve(Arc::clone(self), index, wake, first));
     }
 
     /// Ensures that a process takes the waiting passes: an idle one, one that is loading, or else a new one.
@@ -298,7 +298,7 @@ impl Shared {
         let mut takers = 0;
         for slot in &state.slots {
             if matches!(slot.status.state, SlotState::Idle { .. }) {
-                slot.bell.notify_one();
+                slot.wake.notify_one();
                 takers += 1;
             } else if slot.status.state.is_coming() {
                 takers += 1;
@@ -310,7 +310,7 @@ impl Shared {
         match state.slots.iter().position(|slot| slot.status.state == SlotState::Unloaded) {
             Some(at) if has_room => {
                 state.slots[at].status.state = SlotState::Starting;
-                state.slots[at].bell.notify_one();
+                state.slots[at].wake.notify_one();
             }
             None if state.slots.len() < self.instances(state) => self.add_slot(state, None),
             _ => {}
@@ -356,7 +356,7 @@ async fn end_cancelled(shared: Arc<Shared>, mut closing: watch::Receiver<bool>) 
         state.drop_cancelled();
         if !state.wants_process() {
             let coming = state.slots.iter().filter(|slot| slot.status.state.is_coming());
-            coming.for_each(|slot| slot.bell.notify_one());
+            coming.for_each(|slot| slot.wake.notify_one());
         }
     }
 }

@@ -26,7 +26,7 @@ impl SlotTask {
             let job = self.take_job(0);
             let Some(mut job) = job else {
                 tokio::select! {
-                    () = self.bell.notified() => continue,
+                    () = self.wake.notified() => continue,
                     () = closed(&mut self.closing) => return,
                 }
             };

@@ -27,7 +27,7 @@ const TRIM_AFTER: Duration = Duration::from_secs(1);
 const EVICTED: &str = "another model needs the memory";
 
 /// Why a process is no longer wanted, or no longer there.
-pub(super) enum Leave {
+pub(super) enum EndReason {
     /// It is alive, and is asked to end.
     Asked(&'static str),
     /// It is dead or unusable.
@@ -41,7 +41,7 @@ pub(super) enum Leave {
 
 /// How a pass ended, as far as its process and the next one are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ran {
+enum RunOutcome {
     Done,
     /// `killed`: its process was killed over it.
     Cancelled {
@@ -56,12 +56,12 @@ enum Ran {
 
 impl SlotTask {
     /// Gives a process passes until it is to end, and ends it.
-    pub(super) async fn use_process(&mut self, mut warm: Warm, entry: Entry) -> Leave {
+    pub(super) async fn use_process(&mut self, mut warm: Warm, entry: Entry) -> EndReason {
         let config = self.shared.config.clone();
-        let leave = self.serve_passes(&mut warm, &entry).await;
+        let reason = self.serve_passes(&mut warm, &entry).await;
         self.update(SlotState::Ending { since: Instant::now() });
-        match &leave {
-            Leave::Asked(why) => {
+        match &reason {
+            EndReason::Asked(why) => {
                 tracing::info!(
                     model = config.name,
                     pid = warm.pid(),
@@ -72,16 +72,16 @@ impl SlotTask {
                 self.look(&warm).await;
                 self.unless_long(config.kill * 2 + PATIENCE, warm.end(config.kill, &config.name)).await;
             }
-            Leave::Failed | Leave::Crashed => {
+            EndReason::Failed | EndReason::Crashed => {
                 self.unless_long(config.kill + PATIENCE, warm.end_now(config.kill, &config.name)).await;
                 let now = Instant::now();
-                if matches!(leave, Leave::Crashed) {
+                if matches!(reason, EndReason::Crashed) {
                     self.backoff.crashed(now);
                 } else {
                     self.backoff.failed(now);
                 }
             }
-            Leave::Killed => {
+            EndReason::Killed => {
                 tracing::info!(
                     model = config.name,
                     pid = warm.pid(),
@@ -89,51 +89,51 @@ impl SlotTask {
                 );
                 self.unless_long(config.kill + PATIENCE, warm.end_now(config.kill, &config.name)).await;
             }
-            Leave::Closing => warm.end(config.kill, &config.name).await,
+            EndReason::Closing => warm.end(config.kill, &config.name).await,
         }
         drop(entry);
-        leave
+        reason
     }
 
-    async fn serve_passes(&mut self, warm: &mut Warm, entry: &Entry) -> Leave {
+    async fn serve_passes(&mut self, warm: &mut Warm, entry: &Entry) -> EndReason {
         let mut looked = Instant::now();
         let mut leak = Leak::default();
         loop {
             let job = match self.next_job(warm, entry).await {
                 Ok(job) => job,
-                Err(leave) => return leave,
+                Err(reason) => return reason,
             };
             let number = self.shared.passes.fetch_add(1, Ordering::Relaxed);
             self.update(SlotState::Running { pass: number });
             self.shared.state().slots[self.index].status.keeps_memory = true;
             let ran = self.run(warm, number, job).await;
             let is_closing = *self.closing.borrow();
-            if ran == Ran::Done {
+            if ran == RunOutcome::Done {
                 self.backoff.succeeded();
             }
             if !warm.is_alive() {
                 return match ran {
                     // Closing the pool ended the process.
-                    _ if is_closing => Leave::Closing,
-                    Ran::Cancelled { killed: true } => Leave::Killed,
-                    _ => Leave::Crashed,
+                    _ if is_closing => EndReason::Closing,
+                    RunOutcome::Cancelled { killed: true } => EndReason::Killed,
+                    _ => EndReason::Crashed,
                 };
             }
-            if ran == (Ran::DiskFull { is_in_the_way: true }) {
+            if ran == (RunOutcome::DiskFull { is_in_the_way: true }) {
                 tracing::warn!(
                     model = self.shared.config.name,
                     pid = warm.pid(),
                     "the files of the process leave no room for the files of a pass, or its scratch folder is gone: replacing the process"
                 );
                 // As a failure, so that the next process waits if this is repeated.
-                return Leave::Failed;
+                return EndReason::Failed;
             }
             if self.shared.config.recycle_after.is_some_and(|passes| warm.passes >= passes) {
-                return Leave::Asked("recycle_after");
+                return EndReason::Asked("recycle_after");
             }
             if Leak::is_due(warm.passes) {
-                if let Some(leave) = self.look_for_leak(warm, &mut leak).await {
-                    return leave;
+                if let Some(reason) = self.look_for_leak(warm, &mut leak).await {
+                    return reason;
                 }
                 looked = Instant::now();
             }
@@ -145,9 +145,9 @@ impl SlotTask {
     }
 
     /// The next pass, while the process is idle.
-    async fn next_job(&mut self, warm: &mut Warm, entry: &Entry) -> Result<PassJob, Leave> {
+    async fn next_job(&mut self, warm: &mut Warm, entry: &Entry) -> Result<PassJob, EndReason> {
         if entry.is_asked_to_end() {
-            return Err(Leave::Asked(EVICTED));
+            return Err(EndReason::Asked(EVICTED));
         }
         if let Some(job) = self.take_job(warm.passes) {
             return Ok(job);
@@ -164,7 +164,7 @@ impl SlotTask {
         pings.reset();
         loop {
             tokio::select! {
-                () = self.bell.notified() => {
+                () = self.wake.notified() => {
                     if let Some(job) = self.take_job(warm.passes) {
                         return Ok(job);
                     }
@@ -175,16 +175,16 @@ impl SlotTask {
                 }
                 error = warm.misbehaved() => {
                     tracing::warn!(model = config.name, pid = warm.pid(), error, stderr = warm.stderr_tail(), "an idle process failed: replacing it");
-                    return Err(Leave::Failed);
+                    return Err(EndReason::Failed);
                 }
                 () = trim.notified() => self.trim(warm).await?,
                 () = at(trimming) => {
                     trimming = None;
                     self.trim(warm).await?;
                 }
-                () = evict.notified() => return Err(Leave::Asked(EVICTED)),
-                () = at(ending) => return Err(Leave::Asked("idle_s")),
-                () = closed(&mut self.closing) => return Err(Leave::Closing),
+                () = evict.notified() => return Err(EndReason::Asked(EVICTED)),
+                () = at(ending) => return Err(EndReason::Asked("idle_s")),
+                () = closed(&mut self.closing) => return Err(EndReason::Closing),
             }
         }
     }
@@ -205,7 +205,7 @@ impl SlotTask {
     }
 
     /// Runs a pass.
-    async fn run(&mut self, warm: &mut Warm, number: u64, mut job: PassJob) -> Ran {
+    async fn run(&mut self, warm: &mut Warm, number: u64, mut job: PassJob) -> RunOutcome {
         let shared = Arc::clone(&self.shared);
         let config = &shared.config;
         if let Some((item, why)) = refused(&job, &warm.ready().accepts) {
@@ -216,7 +216,7 @@ impl SlotTask {
                 detail,
                 stderr: String::new(),
             });
-            return Ran::Done;
+            return RunOutcome::Done;
         }
         let costs: Vec<Costs> = job.request.items.iter().map(Costs::new).collect();
         let cost = of_pass(&costs, config.vram.per).filter(|_| config.vram.learn);
@@ -226,7 +226,7 @@ impl SlotTask {
             job.request.measure = false;
         }
         let sampler = if job.request.measure {
-            Sampler::start(&shared.options.book, warm.keeper_pid(), self.base).await
+            Sampler::start(&shared.options.account, warm.keeper_pid(), self.base).await
         } else {
             None
         };
@@ -255,12 +255,12 @@ impl SlotTask {
             report.free = report.free.or(self.last.map(|last| last.alive.reading.free));
         }
         let ran = match &end {
-            PassEnd::Done { .. } => Ran::Done,
-            PassEnd::Cancelled { killed } => Ran::Cancelled { killed: *killed },
+            PassEnd::Done { .. } => RunOutcome::Done,
+            PassEnd::Cancelled { killed } => RunOutcome::Cancelled { killed: *killed },
             PassEnd::DiskFull { asked, .. } => {
-                Ran::DiskFull { is_in_the_way: warm.is_in_the_way(*asked).await }
+                RunOutcome::DiskFull { is_in_the_way: warm.is_in_the_way(*asked).await }
             }
-            _ => Ran::Failed,
+            _ => RunOutcome::Failed,
         };
         job.end(end);
         ran

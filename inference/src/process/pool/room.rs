@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::{Duration, Instant, sleep, timeout};
 
 use super::leak::Leak;
-use super::passes::Leave;
+use super::passes::EndReason;
 use super::slot::{SlotTask, closed};
 use super::status::SlotState;
 use crate::process::device_view::Reading;
@@ -48,7 +48,7 @@ impl SlotTask {
                 // Do not take room that nobody wants any more.
                 biased;
                 () = closed(&mut closing) => return Ok(Admitted::Closing),
-                () = self.bell.notified(), if !is_first => {
+                () = self.wake.notified(), if !is_first => {
                     if !self.shared.state().wants_process() {
                         return Ok(Admitted::Unwanted);
                     }
@@ -67,7 +67,7 @@ impl SlotTask {
         let no_memory = |reading| LoadError::NoMemory { bytes, reading };
         let mut last = Reading::default();
         let mut logged = false;
-        let admitted = shared.options.book.admit(bytes, is_only, |reading, waited| {
+        let admitted = shared.options.account.admit(bytes, is_only, |reading, waited| {
             last = reading;
             if !logged {
                 let free = reading.free;
@@ -118,17 +118,17 @@ impl SlotTask {
 
     /// Looks at what the process holds.
     pub(super) async fn look(&mut self, warm: &Warm) {
-        let book = &self.shared.options.book;
-        let alive = book.look().await;
+        let account = &self.shared.options.account;
+        let alive = account.look().await;
         let before = self.last.map_or(0, |last| last.held);
-        let held = book.held_under(warm.keeper_pid()).await.unwrap_or(before);
-        book.note_held(warm.keeper_pid(), held);
+        let held = account.held_under(warm.keeper_pid()).await.unwrap_or(before);
+        account.note_held(warm.keeper_pid(), held);
         self.last = Some(Claim { alive, held });
         self.shared.state().slots[self.index].status.holds(held);
     }
 
     /// Makes the process give its caches back, and looks at what it holds then.
-    pub(super) async fn trim(&mut self, warm: &mut Warm) -> Result<(), Leave> {
+    pub(super) async fn trim(&mut self, warm: &mut Warm) -> Result<(), EndReason> {
         warm.trim().await;
         // The answer comes after the trimming.
         self.ping(warm).await?;
@@ -144,18 +144,18 @@ impl SlotTask {
     }
 
     /// Asks the process whether it is there.
-    pub(super) async fn ping(&self, warm: &mut Warm) -> Result<(), Leave> {
+    pub(super) async fn ping(&self, warm: &mut Warm) -> Result<(), EndReason> {
         warm.ping().await.map(drop).map_err(|error| {
             let (model, pid) = (&self.shared.config.name, warm.pid());
             tracing::warn!(model, pid, error, "a process did not answer a ping: replacing it");
-            Leave::Failed
+            EndReason::Failed
         })
     }
 
     /// Makes the process return its caches, reads its memory, and returns the reason why it should end, if there is one.
-    pub(super) async fn look_for_leak(&mut self, warm: &mut Warm, leak: &mut Leak) -> Option<Leave> {
-        if let Err(leave) = self.trim(warm).await {
-            return Some(leave);
+    pub(super) async fn look_for_leak(&mut self, warm: &mut Warm, leak: &mut Leak) -> Option<EndReason> {
+        if let Err(reason) = self.trim(warm).await {
+            return Some(reason);
         }
         let model = &self.shared.config.name;
         let held_bytes = self.last.map_or(0, |last| last.held);
@@ -167,7 +167,7 @@ impl SlotTask {
             bytes_per_pass,
             "the process leaks device memory: replacing it"
         );
-        Some(Leave::Asked("a leak"))
+        Some(EndReason::Asked("a leak"))
     }
 
     /// Waits until the memory of the process that ended is back.
@@ -178,7 +178,7 @@ impl SlotTask {
         let Some(claim) = self.last.take() else { return };
         let (since, model) = (Instant::now(), &self.shared.config.name);
         let mut logged_at: Option<Instant> = None;
-        let back = self.shared.options.book.reclaim(claim, |bytes| {
+        let back = self.shared.options.account.reclaim(claim, |bytes| {
             self.update(SlotState::Withheld { bytes, since });
             if since.elapsed() > PATIENCE {
                 let mib = bytes >> 20;

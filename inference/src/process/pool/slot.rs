@@ -9,7 +9,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 
 use super::backoff::Backoff;
-use super::passes::Leave;
+use super::passes::EndReason;
 use super::room::{Admitted, PATIENCE};
 use super::status::{SlotState, Unavailable};
 use super::{Shared, State, refuse_waiting};
@@ -21,12 +21,12 @@ use crate::process::warm::{LoadError, Warm};
 pub(super) async fn serve(
     shared: Arc<Shared>,
     index: usize,
-    bell: Arc<Notify>,
+    wake: Arc<Notify>,
     first: Option<oneshot::Sender<Result<(), LoadError>>>,
 ) {
     let closing = shared.closing.subscribe();
     let mut slot =
-        SlotTask { shared, index, bell, closing, backoff: Backoff::default(), last: None, base: 0 };
+        SlotTask { shared, index, wake, closing, backoff: Backoff::default(), last: None, base: 0 };
     let is_once = matches!(slot.shared.config.mode, Mode::Once(_));
     let mut first = first;
     loop {
@@ -57,7 +57,7 @@ pub(super) async fn serve(
 pub(super) struct SlotTask {
     pub(super) shared: Arc<Shared>,
     pub(super) index: usize,
-    pub(super) bell: Arc<Notify>,
+    pub(super) wake: Arc<Notify>,
     pub(super) closing: watch::Receiver<bool>,
     pub(super) backoff: Backoff,
     /// What the current or last process held at the last look.
@@ -102,8 +102,8 @@ impl SlotTask {
             if let Some(first) = first.take() {
                 let _ = first.send(Ok(()));
             }
-            let leave = self.use_process(warm, entry).await;
-            if matches!(leave, Leave::Closing) {
+            let reason = self.use_process(warm, entry).await;
+            if matches!(reason, EndReason::Closing) {
                 return;
             }
             self.reclaim().await;
@@ -127,7 +127,7 @@ impl SlotTask {
                 }
             }
             tokio::select! {
-                () = self.bell.notified() => {}
+                () = self.wake.notified() => {}
                 () = closed(&mut self.closing) => return false,
             }
         }
@@ -137,7 +137,7 @@ impl SlotTask {
     async fn load(&mut self, reserved: Entry, is_first: bool) -> Result<(Warm, Entry), LoadError> {
         let shared = Arc::clone(&self.shared);
         let config = &shared.config;
-        let book = &shared.options.book;
+        let account = &shared.options.account;
         let declared = config.vram.base_bytes.unwrap_or(0);
         self.update(SlotState::Loading);
         // Before the program starts, so that the hash is of the files that it will read.
@@ -146,21 +146,21 @@ impl SlotTask {
             files = config.hash_files() => files.map_err(LoadError::Start)?,
             () = closed(&mut closing) => return Err(LoadError::Start("the worker is ending".to_owned())),
         };
-        let before = book.look().await;
+        let before = account.look().await;
         self.last = Some(Claim { alive: before, held: 0 });
         let mut entry = None;
         let began = Instant::now();
         let index = self.index;
         let started = |keeper| {
-            entry = Some(book.enter(keeper));
+            entry = Some(account.enter(keeper));
             shared.state().slots[index].status.loading_under = Some(keeper);
         };
         let stop = closed(&mut closing);
-        let loading = Warm::load(&shared.options.launcher, config, book, started, is_first, stop);
+        let loading = Warm::load(&shared.options.launcher, config, account, started, is_first, stop);
         let warm = self.unless_long(config.load + config.kill * 2 + PATIENCE, loading).await?;
-        let entry = entry.unwrap_or_else(|| book.enter(warm.keeper_pid()));
-        let look = book.look().await;
-        let held = match book.held_under(warm.keeper_pid()).await {
+        let entry = entry.unwrap_or_else(|| account.enter(warm.keeper_pid()));
+        let look = account.look().await;
+        let held = match account.held_under(warm.keeper_pid()).await {
             Some(held) => held,
             // The difference also counts what others took meanwhile, so that too much is waited for later. The declaration and the
             // program's own figure count if they are more. The device's size is the limit.
@@ -174,7 +174,7 @@ impl SlotTask {
             entry.is_kept();
         }
         entry.is_loaded();
-        let look = book.look().await;
+        let look = account.look().await;
         drop(reserved);
         self.last = Some(Claim { alive: look, held });
         self.base = held;

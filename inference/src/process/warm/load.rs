@@ -6,10 +6,10 @@ use super::{Ready, Warm};
 use crate::process::child::{Child, StartError};
 use crate::process::config::{Mode, ProcessConfig};
 use crate::process::device_view::Reading;
-use crate::process::frames::{Frames, Unheard, name};
+use crate::process::frames::{Frames, NoFrame, name};
 use crate::process::keeper::{Death, OutputUse};
 use crate::process::launch::Launcher;
-use crate::process::memory::DeviceBook;
+use crate::process::memory::DeviceAccount;
 use crate::process::protocol::{FromModel, OomReport, ToModel, VERSION};
 
 /// Why a process is not loaded. Nothing of it is left, unless the worker is starting, and the process was killed and does not end.
@@ -77,13 +77,13 @@ impl Warm {
     pub async fn load(
         launcher: &Launcher,
         config: &ProcessConfig,
-        book: &DeviceBook,
+        account: &DeviceAccount,
         started: impl FnOnce(i32),
         is_first: bool,
         stop: impl Future<Output = ()>,
     ) -> Result<Self, LoadError> {
         debug_assert_eq!(config.mode, Mode::Warm);
-        let view = book.view();
+        let view = account.view();
         let spec = launcher
             .spec(config, view, config.command.clone(), OutputUse::Protocol)
             .map_err(|error| LoadError::Start(format!("make the scratch folder: {error}")))?;
@@ -132,8 +132,8 @@ impl Warm {
         Err(match error {
             Refused::TimedOut => LoadError::TimedOut { limit, stderr },
             Refused::Stopped => LoadError::Start("the pool was closed".to_owned()),
-            Refused::Unheard(Unheard::Died(death)) => LoadError::Crashed { death, stderr },
-            Refused::Unheard(Unheard::Fault(fault)) => LoadError::Protocol { fault, stderr },
+            Refused::NoFrame(NoFrame::Died(death)) => LoadError::Crashed { death, stderr },
+            Refused::NoFrame(NoFrame::Fault(fault)) => LoadError::Protocol { fault, stderr },
             Refused::OutOfMemory(report) => LoadError::OutOfMemory { report, stderr },
             Refused::Failed(detail) => LoadError::Failed { detail, stderr },
         })
@@ -141,13 +141,13 @@ impl Warm {
 
     async fn hello(&mut self, hello: ToModel) -> Result<Ready, Refused> {
         self.send(hello).await;
-        match self.next().await.map_err(Refused::Unheard)?.message {
+        match self.next().await.map_err(Refused::NoFrame)?.message {
             FromModel::Ready { version: VERSION, revision: Some(revision), .. }
                 if revision.len() > REVISION_BYTES_MAX =>
             {
                 let length = revision.len();
                 let fault = format!("a revision of {length} bytes; the limit is {REVISION_BYTES_MAX}");
-                Err(Refused::Unheard(Unheard::Fault(fault)))
+                Err(Refused::NoFrame(NoFrame::Fault(fault)))
             }
             FromModel::Ready { version: VERSION, weights, accepts, revision } => {
                 Ok(Ready { weights, accepts, revision })
@@ -155,11 +155,11 @@ impl Warm {
             FromModel::Ready { version, .. } => {
                 let fault =
                     format!("the program speaks version {version} of the protocol, the worker {VERSION}");
-                Err(Refused::Unheard(Unheard::Fault(fault)))
+                Err(Refused::NoFrame(NoFrame::Fault(fault)))
             }
             FromModel::Oom { pass: None, memory, .. } => Err(Refused::OutOfMemory(memory)),
             FromModel::Failed { pass: None, detail, .. } => Err(Refused::Failed(detail)),
-            other => Err(Refused::Unheard(Unheard::Fault(format!("{} before `ready`", name(&other))))),
+            other => Err(Refused::NoFrame(NoFrame::Fault(format!("{} before `ready`", name(&other))))),
         }
     }
 }
@@ -174,7 +174,7 @@ async fn end_first(child: &mut Child, config: &ProcessConfig) {
 
 /// Why a hello was not answered with `ready`.
 enum Refused {
-    Unheard(Unheard),
+    NoFrame(NoFrame),
     OutOfMemory(OomReport),
     Failed(String),
     TimedOut,

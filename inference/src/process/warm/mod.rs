@@ -11,7 +11,7 @@ use tokio::time::{Duration, Instant, sleep_until, timeout};
 use super::accepts::Accepts;
 use super::child::Child;
 use super::frame::Frame;
-use super::frames::{Frames, LAST_WORD, Unheard, name, next};
+use super::frames::{Frames, LAST_WORD, NoFrame, name, next};
 use super::item;
 use super::oom::{MemoryVerdict, judge};
 use super::pass::{Cancellation, Events, PassEnd, PassRequest, Stop};
@@ -150,7 +150,7 @@ impl Warm {
                 }
                 next = next(&mut self.frames, &mut self.child) => {
                     let step = next.and_then(|frame| {
-                        transcript.read(frame, pass.scratch).map_err(|fault| Unheard::Fault(fault.to_string()))
+                        transcript.read(frame, pass.scratch).map_err(|fault| NoFrame::Fault(fault.to_string()))
                     });
                     match step {
                         Ok(step @ (Step::Output { .. } | Step::Ignored)) => {
@@ -164,7 +164,7 @@ impl Warm {
                             pass.events.progress(item, fraction, note, pass.items - transcript.finished());
                         }
                         Ok(Step::End(end)) => return self.ended(end, stop, limit, pass.limits).await,
-                        Err(unheard) => return self.failed(unheard, &pass).await,
+                        Err(no_frame) => return self.failed(no_frame, &pass).await,
                     }
                 }
                 result = self.socket.write(&bytes[written..]), if written < bytes.len() => match result {
@@ -216,16 +216,16 @@ impl Warm {
     }
 
     /// The process died, or broke the protocol.
-    async fn failed(&mut self, unheard: Unheard, pass: &Pass<'_>) -> PassEnd {
+    async fn failed(&mut self, no_frame: NoFrame, pass: &Pass<'_>) -> PassEnd {
         self.end_within_limits(pass.limits).await;
         let stderr = self.printed().await;
-        match unheard {
+        match no_frame {
             // A library may have ended the process before the program could report an out-of-memory.
-            Unheard::Died(death) => match judge(death, &stderr) {
+            NoFrame::Died(death) => match judge(death, &stderr) {
                 MemoryVerdict::Device(report) => PassEnd::OutOfMemory { item: None, report, stderr },
                 MemoryVerdict::Host | MemoryVerdict::Other => PassEnd::Crashed { death, stderr },
             },
-            Unheard::Fault(fault) => PassEnd::Protocol { fault, stderr },
+            NoFrame::Fault(fault) => PassEnd::Protocol { fault, stderr },
         }
     }
 
@@ -253,8 +253,8 @@ impl Warm {
     pub async fn misbehaved(&mut self) -> String {
         match next(&mut self.frames, &mut self.child).await {
             Ok(frame) => format!("{} while no pass ran", name(&frame.message)),
-            Err(Unheard::Died(death)) => format!("the program {death}"),
-            Err(Unheard::Fault(fault)) => fault,
+            Err(NoFrame::Died(death)) => format!("the program {death}"),
+            Err(NoFrame::Fault(fault)) => fault,
         }
     }
 
@@ -277,8 +277,8 @@ impl Warm {
                 Ok(reserved)
             }
             Ok(Ok(frame)) => Err(format!("{} instead of the answer to a ping", name(&frame.message))),
-            Ok(Err(Unheard::Died(death))) => Err(format!("the program {death}")),
-            Ok(Err(Unheard::Fault(fault))) => Err(fault),
+            Ok(Err(NoFrame::Died(death))) => Err(format!("the program {death}")),
+            Ok(Err(NoFrame::Fault(fault))) => Err(fault),
         }
     }
 
@@ -313,7 +313,7 @@ impl Warm {
         }
     }
 
-    async fn next(&mut self) -> Result<Frame<FromModel>, Unheard> {
+    async fn next(&mut self) -> Result<Frame<FromModel>, NoFrame> {
         next(&mut self.frames, &mut self.child).await
     }
 }

@@ -76,6 +76,7 @@ impl Shell {
         self.check_half_time(env, order);
         self.check_probe(env, order);
         self.check_limit(env, order);
+        self.check_shortage(env, order);
         self.check_fullness(env, order, &jobs);
         self.check_sizes(env, order, &jobs);
         self.check_items(env, order);

@@ -4,7 +4,6 @@
 mod accounts;
 mod as_known;
 mod attempts;
-mod books;
 mod channels;
 mod checks;
 mod confirms;
@@ -15,6 +14,7 @@ mod further;
 mod intake;
 mod leaks;
 mod limits;
+mod observations;
 mod operators;
 mod pace;
 mod passes;
@@ -26,6 +26,7 @@ mod results;
 mod sabotage;
 mod session;
 mod shares;
+mod shortage;
 mod start;
 mod stored_job;
 mod tamper;
@@ -44,7 +45,7 @@ use vramq_core::Core;
 use vramq_core::action::SessionEnd;
 use vramq_core::admission::BudgetView;
 use vramq_core::device::Loss;
-use vramq_core::event::{Event, PassBytes, Reading};
+use vramq_core::event::{Event, Reading};
 use vramq_core::ids::{JobKey, PassId};
 use vramq_core::settings::ModelFacts;
 use vramq_schemas::status::WorkerState;
@@ -52,10 +53,10 @@ use vramq_schemas::status::WorkerState;
 use super::agenda::{Happening, Life, MILLI, Micros, SECOND};
 use super::env::Env;
 use super::ledger::{JobNumber, Letter};
-use books::Books;
 use figures::{Load, Memories};
 use leaks::Leak;
 use limits::Seen;
+use observations::Observations;
 use operators::Operators;
 use pace::{Drain, Health};
 use passes::{Executor, Flight};
@@ -103,7 +104,7 @@ pub struct Shell {
     last_job: u64,
     passes: BTreeMap<PassId, Flight>,
     operators: Operators,
-    books: Books,
+    observations: Observations,
     health: Health,
     drain: Drain,
     memories: Memories,
@@ -113,6 +114,8 @@ pub struct Shell {
     /// Passes that ran out of memory alone, by model and length of the longest item, with their bytes. Cleared when saved.
     ran_out: Vec<((usize, usize), u64)>,
     seen_limits: Seen,
+    /// Bytes that were left for passes when one ran out of memory, until the next second's reading.
+    short_of: Option<u64>,
     /// For each model: device time of its passes; and the longest pass of all models.
     model_time: Vec<Micros>,
     /// For each model: the device time of all models when its current backlog began (since then it has had waiting jobs at the end of every
@@ -230,13 +233,8 @@ impl Shell {
         let hanging = device.hanging_pass(self.life).and_then(|pass| self.passes.get(&pass)?.of_one_job());
         let on_device = device.on_device(self.life, env.base());
         let culprit = self.culprit.or(on_device.filter(|pass| !pass.waits).map(|pass| pass.pass));
-        let reading = Reading {
-            memory: device.memory(self.life),
-            passes: PassBytes { own: device.active_bytes(self.life), programs: 0 },
-            lost: self.lost.clone(),
-            on_device,
-            culprit,
-        };
+        let (memory, passes) = self.read_memory(env);
+        let reading = Reading { memory, passes, lost: self.lost.clone(), on_device, culprit };
         if let Some(job) = hanging {
             env.ledger.excuses_mut(job).hung_alone = true;
         }
@@ -246,6 +244,7 @@ impl Shell {
         let is_busy = self.passes.values().any(|flight| flight.session == self.sessions);
         self.idle_ticks = if is_busy { 0 } else { self.idle_ticks + 1 };
         self.check_trimmed(env);
+        self.shortage_ends();
         self.handle(env, Event::Tick(reading.clone()));
         if self.exit.is_some() || self.session.is_none() {
             return;

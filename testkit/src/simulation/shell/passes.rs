@@ -98,7 +98,7 @@ impl Shell {
             executor: model.executor,
             since: env.now,
             session: self.sessions,
-            admitted: std::mem::take(&mut self.books.admitted),
+            admitted: std::mem::take(&mut self.observations.admitted),
             beside: false,
             order,
         };
@@ -107,7 +107,7 @@ impl Shell {
         for other in others {
             (other.beside, flight.beside) = (true, true);
         }
-        (self.books.busy_at, self.idle_ticks) = (env.now, 0);
+        (self.observations.busy_at, self.idle_ticks) = (env.now, 0);
         let (pass, executor) = (flight.order.pass, flight.executor);
         self.passes.insert(pass, flight);
         if self.executors[executor.0].facts.is_serial {
@@ -302,7 +302,7 @@ impl Shell {
         if fitted.is_some() {
             self.note_held(env, end.memory.own(), end.memory.total);
         }
-        self.books.pass_ended(env, flight, &end, is_ours);
+        self.observations.pass_ended(env, flight, &end, is_ours);
         self.pass_is_over(env, end);
         if is_ours && self.exit.is_none() {
             self.check_limits(env, fitted);

@@ -38,6 +38,10 @@ impl Shell {
                 self.answered(env, request, answer, &text, last);
             }
             Action::SetLog { request, directives } => self.log_set(env, request, &directives),
+            Action::ReadMemory => {
+                let (memory, passes) = self.read_memory(env);
+                self.ready.push_back(Event::MemoryRead { memory, passes });
+            }
             Action::TrimDevice => self.check_trim(env),
             _ if self.is_closing => {}
             Action::Consume { model, queue, consumer, prefetch, hold_max } => {
@@ -50,9 +54,9 @@ impl Shell {
             Action::FetchQuarantined { model } => self.fetch(env, model),
             Action::Return { job } => {
                 self.check_return(env, job);
-                self.give_back(env, job, true);
+                self.return_or_reject(env, job, true);
             }
-            Action::Reject { job } => self.give_back(env, job, false),
+            Action::Reject { job } => self.return_or_reject(env, job, false),
             _ => {}
         }
     }
@@ -161,7 +165,7 @@ impl Shell {
         open.into_iter().filter(is_covered).collect()
     }
 
-    fn give_back(&mut self, env: &mut Env, job: JobKey, requeue: bool) {
+    fn return_or_reject(&mut self, env: &mut Env, job: JobKey, requeue: bool) {
         let (Some(session), Some(stored)) = (&mut self.session, self.jobs.get_mut(&job)) else { return };
         session.given_back.insert((stored.channel, stored.tag));
         self.gave_back = true;

@@ -125,7 +125,7 @@ impl Shell {
 
     /// Checks a publication about a job, and records it.
     fn check_publication(&mut self, env: &mut Env, job: JobKey, publication: &Publication) {
-        let recomputed = std::mem::take(&mut self.books.recomputed);
+        let recomputed = std::mem::take(&mut self.observations.recomputed);
         if let Some(stored) = self.jobs.get_mut(&job) {
             stored.recomputed += recomputed;
         }

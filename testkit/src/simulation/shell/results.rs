@@ -25,6 +25,7 @@ impl Shell {
             PassResult::Failed(PassError::OutOfMemory { oom, .. }) => {
                 let (alone, PassOrder { model, shape, items, .. }) = (flight.was_alone(oom), &flight.order);
                 self.ran_out(*model, *shape, oom, alone);
+                self.note_shortage(env);
                 for key in keys {
                     let first = items.iter().filter(|(of, _)| *of == key).map(|(_, item)| *item).min();
                     let attempt = self.attempt(env, flight, oom, first.unwrap_or(ItemIndex(0)));

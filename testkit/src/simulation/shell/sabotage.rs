@@ -112,6 +112,8 @@ sabotages! {
     EndNotCounted,
     /// What a caller had of a pass counts twice.
     ShareCountedTwice,
+    /// The free memory after an out-of-memory is not read.
+    ShortageNotRead,
     /// A learned limit is not saved.
     LimitNotSaved,
     /// An operator's command is not answered.

@@ -69,7 +69,7 @@ impl Shell {
         self.sessions += 1;
         (self.is_closing, self.ending) = (false, None);
         self.settled_at_open = self.settled;
-        (self.is_blocked, self.books.busy_at) = (false, env.now);
+        (self.is_blocked, self.observations.busy_at) = (false, env.now);
         self.session = Some(Session {
             number: self.sessions,
             consuming,

@@ -12,10 +12,10 @@ use vramq_core::poison_policy::PoisonPolicy;
 use vramq_core::settings::{ExecutorFacts, ModelFacts, Settings};
 
 use super::as_known::{budget_as_known, models_as_known};
-use super::books::Books;
 use super::confirms::CONFIRM_MAX;
 use super::figures::{Load, Memories};
 use super::leaks::{FULL_FOR, FULL_PERCENT, Leak};
+use super::observations::Observations;
 use super::operators::Operators;
 use super::pace::{Drain, Health};
 use super::passes::Executor;
@@ -71,7 +71,7 @@ impl Shell {
             last_job: 0,
             passes: BTreeMap::new(),
             operators: Operators::default(),
-            books: Books::default(),
+            observations: Observations::default(),
             health: Health::default(),
             drain: Drain::default(),
             memories: Memories::default(),
@@ -79,6 +79,7 @@ impl Shell {
             load: vec![Load::default(); models.len()],
             ran_out: Vec::new(),
             seen_limits: BTreeMap::new(),
+            short_of: None,
             model_time: vec![0; models.len()],
             model_backlogs: BTreeMap::new(),
             longest_pass: 0,

@@ -45,6 +45,7 @@ impl Shell {
                 rejection.reason = Reason::Malformed;
             }
             (Sabotage::WithheldMemoryIgnored, Event::MemoryWithheld { .. })
+            | (Sabotage::ShortageNotRead, Event::MemoryRead { .. })
             | (Sabotage::LostTimer, Event::Timer)
             | (Sabotage::RepliesTakenLost, Event::RepliesTaken { .. }) => return Verdict::IsLost,
             (_, Event::Delivered(delivery)) => self.tamper_delivery(sabotage, delivery),

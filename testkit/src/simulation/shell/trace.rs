@@ -83,6 +83,7 @@ impl Shell {
             | Action::Prepare { .. }
             | Action::CountQueues { .. }
             | Action::SaveLimits
+            | Action::ReadMemory
             | Action::TrimDevice => return,
             other => format!("-> {other:?}"),
         };

@@ -6,12 +6,12 @@ use vramq_schemas::{JobHeaders, Reason};
 use crate::Core;
 use crate::action::Action;
 use crate::backoff;
-use crate::device::{OutOfMemory, PassError};
+use crate::device::{Memory, OutOfMemory, PassError};
 use crate::disposition::{
     AfterFailure, JobOutcome, PassFacts, after_failure, after_invalid_input, after_out_of_memory,
     delays_before,
 };
-use crate::event::OutputSize;
+use crate::event::{OutputSize, PassBytes};
 use crate::ids::{ItemIndex, JobKey};
 use crate::jobs::{Running, StopReason};
 use crate::observation::{Cause, Observation};
@@ -70,7 +70,7 @@ impl Core {
         }
         if is_undecided {
             // Where nobody is named, each job runs again alone.
-            self.give_back(pass, outputs, invalid.is_none());
+            self.put_back(pass, outputs, invalid.is_none());
         }
     }
 
@@ -164,7 +164,8 @@ impl Core {
         self.requeue_unfinished(job);
     }
 
-    /// A pass ran out of memory: logs one line with everything that is needed to find the cause, and updates the learned limits.
+    /// A pass ran out of memory: logs one line with everything that is needed to find the cause, updates the learned limits, and asks for
+    /// the memory that is left.
     fn ran_out(&mut self, pass: &InFlight, facts: &PassFacts<'_>, oom: &OutOfMemory, said: &str) {
         let (model, alone) = (&self.models[pass.model.0], facts.alone(oom));
         let longest_item = pass.items.first().map(|(job, item, _)| (*job, *item));
@@ -186,6 +187,15 @@ impl Core {
             self.act(Action::SaveLimits);
         }
         self.observe(Observation::OutOfMemory { model: pass.model, oom: *oom, alone });
+        // The error's own figures do not tell what other passes held, and those of a program may be wrong.
+        self.act(Action::ReadMemory);
+    }
+
+    /// The device's memory after a pass ran out of it. The next passes stay within it; otherwise each of them could run out of memory until
+    /// the next second's reading. Only that one raises the budget. What programs hold is known with a delay, so the memory of a pass that
+    /// has just ended may count twice here.
+    pub(crate) fn memory_read(&mut self, memory: Memory, passes: PassBytes) {
+        self.scheduler.lower_budget(passes.free_after(memory).saturating_sub(self.settings.reserve));
     }
 }
 

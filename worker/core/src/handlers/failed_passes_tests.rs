@@ -4,9 +4,9 @@ use vramq_schemas::headers::{DEVICE_LOST, PROCESS_LOST, WORKER_LOST};
 use vramq_schemas::{Attempt, JobHeaders, Reason};
 
 use crate::action::{Action, PassOrder, Publication, Route};
-use crate::device::{OutOfMemory, PassError};
-use crate::event::{PassResult, Source};
-use crate::handlers::test_worker::{Worker, replied, requeued};
+use crate::device::{Memory, OutOfMemory, PassError};
+use crate::event::{Event, PassBytes, PassResult, Source};
+use crate::handlers::test_worker::{MEMORY, Worker, replied, requeued};
 use crate::ids::{ItemIndex, JobKey};
 
 fn crashed() -> PassResult {
@@ -61,6 +61,50 @@ fn an_out_of_memory_costs_the_jobs_that_lack_an_output() {
     let actions = worker.ends(&order, PassResult::Failed(PassError::from(oom)), outputs.collect());
     // The finished item of the second job is published before the job is requeued.
     assert_eq!(replied(&actions), [(JobKey(1), 2, true), (JobKey(2), 1, false)]);
+}
+
+/// A pass ran out of memory while another process held most of it. What the allocator reports as free is wrong.
+fn ran_out_beside_others() -> PassResult {
+    PassResult::Failed(PassError::from(OutOfMemory { asked: 8, free: 0, total: 10, foreign: 7 }))
+}
+
+fn sizes(passes: &[PassOrder]) -> Vec<usize> {
+    passes.iter().map(|order| order.items.len()).collect()
+}
+
+#[test]
+fn after_an_out_of_memory_passes_stay_within_what_is_free_until_the_next_second() {
+    let mut worker = Worker::on_device();
+    worker.job(1, 8, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    let actions = worker.ends(&order, ran_out_beside_others(), vec![None; 8]);
+    assert!(actions.iter().any(|action| matches!(action, Action::ReadMemory)), "{actions:?}");
+    let memory = Memory { free: 3, ..MEMORY };
+    worker.apply(Event::MemoryRead { memory, passes: PassBytes::default() });
+    worker.job(2, 8, worker.source(), JobHeaders::default());
+    let passes = worker.passes();
+    assert_eq!(sizes(&passes), [3]);
+    worker.ends(&passes[0], PassResult::Done, vec![Some(10); 3]);
+    worker.quiet_tick();
+    assert_eq!(sizes(&worker.passes()), [5]);
+}
+
+#[test]
+fn memory_of_passes_in_flight_counts_as_free_after_an_out_of_memory_and_the_budget_never_grows() {
+    let mut worker = Worker::new();
+    worker.job(1, 2, worker.source(), JobHeaders::default());
+    let beside = worker.pass();
+    worker.job(2, 8, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    worker.ends(&order, ran_out_beside_others(), vec![None; 8]);
+    let memory = Memory { free: 3, ..MEMORY };
+    worker.apply(Event::MemoryRead { memory, passes: PassBytes { own: 1, programs: 1 } });
+    worker.job(3, 8, worker.source(), JobHeaders::default());
+    assert_eq!(sizes(&worker.passes()), [3], "the pass beside holds two of five bytes");
+    worker.apply(Event::MemoryRead { memory: MEMORY, passes: PassBytes::default() });
+    assert!(worker.passes().is_empty());
+    worker.ends(&beside, PassResult::Done, vec![Some(10); 2]);
+    assert_eq!(sizes(&worker.passes()), [2]);
 }
 
 fn invalid(item: Option<usize>) -> PassResult {
@@ -150,7 +194,6 @@ fn jobs_that_the_disk_has_no_room_for_together_run_alone_and_one_without_room_al
 
 #[test]
 fn items_of_one_job_that_the_disk_has_no_room_for_together_run_in_smaller_passes() {
-    let sizes = |passes: &[PassOrder]| passes.iter().map(|order| order.items.len()).collect::<Vec<_>>();
     let mut worker = Worker::new();
     worker.job(1, 8, worker.source(), JobHeaders::default());
     let whole = worker.passes();

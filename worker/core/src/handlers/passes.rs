@@ -132,11 +132,11 @@ impl Core {
         match result {
             PassResult::Skipped => {
                 self.scheduler.failed(&self.models[model.0]);
-                self.give_back(pass, &outputs, false);
+                self.put_back(pass, &outputs, false);
             }
             PassResult::Cancelled => {
                 self.count(&pass, PassOutcome::Cancelled, took, &outputs);
-                self.give_back(pass, &outputs, false);
+                self.put_back(pass, &outputs, false);
             }
             PassResult::Done => {
                 self.count(&pass, PassOutcome::Done, took, &outputs);
@@ -234,7 +234,7 @@ impl Core {
     }
 
     /// Puts the items without output back to wait, if their jobs still continue here.
-    pub(crate) fn give_back(&mut self, pass: InFlight, outputs: &[Option<OutputSize>], isolated: bool) {
+    pub(crate) fn put_back(&mut self, pass: InFlight, outputs: &[Option<OutputSize>], isolated: bool) {
         let mut waiting = Vec::new();
         for job in pass.jobs() {
             let running = self.jobs.running_mut(job);
@@ -248,7 +248,7 @@ impl Core {
         }
         let has_output = |at: usize| outputs.get(at).is_some_and(Option::is_some);
         let items = pass.items.iter().enumerate().filter(|(at, _)| !has_output(*at)).map(|(_, item)| *item);
-        self.scheduler.give_back(pass.model, waiting, items);
+        self.scheduler.put_back(pass.model, waiting, items);
     }
 
     /// No process can run a model: it cannot be loaded, or it failed repeatedly. Its jobs are requeued without counting an attempt, and
@@ -265,7 +265,7 @@ impl Core {
             self.scheduler.set_available(model, false);
         }
         let jobs = pass.jobs();
-        self.give_back(pass, outputs, false);
+        self.put_back(pass, outputs, false);
         let waiting = self.jobs.running_where(|_, running| running.received.delivery.model == model);
         for job in jobs.into_iter().chain(waiting) {
             self.requeue_unfinished(job);

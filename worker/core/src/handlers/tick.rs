@@ -72,7 +72,7 @@ impl Core {
 
     /// Follows the device's memory: the budget at once, slots with hysteresis. A device that stays nearly full causes a restart.
     fn watch_memory(&mut self, reading: &Reading) {
-        let free = reading.memory.free + reading.passes.total();
+        let free = reading.passes.free_after(reading.memory);
         let reserve = self.settings.reserve;
         self.scheduler.set_budget(free.saturating_sub(reserve));
         let wanted = |at: usize| {

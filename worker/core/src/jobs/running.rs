@@ -20,7 +20,7 @@ use crate::scheduling::Waiting;
 
 /// A part is published once about this many bytes of a job are finished. That is large enough to make framing cheap, small enough to show
 /// the caller progress every few hundred texts, and far below the largest body.
-pub(crate) const PART_BYTES: usize = 1024 * 1024;
+pub(crate) const PART_BYTES_MIN: usize = 1024 * 1024;
 
 /// A finished item is published at the latest this long after the last part, so that the caller of a long job sees progress.
 const PART_AFTER: Duration = Duration::from_secs(1);
@@ -254,7 +254,7 @@ impl Running {
     /// Whether enough is finished for a part: by its size, or because the caller has seen nothing for a while.
     pub(crate) fn has_part(&self, now: Instant) -> bool {
         let is_overdue = now.saturating_duration_since(self.part_at) >= PART_AFTER;
-        self.progress.ready_bytes() >= PART_BYTES || (self.progress.ready() > 0 && is_overdue)
+        self.progress.ready_bytes() >= PART_BYTES_MIN || (self.progress.ready() > 0 && is_overdue)
     }
 
     /// Removes the finished items for a reply. `None` if there are none and more are to come.

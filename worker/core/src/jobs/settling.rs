@@ -271,10 +271,10 @@ impl Settling {
             error,
             "cannot requeue or dead-letter the job: giving it back to its queue. Declare the missing queue or binding again"
         );
-        self.give_back()
+        self.return_delivery()
     }
 
-    fn give_back(&mut self) -> Step {
+    fn return_delivery(&mut self) -> Step {
         self.end = End::Returned;
         self.over(Step::Return)
     }

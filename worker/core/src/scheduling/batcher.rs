@@ -124,7 +124,7 @@ impl Batcher {
 
     /// Puts items of a pass back, before all others. `jobs` (without items) are the jobs that continue, and how they wait from now on.
     /// Items of other jobs are dropped.
-    pub(crate) fn give_back(
+    pub(crate) fn put_back(
         &mut self,
         jobs: Vec<Waiting>,
         items: impl IntoIterator<Item = (JobKey, ItemIndex, usize)>,

@@ -161,7 +161,7 @@ fn items_given_back_go_first_and_in_order() {
     batcher.push(job(2, &[1, 1]));
     // Job 9 is not among the jobs that continue, so its item is dropped.
     let items = draft.items.into_iter().chain([(JobKey(9), ItemIndex(0), 1)]);
-    batcher.give_back(vec![Waiting { hint: Some(2), isolated: true, ..job(1, &[]) }], items);
+    batcher.put_back(vec![Waiting { hint: Some(2), isolated: true, ..job(1, &[]) }], items);
     assert_eq!(pass(&mut batcher), [(1, 0), (1, 1)], "isolated: alone, with its hint");
     assert_eq!(pass(&mut batcher), [(2, 0), (2, 1)]);
     assert_eq!(pass(&mut batcher), [(1, 2)]);

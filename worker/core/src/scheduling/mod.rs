@@ -143,6 +143,11 @@ impl Scheduler {
         self.budget.set_limit(bytes);
     }
 
+    /// Lowers the budget to so many bytes if it is larger.
+    pub(crate) fn lower_budget(&self, bytes: u64) {
+        self.budget.set_limit(self.budget.limit().min(bytes));
+    }
+
     /// Prepares for starting passes; then [`next_turn`](Self::next_turn) names them one by one.
     pub(crate) fn begin_round(&mut self) {
         for executor in &mut self.executors {

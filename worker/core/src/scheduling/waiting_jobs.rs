@@ -31,14 +31,14 @@ impl Scheduler {
         self.batchers[model.0].relax(job, hint);
     }
 
-    /// Puts items of a pass back, before all others: see [`Batcher::give_back`].
-    pub(crate) fn give_back(
+    /// Puts items of a pass back, before all others: see [`Batcher::put_back`].
+    pub(crate) fn put_back(
         &mut self,
         model: ModelIndex,
         jobs: Vec<Waiting>,
         items: impl IntoIterator<Item = (JobKey, ItemIndex, usize)>,
     ) {
-        self.batchers[model.0].give_back(jobs, items);
+        self.batchers[model.0].put_back(jobs, items);
     }
 
     /// Drops a job's waiting items.

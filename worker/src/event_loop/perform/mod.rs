@@ -28,9 +28,6 @@ use crate::stores::fetch::Fetched;
 /// The most bytes that the event loop decodes or encodes itself, which takes some tens of microseconds. More goes to the pool.
 const INLINE_BYTES_MAX: usize = 16 * 1024;
 
-/// The longest filter for logs.
-const FILTER_BYTES_MAX: usize = 1024;
-
 impl EventLoop {
     /// Starts an action. Events that it causes at once are added to `ready`.
     pub(crate) fn perform(&mut self, action: Action) {
@@ -47,6 +44,10 @@ impl EventLoop {
             Action::Answer { request, answer, text, last } => self.answer(request, answer, text, last),
             Action::SetLog { request, directives } => self.set_log(request, &directives),
             Action::SaveLimits => self.context.state_file.write(self.core.learned_limits()),
+            Action::ReadMemory => {
+                let (memory, passes) = self.context.read_memory();
+                self.ready.push_back(Event::MemoryRead { memory, passes });
+            }
             Action::TrimDevice => {
                 self.context.device.trim();
                 self.context.programs.trim();
@@ -80,8 +81,8 @@ impl EventLoop {
                 let fetch = live.session.channels(model).fetch_quarantined();
                 live.fetching.push(Box::pin(async move { (model, fetch.await) }));
             }
-            Action::Return { job } => self.give_back(job, true),
-            Action::Reject { job } => self.give_back(job, false),
+            Action::Return { job } => self.return_or_reject(job, true),
+            Action::Reject { job } => self.return_or_reject(job, false),
             // All others are handled above.
             _ => without_session(&action),
         }
@@ -113,7 +114,7 @@ impl EventLoop {
     }
 
     /// Returns a delivery to its queue, or rejects it to the dead letters.
-    fn give_back(&mut self, job: JobKey, requeue: bool) {
+    fn return_or_reject(&mut self, job: JobKey, requeue: bool) {
         let Some(live) = &mut self.session else { return };
         let Some(unacked) = self.jobs.take_given_back(job) else {
             self.ready.push_back(Event::GivenBack { job, sent: false });
@@ -254,11 +255,7 @@ impl EventLoop {
     }
 
     fn set_log(&mut self, request: RequestId, directives: &str) {
-        let set = match directives.len() {
-            0..=FILTER_BYTES_MAX => self.context.logs.set(directives).map_err(|error| error.to_string()),
-            _ => Err(format!("longer than {FILTER_BYTES_MAX} bytes")),
-        };
-        match set {
+        match self.context.logs.set(directives) {
             Ok(()) => self.answer(request, Answer::Done, format!("logs `{directives}`"), true),
             Err(error) => {
                 self.answer(request, Answer::Refused, format!("not a filter for logs: {error}"), true);

@@ -64,7 +64,7 @@ impl EventLoop {
 
     fn settled(&mut self, settled: &Settled) {
         let job = self.jobs.remove(settled.job);
-        if settled.end.is_of_caller() {
+        if settled.end.counts_for_caller() {
             self.context.meters.callers.of(settled.caller.as_deref(), |caller| {
                 caller.jobs.inc();
             });

@@ -9,7 +9,7 @@ use vramq_core::ids::ModelIndex;
 use vramq_inference::process::cgroup::{Cgroups, NotDelegated};
 use vramq_inference::process::launch::Launcher;
 use vramq_inference::process::warm::LoadError;
-use vramq_inference::process::{DeviceBook, Learned, Pool, PoolOptions, ProcessConfig, WorkerDevice};
+use vramq_inference::process::{DeviceAccount, Learned, Pool, PoolOptions, ProcessConfig, WorkerDevice};
 
 use crate::device::Device;
 use crate::state_file::{ProgramKey, ProgramMemory, StateFile};
@@ -31,7 +31,7 @@ const ROOM_LOOK: Duration = Duration::from_millis(50);
 /// All programs of a worker.
 #[derive(Debug)]
 pub struct Programs {
-    book: Arc<DeviceBook>,
+    account: Arc<DeviceAccount>,
     device: Arc<dyn Device>,
     pools: Vec<(ModelIndex, Arc<Pool>)>,
     /// The file for learned values, and its content at start.
@@ -52,7 +52,7 @@ impl Programs {
     pub fn new(device: Arc<dyn Device>, state_file: StateFile, shares_device: bool) -> Self {
         let saved = Mutex::new(state_file.read_programs());
         Self {
-            book: WorkerDevice::book(Arc::clone(&device)),
+            account: WorkerDevice::account(Arc::clone(&device)),
             device,
             pools: Vec::new(),
             state_file,
@@ -75,8 +75,8 @@ impl Programs {
         budget: u64,
     ) -> Result<Arc<Pool>, LoadError> {
         let (launcher, learned) = (self.launcher(), self.learned_before(&config));
-        let (book, shares_device) = (Arc::clone(&self.book), self.shares_device);
-        let options = PoolOptions { launcher, book, budget, learned, shares_device };
+        let (account, shares_device) = (Arc::clone(&self.account), self.shares_device);
+        let options = PoolOptions { launcher, account, budget, learned, shares_device };
         let pool = Arc::new(Pool::start(config, options).await?);
         self.pools.push((model, Arc::clone(&pool)));
         self.look().await;
@@ -193,7 +193,7 @@ impl Programs {
     }
 
     async fn look(&self) {
-        let held = self.book.look().await.ours;
+        let held = self.account.look().await.ours;
         let mut resident = 0;
         for (_, pool) in &self.pools {
             // A process that has just been loaded counts twice for a moment. Counting it too low would make too much memory count as free.

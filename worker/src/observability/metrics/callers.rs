@@ -106,7 +106,7 @@ mod tests {
     use prometheus_client::encoding::text;
     use prometheus_client::registry::Registry;
 
-    use super::super::caller_histogram;
+    use super::super::families::caller_histogram;
     use super::*;
 
     const MOST: usize = 100;

@@ -15,7 +15,8 @@ use vramq_schemas::Reason;
 use vramq_schemas::status::Counters;
 
 use super::callers::Callers;
-use super::{Families, Labels, Ratio, Seconds, labels};
+use super::families::{DeviceFamilies, Families};
+use super::{Labels, Ratio, Seconds, labels};
 use crate::model::Model;
 
 /// Whether a pass that ran out of memory had the device to itself.
@@ -198,39 +199,40 @@ impl ModelMeters {
         let of_queue = |name: &str| labels([("model", model), ("queue", name)]);
         let of_queues: Vec<_> = queues.iter().map(|queue| of_queue(&queue.name)).collect();
         let kinds = [(Kind::Alone, "alone"), (Kind::Shared, "shared")];
+        let Families { jobs, passes, .. } = families;
         Self {
-            received: counter(&families.received),
+            received: counter(&jobs.received),
             received_by_queue: of_queues
                 .iter()
-                .map(|of_queue| families.received_by_queue.get_or_create_owned(of_queue))
+                .map(|of_queue| jobs.received_by_queue.get_or_create_owned(of_queue))
                 .collect(),
             queue_missing: of_queues
                 .iter()
-                .map(|of_queue| families.queue_missing.get_or_create_owned(of_queue))
+                .map(|of_queue| jobs.queue_missing.get_or_create_owned(of_queue))
                 .collect(),
-            untrusted_headers: counter(&families.untrusted_headers),
-            answered: counter(&families.answered),
-            dead: LabelledCounters::of(&families.dead_lettered, all, "reason", reasons),
-            requeued: LabelledCounters::of(&families.requeued, all, "cause", causes),
-            returned: counter(&families.returned),
-            already_settled: counter(&families.already_settled),
-            withdrawn: counter(&families.withdrawn),
-            acks_lost: counter(&families.acks_lost),
-            parts: counter(&families.parts),
-            items: counter(&families.items),
-            recomputed: counter(&families.recomputed),
-            cost: counter(&families.cost),
-            passes: LabelledCounters::of(&families.passes, all, "outcome", outcomes),
-            quarantined: counter(&families.quarantined),
-            out_of_memory: LabelledCounters::of(&families.out_of_memory, on_device, "kind", kinds),
-            out_of_memory_foreign: families.out_of_memory_foreign.get_or_create_owned(&labels(on_device)),
-            pass_seconds: families.pass_seconds.get_or_create_owned(&of_model),
-            queued_seconds: families.queued_seconds.get_or_create_owned(&of_model),
-            run_seconds: families.run_seconds.get_or_create_owned(&of_model),
-            slots: gauge(&families.slots),
-            unacked: gauge(&families.unacked),
-            waiting: gauge(&families.waiting),
-            consuming: gauge(&families.consuming),
+            untrusted_headers: counter(&jobs.untrusted_headers),
+            answered: counter(&jobs.answered),
+            dead: LabelledCounters::of(&jobs.dead_lettered, all, "reason", reasons),
+            requeued: LabelledCounters::of(&jobs.requeued, all, "cause", causes),
+            returned: counter(&jobs.returned),
+            already_settled: counter(&jobs.already_settled),
+            withdrawn: counter(&jobs.withdrawn),
+            acks_lost: counter(&jobs.acks_lost),
+            parts: counter(&jobs.parts),
+            items: counter(&passes.items),
+            recomputed: counter(&passes.recomputed),
+            cost: counter(&passes.cost),
+            passes: LabelledCounters::of(&passes.passes, all, "outcome", outcomes),
+            quarantined: counter(&jobs.quarantined),
+            out_of_memory: LabelledCounters::of(&passes.out_of_memory, on_device, "kind", kinds),
+            out_of_memory_foreign: passes.out_of_memory_foreign.get_or_create_owned(&labels(on_device)),
+            pass_seconds: passes.pass_seconds.get_or_create_owned(&of_model),
+            queued_seconds: jobs.queued_seconds.get_or_create_owned(&of_model),
+            run_seconds: jobs.run_seconds.get_or_create_owned(&of_model),
+            slots: gauge(&jobs.slots),
+            unacked: gauge(&jobs.unacked),
+            waiting: gauge(&jobs.waiting),
+            consuming: gauge(&jobs.consuming),
         }
     }
 
@@ -263,7 +265,7 @@ impl ModelMeters {
 }
 
 impl DeviceMeters {
-    pub(super) fn of(families: &Families, device: &str) -> Self {
+    pub(super) fn of(families: &DeviceFamilies, device: &str) -> Self {
         let all = [("device", device)];
         let of_device = labels(all);
         let gauge = |family: &Family<Labels, Gauge>| family.get_or_create_owned(&of_device);

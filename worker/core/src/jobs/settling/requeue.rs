@@ -13,7 +13,7 @@ impl Settling {
     /// Another attempt, by the route that was decided on.
     pub(super) fn requeue(&mut self) -> Step {
         let JobOutcome::Requeue(Requeue { route, headers, .. }) = &self.outcome else {
-            return self.give_back();
+            return self.return_delivery();
         };
         let publication = Publication::Requeue { headers: headers.clone(), route: route.clone() };
         self.publish(Stage::Requeue, publication)
@@ -23,7 +23,9 @@ impl Settling {
     /// size that failed, and the parts that were sent. Holding it would occupy a slot without draining the queue. A delay queue has no
     /// length limit.
     pub(super) fn requeue_later(&mut self) -> Step {
-        let JobOutcome::Requeue(Requeue { headers, .. }) = &self.outcome else { return self.give_back() };
+        let JobOutcome::Requeue(Requeue { headers, .. }) = &self.outcome else {
+            return self.return_delivery();
+        };
         let publication =
             Publication::Requeue { headers: headers.clone(), route: Route::Later(DELAYS_MS[0]) };
         self.publish(Stage::RequeueLater, publication)
@@ -50,12 +52,12 @@ impl Settling {
         match outcome {
             PublicationOutcome::Confirmed { .. } => self.may_be_acked(),
             PublicationOutcome::Unroutable { destination } => self.no_queue(&destination, declares),
-            _ => self.give_back(),
+            _ => self.return_delivery(),
         }
     }
 
     fn requeue_queue_full(&mut self, outcome: &PublicationOutcome) -> Step {
-        let JobOutcome::Requeue(requeue) = &mut self.outcome else { return self.give_back() };
+        let JobOutcome::Requeue(requeue) = &mut self.outcome else { return self.return_delivery() };
         let delivery = &self.received.delivery;
         let (job, trace_id) = (&delivery.id, &delivery.trace_id);
         if let Some(otherwise) = requeue.otherwise.take() {
@@ -72,7 +74,7 @@ impl Settling {
     }
 
     fn requeue_unroutable(&mut self, destination: &str, declares: bool) -> Step {
-        let JobOutcome::Requeue(requeue) = &mut self.outcome else { return self.give_back() };
+        let JobOutcome::Requeue(requeue) = &mut self.outcome else { return self.return_delivery() };
         let Some(otherwise) = requeue.otherwise.take() else {
             return self.no_queue(destination, declares);
         };
@@ -89,7 +91,7 @@ impl Settling {
 
     /// No other attempt is possible. The job ends as a dead letter, with the headers that the attempt would have had.
     fn requeue_impossible(&mut self, rejection: Rejection) -> Step {
-        let JobOutcome::Requeue(requeue) = &self.outcome else { return self.give_back() };
+        let JobOutcome::Requeue(requeue) = &self.outcome else { return self.return_delivery() };
         self.headers_before = Some(requeue.headers.clone());
         self.becomes_dead_letter(rejection);
         self.dead_letters()

@@ -35,7 +35,7 @@ pub(super) struct Ended {
 
 /// The observations counted for one event, and the facts to compare them with.
 #[derive(Debug, Default)]
-pub(super) struct Books {
+pub(super) struct Observations {
     counted: Vec<Observation>,
     ended: Option<Ended>,
     /// Bytes of the next pass to start.
@@ -58,7 +58,7 @@ pub(super) struct Expected {
     parts: Option<(ModelIndex, u32)>,
 }
 
-impl Books {
+impl Observations {
     /// A pass comes back from its executor.
     pub(super) fn pass_ended(&mut self, env: &Env, flight: Flight, end: &PassEnd, is_ours: bool) {
         let item = |(at, ((_, item), job)): (usize, (&(_, ItemIndex), &_))| {
@@ -126,7 +126,7 @@ impl Shell {
                 Expected { received, ..Expected::default() }
             }
             Event::PassEnded(end) => {
-                self.books.ended.as_ref().map_or_else(Expected::default, |ended| ended.expect(end))
+                self.observations.ended.as_ref().map_or_else(Expected::default, |ended| ended.expect(end))
             }
             Event::Published { job, outcome: PublicationOutcome::Confirmed { messages } } => {
                 let stored = self.jobs.get(job).filter(|stored| stored.is_part_out);
@@ -152,11 +152,11 @@ impl Shell {
                     self.operators.settled(&id_of(stored.job.0), settled);
                 }
             }
-            Observation::Admitted { bytes } => self.books.admitted += bytes,
+            Observation::Admitted { bytes } => self.observations.admitted += bytes,
             Observation::QueueMissing { model, queue, is_missing } => {
                 self.shares.told_missing(*model, *queue, *is_missing);
             }
-            Observation::Recomputed { items, .. } => self.books.recomputed += items,
+            Observation::Recomputed { items, .. } => self.observations.recomputed += items,
             Observation::Unsettled { model, jobs } => {
                 let held = self.jobs.values().filter(|stored| stored.model == *model).count();
                 if held != *jobs {
@@ -166,20 +166,21 @@ impl Shell {
                 }
             }
             Observation::BlockedOnMemory { lasted } => {
-                let most = Duration::from_micros(env.now - self.books.busy_at);
+                let most = Duration::from_micros(env.now - self.observations.busy_at);
                 if *lasted > most {
                     env.ledger.fail("what is counted is what happened", || {
                         format!("worker-{who}: no pass had room for {lasted:?}, and one started {most:?} ago")
                     });
                 }
             }
-            _ => self.books.counted.push(observation),
+            _ => self.observations.counted.push(observation),
         }
     }
 
     /// Compares what was counted for an event with what had to be.
     pub(super) fn check_counted(&mut self, env: &mut Env, expected: &Expected) {
-        let (counted, ended) = (std::mem::take(&mut self.books.counted), self.books.ended.take());
+        let (counted, ended) =
+            (std::mem::take(&mut self.observations.counted), self.observations.ended.take());
         if counted.is_empty() && *expected == Expected::default() {
             return;
         }
@@ -243,7 +244,7 @@ impl Shell {
     /// A pass starts. Checks the counted waits of jobs that start for the first time.
     pub(super) fn check_first_passes(&mut self, env: &mut Env, order: &PassOrder) {
         let is_first = |counted: &mut Observation| matches!(counted, Observation::FirstPass { .. });
-        let told: Vec<_> = self.books.counted.extract_if(.., is_first).collect();
+        let told: Vec<_> = self.observations.counted.extract_if(.., is_first).collect();
         let mut keys: Vec<_> = order.items.iter().map(|(job, _)| *job).collect();
         keys.sort_unstable();
         keys.dedup();
