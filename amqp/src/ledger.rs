@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use crate::confirm_clock::ConfirmClock;
 use crate::confirms::{Confirms, PublishOutcome};
 use crate::returns::{MatchBy, Returns};
+use crate::transfer::transfer_seconds;
 
 /// The factor by which each other confirm reduces the slowest time: after some dozens it no longer counts.
 const SLOWEST_FADES: f64 = 0.95;
@@ -40,6 +41,8 @@ pub enum UnknownOutcome {
 struct Open {
     /// The clock's time when the message was sent.
     sent: Duration,
+    /// The size of its body.
+    bytes: usize,
     /// The tick from which on the broker could have confirmed the message.
     since: u32,
     /// A later publish was confirmed: the broker has read this one.
@@ -118,38 +121,42 @@ impl Ledger {
         self.clock.start(now);
     }
 
-    /// Numbers a publish.
-    pub(crate) fn register(&mut self, message_id: Option<&ShortString>, now: Instant) -> u64 {
+    /// Numbers a publish, whose body has so many bytes.
+    pub(crate) fn register(&mut self, message_id: Option<&ShortString>, bytes: usize, now: Instant) -> u64 {
         self.last += 1;
         self.returns.register(self.last, message_id);
         let (sent, since) = (self.clock.read(now), self.seconds);
-        self.open.insert(self.last, Open { sent, since, is_read: false, due: None, waker: None });
+        self.open.insert(self.last, Open { sent, bytes, since, is_read: false, due: None, waker: None });
         self.last
     }
 
     /// Counts a second, unless the broker blocks publishers. A standstill of the process counts as one second.
     ///
     /// The broker reads messages in order. So the time for a confirm starts when a later publish was confirmed: until then each confirm
-    /// shows that the broker still has earlier messages to read, for example over a slow network. If no confirm comes at all, the broker
-    /// may be stuck at the oldest publish. So that one is given up first; all are, if still nothing is confirmed.
+    /// shows that the broker still has earlier messages to read, for example over a slow network. If no confirm comes at all, large messages
+    /// may be on their way; beyond the time for that, the broker may be stuck at the oldest publish. So that one is given up first; all are,
+    /// if still nothing is confirmed.
     pub(crate) fn tick(&mut self) {
         if !self.clock.is_running() {
             return;
         }
         self.seconds += 1;
+        let mut unread_bytes = 0;
+        for (sequence, open) in self.open.iter_mut().filter(|(_, open)| !open.is_read) {
+            open.is_read = self.confirmed > *sequence;
+            let since = if open.is_read { self.seconds } else { self.confirmed_at };
+            open.since = open.since.max(since);
+            unread_bytes += if open.is_read { 0 } else { open.bytes };
+        }
+        let unread_max = self.seconds_max.saturating_add(transfer_seconds(unread_bytes));
         let mut is_silent = false;
-        for (sequence, open) in &mut self.open {
-            if !open.is_read {
-                open.is_read = self.confirmed > *sequence;
-                let since = if open.is_read { self.seconds } else { self.confirmed_at };
-                open.since = open.since.max(since);
-            }
-            // One more tick, because the message was sent in the middle of the first.
-            let is_over = self.seconds - open.since > self.seconds_max;
+        for open in self.open.values_mut() {
+            // One more tick than the limit, because the message was sent in the middle of the first.
+            let waited = self.seconds - open.since;
             match open.is_read {
-                true if is_over => open.give_up(Silence::Queue),
+                true if waited > self.seconds_max => open.give_up(Silence::Queue),
                 true => {}
-                false => is_silent |= is_over,
+                false => is_silent |= waited > unread_max,
             }
         }
         if !is_silent {
@@ -262,132 +269,5 @@ fn carried(confirmation: &Confirmation, returns: &Returns) -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECONDS_MAX: u32 = 3;
-
-    fn ledger(now: Instant) -> Ledger {
-        Ledger::new(0, MatchBy::PublishSeq, Some(SECONDS_MAX), now)
-    }
-
-    fn register(ledger: &mut Ledger, now: Instant) -> u64 {
-        ledger.register(None, now)
-    }
-
-    fn confirm(ledger: &mut Ledger, sequence: u64, at: Instant) {
-        let place = ledger.note(sequence, &Confirmation::Ack(None), at);
-        ledger.no_gap_before(place);
-    }
-
-    #[test]
-    fn the_slowest_confirm_does_not_count_the_time_for_which_the_broker_blocked() {
-        let start = Instant::now();
-        let at = |ms| start + Duration::from_millis(ms);
-        let mut ledger = ledger(start);
-        let before = register(&mut ledger, at(100));
-        ledger.clock.stop(at(120));
-        // Neither does a second word on it.
-        ledger.clock.stop(at(130));
-        let during = register(&mut ledger, at(5_000));
-        ledger.clock.start(at(60_120));
-        confirm(&mut ledger, before, at(60_140));
-        assert_eq!(ledger.slowest, Duration::from_millis(40));
-        confirm(&mut ledger, during, at(60_150));
-        assert_eq!(ledger.slowest, Duration::from_millis(38), "30 ms, and what is left of the 40");
-        let after = register(&mut ledger, at(60_200));
-        confirm(&mut ledger, after, at(60_300));
-        assert_eq!(ledger.slowest, Duration::from_millis(100));
-    }
-
-    fn is_due(ledger: &mut Ledger, sequence: u64) -> bool {
-        ledger.wait(sequence, &mut None, Waker::noop()).is_ready()
-    }
-
-    fn ticks(ledger: &mut Ledger, seconds: u32) {
-        (0..seconds).for_each(|_| ledger.tick());
-    }
-
-    #[test]
-    fn a_confirm_is_due_when_its_time_is_over_and_the_broker_did_not_block() {
-        let now = Instant::now();
-        let mut ledger = ledger(now);
-        let silent = register(&mut ledger, now);
-        ticks(&mut ledger, SECONDS_MAX);
-        assert!(!is_due(&mut ledger, silent));
-        ledger.stop_clock(now);
-        ticks(&mut ledger, 100);
-        assert!(!is_due(&mut ledger, silent));
-        ledger.start_clock(now);
-        ledger.tick();
-        assert!(is_due(&mut ledger, silent));
-    }
-
-    #[test]
-    fn without_a_deadline_no_confirm_is_due() {
-        let now = Instant::now();
-        let mut ledger = Ledger::new(0, MatchBy::MessageId, None, now);
-        let silent = register(&mut ledger, now);
-        ticks(&mut ledger, 100_000);
-        assert!(!is_due(&mut ledger, silent));
-    }
-
-    #[test]
-    fn a_broker_that_confirms_one_after_the_other_has_time_for_each() {
-        let now = Instant::now();
-        let mut ledger = ledger(now);
-        let publishes: Vec<_> = (0..5).map(|_| register(&mut ledger, now)).collect();
-        for sequence in publishes {
-            ticks(&mut ledger, SECONDS_MAX);
-            assert!(!is_due(&mut ledger, sequence));
-            confirm(&mut ledger, sequence, now);
-        }
-    }
-
-    #[test]
-    fn a_silent_queue_is_noticed_while_others_confirm() {
-        let now = Instant::now();
-        let mut ledger = ledger(now);
-        let silent = register(&mut ledger, now);
-        for second in 0..SECONDS_MAX + 2 {
-            assert!(!is_due(&mut ledger, silent), "{second}");
-            let other = register(&mut ledger, now);
-            confirm(&mut ledger, other, now);
-            ledger.tick();
-        }
-        assert!(is_due(&mut ledger, silent));
-        // Its confirm is nobody's any more, and the next publish is judged.
-        let other = register(&mut ledger, now);
-        confirm(&mut ledger, other, now);
-        assert_eq!(ledger.judge(other).ok(), Some(PublishOutcome::Confirmed));
-    }
-
-    #[test]
-    fn a_silent_channel_gives_up_its_oldest_publish_and_then_all() {
-        let now = Instant::now();
-        let mut ledger = ledger(now);
-        let [first, second, third] = [(); 3].map(|()| register(&mut ledger, now));
-        ticks(&mut ledger, SECONDS_MAX + 1);
-        assert!(is_due(&mut ledger, first));
-        ticks(&mut ledger, SECONDS_MAX);
-        assert!(!is_due(&mut ledger, second) && !is_due(&mut ledger, third));
-        ledger.tick();
-        for sequence in [second, third] {
-            let end = ledger.wait(sequence, &mut None, Waker::noop());
-            assert!(matches!(end, Poll::Ready(UnknownOutcome::Silent(SECONDS_MAX))));
-        }
-    }
-
-    #[test]
-    fn publishes_that_nobody_waits_for_are_bounded() {
-        let now = Instant::now();
-        let mut ledger = ledger(now);
-        let publishes: Vec<_> = (0..LATE_MAX).map(|_| register(&mut ledger, now)).collect();
-        let other = register(&mut ledger, now);
-        confirm(&mut ledger, other, now);
-        ticks(&mut ledger, SECONDS_MAX + 2);
-        let ends = publishes.into_iter().map(|sequence| ledger.wait(sequence, &mut None, Waker::noop()));
-        let silent = ends.filter(|end| matches!(end, Poll::Ready(UnknownOutcome::SilentQueues(_))));
-        assert_eq!(silent.count(), 1);
-    }
-}
+#[path = "ledger_tests.rs"]
+mod tests;

@@ -112,8 +112,9 @@ impl ConfirmedPublisher {
     }
 
     /// Numbers a message that is about to be sent. Messages are sent in the order of their numbers.
-    pub(crate) fn register<B>(&self, message: &Message<B>) -> u64 {
-        self.ledger().register(message.properties.message_id().as_ref(), Instant::now())
+    pub(crate) fn register<B: AsRef<[u8]>>(&self, message: &Message<B>) -> u64 {
+        let bytes = message.body.as_ref().len();
+        self.ledger().register(message.properties.message_id().as_ref(), bytes, Instant::now())
     }
 
     /// Sends a message that has its number.

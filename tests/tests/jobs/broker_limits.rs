@@ -1,15 +1,16 @@
-//! A broker whose message limit was lowered: jobs in its queue that are larger than the new limit.
+//! The broker's limit for messages: the one of the configuration that is shipped, and jobs in a queue that are larger than a new limit.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use vramq_schemas::topology::{DELAYS_MS, delay_queue, jobs_queue};
-use vramq_schemas::{Reason, ReplyKind};
+use vramq_schemas::{BODY_BYTES_MAX, Reason, ReplyKind};
 use vramq_tests::node::Node;
-use vramq_tests::on_own_nodes;
 use vramq_tests::proxy::Cut;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
+use vramq_tests::{on_own_node, on_own_nodes};
 
 on_own_nodes!(jobs_larger_than_the_broker_takes_end, a_rejection_that_is_lost_is_repeated);
+on_own_node!(the_shipped_configuration_refuses_what_workers_would_dead_letter);
 
 /// What the broker takes, and what is there already.
 const LIMIT: usize = 50_000;
@@ -93,5 +94,27 @@ async fn a_rejection_that_is_lost_is_repeated(env: &mut TestEnv, node: &Node) ->
     let mut replies = env.replies().await?;
     ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
     while replies.next_within(vramq_tests::wait::SILENCE).await?.is_some() {}
+    Ok(())
+}
+
+/// The broker refuses a body that is larger than `body_mib_max`, before a worker has to take it.
+async fn the_shipped_configuration_refuses_what_workers_would_dead_letter(
+    env: &mut TestEnv,
+    node: &Node,
+) -> Result<()> {
+    const QUEUE: &str = "large";
+    node.configure(include_str!("../../../deploy/rabbitmq.conf")).await?;
+    env.reconnect().await?;
+    // A new one: a quorum queue has no leader yet when its node has just started.
+    env.client.declare_queue(QUEUE, env.setup.queue.arguments()).await?;
+    let message =
+        |bytes: usize| Ok::<_, anyhow::Error>(env.job("large", ["x"])?.with_body(vec![b'x'; bytes]));
+    env.client.publish_to("", QUEUE, message(BODY_BYTES_MAX)?).await?;
+    let larger = env.client.publish_to("", QUEUE, message(BODY_BYTES_MAX + 1)?).await;
+    let error = larger.err().context("the broker takes a larger body")?;
+    ensure!(format!("{error:#}").contains("larger than configured max size"), "{error:#}");
+    // The broker has closed the channel.
+    env.reconnect().await?;
+    ensure!(env.client.mailbox(QUEUE).await?.next().await?.body.len() == BODY_BYTES_MAX);
     Ok(())
 }

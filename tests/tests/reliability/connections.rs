@@ -1,6 +1,9 @@
 //! A worker's two connections: one consumes, the other publishes. What goes over each, and what the loss of one alone means.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Result, ensure};
+use vramq_schemas::ReplyKind;
 use vramq_schemas::control::Command;
 use vramq_tests::flow::{Flow, announce_lost_sessions, sessions_are_right};
 use vramq_tests::operator::Operator;
@@ -12,7 +15,7 @@ use vramq_tests::{on_one_setup, on_queue_types};
 
 use super::session::all_is_settled;
 
-on_queue_types!(the_loss_of_either_connection_ends_the_session);
+on_queue_types!(the_loss_of_either_connection_ends_the_session, large_jobs_cost_no_session_on_a_slow_network);
 on_one_setup!(nothing_is_published_on_the_connection_that_consumes);
 
 const SLOTS: u64 = 16;
@@ -61,5 +64,31 @@ async fn nothing_is_published_on_the_connection_that_consumes(env: &mut TestEnv)
         "{accepted} connections, {} publish",
         proxy.publishing()
     );
+    Ok(())
+}
+
+/// Bytes of a job, and of its reply: on their way for seven seconds, longer than the broker may be silent before it starts a consumer, and
+/// longer than twice the time of a confirm.
+const LARGE: usize = 1 << 20;
+const SLOW_BYTES_PER_SECOND: u64 = 150_000;
+const LARGE_JOBS: usize = 6;
+
+/// The worker starts consumers and counts its queues while bodies are on their way.
+async fn large_jobs_cost_no_session_on_a_slow_network(env: &mut TestEnv) -> Result<()> {
+    let proxy = env.proxy().await?;
+    let url = format!("broker.url={}", proxy.url());
+    let worker = env.worker(&[&url, "broker.confirm_s=2"]).await?;
+    proxy.slow(SLOW_BYTES_PER_SECOND);
+    let text = "x".repeat(LARGE);
+    for at in 0..LARGE_JOBS {
+        env.client.publish(MODEL, env.job(&at.to_string(), [text.as_str()])?).await?;
+    }
+    let mut open: BTreeSet<_> = (0..LARGE_JOBS).map(|at| at.to_string()).collect();
+    for reply in env.replies().await?.take(LARGE_JOBS).await? {
+        ensure!(reply.kind()? == ReplyKind::Done && open.remove(reply.id()), "{} again", reply.id());
+    }
+    proxy.pass();
+    worker.drain().await?;
+    ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
     Ok(())
 }

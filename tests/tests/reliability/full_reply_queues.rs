@@ -12,12 +12,12 @@ use vramq_tests::answers::answered_once;
 use vramq_tests::blocked_reply_queue::BlockedReplyQueue;
 use vramq_tests::caller::Caller;
 use vramq_tests::metrics::{Figures, figures};
-use vramq_tests::on_one_setup;
+use vramq_tests::on_queue_types;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
 
-on_one_setup!(many_full_reply_queues_cost_their_own_caller);
+on_queue_types!(many_full_reply_queues_cost_their_own_caller);
 
 /// Twice the slots.
 const QUEUES: usize = 20;

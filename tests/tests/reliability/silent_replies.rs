@@ -1,5 +1,5 @@
 //! A reply queue that takes replies and confirms none: its own caller's jobs end as dead letters or wait unrun, and the jobs of
-//! others go on. Each test has its own broker.
+//! others go on. Callers are users of the broker. Each test has its own broker.
 //!
 //! `VRAMQ_TEST_FULL=1` waits until the queue confirms again and all jobs are answered, which takes a minute more.
 
@@ -11,6 +11,7 @@ use lapin::types::AMQPValue;
 use vramq_schemas::Reason;
 use vramq_schemas::topology::{DELAYS_MS, dead_queue, delay_queue, jobs_queue};
 use vramq_testkit::not_run::not_run;
+use vramq_tests::answers::answered_once;
 use vramq_tests::caller::Caller;
 use vramq_tests::flow::Flow;
 use vramq_tests::job::Message;
@@ -62,6 +63,23 @@ mod a_busy_queue_that_falls_silent_holds_up_no_other_caller {
     );
 }
 
+mod many_silent_queues_hold_up_no_other_caller {
+    vramq_tests::test_over!(
+        run_on_own_node,
+        own_node_cluster,
+        Quorum,
+        Json,
+        many_silent_queues_hold_up_no_other_caller,
+    );
+    vramq_tests::test_over!(
+        run_on_own_node,
+        own_node_classic,
+        Classic,
+        Json,
+        many_silent_queues_hold_up_no_other_caller,
+    );
+}
+
 const SILENT: &str = "silent-replies";
 
 /// Far more than the jobs that the worker may hold for the silent queue.
@@ -78,57 +96,67 @@ const OTHERS: usize = 20;
 /// queue. A worker that found the queue silent three times tries it after half a minute.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(180);
 
-/// What keeps the queue from confirming.
+/// What keeps reply queues from confirming.
 enum Silence<'a> {
-    /// The process of a classic queue is suspended. Of a quorum queue the publisher's channel would wait for it.
-    Suspended(&'a Node),
-    /// A quorum queue has two members, and the node of one of them is dead. All other queues have one.
+    /// The processes of classic queues are suspended. Of a quorum queue the publisher's channel would wait for it.
+    Suspended(&'a Node, Vec<String>),
+    /// Quorum queues have two members, and the node of one of them is dead. All other queues have one.
     NoMajority(Node),
 }
 
 impl<'a> Silence<'a> {
-    /// Declares the queue. The queues of the workers are there: with one member each, they lose no majority.
     async fn declare(env: &TestEnv, node: &'a Node) -> Result<Self> {
+        Self::declare_all(env, node, &[SILENT.to_owned()]).await
+    }
+
+    /// Declares the queues. The queues of the workers are there: with one member each, they lose no majority.
+    async fn declare_all(env: &TestEnv, node: &'a Node, queues: &[String]) -> Result<Self> {
         let mut arguments = env.setup.queue.arguments();
         if env.setup.queue == Queue::Classic {
-            env.client.declare_queue(SILENT, arguments).await?;
-            return Ok(Self::Suspended(node));
+            for queue in queues {
+                env.client.declare_queue(queue, arguments.clone()).await?;
+            }
+            return Ok(Self::Suspended(node, queues.to_owned()));
         }
         let peer = node.start_peer().await?;
-        // Its leader is at the node that lives. There it takes messages, and has no majority that confirms them.
+        // Their leader is at the node that lives. There they take messages, and have no majority that confirms them.
         arguments.insert("x-queue-leader-locator".into(), AMQPValue::LongString("client-local".into()));
-        env.client.declare_queue(SILENT, arguments).await?;
-        until("a reply queue with two members", async || {
-            let listed = env.vhost.queue(SILENT).await?;
-            let members = listed["members"].as_array().map(Vec::len);
-            Ok((members == Some(2)).then_some(()))
-        })
-        .await?;
+        for queue in queues {
+            env.client.declare_queue(queue, arguments.clone()).await?;
+            until("a reply queue with two members", async || {
+                let listed = env.vhost.queue(queue).await?;
+                let members = listed["members"].as_array().map(Vec::len);
+                Ok((members == Some(2)).then_some(()))
+            })
+            .await?;
+        }
         Ok(Self::NoMajority(peer))
     }
 
-    /// From now on the queue confirms nothing.
+    /// From now on the queues confirm nothing.
     async fn begin(&self, env: &TestEnv) -> Result<()> {
         match self {
-            Self::Suspended(node) => suspend(env, node, "suspend").await,
+            Self::Suspended(node, queues) => suspend(env, node, queues, "suspend").await,
             Self::NoMajority(peer) => peer.kill().await,
         }
     }
 
     async fn end(&self, env: &TestEnv) -> Result<()> {
         match self {
-            Self::Suspended(node) => suspend(env, node, "resume").await,
+            Self::Suspended(node, queues) => suspend(env, node, queues, "resume").await,
             Self::NoMajority(peer) => peer.restart().await,
         }
     }
 }
 
-/// Suspends or resumes the queue's process.
-async fn suspend(env: &TestEnv, node: &Node, act: &str) -> Result<()> {
+/// Suspends or resumes the processes of queues.
+async fn suspend(env: &TestEnv, node: &Node, queues: &[String], act: &str) -> Result<()> {
     let vhost = &env.vhost.name;
+    let names: Vec<_> = queues.iter().map(|queue| format!("<<\"{queue}\">>")).collect();
     let eval = format!(
-        "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"{vhost}\">>, queue, <<\"{SILENT}\">>)), \
-         ok = sys:{act}(amqqueue:get_pid(Q))."
+        "[begin {{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"{vhost}\">>, queue, Name)), \
+         ok = sys:{act}(amqqueue:get_pid(Q)) end || Name <- [{}]].",
+        names.join(", ")
     );
     node.ctl(&["eval", &eval]).await.map(drop)
 }
@@ -142,8 +170,9 @@ async fn loses_its_metadata(env: &TestEnv) -> Result<bool> {
     Ok(is_lost)
 }
 
-fn silent(env: &TestEnv, id: &str) -> Result<Message> {
-    Ok(env.job(id, ["x"])?.with(|properties| properties.with_reply_to(SILENT.into())))
+/// A job of a silent queue's owner.
+fn for_queue(owner: &Caller, id: &str, queue: &str) -> Result<Message> {
+    Ok(owner.job(id, ["x"])?.with(|properties| properties.with_reply_to(queue.into())))
 }
 
 /// Computed items. Each job has one, so no job was computed twice if there are no more of them than jobs.
@@ -162,18 +191,19 @@ async fn a_reply_queue_that_confirms_nothing_costs_its_own_caller(
     env.announce("job dead-lettered");
     // Those that ran before the queue confirmed again, and that may be answered as well.
     env.leave(&dead_queue(MODEL));
+    let owner = Caller::new(env, "owner").await?;
     let worker = env.worker(&["broker.confirm_s=10", &format!("model.echo.slots_max={SLOTS}")]).await?;
     let silence = Silence::declare(env, node).await?;
     silence.begin(env).await?;
-    env.client.publish(MODEL, silent(env, "first")?).await?;
+    owner.publish(for_queue(&owner, "first", SILENT)?).await?;
     for letter in env.dead_letters().await?.take(2).await? {
         let dossier = letter.dead_letter()?;
         ensure!(letter.id() == "first" && dossier.reason == Reason::Unroutable, "{dossier:?}");
         ensure!(dossier.error.contains("did not confirm"), "{}", dossier.error);
     }
     let following: BTreeSet<_> = (0..FOLLOWING).map(|at| format!("following {at}")).collect();
-    let jobs = following.iter().map(|id| silent(env, id)).collect::<Result<_>>()?;
-    env.client.publish_all(MODEL, jobs).await?;
+    let jobs = following.iter().map(|id| for_queue(&owner, id, SILENT)).collect::<Result<_>>()?;
+    owner.client.publish_all(MODEL, jobs).await?;
     let waiting = r#"cause="reply-queue-full""#;
     until("the jobs that wait unrun", async || {
         let waits = Figures::of(&worker).await?.sum_of("vramq_jobs_requeued_total", waiting);
@@ -224,6 +254,7 @@ async fn a_first_reply_that_is_not_confirmed_holds_up_no_other_caller(
         return Ok(());
     }
     env.announce("job dead-lettered");
+    let owner = Caller::new(env, "owner").await?;
     let mut neighbours = Vec::new();
     for name in NEIGHBOURS {
         neighbours.push(Caller::new(env, name).await?);
@@ -234,7 +265,7 @@ async fn a_first_reply_that_is_not_confirmed_holds_up_no_other_caller(
     ensure!(neighbours[0].mailbox().await?.next().await?.id() == "before");
     silence.begin(env).await?;
 
-    env.client.publish(MODEL, silent(env, "first")?).await?;
+    owner.publish(for_queue(&owner, "first", SILENT)?).await?;
     figures(&worker, "the pass of the silent queue's job", |figures| items(figures) == 2).await?;
     for neighbour in &neighbours {
         for at in 0..OTHERS {
@@ -278,14 +309,16 @@ async fn a_busy_queue_that_falls_silent_holds_up_no_other_caller(
     }
     env.announce("job dead-lettered");
     env.leave(&dead_queue(MODEL));
-    let neighbour = Caller::new(env, "neighbour").await?;
+    let (owner, neighbour) = (Caller::new(env, "owner").await?, Caller::new(env, "neighbour").await?);
     let worker = env.worker(&["broker.confirm_s=20", "model.echo.slots_max=128"]).await?;
     let silence = Silence::declare(env, node).await?;
-    let jobs = |count: usize| (0..count).map(|at| silent(env, &at.to_string())).collect::<Result<Vec<_>>>();
-    env.client.publish_all(MODEL, jobs(BEFORE)?).await?;
+    let jobs = |count: usize| {
+        (0..count).map(|at| for_queue(&owner, &at.to_string(), SILENT)).collect::<Result<Vec<_>>>()
+    };
+    owner.client.publish_all(MODEL, jobs(BEFORE)?).await?;
     env.client.mailbox(SILENT).await?.take(BEFORE).await?;
     silence.begin(env).await?;
-    env.client.publish_all(MODEL, jobs(UNCONFIRMED)?).await?;
+    owner.client.publish_all(MODEL, jobs(UNCONFIRMED)?).await?;
     let passes = figures(&worker, "the passes of the silent queue's jobs", |figures| {
         items(figures) == BEFORE + UNCONFIRMED
     });
@@ -306,6 +339,50 @@ async fn a_busy_queue_that_falls_silent_holds_up_no_other_caller(
     silence.end(env).await?;
     worker.drain().await?;
     env.vhost.delete_queue(SILENT).await
+}
+
+/// Silent queues of one caller: more than it may have channels for first replies. All channels together were fewer once.
+const SILENT_QUEUES: usize = 24;
+
+/// The first reply to a caller does not wait for the first replies to many silent queues of another one.
+async fn many_silent_queues_hold_up_no_other_caller(env: &mut TestEnv, node: &Node) -> Result<()> {
+    if loses_its_metadata(env).await? {
+        return Ok(());
+    }
+    env.announce("job dead-lettered");
+    env.leave(&dead_queue(MODEL));
+    let (owner, neighbour) = (Caller::new(env, "owner").await?, Caller::new(env, "neighbour").await?);
+    let worker = env.worker(&["broker.confirm_s=20", "model.echo.slots_max=128"]).await?;
+    let queues: Vec<_> = (0..SILENT_QUEUES).map(|at| format!("silent-{at}")).collect();
+    let silence = Silence::declare_all(env, node, &queues).await?;
+    silence.begin(env).await?;
+    for (at, queue) in queues.iter().enumerate() {
+        owner.publish(for_queue(&owner, &at.to_string(), queue)?).await?;
+    }
+    figures(&worker, "the passes of the silent queues' jobs", |figures| items(figures) == SILENT_QUEUES)
+        .await?;
+    let mut replies = neighbour.mailbox().await?;
+    for at in 0..OTHERS {
+        let id = at.to_string();
+        neighbour.publish(neighbour.job(&id, ["y"])?).await?;
+        answered_once(&mut replies, &id, &["y".to_owned()]).await?;
+    }
+    let dead = Figures::of(&worker).await?.sum("vramq_jobs_dead_lettered_total");
+    ensure!(dead == 0, "the neighbour was answered only after {dead} jobs of the silent queues had ended");
+
+    silence.end(env).await?;
+    let ended = |figures: &Figures| {
+        let ends = figures.sum("vramq_jobs_dead_lettered_total") + figures.sum("vramq_jobs_answered_total");
+        ends == SILENT_QUEUES + OTHERS && figures.sum("vramq_jobs_in_hand") == 0
+    };
+    let now = figures(&worker, "the end of all jobs", ended).await?;
+    ensure!(now.sum("vramq_sessions_opened_total") == 1, "{}", worker.log.text());
+    ensure!(items(&now) == SILENT_QUEUES + OTHERS, "a job was computed twice");
+    worker.drain().await?;
+    for queue in &queues {
+        env.vhost.delete_queue(queue).await?;
+    }
+    Ok(())
 }
 
 /// What was published while the queue was silent comes late, and is not lost.

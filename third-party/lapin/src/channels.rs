@@ -233,6 +233,8 @@ impl Channels {
                 }
             }
             AMQPFrame::Body(channel_id, payload) => {
+                // vramq: see ConnectionStatus::body_frames.
+                self.connection_status.count_body_frame();
                 self.handle_body_frame(channel_id, payload)?;
             }
         }

@@ -1,7 +1,10 @@
 use crate::{Error, ErrorKind, Result, types::ShortString, uri::AMQPUri};
 use std::{
     fmt,
-    sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{
+        Arc, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 /// Shared, cheaply cloneable view of a connection's current state.
@@ -18,7 +21,19 @@ impl ConnectionStatus {
             vhost: uri.vhost.as_str().into(),
             username: uri.authority.userinfo.username.clone(),
             state: RwLock::new(StateInner::default()),
+            body_frames: AtomicU64::new(0),
         }))
+    }
+
+    /// vramq: how many frames of message bodies have been received. An answer of the server comes after the messages that it
+    /// sent before, and these may take long on a slow network.
+    #[must_use]
+    pub fn body_frames(&self) -> u64 {
+        self.0.body_frames.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_body_frame(&self) {
+        self.0.body_frames.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn state(&self) -> ConnectionState {
@@ -163,6 +178,7 @@ struct Inner {
     vhost: ShortString,
     username: String,
     state: RwLock<StateInner>,
+    body_frames: AtomicU64,
 }
 
 impl Default for Inner {
@@ -171,6 +187,7 @@ impl Default for Inner {
             vhost: "/".into(),
             username: "guest".into(),
             state: RwLock::new(StateInner::default()),
+            body_frames: AtomicU64::new(0),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! The broker's answers to replies come in. Whether a job must wait unrun goes out, and whether slots are too scarce to publish refused
 //! replies again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::event::{Delivery, PublicationOutcome};
@@ -36,9 +36,9 @@ const FAULTY_MAX: usize = 1024;
 const TRYING_PART: usize = 8;
 const TRYING_MIN: usize = 2;
 
-/// If jobs for full and silent queues take more than this part of a model's slots, the refused replies of a caller with more than half of
-/// that part are not published again. This bounds the slots of one caller's full queues that no worker has tried before, but not those of
-/// many such callers together. Another caller's full queues must not cost this one a computed result.
+/// If jobs for full and silent queues take more than this part of a model's slots, the refused replies of a caller with more than an equal
+/// share of that part are not published again, but each caller may have one job. This bounds the slots of full queues that no worker has
+/// tried before. Another caller's full queues must not cost this one a computed result.
 const OFFERED_PART: usize = 4;
 
 /// What is wrong with a reply queue.
@@ -103,8 +103,9 @@ pub(crate) struct Destinations {
     confirm_max: Duration,
     /// Those that are full or silent.
     faulty: HashMap<String, FaultyQueue>,
-    /// The jobs that have run or may run for each reply queue. Bounded by the slots.
-    held: HashMap<String, Vec<Holder>>,
+    /// The jobs that have run or may run for each reply queue, in the order of delivery, which is about the order in which they end. Bounded
+    /// by the slots.
+    held: HashMap<String, VecDeque<Holder>>,
 }
 
 impl Destinations {
@@ -128,8 +129,8 @@ impl Destinations {
         let Some(queue) = &delivery.reply_queue else { return };
         let holder = Holder { job: delivery.job, model: delivery.model, caller: delivery.caller.clone() };
         match self.held.get_mut(queue) {
-            Some(holders) => holders.push(holder),
-            None => drop(self.held.insert(queue.clone(), vec![holder])),
+            Some(holders) => holders.push_back(holder),
+            None => drop(self.held.insert(queue.clone(), VecDeque::from([holder]))),
         }
     }
 
@@ -137,7 +138,9 @@ impl Destinations {
     pub(crate) fn released(&mut self, delivery: &Delivery) {
         let Some(queue) = &delivery.reply_queue else { return };
         let Some(holders) = self.held.get_mut(queue) else { return };
-        holders.retain(|holder| holder.job != delivery.job);
+        if let Some(at) = holders.iter().position(|holder| holder.job == delivery.job) {
+            holders.remove(at);
+        }
         if holders.is_empty() {
             self.held.remove(queue);
         }
@@ -223,7 +226,8 @@ impl Destinations {
         }
         let most = (usize::from(slots) / OFFERED_PART).max(TRYING_MIN);
         let (all, own) = count(self.trying(delivery.model, now), delivery);
-        all > most && own > most / 2
+        let callers: HashSet<_> = self.trying(delivery.model, now).map(|holder| &holder.caller).collect();
+        all > most && own > (most / callers.len()).max(1)
     }
 
     /// The unacknowledged jobs of a model that have run, or may run, for full or silent reply queues.

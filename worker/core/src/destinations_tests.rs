@@ -189,7 +189,7 @@ fn all_full_queues_together_have_a_few_slots_and_a_caller_half_of_them() {
 
 /// Queues that were never tried are not known to be full.
 #[test]
-fn a_refused_reply_is_not_offered_again_while_such_jobs_have_a_quarter_of_the_slots_and_half_of_them_are_the_callers()
+fn a_refused_reply_is_not_offered_again_while_such_jobs_have_a_quarter_of_the_slots_and_its_caller_more_than_a_share()
  {
     let mut worker = Worker::new();
     let most = usize::from(SLOTS) / OFFERED_PART;
@@ -211,6 +211,34 @@ fn a_refused_reply_is_not_offered_again_while_such_jobs_have_a_quarter_of_the_sl
     assert!(!worker.hold_too_many("other") && worker.hold_too_many("hostile"));
     (0..most).for_each(|at| worker.end(&queues[at]));
     assert!(!worker.hold_too_many("hostile"));
+}
+
+/// As many as can have a job each in that quarter, and one whose queue is full for a moment.
+#[test]
+fn many_callers_with_full_queues_have_a_quarter_of_the_slots_together() {
+    let mut worker = Worker::new();
+    let most = usize::from(SLOTS) / OFFERED_PART;
+    let callers: Vec<_> = (1..most).map(|at| format!("hostile {at}")).collect();
+    for caller in &callers {
+        for at in 0..3 {
+            assert!(worker.runs(&format!("{at} of {caller}"), caller));
+        }
+    }
+    assert!(worker.runs("momentarily", "other"));
+    for caller in &callers {
+        (0..3).for_each(|at| worker.published(&format!("{at} of {caller}"), &refused()));
+    }
+    worker.published("momentarily", &refused());
+    // Each gives up those that it holds too many.
+    for at in 0..3 {
+        for caller in &callers {
+            assert!(!worker.hold_too_many("other"));
+            if worker.hold_too_many(caller) {
+                worker.end(&format!("{at} of {caller}"));
+            }
+        }
+    }
+    assert_eq!(worker.jobs.len(), most);
 }
 
 #[test]

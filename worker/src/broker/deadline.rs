@@ -15,8 +15,8 @@ pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option
     within_silence(limit, || 0, work).await
 }
 
-/// Waits for an answer that comes after other messages on the same channel. Gives up when no message came for `limit`. `received` counts
-/// the other messages. Cancel-safe if `work` is.
+/// Waits for an answer that comes after other messages on the same connection. Gives up when nothing of a message came for `limit`.
+/// `received` counts what came of them. Cancel-safe if `work` is.
 pub async fn within_silence<T>(
     limit: Duration,
     received: impl Fn() -> u64,

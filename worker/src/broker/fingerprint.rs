@@ -30,8 +30,9 @@ pub fn fingerprint(delivery: &Delivery) -> u64 {
         }
     }
     body.len().hash(&mut hasher);
-    body[..body.len().min(FINGERPRINT_BYTES)].hash(&mut hasher);
-    body[body.len().saturating_sub(FINGERPRINT_BYTES)..].hash(&mut hasher);
+    let (start, rest) = body.split_at(body.len().min(FINGERPRINT_BYTES));
+    start.hash(&mut hasher);
+    rest[rest.len().saturating_sub(FINGERPRINT_BYTES)..].hash(&mut hasher);
     hasher.finish()
 }
 
@@ -66,6 +67,19 @@ mod tests {
             message(of("bob"), &[("attempt", 1)], b"[]"),
         ] {
             assert_ne!(other, first);
+        }
+    }
+
+    #[test]
+    fn the_start_and_the_end_of_a_body_count() {
+        for bytes in [1, FINGERPRINT_BYTES, FINGERPRINT_BYTES + 1, 3 * FINGERPRINT_BYTES] {
+            let body = vec![b'x'; bytes];
+            let of = |body: &[u8]| message(BasicProperties::default(), &[], body);
+            for changed in [0, bytes - 1] {
+                let mut other = body.clone();
+                other[changed] = b'y';
+                assert_ne!(of(&other), of(&body), "byte {changed} of {bytes}");
+            }
         }
     }
 }

@@ -11,20 +11,16 @@ use std::time::{Duration, Instant};
 use lapin::Connection;
 use lapin::options::ConfirmSelectOptions;
 use lapin::types::ShortString;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::timeout;
-use vramq_amqp::{ConfirmedPublisher, MatchBy, UnknownOutcome};
+use vramq_amqp::{ConfirmedPublisher, MatchBy, UnknownOutcome, transfer_seconds};
 
 use super::aux_channel::AuxChannelState;
+use super::channel_shares::ChannelShares;
 use super::message::Message;
 use super::opening::is_channel_too_many;
 use super::publisher::{MessageOutcome, publish_on};
 use super::reply_queues::{ReplyQueue, ReplyQueues};
-
-/// The most channels, including channels that the broker is still closing: for a queue without majority this takes 65 s. So up to this
-/// number of such queues delay no other caller's first reply. Channels are opened on demand; a worker whose queues all confirm has one or
-/// two.
-const CHANNELS_MAX: usize = 16;
 
 /// How long the broker may take to close a channel before another one is opened in addition: longer than RabbitMQ's 65 s.
 const CLOSE_MAX: Duration = Duration::from_secs(90);
@@ -41,8 +37,8 @@ struct Shared {
     aux_state: Arc<AuxChannelState>,
     confirm_s: u32,
     queues: Mutex<ReplyQueues>,
-    /// One permit for each channel that may be open.
-    permits: Arc<Semaphore>,
+    /// Who has a channel, and who waits for one.
+    shares: Mutex<ChannelShares>,
     channels: Mutex<Channels>,
     /// Counts the seconds in which the broker read from the connection.
     seconds: watch::Sender<u32>,
@@ -67,7 +63,7 @@ impl FirstReplies {
             aux_state,
             confirm_s,
             queues: Mutex::default(),
-            permits: Arc::new(Semaphore::new(CHANNELS_MAX)),
+            shares: Mutex::default(),
             channels: Mutex::default(),
             seconds: watch::Sender::new(0),
             answers: AtomicU64::new(0),
@@ -81,8 +77,8 @@ impl FirstReplies {
         self.shared.queues.lock().unwrap_or_else(PoisonError::into_inner).of(name)
     }
 
-    /// Publishes a reply to a queue that is not proven; the caller holds the queue's `turn`. `None` if the connection allows no channel for
-    /// it.
+    /// Publishes a caller's reply to a queue that is not proven. The queue's `turn` must be held. `None` if the connection allows no channel
+    /// for it.
     ///
     /// # Errors
     /// Those of [`Publisher::publish`](super::publisher::Publisher::publish).
@@ -90,8 +86,10 @@ impl FirstReplies {
         &self,
         queue: &ReplyQueue,
         message: &Message,
+        caller: String,
     ) -> Result<Option<MessageOutcome>, UnknownOutcome> {
-        let Some(OwnChannel { publisher, permit }) = self.channel().await? else { return Ok(None) };
+        let Some(OwnChannel { publisher, permit }) = self.channel(caller).await? else { return Ok(None) };
+        let confirm_s = self.shared.confirm_s.saturating_add(transfer_seconds(message.body.len()));
         let before = self.shared.answers.load(Ordering::Relaxed);
         let is_queue_silent = tokio::select! {
             outcome = publish_on(&publisher, message) => {
@@ -101,7 +99,7 @@ impl FirstReplies {
                 queue.took_alone(outcome, Instant::now());
                 return Ok(Some(outcome));
             }
-            overdue = self.shared.overdue(before) => overdue?,
+            overdue = self.shared.overdue(before, confirm_s) => overdue?,
         };
         // Only if this queue is silent, not the whole broker: replies that wait behind this one then end with it.
         if is_queue_silent {
@@ -118,7 +116,7 @@ impl FirstReplies {
     }
 
     /// Closes the channel and returns its permit when the broker has done so. That may take a minute.
-    fn close(&self, publisher: ConfirmedPublisher, permit: OwnedSemaphorePermit) {
+    fn close(&self, publisher: ConfirmedPublisher, permit: Permit) {
         let shared = Arc::clone(&self.shared);
         tokio::spawn(async move {
             let closed = timeout(CLOSE_MAX, publisher.close()).await;
@@ -128,18 +126,25 @@ impl FirstReplies {
         });
     }
 
-    /// Waits for a free channel; `None` if the connection allows no more.
-    async fn channel(&self) -> Result<Option<OwnChannel>, UnknownOutcome> {
-        // An `Err` only if the semaphore were closed, which never happens.
-        let Ok(permit) = Arc::clone(&self.shared.permits).acquire_owned().await else {
-            return std::future::pending().await;
-        };
+    /// Waits until a caller may have a channel; `None` if the connection allows no more.
+    async fn channel(&self, caller: String) -> Result<Option<OwnChannel>, UnknownOutcome> {
+        let permit = self.permit(caller).await;
         let idle = self.shared.channels().idle.pop();
         let publisher = match idle {
             Some(publisher) => Some(publisher),
             None => self.open().await?,
         };
         Ok(publisher.map(|publisher| OwnChannel { publisher, permit }))
+    }
+
+    /// Not cancel-safe: a channel that is passed on to a future that was dropped is not free again in this session.
+    async fn permit(&self, caller: String) -> Permit {
+        let waiting = self.shared.shares().take(&caller);
+        if let Some(waiting) = waiting {
+            // An `Err` only without a sender; `self` holds it.
+            let _ = waiting.await;
+        }
+        Permit { shared: Arc::clone(&self.shared), caller }
     }
 
     async fn open(&self) -> lapin::Result<Option<ConfirmedPublisher>> {
@@ -196,24 +201,37 @@ impl FirstReplies {
 /// A channel for one message at a time, with its permit.
 struct OwnChannel {
     publisher: ConfirmedPublisher,
-    permit: OwnedSemaphorePermit,
+    permit: Permit,
+}
+
+/// A caller's permit for one channel. Returns it when dropped.
+struct Permit {
+    shared: Arc<Shared>,
+    caller: String,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.shared.shares().give_back(&self.caller);
+    }
 }
 
 impl Shared {
     /// Waits as long as a confirm may take, without the time in which the broker blocks publishers. `before`: the broker's answers when the
-    /// message was sent. True if the queue is silent: the broker answered other messages meanwhile. Otherwise one reply is given up
-    /// (`false`), whose dead letter shows whether the broker answers, and the others wait for another such time.
+    /// message was sent; `confirm_s`: how long it may take. True if the queue is silent: the broker answered other messages meanwhile.
+    /// Otherwise one reply is given up (`false`), whose dead letter shows whether the broker answers, and the others wait for another such
+    /// time.
     ///
     /// # Errors
     /// [`UnknownOutcome::Silent`]: the broker answered nothing in that time either.
-    async fn overdue(&self, before: u64) -> Result<bool, UnknownOutcome> {
+    async fn overdue(&self, before: u64, confirm_s: u32) -> Result<bool, UnknownOutcome> {
         let mut seconds = self.seconds.subscribe();
         let sent = *seconds.borrow_and_update();
         let mut has_answered = false;
         // An `Err` only without a sender; `self` holds one.
         while seconds.changed().await.is_ok() {
             let waited = seconds.borrow_and_update().saturating_sub(sent);
-            if waited <= self.confirm_s {
+            if waited <= confirm_s {
                 continue;
             }
             let answers = self.answers.load(Ordering::Relaxed) != before;
@@ -225,7 +243,7 @@ impl Shared {
             if !answers && !self.is_one_given_up.swap(true, Ordering::Relaxed) {
                 return Ok(false);
             }
-            if !answers && waited > self.confirm_s.saturating_mul(2) {
+            if !answers && waited > confirm_s.saturating_mul(2) {
                 return Err(UnknownOutcome::Silent(self.confirm_s));
             }
         }
@@ -239,5 +257,10 @@ impl Shared {
     /// Nothing panics while it holds the lock.
     fn channels(&self) -> MutexGuard<'_, Channels> {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same.
+    fn shares(&self) -> MutexGuard<'_, ChannelShares> {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -3,7 +3,6 @@
 use std::num::NonZeroU16;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -13,15 +12,15 @@ use lapin::options::{
     BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicQosOptions, QueueDeclareOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{Channel, Consumer};
+use lapin::{Channel, ConnectionStatus, Consumer};
 use tokio::sync::Mutex;
 use vramq_core::event::QueueCount;
 use vramq_core::ids::ChannelId;
 
 use super::deadline::within_silence;
 
-/// How long a channel may be silent before it answers a question about a queue. The answer comes after the deliveries that the broker
-/// has sent before, so the time restarts with each of them. A channel that stays silent for longer settles nothing either.
+/// How long the broker may be silent before it answers a question about a queue. A channel that stays silent for longer settles nothing
+/// either.
 const SILENT_MAX: Duration = Duration::from_secs(60);
 
 /// Why there is no answer about a queue.
@@ -38,15 +37,15 @@ pub enum QueueError {
 pub struct JobChannel {
     id: ChannelId,
     channel: Channel,
+    connection: ConnectionStatus,
     /// Held while a consumer starts or stops. The prefetch is set on the channel, and the next consumer that starts takes it.
     starting: Mutex<()>,
-    /// Messages that its consumers have received.
-    received: AtomicU64,
 }
 
 impl JobChannel {
-    pub fn new(id: ChannelId, channel: Channel) -> Arc<Self> {
-        Arc::new(Self { id, channel, starting: Mutex::default(), received: AtomicU64::new(0) })
+    /// `connection`: that of the channel.
+    pub fn new(id: ChannelId, channel: Channel, connection: ConnectionStatus) -> Arc<Self> {
+        Arc::new(Self { id, channel, connection, starting: Mutex::default() })
     }
 
     /// Acks must use the channel with the id of their delivery.
@@ -56,11 +55,6 @@ impl JobChannel {
 
     pub fn is_open(&self) -> bool {
         self.channel.status().connected()
-    }
-
-    /// A consumer has received a message.
-    pub fn count_received(&self) {
-        self.received.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Starts a consumer. `timeout` is how long it may hold a delivery, where the queue lets it say so.
@@ -114,7 +108,16 @@ impl JobChannel {
 
     /// Waits for the broker's answer, but not for ever.
     async fn answered<T>(&self, request: impl Future<Output = lapin::Result<T>>) -> Result<T, QueueError> {
-        let received = || self.received.load(Ordering::Relaxed);
-        Ok(within_silence(SILENT_MAX, received, request).await.ok_or(QueueError::Silent)??)
+        Ok(self.answered_within(SILENT_MAX, request).await.ok_or(QueueError::Silent)??)
+    }
+
+    /// Waits for an answer of the broker as long as it is not silent. The answer comes after the deliveries of all channels that the broker
+    /// has sent before, and on a slow network a large one takes minutes. So the time restarts with each frame of them.
+    pub async fn answered_within<T>(
+        &self,
+        silent_max: Duration,
+        request: impl Future<Output = T>,
+    ) -> Option<T> {
+        within_silence(silent_max, || self.connection.body_frames(), request).await
     }
 }

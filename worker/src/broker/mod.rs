@@ -5,6 +5,7 @@
 const _: () = assert!(lapin::HEADER_FRAME_FACTOR > 1);
 
 pub mod aux_channel;
+mod channel_shares;
 pub mod commands;
 pub mod consumer_timeouts;
 pub mod control_plane;

@@ -10,20 +10,19 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::stream::{BoxStream, StreamExt};
-use lapin::Channel;
 use lapin::message::Delivery;
 use lapin::types::ShortString;
+use lapin::{Channel, ConnectionStatus};
 use vramq_core::action::JobQueue;
 use vramq_core::event::{QueueCount, QueueCounts, Source};
 use vramq_core::ids::{ChannelId, ConsumerId, ModelIndex, QueueIndex};
 use vramq_schemas::topology::{bulk_queue, jobs_queue, suspects_queue};
 
 use super::consumer_timeouts::ConsumerTimeouts;
-use super::deadline::within;
 use super::job_channel::{JobChannel, QueueError};
 use super::topology::FurtherQueue;
 
-/// How long the broker may take to start a consumer: one that answers nothing for so long delivers no jobs either.
+/// How long the broker may be silent before it starts a consumer: one that sends nothing for so long delivers no jobs either.
 const CONSUME_MAX: Duration = Duration::from_secs(3);
 
 /// The longest consumer tag: AMQP's short string.
@@ -69,6 +68,8 @@ pub struct ModelChannels {
     quarantine: ShortString,
     further: Vec<Further>,
     timeouts: ConsumerTimeouts,
+    /// The connection of all channels.
+    connection: ConnectionStatus,
     /// The prefix of its consumers' tags.
     tag: Arc<str>,
     /// How many channels for its jobs were opened in this session.
@@ -87,7 +88,7 @@ impl ModelChannels {
     /// `key`: the model's routing key. Further queues have no channels yet.
     pub fn new(
         model: ModelIndex,
-        own: Channel,
+        (own, connection): (Channel, ConnectionStatus),
         worker: &str,
         key: &str,
         further: impl IntoIterator<Item = FurtherQueue>,
@@ -95,12 +96,13 @@ impl ModelChannels {
     ) -> Self {
         Self {
             model,
-            own: JobChannel::new(ChannelId { model, number: 0 }, own),
+            own: JobChannel::new(ChannelId { model, number: 0 }, own, connection.clone()),
             jobs: jobs_queue(key).into(),
             bulk: bulk_queue(key).into(),
             quarantine: suspects_queue(key).into(),
             further: further.into_iter().map(|queue| Further { queue, channel: None }).collect(),
             timeouts,
+            connection,
             tag: format!("{worker}.{key}").into(),
             made: 1,
         }
@@ -115,8 +117,9 @@ impl ModelChannels {
     pub fn found(&mut self, queue: QueueIndex, channel: Channel) {
         let id = ChannelId { model: self.model, number: self.made };
         self.made += 1;
+        let channel = JobChannel::new(id, channel, self.connection.clone());
         if let Some(further) = self.further_mut(queue) {
-            further.channel = Some(JobChannel::new(id, channel));
+            further.channel = Some(channel);
         }
     }
 
@@ -175,7 +178,8 @@ impl ModelChannels {
         let timeout = self.timeouts.takes(&name).then_some(hold_max);
         async move {
             let channel = channel.ok_or(ConsumeError::NoChannel)?;
-            let started = within(CONSUME_MAX, channel.consume(name, tag, prefetch, timeout)).await;
+            let started = channel.consume(name, tag, prefetch, timeout);
+            let started = channel.answered_within(CONSUME_MAX, started).await;
             let stream = started.ok_or(ConsumeError::Silent)??;
             let source = match queue {
                 JobQueue::Jobs(queue) => Source::Jobs(queue, consumer),
@@ -183,10 +187,7 @@ impl ModelChannels {
             };
             let ended = futures_util::stream::once(async { None });
             let deliveries = stream.map(Some).chain(ended);
-            let with_source = move |delivery| {
-                channel.count_received();
-                Delivered { source, channel: Arc::clone(&channel), delivery }
-            };
+            let with_source = move |delivery| Delivered { source, channel: Arc::clone(&channel), delivery };
             Ok(deliveries.map(with_source).boxed())
         }
     }

@@ -94,6 +94,7 @@ impl OpenChannels {
             let further = FurtherQueue::of(broker, model);
             let own = channel(consuming).await?;
             let timeouts = plan.consumer_timeouts.clone();
+            let own = (own, consuming.status().clone());
             let mut channels =
                 ModelChannels::new(model.index, own, worker, &model.key, further.clone(), timeouts);
             for (at, queue) in (1..).map(QueueIndex).zip(&further) {

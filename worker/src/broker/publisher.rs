@@ -70,11 +70,16 @@ impl Publisher {
         Self { shared, first_replies, direct_replies, body_max }
     }
 
-    /// Publishes one message, once. All futures of this function belong into one `FuturesUnordered`: see [`ConfirmedPublisher`].
+    /// Publishes one message, once. All futures of this function belong into one `FuturesUnordered`: see [`ConfirmedPublisher`]. `caller`
+    /// names the caller of its job, if the caller is known.
     ///
     /// # Errors
     /// [`UnknownOutcome`]; a reply that is not confirmed in time is a [`MessageOutcome`], because its queue belongs to its caller.
-    pub async fn publish(&self, message: &Message) -> Result<MessageOutcome, UnknownOutcome> {
+    pub async fn publish(
+        &self,
+        message: &Message,
+        caller: impl Fn() -> Option<String>,
+    ) -> Result<MessageOutcome, UnknownOutcome> {
         if message.body.len() > self.body_max {
             return Ok(MessageOutcome::TooLarge);
         }
@@ -99,10 +104,13 @@ impl Publisher {
             }
             match queue.trust(Instant::now()) {
                 QueueTrust::Slow => queue.wait_while_slow().await,
-                QueueTrust::Unproven => match first_replies.publish(&queue, message).await? {
-                    Some(outcome) => return Ok(outcome),
-                    None => break,
-                },
+                QueueTrust::Unproven => {
+                    let caller = caller().unwrap_or_default();
+                    match first_replies.publish(&queue, message, caller).await? {
+                        Some(outcome) => return Ok(outcome),
+                        None => break,
+                    }
+                }
                 QueueTrust::Proven => break,
             }
         }

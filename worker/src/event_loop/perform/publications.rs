@@ -168,14 +168,18 @@ impl EventLoop {
         if messages.is_empty() {
             return self.ready.push_back(Event::Published { job, outcome });
         }
+        let received = stored.payload.as_ref().map(|payload| Arc::clone(&payload.received));
         let model = Arc::clone(&self.context.models[stored.model.0]);
         let identity = Arc::clone(&self.context.identity);
         let Some(live) = self.session.as_mut().filter(|_| !self.is_closing) else { return };
         let publisher = live.session.publisher.clone();
         live.publishing.push(Box::pin(async move {
-            let end = messages.last().and_then(items_of).map(|items| items.end);
+            // Replies that are all confirmed need no end.
+            let is_cut = matches!(outcome, PublicationOutcome::NotEncoded(_));
+            let end = messages.last().filter(|_| is_cut).and_then(items_of).map(|items| items.end);
             let mut left = VecDeque::from(messages);
-            let sent = publish_all(&publisher, &kind, &mut left, &model, &identity).await;
+            let caller = || received.as_ref().and_then(|received| received.caller());
+            let sent = publish_all(&publisher, &kind, &mut left, caller, &model, &identity).await;
             let sent = sent.map(|refused| Sent {
                 kind,
                 outcome: refused.unwrap_or(outcome),
@@ -216,11 +220,13 @@ fn items_of(reply: &Message) -> Option<Range<u32>> {
     Some(headers.offset..headers.offset.saturating_add(headers.items))
 }
 
-/// Publishes until a message is not confirmed. Removes the confirmed messages, and returns the outcome of the other one.
+/// Publishes until a message is not confirmed. Removes the confirmed messages, and returns the outcome of the other one. `caller` names the
+/// job's caller.
 async fn publish_all(
     publisher: &Publisher,
     kind: &PublicationKind,
     left: &mut VecDeque<Message>,
+    caller: impl Fn() -> Option<String>,
     model: &Model,
     identity: &Identity,
 ) -> Result<Option<PublicationOutcome>, UnknownOutcome> {
@@ -229,9 +235,9 @@ async fn publish_all(
         let answer = match kind {
             PublicationKind::DeadReplies { received, rejection } => {
                 let dead = message::dead_reply(message.clone(), received, model, identity, rejection);
-                publisher.publish(&dead).await?
+                publisher.publish(&dead, &caller).await?
             }
-            _ => publisher.publish(message).await?,
+            _ => publisher.publish(message, &caller).await?,
         };
         let outcome = match answer {
             MessageOutcome::Confirmed => {

@@ -1,0 +1,150 @@
+use super::*;
+
+const SECONDS_MAX: u32 = 3;
+
+fn ledger(now: Instant) -> Ledger {
+    Ledger::new(0, MatchBy::PublishSeq, Some(SECONDS_MAX), now)
+}
+
+fn register(ledger: &mut Ledger, now: Instant) -> u64 {
+    ledger.register(None, 0, now)
+}
+
+fn confirm(ledger: &mut Ledger, sequence: u64, at: Instant) {
+    let place = ledger.note(sequence, &Confirmation::Ack(None), at);
+    ledger.no_gap_before(place);
+}
+
+#[test]
+fn the_slowest_confirm_does_not_count_the_time_for_which_the_broker_blocked() {
+    let start = Instant::now();
+    let at = |ms| start + Duration::from_millis(ms);
+    let mut ledger = ledger(start);
+    let before = register(&mut ledger, at(100));
+    ledger.clock.stop(at(120));
+    // Neither does a second word on it.
+    ledger.clock.stop(at(130));
+    let during = register(&mut ledger, at(5_000));
+    ledger.clock.start(at(60_120));
+    confirm(&mut ledger, before, at(60_140));
+    assert_eq!(ledger.slowest, Duration::from_millis(40));
+    confirm(&mut ledger, during, at(60_150));
+    assert_eq!(ledger.slowest, Duration::from_millis(38), "30 ms, and what is left of the 40");
+    let after = register(&mut ledger, at(60_200));
+    confirm(&mut ledger, after, at(60_300));
+    assert_eq!(ledger.slowest, Duration::from_millis(100));
+}
+
+fn is_due(ledger: &mut Ledger, sequence: u64) -> bool {
+    ledger.wait(sequence, &mut None, Waker::noop()).is_ready()
+}
+
+fn ticks(ledger: &mut Ledger, seconds: u32) {
+    (0..seconds).for_each(|_| ledger.tick());
+}
+
+#[test]
+fn a_confirm_is_due_when_its_time_is_over_and_the_broker_did_not_block() {
+    let now = Instant::now();
+    let mut ledger = ledger(now);
+    let silent = register(&mut ledger, now);
+    ticks(&mut ledger, SECONDS_MAX);
+    assert!(!is_due(&mut ledger, silent));
+    ledger.stop_clock(now);
+    ticks(&mut ledger, 100);
+    assert!(!is_due(&mut ledger, silent));
+    ledger.start_clock(now);
+    ledger.tick();
+    assert!(is_due(&mut ledger, silent));
+}
+
+#[test]
+fn without_a_deadline_no_confirm_is_due() {
+    let now = Instant::now();
+    let mut ledger = Ledger::new(0, MatchBy::MessageId, None, now);
+    let silent = register(&mut ledger, now);
+    ticks(&mut ledger, 100_000);
+    assert!(!is_due(&mut ledger, silent));
+}
+
+#[test]
+fn a_broker_that_confirms_one_after_the_other_has_time_for_each() {
+    let now = Instant::now();
+    let mut ledger = ledger(now);
+    let publishes: Vec<_> = (0..5).map(|_| register(&mut ledger, now)).collect();
+    for sequence in publishes {
+        ticks(&mut ledger, SECONDS_MAX);
+        assert!(!is_due(&mut ledger, sequence));
+        confirm(&mut ledger, sequence, now);
+    }
+}
+
+#[test]
+fn a_silent_queue_is_noticed_while_others_confirm() {
+    let now = Instant::now();
+    let mut ledger = ledger(now);
+    let silent = register(&mut ledger, now);
+    for second in 0..SECONDS_MAX + 2 {
+        assert!(!is_due(&mut ledger, silent), "{second}");
+        let other = register(&mut ledger, now);
+        confirm(&mut ledger, other, now);
+        ledger.tick();
+    }
+    assert!(is_due(&mut ledger, silent));
+    // Its confirm is nobody's any more, and the next publish is judged.
+    let other = register(&mut ledger, now);
+    confirm(&mut ledger, other, now);
+    assert_eq!(ledger.judge(other).ok(), Some(PublishOutcome::Confirmed));
+}
+
+#[test]
+fn a_silent_channel_gives_up_its_oldest_publish_and_then_all() {
+    let now = Instant::now();
+    let mut ledger = ledger(now);
+    let [first, second, third] = [(); 3].map(|()| register(&mut ledger, now));
+    ticks(&mut ledger, SECONDS_MAX + 1);
+    assert!(is_due(&mut ledger, first));
+    ticks(&mut ledger, SECONDS_MAX);
+    assert!(!is_due(&mut ledger, second) && !is_due(&mut ledger, third));
+    ledger.tick();
+    for sequence in [second, third] {
+        let end = ledger.wait(sequence, &mut None, Waker::noop());
+        assert!(matches!(end, Poll::Ready(UnknownOutcome::Silent(SECONDS_MAX))));
+    }
+}
+
+#[test]
+fn large_messages_have_the_time_that_a_slow_network_takes() {
+    let now = Instant::now();
+    let mut ledger = ledger(now);
+    let bytes = 16 << 20;
+    let large = ledger.register(None, bytes, now);
+    let next = register(&mut ledger, now);
+    ticks(&mut ledger, SECONDS_MAX + 256);
+    assert!(!is_due(&mut ledger, large));
+    confirm(&mut ledger, large, now);
+    // What has arrived takes no more time.
+    ticks(&mut ledger, SECONDS_MAX);
+    assert!(!is_due(&mut ledger, next));
+    ledger.tick();
+    assert!(is_due(&mut ledger, next));
+    // The broker reads in order: the large message has arrived before the one that is confirmed.
+    let large = ledger.register(None, bytes, now);
+    let behind = register(&mut ledger, now);
+    confirm(&mut ledger, behind, now);
+    ticks(&mut ledger, SECONDS_MAX + 2);
+    assert!(is_due(&mut ledger, large), "its queue is silent");
+}
+
+#[test]
+fn publishes_that_nobody_waits_for_are_bounded() {
+    let now = Instant::now();
+    let mut ledger = ledger(now);
+    let publishes: Vec<_> = (0..LATE_MAX).map(|_| register(&mut ledger, now)).collect();
+    let other = register(&mut ledger, now);
+    confirm(&mut ledger, other, now);
+    ticks(&mut ledger, SECONDS_MAX + 2);
+    let ends = publishes.into_iter().map(|sequence| ledger.wait(sequence, &mut None, Waker::noop()));
+    let silent = ends.filter(|end| matches!(end, Poll::Ready(UnknownOutcome::SilentQueues(_))));
+    assert_eq!(silent.count(), 1);
+}
