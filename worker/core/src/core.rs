@@ -141,6 +141,7 @@ impl Core {
             Event::StopRequested { signal } => self.stop_requested(signal),
             Event::ModelAvailable { model } => self.model_available(model),
             Event::MemoryWithheld { model, bytes, lasted } => self.memory_withheld(model, bytes, lasted),
+            Event::OtherRevision { model, revision } => self.other_revision(model, &revision),
             Event::Tick(reading) => self.tick(&reading),
             Event::Timer => {
                 self.scheduler.round_is_due(self.now.at);

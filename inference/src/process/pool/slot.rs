@@ -140,10 +140,9 @@ impl SlotTask {
         let book = &shared.options.book;
         let declared = config.vram.base_bytes.unwrap_or(0);
         self.update(SlotState::Loading);
-        // Before the program starts, so that the hash is of the files that it will read.
         let mut closing = self.closing.clone();
         let files = tokio::select! {
-            files = config.hash_files() => files.map_err(LoadError::Start)?,
+            files = config.revision_of_files() => files.map_err(LoadError::Start)?,
             () = closed(&mut closing) => return Err(LoadError::Start("the worker is ending".to_owned())),
         };
         let before = book.look().await;
@@ -157,7 +156,7 @@ impl SlotTask {
         };
         let stop = closed(&mut closing);
         let loading = Warm::load(&shared.options.launcher, config, book, started, is_first, stop);
-        let warm = self.unless_long(config.load + config.kill * 2 + PATIENCE, loading).await?;
+        let mut warm = self.unless_long(config.load + config.kill * 2 + PATIENCE, loading).await?;
         let entry = entry.unwrap_or_else(|| book.enter(warm.keeper_pid()));
         let look = book.look().await;
         let held = match book.held_under(warm.keeper_pid()).await {
@@ -178,10 +177,13 @@ impl SlotTask {
         drop(reserved);
         self.last = Some(Claim { alive: look, held });
         self.base = held;
-        let revision = config.revision(warm.ready().revision.as_deref(), files.as_deref());
+        let revision = files.with(warm.ready().revision.as_deref());
+        if let Err(error) = self.accept(revision) {
+            self.unless_long(config.kill * 2 + PATIENCE, warm.end(config.kill, &config.name)).await;
+            return Err(error);
+        }
         let mut state = shared.state();
         state.learned.loaded(held);
-        state.revision = revision;
         state.ready = Some(warm.ready().clone());
         if state.unavailable.take().is_some() {
             tracing::info!(model = config.name, "the model has a process again");
@@ -191,6 +193,20 @@ impl SlotTask {
         let took_ms = began.elapsed().as_millis();
         tracing::info!(model = config.name, pid = warm.pid(), held_bytes = held, took_ms, "process loaded");
         Ok((warm, entry))
+    }
+
+    /// Takes the revision of a process that was just loaded.
+    ///
+    /// # Errors
+    /// Earlier processes had another one: the program or its files have changed on the disk.
+    fn accept(&self, found: String) -> Result<(), LoadError> {
+        let mut state = self.shared.state();
+        if state.ready.is_some() && state.revision != found {
+            state.other_revision = Some(found.clone());
+            return Err(LoadError::OtherRevision { found, served: state.revision.clone() });
+        }
+        state.revision = found;
+        Ok(())
     }
 
     fn load_failed(&mut self, error: &LoadError) {
