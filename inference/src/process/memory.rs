@@ -388,3 +388,7 @@ impl Drop for Entry {
 #[cfg(test)]
 #[path = "memory_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "memory_properties.rs"]
+mod properties;
