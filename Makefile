@@ -128,13 +128,15 @@ test-published: ## Build the crates that are published without the patches of th
 test-pytorch: ## Run process models, and the task of docs/celery.md with Celery, on real PyTorch (several GB)
 	@scripts/setup rust model peers rabbitmq
 	@$(CELERY_BEFORE)
+	@$(BUILD)
 	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored pytorch::
+	@scripts/with-rabbitmq $(CARGO) test --locked -p vramq-tests --test jobs -- --ignored frameworks::pytorch
 
 test-programs: ## Run process models on real ONNX Runtime, ImageMagick, PocketSphinx and Whisper
 	@scripts/setup rust programs rabbitmq
 	@$(BUILD)
 	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored programs::
-	@scripts/with-rabbitmq $(CARGO) test --locked -p vramq-tests --test jobs -- --ignored speech:: whisper::
+	@scripts/with-rabbitmq $(CARGO) test --locked -p vramq-tests --test jobs -- --ignored frameworks::onnx speech:: whisper::
 
 test-stores: ## Read and write objects by Azure's protocol, with Azurite (some 400 MB)
 	@scripts/setup rust node stores

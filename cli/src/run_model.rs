@@ -13,14 +13,15 @@ const PROGRAM: &str = "vramq-run-model";
 /// Run a program as a model without a broker; each line of standard input is an item.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Example:
+Examples:
+  vramq run-model --python venv/bin/python serve.py < texts.txt
   vramq run-model worker.toml minilm-torch --batch 8 < texts.txt
 
 `vramq-run-model --help` lists its options.")]
 pub(crate) struct Args {
-    /// What vramq-run-model takes: options, the worker's configuration, and the model's name.
+    /// What vramq-run-model takes: options, and a program, or the worker's configuration and the model's name.
     #[arg(
-        value_name = "[OPTIONS] CONFIG [MODEL]",
+        value_name = "[OPTIONS] CONFIG [MODEL] | PROGRAM",
         trailing_var_arg = true,
         allow_hyphen_values = true,
         required = true

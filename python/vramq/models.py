@@ -231,7 +231,7 @@ def serve(model):
     descriptor = os.environ.get("VRAMQ_FD")
     if descriptor is None:
         sys.exit("vramq: VRAMQ_FD is not set: a vramq worker starts this program. To try it by hand: "
-                 "vramq-run-model CONFIG MODEL")
+                 f"vramq-run-model {sys.argv[0]}")
     connection = socket.socket(fileno=int(descriptor))
     # What the program starts itself must not hold the connection.
     connection.set_inheritable(False)

@@ -18,6 +18,9 @@ class Served(vramq.Model):
     def load(self, device):
         self.folder = os.environ["FOLDER"]
         self.revision = os.environ.get("REVISION")
+        if os.path.exists(os.path.join(self.folder, "revision")):
+            with open(os.path.join(self.folder, "revision")) as file:
+                self.revision = file.read()
         if "ACCEPTS" in os.environ:
             self.accepts = os.environ["ACCEPTS"].split()
         if os.environ.get("LOAD") == "hang":

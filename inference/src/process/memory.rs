@@ -29,13 +29,26 @@ const BUSY_AFTER: Duration = Duration::from_secs(10);
 pub struct Look {
     pub reading: Reading,
     pub ours: u64,
+    /// Whether the device reports what each process holds. Otherwise `ours` is estimated from the loads (`difference.rs`).
+    pub tells_apart: bool,
 }
 
 impl Look {
-    /// What other processes hold.
+    /// What other processes hold, as far as `ours` is right.
     pub(super) fn others(&self) -> u64 {
+        self.used().saturating_sub(self.ours)
+    }
+
+    /// What other processes have taken since an earlier look.
+    pub(super) fn taken_since(&self, earlier: &Self) -> u64 {
+        // Not a difference of `others`, which is 0 where `ours` is too much.
+        (self.used() + earlier.ours).saturating_sub(earlier.used() + self.ours)
+    }
+
+    /// What is in use, but not by the worker's own process.
+    fn used(&self) -> u64 {
         let Reading { free, total, own } = self.reading;
-        total.saturating_sub(free).saturating_sub(own).saturating_sub(self.ours)
+        total.saturating_sub(free).saturating_sub(own)
     }
 }
 
@@ -46,13 +59,22 @@ pub struct Claim {
     pub alive: Look,
     /// What it held then.
     pub held: u64,
+    /// What of `held` was the program's beyond doubt. The rest may be memory that others took while the program was loaded: only on a
+    /// device that does not tell processes apart.
+    pub sure: u64,
 }
 
 impl Claim {
-    /// Bytes that have not returned: other processes seem to hold them.
+    /// Bytes by which the device's free memory has grown with the program's end.
+    pub fn returned(&self, now: Look) -> u64 {
+        (self.alive.others() + self.held).saturating_sub(now.others())
+    }
+
+    /// Bytes that have not returned: other processes seem to hold them. None if all that was surely the program's has returned.
     pub fn missing(&self, now: Look) -> u64 {
-        let missing = now.others().saturating_sub(self.alive.others()).min(self.held);
-        if missing > tolerance(now.reading.total) { missing } else { 0 }
+        let missing = self.held.saturating_sub(self.returned(now));
+        let doubtful = self.held.saturating_sub(self.sure);
+        if missing > doubtful + tolerance(now.reading.total) { missing } else { 0 }
     }
 }
 
@@ -148,8 +170,10 @@ impl DeviceAccount {
         let programs: Vec<(i32, u64)> = self.entries().programs.values().map(of_program).collect();
         let pids: Vec<i32> =
             programs.iter().flat_map(|(keeper, _)| process_tree::descendants(*keeper)).collect();
-        let measured = || programs.iter().map(|(_, held)| held).sum();
-        Look { reading: self.view.memory(), ours: self.view.held_by(&pids).unwrap_or_else(measured) }
+        let estimated = || programs.iter().map(|(_, held)| held).sum();
+        let reading = self.view.memory();
+        let told = self.view.held_by(&pids);
+        Look { reading, ours: told.unwrap_or_else(estimated), tells_apart: told.is_some() }
     }
 
     /// What the processes under a keeper hold, if the device can tell.
@@ -191,17 +215,15 @@ impl DeviceAccount {
     ) -> Result<Entry, Reading> {
         let since = Instant::now();
         let waiter = self.entries().number();
-        let account = Arc::clone(self);
-        let is_measured =
-            tokio::task::spawn_blocking(move || account.view.held_by(&[]).is_some()).await.unwrap_or(false);
         loop {
-            let reading = self.look().await.reading;
+            let Look { reading, tells_apart: is_measured, .. } = self.look().await;
             // The total is 0 if the device cannot be read.
             if reading.total > 0 && bytes > reading.total {
                 return Err(reading);
             }
             let busy_too = since.elapsed() > BUSY_AFTER && is_only();
-            if let Some(entry) = self.reserve(waiter, Request { bytes, busy_too, is_measured }, reading) {
+            let request = Request { bytes, busy_too, is_measured };
+            if let Some(entry) = self.reserve(waiter, request, reading, Instant::now()) {
                 return Ok(entry);
             }
             waiting(reading, since.elapsed());
@@ -210,10 +232,17 @@ impl DeviceAccount {
     }
 
     /// Keeps memory for a program, or asks another one to end for it.
-    fn reserve(self: &Arc<Self>, waiter: u64, request: Request, reading: Reading) -> Option<Entry> {
+    fn reserve(
+        self: &Arc<Self>,
+        waiter: u64,
+        request: Request,
+        reading: Reading,
+        now: Instant,
+    ) -> Option<Entry> {
         let mut entries = self.entries();
         let reserved: u64 = entries.reserved.values().sum();
-        let free = reading.free.saturating_sub(reserved).saturating_sub(entries.promised_to_others(waiter));
+        let promised = entries.promised_to_others(waiter, now);
+        let free = reading.free.saturating_sub(reserved).saturating_sub(promised);
         if free >= request.bytes {
             entries.promise = entries.promise.filter(|promise| promise.waiter != waiter);
             let id = entries.number();
@@ -221,8 +250,8 @@ impl DeviceAccount {
             return Some(Entry { account: Arc::clone(self), id });
         }
         // Only one at a time, because the next one may not be needed.
-        if entries.evicted.is_none_or(|evicted| evicted.elapsed() >= EVICTION_LIMIT) {
-            entries.evict(waiter, request, free);
+        if entries.evicted.is_none_or(|evicted| now.saturating_duration_since(evicted) >= EVICTION_LIMIT) {
+            entries.evict(waiter, request, free, now);
         }
         None
     }
@@ -235,12 +264,13 @@ impl DeviceAccount {
         }
     }
 
-    /// Waits until the claim's memory is back. `missing` gets the missing bytes at each check.
-    pub async fn reclaim(self: &Arc<Self>, claim: Claim, mut missing: impl FnMut(u64)) {
+    /// Waits until the claim's memory is back; what has returned. `missing` gets the missing bytes at each check.
+    pub async fn reclaim(self: &Arc<Self>, claim: Claim, mut missing: impl FnMut(u64)) -> u64 {
         loop {
-            let left = claim.missing(self.look().await);
+            let now = self.look().await;
+            let left = claim.missing(now);
             if left == 0 {
-                return;
+                return claim.returned(now);
             }
             missing(left);
             sleep(LOOK).await;
@@ -267,14 +297,13 @@ impl Entries {
     }
 
     /// Bytes promised to another waiting program: free, or about to be freed.
-    fn promised_to_others(&self, waiter: u64) -> u64 {
-        let of_others = |promise: &Promise| promise.waiter != waiter && promise.until > Instant::now();
+    fn promised_to_others(&self, waiter: u64, now: Instant) -> u64 {
+        let of_others = |promise: &Promise| promise.waiter != waiter && promise.until > now;
         self.promise.filter(of_others).map_or(0, |promise| promise.bytes)
     }
 
     /// Asks one program to end, if all that may end hold enough together.
-    fn evict(&mut self, waiter: u64, request: Request, free: u64) {
-        let now = Instant::now();
+    fn evict(&mut self, waiter: u64, request: Request, free: u64, now: Instant) {
         let may_end = |program: &Program| {
             program.loaded.is_some()
                 && program.kept_until.is_none_or(|until| until <= now)
@@ -359,3 +388,7 @@ impl Drop for Entry {
 #[cfg(test)]
 #[path = "memory_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "memory_properties.rs"]
+mod properties;

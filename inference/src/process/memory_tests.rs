@@ -7,7 +7,8 @@ const NOBODY: [u64; 0] = [];
 const WAITER: u64 = 100;
 
 fn look(free: u64, ours: u64) -> Look {
-    Look { reading: Reading { free: free * MIB, total: 8000 * MIB, own: 0 }, ours: ours * MIB }
+    let reading = Reading { free: free * MIB, total: 8000 * MIB, own: 0 };
+    Look { reading, ours: ours * MIB, tells_apart: true }
 }
 
 fn program(held: u64, loaded: Option<Instant>, idle: Option<Instant>) -> Program {
@@ -18,11 +19,12 @@ fn program(held: u64, loaded: Option<Instant>, idle: Option<Instant>) -> Program
 /// The programs that are asked to end for `request`, while `free` MiB are free.
 fn evicted(programs: Vec<Program>, request: Request, free: u64) -> Vec<u64> {
     let mut entries = Entries { programs: (0..).zip(programs).collect(), ..Entries::default() };
-    entries.evict(WAITER, request, free * MIB);
+    let now = Instant::now();
+    entries.evict(WAITER, request, free * MIB, now);
     // The freed memory is promised to the waiting program only.
     let is_promised = entries.evicted.is_some();
-    assert_eq!(entries.promised_to_others(WAITER + 1), if is_promised { request.bytes } else { 0 });
-    assert_eq!(entries.promised_to_others(WAITER), 0);
+    assert_eq!(entries.promised_to_others(WAITER + 1, now), if is_promised { request.bytes } else { 0 });
+    assert_eq!(entries.promised_to_others(WAITER, now), 0);
     let asked = entries.programs.iter().filter(|(_, program)| program.is_asked_to_end);
     asked.map(|(id, _)| *id).collect()
 }
@@ -60,7 +62,7 @@ fn no_process_is_ended_if_that_frees_too_little() {
 
 #[test]
 fn memory_that_others_hold_instead_is_missing() {
-    let claim = Claim { alive: look(3000, 4000), held: 2000 * MIB };
+    let claim = Claim { alive: look(3000, 4000), held: 2000 * MIB, sure: 2000 * MIB };
     assert_eq!(claim.missing(look(5000, 2000)), 0);
     // It is dead, and its memory is not free.
     assert_eq!(claim.missing(look(3000, 2000)), 2000 * MIB);
@@ -72,4 +74,23 @@ fn memory_that_others_hold_instead_is_missing() {
     // What the worker's own passes took meanwhile is not its memory.
     let own = Reading { own: 2000 * MIB, ..look(3000, 2000).reading };
     assert_eq!(claim.missing(Look { reading: own, ..look(3000, 2000) }), 0);
+}
+
+/// 2,000 MiB by the difference. Others may have taken 500 of them.
+#[test]
+fn memory_that_may_be_of_others_is_not_waited_for() {
+    let claim = Claim { alive: look(3000, 4000), held: 2000 * MIB, sure: 1500 * MIB };
+    for (free, missing, returned) in [
+        (3000, 2000, 0),
+        (4400, 600, 1400),
+        // The rounding of the device counts for nothing.
+        (4450, 0, 1450),
+        (4500, 0, 1500),
+        (5000, 0, 2000),
+        // Others freed memory meanwhile.
+        (5700, 0, 2700),
+    ] {
+        let now = look(free, 2000);
+        assert_eq!((claim.missing(now), claim.returned(now)), (missing * MIB, returned * MIB), "{free}");
+    }
 }

@@ -6,6 +6,7 @@ pub mod child;
 pub mod config;
 pub mod cost;
 mod device_view;
+mod difference;
 pub mod frame;
 mod frames;
 pub mod item;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use vramq_core::device::UNKNOWN_COST;
 use vramq_core::settings::UNKNOWN_BYTES;
 use vramq_schemas::status::ProcessStatus;
 use vramq_schemas::{Input, Output, Params};
@@ -13,10 +14,6 @@ use super::pool::Pool;
 use super::protocol::ItemKind;
 use super::rule::{self, Consequence};
 use crate::engine::{Engine, InvalidInput, Item, PassError, PassShape, ProgramInput, ProgramItem};
-
-/// The cost of an item whose cost is unknown, such as an image without a known header: more than any item has, and so little that
-/// the sum over a job's items fits a `usize`.
-pub const UNKNOWN_COST: usize = 1 << 40;
 
 /// The largest cost of a pass if neither the configuration nor the device limits it. Eight such passes still fit a `usize`.
 const PASS_COST_MAX: usize = usize::MAX >> 8;

@@ -148,6 +148,18 @@ impl Learned {
         self.loads.push_back(bytes);
     }
 
+    /// Corrects the newest record of a load that said `bytes`, which counted memory of others.
+    pub fn load_was(&mut self, bytes: u64, corrected: u64) {
+        if let Some(load) = self.loads.iter_mut().rev().find(|load| **load == bytes) {
+            *load = corrected;
+        }
+    }
+
+    /// The least that a process took when it was loaded, of the last few times.
+    pub fn least_load(&self) -> Option<u64> {
+        self.loads.iter().copied().min()
+    }
+
     /// What a process takes when it is loaded: the most of the last few times. So a figure that was too large, because something
     /// else took memory, is forgotten. `None` if no process was loaded yet.
     pub fn resident(&self) -> Option<u64> {

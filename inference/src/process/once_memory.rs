@@ -47,7 +47,7 @@ impl Looks {
     pub(super) fn claim(&self, held: u64) -> Claim {
         let count = self.0.len().saturating_sub(1).max(1);
         let alive = self.0.iter().take(count).copied().max_by_key(Look::others);
-        Claim { alive: alive.unwrap_or_default(), held }
+        Claim { alive: alive.unwrap_or_default(), held, sure: held }
     }
 }
 
@@ -73,8 +73,8 @@ mod tests {
 
     #[test]
     fn what_others_held_while_the_program_ran_is_not_claimed() {
-        let look =
-            |others: u64| Look { reading: Reading { free: 900 - others, total: 1000, own: 0 }, ours: 100 };
+        let reading = |others: u64| Reading { free: 900 - others, total: 1000, own: 0 };
+        let look = |others: u64| Look { reading: reading(others), ours: 100, tells_apart: true };
         let alive = |others: &[u64]| Looks(others.iter().copied().map(look).collect()).claim(7).alive;
         assert_eq!(alive(&[50]), look(50));
         assert_eq!(alive(&[50, 400]), look(50));

@@ -44,16 +44,12 @@ impl ProcessConfig {
         }
     }
 
-    /// The revision of the model, whose program said this one or none. `files` is their hash as of the start of the program.
-    pub fn revision(&self, said: Option<&str>, files: Option<&str>) -> String {
-        let Some(files) = files else { return said.map_or_else(|| self.program_revision(), str::to_owned) };
-        let mut hash = RevisionHash::default();
-        hash.add("program", self.program_revision().as_bytes());
-        hash.add("files", files.as_bytes());
-        if let Some(said) = said {
-            hash.add("said", said.as_bytes());
-        }
-        hash.finish("program")
+    /// What of the revision is on the disk. It must be read before the program starts, so that the program has read no other files.
+    ///
+    /// # Errors
+    /// One of `revision_files` cannot be read, with its name.
+    pub async fn revision_of_files(&self) -> Result<RevisionOfFiles, String> {
+        Ok(RevisionOfFiles { program: self.program_revision(), files: self.hash_files().await? })
     }
 
     /// A hash of the program's command, the scripts that the command names, and its variables. It does not distinguish other weights,
@@ -80,10 +76,7 @@ impl ProcessConfig {
     }
 
     /// A hash of `revision_files`, if there are any; reads all of them, off the runtime.
-    ///
-    /// # Errors
-    /// One cannot be read, with its name.
-    pub async fn hash_files(&self) -> Result<Option<String>, String> {
+    async fn hash_files(&self) -> Result<Option<String>, String> {
         if self.revision_files.is_empty() {
             return Ok(None);
         }
@@ -97,6 +90,29 @@ impl ProcessConfig {
             Ok(hash.finish("files"))
         });
         hashed.await.unwrap_or_else(|error| Err(error.to_string())).map(Some)
+    }
+}
+
+/// The parts of a revision that do not depend on what the program says.
+#[derive(Clone, Debug)]
+pub struct RevisionOfFiles {
+    /// [`ProcessConfig::program_revision`].
+    program: String,
+    /// Of `revision_files`.
+    files: Option<String>,
+}
+
+impl RevisionOfFiles {
+    /// The revision of the model, whose program said this one or none.
+    pub fn with(&self, said: Option<&str>) -> String {
+        let Some(files) = &self.files else { return said.unwrap_or(&self.program).to_owned() };
+        let mut hash = RevisionHash::default();
+        hash.add("program", self.program.as_bytes());
+        hash.add("files", files.as_bytes());
+        if let Some(said) = said {
+            hash.add("said", said.as_bytes());
+        }
+        hash.finish("program")
     }
 }
 

@@ -1,6 +1,7 @@
 //! The shared CPU device's file, as a worker sees it: rows of process id, start time and bytes (see the worker's ledger).
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
@@ -27,6 +28,25 @@ impl FileDevice {
         bytes[16..24].copy_from_slice(&(mib << 20).to_le_bytes());
         std::fs::write(&path, bytes).unwrap();
         Self { path, by_process }
+    }
+
+    /// Has a stranger hold so much.
+    pub fn holds(&self, stranger: &Stranger, mib: u64) {
+        let file = OpenOptions::new().read(true).write(true).open(&self.path).unwrap();
+        file.lock().unwrap();
+        let pid = u64::from(stranger.pid());
+        let rows = (0..ROWS).map(|row| (HEADER + ROW * row) as u64);
+        let process = |at: u64| {
+            let mut number = [0; 8];
+            file.read_exact_at(&mut number, at).unwrap();
+            u64::from_le_bytes(number)
+        };
+        // Its own row, or the first that is of no living process.
+        let own = rows.clone().find(|at| process(*at) == pid);
+        let at = own.or_else(|| rows.clone().find(|at| started(process(*at)).is_none())).unwrap();
+        let row = [pid, started(pid).unwrap(), mib << 20];
+        let bytes: Vec<u8> = row.into_iter().flat_map(u64::to_le_bytes).collect();
+        file.write_all_at(&bytes, at).unwrap();
     }
 
     /// The total, and who holds what.

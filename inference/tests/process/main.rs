@@ -7,6 +7,7 @@ mod cgroups;
 mod configuration;
 mod deaths;
 mod device;
+mod differences;
 mod env;
 mod faults;
 mod frameworks;

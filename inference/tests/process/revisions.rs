@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::json;
 use vramq_inference::process::{Covers, PassEnd, Pool};
 
-use crate::env::{Env, done, ended};
+use crate::env::{Env, done, ended, json, pid, run, state, until};
 
 /// The revision with these weights, and what it covers; of a process that was just loaded.
 async fn revision(env: &Env, weights: &Path, content: &str, more: &str) -> (String, Covers) {
@@ -61,9 +61,9 @@ async fn what_the_program_says_counts_beside_files() {
     assert_eq!(revision(&env, &weights, "one", &keys).await.0, mine);
 }
 
-/// The weights are exchanged under a worker that runs: whichever process loads them next has another revision.
+/// The weights are exchanged under a worker that runs. Which process loads them next is chance, so none serves.
 #[tokio::test]
-async fn the_next_process_has_the_revision_of_the_files_that_it_loads() {
+async fn a_process_with_another_revision_than_those_before_it_does_not_serve() {
     let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
     let weights = folder.path().join("weights");
     std::fs::write(&weights, "one").unwrap();
@@ -74,9 +74,16 @@ async fn the_next_process_has_the_revision_of_the_files_that_it_loads() {
     std::fs::write(&weights, "two").unwrap();
     // The process that is loaded has the old ones.
     done(&pool, &["{}"]).await;
-    assert_eq!(pool.revision(), one);
-    replace(&pool).await;
-    assert_ne!(pool.revision(), one);
+    assert_eq!((pool.revision(), pool.other_revision()), (one.clone(), None));
+    kill(&pool).await;
+    let (_, end) = ended(&pool, &["{}"]).await;
+    let two = pool.other_revision().expect("it has another revision");
+    let said = format!("the model has the revision {two} by now, and this worker serves {one}: ");
+    assert!(matches!(&end, PassEnd::NotRun { reason } if reason.starts_with(&said)), "{end:?}");
+    assert_eq!((pool.revision(), &pool.status().slots[0].starts), (one.clone(), &2));
+    env.close(pool).await;
+    let pool = env.start(env.config("raw.py", &format!("revision_files = [{weights:?}]"))).await.unwrap();
+    assert_eq!((pool.revision(), pool.other_revision()), (two, None));
     // Files that are gone are said, and nothing runs under a revision that nobody knows.
     std::fs::remove_file(&weights).unwrap();
     kill(&pool).await;
@@ -85,6 +92,29 @@ async fn the_next_process_has_the_revision_of_the_files_that_it_loads() {
         matches!(&end, PassEnd::NotRun { reason } if reason.contains("(revision_files): No such file")),
         "{end:?}"
     );
+    env.close(pool).await;
+}
+
+/// What the process that is loaded answers stays under its revision.
+#[tokio::test]
+async fn a_second_process_with_another_revision_does_not_serve_beside_the_first() {
+    let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
+    let (weights, gate) = (folder.path().join("weights"), folder.path().join("gate"));
+    std::fs::write(&weights, "one").unwrap();
+    let pool = env.probe(&format!("instances = 2\nrevision_files = [{weights:?}]")).await;
+    let (one, first) = (pool.revision(), pid(&pool).await);
+    let busy = run(&pool, &[&format!("until {}", gate.display())]);
+    until("it runs", || state(&pool, 0) == "running").await;
+    std::fs::write(&weights, "two").unwrap();
+    let beside = run(&pool, &["pid"]);
+    until("the second process has another revision", || pool.other_revision().is_some()).await;
+    assert_eq!(pool.revision(), one);
+    std::fs::write(&gate, "").unwrap();
+    assert!(matches!(busy.finish().await.1, PassEnd::Done { .. }));
+    let (outputs, end) = beside.finish().await;
+    assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+    assert_eq!(outputs.into_iter().map(json).collect::<Vec<_>>(), [json!(first)]);
+    assert_eq!(pool.status().slots[1].starts, 0);
     env.close(pool).await;
 }
 

@@ -296,6 +296,8 @@ async fn a_copied_sdk_serves() {
 async fn the_example_in_perl_serves() {
     let env = Env::new();
     let example = repository().join("docs/protocol-examples/shout.pl");
+    // What docs/process-protocol.md says of it.
+    assert!(std::fs::read_to_string(&example).unwrap().lines().count() <= 40);
     let pool = env.start(env.config_of(&["/usr/bin/perl", example.to_str().unwrap()], "")).await.unwrap();
     assert_eq!(done(&pool, &["loud", "gr\u{fc}n"]).await, [json!("LOUD"), json!("GR\u{dc}N")]);
     assert_eq!(done(&pool, &["again"]).await, [json!("AGAIN")]);

@@ -1,6 +1,7 @@
 //! `vramq-run-model`: a model that is tried without a broker.
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output, Stdio};
 
 use crate::env::{PROGRAM, models, processes_of, python, repository};
@@ -44,7 +45,12 @@ fn a_trial_says_what_is_wrong_with_its_arguments() {
     let config = config.to_str().unwrap();
     for (arguments, said) in [
         (&["--fast", config][..], "`--fast` is not known"),
-        (&[], "CONFIG is missing"),
+        (&[], "CONFIG or PROGRAM is missing"),
+        (&["--env", "A", "serve.py"], "--env is `A`; it must be NAME=VALUE"),
+        (&["--python", "python3", config], "--python and --env are for a program"),
+        (&["--env", "A=b", config], "--python and --env are for a program"),
+        (&["missing.py"], "read missing.py: No such file"),
+        (&["--python", "no-such-python", "missing"], "read missing: No such file"),
         (&["--batch", "0", config], "--batch is `0`; it must be a number from 1"),
         (&["--params", "[1]", config], "--params is `[1]`, which is no JSON object"),
         (&[config, "a", "b"], "`b` is one argument too many"),
@@ -218,4 +224,75 @@ fn a_trial_ends_quietly_when_nobody_reads_its_outputs() {
         running.stdin.take().unwrap().write_all(lines).unwrap();
         assert_eq!(running.wait().unwrap().code(), Some(code), "{arguments:?}");
     }
+}
+
+/// A person has a program, and no configuration.
+#[test]
+fn a_program_is_tried_without_a_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    let python_path = format!("PYTHONPATH={}", repository().join("python").display());
+    let program = "import os, sys\nimport vramq\n\nclass Small(vramq.Model):\n    def run(self, items, params):\n        \
+                   return [[item.text, sys.executable, os.environ.get('SIZE'), sys.argv[1:], os.getcwd(), len(items)] for item in items]\n\n\
+                   vramq.serve(Small)\n";
+    let plain = folder.path().join("serve.py");
+    std::fs::write(&plain, program).unwrap();
+    // Names its interpreter itself, and not by the file's name.
+    let script = folder.path().join("serve");
+    std::fs::write(&script, format!("#!{}\n{program}", python().display())).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (plain, script) = (plain.to_str().unwrap(), script.to_str().unwrap());
+    let interpreter = python().to_str().unwrap().to_owned();
+    let in_folder = std::fs::canonicalize(folder.path()).unwrap();
+    for (arguments, path) in [
+        (
+            &[
+                "--python",
+                &interpreter,
+                "--env",
+                &python_path,
+                "--env=SIZE=a=b",
+                "--batch",
+                "9",
+                plain,
+                "--",
+                "-x",
+                "y",
+            ][..],
+            "",
+        ),
+        (&["--env", &python_path, "--env", "SIZE=a=b", "--batch", "9", script, "--", "-x", "y"], ""),
+        // The first python3 of PATH.
+        (&["--env", &python_path, "--env", "SIZE=a=b", "--batch", "9", plain, "--", "-x", "y"], &interpreter),
+    ] {
+        let mut command = Command::new(PROGRAM);
+        let links = tempfile::tempdir().unwrap();
+        if !path.is_empty() {
+            std::os::unix::fs::symlink(path, links.path().join("python3")).unwrap();
+            command.env("PATH", links.path());
+        }
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut running = command.spawn().unwrap();
+        running.stdin.take().unwrap().write_all("x\n".repeat(9).as_bytes()).unwrap();
+        let output = running.wait_with_output().unwrap();
+        let told = text(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {told}");
+        let first: serde_json::Value =
+            serde_json::from_str(text(&output.stdout).lines().next().unwrap()).unwrap();
+        let given = &first["json"];
+        // All nine items are one pass.
+        assert_eq!(
+            (&given[2], &given[3], &given[5]),
+            (&"a=b".into(), &serde_json::json!(["-x", "y"]), &9.into()),
+            "{first}"
+        );
+        assert_eq!(given[4].as_str().map(std::path::Path::new), Some(&*in_folder), "{first}");
+        assert!(told.contains("to serve it by a worker: engine = \"process\", command = ["), "{told}");
+    }
+    let neither = folder.path().join("serve.txt");
+    std::fs::write(&neither, program).unwrap();
+    let output = tried(&["--python", "no-such-python", neither.to_str().unwrap()], b"");
+    assert!(
+        output.status.code() == Some(2) && text(&output.stderr).contains("`no-such-python` is not in PATH"),
+        "{output:?}"
+    );
 }

@@ -2,12 +2,14 @@
 
 use anyhow::{Context as _, Result, ensure};
 use lapin::types::AMQPValue;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use vramq_schemas::fields::as_text;
 use vramq_schemas::headers::{MODEL_REVISION, REVISION_WAITS};
 use vramq_schemas::status::WorkerState;
 use vramq_schemas::topology::jobs_queue;
 use vramq_schemas::{Input, ItemProgress, Job, JsonText, Params, Reason, ReplyKind, codec};
+use vramq_tests::client::Received;
 use vramq_tests::job::Message;
 use vramq_tests::metrics::Scrape;
 use vramq_tests::operator::Operator;
@@ -24,6 +26,7 @@ on_one_setup!(
     the_command_submits_json_and_shows_progress,
     a_job_runs_with_the_revision_that_it_demands_only,
     a_revision_that_no_worker_has_is_given_up,
+    a_program_of_another_revision_is_served_after_a_restart_only,
     processes_are_shown,
     a_rule_moves_a_job_to_other_workers_once,
     what_was_learned_of_a_program_outlives_the_worker,
@@ -164,6 +167,36 @@ async fn a_revision_that_no_worker_has_is_given_up(env: &mut TestEnv) -> Result<
     let kept = letter.headers().inner().get(MODEL_REVISION).and_then(as_text);
     ensure!(kept.as_deref() == Some("f32-none"), "{:?}", letter.properties);
     worker.drain().await
+}
+
+/// The weights are exchanged while the worker runs, and a process dies.
+async fn a_program_of_another_revision_is_served_after_a_restart_only(env: &mut TestEnv) -> Result<()> {
+    for text in [
+        "pass failed",
+        "load the model",
+        "no process can run the model",
+        "another revision than the one that this worker serves",
+    ] {
+        env.announce(text);
+    }
+    let served = Served::new(env, "instances = 1\nvram = { mib_per_unit = 1 }", &[])?;
+    std::fs::write(served.path("revision"), "old")?;
+    let old = consuming(env, &[]).await?;
+    let mut replies = env.replies().await?;
+    let revision = |reply: &Received| reply.headers().inner().get(MODEL_REVISION).and_then(as_text);
+    env.client.publish(MODEL, env.job("before", ["echo it"])?).await?;
+    ensure!(revision(&outputs(&mut replies, "before").await?.1).as_deref() == Some("old"));
+    std::fs::write(served.path("revision"), "new")?;
+    env.client.publish(MODEL, env.job("after", ["show after"])?).await?;
+    let pid = until("the process", async || {
+        Ok(std::fs::read_to_string(served.path("after")).ok().and_then(|text| text.parse::<i32>().ok()))
+    })
+    .await?;
+    kill_process(Pid::from_raw(pid).context("no pid")?, Signal::KILL)?;
+    ensure!(old.exited().await? == Some(5), "a restart is wanted");
+    let new = consuming(env, &[]).await?;
+    ensure!(revision(&outputs(&mut replies, "after").await?.1).as_deref() == Some("new"));
+    new.drain().await
 }
 
 async fn processes_are_shown(env: &mut TestEnv) -> Result<()> {

@@ -142,6 +142,7 @@ impl Core {
             Event::ModelAvailable { model } => self.model_available(model),
             Event::MemoryWithheld { model, bytes, lasted } => self.memory_withheld(model, bytes, lasted),
             Event::MemoryRead { memory, passes } => self.memory_read(memory, passes),
+            Event::OtherRevision { model, revision } => self.other_revision(model, &revision),
             Event::Tick(reading) => self.tick(&reading),
             Event::Timer => {
                 self.scheduler.round_is_due(self.now.at);

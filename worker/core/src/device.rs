@@ -48,6 +48,15 @@ pub struct Loss {
     pub is_late: bool,
 }
 
+/// The cost of an item whose cost is unknown, such as an image without a known header: more than any item has, and so little that the sum
+/// over a job's items fits a `usize`.
+pub const UNKNOWN_COST: usize = 1 << 40;
+
+/// A cost as metrics count it: an unknown one is 1, the least that an item has.
+pub(crate) fn counted(cost: usize) -> usize {
+    if cost < UNKNOWN_COST { cost } else { 1 }
+}
+
 /// The sizes of a pass on which its memory depends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassShape {

@@ -143,6 +143,11 @@ pub enum Event {
         memory: Memory,
         passes: PassBytes,
     },
+    /// A program has another revision than the one that the worker serves, which its new processes cannot join. Repeated every second.
+    OtherRevision {
+        model: ModelIndex,
+        revision: String,
+    },
     /// A second has passed; with new readings of the device.
     Tick(Reading),
     /// The time that [`Core::next_timer`](crate::Core::next_timer) named has come.

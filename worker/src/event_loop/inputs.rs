@@ -199,6 +199,9 @@ impl EventLoop {
             if let Some((bytes, lasted)) = pool.overdue() {
                 self.apply(Event::MemoryWithheld { model, bytes, lasted });
             }
+            if let Some(revision) = pool.other_revision() {
+                self.apply(Event::OtherRevision { model, revision });
+            }
             if pool.status().unavailable.is_none() {
                 self.apply(Event::ModelAvailable { model });
             }

@@ -7,6 +7,7 @@ mod arguments;
 mod config;
 mod ends;
 mod items;
+mod program;
 mod trial;
 
 use std::fmt::Display;
@@ -16,7 +17,7 @@ use std::process::ExitCode;
 
 use vramq_inference::process::keeper;
 
-use arguments::{Asked, Trial, USAGE};
+use arguments::{Asked, Source, Trial, USAGE};
 
 /// The worker's own exit codes.
 const EXIT_USAGE: u8 = 2;
@@ -50,7 +51,11 @@ fn run(trial: Trial) -> u8 {
     let is_coloured = !no_color && std::io::stderr().is_terminal();
     let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(is_coloured);
     lines.log_internal_errors(false).without_time().with_target(false).init();
-    let config = match config::read(Path::new(&trial.config), trial.model.as_deref()) {
+    let config = match &trial.source {
+        Source::Config { file, model } => config::read(Path::new(file), model.as_deref()),
+        Source::Program(program) => program::read(program, trial.batch),
+    };
+    let config = match config {
         Ok(config) => config,
         Err(faults) => {
             faults.iter().for_each(|fault| tell(format_args!("vramq-run-model: {fault}")));

@@ -57,11 +57,12 @@ impl Monitor {
         Some(self.device().ok()?.memory_info().ok()?.used)
     }
 
-    /// Bytes that these processes hold together; `None` if the driver knows none of them. In some containers it reports ids of
-    /// another namespace.
+    /// Bytes that these processes hold together; `None` if the driver does not tell. In some containers it reports ids of another
+    /// namespace: then neither these processes are in its list nor the worker's own, which has a context on the device.
     pub fn held_by(&self, pids: &[i32]) -> Option<u64> {
         let device = self.device().ok()?;
         let computing = device.running_compute_processes().ok()?;
+        let is_own_namespace = computing.iter().any(|process| process.pid == std::process::id());
         let ours = computing
             .iter()
             .filter(|process| i32::try_from(process.pid).is_ok_and(|pid| pids.contains(&pid)));
@@ -70,7 +71,7 @@ impl Monitor {
             UsedGpuMemory::Unavailable => None,
         });
         let bytes = bytes.collect::<Option<Vec<u64>>>()?;
-        (!bytes.is_empty() || pids.is_empty()).then(|| bytes.iter().sum())
+        (!bytes.is_empty() || is_own_namespace).then(|| bytes.iter().sum())
     }
 
     pub fn read(&self) -> Telemetry {

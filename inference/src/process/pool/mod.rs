@@ -86,8 +86,10 @@ struct State {
     learned: Learned,
     /// What the model said when it was last loaded.
     ready: Option<Ready>,
-    /// The model's, as of the last start of a process.
+    /// The model's. It stays the same once a process was loaded, because outputs of several revisions must not have the same name.
     revision: String,
+    /// The revision of a process that was refused because the pool serves another one.
+    other_revision: Option<String>,
     unavailable: Option<Unavailable>,
     /// The slot that set it last.
     unavailable_by: usize,
@@ -112,11 +114,10 @@ impl Pool {
         super::scratch::sweep(&config.scratch);
         let (closing, _) = watch::channel(false);
         // A warm process hashes them when it is loaded.
-        let files = match config.mode {
-            Mode::Once(_) => config.hash_files().await.map_err(LoadError::Start)?,
-            Mode::Warm => None,
+        let revision = match config.mode {
+            Mode::Once(_) => config.revision_of_files().await.map_err(LoadError::Start)?.with(None),
+            Mode::Warm => config.program_revision(),
         };
-        let revision = config.revision(None, files.as_deref());
         let state = State { learned: options.learned.clone(), revision, ..State::default() };
         let shared = Arc::new(Shared {
             config,
@@ -189,9 +190,14 @@ impl Pool {
         self.shared.state().ready.as_ref().map(|ready| ready.accepts.clone()).unwrap_or_default()
     }
 
-    /// The model's revision, as of the last start of a process (see [`ProcessConfig::revision`]).
+    /// The model's revision. All its processes have it.
     pub fn revision(&self) -> String {
         self.shared.state().revision.clone()
+    }
+
+    /// The revision that the program has by now, if it is another one. Only a pool that is started again can serve it.
+    pub fn other_revision(&self) -> Option<String> {
+        self.shared.state().other_revision.clone()
     }
 
     /// What the revision tells apart.

@@ -6,7 +6,7 @@ use tokio::time::{Duration, Instant, sleep, timeout};
 
 use super::leak::Leak;
 use super::passes::EndReason;
-use super::slot::{SlotTask, closed};
+use super::slot::{Estimated, SlotTask, closed};
 use super::status::SlotState;
 use crate::process::device_view::Reading;
 use crate::process::memory::{Claim, Entry};
@@ -121,9 +121,17 @@ impl SlotTask {
         let account = &self.shared.options.account;
         let alive = account.look().await;
         let before = self.last.map_or(0, |last| last.held);
-        let held = account.held_under(warm.keeper_pid()).await.unwrap_or(before);
+        let told = account.held_under(warm.keeper_pid()).await;
+        let held = told.unwrap_or(before);
         account.note_held(warm.keeper_pid(), held);
-        self.last = Some(Claim { alive, held });
+        let sure = match (self.last, self.estimated) {
+            // Memory that is free by now is not the process's, whoever freed it.
+            (Some(last), Some(Estimated { loaded, .. })) if told.is_none() => {
+                last.sure.min(held.saturating_sub(loaded.taken_since(&alive)))
+            }
+            _ => held,
+        };
+        self.last = Some(Claim { alive, held, sure });
         self.shared.state().slots[self.index].status.holds(held);
     }
 
@@ -198,9 +206,12 @@ impl SlotTask {
             }
         });
         let mut closing = self.closing.clone();
-        tokio::select! {
-            () = back => {}
-            () = closed(&mut closing) => {}
+        let returned = tokio::select! {
+            returned = back => Some(returned),
+            () = closed(&mut closing) => None,
+        };
+        if let (Some(returned), Some(Estimated { needed, .. })) = (returned, self.estimated.take()) {
+            self.correct(needed, returned);
         }
         if logged_at.is_some() {
             tracing::info!(
@@ -208,6 +219,18 @@ impl SlotTask {
                 seconds = since.elapsed().as_secs(),
                 "the device memory of the ended process is free"
             );
+        }
+    }
+
+    /// Corrects what the load of the ended process was recorded to need. If less has returned, others took the rest while it was loaded, and
+    /// the next process must not wait for it.
+    fn correct(&self, estimated: u64, returned: u64) {
+        let declared = self.shared.config.vram.base_bytes.unwrap_or(0);
+        let mut state = self.shared.state();
+        let said = state.ready.as_ref().map_or(0, |ready| ready.weights);
+        let needed = returned.max(declared).max(said);
+        if needed < estimated {
+            state.learned.load_was(estimated, needed);
         }
     }
 }

@@ -14,7 +14,8 @@ use super::room::{Admitted, PATIENCE};
 use super::status::{SlotState, Unavailable};
 use super::{Shared, State, refuse_waiting};
 use crate::process::config::Mode;
-use crate::process::memory::{Claim, Entry};
+use crate::process::difference::{Estimate, Evidence};
+use crate::process::memory::{Claim, Entry, Look};
 use crate::process::warm::{LoadError, Warm};
 
 /// The task of a slot. `first` receives how the first process was loaded; with it the slot starts a process without waiting for work.
@@ -25,8 +26,16 @@ pub(super) async fn serve(
     first: Option<oneshot::Sender<Result<(), LoadError>>>,
 ) {
     let closing = shared.closing.subscribe();
-    let mut slot =
-        SlotTask { shared, index, wake, closing, backoff: Backoff::default(), last: None, base: 0 };
+    let mut slot = SlotTask {
+        shared,
+        index,
+        wake,
+        closing,
+        backoff: Backoff::default(),
+        last: None,
+        base: 0,
+        estimated: None,
+    };
     let is_once = matches!(slot.shared.config.mode, Mode::Once(_));
     let mut first = first;
     loop {
@@ -64,6 +73,17 @@ pub(super) struct SlotTask {
     pub(super) last: Option<Claim>,
     /// What the process held when it was loaded.
     pub(super) base: u64,
+    /// What was estimated when it was loaded, on a device that does not tell processes apart.
+    pub(super) estimated: Option<Estimated>,
+}
+
+/// What was estimated of a process by difference.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Estimated {
+    /// What its load was recorded to need.
+    pub(super) needed: u64,
+    /// The device when it was loaded.
+    pub(super) loaded: Look,
 }
 
 impl SlotTask {
@@ -138,16 +158,14 @@ impl SlotTask {
         let shared = Arc::clone(&self.shared);
         let config = &shared.config;
         let account = &shared.options.account;
-        let declared = config.vram.base_bytes.unwrap_or(0);
         self.update(SlotState::Loading);
-        // Before the program starts, so that the hash is of the files that it will read.
         let mut closing = self.closing.clone();
         let files = tokio::select! {
-            files = config.hash_files() => files.map_err(LoadError::Start)?,
+            files = config.revision_of_files() => files.map_err(LoadError::Start)?,
             () = closed(&mut closing) => return Err(LoadError::Start("the worker is ending".to_owned())),
         };
         let before = account.look().await;
-        self.last = Some(Claim { alive: before, held: 0 });
+        self.last = Some(Claim { alive: before, held: 0, sure: 0 });
         let mut entry = None;
         let began = Instant::now();
         let index = self.index;
@@ -157,18 +175,9 @@ impl SlotTask {
         };
         let stop = closed(&mut closing);
         let loading = Warm::load(&shared.options.launcher, config, account, started, is_first, stop);
-        let warm = self.unless_long(config.load + config.kill * 2 + PATIENCE, loading).await?;
+        let mut warm = self.unless_long(config.load + config.kill * 2 + PATIENCE, loading).await?;
         let entry = entry.unwrap_or_else(|| account.enter(warm.keeper_pid()));
-        let look = account.look().await;
-        let held = match account.held_under(warm.keeper_pid()).await {
-            Some(held) => held,
-            // The difference also counts what others took meanwhile, so that too much is waited for later. The declaration and the
-            // program's own figure count if they are more. The device's size is the limit.
-            None => {
-                let taken = before.reading.free.saturating_sub(look.reading.free);
-                taken.max(declared).max(warm.ready().weights).min(look.reading.total)
-            }
-        };
+        let (Estimate { held, sure, needed }, is_estimated) = self.loaded(&warm, before).await;
         entry.holds(held);
         if shared.state().unavailable.is_some() {
             entry.is_kept();
@@ -176,12 +185,16 @@ impl SlotTask {
         entry.is_loaded();
         let look = account.look().await;
         drop(reserved);
-        self.last = Some(Claim { alive: look, held });
+        self.last = Some(Claim { alive: look, held, sure });
+        self.estimated = is_estimated.then_some(Estimated { needed, loaded: look });
         self.base = held;
-        let revision = config.revision(warm.ready().revision.as_deref(), files.as_deref());
+        let revision = files.with(warm.ready().revision.as_deref());
+        if let Err(error) = self.accept(revision) {
+            self.unless_long(config.kill * 2 + PATIENCE, warm.end(config.kill, &config.name)).await;
+            return Err(error);
+        }
         let mut state = shared.state();
-        state.learned.loaded(held);
-        state.revision = revision;
+        state.learned.loaded(needed);
         state.ready = Some(warm.ready().clone());
         if state.unavailable.take().is_some() {
             tracing::info!(model = config.name, "the model has a process again");
@@ -191,6 +204,39 @@ impl SlotTask {
         let took_ms = began.elapsed().as_millis();
         tracing::info!(model = config.name, pid = warm.pid(), held_bytes = held, took_ms, "process loaded");
         Ok((warm, entry))
+    }
+
+    /// Takes the revision of a process that was just loaded.
+    ///
+    /// # Errors
+    /// Earlier processes had another one: the program or its files have changed on the disk.
+    fn accept(&self, found: String) -> Result<(), LoadError> {
+        let mut state = self.shared.state();
+        if state.ready.is_some() && state.revision != found {
+            state.other_revision = Some(found.clone());
+            return Err(LoadError::OtherRevision { found, served: state.revision.clone() });
+        }
+        state.revision = found;
+        Ok(())
+    }
+
+    /// What the process holds that was just loaded, and whether that is an estimate. `before` is from before it was started.
+    async fn loaded(&self, warm: &Warm, before: Look) -> (Estimate, bool) {
+        let account = &self.shared.options.account;
+        let told = account.held_under(warm.keeper_pid()).await;
+        let now = account.look().await;
+        if let Some(held) = told {
+            return (Estimate { held, sure: held, needed: held }, false);
+        }
+        let evidence = Evidence {
+            // Not the difference of free memory, so that what the worker itself or another of its programs took meanwhile does not count.
+            taken: now.taken_since(&before),
+            declared: self.shared.config.vram.base_bytes,
+            said: warm.ready().weights,
+            earlier: self.shared.state().learned.least_load(),
+        };
+        let estimate = evidence.estimate();
+        (Estimate { needed: estimate.needed.min(now.reading.total), ..estimate }, true)
     }
 
     fn load_failed(&mut self, error: &LoadError) {

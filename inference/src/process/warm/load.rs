@@ -32,6 +32,10 @@ pub enum LoadError {
     Failed { detail: String, stderr: String },
     #[error("{fault}")]
     Protocol { fault: String, stderr: String },
+    #[error(
+        "the model has the revision {found} by now, and this worker serves {served}: it must be started again to serve the other one"
+    )]
+    OtherRevision { found: String, served: String },
 }
 
 /// What a program that ends like this usually lacks.
@@ -55,7 +59,7 @@ impl LoadError {
     /// The last that the program printed.
     pub fn stderr(&self) -> &str {
         match self {
-            Self::Start(_) | Self::NoMemory { .. } => "",
+            Self::Start(_) | Self::NoMemory { .. } | Self::OtherRevision { .. } => "",
             Self::TimedOut { stderr, .. }
             | Self::Crashed { stderr, .. }
             | Self::OutOfMemory { stderr, .. }

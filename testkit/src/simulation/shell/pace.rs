@@ -134,7 +134,9 @@ impl Shell {
                 self.drain.signals += 1;
                 true
             }
-            Event::Command { command: Command::Drain, .. } | Event::MemoryWithheld { .. } => true,
+            Event::Command { command: Command::Drain, .. }
+            | Event::MemoryWithheld { .. }
+            | Event::OtherRevision { .. } => true,
             Event::Tick(reading) => {
                 reading.lost.is_some() || reading.on_device.is_some() || self.is_full(now)
             }

@@ -183,7 +183,7 @@ impl Core {
         took: Duration,
         outputs: &[Option<OutputSize>],
     ) {
-        let (model, cost) = (pass.model, pass.shape.cost);
+        let (model, cost) = (pass.model, pass.counted_cost());
         let outputs = if outcome == PassOutcome::Done { outputs } else { &[] };
         let items = outputs.iter().flatten().count();
         self.observe(Observation::PassEnded { model, outcome, took, items, cost });

@@ -59,6 +59,21 @@ impl Core {
         self.drain();
     }
 
+    /// A program was exchanged on the disk. A worker serves one revision of a model, so that replies never have outputs of another one.
+    pub(crate) fn other_revision(&mut self, model: ModelIndex, revision: &str) {
+        if self.lifecycle.is_draining() || self.lifecycle.restarts() {
+            return;
+        }
+        let model = &self.models[model.0].name;
+        tracing::warn!(
+            model,
+            revision,
+            "the model has another revision than the one that this worker serves: draining for a restart"
+        );
+        self.lifecycle.restart();
+        self.drain();
+    }
+
     /// Jobs whose messages the broker does not take, for example because reply queues are full, do not keep the device busy. The worker may
     /// hold other jobs in their place, up to twice its credit. It does not while the broker blocks all publishers, because the replies of
     /// those jobs would wait too.

@@ -170,19 +170,22 @@ fn a_new_session_holds_no_jobs_beside_those_of_the_last_one() {
 }
 
 #[test]
-fn memory_that_stays_missing_ends_in_a_restart_unless_the_worker_ends_anyway() {
+fn what_only_a_restart_mends_ends_in_one_unless_the_worker_ends_anyway() {
     let missing = || Event::MemoryWithheld { model: MODEL, bytes: 1 << 20, lasted: Duration::from_secs(60) };
-    let mut worker = Worker::new();
-    worker.apply(missing());
-    assert!(worker.is_draining() && worker.wants_restart());
-    // A stop request meanwhile ends the worker without a restart.
-    worker.apply(Event::StopRequested { signal: "SIGTERM" });
-    assert!(worker.is_draining() && !worker.wants_restart());
+    let exchanged = || Event::OtherRevision { model: MODEL, revision: "f32-other".to_owned() };
+    for event in [&missing as &dyn Fn() -> Event, &exchanged] {
+        let mut worker = Worker::new();
+        worker.apply(event());
+        assert!(worker.is_draining() && worker.wants_restart());
+        // A stop request meanwhile ends the worker without a restart.
+        worker.apply(Event::StopRequested { signal: "SIGTERM" });
+        assert!(worker.is_draining() && !worker.wants_restart());
 
-    let mut worker = Worker::new();
-    worker.apply(Event::StopRequested { signal: "SIGTERM" });
-    worker.apply(missing());
-    assert!(worker.is_draining() && !worker.wants_restart());
+        let mut worker = Worker::new();
+        worker.apply(Event::StopRequested { signal: "SIGTERM" });
+        worker.apply(event());
+        assert!(worker.is_draining() && !worker.wants_restart());
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::{Caller, Draft};
 use crate::admission::Permit;
-use crate::device::PassShape;
+use crate::device::{PassShape, counted};
 use crate::event::OutputSize;
 use crate::ids::{ExecutorIndex, Fingerprint, ItemIndex, JobKey, ModelIndex};
 use crate::observation::PassShare;
@@ -91,24 +91,33 @@ impl InFlight {
         took.mul_f64(cost as f64 / self.shape.cost.max(1) as f64)
     }
 
+    /// The costs of its items, as metrics count them.
+    pub(crate) fn counted_cost(&self) -> usize {
+        self.items.iter().map(|(.., cost)| counted(*cost)).sum()
+    }
+
     /// Each caller's share. `outputs`: by item; a share counts the items that have one.
     pub(crate) fn shares(&self, outputs: &[Option<OutputSize>], took: Duration) -> Vec<PassShare> {
         let mut shares: Vec<PassShare> = Vec::new();
         let callers: HashMap<_, _> = self.jobs.iter().map(|job| (job.key, &job.caller)).collect();
         let mut place_of: HashMap<&Caller, usize> = HashMap::new();
+        // The time is divided by these.
+        let mut costs: Vec<usize> = Vec::new();
         for (at, (job, _, cost)) in self.items.iter().enumerate() {
             let Some(caller) = callers.get(job).copied() else { continue };
             let place = *place_of.entry(caller).or_insert(shares.len());
             if place == shares.len() {
                 let (items, cost, took) = (0, 0, Duration::ZERO);
+                costs.push(0);
                 shares.push(PassShare { caller: caller.clone(), items, cost, took });
             }
             let share = &mut shares[place];
-            share.cost += cost;
+            costs[place] += cost;
+            share.cost += counted(*cost);
             share.items += usize::from(outputs.get(at).is_some_and(Option::is_some));
         }
-        for share in &mut shares {
-            share.took = self.part_of(took, share.cost);
+        for (share, cost) in shares.iter_mut().zip(costs) {
+            share.took = self.part_of(took, cost);
         }
         shares
     }
@@ -120,4 +129,38 @@ pub(crate) struct PassJob {
     pub(crate) key: JobKey,
     pub(crate) message: Fingerprint,
     pub(crate) caller: Caller,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::Budget;
+    use crate::device::UNKNOWN_COST;
+
+    #[test]
+    fn unknown_costs_count_as_one_and_have_their_share_of_the_time() {
+        let (known, unknown) = (JobKey(1), JobKey(2));
+        let items = vec![
+            (unknown, ItemIndex(0), UNKNOWN_COST),
+            (known, ItemIndex(0), 600),
+            (known, ItemIndex(1), 400),
+            (unknown, ItemIndex(1), 7),
+        ];
+        let shape = items.iter().map(|(.., cost)| *cost).collect();
+        let permit = Budget::new(1).try_acquire(1).unwrap();
+        let draft = Draft { items, shape, exclusive: true };
+        let mut pass = InFlight::new(ModelIndex(0), ExecutorIndex(0), draft, permit, Instant::now());
+        let job = |(key, caller): (JobKey, &str)| PassJob {
+            key,
+            message: Fingerprint(key.0),
+            caller: Some(caller.into()),
+        };
+        pass.set_jobs([(known, "known"), (unknown, "unknown")].map(job).to_vec());
+        assert_eq!(pass.counted_cost(), 1008);
+        let shares = pass.shares(&[], Duration::from_secs(100));
+        let costs: Vec<_> = shares.iter().map(|share| share.cost).collect();
+        assert_eq!(costs, [8, 1000]);
+        // Nearly all of it is the unknown item's.
+        assert!(shares[0].took > Duration::from_secs(99), "{shares:?}");
+    }
 }
