@@ -1,31 +1,33 @@
 //! Encodes a file of texts, one per line, as a worker would, and prints the speed.
 //!
-//! `cargo run --release -p vramq-inference --example encode -- MODEL TEXTS [TOKENS_PER_PASS [THREADS [ROUNDS]]]`
+//! `cargo run --release -p vramq-inference --example encode -- MODEL TEXTS [TOKENS_PER_PASS [THREADS [ROUNDS [DTYPE]]]]`
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use vramq_inference::device::cpu::CpuDevice;
-use vramq_inference::engine::encoder::{Encoder, Source};
+use vramq_inference::engine::encoder::{ComputeType, Encoder, Source};
 use vramq_inference::engine::{Engine, Item};
 use vramq_schemas::{Input, Params};
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [model, texts, options @ ..] = &args[..] else {
-        anyhow::bail!("usage: encode MODEL TEXTS [TOKENS_PER_PASS [THREADS [ROUNDS]]]");
+        anyhow::bail!("usage: encode MODEL TEXTS [TOKENS_PER_PASS [THREADS [ROUNDS [DTYPE]]]]");
     };
     let option = |at: usize, default: usize| match options.get(at) {
         Some(text) => text.parse().context("an option is not a number"),
         None => Ok(default),
     };
     let (pass_tokens, threads, rounds) = (option(0, 2048)?, option(1, cores())?, option(2, 1)?);
+    let dtype = options.get(3).map_or(Ok(ComputeType::F32), |text| text.parse());
+    let dtype = dtype.map_err(|error| anyhow::anyhow!("DTYPE {error}"))?;
     let texts = std::fs::read_to_string(texts).with_context(|| format!("read {texts}"))?;
     let inputs: Vec<Input> = texts.lines().map(|line| Input::Text(line.to_owned())).collect();
 
     let started = Instant::now();
     let device = CpuDevice::new(4 << 30, threads)?;
-    let encoder = Encoder::load(&Source::Folder(model.into()), device)?;
+    let encoder = Encoder::load_as(&Source::Folder(model.into()), device, dtype)?;
     println!("{encoder:?}");
     println!("loaded in {:.2?}, peak {} MiB", started.elapsed(), peak_mib());
 

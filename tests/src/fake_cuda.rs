@@ -183,7 +183,7 @@ fn compiled(
     Ok(folder)
 }
 
-/// Runs a test's body in a process of its own, with a library path and settings of the fake driver: cudarc opens libraries once
+/// Runs a test's body in a process of its own, with a library path and settings of the fake driver: libraries are opened once
 /// for a process, and the loader reads its path once. `test` is its full name, from `module_path!` on.
 ///
 /// # Errors

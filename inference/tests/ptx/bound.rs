@@ -190,6 +190,38 @@ fn the_least_times_in_the_docs_follow_from_the_counts() {
     assert_eq!(format!("{HEAD}{found}\n"), table, "VRAMQ_TEST_WRITE_BOUNDS=1 writes docs/gpu.md again");
 }
 
+/// A kernel's row in the table of instruction counts: the name that begins it, the kernel, and a warp's exponentials in a round.
+const COUNTED: [(&str, &str, f64); 5] = [
+    ("attention, heads of 16", "attention_16", EXPONENTIALS),
+    ("attention, heads of 32 (MiniLM)", "attention_32", EXPONENTIALS),
+    ("attention, heads of 64 (BERT)", "attention_64", EXPONENTIALS),
+    ("attention, heads of 128 (Qwen3)", "attention_128", 18.0),
+    ("linear, large tiles", "linear_large", 0.0),
+];
+
+#[test]
+fn the_counts_and_bounds_in_the_docs_are_those_of_the_code() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/gpu.md");
+    let docs = std::fs::read_to_string(docs).unwrap();
+    for (name, kernel, exponentials) in COUNTED {
+        let row = docs.lines().find_map(|line| line.strip_prefix(&format!("| {name} | "))).unwrap();
+        let cells: Vec<&str> = row.split(" | ").map(|cell| cell.trim_end_matches(" |")).collect();
+        for (gpu, columns) in GPUS.iter().zip([&cells[1..3], &cells[3..5]]) {
+            let Figures { loop_instructions, loop_hmma, .. } = gpu.figures(kernel);
+            let instructions = match kernel {
+                "linear_large" => gpu.linear_instructions,
+                _ => loop_instructions,
+            };
+            let tensor_cores = f64::from(loop_hmma) * gpu.hmma_cycles;
+            let cycles = tensor_cores.max(f64::from(instructions)).max(exponentials * EXPONENTIAL_CYCLES);
+            let now = columns.iter().map(|cell| cell.split_once(" → ").unwrap().1);
+            let expected = [instructions.to_string(), format!("{:.0} %", 100.0 * tensor_cores / cycles)];
+            assert!(now.eq(expected.iter()), "{name}, {}: {columns:?}, not {expected:?}", gpu.architecture);
+            assert_eq!(cells[0], loop_hmma.to_string(), "{name}");
+        }
+    }
+}
+
 #[test]
 fn the_shortest_way_through_a_linear_maps_loop_is_one_of_those_that_are_counted() {
     for gpu in GPUS {

@@ -10,10 +10,10 @@ use vramq_tests::setup::Failed;
 const WAITS: [(&str, &str, &str); 9] = [
     (
         "device/cuda/pool.rs",
-        "let waited = unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) };",
+        "let waited = unsafe { calls::cuStreamSynchronize(self.stream.handle()) };",
         "an_arenas_end",
     ),
-    ("device/cuda/pool.rs", "unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) }?;", "a_trim"),
+    ("device/cuda/pool.rs", "unsafe { calls::cuStreamSynchronize(self.stream.handle()) }?;", "a_trim"),
     ("device/cuda/stream.rs", "Meaning::Refused => match self.wait() {", "a_refusal"),
     (
         "device/cuda/stream.rs",

@@ -238,7 +238,7 @@ mod bodies {
     /// The driver refuses an allocation once; what a pass has left goes back to the system before it is asked again.
     fn trim(left_out: LeftOut) -> Result<()> {
         let device = open()?;
-        let free = || Ok::<_, anyhow::Error>(device.context().mem_get_info()?.0 as u64);
+        let free = || Ok::<_, anyhow::Error>(device.context().free_and_total()?.0 as u64);
         let before = free()?;
         drop(device.alloc_arena(384 * MIB as usize)?);
         leave_out(left_out)?;

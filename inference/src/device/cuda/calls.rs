@@ -1,13 +1,13 @@
 //! Functions of CUDA's libraries, called so that their return codes are plain numbers.
 //!
-//! cudarc returns codes as an enum. A library that is newer than cudarc may return a code that is not in the enum, which is
-//! undefined behaviour. So a running worker calls the libraries through this module. Functions that are called once, at start, go
-//! through cudarc, because there every error ends in the same way.
+//! cudarc has these functions, too, and returns codes as an enum. A library that is newer than cudarc may return a code that is not in
+//! the enum, which is undefined behaviour. And cudarc opens libraries itself, by names of its own choice. So only its types are used.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 
 use cudarc::driver::sys::{
-    CUcontext, CUdeviceptr, CUevent, CUfunction, CUmemPool_attribute, CUmemoryPool, CUstream,
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUmemPool_attribute,
+    CUmemPoolProps, CUmemoryPool, CUmodule, CUstream, CUuuid,
 };
 
 use super::Code;
@@ -46,9 +46,33 @@ macro_rules! functions {
 pub(super) use functions;
 
 functions! { driver, Code::Driver;
+    /// Starts the driver for this process.
+    fn cuInit(flags: u32);
+    /// The newest version of CUDA that it knows.
+    fn cuDriverGetVersion(version: *mut i32);
+    /// How many devices it lists.
+    fn cuDeviceGetCount(count: *mut i32);
+    /// One of them, by its place.
+    fn cuDeviceGet(device: *mut CUdevice, ordinal: i32);
+    /// What its maker calls it.
+    fn cuDeviceGetName(name: *mut c_char, length: i32, device: CUdevice);
+    /// Its UUID.
+    fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
+    /// Its memory in bytes.
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
+    /// Its properties.
+    fn cuDeviceGetAttribute(value: *mut i32, which: CUdevice_attribute, device: CUdevice);
+    /// Its primary context.
+    fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
+    /// Gives that back.
+    fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
     /// Makes a context the thread's own.
     fn cuCtxSetCurrent(context: CUcontext);
-    /// Waits for a stream.
+    /// Makes a stream.
+    fn cuStreamCreate(stream: *mut CUstream, flags: u32);
+    /// Destroys it.
+    fn cuStreamDestroy_v2(stream: CUstream);
+    /// Waits for it.
     fn cuStreamSynchronize(stream: CUstream);
     /// Makes an event.
     fn cuEventCreate(event: *mut CUevent, flags: u32);
@@ -62,7 +86,13 @@ functions! { driver, Code::Driver;
     fn cuEventDestroy_v2(event: CUevent);
     /// Free and total bytes.
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
-    /// A pool's figures.
+    /// Makes a pool of memory.
+    fn cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
+    /// Destroys it.
+    fn cuMemPoolDestroy(pool: CUmemoryPool);
+    /// Sets what it does.
+    fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
+    /// Its figures.
     fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
     /// Gives back to the system what a pool keeps.
     fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
@@ -82,6 +112,12 @@ functions! { driver, Code::Driver;
     fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
     /// A copy from it.
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
+    /// Loads code.
+    fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
+    /// Unloads it.
+    fn cuModuleUnload(module: CUmodule);
+    /// A kernel of it.
+    fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
     /// Runs a kernel.
     fn cuLaunchKernel(
         function: CUfunction,

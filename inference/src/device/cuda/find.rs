@@ -1,14 +1,13 @@
 //! Lists the CUDA devices without opening any, and selects the one that the configuration names.
 
+use std::ffi::CStr;
 use std::fmt;
-use std::mem::MaybeUninit;
 
-use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::sys;
+use cudarc::driver::sys::CUuuid;
 
-use super::Code;
 use super::libraries::{self, Missing};
 use super::nvml::Monitor;
+use super::{Code, calls};
 
 /// A CUDA device as the driver lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,9 +53,9 @@ pub enum Absent {
     Driver(Code),
 }
 
-impl From<DriverError> for Absent {
-    fn from(error: DriverError) -> Self {
-        Self::Driver(error.into())
+impl From<Code> for Absent {
+    fn from(code: Code) -> Self {
+        Self::Driver(code)
     }
 }
 
@@ -72,14 +71,13 @@ impl From<Missing> for Absent {
 /// [`Absent`] on a machine without a driver or with one that fails.
 pub fn find() -> Result<Driver, Absent> {
     let library = libraries::open_driver()?;
-    result::init()?;
-    let mut version = MaybeUninit::uninit();
-    // SAFETY: the pointer is valid for a write, which the call has made if it succeeds.
-    let version = unsafe {
-        sys::cuDriverGetVersion(version.as_mut_ptr()).result()?;
-        version.assume_init()
-    };
-    let count = result::device::get_count()?;
+    let (mut version, mut count) = (0, 0);
+    // SAFETY: the driver takes no flags, and the pointers are valid for a write.
+    unsafe {
+        calls::cuInit(0)?;
+        calls::cuDriverGetVersion(&raw mut version)?;
+        calls::cuDeviceGetCount(&raw mut count)?;
+    }
     let visible = std::env::var(VISIBLE).unwrap_or_default();
     let devices = (0..count).map(|ordinal| describe(ordinal, &visible)).collect::<Result<_, _>>()?;
     Ok(Driver { library, version, devices })
@@ -88,13 +86,22 @@ pub fn find() -> Result<Driver, Absent> {
 /// Selects the devices that the driver lists, and their order. It names MIG instances by `MIG-` and their UUID.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-fn describe(ordinal: i32, visible: &str) -> Result<Found, DriverError> {
-    let device = result::device::get(ordinal)?;
-    let product = result::device::get_name(device)?;
-    let uuid = result::device::get_uuid(device)?.bytes.map(|byte| byte.to_ne_bytes()[0]);
-    let uuid = in_words(uuid, visible, Monitor::knows);
-    // SAFETY: `device` is a handle that the driver has just given for this ordinal.
-    let total = unsafe { result::device::total_mem(device) }?;
+/// Room for a device's name, which ends with a zero.
+const NAME_BYTES: usize = 256;
+
+fn describe(ordinal: i32, visible: &str) -> Result<Found, Code> {
+    let (mut device, mut total) = (0, 0);
+    let mut name = [0_u8; NAME_BYTES];
+    let mut uuid = CUuuid { bytes: [0; 16] };
+    // SAFETY: the pointers are valid for a write, that of the name for so many bytes.
+    unsafe {
+        calls::cuDeviceGet(&raw mut device, ordinal)?;
+        calls::cuDeviceGetName(name.as_mut_ptr().cast(), NAME_BYTES as i32, device)?;
+        calls::cuDeviceGetUuid_v2(&raw mut uuid, device)?;
+        calls::cuDeviceTotalMem_v2(&raw mut total, device)?;
+    }
+    let product = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
+    let uuid = in_words(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]), visible, Monitor::knows);
     let ordinal = usize::try_from(ordinal).unwrap_or(0);
     Ok(Found { ordinal, name: format!("cuda:{ordinal}"), product, uuid, total: total as u64 })
 }

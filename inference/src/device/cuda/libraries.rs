@@ -1,14 +1,12 @@
 //! Finds CUDA's libraries on this machine, and opens them.
 //!
-//! [`functions!`](super::calls) calls the opened libraries. cudarc, which calls only the driver, opens the driver by a name of
-//! its own choice, and panics if it cannot, or if a symbol is missing. So this module checks both first.
+//! [`functions!`](super::calls) calls the opened libraries.
 
 use std::ffi::{CStr, c_void};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use cudarc::driver::sys;
 use libloading::Library;
 
 /// The newest major version of CUDA whose libraries this program knows, and the oldest.
@@ -27,14 +25,6 @@ pub enum Missing {
     Nowhere,
     #[error("{} has no {symbol}: the library is too old, or another library", path.display())]
     Symbol { path: PathBuf, symbol: &'static str },
-    /// Of the driver only, which cudarc opens by another name.
-    #[error(
-        "{} hides {}: the first is a stub of the CUDA toolkit, or of another driver. Take its folder out of LD_LIBRARY_PATH, \
-         or of the loader's configuration",
-        stub.display(),
-        driver.display()
-    )]
-    Hidden { driver: PathBuf, stub: PathBuf },
 }
 
 /// What there is besides the driver.
@@ -46,7 +36,7 @@ pub struct Libraries {
     pub cublaslt: Result<Opened, Missing>,
 }
 
-/// All of the driver's functions that this program may call; the newest of them are of CUDA 11.4.
+/// The driver's functions that this program cannot do without; the newest of them are of CUDA 11.4.
 const DRIVER_SYMBOLS: &[&str] = &[
     "cuInit",
     "cuDriverGetVersion",
@@ -58,9 +48,7 @@ const DRIVER_SYMBOLS: &[&str] = &[
     "cuDeviceTotalMem_v2",
     "cuDevicePrimaryCtxRetain",
     "cuDevicePrimaryCtxRelease_v2",
-    "cuCtxGetCurrent",
     "cuCtxSetCurrent",
-    "cuCtxSynchronize",
     "cuMemGetInfo_v2",
     "cuMemAlloc_v2",
     "cuMemFree_v2",
@@ -75,12 +63,9 @@ const DRIVER_SYMBOLS: &[&str] = &[
     "cuMemFreeHost",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
-    "cuMemcpyDtoDAsync_v2",
-    "cuMemsetD8Async",
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamSynchronize",
-    "cuStreamWaitEvent",
     "cuEventCreate",
     "cuEventRecord",
     "cuEventSynchronize",
@@ -88,11 +73,7 @@ const DRIVER_SYMBOLS: &[&str] = &[
     "cuModuleLoadData",
     "cuModuleUnload",
     "cuModuleGetFunction",
-    "cuFuncSetAttribute",
-    "cuFuncGetAttribute",
     "cuLaunchKernel",
-    "cuGetErrorString",
-    "cuGetErrorName",
 ];
 
 const NVRTC_SYMBOLS: &[&str] = &[
@@ -152,7 +133,7 @@ pub(super) fn cublaslt() -> Option<&'static Library> {
 /// Opens the driver's library.
 ///
 /// # Errors
-/// It is nowhere, too old for this program, or hidden by another one.
+/// It is nowhere, or too old for this program.
 pub fn open_driver() -> Result<Opened, Missing> {
     let by_place = || places(None).iter().find_map(|place| open(&place.join(DRIVER)));
     if driver().is_none()
@@ -162,20 +143,7 @@ pub fn open_driver() -> Result<Opened, Missing> {
         let _ = DRIVER_LIBRARY.set(library);
     }
     let library = driver().ok_or(Missing::Nowhere)?;
-    let opened = checked(DRIVER_SYMBOLS, |symbol| address(library, symbol))?;
-    // SAFETY: opens the library and closes it again; its initialisers need nothing of us.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(Missing::Nowhere);
-    }
-    // SAFETY: it is present, or this would panic.
-    let of_cudarc = unsafe { sys::culib() };
-    match address(of_cudarc, DRIVER_SYMBOLS[0]).and_then(file_of) {
-        // Two names in one folder are the same driver: on WSL they are copies, not links.
-        Some(stub) if stub.parent() != opened.path.parent() => {
-            Err(Missing::Hidden { driver: opened.path, stub })
-        }
-        _ => Ok(opened),
-    }
+    checked(DRIVER_SYMBOLS, |symbol| address(library, symbol))
 }
 
 impl Libraries {

@@ -1,11 +1,12 @@
 //! A CUDA device: its context, one stream, its memory, and what its errors mean.
 //!
-//! `find` lists devices and `libraries` finds the libraries, before any call that would panic without them. `open` prepares a
-//! device. `stream` gives it work, and `timer` measures how long that takes; `pool` allocates, `reading` computes memory figures,
-//! `memory` is what engines hold. `calls` calls the libraries, and `error` interprets their codes. `watch` polls the driver,
-//! `nvml` reads sensors. `cublaslt` has NVIDIA's matrix products, `nvrtc` its kernel compiler.
+//! `libraries` opens the libraries, `calls` calls them, and `error` interprets their codes. `find` lists devices, `open` prepares
+//! one, and `context` has the driver's objects. `stream` gives it work, and `timer` measures how long that takes; `pool` allocates,
+//! `reading` computes memory figures, `memory` is what engines hold. `watch` polls the driver, `nvml` reads sensors. `cublaslt` has
+//! NVIDIA's matrix products, `nvrtc` its kernel compiler.
 
 pub mod calls;
+mod context;
 pub mod cublaslt;
 mod error;
 mod find;
@@ -26,8 +27,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use cudarc::driver::sys::CUstream;
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
+pub use context::{Context, Function, Module};
+use context::{Event, Stream};
 pub use error::{Code, CudaError, Meaning};
 pub use find::{Absent, Driver, Found, NotListed, Which, choose, find};
 pub use libraries::{Libraries, Missing, Opened};
@@ -50,10 +52,10 @@ pub struct CudaDevice {
     found: Found,
     /// Major and minor, as in `sm_90`.
     capability: (u32, u32),
-    context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
+    context: Arc<Context>,
+    stream: Arc<Stream>,
     /// Marks the end of the enqueued work, for threads that sleep until then.
-    end: CudaEvent,
+    end: Event,
     pool: Pool,
     cap: Option<u64>,
     /// Bytes allocated and not given back.
@@ -123,13 +125,13 @@ impl CudaDevice {
     }
 
     /// The context that all of the device's work is done in.
-    pub fn context(&self) -> &Arc<CudaContext> {
+    pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
     /// The stream that all of it goes to, in order.
     pub fn stream(&self) -> CUstream {
-        self.stream.cu_stream()
+        self.stream.handle()
     }
 
     /// Major and minor, as in `sm_90`.
@@ -205,8 +207,8 @@ impl CudaDevice {
     /// # Errors
     /// Only [`CudaError::Lost`].
     pub fn check(&self) -> Result<(), CudaError> {
-        if let Err(error) = self.context.check_err() {
-            self.lose("clean up after earlier work", error.into(), Noticed::Late);
+        if let Some(code) = self.context.late_error() {
+            self.lose("clean up after earlier work", code, Noticed::Late);
         }
         self.lost.get().map_or(Ok(()), |(lost, _)| Err(*lost))
     }
@@ -247,7 +249,7 @@ impl CudaDevice {
     fn ask(&self) -> Result<Reading, Code> {
         loop {
             let before = self.pool.reserved()?;
-            let (free, total) = free_and_total()?;
+            let (free, total) = self.context.free_and_total()?;
             let held = match before {
                 Some(reserved) if self.pool.reserved()? == before => reserved,
                 // Another thread allocated in between, so the figures do not fit together.
@@ -315,14 +317,6 @@ impl CudaDevice {
         }
         self.used.fetch_sub(memory.bytes - memory.kept, Ordering::AcqRel);
     }
-}
-
-/// Bytes of the device whose context is bound.
-fn free_and_total() -> Result<(usize, usize), Code> {
-    let (mut free, mut total) = (0, 0);
-    // SAFETY: both pointers are valid for a write.
-    unsafe { calls::cuMemGetInfo_v2(&raw mut free, &raw mut total) }?;
-    Ok((free, total))
 }
 
 impl Device for CudaDevice {

@@ -4,11 +4,10 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cudarc::driver::result::DriverError;
-use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags};
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
+use cudarc::driver::sys::CUdevice_attribute;
 use vramq_core::units::Mib;
 
+use super::context::{Context, Event, EventKind, Stream};
 use super::find::{Absent, Found, NotListed, Which, choose, find};
 use super::libraries::Libraries;
 use super::nvml::Monitor;
@@ -102,10 +101,10 @@ fn hint(code: &Code) -> &'static str {
 pub(super) struct Parts {
     pub found: Found,
     pub capability: (u32, u32),
-    pub context: Arc<CudaContext>,
+    pub context: Arc<Context>,
     pub context_cost: Option<u64>,
-    pub stream: Arc<CudaStream>,
-    pub end: CudaEvent,
+    pub stream: Arc<Stream>,
+    pub end: Event,
     pub pool: Pool,
     pub lock: DeviceLock,
     pub libraries: Libraries,
@@ -122,7 +121,7 @@ impl CudaDevice {
         let found = choose(&driver.devices, &options.which)?;
         let failed = |during| {
             let device = found.to_string();
-            move |error: DriverError| OpenError::Driver { device, during, code: error.into() }
+            move |code: Code| OpenError::Driver { device, during, code }
         };
         let lock = options.lock.open(&found.uuid)?;
         let monitor = Monitor::open(&found.uuid)
@@ -130,16 +129,12 @@ impl CudaDevice {
                 |error| tracing::info!(%error, "NVML is not available: no temperature, power or use of the device, and the memory of the CUDA context is unknown"),
             )
             .ok();
+        let ordinal = i32::try_from(found.ordinal).unwrap_or(i32::MAX);
         let (context, context_cost) =
-            make_context(found.ordinal, monitor.as_ref()).map_err(failed("make a context"))?;
-        // SAFETY: cudarc's own kind of memory needs the events, and this device does not use it. All memory is `CudaMemory`, which
-        // waits for the stream.
-        unsafe { context.disable_event_tracking() };
-        let stream = context.new_stream().map_err(failed("make a stream"))?;
-        let end = context
-            .new_event(Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC))
-            .map_err(failed("make an event"))?;
-        let pool = Pool::new(Arc::clone(&stream), driver.version, options.cap)
+            make_context(ordinal, monitor.as_ref()).map_err(failed("make a context"))?;
+        let stream = Stream::new(&context).map_err(failed("make a stream"))?;
+        let end = Event::new(&context, EventKind::Slept).map_err(failed("make an event"))?;
+        let pool = Pool::new(Arc::clone(&stream), ordinal, driver.version, options.cap)
             .map_err(failed("make a memory pool"))?;
         let attribute =
             |which| context.attribute(which).map(i32::unsigned_abs).map_err(failed("ask for its capability"));
@@ -175,13 +170,10 @@ impl CudaDevice {
 
 /// Measures the context's memory by NVML, which needs no context itself. Memory that other processes take meanwhile is counted as
 /// well; no way is known to tell them apart.
-fn make_context(
-    ordinal: usize,
-    monitor: Option<&Monitor>,
-) -> Result<(Arc<CudaContext>, Option<u64>), DriverError> {
+fn make_context(ordinal: i32, monitor: Option<&Monitor>) -> Result<(Arc<Context>, Option<u64>), Code> {
     let used = || monitor.and_then(Monitor::memory_used);
     let before = used();
-    let context = CudaContext::new(ordinal)?;
+    let context = Context::new(ordinal)?;
     let cost = before.zip(used()).map(|(before, after)| after.saturating_sub(before));
     Ok((context, cost))
 }

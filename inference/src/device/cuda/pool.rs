@@ -1,15 +1,15 @@
 //! The driver's memory pool: the only place that allocates device memory.
 
 use std::ffi::c_void;
+use std::ptr::null_mut;
 use std::sync::Arc;
 
-use cudarc::driver::result::{DriverError, mem_pool};
 use cudarc::driver::sys::{
-    CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType,
-    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUresult,
+    CUdevice_attribute, CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation,
+    CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUresult,
 };
-use cudarc::driver::{CudaContext, CudaStream};
 
+use super::context::Stream;
 use super::{Code, calls};
 
 /// The first version of CUDA whose drivers can limit a pool's size. For older drivers the field must be zero.
@@ -26,7 +26,7 @@ const OUT_OF_MEMORY: Code = Code::Driver(CUresult::CUDA_ERROR_OUT_OF_MEMORY as u
 pub struct Pool {
     /// None where the driver has no pools, as on some virtual GPUs: there every allocation is one of the system's.
     handle: Option<CUmemoryPool>,
-    stream: Arc<CudaStream>,
+    stream: Arc<Stream>,
 }
 
 // SAFETY: a pool's handle is only a name for the driver, whose functions on pools may be called from any thread.
@@ -40,12 +40,16 @@ impl Pool {
     ///
     /// # Errors
     /// The error of the driver.
-    pub fn new(stream: Arc<CudaStream>, driver_version: i32, cap: Option<u64>) -> Result<Self, DriverError> {
-        let context: &CudaContext = stream.context();
-        if !context.has_async_alloc() {
+    pub fn new(
+        stream: Arc<Stream>,
+        ordinal: i32,
+        driver_version: i32,
+        cap: Option<u64>,
+    ) -> Result<Self, Code> {
+        let pools = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
+        if stream.context().attribute(pools)? == 0 {
             return Ok(Self { handle: None, stream });
         }
-        let ordinal = i32::try_from(context.ordinal()).unwrap_or(i32::MAX);
         // SAFETY: a struct of integers, enums that have a member of value zero, and a pointer that may be null; the API
         // wants all that is not set to be zero.
         let mut props: CUmemPoolProps = unsafe { std::mem::zeroed() };
@@ -56,14 +60,15 @@ impl Pool {
             let most = |cap: u64| usize::try_from(cap.saturating_add(MAX_SIZE_SLACK)).unwrap_or(usize::MAX);
             props.maxSize = cap.map_or(0, most);
         }
-        // SAFETY: `props` is filled in as the API wants it and lives through the call.
-        let handle = unsafe { mem_pool::create(&raw const props) }?;
+        let mut handle = null_mut();
+        // SAFETY: `props` is filled in as the API wants it and lives through the call; the pointer is valid for a write.
+        unsafe { calls::cuMemPoolCreate(&raw mut handle, &raw const props) }?;
         let pool = Self { handle: Some(handle), stream };
         // The pool keeps what a pass returns, so that the next pass needs no call to the system. `trim` is for pauses.
         let mut keep = u64::MAX;
         // SAFETY: the pool is valid, and this attribute is a u64.
         unsafe {
-            mem_pool::set_attribute(
+            calls::cuMemPoolSetAttribute(
                 handle,
                 CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
                 (&raw mut keep).cast(),
@@ -85,7 +90,7 @@ impl Pool {
         let mut allocate = || {
             // SAFETY: pool and stream live as long as `self`, in the same context; the pointer is valid for a write.
             let allocated = unsafe {
-                calls::cuMemAllocFromPoolAsync(&raw mut start, bytes, handle, self.stream.cu_stream())
+                calls::cuMemAllocFromPoolAsync(&raw mut start, bytes, handle, self.stream.handle())
             };
             allocated.map(|()| start)
         };
@@ -108,11 +113,11 @@ impl Pool {
     /// The driver's error, or that of earlier work on the stream.
     pub unsafe fn free(&self, start: CUdeviceptr) -> Result<(), Code> {
         // SAFETY: the stream lives as long as `self`.
-        let waited = unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) };
+        let waited = unsafe { calls::cuStreamSynchronize(self.stream.handle()) };
         // SAFETY: by this function's contract; nothing uses the memory any more.
         let freed = unsafe {
             match self.handle {
-                Some(_) => calls::cuMemFreeAsync(start, self.stream.cu_stream()),
+                Some(_) => calls::cuMemFreeAsync(start, self.stream.handle()),
                 None => calls::cuMemFree_v2(start),
             }
         };
@@ -126,7 +131,7 @@ impl Pool {
     pub fn trim(&self) -> Result<(), Code> {
         let Some(handle) = self.handle else { return Ok(()) };
         // SAFETY: the stream lives as long as `self`. Memory that was freed on it is free when it is done.
-        unsafe { calls::cuStreamSynchronize(self.stream.cu_stream()) }?;
+        unsafe { calls::cuStreamSynchronize(self.stream.handle()) }?;
         // SAFETY: the pool is valid.
         unsafe { calls::cuMemPoolTrimTo(handle, 0) }
     }
@@ -154,10 +159,8 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         if let Some(handle) = self.handle.take() {
-            let context = self.stream.context();
-            context.record_err(context.bind_to_thread());
             // SAFETY: made in `new`, destroyed only here. The driver keeps it until memory of it that is still used is freed.
-            context.record_err(unsafe { mem_pool::destroy(handle) });
+            self.stream.context().destroy(|| unsafe { calls::cuMemPoolDestroy(handle) });
         }
     }
 }

@@ -2,10 +2,11 @@
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 use cudarc::driver::sys::{CUdeviceptr, CUfunction};
 
-use super::{Code, CudaDevice, CudaError, Meaning, Noticed, calls};
+use super::{Code, CudaDevice, CudaError, Meaning, Module, Noticed, calls};
 
 impl CudaDevice {
     /// Makes the context the thread's own, for calls to the driver or to libraries that want it so.
@@ -23,8 +24,7 @@ impl CudaDevice {
     }
 
     pub(super) fn set_current(&self) -> Result<(), Code> {
-        // SAFETY: the context lives as long as `self`.
-        unsafe { calls::cuCtxSetCurrent(self.context.cu_ctx()) }
+        self.context.bind()
     }
 
     /// Waits for all that the stream has been given to do.
@@ -43,7 +43,7 @@ impl CudaDevice {
     /// The error of the work on the stream.
     pub fn synchronize_asleep(&self) -> Result<(), CudaError> {
         self.bind()?;
-        let event = self.end.cu_event();
+        let event = self.end.handle();
         // SAFETY: event and stream live as long as `self`, in the same context.
         let waited = unsafe {
             calls::cuEventRecord(event, self.stream()).and_then(|()| calls::cuEventSynchronize(event))
@@ -94,6 +94,15 @@ impl CudaDevice {
         let copied =
             unsafe { calls::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, bytes, self.stream()) };
         copied.map_err(|code| self.failed(during, 0, code))
+    }
+
+    /// Loads kernels: compiled code, or PTX.
+    ///
+    /// # Errors
+    /// See [`failed`](Self::failed).
+    pub fn load_module(&self, code: Vec<u8>) -> Result<Arc<Module>, CudaError> {
+        self.bind()?;
+        Module::new(&self.context, code).map_err(|code| self.failed("load kernels", 0, code))
     }
 
     /// Enqueues a kernel of this many blocks across and down, with this many threads each. The context is bound.

@@ -124,7 +124,7 @@ impl Encoder {
         let chosen = Chosen::for_type(dtype)?;
         match &chosen.amx_absent {
             Some(absent) if absent.is_fault() => {
-                tracing::warn!(%source, %absent, "AMX does not work as it should: the encoder computes without it");
+                tracing::warn!(%source, units = %chosen.units, %absent, "AMX does not work as it should: the encoder computes without it");
             }
             _ => tracing::info!(%source, units = %chosen, "chose the CPU units of the encoder"),
         }

@@ -159,6 +159,8 @@ pub(super) struct Chosen {
     pub units: CpuUnits,
     /// `None` if it is, or was not asked for.
     pub amx_absent: Option<AmxAbsent>,
+    /// The CPU has AVX512-BF16, which is not among them.
+    pub has_avx512_bf16: bool,
 }
 
 impl Chosen {
@@ -173,32 +175,37 @@ impl Chosen {
     fn with(
         dtype: ComputeType,
         amx: impl FnOnce(Parts) -> Result<CpuUnits, AmxAbsent>,
-        avx512_bf16: impl FnOnce() -> Option<CpuUnits>,
+        avx512_bf16: impl Fn() -> Option<CpuUnits>,
     ) -> Result<Self, TypeUnavailable> {
         let vectors = CpuUnits::vectors(Level::best());
-        Ok(match dtype {
-            ComputeType::F32 => Self { units: vectors, amx_absent: None },
+        let (units, amx_absent) = match dtype {
+            ComputeType::F32 => (vectors, None),
             ComputeType::F16 => return Err(TypeUnavailable::F16),
             ComputeType::Bf16 => match (amx(Parts::Rounded), avx512_bf16()) {
-                (Ok(units), _) => Self { units, amx_absent: None },
-                (Err(absent), Some(units)) => Self { units, amx_absent: Some(absent) },
+                (Ok(units), _) => (units, None),
+                (Err(absent), Some(units)) => (units, Some(absent)),
                 (Err(absent), None) => return Err(TypeUnavailable::Bf16(absent)),
             },
             // Three products in split bf16 take longer on AVX512-BF16 than one in f32.
             ComputeType::Auto => match amx(Parts::Split) {
-                Ok(units) => Self { units, amx_absent: None },
-                Err(absent) => Self { units: vectors, amx_absent: Some(absent) },
+                Ok(units) => (units, None),
+                Err(absent) => (vectors, Some(absent)),
             },
-        })
+        };
+        Ok(Self { units, amx_absent, has_avx512_bf16: units == vectors && avx512_bf16().is_some() })
     }
 }
 
 impl fmt::Display for Chosen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.amx_absent {
-            None => write!(f, "{}", self.units),
-            Some(absent) => write!(f, "{}; no AMX: {absent}", self.units),
+        write!(f, "{}", self.units)?;
+        if let Some(absent) = &self.amx_absent {
+            write!(f, "; no AMX: {absent}")?;
         }
+        if self.has_avx512_bf16 {
+            write!(f, "; AVX512-BF16 is there, for dtype = \"bf16\"")?;
+        }
+        Ok(())
     }
 }
 
@@ -249,7 +256,13 @@ mod tests {
         let with_dot = |dtype| Chosen::with(dtype, |_| Err(AmxAbsent::NotEnabled), || Some(dot)).unwrap();
         assert_eq!(with_dot(ComputeType::Bf16).units, dot);
         assert!(with_dot(ComputeType::Bf16).amx_absent.is_some());
-        assert_eq!(with_dot(ComputeType::Auto).units, CpuUnits::vectors(Level::best()));
+        for dtype in [ComputeType::Auto, ComputeType::F32] {
+            let chosen = with_dot(dtype);
+            assert_eq!(chosen.units, CpuUnits::vectors(Level::best()));
+            assert!(chosen.to_string().ends_with("; AVX512-BF16 is there, for dtype = \"bf16\""), "{chosen}");
+        }
+        let bf16 = with_dot(ComputeType::Bf16).to_string();
+        assert!(bf16.ends_with("; no AMX: the system does not enable its registers"), "{bf16}");
         let amx = CpuUnits::vectors(Level::best());
         let both = Chosen::with(ComputeType::Bf16, |_| Ok(amx), || Some(dot)).unwrap();
         assert_eq!(both.units, amx);

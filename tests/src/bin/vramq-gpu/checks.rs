@@ -258,7 +258,7 @@ pub fn until(what: &str, is_so: impl Fn() -> Result<bool>) -> Result<()> {
 pub fn give_back(device: &CudaDevice) -> Result<()> {
     device.trim();
     until("what is kept goes back", || {
-        Ok(device.context().mem_get_info()?.0 as u64 + SLACK >= device.memory().free)
+        Ok(device.context().free_and_total()?.0 as u64 + SLACK >= device.memory().free)
     })
 }
 

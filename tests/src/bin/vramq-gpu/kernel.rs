@@ -1,10 +1,8 @@
 //! A kernel that writes to an illegal address on purpose.
 
-use std::ffi::CString;
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
-use cudarc::driver::result::module;
 use vramq_inference::device::Device as _;
 use vramq_inference::device::cuda::CudaDevice;
 
@@ -25,17 +23,10 @@ const PTX: &str = "
 
 /// Runs it, and says by which error the device was lost.
 pub fn crash(device: &Arc<CudaDevice>) -> Result<()> {
-    device.bind()?;
-    let image = CString::new(PTX)?;
-    // SAFETY: the image is a text in PTX that ends with a zero.
-    let loaded = unsafe { module::load_data(image.as_ptr().cast()) };
-    let loaded = loaded.map_err(|error| device.failed("load a kernel", 0, error))?;
-    // SAFETY: the module is loaded.
-    let function = unsafe { module::get_function(loaded, CString::new("crash")?) };
-    let function = function.map_err(|error| device.failed("find a kernel", 0, error))?;
+    let function = device.load_module(PTX.into())?.function("crash")?;
     // SAFETY: the kernel takes no parameters. What it does is undefined for the device's context only, which this process uses
     // no more.
-    let launched = unsafe { device.launch(function, (1, 1), 1, &mut []) };
+    let launched = unsafe { device.launch(function.handle(), (1, 1), 1, &mut []) };
     let ended = launched.and_then(|()| device.synchronize());
     let Err(error) = ended else { bail!("the kernel ended well") };
     let lost = device.lost();

@@ -4,14 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cudarc::driver::{CudaFunction, CudaModule};
-use cudarc::nvrtc::Ptx;
-
 use super::cache::Entry;
 use super::compile::{self, CompileError, Target};
 use super::element::ElementType;
 use super::{embedded, sources};
-use crate::device::cuda::{CudaDevice, CudaError};
+use crate::device::cuda::{CudaDevice, CudaError, Function, Module};
 
 /// Why a device has no kernels.
 #[derive(Debug, thiserror::Error)]
@@ -43,14 +40,14 @@ pub enum NvrtcError {
 /// The kernels of one type of elements.
 #[derive(Debug)]
 pub(super) struct Kernels {
-    pub embed: CudaFunction,
-    pub add_norm: CudaFunction,
-    pub pool: CudaFunction,
-    pub bias_gelu: CudaFunction,
-    pub rotate: CudaFunction,
-    pub gate: CudaFunction,
+    pub embed: Function,
+    pub add_norm: Function,
+    pub pool: Function,
+    pub bias_gelu: Function,
+    pub rotate: Function,
+    pub gate: Function,
     pub linear: LinearTiles,
-    pub attention: CudaFunction,
+    pub attention: Function,
     /// Queries that a block of attention takes.
     pub attention_queries: usize,
 }
@@ -58,8 +55,8 @@ pub(super) struct Kernels {
 /// Linear maps, without and with GELU behind them, in tiles of two sizes; in f32 there are small ones only.
 #[derive(Debug)]
 pub(super) struct LinearTiles {
-    pub small: [CudaFunction; 2],
-    pub large: Option<[CudaFunction; 2]>,
+    pub small: [Function; 2],
+    pub large: Option<[Function; 2]>,
 }
 
 /// Head sizes that attention is compiled for. A smaller head is padded.
@@ -87,8 +84,8 @@ impl Kernels {
             return Err(KernelsError::TooOld { element, needs, has });
         }
         let module = device.counting(|| load(device, element, cache))??;
-        let function = |name: &str| -> Result<CudaFunction, KernelsError> {
-            let loaded = module.load_function(&format!("{name}_{element}"));
+        let function = |name: &str| -> Result<Function, KernelsError> {
+            let loaded = module.function(&format!("{name}_{element}"));
             Ok(loaded.map_err(|error| device.failed("find a kernel", 0, error))?)
         };
         let pair = |name: &str| -> Result<_, KernelsError> {
@@ -123,7 +120,7 @@ fn load(
     device: &CudaDevice,
     element: ElementType,
     cache: Option<&Path>,
-) -> Result<Arc<CudaModule>, KernelsError> {
+) -> Result<Arc<Module>, KernelsError> {
     let mut nvrtc = None;
     if device.libraries().nvrtc.is_ok() {
         match compiled(device, element, cache) {
@@ -136,7 +133,7 @@ fn load(
         }
     }
     let begun = Instant::now();
-    let module = take(device, Ptx::from_src(embedded::ptx(element, device.capability())));
+    let module = device.load_module(embedded::ptx(element, device.capability()).into_bytes());
     module
         .inspect(
             |_| tracing::info!(%element, ms = begun.elapsed().as_millis(), "the driver compiled the kernels"),
@@ -158,7 +155,7 @@ fn compiled(
     device: &CudaDevice,
     element: ElementType,
     cache: Option<&Path>,
-) -> Result<Arc<CudaModule>, Uncompiled> {
+) -> Result<Arc<Module>, Uncompiled> {
     let target = Target::Cubin(device.capability());
     let (major, minor) = compile::version();
     let key = format!("{element}-{target}-nvrtc{major}.{minor}-{}", sources::hash(element));
@@ -171,7 +168,7 @@ fn compiled(
         })
     });
     if let Some(code) = entry.as_ref().and_then(Entry::read) {
-        match take(device, Ptx::from_binary(code)) {
+        match device.load_module(code) {
             Ok(module) => return Ok(module),
             Err(error @ CudaError::Refused { .. }) => {
                 tracing::info!(%error, "the driver rejects the cached kernels: compiling them again");
@@ -182,7 +179,7 @@ fn compiled(
     let begun = Instant::now();
     let code = compile::compile(element, target, &[]).map_err(|error| Uncompiled::Nvrtc(error.into()))?.code;
     tracing::info!(%element, %target, ms = begun.elapsed().as_millis(), "compiled the kernels");
-    let module = take(device, Ptx::from_binary(code.clone())).map_err(|error| match error {
+    let module = device.load_module(code.clone()).map_err(|error| match error {
         CudaError::Refused { .. } => Uncompiled::Nvrtc(NvrtcError::Refused(error)),
         error => Uncompiled::Lost(error),
     })?;
@@ -191,8 +188,4 @@ fn compiled(
         tracing::debug!(folder = folder().map(tracing::field::display), %error, "cannot write the compiled kernels to the cache");
     }
     Ok(module)
-}
-
-fn take(device: &CudaDevice, code: Ptx) -> Result<Arc<CudaModule>, CudaError> {
-    device.context().load_module(code).map_err(|error| device.failed("load kernels", 0, error))
 }

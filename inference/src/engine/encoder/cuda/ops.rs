@@ -3,12 +3,11 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
-use cudarc::driver::CudaFunction;
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::CudaModel;
 use super::weights::{LinearAt, NormAt};
-use crate::device::cuda::{CudaDevice, CudaError};
+use crate::device::cuda::{CudaDevice, CudaError, Function};
 use crate::engine::PassShape;
 use crate::engine::encoder::families::{FeedForward, Gate, NormKind, Sees};
 use crate::engine::encoder::forward::{Linear, Norm, Ops};
@@ -165,7 +164,7 @@ impl CudaOps<'_> {
 /// A kernel and its arguments, in the order of its signature.
 struct Launch<'a> {
     device: &'a CudaDevice,
-    kernel: &'a CudaFunction,
+    kernel: &'a Function,
     arguments: Arguments<'a>,
 }
 
@@ -189,7 +188,7 @@ impl<'a> Arguments<'a> {
 }
 
 impl<'a> Launch<'a> {
-    fn new(ops: &CudaOps<'a>, kernel: &'a CudaFunction) -> Self {
+    fn new(ops: &CudaOps<'a>, kernel: &'a Function) -> Self {
         let arguments = Arguments(Vec::with_capacity(ARGUMENTS_MAX), PhantomData);
         Self { device: ops.device, kernel, arguments }
     }
@@ -200,7 +199,7 @@ impl<'a> Launch<'a> {
         if across == 0 || down == 0 {
             return Ok(());
         }
-        let kernel = self.kernel.cu_function();
+        let kernel = self.kernel.handle();
         // SAFETY: the operations give each kernel the arguments of its signature, pointing into the arena and the weights.
         // Both have room for what the kernel touches by their plans, and live until the pass has waited for the stream.
         unsafe { self.device.launch(kernel, (across, down), threads, &mut self.arguments.0) }
