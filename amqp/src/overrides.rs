@@ -58,7 +58,9 @@ impl Overrides {
 /// model, is taken as it is, and so is the name of a variable for a model's program (`MODEL__NAME__ENV__HF_HOME`).
 fn dotted(name: &str) -> String {
     match name.split_once("__ENV__") {
-        Some((model, variable)) if model.starts_with("MODEL__") => format!("{}.env.{variable}", folded(model)),
+        Some((model, variable)) if model.starts_with("MODEL__") => {
+            format!("{}.env.{variable}", folded(model))
+        }
         _ => folded(name),
     }
 }

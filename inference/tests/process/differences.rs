@@ -52,7 +52,7 @@ impl Shared {
     }
 
     async fn free(&self) -> u64 {
-        self.env.book.look().await.reading.free
+        self.env.account.look().await.reading.free
     }
 }
 
