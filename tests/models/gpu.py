@@ -39,8 +39,11 @@ class Cuda:
 
 class OnGpu(vramq.Model):
     def load(self, device):
-        self.device, self.cuda = device, Cuda()
-        self.cuda.take(int(os.environ["BASE_MIB"]) * MIB)
+        self.device = device
+        # Programs that use the CPU alone have no context on the device.
+        if int(os.environ["BASE_MIB"]):
+            self.cuda = Cuda()
+            self.cuda.take(int(os.environ["BASE_MIB"]) * MIB)
         # The test lets a neighbour take memory now.
         folder = os.environ["FOLDER"]
         with open(os.path.join(folder, "taken"), "w"):

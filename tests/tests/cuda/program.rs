@@ -19,6 +19,7 @@ use vramq_tests::worker::Worker;
 
 on_one_setup!(
     what_a_program_holds_is_told_apart_from_its_neighbours_by_process_id,
+    a_program_that_takes_nothing_of_the_device_holds_nothing,
     process_ids_of_another_namespace_leave_the_difference,
     a_driver_that_does_not_tell_what_processes_hold_leaves_the_difference,
     memory_that_a_dead_program_leaves_withholds_its_slot,
@@ -54,6 +55,11 @@ struct SharedGpu {
 impl SharedGpu {
     /// `variable` is one of the worker's NVML.
     fn new(env: &mut TestEnv, variable: Option<(&str, &str)>) -> Result<Self> {
+        Self::with_base(env, variable, BASE_MIB)
+    }
+
+    /// The same, with a program that takes so much beyond its context, or nothing at all.
+    fn with_base(env: &mut TestEnv, variable: Option<(&str, &str)>, base_mib: u64) -> Result<Self> {
         let gpu = Self { folder: tempfile::tempdir()? };
         gpu.neighbour_holds(0)?;
         let shared = [
@@ -68,7 +74,7 @@ impl SharedGpu {
         let repository = root().canonicalize()?;
         let mut text = format!(
             "[model.{MODEL}]\nengine = \"process\"\ncommand = [{:?}, \"gpu.py\"]\nfolder = {:?}\nkill_s = 1\ninstances = 1\n\
-             [model.{MODEL}.env]\nPYTHONPATH = {:?}\nFOLDER = {:?}\nBASE_MIB = \"{BASE_MIB}\"\n",
+             [model.{MODEL}.env]\nPYTHONPATH = {:?}\nFOLDER = {:?}\nBASE_MIB = \"{base_mib}\"\n",
             python()?,
             repository.join("tests/models"),
             repository.join("python"),
@@ -162,6 +168,15 @@ async fn what_a_program_holds_is_told_apart_from_its_neighbours_by_process_id(
     // The pass that took nothing, and the one that did.
     ensure!(peaks == BTreeSet::from([0, PASS_MIB]), "{peaks:?}");
     Ok(())
+}
+
+/// NVML lists the worker's own process and not the program's, so the difference is the neighbour's.
+async fn a_program_that_takes_nothing_of_the_device_holds_nothing(env: &mut TestEnv) -> Result<()> {
+    let gpu = SharedGpu::with_base(env, None, 0)?;
+    let worker = gpu.worker(env, NEIGHBOUR_MIB).await?;
+    let line = worker.log.wait_for("process loaded").await?;
+    ensure!(line.field("held_bytes").and_then(Value::as_u64) == Some(0), "{}", line.text());
+    worker.drain().await
 }
 
 /// Nobody can tell what is a pass's, and what the neighbour took is in it: then a process waits for more than it must.
