@@ -24,7 +24,7 @@ pub enum PublishOutcome {
 #[derive(Debug, Default)]
 pub(crate) struct Confirms {
     completed: HashMap<u64, Completed>,
-    /// Places and publishes that were not looked at yet, in the order of places. After a burst of confirms many wait here until it is known
+    /// Places and publishes that `settle` has not looked at yet, in the order of places. After a burst of confirms many wait here until it is known
     /// that no earlier confirm is missing. Without this order each confirm would cost a look at all of them.
     in_order: VecDeque<(u64, u64)>,
     /// Publishes that were looked at, whose chain is not closed. Few: only unroutable messages make chains.

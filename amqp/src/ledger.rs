@@ -133,22 +133,22 @@ impl Ledger {
     /// Counts a second, unless the broker blocks publishers. A standstill of the process counts as one second.
     ///
     /// The broker reads messages in order. So the time for a confirm starts when a later publish was confirmed: until then each confirm
-    /// shows that the broker still has earlier messages to read, for example over a slow network. If no confirm comes at all, large messages
-    /// may be on their way; beyond the time for that, the broker may be stuck at the oldest publish. So that one is given up first; all are,
+    /// shows that the broker still has earlier messages to read, for example over a slow network. If no confirm comes at all, the oldest
+    /// publish may be large and on its way; beyond the time for that, the broker may be stuck at it. So that one is given up first; all are,
     /// if still nothing is confirmed.
     pub(crate) fn tick(&mut self) {
         if !self.clock.is_running() {
             return;
         }
         self.seconds += 1;
-        let mut unread_bytes = 0;
         for (sequence, open) in self.open.iter_mut().filter(|(_, open)| !open.is_read) {
             open.is_read = self.confirmed > *sequence;
             let since = if open.is_read { self.seconds } else { self.confirmed_at };
             open.since = open.since.max(since);
-            unread_bytes += if open.is_read { 0 } else { open.bytes };
         }
-        let unread_max = self.seconds_max.saturating_add(transfer_seconds(unread_bytes));
+        let unread = self.open.iter().filter(|(_, open)| !open.is_read);
+        let oldest_bytes = unread.min_by_key(|(sequence, _)| **sequence).map_or(0, |(_, open)| open.bytes);
+        let unread_max = self.seconds_max.saturating_add(transfer_seconds(oldest_bytes));
         let mut is_silent = false;
         for open in self.open.values_mut() {
             // One more tick than the limit, because the message was sent in the middle of the first.

@@ -387,13 +387,15 @@ impl InFlight<'_> {
                 let why = "it was delivered, and stays because other results of its job could not be";
                 outcome.kept.extend(delivered.map(|results| (results, why.to_owned())));
             } else {
-                self.end.given_back.push((letter.fingerprint, "some of its results are not in the queue"));
+                self.end
+                    .given_back
+                    .push((letter.fingerprint, "some of its results were not found in the queue"));
                 self.reading.unclaim(letter.fingerprint, Kind::AnsweredBy(results));
             }
         }
         for fingerprint in std::mem::take(&mut self.held).into_keys() {
             outcome.back.insert(fingerprint);
-            self.end.given_back.push((fingerprint, "it was delivered; its job is not removed yet"));
+            self.end.given_back.push((fingerprint, "it was delivered, and stays because its job stays"));
             self.reading.unclaim(fingerprint, Kind::Results);
         }
     }

@@ -270,11 +270,31 @@ impl DeviceAccount {
             let now = self.look().await;
             let left = claim.missing(now);
             if left == 0 {
-                return claim.returned(now);
+                return self.all_returned(claim, now).await;
             }
             missing(left);
             sleep(LOOK).await;
         }
+    }
+
+    /// How much of an estimated claim has returned in the end: a driver may free memory in steps.
+    async fn all_returned(self: &Arc<Self>, claim: Claim, now: Look) -> u64 {
+        let mut returned = claim.returned(now);
+        while claim.sure < claim.held {
+            sleep(LOOK).await;
+            let later = claim.returned(self.look().await);
+            if later <= returned {
+                break;
+            }
+            returned = later;
+        }
+        returned
+    }
+
+    /// Whether a program is loading, or is about to. What it takes is not known yet.
+    pub fn is_loading(&self) -> bool {
+        let entries = self.entries();
+        !entries.reserved.is_empty() || entries.programs.values().any(|program| program.loaded.is_none())
     }
 
     fn entry(self: &Arc<Self>, add: impl FnOnce(&mut Entries, u64)) -> Entry {

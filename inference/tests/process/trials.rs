@@ -286,7 +286,9 @@ fn a_program_is_tried_without_a_configuration() {
             "{first}"
         );
         assert_eq!(given[4].as_str().map(std::path::Path::new), Some(&*in_folder), "{first}");
-        assert!(told.contains("to serve it by a worker: engine = \"process\", command = ["), "{told}");
+        for line in ["a worker serves it with this configuration:", "engine = \"process\"", "folder = "] {
+            assert!(told.contains(line), "{line} is not in {told}");
+        }
     }
     let neither = folder.path().join("serve.txt");
     std::fs::write(&neither, program).unwrap();

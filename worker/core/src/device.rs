@@ -57,6 +57,11 @@ pub(crate) fn counted(cost: usize) -> usize {
     if cost < UNKNOWN_COST { cost } else { 1 }
 }
 
+/// A cost as the work that it stands for: an item of unknown cost has a pass to itself.
+pub(crate) fn work(cost: usize, pass_cost_max: usize) -> usize {
+    if cost < UNKNOWN_COST { cost } else { pass_cost_max }
+}
+
 /// The sizes of a pass on which its memory depends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassShape {

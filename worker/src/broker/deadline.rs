@@ -10,26 +10,39 @@ use std::time::{Duration, Instant};
 /// was sent meanwhile then has a whole step to be read.
 const STEPS: u32 = 5;
 
+/// The longest wait for an answer that comes after other messages. A broker that goes on to deliver jobs, and never answers, is given up, too.
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(15 * 60);
+
 /// Runs `work`, and gives up after it could run for `limit`. Cancel-safe if `work` is.
 pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     within_silence(limit, || 0, work).await
 }
 
-/// Waits for an answer that comes after other messages on the same connection. Gives up when nothing of a message came for `limit`.
-/// `received` counts what came of them. Cancel-safe if `work` is.
+/// Waits for an answer that comes after other messages on the same connection. Gives up when nothing of a message came for `limit`, or after
+/// [`ANSWER_MAX`]. `received` counts what came of them. Cancel-safe if `work` is.
 pub async fn within_silence<T>(
     limit: Duration,
     received: impl Fn() -> u64,
     work: impl Future<Output = T>,
 ) -> Option<T> {
+    within_bounds(limit, ANSWER_MAX.max(limit), received, work).await
+}
+
+async fn within_bounds<T>(
+    limit: Duration,
+    longest: Duration,
+    received: impl Fn() -> u64,
+    work: impl Future<Output = T>,
+) -> Option<T> {
     let step = limit / STEPS;
     let mut work = pin!(work);
-    let (mut had, mut before) = (0, received());
-    while had < STEPS {
+    let (mut had, mut before, mut waited) = (0, received(), Duration::ZERO);
+    while had < STEPS && waited < longest {
         let start = Instant::now();
         if let Ok(done) = tokio::time::timeout(step, &mut work).await {
             return Some(done);
         }
+        waited += step;
         let after = received();
         if after != before {
             (had, before) = (0, after);
@@ -73,6 +86,18 @@ mod tests {
         assert_eq!(within_silence(Duration::from_millis(50), received, never).await, None);
         // More if the machine stood still for a step.
         assert!(looks.get() >= 1 + 10 + u64::from(STEPS), "{}", looks.get());
+    }
+
+    #[tokio::test]
+    async fn deliveries_do_not_put_the_end_off_for_ever() {
+        let looks = Cell::new(0);
+        let received = || {
+            looks.set(looks.get() + 1);
+            looks.get()
+        };
+        let (limit, longest) = (Duration::from_millis(50), Duration::from_millis(200));
+        assert_eq!(within_bounds(limit, longest, received, std::future::pending::<()>()).await, None);
+        assert_eq!(looks.get(), 1 + 20, "steps of a fifth of the limit, 10 ms");
     }
 
     /// The second question is asked when the time is over, and answered at once.

@@ -17,7 +17,7 @@ use tokio::sync::Mutex;
 use vramq_core::event::QueueCount;
 use vramq_core::ids::ChannelId;
 
-use super::deadline::within_silence;
+use super::deadline::{ANSWER_MAX, within_silence};
 
 /// How long the broker may be silent before it answers a question about a queue. A channel that stays silent for longer settles nothing
 /// either.
@@ -28,7 +28,11 @@ const SILENT_MAX: Duration = Duration::from_secs(60);
 pub enum QueueError {
     #[error(transparent)]
     Broker(#[from] lapin::Error),
-    #[error("the broker has sent neither a job nor an answer on a channel for {} s", SILENT_MAX.as_secs())]
+    #[error(
+        "the broker has sent neither a job nor an answer for {} s, or no answer for {} s",
+        SILENT_MAX.as_secs(),
+        ANSWER_MAX.as_secs()
+    )]
     Silent,
 }
 

@@ -32,7 +32,8 @@ pub(crate) fn is_program(file: &str) -> bool {
     match file.extension().and_then(OsStr::to_str) {
         Some("toml") => false,
         Some("py") => true,
-        _ => is_executable(file),
+        // On some file systems all files are executable.
+        _ => is_executable(file) && (begins_with(file, b"#!") || begins_with(file, b"\x7fELF")),
     }
 }
 
@@ -46,19 +47,30 @@ pub(crate) fn read(program: &Program, batch: usize) -> Result<ProcessConfig, Vec
     let mut command = interpreter(program, &file).map_err(|fault| vec![fault])?;
     command.push(file.display().to_string());
     command.extend(program.arguments.iter().cloned());
-    tell(format_args!("to serve it by a worker: engine = \"process\", command = {command:?}"));
     let name = file.file_stem().unwrap_or_default().to_string_lossy();
+    let folder = file.parent().map_or_else(|| PathBuf::from("/"), Path::to_owned);
     let env = program.variables.iter().map(|(name, value)| (name.clone(), Value::from(value.clone())));
     let items_max = batch.clamp(ITEMS_MAX, PASS_ITEMS_MAX);
-    let table = Table::from_iter([
+    let mut table = Table::from_iter([
         ("command".to_owned(), Value::from(command)),
-        ("env".to_owned(), Value::Table(env.collect())),
+        ("folder".to_owned(), Value::from(folder.display().to_string())),
         ("items_max".to_owned(), Value::Integer(i64::try_from(items_max).unwrap_or(i64::MAX))),
     ]);
-    let folder = file.parent().map_or_else(|| PathBuf::from("/"), Path::to_owned);
+    if !program.variables.is_empty() {
+        table.insert("env".to_owned(), Value::Table(env.collect()));
+    }
+    tell(format_args!("a worker serves it with this configuration:\n{}", configuration(&name, &table)));
     let place = Place { folder, scratch: std::env::temp_dir() };
     ProcessConfig::read(&name, table, &place)
         .map_err(|faults| faults.iter().map(|fault| format!("{}: {fault}", program.file)).collect())
+}
+
+/// The model's table in a worker's configuration.
+fn configuration(name: &str, table: &Table) -> String {
+    let mut model = table.clone();
+    model.insert("engine".to_owned(), Value::from("process"));
+    let models = Table::from_iter([(name.to_owned(), Value::Table(model))]);
+    Table::from_iter([("model".to_owned(), Value::Table(models))]).to_string()
 }
 
 /// What runs the file: the interpreter that was asked for, none if it is executable, or else Python.
@@ -71,7 +83,7 @@ fn interpreter(program: &Program, file: &Path) -> Result<Vec<String>, String> {
         }
         Some(interpreter) => interpreter,
         // A Python file may be executable only because its file system makes all files so.
-        None if is_executable(file) && (!is_python || has_interpreter(file)) => return Ok(Vec::new()),
+        None if is_executable(file) && (!is_python || begins_with(file, b"#!")) => return Ok(Vec::new()),
         None if is_python => PYTHON,
         None => return Err(format!("{} is neither executable nor a Python file", program.file)),
     };
@@ -88,8 +100,7 @@ fn is_executable(file: &Path) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
 }
 
-/// Whether its first line names an interpreter.
-fn has_interpreter(file: &Path) -> bool {
-    let mut start = [0; 2];
-    File::open(file).and_then(|mut file| file.read_exact(&mut start)).is_ok() && start == *b"#!"
+fn begins_with<const N: usize>(file: &Path, magic: &[u8; N]) -> bool {
+    let mut start = [0; N];
+    File::open(file).and_then(|mut file| file.read_exact(&mut start)).is_ok() && start == *magic
 }

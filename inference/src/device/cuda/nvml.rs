@@ -7,6 +7,7 @@ use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 
 use super::libraries::file_with;
 use crate::device::telemetry::Telemetry;
@@ -62,7 +63,10 @@ impl Monitor {
     pub fn held_by(&self, pids: &[i32]) -> Option<u64> {
         let device = self.device().ok()?;
         let computing = device.running_compute_processes().ok()?;
-        let is_own_namespace = computing.iter().any(|process| process.pid == std::process::id());
+        let is_own = |process: &ProcessInfo| {
+            process.pid == std::process::id() && process.used_gpu_memory != UsedGpuMemory::Unavailable
+        };
+        let is_own_namespace = computing.iter().any(is_own);
         let ours = computing
             .iter()
             .filter(|process| i32::try_from(process.pid).is_ok_and(|pid| pids.contains(&pid)));

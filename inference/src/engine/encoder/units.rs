@@ -159,7 +159,7 @@ pub(super) struct Chosen {
     pub units: CpuUnits,
     /// `None` if it is, or was not asked for.
     pub amx_absent: Option<AmxAbsent>,
-    /// The CPU has AVX512-BF16, which is not among them.
+    /// The CPU has AVX512-BF16, which is not among them, and no AMX.
     pub has_avx512_bf16: bool,
 }
 
@@ -192,7 +192,9 @@ impl Chosen {
                 Err(absent) => (vectors, Some(absent)),
             },
         };
-        Ok(Self { units, amx_absent, has_avx512_bf16: units == vectors && avx512_bf16().is_some() })
+        // With AMX `bf16` would run there, so nothing is said unless AMX is known to be absent.
+        let has_avx512_bf16 = units == vectors && amx_absent.is_some() && avx512_bf16().is_some();
+        Ok(Self { units, amx_absent, has_avx512_bf16 })
     }
 }
 
@@ -256,10 +258,12 @@ mod tests {
         let with_dot = |dtype| Chosen::with(dtype, |_| Err(AmxAbsent::NotEnabled), || Some(dot)).unwrap();
         assert_eq!(with_dot(ComputeType::Bf16).units, dot);
         assert!(with_dot(ComputeType::Bf16).amx_absent.is_some());
-        for dtype in [ComputeType::Auto, ComputeType::F32] {
+        // Only a search for AMX tells that there is none.
+        for (dtype, tells) in [(ComputeType::Auto, true), (ComputeType::F32, false)] {
             let chosen = with_dot(dtype);
             assert_eq!(chosen.units, CpuUnits::vectors(Level::best()));
-            assert!(chosen.to_string().ends_with("; AVX512-BF16 is there, for dtype = \"bf16\""), "{chosen}");
+            let told = chosen.to_string().ends_with("; AVX512-BF16 is there, for dtype = \"bf16\"");
+            assert_eq!(told, tells, "{chosen}");
         }
         let bf16 = with_dot(ComputeType::Bf16).to_string();
         assert!(bf16.ends_with("; no AMX: the system does not enable its registers"), "{bf16}");

@@ -140,7 +140,8 @@ impl SlotTask {
                     return false;
                 }
                 state.drop_cancelled();
-                let is_wanted = !state.waiting.is_empty();
+                // A process of another revision would only be refused again.
+                let is_wanted = !state.waiting.is_empty() && state.other_revision.is_none();
                 self.set(&mut state, if is_wanted { SlotState::Starting } else { SlotState::Unloaded });
                 if is_wanted {
                     return true;
@@ -225,14 +226,17 @@ impl SlotTask {
         let account = &self.shared.options.account;
         let told = account.held_under(warm.keeper_pid()).await;
         let now = account.look().await;
-        if let Some(held) = told {
+        let (declared, said) = (self.shared.config.vram.base_bytes, warm.ready().weights);
+        // Nothing, although it should hold something: it takes the memory in a process that is not its own, as a client of a daemon does.
+        let is_elsewhere = told == Some(0) && (declared.is_some_and(|bytes| bytes > 0) || said > 0);
+        if let Some(held) = told.filter(|_| !is_elsewhere) {
             return (Estimate { held, sure: held, needed: held }, false);
         }
         let evidence = Evidence {
             // Not the difference of free memory, so that what the worker itself or another of its programs took meanwhile does not count.
             taken: now.taken_since(&before),
-            declared: self.shared.config.vram.base_bytes,
-            said: warm.ready().weights,
+            declared,
+            said,
             earlier: self.shared.state().learned.least_load(),
         };
         let estimate = evidence.estimate();

@@ -4,7 +4,8 @@ use vramq_schemas::JobHeaders;
 
 use super::test_worker::{BULK_JOBS_MAX, MODEL, Worker, requeued};
 use crate::action::Route;
-use crate::event::{Delivery, Event, PublicationOutcome, QueueCount, QueueCounts};
+use crate::device::UNKNOWN_COST;
+use crate::event::{DecodedJob, Delivery, Event, PublicationOutcome, QueueCount, QueueCounts};
 use crate::ids::JobKey;
 
 /// More than four passes of eight items.
@@ -41,6 +42,18 @@ fn large_jobs_run_like_others_while_their_queue_is_full() {
     assert!(requeued(&worker.decoded(2, LARGE)).is_empty());
     counted(&mut worker, 0);
     assert!(moves(&mut worker, 3));
+}
+
+/// Such an item has a pass to itself, so a job of a few of them is not large.
+#[test]
+fn an_item_of_unknown_cost_counts_as_one_pass() {
+    let mut worker = Worker::new();
+    let mut read = |key, items: usize| {
+        worker.arrives(key, worker.source(), JobHeaders::default());
+        let decoded = DecodedJob { items_total: items as u32, costs: vec![UNKNOWN_COST; items] };
+        requeued(&worker.apply(Event::Decoded { job: JobKey(key), result: Ok(decoded) })).len()
+    };
+    assert_eq!((read(1, 4), read(2, 5)), (0, 1));
 }
 
 /// The job moves as a new message, whose count of deliveries starts at zero.

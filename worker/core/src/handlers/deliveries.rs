@@ -9,6 +9,7 @@ use crate::Core;
 use crate::action::{Action, Route};
 use crate::backoff;
 use crate::consumers::ModelConsumers;
+use crate::device::work;
 use crate::disposition::{JobOutcome, Otherwise, Requeue, WAITS_MAX};
 use crate::event::{DecodedJob, Delivery, Source};
 use crate::handlers::preparation::with_indices;
@@ -257,7 +258,8 @@ impl Core {
     /// A job was read. Its items wait for passes, or it moves to the bulk queue, or nothing of it is left to run.
     fn queue(&mut self, received: Received, decoded: DecodedJob) {
         let Delivery { job, model, source, .. } = received.delivery;
-        let cost: usize = decoded.costs.iter().sum();
+        let pass_cost_max = self.models[model.0].pass_cost_max;
+        let cost: usize = decoded.costs.iter().map(|cost| work(*cost, pass_cost_max)).sum();
         if self.is_bulk(&received, cost) {
             self.consumers[model.0].moved_to_bulk();
             let outcome = JobOutcome::requeue(received.reached(), Route::Bulk, Cause::Bulk);

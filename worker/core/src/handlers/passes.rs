@@ -7,7 +7,7 @@ use vramq_schemas::Reason;
 
 use crate::Core;
 use crate::action::Action;
-use crate::device::{Memory, PassError};
+use crate::device::{Memory, PassError, work};
 use crate::device_health::ProbeResult;
 use crate::disposition::JobOutcome;
 use crate::event::{Delivery, OutputSize, PassEnd, PassResult};
@@ -140,8 +140,8 @@ impl Core {
             }
             PassResult::Done => {
                 self.count(&pass, PassOutcome::Done, took, &outputs);
-                self.credit[model.0].pass_ended(pass.shape.cost, took);
                 let cost_max = self.models[model.0].pass_cost_max;
+                self.credit[model.0].pass_ended(work(pass.shape.cost, cost_max), took);
                 self.scheduler.pass_fitted(model, pass.shape.cost, cost_max, took);
                 self.look_for_leak(model, memory);
                 if self.memory.pass_fitted(&self.models[model.0], pass.shape, self.now.unix_ms) {

@@ -68,7 +68,7 @@ impl Core {
         tracing::warn!(
             model,
             revision,
-            "the model has another revision than the one that this worker serves: draining for a restart"
+            "the model has another revision than the one that this worker serves, because its program, its files, or the revision that it names has changed: draining for a restart"
         );
         self.lifecycle.restart();
         self.drain();
