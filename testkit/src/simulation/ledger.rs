@@ -34,6 +34,8 @@ pub struct LetterRecord {
     /// Whether it was acknowledged; `twins_acked` of the first twin counts all acks.
     pub(super) acked: bool,
     twins_acked: u32,
+    /// The acks of these whose worker knew the job as withdrawn, without those that ended it.
+    withdrawn: u32,
     /// Whether a worker sent another attempt of its job since the message was last lost.
     is_continued: bool,
     /// Whether a caller published it, to the job's own queue.
@@ -136,6 +138,7 @@ impl Ledger {
             followed: 0,
             acked: false,
             twins_acked: 0,
+            withdrawn: 0,
             is_continued: false,
             is_original: false,
             is_orphan: false,
@@ -194,7 +197,10 @@ impl Ledger {
         let first = &mut self.letters[twin.0 as usize];
         first.twins_acked += u32::from(!again);
         let (acked, followed) = (first.twins_acked, first.followed);
-        if acked > followed && is_withdrawn {
+        // Of two messages with the same bytes one may be answered, and the other one withdrawn at another worker, in any order.
+        first.withdrawn += u32::from(is_withdrawn && !again);
+        if acked > followed && first.withdrawn > 0 {
+            first.withdrawn -= 1;
             first.followed += 1;
             return self.ended(job, End::Withdrawn);
         }
