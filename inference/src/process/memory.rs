@@ -322,6 +322,15 @@ impl Entries {
         self.promise.filter(of_others).map_or(0, |promise| promise.bytes)
     }
 
+    /// Bytes that are free once all programs have ended that may be asked to. After a while programs that are still loading count too: without
+    /// them, a program that needs the room of several others would wait until all of these are loaded at the same time.
+    fn can_become_free(&self, request: Request, may_end: impl Fn(&Program) -> bool) -> u64 {
+        let counts = |program: &&Program| request.busy_too || may_end(program);
+        let held: u64 = self.programs.values().filter(counts).map(|program| program.held).sum();
+        let loading: u64 = if request.busy_too { self.reserved.values().sum() } else { 0 };
+        held.saturating_add(loading)
+    }
+
     /// Asks one program to end, if all that may end hold enough together.
     fn evict(&mut self, waiter: u64, request: Request, free: u64, now: Instant) {
         let may_end = |program: &Program| {
@@ -329,9 +338,8 @@ impl Entries {
                 && program.kept_until.is_none_or(|until| until <= now)
                 && (program.idle.is_some() || request.busy_too)
         };
-        let of_those = self.programs.values().filter(|program| may_end(program));
-        let held: u64 = of_those.map(|program| program.held).sum();
-        if request.is_measured && free.saturating_add(held) < request.bytes {
+        if request.is_measured && free.saturating_add(self.can_become_free(request, may_end)) < request.bytes
+        {
             return;
         }
         let is_next = |program: &&mut Program| may_end(program) && !program.is_asked_to_end;

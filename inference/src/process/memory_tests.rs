@@ -53,9 +53,13 @@ fn who_makes_room_was_idle_for_longest_or_else_loaded_for_longest() {
 fn no_process_is_ended_if_that_frees_too_little() {
     let at = Some(Instant::now());
     let programs = || vec![program(300, at, at), program(900, None, None)];
-    let request = Request { bytes: 500 * MIB, busy_too: true, is_measured: true };
+    let request = Request { bytes: 500 * MIB, busy_too: false, is_measured: true };
     assert_eq!(evicted(programs(), request, 199), NOBODY);
     assert_eq!(evicted(programs(), request, 200), [0]);
+    // After a while the program that is still loading counts, too.
+    let for_long = Request { busy_too: true, ..request };
+    assert_eq!(evicted(programs(), for_long, 199), [0]);
+    assert_eq!(evicted(programs(), Request { bytes: 1400 * MIB, ..for_long }, 199), NOBODY);
     // If it is unknown what they hold, they are asked.
     assert_eq!(evicted(programs(), Request { is_measured: false, ..request }, 199), [0]);
 }
