@@ -280,15 +280,17 @@ impl DeviceAccount {
     /// How much of an estimated claim has returned in the end: a driver may free memory in steps.
     async fn all_returned(self: &Arc<Self>, claim: Claim, now: Look) -> u64 {
         let mut returned = claim.returned(now);
-        while claim.sure < claim.held {
+        if claim.sure == claim.held {
+            return returned;
+        }
+        loop {
             sleep(LOOK).await;
             let later = claim.returned(self.look().await);
             if later <= returned {
-                break;
+                return returned;
             }
             returned = later;
         }
-        returned
     }
 
     /// Whether a program is loading, or is about to. What it takes is not known yet.
