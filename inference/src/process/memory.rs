@@ -7,13 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant, sleep};
 
+pub use super::claim::{Claim, Look};
 use super::device_view::{DeviceView, Reading};
 use crate::process_tree;
-
-/// How far the device's figures may differ and still count as equal: rounding, and what a driver keeps for itself. The smaller of
-/// this and a 64th of the device.
-const TOLERANCE_MAX: u64 = 64 << 20;
-const TOLERANCE_PART: u64 = 64;
 
 /// How often to read the device while a program waits for memory, or the pool waits for memory to return.
 const LOOK: Duration = Duration::from_millis(100);
@@ -23,64 +19,6 @@ const EVICTION_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a program waits for idle ones before one that is busy is asked to end after its pass.
 const BUSY_AFTER: Duration = Duration::from_secs(10);
-
-/// The device's memory, and how much of it our programs hold: as the device tells, or as was last measured of each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Look {
-    pub reading: Reading,
-    pub ours: u64,
-    /// Whether the device reports what each process holds. Otherwise `ours` is estimated from the loads (`difference.rs`).
-    pub tells_apart: bool,
-}
-
-impl Look {
-    /// What other processes hold, as far as `ours` is right.
-    pub(super) fn others(&self) -> u64 {
-        self.used().saturating_sub(self.ours)
-    }
-
-    /// What other processes have taken since an earlier look.
-    pub(super) fn taken_since(&self, earlier: &Self) -> u64 {
-        // Not a difference of `others`, which is 0 where `ours` is too much.
-        (self.used() + earlier.ours).saturating_sub(earlier.used() + self.ours)
-    }
-
-    /// What is in use, but not by the worker's own process.
-    fn used(&self) -> u64 {
-        let Reading { free, total, own } = self.reading;
-        total.saturating_sub(free).saturating_sub(own)
-    }
-}
-
-/// The memory that must return when a program ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// The last look at the device while the program lived.
-    pub alive: Look,
-    /// What it held then.
-    pub held: u64,
-    /// What of `held` was the program's beyond doubt. The rest may be memory that others took while the program was loaded: only on a
-    /// device that does not tell processes apart.
-    pub sure: u64,
-}
-
-impl Claim {
-    /// Bytes by which the device's free memory has grown with the program's end.
-    pub fn returned(&self, now: Look) -> u64 {
-        (self.alive.others() + self.held).saturating_sub(now.others())
-    }
-
-    /// Bytes that have not returned: other processes seem to hold them. None if all that was surely the program's has returned.
-    pub fn missing(&self, now: Look) -> u64 {
-        let missing = self.held.saturating_sub(self.returned(now));
-        let doubtful = self.held.saturating_sub(self.sure);
-        if missing > doubtful + tolerance(now.reading.total) { missing } else { 0 }
-    }
-}
-
-fn tolerance(total: u64) -> u64 {
-    TOLERANCE_MAX.min(total / TOLERANCE_PART)
-}
 
 /// The account of one device, shared by all models on it.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 pub mod accepts;
 pub mod cgroup;
 pub mod child;
+mod claim;
 pub mod config;
 pub mod cost;
 mod device_view;
