@@ -137,9 +137,11 @@ mod tests {
         let budget = Budget::new(10);
         let part = budget.try_acquire(1).unwrap();
         assert!(budget.try_acquire_all().is_none());
+        assert_eq!(budget.view().available(), 9);
         drop(part);
         let all = budget.try_acquire_all().unwrap();
         assert!(budget.try_acquire(1).is_none());
+        assert_eq!(budget.view().available(), 0);
         drop(all);
         assert_eq!(budget.available(), 10);
     }

@@ -109,6 +109,18 @@ fn a_quarantined_job_whose_device_could_not_be_probed_runs_and_is_not_charged() 
 }
 
 #[test]
+fn a_probe_that_was_skipped_is_ordered_again() {
+    let mut worker = Worker::on_device();
+    worker.job(1, 1, Source::Quarantine, nearly_condemned());
+    let probe = worker.probe();
+    worker.ends(&probe, PassResult::Skipped, Vec::new());
+    assert!(
+        worker.next_within_a_minute().items.is_empty(),
+        "the job runs although its device was not probed"
+    );
+}
+
+#[test]
 fn a_quarantined_job_of_a_program_needs_no_probe() {
     let mut worker = Worker::new();
     worker.job(1, 1, Source::Quarantine, nearly_condemned());

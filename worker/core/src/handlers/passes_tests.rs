@@ -148,6 +148,28 @@ fn a_job_that_was_lost_with_a_worker_keeps_that_crash_when_it_waits_unrun() {
 }
 
 #[test]
+fn each_crash_is_in_the_history_once() {
+    let mut worker = Worker::new();
+    let source = worker.source();
+    let lost = crate::event::Delivery {
+        redelivered: true,
+        delivery_count: Some(2),
+        ..Worker::delivery(1, source, JobHeaders::default())
+    };
+    let actions = worker.apply(Event::Delivered(Box::new(lost)));
+    let (_, counted, route) = requeued(&actions).pop().expect("it is published again");
+    assert_eq!((counted.crashes, route), (2, Route::Quarantine));
+    let outcomes =
+        |headers: &JobHeaders| headers.history.iter().map(|entry| entry.outcome.clone()).collect::<Vec<_>>();
+    assert_eq!(outcomes(&counted), ["worker-lost"]);
+    // It comes to another queue of jobs, and no worker was lost with it again.
+    let (_, moved, route) =
+        requeued(&worker.arrives(2, source, counted)).pop().expect("it is published again");
+    assert_eq!((moved.crashes, route), (2, Route::Quarantine));
+    assert_eq!(outcomes(&moved), ["worker-lost"]);
+}
+
+#[test]
 fn a_rule_moves_a_job_unrun_and_says_so_in_its_headers() {
     let mut worker = Worker::new();
     let source = worker.source();

@@ -73,6 +73,15 @@ fn refused() -> PublicationOutcome {
     PublicationOutcome::Refused { destination: "q".to_owned() }
 }
 
+#[test]
+fn only_a_job_for_a_larger_device_is_read_by_other_workers() {
+    for (outcome, reader) in [(for_others(0), Reader::OtherWorkers), (requeue(None), Reader::OwnQueues)] {
+        let mut settling = settling(outcome, None);
+        settling.begin();
+        assert_eq!(settling.reader(), reader);
+    }
+}
+
 /// A step in a word; a dead letter with its reason and the items that are answered.
 fn word(step: &Step) -> String {
     match step {

@@ -113,6 +113,7 @@ impl FairQueue {
 
 #[cfg(test)]
 mod tests {
+    use super::super::batcher::QUANTA_PER_PASS;
     use super::super::flow::{DEBT_QUANTA_MAX, JobClass, Position};
     use super::*;
 
@@ -124,9 +125,31 @@ mod tests {
     }
 
     fn push(flows: &mut FairQueue, queue: QueueIndex, key: u64) {
-        let place =
-            Place { key: JobKey(key), caller: &None, class: JobClass::Small, position: Position::Behind };
+        push_of(flows, queue, key, &None);
+    }
+
+    fn push_of(flows: &mut FairQueue, queue: QueueIndex, key: u64, caller: &Caller) {
+        let place = Place { key: JobKey(key), caller, class: JobClass::Small, position: Position::Behind };
         flows.push(queue, &place, 1);
+    }
+
+    #[test]
+    fn a_caller_that_had_nothing_waiting_goes_before_those_that_wait_but_half_a_pass_of_them_at_most() {
+        let mut flows = flows();
+        let caller = |at: u64| Some(format!("caller {at}"));
+        push_of(&mut flows, FIRST, 0, &caller(0));
+        flows.pass_formed(1, false);
+        let fresh = QUANTA_PER_PASS as u64 / 2;
+        for at in 1..=fresh + 1 {
+            push_of(&mut flows, FIRST, at, &caller(at));
+        }
+        let mut order = Vec::new();
+        while let Some(job) = flows.next_job() {
+            order.push(job.0);
+            flows.remove(FIRST, &caller(job.0), job);
+        }
+        let expected: Vec<u64> = (1..=fresh).chain([0, fresh + 1]).collect();
+        assert_eq!(order, expected);
     }
 
     #[test]

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use super::batcher::Lead;
 use super::test_jobs::unit_job;
+use super::turns::Holder;
 use super::*;
 use crate::learned_limits::LearnedLimits;
 
@@ -101,6 +103,17 @@ fn passes_of(models: &[ModelFacts], seconds: &[u64], passes: usize) -> Vec<u64> 
         counts[turn.model.0] += 1;
     }
     counts
+}
+
+#[test]
+fn a_closed_session_leaves_nothing_reserved() {
+    let turn = |at| Turn { model: ModelIndex(at), lead: Lead::Shared };
+    let mut turns = Turns::default();
+    turns.refused(turn(0), Holder::Passes(8), [PassId(1)].into_iter());
+    assert_eq!((turns.reserved(), turns.kept(turn(1), 10, std::iter::empty())), (Some(turn(0)), 8));
+    turns.session_closed();
+    assert_eq!((turns.reserved(), turns.kept(turn(1), 10, std::iter::empty())), (None, 0));
+    assert!(turns.is_open(turn(0)));
 }
 
 #[test]
