@@ -106,6 +106,8 @@ fn large_jobs_have_slots_of_their_own_and_both_together_stay_within() {
     broker.change(&mut consumers, wanted(64), 8).unwrap();
     broker.fill(&mut consumers, |_| true);
     assert_eq!((consumers.bulk.unacked(), consumers.queues[0].unacked(), consumers.unacked()), (2, 6, 8));
+    let own = broker.live.iter().filter(|(_, (queue, _))| *queue == OWN).count();
+    assert_eq!((consumers.live(), own > 0), (own, true));
     assert!(!ModelConsumers::has_bulk(1) && ModelConsumers::has_bulk(2));
 }
 

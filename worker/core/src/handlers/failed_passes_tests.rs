@@ -63,6 +63,22 @@ fn an_out_of_memory_costs_the_jobs_that_lack_an_output() {
     assert_eq!(replied(&actions), [(JobKey(1), 2, true), (JobKey(2), 1, false)]);
 }
 
+/// What the worker holds beyond its models is not the job's fault.
+#[test]
+fn an_item_for_which_the_workers_own_leak_leaves_too_little_waits() {
+    for (leaked, waits) in [(7, true), (6, false)] {
+        let mut worker = Worker::new();
+        let alone = JobHeaders { exclusive: true, ..JobHeaders::default() };
+        worker.job(1, 1, worker.source(), alone);
+        let order = worker.pass();
+        let oom = OutOfMemory { asked: 8, free: 1, total: 10, foreign: 0 };
+        let memory = Memory { free: MEMORY.free - leaked, ..MEMORY };
+        let actions = worker.ends_with(&order, PassResult::Failed(PassError::from(oom)), vec![None], memory);
+        let is_later = requeued(&actions).iter().any(|(.., route)| matches!(route, Route::Later(_)));
+        assert_eq!(is_later, waits, "{leaked} bytes: {actions:?}");
+    }
+}
+
 /// A pass ran out of memory while another process held most of it. What the allocator reports as free is wrong.
 fn ran_out_beside_others() -> PassResult {
     PassResult::Failed(PassError::from(OutOfMemory { asked: 8, free: 0, total: 10, foreign: 7 }))

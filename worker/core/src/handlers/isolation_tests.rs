@@ -127,6 +127,16 @@ fn a_worker_whose_quarantined_job_others_took_goes_on_at_once() {
     assert!(!consumers(&worker.counts(0)).is_empty());
 }
 
+/// The broker was asked for a quarantined job, and is slow: the job must not come beside others.
+#[test]
+fn other_jobs_are_not_taken_while_a_quarantined_job_may_still_come() {
+    let mut worker = Worker::new();
+    assert!(is_fetched(&worker.isolates()));
+    let started: usize = (0..30).map(|_| consumers(&worker.second()).len()).sum();
+    assert_eq!(started, 0);
+    assert!(!consumers(&worker.apply(Event::QuarantineEmpty { model: MODEL })).is_empty());
+}
+
 /// A quarantined job of many passes runs until its time is over. Then its finished items are published and the rest goes back to the
 /// quarantine.
 #[test]
