@@ -79,6 +79,15 @@ mod tests {
     }
 
     #[test]
+    fn as_many_slots_as_before_do_not_delay_a_change() {
+        let start = Instant::now();
+        let mut slots = SlotController::new(8);
+        assert_eq!(slots.observe(4, start), None);
+        slots.raise(8);
+        assert_eq!(slots.observe(4, start + SHRINK_AFTER), Some(4));
+    }
+
+    #[test]
     fn slots_shrink_soon_and_grow_late() {
         assert_eq!(moves(8, [4; 5]), [(2, 4)]);
         assert_eq!(moves(8, [10; 15]), [(10, 10)]);

@@ -1,11 +1,13 @@
 //! Tests of passes that failed: a process that dies or runs out of memory, an invalid item, a full disk.
 
+use std::time::Duration;
+
 use vramq_schemas::headers::{DEVICE_LOST, PROCESS_LOST, WORKER_LOST};
 use vramq_schemas::{Attempt, JobHeaders, Reason};
 
 use crate::action::{Action, PassOrder, Publication, Route};
 use crate::device::{Memory, OutOfMemory, PassError};
-use crate::event::{Event, PassBytes, PassResult, Source};
+use crate::event::{Event, OnDevice, PassBytes, PassResult, PublicationOutcome, Source};
 use crate::handlers::test_worker::{MEMORY, Worker, replied, requeued};
 use crate::ids::{ItemIndex, JobKey};
 
@@ -136,6 +138,33 @@ fn dead_letters(actions: &[Action]) -> Vec<(JobKey, Reason, &str)> {
         _ => None,
     });
     letters.collect()
+}
+
+/// A pass of one item hangs. A job that has had replies is not known to be the cause.
+#[test]
+fn a_job_in_a_pass_that_hangs_is_dead_lettered_only_if_nothing_of_it_was_finished() {
+    for items in [1, 2] {
+        let mut worker = Worker::one_by_one();
+        worker.apply(Event::ConsumerTimeoutLearned { timeout: Duration::from_secs(100) });
+        let hint = JobHeaders { batch_hint: Some(1), ..JobHeaders::default() };
+        worker.job(1, items, worker.source(), hint);
+        let mut order = worker.pass();
+        if items == 2 {
+            worker.now += Duration::from_secs(2);
+            worker.ends(&order, PassResult::Done, vec![Some(10)]);
+            let outcome = PublicationOutcome::Confirmed { messages: 1 };
+            worker.apply(Event::Published { job: JobKey(1), outcome });
+            order = worker.pass();
+        }
+        let on_device = OnDevice { pass: order.pass, since: worker.now, waits: false };
+        let mut letters = 0;
+        for _ in 0..90 {
+            worker.now += Duration::from_secs(1);
+            letters += dead_letters(&worker.tick(on_device)).len();
+        }
+        assert_eq!(letters, usize::from(items == 1), "{items} items");
+        assert!(!worker.goes_on(1));
+    }
 }
 
 #[test]

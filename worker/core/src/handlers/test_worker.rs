@@ -276,8 +276,8 @@ impl Worker {
         self.wants_restart()
     }
 
-    pub(super) fn tick(&mut self, on_device: OnDevice) {
-        self.tick_with(Some(on_device));
+    pub(super) fn tick(&mut self, on_device: OnDevice) -> Vec<Action> {
+        self.tick_with(Some(on_device))
     }
 
     /// A second's reading while no pass is on the device.

@@ -132,6 +132,17 @@ fn a_wait_for_memory_is_reported_once_with_its_length() {
 }
 
 #[test]
+fn a_wait_for_memory_ends_when_the_jobs_that_waited_are_gone() {
+    let mut device = Device::new(1, 1, 1);
+    let _others = device.scheduler.budget.try_acquire(1).expect("nothing holds it");
+    device.push(0, unit_job(1, 1));
+    device.round(&[SECOND]);
+    device.scheduler.remove(ModelIndex(0), JobKey(1));
+    device.scheduler.begin_round();
+    assert_eq!(device.scheduler.end_round(device.now + SECOND), Some(SECOND));
+}
+
+#[test]
 fn models_share_the_devices_time_by_their_weights() {
     assert_eq!(passes_of(&[model(1), model(1)], &[1, 1], 100), [50, 50]);
     assert_eq!(passes_of(&[model(1), model(3)], &[1, 1], 100), [25, 75]);
