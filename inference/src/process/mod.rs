@@ -8,6 +8,7 @@ pub mod config;
 pub mod cost;
 mod device_view;
 mod difference;
+mod entries;
 pub mod frame;
 mod frames;
 pub mod item;

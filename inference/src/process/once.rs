@@ -128,7 +128,7 @@ impl Runner<'_> {
                 return ItemRun::not(PassEnd::NotRun { reason: LoadError::from(error).to_string() });
             }
         };
-        let entry = account.enter(child.keeper_pid());
+        let entry = account.enter_once(child.keeper_pid());
         // Needed even if nothing is learned: what the program held must return.
         let sampler = Sampler::start(account, child.keeper_pid(), 0).await;
         // Otherwise memory of the program and memory that others took meanwhile look the same.

@@ -179,7 +179,7 @@ impl SlotTask {
         let mut warm = self.unless_long(config.load + config.kill * 2 + PATIENCE, loading).await?;
         let entry = entry.unwrap_or_else(|| account.enter(warm.keeper_pid()));
         let (Estimate { held, sure, needed }, is_estimated) = self.loaded(&warm, before).await;
-        entry.holds(held);
+        entry.holds(held, is_estimated);
         if shared.state().unavailable.is_some() {
             entry.is_kept();
         }
