@@ -30,6 +30,7 @@ mod program;
 mod program_revision;
 pub mod protocol;
 mod reader;
+mod revision_watch;
 pub mod rule;
 pub mod scratch;
 pub mod stderr;

@@ -24,6 +24,7 @@ use super::need::{Learned, Need};
 use super::pass::{PassHandle, PassJob, PassRequest};
 use super::program_revision::Covers;
 use super::protocol::PASS_ITEMS_MAX;
+use super::revision_watch::RevisionWatch;
 use super::warm::LoadError;
 use state::{Slot, State};
 
@@ -71,6 +72,8 @@ pub enum NotTaken {
 struct Shared {
     config: ProcessConfig,
     options: PoolOptions,
+    /// The files of a one-shot program. A warm one has them hashed at each load.
+    watch: Option<RevisionWatch>,
     state: Mutex<State>,
     /// True: the pool is closing.
     closing: watch::Sender<bool>,
@@ -89,14 +92,19 @@ impl Pool {
         super::scratch::sweep(&config.scratch);
         let (closing, _) = watch::channel(false);
         // A warm process hashes them when it is loaded.
-        let revision = match config.mode {
-            Mode::Once(_) => config.revision_of_files().await.map_err(LoadError::Start)?.with(None),
-            Mode::Warm => config.program_revision(),
+        let watch = match config.mode {
+            Mode::Once(_) => Some(RevisionWatch::start(&config).await.map_err(LoadError::Start)?),
+            Mode::Warm => None,
+        };
+        let revision = match &watch {
+            Some(watch) => watch.revision().to_owned(),
+            None => config.program_revision(),
         };
         let state = State { learned: options.learned.clone(), revision, ..State::default() };
         let shared = Arc::new(Shared {
             config,
             options,
+            watch,
             state: Mutex::new(state),
             closing,
             cancelled: Arc::default(),

@@ -249,6 +249,11 @@ impl SlotTask {
         if state.is_loaded() || (state.unavailable.is_some() && !replaces) {
             return;
         }
+        self.mark_unavailable(&mut state, error);
+    }
+
+    /// Marks the model as unavailable whatever its other processes do.
+    pub(super) fn mark_unavailable(&self, state: &mut State, error: &LoadError) {
         let since = state.unavailable.as_ref().map_or_else(Instant::now, |unavailable| unavailable.since);
         let (reason, stderr) = (error.to_string(), error.stderr().to_owned());
         let attempts = self.backoff.failures();
