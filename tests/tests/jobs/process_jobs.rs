@@ -204,7 +204,11 @@ async fn a_program_of_another_revision_is_served_after_a_restart_only(env: &mut 
 async fn a_one_shot_program_that_was_exchanged_is_served_after_a_restart_only(
     env: &mut TestEnv,
 ) -> Result<()> {
-    for text in ["not starting the program", "another revision than the one that this worker serves"] {
+    for text in [
+        "not starting the program",
+        "no process can run the model",
+        "another revision than the one that this worker serves",
+    ] {
         env.announce(text);
     }
     let folder = tempfile::tempdir()?;
