@@ -11,6 +11,7 @@ mod gates;
 mod http;
 mod join;
 mod memory;
+mod pass_overhead;
 mod path;
 mod process;
 mod programs;
@@ -88,6 +89,8 @@ enum Part {
     Http,
     /// Models in processes: what a pass through one costs; PyTorch behind vramq, Celery and LitServe.
     Programs,
+    /// The part of `programs` that needs no broker: microseconds of a pass through a program that does nothing.
+    PassOverhead,
     /// What running out of memory costs, against other ways to deal with it.
     Memory,
     /// The reference that halves in place, as its own process.
@@ -134,6 +137,7 @@ struct Report {
     refused: Vec<refused::Row>,
     http: Vec<http::Row>,
     programs: Vec<programs::Row>,
+    pass_overhead: Vec<pass_overhead::Row>,
     memory: Vec<memory::Row>,
     again: Vec<memory::Again>,
 }
@@ -168,6 +172,7 @@ async fn main() -> anyhow::Result<()> {
         }
         Some(Part::Http) => measure_http(&setup, &mut report).await?,
         Some(Part::Programs) => measure_programs(&setup, &mut report).await?,
+        Some(Part::PassOverhead) => measure_pass_overhead(&setup, &mut report).await?,
         Some(Part::Memory) => measure_memory(&setup, &mut report).await?,
         Some(Part::Encoder) => measure_encoder(&setup, &mut report).await?,
         Some(Part::Path) => measure_path(&setup, &mut report).await?,
@@ -230,18 +235,13 @@ async fn measure_http(setup: &Setup, report: &mut Report) -> anyhow::Result<()> 
 
 async fn measure_programs(setup: &Setup, report: &mut Report) -> anyhow::Result<()> {
     need_broker(setup)?;
-    println!(
-        "programs as models: a model that does nothing, and MiniLM on PyTorch with {} threads",
-        setup.threads
-    );
-    let Some(python) = &setup.python else {
-        println!("  (no VRAMQ_BENCH_PYTHON: left out)");
-        return Ok(());
-    };
-    report.programs = programs::run(setup, python, &texts(setup)?).await?;
-    for row in &report.programs {
-        println!("{row}");
-    }
+    measure_pass_overhead(setup, report).await?;
+    report.programs = programs::measure(setup, &texts(setup)?).await?;
+    Ok(())
+}
+
+async fn measure_pass_overhead(setup: &Setup, report: &mut Report) -> anyhow::Result<()> {
+    report.pass_overhead = pass_overhead::measure(setup, &texts(setup)?).await?;
     Ok(())
 }
 

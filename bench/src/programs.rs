@@ -15,7 +15,7 @@ use crate::end_to_end::{exchange, job, replies};
 use crate::path::forget_queues;
 use crate::{Setup, http, middle, process};
 
-const MODEL: &str = "bench-program";
+pub const MODEL: &str = "bench-program";
 
 /// Texts in a job.
 const TEXTS: [usize; 2] = [1, 32];
@@ -56,7 +56,21 @@ struct PeerFigures {
 }
 
 /// Measures all of them, each `rounds` times in turn; the median counts.
-pub async fn run(setup: &Setup, python: &Path, texts: &[String]) -> anyhow::Result<Vec<Row>> {
+pub async fn measure(setup: &Setup, texts: &[String]) -> anyhow::Result<Vec<Row>> {
+    println!(
+        "programs as models: a model that does nothing, and MiniLM on PyTorch with {} threads",
+        setup.threads
+    );
+    let Some(python) = &setup.python else {
+        println!("  (no VRAMQ_BENCH_PYTHON: left out)");
+        return Ok(Vec::new());
+    };
+    let rows = run(setup, python, texts).await?;
+    rows.iter().for_each(|row| println!("{row}"));
+    Ok(rows)
+}
+
+async fn run(setup: &Setup, python: &Path, texts: &[String]) -> anyhow::Result<Vec<Row>> {
     let folder = setup.out.parent().context("--out is a file in a folder")?.to_owned();
     std::fs::create_dir_all(&folder)?;
     let echo = write(&folder, "echo", &format!("[model.{MODEL}]\nengine = \"echo\"\n"))?;
@@ -97,7 +111,7 @@ fn write(folder: &Path, name: &str, config: &str) -> anyhow::Result<PathBuf> {
 }
 
 /// The configuration of a program in bench/peers/minilm.py.
-fn program(setup: &Setup, python: &Path, which: &str) -> anyhow::Result<String> {
+pub fn program(setup: &Setup, python: &Path, which: &str) -> anyhow::Result<String> {
     let (command, package, model) =
         (command(python, which)?, absolute(Path::new("python"))?, absolute(&setup.model)?);
     Ok(format!(

@@ -12,6 +12,8 @@ const TOLERANCE_PART: u64 = 64;
 pub struct Look {
     pub reading: Reading,
     pub ours: u64,
+    /// The part of it that one-shot programs hold: they end by themselves, and are not asked to.
+    pub once: u64,
     /// Whether the device reports what each process holds. Otherwise `ours` is estimated from the loads (`difference.rs`).
     pub tells_apart: bool,
 }
@@ -64,3 +66,7 @@ impl Claim {
 fn tolerance(total: u64) -> u64 {
     TOLERANCE_MAX.min(total / TOLERANCE_PART)
 }
+
+#[cfg(test)]
+#[path = "claim_tests.rs"]
+mod tests;

@@ -1,7 +1,6 @@
 //! Accounts a device's memory to programs that start and end: what they hold, what a new one may take, and whether the memory of
 //! an ended one returned.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -9,15 +8,13 @@ use tokio::time::{Duration, Instant, sleep};
 
 pub use super::claim::{Claim, Look};
 use super::device_view::{DeviceView, Reading};
+use super::entries::{Entries, Program, Request};
 use crate::process_tree;
 
 /// How often to read the device while a program waits for memory, or the pool waits for memory to return.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long to wait for a program that was asked to end before another one is asked.
-const EVICTION_LIMIT: Duration = Duration::from_secs(30);
-
-/// How long a program waits for idle ones before one that is busy is asked to end after its pass.
+/// How long a program waits for idle ones before busy ones are asked to end after their passes, and what becomes free is kept for it.
 const BUSY_AFTER: Duration = Duration::from_secs(10);
 
 /// The account of one device, shared by all models on it.
@@ -25,54 +22,6 @@ const BUSY_AFTER: Duration = Duration::from_secs(10);
 pub struct DeviceAccount {
     view: Arc<dyn DeviceView>,
     entries: Mutex<Entries>,
-}
-
-#[derive(Debug, Default)]
-struct Entries {
-    next: u64,
-    programs: BTreeMap<u64, Program>,
-    /// Memory for programs that are loading.
-    reserved: BTreeMap<u64, u64>,
-    /// When a program was last asked to end; `None` once one has ended.
-    evicted: Option<Instant>,
-    /// The program for which that memory was freed.
-    promise: Option<Promise>,
-}
-
-/// Memory that a program was asked to free for a waiting one. Otherwise the program that ended would be the first to take it again.
-#[derive(Clone, Copy, Debug)]
-struct Promise {
-    waiter: u64,
-    bytes: u64,
-    until: Instant,
-}
-
-/// A program that was started.
-#[derive(Debug)]
-struct Program {
-    /// The ancestor of all its processes.
-    keeper: i32,
-    /// What it was last seen to hold.
-    held: u64,
-    /// When a warm process was loaded. Only loaded ones may be asked to end.
-    loaded: Option<Instant>,
-    /// Since when it has nothing to do.
-    idle: Option<Instant>,
-    is_asked_to_end: bool,
-    /// Its jobs were sent away while it was not loaded. It is not asked to end before this time, so that they can come back.
-    kept_until: Option<Instant>,
-    /// Notified when the program is asked to end.
-    evict: Arc<Notify>,
-}
-
-/// A program that waits for memory.
-#[derive(Clone, Copy, Debug)]
-struct Request {
-    bytes: u64,
-    /// Busy programs may be asked to end for it too.
-    busy_too: bool,
-    /// The device reports what programs hold, so it is known whether that is enough.
-    is_measured: bool,
 }
 
 /// An entry in the account, removed when this is dropped.
@@ -93,8 +42,7 @@ impl DeviceAccount {
 
     /// The processes of all programs.
     pub fn pids(&self) -> Vec<i32> {
-        let keepers: Vec<i32> = self.entries().programs.values().map(|program| program.keeper).collect();
-        keepers.into_iter().flat_map(process_tree::descendants).collect()
+        processes(&self.entries().keepers(|_| true))
     }
 
     /// Looks at the device.
@@ -104,14 +52,18 @@ impl DeviceAccount {
     }
 
     fn look_now(&self) -> Look {
-        let of_program = |program: &Program| (program.keeper, program.held);
-        let programs: Vec<(i32, u64)> = self.entries().programs.values().map(of_program).collect();
-        let pids: Vec<i32> =
-            programs.iter().flat_map(|(keeper, _)| process_tree::descendants(*keeper)).collect();
-        let estimated = || programs.iter().map(|(_, held)| held).sum();
+        let (all, once, noted, estimated) = {
+            let entries = self.entries();
+            let (all, once) = (entries.keepers(|_| true), entries.keepers(|program| program.is_once));
+            (all, once, entries.noted(|_| true), entries.noted(|program| program.is_estimated))
+        };
+        let (all, once) = (processes(&all), processes(&once));
         let reading = self.view.memory();
-        let told = self.view.held_by(&pids);
-        Look { reading, ours: told.unwrap_or_else(estimated), tells_apart: told.is_some() }
+        let told = self.view.held_by(&all);
+        let once = if once.is_empty() { None } else { self.view.held_by(&once) };
+        // What was estimated of a program where the device reports processes is not in its own ones.
+        let ours = told.map_or(noted, |told| told.saturating_add(estimated));
+        Look { reading, ours, once: once.unwrap_or(0), tells_apart: told.is_some() }
     }
 
     /// What the processes under a keeper hold, if the device can tell.
@@ -121,27 +73,21 @@ impl DeviceAccount {
         tokio::task::spawn_blocking(held).await.ok().flatten()
     }
 
-    /// Records a program until the entry is dropped.
+    /// Records a warm program until the entry is dropped.
     pub fn enter(self: &Arc<Self>, keeper: i32) -> Entry {
-        let evict = Arc::default();
-        let program = Program {
-            keeper,
-            held: 0,
-            loaded: None,
-            idle: None,
-            is_asked_to_end: false,
-            kept_until: None,
-            evict,
-        };
-        self.entry(|entries, id| {
-            entries.programs.insert(id, program);
-        })
+        self.entry(Program::new(keeper, false))
+    }
+
+    /// Records a program that runs for one item.
+    pub fn enter_once(self: &Arc<Self>, keeper: i32) -> Entry {
+        self.entry(Program::new(keeper, true))
     }
 
     /// Waits until the device has `bytes` free for a program. Reserves them until the entry is dropped, which is when the program
     /// has taken them. If that frees enough, other programs are asked to end: first the one that was idle for longest. If none is
     /// idle for some seconds, and the program is the only one of its model (`is_only`), the one that was loaded first ends after
-    /// its pass. `waiting` gets the reading and the time waited, at each check.
+    /// its pass, and no other program gets the memory ([`entries`](super::entries)). `waiting` gets the reading and the time waited,
+    /// at each check.
     ///
     /// # Errors
     /// The device is smaller than `bytes`. Returns its last reading.
@@ -152,16 +98,16 @@ impl DeviceAccount {
         mut waiting: impl FnMut(Reading, Duration),
     ) -> Result<Entry, Reading> {
         let since = Instant::now();
-        let waiter = self.entries().number();
+        let waiter = self.waiter();
         loop {
-            let Look { reading, tells_apart: is_measured, .. } = self.look().await;
+            let look = self.look().await;
+            let reading = look.reading;
             // The total is 0 if the device cannot be read.
             if reading.total > 0 && bytes > reading.total {
                 return Err(reading);
             }
             let busy_too = since.elapsed() > BUSY_AFTER && is_only();
-            let request = Request { bytes, busy_too, is_measured };
-            if let Some(entry) = self.reserve(waiter, request, reading, Instant::now()) {
+            if let Some(entry) = self.reserve(&waiter, Request { bytes, busy_too }, look, Instant::now()) {
                 return Ok(entry);
             }
             waiting(reading, since.elapsed());
@@ -169,29 +115,22 @@ impl DeviceAccount {
         }
     }
 
+    /// The next place among the programs that wait for memory.
+    fn waiter(self: &Arc<Self>) -> Waiter {
+        let number = self.entries().number();
+        Waiter { account: Arc::clone(self), number }
+    }
+
     /// Keeps memory for a program, or asks another one to end for it.
     fn reserve(
         self: &Arc<Self>,
-        waiter: u64,
+        waiter: &Waiter,
         request: Request,
-        reading: Reading,
+        look: Look,
         now: Instant,
     ) -> Option<Entry> {
-        let mut entries = self.entries();
-        let reserved: u64 = entries.reserved.values().sum();
-        let promised = entries.promised_to_others(waiter, now);
-        let free = reading.free.saturating_sub(reserved).saturating_sub(promised);
-        if free >= request.bytes {
-            entries.promise = entries.promise.filter(|promise| promise.waiter != waiter);
-            let id = entries.number();
-            entries.reserved.insert(id, request.bytes);
-            return Some(Entry { account: Arc::clone(self), id });
-        }
-        // Only one at a time, because the next one may not be needed.
-        if entries.evicted.is_none_or(|evicted| now.saturating_duration_since(evicted) >= EVICTION_LIMIT) {
-            entries.evict(waiter, request, free, now);
-        }
-        None
+        let id = self.entries().reserve(waiter.number, request, look, now)?;
+        Some(Entry { account: Arc::clone(self), id })
     }
 
     /// Notes what the program of this keeper holds now.
@@ -204,12 +143,15 @@ impl DeviceAccount {
 
     /// Waits until the claim's memory is back; what has returned. `missing` gets the missing bytes at each check.
     pub async fn reclaim(self: &Arc<Self>, claim: Claim, mut missing: impl FnMut(u64)) -> u64 {
+        let mut returning = None;
         loop {
             let now = self.look().await;
             let left = claim.missing(now);
             if left == 0 {
+                drop(returning);
                 return self.all_returned(claim, now).await;
             }
+            returning.get_or_insert_with(|| self.returning()).misses(left);
             missing(left);
             sleep(LOOK).await;
         }
@@ -237,10 +179,14 @@ impl DeviceAccount {
         !entries.reserved.is_empty() || entries.programs.values().any(|program| program.loaded.is_none())
     }
 
-    fn entry(self: &Arc<Self>, add: impl FnOnce(&mut Entries, u64)) -> Entry {
-        let mut entries = self.entries();
-        let id = entries.number();
-        add(&mut entries, id);
+    /// Records memory of an ended program that is not back yet, until this is dropped.
+    fn returning(self: &Arc<Self>) -> Returning {
+        let id = self.entries().returning(Instant::now());
+        Returning { account: Arc::clone(self), id }
+    }
+
+    fn entry(self: &Arc<Self>, program: Program) -> Entry {
+        let id = self.entries().enter(program);
         Entry { account: Arc::clone(self), id }
     }
 
@@ -250,53 +196,14 @@ impl DeviceAccount {
     }
 }
 
-impl Entries {
-    fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
-    }
-
-    /// Bytes promised to another waiting program: free, or about to be freed.
-    fn promised_to_others(&self, waiter: u64, now: Instant) -> u64 {
-        let of_others = |promise: &Promise| promise.waiter != waiter && promise.until > now;
-        self.promise.filter(of_others).map_or(0, |promise| promise.bytes)
-    }
-
-    /// Bytes that are free once all programs have ended that may be asked to. After a while programs that are still loading count too: without
-    /// them, a program that needs the room of several others would wait until all of these are loaded at the same time.
-    fn can_become_free(&self, request: Request, may_end: impl Fn(&Program) -> bool) -> u64 {
-        let counts = |program: &&Program| request.busy_too || may_end(program);
-        let held: u64 = self.programs.values().filter(counts).map(|program| program.held).sum();
-        let loading: u64 = if request.busy_too { self.reserved.values().sum() } else { 0 };
-        held.saturating_add(loading)
-    }
-
-    /// Asks one program to end, if all that may end hold enough together.
-    fn evict(&mut self, waiter: u64, request: Request, free: u64, now: Instant) {
-        let may_end = |program: &Program| {
-            program.loaded.is_some()
-                && program.kept_until.is_none_or(|until| until <= now)
-                && (program.idle.is_some() || request.busy_too)
-        };
-        if request.is_measured && free.saturating_add(self.can_become_free(request, may_end)) < request.bytes
-        {
-            return;
-        }
-        let is_next = |program: &&mut Program| may_end(program) && !program.is_asked_to_end;
-        let first = |program: &&mut Program| (program.idle.is_none(), program.idle.or(program.loaded));
-        if let Some(program) = self.programs.values_mut().filter(is_next).min_by_key(first) {
-            program.is_asked_to_end = true;
-            program.evict.notify_one();
-            self.evicted = Some(now);
-            self.promise = Some(Promise { waiter, bytes: request.bytes, until: now + EVICTION_LIMIT });
-        }
-    }
+fn processes(keepers: &[i32]) -> Vec<i32> {
+    keepers.iter().copied().flat_map(process_tree::descendants).collect()
 }
 
 impl Entry {
-    /// Notes what the program holds.
-    pub fn holds(&self, bytes: u64) {
-        self.change(|program| program.held = bytes);
+    /// Notes what the program holds, and whether that is an estimate.
+    pub fn holds(&self, bytes: u64, is_estimated: bool) {
+        self.change(|program| (program.held, program.is_estimated) = (bytes, is_estimated));
     }
 
     /// Notes that it is loaded, and may be asked to end from now on.
@@ -333,6 +240,39 @@ impl Entry {
     }
 }
 
+/// A place among the programs that wait for memory. Dropping it gives up what was promised to it.
+#[derive(Debug)]
+struct Waiter {
+    account: Arc<DeviceAccount>,
+    number: u64,
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.account.entries().gives_up(self.number);
+    }
+}
+
+/// Memory of an ended program that is not back yet.
+#[derive(Debug)]
+struct Returning {
+    account: Arc<DeviceAccount>,
+    id: u64,
+}
+
+impl Returning {
+    /// Notes how much is missing now.
+    fn misses(&self, bytes: u64) {
+        self.account.entries().misses(self.id, bytes);
+    }
+}
+
+impl Drop for Returning {
+    fn drop(&mut self) {
+        self.account.entries().remove(self.id);
+    }
+}
+
 /// The time in which a program has nothing to do.
 #[derive(Debug)]
 pub struct Idle<'a>(&'a Entry);
@@ -345,17 +285,9 @@ impl Drop for Idle<'_> {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let mut entries = self.account.entries();
-        if entries.programs.remove(&self.id).is_some() {
-            entries.evicted = None;
-        }
-        entries.reserved.remove(&self.id);
+        self.account.entries().remove(self.id);
     }
 }
-
-#[cfg(test)]
-#[path = "memory_tests.rs"]
-mod tests;
 
 #[cfg(test)]
 #[path = "memory_properties.rs"]

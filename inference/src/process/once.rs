@@ -21,6 +21,7 @@ use super::pass::{PassEnd, PassJob};
 use super::peak::Sampler;
 use super::pool::PoolOptions;
 use super::protocol::{FailureKind, OutputHeader, OutputKind};
+use super::revision_watch::RevisionWatch;
 use super::template::Template;
 use super::warm::LoadError;
 
@@ -36,19 +37,28 @@ pub(super) struct Ended {
     pub learnt: Learnt,
     /// What the last program leaves, if one was started.
     pub left: Option<Left>,
+    /// No program was started for an item, because its files have this revision by now, and the worker serves another one.
+    pub other_revision: Option<String>,
+}
+
+impl Ended {
+    fn new(end: PassEnd, learnt: Learnt, left: Option<Left>) -> Self {
+        Self { end, learnt, left, other_revision: None }
+    }
 }
 
 /// Runs a pass, item by item. It stops after the first program that does not exit, or whose memory is not free soon.
 pub(super) async fn run(
     config: &ProcessConfig,
     options: &PoolOptions,
+    revision: Option<&RevisionWatch>,
     job: &mut PassJob,
     closing: &mut watch::Receiver<bool>,
 ) -> Ended {
     let (mut learnt, mut outputs) = (Vec::new(), PassOutputs::default());
-    let Mode::Once(once) = &config.mode else {
+    let (Mode::Once(once), Some(revision)) = (&config.mode, revision) else {
         let end = PassEnd::NotRun { reason: "the model is not one-shot".to_owned() };
-        return Ended { end, learnt, left: None };
+        return Ended::new(end, learnt, None);
     };
     let mut left: Option<Left> = None;
     for index in 0..job.request.items.len() {
@@ -57,23 +67,33 @@ pub(super) async fn run(
         {
             break;
         }
+        match revision.other(config).await {
+            Ok(None) => {}
+            Ok(Some(found)) => {
+                let served = revision.revision().to_owned();
+                let error = LoadError::OtherRevision { found: found.clone(), served };
+                let end = PassEnd::NotRun { reason: error.to_string() };
+                return Ended { end, learnt, left, other_revision: Some(found) };
+            }
+            Err(reason) => return Ended::new(PassEnd::NotRun { reason }, learnt, left),
+        }
         let runner = Runner { config, options, once, index };
         let ran = runner.run(job, closing, &mut outputs).await;
         left = ran.left;
         match ran.end {
             Ok(output) => job.events.output(index, output),
-            Err(end) => return Ended { end, learnt, left },
+            Err(end) => return Ended::new(end, learnt, left),
         }
         let cost = Costs::new(&job.request.items[index]).of(config.vram.per);
         learnt.extend(cost.zip(ran.peak).filter(|_| config.vram.learn));
         if index + 1 == job.request.items.len() {
             let peak = learnt.iter().map(|(_, peak)| *peak).max();
-            return Ended { end: PassEnd::Done { peak }, learnt, left };
+            return Ended::new(PassEnd::Done { peak }, learnt, left);
         }
     }
     // The items that are left run in another pass.
     let reason = "the last program, or device memory that it held, is still there".to_owned();
-    Ended { end: PassEnd::NotRun { reason }, learnt, left }
+    Ended::new(PassEnd::NotRun { reason }, learnt, left)
 }
 
 /// What items cost, and what their programs took of the device.
@@ -128,7 +148,7 @@ impl Runner<'_> {
                 return ItemRun::not(PassEnd::NotRun { reason: LoadError::from(error).to_string() });
             }
         };
-        let entry = account.enter(child.keeper_pid());
+        let entry = account.enter_once(child.keeper_pid());
         // Needed even if nothing is learned: what the program held must return.
         let sampler = Sampler::start(account, child.keeper_pid(), 0).await;
         // Otherwise memory of the program and memory that others took meanwhile look the same.

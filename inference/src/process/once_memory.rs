@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn what_others_held_while_the_program_ran_is_not_claimed() {
         let reading = |others: u64| Reading { free: 900 - others, total: 1000, own: 0 };
-        let look = |others: u64| Look { reading: reading(others), ours: 100, tells_apart: true };
+        let look = |others: u64| Look { reading: reading(others), ours: 100, once: 100, tells_apart: true };
         let alive = |others: &[u64]| Looks(others.iter().copied().map(look).collect()).claim(7).alive;
         assert_eq!(alive(&[50]), look(50));
         assert_eq!(alive(&[50, 400]), look(50));

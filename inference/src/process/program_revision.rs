@@ -1,7 +1,7 @@
 //! The revision of a program's model: what the program says, or a hash of what the configuration names.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::config::ProcessConfig;
 use crate::revision::RevisionHash;
@@ -59,9 +59,7 @@ impl ProcessConfig {
         for argument in &self.command {
             hash.add("argument", argument.as_bytes());
         }
-        // The interpreter is the machine's; what it runs is the model's.
-        for argument in self.command.iter().skip(1) {
-            let path = self.folder.join(argument);
+        for path in self.scripts() {
             let is_script =
                 |metadata: std::fs::Metadata| metadata.is_file() && metadata.len() <= SCRIPT_BYTES_MAX;
             if path.metadata().is_ok_and(is_script) {
@@ -73,6 +71,16 @@ impl ProcessConfig {
             hash.add(name, value.as_bytes());
         }
         hash.finish("program")
+    }
+
+    /// The files whose content the revision may depend on. Some of them may not exist: arguments that are no files.
+    pub(super) fn files_of_revision(&self) -> impl Iterator<Item = PathBuf> {
+        self.scripts().chain(self.revision_files.iter().cloned())
+    }
+
+    /// What may be a script of the command. The interpreter is the machine's; what it runs is the model's.
+    fn scripts(&self) -> impl Iterator<Item = PathBuf> {
+        self.command.iter().skip(1).map(|argument| self.folder.join(argument))
     }
 
     /// A hash of `revision_files`, if there are any; reads all of them, off the runtime.

@@ -26,8 +26,13 @@ struct Shared {
 
 impl Shared {
     fn new() -> Self {
+        Self::on(false)
+    }
+
+    /// Whether the device tells processes apart.
+    fn on(by_process: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let device = Arc::new(FileDevice::new(folder.path(), TOTAL_MIB, false));
+        let device = Arc::new(FileDevice::new(folder.path(), TOTAL_MIB, by_process));
         let env = Env::on(Arc::<FileDevice>::clone(&device));
         Self { folder, device, neighbour: Stranger::start(), env }
     }
@@ -135,5 +140,40 @@ async fn memory_that_is_free_before_the_end_is_not_waited_for() {
     done(&pool, &["echo a"]).await;
     assert_eq!(done(&pool, &["echo b"]).await, [json!("b")]);
     assert_eq!(pool.status().slots[0].starts, 2);
+    shared.env.close(pool).await;
+}
+
+/// The device tells processes apart, and the program takes its memory in a daemon, which is none of its processes.
+#[tokio::test]
+async fn memory_in_a_daemon_is_the_programs_as_long_as_it_is_loaded() {
+    let mut shared = Shared::on(true);
+    let gate = shared.folder.path().join("gate");
+    std::fs::write(&gate, "").unwrap();
+    let keys = format!(
+        "vram = {{ base_mib = {BASE_MIB}, mib_per_unit = 1, learn = false }}\nenv = {{ LOAD = \"holds-while-file\", FILE = {gate:?} }}"
+    );
+    let opened = async {
+        // The look at the device before the load is from before there is a scratch folder.
+        until("it loads", || shared.env.scratch_folders() == 1).await;
+        shared.device.holds(&shared.neighbour, BASE_MIB);
+        std::fs::remove_file(&gate).unwrap();
+    };
+    let pool = tokio::join!(shared.env.probe(&keys), opened).0;
+    assert_eq!(pool.status().held_bytes(), BASE_MIB * MIB);
+    // After trimming the worker looks again, and sees nothing at the program's own processes.
+    done(&pool, &["echo a"]).await;
+    until("it has trimmed", || {
+        pool.trim();
+        let status = pool.status();
+        status.slots[0].passes == 1 && !status.keeps_memory_idle()
+    })
+    .await;
+    assert_eq!(pool.status().held_bytes(), BASE_MIB * MIB);
+    // The daemon keeps the memory, so the slot is withheld until it does not.
+    let (_, end) = ended(&pool, &["kill"]).await;
+    assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
+    until("the slot is withheld", || state(&pool, 0) == "withheld").await;
+    shared.neighbour = Stranger::start();
+    assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
     shared.env.close(pool).await;
 }

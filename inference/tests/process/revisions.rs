@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use serde_json::json;
-use vramq_inference::process::{Covers, PassEnd, Pool};
+use vramq_inference::process::{Covers, NotTaken, PassEnd, Pool};
+use vramq_schemas::Output;
 
-use crate::env::{Env, done, ended, json, pid, run, state, until};
+use crate::env::{Env, done, ended, json, pid, run, state, texts, until};
 
 /// The revision with these weights, and what it covers; of a process that was just loaded.
 async fn revision(env: &Env, weights: &Path, content: &str, more: &str) -> (String, Covers) {
@@ -128,7 +129,7 @@ async fn kill(pool: &Pool) {
     assert!(matches!(end, PassEnd::Crashed { .. }), "{end:?}");
 }
 
-/// Programs that are started for each item: their files are read when the worker starts.
+/// Programs that are started for each item: their files are read when the worker starts, and when they have changed.
 #[tokio::test]
 async fn a_one_shot_program_has_the_revision_of_its_files_at_the_start() {
     let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
@@ -143,4 +144,65 @@ async fn a_one_shot_program_has_the_revision_of_its_files_at_the_start() {
         env.close(pool).await;
     }
     assert_ne!(revisions[0], revisions[1]);
+}
+
+fn text(output: Output) -> String {
+    match output {
+        Output::Bytes { bytes, .. } => String::from_utf8(bytes).unwrap(),
+        other => panic!("no bytes: {other:?}"),
+    }
+}
+
+/// What a program prints for an item.
+async fn printed(pool: &Pool, item: &str) -> String {
+    let (outputs, end) = ended(pool, &[item]).await;
+    assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+    outputs.into_iter().map(text).collect()
+}
+
+/// The program is exchanged under a worker that runs. A pass that has begun goes on to its next item, and no program is started for that.
+#[tokio::test]
+async fn a_one_shot_program_that_was_exchanged_does_not_run() {
+    let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
+    let (script, gate) = (folder.path().join("script"), folder.path().join("gate"));
+    let write = |version: u32| {
+        let gate = gate.display();
+        let waits = format!("while test -e {gate}; do : > {gate}.seen; sleep 0.01; done");
+        let new = folder.path().join("new");
+        std::fs::write(&new, format!("cat $1; echo {version}; {waits}")).unwrap();
+        std::fs::rename(new, &script).unwrap();
+    };
+    write(1);
+    let command = ["/bin/sh", script.to_str().unwrap(), "{input}"];
+    let more = "mode = \"once\"\ninstances = 2";
+    let pool = env.start(env.config_of(&command, more)).await.unwrap();
+    let one = pool.revision();
+    assert_eq!(printed(&pool, "a").await, "a1\n");
+    // Another file with the same content is the same revision.
+    write(1);
+    assert_eq!((printed(&pool, "b").await.as_str(), pool.other_revision()), ("b1\n", None));
+    // A pass runs when the program is exchanged. The output that it has is of the old program.
+    std::fs::write(&gate, "").unwrap();
+    let busy = run(&pool, &["c", "d"]);
+    until("the program runs", || gate.with_extension("seen").exists()).await;
+    write(2);
+    let refused = run(&pool, &["e"]);
+    until("the exchange is noticed", || pool.other_revision().is_some()).await;
+    let refused = refused.finish().await;
+    let two = pool.other_revision().expect("it has another revision");
+    let said = format!("the model has the revision {two} by now, and this worker serves {one}: ");
+    let is_refused = |end: &PassEnd| matches!(end, PassEnd::NotRun { reason } if reason.starts_with(&said));
+    assert!(refused.0.is_empty() && is_refused(&refused.1), "{:?}", refused.1);
+    assert!(
+        matches!(pool.run(texts(&["f"])), Err(NotTaken::Unavailable(reason)) if reason.starts_with(&said))
+    );
+    std::fs::remove_file(&gate).unwrap();
+    let (outputs, end) = busy.finish().await;
+    assert!(is_refused(&end), "{end:?}");
+    assert_eq!(outputs.into_iter().map(text).collect::<Vec<_>>(), ["c1\n"]);
+    assert_eq!(pool.revision(), one);
+    env.close(pool).await;
+    let pool = env.start(env.config_of(&command, more)).await.unwrap();
+    assert_eq!((pool.revision(), printed(&pool, "g").await.as_str()), (two, "g2\n"));
+    env.close(pool).await;
 }

@@ -27,6 +27,7 @@ on_one_setup!(
     a_job_runs_with_the_revision_that_it_demands_only,
     a_revision_that_no_worker_has_is_given_up,
     a_program_of_another_revision_is_served_after_a_restart_only,
+    a_one_shot_program_that_was_exchanged_is_served_after_a_restart_only,
     processes_are_shown,
     a_rule_moves_a_job_to_other_workers_once,
     what_was_learned_of_a_program_outlives_the_worker,
@@ -196,6 +197,43 @@ async fn a_program_of_another_revision_is_served_after_a_restart_only(env: &mut 
     ensure!(old.exited().await? == Some(5), "a restart is wanted");
     let new = consuming(env, &[]).await?;
     ensure!(revision(&outputs(&mut replies, "after").await?.1).as_deref() == Some("new"));
+    new.drain().await
+}
+
+/// The script is exchanged while the worker runs: its next item runs under the new revision.
+async fn a_one_shot_program_that_was_exchanged_is_served_after_a_restart_only(
+    env: &mut TestEnv,
+) -> Result<()> {
+    for text in [
+        "not starting the program",
+        "no process can run the model",
+        "another revision than the one that this worker serves",
+    ] {
+        env.announce(text);
+    }
+    let folder = tempfile::tempdir()?;
+    let (config, script) = (folder.path().join("worker.toml"), folder.path().join("script"));
+    let text = format!(
+        "[model.{MODEL}]\nengine = \"process\"\nmode = \"once\"\ncommand = [\"/bin/sh\", {script:?}]\n\
+         vram = {{ mib_per_unit = 0 }}\nonce = {{ media_type = \"application/json\" }}\n"
+    );
+    std::fs::write(&config, text)?;
+    std::fs::write(&script, "echo 1")?;
+    env.set_environment("VRAMQ_CONFIG", &config);
+    let old = consuming(env, &[]).await?;
+    let mut replies = env.replies().await?;
+    let mut printed = async |id: &str| -> Result<(Value, Option<String>)> {
+        let (mut found, reply) = outputs(&mut replies, id).await?;
+        Ok((found.remove(0), reply.headers().inner().get(MODEL_REVISION).and_then(as_text)))
+    };
+    env.client.publish(MODEL, env.job("before", ["x"])?).await?;
+    let (one, revision) = printed("before").await?;
+    std::fs::write(&script, "echo 2")?;
+    env.client.publish(MODEL, env.job("after", ["x"])?).await?;
+    ensure!(old.exited().await? == Some(5), "a restart is wanted");
+    let new = consuming(env, &[]).await?;
+    let (two, other) = printed("after").await?;
+    ensure!((one, two) == (json!(1), json!(2)) && revision.is_some() && revision != other, "{other:?}");
     new.drain().await
 }
 

@@ -7,9 +7,9 @@ mod one_shot;
 mod passes;
 mod room;
 mod slot;
+mod state;
 mod status;
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,10 +21,12 @@ use super::cost::Costs;
 use super::launch::Launcher;
 use super::memory::DeviceAccount;
 use super::need::{Learned, Need};
-use super::pass::{PassEnd, PassHandle, PassJob, PassRequest};
+use super::pass::{PassHandle, PassJob, PassRequest};
 use super::program_revision::Covers;
 use super::protocol::PASS_ITEMS_MAX;
-use super::warm::{LoadError, Ready};
+use super::revision_watch::RevisionWatch;
+use super::warm::LoadError;
+use state::{Slot, State};
 
 pub use status::{SlotState, SlotStatus, Status, Unavailable};
 
@@ -70,6 +72,8 @@ pub enum NotTaken {
 struct Shared {
     config: ProcessConfig,
     options: PoolOptions,
+    /// The files of a one-shot program. A warm one has them hashed at each load.
+    watch: Option<RevisionWatch>,
     state: Mutex<State>,
     /// True: the pool is closing.
     closing: watch::Sender<bool>,
@@ -77,32 +81,6 @@ struct Shared {
     cancelled: Arc<Notify>,
     /// The number of the next pass.
     passes: std::sync::atomic::AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    waiting: VecDeque<PassJob>,
-    slots: Vec<Slot>,
-    learned: Learned,
-    /// What the model said when it was last loaded.
-    ready: Option<Ready>,
-    /// The model's. It stays the same once a process was loaded, because outputs of several revisions must not have the same name.
-    revision: String,
-    /// The revision of a process that was refused because the pool serves another one.
-    other_revision: Option<String>,
-    unavailable: Option<Unavailable>,
-    /// The slot that set it last.
-    unavailable_by: usize,
-    closed: bool,
-}
-
-#[derive(Debug)]
-struct Slot {
-    status: SlotStatus,
-    /// Notified when there is work.
-    wake: Arc<Notify>,
-    /// Notified when an idle process should give cached memory back.
-    trim: Arc<Notify>,
 }
 
 impl Pool {
@@ -114,14 +92,19 @@ impl Pool {
         super::scratch::sweep(&config.scratch);
         let (closing, _) = watch::channel(false);
         // A warm process hashes them when it is loaded.
-        let revision = match config.mode {
-            Mode::Once(_) => config.revision_of_files().await.map_err(LoadError::Start)?.with(None),
-            Mode::Warm => config.program_revision(),
+        let watch = match config.mode {
+            Mode::Once(_) => Some(RevisionWatch::start(&config).await.map_err(LoadError::Start)?),
+            Mode::Warm => None,
+        };
+        let revision = match &watch {
+            Some(watch) => watch.revision().to_owned(),
+            None => config.program_revision(),
         };
         let state = State { learned: options.learned.clone(), revision, ..State::default() };
         let shared = Arc::new(Shared {
             config,
             options,
+            watch,
             state: Mutex::new(state),
             closing,
             cancelled: Arc::default(),
@@ -286,7 +269,7 @@ impl Shared {
     fn close(&self) {
         let mut state = self.state();
         state.closed = true;
-        refuse_waiting(&mut state, "the pool is closed");
+        state.refuse_waiting("the pool is closed");
         drop(state);
         self.closing.send_replace(true);
     }
@@ -321,33 +304,6 @@ impl Shared {
             None if state.slots.len() < self.instances(state) => self.add_slot(state, None),
             _ => {}
         }
-    }
-}
-
-impl State {
-    /// Whether a process is loaded.
-    fn is_loaded(&self) -> bool {
-        self.slots.iter().any(|slot| slot.status.state.is_loaded())
-    }
-
-    /// Whether the pool has to start a process: passes wait, or the pool has to find out when the model can be loaded again.
-    fn wants_process(&self) -> bool {
-        !self.waiting.is_empty() || self.unavailable.is_some()
-    }
-
-    /// Ends the waiting passes that were cancelled.
-    fn drop_cancelled(&mut self) {
-        let (cancelled, waiting): (VecDeque<_>, _) =
-            std::mem::take(&mut self.waiting).into_iter().partition(|job| job.cancellation.is_cancelled());
-        self.waiting = waiting;
-        cancelled.into_iter().for_each(|job| job.end(PassEnd::Cancelled { killed: false }));
-    }
-}
-
-/// Ends all passes that wait.
-fn refuse_waiting(state: &mut State, reason: &str) {
-    for job in std::mem::take(&mut state.waiting) {
-        job.end(PassEnd::NotRun { reason: reason.to_owned() });
     }
 }
 

@@ -6,8 +6,9 @@ use super::super::config::{INSTANCES_MAX, Instances, Mode};
 use super::super::cost::{Costs, Unit, of_pass};
 use super::super::need::Need;
 use super::super::once;
+use super::Shared;
+use super::state::State;
 use super::status::SlotStatus;
-use super::{Shared, State};
 
 /// Processes of a model whose needs are unknown: two might not fit.
 const INSTANCES_UNKNOWN: usize = 1;

@@ -34,12 +34,22 @@ impl SlotTask {
             self.update(SlotState::Running { pass: number });
             let starts = job.request.items.len() as u64;
             let shared = Arc::clone(&self.shared);
-            let once::Ended { end, learnt, left } =
-                once::run(&shared.config, &shared.options, &mut job, &mut self.closing).await;
+            let watch = shared.watch.as_ref();
+            let once::Ended { end, learnt, left, other_revision } =
+                once::run(&shared.config, &shared.options, watch, &mut job, &mut self.closing).await;
             {
                 let mut state = shared.state();
                 state.slots[self.index].status.starts += starts;
                 learnt.into_iter().for_each(|(cost, peak)| state.learned.took(cost, peak));
+            }
+            if let (Some(found), PassEnd::NotRun { reason }) = (other_revision, &end) {
+                self.exchanged(found, reason);
+                job.end(end);
+                if let Some(left) = left {
+                    self.wait_for_what_is_left(left).await;
+                }
+                self.update(SlotState::Unloaded);
+                return;
             }
             let not_started = match &end {
                 // Otherwise the cause is what a program left behind.
@@ -71,10 +81,18 @@ impl SlotTask {
         self.available_again();
     }
 
-    /// The model is available again as far as this slot is concerned. Another slot's reason stays.
+    /// The program's files have another revision by now: this pool starts none any more. Programs that run are of the old one.
+    fn exchanged(&self, found: String, reason: &str) {
+        tracing::warn!(model = self.shared.config.name, error = reason, "not starting the program");
+        let mut state = self.shared.state();
+        state.other_revision = Some(found);
+        self.mark_unavailable(&mut state, &LoadError::Start(reason.to_owned()));
+    }
+
+    /// The model is available again as far as this slot is concerned. Another slot's reason stays, and so does that of an exchange.
     fn available_again(&self) {
         let mut state = self.shared.state();
-        if state.unavailable_by == self.index {
+        if state.unavailable_by == self.index && state.other_revision.is_none() {
             state.unavailable = None;
         }
     }

@@ -121,7 +121,8 @@ impl SlotTask {
         let account = &self.shared.options.account;
         let alive = account.look().await;
         let before = self.last.map_or(0, |last| last.held);
-        let told = account.held_under(warm.keeper_pid()).await;
+        // Where the load was estimated, the device does not report all that the process holds: its memory may be in a daemon.
+        let told = account.held_under(warm.keeper_pid()).await.filter(|_| self.estimated.is_none());
         let held = told.unwrap_or(before);
         account.note_held(warm.keeper_pid(), held);
         let sure = match (self.last, self.estimated) {

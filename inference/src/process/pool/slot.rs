@@ -8,11 +8,12 @@ use futures_util::FutureExt as _;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 
+use super::Shared;
 use super::backoff::Backoff;
 use super::passes::EndReason;
 use super::room::{Admitted, PATIENCE};
+use super::state::State;
 use super::status::{SlotState, Unavailable};
-use super::{Shared, State, refuse_waiting};
 use crate::process::config::Mode;
 use crate::process::difference::{Estimate, Evidence};
 use crate::process::memory::{Claim, Entry, Look};
@@ -179,7 +180,7 @@ impl SlotTask {
         let mut warm = self.unless_long(config.load + config.kill * 2 + PATIENCE, loading).await?;
         let entry = entry.unwrap_or_else(|| account.enter(warm.keeper_pid()));
         let (Estimate { held, sure, needed }, is_estimated) = self.loaded(&warm, before).await;
-        entry.holds(held);
+        entry.holds(held, is_estimated);
         if shared.state().unavailable.is_some() {
             entry.is_kept();
         }
@@ -190,13 +191,13 @@ impl SlotTask {
         self.estimated = is_estimated.then_some(Estimated { needed, loaded: look });
         self.base = held;
         let revision = files.with(warm.ready().revision.as_deref());
-        if let Err(error) = self.accept(revision) {
+        let accepted = shared.state().accept(revision, warm.ready());
+        if let Err(error) = accepted {
             self.unless_long(config.kill * 2 + PATIENCE, warm.end(config.kill, &config.name)).await;
             return Err(error);
         }
         let mut state = shared.state();
         state.learned.loaded(needed);
-        state.ready = Some(warm.ready().clone());
         if state.unavailable.take().is_some() {
             tracing::info!(model = config.name, "the model has a process again");
         }
@@ -205,20 +206,6 @@ impl SlotTask {
         let took_ms = began.elapsed().as_millis();
         tracing::info!(model = config.name, pid = warm.pid(), held_bytes = held, took_ms, "process loaded");
         Ok((warm, entry))
-    }
-
-    /// Takes the revision of a process that was just loaded.
-    ///
-    /// # Errors
-    /// Earlier processes had another one: the program or its files have changed on the disk.
-    fn accept(&self, found: String) -> Result<(), LoadError> {
-        let mut state = self.shared.state();
-        if state.ready.is_some() && state.revision != found {
-            state.other_revision = Some(found.clone());
-            return Err(LoadError::OtherRevision { found, served: state.revision.clone() });
-        }
-        state.revision = found;
-        Ok(())
     }
 
     /// What the process holds that was just loaded, and whether that is an estimate. `before` is from before it was started.
@@ -262,12 +249,17 @@ impl SlotTask {
         if state.is_loaded() || (state.unavailable.is_some() && !replaces) {
             return;
         }
+        self.mark_unavailable(&mut state, error);
+    }
+
+    /// Marks the model as unavailable whatever its other processes do.
+    pub(super) fn mark_unavailable(&self, state: &mut State, error: &LoadError) {
         let since = state.unavailable.as_ref().map_or_else(Instant::now, |unavailable| unavailable.since);
         let (reason, stderr) = (error.to_string(), error.stderr().to_owned());
         let attempts = self.backoff.failures();
         state.unavailable_by = self.index;
         state.unavailable = Some(Unavailable { reason: reason.clone(), stderr, since, attempts });
-        refuse_waiting(&mut state, &reason);
+        state.refuse_waiting(&reason);
     }
 
     pub(super) fn update(&self, to: SlotState) {

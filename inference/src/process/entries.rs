@@ -1,0 +1,239 @@
+//! What the account of a device has entered, and who gets memory: a state machine without a clock and without a device.
+//!
+//! # How long a program waits
+//!
+//! Programs wait for memory in the order in which they came. One that has waited for ten seconds, and has no other process of its model, may
+//! have busy programs end for it. The first of those for which room can be made has the *turn*: all that becomes free is kept for it.
+//!
+//! *Room can be made* if the bytes that are free, those that warm programs hold (loading and ending ones too), and those that ended programs
+//! have not given back for up to [`EVICTION_LIMIT`], are enough together. They are what the device has without the memory of strangers, of
+//! the worker's own passes and of one-shot programs, which nobody here can end. So while those hold the same, what programs do does not
+//! change whether room can be made.
+//!
+//! While a program has the turn, another one is admitted only beside it, that is: when it fits itself, which it sees at its next look. So the
+//! programs on the device become fewer: each that is loading is loaded (or has failed) after its load time at most, may stay for ten seconds
+//! if its jobs have to come back to it, and is asked to end. One after the other is asked, the next when one has ended, or after
+//! [`EVICTION_LIMIT`]. Each ends after its pass, and its memory is back then. So with `n` programs on the device a turn lasts at most
+//!
+//! `load + 10 s + n * min(pass + end, EVICTION_LIMIT) + pass + end + return`,
+//!
+//! each of these the longest of any program. Who is admitted and comes back is last in the order. So a program waits for at most one turn of
+//! each place that came before it, and its own, after the ten seconds. `memory_properties.rs` holds random histories to this bound.
+//!
+//! Where strangers take so much that there is no room, nobody has the turn for longer than [`EVICTION_LIMIT`], so that others can use what
+//! is left. On a device that does not report what processes hold, all of this goes by estimates: if they are too low, there is no turn, and
+//! programs are asked to end in the hope that it is enough.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+use tokio::time::{Duration, Instant};
+
+use super::claim::Look;
+
+/// How long to wait for a program that was asked to end before another one is asked. As long, memory is kept for a program although it is
+/// not seen that there is enough, and missing memory counts as coming back. Most passes are shorter, and drivers free memory faster.
+const EVICTION_LIMIT: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Default)]
+pub(super) struct Entries {
+    next: u64,
+    pub(super) programs: BTreeMap<u64, Program>,
+    /// Memory for programs that are loading.
+    pub(super) reserved: BTreeMap<u64, u64>,
+    /// Memory that ended programs have not given back: how much, and since when.
+    returning: BTreeMap<u64, (u64, Instant)>,
+    /// When a program was last asked to end; `None` once one has ended.
+    evicted: Option<Instant>,
+    /// The waiting program for which free memory is kept.
+    promise: Option<Promise>,
+}
+
+/// Memory that is kept for a waiting program. Otherwise the program that ended for it would be the first to take the memory again.
+#[derive(Clone, Copy, Debug)]
+struct Promise {
+    /// Smaller numbers came earlier.
+    waiter: u64,
+    bytes: u64,
+    until: Instant,
+    /// It has waited for long, so nobody who came later gets the promise instead.
+    is_turn: bool,
+}
+
+/// A program that was started.
+#[derive(Debug)]
+pub(super) struct Program {
+    /// The ancestor of all its processes.
+    pub(super) keeper: i32,
+    /// It runs for one item, and cannot be asked to end.
+    pub(super) is_once: bool,
+    /// What it was last seen to hold.
+    pub(super) held: u64,
+    /// That is what the device lost while the program was loaded: the device does not report all that it holds.
+    pub(super) is_estimated: bool,
+    /// When a warm process was loaded. Only loaded ones may be asked to end.
+    pub(super) loaded: Option<Instant>,
+    /// Since when it has nothing to do.
+    pub(super) idle: Option<Instant>,
+    pub(super) is_asked_to_end: bool,
+    /// Its jobs were sent away while it was not loaded. It is not asked to end before this time, so that they can come back.
+    pub(super) kept_until: Option<Instant>,
+    /// Notified when the program is asked to end.
+    pub(super) evict: Arc<Notify>,
+}
+
+impl Program {
+    pub(super) fn new(keeper: i32, is_once: bool) -> Self {
+        Self {
+            keeper,
+            is_once,
+            held: 0,
+            is_estimated: false,
+            loaded: None,
+            idle: None,
+            is_asked_to_end: false,
+            kept_until: None,
+            evict: Arc::default(),
+        }
+    }
+
+    fn may_end(&self, request: Request, now: Instant) -> bool {
+        self.loaded.is_some()
+            && self.kept_until.is_none_or(|until| until <= now)
+            && (self.idle.is_some() || request.busy_too)
+    }
+}
+
+/// What a waiting program asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) bytes: u64,
+    /// It has waited for long: busy programs may be asked to end for it too.
+    pub(super) busy_too: bool,
+}
+
+impl Entries {
+    pub(super) fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// The keepers of some programs.
+    pub(super) fn keepers(&self, is_counted: impl Fn(&Program) -> bool) -> Vec<i32> {
+        self.programs.values().filter(|program| is_counted(program)).map(|program| program.keeper).collect()
+    }
+
+    /// What some programs were last seen to hold.
+    pub(super) fn noted(&self, is_counted: impl Fn(&Program) -> bool) -> u64 {
+        self.programs.values().filter(|program| is_counted(program)).map(|program| program.held).sum()
+    }
+
+    pub(super) fn enter(&mut self, program: Program) -> u64 {
+        let id = self.number();
+        self.programs.insert(id, program);
+        id
+    }
+
+    /// Enters memory that an ended program has not given back.
+    pub(super) fn returning(&mut self, now: Instant) -> u64 {
+        let id = self.number();
+        self.returning.insert(id, (0, now));
+        id
+    }
+
+    pub(super) fn misses(&mut self, id: u64, bytes: u64) {
+        if let Some((missing, _)) = self.returning.get_mut(&id) {
+            *missing = bytes;
+        }
+    }
+
+    /// Removes an entry of any kind.
+    pub(super) fn remove(&mut self, id: u64) {
+        if self.programs.remove(&id).is_some() {
+            self.evicted = None;
+        }
+        self.reserved.remove(&id);
+        self.returning.remove(&id);
+    }
+
+    /// A waiting program has what it asked for, or waits no more.
+    pub(super) fn gives_up(&mut self, waiter: u64) {
+        self.promise = self.promise.filter(|promise| promise.waiter != waiter);
+    }
+
+    /// Reserves memory for a waiting program, if there is enough that is not kept for another one; else asks a program to end for it.
+    pub(super) fn reserve(&mut self, waiter: u64, request: Request, look: Look, now: Instant) -> Option<u64> {
+        self.take_turn(waiter, request, look, now);
+        let reserved: u64 = self.reserved.values().sum();
+        let promised = self.promised_to_others(waiter, now);
+        let free = look.reading.free.saturating_sub(reserved).saturating_sub(promised);
+        if free >= request.bytes {
+            let id = self.number();
+            self.reserved.insert(id, request.bytes);
+            return Some(id);
+        }
+        // One program at a time, because the next one may not be needed; and for one waiting program at a time.
+        let is_due =
+            self.evicted.is_none_or(|evicted| now.saturating_duration_since(evicted) >= EVICTION_LIMIT);
+        if promised == 0 && is_due {
+            self.evict(waiter, request, free, look, now);
+        }
+        None
+    }
+
+    /// Bytes that are kept for another waiting program: free, or about to be freed.
+    fn promised_to_others(&self, waiter: u64, now: Instant) -> u64 {
+        let of_others = |promise: &Promise| promise.waiter != waiter && promise.until > now;
+        self.promise.filter(of_others).map_or(0, |promise| promise.bytes)
+    }
+
+    /// Gives a program that has waited for long the turn, unless one that came before it has the turn.
+    fn take_turn(&mut self, waiter: u64, request: Request, look: Look, now: Instant) {
+        if !request.busy_too || !self.can_make_room(request.bytes, look, now) {
+            return;
+        }
+        let comes_first =
+            |promise: &Promise| promise.is_turn && promise.waiter < waiter && promise.until > now;
+        if !self.promise.as_ref().is_some_and(comes_first) {
+            let (bytes, until) = (request.bytes, now + EVICTION_LIMIT);
+            self.promise = Some(Promise { waiter, bytes, until, is_turn: true });
+        }
+    }
+
+    /// Whether so much is free when all warm programs have ended.
+    fn can_make_room(&self, bytes: u64, look: Look, now: Instant) -> bool {
+        let is_coming = |since: Instant| now.saturating_duration_since(since) < EVICTION_LIMIT;
+        let missing: u64 =
+            self.returning.values().filter(|(_, since)| is_coming(*since)).map(|(bytes, _)| bytes).sum();
+        // What was noted is more where a program has died a moment ago.
+        let held = look.ours.saturating_sub(look.once).max(self.noted(|_| true));
+        look.reading.free.saturating_add(held).saturating_add(missing) >= bytes
+    }
+
+    /// Asks one program to end, if there is enough room then or after others have ended too.
+    fn evict(&mut self, waiter: u64, request: Request, free: u64, look: Look, now: Instant) {
+        let is_enough = if request.busy_too {
+            self.can_make_room(request.bytes, look, now)
+        } else {
+            free.saturating_add(self.noted(|program| program.may_end(request, now))) >= request.bytes
+        };
+        // If the device does not report what they hold, nobody knows.
+        if look.tells_apart && !is_enough {
+            return;
+        }
+        let is_next = |program: &&mut Program| program.may_end(request, now) && !program.is_asked_to_end;
+        let first = |program: &&mut Program| (program.idle.is_none(), program.idle.or(program.loaded));
+        if let Some(program) = self.programs.values_mut().filter(is_next).min_by_key(first) {
+            program.is_asked_to_end = true;
+            program.evict.notify_one();
+            self.evicted = Some(now);
+            let (bytes, until) = (request.bytes, now + EVICTION_LIMIT);
+            self.promise = Some(Promise { waiter, bytes, until, is_turn: request.busy_too });
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "entries_tests.rs"]
+mod tests;
