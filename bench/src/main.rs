@@ -16,14 +16,15 @@ mod path;
 mod process;
 mod programs;
 mod refused;
+mod report;
 mod share;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use end_to_end::Load;
-use serde::Serialize;
+use report::{EndToEnd, Report};
 use vramq_inference::engine::encoder::ComputeType;
 
 /// About as long as the reply to an echoed job.
@@ -124,32 +125,6 @@ enum Part {
     },
 }
 
-/// Everything that was measured.
-#[derive(Debug, Default, Serialize)]
-struct Report {
-    encoder: Vec<encoder::Row>,
-    path: Vec<path::Row>,
-    celery: Vec<celery::Row>,
-    end_to_end: Option<EndToEnd>,
-    share: Vec<share::Row>,
-    latency: Vec<share::Latency>,
-    join: Vec<join::Row>,
-    refused: Vec<refused::Row>,
-    http: Vec<http::Row>,
-    programs: Vec<programs::Row>,
-    pass_overhead: Vec<pass_overhead::Row>,
-    memory: Vec<memory::Row>,
-    again: Vec<memory::Again>,
-}
-
-/// Sentences per second.
-#[derive(Debug, Serialize)]
-struct EndToEnd {
-    alone: f64,
-    through: f64,
-    ratio: f64,
-}
-
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let Cli { part, setup } = Cli::parse();
@@ -187,7 +162,7 @@ async fn main() -> anyhow::Result<()> {
             measure_memory(&setup, &mut report).await?;
         }
     }
-    write(&setup.out, &report)
+    report.write(&setup.out)
 }
 
 async fn measure_encoder(setup: &Setup, report: &mut Report) -> anyhow::Result<()> {
@@ -336,65 +311,4 @@ fn need_broker(setup: &Setup) -> anyhow::Result<()> {
 fn texts(setup: &Setup) -> anyhow::Result<Vec<String>> {
     let text = std::fs::read_to_string(&setup.texts).with_context(|| setup.texts.display().to_string())?;
     Ok(text.lines().take(setup.sentences).map(str::to_owned).collect())
-}
-
-fn write(out: &Path, report: &Report) -> anyhow::Result<()> {
-    if let Some(folder) = out.parent() {
-        std::fs::create_dir_all(folder)?;
-    }
-    std::fs::write(out, serde_json::to_vec_pretty(report)?).with_context(|| out.display().to_string())?;
-    println!("figures: {}", out.display());
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// scripts/plots knows a report by the names of its fields.
-    #[test]
-    fn a_report_is_drawn() -> anyhow::Result<()> {
-        let figures = encoder::Figures { sentences_per_s: 178.8, tokens_per_s: 11_390.0, peak_mib: 128.0 };
-        let served = |texts_per_s| http::Served { texts_per_s, p50_ms: 1.0, p95_ms: 2.0 };
-        let speed = |jobs_per_s| path::Speed { jobs_per_s, cpu_us_per_job: 50.0 };
-        let report = Report {
-            encoder: vec![encoder::Row {
-                engine: "vramq".to_owned(),
-                figures,
-                vramq_is: 1.0,
-                cosine_min: None,
-            }],
-            http: vec![http::Row {
-                clients: 16,
-                texts: 1,
-                gateway: served(155.4),
-                bare: served(122.5),
-                ratio: 1.27,
-                litserve: None,
-            }],
-            path: vec![path::Row {
-                queue_type: "classic",
-                prefetch: 64,
-                bare: speed(5_908.0),
-                worker: speed(6_660.0),
-                ratio: 1.13,
-            }],
-            memory: vec![memory::Row { policy: "vramq, learning it", sentences_per_s: 193.6, ratio: 1.0 }],
-            ..Report::default()
-        };
-        let folder = std::env::temp_dir().join(format!("vramq-bench-{}", std::process::id()));
-        let file = folder.join("bench.json");
-        write(&file, &report)?;
-        let plots = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/plots");
-        let drawn = std::process::Command::new(plots).args([&file, &folder]).status()?;
-        assert!(drawn.success());
-        for (name, figure) in
-            [("encoder", "178.8"), ("http", "155.4"), ("path", "6,660"), ("memory", "193.6")]
-        {
-            let picture = std::fs::read_to_string(folder.join(format!("bench-{name}.svg")))?;
-            assert!(picture.contains(&format!(">{figure}</text>")), "{picture}");
-        }
-        std::fs::remove_dir_all(&folder)?;
-        Ok(())
-    }
 }

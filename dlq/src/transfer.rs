@@ -1,21 +1,23 @@
 //! Moves the selected dead letters of a queue to a destination. Each leaves its queue only when the destination has it.
 
-use std::collections::{HashMap, HashSet};
+mod in_flight;
+
+use std::collections::HashSet;
 use std::fmt;
 use std::time::Duration;
 
+use in_flight::{AnsweredJob, InFlight, LeaseEnd};
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until, timeout};
-use vramq_amqp::{PublishOutcome, Settled};
 
 use crate::access::Access;
 use crate::audit_log::AuditLog;
 use crate::dead_letter::Fingerprint;
 use crate::destination::{Destination, PendingLetter, Target};
 use crate::error::Error;
-use crate::plan::{Claim, Claims, Kind, Plan, Reading};
+use crate::plan::{Claim, Claims, Kind, Plan};
 use crate::queue_lock::QueueLock;
-use crate::reader::{Acks, Reader, Unacked};
+use crate::reader::{Reader, Unacked};
 use crate::stop::Stops;
 
 /// The longest time for which dead letters are held unacknowledged. The broker closes a channel that holds a delivery for longer
@@ -160,13 +162,7 @@ impl Transfer<'_> {
     /// Reads the queue once, for at most [`LEASE_MAX`].
     async fn lease(&mut self, claims: &mut Claims) -> Result<LeaseEnd, Error> {
         let mut reader = Reader::open(self.queue_lock).await?;
-        let mut in_flight = InFlight {
-            acks: reader.acks(),
-            reading: claims.reading(),
-            end: LeaseEnd::default(),
-            waiting: HashMap::new(),
-            held: HashMap::new(),
-        };
+        let mut in_flight = InFlight::new(reader.acks(), claims.reading());
         let read = self.read(&mut reader, &mut in_flight).await;
         // Even after an error: letters that the broker still confirms are transferred, and are removed from the queue.
         let settling =
@@ -234,169 +230,5 @@ impl Transfer<'_> {
             }
         }
         Ok(())
-    }
-}
-
-/// What one reading of the queue leaves.
-#[derive(Default)]
-struct LeaseEnd {
-    /// How many dead letters had to be removed again.
-    removed: usize,
-    /// Read, and given back to the queue for another reading. If no other reading gets further, they stay, for these reasons.
-    given_back: Vec<(Fingerprint, &'static str)>,
-}
-
-/// What one reading of the queue holds.
-struct InFlight<'a> {
-    acks: Acks,
-    reading: Reading<'a>,
-    end: LeaseEnd,
-    /// Jobs that wait until their results are delivered, by the first undelivered letter.
-    waiting: HashMap<Fingerprint, Vec<AnsweredJob>>,
-    /// Delivered results, which are removed only after their job.
-    held: HashMap<Fingerprint, PendingLetter>,
-}
-
-/// A job that is removed when these letters are delivered.
-struct AnsweredJob {
-    letter: PendingLetter,
-    results: Vec<Fingerprint>,
-}
-
-impl InFlight<'_> {
-    fn settle(
-        &mut self,
-        settled: Settled<PendingLetter>,
-        outcome: &mut Outcome,
-        on_moved: OnMoved<'_>,
-    ) -> Result<(), Error> {
-        let refused = |error: &str| Err(Error::Refused(error.to_owned()));
-        let mut result = Ok(());
-        for (pending, published) in settled.outcomes {
-            let reason = match published {
-                PublishOutcome::Confirmed if pending.results => {
-                    self.delivered(pending, outcome, on_moved)?;
-                    continue;
-                }
-                PublishOutcome::Confirmed => {
-                    self.done(pending, outcome, on_moved)?;
-                    continue;
-                }
-                PublishOutcome::Returned if pending.results => "its reply queue does not exist",
-                // Jobs all go to the same place: the others would not arrive either.
-                PublishOutcome::Returned => {
-                    result = refused("there is no queue for the jobs (312 NO_ROUTE)");
-                    "there is no queue for it"
-                }
-                PublishOutcome::Refused => {
-                    result = refused("the queue is full and refuses messages");
-                    "the queue is full"
-                }
-                PublishOutcome::TooLarge => "its body is larger than RabbitMQ accepts",
-            };
-            outcome.kept.push((pending.fingerprint, reason.to_owned()));
-        }
-        settled.lost.map_or(result, |error| Err(error.into()))
-    }
-
-    /// Waits for the outcomes that are outstanding.
-    async fn settle_all(
-        &mut self,
-        destination: &mut Destination<'_>,
-        outcome: &mut Outcome,
-        on_moved: OnMoved<'_>,
-    ) -> Result<(), Error> {
-        let mut result = Ok(());
-        while !destination.is_empty() {
-            let settled = destination.settled().await?;
-            let is_lost = settled.lost.is_some();
-            // Go on after an error, so that the other letters are acknowledged.
-            result = result.and(self.settle(settled, outcome, on_moved));
-            if is_lost {
-                break;
-            }
-        }
-        self.release_waiting(outcome);
-        result
-    }
-
-    fn done(
-        &mut self,
-        pending: PendingLetter,
-        outcome: &mut Outcome,
-        on_moved: OnMoved<'_>,
-    ) -> Result<(), Error> {
-        self.acks.ack(pending.tag)?;
-        self.reading.settle(pending.fingerprint);
-        outcome.done.push(pending.fingerprint);
-        on_moved(1);
-        Ok(())
-    }
-
-    /// Results have reached their reply queue. Their job leaves the queue before them, so that it never runs again.
-    fn delivered(
-        &mut self,
-        results: PendingLetter,
-        outcome: &mut Outcome,
-        on_moved: OnMoved<'_>,
-    ) -> Result<(), Error> {
-        let fingerprint = results.fingerprint;
-        outcome.delivered.insert(fingerprint);
-        if !outcome.needed.contains(&fingerprint) {
-            return self.done(results, outcome, on_moved);
-        }
-        if let Some(twin) = self.held.insert(fingerprint, results) {
-            self.done(twin, outcome, on_moved)?;
-        }
-        for job in self.waiting.remove(&fingerprint).unwrap_or_default() {
-            self.done_if_delivered(job, outcome, on_moved)?;
-        }
-        Ok(())
-    }
-
-    /// Removes a job whose results are all delivered, and then these. Other jobs wait.
-    fn done_if_delivered(
-        &mut self,
-        job: AnsweredJob,
-        outcome: &mut Outcome,
-        on_moved: OnMoved<'_>,
-    ) -> Result<(), Error> {
-        let missing = job.results.iter().find(|results| !outcome.delivered.contains(*results)).copied();
-        if let Some(missing) = missing {
-            self.waiting.entry(missing).or_default().push(job);
-            return Ok(());
-        }
-        self.done(job.letter, outcome, on_moved)?;
-        for fingerprint in job.results {
-            outcome.needed.remove(&fingerprint);
-            if let Some(results) = self.held.remove(&fingerprint) {
-                self.done(results, outcome, on_moved)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Keeps jobs whose results could not be delivered, together with their delivered results. Claims jobs again whose results were not
-    /// read yet, and delivered results whose job was not.
-    fn release_waiting(&mut self, outcome: &mut Outcome) {
-        let kept: HashSet<_> = outcome.kept.iter().map(|(fingerprint, _)| *fingerprint).collect();
-        for AnsweredJob { letter, results } in std::mem::take(&mut self.waiting).into_values().flatten() {
-            if results.iter().any(|results| kept.contains(results)) {
-                outcome.kept.push((letter.fingerprint, "its results could not be delivered".to_owned()));
-                let delivered = results.into_iter().filter(|results| self.held.remove(results).is_some());
-                let why = "it was delivered, and stays because other results of its job could not be";
-                outcome.kept.extend(delivered.map(|results| (results, why.to_owned())));
-            } else {
-                self.end
-                    .given_back
-                    .push((letter.fingerprint, "some of its results were not found in the queue"));
-                self.reading.unclaim(letter.fingerprint, Kind::AnsweredBy(results));
-            }
-        }
-        for fingerprint in std::mem::take(&mut self.held).into_keys() {
-            outcome.back.insert(fingerprint);
-            self.end.given_back.push((fingerprint, "it was delivered, and stays because its job stays"));
-            self.reading.unclaim(fingerprint, Kind::Results);
-        }
     }
 }

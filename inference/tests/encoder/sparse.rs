@@ -51,7 +51,7 @@ fn trained() -> Reference {
     };
     let vectors = indices.iter().map(vector).collect();
     assert_eq!(values.len(), 0, "values are left");
-    Reference { inputs, tokens, vectors }
+    Reference { inputs, tokens, vectors, is_tiny: false }
 }
 
 fn texts() -> [Input; 2] {

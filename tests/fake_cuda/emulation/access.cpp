@@ -39,6 +39,8 @@ struct Cell {
 
 unsigned char *shared_start;
 Cell cells[SHARED_MAX / CELL];
+// Where the arrays of the block end. Behind them nothing is written: every access there fails.
+size_t shared_end = SHARED_MAX;
 // Never goes back, so that cells of earlier blocks are old without being cleared.
 unsigned epoch = 1;
 unsigned warp_epochs[32];
@@ -75,26 +77,30 @@ void look_at_shared(size_t at, size_t bytes, bool writes, bool only_begins) {
     }
 }
 
-void look_at_global(const void *address, size_t bytes) {
-    // Most accesses are where the one before was.
-    static const unsigned char *last_start;
-    static size_t last_bytes;
-    static unsigned last_epoch;
-    const auto inside = [&] {
-        const size_t offset = static_cast<const unsigned char *>(address) - last_start;
-        return offset < last_bytes && bytes <= last_bytes - offset;
-    };
-    if (last_epoch == epoch && inside()) return;
-    const void *start;
-    last_bytes = 0;
-    if (fake_cuda_allocation(address, &start, &last_bytes)) {
-        last_start = static_cast<const unsigned char *>(start);
-        last_epoch = epoch;
-        if (inside()) return;
-        last_bytes = 0;
-        fail("%zu bytes at %p reach beyond the allocation at %p", bytes, address, start);
+struct Allocation {
+    const unsigned char *start = nullptr;
+    size_t bytes = 0;
+
+    bool has(const void *address, size_t wanted) const {
+        const size_t offset = static_cast<const unsigned char *>(address) - start;
+        return offset < bytes && wanted <= bytes - offset;
     }
-    fail("%zu bytes at %p are in no allocation", bytes, address);
+};
+
+// Those of this launch that were found last: accesses go back and forth between a kernel's arguments.
+Allocation found[4];
+unsigned next_found;
+
+void look_at_global(const void *address, size_t bytes) {
+    for (const Allocation &allocation : found) {
+        if (allocation.has(address, bytes)) return;
+    }
+    const void *start;
+    Allocation fresh;
+    if (!fake_cuda_allocation(address, &start, &fresh.bytes)) fail("%zu bytes at %p are in no allocation", bytes, address);
+    fresh.start = static_cast<const unsigned char *>(start);
+    if (!fresh.has(address, bytes)) fail("%zu bytes at %p reach beyond the allocation at %p", bytes, address, start);
+    found[next_found++ % (sizeof found / sizeof *found)] = fresh;
 }
 
 } // namespace
@@ -115,19 +121,28 @@ void begin_write(const void *address, size_t bytes) {
     look_at_shared(at, bytes, true, true);
 }
 
-void shared_fresh(unsigned char *start, size_t bytes) {
-    shared_start = start;
-    std::memset(start, 0xff, bytes);
-    for (Cell &cell : cells) {
-        cell.allowed = cell.written = false;
+void launch_begins() {
+    for (Allocation &allocation : found) {
+        allocation = {};
     }
+}
+
+void shared_fresh(unsigned char *start) {
+    shared_start = start;
+    std::memset(start, 0xff, shared_end);
+    for (size_t i = 0; i < shared_end / CELL; i++) {
+        cells[i].allowed = cells[i].written = false;
+    }
+    shared_end = 0;
     epoch++;
 }
 
 void shared_allows(size_t start, size_t bytes) {
-    for (size_t i = start / CELL; i < (start + bytes + CELL - 1) / CELL; i++) {
+    const size_t end = (start + bytes + CELL - 1) / CELL;
+    for (size_t i = start / CELL; i < end; i++) {
         cells[i].allowed = true;
     }
+    if (end * CELL > shared_end) shared_end = end * CELL;
 }
 
 void barrier_passed() {

@@ -16,8 +16,11 @@ void look_at(const void *address, size_t bytes, bool writes);
 // From now on the current thread writes there, until it says that it has, by `look_at`.
 void begin_write(const void *address, size_t bytes);
 
+// A launch begins. Until it ends, nothing is allocated or freed.
+void launch_begins();
+
 // A block begins: nothing in its shared memory is allocated or written.
-void shared_fresh(unsigned char *start, size_t bytes);
+void shared_fresh(unsigned char *start);
 
 // The block has an array there.
 void shared_allows(size_t start, size_t bytes);

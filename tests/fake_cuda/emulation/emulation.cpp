@@ -184,7 +184,7 @@ void run_block(const unsigned size[3], bool backwards) {
     }
     shared_arrays.clear();
     shared_used = 0;
-    shared_fresh(shared_memory, SHARED_MAX);
+    shared_fresh(shared_memory);
     block.current = backwards ? block.threads - 1 : 0;
     here.thread = threads[block.current].index;
     switch_to(scheduler, threads[block.current].fiber.context);
@@ -214,6 +214,7 @@ int launch(const char *name, Kernel kernel, const unsigned grid[3], const unsign
     }
     warps.resize(block.warps);
     here.block_size = {size[0], size[1], size[2]};
+    launch_begins();
     const bool backwards = launches++ % 2 == 1;
     const unsigned long long blocks = static_cast<unsigned long long>(grid[0]) * grid[1] * grid[2];
     for (unsigned long long step = 0; step < blocks && !failed; step++) {

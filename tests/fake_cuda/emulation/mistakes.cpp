@@ -57,6 +57,14 @@ KERNEL never_written(float *to) {
     to[threadIdx.x] = row[threadIdx.x];
 }
 
+// What a block finds in shared memory, others may have left there.
+KERNEL written_by_another_block(float *to) {
+    SHARED(float, row, THREADS);
+    if (blockIdx.x == 0) row[threadIdx.x] = 1.0f;
+    __syncthreads();
+    to[threadIdx.x] = row[threadIdx.x];
+}
+
 KERNEL beyond_the_allocation(float *to) {
     to[threadIdx.x + 1] = 1.0f;
 }
@@ -127,6 +135,7 @@ const Named KERNELS[] = {
     NAMED(read_while_written),
     NAMED(no_syncwarp),
     NAMED(never_written),
+    NAMED(written_by_another_block),
     NAMED(beyond_the_allocation),
     NAMED(in_no_allocation),
     NAMED(beyond_the_array),
@@ -143,7 +152,7 @@ const Named KERNELS[] = {
 __attribute__((no_sanitize("thread"))) int main(int count, char **arguments) {
     for (const Named &named : KERNELS) {
         if (count == 2 && std::strcmp(named.name, arguments[1]) == 0) {
-            const unsigned blocks[3] = {1, 1, 1}, threads[3] = {THREADS, 1, 1};
+            const unsigned blocks[3] = {2, 1, 1}, threads[3] = {THREADS, 1, 1};
             return emulation::launch(named.name, named.kernel, blocks, threads, nullptr) == 0 ? 0 : 1;
         }
     }

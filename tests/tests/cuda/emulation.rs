@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use vramq_tests::fake_cuda::mistakes;
 use vramq_tests::setup::Failed;
 
-/// Mistakes of tests/fake_cuda/emulation/mistakes.cpp, and what is said of them.
+/// Mistakes of tests/fake_cuda/emulation/mistakes.cpp, and what is said of them. The first of two blocks has them.
 const MISTAKES: [(&str, &str); 13] = [
     ("no_barrier", "read, while thread 0 writes it"),
     ("read_while_written", "written, while thread 32 reads it"),
@@ -23,6 +23,9 @@ const MISTAKES: [(&str, &str); 13] = [
     ("copied_over_what_is_read", "read, while thread 60 writes it"),
 ];
 
+/// A mistake that only the second block has.
+const IN_SECOND: (u32, &str, &str) = (1, "written_by_another_block", "read before it is written");
+
 #[test]
 fn the_emulation_finds_mistakes_of_kernels() -> Result<(), Failed> {
     Ok(noticed()?)
@@ -33,11 +36,12 @@ fn noticed() -> Result<()> {
     let run = |kernel: &str| Command::new(&program).arg(kernel).output();
     let right = run("right")?;
     ensure!(right.status.success() && right.stderr.is_empty(), "{right:?}");
-    for (kernel, words) in MISTAKES {
+    let in_first = MISTAKES.map(|(kernel, words)| (0, kernel, words));
+    for (block, kernel, words) in in_first.into_iter().chain([IN_SECOND]) {
         let output = run(kernel)?;
         let text = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() == Some(1) && text.contains(words), "{kernel}: {text}");
-        ensure!(text.contains(&format!("emulation: {kernel}, block (0, 0, 0)")), "{kernel}: {text}");
+        ensure!(text.contains(&format!("emulation: {kernel}, block ({block}, 0, 0)")), "{kernel}: {text}");
     }
     Ok(())
 }

@@ -257,10 +257,11 @@ mod bodies {
 
     pub fn numbers_too_large_for_f16_are_refused() -> Result<()> {
         let model = RandomBert { scale: 1e6, ..RandomBert::default() }.write()?;
-        let refused = cuda_encoder(&model.source(), ElementType::F16, None).err().context("it loads")?;
+        let refused = cuda_encoder(&model.source(), ElementType::F16, Some(cache()?));
+        let refused = refused.err().context("it loads")?;
         ensure!(matches!(refused, LoadError::Unsupported { .. }), "{refused:?}");
         ensure!(refused.to_string().contains("dtype = \"bf16\""), "{refused}");
-        cuda_encoder(&model.source(), ElementType::Bf16, None)?;
+        cuda_encoder(&model.source(), ElementType::Bf16, Some(cache()?))?;
         Ok(())
     }
 
@@ -268,7 +269,7 @@ mod bodies {
         for (name, tokens_max, many) in [("tiny-long", 512, 12_000), ("tiny-splade", 24, 240_000)] {
             let device = open()?;
             let before = device.memory();
-            let options = CudaOptions::default();
+            let options = CudaOptions { cache: Some(cache()?), ..CudaOptions::default() };
             let encoder = Encoder::load_cuda(&fixture(name), Arc::clone(&device), &options, 2)?;
             let loaded = device.memory();
             ensure!(before.free - loaded.free == encoder.resident_bytes(), "{before:?}, {loaded:?}");

@@ -1,12 +1,18 @@
 //! Every kernel of the encoder compiles for every architecture, with NVIDIA's compiler, as the worker does it. No GPU is needed.
+//!
+//! What the compiler has said of a source is kept in the target folder, as Cargo keeps what it has compiled: another compiler, other kernels
+//! or other options are compiled anew. `make nightly` compiles all.
 
-use std::path::PathBuf;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use anyhow::{Context as _, Result, ensure};
 use vramq_inference::device::cuda::Libraries;
 use vramq_inference::engine::encoder::cuda::ElementType;
-use vramq_inference::engine::encoder::cuda::compile::{CompileError, Target, compile, usage};
-use vramq_tests::setup::Failed;
+use vramq_inference::engine::encoder::cuda::compile::{CompileError, Target, compile, source_hash, usage};
+use vramq_tests::encoders::cache;
+use vramq_tests::setup::{Failed, full};
 
 const ALL: [(u32, u32); 7] = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)];
 
@@ -35,23 +41,21 @@ fn an_architecture_that_the_compiler_does_not_know_is_reported() -> Result<(), F
     Ok(unknown()?)
 }
 
-/// A folder with NVRTC, of scripts/setup.
-fn open_nvrtc() -> Result<()> {
+/// Opens NVRTC in the folder of scripts/setup. The file of the library.
+fn open_nvrtc() -> Result<PathBuf> {
     let folder = std::env::var_os("VRAMQ_TEST_NVRTC")
         .context("VRAMQ_TEST_NVRTC is not set: `make test` sets it; by hand: scripts/setup nvrtc, then .cache/nvrtc/lib")?;
     let folder = PathBuf::from(folder);
     let found = Libraries::open(i32::MAX, Some(&folder)).nvrtc.context("open NVRTC")?;
     ensure!(found.path.starts_with(&folder), "the tests are for another one than {}", found.path.display());
-    Ok(())
+    Ok(found.path.clone())
 }
 
 fn compiles(element: ElementType, architectures: &[(u32, u32)]) -> Result<()> {
-    open_nvrtc()?;
+    let nvrtc = open_nvrtc()?;
     for capability in architectures {
         let target = Target::Cubin(*capability);
-        let compiled = compile(element, target, &["--ptxas-options=-v"])?;
-        ensure!(compiled.code.starts_with(b"\x7fELF"), "{element} for {target} is no machine code");
-        let kernels = usage(&compiled.log);
+        let kernels = usage(&log_of(&nvrtc, element, target)?);
         let mut found: Vec<_> = kernels.iter().map(|kernel| kernel.name.clone()).collect();
         found.sort();
         ensure!(found == names(element), "{element} for {target}: {found:?}");
@@ -64,6 +68,25 @@ fn compiles(element: ElementType, architectures: &[(u32, u32)]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What the assembler has said of the kernels when it made machine code of them, now or in an earlier run.
+fn log_of(nvrtc: &Path, element: ElementType, target: Target) -> Result<String> {
+    let library = std::fs::metadata(nvrtc)?;
+    let (bytes, changed) = (library.len(), library.modified()?.duration_since(UNIX_EPOCH)?.as_nanos());
+    let folder = cache()?.with_file_name("logs");
+    let path = folder.join(format!("{element}-{target}-{}-{bytes}-{changed}", source_hash(element)));
+    if !full() && path.exists() {
+        return Ok(std::fs::read_to_string(path)?);
+    }
+    let compiled = compile(element, target, &["--ptxas-options=-v"])?;
+    ensure!(compiled.code.starts_with(b"\x7fELF"), "{element} for {target} is no machine code");
+    std::fs::create_dir_all(&folder)?;
+    // No reader sees half of it.
+    let mut fresh = tempfile::NamedTempFile::new_in(&folder)?;
+    fresh.write_all(compiled.log.as_bytes())?;
+    fresh.persist(path)?;
+    Ok(compiled.log)
 }
 
 /// The kernels that there are by their sources.

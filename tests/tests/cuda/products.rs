@@ -255,8 +255,8 @@ mod bodies {
 
     pub fn out_of_memory_in_a_product_is_the_pass() -> Result<()> {
         let device = open()?;
-        let encoder =
-            Encoder::load_cuda(&fixture("tiny-long"), Arc::clone(&device), &CudaOptions::default(), 2)?;
+        let options = CudaOptions { cache: Some(cache()?), ..CudaOptions::default() };
+        let encoder = Encoder::load_cuda(&fixture("tiny-long"), Arc::clone(&device), &options, 2)?;
         let items = tokens(&encoder, &[40, 3]);
         let before = device.memory();
         let refused = encoder.run(&items).err().context("it has run")?;
@@ -274,7 +274,7 @@ mod bodies {
     }
 
     pub fn a_product_that_fails_ends_its_pass_only() -> Result<()> {
-        let encoder = cuda_encoder(&fixture("tiny-long"), ElementType::F16, None)?;
+        let encoder = cuda_encoder(&fixture("tiny-long"), ElementType::F16, Some(cache()?))?;
         let items = tokens(&encoder, &[40, 3]);
         let refused = encoder.run(&items).err().context("it has run")?;
         let message = "multiply matrices: CUBLAS_STATUS_EXECUTION_FAILED (13)";

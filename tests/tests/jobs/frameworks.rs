@@ -14,10 +14,11 @@ use vramq_tests::client::Client;
 use vramq_tests::encoders::cosine;
 use vramq_tests::job::Message;
 use vramq_tests::on_one_setup;
-use vramq_tests::programs::{root, setting};
+use vramq_tests::programs::setting;
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::worker::Worker;
 
+use crate::example::Example;
 use crate::process::consuming;
 
 on_one_setup!(
@@ -33,24 +34,18 @@ const PUBLISHERS: usize = 12;
 /// The default of `items_max`.
 const ITEMS_MAX: usize = 8;
 
-/// A worker's configuration with [`MODEL`] as an example, in one process. `variables` are lines of its environment.
-fn configured(env: &mut TestEnv, interpreter: &str, example: &str, variables: &str) -> Result<TempDir> {
-    let folder = tempfile::tempdir()?;
-    let repository = root().canonicalize()?;
+/// A worker of an example, in one process. `variables` are lines of its environment.
+async fn serving(
+    env: &mut TestEnv,
+    python: &str,
+    program: &str,
+    variables: &str,
+) -> Result<(TempDir, Worker)> {
     // What a pass takes is declared, so that the worker holds more than one job before it has measured a pass.
-    let text = format!(
-        "[device.cpu]\nmemory_mib = 8000\n\
-         [model.{MODEL}]\nengine = \"process\"\ncommand = [{:?}, {example:?}]\nfolder = {:?}\ninstances = 1\nload_s = 600\n\
-         vram = {{ base_mib = 1000, mib_per_unit = 1, learn = false }}\n\
-         [model.{MODEL}.env]\nPYTHONPATH = {:?}\n{variables}",
-        setting(interpreter)?,
-        repository.join("docs/model-examples"),
-        repository.join("python"),
-    );
-    let config = folder.path().join("worker.toml");
-    std::fs::write(&config, text)?;
-    env.set_environment("VRAMQ_CONFIG", config);
-    Ok(folder)
+    let settings = "instances = 1\nload_s = 600\nvram = { base_mib = 1000, mib_per_unit = 1, learn = false }";
+    let folder = Example { python, program, settings, variables }.configure(env)?;
+    let worker = consuming(env, &["device.cpu.memory_mib=8000"]).await?;
+    Ok((folder, worker))
 }
 
 /// The outputs of jobs of one input each, from as many publishers, all of which are published while the program stands still.
@@ -96,9 +91,8 @@ async fn few_passes(worker: &Worker, jobs: usize) -> Result<()> {
 }
 
 async fn pytorch_gives_the_encoders_vectors_to_jobs_that_share_passes(env: &mut TestEnv) -> Result<()> {
-    let weights = format!("MODEL = {:?}\nHF_HUB_OFFLINE = \"1\"\n", setting("VRAMQ_TEST_MODEL")?);
-    let _folder = configured(env, "VRAMQ_BENCH_PYTHON", "minilm.py", &weights)?;
-    let worker = consuming(env, &[]).await?;
+    let weights = format!("MODEL = {:?}\nHF_HUB_OFFLINE = \"1\"", setting("VRAMQ_TEST_MODEL")?);
+    let (_folder, worker) = serving(env, "VRAMQ_BENCH_PYTHON", "minilm.py", &weights).await?;
     let (texts, vectors) = reference("minilm")?;
     let inputs = texts.iter().take(PUBLISHERS).cloned().map(Input::Text).collect();
     let outputs = shared(env, &worker, inputs).await?;
@@ -116,9 +110,8 @@ async fn onnx_runtime_answers_jobs_that_share_passes(env: &mut TestEnv) -> Resul
     let code = "from onnxruntime.datasets import get_example; print(get_example('logreg_iris.onnx'))";
     let python = setting("VRAMQ_TEST_PROGRAMS_PYTHON")?;
     let model = Command::new(python).args(["-c", code]).output().context("ask where the model is")?;
-    let variable = format!("MODEL = {:?}\n", String::from_utf8(model.stdout)?.trim());
-    let _folder = configured(env, "VRAMQ_TEST_PROGRAMS_PYTHON", "onnx.py", &variable)?;
-    let worker = consuming(env, &[]).await?;
+    let variable = format!("MODEL = {:?}", String::from_utf8(model.stdout)?.trim());
+    let (_folder, worker) = serving(env, "VRAMQ_TEST_PROGRAMS_PYTHON", "onnx.py", &variable).await?;
     // The model takes three of them. Each publisher has them in an order of its own.
     let irises = [([5.1, 3.5], 0.978253), ([4.9, 3.0], 0.956215), ([6.7, 3.0], 0.883158)];
     let of_publisher = |number: usize| [0, 1, 2].map(|at| irises[(number + at) % irises.len()]);

@@ -6,6 +6,7 @@ mod broker_limits;
 mod departed_callers;
 mod direct_replies;
 mod encoder;
+mod example;
 mod frameworks;
 mod large;
 mod main_job;

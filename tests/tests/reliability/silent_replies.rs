@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use lapin::types::AMQPValue;
 use vramq_schemas::Reason;
 use vramq_schemas::topology::{DELAYS_MS, dead_queue, delay_queue, jobs_queue};
 use vramq_testkit::not_run::not_run;
@@ -21,6 +20,9 @@ use vramq_tests::reply_counter::ReplyCounter;
 use vramq_tests::setup::{Queue, full};
 use vramq_tests::test_env::{MODEL, TestEnv};
 use vramq_tests::wait::until;
+use vramq_tests::worker::Worker;
+
+use crate::silence::Silence;
 
 mod a_reply_queue_that_confirms_nothing_costs_its_own_caller {
     // A quorum queue of two members, one of which is lost.
@@ -96,71 +98,6 @@ const OTHERS: usize = 20;
 /// queue. A worker that found the queue silent three times tries it after half a minute.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(180);
 
-/// What keeps reply queues from confirming.
-enum Silence<'a> {
-    /// The processes of classic queues are suspended. Of a quorum queue the publisher's channel would wait for it.
-    Suspended(&'a Node, Vec<String>),
-    /// Quorum queues have two members, and the node of one of them is dead. All other queues have one.
-    NoMajority(Node),
-}
-
-impl<'a> Silence<'a> {
-    async fn declare(env: &TestEnv, node: &'a Node) -> Result<Self> {
-        Self::declare_all(env, node, &[SILENT.to_owned()]).await
-    }
-
-    /// Declares the queues. The queues of the workers are there: with one member each, they lose no majority.
-    async fn declare_all(env: &TestEnv, node: &'a Node, queues: &[String]) -> Result<Self> {
-        let mut arguments = env.setup.queue.arguments();
-        if env.setup.queue == Queue::Classic {
-            for queue in queues {
-                env.client.declare_queue(queue, arguments.clone()).await?;
-            }
-            return Ok(Self::Suspended(node, queues.to_owned()));
-        }
-        let peer = node.start_peer().await?;
-        // Their leader is at the node that lives. There they take messages, and have no majority that confirms them.
-        arguments.insert("x-queue-leader-locator".into(), AMQPValue::LongString("client-local".into()));
-        for queue in queues {
-            env.client.declare_queue(queue, arguments.clone()).await?;
-            until("a reply queue with two members", async || {
-                let listed = env.vhost.queue(queue).await?;
-                let members = listed["members"].as_array().map(Vec::len);
-                Ok((members == Some(2)).then_some(()))
-            })
-            .await?;
-        }
-        Ok(Self::NoMajority(peer))
-    }
-
-    /// From now on the queues confirm nothing.
-    async fn begin(&self, env: &TestEnv) -> Result<()> {
-        match self {
-            Self::Suspended(node, queues) => suspend(env, node, queues, "suspend").await,
-            Self::NoMajority(peer) => peer.kill().await,
-        }
-    }
-
-    async fn end(&self, env: &TestEnv) -> Result<()> {
-        match self {
-            Self::Suspended(node, queues) => suspend(env, node, queues, "resume").await,
-            Self::NoMajority(peer) => peer.restart().await,
-        }
-    }
-}
-
-/// Suspends or resumes the processes of queues.
-async fn suspend(env: &TestEnv, node: &Node, queues: &[String], act: &str) -> Result<()> {
-    let vhost = &env.vhost.name;
-    let names: Vec<_> = queues.iter().map(|queue| format!("<<\"{queue}\">>")).collect();
-    let eval = format!(
-        "[begin {{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"{vhost}\">>, queue, Name)), \
-         ok = sys:{act}(amqqueue:get_pid(Q)) end || Name <- [{}]].",
-        names.join(", ")
-    );
-    node.ctl(&["eval", &eval]).await.map(drop)
-}
-
 /// A cluster of RabbitMQ 4.3 that has lost one of its two nodes has no majority for its metadata either, and answers nothing about queues.
 async fn loses_its_metadata(env: &TestEnv) -> Result<bool> {
     let is_lost = env.setup.queue == Queue::Quorum && env.vhost.broker_is_at_least(4, 3).await?;
@@ -173,6 +110,34 @@ async fn loses_its_metadata(env: &TestEnv) -> Result<bool> {
 /// A job of a silent queue's owner.
 fn for_queue(owner: &Caller, id: &str, queue: &str) -> Result<Message> {
     Ok(owner.job(id, ["x"])?.with(|properties| properties.with_reply_to(queue.into())))
+}
+
+/// The job `first` and its result become dead letters, because its reply is not confirmed.
+async fn first_is_dead_lettered(env: &TestEnv) -> Result<()> {
+    for letter in env.dead_letters().await?.take(2).await? {
+        let dossier = letter.dead_letter()?;
+        ensure!(letter.id() == "first" && dossier.reason == Reason::Unroutable, "{dossier:?}");
+        ensure!(dossier.error.contains("did not confirm"), "{}", dossier.error);
+    }
+    Ok(())
+}
+
+/// The owner of silent queues, the caller beside it, and a worker that holds the jobs of both.
+struct Beside {
+    owner: Caller,
+    neighbour: Caller,
+    worker: Worker,
+}
+
+impl Beside {
+    /// Dead letters are of silent queues, and stay.
+    async fn begin(env: &mut TestEnv) -> Result<Self> {
+        env.announce("job dead-lettered");
+        env.leave(&dead_queue(MODEL));
+        let (owner, neighbour) = (Caller::new(env, "owner").await?, Caller::new(env, "neighbour").await?);
+        let worker = env.worker(&["broker.confirm_s=20", "model.echo.slots_max=128"]).await?;
+        Ok(Self { owner, neighbour, worker })
+    }
 }
 
 /// Computed items. Each job has one, so no job was computed twice if there are no more of them than jobs.
@@ -193,14 +158,10 @@ async fn a_reply_queue_that_confirms_nothing_costs_its_own_caller(
     env.leave(&dead_queue(MODEL));
     let owner = Caller::new(env, "owner").await?;
     let worker = env.worker(&["broker.confirm_s=10", &format!("model.echo.slots_max={SLOTS}")]).await?;
-    let silence = Silence::declare(env, node).await?;
+    let silence = Silence::declare(env, node, &[SILENT.to_owned()]).await?;
     silence.begin(env).await?;
     owner.publish(for_queue(&owner, "first", SILENT)?).await?;
-    for letter in env.dead_letters().await?.take(2).await? {
-        let dossier = letter.dead_letter()?;
-        ensure!(letter.id() == "first" && dossier.reason == Reason::Unroutable, "{dossier:?}");
-        ensure!(dossier.error.contains("did not confirm"), "{}", dossier.error);
-    }
+    first_is_dead_lettered(env).await?;
     let following: BTreeSet<_> = (0..FOLLOWING).map(|at| format!("following {at}")).collect();
     let jobs = following.iter().map(|id| for_queue(&owner, id, SILENT)).collect::<Result<_>>()?;
     owner.client.publish_all(MODEL, jobs).await?;
@@ -260,7 +221,7 @@ async fn a_first_reply_that_is_not_confirmed_holds_up_no_other_caller(
         neighbours.push(Caller::new(env, name).await?);
     }
     let worker = env.worker(&["broker.confirm_s=20", &format!("model.echo.slots_max={SLOTS}")]).await?;
-    let silence = Silence::declare(env, node).await?;
+    let silence = Silence::declare(env, node, &[SILENT.to_owned()]).await?;
     neighbours[0].publish(neighbours[0].job("before", ["x"])?).await?;
     ensure!(neighbours[0].mailbox().await?.next().await?.id() == "before");
     silence.begin(env).await?;
@@ -276,12 +237,7 @@ async fn a_first_reply_that_is_not_confirmed_holds_up_no_other_caller(
     let dead = Figures::of(&worker).await?.sum("vramq_jobs_dead_lettered_total");
     ensure!(dead == 0, "the others were answered only after the silent queue's job had ended");
 
-    let mut letters = env.dead_letters().await?;
-    for letter in letters.take(2).await? {
-        let dossier = letter.dead_letter()?;
-        ensure!(letter.id() == "first" && dossier.reason == Reason::Unroutable, "{dossier:?}");
-        ensure!(dossier.error.contains("did not confirm"), "{}", dossier.error);
-    }
+    first_is_dead_lettered(env).await?;
     let ended = figures(&worker, "the end of all jobs", |figures| figures.sum("vramq_jobs_in_hand") == 0);
     let now = ended.await?;
     ensure!(now.sum("vramq_sessions_opened_total") == 1, "{}", worker.log.text());
@@ -307,11 +263,8 @@ async fn a_busy_queue_that_falls_silent_holds_up_no_other_caller(
     if loses_its_metadata(env).await? {
         return Ok(());
     }
-    env.announce("job dead-lettered");
-    env.leave(&dead_queue(MODEL));
-    let (owner, neighbour) = (Caller::new(env, "owner").await?, Caller::new(env, "neighbour").await?);
-    let worker = env.worker(&["broker.confirm_s=20", "model.echo.slots_max=128"]).await?;
-    let silence = Silence::declare(env, node).await?;
+    let Beside { owner, neighbour, worker } = Beside::begin(env).await?;
+    let silence = Silence::declare(env, node, &[SILENT.to_owned()]).await?;
     let jobs = |count: usize| {
         (0..count).map(|at| for_queue(&owner, &at.to_string(), SILENT)).collect::<Result<Vec<_>>>()
     };
@@ -349,12 +302,9 @@ async fn many_silent_queues_hold_up_no_other_caller(env: &mut TestEnv, node: &No
     if loses_its_metadata(env).await? {
         return Ok(());
     }
-    env.announce("job dead-lettered");
-    env.leave(&dead_queue(MODEL));
-    let (owner, neighbour) = (Caller::new(env, "owner").await?, Caller::new(env, "neighbour").await?);
-    let worker = env.worker(&["broker.confirm_s=20", "model.echo.slots_max=128"]).await?;
+    let Beside { owner, neighbour, worker } = Beside::begin(env).await?;
     let queues: Vec<_> = (0..SILENT_QUEUES).map(|at| format!("silent-{at}")).collect();
-    let silence = Silence::declare_all(env, node, &queues).await?;
+    let silence = Silence::declare(env, node, &queues).await?;
     silence.begin(env).await?;
     for (at, queue) in queues.iter().enumerate() {
         owner.publish(for_queue(&owner, &at.to_string(), queue)?).await?;

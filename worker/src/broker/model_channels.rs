@@ -58,6 +58,13 @@ pub struct Counted {
     pub lost: Vec<(QueueIndex, lapin::Error)>,
 }
 
+/// The channel that a model's own queues are consumed on. Further queues get channels of the same connection.
+#[derive(Debug)]
+pub struct OwnChannel {
+    pub channel: Channel,
+    pub connection: ConnectionStatus,
+}
+
 /// The channels of a model in one session.
 #[derive(Clone, Debug)]
 pub struct ModelChannels {
@@ -88,15 +95,16 @@ impl ModelChannels {
     /// `key`: the model's routing key. Further queues have no channels yet.
     pub fn new(
         model: ModelIndex,
-        (own, connection): (Channel, ConnectionStatus),
+        own: OwnChannel,
         worker: &str,
         key: &str,
         further: impl IntoIterator<Item = FurtherQueue>,
         timeouts: ConsumerTimeouts,
     ) -> Self {
+        let OwnChannel { channel, connection } = own;
         Self {
             model,
-            own: JobChannel::new(ChannelId { model, number: 0 }, own, connection.clone()),
+            own: JobChannel::new(ChannelId { model, number: 0 }, channel, connection.clone()),
             jobs: jobs_queue(key).into(),
             bulk: bulk_queue(key).into(),
             quarantine: suspects_queue(key).into(),

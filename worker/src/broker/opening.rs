@@ -13,7 +13,7 @@ use super::aux_channel::AuxChannelState;
 use super::consumer_timeouts::ConsumerTimeouts;
 use super::deadline::within;
 use super::direct_replies::DirectReplies;
-use super::model_channels::ModelChannels;
+use super::model_channels::{ModelChannels, OwnChannel};
 use super::session::{AuxParts, ControlParts};
 use super::topology::{self, FurtherQueue, TopologyError};
 use crate::config::BrokerConfig;
@@ -92,9 +92,9 @@ impl OpenChannels {
         let (mut models, mut missing) = (Vec::with_capacity(plan.models.len()), Vec::new());
         for model in plan.models {
             let further = FurtherQueue::of(broker, model);
-            let own = channel(consuming).await?;
+            let connection = consuming.status().clone();
+            let own = OwnChannel { channel: channel(consuming).await?, connection };
             let timeouts = plan.consumer_timeouts.clone();
-            let own = (own, consuming.status().clone());
             let mut channels =
                 ModelChannels::new(model.index, own, worker, &model.key, further.clone(), timeouts);
             for (at, queue) in (1..).map(QueueIndex).zip(&further) {

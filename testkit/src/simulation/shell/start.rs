@@ -1,6 +1,7 @@
 //! Starts a worker's process: loads its models, and gives its core the device's memory.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::iter;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +24,7 @@ use super::shares::Shares;
 use super::{Bytes, Shell};
 use crate::simulation::agenda::Life;
 use crate::simulation::env::Env;
-use crate::simulation::plan::{MIB, WorkerPlan};
+use crate::simulation::plan::{MIB, Plan, WorkerPlan};
 
 /// Bytes of the weights and context of a worker's process.
 pub(super) const RESIDENT: u64 = 300 * MIB;
@@ -42,11 +43,7 @@ impl Shell {
             env.started(device, started);
             return None;
         };
-        let concurrent = plan.models.iter().any(|model| model.concurrent);
-        let mut executors = vec![ExecutorFacts { passes_max: 2, is_serial: true }];
-        if concurrent {
-            executors.push(ExecutorFacts { passes_max: 3, is_serial: false });
-        }
+        let executors = executors(&plan);
         let settings = settings(life, worker, memory, executors.clone(), env);
         let admission = budget_as_known(plan.sabotage, memory.free.saturating_sub(RESERVE));
         let budget = admission.view();
@@ -102,6 +99,14 @@ impl Shell {
             skips: BTreeSet::new(),
         })
     }
+}
+
+/// The device's thread, and another executor if a model runs several passes at once.
+fn executors(plan: &Plan) -> Vec<ExecutorFacts> {
+    let device = ExecutorFacts { passes_max: 2, is_serial: true };
+    let programs = ExecutorFacts { passes_max: 3, is_serial: false };
+    let concurrent = plan.models.iter().any(|model| model.concurrent);
+    iter::once(device).chain(concurrent.then_some(programs)).collect()
 }
 
 /// The models with the slots that they start with, unless one has no room for a job.

@@ -1,0 +1,181 @@
+//! What one reading of a queue holds: dead letters that the destination has not confirmed yet, and those that wait for others.
+
+use std::collections::{HashMap, HashSet};
+
+use vramq_amqp::{PublishOutcome, Settled};
+
+use super::{OnMoved, Outcome};
+use crate::dead_letter::Fingerprint;
+use crate::destination::{Destination, PendingLetter};
+use crate::error::Error;
+use crate::plan::{Kind, Reading};
+use crate::reader::Acks;
+
+/// What one reading of the queue leaves.
+#[derive(Default)]
+pub(super) struct LeaseEnd {
+    /// How many dead letters had to be removed again.
+    pub(super) removed: usize,
+    /// Read, and given back to the queue for another reading. If no other reading gets further, they stay, for these reasons.
+    pub(super) given_back: Vec<(Fingerprint, &'static str)>,
+}
+
+/// What one reading of the queue holds.
+pub(super) struct InFlight<'a> {
+    pub(super) acks: Acks,
+    pub(super) reading: Reading<'a>,
+    pub(super) end: LeaseEnd,
+    /// Jobs that wait until their results are delivered, by the first undelivered letter.
+    waiting: HashMap<Fingerprint, Vec<AnsweredJob>>,
+    /// Delivered results, which are removed only after their job.
+    held: HashMap<Fingerprint, PendingLetter>,
+}
+
+/// A job that is removed when these letters are delivered.
+pub(super) struct AnsweredJob {
+    pub(super) letter: PendingLetter,
+    pub(super) results: Vec<Fingerprint>,
+}
+
+impl<'a> InFlight<'a> {
+    /// A reading that has read nothing yet.
+    pub(super) fn new(acks: Acks, reading: Reading<'a>) -> Self {
+        Self { acks, reading, end: LeaseEnd::default(), waiting: HashMap::new(), held: HashMap::new() }
+    }
+
+    pub(super) fn settle(
+        &mut self,
+        settled: Settled<PendingLetter>,
+        outcome: &mut Outcome,
+        on_moved: OnMoved<'_>,
+    ) -> Result<(), Error> {
+        let refused = |error: &str| Err(Error::Refused(error.to_owned()));
+        let mut result = Ok(());
+        for (pending, published) in settled.outcomes {
+            let reason = match published {
+                PublishOutcome::Confirmed if pending.results => {
+                    self.delivered(pending, outcome, on_moved)?;
+                    continue;
+                }
+                PublishOutcome::Confirmed => {
+                    self.done(pending, outcome, on_moved)?;
+                    continue;
+                }
+                PublishOutcome::Returned if pending.results => "its reply queue does not exist",
+                // Jobs all go to the same place: the others would not arrive either.
+                PublishOutcome::Returned => {
+                    result = refused("there is no queue for the jobs (312 NO_ROUTE)");
+                    "there is no queue for it"
+                }
+                PublishOutcome::Refused => {
+                    result = refused("the queue is full and refuses messages");
+                    "the queue is full"
+                }
+                PublishOutcome::TooLarge => "its body is larger than RabbitMQ accepts",
+            };
+            outcome.kept.push((pending.fingerprint, reason.to_owned()));
+        }
+        settled.lost.map_or(result, |error| Err(error.into()))
+    }
+
+    /// Waits for the outcomes that are outstanding.
+    pub(super) async fn settle_all(
+        &mut self,
+        destination: &mut Destination<'_>,
+        outcome: &mut Outcome,
+        on_moved: OnMoved<'_>,
+    ) -> Result<(), Error> {
+        let mut result = Ok(());
+        while !destination.is_empty() {
+            let settled = destination.settled().await?;
+            let is_lost = settled.lost.is_some();
+            // Go on after an error, so that the other letters are acknowledged.
+            result = result.and(self.settle(settled, outcome, on_moved));
+            if is_lost {
+                break;
+            }
+        }
+        self.release_waiting(outcome);
+        result
+    }
+
+    fn done(
+        &mut self,
+        pending: PendingLetter,
+        outcome: &mut Outcome,
+        on_moved: OnMoved<'_>,
+    ) -> Result<(), Error> {
+        self.acks.ack(pending.tag)?;
+        self.reading.settle(pending.fingerprint);
+        outcome.done.push(pending.fingerprint);
+        on_moved(1);
+        Ok(())
+    }
+
+    /// Results have reached their reply queue. Their job leaves the queue before them, so that it never runs again.
+    pub(super) fn delivered(
+        &mut self,
+        results: PendingLetter,
+        outcome: &mut Outcome,
+        on_moved: OnMoved<'_>,
+    ) -> Result<(), Error> {
+        let fingerprint = results.fingerprint;
+        outcome.delivered.insert(fingerprint);
+        if !outcome.needed.contains(&fingerprint) {
+            return self.done(results, outcome, on_moved);
+        }
+        if let Some(twin) = self.held.insert(fingerprint, results) {
+            self.done(twin, outcome, on_moved)?;
+        }
+        for job in self.waiting.remove(&fingerprint).unwrap_or_default() {
+            self.done_if_delivered(job, outcome, on_moved)?;
+        }
+        Ok(())
+    }
+
+    /// Removes a job whose results are all delivered, and then these. Other jobs wait.
+    pub(super) fn done_if_delivered(
+        &mut self,
+        job: AnsweredJob,
+        outcome: &mut Outcome,
+        on_moved: OnMoved<'_>,
+    ) -> Result<(), Error> {
+        let missing = job.results.iter().find(|results| !outcome.delivered.contains(*results)).copied();
+        if let Some(missing) = missing {
+            self.waiting.entry(missing).or_default().push(job);
+            return Ok(());
+        }
+        self.done(job.letter, outcome, on_moved)?;
+        for fingerprint in job.results {
+            outcome.needed.remove(&fingerprint);
+            if let Some(results) = self.held.remove(&fingerprint) {
+                self.done(results, outcome, on_moved)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps jobs whose results could not be delivered, together with their delivered results. Claims jobs again whose results were not
+    /// read yet, and delivered results whose job was not.
+    fn release_waiting(&mut self, outcome: &mut Outcome) {
+        let kept: HashSet<_> = outcome.kept.iter().map(|(fingerprint, _)| *fingerprint).collect();
+        for AnsweredJob { letter, results } in std::mem::take(&mut self.waiting).into_values().flatten() {
+            if results.iter().any(|results| kept.contains(results)) {
+                outcome.kept.push((letter.fingerprint, "its results could not be delivered".to_owned()));
+                let delivered = results.into_iter().filter(|results| self.held.remove(results).is_some());
+                let why = "it was delivered, and stays because other results of its job could not be";
+                outcome.kept.extend(delivered.map(|results| (results, why.to_owned())));
+            } else {
+                self.end
+                    .given_back
+                    .push((letter.fingerprint, "some of its results were not found in the queue"));
+                self.reading.unclaim(letter.fingerprint, Kind::AnsweredBy(results));
+            }
+        }
+        for fingerprint in std::mem::take(&mut self.held).into_keys() {
+            outcome.back.insert(fingerprint);
+            self.end.given_back.push((fingerprint, "it was delivered, and stays because its job stays"));
+            self.reading.unclaim(fingerprint, Kind::Results);
+        }
+    }
+}
