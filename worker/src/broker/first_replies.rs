@@ -13,10 +13,11 @@ use lapin::options::ConfirmSelectOptions;
 use lapin::types::ShortString;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use vramq_amqp::{ConfirmedPublisher, MatchBy, UnknownOutcome, transfer_seconds};
+use vramq_amqp::{ConfirmedPublisher, MatchBy, Transfer, UnknownOutcome};
 
 use super::aux_channel::AuxChannelState;
 use super::channel_shares::ChannelShares;
+use super::first_reply_deadline::{FirstReplyDeadline, Overdue};
 use super::message::Message;
 use super::opening::is_channel_too_many;
 use super::publisher::{MessageOutcome, publish_on};
@@ -36,6 +37,8 @@ struct Shared {
     connection: Arc<Connection>,
     aux_state: Arc<AuxChannelState>,
     confirm_s: u32,
+    /// Counts what all channels of the connection publish.
+    transfer: Transfer,
     queues: Mutex<ReplyQueues>,
     /// Who has a channel, and who waits for one.
     shares: Mutex<ChannelShares>,
@@ -57,11 +60,17 @@ struct Channels {
 }
 
 impl FirstReplies {
-    pub(super) fn new(connection: Arc<Connection>, aux_state: Arc<AuxChannelState>, confirm_s: u32) -> Self {
+    pub(super) fn new(
+        connection: Arc<Connection>,
+        aux_state: Arc<AuxChannelState>,
+        confirm_s: u32,
+        transfer: Transfer,
+    ) -> Self {
         let shared = Shared {
             connection,
             aux_state,
             confirm_s,
+            transfer,
             queues: Mutex::default(),
             shares: Mutex::default(),
             channels: Mutex::default(),
@@ -89,8 +98,6 @@ impl FirstReplies {
         caller: String,
     ) -> Result<Option<MessageOutcome>, UnknownOutcome> {
         let Some(OwnChannel { publisher, permit }) = self.channel(caller).await? else { return Ok(None) };
-        let confirm_s = self.shared.confirm_s.saturating_add(transfer_seconds(message.body.len()));
-        let before = self.shared.answers.load(Ordering::Relaxed);
         let is_queue_silent = tokio::select! {
             outcome = publish_on(&publisher, message) => {
                 let outcome = outcome?;
@@ -99,7 +106,11 @@ impl FirstReplies {
                 queue.took_alone(outcome, Instant::now());
                 return Ok(Some(outcome));
             }
-            overdue = self.shared.overdue(before, confirm_s) => overdue?,
+            overdue = self.shared.overdue(&publisher) => match overdue {
+                Overdue::QueueIsSilent => true,
+                Overdue::GivenUp => false,
+                Overdue::BrokerIsSilent(time) => return Err(UnknownOutcome::Silent(time)),
+            },
         };
         // Only if this queue is silent, not the whole broker: replies that wait behind this one then end with it.
         if is_queue_silent {
@@ -165,7 +176,8 @@ impl FirstReplies {
             }
         };
         // `Shared::overdue` sets its deadline.
-        let publisher = ConfirmedPublisher::new(channel, MatchBy::PublishSeq, None);
+        let transfer = self.shared.transfer.clone();
+        let publisher = ConfirmedPublisher::beside_others(channel, MatchBy::PublishSeq, None, transfer);
         if self.shared.is_blocked() {
             publisher.blocked();
         }
@@ -217,34 +229,17 @@ impl Drop for Permit {
 }
 
 impl Shared {
-    /// Waits as long as a confirm may take, without the time in which the broker blocks publishers. `before`: the broker's answers when the
-    /// message was sent; `confirm_s`: how long it may take. True if the queue is silent: the broker answered other messages meanwhile.
-    /// Otherwise one reply is given up (`false`), whose dead letter shows whether the broker answers, and the others wait for another such
-    /// time.
-    ///
-    /// # Errors
-    /// [`UnknownOutcome::Silent`]: the broker answered nothing in that time either.
-    async fn overdue(&self, before: u64, confirm_s: u32) -> Result<bool, UnknownOutcome> {
+    /// Waits as long as the confirm of a channel's only message may take, without the time in which the broker blocks publishers.
+    async fn overdue(&self, publisher: &ConfirmedPublisher) -> Overdue {
         let mut seconds = self.seconds.subscribe();
-        let sent = *seconds.borrow_and_update();
-        let mut has_answered = false;
+        let answers = || self.answers.load(Ordering::Relaxed);
+        let mut deadline = FirstReplyDeadline::new(self.confirm_s, *seconds.borrow_and_update(), answers());
         // An `Err` only without a sender; `self` holds one.
         while seconds.changed().await.is_ok() {
-            let waited = seconds.borrow_and_update().saturating_sub(sent);
-            if waited <= confirm_s {
-                continue;
-            }
-            let answers = self.answers.load(Ordering::Relaxed) != before;
-            if answers && has_answered {
-                return Ok(true);
-            }
-            // After the broker was silent, its answers arrive together. Allow the own one a moment.
-            has_answered = answers;
-            if !answers && !self.is_one_given_up.swap(true, Ordering::Relaxed) {
-                return Ok(false);
-            }
-            if !answers && waited > confirm_s.saturating_mul(2) {
-                return Err(UnknownOutcome::Silent(self.confirm_s));
+            let second = *seconds.borrow_and_update();
+            let gives_up = || !self.is_one_given_up.swap(true, Ordering::Relaxed);
+            if let Some(overdue) = deadline.look(second, publisher.unread_bytes(), answers(), gives_up) {
+                return overdue;
             }
         }
         std::future::pending().await

@@ -14,6 +14,7 @@ mod direct_link;
 pub mod direct_replies;
 pub mod fingerprint;
 mod first_replies;
+mod first_reply_deadline;
 pub mod heartbeats;
 pub mod job_channel;
 pub mod message;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use lapin::{Channel, Connection, Event};
-use vramq_amqp::{Address, BrokerHost, ConfirmedPublisher, MatchBy};
+use vramq_amqp::{Address, BrokerHost, ConfirmedPublisher, MatchBy, Transfer};
 use vramq_core::ids::{ModelIndex, QueueIndex};
 
 use super::aux_channel::{AuxChannel, AuxChannelState};
@@ -132,12 +132,15 @@ impl Session {
                 return Err(error);
             }
         };
-        let publishing = Arc::new(publishing);
+        let (publishing, transfer) = (Arc::new(publishing), Transfer::default());
         // Without channels for the control plane, the broker allows none for these either.
         let first_replies = plan.aux_state.has_first_replies().then(|| {
-            FirstReplies::new(Arc::clone(&publishing), Arc::clone(plan.aux_state), broker.confirm_s)
+            let (publishing, aux_state) = (Arc::clone(&publishing), Arc::clone(plan.aux_state));
+            FirstReplies::new(publishing, aux_state, broker.confirm_s, transfer.clone())
         });
-        let publisher = ConfirmedPublisher::new(publisher, MatchBy::PublishSeq, Some(broker.confirm_s));
+        let confirm_s = Some(broker.confirm_s);
+        let publisher =
+            ConfirmedPublisher::beside_others(publisher, MatchBy::PublishSeq, confirm_s, transfer);
         Ok(Self {
             consuming: Arc::new(consuming),
             host,
