@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use lapin::Connection;
 use lapin::options::ConfirmSelectOptions;
 use lapin::types::ShortString;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use vramq_amqp::{ConfirmedPublisher, MatchBy, Transfer, UnknownOutcome};
 
 use super::aux_channel::AuxChannelState;
-use super::channel_shares::ChannelShares;
+use super::channel_shares::{ChannelShares, Permit};
 use super::first_reply_deadline::{FirstReplyDeadline, Overdue};
 use super::message::Message;
 use super::opening::is_channel_too_many;
@@ -25,6 +26,10 @@ use super::reply_queues::{ReplyQueue, ReplyQueues};
 
 /// How long the broker may take to close a channel before another one is opened in addition: longer than RabbitMQ's 65 s.
 const CLOSE_MAX: Duration = Duration::from_secs(90);
+
+/// The most channels that stay open without a message. A worker whose queues all confirm needs a few at a time; each more costs a request
+/// to open it.
+const IDLE_MAX: usize = 8;
 
 /// The session's channels for first replies. Clones share them.
 #[derive(Clone, Debug)]
@@ -41,7 +46,7 @@ struct Shared {
     transfer: Transfer,
     queues: Mutex<ReplyQueues>,
     /// Who has a channel, and who waits for one.
-    shares: Mutex<ChannelShares>,
+    shares: ChannelShares,
     channels: Mutex<Channels>,
     /// Counts the seconds in which the broker read from the connection.
     seconds: watch::Sender<u32>,
@@ -72,7 +77,7 @@ impl FirstReplies {
             confirm_s,
             transfer,
             queues: Mutex::default(),
-            shares: Mutex::default(),
+            shares: ChannelShares::default(),
             channels: Mutex::default(),
             seconds: watch::Sender::new(0),
             answers: AtomicU64::new(0),
@@ -97,16 +102,16 @@ impl FirstReplies {
         message: &Message,
         caller: String,
     ) -> Result<Option<MessageOutcome>, UnknownOutcome> {
-        let Some(OwnChannel { publisher, permit }) = self.channel(caller).await? else { return Ok(None) };
+        let Some(channel) = self.channel(caller).await? else { return Ok(None) };
         let is_queue_silent = tokio::select! {
-            outcome = publish_on(&publisher, message) => {
+            outcome = publish_on(&channel.publisher, message) => {
                 let outcome = outcome?;
                 self.broker_answers();
-                self.shared.channels().idle.push(publisher);
+                channel.put_back();
                 queue.took_alone(outcome, Instant::now());
                 return Ok(Some(outcome));
             }
-            overdue = self.shared.overdue(&publisher) => match overdue {
+            overdue = self.shared.overdue(&channel.publisher) => match overdue {
                 Overdue::QueueIsSilent => true,
                 Overdue::GivenUp => false,
                 Overdue::BrokerIsSilent(time) => return Err(UnknownOutcome::Silent(time)),
@@ -116,7 +121,6 @@ impl FirstReplies {
         if is_queue_silent {
             queue.took_alone(MessageOutcome::NoConfirm, Instant::now());
         }
-        self.close(publisher, permit);
         Ok(Some(MessageOutcome::NoConfirm))
     }
 
@@ -126,36 +130,16 @@ impl FirstReplies {
         self.shared.is_one_given_up.store(false, Ordering::Relaxed);
     }
 
-    /// Closes the channel and returns its permit when the broker has done so. That may take a minute.
-    fn close(&self, publisher: ConfirmedPublisher, permit: Permit) {
-        let shared = Arc::clone(&self.shared);
-        tokio::spawn(async move {
-            let closed = timeout(CLOSE_MAX, publisher.close()).await;
-            tracing::debug!(?closed, "closed the channel of a silent reply queue");
-            shared.channels().open.retain(ConfirmedPublisher::is_open);
-            drop(permit);
-        });
-    }
-
     /// Waits until a caller may have a channel; `None` if the connection allows no more.
     async fn channel(&self, caller: String) -> Result<Option<OwnChannel>, UnknownOutcome> {
-        let permit = self.permit(caller).await;
+        let permit = self.shared.shares.permit(&caller).await;
         let idle = self.shared.channels().idle.pop();
         let publisher = match idle {
             Some(publisher) => Some(publisher),
             None => self.open().await?,
         };
-        Ok(publisher.map(|publisher| OwnChannel { publisher, permit }))
-    }
-
-    /// Not cancel-safe: a channel that is passed on to a future that was dropped is not free again in this session.
-    async fn permit(&self, caller: String) -> Permit {
-        let waiting = self.shared.shares().take(&caller);
-        if let Some(waiting) = waiting {
-            // An `Err` only without a sender; `self` holds it.
-            let _ = waiting.await;
-        }
-        Permit { shared: Arc::clone(&self.shared), caller }
+        let shared = Arc::clone(&self.shared);
+        Ok(publisher.map(|publisher| OwnChannel { shared, publisher, permit: Some(permit) }))
     }
 
     async fn open(&self) -> lapin::Result<Option<ConfirmedPublisher>> {
@@ -210,21 +194,40 @@ impl FirstReplies {
     }
 }
 
-/// A channel for one message at a time, with its permit.
+/// A channel for one message at a time, with its permit. Dropped without the outcome of its message, it is closed: the message could hold
+/// up the next one.
 struct OwnChannel {
-    publisher: ConfirmedPublisher,
-    permit: Permit,
-}
-
-/// A caller's permit for one channel. Returns it when dropped.
-struct Permit {
     shared: Arc<Shared>,
-    caller: String,
+    publisher: ConfirmedPublisher,
+    /// `None` when the channel was put back.
+    permit: Option<Permit>,
 }
 
-impl Drop for Permit {
+impl OwnChannel {
+    /// Its message has its outcome: the channel may carry another one.
+    fn put_back(mut self) {
+        let mut channels = self.shared.channels();
+        if channels.idle.len() < IDLE_MAX {
+            channels.idle.push(self.publisher.clone());
+            drop(channels);
+            self.permit = None;
+        }
+    }
+}
+
+impl Drop for OwnChannel {
+    /// Returns the permit when the broker has closed the channel. That may take a minute.
     fn drop(&mut self) {
-        self.shared.shares().give_back(&self.caller);
+        let Some(permit) = self.permit.take() else { return };
+        // Without a runtime the process ends, and its connections with it.
+        let Ok(runtime) = Handle::try_current() else { return };
+        let (shared, publisher) = (Arc::clone(&self.shared), self.publisher.clone());
+        runtime.spawn(async move {
+            let closed = timeout(CLOSE_MAX, publisher.close()).await;
+            tracing::debug!(?closed, "closed a channel for first replies");
+            shared.channels().open.retain(ConfirmedPublisher::is_open);
+            drop(permit);
+        });
     }
 }
 
@@ -252,10 +255,5 @@ impl Shared {
     /// Nothing panics while it holds the lock.
     fn channels(&self) -> MutexGuard<'_, Channels> {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The same.
-    fn shares(&self) -> MutexGuard<'_, ChannelShares> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
