@@ -97,7 +97,7 @@ const OTHERS: usize = 20;
 const ANSWERED_WITHIN: Duration = Duration::from_secs(180);
 
 /// What keeps reply queues from confirming.
-enum Silence<'a> {
+pub(crate) enum Silence<'a> {
     /// The processes of classic queues are suspended. Of a quorum queue the publisher's channel would wait for it.
     Suspended(&'a Node, Vec<String>),
     /// Quorum queues have two members, and the node of one of them is dead. All other queues have one.
@@ -110,7 +110,7 @@ impl<'a> Silence<'a> {
     }
 
     /// Declares the queues. The queues of the workers are there: with one member each, they lose no majority.
-    async fn declare_all(env: &TestEnv, node: &'a Node, queues: &[String]) -> Result<Self> {
+    pub(crate) async fn declare_all(env: &TestEnv, node: &'a Node, queues: &[String]) -> Result<Self> {
         let mut arguments = env.setup.queue.arguments();
         if env.setup.queue == Queue::Classic {
             for queue in queues {
@@ -134,14 +134,14 @@ impl<'a> Silence<'a> {
     }
 
     /// From now on the queues confirm nothing.
-    async fn begin(&self, env: &TestEnv) -> Result<()> {
+    pub(crate) async fn begin(&self, env: &TestEnv) -> Result<()> {
         match self {
             Self::Suspended(node, queues) => suspend(env, node, queues, "suspend").await,
             Self::NoMajority(peer) => peer.kill().await,
         }
     }
 
-    async fn end(&self, env: &TestEnv) -> Result<()> {
+    pub(crate) async fn end(&self, env: &TestEnv) -> Result<()> {
         match self {
             Self::Suspended(node, queues) => suspend(env, node, queues, "resume").await,
             Self::NoMajority(peer) => peer.restart().await,
@@ -162,7 +162,7 @@ async fn suspend(env: &TestEnv, node: &Node, queues: &[String], act: &str) -> Re
 }
 
 /// A cluster of RabbitMQ 4.3 that has lost one of its two nodes has no majority for its metadata either, and answers nothing about queues.
-async fn loses_its_metadata(env: &TestEnv) -> Result<bool> {
+pub(crate) async fn loses_its_metadata(env: &TestEnv) -> Result<bool> {
     let is_lost = env.setup.queue == Queue::Quorum && env.vhost.broker_is_at_least(4, 3).await?;
     if is_lost {
         not_run("this broker needs a cluster of three nodes for it");

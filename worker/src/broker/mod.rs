@@ -26,5 +26,6 @@ pub mod received;
 mod reply_queues;
 mod republished;
 pub mod session;
+pub mod silent_queues;
 pub mod topology;
 pub mod withdrawals;
