@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use crate::confirm_clock::ConfirmClock;
 use crate::confirms::{Confirms, PublishOutcome};
 use crate::returns::{MatchBy, Returns};
-use crate::transfer::transfer_seconds;
+use crate::transfer::{ConfirmTime, Transfer};
 
 /// The factor by which each other confirm reduces the slowest time: after some dozens it no longer counts.
 const SLOWEST_FADES: f64 = 0.95;
@@ -28,10 +28,10 @@ pub enum UnknownOutcome {
     /// The connection or channel is closed.
     #[error(transparent)]
     Closed(#[from] lapin::Error),
-    #[error("the broker did not confirm a message within {0} s")]
-    NoConfirm(u32),
-    #[error("the broker confirmed no message during two periods of {0} s")]
-    Silent(u32),
+    #[error("the broker did not confirm a message within {0}")]
+    NoConfirm(ConfirmTime),
+    #[error("the broker confirmed no message for {0}")]
+    Silent(ConfirmTime),
     #[error("{0} messages wait for confirms of silent queues, as many as a session allows")]
     SilentQueues(usize),
 }
@@ -41,24 +41,31 @@ pub enum UnknownOutcome {
 struct Open {
     /// The clock's time when the message was sent.
     sent: Duration,
-    /// The size of its body.
-    bytes: usize,
+    /// Where it ends on the connection: see [`Transfer`].
+    end: u64,
     /// The tick from which on the broker could have confirmed the message.
     since: u32,
     /// A later publish was confirmed: the broker has read this one.
     is_read: bool,
-    due: Option<Silence>,
+    due: Option<Overdue>,
     waker: Option<Waker>,
 }
 
 impl Open {
     /// Stops waiting for the confirm.
-    fn give_up(&mut self, silence: Silence) {
-        self.due = Some(silence);
+    fn give_up(&mut self, silence: Silence, after: ConfirmTime) {
+        self.due = Some(Overdue { silence, after });
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
     }
+}
+
+/// A confirm that did not come in its time.
+#[derive(Clone, Copy, Debug)]
+struct Overdue {
+    silence: Silence,
+    after: ConfirmTime,
 }
 
 /// What is silent when a confirm does not come.
@@ -82,8 +89,13 @@ pub(crate) struct Ledger {
     /// The last confirm: its second, and the latest publish that was confirmed.
     confirmed_at: u32,
     confirmed: u64,
-    /// No confirm came for the whole time that one may take, and none since.
-    is_silent: bool,
+    /// The time in which one had to come and none came, if none came since.
+    silent_for: Option<ConfirmTime>,
+    /// What the connection has sent, and how much of it the broker has read or has had the time to read.
+    transfer: Transfer,
+    read: u64,
+    /// Where the last publish ends.
+    end: u64,
     open: HashMap<u64, Open>,
     /// Publishes no longer waited for. The confirm is `None` once it has come.
     late: HashMap<u64, Option<PublisherConfirm>>,
@@ -98,15 +110,29 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Publish numbers start after `last`. The broker has `seconds_max` seconds for each confirm, or no limit.
-    pub(crate) fn new(last: u64, match_by: MatchBy, seconds_max: Option<u32>, now: Instant) -> Self {
+    /// Publish numbers start after `last`. The broker has `seconds_max` seconds for each confirm, or no limit. `transfer` counts what all
+    /// channels of the connection publish.
+    pub(crate) fn new(
+        last: u64,
+        match_by: MatchBy,
+        seconds_max: Option<u32>,
+        transfer: Transfer,
+        now: Instant,
+    ) -> Self {
         Self {
             last,
             seconds_max: seconds_max.unwrap_or(u32::MAX),
             clock: ConfirmClock::running(now),
             returns: Returns::new(match_by),
+            read: transfer.read(),
+            transfer,
             ..Self::default()
         }
+    }
+
+    /// The bytes up to the end of the last publish that may still be on their way.
+    pub(crate) fn unread(&self) -> u64 {
+        self.transfer.unread(self.end)
     }
 
     pub(crate) fn slowest(&self) -> Duration {
@@ -125,51 +151,65 @@ impl Ledger {
     pub(crate) fn register(&mut self, message_id: Option<&ShortString>, bytes: usize, now: Instant) -> u64 {
         self.last += 1;
         self.returns.register(self.last, message_id);
-        let (sent, since) = (self.clock.read(now), self.seconds);
-        self.open.insert(self.last, Open { sent, bytes, since, is_read: false, due: None, waker: None });
+        self.end = self.transfer.publish(bytes);
+        let (sent, end, since) = (self.clock.read(now), self.end, self.seconds);
+        self.open.insert(self.last, Open { sent, end, since, is_read: false, due: None, waker: None });
         self.last
     }
 
     /// Counts a second, unless the broker blocks publishers. A standstill of the process counts as one second.
     ///
-    /// The broker reads messages in order. So the time for a confirm starts when a later publish was confirmed: until then each confirm
-    /// shows that the broker still has earlier messages to read, for example over a slow network. If no confirm comes at all, the oldest
-    /// publish may be large and on its way; beyond the time for that, the broker may be stuck at it. So that one is given up first; all are,
-    /// if still nothing is confirmed.
+    /// The broker reads messages in order. So the time for a confirm starts when a later publish of the channel was confirmed: until then
+    /// each confirm shows that the broker still has earlier messages to read, for example over a slow network. If no confirm comes at all,
+    /// what was published before on the connection may be large and on its way; beyond the time for that, the broker may be stuck at the
+    /// oldest publish. So that one is given up first; all are, if still nothing is confirmed.
     pub(crate) fn tick(&mut self) {
         if !self.clock.is_running() {
             return;
         }
         self.seconds += 1;
+        let read_before = self.read;
+        self.read = self.read.max(self.transfer.read());
         for (sequence, open) in self.open.iter_mut().filter(|(_, open)| !open.is_read) {
             open.is_read = self.confirmed > *sequence;
-            let since = if open.is_read { self.seconds } else { self.confirmed_at };
+            // Another channel's confirm shows that the broker reads what stands before this publish.
+            let comes_nearer = self.read > read_before && open.end > read_before;
+            let since = if open.is_read || comes_nearer { self.seconds } else { self.confirmed_at };
             open.since = open.since.max(since);
         }
-        let unread = self.open.iter().filter(|(_, open)| !open.is_read);
-        let oldest_bytes = unread.min_by_key(|(sequence, _)| **sequence).map_or(0, |(_, open)| open.bytes);
-        let unread_max = self.seconds_max.saturating_add(transfer_seconds(oldest_bytes));
-        let mut is_silent = false;
-        for open in self.open.values_mut() {
+        let queue_time = ConfirmTime::new(self.seconds_max, 0);
+        let mut silent = None;
+        for (sequence, open) in &mut self.open {
             // One more tick than the limit, because the message was sent in the middle of the first.
             let waited = self.seconds - open.since;
-            match open.is_read {
-                true if waited > self.seconds_max => open.give_up(Silence::Queue),
-                true => {}
-                false => is_silent |= waited > unread_max,
+            if open.is_read {
+                if waited > self.seconds_max {
+                    open.give_up(Silence::Queue, queue_time);
+                }
+                continue;
+            }
+            let time = ConfirmTime::new(self.seconds_max, open.end.saturating_sub(self.read));
+            if waited > time.seconds() && silent.is_none_or(|(oldest, _)| *sequence < oldest) {
+                silent = Some((*sequence, time));
             }
         }
-        if !is_silent {
-            return;
+        if let Some((oldest, time)) = silent {
+            self.note_silence(oldest, time);
         }
-        let unread = self.open.iter_mut().filter(|(_, open)| !open.is_read);
-        if self.is_silent {
-            unread.for_each(|(_, open)| open.give_up(Silence::Channel));
-        } else if let Some((_, oldest)) = unread.min_by_key(|(sequence, _)| **sequence) {
-            oldest.give_up(Silence::Queue);
+    }
+
+    /// The channel confirmed nothing in the time for its oldest publish.
+    fn note_silence(&mut self, oldest: u64, time: ConfirmTime) {
+        if let Some(before) = self.silent_for {
+            let unread = self.open.values_mut().filter(|open| !open.is_read);
+            unread.for_each(|open| open.give_up(Silence::Channel, before.and(time)));
+        } else if let Some(oldest) = self.open.get_mut(&oldest) {
+            oldest.give_up(Silence::Queue, time);
+            // It has had the time to arrive.
+            self.read = self.read.max(oldest.end);
         }
         // Give the others the same time again.
-        (self.is_silent, self.confirmed_at) = (true, self.seconds);
+        (self.silent_for, self.confirmed_at) = (Some(time), self.seconds);
     }
 
     /// Polls for the end of the wait. When the confirm is overdue, the ledger keeps it: it may still come, and carry the return of another
@@ -181,16 +221,16 @@ impl Ledger {
         waker: &Waker,
     ) -> Poll<UnknownOutcome> {
         let Some(open) = self.open.get_mut(&sequence) else { return Poll::Pending };
-        let Some(silence) = open.due else {
+        let Some(Overdue { silence, after }) = open.due else {
             open.waker = Some(waker.clone());
             return Poll::Pending;
         };
         self.open.remove(&sequence);
         self.late.insert(sequence, confirm.take());
         Poll::Ready(match (silence, self.late.len()) {
-            (Silence::Channel, _) => UnknownOutcome::Silent(self.seconds_max),
+            (Silence::Channel, _) => UnknownOutcome::Silent(after),
             (Silence::Queue, late @ LATE_MAX..) => UnknownOutcome::SilentQueues(late),
-            (Silence::Queue, _) => UnknownOutcome::NoConfirm(self.seconds_max),
+            (Silence::Queue, _) => UnknownOutcome::NoConfirm(after),
         })
     }
 
@@ -200,8 +240,10 @@ impl Ledger {
         if let Some(open) = self.open.remove(&sequence) {
             let took = self.clock.read(now).saturating_sub(open.sent);
             self.slowest = took.max(self.slowest.mul_f64(SLOWEST_FADES));
+            self.transfer.confirmed(open.end);
+            self.read = self.read.max(open.end);
         }
-        (self.is_silent, self.confirmed_at) = (false, self.seconds);
+        (self.silent_for, self.confirmed_at) = (None, self.seconds);
         self.confirmed = self.confirmed.max(sequence);
         let carried = carried(confirmation, &self.returns);
         self.confirms.complete(sequence, confirmation.is_ack(), carried)

@@ -2,8 +2,17 @@ use super::*;
 
 const SECONDS_MAX: u32 = 3;
 
+/// A large message, and the seconds that it takes at 64 KiB/s.
+const LARGE: usize = 16 << 20;
+const LARGE_S: u32 = 256;
+
 fn ledger(now: Instant) -> Ledger {
-    Ledger::new(0, MatchBy::PublishSeq, Some(SECONDS_MAX), now)
+    beside_others(&Transfer::default(), now)
+}
+
+/// The ledger of another channel of the same connection.
+fn beside_others(transfer: &Transfer, now: Instant) -> Ledger {
+    Ledger::new(0, MatchBy::PublishSeq, Some(SECONDS_MAX), transfer.clone(), now)
 }
 
 fn register(ledger: &mut Ledger, now: Instant) -> u64 {
@@ -61,7 +70,7 @@ fn a_confirm_is_due_when_its_time_is_over_and_the_broker_did_not_block() {
 #[test]
 fn without_a_deadline_no_confirm_is_due() {
     let now = Instant::now();
-    let mut ledger = Ledger::new(0, MatchBy::MessageId, None, now);
+    let mut ledger = Ledger::new(0, MatchBy::MessageId, None, Transfer::default(), now);
     let silent = register(&mut ledger, now);
     ticks(&mut ledger, 100_000);
     assert!(!is_due(&mut ledger, silent));
@@ -109,7 +118,8 @@ fn a_silent_channel_gives_up_its_oldest_publish_and_then_all() {
     ledger.tick();
     for sequence in [second, third] {
         let end = ledger.wait(sequence, &mut None, Waker::noop());
-        assert!(matches!(end, Poll::Ready(UnknownOutcome::Silent(SECONDS_MAX))));
+        let Poll::Ready(UnknownOutcome::Silent(time)) = end else { panic!("{end:?}") };
+        assert_eq!(time, ConfirmTime { confirm_s: 2 * SECONDS_MAX, transfer_s: 0 });
     }
 }
 
@@ -117,10 +127,9 @@ fn a_silent_channel_gives_up_its_oldest_publish_and_then_all() {
 fn large_messages_have_the_time_that_a_slow_network_takes() {
     let now = Instant::now();
     let mut ledger = ledger(now);
-    let bytes = 16 << 20;
-    let large = ledger.register(None, bytes, now);
+    let large = ledger.register(None, LARGE, now);
     let next = register(&mut ledger, now);
-    ticks(&mut ledger, SECONDS_MAX + 256);
+    ticks(&mut ledger, SECONDS_MAX + LARGE_S);
     assert!(!is_due(&mut ledger, large));
     confirm(&mut ledger, large, now);
     // What has arrived takes no more time.
@@ -129,11 +138,63 @@ fn large_messages_have_the_time_that_a_slow_network_takes() {
     ledger.tick();
     assert!(is_due(&mut ledger, next));
     // The broker reads in order: the large message has arrived before the one that is confirmed.
-    let large = ledger.register(None, bytes, now);
+    let large = ledger.register(None, LARGE, now);
     let behind = register(&mut ledger, now);
     confirm(&mut ledger, behind, now);
     ticks(&mut ledger, SECONDS_MAX + 2);
     assert!(is_due(&mut ledger, large), "its queue is silent");
+}
+
+#[test]
+fn a_publish_has_the_time_for_what_other_channels_published_before() {
+    let (now, transfer) = (Instant::now(), Transfer::default());
+    let (mut ledger, mut other) = (beside_others(&transfer, now), beside_others(&transfer, now));
+    let large = [(); 2].map(|()| other.register(None, LARGE, now));
+    let small = register(&mut ledger, now);
+    assert_eq!(ledger.unread(), 2 * LARGE as u64);
+    for sequence in large {
+        // Each takes its whole time, and the broker some of its own.
+        ticks(&mut ledger, LARGE_S + SECONDS_MAX);
+        assert!(!is_due(&mut ledger, small));
+        confirm(&mut other, sequence, now);
+    }
+    assert_eq!(ledger.unread(), 0);
+    ticks(&mut ledger, 1 + SECONDS_MAX);
+    assert!(!is_due(&mut ledger, small), "the time starts when what was before it has arrived");
+    ledger.tick();
+    assert!(is_due(&mut ledger, small));
+}
+
+/// Its channel is closed, or its queue silent: it delays nobody after a later confirm, and before no longer than it takes itself.
+#[test]
+fn a_large_message_that_is_never_confirmed_delays_others_once() {
+    let (now, transfer) = (Instant::now(), Transfer::default());
+    let mut closed = beside_others(&transfer, now);
+    closed.register(None, LARGE, now);
+    drop(closed);
+
+    let mut ledger = beside_others(&transfer, now);
+    let [first, second] = [(); 2].map(|()| register(&mut ledger, now));
+    ticks(&mut ledger, SECONDS_MAX + LARGE_S);
+    assert!(!is_due(&mut ledger, first));
+    ledger.tick();
+    let end = ledger.wait(first, &mut None, Waker::noop());
+    let Poll::Ready(UnknownOutcome::NoConfirm(time)) = end else { panic!("{end:?}") };
+    assert_eq!(time, ConfirmTime { confirm_s: SECONDS_MAX, transfer_s: LARGE_S });
+    // The large message has had its time.
+    ticks(&mut ledger, SECONDS_MAX + 1);
+    let end = ledger.wait(second, &mut None, Waker::noop());
+    let Poll::Ready(UnknownOutcome::Silent(time)) = end else { panic!("{end:?}") };
+    assert_eq!(time, ConfirmTime { confirm_s: 2 * SECONDS_MAX, transfer_s: LARGE_S });
+
+    let mut ledger = beside_others(&transfer, now);
+    let third = register(&mut ledger, now);
+    assert_eq!(ledger.unread(), LARGE as u64);
+    confirm(&mut ledger, third, now);
+    let fourth = register(&mut ledger, now);
+    assert_eq!(ledger.unread(), 0);
+    ticks(&mut ledger, SECONDS_MAX + 1);
+    assert!(is_due(&mut ledger, fourth));
 }
 
 #[test]

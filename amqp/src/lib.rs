@@ -38,7 +38,7 @@ pub use patches::{MissingPatch, missing_patches};
 pub use pipeline::{CONFIRMS_IN_FLIGHT, Limits, PublishPipeline, Settled};
 pub use publisher::{ConfirmedPublisher, Message, Unconfirmed};
 pub use returns::MatchBy;
-pub use transfer::transfer_seconds;
+pub use transfer::{ConfirmTime, Transfer};
 pub use withdrawals::{
     Excess, REPEAT_EVERY, WITHDRAWN_MAX, Withdrawals, Withdrawn, new_secret, publish_withdrawals,
 };

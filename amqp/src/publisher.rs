@@ -17,6 +17,7 @@ use vramq_schemas::headers::PUBLISH_SEQ;
 use crate::confirms::PublishOutcome;
 use crate::ledger::{Ledger, UnknownOutcome};
 use crate::returns::MatchBy;
+use crate::transfer::Transfer;
 
 /// A message to publish.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -64,9 +65,20 @@ impl ConfirmedPublisher {
     /// `channel` is in confirm mode. The broker has `confirm_s` seconds, counted by [`tick`](Self::tick), for each confirm. `None`:
     /// confirms are awaited as long as the channel is open.
     pub fn new(channel: Channel, match_by: MatchBy, confirm_s: Option<u32>) -> Self {
+        Self::beside_others(channel, match_by, confirm_s, Transfer::default())
+    }
+
+    /// The same on a connection with other publishers: all count what they publish in its `transfer`, so that a confirm has the time for
+    /// what was published before it on any channel.
+    pub fn beside_others(
+        channel: Channel,
+        match_by: MatchBy,
+        confirm_s: Option<u32>,
+        transfer: Transfer,
+    ) -> Self {
         // A random start below 2^62: no two publishers use the same numbers, and counting cannot overflow.
         let last = uuid::Uuid::new_v4().as_u64_pair().0 >> 2;
-        let ledger = Ledger::new(last, match_by, confirm_s, Instant::now());
+        let ledger = Ledger::new(last, match_by, confirm_s, transfer, Instant::now());
         Self { channel, match_by, ledger: Arc::new(Mutex::new(ledger)) }
     }
 
@@ -85,6 +97,11 @@ impl ConfirmedPublisher {
     /// The longest recent time that the broker took for a confirm, without the time for which it blocked publishers.
     pub fn slowest_confirm(&self) -> Duration {
         self.ledger().slowest()
+    }
+
+    /// The bytes up to the end of its last message that may still be on their way to the broker.
+    pub fn unread_bytes(&self) -> u64 {
+        self.ledger().unread()
     }
 
     /// The broker blocks publishers: it reads nothing from now on.

@@ -10,6 +10,7 @@ use vramq_schemas::status::WorkerState;
 
 use crate::broker::aux_channel::AuxChannelState;
 use crate::broker::consumer_timeouts::ConsumerTimeouts;
+use crate::broker::silent_queues::SilentQueues;
 use crate::device::Device;
 use crate::executor::process::programs::Programs;
 use crate::executor::{ActivePass, Executor};
@@ -50,6 +51,7 @@ pub struct WorkerContext {
     pub spans: Option<Arc<Spans>>,
     pub aux_state: Arc<AuxChannelState>,
     pub consumer_timeouts: ConsumerTimeouts,
+    pub silent_queues: SilentQueues,
     pub state_file: StateFile,
 }
 

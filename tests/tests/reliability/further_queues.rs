@@ -8,6 +8,7 @@ use vramq_schemas::topology::jobs_queue;
 use vramq_tests::client::Mailbox;
 use vramq_tests::flow::announce_lost_sessions;
 use vramq_tests::metrics::{Figures, figures};
+use vramq_tests::node::Node;
 use vramq_tests::on_queue_types;
 use vramq_tests::pass_tickets::PassTickets;
 use vramq_tests::test_env::{MODEL, TestEnv};
@@ -15,12 +16,24 @@ use vramq_tests::wait::{SILENCE, until};
 use vramq_tests::worker::Worker;
 
 use crate::queues::{self, FURTHER, received};
+use crate::silence::Silence;
+use crate::silent_replies::loses_its_metadata;
 
 on_queue_types!(
     a_further_queue_that_is_deleted_costs_no_session,
     a_further_queue_with_other_arguments_is_left_alone,
     a_session_that_begins_without_a_further_queue_serves_the_others,
 );
+
+mod a_further_queue_without_its_majority_stops_only_its_own_consumers {
+    vramq_tests::test_over!(
+        run_on_own_node,
+        own_node_cluster,
+        Quorum,
+        Json,
+        a_further_queue_without_its_majority_stops_only_its_own_consumers,
+    );
+}
 
 /// What the worker says of a queue that it cannot consume.
 const MISSING: &str = "a further queue cannot be consumed";
@@ -189,4 +202,36 @@ async fn a_session_that_begins_without_a_further_queue_serves_the_others(env: &m
     publish(env, FURTHER, "team", JOBS).await?;
     answered(&mut replies, JOBS).await?;
     found(&worker).await.map(drop)
+}
+
+/// RabbitMQ starts no consumer of such a queue, and closes the worker's connection if it still has no majority after 65 s.
+async fn a_further_queue_without_its_majority_stops_only_its_own_consumers(
+    env: &mut TestEnv,
+    node: &Node,
+) -> Result<()> {
+    if loses_its_metadata(env).await? {
+        return Ok(());
+    }
+    env.announce(MISSING);
+    // The worker's own queues: with one member each, they lose no majority.
+    env.worker(&[]).await?.drain().await?;
+    let silence = Silence::declare(env, node, &[FURTHER.to_owned()]).await?;
+    silence.begin(env).await?;
+    let worker = worker(env, &["broker.declare=false"]).await?;
+    missing(&worker).await?;
+    let warning = worker.log.wait_for(MISSING).await?;
+    ensure!(warning.text().contains(FURTHER) && warning.text().contains("majority"), "{}", warning.text());
+    let mut replies = env.replies().await?;
+    publish(env, &jobs_queue(MODEL), "own", JOBS).await?;
+    answered(&mut replies, JOBS).await?;
+
+    silence.end(env).await?;
+    let again = found(&worker).await?;
+    ensure!(sessions(&again) == (1, 0), "{}", worker.log.text());
+    ensure!(worker.log.count(MISSING) == 1, "{}", worker.log.text());
+    publish(env, FURTHER, "team", JOBS).await?;
+    answered(&mut replies, JOBS).await?;
+    worker.drain().await?;
+    // While all its members are there to agree.
+    env.vhost.delete_queue(FURTHER).await
 }

@@ -99,7 +99,7 @@ const OTHERS: usize = 20;
 const ANSWERED_WITHIN: Duration = Duration::from_secs(180);
 
 /// A cluster of RabbitMQ 4.3 that has lost one of its two nodes has no majority for its metadata either, and answers nothing about queues.
-async fn loses_its_metadata(env: &TestEnv) -> Result<bool> {
+pub(crate) async fn loses_its_metadata(env: &TestEnv) -> Result<bool> {
     let is_lost = env.setup.queue == Queue::Quorum && env.vhost.broker_is_at_least(4, 3).await?;
     if is_lost {
         not_run("this broker needs a cluster of three nodes for it");

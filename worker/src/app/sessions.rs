@@ -111,6 +111,7 @@ async fn open(
     let context = event_loop.context();
     let (models, aux_state) = (context.models.clone(), context.aux_state.clone());
     let consumer_timeouts = context.consumer_timeouts.clone();
+    let silent_queues = context.silent_queues.clone();
     if is_first {
         context.board.set(Status::new(WorkerState::NoSession, "connecting to the broker"));
     }
@@ -124,6 +125,7 @@ async fn open(
             aux_state: &aux_state,
             direct_replies,
             consumer_timeouts: &consumer_timeouts,
+            silent_queues: &silent_queues,
             is_first,
         };
         let opening = Session::open(plan);

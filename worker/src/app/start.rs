@@ -17,6 +17,7 @@ use super::exit::Exit;
 use super::open::{OpenError, Opened};
 use super::{end, learned_limits, sessions};
 use crate::broker::consumer_timeouts::ConsumerTimeouts;
+use crate::broker::silent_queues::SilentQueues;
 use crate::config::cli::has_span_collector;
 use crate::config::{self, Config, DeviceKind};
 use crate::context::WorkerContext;
@@ -224,6 +225,7 @@ fn event_loop(
         spans: spans.map(Arc::new),
         aux_state: Arc::default(),
         consumer_timeouts: ConsumerTimeouts::new(config.broker.queue_type),
+        silent_queues: SilentQueues::default(),
         state_file,
     };
     Ok(EventLoop::new(core, context))

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
 use lapin::{Channel, Confirmation, Connection};
-use vramq_amqp::{Address, ConnectError};
+use vramq_amqp::{Address, ConfirmTime, ConnectError, Transfer};
 
 use super::deadline::within;
 use super::message::Message;
@@ -15,9 +15,9 @@ use super::opening::STEP_MAX;
 use super::publisher::MessageOutcome;
 use crate::failpoint;
 
-/// How long a confirm may take, unless the broker says that it blocks publishers. The broker does not store direct replies, so this is the
-/// transfer time: 16 MiB, the largest reply, at half a megabyte per second.
-const CONFIRM_MAX: Duration = Duration::from_secs(30);
+/// How many seconds a confirm may take, unless the broker says that it blocks publishers, and beside the time for bytes that are on their
+/// way. The broker does not store direct replies, so a working one needs far less.
+const CONFIRM_S: u32 = 30;
 
 /// How long closing may take when the worker ends, including replies in flight.
 pub(super) const CLOSE_MAX: Duration = Duration::from_secs(2);
@@ -27,6 +27,7 @@ pub(super) const CLOSE_MAX: Duration = Duration::from_secs(2);
 pub(super) struct Link {
     connection: Arc<Connection>,
     channel: Channel,
+    transfer: Transfer,
 }
 
 /// Why there is no confirm.
@@ -34,8 +35,8 @@ pub(super) struct Link {
 pub(super) enum Loss {
     #[error(transparent)]
     Closed(#[from] lapin::Error),
-    #[error("the broker did not confirm a direct reply within {} s", CONFIRM_MAX.as_secs())]
-    NoConfirm,
+    #[error("the broker did not confirm a direct reply within {0}")]
+    NoConfirm(ConfirmTime),
 }
 
 /// Why there is no connection.
@@ -71,7 +72,7 @@ impl Link {
             Ok::<_, lapin::Error>(channel)
         });
         let error = match opened.await {
-            Some(Ok(channel)) => return Ok(Self { connection, channel }),
+            Some(Ok(channel)) => return Ok(Self { connection, channel, transfer: Transfer::default() }),
             Some(Err(error)) => error.into(),
             None => OpenError::Silent,
         };
@@ -90,22 +91,27 @@ impl Link {
         let properties = message.properties.clone().with_headers(message.headers.clone());
         let (exchange, key) = (message.exchange.clone(), message.routing_key.clone());
         let (sent, _) = message.failpoints();
+        let end = self.transfer.publish(message.body.len());
+        // The replies before it, and itself.
+        let time = ConfirmTime::new(CONFIRM_S, self.transfer.unread(end));
         let mut confirmed = pin!(async {
             let options = BasicPublishOptions::default();
             let confirm =
                 self.channel.basic_publish(exchange, key, options, &message.body, properties).await?;
             let id = message.properties.message_id().as_ref().map(ShortString::as_str);
             failpoint::reach(sent, [id]);
-            confirm.await
+            let confirmation = confirm.await?;
+            self.transfer.confirmed(end);
+            Ok::<_, lapin::Error>(confirmation)
         });
         loop {
-            match within(CONFIRM_MAX, &mut confirmed).await {
+            match within(Duration::from_secs(time.seconds().into()), &mut confirmed).await {
                 Some(Ok(Confirmation::Ack(_))) => return Ok(MessageOutcome::Confirmed),
                 Some(Ok(_)) => return Ok(MessageOutcome::Refused),
                 Some(Err(error)) => return Err(error.into()),
                 // A broker that lacks memory or disk space reads nothing, and has said so.
                 None if self.is_open() && self.connection.status().blocked() => {}
-                None => return Err(Loss::NoConfirm),
+                None => return Err(Loss::NoConfirm(time)),
             }
         }
     }

@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 use lapin::Connection;
 use lapin::options::ConfirmSelectOptions;
 use lapin::types::ShortString;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use vramq_amqp::{ConfirmedPublisher, MatchBy, UnknownOutcome, transfer_seconds};
+use vramq_amqp::{ConfirmedPublisher, MatchBy, Transfer, UnknownOutcome};
 
 use super::aux_channel::AuxChannelState;
-use super::channel_shares::ChannelShares;
+use super::channel_shares::{ChannelShares, Permit};
+use super::first_reply_deadline::{FirstReplyDeadline, Overdue};
 use super::message::Message;
 use super::opening::is_channel_too_many;
 use super::publisher::{MessageOutcome, publish_on};
@@ -24,6 +26,10 @@ use super::reply_queues::{ReplyQueue, ReplyQueues};
 
 /// How long the broker may take to close a channel before another one is opened in addition: longer than RabbitMQ's 65 s.
 const CLOSE_MAX: Duration = Duration::from_secs(90);
+
+/// The most channels that stay open without a message. A worker whose queues all confirm needs a few at a time; each more costs a request
+/// to open it.
+const IDLE_MAX: usize = 8;
 
 /// The session's channels for first replies. Clones share them.
 #[derive(Clone, Debug)]
@@ -36,9 +42,11 @@ struct Shared {
     connection: Arc<Connection>,
     aux_state: Arc<AuxChannelState>,
     confirm_s: u32,
+    /// Counts what all channels of the connection publish.
+    transfer: Transfer,
     queues: Mutex<ReplyQueues>,
     /// Who has a channel, and who waits for one.
-    shares: Mutex<ChannelShares>,
+    shares: ChannelShares,
     channels: Mutex<Channels>,
     /// Counts the seconds in which the broker read from the connection.
     seconds: watch::Sender<u32>,
@@ -57,13 +65,19 @@ struct Channels {
 }
 
 impl FirstReplies {
-    pub(super) fn new(connection: Arc<Connection>, aux_state: Arc<AuxChannelState>, confirm_s: u32) -> Self {
+    pub(super) fn new(
+        connection: Arc<Connection>,
+        aux_state: Arc<AuxChannelState>,
+        confirm_s: u32,
+        transfer: Transfer,
+    ) -> Self {
         let shared = Shared {
             connection,
             aux_state,
             confirm_s,
+            transfer,
             queues: Mutex::default(),
-            shares: Mutex::default(),
+            shares: ChannelShares::default(),
             channels: Mutex::default(),
             seconds: watch::Sender::new(0),
             answers: AtomicU64::new(0),
@@ -88,24 +102,25 @@ impl FirstReplies {
         message: &Message,
         caller: String,
     ) -> Result<Option<MessageOutcome>, UnknownOutcome> {
-        let Some(OwnChannel { publisher, permit }) = self.channel(caller).await? else { return Ok(None) };
-        let confirm_s = self.shared.confirm_s.saturating_add(transfer_seconds(message.body.len()));
-        let before = self.shared.answers.load(Ordering::Relaxed);
+        let Some(channel) = self.channel(caller).await? else { return Ok(None) };
         let is_queue_silent = tokio::select! {
-            outcome = publish_on(&publisher, message) => {
+            outcome = publish_on(&channel.publisher, message) => {
                 let outcome = outcome?;
                 self.broker_answers();
-                self.shared.channels().idle.push(publisher);
+                channel.put_back();
                 queue.took_alone(outcome, Instant::now());
                 return Ok(Some(outcome));
             }
-            overdue = self.shared.overdue(before, confirm_s) => overdue?,
+            overdue = self.shared.overdue(&channel.publisher) => match overdue {
+                Overdue::QueueIsSilent => true,
+                Overdue::GivenUp => false,
+                Overdue::BrokerIsSilent(time) => return Err(UnknownOutcome::Silent(time)),
+            },
         };
         // Only if this queue is silent, not the whole broker: replies that wait behind this one then end with it.
         if is_queue_silent {
             queue.took_alone(MessageOutcome::NoConfirm, Instant::now());
         }
-        self.close(publisher, permit);
         Ok(Some(MessageOutcome::NoConfirm))
     }
 
@@ -115,36 +130,16 @@ impl FirstReplies {
         self.shared.is_one_given_up.store(false, Ordering::Relaxed);
     }
 
-    /// Closes the channel and returns its permit when the broker has done so. That may take a minute.
-    fn close(&self, publisher: ConfirmedPublisher, permit: Permit) {
-        let shared = Arc::clone(&self.shared);
-        tokio::spawn(async move {
-            let closed = timeout(CLOSE_MAX, publisher.close()).await;
-            tracing::debug!(?closed, "closed the channel of a silent reply queue");
-            shared.channels().open.retain(ConfirmedPublisher::is_open);
-            drop(permit);
-        });
-    }
-
     /// Waits until a caller may have a channel; `None` if the connection allows no more.
     async fn channel(&self, caller: String) -> Result<Option<OwnChannel>, UnknownOutcome> {
-        let permit = self.permit(caller).await;
+        let permit = self.shared.shares.permit(&caller).await;
         let idle = self.shared.channels().idle.pop();
         let publisher = match idle {
             Some(publisher) => Some(publisher),
             None => self.open().await?,
         };
-        Ok(publisher.map(|publisher| OwnChannel { publisher, permit }))
-    }
-
-    /// Not cancel-safe: a channel that is passed on to a future that was dropped is not free again in this session.
-    async fn permit(&self, caller: String) -> Permit {
-        let waiting = self.shared.shares().take(&caller);
-        if let Some(waiting) = waiting {
-            // An `Err` only without a sender; `self` holds it.
-            let _ = waiting.await;
-        }
-        Permit { shared: Arc::clone(&self.shared), caller }
+        let shared = Arc::clone(&self.shared);
+        Ok(publisher.map(|publisher| OwnChannel { shared, publisher, permit: Some(permit) }))
     }
 
     async fn open(&self) -> lapin::Result<Option<ConfirmedPublisher>> {
@@ -165,7 +160,8 @@ impl FirstReplies {
             }
         };
         // `Shared::overdue` sets its deadline.
-        let publisher = ConfirmedPublisher::new(channel, MatchBy::PublishSeq, None);
+        let transfer = self.shared.transfer.clone();
+        let publisher = ConfirmedPublisher::beside_others(channel, MatchBy::PublishSeq, None, transfer);
         if self.shared.is_blocked() {
             publisher.blocked();
         }
@@ -198,53 +194,55 @@ impl FirstReplies {
     }
 }
 
-/// A channel for one message at a time, with its permit.
+/// A channel for one message at a time, with its permit. Dropped without the outcome of its message, it is closed: the message could hold
+/// up the next one.
 struct OwnChannel {
-    publisher: ConfirmedPublisher,
-    permit: Permit,
-}
-
-/// A caller's permit for one channel. Returns it when dropped.
-struct Permit {
     shared: Arc<Shared>,
-    caller: String,
+    publisher: ConfirmedPublisher,
+    /// `None` when the channel was put back.
+    permit: Option<Permit>,
 }
 
-impl Drop for Permit {
+impl OwnChannel {
+    /// Its message has its outcome: the channel may carry another one.
+    fn put_back(mut self) {
+        let mut channels = self.shared.channels();
+        if channels.idle.len() < IDLE_MAX {
+            channels.idle.push(self.publisher.clone());
+            drop(channels);
+            self.permit = None;
+        }
+    }
+}
+
+impl Drop for OwnChannel {
+    /// Returns the permit when the broker has closed the channel. That may take a minute.
     fn drop(&mut self) {
-        self.shared.shares().give_back(&self.caller);
+        let Some(permit) = self.permit.take() else { return };
+        // Without a runtime the process ends, and its connections with it.
+        let Ok(runtime) = Handle::try_current() else { return };
+        let (shared, publisher) = (Arc::clone(&self.shared), self.publisher.clone());
+        runtime.spawn(async move {
+            let closed = timeout(CLOSE_MAX, publisher.close()).await;
+            tracing::debug!(?closed, "closed a channel for first replies");
+            shared.channels().open.retain(ConfirmedPublisher::is_open);
+            drop(permit);
+        });
     }
 }
 
 impl Shared {
-    /// Waits as long as a confirm may take, without the time in which the broker blocks publishers. `before`: the broker's answers when the
-    /// message was sent; `confirm_s`: how long it may take. True if the queue is silent: the broker answered other messages meanwhile.
-    /// Otherwise one reply is given up (`false`), whose dead letter shows whether the broker answers, and the others wait for another such
-    /// time.
-    ///
-    /// # Errors
-    /// [`UnknownOutcome::Silent`]: the broker answered nothing in that time either.
-    async fn overdue(&self, before: u64, confirm_s: u32) -> Result<bool, UnknownOutcome> {
+    /// Waits as long as the confirm of a channel's only message may take, without the time in which the broker blocks publishers.
+    async fn overdue(&self, publisher: &ConfirmedPublisher) -> Overdue {
         let mut seconds = self.seconds.subscribe();
-        let sent = *seconds.borrow_and_update();
-        let mut has_answered = false;
+        let answers = || self.answers.load(Ordering::Relaxed);
+        let mut deadline = FirstReplyDeadline::new(self.confirm_s, *seconds.borrow_and_update(), answers());
         // An `Err` only without a sender; `self` holds one.
         while seconds.changed().await.is_ok() {
-            let waited = seconds.borrow_and_update().saturating_sub(sent);
-            if waited <= confirm_s {
-                continue;
-            }
-            let answers = self.answers.load(Ordering::Relaxed) != before;
-            if answers && has_answered {
-                return Ok(true);
-            }
-            // After the broker was silent, its answers arrive together. Allow the own one a moment.
-            has_answered = answers;
-            if !answers && !self.is_one_given_up.swap(true, Ordering::Relaxed) {
-                return Ok(false);
-            }
-            if !answers && waited > confirm_s.saturating_mul(2) {
-                return Err(UnknownOutcome::Silent(self.confirm_s));
+            let second = *seconds.borrow_and_update();
+            let gives_up = || !self.is_one_given_up.swap(true, Ordering::Relaxed);
+            if let Some(overdue) = deadline.look(second, publisher.unread_bytes(), answers(), gives_up) {
+                return overdue;
             }
         }
         std::future::pending().await
@@ -257,10 +255,5 @@ impl Shared {
     /// Nothing panics while it holds the lock.
     fn channels(&self) -> MutexGuard<'_, Channels> {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The same.
-    fn shares(&self) -> MutexGuard<'_, ChannelShares> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -13,7 +13,7 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, ConnectionStatus, Consumer};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use vramq_core::event::QueueCount;
 use vramq_core::ids::ChannelId;
 
@@ -44,12 +44,15 @@ pub struct JobChannel {
     connection: ConnectionStatus,
     /// Held while a consumer starts or stops. The prefetch is set on the channel, and the next consumer that starts takes it.
     starting: Mutex<()>,
+    /// The broker does not answer on it, and nothing waits for its answers any more.
+    is_given_up: watch::Sender<bool>,
 }
 
 impl JobChannel {
     /// `connection`: that of the channel.
     pub fn new(id: ChannelId, channel: Channel, connection: ConnectionStatus) -> Arc<Self> {
-        Arc::new(Self { id, channel, connection, starting: Mutex::default() })
+        let is_given_up = watch::Sender::new(false);
+        Arc::new(Self { id, channel, connection, starting: Mutex::default(), is_given_up })
     }
 
     /// Acks must use the channel with the id of their delivery.
@@ -59,6 +62,18 @@ impl JobChannel {
 
     pub fn is_open(&self) -> bool {
         self.channel.status().connected()
+    }
+
+    /// Closes a channel on which the broker does not answer. The broker does so when it has read what was sent before. True if it has.
+    pub async fn give_up(&self) -> bool {
+        self.is_given_up.send_replace(true);
+        self.channel.close(200, "bye".into()).await.is_ok()
+    }
+
+    /// Waits until the channel is given up.
+    pub async fn given_up(&self) {
+        // An `Err` only without a sender; `self` holds it.
+        let _ = self.is_given_up.subscribe().wait_for(|is_given_up| *is_given_up).await;
     }
 
     /// Starts a consumer. `timeout` is how long it may hold a delivery, where the queue lets it say so.

@@ -6,7 +6,7 @@
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use futures_util::stream::{BoxStream, StreamExt};
@@ -20,6 +20,7 @@ use vramq_schemas::topology::{bulk_queue, jobs_queue, suspects_queue};
 
 use super::consumer_timeouts::ConsumerTimeouts;
 use super::job_channel::{JobChannel, QueueError};
+use super::silent_queues::SilentQueues;
 use super::topology::FurtherQueue;
 
 /// How long the broker may be silent before it starts a consumer: one that sends nothing for so long delivers no jobs either.
@@ -44,7 +45,10 @@ pub struct Delivered {
 pub enum ConsumeError {
     #[error(transparent)]
     Broker(#[from] lapin::Error),
-    #[error("the broker does not answer")]
+    #[error(
+        "the broker has not started it within {} s. If its queue is a quorum queue, check that most of the queue's members run",
+        CONSUME_MAX.as_secs()
+    )]
     Silent,
     /// The further queue is missing. The core does not start consumers of queues that it knows to be missing.
     #[error("the queue has no channel")]
@@ -144,6 +148,23 @@ impl ModelChannels {
         }
     }
 
+    /// The broker does not start consumers of a further queue. Returns what closes its channel and notes in `silent` when the broker
+    /// answers; `None` if it has no channel any more.
+    pub fn give_up(
+        &mut self,
+        queue: QueueIndex,
+        silent: &SilentQueues,
+    ) -> Option<impl Future<Output = ()> + Send + use<>> {
+        let Further { queue, channel } = self.further_mut(queue)?;
+        let (name, channel, silent) = (queue.name.clone(), channel.take()?, silent.clone());
+        silent.note(&name, Instant::now());
+        Some(async move {
+            if channel.give_up().await {
+                silent.answered(&name);
+            }
+        })
+    }
+
     /// A further queue with the arguments for declaring it.
     pub fn further(&self, queue: QueueIndex) -> Option<&FurtherQueue> {
         Some(&self.further.get(queue.0.checked_sub(1)?)?.queue)
@@ -151,6 +172,11 @@ impl ModelChannels {
 
     fn further_mut(&mut self, queue: QueueIndex) -> Option<&mut Further> {
         self.further.get_mut(queue.0.checked_sub(1)?)
+    }
+
+    /// A queue's name.
+    pub fn name(&self, queue: JobQueue) -> ShortString {
+        self.of(queue).0
     }
 
     /// A queue's name, and the channel that it is consumed on, if it has one.
@@ -225,7 +251,10 @@ impl ModelChannels {
             let (mut counts, mut lost) = (vec![own.count(&jobs).await?], Vec::new());
             for (at, Further { queue, channel }) in (1..).map(QueueIndex).zip(further) {
                 let counted = match channel {
-                    Some(channel) => channel.count(&queue.name).await,
+                    Some(channel) => tokio::select! {
+                        counted = channel.count(&queue.name) => counted,
+                        () = channel.given_up() => Ok(QueueCount::default()),
+                    },
                     None => Ok(QueueCount::default()),
                 };
                 counts.push(match counted {
@@ -246,7 +275,12 @@ impl ModelChannels {
         async move {
             let of_further = further.iter().filter_map(|Further { queue, channel }| {
                 let channel = channel.as_ref()?;
-                Some(async move { channel.count(&queue.name).await })
+                Some(async move {
+                    tokio::select! {
+                        _ = channel.count(&queue.name) => {}
+                        () = channel.given_up() => {}
+                    }
+                })
             });
             // A closed channel does not answer, and is not waited for.
             let (_, _) = futures_util::join!(own.count(&quarantine), join_all(of_further));

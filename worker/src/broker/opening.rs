@@ -1,7 +1,7 @@
 //! Opens a session with the broker: declares the topology, then opens the channels for jobs, publishing, commands and counts.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lapin::options::ConfirmSelectOptions;
 use lapin::protocol::{AMQPErrorKind, AMQPHardError};
@@ -15,6 +15,7 @@ use super::deadline::within;
 use super::direct_replies::DirectReplies;
 use super::model_channels::{ModelChannels, OwnChannel};
 use super::session::{AuxParts, ControlParts};
+use super::silent_queues::{self, SilentQueues};
 use super::topology::{self, FurtherQueue, TopologyError};
 use crate::config::BrokerConfig;
 use crate::model::Model;
@@ -37,6 +38,7 @@ pub struct SessionPlan<'a> {
     pub aux_state: &'a Arc<AuxChannelState>,
     pub direct_replies: &'a DirectReplies,
     pub consumer_timeouts: &'a ConsumerTimeouts,
+    pub silent_queues: &'a SilentQueues,
     /// Whether the worker is starting. Then a further queue that differs from its configuration is an error; later only its own consumers
     /// stop.
     pub is_first: bool,
@@ -98,6 +100,10 @@ impl OpenChannels {
             let mut channels =
                 ModelChannels::new(model.index, own, worker, &model.key, further.clone(), timeouts);
             for (at, queue) in (1..).map(QueueIndex).zip(&further) {
+                if plan.silent_queues.is_silent(&queue.name, Instant::now()) {
+                    missing.push((model.index, at, silent_queues::WHY.to_owned()));
+                    continue;
+                }
                 match open_further(consuming, queue).await {
                     Ok(channel) => channels.found(at, channel),
                     Err(error @ SessionError::Topology(TopologyError::Refused { .. })) if !plan.is_first => {

@@ -5,12 +5,12 @@
 //! stays off, because it restores consumers without their prefetch.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::{join, join_all};
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use lapin::{Channel, Connection, Event};
-use vramq_amqp::{Address, BrokerHost, ConfirmedPublisher, MatchBy};
+use vramq_amqp::{Address, BrokerHost, ConfirmedPublisher, MatchBy, Transfer};
 use vramq_core::ids::{ModelIndex, QueueIndex};
 
 use super::aux_channel::{AuxChannel, AuxChannelState};
@@ -19,6 +19,7 @@ use super::first_replies::FirstReplies;
 use super::model_channels::ModelChannels;
 use super::opening::{MissingQueue, OpenChannels, SessionError, SessionPlan, open_further, why_missing};
 use super::publisher::Publisher;
+use super::silent_queues::{self, SilentQueues};
 
 /// How long an orderly close may take. After that the connections are dropped, with the same effect for the jobs.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
@@ -132,12 +133,15 @@ impl Session {
                 return Err(error);
             }
         };
-        let publishing = Arc::new(publishing);
+        let (publishing, transfer) = (Arc::new(publishing), Transfer::default());
         // Without channels for the control plane, the broker allows none for these either.
         let first_replies = plan.aux_state.has_first_replies().then(|| {
-            FirstReplies::new(Arc::clone(&publishing), Arc::clone(plan.aux_state), broker.confirm_s)
+            let (publishing, aux_state) = (Arc::clone(&publishing), Arc::clone(plan.aux_state));
+            FirstReplies::new(publishing, aux_state, broker.confirm_s, transfer.clone())
         });
-        let publisher = ConfirmedPublisher::new(publisher, MatchBy::PublishSeq, Some(broker.confirm_s));
+        let confirm_s = Some(broker.confirm_s);
+        let publisher =
+            ConfirmedPublisher::beside_others(publisher, MatchBy::PublishSeq, confirm_s, transfer);
         Ok(Self {
             consuming: Arc::new(consuming),
             host,
@@ -176,11 +180,16 @@ impl Session {
         &self,
         model: ModelIndex,
         queue: QueueIndex,
+        silent: &SilentQueues,
     ) -> impl Future<Output = Result<Channel, String>> + Send + use<> {
         let consuming = Arc::clone(&self.consuming);
         let queue = self.channels(model).further(queue).cloned();
+        let is_silent = queue.as_ref().is_some_and(|queue| silent.is_silent(&queue.name, Instant::now()));
         async move {
             let queue = queue.ok_or("the model has no such queue")?;
+            if is_silent {
+                return Err(silent_queues::WHY.to_owned());
+            }
             open_further(&consuming, &queue).await.map_err(|error| why_missing(&error))
         }
     }

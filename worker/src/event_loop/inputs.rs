@@ -17,6 +17,7 @@ use crate::broker::job_channel::{JobChannel, QueueError};
 use crate::broker::model_channels::{ConsumeError, Counted, Delivered};
 use crate::broker::received::ReceivedJob;
 use crate::broker::session::{Side, consumer_timeout, message_size_max};
+use crate::broker::silent_queues;
 use crate::failpoint::{self, Site};
 
 impl EventLoop {
@@ -120,8 +121,16 @@ impl EventLoop {
     }
 
     fn not_started(&mut self, model: ModelIndex, queue: JobQueue, error: &ConsumeError) {
-        let what = format!("consumer of `{}`", self.context.models[model.0].name);
+        let Some(live) = &mut self.session else { return };
+        let channels = live.session.channels_mut(model);
+        let what = format!("consumer of `{}`", channels.name(queue));
         match (error, queue) {
+            (ConsumeError::Silent, JobQueue::Jobs(queue)) if queue.is_further() => {
+                if let Some(closing) = channels.give_up(queue, &self.context.silent_queues) {
+                    tokio::spawn(closing);
+                }
+                self.apply(Event::QueueLost { model, queue, error: silent_queues::WHY.to_owned() });
+            }
             (ConsumeError::Broker(error), queue) => self.queue_failed(model, Some(queue), &what, error),
             (ConsumeError::NoChannel, JobQueue::Jobs(queue)) if queue.is_further() => {
                 self.apply(Event::QueueLost { model, queue, error: error.to_string() });

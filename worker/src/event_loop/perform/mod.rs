@@ -74,7 +74,7 @@ impl EventLoop {
                 live.counting.push(Box::pin(async move { (model, count.await) }));
             }
             Action::LookForQueue { model, queue } => {
-                let look = live.session.look_for(model, queue);
+                let look = live.session.look_for(model, queue, &self.context.silent_queues);
                 live.looking.push(Box::pin(async move { (model, queue, look.await) }));
             }
             Action::FetchQuarantined { model } => {

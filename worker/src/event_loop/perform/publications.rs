@@ -260,8 +260,7 @@ async fn publish_all(
                 PublicationOutcome::Unreachable { destination: destination(), why }
             }
             MessageOutcome::NoConfirm => {
-                let why =
-                    "did not confirm a reply in time (`broker.confirm_s`), and may have it nevertheless";
+                let why = "did not confirm a reply in time (`broker.confirm_s`, and more while large messages are on their way), and may have it nevertheless";
                 PublicationOutcome::Unreachable { destination: destination(), why }
             }
         };
