@@ -10,18 +10,18 @@
 //! the worker's own passes and of one-shot programs, which nobody here can end. So while those hold the same, what programs do does not
 //! change whether room can be made.
 //!
-//! While a program has the turn, another one is admitted only beside it, that is: when it fits itself, which it sees at its next look. So the
-//! programs on the device become fewer: each that is loading is loaded (or has failed) after its load time at most, may stay for ten seconds
-//! if its jobs have to come back to it, and is asked to end. One after the other is asked, the next when one has ended, or after
-//! [`EVICTION_LIMIT`]. Each ends after its pass, and its memory is back then. So with `n` programs on the device a turn lasts at most
+//! While a program has the turn, another program is admitted only if its bytes are free in addition to those that are kept. So the programs
+//! on the device become fewer: each that is loading is loaded (or has failed) after its load time at most, may stay for ten seconds if its
+//! jobs have to come back to it, and is asked to end after its pass. Another one is asked when that one has ended and its memory will not be
+//! enough, or after [`EVICTION_LIMIT`]. So with `n` programs on the device a turn lasts at most
 //!
 //! `load + 10 s + n * min(pass + end, EVICTION_LIMIT) + pass + end + return`,
 //!
 //! each of these the longest of any program. Who is admitted and comes back is last in the order. So a program waits for at most one turn of
 //! each place that came before it, and its own, after the ten seconds. `memory_properties.rs` holds random histories to this bound.
 //!
-//! Where strangers take so much that there is no room, nobody has the turn for longer than [`EVICTION_LIMIT`], so that others can use what
-//! is left. On a device that does not report what processes hold, all of this goes by estimates: if they are too low, there is no turn, and
+//! Where strangers take so much that there is no room any more, the turn ends after [`EVICTION_LIMIT`], so that others can use what is left.
+//! Memory of a process that does not end although it was killed is no room. On a device that does not report what processes hold, all of this goes by estimates: if they are too low, there is no turn, and
 //! programs are asked to end in the hope that it is enough.
 
 use std::collections::BTreeMap;
@@ -44,8 +44,10 @@ pub(super) struct Entries {
     pub(super) reserved: BTreeMap<u64, u64>,
     /// Memory that ended programs have not given back: how much, and since when.
     returning: BTreeMap<u64, (u64, Instant)>,
-    /// When a program was last asked to end; `None` once one has ended.
-    evicted: Option<Instant>,
+    /// When a program was last asked to end.
+    asked: Option<Instant>,
+    /// What a program held that was asked to end and has ended, until its memory was looked for.
+    ended: Option<u64>,
     /// The waiting program for which free memory is kept.
     promise: Option<Promise>,
 }
@@ -77,6 +79,8 @@ pub(super) struct Program {
     /// Since when it has nothing to do.
     pub(super) idle: Option<Instant>,
     pub(super) is_asked_to_end: bool,
+    /// It was killed long ago and has not ended. Nobody knows whether it will.
+    pub(super) is_stuck: bool,
     /// Its jobs were sent away while it was not loaded. It is not asked to end before this time, so that they can come back.
     pub(super) kept_until: Option<Instant>,
     /// Notified when the program is asked to end.
@@ -93,6 +97,7 @@ impl Program {
             loaded: None,
             idle: None,
             is_asked_to_end: false,
+            is_stuck: false,
             kept_until: None,
             evict: Arc::default(),
         }
@@ -135,6 +140,11 @@ impl Entries {
         id
     }
 
+    /// The memory of an ended program was looked for. What is missing of it is entered.
+    pub(super) fn looked_for(&mut self) {
+        self.ended = None;
+    }
+
     /// Enters memory that an ended program has not given back.
     pub(super) fn returning(&mut self, now: Instant) -> u64 {
         let id = self.number();
@@ -150,8 +160,8 @@ impl Entries {
 
     /// Removes an entry of any kind.
     pub(super) fn remove(&mut self, id: u64) {
-        if self.programs.remove(&id).is_some() {
-            self.evicted = None;
+        if let Some(program) = self.programs.remove(&id).filter(|program| program.is_asked_to_end) {
+            self.ended = Some(program.held);
         }
         self.reserved.remove(&id);
         self.returning.remove(&id);
@@ -173,13 +183,28 @@ impl Entries {
             self.reserved.insert(id, request.bytes);
             return Some(id);
         }
-        // One program at a time, because the next one may not be needed; and for one waiting program at a time.
-        let is_due =
-            self.evicted.is_none_or(|evicted| now.saturating_duration_since(evicted) >= EVICTION_LIMIT);
-        if promised == 0 && is_due {
+        // For one waiting program at a time.
+        if promised == 0 && self.is_another_needed(request.bytes, free, now) {
             self.evict(waiter, request, free, look, now);
         }
         None
+    }
+
+    /// Whether another program has to be asked to end: one that was asked has ended and what it held is not enough, or takes too long.
+    fn is_another_needed(&self, bytes: u64, free: u64, now: Instant) -> bool {
+        let is_recent = |asked: Instant| now.saturating_duration_since(asked) < EVICTION_LIMIT;
+        if !self.asked.is_some_and(is_recent) {
+            return true;
+        }
+        let is_ending = self.programs.values().any(|program| program.is_asked_to_end);
+        let coming = self.ended.unwrap_or(0).saturating_add(self.missing(now));
+        !is_ending && free.saturating_add(coming) < bytes
+    }
+
+    /// What ended programs have not given back yet, and will soon.
+    fn missing(&self, now: Instant) -> u64 {
+        let is_coming = |since: Instant| now.saturating_duration_since(since) < EVICTION_LIMIT;
+        self.returning.values().filter(|(_, since)| is_coming(*since)).map(|(bytes, _)| bytes).sum()
     }
 
     /// Bytes that are kept for another waiting program: free, or about to be freed.
@@ -203,12 +228,11 @@ impl Entries {
 
     /// Whether so much is free when all warm programs have ended.
     fn can_make_room(&self, bytes: u64, look: Look, now: Instant) -> bool {
-        let is_coming = |since: Instant| now.saturating_duration_since(since) < EVICTION_LIMIT;
-        let missing: u64 =
-            self.returning.values().filter(|(_, since)| is_coming(*since)).map(|(bytes, _)| bytes).sum();
+        let stuck = self.noted(|program| program.is_stuck);
         // What was noted is more where a program has died a moment ago.
-        let held = look.ours.saturating_sub(look.once).max(self.noted(|_| true));
-        look.reading.free.saturating_add(held).saturating_add(missing) >= bytes
+        let held = look.ours.saturating_sub(look.once.saturating_add(stuck));
+        let held = held.max(self.noted(|program| !program.is_stuck));
+        look.reading.free.saturating_add(held).saturating_add(self.missing(now)) >= bytes
     }
 
     /// Asks one program to end, if there is enough room then or after others have ended too.
@@ -227,7 +251,7 @@ impl Entries {
         if let Some(program) = self.programs.values_mut().filter(is_next).min_by_key(first) {
             program.is_asked_to_end = true;
             program.evict.notify_one();
-            self.evicted = Some(now);
+            self.asked = Some(now);
             let (bytes, until) = (request.bytes, now + EVICTION_LIMIT);
             self.promise = Some(Promise { waiter, bytes, until, is_turn: request.busy_too });
         }

@@ -61,7 +61,7 @@ impl DeviceAccount {
         let reading = self.view.memory();
         let told = self.view.held_by(&all);
         let once = if once.is_empty() { None } else { self.view.held_by(&once) };
-        // What was estimated of a program where the device reports processes is not in its own ones.
+        // A program's memory is estimated where other processes hold it, so what its own processes hold does not contain it.
         let ours = told.map_or(noted, |told| told.saturating_add(estimated));
         Look { reading, ours, once: once.unwrap_or(0), tells_apart: told.is_some() }
     }
@@ -148,10 +148,12 @@ impl DeviceAccount {
             let now = self.look().await;
             let left = claim.missing(now);
             if left == 0 {
+                self.entries().looked_for();
                 drop(returning);
                 return self.all_returned(claim, now).await;
             }
             returning.get_or_insert_with(|| self.returning()).misses(left);
+            self.entries().looked_for();
             missing(left);
             sleep(LOOK).await;
         }
@@ -214,6 +216,11 @@ impl Entry {
     /// Notes that its jobs were sent away before it was loaded: it is not asked to end before they can be back.
     pub fn is_kept(&self) {
         self.change(|program| program.kept_until = Some(Instant::now() + BUSY_AFTER));
+    }
+
+    /// Notes that it was killed and does not end.
+    pub fn is_stuck(&self) {
+        self.change(|program| program.is_stuck = true);
     }
 
     /// Notes that it has nothing to do, until the guard is dropped.

@@ -70,10 +70,12 @@ impl SlotTask {
                     "ending a process"
                 );
                 self.look(&warm).await;
-                self.unless_long(config.kill * 2 + PATIENCE, warm.end(config.kill, &config.name)).await;
+                self.until_ended(&entry, config.kill * 2 + PATIENCE, warm.end(config.kill, &config.name))
+                    .await;
             }
             EndReason::Failed | EndReason::Crashed => {
-                self.unless_long(config.kill + PATIENCE, warm.end_now(config.kill, &config.name)).await;
+                self.until_ended(&entry, config.kill + PATIENCE, warm.end_now(config.kill, &config.name))
+                    .await;
                 let now = Instant::now();
                 if matches!(reason, EndReason::Crashed) {
                     self.backoff.crashed(now);
@@ -87,7 +89,8 @@ impl SlotTask {
                     pid = warm.pid(),
                     "a cancelled pass did not stop: its process was killed"
                 );
-                self.unless_long(config.kill + PATIENCE, warm.end_now(config.kill, &config.name)).await;
+                self.until_ended(&entry, config.kill + PATIENCE, warm.end_now(config.kill, &config.name))
+                    .await;
             }
             EndReason::Closing => warm.end(config.kill, &config.name).await,
         }

@@ -63,7 +63,7 @@ impl SlotTask {
         let shared = Arc::clone(&self.shared);
         let config = &shared.config;
         let bytes = shared.resident(&shared.state()).unwrap_or(0);
-        let is_only = || !shared.state().is_loaded();
+        let is_only = || !shared.state().has_process();
         let no_memory = |reading| LoadError::NoMemory { bytes, reading };
         let mut last = Reading::default();
         let mut logged = false;
@@ -102,6 +102,15 @@ impl SlotTask {
         self.unavailable(&LoadError::Start(reason), false);
         self.update(SlotState::BackingOff { until: Instant::now() + wait });
         sleep(wait).await;
+    }
+
+    /// Waits for the end of a process, which may never come. After this long its memory is no longer expected to come back.
+    pub(super) async fn until_ended(&self, entry: &Entry, limit: Duration, end: impl Future<Output = ()>) {
+        let mut end = std::pin::pin!(self.unless_long(limit, end));
+        if timeout(limit, &mut end).await.is_err() {
+            entry.is_stuck();
+            end.await;
+        }
     }
 
     /// Waits for something that may never end. After this long the model's jobs go to other workers, as in [`PATIENCE`].

@@ -193,7 +193,7 @@ impl SlotTask {
         let revision = files.with(warm.ready().revision.as_deref());
         let accepted = shared.state().accept(revision, warm.ready());
         if let Err(error) = accepted {
-            self.unless_long(config.kill * 2 + PATIENCE, warm.end(config.kill, &config.name)).await;
+            self.until_ended(&entry, config.kill * 2 + PATIENCE, warm.end(config.kill, &config.name)).await;
             return Err(error);
         }
         let mut state = shared.state();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use super::status::{SlotStatus, Unavailable};
+use super::status::{SlotState, SlotStatus, Unavailable};
 use crate::process::need::Learned;
 use crate::process::pass::{PassEnd, PassJob};
 use crate::process::warm::{LoadError, Ready};
@@ -39,6 +39,12 @@ pub(super) struct Slot {
 }
 
 impl State {
+    /// Whether a process is loaded or loads.
+    pub(super) fn has_process(&self) -> bool {
+        let has = |state: SlotState| state.is_loaded() || state == SlotState::Loading;
+        self.slots.iter().any(|slot| has(slot.status.state))
+    }
+
     /// Whether a process is loaded.
     pub(super) fn is_loaded(&self) -> bool {
         self.slots.iter().any(|slot| slot.status.state.is_loaded())

@@ -3,7 +3,7 @@
 use vramq_schemas::JobHeaders;
 
 use crate::action::Action;
-use crate::event::{Event, PassResult};
+use crate::event::{Event, PassResult, PublicationOutcome};
 use crate::handlers::test_worker::Worker;
 use crate::ids::JobKey;
 
@@ -18,11 +18,26 @@ fn the_jobs_of_a_session_that_is_over_are_released_in_the_order_of_their_deliver
     for key in 25..=32 {
         worker.arrives(key, worker.source(), JobHeaders::default());
     }
+    assert_eq!(released_at_its_end(&mut worker), (1..=32).map(JobKey).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_job_whose_ack_was_not_sent_is_released_too() {
+    let mut worker = Worker::one_by_one();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    worker.ends(&order, PassResult::Done, vec![Some(10)]);
+    let outcome = PublicationOutcome::Confirmed { messages: 1 };
+    worker.apply(Event::Published { job: JobKey(1), outcome });
+    assert_eq!(released_at_its_end(&mut worker), [JobKey(1)]);
+}
+
+/// The jobs that are released when the session is over.
+fn released_at_its_end(worker: &mut Worker) -> Vec<JobKey> {
     let actions = worker.apply(Event::SessionClosed);
     let released = actions.iter().filter_map(|action| match action {
         Action::Release { job } => Some(*job),
         _ => None,
     });
-    let released: Vec<_> = released.collect();
-    assert_eq!(released, (1..=32).map(JobKey).collect::<Vec<_>>());
+    released.collect()
 }

@@ -128,6 +128,30 @@ fn a_job_whose_replies_are_full_gets_no_other_attempt_after_an_out_of_memory() {
     assert_eq!(history, Some(1), "the out-of-memory is in the history: {actions:?}");
 }
 
+#[test]
+fn a_reply_that_is_refused_four_times_is_not_offered_again() {
+    let mut worker = Worker::new();
+    worker.job(JOB.0, 1, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    worker.ends(&order, PassResult::Done, vec![Some(1)]);
+    let mut refusals = 0;
+    let given_up = loop {
+        refusals += 1;
+        let outcome = PublicationOutcome::Refused { destination: "replies".to_owned() };
+        let mut actions = worker.apply(Event::Published { job: JOB, outcome });
+        if actions.iter().any(|action| matches!(action, Action::Publish { .. })) || refusals == 8 {
+            break actions;
+        }
+        while !actions.iter().any(|action| matches!(action, Action::Publish { .. })) {
+            actions = worker.until_next_timer();
+        }
+    };
+    assert_eq!(refusals, 4);
+    let letters =
+        |action: &Action| matches!(action, Action::Publish { publication: Publication::DeadReplies(_), .. });
+    assert!(given_up.iter().any(letters), "{given_up:?}");
+}
+
 /// The answered items and the reason in the dead letter among these actions.
 fn dead_letter(actions: &[Action]) -> Option<(u32, Reason)> {
     actions.iter().find_map(|action| match action {
