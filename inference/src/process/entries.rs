@@ -11,9 +11,9 @@
 //! change whether room can be made.
 //!
 //! While a program has the turn, another program is admitted only if its bytes are free in addition to those that are kept. So the programs
-//! on the device become fewer: each that is loading is loaded (or has failed) after its load time at most, may stay for ten seconds if its
-//! jobs have to come back to it, and is asked to end after its pass. Another one is asked when that one has ended and its memory will not be
-//! enough, or after [`EVICTION_LIMIT`]. So with `n` programs on the device a turn lasts at most
+//! on the device become fewer: each that is loading is loaded (or has failed) after its load time at most, may stay for ten seconds
+//! if its jobs have to come back to it, and is asked to end. One after the other is asked, the next when one has ended, or after
+//! [`EVICTION_LIMIT`]. Each ends after its pass, and its memory is back then. So with `n` programs on the device a turn lasts at most
 //!
 //! `load + 10 s + n * min(pass + end, EVICTION_LIMIT) + pass + end + return`,
 //!
@@ -44,10 +44,8 @@ pub(super) struct Entries {
     pub(super) reserved: BTreeMap<u64, u64>,
     /// Memory that ended programs have not given back: how much, and since when.
     returning: BTreeMap<u64, (u64, Instant)>,
-    /// When a program was last asked to end.
-    asked: Option<Instant>,
-    /// What a program held that was asked to end and has ended, until its memory was looked for.
-    ended: Option<u64>,
+    /// When a program was last asked to end; `None` once one that was asked has ended.
+    evicted: Option<Instant>,
     /// The waiting program for which free memory is kept.
     promise: Option<Promise>,
 }
@@ -140,11 +138,6 @@ impl Entries {
         id
     }
 
-    /// The memory of an ended program was looked for. What is missing of it is entered.
-    pub(super) fn looked_for(&mut self) {
-        self.ended = None;
-    }
-
     /// Enters memory that an ended program has not given back.
     pub(super) fn returning(&mut self, now: Instant) -> u64 {
         let id = self.number();
@@ -160,8 +153,8 @@ impl Entries {
 
     /// Removes an entry of any kind.
     pub(super) fn remove(&mut self, id: u64) {
-        if let Some(program) = self.programs.remove(&id).filter(|program| program.is_asked_to_end) {
-            self.ended = Some(program.held);
+        if self.programs.remove(&id).is_some_and(|program| program.is_asked_to_end) {
+            self.evicted = None;
         }
         self.reserved.remove(&id);
         self.returning.remove(&id);
@@ -183,28 +176,13 @@ impl Entries {
             self.reserved.insert(id, request.bytes);
             return Some(id);
         }
-        // For one waiting program at a time.
-        if promised == 0 && self.is_another_needed(request.bytes, free, now) {
+        // One program at a time, because the next one may not be needed; and for one waiting program at a time.
+        let is_due =
+            self.evicted.is_none_or(|evicted| now.saturating_duration_since(evicted) >= EVICTION_LIMIT);
+        if promised == 0 && is_due {
             self.evict(waiter, request, free, look, now);
         }
         None
-    }
-
-    /// Whether another program has to be asked to end: one that was asked has ended and what it held is not enough, or takes too long.
-    fn is_another_needed(&self, bytes: u64, free: u64, now: Instant) -> bool {
-        let is_recent = |asked: Instant| now.saturating_duration_since(asked) < EVICTION_LIMIT;
-        if !self.asked.is_some_and(is_recent) {
-            return true;
-        }
-        let is_ending = self.programs.values().any(|program| program.is_asked_to_end);
-        let coming = self.ended.unwrap_or(0).saturating_add(self.missing(now));
-        !is_ending && free.saturating_add(coming) < bytes
-    }
-
-    /// What ended programs have not given back yet, and will soon.
-    fn missing(&self, now: Instant) -> u64 {
-        let is_coming = |since: Instant| now.saturating_duration_since(since) < EVICTION_LIMIT;
-        self.returning.values().filter(|(_, since)| is_coming(*since)).map(|(bytes, _)| bytes).sum()
     }
 
     /// Bytes that are kept for another waiting program: free, or about to be freed.
@@ -228,11 +206,14 @@ impl Entries {
 
     /// Whether so much is free when all warm programs have ended.
     fn can_make_room(&self, bytes: u64, look: Look, now: Instant) -> bool {
+        let is_coming = |since: Instant| now.saturating_duration_since(since) < EVICTION_LIMIT;
+        let missing: u64 =
+            self.returning.values().filter(|(_, since)| is_coming(*since)).map(|(bytes, _)| bytes).sum();
         let stuck = self.noted(|program| program.is_stuck);
-        // What was noted is more where a program has died a moment ago.
         let held = look.ours.saturating_sub(look.once.saturating_add(stuck));
+        // What was noted is more where a program has died a moment ago.
         let held = held.max(self.noted(|program| !program.is_stuck));
-        look.reading.free.saturating_add(held).saturating_add(self.missing(now)) >= bytes
+        look.reading.free.saturating_add(held).saturating_add(missing) >= bytes
     }
 
     /// Asks one program to end, if there is enough room then or after others have ended too.
@@ -251,7 +232,7 @@ impl Entries {
         if let Some(program) = self.programs.values_mut().filter(is_next).min_by_key(first) {
             program.is_asked_to_end = true;
             program.evict.notify_one();
-            self.asked = Some(now);
+            self.evicted = Some(now);
             let (bytes, until) = (request.bytes, now + EVICTION_LIMIT);
             self.promise = Some(Promise { waiter, bytes, until, is_turn: request.busy_too });
         }

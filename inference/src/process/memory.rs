@@ -148,12 +148,10 @@ impl DeviceAccount {
             let now = self.look().await;
             let left = claim.missing(now);
             if left == 0 {
-                self.entries().looked_for();
                 drop(returning);
                 return self.all_returned(claim, now).await;
             }
             returning.get_or_insert_with(|| self.returning()).misses(left);
-            self.entries().looked_for();
             missing(left);
             sleep(LOOK).await;
         }

@@ -271,7 +271,9 @@ async fn a_silent_network(env: &mut TestEnv) -> Result<()> {
         proxy.stall();
         let line = worker.log.wait_for("session lost").await?;
         // Heartbeats are missing; or a consumer that it was about to change has no answer, whichever is noticed first.
-        let is_noticed = ["heartbeat", "does not answer"].iter().any(|text| line.text().contains(text));
+        let is_noticed = ["heartbeat", "does not answer", "has not started it"]
+            .iter()
+            .any(|text| line.text().contains(text));
         ensure!(is_noticed, "{}", line.text());
         // What it tries now goes nowhere either.
         until("another connection", async || Ok((proxy.accepted() > 1).then_some(()))).await?;
