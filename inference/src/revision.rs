@@ -9,6 +9,27 @@ use sha2::{Digest as _, Sha256};
 /// Hexadecimal digits of a revision: 64 bits, so that no two of a fleet's are alike by chance.
 const DIGITS: usize = 16;
 
+/// A digest of a file's content.
+pub type ContentDigest = [u8; 32];
+
+/// Reads a file. What a [`RevisionHash`] gets is this digest, so that the length need not be known before.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn content_digest(path: &Path) -> io::Result<ContentDigest> {
+    let mut file = File::open(path)?;
+    let mut content = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(content.finalize().into()),
+            Ok(read) => content.update(&buffer[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Hashes what a model's outputs depend on.
 #[derive(Debug, Default)]
 pub struct RevisionHash(Sha256);
@@ -27,23 +48,11 @@ impl RevisionHash {
     /// # Errors
     /// The file is there and cannot be read.
     pub fn add_file(&mut self, name: &str, path: &Path) -> io::Result<()> {
-        let mut file = match File::open(path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        match content_digest(path) {
+            Ok(digest) => self.add(name, &digest),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
-        };
-        // Hashed by digest, so that the length need not be known before.
-        let mut content = Sha256::new();
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(read) => content.update(&buffer[..read]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
         }
-        self.add(name, &content.finalize());
         Ok(())
     }
 

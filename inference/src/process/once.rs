@@ -67,22 +67,12 @@ pub(super) async fn run(
         {
             break;
         }
-        match revision.other(config).await {
-            Ok(None) => {}
-            Ok(Some(found)) => {
-                let served = revision.revision().to_owned();
-                let error = LoadError::OtherRevision { found: found.clone(), served };
-                let end = PassEnd::NotRun { reason: error.to_string() };
-                return Ended { end, learnt, left, other_revision: Some(found) };
-            }
-            Err(reason) => return Ended::new(PassEnd::NotRun { reason }, learnt, left),
-        }
-        let runner = Runner { config, options, once, index };
+        let runner = Runner { config, options, once, revision, index };
         let ran = runner.run(job, closing, &mut outputs).await;
         left = ran.left;
         match ran.end {
             Ok(output) => job.events.output(index, output),
-            Err(end) => return Ended::new(end, learnt, left),
+            Err(end) => return Ended { end, learnt, left, other_revision: ran.other_revision },
         }
         let cost = Costs::new(&job.request.items[index]).of(config.vram.per);
         learnt.extend(cost.zip(ran.peak).filter(|_| config.vram.learn));
@@ -108,6 +98,7 @@ struct Runner<'a> {
     config: &'a ProcessConfig,
     options: &'a PoolOptions,
     once: &'a Once,
+    revision: &'a RevisionWatch,
     index: usize,
 }
 
@@ -117,12 +108,14 @@ struct ItemRun {
     /// Device bytes that it took, if that was measured.
     peak: Option<u64>,
     left: Option<Left>,
+    /// As in [`Ended`].
+    other_revision: Option<String>,
 }
 
 impl ItemRun {
     /// No program was started.
     fn not(end: PassEnd) -> Self {
-        Self { end: Err(end), peak: None, left: None }
+        Self { end: Err(end), peak: None, left: None, other_revision: None }
     }
 }
 
@@ -139,6 +132,12 @@ impl Runner<'_> {
             Ok(prepared) => prepared,
             Err(end) => return ItemRun::not(end),
         };
+        // As late as can be: to write the item may take long.
+        if let Some(not_run) = self.exchanged(job, closing).await {
+            let _ = std::fs::remove_dir_all(&prepared.spec.scratch);
+            return not_run;
+        }
+        let running = self.revision.running();
         let account = &self.options.account;
         let mut looks = Looks::before(account).await;
         let started = Child::start(&self.options.launcher.keeper, &prepared.spec, &self.config.name).await;
@@ -170,10 +169,33 @@ impl Runner<'_> {
             drop(entry);
         });
         let is_gone = timeout(GONE_LIMIT, &mut gone).await.is_ok();
+        tokio::select! {
+            () = self.revision.ended(running) => {}
+            () = stopped(job, closing) => {}
+        }
         let held = peak.unwrap_or_else(|| self.config.vram.declared_bytes(cost.unwrap_or(0.0)));
         let held = if is_claimed { held } else { 0 };
         let left = Left { ending: (!is_gone).then_some(gone), claim: looks.claim(held) };
-        ItemRun { end, peak, left: Some(left) }
+        ItemRun { end, peak, left: Some(left), other_revision: None }
+    }
+
+    /// How the item ends if its program may not be started, because the files are of another revision or cannot be read.
+    async fn exchanged(&self, job: &mut PassJob, closing: &mut watch::Receiver<bool>) -> Option<ItemRun> {
+        let other = tokio::select! {
+            other = self.revision.other() => other,
+            // Files may be large, and on a file system that hangs.
+            () = stopped(job, closing) => return Some(ItemRun::not(PassEnd::Cancelled { killed: false })),
+        };
+        match other {
+            Ok(None) => None,
+            Ok(Some(found)) => {
+                let served = self.revision.revision().to_owned();
+                let error = LoadError::OtherRevision { found: found.clone(), served };
+                let end = PassEnd::NotRun { reason: error.to_string() };
+                Some(ItemRun { other_revision: Some(found), ..ItemRun::not(end) })
+            }
+            Err(reason) => Some(ItemRun::not(PassEnd::NotRun { reason })),
+        }
     }
 
     /// Writes the item to the scratch folder and fills in the arguments.
@@ -225,8 +247,7 @@ impl Runner<'_> {
         let ended = tokio::select! {
             ended = ended => ended.map(|((), printed)| printed),
             () = sleep_until(deadline) => Err(Halt::TimedOut),
-            _ = job.cancellation.wait() => Err(Halt::Cancelled),
-            _ = closing.wait_for(|closing| *closing) => Err(Halt::Cancelled),
+            () = stopped(job, closing) => Err(Halt::Cancelled),
         };
         let printed = match ended {
             Ok(printed) => printed,
@@ -294,6 +315,14 @@ impl Runner<'_> {
 
     fn failed(&self, kind: FailureKind, detail: String, stderr: String) -> PassEnd {
         PassEnd::Failed { kind, item: Some(self.index), detail, stderr }
+    }
+}
+
+/// Waits until the job is cancelled or the pool closes.
+async fn stopped(job: &mut PassJob, closing: &mut watch::Receiver<bool>) {
+    tokio::select! {
+        _ = job.cancellation.wait() => {}
+        _ = closing.wait_for(|closing| *closing) => {}
     }
 }
 

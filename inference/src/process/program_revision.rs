@@ -1,10 +1,12 @@
 //! The revision of a program's model: what the program says, or a hash of what the configuration names.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::fs::Metadata;
+use std::io;
+use std::path::PathBuf;
 
 use super::config::ProcessConfig;
-use crate::revision::RevisionHash;
+use crate::revision::{ContentDigest, RevisionHash, content_digest};
 
 /// Larger files do not count as scripts: they are weights, which the program itself or `revision_files` must identify.
 const SCRIPT_BYTES_MAX: u64 = 16 << 20;
@@ -49,55 +51,100 @@ impl ProcessConfig {
     /// # Errors
     /// One of `revision_files` cannot be read, with its name.
     pub async fn revision_of_files(&self) -> Result<RevisionOfFiles, String> {
-        Ok(RevisionOfFiles { program: self.program_revision(), files: self.hash_files().await? })
+        let config = self.clone();
+        // Off the runtime: there may be much to read, over a network.
+        let read = tokio::task::spawn_blocking(move || {
+            let files = config.counted_files();
+            let contents: Result<Vec<_>, _> = files.iter().map(CountedFile::read).collect();
+            contents.map(|contents| config.revision_of(&contents))
+        });
+        read.await.unwrap_or_else(|error| Err(error.to_string()))
     }
 
     /// A hash of the program's command, the scripts that the command names, and its variables. It does not distinguish other weights,
-    /// libraries or interpreters.
+    /// libraries or interpreters. Reads the scripts.
     pub fn program_revision(&self) -> String {
+        let scripts: Vec<_> = self.arguments().map(|file| file.read().ok().flatten()).collect();
+        self.hash_program(&scripts)
+    }
+
+    /// The files whose content may count: arguments of the command, then `revision_files`. The interpreter is the machine's; what it runs
+    /// is the model's.
+    pub(super) fn counted_files(&self) -> Vec<CountedFile> {
+        let named = self.revision_files.iter().map(|file| CountedFile { path: file.clone(), is_named: true });
+        self.arguments().chain(named).collect()
+    }
+
+    fn arguments(&self) -> impl Iterator<Item = CountedFile> {
+        let arguments = self.command.iter().skip(1);
+        arguments.map(|argument| CountedFile { path: self.folder.join(argument), is_named: false })
+    }
+
+    /// `contents`: of [`counted_files`](Self::counted_files), in their order.
+    pub(super) fn revision_of(&self, contents: &[Option<ContentDigest>]) -> RevisionOfFiles {
+        let (scripts, named) = contents.split_at(contents.len() - self.revision_files.len());
         let mut hash = RevisionHash::default();
-        for argument in &self.command {
-            hash.add("argument", argument.as_bytes());
+        // By its name without its folder, which differs between machines.
+        for (file, content) in self.revision_files.iter().zip(named) {
+            let name = file.file_name().unwrap_or_default().to_string_lossy();
+            content.iter().for_each(|content| hash.add(&name, content));
         }
-        for path in self.scripts() {
-            let is_script =
-                |metadata: std::fs::Metadata| metadata.is_file() && metadata.len() <= SCRIPT_BYTES_MAX;
-            if path.metadata().is_ok_and(is_script) {
-                // One that cannot be read is the program's to complain about.
-                let _ = hash.add_file("script", &path);
-            }
-        }
-        for (name, value) in &self.env {
-            hash.add(name, value.as_bytes());
-        }
+        let files = (!named.is_empty()).then(|| hash.finish("files"));
+        RevisionOfFiles { program: self.hash_program(scripts), files }
+    }
+
+    fn hash_program(&self, scripts: &[Option<ContentDigest>]) -> String {
+        let mut hash = RevisionHash::default();
+        self.command.iter().for_each(|argument| hash.add("argument", argument.as_bytes()));
+        scripts.iter().flatten().for_each(|content| hash.add("script", content));
+        self.env.iter().for_each(|(name, value)| hash.add(name, value.as_bytes()));
         hash.finish("program")
     }
+}
 
-    /// The files whose content the revision may depend on. Some of them may not exist: arguments that are no files.
-    pub(super) fn files_of_revision(&self) -> impl Iterator<Item = PathBuf> {
-        self.scripts().chain(self.revision_files.iter().cloned())
-    }
+/// A file whose content may count for a revision.
+#[derive(Clone, Debug)]
+pub(super) struct CountedFile {
+    pub path: PathBuf,
+    /// By `revision_files`: it must be there. Otherwise it is an argument of the command, which may be no file at all.
+    pub is_named: bool,
+}
 
-    /// What may be a script of the command. The interpreter is the machine's; what it runs is the model's.
-    fn scripts(&self) -> impl Iterator<Item = PathBuf> {
-        self.command.iter().skip(1).map(|argument| self.folder.join(argument))
-    }
-
-    /// A hash of `revision_files`, if there are any; reads all of them, off the runtime.
-    async fn hash_files(&self) -> Result<Option<String>, String> {
-        if self.revision_files.is_empty() {
-            return Ok(None);
+impl CountedFile {
+    /// What the file system says of it; `None`: it is there, and does not count.
+    ///
+    /// # Errors
+    /// There is no such file, or it cannot be reached.
+    pub fn metadata(&self) -> Result<Option<Metadata>, String> {
+        let found = self.path.metadata().map_err(|error| self.unreadable(&error))?;
+        match (found.is_file(), self.is_named) {
+            (true, true) => Ok(Some(found)),
+            (true, false) => Ok((found.len() <= SCRIPT_BYTES_MAX).then_some(found)),
+            (false, true) => Err(self.unreadable(&io::Error::other("not a file"))),
+            (false, false) => Ok(None),
         }
-        let files = self.revision_files.clone();
-        let hashed = tokio::task::spawn_blocking(move || {
-            let mut hash = RevisionHash::default();
-            for file in &files {
-                add(&mut hash, file)
-                    .map_err(|error| format!("read {} (revision_files): {error}", file.display()))?;
-            }
-            Ok(hash.finish("files"))
-        });
-        hashed.await.unwrap_or_else(|error| Err(error.to_string())).map(Some)
+    }
+
+    /// Its content; `None`: it does not count.
+    ///
+    /// # Errors
+    /// It is named, and cannot be read. An argument that cannot be read is the program's to complain about.
+    pub fn read(&self) -> Result<Option<ContentDigest>, String> {
+        let content = self.metadata().and_then(|found| found.map(|_| self.content()).transpose());
+        if self.is_named { content } else { Ok(content.unwrap_or_default()) }
+    }
+
+    /// Its content, whether it counts or not.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn content(&self) -> Result<ContentDigest, String> {
+        content_digest(&self.path).map_err(|error| self.unreadable(&error))
+    }
+
+    fn unreadable(&self, error: &io::Error) -> String {
+        let role = if self.is_named { "revision_files" } else { "an argument of the program" };
+        format!("read {} ({role}): {error}", self.path.display())
     }
 }
 
@@ -122,10 +169,4 @@ impl RevisionOfFiles {
         }
         hash.finish("program")
     }
-}
-
-/// By its name without its folder, which differs between machines.
-fn add(hash: &mut RevisionHash, file: &Path) -> std::io::Result<()> {
-    file.metadata()?;
-    hash.add_file(&file.file_name().unwrap_or_default().to_string_lossy(), file)
 }

@@ -206,3 +206,81 @@ async fn a_one_shot_program_that_was_exchanged_does_not_run() {
     assert_eq!((pool.revision(), printed(&pool, "g").await.as_str()), (two, "g2\n"));
     env.close(pool).await;
 }
+
+/// A one-shot program with these weights as its `revision_files`.
+async fn with_weights(env: &Env, weights: &Path) -> Pool {
+    std::fs::write(weights, "one").unwrap();
+    let more = format!("mode = \"once\"\nrevision_files = [{weights:?}]");
+    env.start(env.config_of(&["/bin/cat", "{input}"], &more)).await.unwrap()
+}
+
+#[tokio::test]
+async fn an_exchange_that_keeps_size_and_time_is_noticed() {
+    let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
+    let weights = folder.path().join("weights");
+    let pool = with_weights(&env, &weights).await;
+    assert_eq!(printed(&pool, "a").await, "a");
+    let time = weights.metadata().unwrap().modified().unwrap();
+    std::fs::write(&weights, "two").unwrap();
+    let file = std::fs::File::options().write(true).open(&weights).unwrap();
+    file.set_times(std::fs::FileTimes::new().set_modified(time)).unwrap();
+    let (outputs, end) = ended(&pool, &["b"]).await;
+    assert!(outputs.is_empty() && matches!(end, PassEnd::NotRun { .. }), "{end:?}");
+    assert!(pool.other_revision().is_some());
+    env.close(pool).await;
+}
+
+/// As by `rm` and `cp`: the program waits for the file, and the worker is not restarted.
+#[tokio::test]
+async fn a_file_that_is_removed_and_put_back_is_the_same_revision() {
+    let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
+    let weights = folder.path().join("weights");
+    let pool = with_weights(&env, &weights).await;
+    std::fs::remove_file(&weights).unwrap();
+    let (_, end) = ended(&pool, &["a"]).await;
+    assert!(
+        matches!(&end, PassEnd::NotRun { reason } if reason.contains("(revision_files): No such file")),
+        "{end:?}"
+    );
+    std::fs::write(&weights, "one").unwrap();
+    until("it is tried again", || pool.status().unavailable.is_none()).await;
+    assert_eq!((printed(&pool, "b").await.as_str(), pool.other_revision()), ("b", None));
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_file_that_the_program_writes_does_not_stop_it() {
+    let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
+    let [script, cache] = ["script", "cache"].map(|name| folder.path().join(name));
+    std::fs::write(&script, "cat $2; echo $2 >> $1").unwrap();
+    std::fs::write(&cache, "").unwrap();
+    let command = ["/bin/sh", script.to_str().unwrap(), cache.to_str().unwrap(), "{input}"];
+    let pool = env.start(env.config_of(&command, "mode = \"once\"")).await.unwrap();
+    for item in ["a", "b"] {
+        assert_eq!((printed(&pool, item).await.as_str(), pool.other_revision()), (item, None));
+    }
+    assert_eq!(std::fs::read_to_string(&cache).unwrap().lines().count(), 2);
+    env.close(pool).await;
+}
+
+/// A file that would be read for minutes.
+#[tokio::test]
+async fn a_pass_can_be_cancelled_while_files_are_read() {
+    let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
+    let weights = folder.path().join("weights");
+    let pool = with_weights(&env, &weights).await;
+    let file = std::fs::File::options().write(true).open(&weights).unwrap();
+    file.set_len(1 << 36).unwrap();
+    let read = run(&pool, &["a"]);
+    until("it runs", || state(&pool, 0) == "running").await;
+    read.cancel();
+    let (_, end) = read.finish().await;
+    assert_eq!(end, PassEnd::Cancelled { killed: false });
+    let read = run(&pool, &["b"]);
+    until("it runs", || state(&pool, 0) == "running").await;
+    env.close(pool).await;
+    let (_, end) = read.finish().await;
+    assert_eq!(end, PassEnd::Cancelled { killed: false });
+    // The reader comes to the end.
+    file.set_len(0).unwrap();
+}

@@ -98,7 +98,7 @@ impl Pool {
         };
         let revision = match &watch {
             Some(watch) => watch.revision().to_owned(),
-            None => config.program_revision(),
+            None => program_revision(&config).await.map_err(LoadError::Start)?,
         };
         let state = State { learned: options.learned.clone(), revision, ..State::default() };
         let shared = Arc::new(Shared {
@@ -305,6 +305,12 @@ impl Shared {
             _ => {}
         }
     }
+}
+
+/// Off the runtime: scripts may be on a network.
+async fn program_revision(config: &ProcessConfig) -> Result<String, String> {
+    let config = config.clone();
+    tokio::task::spawn_blocking(move || config.program_revision()).await.map_err(|error| error.to_string())
 }
 
 /// Ends passes that are cancelled while they wait. The slots that are about to start a process for them hear of it.
