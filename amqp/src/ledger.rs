@@ -16,7 +16,7 @@ use crate::returns::{MatchBy, Returns};
 use crate::transfer::{ConfirmTime, Transfer};
 
 /// The factor by which each other confirm reduces the slowest time: after some dozens it no longer counts.
-const SLOWEST_FADES: f64 = 0.95;
+pub const SLOWEST_FADES: f64 = 0.95;
 
 /// The most late publishes: those no longer waited for that may still be confirmed. Each is a reply to a silent queue, and a worker runs
 /// only two jobs a minute for such a queue. A session with more is useless.

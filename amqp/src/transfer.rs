@@ -21,8 +21,8 @@ fn transfer_seconds(bytes: u64) -> u32 {
 /// How many bytes of bodies were published over a connection, and up to which of them the broker has read. Clones share the counts.
 ///
 /// A connection carries the messages of all its channels in order. So a confirm shows that the broker has read all that was published
-/// before, on whichever channel. Messages that are never confirmed, for example those of a closed channel, leave the count with the next
-/// confirm of a later one.
+/// before, on whichever channel. Messages that are never confirmed, for example those of a closed channel, are no longer counted once a
+/// later message is confirmed.
 #[derive(Clone, Debug, Default)]
 pub struct Transfer {
     counts: Arc<Counts>,

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use anyhow::{Result, ensure};
 use vramq_schemas::topology::jobs_queue;
 use vramq_tests::client::Mailbox;
-use vramq_tests::flow::announce_lost_sessions;
+use vramq_tests::flow::{Flow, announce_lost_sessions};
 use vramq_tests::metrics::{Figures, figures};
 use vramq_tests::node::Node;
 use vramq_tests::on_queue_types;
@@ -216,12 +216,16 @@ async fn a_further_queue_without_its_majority_stops_only_its_own_consumers(
     // The worker's own queues: with one member each, they lose no majority.
     env.worker(&[]).await?.drain().await?;
     let silence = Silence::declare(env, node, &[FURTHER.to_owned()]).await?;
+    publish(env, &jobs_queue(MODEL), "before", JOBS).await?;
     silence.begin(env).await?;
     let worker = worker(env, &["broker.declare=false"]).await?;
-    missing(&worker).await?;
+    let mut replies = env.replies().await?;
+    answered(&mut replies, JOBS).await?;
+    // The worker notices it also while the broker goes on to deliver jobs of the other queue.
+    let mut flow = Flow::default();
+    flow.during(env, &mut replies, async { missing(&worker).await.map(drop) }).await?;
     let warning = worker.log.wait_for(MISSING).await?;
     ensure!(warning.text().contains(FURTHER) && warning.text().contains("majority"), "{}", warning.text());
-    let mut replies = env.replies().await?;
     publish(env, &jobs_queue(MODEL), "own", JOBS).await?;
     answered(&mut replies, JOBS).await?;
 

@@ -1,7 +1,8 @@
 //! Divides the channels for first replies among callers. Does not open them.
 //!
-//! A reply to a queue that confirms nothing keeps its channel for up to two minutes: until `broker.confirm_s` is over, and until the broker
-//! has closed the channel. So no caller may have all channels, however many such queues it has.
+//! A reply to a queue that confirms nothing keeps its channel until the deadline for its confirm, which is `broker.confirm_s` and the time for
+//! large messages on their way, and then until the broker has closed the channel (RabbitMQ: up to 65 s). So no caller may have all
+//! channels, however many such queues it has.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -15,20 +15,12 @@ pub(super) const ANSWER_MAX: Duration = Duration::from_secs(15 * 60);
 
 /// Runs `work`, and gives up after it could run for `limit`. Cancel-safe if `work` is.
 pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
-    within_silence(limit, || 0, work).await
+    within_silence(limit, limit, || 0, work).await
 }
 
 /// Waits for an answer that comes after other messages on the same connection. Gives up when nothing of a message came for `limit`, or after
-/// [`ANSWER_MAX`]. `received` counts what came of them. Cancel-safe if `work` is.
+/// `longest`. `received` counts what came of them. Cancel-safe if `work` is.
 pub async fn within_silence<T>(
-    limit: Duration,
-    received: impl Fn() -> u64,
-    work: impl Future<Output = T>,
-) -> Option<T> {
-    within_bounds(limit, ANSWER_MAX.max(limit), received, work).await
-}
-
-async fn within_bounds<T>(
     limit: Duration,
     longest: Duration,
     received: impl Fn() -> u64,
@@ -83,7 +75,7 @@ mod tests {
             looks.get().min(11)
         };
         let never = std::future::pending::<()>();
-        assert_eq!(within_silence(Duration::from_millis(50), received, never).await, None);
+        assert_eq!(within_silence(Duration::from_millis(50), ANSWER_MAX, received, never).await, None);
         // More if the machine stood still for a step.
         assert!(looks.get() >= 1 + 10 + u64::from(STEPS), "{}", looks.get());
     }
@@ -96,7 +88,7 @@ mod tests {
             looks.get()
         };
         let (limit, longest) = (Duration::from_millis(50), Duration::from_millis(200));
-        assert_eq!(within_bounds(limit, longest, received, std::future::pending::<()>()).await, None);
+        assert_eq!(within_silence(limit, longest, received, std::future::pending::<()>()).await, None);
         assert_eq!(looks.get(), 1 + 20, "steps of a fifth of the limit, 10 ms");
     }
 

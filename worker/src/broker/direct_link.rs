@@ -93,7 +93,7 @@ impl Link {
         let (sent, _) = message.failpoints();
         let end = self.transfer.publish(message.body.len());
         // The replies before it, and itself.
-        let time = ConfirmTime::new(CONFIRM_S, self.transfer.unread(end));
+        let mut unread = self.transfer.unread(end);
         let mut confirmed = pin!(async {
             let options = BasicPublishOptions::default();
             let confirm =
@@ -105,12 +105,15 @@ impl Link {
             Ok::<_, lapin::Error>(confirmation)
         });
         loop {
+            let time = ConfirmTime::new(CONFIRM_S, unread);
             match within(Duration::from_secs(time.seconds().into()), &mut confirmed).await {
                 Some(Ok(Confirmation::Ack(_))) => return Ok(MessageOutcome::Confirmed),
                 Some(Ok(_)) => return Ok(MessageOutcome::Refused),
                 Some(Err(error)) => return Err(error.into()),
                 // A broker that lacks memory or disk space reads nothing, and has said so.
                 None if self.is_open() && self.connection.status().blocked() => {}
+                // The broker has confirmed replies before this one, so it reads, slowly.
+                None if self.transfer.unread(end) < unread => unread = self.transfer.unread(end),
                 None => return Err(Loss::NoConfirm(time)),
             }
         }

@@ -14,7 +14,7 @@ use lapin::types::ShortString;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use vramq_amqp::{ConfirmedPublisher, MatchBy, Transfer, UnknownOutcome};
+use vramq_amqp::{ConfirmedPublisher, MatchBy, SLOWEST_FADES, Transfer, UnknownOutcome};
 
 use super::aux_channel::AuxChannelState;
 use super::channel_shares::{ChannelShares, Permit};
@@ -27,9 +27,12 @@ use super::reply_queues::{ReplyQueue, ReplyQueues};
 /// How long the broker may take to close a channel before another one is opened in addition: longer than RabbitMQ's 65 s.
 const CLOSE_MAX: Duration = Duration::from_secs(90);
 
-/// The most channels that stay open without a message. A worker whose queues all confirm needs a few at a time; each more costs a request
-/// to open it.
+/// The most channels that stay open however long they have no message. A worker whose queues all confirm needs a few at a time.
 const IDLE_MAX: usize = 8;
+
+/// How many seconds further ones stay open without a message. The replies of each pass come together, and the next pass may need as many
+/// channels.
+const IDLE_S: u32 = 30;
 
 /// The session's channels for first replies. Clones share them.
 #[derive(Clone, Debug)]
@@ -60,8 +63,38 @@ struct Shared {
 struct Channels {
     /// All usable channels.
     open: Vec<ConfirmedPublisher>,
-    /// The usable channels without an unconfirmed message.
-    idle: Vec<ConfirmedPublisher>,
+    /// The usable channels without an unconfirmed message, and the second since which each has none. The one that was used last is at the
+    /// end. They have no permits: another channel is opened only if none is idle, so all together are no more than the permits allow.
+    idle: Vec<(ConfirmedPublisher, u32)>,
+    /// The longest recent time to a confirm on channels that are closed now.
+    slowest_closed: Duration,
+}
+
+impl Channels {
+    /// Forgets the channels that are closed, but not their times.
+    fn remove_closed(&mut self) {
+        let closed = self.open.extract_if(.., |publisher| !publisher.is_open());
+        let slowest = closed.map(|publisher| publisher.slowest_confirm()).max();
+        self.slowest_closed = self.slowest_closed.max(slowest.unwrap_or_default());
+    }
+
+    /// A channel's message was confirmed.
+    fn confirmed(&mut self) {
+        self.slowest_closed = self.slowest_closed.mul_f64(SLOWEST_FADES);
+    }
+
+    /// Takes out the channels that are not needed any more.
+    fn take_stale(&mut self, second: u32) -> Vec<ConfirmedPublisher> {
+        let since = self.idle.iter().map(|(_, since)| *since);
+        let stale = stale(since, second);
+        self.idle.drain(..stale).map(|(publisher, _)| publisher).collect()
+    }
+}
+
+/// How many of the channels that are idle since then, in this order, are not needed any more.
+fn stale(since: impl ExactSizeIterator<Item = u32>, second: u32) -> usize {
+    let surplus = since.len().saturating_sub(IDLE_MAX);
+    since.take(surplus).take_while(|since| second.saturating_sub(*since) > IDLE_S).count()
 }
 
 impl FirstReplies {
@@ -107,6 +140,7 @@ impl FirstReplies {
             outcome = publish_on(&channel.publisher, message) => {
                 let outcome = outcome?;
                 self.broker_answers();
+                self.shared.channels().confirmed();
                 channel.put_back();
                 queue.took_alone(outcome, Instant::now());
                 return Ok(Some(outcome));
@@ -135,7 +169,7 @@ impl FirstReplies {
         let permit = self.shared.shares.permit(&caller).await;
         let idle = self.shared.channels().idle.pop();
         let publisher = match idle {
-            Some(publisher) => Some(publisher),
+            Some((publisher, _)) => Some(publisher),
             None => self.open().await?,
         };
         let shared = Arc::clone(&self.shared);
@@ -166,7 +200,7 @@ impl FirstReplies {
             publisher.blocked();
         }
         let mut channels = self.shared.channels();
-        channels.open.retain(ConfirmedPublisher::is_open);
+        channels.remove_closed();
         channels.open.push(publisher.clone());
         Ok(Some(publisher))
     }
@@ -174,7 +208,8 @@ impl FirstReplies {
     /// The longest recent time that the broker took for a confirm.
     pub(super) fn slowest_confirm(&self) -> Duration {
         let channels = self.shared.channels();
-        channels.open.iter().map(ConfirmedPublisher::slowest_confirm).max().unwrap_or_default()
+        let of_open = channels.open.iter().map(ConfirmedPublisher::slowest_confirm).max();
+        channels.slowest_closed.max(of_open.unwrap_or_default())
     }
 
     pub(super) fn blocked(&self) {
@@ -190,7 +225,11 @@ impl FirstReplies {
         if !self.shared.is_blocked() {
             self.shared.seconds.send_modify(|seconds| *seconds += 1);
         }
-        self.shared.channels().open.iter().for_each(ConfirmedPublisher::tick);
+        let mut channels = self.shared.channels();
+        channels.open.iter().for_each(ConfirmedPublisher::tick);
+        let stale = channels.take_stale(self.shared.second());
+        drop(channels);
+        stale.into_iter().for_each(|publisher| self.shared.close(publisher, None));
     }
 }
 
@@ -206,32 +245,39 @@ struct OwnChannel {
 impl OwnChannel {
     /// Its message has its outcome: the channel may carry another one.
     fn put_back(mut self) {
-        let mut channels = self.shared.channels();
-        if channels.idle.len() < IDLE_MAX {
-            channels.idle.push(self.publisher.clone());
-            drop(channels);
-            self.permit = None;
-        }
+        let since = self.shared.second();
+        self.shared.channels().idle.push((self.publisher.clone(), since));
+        self.permit = None;
     }
 }
 
 impl Drop for OwnChannel {
-    /// Returns the permit when the broker has closed the channel. That may take a minute.
     fn drop(&mut self) {
-        let Some(permit) = self.permit.take() else { return };
-        // Without a runtime the process ends, and its connections with it.
-        let Ok(runtime) = Handle::try_current() else { return };
-        let (shared, publisher) = (Arc::clone(&self.shared), self.publisher.clone());
-        runtime.spawn(async move {
-            let closed = timeout(CLOSE_MAX, publisher.close()).await;
-            tracing::debug!(?closed, "closed a channel for first replies");
-            shared.channels().open.retain(ConfirmedPublisher::is_open);
-            drop(permit);
-        });
+        if let Some(permit) = self.permit.take() {
+            self.shared.close(self.publisher.clone(), Some(permit));
+        }
     }
 }
 
 impl Shared {
+    /// Closes a channel. Returns the permit when the broker has closed it. That may take a minute.
+    fn close(self: &Arc<Self>, publisher: ConfirmedPublisher, permit: Option<Permit>) {
+        // Without a runtime the process ends, and its connections with it.
+        let Ok(runtime) = Handle::try_current() else { return };
+        let shared = Arc::clone(self);
+        runtime.spawn(async move {
+            let closed = timeout(CLOSE_MAX, publisher.close()).await;
+            tracing::debug!(?closed, "closed a channel for first replies");
+            shared.channels().remove_closed();
+            drop(permit);
+        });
+    }
+
+    /// The current second of those in which the broker read from the connection.
+    fn second(&self) -> u32 {
+        *self.seconds.borrow()
+    }
+
     /// Waits as long as the confirm of a channel's only message may take, without the time in which the broker blocks publishers.
     async fn overdue(&self, publisher: &ConfirmedPublisher) -> Overdue {
         let mut seconds = self.seconds.subscribe();
@@ -255,5 +301,25 @@ impl Shared {
     /// Nothing panics while it holds the lock.
     fn channels(&self) -> MutexGuard<'_, Channels> {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_that_the_next_pass_may_need_stay_open() {
+        let table: [(&[u32], u32, usize); 4] = [
+            // Forty callers were answered together.
+            (&[10; 40], 10 + IDLE_S, 0),
+            (&[10; 40], 10 + IDLE_S + 1, 40 - IDLE_MAX),
+            (&[10; IDLE_MAX], 1000, 0),
+            // The ones that were used last stay.
+            (&[10, 10, 900, 990, 990, 990, 990, 990, 990, 990, 990, 990], 1000, 3),
+        ];
+        for (since, second, expected) in table {
+            assert_eq!(stale(since.iter().copied(), second), expected, "{since:?} at {second}");
+        }
     }
 }

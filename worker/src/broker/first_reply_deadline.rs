@@ -9,7 +9,7 @@ pub(super) enum Overdue {
     QueueIsSilent,
     /// The broker answered nothing. This reply is given up: its dead letter shows whether the broker answers.
     GivenUp,
-    /// The broker answered nothing for twice the time of a confirm.
+    /// The broker answered nothing for twice `confirm_s` and the time for the bytes that may be on their way.
     BrokerIsSilent(ConfirmTime),
 }
 
@@ -45,6 +45,8 @@ impl FirstReplyDeadline {
         if unread < self.unread {
             // The broker reads what was published before this reply, on other channels.
             (self.since, self.has_answered) = (second, false);
+            // Answers up to now do not show that it also answers what came after.
+            self.answers_before = answers;
         }
         self.unread = unread;
         let time = ConfirmTime::new(self.confirm_s, unread);
@@ -60,7 +62,7 @@ impl FirstReplyDeadline {
         if gives_up() {
             return Some(Overdue::GivenUp);
         }
-        let twice = time.and(time);
+        let twice = time.and(ConfirmTime::new(self.confirm_s, 0));
         (waited > twice.seconds()).then_some(Overdue::BrokerIsSilent(twice))
     }
 }
@@ -107,15 +109,29 @@ mod tests {
         let last = CONFIRM_S + LARGE_S;
         assert!((1..=last).all(|second| deadline.look(second, LARGE, 0, || true).is_none()));
         // The large message has arrived; the reply has the whole time once more, and no longer that of the large one.
-        assert_eq!(end(&mut deadline, last - 1, 0, 1, true), (1 + CONFIRM_S + 2, Overdue::QueueIsSilent));
+        assert_eq!(deadline.look(last, 0, 1, || true), None);
+        assert_eq!(end(&mut deadline, last, 0, 2, true), (CONFIRM_S + 2, Overdue::QueueIsSilent));
     }
 
-    /// A silent queue's large reply delays others no longer than it takes itself.
+    /// The large message may never arrive. It has its time once.
     #[test]
     fn a_silent_broker_is_noticed_behind_a_large_message() {
         let mut deadline = FirstReplyDeadline::new(CONFIRM_S, 0, 0);
-        let twice = ConfirmTime { confirm_s: 2 * CONFIRM_S, transfer_s: 2 * LARGE_S };
-        let after = 2 * (CONFIRM_S + LARGE_S) + 1;
+        let twice = ConfirmTime { confirm_s: 2 * CONFIRM_S, transfer_s: LARGE_S };
+        let after = 2 * CONFIRM_S + LARGE_S + 1;
         assert_eq!(end(&mut deadline, 0, LARGE, 0, false), (after, Overdue::BrokerIsSilent(twice)));
+    }
+
+    /// The broker confirmed a large message before this reply, then nothing.
+    #[test]
+    fn a_broker_that_falls_silent_after_it_read_more_is_told_from_a_silent_queue() {
+        let once = Overdue::GivenUp;
+        let twice = Overdue::BrokerIsSilent(ConfirmTime { confirm_s: 2 * CONFIRM_S, transfer_s: 0 });
+        for (gives_up, expected) in [(true, (CONFIRM_S + 1, once)), (false, (2 * CONFIRM_S + 1, twice))] {
+            let mut deadline = FirstReplyDeadline::new(CONFIRM_S, 0, 7);
+            assert_eq!(deadline.look(1, LARGE, 7, || true), None);
+            assert_eq!(deadline.look(2, 1, 8, || true), None);
+            assert_eq!(end(&mut deadline, 2, 1, 8, gives_up), expected);
+        }
     }
 }

@@ -64,10 +64,14 @@ impl JobChannel {
         self.channel.status().connected()
     }
 
-    /// Closes a channel on which the broker does not answer. The broker does so when it has read what was sent before. True if it has.
-    pub async fn give_up(&self) -> bool {
+    /// Closes a channel on which the broker does not answer. Returns when the broker has confirmed the close, which it does after it has
+    /// handled the pending requests.
+    ///
+    /// # Errors
+    /// What ended the connection before.
+    pub async fn give_up(&self) -> lapin::Result<()> {
         self.is_given_up.send_replace(true);
-        self.channel.close(200, "bye".into()).await.is_ok()
+        self.channel.close(200, "bye".into()).await
     }
 
     /// Waits until the channel is given up.
@@ -127,16 +131,18 @@ impl JobChannel {
 
     /// Waits for the broker's answer, but not for ever.
     async fn answered<T>(&self, request: impl Future<Output = lapin::Result<T>>) -> Result<T, QueueError> {
-        Ok(self.answered_within(SILENT_MAX, request).await.ok_or(QueueError::Silent)??)
+        Ok(self.answered_within(SILENT_MAX, ANSWER_MAX, request).await.ok_or(QueueError::Silent)??)
     }
 
     /// Waits for an answer of the broker as long as it is not silent. The answer comes after the deliveries of all channels that the broker
-    /// has sent before, and on a slow network a large one takes minutes. So the time restarts with each frame of them.
+    /// has sent before, and on a slow network a large one takes minutes. So the time restarts with each frame of them, and ends after
+    /// `longest`.
     pub async fn answered_within<T>(
         &self,
         silent_max: Duration,
+        longest: Duration,
         request: impl Future<Output = T>,
     ) -> Option<T> {
-        within_silence(silent_max, || self.connection.body_frames(), request).await
+        within_silence(silent_max, longest, || self.connection.body_frames(), request).await
     }
 }

@@ -19,12 +19,17 @@ use vramq_core::ids::{ChannelId, ConsumerId, ModelIndex, QueueIndex};
 use vramq_schemas::topology::{bulk_queue, jobs_queue, suspects_queue};
 
 use super::consumer_timeouts::ConsumerTimeouts;
+use super::deadline::ANSWER_MAX;
 use super::job_channel::{JobChannel, QueueError};
-use super::silent_queues::SilentQueues;
+use super::silent_queues::{SilentQueues, is_about_a_queue};
 use super::topology::FurtherQueue;
 
 /// How long the broker may be silent before it starts a consumer: one that sends nothing for so long delivers no jobs either.
-const CONSUME_MAX: Duration = Duration::from_secs(3);
+pub const CONSUME_MAX: Duration = Duration::from_secs(3);
+
+/// How long the broker may take to start a consumer of a further queue while it delivers jobs of other queues. Well below the 65 s after
+/// which RabbitMQ closes the connection, so that the worker knows the cause by then.
+const FURTHER_MAX: Duration = Duration::from_secs(20);
 
 /// The longest consumer tag: AMQP's short string.
 const TAG_BYTES_MAX: usize = 255;
@@ -148,8 +153,8 @@ impl ModelChannels {
         }
     }
 
-    /// The broker does not start consumers of a further queue. Returns what closes its channel and notes in `silent` when the broker
-    /// answers; `None` if it has no channel any more.
+    /// The broker does not start consumers of a further queue. Notes that in `silent` at once. Returns what closes its channel, and forgets
+    /// the silence when the broker answers, or if the connection ends for another reason; `None` if the queue has no channel any more.
     pub fn give_up(
         &mut self,
         queue: QueueIndex,
@@ -159,8 +164,9 @@ impl ModelChannels {
         let (name, channel, silent) = (queue.name.clone(), channel.take()?, silent.clone());
         silent.note(&name, Instant::now());
         Some(async move {
-            if channel.give_up().await {
-                silent.answered(&name);
+            match channel.give_up().await {
+                Err(error) if is_about_a_queue(&error) => {}
+                Ok(()) | Err(_) => silent.forget(&name),
             }
         })
     }
@@ -210,10 +216,12 @@ impl ModelChannels {
     ) -> impl Future<Output = Result<Deliveries, ConsumeError>> + Send + use<> {
         let ((name, channel), tag) = (self.of(queue), self.tag_of(consumer));
         let timeout = self.timeouts.takes(&name).then_some(hold_max);
+        let is_further = matches!(queue, JobQueue::Jobs(queue) if queue.is_further());
+        let longest = if is_further { FURTHER_MAX } else { ANSWER_MAX };
         async move {
             let channel = channel.ok_or(ConsumeError::NoChannel)?;
             let started = channel.consume(name, tag, prefetch, timeout);
-            let started = channel.answered_within(CONSUME_MAX, started).await;
+            let started = channel.answered_within(CONSUME_MAX, longest, started).await;
             let stream = started.ok_or(ConsumeError::Silent)??;
             let source = match queue {
                 JobQueue::Jobs(queue) => Source::Jobs(queue, consumer),

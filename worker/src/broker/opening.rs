@@ -130,10 +130,18 @@ pub(super) async fn open_further(
     Ok(channel)
 }
 
-/// Why a further queue cannot be consumed; the broker's text where there is one.
+/// The broker's reason against a further queue, and what to do.
+pub fn with_advice(broker: &str) -> String {
+    format!(
+        "{broker}. Declare the queue as workers do, give the worker's user its permissions back, or take the queue out of the model's \
+         `queues`. The worker looks for the queue every ten seconds"
+    )
+}
+
+/// Why a further queue cannot be consumed; the broker's text where there is one, and what to do.
 pub(super) fn why_missing(error: &SessionError) -> String {
     match error {
-        SessionError::Topology(TopologyError::Refused { broker, .. }) => broker.clone(),
+        SessionError::Topology(TopologyError::Refused { broker, .. }) => with_advice(broker),
         error => error.to_string(),
     }
 }

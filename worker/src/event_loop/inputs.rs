@@ -1,12 +1,13 @@
 //! Turns deliveries, results and signals into events of the core.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use lapin::message::Delivery;
 use vramq_amqp::UnknownOutcome;
 use vramq_core::action::JobQueue;
 use vramq_core::event::{Event, Source};
-use vramq_core::ids::{JobKey, ModelIndex};
+use vramq_core::ids::{ConsumerId, JobKey, ModelIndex};
 
 use super::EventLoop;
 use super::completion::{Completion, Sent};
@@ -14,10 +15,11 @@ use super::live_session::Input;
 use super::queue_failure::{QueueFailure, classify_failure};
 use crate::broker::control_plane::ControlRequest;
 use crate::broker::job_channel::{JobChannel, QueueError};
-use crate::broker::model_channels::{ConsumeError, Counted, Delivered};
+use crate::broker::model_channels::{ConsumeError, Counted, Delivered, Deliveries};
+use crate::broker::opening::with_advice;
 use crate::broker::received::ReceivedJob;
 use crate::broker::session::{Side, consumer_timeout, message_size_max};
-use crate::broker::silent_queues;
+use crate::broker::silent_queues::{self, is_about_a_queue};
 use crate::failpoint::{self, Site};
 
 impl EventLoop {
@@ -37,16 +39,7 @@ impl EventLoop {
                 }
             }
             Input::Started(model, queue, consumer, started) => {
-                let (deliveries, error) = match started {
-                    Ok(deliveries) => (Some(deliveries), None),
-                    Err(error) => (None, Some(error)),
-                };
-                if let Some(live) = &mut self.session {
-                    live.consumer_started(model, queue, consumer, deliveries);
-                }
-                if let Some(error) = error {
-                    self.not_started(model, queue, &error);
-                }
+                self.consumer_started(model, queue, consumer, started);
             }
             Input::Stopped(_, _, Ok(())) => {}
             Input::Stopped(model, queue, Err(error)) => {
@@ -120,6 +113,38 @@ impl EventLoop {
         self.apply(Event::Delivered(Box::new(received.facts(job, model, channel.id()))));
     }
 
+    fn consumer_started(
+        &mut self,
+        model: ModelIndex,
+        queue: JobQueue,
+        consumer: ConsumerId,
+        started: Result<Deliveries, ConsumeError>,
+    ) {
+        if let Err(ConsumeError::Broker(error)) = &started {
+            // While this consumer counts as starting.
+            self.note_silent_queues(error);
+        }
+        let Some(live) = &mut self.session else { return };
+        match started {
+            Ok(deliveries) => {
+                self.context.silent_queues.forget(&live.session.channels(model).name(queue));
+                live.consumer_started(model, queue, consumer, Some(deliveries));
+            }
+            Err(error) => {
+                live.consumer_started(model, queue, consumer, None);
+                self.not_started(model, queue, &error);
+            }
+        }
+    }
+
+    /// If the broker has closed the consuming connection with this error, notes the queues that may be the reason.
+    fn note_silent_queues(&self, error: &lapin::Error) {
+        let Some(live) = self.session.as_ref().filter(|_| is_about_a_queue(error)) else { return };
+        if !live.session.is_consuming_open() {
+            live.note_silent_queues(&self.context.silent_queues, Instant::now());
+        }
+    }
+
     fn not_started(&mut self, model: ModelIndex, queue: JobQueue, error: &ConsumeError) {
         let Some(live) = &mut self.session else { return };
         let channels = live.session.channels_mut(model);
@@ -158,7 +183,7 @@ impl EventLoop {
             QueueFailure::OfReplacedChannel => {}
             QueueFailure::Queue(queue, error) => {
                 channels.lost(queue);
-                self.apply(Event::QueueLost { model, queue, error });
+                self.apply(Event::QueueLost { model, queue, error: with_advice(&error) });
             }
             QueueFailure::Session => self.failed(what, error),
         }
@@ -221,6 +246,7 @@ impl EventLoop {
 
     /// A part of the session that jobs need is unusable. First learns the broker's limits that the error reveals.
     fn failed(&mut self, what: &str, error: &lapin::Error) {
+        self.note_silent_queues(error);
         self.context.consumer_timeouts.learn(error);
         if let Some(timeout) = consumer_timeout(error) {
             self.apply(Event::ConsumerTimeoutLearned { timeout });

@@ -66,10 +66,7 @@ impl Core {
             model = facts.name,
             queue = facts.queues[queue.0].name,
             why,
-            every_s = CHECK_EVERY.as_secs(),
-            "a further queue cannot be consumed: the model's other queues use its slots, and the worker checks the queue again \
-             at intervals of every_s. Declare the queue as workers do, give the worker's user its permissions back, or take the \
-             queue out of the model's `queues`"
+            "a further queue cannot be consumed, as `why` says: the model's other queues use its slots until it can"
         );
     }
 
