@@ -1,3 +1,5 @@
+//! Tests of when a confirm is overdue, and of what stands before it on the connection.
+
 use super::*;
 
 const SECONDS_MAX: u32 = 3;

@@ -1,4 +1,4 @@
-//! What the account of a device has entered, and who gets memory: a state machine without a clock and without a device.
+//! Decides which program gets device memory, and which one is asked to end for it. Pure: the time and the reading of the device come in.
 //!
 //! # How long a program waits
 //!
@@ -6,9 +6,9 @@
 //! have busy programs end for it. The first of those for which room can be made has the *turn*: all that becomes free is kept for it.
 //!
 //! *Room can be made* if the bytes that are free, those that warm programs hold (loading and ending ones too), and those that ended programs
-//! have not given back for up to [`EVICTION_LIMIT`], are enough together. They are what the device has without the memory of strangers, of
-//! the worker's own passes and of one-shot programs, which nobody here can end. So while those hold the same, what programs do does not
-//! change whether room can be made.
+//! have not given back for up to [`EVICTION_LIMIT`], are enough together. Memory of other processes on the device, of the worker's own
+//! passes and of one-shot programs does not count, because nobody here can end these. While they hold the same, a program that loads, runs
+//! or ends does not change whether room can be made.
 //!
 //! While a program has the turn, another program is admitted only if its bytes are free in addition to those that are kept. So the programs
 //! on the device become fewer: each that is loading is loaded (or has failed) after its load time at most, may stay for ten seconds

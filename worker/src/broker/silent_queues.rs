@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use lapin::protocol::{AMQPErrorKind, AMQPHardError};
 use lapin::types::ShortString;
 
-/// How long the worker does not try such a queue again after the first try, unless the broker answers late. Twice as long after each
-/// further one that fails.
+/// How long the worker waits after the first failed try before it tries such a queue again, unless the broker answers late. The wait doubles
+/// with each further try that fails.
 const NOT_TRIED_FOR: Duration = Duration::from_secs(600);
 
-/// The longest of these times.
+/// The longest wait.
 const NOT_TRIED_MAX: Duration = Duration::from_secs(3600);
 
 /// Why such a queue is not consumed, and what to do.
