@@ -21,7 +21,7 @@ use super::pass::{PassEnd, PassJob};
 use super::peak::Sampler;
 use super::pool::PoolOptions;
 use super::protocol::{FailureKind, OutputHeader, OutputKind};
-use super::revision_watch::RevisionWatch;
+use super::revision_watch::{Exchange, RevisionWatch};
 use super::template::Template;
 use super::warm::LoadError;
 
@@ -188,10 +188,11 @@ impl Runner<'_> {
         };
         match other {
             Ok(None) => None,
-            Ok(Some(found)) => {
+            Ok(Some(Exchange { found, files })) => {
                 let served = self.revision.revision().to_owned();
                 let error = LoadError::OtherRevision { found: found.clone(), served };
-                let end = PassEnd::NotRun { reason: error.to_string() };
+                let files: Vec<_> = files.iter().map(|file| file.display().to_string()).collect();
+                let end = PassEnd::NotRun { reason: format!("{error}; exchanged: {}", files.join(", ")) };
                 Some(ItemRun { other_revision: Some(found), ..ItemRun::not(end) })
             }
             Err(reason) => Some(ItemRun::not(PassEnd::NotRun { reason })),

@@ -2,6 +2,7 @@
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -19,6 +20,14 @@ pub(super) struct RevisionWatch {
     /// Locked while the files are looked at, also if the caller left meanwhile: a file system that hangs holds one thread only.
     seen: Arc<Mutex<Seen>>,
     running: Arc<AtomicUsize>,
+}
+
+/// Another revision than the one that the worker serves.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    pub(super) found: String,
+    /// The files whose content is another one.
+    pub(super) files: Vec<PathBuf>,
 }
 
 /// A program of the model may run, and write files. Dropped when it has ended.
@@ -48,19 +57,19 @@ impl RevisionWatch {
         &self.served
     }
 
-    /// The revision that the files have by now, if it is another one. Reads those that changed; one caller does, and others wait. Cancel-safe.
+    /// What the files are by now, if that is another revision. Reads those that changed; one caller does, and others wait. Cancel-safe.
     ///
     /// # Errors
     /// A file that counted is gone, or cannot be read.
-    pub(super) async fn other(&self) -> Result<Option<String>, String> {
+    pub(super) async fn other(&self) -> Result<Option<Exchange>, String> {
         let mut seen = Arc::clone(&self.seen).lock_owned().await;
         let running = Arc::clone(&self.running);
         let looked = spawn_blocking(move || {
             let is_running = running.load(Ordering::SeqCst) > 0;
-            seen.look(is_running).map(|_| seen.revision())
+            seen.look(is_running).map(|_| Exchange { found: seen.revision(), files: seen.exchanged() })
         });
-        let revision = looked.await.unwrap_or_else(|error| Err(error.to_string()))?;
-        Ok((revision != self.served).then_some(revision))
+        let exchange = looked.await.unwrap_or_else(|error| Err(error.to_string()))?;
+        Ok((exchange.found != self.served).then_some(exchange))
     }
 
     /// To be called before a program is started.
@@ -97,6 +106,8 @@ struct Seeing {
     file: CountedFile,
     stamp: Option<Stamp>,
     content: Option<ContentDigest>,
+    /// The content when the worker started.
+    served: Option<ContentDigest>,
     role: Role,
 }
 
@@ -146,6 +157,12 @@ impl Seen {
         self.config.revision_of(&contents).with(None)
     }
 
+    /// The files that have another content than when the worker started.
+    fn exchanged(&self) -> Vec<PathBuf> {
+        let files = self.files.iter().filter(|seeing| seeing.content != seeing.served);
+        files.map(|seeing| seeing.file.path.clone()).collect()
+    }
+
     /// Reads the files that changed; how many.
     fn look(&mut self, is_running: bool) -> Result<usize, String> {
         if is_running {
@@ -179,7 +196,8 @@ impl Seeing {
         let role = if file.is_named { Role::Program } else { Role::Unknown };
         // From before the file is read, so that a change meanwhile is seen the next time.
         let stamp = file.metadata().unwrap_or_default().map(Stamp::from);
-        Ok(Self { stamp, content: file.read()?, file, role })
+        let content = file.read()?;
+        Ok(Self { file, stamp, content, served: content, role })
     }
 
     /// What the file has now; `None`: it does not count.
@@ -246,8 +264,10 @@ mod tests {
             std::fs::write(&path, "other").unwrap();
             assert_eq!((seen.look(false), seen.look(false)), (Ok(1), Ok(0)), "{name}");
             assert_ne!(seen.revision(), served, "{name}");
+            assert_eq!(seen.exchanged(), std::slice::from_ref(&path));
             std::fs::write(&path, name).unwrap();
             assert_eq!((seen.look(false), seen.revision()), (Ok(1), served.clone()), "{name}");
+            assert!(seen.exchanged().is_empty());
         }
     }
 

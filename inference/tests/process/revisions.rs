@@ -191,7 +191,11 @@ async fn a_one_shot_program_that_was_exchanged_does_not_run() {
     let refused = refused.finish().await;
     let two = pool.other_revision().expect("it has another revision");
     let said = format!("the model has the revision {two} by now, and this worker serves {one}: ");
-    let is_refused = |end: &PassEnd| matches!(end, PassEnd::NotRun { reason } if reason.starts_with(&said));
+    let names = format!("; exchanged: {}", script.display());
+    let is_refused = |end: &PassEnd| match end {
+        PassEnd::NotRun { reason } => reason.starts_with(&said) && reason.ends_with(&names),
+        _ => false,
+    };
     assert!(refused.0.is_empty() && is_refused(&refused.1), "{:?}", refused.1);
     assert!(
         matches!(pool.run(texts(&["f"])), Err(NotTaken::Unavailable(reason)) if reason.starts_with(&said))
