@@ -16,6 +16,8 @@ pub struct Look {
     pub once: u64,
     /// Whether the device reports what each process holds. Otherwise `ours` is estimated from the loads (`difference.rs`).
     pub tells_apart: bool,
+    /// How often the account had changed before the look (`entries.rs`).
+    pub changes: u64,
 }
 
 impl Look {

@@ -13,7 +13,8 @@
 //! While a program has the turn, another program is admitted only if its bytes are free in addition to those that are kept. So the programs
 //! on the device become fewer: each that is loading is loaded (or has failed) after its load time at most, may stay for ten seconds
 //! if its jobs have to come back to it, and is asked to end. One after the other is asked, the next when one has ended, or after
-//! [`EVICTION_LIMIT`]. Each ends after its pass, and its memory is back then. So with `n` programs on the device a turn lasts at most
+//! [`EVICTION_LIMIT`]. None is asked while what ended programs have not given back is enough, because that comes back within `return`.
+//! Each ends after its pass. So with `n` programs on the device a turn lasts at most
 //!
 //! `load + 10 s + n * min(pass + end, EVICTION_LIMIT) + pass + end + return`,
 //!
@@ -21,8 +22,8 @@
 //! each place that came before it, and its own, after the ten seconds. `memory_properties.rs` holds random histories to this bound.
 //!
 //! Where strangers take so much that there is no room any more, the turn ends after [`EVICTION_LIMIT`], so that others can use what is left.
-//! Memory of a process that does not end although it was killed is no room. On a device that does not report what processes hold, all of this goes by estimates: if they are too low, there is no turn, and
-//! programs are asked to end in the hope that it is enough.
+//! Memory of a process that does not end although it was killed is no room. On a device that does not report what processes hold, all of
+//! this goes by estimates: if they are too low, there is no turn, and programs are asked to end in the hope that it is enough.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant};
 
-use super::claim::Look;
+use super::claim::{Claim, Look};
 
 /// How long to wait for a program that was asked to end before another one is asked. As long, memory is kept for a program although it is
 /// not seen that there is enough, and missing memory counts as coming back. Most passes are shorter, and drivers free memory faster.
@@ -42,8 +43,10 @@ pub(super) struct Entries {
     pub(super) programs: BTreeMap<u64, Program>,
     /// Memory for programs that are loading.
     pub(super) reserved: BTreeMap<u64, u64>,
-    /// Memory that ended programs have not given back: how much, and since when.
-    returning: BTreeMap<u64, (u64, Instant)>,
+    /// What ended programs held, until it is back.
+    returning: BTreeMap<u64, Returning>,
+    /// How often memory of a program, or for one, was removed from the account. An earlier look at the device does not fit it any more.
+    pub(super) changes: u64,
     /// When a program was last asked to end; `None` once one that was asked has ended.
     evicted: Option<Instant>,
     /// The waiting program for which free memory is kept.
@@ -59,6 +62,14 @@ struct Promise {
     until: Instant,
     /// It has waited for long, so nobody who came later gets the promise instead.
     is_turn: bool,
+}
+
+/// Memory that has to come back.
+#[derive(Clone, Copy, Debug)]
+struct Returning {
+    claim: Claim,
+    /// When the program ended.
+    since: Instant,
 }
 
 /// A program that was started.
@@ -138,26 +149,30 @@ impl Entries {
         id
     }
 
-    /// Enters memory that an ended program has not given back.
-    pub(super) fn returning(&mut self, now: Instant) -> u64 {
-        let id = self.number();
-        self.returning.insert(id, (0, now));
-        id
+    /// The program has ended. What it held has to come back.
+    pub(super) fn ended(&mut self, id: u64, claim: Claim, now: Instant) {
+        self.remove(id);
+        self.returning.insert(id, Returning { claim, since: now });
     }
 
-    pub(super) fn misses(&mut self, id: u64, bytes: u64) {
-        if let Some((missing, _)) = self.returning.get_mut(&id) {
-            *missing = bytes;
-        }
+    /// Enters memory of an ended program that has no entry.
+    pub(super) fn returning(&mut self, claim: Claim, now: Instant) -> u64 {
+        let id = self.number();
+        self.returning.insert(id, Returning { claim, since: now });
+        id
     }
 
     /// Removes an entry of any kind.
     pub(super) fn remove(&mut self, id: u64) {
-        if self.programs.remove(&id).is_some_and(|program| program.is_asked_to_end) {
+        let program = self.programs.remove(&id);
+        if program.as_ref().is_some_and(|program| program.is_asked_to_end) {
             self.evicted = None;
         }
-        self.reserved.remove(&id);
-        self.returning.remove(&id);
+        let held = program.map(|program| program.held);
+        let returning = self.returning.remove(&id).map(|returning| returning.claim.held);
+        let bytes = held.or(returning).or(self.reserved.remove(&id));
+        // Programs that take no memory may end many times a second.
+        self.changes += u64::from(bytes.is_some_and(|bytes| bytes > 0));
     }
 
     /// A waiting program has what it asked for, or waits no more.
@@ -165,8 +180,12 @@ impl Entries {
         self.promise = self.promise.filter(|promise| promise.waiter != waiter);
     }
 
-    /// Reserves memory for a waiting program, if there is enough that is not kept for another one; else asks a program to end for it.
+    /// Reserves memory for a waiting program, if there is enough that is not kept for another one; else asks a program to end for it, unless
+    /// enough is coming back. Does nothing if the look does not show what has changed since.
     pub(super) fn reserve(&mut self, waiter: u64, request: Request, look: Look, now: Instant) -> Option<u64> {
+        if look.changes != self.changes {
+            return None;
+        }
         self.take_turn(waiter, request, look, now);
         let reserved: u64 = self.reserved.values().sum();
         let promised = self.promised_to_others(waiter, now);
@@ -179,7 +198,8 @@ impl Entries {
         // One program at a time, because the next one may not be needed; and for one waiting program at a time.
         let is_due =
             self.evicted.is_none_or(|evicted| now.saturating_duration_since(evicted) >= EVICTION_LIMIT);
-        if promised == 0 && is_due {
+        let is_coming = free.saturating_add(self.coming(look, now)) >= request.bytes;
+        if promised == 0 && is_due && !is_coming {
             self.evict(waiter, request, free, look, now);
         }
         None
@@ -206,14 +226,20 @@ impl Entries {
 
     /// Whether so much is free when all warm programs have ended.
     fn can_make_room(&self, bytes: u64, look: Look, now: Instant) -> bool {
-        let is_coming = |since: Instant| now.saturating_duration_since(since) < EVICTION_LIMIT;
-        let missing: u64 =
-            self.returning.values().filter(|(_, since)| is_coming(*since)).map(|(bytes, _)| bytes).sum();
         let stuck = self.noted(|program| program.is_stuck);
         let held = look.ours.saturating_sub(look.once.saturating_add(stuck));
-        // What was noted is more where a program has died a moment ago.
-        let held = held.max(self.noted(|program| !program.is_stuck));
-        look.reading.free.saturating_add(held).saturating_add(missing) >= bytes
+        look.reading.free.saturating_add(held).saturating_add(self.coming(look, now)) >= bytes
+    }
+
+    /// What ended programs have not given back yet, and will soon.
+    fn coming(&self, look: Look, now: Instant) -> u64 {
+        let is_soon =
+            |returning: &&Returning| now.saturating_duration_since(returning.since) < EVICTION_LIMIT;
+        let claims = || self.returning.values().filter(is_soon).map(|returning| returning.claim);
+        let missing = claims().map(|claim| claim.missing(look)).fold(0, u64::saturating_add);
+        // Memory that is missing for one claim may be that of another. Together they miss what others seem to hold more than at first.
+        let grown = claims().map(|claim| look.taken_since(&claim.alive)).max();
+        missing.min(grown.unwrap_or(0))
     }
 
     /// Asks one program to end, if there is enough room then or after others have ended too.
@@ -221,7 +247,8 @@ impl Entries {
         let is_enough = if request.busy_too {
             self.can_make_room(request.bytes, look, now)
         } else {
-            free.saturating_add(self.noted(|program| program.may_end(request, now))) >= request.bytes
+            let idle = self.noted(|program| program.may_end(request, now));
+            free.saturating_add(idle).saturating_add(self.coming(look, now)) >= request.bytes
         };
         // If the device does not report what they hold, nobody knows.
         if look.tells_apart && !is_enough {

@@ -9,7 +9,12 @@ const WAITER: u64 = 100;
 
 fn look(free: u64, ours: u64) -> Look {
     let reading = Reading { free: free * MIB, total: 8000 * MIB, own: 0 };
-    Look { reading, ours: ours * MIB, once: 0, tells_apart: true }
+    Look { reading, ours: ours * MIB, tells_apart: true, ..Look::default() }
+}
+
+/// As [`Entries::reserve`], with a look from this moment.
+fn ask(entries: &mut Entries, waiter: u64, request: Request, look: Look, now: Instant) -> Option<u64> {
+    entries.reserve(waiter, request, Look { changes: entries.changes, ..look }, now)
 }
 
 fn program(held: u64, loaded: Option<Instant>, idle: Option<Instant>) -> Program {
@@ -35,7 +40,7 @@ fn evicted(programs: Vec<Program>, request: Request, free: u64) -> Vec<u64> {
 fn evicted_at(programs: Vec<Program>, request: Request, look: Look) -> Vec<u64> {
     let mut entries = Entries { programs: (0..).zip(programs).collect(), ..Entries::default() };
     let now = Instant::now();
-    assert_eq!(entries.reserve(WAITER, request, look, now), None);
+    assert_eq!(ask(&mut entries, WAITER, request, look, now), None);
     // The freed memory is kept for the waiting program only.
     if entries.evicted.is_some() {
         assert_eq!(entries.promised_to_others(WAITER + 1, now), request.bytes);
@@ -90,15 +95,89 @@ fn one_program_after_the_other_is_asked_to_end_whatever_else_ends() {
     let (now, after) = (Instant::now(), |s| Some(Instant::now() + Duration::from_secs(s)));
     let request = Request { bytes: 900 * MIB, busy_too: true };
     let programs = [program(400, after(0), None), program(400, after(1), None)];
-    let mut entries = Entries { programs: (10..).zip(programs).collect(), ..Entries::default() };
-    assert_eq!(entries.reserve(WAITER, request, look(200, 800), now), None);
+    let mut entries = entries(programs);
+    assert_eq!(ask(&mut entries, WAITER, request, look(200, 800), now), None);
     let once = entries.enter(Program::new(9, true));
     entries.remove(once);
-    assert_eq!(entries.reserve(WAITER, request, look(200, 800), now), None);
+    assert_eq!(ask(&mut entries, WAITER, request, look(200, 800), now), None);
     assert_eq!(asked(&entries), [10]);
     entries.remove(10);
-    assert_eq!(entries.reserve(WAITER, request, look(600, 400), now), None);
+    assert_eq!(ask(&mut entries, WAITER, request, look(600, 400), now), None);
     assert_eq!(asked(&entries), [11]);
+}
+
+/// An account with these programs, from number 10 on.
+fn entries<const COUNT: usize>(programs: [Program; COUNT]) -> Entries {
+    Entries { next: 99, programs: (10..).zip(programs).collect(), ..Entries::default() }
+}
+
+/// That of a program, by a look from before it ended.
+fn claim(held: u64, alive: Look) -> Claim {
+    Claim { alive, held: held * MIB, sure: held * MIB }
+}
+
+#[test]
+fn no_other_program_is_asked_to_end_while_enough_comes_back() {
+    let now = Instant::now();
+    let after = |s| Some(now + Duration::from_secs(s));
+    for (busy_too, idle) in [(false, after(0)), (true, None)] {
+        let request = |mib: u64| Request { bytes: mib * MIB, busy_too };
+        // 200 MiB are free, and the first program holds 400.
+        for (mib, then) in [(600, NOBODY.to_vec()), (700, vec![11])] {
+            let mut entries = entries([program(400, after(0), idle), program(400, after(1), idle)]);
+            assert_eq!(ask(&mut entries, WAITER, request(mib), look(200, 800), now), None);
+            assert_eq!(asked(&entries), [10]);
+            entries.ended(10, claim(400, look(200, 800)), now);
+            // All of its memory is missing, then half of it.
+            for free in [200, 400] {
+                assert_eq!(ask(&mut entries, WAITER, request(mib), look(free, 400), now), None);
+                assert_eq!(asked(&entries), then, "{mib} of {free}");
+            }
+            // It stays away for too long.
+            assert_eq!(ask(&mut entries, WAITER, request(mib), look(400, 400), now + EVICTION_LIMIT), None);
+            assert_eq!(asked(&entries), [11]);
+        }
+    }
+}
+
+#[test]
+fn memory_that_is_missing_once_counts_once() {
+    let (now, at) = (Instant::now(), Some(Instant::now()));
+    let mut entries = entries([program(400, at, at), program(400, at, at), program(400, at, at)]);
+    for id in [10, 11] {
+        entries.ended(id, claim(400, look(0, 1200)), now);
+    }
+    let coming = |free| entries.coming(look(free, 400), now);
+    assert_eq!([0, 300, 400, 700, 800].map(coming), [800, 500, 400, 100, 0].map(|mib| mib * MIB));
+    // 400 are back, and 400 missing.
+    let request = |mib: u64| Request { bytes: mib * MIB, busy_too: false };
+    assert_eq!(ask(&mut entries, WAITER, request(1300), look(400, 400), now), None);
+    assert_eq!(asked(&entries), NOBODY, "it would not be enough");
+    assert_eq!(ask(&mut entries, WAITER, request(1200), look(400, 400), now), None);
+    assert_eq!(asked(&entries), [12]);
+    // A program that died a moment ago, and its memory is free.
+    assert!(busy().can_make_room(600 * MIB, look(600, 0), now));
+    assert!(!busy().can_make_room(601 * MIB, look(600, 0), now));
+}
+
+#[test]
+fn a_look_from_before_a_change_decides_nothing() {
+    let (now, at) = (Instant::now(), Some(Instant::now()));
+    let request = Request { bytes: 500 * MIB, busy_too: true };
+    let mut entries = entries([program(600, at, at), program(600, at, at)]);
+    let before = look(0, 1200);
+    assert_eq!(entries.reserve(WAITER, request, before, now), None);
+    assert_eq!(asked(&entries), [10]);
+    // It ends, and its memory is back at once.
+    entries.remove(10);
+    assert_eq!(entries.reserve(WAITER, request, before, now), None);
+    assert_eq!(asked(&entries), NOBODY);
+    let reserved = ask(&mut entries, WAITER, request, look(600, 600), now).expect("it is free");
+    entries.gives_up(WAITER);
+    // It has taken its memory. Now nobody else gets it, because an earlier look showed it as free.
+    let before = Look { changes: entries.changes, ..look(600, 600) };
+    entries.remove(reserved);
+    assert_eq!(entries.reserve(WAITER + 1, request, before, now), None);
 }
 
 #[test]
@@ -108,12 +187,12 @@ fn memory_of_a_process_that_does_not_end_is_no_room() {
     let large = Request { bytes: 700 * MIB, busy_too: true };
     let small = Request { bytes: 100 * MIB, busy_too: false };
     let look = look(400, 600);
-    assert_eq!(entries.reserve(1, large, look, now), None);
-    assert_eq!(entries.reserve(2, small, look, now), None, "it is kept");
+    assert_eq!(ask(&mut entries, 1, large, look, now), None);
+    assert_eq!(ask(&mut entries, 2, small, look, now), None, "it is kept");
     entries.programs.values_mut().for_each(|program| program.is_stuck = true);
     let later = now + EVICTION_LIMIT;
-    assert_eq!(entries.reserve(1, large, look, later), None);
-    assert!(entries.reserve(2, small, look, later).is_some());
+    assert_eq!(ask(&mut entries, 1, large, look, later), None);
+    assert!(ask(&mut entries, 2, small, look, later).is_some());
 }
 
 /// An account with a loaded, busy program that holds 600 MiB.
@@ -131,28 +210,26 @@ fn what_becomes_free_is_kept_for_the_program_that_has_waited_for_longest() {
     let mut entries = busy();
     // 300 MiB are free. The program that waits for 900 has not waited for long yet.
     let not_yet = Request { busy_too: false, ..large };
-    assert_eq!(entries.reserve(second, not_yet, look(300, 600), now), None);
-    let id = entries.reserve(third, small, look(300, 600), now).expect("nothing is kept");
+    assert_eq!(ask(&mut entries, second, not_yet, look(300, 600), now), None);
+    let id = ask(&mut entries, third, small, look(300, 600), now).expect("nothing is kept");
     entries.remove(id);
     // Now it has.
-    assert_eq!(entries.reserve(second, large, look(300, 600), now), None);
-    assert_eq!((entries.reserve(third, small, look(300, 600), now), asked(&entries)), (None, vec![0]));
+    assert_eq!(ask(&mut entries, second, large, look(300, 600), now), None);
+    assert_eq!((ask(&mut entries, third, small, look(300, 600), now), asked(&entries)), (None, vec![0]));
     // Nor is it for one that has waited for long, but came later.
-    assert_eq!(entries.reserve(third, Request { busy_too: true, ..small }, look(300, 600), now), None);
+    assert_eq!(ask(&mut entries, third, Request { busy_too: true, ..small }, look(300, 600), now), None);
     // The program has ended, and a part of its memory is missing. It counts as coming back, and the rest is kept.
-    entries.remove(0);
-    let returning = entries.returning(now);
-    entries.misses(returning, 400 * MIB);
+    entries.ended(0, claim(600, look(300, 600)), now);
     let later = now + EVICTION_LIMIT - Duration::from_secs(1);
-    assert_eq!(entries.reserve(second, large, look(500, 0), later), None);
+    assert_eq!(ask(&mut entries, second, large, look(500, 0), later), None);
     let later = later + Duration::from_secs(10);
-    assert_eq!(entries.reserve(third, small, look(500, 0), later), None);
+    assert_eq!(ask(&mut entries, third, small, look(500, 0), later), None);
     // One that came before takes the turn, although a later one has it.
-    assert_eq!(entries.reserve(first, large, look(900, 0), later), Some(returning + 1));
+    let taken = ask(&mut entries, first, large, look(900, 0), later).expect("it came first");
     entries.gives_up(first);
     // What is not kept for anybody is everybody's.
-    entries.remove(returning + 1);
-    assert_eq!(entries.reserve(third, small, look(900, 0), later), Some(returning + 2));
+    entries.remove(taken);
+    assert!(ask(&mut entries, third, small, look(900, 0), later).is_some());
 }
 
 /// Where strangers hold so much that there is no room, or memory does not come back, others use what is free.
@@ -162,25 +239,24 @@ fn nothing_is_kept_for_long_for_a_program_that_has_no_room() {
     let (large, small) =
         (Request { bytes: 900 * MIB, busy_too: true }, Request { bytes: 200 * MIB, busy_too: false });
     let mut entries = busy();
-    assert_eq!(entries.reserve(1, large, look(299, 600), now), None);
-    assert!(entries.reserve(2, small, look(299, 600), now).is_some() && asked(&entries) == NOBODY);
+    assert_eq!(ask(&mut entries, 1, large, look(299, 600), now), None);
+    assert!(ask(&mut entries, 2, small, look(299, 600), now).is_some() && asked(&entries) == NOBODY);
     // There was room, and somebody took it.
     let mut entries = busy();
-    assert_eq!(entries.reserve(1, large, look(300, 600), now), None);
-    assert_eq!(entries.reserve(1, large, look(250, 600), now), None);
-    assert_eq!(entries.reserve(2, small, look(250, 600), now + EVICTION_LIMIT / 2), None);
-    assert!(entries.reserve(2, small, look(250, 600), now + EVICTION_LIMIT).is_some());
+    assert_eq!(ask(&mut entries, 1, large, look(300, 600), now), None);
+    assert_eq!(ask(&mut entries, 1, large, look(250, 600), now), None);
+    assert_eq!(ask(&mut entries, 2, small, look(250, 600), now + EVICTION_LIMIT / 2), None);
+    assert!(ask(&mut entries, 2, small, look(250, 600), now + EVICTION_LIMIT).is_some());
     // An ended program's memory counts for so long, and no longer.
     let mut entries = Entries::default();
-    let returning = entries.returning(now);
-    entries.misses(returning, 700 * MIB);
+    entries.returning(claim(700, look(200, 700)), now);
     let just_before = now + EVICTION_LIMIT - Duration::from_secs(1);
     assert!(entries.can_make_room(large.bytes, look(200, 0), just_before));
     assert!(!entries.can_make_room(large.bytes, look(200, 0), now + EVICTION_LIMIT));
     // A waiting program that is gone keeps nothing.
     let mut entries = busy();
-    assert_eq!(entries.reserve(1, large, look(300, 600), now), None);
-    assert_eq!(entries.reserve(2, small, look(300, 600), now), None);
+    assert_eq!(ask(&mut entries, 1, large, look(300, 600), now), None);
+    assert_eq!(ask(&mut entries, 2, small, look(300, 600), now), None);
     entries.gives_up(1);
-    assert!(entries.reserve(2, small, look(300, 600), now).is_some());
+    assert!(ask(&mut entries, 2, small, look(300, 600), now).is_some());
 }

@@ -52,10 +52,11 @@ impl DeviceAccount {
     }
 
     fn look_now(&self) -> Look {
-        let (all, once, noted, estimated) = {
+        let (all, once, noted, estimated, changes) = {
             let entries = self.entries();
             let (all, once) = (entries.keepers(|_| true), entries.keepers(|program| program.is_once));
-            (all, once, entries.noted(|_| true), entries.noted(|program| program.is_estimated))
+            let estimated = entries.noted(|program| program.is_estimated);
+            (all, once, entries.noted(|_| true), estimated, entries.changes)
         };
         let (all, once) = (processes(&all), processes(&once));
         let reading = self.view.memory();
@@ -63,7 +64,7 @@ impl DeviceAccount {
         let once = if once.is_empty() { None } else { self.view.held_by(&once) };
         // A program's memory is estimated where other processes hold it, so what its own processes hold does not contain it.
         let ours = told.map_or(noted, |told| told.saturating_add(estimated));
-        Look { reading, ours, once: once.unwrap_or(0), tells_apart: told.is_some() }
+        Look { reading, ours, once: once.unwrap_or(0), tells_apart: told.is_some(), changes }
     }
 
     /// What the processes under a keeper hold, if the device can tell.
@@ -141,22 +142,6 @@ impl DeviceAccount {
         }
     }
 
-    /// Waits until the claim's memory is back; what has returned. `missing` gets the missing bytes at each check.
-    pub async fn reclaim(self: &Arc<Self>, claim: Claim, mut missing: impl FnMut(u64)) -> u64 {
-        let mut returning = None;
-        loop {
-            let now = self.look().await;
-            let left = claim.missing(now);
-            if left == 0 {
-                drop(returning);
-                return self.all_returned(claim, now).await;
-            }
-            returning.get_or_insert_with(|| self.returning()).misses(left);
-            missing(left);
-            sleep(LOOK).await;
-        }
-    }
-
     /// How much of an estimated claim has returned in the end: a driver may free memory in steps.
     async fn all_returned(self: &Arc<Self>, claim: Claim, now: Look) -> u64 {
         let mut returned = claim.returned(now);
@@ -179,10 +164,10 @@ impl DeviceAccount {
         !entries.reserved.is_empty() || entries.programs.values().any(|program| program.loaded.is_none())
     }
 
-    /// Records memory of an ended program that is not back yet, until this is dropped.
-    fn returning(self: &Arc<Self>) -> Returning {
-        let id = self.entries().returning(Instant::now());
-        Returning { account: Arc::clone(self), id }
+    /// Records memory that an ended program held, for a program whose entry is gone.
+    pub fn returning(self: &Arc<Self>, claim: Claim) -> Returning {
+        let id = self.entries().returning(claim, Instant::now());
+        Returning { entry: Entry { account: Arc::clone(self), id }, claim }
     }
 
     fn entry(self: &Arc<Self>, program: Program) -> Entry {
@@ -201,6 +186,12 @@ fn processes(keepers: &[i32]) -> Vec<i32> {
 }
 
 impl Entry {
+    /// Notes that the program has ended. What it held is missing from now on, until it is back.
+    pub fn ended(self, claim: Claim, now: Instant) -> Returning {
+        self.account.entries().ended(self.id, claim, now);
+        Returning { entry: self, claim }
+    }
+
     /// Notes what the program holds, and whether that is an estimate.
     pub fn holds(&self, bytes: u64, is_estimated: bool) {
         self.change(|program| (program.held, program.is_estimated) = (bytes, is_estimated));
@@ -258,23 +249,28 @@ impl Drop for Waiter {
     }
 }
 
-/// Memory of an ended program that is not back yet.
+/// Memory that an ended program held. Until this is dropped, what is missing of it counts as coming back.
 #[derive(Debug)]
-struct Returning {
-    account: Arc<DeviceAccount>,
-    id: u64,
+pub struct Returning {
+    entry: Entry,
+    claim: Claim,
 }
 
 impl Returning {
-    /// Notes how much is missing now.
-    fn misses(&self, bytes: u64) {
-        self.account.entries().misses(self.id, bytes);
-    }
-}
-
-impl Drop for Returning {
-    fn drop(&mut self) {
-        self.account.entries().remove(self.id);
+    /// Waits until the memory is back; what has returned. `missing` gets the missing bytes at each check.
+    pub async fn until_back(self, mut missing: impl FnMut(u64)) -> u64 {
+        let Self { entry, claim } = self;
+        let account = Arc::clone(&entry.account);
+        loop {
+            let now = account.look().await;
+            let left = claim.missing(now);
+            if left == 0 {
+                drop(entry);
+                return account.all_returned(claim, now).await;
+            }
+            missing(left);
+            sleep(LOOK).await;
+        }
     }
 }
 

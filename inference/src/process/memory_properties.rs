@@ -161,6 +161,12 @@ impl World {
         self.places.iter().enumerate().map(left).sum()
     }
 
+    /// Whether the looks at the device show how much that is: no memory was missing when a claim was made, so none seemed to be that of
+    /// other processes.
+    fn shows_what_is_missing(&self) -> bool {
+        self.places.iter().all(|place| !matches!(place, Place::Withheld { left: 1.., alone: false, .. }))
+    }
+
     /// What programs that are loading have taken so far.
     fn taken(&self) -> u64 {
         let taken = |(model, place): (usize, &Place)| match place {
@@ -182,6 +188,7 @@ impl World {
             ours,
             once: 0,
             tells_apart: true,
+            changes: self.account.entries().changes,
         }
     }
 
@@ -234,11 +241,8 @@ impl World {
             }
             Place::Busy { entry, left } => Place::Busy { entry, left: left - 1 },
             Place::Ending { entry, left: 0, claim, alone } => {
-                drop(entry);
-                let left = self.models[model].stays;
-                let returning = self.account.returning();
-                returning.misses(if left > 0 { claim.held } else { 0 });
-                Place::Withheld { claim, returning, left, alone }
+                let returning = entry.ended(claim, self.now());
+                Place::Withheld { claim, returning, left: self.models[model].stays, alone }
             }
             Place::Ending { entry, left, claim, alone } => {
                 Place::Ending { entry, left: left - 1, claim, alone }
@@ -267,7 +271,6 @@ impl World {
         if left > 0 {
             look.reading.free -= claim.held;
         }
-        returning.misses(claim.missing(look));
         let (is_missing, others_left) = (claim.missing(look) > 0, self.left_behind() > 0);
         if !others_left && (alone || left == 0) {
             assert_eq!(is_missing, left > 0, "{left} looks before its memory returns: {claim:?} {look:?}");
@@ -285,6 +288,7 @@ impl World {
         let busy_too = LOOK * waited > BUSY_AFTER;
         let request = Request { bytes: self.need(model), busy_too };
         let look = self.look();
+        let free = look.reading.free.saturating_sub(self.account.entries().reserved.values().sum());
         let before = self.not_asked();
         let entry = self.account.reserve(waiter, request, look, self.now());
         let after = self.not_asked();
@@ -297,6 +301,10 @@ impl World {
             assert!(*is_idle || !idle, "a busy program is asked to end beside an idle one");
             let in_time = look.reading.free + look.ours + self.left_behind();
             assert!(in_time >= request.bytes, "it is asked to end for too little");
+            assert!(
+                !self.shows_what_is_missing() || free + self.left_behind() < request.bytes,
+                "it is asked to end although enough comes back"
+            );
         }
         entry
     }

@@ -62,7 +62,10 @@ pub(super) struct Left {
 impl Left {
     /// Waits a limited time. Returns whether its processes have ended and its memory is back.
     pub(super) async fn is_back(&self, account: &Arc<DeviceAccount>) -> bool {
-        self.ending.is_none() && timeout(BACK_LIMIT, account.reclaim(self.claim, |_| ())).await.is_ok()
+        if self.ending.is_some() {
+            return false;
+        }
+        timeout(BACK_LIMIT, account.returning(self.claim).until_back(|_| ())).await.is_ok()
     }
 }
 
@@ -74,7 +77,13 @@ mod tests {
     #[test]
     fn what_others_held_while_the_program_ran_is_not_claimed() {
         let reading = |others: u64| Reading { free: 900 - others, total: 1000, own: 0 };
-        let look = |others: u64| Look { reading: reading(others), ours: 100, once: 100, tells_apart: true };
+        let look = |others: u64| Look {
+            reading: reading(others),
+            ours: 100,
+            once: 100,
+            tells_apart: true,
+            ..Look::default()
+        };
         let alive = |others: &[u64]| Looks(others.iter().copied().map(look).collect()).claim(7).alive;
         assert_eq!(alive(&[50]), look(50));
         assert_eq!(alive(&[50, 400]), look(50));

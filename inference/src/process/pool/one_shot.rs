@@ -77,7 +77,7 @@ impl SlotTask {
             self.wait_for_end(ending).await;
         }
         self.last = Some(left.claim);
-        self.reclaim().await;
+        self.reclaim(None).await;
         self.available_again();
     }
 

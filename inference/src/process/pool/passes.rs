@@ -56,9 +56,9 @@ enum RunOutcome {
 
 impl SlotTask {
     /// Gives a process passes until it is to end, and ends it.
-    pub(super) async fn use_process(&mut self, mut warm: Warm, entry: Entry) -> EndReason {
+    pub(super) async fn use_process(&mut self, mut warm: Warm, entry: &Entry) -> EndReason {
         let config = self.shared.config.clone();
-        let reason = self.serve_passes(&mut warm, &entry).await;
+        let reason = self.serve_passes(&mut warm, entry).await;
         self.update(SlotState::Ending { since: Instant::now() });
         match &reason {
             EndReason::Asked(why) => {
@@ -70,11 +70,11 @@ impl SlotTask {
                     "ending a process"
                 );
                 self.look(&warm).await;
-                self.until_ended(&entry, config.kill * 2 + PATIENCE, warm.end(config.kill, &config.name))
+                self.until_ended(entry, config.kill * 2 + PATIENCE, warm.end(config.kill, &config.name))
                     .await;
             }
             EndReason::Failed | EndReason::Crashed => {
-                self.until_ended(&entry, config.kill + PATIENCE, warm.end_now(config.kill, &config.name))
+                self.until_ended(entry, config.kill + PATIENCE, warm.end_now(config.kill, &config.name))
                     .await;
                 let now = Instant::now();
                 if matches!(reason, EndReason::Crashed) {
@@ -89,12 +89,11 @@ impl SlotTask {
                     pid = warm.pid(),
                     "a cancelled pass did not stop: its process was killed"
                 );
-                self.until_ended(&entry, config.kill + PATIENCE, warm.end_now(config.kill, &config.name))
+                self.until_ended(entry, config.kill + PATIENCE, warm.end_now(config.kill, &config.name))
                     .await;
             }
             EndReason::Closing => warm.end(config.kill, &config.name).await,
         }
-        drop(entry);
         reason
     }
 

@@ -188,15 +188,20 @@ impl SlotTask {
         Some(EndReason::Asked("a leak"))
     }
 
-    /// Waits until the memory of the process that ended is back.
-    pub(super) async fn reclaim(&mut self) {
+    /// Waits until the memory of the process that ended is back. `entry`: that of the process, if it still has one.
+    pub(super) async fn reclaim(&mut self, entry: Option<Entry>) {
         {
             self.shared.state().slots[self.index].status.ended();
         }
         let Some(claim) = self.last.take() else { return };
         let (since, model) = (Instant::now(), &self.shared.config.name);
         let mut logged_at: Option<Instant> = None;
-        let back = self.shared.options.account.reclaim(claim, |bytes| {
+        let account = &self.shared.options.account;
+        let returning = match entry {
+            Some(entry) => entry.ended(claim, Instant::now()),
+            None => account.returning(claim),
+        };
+        let back = returning.until_back(|bytes| {
             self.update(SlotState::Withheld { bytes, since });
             if since.elapsed() > PATIENCE {
                 let mib = bytes >> 20;

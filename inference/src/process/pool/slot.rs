@@ -60,7 +60,7 @@ pub(super) async fn serve(
         );
         slot.backoff.failed(Instant::now());
         // A panic in here must not end the slot either.
-        let _ = AssertUnwindSafe(slot.reclaim()).catch_unwind().await;
+        let _ = AssertUnwindSafe(slot.reclaim(None)).catch_unwind().await;
     }
 }
 
@@ -110,7 +110,7 @@ impl SlotTask {
                     if !*self.closing.borrow() {
                         self.load_failed(&error);
                     }
-                    self.reclaim().await;
+                    self.reclaim(None).await;
                     if let Some(first) = first.take() {
                         let _ = first.send(Err(error));
                         return;
@@ -123,11 +123,11 @@ impl SlotTask {
             if let Some(first) = first.take() {
                 let _ = first.send(Ok(()));
             }
-            let reason = self.use_process(warm, entry).await;
+            let reason = self.use_process(warm, &entry).await;
             if matches!(reason, EndReason::Closing) {
                 return;
             }
-            self.reclaim().await;
+            self.reclaim(Some(entry)).await;
             wanted = self.shared.state().unavailable.is_some();
         }
     }
