@@ -59,6 +59,10 @@ impl Claim {
 
     /// Bytes that have not returned: other processes seem to hold them. None if all that was surely the program's has returned.
     pub fn missing(&self, now: Look) -> u64 {
+        // A device that cannot be read shows nothing, and seems to be empty.
+        if now.reading.total == 0 {
+            return self.held;
+        }
         let missing = self.held.saturating_sub(self.returned(now));
         let doubtful = self.held.saturating_sub(self.sure);
         if missing > doubtful + tolerance(now.reading.total) { missing } else { 0 }

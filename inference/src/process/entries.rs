@@ -180,10 +180,11 @@ impl Entries {
         self.promise = self.promise.filter(|promise| promise.waiter != waiter);
     }
 
-    /// Reserves memory for a waiting program, if there is enough that is not kept for another one; else asks a program to end for it, unless
-    /// enough is coming back. Does nothing if the look does not show what has changed since.
+    /// Reserves memory for a waiting program, if there is enough that is not kept for another one; else asks a program to end for it,
+    /// unless enough is coming back. Does nothing if the look failed, or does not show what has changed since.
     pub(super) fn reserve(&mut self, waiter: u64, request: Request, look: Look, now: Instant) -> Option<u64> {
-        if look.changes != self.changes {
+        let is_unread = look.reading.total == 0 && request.bytes > 0;
+        if is_unread || look.changes != self.changes {
             return None;
         }
         self.take_turn(waiter, request, look, now);

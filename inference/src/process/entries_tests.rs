@@ -161,10 +161,12 @@ fn memory_that_is_missing_once_counts_once() {
 }
 
 #[test]
-fn a_look_from_before_a_change_decides_nothing() {
+fn a_look_that_failed_or_is_from_before_a_change_decides_nothing() {
     let (now, at) = (Instant::now(), Some(Instant::now()));
     let request = Request { bytes: 500 * MIB, busy_too: true };
     let mut entries = entries([program(600, at, at), program(600, at, at)]);
+    assert_eq!(ask(&mut entries, WAITER, request, Look::default(), now), None);
+    assert_eq!((asked(&entries), entries.promise.is_none()), (NOBODY.to_vec(), true));
     let before = look(0, 1200);
     assert_eq!(entries.reserve(WAITER, request, before, now), None);
     assert_eq!(asked(&entries), [10]);
@@ -178,6 +180,9 @@ fn a_look_from_before_a_change_decides_nothing() {
     let before = Look { changes: entries.changes, ..look(600, 600) };
     entries.remove(reserved);
     assert_eq!(entries.reserve(WAITER + 1, request, before, now), None);
+    // A program that needs nothing, as far as is known, starts even if the device cannot be read.
+    let nothing = Request { bytes: 0, ..request };
+    assert!(ask(&mut entries, WAITER, nothing, Look::default(), now).is_some());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Accounts a device's memory to programs that start and end: what they hold, what a new one may take, and whether the memory of
 //! an ended one returned.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -22,6 +23,8 @@ const BUSY_AFTER: Duration = Duration::from_secs(10);
 pub struct DeviceAccount {
     view: Arc<dyn DeviceView>,
     entries: Mutex<Entries>,
+    /// Whether the device has ever reported what processes hold. If it does not do so later, that look has failed.
+    has_told: AtomicBool,
 }
 
 /// An entry in the account, removed when this is dropped.
@@ -33,7 +36,7 @@ pub struct Entry {
 
 impl DeviceAccount {
     pub fn new(view: Arc<dyn DeviceView>) -> Arc<Self> {
-        Arc::new(Self { view, entries: Mutex::default() })
+        Arc::new(Self { view, entries: Mutex::default(), has_told: AtomicBool::new(false) })
     }
 
     pub fn view(&self) -> &dyn DeviceView {
@@ -64,7 +67,9 @@ impl DeviceAccount {
         let once = if once.is_empty() { None } else { self.view.held_by(&once) };
         // A program's memory is estimated where other processes hold it, so what its own processes hold does not contain it.
         let ours = told.map_or(noted, |told| told.saturating_add(estimated));
-        Look { reading, ours, once: once.unwrap_or(0), tells_apart: told.is_some(), changes }
+        let tells_apart = told.is_some() || self.has_told.load(Ordering::Relaxed);
+        self.has_told.store(tells_apart, Ordering::Relaxed);
+        Look { reading, ours, once: once.unwrap_or(0), tells_apart, changes }
     }
 
     /// What the processes under a keeper hold, if the device can tell.
@@ -289,6 +294,10 @@ impl Drop for Entry {
         self.account.entries().remove(self.id);
     }
 }
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;
 
 #[cfg(test)]
 #[path = "memory_properties.rs"]
