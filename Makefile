@@ -38,6 +38,8 @@ TEST_NEEDS := rust cxx nvrtc python package package-oldest node node-package pro
 CUDA_TOOLS := scripts/setup cuda-tools || true
 # --all-targets: `cargo test` alone leaves out Cargo's lists of the programs' sources, which the tests read.
 BUILD := $(CARGO) build --workspace --all-targets --locked
+# By the target's name, which only one package has. With -p the dependencies would have other features, and be built a second time.
+TESTS := $(CARGO) test --workspace --locked
 
 ifdef SEED
 SIM_ARGS ?= --seed $(SEED)
@@ -107,7 +109,7 @@ test-compose: ## Build the images of docker-compose.yml, use what it starts, run
 test-page: ## Run the tests of the operators' page in Chromium
 	@scripts/setup $(TEST_NEEDS) chromium rabbitmq
 	@$(BUILD)
-	@scripts/with-rabbitmq $(CARGO) test --locked -p vramq-gateway --test http -- --ignored page::
+	@scripts/with-rabbitmq $(TESTS) --test http -- --ignored page::
 
 pictures: ## Take the pictures in docs/images again: the operators' page, a terminal, a device's memory
 	@VRAMQ_TEST_PICTURES=$(CURDIR)/docs/images $(MAKE) test-page
@@ -129,14 +131,14 @@ test-pytorch: ## Run process models, and the task of docs/celery.md with Celery,
 	@scripts/setup rust model peers rabbitmq
 	@$(CELERY_BEFORE)
 	@$(BUILD)
-	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored pytorch::
-	@scripts/with-rabbitmq $(CARGO) test --locked -p vramq-tests --test jobs -- --ignored frameworks::pytorch
+	@$(TESTS) --test process -- --ignored pytorch::
+	@scripts/with-rabbitmq $(TESTS) --test jobs -- --ignored frameworks::pytorch
 
 test-programs: ## Run process models on real ONNX Runtime, ImageMagick, PocketSphinx and Whisper
 	@scripts/setup rust programs rabbitmq
 	@$(BUILD)
-	@$(CARGO) test --locked -p vramq-inference --test process -- --ignored programs::
-	@scripts/with-rabbitmq $(CARGO) test --locked -p vramq-tests --test jobs -- --ignored frameworks::onnx speech:: whisper::
+	@$(TESTS) --test process -- --ignored programs::
+	@scripts/with-rabbitmq $(TESTS) --test jobs -- --ignored frameworks::onnx speech:: whisper::
 
 test-stores: ## Read and write objects by Azure's protocol, with Azurite (some 400 MB)
 	@scripts/setup rust node stores
@@ -145,7 +147,7 @@ test-stores: ## Read and write objects by Azure's protocol, with Azurite (some 4
 soak: ## Run the random tests of memory and of failures for SOAK_SECONDS (600) each, per kind of queue
 	@scripts/setup rust python rabbitmq
 	@$(BUILD)
-	@VRAMQ_SOAK_SECONDS=$(SOAK_SECONDS) scripts/with-rabbitmq $(CARGO) test -p vramq-tests --locked \
+	@VRAMQ_SOAK_SECONDS=$(SOAK_SECONDS) scripts/with-rabbitmq $(TESTS) \
 		--test memory --test reliability -- --nocapture --test-threads 1 soak:: ledger::
 
 lint: ## Check format, lints, dependencies, shell scripts, the compose file and the Kubernetes manifests
