@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use vramq_tests::node::Node;
 
 use crate::files::upload;
-use crate::foreign::{node, python};
+use crate::foreign::{Served, node, python};
 use crate::harness::{ECHO, Gateway, MINILM, Setup, until};
 use crate::jobs::set;
 use crate::keys::{key_file, until_served};
@@ -12,10 +12,7 @@ use crate::program_model::{self, SERVED};
 
 #[test]
 fn openais_client_gets_the_models_vectors() {
-    let setup = Setup::with(&[MINILM]);
-    for gateway in &setup.gateways {
-        python(&["openai_client.py", "embed", &gateway.url, MINILM]);
-    }
+    gets_the_models_vectors(Served::python("openai_client.py"));
 }
 
 #[test]
@@ -41,17 +38,22 @@ fn hugging_faces_client_gets_the_models_vectors() {
 
 #[test]
 fn openais_client_for_node_gets_the_models_vectors() {
-    let setup = Setup::with(&[MINILM]);
-    for gateway in &setup.gateways {
-        node("openai_client.mjs", &["embed", &gateway.url, MINILM]);
-    }
+    gets_the_models_vectors(Served::node("openai_client.mjs"));
 }
 
-/// OpenAI's clients, which both ask for the same: a program, and how it is run.
-const CLIENTS: [fn(&[&str]) -> String; 2] = [
-    |arguments| python(&[&["openai_client.py"][..], arguments].concat()),
-    |arguments| node("openai_client.mjs", arguments),
-];
+fn gets_the_models_vectors(mut client: Served) {
+    let setup = Setup::with(&[MINILM]);
+    for gateway in &setup.gateways {
+        client.ask(&["embed", &gateway.url, MINILM]);
+    }
+    // One gateway is enough for what a worker computes for seconds: both do the same.
+    client.ask(&["many", &setup.next().url, MINILM]);
+}
+
+/// OpenAI's clients, for Python and for Node.js, which both are asked for the same.
+fn clients() -> [Served; 2] {
+    [Served::python("openai_client.py"), Served::node("openai_client.mjs")]
+}
 
 /// The route of what a client is to ask for.
 fn route(asked: &str) -> &'static str {
@@ -88,13 +90,13 @@ fn same([by_python, by_node]: [Made; 2]) -> Made {
 }
 
 /// What OpenAI's clients make of an error: its class, the status, and how many requests one has sent. Both make the same of it.
-fn error(gateway: &Gateway, key: &str, asked: &str) -> (String, u64, f64) {
+fn error(clients: &mut [Served; 2], gateway: &Gateway, key: &str, asked: &str) -> (String, u64, f64) {
     let labels = format!("route=\"{}\"", route(asked));
     let sent = || gateway.metric("vramq_gateway_requests_total", &labels);
     let key = key.trim_start_matches("Bearer ");
-    let [(by_python, requests), (by_node, of_node)] = CLIENTS.map(|client| {
+    let [(by_python, requests), (by_node, of_node)] = clients.each_mut().map(|client| {
         let before = sent();
-        (Made::of(&client(&["error", &gateway.url, asked, key])), sent() - before)
+        (Made::of(&client.ask(&["error", &gateway.url, asked, key])), sent() - before)
     });
     assert_eq!(requests, of_node, "requests");
     let Made { class, status, .. } = same([by_python, by_node]);
@@ -103,13 +105,14 @@ fn error(gateway: &Gateway, key: &str, asked: &str) -> (String, u64, f64) {
 
 /// The same of an error that comes of what is done while both clients wait: its code and status, and how many requests the gateway's log
 /// has from then on. A gateway that has ended has a log, too.
-fn error_of(gateway: &Gateway, meanwhile: impl FnOnce()) -> (String, u64, usize) {
+fn error_of(clients: &mut [Served; 2], gateway: &Gateway, meanwhile: impl FnOnce()) -> (String, u64, usize) {
     let sent = || gateway.program.lines().iter().filter(|line| line["path"] == route(ECHO)).count();
     let before = sent();
     let both = std::thread::scope(|scope| {
-        let clients = CLIENTS.map(|client| scope.spawn(move || client(&["error", &gateway.url, ECHO])));
+        let both =
+            clients.each_mut().map(|client| scope.spawn(move || client.ask(&["error", &gateway.url, ECHO])));
         meanwhile();
-        clients.map(|client| Made::of(&client.join().expect("a client")))
+        both.map(|client| Made::of(&client.join().expect("a client")))
     });
     let Made { code, status, .. } = same(both);
     (code, status, sent() - before)
@@ -119,12 +122,16 @@ fn expected(class: &str, status: u64, requests: f64) -> (String, u64, f64) {
     (class.to_owned(), status, requests)
 }
 
+/// Requests of both clients, of which each sends one.
+const BOTH: usize = 2;
+
 /// Requests of a client that tries again twice.
 const TRIED: f64 = 3.0;
 
 #[test]
 fn openais_client_does_not_send_again_what_would_fail_again() {
     let mut setup = Setup::new();
+    let mut clients = clients();
     // Every pass runs out of memory: a text does not fit even alone.
     setup.worker(&[MINILM], &["--set", "device.cpu.fault=above=1"]);
     setup.worker(&[ECHO], &[]);
@@ -146,7 +153,7 @@ fn openais_client_does_not_send_again_what_would_fail_again() {
         (all, MINILM, expected("APIStatusError", 413, 1.0)),
         (all, SERVED, expected("UnprocessableEntityError", 422, 1.0)),
     ] {
-        assert_eq!(error(setup.next(), key, model), outcome, "{model}");
+        assert_eq!(error(&mut clients, setup.next(), key, model), outcome, "{model}");
     }
     // The dead letters of both clients. The echo model leaves none: its answer was only not a vector.
     for (model, letters) in [(MINILM, 2), (SERVED, 2), (ECHO, 0)] {
@@ -158,6 +165,7 @@ fn openais_client_does_not_send_again_what_would_fail_again() {
 #[test]
 fn openais_client_sends_again_what_may_succeed() {
     let mut setup = Setup::new();
+    let mut clients = clients();
     let small = [
         "--set",
         // Two clients at two gateways publish four jobs while the worker, which holds one or two of them, is stopped. With one more job the
@@ -176,13 +184,13 @@ fn openais_client_sends_again_what_may_succeed() {
     // Published, and no result in time: it is not known whether it would run twice.
     setup.workers[0].signal("STOP");
     for gateway in &setup.gateways {
-        assert_eq!(error(gateway, "", ECHO), expected("InternalServerError", 504, 1.0));
+        assert_eq!(error(&mut clients, gateway, "", ECHO), expected("InternalServerError", 504, 1.0));
     }
     // The queue is full, and nothing is published.
     let accepted = setup.next().post("/v1/jobs", &json!({"model": ECHO, "inputs": ["x"]}));
     assert!(matches!(accepted.status, 202 | 429), "{accepted:?}");
     for gateway in &setup.gateways {
-        assert_eq!(error(gateway, "", ECHO), expected("RateLimitError", 429, TRIED));
+        assert_eq!(error(&mut clients, gateway, "", ECHO), expected("RateLimitError", 429, TRIED));
     }
     // Nobody takes jobs.
     drop(setup.workers.drain(..));
@@ -193,7 +201,7 @@ fn openais_client_sends_again_what_may_succeed() {
         });
         let after: u64 = refused.header("retry-after").unwrap().parse().unwrap();
         assert!((1..=60).contains(&after) && refused.header("x-should-retry") == Some("true"));
-        assert_eq!(error(gateway, "", ECHO), expected("InternalServerError", 503, TRIED));
+        assert_eq!(error(&mut clients, gateway, "", ECHO), expected("InternalServerError", 503, TRIED));
     }
 }
 
@@ -202,6 +210,7 @@ fn openais_client_sends_again_what_may_succeed() {
 async fn own_node_openais_client_does_not_send_again_what_may_run() {
     let broker = Node::start().await.unwrap();
     let mut setup = Setup::on(&broker);
+    let mut clients = clients();
     setup.worker(&[ECHO], &[]);
     for _ in 0..2 {
         setup.gateway(&["--set", "http.request_s=5", "--set", "http.drain_s=1"]);
@@ -216,7 +225,10 @@ async fn own_node_openais_client_does_not_send_again_what_may_run() {
     };
     for gateway in &setup.gateways[..2] {
         until("the broker blocks", || blocked(gateway));
-        assert_eq!(error(gateway, "", &format!("job:{ECHO}")), expected("InternalServerError", 503, 1.0));
+        assert_eq!(
+            error(&mut clients, gateway, "", &format!("job:{ECHO}")),
+            expected("InternalServerError", 503, 1.0)
+        );
     }
     broker.ctl(&["set_vm_memory_high_watermark", "0.4"]).await.unwrap();
     for gateway in &setup.gateways[..2] {
@@ -228,23 +240,23 @@ async fn own_node_openais_client_does_not_send_again_what_may_run() {
     let gateways = &setup.gateways[2..];
     let mut published = 0;
     let mut both_wait = || {
-        published += CLIENTS.len() as u64;
+        published += BOTH as u64;
         until("both jobs wait", || setup.messages("vramq.jobs.echo").filter(|n| *n == published));
     };
     for gateway in gateways {
-        let outcome = error_of(gateway, || {
+        let outcome = error_of(&mut clients, gateway, || {
             both_wait();
             // What came in them, and would come, is lost.
             setup.delete_queues("vramq.replies.client.");
         });
-        assert_eq!(outcome, ("broker_lost".to_owned(), 503, CLIENTS.len()));
+        assert_eq!(outcome, ("broker_lost".to_owned(), 503, BOTH));
     }
     for gateway in gateways {
-        let outcome = error_of(gateway, || {
+        let outcome = error_of(&mut clients, gateway, || {
             both_wait();
             gateway.program.signal("TERM");
         });
-        assert_eq!(outcome, ("draining".to_owned(), 503, CLIENTS.len()));
+        assert_eq!(outcome, ("draining".to_owned(), 503, BOTH));
     }
     setup.workers[0].signal("CONT");
 }
@@ -253,6 +265,7 @@ async fn own_node_openais_client_does_not_send_again_what_may_run() {
 #[test]
 fn openais_client_sends_an_upload_again_only_if_the_store_fails() {
     let mut setup = Setup::new();
+    let mut clients = clients();
     setup.worker(&[ECHO], &[]);
     let outputs = format!("outputs.folder={}", setup.folder.path().join("outputs").display());
     let folders = [0, 1].map(|at| setup.folder.path().join(format!("files-{at}")));
@@ -279,17 +292,20 @@ fn openais_client_sends_an_upload_again_only_if_the_store_fails() {
             ("typed:echo", expected("APIStatusError", 415, 1.0)),
             ("upload:1048577", expected("APIStatusError", 413, 1.0)),
         ] {
-            assert_eq!(error(gateway, "", asked), outcome, "{asked}");
+            assert_eq!(error(&mut clients, gateway, "", asked), outcome, "{asked}");
         }
         assert_eq!(upload(gateway, "", &vec![0; 700 << 10]).status, 200);
-        assert_eq!(error(gateway, "", "upload:700000"), expected("InternalServerError", 507, 1.0));
+        assert_eq!(
+            error(&mut clients, gateway, "", "upload:700000"),
+            expected("InternalServerError", 507, 1.0)
+        );
         // What is in the way of the caller's folder.
         std::fs::remove_dir_all(folder.join("local")).unwrap();
         std::fs::write(folder.join("local"), "no folder").unwrap();
-        assert_eq!(error(gateway, "", "upload:1"), expected("InternalServerError", 502, TRIED));
+        assert_eq!(error(&mut clients, gateway, "", "upload:1"), expected("InternalServerError", 502, TRIED));
     }
     for gateway in &setup.gateways[2..] {
-        assert_eq!(error(gateway, "", ECHO), expected("InternalServerError", 502, 1.0));
+        assert_eq!(error(&mut clients, gateway, "", ECHO), expected("InternalServerError", 502, 1.0));
         assert_eq!(
             gateway.post("/v1/jobs", &json!({"model": ECHO, "inputs": ["x"]})).json()["error"]["code"],
             "broker_refused"

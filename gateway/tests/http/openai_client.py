@@ -1,6 +1,7 @@
-"""OpenAI's client against a gateway: `embed URL MODEL` checks results, `error URL ASKED` prints what it makes of an error,
-`file URL ID` what it downloads, and `upload URL NAME` stores, reads and removes a file of this name. A key may follow. ASKED is a model,
-or `typed:MODEL` for a body that claims to be a text, `job:MODEL`, `file:ID`, or `upload:BYTES`."""
+"""OpenAI's client against a gateway: `embed URL MODEL` checks results, `many URL MODEL` those of as many texts as OpenAI's API takes,
+`error URL ASKED` prints what it makes of an error, `file URL ID` what it downloads, and `upload URL NAME` stores, reads and removes a file of
+this name. A key may follow. ASKED is a model, or `typed:MODEL` for a body that claims to be a text, `job:MODEL`, `file:ID`, or
+`upload:BYTES`. `serve` reads such commands, each a line with an array, and prints a line for each."""
 
 import base64
 import hashlib
@@ -9,11 +10,8 @@ import sys
 
 import openai
 
-command, url, model, *key = sys.argv[1:]
-client = openai.OpenAI(base_url=url + "/v1", api_key="".join(key) or "none", max_retries=2)
 
-
-def embed():
+def embed(client, model):
     texts = ["A man is eating food.", "Someone has a meal."]
     # The client asks for base64 by itself, and decodes it.
     default = client.embeddings.create(model=model, input=texts)
@@ -27,15 +25,18 @@ def embed():
     one = client.embeddings.create(model=model, input=texts[1])
     assert one.data[0].embedding == default.data[1].embedding
     assert one.usage.total_tokens >= 0 and one.model == model
-    many = client.embeddings.create(model=model, input=[f"text {n}" for n in range(2048)])
-    assert [item.index for item in many.data] == list(range(2048))
-    assert len({tuple(item.embedding[:8]) for item in many.data}) == 2048
     assert model in [found.id for found in client.models.list()]
     assert client.models.retrieve(model).id == model
 
 
-def ask():
-    kind, _, rest = model.rpartition(":")
+def many(client, model):
+    found = client.embeddings.create(model=model, input=[f"text {n}" for n in range(2048)])
+    assert [item.index for item in found.data] == list(range(2048))
+    assert len({tuple(item.embedding[:8]) for item in found.data}) == 2048
+
+
+def ask(client, asked):
+    kind, _, rest = asked.rpartition(":")
     if kind == "job":
         client.post("/jobs", body={"model": rest, "inputs": ["x"]}, cast_to=object)
     elif kind == "file":
@@ -47,25 +48,26 @@ def ask():
         client.embeddings.create(model=rest, input="x", extra_headers=typed)
 
 
-def error():
+def error(client, asked):
     try:
-        ask()
+        ask(client, asked)
     except openai.APIStatusError as refused:
         assert refused.request_id and refused.body["message"], refused
-        print(json.dumps({"class": type(refused).__name__, "status": refused.status_code, "code": refused.code}))
+        return {"class": type(refused).__name__, "status": refused.status_code, "code": refused.code}
+    raise AssertionError("no error")
 
 
-def file():
-    found = client.files.retrieve(model)
-    content = client.files.content(model).read()
+def file(client, name):
+    found = client.files.retrieve(name)
+    content = client.files.content(name).read()
     assert len(content) == found.bytes
-    print(json.dumps({"id": found.id, "bytes": found.bytes, "sha256": hashlib.sha256(content).hexdigest()}))
+    return {"id": found.id, "bytes": found.bytes, "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def upload():
+def upload(client, name):
     content = b"what was uploaded"
-    stored = client.files.create(file=(model, content), purpose="user_data")
-    assert (stored.object, stored.bytes, stored.filename) == ("file", len(content), model), stored
+    stored = client.files.create(file=(name, content), purpose="user_data")
+    assert (stored.object, stored.bytes, stored.filename) == ("file", len(content), name), stored
     assert client.files.wait_for_processing(stored.id).id == stored.id
     assert client.files.content(stored.id).read() == content
     part = client.files.content(stored.id, extra_headers={"range": "bytes=5-7"})
@@ -79,4 +81,17 @@ def upload():
         raise AssertionError("the file is still there")
 
 
-{"embed": embed, "error": error, "file": file, "upload": upload}[command]()
+COMMANDS = {"embed": embed, "many": many, "error": error, "file": file, "upload": upload}
+
+
+def run(command, url, what, key=""):
+    # A client of its own, as in a program that was just started: it has no connection and no state.
+    with openai.OpenAI(base_url=url + "/v1", api_key=key or "none", max_retries=2) as client:
+        print(json.dumps(COMMANDS[command](client, what)), flush=True)
+
+
+if sys.argv[1:] == ["serve"]:
+    for line in sys.stdin:
+        run(*json.loads(line))
+else:
+    run(*sys.argv[1:])

@@ -23,15 +23,16 @@ constexpr size_t SHARED_MAX = 48 * 1024;
 // Bytes that are looked at as one: a 16-bit element.
 constexpr size_t CELL = 2;
 
-// Who touched a cell, and when by the block's and by his warp's count of barriers.
+// Who touched a cell, and when by the block's and by his warp's count of barriers. Small, as kernels touch little else than shared memory.
 struct Touch {
     unsigned epoch = 0;
-    unsigned warp_epoch = 0;
-    unsigned thread = 0;
+    // It may come round within one epoch of the block: then what is ordered would be called unordered, and never the other way.
+    unsigned short warp_epoch = 0;
+    unsigned short thread = 0;
 };
+static_assert(sizeof(Touch) == 8);
 
 struct Cell {
-    bool allowed, written;
     Touch writer;
     // The last two that differ.
     Touch readers[2];
@@ -39,41 +40,53 @@ struct Cell {
 
 unsigned char *shared_start;
 Cell cells[SHARED_MAX / CELL];
+// Whether a cell is in an array, and whether something was written to it, which is only possible there.
+bool allowed[SHARED_MAX / CELL], written[SHARED_MAX / CELL];
 // Where the arrays of the block end. Behind them nothing is written: every access there fails.
 size_t shared_end = SHARED_MAX;
 // Never goes back, so that cells of earlier blocks are old without being cleared.
 unsigned epoch = 1;
-unsigned warp_epochs[32];
+unsigned short warp_epochs[32];
 
-bool unordered(const Touch &earlier, unsigned thread) {
-    if (earlier.epoch != epoch || earlier.thread == thread) return false;
-    const unsigned warp = thread / LANES;
-    return earlier.thread / LANES != warp || earlier.warp_epoch == warp_epochs[warp];
+bool unordered(const Touch &earlier, const Touch &now) {
+    if (earlier.epoch != now.epoch || earlier.thread == now.thread) return false;
+    return earlier.thread / LANES != now.thread / LANES || earlier.warp_epoch == now.warp_epoch;
 }
 
-void look_at_shared(size_t at, size_t bytes, bool writes, bool only_begins) {
-    const unsigned thread = current_thread();
-    const Touch now = {epoch, warp_epochs[thread / LANES], thread};
+Touch now() {
+    const auto thread = static_cast<unsigned short>(current_thread());
+    return {epoch, warp_epochs[thread / LANES], thread};
+}
+
+void look_at_read(size_t at, size_t bytes) {
+    const Touch own = now();
     for (size_t i = at / CELL; i <= (at + bytes - 1) / CELL; i++) {
+        if (!allowed[i]) fail("byte %zu of shared memory is in no array", i * CELL);
+        if (!written[i]) fail("byte %zu of shared memory is read before it is written", i * CELL);
         Cell &cell = cells[i];
-        if (!cell.allowed) fail("byte %zu of shared memory is in no array", i * CELL);
-        if (!writes && !cell.written) fail("byte %zu of shared memory is read before it is written", i * CELL);
-        if (unordered(cell.writer, thread)) {
-            fail("byte %zu of shared memory: %s, while thread %u writes it", i * CELL, writes ? "written" : "read",
-                 cell.writer.thread);
+        if (unordered(cell.writer, own)) {
+            fail("byte %zu of shared memory: read, while thread %u writes it", i * CELL, unsigned{cell.writer.thread});
         }
-        if (writes) {
-            for (const Touch &reader : cell.readers) {
-                if (unordered(reader, thread)) {
-                    fail("byte %zu of shared memory: written, while thread %u reads it", i * CELL, reader.thread);
-                }
+        if (cell.readers[0].thread != own.thread) cell.readers[1] = cell.readers[0];
+        cell.readers[0] = own;
+    }
+}
+
+void look_at_write(size_t at, size_t bytes, bool only_begins) {
+    const Touch own = now();
+    for (size_t i = at / CELL; i <= (at + bytes - 1) / CELL; i++) {
+        if (!allowed[i]) fail("byte %zu of shared memory is in no array", i * CELL);
+        Cell &cell = cells[i];
+        if (unordered(cell.writer, own)) {
+            fail("byte %zu of shared memory: written, while thread %u writes it", i * CELL, unsigned{cell.writer.thread});
+        }
+        for (const Touch &reader : cell.readers) {
+            if (unordered(reader, own)) {
+                fail("byte %zu of shared memory: written, while thread %u reads it", i * CELL, unsigned{reader.thread});
             }
-            cell.writer = now;
-            if (!only_begins) cell.written = true;
-        } else {
-            if (cell.readers[0].thread != thread) cell.readers[1] = cell.readers[0];
-            cell.readers[0] = now;
         }
+        cell.writer = own;
+        if (!only_begins) written[i] = true;
     }
 }
 
@@ -108,17 +121,19 @@ void look_at_global(const void *address, size_t bytes) {
 void look_at(const void *address, size_t bytes, bool writes) {
     if (on_a_stack(address)) return;
     const size_t at = static_cast<const unsigned char *>(address) - shared_start;
-    if (at < SHARED_MAX) {
-        look_at_shared(at, bytes, writes, false);
-    } else {
+    if (at >= SHARED_MAX) {
         look_at_global(address, bytes);
+    } else if (writes) {
+        look_at_write(at, bytes, false);
+    } else {
+        look_at_read(at, bytes);
     }
 }
 
 void begin_write(const void *address, size_t bytes) {
     const size_t at = static_cast<const unsigned char *>(address) - shared_start;
     if (at >= SHARED_MAX) fail("an asynchronous copy to %p, which is not shared memory", address);
-    look_at_shared(at, bytes, true, true);
+    look_at_write(at, bytes, true);
 }
 
 void launch_begins() {
@@ -130,9 +145,8 @@ void launch_begins() {
 void shared_fresh(unsigned char *start) {
     shared_start = start;
     std::memset(start, 0xff, shared_end);
-    for (size_t i = 0; i < shared_end / CELL; i++) {
-        cells[i].allowed = cells[i].written = false;
-    }
+    std::memset(allowed, 0, shared_end / CELL);
+    std::memset(written, 0, shared_end / CELL);
     shared_end = 0;
     epoch++;
 }
@@ -140,7 +154,7 @@ void shared_fresh(unsigned char *start) {
 void shared_allows(size_t start, size_t bytes) {
     const size_t end = (start + bytes + CELL - 1) / CELL;
     for (size_t i = start / CELL; i < end; i++) {
-        cells[i].allowed = true;
+        allowed[i] = true;
     }
     if (end * CELL > shared_end) shared_end = end * CELL;
 }

@@ -66,6 +66,9 @@ const ENCODER: &str = "tiny";
 /// Jobs of one text of 15 MiB each, as a caller may send them.
 const OF_ONE_TEXT: usize = 4;
 
+/// Jobs of [`MANY_TEXTS`] texts: eight times those that a worker has slots for.
+const ENCODED: usize = 16;
+
 /// A real encoder, which tokenises, and whose vectors are larger than its texts.
 async fn jobs_of_an_encoder_stay_within_host_memory(env: &mut TestEnv) -> Result<()> {
     let path = format!("model.{ENCODER}.path={}", fixture("tiny-long"));
@@ -74,7 +77,7 @@ async fn jobs_of_an_encoder_stay_within_host_memory(env: &mut TestEnv) -> Result
     worker.consuming().await?;
     let (one, many) = (Caller::new(env, "one").await?, Caller::new(env, "many").await?);
     let texts = items(MANY_TEXTS);
-    for at in 0..MANY {
+    for at in 0..ENCODED {
         let id = at.to_string();
         if at < OF_ONE_TEXT {
             one.publish_for(ENCODER, one.job_for(ENCODER, &id, ["x".repeat(LARGE_TEXT)])?).await?;
@@ -82,7 +85,7 @@ async fn jobs_of_an_encoder_stay_within_host_memory(env: &mut TestEnv) -> Result
         let texts = texts.iter().map(String::as_str);
         many.publish_for(ENCODER, many.job_for(ENCODER, &id, texts)?).await?;
     }
-    for (caller, jobs) in [(&one, OF_ONE_TEXT), (&many, MANY)] {
+    for (caller, jobs) in [(&one, OF_ONE_TEXT), (&many, ENCODED)] {
         let (mut replies, mut done) = (caller.mailbox().await?, 0);
         while done < jobs {
             let reply = replies.next().await?;

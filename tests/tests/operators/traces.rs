@@ -176,11 +176,22 @@ async fn spans_reach_a_collector(env: &mut TestEnv) -> Result<()> {
         spans.extend(batch.context("no spans")??.into_iter().map(|span| (span.name.clone(), span)));
     }
     ensure!(env.replies().await?.next().await?.id() == "traced");
-    let destination = format!("vramq.jobs:{MODEL}:{}", jobs_queue(MODEL));
-    let of_job = format!("process {destination}");
+    let of_job = format!("process {}", destination());
     let job = spans.get(&of_job).with_context(|| format!("no span of the job: {:?}", spans.keys()))?;
     ensure!(hex(&job.trace_id) == TRACE_ID && hex(&job.parent_span_id) == "00f067aa0ba902b7", "{job:?}");
     ensure!(job.trace_state == STATE && job.kind == SpanKind::Consumer as i32, "{job:?}");
+    describes_the_job(env, job, body_bytes)?;
+    stages_fill_the_job(&spans, job)?;
+    spans_that_wait_are_sent_at_the_end(env, worker, collector).await
+}
+
+/// Where the broker's clients say that they publish the model's jobs.
+fn destination() -> String {
+    format!("vramq.jobs:{MODEL}:{}", jobs_queue(MODEL))
+}
+
+/// The span of the job says what it was, by OpenTelemetry's names and by vramq's.
+fn describes_the_job(env: &TestEnv, job: &Span, body_bytes: i64) -> Result<()> {
     let (_, address) = env.url.split_once('@').context("no user in the broker's address")?;
     let (address, _) = address.split_once('/').context("no virtual host in the broker's address")?;
     let (host, port) = address.rsplit_once(':').context("no port in the broker's address")?;
@@ -188,7 +199,7 @@ async fn spans_reach_a_collector(env: &mut TestEnv) -> Result<()> {
         ("messaging.system", "rabbitmq"),
         ("messaging.operation.type", "process"),
         ("messaging.operation.name", "process"),
-        ("messaging.destination.name", &destination),
+        ("messaging.destination.name", &destination()),
         ("messaging.rabbitmq.destination.routing_key", MODEL),
         ("messaging.message.id", "traced"),
         ("messaging.message.conversation_id", "traced by its caller"),
@@ -209,16 +220,28 @@ async fn spans_reach_a_collector(env: &mut TestEnv) -> Result<()> {
         let found = attribute.value.as_ref().and_then(|found| found.value.as_ref());
         ensure!(found == Some(&value), "{name} is {found:?}, not {value:?}");
     }
+    Ok(())
+}
+
+/// The spans of the job's stages follow one another without a gap, from its beginning to its end.
+fn stages_fill_the_job(spans: &BTreeMap<String, Span>, job: &Span) -> Result<()> {
     let mut end = job.start_time_unix_nano;
     for name in ["queued", "run", "publish"] {
         let span = spans.get(name).with_context(|| format!("no span {name}"))?;
         ensure!(span.trace_id == job.trace_id && span.parent_span_id == job.span_id, "{span:?}");
-        // One after the other, and all within the job.
         ensure!(span.start_time_unix_nano == end && span.end_time_unix_nano >= end, "{name}: {span:?}");
         end = span.end_time_unix_nano;
     }
     ensure!(end == job.end_time_unix_nano, "{end} is not the end of {job:?}");
-    // What waits at the end is sent.
+    Ok(())
+}
+
+/// The job's caller has no trace, so that the job is the beginning of one.
+async fn spans_that_wait_are_sent_at_the_end(
+    env: &mut TestEnv,
+    worker: Worker,
+    collector: TcpListener,
+) -> Result<()> {
     env.client.publish(MODEL, env.job("untraced", ["x"])?).await?;
     // What the broker has sent need not have come to the worker.
     figures(&worker, "the job's pass", |figures| figures.sum("vramq_items_total") == 2).await?;
@@ -232,6 +255,7 @@ async fn spans_reach_a_collector(env: &mut TestEnv) -> Result<()> {
     });
     worker.drain().await?;
     let last = tokio::time::timeout(DEADLINE, collecting).await.context("not all spans")???;
+    let of_job = format!("process {}", destination());
     let job = last.iter().find(|span| span.name == of_job).context("no span of a job without a parent")?;
     ensure!(job.parent_span_id.is_empty() && hex(&job.trace_id) != TRACE_ID, "{job:?}");
     ensure!(env.replies().await?.next().await?.id() == "untraced");
