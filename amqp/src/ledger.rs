@@ -30,7 +30,7 @@ pub enum UnknownOutcome {
     Closed(#[from] lapin::Error),
     #[error("the broker did not confirm a message within {0}")]
     NoConfirm(ConfirmTime),
-    #[error("the broker confirmed no message for {0}")]
+    #[error("the broker confirmed no message on this channel for {0}")]
     Silent(ConfirmTime),
     #[error("{0} messages wait for confirms of silent queues, as many as a session allows")]
     SilentQueues(usize),
@@ -75,6 +75,17 @@ enum Silence {
     Queue,
     /// The whole channel.
     Channel,
+}
+
+/// What of a connection's messages may still be on its way to the broker, as one of its channels sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OnItsWay {
+    /// Bytes up to the end of the channel's last publish.
+    pub up_to_last: u64,
+    /// Bytes of all that was published on the connection.
+    pub all: u64,
+    /// The broker has confirmed a message that was published after the channel's last one, on another channel.
+    pub is_last_passed: bool,
 }
 
 /// Publishes by number. Bounded by the messages that the publisher's owner has in flight (a worker: one for each unacknowledged
@@ -130,9 +141,13 @@ impl Ledger {
         }
     }
 
-    /// The bytes up to the end of the last publish that may still be on their way.
-    pub(crate) fn unread(&self) -> u64 {
-        self.transfer.unread(self.end)
+    /// What of the connection's messages may still be on its way.
+    pub(crate) fn on_its_way(&self) -> OnItsWay {
+        OnItsWay {
+            up_to_last: self.transfer.unread(self.end),
+            all: self.transfer.all_unread(),
+            is_last_passed: self.transfer.read() > self.end,
+        }
     }
 
     pub(crate) fn slowest(&self) -> Duration {
@@ -162,7 +177,8 @@ impl Ledger {
     /// The broker reads messages in order. So the time for a confirm starts when a later publish of the channel was confirmed: until then
     /// each confirm shows that the broker still has earlier messages to read, for example over a slow network. If no confirm comes at all,
     /// what was published before on the connection may be large and on its way; beyond the time for that, the broker may be stuck at the
-    /// oldest publish. So that one is given up first; all are, if still nothing is confirmed.
+    /// oldest publish. So that one is given up first. All are, if still nothing is confirmed in the time for all that is on its way: what was
+    /// published meanwhile may be large as well.
     pub(crate) fn tick(&mut self) {
         if !self.clock.is_running() {
             return;
@@ -188,7 +204,8 @@ impl Ledger {
                 }
                 continue;
             }
-            let time = ConfirmTime::new(self.seconds_max, open.end.saturating_sub(self.read));
+            let end = self.silent_for.map_or(open.end, |_| self.transfer.published());
+            let time = ConfirmTime::new(self.seconds_max, end.saturating_sub(self.read));
             if waited > time.seconds() && silent.is_none_or(|(oldest, _)| *sequence < oldest) {
                 silent = Some((*sequence, time));
             }

@@ -153,14 +153,15 @@ fn a_publish_has_the_time_for_what_other_channels_published_before() {
     let (mut ledger, mut other) = (beside_others(&transfer, now), beside_others(&transfer, now));
     let large = [(); 2].map(|()| other.register(None, LARGE, now));
     let small = register(&mut ledger, now);
-    assert_eq!(ledger.unread(), 2 * LARGE as u64);
+    assert_eq!(ledger.on_its_way().up_to_last, 2 * (LARGE as u64 + 1) + 1);
     for sequence in large {
         // Each takes its whole time, and the broker some of its own.
         ticks(&mut ledger, LARGE_S + SECONDS_MAX);
         assert!(!is_due(&mut ledger, small));
         confirm(&mut other, sequence, now);
     }
-    assert_eq!(ledger.unread(), 0);
+    let last = OnItsWay { up_to_last: 1, all: 1, is_last_passed: false };
+    assert_eq!(ledger.on_its_way(), last);
     ticks(&mut ledger, 1 + SECONDS_MAX);
     assert!(!is_due(&mut ledger, small), "the time starts when what was before it has arrived");
     ledger.tick();
@@ -191,12 +192,43 @@ fn a_large_message_that_is_never_confirmed_delays_others_once() {
 
     let mut ledger = beside_others(&transfer, now);
     let third = register(&mut ledger, now);
-    assert_eq!(ledger.unread(), LARGE as u64);
+    assert!(ledger.on_its_way().up_to_last > LARGE as u64);
     confirm(&mut ledger, third, now);
     let fourth = register(&mut ledger, now);
-    assert_eq!(ledger.unread(), 0);
+    assert_eq!(ledger.on_its_way().up_to_last, 1);
     ticks(&mut ledger, SECONDS_MAX + 1);
     assert!(is_due(&mut ledger, fourth));
+}
+
+/// Two queues fell silent, and then a large message is on its way.
+#[test]
+fn the_channel_is_silent_only_after_the_time_for_what_was_published_last() {
+    let now = Instant::now();
+    let mut ledger = ledger(now);
+    let [first, second] = [(); 2].map(|()| register(&mut ledger, now));
+    let large = ledger.register(None, LARGE, now);
+    ticks(&mut ledger, SECONDS_MAX + 1);
+    assert!(is_due(&mut ledger, first));
+    ticks(&mut ledger, SECONDS_MAX + LARGE_S);
+    assert!(
+        !is_due(&mut ledger, second) && !is_due(&mut ledger, large),
+        "the large message may be on its way"
+    );
+    ledger.tick();
+    assert!(is_due(&mut ledger, second) && is_due(&mut ledger, large));
+}
+
+#[test]
+fn a_later_message_of_another_channel_that_is_confirmed_shows_that_the_broker_passed_the_last_one() {
+    let (now, transfer) = (Instant::now(), Transfer::default());
+    let (mut ledger, mut other) = (beside_others(&transfer, now), beside_others(&transfer, now));
+    let earlier = register(&mut other, now);
+    register(&mut ledger, now);
+    let later = register(&mut other, now);
+    confirm(&mut other, earlier, now);
+    assert!(!ledger.on_its_way().is_last_passed);
+    confirm(&mut other, later, now);
+    assert!(ledger.on_its_way().is_last_passed);
 }
 
 #[test]

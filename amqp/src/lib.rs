@@ -31,7 +31,7 @@ pub use confirms::PublishOutcome;
 pub use credentials::{Credentials, InvalidCredentials};
 pub use environment::misspelt;
 pub use last_error::LastError;
-pub use ledger::{SLOWEST_FADES, UnknownOutcome};
+pub use ledger::{OnItsWay, SLOWEST_FADES, UnknownOutcome};
 pub use monitor::{Depth, is_missing, next_delivery, queue_depth, reply_code, subscribe_to_heartbeats};
 pub use overrides::Overrides;
 pub use patches::{MissingPatch, missing_patches};

@@ -15,7 +15,7 @@ use vramq_schemas::fields::long;
 use vramq_schemas::headers::PUBLISH_SEQ;
 
 use crate::confirms::PublishOutcome;
-use crate::ledger::{Ledger, UnknownOutcome};
+use crate::ledger::{Ledger, OnItsWay, UnknownOutcome};
 use crate::returns::MatchBy;
 use crate::transfer::Transfer;
 
@@ -99,9 +99,9 @@ impl ConfirmedPublisher {
         self.ledger().slowest()
     }
 
-    /// The bytes up to the end of its last message that may still be on their way to the broker.
-    pub fn unread_bytes(&self) -> u64 {
-        self.ledger().unread()
+    /// What of the connection's messages may still be on its way to the broker.
+    pub fn on_its_way(&self) -> OnItsWay {
+        self.ledger().on_its_way()
     }
 
     /// The broker blocks publishers: it reads nothing from now on.

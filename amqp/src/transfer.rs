@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// rate would keep messages waiting longer for a broker that reads nothing.
 const BYTES_PER_SECOND_MIN: u64 = 64 * 1024;
 
-/// The most time for messages on their way: three of 16 MiB. If there are more, one of them arrives meanwhile, and its confirm starts the
-/// time again.
+/// The most time for messages on their way: three of 16 MiB. More are not waited for at once: each confirm starts the time again.
 const TRANSFER_SECONDS_MAX: u32 = 15 * 60;
 
 /// The seconds that so many bytes may take to reach the broker, beside the time that it has for its answer. None for small messages.
@@ -35,10 +34,16 @@ struct Counts {
 }
 
 impl Transfer {
-    /// Counts a message that is about to be published. Returns where it ends: the number of bytes up to its last one.
-    pub fn publish(&self, bytes: usize) -> u64 {
-        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+    /// Counts a message that is about to be published, with a body of so many bytes. Returns where it ends: the number of bytes up to its
+    /// last one. Each message counts as one byte more, so that no two end at the same place.
+    pub fn publish(&self, body_bytes: usize) -> u64 {
+        let bytes = u64::try_from(body_bytes).unwrap_or(u64::MAX).saturating_add(1);
         self.counts.published.fetch_add(bytes, Ordering::Relaxed) + bytes
+    }
+
+    /// Where the last message ends.
+    pub(crate) fn published(&self) -> u64 {
+        self.counts.published.load(Ordering::Relaxed)
     }
 
     /// The broker has confirmed a message that ends there.
@@ -54,6 +59,11 @@ impl Transfer {
     /// The bytes up to the end of a message that may still be on their way.
     pub fn unread(&self, end: u64) -> u64 {
         end.saturating_sub(self.read())
+    }
+
+    /// All bytes that may still be on their way.
+    pub fn all_unread(&self) -> u64 {
+        self.unread(self.published())
     }
 }
 
@@ -112,17 +122,19 @@ mod tests {
         let transfer = Transfer::default();
         let other_channel = transfer.clone();
         let large = other_channel.publish(16 << 20);
-        let small = transfer.publish(1);
+        let empty = transfer.publish(0);
         let later = transfer.publish(2);
+        let of_large = (16 << 20) + 1;
         assert_eq!(
-            [large, small, later].map(|end| transfer.unread(end)),
-            [16 << 20, (16 << 20) + 1, (16 << 20) + 3]
+            [large, empty, later].map(|end| transfer.unread(end)),
+            [of_large, of_large + 1, of_large + 4]
         );
-        transfer.confirmed(small);
-        assert_eq!([large, small, later].map(|end| other_channel.unread(end)), [0, 0, 2]);
+        assert_eq!(transfer.all_unread(), of_large + 4);
+        transfer.confirmed(empty);
+        assert_eq!([large, empty, later].map(|end| other_channel.unread(end)), [0, 0, 3]);
         // Its queue was slower than that of the later one.
         other_channel.confirmed(large);
-        assert_eq!(transfer.unread(later), 2);
+        assert_eq!(transfer.unread(later), 3);
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod shutdown;
 mod silence;
 mod silent_queues;
 mod silent_replies;
+mod slow_replies;
 mod standstill;
 mod trust;
 mod unfinished_jobs;

@@ -4,7 +4,7 @@
 //! channel it blocks no other reply. If its confirm does not come in time although the broker confirms other messages, its channel is
 //! closed, and only that reply is given up.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -53,8 +53,6 @@ struct Shared {
     channels: Mutex<Channels>,
     /// Counts the seconds in which the broker read from the connection.
     seconds: watch::Sender<u32>,
-    /// Counts the messages that the broker has answered, on any channel.
-    answers: AtomicU64,
     /// A reply was given up while the broker answered nothing, and it has answered nothing since.
     is_one_given_up: AtomicBool,
 }
@@ -113,7 +111,6 @@ impl FirstReplies {
             shares: ChannelShares::default(),
             channels: Mutex::default(),
             seconds: watch::Sender::new(0),
-            answers: AtomicU64::new(0),
             is_one_given_up: AtomicBool::new(false),
         };
         Self { shared: Arc::new(shared) }
@@ -160,7 +157,6 @@ impl FirstReplies {
 
     /// The broker has answered a message on any channel.
     pub(super) fn broker_answers(&self) {
-        self.shared.answers.fetch_add(1, Ordering::Relaxed);
         self.shared.is_one_given_up.store(false, Ordering::Relaxed);
     }
 
@@ -281,13 +277,12 @@ impl Shared {
     /// Waits as long as the confirm of a channel's only message may take, without the time in which the broker blocks publishers.
     async fn overdue(&self, publisher: &ConfirmedPublisher) -> Overdue {
         let mut seconds = self.seconds.subscribe();
-        let answers = || self.answers.load(Ordering::Relaxed);
-        let mut deadline = FirstReplyDeadline::new(self.confirm_s, *seconds.borrow_and_update(), answers());
+        let mut deadline = FirstReplyDeadline::new(self.confirm_s, *seconds.borrow_and_update());
         // An `Err` only without a sender; `self` holds one.
         while seconds.changed().await.is_ok() {
             let second = *seconds.borrow_and_update();
             let gives_up = || !self.is_one_given_up.swap(true, Ordering::Relaxed);
-            if let Some(overdue) = deadline.look(second, publisher.unread_bytes(), answers(), gives_up) {
+            if let Some(overdue) = deadline.look(second, publisher.on_its_way(), gives_up) {
                 return overdue;
             }
         }

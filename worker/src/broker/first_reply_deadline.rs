@@ -1,15 +1,15 @@
 //! Decides when the wait for the confirm of a first reply ends. Pure.
 
-use vramq_amqp::ConfirmTime;
+use vramq_amqp::{ConfirmTime, OnItsWay};
 
 /// What a missing confirm means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overdue {
-    /// The broker answered other messages meanwhile, so the queue is silent.
+    /// The broker confirmed a message that was published after the reply, so the queue is silent.
     QueueIsSilent,
-    /// The broker answered nothing. This reply is given up: its dead letter shows whether the broker answers.
+    /// The broker confirmed none. This reply is given up: its dead letter shows whether the broker answers.
     GivenUp,
-    /// The broker answered nothing for twice `confirm_s` and the time for the bytes that may be on their way.
+    /// The broker confirmed none for twice `confirm_s` and the time for all bytes that may be on their way.
     BrokerIsSilent(ConfirmTime),
 }
 
@@ -21,32 +21,28 @@ pub(super) struct FirstReplyDeadline {
     since: u32,
     /// The bytes up to the reply's end that may still be on their way, when last looked at.
     unread: u64,
-    /// The broker's answers to other messages when the reply was sent.
-    answers_before: u64,
-    /// The broker had answered others at the last look, which was after the deadline.
-    has_answered: bool,
+    /// The broker had passed the reply at the last look, which was after the deadline.
+    was_passed: bool,
 }
 
 impl FirstReplyDeadline {
-    /// `second`: the current one; `answers`: those of the broker so far.
-    pub(super) fn new(confirm_s: u32, second: u32, answers: u64) -> Self {
-        Self { confirm_s, since: second, unread: 0, answers_before: answers, has_answered: false }
+    /// `second`: the current one.
+    pub(super) fn new(confirm_s: u32, second: u32) -> Self {
+        Self { confirm_s, since: second, unread: 0, was_passed: false }
     }
 
-    /// A second has passed. `unread`: the bytes up to the reply's end that may still be on their way; `gives_up`: whether to give this reply
-    /// up, and no other, while the broker answers nothing.
+    /// A second has passed. `on_its_way`: what the reply's channel knows of the connection; `gives_up`: whether to give this reply up, and no
+    /// other, while the broker confirms nothing.
     pub(super) fn look(
         &mut self,
         second: u32,
-        unread: u64,
-        answers: u64,
+        on_its_way: OnItsWay,
         gives_up: impl FnOnce() -> bool,
     ) -> Option<Overdue> {
+        let OnItsWay { up_to_last: unread, all, is_last_passed } = on_its_way;
         if unread < self.unread {
             // The broker reads what was published before this reply, on other channels.
-            (self.since, self.has_answered) = (second, false);
-            // Answers up to now do not show that it also answers what came after.
-            self.answers_before = answers;
+            (self.since, self.was_passed) = (second, false);
         }
         self.unread = unread;
         let time = ConfirmTime::new(self.confirm_s, unread);
@@ -54,15 +50,16 @@ impl FirstReplyDeadline {
         if waited <= time.seconds() {
             return None;
         }
-        if answers != self.answers_before {
-            // After the broker was silent, its answers arrive together. Allow the own one a moment.
-            let had_a_moment = std::mem::replace(&mut self.has_answered, true);
+        if is_last_passed {
+            // After the broker was silent, its confirms arrive together. Allow the own one a moment.
+            let had_a_moment = std::mem::replace(&mut self.was_passed, true);
             return had_a_moment.then_some(Overdue::QueueIsSilent);
         }
         if gives_up() {
             return Some(Overdue::GivenUp);
         }
-        let twice = time.and(ConfirmTime::new(self.confirm_s, 0));
+        // What was published after this reply may be large, and nothing behind it can be confirmed.
+        let twice = time.and(ConfirmTime::new(self.confirm_s, all.saturating_sub(unread)));
         (waited > twice.seconds()).then_some(Overdue::BrokerIsSilent(twice))
     }
 }
@@ -76,17 +73,24 @@ mod tests {
     /// At 64 KiB/s.
     const LARGE_S: u32 = 256;
 
+    /// Nothing was published after the reply.
+    fn unread(bytes: u64) -> OnItsWay {
+        OnItsWay { up_to_last: bytes, all: bytes, is_last_passed: false }
+    }
+
+    /// The broker has confirmed a later message.
+    const PASSED: OnItsWay = OnItsWay { up_to_last: 0, all: 0, is_last_passed: true };
+
     /// Looks each second. The first result that ends the wait, and how many seconds after `start` it came.
     fn end(
         deadline: &mut FirstReplyDeadline,
         start: u32,
-        unread: u64,
-        answers: u64,
+        on_its_way: OnItsWay,
         gives_up: bool,
     ) -> (u32, Overdue) {
         (1..10_000)
             .find_map(|at| {
-                let overdue = deadline.look(start + at, unread, answers, || gives_up)?;
+                let overdue = deadline.look(start + at, on_its_way, || gives_up)?;
                 Some((at, overdue))
             })
             .unwrap()
@@ -94,44 +98,54 @@ mod tests {
 
     #[test]
     fn a_silent_queue_is_told_from_a_silent_broker() {
-        let deadline = || FirstReplyDeadline::new(CONFIRM_S, 10, 7);
-        let queue = end(&mut deadline(), 10, 1, 8, false);
+        let deadline = || FirstReplyDeadline::new(CONFIRM_S, 10);
+        let queue = end(&mut deadline(), 10, PASSED, false);
         assert_eq!(queue, (CONFIRM_S + 2, Overdue::QueueIsSilent), "a moment more than its time");
-        assert_eq!(end(&mut deadline(), 10, 1, 7, true), (CONFIRM_S + 1, Overdue::GivenUp));
+        assert_eq!(end(&mut deadline(), 10, unread(1), true), (CONFIRM_S + 1, Overdue::GivenUp));
         let twice = ConfirmTime { confirm_s: 2 * CONFIRM_S, transfer_s: 0 };
-        let broker = end(&mut deadline(), 10, 1, 7, false);
+        let broker = end(&mut deadline(), 10, unread(1), false);
         assert_eq!(broker, (2 * CONFIRM_S + 1, Overdue::BrokerIsSilent(twice)));
     }
 
     #[test]
     fn a_reply_has_the_time_for_what_was_published_before_it() {
-        let mut deadline = FirstReplyDeadline::new(CONFIRM_S, 0, 0);
+        let mut deadline = FirstReplyDeadline::new(CONFIRM_S, 0);
         let last = CONFIRM_S + LARGE_S;
-        assert!((1..=last).all(|second| deadline.look(second, LARGE, 0, || true).is_none()));
+        assert!((1..=last).all(|second| deadline.look(second, unread(LARGE), || true).is_none()));
         // The large message has arrived; the reply has the whole time once more, and no longer that of the large one.
-        assert_eq!(deadline.look(last, 0, 1, || true), None);
-        assert_eq!(end(&mut deadline, last, 0, 2, true), (CONFIRM_S + 2, Overdue::QueueIsSilent));
+        assert_eq!(deadline.look(last, PASSED, || true), None);
+        assert_eq!(end(&mut deadline, last, PASSED, true), (CONFIRM_S + 2, Overdue::QueueIsSilent));
     }
 
     /// The large message may never arrive. It has its time once.
     #[test]
     fn a_silent_broker_is_noticed_behind_a_large_message() {
-        let mut deadline = FirstReplyDeadline::new(CONFIRM_S, 0, 0);
+        let mut deadline = FirstReplyDeadline::new(CONFIRM_S, 0);
         let twice = ConfirmTime { confirm_s: 2 * CONFIRM_S, transfer_s: LARGE_S };
         let after = 2 * CONFIRM_S + LARGE_S + 1;
-        assert_eq!(end(&mut deadline, 0, LARGE, 0, false), (after, Overdue::BrokerIsSilent(twice)));
+        assert_eq!(end(&mut deadline, 0, unread(LARGE), false), (after, Overdue::BrokerIsSilent(twice)));
     }
 
-    /// The broker confirmed a large message before this reply, then nothing.
+    /// The dead letter of a reply that was given up may be as large as that.
     #[test]
-    fn a_broker_that_falls_silent_after_it_read_more_is_told_from_a_silent_queue() {
+    fn the_broker_is_not_silent_while_a_large_message_behind_the_reply_may_be_on_its_way() {
+        let mut deadline = FirstReplyDeadline::new(CONFIRM_S, 0);
+        let on_its_way = OnItsWay { up_to_last: 1, all: LARGE + 1, is_last_passed: false };
+        let twice = ConfirmTime { confirm_s: 2 * CONFIRM_S, transfer_s: LARGE_S };
+        let after = 2 * CONFIRM_S + LARGE_S + 1;
+        assert_eq!(end(&mut deadline, 0, on_its_way, false), (after, Overdue::BrokerIsSilent(twice)));
+    }
+
+    /// The broker confirmed messages before this reply, then nothing: that says nothing about the reply's queue.
+    #[test]
+    fn confirms_of_earlier_messages_do_not_make_a_queue_silent() {
         let once = Overdue::GivenUp;
         let twice = Overdue::BrokerIsSilent(ConfirmTime { confirm_s: 2 * CONFIRM_S, transfer_s: 0 });
         for (gives_up, expected) in [(true, (CONFIRM_S + 1, once)), (false, (2 * CONFIRM_S + 1, twice))] {
-            let mut deadline = FirstReplyDeadline::new(CONFIRM_S, 0, 7);
-            assert_eq!(deadline.look(1, LARGE, 7, || true), None);
-            assert_eq!(deadline.look(2, 1, 8, || true), None);
-            assert_eq!(end(&mut deadline, 2, 1, 8, gives_up), expected);
+            let mut deadline = FirstReplyDeadline::new(CONFIRM_S, 0);
+            assert_eq!(deadline.look(1, unread(LARGE), || true), None);
+            assert_eq!(deadline.look(2, unread(1), || true), None);
+            assert_eq!(end(&mut deadline, 2, unread(1), gives_up), expected);
         }
     }
 }
