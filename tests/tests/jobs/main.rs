@@ -22,6 +22,7 @@ mod process_cgroups;
 mod process_faults;
 mod process_jobs;
 mod process_kills;
+mod process_learned;
 mod process_memory;
 mod process_rules;
 mod queue_bytes;

@@ -16,7 +16,7 @@ use vramq_tests::operator::Operator;
 use vramq_tests::shared_device::SharedDevice;
 use vramq_tests::test_env::{MODEL, REPLIES, TestEnv};
 use vramq_tests::wait::until;
-use vramq_tests::worker::{command, run_to_end, vramq};
+use vramq_tests::worker::vramq;
 use vramq_tests::{on_all_setups, on_one_setup};
 
 use crate::process::{Served, consuming, outputs};
@@ -30,7 +30,6 @@ on_one_setup!(
     a_one_shot_program_that_was_exchanged_is_served_after_a_restart_only,
     processes_are_shown,
     a_rule_moves_a_job_to_other_workers_once,
-    what_was_learned_of_a_program_outlives_the_worker,
     memory_that_never_comes_back_ends_the_worker,
 );
 
@@ -301,39 +300,6 @@ async fn a_rule_moves_a_job_to_other_workers_once(env: &mut TestEnv) -> Result<(
     ensure!(moved == 1.0, "{moved}");
     first.drain().await?;
     second.drain().await
-}
-
-async fn what_was_learned_of_a_program_outlives_the_worker(env: &mut TestEnv) -> Result<()> {
-    let served = Served::new(env, "instances = 1\nitems_max = 1", &[])?;
-    let state = tempfile::tempdir()?;
-    let setting = format!("worker.state={}", state.path().display());
-    let examine = async |arguments: &[&str]| {
-        let mut doctor = command("vramq-worker")?;
-        doctor.arg("doctor").args(arguments).arg("--config").arg(served.config());
-        doctor.env("VRAMQ__WORKER__STATE", state.path());
-        run_to_end(doctor).await
-    };
-    let program = async || -> Result<Value> {
-        let output = examine(&["--json"]).await?;
-        let report: Value = serde_json::from_str(&output.stdout).with_context(|| format!("{output:?}"))?;
-        Ok(report["models"][0]["program"].clone())
-    };
-    let unknown = program().await?;
-    ensure!(
-        unknown["per_item"].is_null() && unknown["learned"] == json!([]),
-        "nobody has measured it: {unknown}"
-    );
-    let worker = consuming(env, &[&setting]).await?;
-    // A size is believed when it was measured three times.
-    env.client.publish(MODEL, env.job("measured", ["echo it"; 3])?).await?;
-    outputs(&mut env.replies().await?, "measured").await?;
-    worker.drain().await?;
-    let known = program().await?;
-    let kept = std::fs::read_to_string(state.path().join("ceilings.json"))?;
-    ensure!(known["per_item"].is_u64() && known["learned"][0]["cost"] == json!(1.0), "{known} {kept}");
-    let report = examine(&[]).await?.stdout;
-    ensure!(report.contains("as measured, a pass of up to 1 items takes "), "{report}");
-    Ok(())
 }
 
 async fn memory_that_never_comes_back_ends_the_worker(env: &mut TestEnv) -> Result<()> {

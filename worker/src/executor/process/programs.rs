@@ -33,7 +33,7 @@ const ROOM_LOOK: Duration = Duration::from_millis(50);
 pub struct Programs {
     account: Arc<DeviceAccount>,
     device: Arc<dyn Device>,
-    pools: Vec<(ModelIndex, Arc<Pool>)>,
+    served: Vec<Served>,
     /// The file for learned values, and its content at start.
     state_file: StateFile,
     /// How programs get control groups, or why they get none. Set by the first program.
@@ -47,6 +47,15 @@ pub struct Programs {
     shares_device: bool,
 }
 
+/// A model's processes.
+#[derive(Debug)]
+struct Served {
+    model: ModelIndex,
+    pool: Arc<Pool>,
+    /// Its [`program`] at the start: what the processes learn is saved as of this one, also if its files are exchanged later.
+    program: String,
+}
+
 impl Programs {
     /// No programs on a device yet.
     pub fn new(device: Arc<dyn Device>, state_file: StateFile, shares_device: bool) -> Self {
@@ -54,7 +63,7 @@ impl Programs {
         Self {
             account: WorkerDevice::account(Arc::clone(&device)),
             device,
-            pools: Vec::new(),
+            served: Vec::new(),
             state_file,
             cgroups: None,
             saved,
@@ -74,11 +83,12 @@ impl Programs {
         config: ProcessConfig,
         budget: u64,
     ) -> Result<Arc<Pool>, LoadError> {
-        let (launcher, learned) = (self.launcher(), self.learned_before(&config));
+        let program = program(&config);
+        let (launcher, learned) = (self.launcher(), self.learned_before(&config, &program));
         let (account, shares_device) = (Arc::clone(&self.account), self.shares_device);
         let options = PoolOptions { launcher, account, budget, learned, shares_device };
         let pool = Arc::new(Pool::start(config, options).await?);
-        self.pools.push((model, Arc::clone(&pool)));
+        self.served.push(Served { model, pool: Arc::clone(&pool), program });
         self.look().await;
         Ok(pool)
     }
@@ -99,9 +109,9 @@ impl Programs {
     }
 
     /// Values that an earlier worker learned of the same program on the same device.
-    fn learned_before(&self, config: &ProcessConfig) -> Learned {
+    fn learned_before(&self, config: &ProcessConfig, program: &str) -> Learned {
         let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = saved.get(&self.key(config)).filter(|known| known.program == program(config));
+        let known = saved.get(&self.key(config)).filter(|known| known.program == program);
         known.map(|known| known.learned.clone()).unwrap_or_default()
     }
 
@@ -112,12 +122,12 @@ impl Programs {
 
     /// Saves what was learned since the last save. Blocks while the disk writes.
     fn save(&self) {
-        let known = |(_, pool): &(ModelIndex, Arc<Pool>)| {
+        let known = |Served { pool, program, .. }: &Served| {
             let config = pool.config();
-            let memory = ProgramMemory { program: program(config), learned: pool.learned() };
+            let memory = ProgramMemory { program: program.clone(), learned: pool.learned() };
             config.vram.learn.then(|| (self.key(config), memory))
         };
-        let now: BTreeMap<_, _> = self.pools.iter().filter_map(known).collect();
+        let now: BTreeMap<_, _> = self.served.iter().filter_map(known).collect();
         let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
         let changed: BTreeMap<_, _> =
             now.into_iter().filter(|(key, memory)| saved.get(key) != Some(memory)).collect();
@@ -130,7 +140,7 @@ impl Programs {
 
     /// The models and their processes.
     pub fn pools(&self) -> impl Iterator<Item = (ModelIndex, &Arc<Pool>)> {
-        self.pools.iter().map(|(model, pool)| (*model, pool))
+        self.served.iter().map(|served| (served.model, &served.pool))
     }
 
     /// Bytes of the device that the programs hold. The device counts them as those of other processes.
@@ -147,8 +157,8 @@ impl Programs {
     /// The part of `held` that did not cause an out-of-memory of this model's pass. Memory that idle programs keep can be in
     /// the way of the worker's own engines, like memory of other processes. For a program's pass it is trimmed first.
     pub fn needed(&self, model: ModelIndex) -> u64 {
-        let is_program = self.pools.iter().any(|(of, _)| *of == model);
-        let run = self.pools.iter().any(|(_, pool)| pool.status().is_running());
+        let is_program = self.pools().any(|(of, _)| of == model);
+        let run = self.pools().any(|(_, pool)| pool.status().is_running());
         if is_program || run { self.held() } else { self.resident.load(Ordering::Relaxed) }
     }
 
@@ -157,7 +167,7 @@ impl Programs {
     pub async fn make_room(&self, beside: &Arc<Pool>, bytes: u64) {
         let deadline = Instant::now() + ROOM_LIMIT;
         while self.device.memory().free < bytes && Instant::now() < deadline {
-            let others = || self.pools.iter().map(|(_, pool)| pool).filter(|pool| !Arc::ptr_eq(pool, beside));
+            let others = || self.pools().map(|(_, pool)| pool).filter(|pool| !Arc::ptr_eq(pool, beside));
             if !others().any(|pool| pool.status().keeps_memory_idle()) {
                 return;
             }
@@ -168,7 +178,7 @@ impl Programs {
 
     /// Reads the memory and saves learned values at intervals, until the runtime ends.
     pub fn watch(self: &Arc<Self>) {
-        if self.pools.is_empty() {
+        if self.served.is_empty() {
             return;
         }
         let programs = Arc::clone(self);
@@ -195,7 +205,7 @@ impl Programs {
     async fn look(&self) {
         let held = self.account.look().await.ours;
         let mut resident = 0;
-        for (_, pool) in &self.pools {
+        for (_, pool) in self.pools() {
             // A process that has just been loaded counts twice for a moment. Counting it too low would make too much memory count as free.
             resident += pool.loading_bytes().await;
             resident += pool.status().resident_bytes();
@@ -206,7 +216,7 @@ impl Programs {
 
     /// Asks programs without work to free cached memory.
     pub fn trim(&self) {
-        self.pools.iter().for_each(|(_, pool)| pool.trim());
+        self.pools().for_each(|(_, pool)| pool.trim());
     }
 
     /// Ends all of them.
@@ -220,11 +230,11 @@ impl Programs {
                 );
             }
         };
-        futures_util::future::join_all(self.pools.iter().map(|(_, pool)| close(pool))).await;
+        futures_util::future::join_all(self.pools().map(|(_, pool)| close(pool))).await;
     }
 }
 
-/// Identifies a program whose memory is learned: its revision, and the unit that its memory depends on.
+/// Identifies a program whose memory is learned: its revision, and the unit that its memory depends on. Reads the program's scripts.
 fn program(config: &ProcessConfig) -> String {
     format!("{} {}", config.program_revision(), config.vram.per.as_str())
 }
