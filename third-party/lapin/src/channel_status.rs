@@ -46,6 +46,12 @@ impl ChannelStatus {
         self.read().state == ChannelState::Connected
     }
 
+    /// vramq: how many frames of message bodies the channel has received. A channel that is blocked on the server sends none.
+    #[must_use]
+    pub fn body_frames(&self) -> u64 {
+        self.read().body_frames
+    }
+
     /// Returns `true` if the channel is waiting for the connection to be recovered.
     #[must_use]
     pub fn reconnecting(&self) -> bool {
@@ -193,6 +199,7 @@ impl ChannelStatus {
         error_handler: OnError,
     ) -> Result<()> {
         let mut inner = self.write();
+        inner.body_frames += 1;
         let confirm_mode = inner.confirm;
         inner
             .receiver_state
@@ -276,6 +283,8 @@ struct Inner {
     /// channel starts recovering, is closed, or fails.
     ackers: ErrorHolder,
     internal_rpc: InternalRPCHandle,
+    /// vramq: see ChannelStatus::body_frames.
+    body_frames: u64,
 }
 
 impl Inner {
@@ -291,6 +300,7 @@ impl Inner {
             killswitch: KillSwitch::default(),
             ackers: ErrorHolder::default(),
             internal_rpc,
+            body_frames: 0,
         };
         this.update_rpc_status();
         this

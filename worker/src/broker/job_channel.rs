@@ -131,18 +131,28 @@ impl JobChannel {
 
     /// Waits for the broker's answer, but not for ever.
     async fn answered<T>(&self, request: impl Future<Output = lapin::Result<T>>) -> Result<T, QueueError> {
-        Ok(self.answered_within(SILENT_MAX, ANSWER_MAX, request).await.ok_or(QueueError::Silent)??)
+        Ok(self.answered_within(SILENT_MAX, request).await.ok_or(QueueError::Silent)??)
     }
 
     /// Waits for an answer of the broker as long as it is not silent. The answer comes after the deliveries of all channels that the broker
     /// has sent before, and on a slow network a large one takes minutes. So the time restarts with each frame of them, and ends after
-    /// `longest`.
+    /// [`ANSWER_MAX`].
     pub async fn answered_within<T>(
         &self,
         silent_max: Duration,
-        longest: Duration,
         request: impl Future<Output = T>,
     ) -> Option<T> {
-        within_silence(silent_max, longest, || self.connection.body_frames(), request).await
+        within_silence(silent_max, ANSWER_MAX, || self.connection.body_frames(), request).await
+    }
+
+    /// The same, but gives up as well when no frame of a delivery has come on this channel for `own_silent_max`.
+    pub async fn answered_within_own<T>(
+        &self,
+        silent_max: Duration,
+        own_silent_max: Duration,
+        request: impl Future<Output = T>,
+    ) -> Option<T> {
+        let answered = self.answered_within(silent_max, request);
+        within_silence(own_silent_max, ANSWER_MAX, || self.channel.status().body_frames(), answered).await?
     }
 }

@@ -24,11 +24,11 @@ use super::job_channel::{JobChannel, QueueError};
 use super::silent_queues::{SilentQueues, is_about_a_queue};
 use super::topology::FurtherQueue;
 
-/// How long the broker may be silent before it starts a consumer: one that sends nothing for so long delivers no jobs either.
-pub const CONSUME_MAX: Duration = Duration::from_secs(3);
+/// How long the broker may be silent before it starts a consumer. A busy broker has taken more than 3 s.
+const CONSUME_MAX: Duration = Duration::from_secs(10);
 
-/// How long the broker may take to start a consumer of a further queue while it delivers jobs of other queues. Well below the 65 s after
-/// which RabbitMQ closes the connection, so that the worker knows the cause by then.
+/// How long the broker may take to start a consumer of a further queue while it delivers jobs of other queues, but none of this one. Well
+/// below the 65 s after which RabbitMQ closes the connection, so that the worker knows the cause by then.
 const FURTHER_MAX: Duration = Duration::from_secs(20);
 
 /// The longest consumer tag: AMQP's short string.
@@ -51,10 +51,12 @@ pub enum ConsumeError {
     #[error(transparent)]
     Broker(#[from] lapin::Error),
     #[error(
-        "the broker has not started it within {} s. If its queue is a quorum queue, check that most of the queue's members run",
-        CONSUME_MAX.as_secs()
+        "the broker has not started it: it has sent nothing for {} s, or no answer for {} s. If its queue is a quorum queue, check that \
+         most of the queue's members run",
+        CONSUME_MAX.as_secs(),
+        ANSWER_MAX.as_secs()
     )]
-    Silent,
+    Silent(ChannelId),
     /// The further queue is missing. The core does not start consumers of queues that it knows to be missing.
     #[error("the queue has no channel")]
     NoChannel,
@@ -153,15 +155,18 @@ impl ModelChannels {
         }
     }
 
-    /// The broker does not start consumers of a further queue. Notes that in `silent` at once. Returns what closes its channel, and forgets
-    /// the silence when the broker answers, or if the connection ends for another reason; `None` if the queue has no channel any more.
+    /// The broker does not start consumers of a further queue on this channel. Notes that at once. The returned future closes the channel; it
+    /// forgets the silence if the broker answers, or if the connection ends for another reason. `None` if the queue has another channel by
+    /// now, or none.
     pub fn give_up(
         &mut self,
         queue: QueueIndex,
+        asked_on: ChannelId,
         silent: &SilentQueues,
     ) -> Option<impl Future<Output = ()> + Send + use<>> {
         let Further { queue, channel } = self.further_mut(queue)?;
-        let (name, channel, silent) = (queue.name.clone(), channel.take()?, silent.clone());
+        let channel = channel.take_if(|channel| channel.id() == asked_on)?;
+        let (name, silent) = (queue.name.clone(), silent.clone());
         silent.note(&name, Instant::now());
         Some(async move {
             match channel.give_up().await {
@@ -217,12 +222,15 @@ impl ModelChannels {
         let ((name, channel), tag) = (self.of(queue), self.tag_of(consumer));
         let timeout = self.timeouts.takes(&name).then_some(hold_max);
         let is_further = matches!(queue, JobQueue::Jobs(queue) if queue.is_further());
-        let longest = if is_further { FURTHER_MAX } else { ANSWER_MAX };
         async move {
             let channel = channel.ok_or(ConsumeError::NoChannel)?;
             let started = channel.consume(name, tag, prefetch, timeout);
-            let started = channel.answered_within(CONSUME_MAX, longest, started).await;
-            let stream = started.ok_or(ConsumeError::Silent)??;
+            let started = if is_further {
+                channel.answered_within_own(CONSUME_MAX, FURTHER_MAX, started).await
+            } else {
+                channel.answered_within(CONSUME_MAX, started).await
+            };
+            let stream = started.ok_or(ConsumeError::Silent(channel.id()))??;
             let source = match queue {
                 JobQueue::Jobs(queue) => Source::Jobs(queue, consumer),
                 JobQueue::Bulk => Source::Bulk(consumer),

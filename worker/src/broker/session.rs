@@ -194,13 +194,9 @@ impl Session {
         }
     }
 
-    pub fn is_consuming_open(&self) -> bool {
-        self.consuming.status().connected()
-    }
-
     /// Whether both connections are open, and all channels without which a model receives no jobs.
     pub fn is_whole(&self) -> bool {
-        self.is_consuming_open()
+        self.consuming.status().connected()
             && self.publishing.status().connected()
             && self.publisher.is_open()
             && self.channels.iter().all(ModelChannels::is_open)

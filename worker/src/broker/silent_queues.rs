@@ -48,7 +48,7 @@ impl SilentQueues {
         });
     }
 
-    /// The broker has answered, or could not.
+    /// The broker has answered, or the connection ended for another reason before it could.
     pub fn forget(&self, queue: &ShortString) {
         self.with(|rests| rests.remove(queue));
     }

@@ -1,7 +1,6 @@
 //! Turns deliveries, results and signals into events of the core.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use lapin::message::Delivery;
 use vramq_amqp::UnknownOutcome;
@@ -19,7 +18,7 @@ use crate::broker::model_channels::{ConsumeError, Counted, Delivered, Deliveries
 use crate::broker::opening::with_advice;
 use crate::broker::received::ReceivedJob;
 use crate::broker::session::{Side, consumer_timeout, message_size_max};
-use crate::broker::silent_queues::{self, is_about_a_queue};
+use crate::broker::silent_queues;
 use crate::failpoint::{self, Site};
 
 impl EventLoop {
@@ -120,10 +119,6 @@ impl EventLoop {
         consumer: ConsumerId,
         started: Result<Deliveries, ConsumeError>,
     ) {
-        if let Err(ConsumeError::Broker(error)) = &started {
-            // While this consumer counts as starting.
-            self.note_silent_queues(error);
-        }
         let Some(live) = &mut self.session else { return };
         match started {
             Ok(deliveries) => {
@@ -137,23 +132,16 @@ impl EventLoop {
         }
     }
 
-    /// If the broker has closed the consuming connection with this error, notes the queues that may be the reason.
-    fn note_silent_queues(&self, error: &lapin::Error) {
-        let Some(live) = self.session.as_ref().filter(|_| is_about_a_queue(error)) else { return };
-        if !live.session.is_consuming_open() {
-            live.note_silent_queues(&self.context.silent_queues, Instant::now());
-        }
-    }
-
     fn not_started(&mut self, model: ModelIndex, queue: JobQueue, error: &ConsumeError) {
         let Some(live) = &mut self.session else { return };
         let channels = live.session.channels_mut(model);
         let what = format!("consumer of `{}`", channels.name(queue));
         match (error, queue) {
-            (ConsumeError::Silent, JobQueue::Jobs(queue)) if queue.is_further() => {
-                if let Some(closing) = channels.give_up(queue, &self.context.silent_queues) {
-                    tokio::spawn(closing);
-                }
+            (ConsumeError::Silent(asked_on), JobQueue::Jobs(queue)) if queue.is_further() => {
+                let Some(closing) = channels.give_up(queue, *asked_on, &self.context.silent_queues) else {
+                    return;
+                };
+                tokio::spawn(closing);
                 self.apply(Event::QueueLost { model, queue, error: silent_queues::WHY.to_owned() });
             }
             (ConsumeError::Broker(error), queue) => self.queue_failed(model, Some(queue), &what, error),
@@ -246,7 +234,6 @@ impl EventLoop {
 
     /// A part of the session that jobs need is unusable. First learns the broker's limits that the error reveals.
     fn failed(&mut self, what: &str, error: &lapin::Error) {
-        self.note_silent_queues(error);
         self.context.consumer_timeouts.learn(error);
         if let Some(timeout) = consumer_timeout(error) {
             self.apply(Event::ConsumerTimeoutLearned { timeout });

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::num::NonZeroU16;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::stream::{BoxStream, FuturesUnordered, SelectAll, StreamExt as _};
 use lapin::Channel;
@@ -21,9 +21,8 @@ use crate::broker::aux_channel::AuxChannelState;
 use crate::broker::commands::Responder;
 use crate::broker::control_plane::{ControlPlane, ControlRequest};
 use crate::broker::job_channel::{JobChannel, QueueError};
-use crate::broker::model_channels::{CONSUME_MAX, ConsumeError, Counted, Delivered, Deliveries};
+use crate::broker::model_channels::{ConsumeError, Counted, Delivered, Deliveries};
 use crate::broker::session::{Session, Side};
-use crate::broker::silent_queues::SilentQueues;
 use crate::observability::status_reporter::StatusReporter;
 use crate::publishers::PublisherRules;
 
@@ -119,7 +118,7 @@ impl LiveSession {
         hold_max: Duration,
     ) {
         let consume = self.session.channels(model).consume(queue, consumer, prefetch, hold_max);
-        self.starting_consumers.add(consumer, model, queue, Instant::now());
+        self.starting_consumers.add(consumer);
         self.starting.push(Box::pin(async move { (model, queue, consumer, consume.await) }));
     }
 
@@ -145,16 +144,6 @@ impl LiveSession {
         self.add_consumer(model, deliveries);
         if is_to_stop {
             self.stop_consumer(model, queue, consumer);
-        }
-    }
-
-    /// The broker has closed the consuming connection. Notes the further queues of which it has started no consumer in time: one of them may
-    /// be the reason.
-    pub(crate) fn note_silent_queues(&self, silent: &SilentQueues, now: Instant) {
-        for (model, queue) in self.starting_consumers.asked_before(now, CONSUME_MAX) {
-            if matches!(queue, JobQueue::Jobs(queue) if queue.is_further()) {
-                silent.note(&self.session.channels(model).name(queue), now);
-            }
         }
     }
 

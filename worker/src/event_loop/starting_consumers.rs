@@ -2,10 +2,8 @@
 //! after it has started.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
 
-use vramq_core::action::JobQueue;
-use vramq_core::ids::{ConsumerId, ModelIndex};
+use vramq_core::ids::ConsumerId;
 
 /// When a consumer can be stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,41 +12,21 @@ pub(super) enum StopTime {
     OnceStarted,
 }
 
-#[derive(Debug)]
-struct Starting {
-    model: ModelIndex,
-    queue: JobQueue,
-    asked: Instant,
-    /// It must be stopped once it has started.
-    is_to_stop: bool,
-}
-
-/// The consumers that are starting.
+/// The consumers that are starting, and whether each must be stopped once it has started.
 #[derive(Debug, Default)]
-pub(super) struct StartingConsumers(HashMap<ConsumerId, Starting>);
+pub(super) struct StartingConsumers(HashMap<ConsumerId, bool>);
 
 impl StartingConsumers {
-    /// The broker is asked now to start a consumer of a queue.
-    pub(super) fn add(&mut self, consumer: ConsumerId, model: ModelIndex, queue: JobQueue, now: Instant) {
-        self.0.insert(consumer, Starting { model, queue, asked: now, is_to_stop: false });
-    }
-
-    /// The queues of the consumers that the broker was asked for longer than `wait` ago.
-    pub(super) fn asked_before(
-        &self,
-        now: Instant,
-        wait: Duration,
-    ) -> impl Iterator<Item = (ModelIndex, JobQueue)> {
-        let starting = self.0.values();
-        let late = starting.filter(move |starting| now.saturating_duration_since(starting.asked) > wait);
-        late.map(|starting| (starting.model, starting.queue))
+    /// The broker is asked to start a consumer.
+    pub(super) fn add(&mut self, consumer: ConsumerId) {
+        self.0.insert(consumer, false);
     }
 
     /// Requests the stop of a consumer. If the consumer is starting, [`remove`](Self::remove) returns true later.
     pub(super) fn stop(&mut self, consumer: ConsumerId) -> StopTime {
         match self.0.get_mut(&consumer) {
-            Some(starting) => {
-                starting.is_to_stop = true;
+            Some(is_to_stop) => {
+                *is_to_stop = true;
                 StopTime::OnceStarted
             }
             None => StopTime::Now,
@@ -57,29 +35,13 @@ impl StartingConsumers {
 
     /// A consumer has started, or could not. Returns whether it must be stopped now.
     pub(super) fn remove(&mut self, consumer: ConsumerId) -> bool {
-        self.0.remove(&consumer).is_some_and(|starting| starting.is_to_stop)
+        self.0.remove(&consumer).unwrap_or(false)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use vramq_core::ids::QueueIndex;
-
     use super::*;
-
-    #[test]
-    fn the_queues_that_were_asked_for_long_ago_are_known() {
-        let (mut starting, then, wait) =
-            (StartingConsumers::default(), Instant::now(), Duration::from_secs(3));
-        let now = then + wait + Duration::from_secs(1);
-        let [early, late, started] = [1, 2, 3].map(|queue| JobQueue::Jobs(QueueIndex(queue)));
-        starting.add(ConsumerId(1), ModelIndex(0), early, then);
-        starting.add(ConsumerId(2), ModelIndex(0), late, now);
-        starting.add(ConsumerId(3), ModelIndex(0), started, then);
-        starting.remove(ConsumerId(3));
-        let found: Vec<_> = starting.asked_before(now, wait).collect();
-        assert_eq!(found, [(ModelIndex(0), early)]);
-    }
 
     /// A call, and the expected answer.
     #[derive(Debug)]
@@ -111,9 +73,7 @@ mod tests {
             let mut starting = StartingConsumers::default();
             for step in *steps {
                 match *step {
-                    Add(consumer) => {
-                        starting.add(ConsumerId(consumer), ModelIndex(0), JobQueue::Bulk, Instant::now());
-                    }
+                    Add(consumer) => starting.add(ConsumerId(consumer)),
                     Stop(consumer, time) => {
                         assert_eq!(starting.stop(ConsumerId(consumer)), time, "{step:?} of {steps:?}");
                     }

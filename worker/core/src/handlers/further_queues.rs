@@ -94,7 +94,7 @@ impl Core {
         tracing::info!(
             model = facts.name,
             queue = facts.queues[queue.0].name,
-            "the further queue can be consumed again"
+            "the further queue is there again: starting its consumers"
         );
         self.consumers[model.0].set_found(queue);
         self.observe(Observation::QueueMissing { model, queue, is_missing: false });
