@@ -12,8 +12,9 @@ const TOLERANCE_PART: u64 = 64;
 pub struct Look {
     pub reading: Reading,
     pub ours: u64,
-    /// The part of it that one-shot programs hold: they end by themselves, and are not asked to.
-    pub once: u64,
+    /// The part of it that no request to end frees: that of one-shot programs, which end by themselves, and of processes that do not end
+    /// although they were killed.
+    pub staying: u64,
     /// Whether the device reports what each process holds. Otherwise `ours` is estimated from the loads (`difference.rs`).
     pub tells_apart: bool,
     /// How often the account had changed before the look (`entries.rs`).

@@ -9,6 +9,11 @@ pub trait DeviceView: fmt::Debug + Send + Sync {
     /// `cpu`, `cuda:0`.
     fn name(&self) -> &str;
 
+    /// Whether programs on it compute with the host's processors.
+    fn computes_on_host(&self) -> bool {
+        self.name() == "cpu"
+    }
+
     /// The memory now. `free` may leave out memory that the worker has promised to other uses.
     fn memory(&self) -> Reading;
 

@@ -114,6 +114,7 @@ impl Program {
 
     fn may_end(&self, request: Request, now: Instant) -> bool {
         self.loaded.is_some()
+            && !self.is_stuck
             && self.kept_until.is_none_or(|until| until <= now)
             && (self.idle.is_some() || request.busy_too)
     }
@@ -227,8 +228,7 @@ impl Entries {
 
     /// Whether so much is free when all warm programs have ended.
     fn can_make_room(&self, bytes: u64, look: Look, now: Instant) -> bool {
-        let stuck = self.noted(|program| program.is_stuck);
-        let held = look.ours.saturating_sub(look.once.saturating_add(stuck));
+        let held = look.ours.saturating_sub(look.staying);
         look.reading.free.saturating_add(held).saturating_add(self.coming(look, now)) >= bytes
     }
 

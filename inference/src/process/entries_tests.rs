@@ -84,7 +84,7 @@ fn no_process_is_ended_if_that_frees_too_little() {
     let unknown = Look { tells_apart: false, ..look(199, 1200) };
     assert_eq!(evicted_at(programs(), request, unknown), [0]);
     // What one-shot programs hold is free when they end by themselves, and not before.
-    let once = Look { once: 400 * MIB, ..look(0, 700) };
+    let once = Look { staying: 400 * MIB, ..look(0, 700) };
     let one = || vec![program(300, at, at)];
     assert_eq!(evicted_at(one(), for_long, once), NOBODY);
     assert_eq!(evicted_at(one(), for_long, look(0, 700)), [0]);
@@ -194,10 +194,17 @@ fn memory_of_a_process_that_does_not_end_is_no_room() {
     let look = look(400, 600);
     assert_eq!(ask(&mut entries, 1, large, look, now), None);
     assert_eq!(ask(&mut entries, 2, small, look, now), None, "it is kept");
-    entries.programs.values_mut().for_each(|program| program.is_stuck = true);
+    entries.programs.values_mut().for_each(|program| {
+        (program.is_stuck, program.is_asked_to_end) = (true, false);
+    });
+    let look = Look { staying: 600 * MIB, ..look };
     let later = now + EVICTION_LIMIT;
     assert_eq!(ask(&mut entries, 1, large, look, later), None);
     assert!(ask(&mut entries, 2, small, look, later).is_some());
+    // Where nobody knows what programs hold, they are asked in the hope that it is enough; not one that was killed in vain.
+    let unknown = Look { tells_apart: false, ..look };
+    assert_eq!(ask(&mut entries, 3, large, unknown, later + EVICTION_LIMIT), None);
+    assert!(entries.programs.values().all(|program| !program.is_asked_to_end));
 }
 
 /// An account with a loaded, busy program that holds 600 MiB.

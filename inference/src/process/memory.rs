@@ -10,7 +10,8 @@ use tokio::time::{Duration, Instant, sleep};
 pub use super::claim::{Claim, Look};
 use super::device_view::{DeviceView, Reading};
 use super::entries::{Entries, Program, Request};
-use crate::process_tree;
+use super::shared_look::Looks;
+use crate::process_tree::{self, ProcessTree};
 
 /// How often to read the device while a program waits for memory, or the pool waits for memory to return.
 const LOOK: Duration = Duration::from_millis(100);
@@ -23,6 +24,7 @@ const BUSY_AFTER: Duration = Duration::from_secs(10);
 pub struct DeviceAccount {
     view: Arc<dyn DeviceView>,
     entries: Mutex<Entries>,
+    looks: Looks,
     /// Whether the device has ever reported what processes hold. If it does not do so later, that look has failed.
     has_told: AtomicBool,
 }
@@ -36,7 +38,12 @@ pub struct Entry {
 
 impl DeviceAccount {
     pub fn new(view: Arc<dyn DeviceView>) -> Arc<Self> {
-        Arc::new(Self { view, entries: Mutex::default(), has_told: AtomicBool::new(false) })
+        Arc::new(Self {
+            view,
+            entries: Mutex::default(),
+            looks: Looks::default(),
+            has_told: AtomicBool::new(false),
+        })
     }
 
     pub fn view(&self) -> &dyn DeviceView {
@@ -45,31 +52,38 @@ impl DeviceAccount {
 
     /// The processes of all programs.
     pub fn pids(&self) -> Vec<i32> {
-        processes(&self.entries().keepers(|_| true))
+        ProcessTree::read().under(&self.entries().keepers(|_| true))
     }
 
-    /// Looks at the device.
+    /// Looks at the device: what it shows is from after the call. Programs that wait look often, and a look reads all processes of the
+    /// machine, so calls at the same time share one.
     pub async fn look(self: &Arc<Self>) -> Look {
-        let account = Arc::clone(self);
-        tokio::task::spawn_blocking(move || account.look_now()).await.unwrap_or_default()
+        self.looks
+            .shared(|| {
+                let account = Arc::clone(self);
+                async move { tokio::task::spawn_blocking(move || account.look_now()).await.unwrap_or_default() }
+            })
+            .await
     }
 
     fn look_now(&self) -> Look {
-        let (all, once, noted, estimated, changes) = {
+        let (all, staying, noted, noted_staying, estimated, changes) = {
             let entries = self.entries();
-            let (all, once) = (entries.keepers(|_| true), entries.keepers(|program| program.is_once));
+            let stays = |program: &Program| program.is_once || program.is_stuck;
+            let (all, staying) = (entries.keepers(|_| true), entries.keepers(stays));
             let estimated = entries.noted(|program| program.is_estimated);
-            (all, once, entries.noted(|_| true), estimated, entries.changes)
+            (all, staying, entries.noted(|_| true), entries.noted(stays), estimated, entries.changes)
         };
-        let (all, once) = (processes(&all), processes(&once));
+        let tree = ProcessTree::read();
+        let (all, staying) = (tree.under(&all), tree.under(&staying));
         let reading = self.view.memory();
         let told = self.view.held_by(&all);
-        let once = if once.is_empty() { None } else { self.view.held_by(&once) };
+        let staying = if staying.is_empty() { None } else { self.view.held_by(&staying) };
         // A program's memory is estimated where other processes hold it, so what its own processes hold does not contain it.
         let ours = told.map_or(noted, |told| told.saturating_add(estimated));
         let tells_apart = told.is_some() || self.has_told.load(Ordering::Relaxed);
         self.has_told.store(tells_apart, Ordering::Relaxed);
-        Look { reading, ours, once: once.unwrap_or(0), tells_apart, changes }
+        Look { reading, ours, staying: staying.unwrap_or(noted_staying), tells_apart, changes }
     }
 
     /// What the processes under a keeper hold, if the device can tell.
@@ -184,10 +198,6 @@ impl DeviceAccount {
     fn entries(&self) -> MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn processes(keepers: &[i32]) -> Vec<i32> {
-    keepers.iter().copied().flat_map(process_tree::descendants).collect()
 }
 
 impl Entry {

@@ -186,7 +186,7 @@ impl World {
         Look {
             reading: Reading { free: TOTAL - used, total: TOTAL, own: 0 },
             ours,
-            once: 0,
+            staying: 0,
             tells_apart: true,
             changes: self.account.entries().changes,
         }

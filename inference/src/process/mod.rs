@@ -33,6 +33,7 @@ mod reader;
 mod revision_watch;
 pub mod rule;
 pub mod scratch;
+mod shared_look;
 pub mod stderr;
 mod template;
 pub mod transcript;

@@ -80,7 +80,7 @@ mod tests {
         let look = |others: u64| Look {
             reading: reading(others),
             ours: 100,
-            once: 100,
+            staying: 100,
             tells_apart: true,
             ..Look::default()
         };

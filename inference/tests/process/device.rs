@@ -18,6 +18,8 @@ pub struct FileDevice {
     path: PathBuf,
     /// Whether it can tell processes apart.
     by_process: bool,
+    /// Whether programs compute with the host's processors. Otherwise it stands for a GPU.
+    on_host: bool,
 }
 
 impl FileDevice {
@@ -27,7 +29,11 @@ impl FileDevice {
         bytes[..16].copy_from_slice(MAGIC);
         bytes[16..24].copy_from_slice(&(mib << 20).to_le_bytes());
         std::fs::write(&path, bytes).unwrap();
-        Self { path, by_process }
+        Self { path, by_process, on_host: false }
+    }
+
+    pub fn on_host(self) -> Self {
+        Self { on_host: true, ..self }
     }
 
     /// Has a stranger hold so much.
@@ -64,6 +70,10 @@ impl FileDevice {
 impl DeviceView for FileDevice {
     fn name(&self) -> &str {
         "cpu"
+    }
+
+    fn computes_on_host(&self) -> bool {
+        self.on_host
     }
 
     fn memory(&self) -> Reading {

@@ -195,6 +195,23 @@ async fn an_idle_process_keeps_nothing_from_other_models() {
     env.close(other).await;
 }
 
+/// More would not be faster.
+#[tokio::test]
+async fn on_the_cpu_no_more_instances_than_processors() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut env = Env::on(Arc::new(FileDevice::new(folder.path(), 100_000, true).on_host()));
+    env.budget = 100_000 * MIB;
+    let processors = std::thread::available_parallelism().unwrap().get();
+    let small = "vram = { mib_per_unit = 1 }\nenv = { BASE_MIB = \"1\" }";
+    for (instances, expected) in
+        [("", processors), ("instances = \"auto\"\n", processors), ("instances = 64\n", 64)]
+    {
+        let pool = env.probe(&format!("{instances}{small}")).await;
+        assert_eq!(pool.instances(), expected, "{instances}");
+        env.close(pool).await;
+    }
+}
+
 #[tokio::test]
 async fn as_many_instances_as_the_budget_admits() {
     let (_folder, mut env) = env_with(1000, true);

@@ -67,7 +67,7 @@ fn keep() -> io::Result<()> {
     })?;
     keeper.watch();
     keeper.end_all();
-    if keeper.spec.output == OutputUse::Stdout {
+    if keeper.spec.output != OutputUse::Protocol {
         let _ = report(&keeper.worker, &Report::Ended);
         // Until the worker has read the files that it wants, or is gone.
         keeper.order();
@@ -170,6 +170,10 @@ struct Keeper {
     group: Option<Group>,
 }
 
+fn own_pid() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
 /// What made [`Keeper::watch`] wake.
 enum Wake {
     Order(Order),
@@ -233,7 +237,7 @@ impl Keeper {
     /// What the program takes of the host beyond its limits.
     fn excess(&self) -> Option<Death> {
         let limits = self.spec.limits;
-        let pids = self.descendants();
+        let pids = process_tree::descendants_nearby(own_pid());
         if pids.len() > limits.processes {
             return Some(Death::Processes(pids.len()));
         }
@@ -247,7 +251,7 @@ impl Keeper {
     }
 
     fn descendants(&self) -> Vec<i32> {
-        process_tree::descendants(rustix::process::getpid().as_raw_nonzero().get())
+        process_tree::descendants(own_pid())
     }
 
     /// Reaps dead processes. Returns whether any descendant is left.

@@ -27,15 +27,17 @@ impl Shared {
             return count;
         }
         let Some(each) = self.need_of_instance(state) else { return INSTANCES_UNKNOWN };
+        let processors = || std::thread::available_parallelism().map_or(INSTANCES_UNKNOWN, NonZero::get);
         let admitted = match (self.options.budget.checked_div(each), &self.config.mode) {
             (Some(admitted), _) => usize::try_from(admitted).unwrap_or(INSTANCES_MAX),
             // Such programs are declared to take no device memory; the host's processors limit them.
-            (None, Mode::Once(_)) => {
-                std::thread::available_parallelism().map_or(INSTANCES_UNKNOWN, NonZero::get)
-            }
+            (None, Mode::Once(_)) => processors(),
             (None, Mode::Warm) => INSTANCES_UNKNOWN,
         };
-        admitted.clamp(1, INSTANCES_MAX)
+        // More programs than processors would only make each other slow, and the worker too.
+        let useful =
+            if self.options.account.view().computes_on_host() { processors() } else { INSTANCES_MAX };
+        admitted.min(useful).clamp(1, INSTANCES_MAX)
     }
 
     /// What a process and its smallest pass take, as far as is known.

@@ -103,7 +103,7 @@ impl SlotTask {
         let mut closing = self.closing.clone();
         tokio::select! {
             // An error: the task panicked.
-            _ = self.unless_long(PATIENCE, ending) => {}
+            _ = self.unless_long(PATIENCE, ending, || {}) => {}
             () = closed(&mut closing) => {}
         }
         self.available_again();

@@ -106,20 +106,23 @@ impl SlotTask {
 
     /// Waits for the end of a process, which may never come. After this long its memory is no longer expected to come back.
     pub(super) async fn until_ended(&self, entry: &Entry, limit: Duration, end: impl Future<Output = ()>) {
-        let mut end = std::pin::pin!(self.unless_long(limit, end));
-        if timeout(limit, &mut end).await.is_err() {
-            entry.is_stuck();
-            end.await;
-        }
+        self.unless_long(limit, end, || entry.is_stuck()).await;
     }
 
-    /// Waits for something that may never end. After this long the model's jobs go to other workers, as in [`PATIENCE`].
-    pub(super) async fn unless_long<T>(&self, limit: Duration, what: impl Future<Output = T>) -> T {
-        let mut what = std::pin::pin!(what);
+    /// Waits for something that may never end. After this long calls `is_long`, once, and the model's jobs go to other workers, as in
+    /// [`PATIENCE`].
+    pub(super) async fn unless_long<T>(
+        &self,
+        limit: Duration,
+        what: impl Future<Output = T>,
+        is_long: impl FnOnce(),
+    ) -> T {
+        let (mut what, mut is_long) = (std::pin::pin!(what), Some(is_long));
         loop {
             if let Ok(done) = timeout(limit, &mut what).await {
                 return done;
             }
+            is_long.take().into_iter().for_each(|is_long| is_long());
             let reason = "its last process does not end although it was killed".to_owned();
             self.unavailable(&LoadError::Start(reason), false);
         }

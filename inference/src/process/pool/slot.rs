@@ -2,7 +2,7 @@
 //! until the device has its memory back.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use futures_util::FutureExt as _;
 use tokio::sync::{Notify, oneshot, watch};
@@ -168,17 +168,25 @@ impl SlotTask {
         };
         let before = account.look().await;
         self.last = Some(Claim { alive: before, held: 0, sure: 0 });
-        let mut entry = None;
+        let entered = OnceLock::new();
         let began = Instant::now();
         let index = self.index;
         let started = |keeper| {
-            entry = Some(account.enter(keeper));
+            entered.get_or_init(|| account.enter(keeper));
             shared.state().slots[index].status.loading_under = Some(keeper);
         };
         let stop = closed(&mut closing);
         let loading = Warm::load(&shared.options.launcher, config, account, started, is_first, stop);
-        let mut warm = self.unless_long(config.load + config.kill * 2 + PATIENCE, loading).await?;
-        let entry = entry.unwrap_or_else(|| account.enter(warm.keeper_pid()));
+        let mut reserved = Some(reserved);
+        let does_not_end = || {
+            // What it has taken of its room is in its entry.
+            drop(reserved.take());
+            entered.get().into_iter().for_each(Entry::is_stuck);
+            self.update(SlotState::Ending { since: Instant::now() });
+        };
+        let limit = config.load + config.kill * 2 + PATIENCE;
+        let mut warm = self.unless_long(limit, loading, does_not_end).await?;
+        let entry = entered.into_inner().unwrap_or_else(|| account.enter(warm.keeper_pid()));
         let (Estimate { held, sure, needed }, is_estimated) = self.loaded(&warm, before).await;
         entry.holds(held, is_estimated);
         if shared.state().unavailable.is_some() {

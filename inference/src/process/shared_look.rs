@@ -1,0 +1,77 @@
+//! Callers that look at the device at the same time share one look.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::Mutex;
+
+use super::claim::Look;
+
+/// The looks at a device, one at a time.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    /// How many have begun.
+    begun: AtomicU64,
+    /// The number of the last one that has ended, and what it showed.
+    last: Mutex<(u64, Look)>,
+}
+
+impl Looks {
+    /// What a look shows that begins after this call: an own one, or another caller's. Cancel-safe.
+    pub(super) async fn shared<F: Future<Output = Look>>(&self, look: impl FnOnce() -> F) -> Look {
+        let begun_before = self.begun.load(Ordering::Acquire);
+        let mut last = self.last.lock().await;
+        if last.0 > begun_before {
+            return last.1;
+        }
+        let number = self.begun.fetch_add(1, Ordering::AcqRel) + 1;
+        let seen = look().await;
+        *last = (number, seen);
+        seen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use futures_util::future::{join, join_all};
+    use tokio::task::yield_now;
+
+    use super::*;
+
+    /// Looks that show how many have begun.
+    async fn look(looks: &Looks, count: &Cell<u64>) -> u64 {
+        let seen = looks.shared(|| async {
+            count.set(count.get() + 1);
+            let ours = count.get();
+            for _ in 0..3 {
+                yield_now().await;
+            }
+            Look { ours, ..Look::default() }
+        });
+        seen.await.ours
+    }
+
+    #[tokio::test]
+    async fn calls_during_a_look_share_the_next_one() {
+        let (looks, count) = (Looks::default(), Cell::new(0));
+        let later = async {
+            yield_now().await;
+            assert_eq!(count.get(), 1, "the first look has begun");
+            join_all((0..10).map(|_| look(&looks, &count))).await
+        };
+        let (first, others) = join(look(&looks, &count), later).await;
+        assert_eq!((first, others), (1, vec![2; 10]), "a look that began earlier may miss what they ask for");
+        assert_eq!(look(&looks, &count).await, 3, "nobody looks at the past");
+    }
+
+    #[tokio::test]
+    async fn a_look_that_is_dropped_holds_up_nobody() {
+        let (looks, count) = (Looks::default(), Cell::new(0));
+        {
+            let dropped = looks.shared(std::future::pending);
+            assert!(futures_util::poll!(std::pin::pin!(dropped)).is_pending());
+        }
+        assert_eq!(look(&looks, &count).await, 1);
+    }
+}
