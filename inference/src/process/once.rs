@@ -170,7 +170,7 @@ impl Runner<'_> {
         });
         let is_gone = timeout(GONE_LIMIT, &mut gone).await.is_ok();
         tokio::select! {
-            () = self.revision.ended(running) => {}
+            _ = self.revision.ended(running) => {}
             () = stopped(job, closing) => {}
         }
         let held = peak.unwrap_or_else(|| self.config.vram.declared_bytes(cost.unwrap_or(0.0)));
@@ -221,6 +221,10 @@ impl Runner<'_> {
                 PassEnd::not_written(&error, std::slice::from_ref(item), &spec.scratch)
             })?;
             let file = templates.iter().any(Template::has_output).then_some(output);
+            if file.is_some() {
+                // Otherwise nobody would see why the program failed, if it prints that there.
+                spec.output = OutputUse::Unused;
+            }
             Ok(Prepared { spec: spec.clone(), file })
         });
         if prepared.is_err() {

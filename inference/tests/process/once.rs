@@ -96,6 +96,19 @@ async fn an_output_of_another_name_is_named() {
     env.close(pool).await;
 }
 
+/// It may print anything anywhere.
+#[tokio::test]
+async fn what_a_program_with_a_file_prints_to_standard_output_is_judged_too() {
+    let env = Env::new();
+    let code = "import sys; print('torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.'); sys.exit(1)";
+    let pool = program(&env, &[python().to_str().unwrap(), "-c", code, "{output}"], "item_s = 60").await;
+    let (_, end) = ended(&pool, &["a"]).await;
+    let PassEnd::OutOfMemory { report, stderr, .. } = end else { panic!("{end:?}") };
+    assert_eq!(report.asked, Some(2 << 30));
+    assert!(stderr.contains("Tried to allocate"), "{stderr}");
+    env.close(pool).await;
+}
+
 #[tokio::test]
 async fn json_is_parsed() {
     let env = Env::new();
