@@ -282,6 +282,21 @@ pub fn unreadable(table: &FieldTable) -> Option<String> {
     ))
 }
 
+/// The revision of the model that a job demands, if it demands one.
+///
+/// # Errors
+/// The header is no text. It must not be ignored: the job would run with any revision.
+pub fn demanded_revision(table: &FieldTable) -> Result<Option<String>, InvalidHeader> {
+    let (name, expected) = (MODEL_REVISION, "text");
+    match table.inner().get(name) {
+        None | Some(AMQPValue::Void) => Ok(None),
+        Some(value) => match as_text(value) {
+            Some(revision) => Ok(Some(revision).filter(|revision| !revision.is_empty())),
+            None => Err(InvalidHeader { name, found: shown(Some(value)), expected }),
+        },
+    }
+}
+
 /// When a job expires, in Unix milliseconds, if an earlier attempt wrote it down.
 pub fn expires_at_ms(table: &FieldTable) -> Option<u64> {
     integer(table.inner().get(EXPIRES_AT_MS)).and_then(|n| n.try_into().ok())

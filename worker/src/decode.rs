@@ -163,7 +163,9 @@ fn wanted(stores: &Stores, model: &Model, inputs: &[Input], first: usize) -> Res
 
 /// Checks that this worker has the model revision that the job demands. Outputs of two revisions must not be mixed in one store.
 fn check_revision(received: &ReceivedJob, model: &Model) -> Result<(), Rejection> {
-    let Some(wanted) = received.model_revision() else { return Ok(()) };
+    let wanted = received.model_revision();
+    let wanted = wanted.map_err(|error| Rejection::new(Reason::Malformed, error.to_string()))?;
+    let Some(wanted) = wanted else { return Ok(()) };
     let own = model.engine.revision();
     if own.as_ref() == Some(&wanted) {
         return Ok(());

@@ -67,6 +67,9 @@ async fn headers_that_make_no_sense(env: &mut TestEnv) -> Result<()> {
         ("items-done", AMQPValue::LongLongInt(u32::MAX.into())),
         ("exclusive", text("yes")),
         ("exclusive", AMQPValue::LongInt(1)),
+        ("vramq-model-revision", AMQPValue::LongInt(7)),
+        ("vramq-model-revision", AMQPValue::Boolean(true)),
+        ("vramq-model-revision", AMQPValue::FieldTable(FieldTable::default())),
     ];
     let mut cases = Vec::new();
     for (at, (name, value)) in values.into_iter().enumerate() {
@@ -81,6 +84,7 @@ async fn headers_that_make_no_sense(env: &mut TestEnv) -> Result<()> {
         ("batch-hint", AMQPValue::LongLongInt(u32::MAX.into())),
         ("batch-hint", AMQPValue::ShortShortUInt(1)),
         ("batch-hint", AMQPValue::Void),
+        ("vramq-model-revision", AMQPValue::Void),
         ("exclusive", AMQPValue::Boolean(true)),
         ("items-done", AMQPValue::LongInt(2)),
         ("history", text("was long")),

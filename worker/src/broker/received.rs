@@ -8,7 +8,7 @@ use lapin::types::FieldTable;
 use vramq_core::event::{self, Source};
 use vramq_core::ids::{ChannelId, DeliveryTag, Fingerprint, JobKey, ModelIndex};
 use vramq_schemas::fields::as_text;
-use vramq_schemas::headers::{CALLER, InvalidHeader, MODEL_REVISION, TENANT, USER};
+use vramq_schemas::headers::{CALLER, InvalidHeader, TENANT, USER};
 use vramq_schemas::topology::RETRY_EXCHANGE;
 use vramq_schemas::withdrawal::Digest;
 use vramq_schemas::{JobHeaders, TraceContext, headers};
@@ -109,8 +109,11 @@ impl ReceivedJob {
     }
 
     /// The model revision that the job demands, if any.
-    pub fn model_revision(&self) -> Option<String> {
-        self.text(MODEL_REVISION)
+    ///
+    /// # Errors
+    /// The header is no text.
+    pub fn model_revision(&self) -> Result<Option<String>, InvalidHeader> {
+        self.headers().map_or(Ok(None), headers::demanded_revision)
     }
 
     /// Why its `reply_to` must not get replies, if it must not.
