@@ -66,6 +66,18 @@ impl StateFile {
         Self(folder.map(|folder| folder.join(FILE_NAME)))
     }
 
+    /// Logs if the folder cannot be written to: otherwise that would show only when there is something to save.
+    pub fn check(&self) {
+        let Some(file) = &self.0 else { return };
+        if let Err(error) = could_write(file) {
+            tracing::warn!(
+                file = %file.display(),
+                %error,
+                "nothing that is learned can be saved, and the next start will learn it again: make the folder writable, or set worker.state"
+            );
+        }
+    }
+
     /// The limits of all devices. A file that cannot be read counts as missing, and is logged.
     pub fn read(&self) -> BTreeMap<LimitKey, LearnedLimit> {
         self.0.as_deref().map(|file| read(file).limits).unwrap_or_default()
@@ -143,6 +155,16 @@ fn update(file: &Path, change: impl FnOnce(&mut Known)) -> io::Result<()> {
     written
 }
 
+/// Whether a file beside this one can be written.
+fn could_write(file: &Path) -> io::Result<()> {
+    if let Some(folder) = file.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let beside = file.with_extension(format!("{}.new", uuid::Uuid::now_v7().simple()));
+    File::create(&beside)?;
+    std::fs::remove_file(&beside)
+}
+
 /// Writes a file through a temporary file beside it.
 fn write_through(beside: &Path, file: &Path, content: &[u8]) -> io::Result<()> {
     let mut new = File::create(beside)?;
@@ -175,6 +197,18 @@ mod tests {
         {"model": "m", "device": "cuda:0", "total": 5000, "longest_max": 128},
         {"fitted": 1, "failed": 20, "failed_at_ms": 8, "limit": 10}
     ]]}"#;
+
+    #[test]
+    fn a_folder_that_cannot_be_written_to_is_noticed_without_a_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("state/ceilings.json");
+        could_write(&file).unwrap();
+        assert_eq!(std::fs::read_dir(file.parent().unwrap()).unwrap().count(), 0, "it leaves nothing");
+        std::fs::write(&file, "damaged").unwrap();
+        could_write(&file).unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "damaged");
+        assert!(could_write(&file.join("below/ceilings.json")).is_err(), "a file is in the way");
+    }
 
     #[test]
     fn limits_outlive_the_process_and_those_of_other_devices_stay() {

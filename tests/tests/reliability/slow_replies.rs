@@ -47,16 +47,15 @@ async fn open_channels(env: &TestEnv, proxy: &Proxy) -> Result<()> {
     Ok(())
 }
 
-/// The worker holds the jobs when the network becomes slow, so only their replies are slow.
+/// The worker holds the large job when the network becomes slow, so only its reply is slow.
 async fn held_until_the_network_is_slow(
     worker: &Worker,
     proxy: &Proxy,
     publish: impl AsyncFnOnce() -> Result<()>,
     holds: NamedTempFile,
-    jobs: usize,
 ) -> Result<()> {
     publish().await?;
-    figures(worker, "the jobs in hand", |figures| figures.sum("vramq_jobs_in_hand") == jobs).await?;
+    figures(worker, "the large job in hand", |figures| figures.sum("vramq_jobs_in_hand") > 0).await?;
     proxy.slow(SLOW_BYTES_PER_SECOND);
     Ok(holds.close()?)
 }
@@ -94,7 +93,7 @@ async fn a_first_reply_waits_for_a_large_one_on_another_channel(env: &mut TestEn
         }
         Ok(())
     };
-    held_until_the_network_is_slow(&worker, &proxy, publish, holds, QUEUES.len()).await?;
+    held_until_the_network_is_slow(&worker, &proxy, publish, holds).await?;
     for (queue, text) in QUEUES.iter().zip(texts) {
         answered_once(&mut env.client.mailbox(queue).await?, queue, &[text.to_owned()]).await?;
     }
@@ -109,7 +108,7 @@ async fn a_large_direct_reply_has_the_time_that_it_needs(env: &mut TestEnv) -> R
     let text = "x".repeat(4 << 20);
     let job = env.job("large", [text.as_str()])?.with(calling);
     let publish = async || caller.publish(&job).await;
-    held_until_the_network_is_slow(&worker, &proxy, publish, holds, 1).await?;
+    held_until_the_network_is_slow(&worker, &proxy, publish, holds).await?;
     let reply = caller.next().await?;
     ensure!(reply.data.len() > text.len(), "{:?}", reply.properties);
     caller.leave().await?;

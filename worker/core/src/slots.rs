@@ -95,7 +95,6 @@ pub struct DoesNotFit(pub SlotInputs);
 impl fmt::Display for DoesNotFit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inputs = &self.0;
-        let missing = inputs.per_job.saturating_sub(inputs.share()) * inputs.models.max(1);
         write!(
             f,
             "no job fits: {} free after {} of weights, minus {} reserve",
@@ -106,11 +105,18 @@ impl fmt::Display for DoesNotFit {
         if inputs.models > 1 {
             write!(f, ", shared by {} models", inputs.models)?;
         }
+        write!(f, ", leaves {}; one job needs ", Mib(inputs.share()))?;
+        if inputs.per_job == UNKNOWN_BYTES {
+            return write!(
+                f,
+                "an unknown amount, which has to be measured first. Lower the device's reserve_mib, or give the device more memory"
+            );
+        }
+        let missing = inputs.per_job.saturating_sub(inputs.share()).saturating_mul(inputs.models.max(1));
         write!(
             f,
-            ", leaves {}; one job needs {}: {} are missing. Lower job_items or pass_tokens of the model or the \
-             device's reserve_mib, or give the device more memory",
-            Mib(inputs.share()),
+            "{}: {} are missing. Lower job_items or pass_tokens of the model or the device's reserve_mib, or give the device more \
+             memory",
             Mib(inputs.per_job),
             Mib(missing)
         )
@@ -161,7 +167,8 @@ mod tests {
     fn a_job_whose_need_is_unknown_has_one_slot_where_there_is_any_room() {
         let unknown = |free| SlotInputs { per_job: UNKNOWN_BYTES, ..inputs(free, 100, 0) };
         assert_eq!(unknown(1000).slots(NonZeroU16::MAX).unwrap().get(), 1);
-        assert!(unknown(100).slots(NonZeroU16::MAX).is_err());
+        let error = unknown(100).slots(NonZeroU16::MAX).unwrap_err().to_string();
+        assert!(error.contains("leaves 0.0 MiB; one job needs an unknown amount"), "{error}");
     }
 
     fn passes<F: Fn(PassShape) -> u64>(pass_cost_max: usize, pass_bytes: F) -> JobPasses<F> {

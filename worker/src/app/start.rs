@@ -201,6 +201,7 @@ fn event_loop(
         budget,
     };
     let state_file = StateFile::in_folder(config.state.as_deref());
+    state_file.check();
     let facts = slots.iter().zip(&executor_of).map(|((model, slots), at)| model.facts(*slots, *at));
     let core = Core::new(
         settings(config, opened, &executors),

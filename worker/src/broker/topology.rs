@@ -33,11 +33,8 @@ const REJECT_PUBLISH: &str = "reject-publish";
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
     /// The queue or exchange exists with other arguments, or may not be declared. Nothing was changed.
-    #[error(
-        "{what} `{name}` cannot be used: {broker}. Delete it if it is empty, set [broker] to what it is, or set \
-         declare = false to take the broker's queues as they are"
-    )]
-    Refused { what: &'static str, name: String, broker: String },
+    #[error("{what} `{name}` cannot be used: {broker}. {advice}")]
+    Refused { what: &'static str, name: String, broker: String, advice: &'static str },
     #[error("declare {what} `{name}`: {error}")]
     Lost { what: &'static str, name: String, error: lapin::Error },
 }
@@ -47,9 +44,22 @@ impl TopologyError {
         let name = name.to_owned();
         match error.kind() {
             lapin::ErrorKind::ProtocolError(answer) if error.is_amqp_soft_error() => {
-                Self::Refused { what, name, broker: answer.get_message().to_string() }
+                let advice = advice(answer.get_id());
+                Self::Refused { what, name, broker: answer.get_message().to_string(), advice }
             }
             _ => Self::Lost { what, name, error },
+        }
+    }
+}
+
+/// What to do about a queue or exchange, by AMQP's code of the broker's answer.
+fn advice(code: u16) -> &'static str {
+    match code {
+        403 => "Give the worker's user the permissions in docs/security.md (least permissions)",
+        404 => "Declare it, or set declare = true in [broker] to let workers declare it",
+        405 => "It is exclusive to another connection: close that one, or choose another name",
+        _ => {
+            "Delete it if it is empty, set [broker] to what it is, or set declare = false to take the broker's queues as they are"
         }
     }
 }
@@ -254,7 +264,32 @@ fn text(value: &str) -> AMQPValue {
 
 #[cfg(test)]
 mod tests {
+    use lapin::ErrorKind;
+    use lapin::protocol::{AMQPError, AMQPHardError, AMQPSoftError};
+
     use super::*;
+
+    #[test]
+    fn each_refusal_has_its_own_advice() {
+        let told = |kind| {
+            let error = ErrorKind::ProtocolError(AMQPError::new(kind, "broker's text".into()));
+            TopologyError::new("queue", "q", error.into()).to_string()
+        };
+        let table = [
+            (AMQPSoftError::ACCESSREFUSED, "permissions"),
+            (AMQPSoftError::NOTFOUND, "Declare it"),
+            (AMQPSoftError::RESOURCELOCKED, "exclusive"),
+            (AMQPSoftError::PRECONDITIONFAILED, "Delete it if it is empty"),
+        ];
+        for (kind, advice) in table {
+            let text = told(kind.into());
+            assert!(
+                text.starts_with("queue `q` cannot be used: broker's text. ") && text.contains(advice),
+                "{text}"
+            );
+        }
+        assert!(told(AMQPHardError::INTERNALERROR.into()).starts_with("declare queue `q`: "));
+    }
 
     fn of_broker(queue_type: QueueType) -> BrokerConfig {
         BrokerConfig {
