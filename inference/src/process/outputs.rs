@@ -90,6 +90,10 @@ fn typed(header: &OutputHeader, payload: Vec<u8>) -> Result<Output, String> {
                 let size = media_type.len();
                 return Err(format!("a media type of {size} bytes; the limit is {MEDIA_TYPE_BYTES_MAX}"));
             }
+            // It becomes a header of HTTP where the output is stored or downloaded.
+            if let Some(odd) = media_type.chars().find(|char| !matches!(char, ' '..='~')) {
+                return Err(format!("a media type with {odd:?}; only printable ASCII is allowed"));
+            }
             Ok(Output::Bytes { media_type, bytes: payload })
         }
         OutputKind::Uri => String::from_utf8(payload)
@@ -199,6 +203,12 @@ mod tests {
         let long = OutputHeader { media_type, ..header(OutputKind::Bytes, None) };
         let error = PassOutputs::default().read(&long, vec![Vec::new()], Path::new("/nowhere")).unwrap_err();
         assert_eq!(error, "a media type of 1025 bytes; the limit is 1024");
+        for odd in ["text/plain\r\nX-Evil: 1", "text/ä", "a\0"] {
+            let odd = OutputHeader { media_type: Some(odd.to_owned()), ..header(OutputKind::Bytes, None) };
+            let error =
+                PassOutputs::default().read(&odd, vec![Vec::new()], Path::new("/nowhere")).unwrap_err();
+            assert!(error.contains("only printable ASCII is allowed"), "{error}");
+        }
         let header = header(OutputKind::Json, None);
         let none = PassOutputs::default().read(&header, Vec::new(), Path::new("/nowhere"));
         assert!(none.unwrap_err().contains("0 blobs"));
