@@ -93,6 +93,13 @@ impl DeviceAccount {
         tokio::task::spawn_blocking(held).await.ok().flatten()
     }
 
+    /// The same, for readings many times a second: does not read all processes of the machine, and may miss some that end.
+    pub async fn sample_under(self: &Arc<Self>, keeper: i32) -> Option<u64> {
+        let account = Arc::clone(self);
+        let held = move || account.view.held_by(&process_tree::descendants_nearby(keeper));
+        tokio::task::spawn_blocking(held).await.ok().flatten()
+    }
+
     /// Records a warm program until the entry is dropped.
     pub fn enter(self: &Arc<Self>, keeper: i32) -> Entry {
         self.entry(Program::new(keeper, false))

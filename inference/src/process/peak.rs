@@ -26,7 +26,7 @@ pub struct Sampler {
 impl Sampler {
     /// Starts to measure; nothing, if the device cannot tell processes apart.
     pub async fn start(account: &Arc<DeviceAccount>, keeper: i32, base: u64) -> Option<Self> {
-        let most = Arc::new(AtomicU64::new(account.held_under(keeper).await?));
+        let most = Arc::new(AtomicU64::new(account.sample_under(keeper).await?));
         let stop = Arc::new(AtomicBool::new(false));
         let task = tokio::spawn({
             let (account, most, stop) = (Arc::clone(account), Arc::clone(&most), Arc::clone(&stop));
@@ -35,7 +35,7 @@ impl Sampler {
                 let mut is_first = true;
                 while !stop.load(Ordering::Acquire) {
                     sleep(EVERY).await;
-                    let held = account.held_under(keeper).await.unwrap_or(0);
+                    let held = account.sample_under(keeper).await.unwrap_or(0);
                     if std::mem::take(&mut is_first) {
                         most.store(held, Ordering::Release);
                     }
@@ -49,7 +49,7 @@ impl Sampler {
     /// Ends it with a last reading. Returns the most bytes beyond what the loaded process held.
     pub async fn stop(self) -> Option<u64> {
         self.stop.store(true, Ordering::Release);
-        let last = self.account.held_under(self.keeper).await.unwrap_or(0);
+        let last = self.account.sample_under(self.keeper).await.unwrap_or(0);
         let _ = self.task.await;
         Some(self.most.load(Ordering::Acquire).max(last).saturating_sub(self.base))
     }
