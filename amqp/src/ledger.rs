@@ -30,7 +30,7 @@ pub enum UnknownOutcome {
     Closed(#[from] lapin::Error),
     #[error("the broker did not confirm a message within {0}")]
     NoConfirm(ConfirmTime),
-    #[error("the broker confirmed no message on this channel for {0}")]
+    #[error("the broker did not confirm a message within {0}, nor one that was published after it")]
     Silent(ConfirmTime),
     #[error("{0} messages wait for confirms of silent queues, as many as a session allows")]
     SilentQueues(usize),
@@ -177,8 +177,8 @@ impl Ledger {
     /// The broker reads messages in order. So the time for a confirm starts when a later publish of the channel was confirmed: until then
     /// each confirm shows that the broker still has earlier messages to read, for example over a slow network. If no confirm comes at all,
     /// what was published before on the connection may be large and on its way; beyond the time for that, the broker may be stuck at the
-    /// oldest publish. So that one is given up first. All are, if still nothing is confirmed in the time for all that is on its way: what was
-    /// published meanwhile may be large as well.
+    /// oldest publish. So that one is given up first. The others follow if nothing is confirmed in the time for all that is on its way by
+    /// then, which may include large messages published since.
     pub(crate) fn tick(&mut self) {
         if !self.clock.is_running() {
             return;

@@ -24,7 +24,7 @@ use super::stderr::Stderr;
 pub const SCRATCH_VARIABLE: &str = "VRAMQ_SCRATCH";
 
 /// How long a keeper may take to say that the program started: fork and exec, on a machine under load.
-const START_LIMIT: Duration = Duration::from_secs(30);
+pub(super) const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long to wait for the last output of a dead program.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);

@@ -17,8 +17,17 @@ pub struct Look {
     pub staying: u64,
     /// Whether the device reports what each process holds. Otherwise `ours` is estimated from the loads (`difference.rs`).
     pub tells_apart: bool,
-    /// How often the account had changed before the look (`entries.rs`).
-    pub changes: u64,
+    /// What had been removed from the account before the look.
+    pub removed: Removed,
+}
+
+/// How often bytes were removed from the account.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Those reserved for a program that has taken them since. A look from before shows them as free.
+    pub reservations: u64,
+    /// Those of programs that have ended. A look from before shows less free than there is.
+    pub programs: u64,
 }
 
 impl Look {

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant};
 
-use super::claim::{Claim, Look};
+use super::claim::{Claim, Look, Removed};
 
 /// How long to wait for a program that was asked to end before another one is asked. As long, memory is kept for a program although it is
 /// not seen that there is enough, and missing memory counts as coming back. Most passes are shorter, and drivers free memory faster.
@@ -45,8 +45,7 @@ pub(super) struct Entries {
     pub(super) reserved: BTreeMap<u64, u64>,
     /// What ended programs held, until it is back.
     returning: BTreeMap<u64, Returning>,
-    /// How often memory of a program, or for one, was removed from the account. An earlier look at the device does not fit it any more.
-    pub(super) changes: u64,
+    pub(super) removed: Removed,
     /// When a program was last asked to end; `None` once one that was asked has ended.
     evicted: Option<Instant>,
     /// The waiting program for which free memory is kept.
@@ -171,9 +170,10 @@ impl Entries {
         }
         let held = program.map(|program| program.held);
         let returning = self.returning.remove(&id).map(|returning| returning.claim.held);
-        let bytes = held.or(returning).or(self.reserved.remove(&id));
         // Programs that take no memory may end many times a second.
-        self.changes += u64::from(bytes.is_some_and(|bytes| bytes > 0));
+        let counts = |bytes: Option<u64>| u64::from(bytes.is_some_and(|bytes| bytes > 0));
+        self.removed.programs += counts(held.or(returning));
+        self.removed.reservations += counts(self.reserved.remove(&id));
     }
 
     /// A waiting program has what it asked for, or waits no more.
@@ -185,10 +185,14 @@ impl Entries {
     /// unless enough is coming back. Does nothing if the look failed, or does not show what has changed since.
     pub(super) fn reserve(&mut self, waiter: u64, request: Request, look: Look, now: Instant) -> Option<u64> {
         let is_unread = look.reading.total == 0 && request.bytes > 0;
-        if is_unread || look.changes != self.changes {
+        if is_unread || look.removed.reservations != self.removed.reservations {
             return None;
         }
-        self.take_turn(waiter, request, look, now);
+        // Programs that end show as free too late, which is safe here. But another program would be asked to end in vain.
+        let shows_the_ended = look.removed == self.removed;
+        if shows_the_ended {
+            self.take_turn(waiter, request, look, now);
+        }
         let reserved: u64 = self.reserved.values().sum();
         let promised = self.promised_to_others(waiter, now);
         let free = look.reading.free.saturating_sub(reserved).saturating_sub(promised);
@@ -201,7 +205,7 @@ impl Entries {
         let is_due =
             self.evicted.is_none_or(|evicted| now.saturating_duration_since(evicted) >= EVICTION_LIMIT);
         let is_coming = free.saturating_add(self.coming(look, now)) >= request.bytes;
-        if promised == 0 && is_due && !is_coming {
+        if shows_the_ended && promised == 0 && is_due && !is_coming {
             self.evict(waiter, request, free, look, now);
         }
         None

@@ -14,7 +14,7 @@ fn look(free: u64, ours: u64) -> Look {
 
 /// As [`Entries::reserve`], with a look from this moment.
 fn ask(entries: &mut Entries, waiter: u64, request: Request, look: Look, now: Instant) -> Option<u64> {
-    entries.reserve(waiter, request, Look { changes: entries.changes, ..look }, now)
+    entries.reserve(waiter, request, Look { removed: entries.removed, ..look }, now)
 }
 
 fn program(held: u64, loaded: Option<Instant>, idle: Option<Instant>) -> Program {
@@ -177,7 +177,7 @@ fn a_look_that_failed_or_is_from_before_a_change_decides_nothing() {
     let reserved = ask(&mut entries, WAITER, request, look(600, 600), now).expect("it is free");
     entries.gives_up(WAITER);
     // It has taken its memory. Now nobody else gets it, because an earlier look showed it as free.
-    let before = Look { changes: entries.changes, ..look(600, 600) };
+    let before = Look { removed: entries.removed, ..look(600, 600) };
     entries.remove(reserved);
     assert_eq!(entries.reserve(WAITER + 1, request, before, now), None);
     // A program that needs nothing, as far as is known, starts even if the device cannot be read.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
-use tokio::time::{Duration, Instant, sleep};
+use tokio::time::{Duration, Instant, sleep, timeout};
 
 pub use super::claim::{Claim, Look};
 use super::device_view::{DeviceView, Reading};
@@ -15,6 +15,9 @@ use crate::process_tree::{self, ProcessTree};
 
 /// How often to read the device while a program waits for memory, or the pool waits for memory to return.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// After this long a look counts as failed.
+const LOOK_MAX: Duration = Duration::from_secs(10);
 
 /// How long a program waits for idle ones before busy ones are asked to end after their passes, and what becomes free is kept for it.
 const BUSY_AFTER: Duration = Duration::from_secs(10);
@@ -61,29 +64,32 @@ impl DeviceAccount {
         self.looks
             .shared(|| {
                 let account = Arc::clone(self);
-                async move { tokio::task::spawn_blocking(move || account.look_now()).await.unwrap_or_default() }
+                async move {
+                    let looked = tokio::task::spawn_blocking(move || account.look_now());
+                    // Otherwise a driver that hangs would keep programs from being ended.
+                    timeout(LOOK_MAX, looked).await.ok().and_then(Result::ok).unwrap_or_default()
+                }
             })
             .await
     }
 
     fn look_now(&self) -> Look {
-        let (all, staying, noted, noted_staying, estimated, changes) = {
+        let stays = |program: &Program| program.is_once || program.is_stuck;
+        let (all, staying, removed) = {
             let entries = self.entries();
-            let stays = |program: &Program| program.is_once || program.is_stuck;
-            let (all, staying) = (entries.keepers(|_| true), entries.keepers(stays));
-            let estimated = entries.noted(|program| program.is_estimated);
-            (all, staying, entries.noted(|_| true), entries.noted(stays), estimated, entries.changes)
+            (Group::of(&entries, |_| true), Group::of(&entries, stays), entries.removed)
         };
         let tree = ProcessTree::read();
-        let (all, staying) = (tree.under(&all), tree.under(&staying));
         let reading = self.view.memory();
-        let told = self.view.held_by(&all);
-        let staying = if staying.is_empty() { None } else { self.view.held_by(&staying) };
-        // A program's memory is estimated where other processes hold it, so what its own processes hold does not contain it.
-        let ours = told.map_or(noted, |told| told.saturating_add(estimated));
+        let told = all.told(&*self.view, &tree);
+        let ours = told.unwrap_or(all.noted);
+        let staying = match told {
+            Some(_) => staying.told(&*self.view, &tree).unwrap_or(staying.noted),
+            None => staying.noted,
+        };
         let tells_apart = told.is_some() || self.has_told.load(Ordering::Relaxed);
         self.has_told.store(tells_apart, Ordering::Relaxed);
-        Look { reading, ours, staying: staying.unwrap_or(noted_staying), tells_apart, changes }
+        Look { reading, ours, staying, tells_apart, removed }
     }
 
     /// What the processes under a keeper hold, if the device can tell.
@@ -204,6 +210,28 @@ impl DeviceAccount {
     /// A poisoned lock is usable: no panic leaves the account half changed.
     fn entries(&self) -> MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Some of the programs, when a look begins.
+struct Group {
+    keepers: Vec<i32>,
+    /// What they were last seen to hold, and the part of it that is an estimate.
+    noted: u64,
+    estimated: u64,
+}
+
+impl Group {
+    fn of(entries: &Entries, is_counted: impl Fn(&Program) -> bool) -> Self {
+        let estimated = entries.noted(|program| program.is_estimated && is_counted(program));
+        Self { keepers: entries.keepers(&is_counted), noted: entries.noted(&is_counted), estimated }
+    }
+
+    /// What they hold, as the device reports it; `None` if it does not. A program's memory is estimated where other processes hold it, so what
+    /// its own processes hold does not contain it.
+    fn told(&self, view: &dyn DeviceView, tree: &ProcessTree) -> Option<u64> {
+        let told = view.held_by(&tree.under(&self.keepers))?;
+        Some(told.saturating_add(self.estimated))
     }
 }
 

@@ -188,7 +188,7 @@ impl World {
             ours,
             staying: 0,
             tells_apart: true,
-            changes: self.account.entries().changes,
+            removed: self.account.entries().removed,
         }
     }
 

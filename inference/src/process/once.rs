@@ -22,6 +22,7 @@ use super::peak::Sampler;
 use super::pool::PoolOptions;
 use super::protocol::{FailureKind, OutputHeader, OutputKind};
 use super::revision_watch::{Exchange, RevisionWatch};
+use super::stderr::{TAIL_BYTES, printable};
 use super::template::Template;
 use super::warm::LoadError;
 
@@ -153,7 +154,7 @@ impl Runner<'_> {
         // Otherwise memory of the program and memory that others took meanwhile look the same.
         let is_claimed = sampler.is_some() && account.view().shows_what_is_left();
         let end = tokio::select! {
-            end = self.watch(&mut child, &mut stdout, job, closing) => end,
+            end = self.watch(&mut child, &mut stdout, prepared.file.is_some(), job, closing) => end,
             never = looks.go_on(account) => match never {},
         };
         let peak = match sampler {
@@ -221,10 +222,6 @@ impl Runner<'_> {
                 PassEnd::not_written(&error, std::slice::from_ref(item), &spec.scratch)
             })?;
             let file = templates.iter().any(Template::has_output).then_some(output);
-            if file.is_some() {
-                // Otherwise nobody would see why the program failed, if it prints that there.
-                spec.output = OutputUse::Unused;
-            }
             Ok(Prepared { spec: spec.clone(), file })
         });
         if prepared.is_err() {
@@ -233,11 +230,13 @@ impl Runner<'_> {
         prepared
     }
 
-    /// Waits for the program's end; what it printed to standard output, if it succeeded.
+    /// Waits for the program's end; what it printed to standard output, if it succeeded. `has_file`: its output is a file, so what it prints
+    /// can only say why it failed.
     async fn watch(
         &self,
         child: &mut Child,
         stdout: &mut UnixStream,
+        has_file: bool,
         job: &mut PassJob,
         closing: &mut watch::Receiver<bool>,
     ) -> Result<Vec<u8>, PassEnd> {
@@ -247,7 +246,10 @@ impl Runner<'_> {
                 until_ended(child).await;
                 Ok::<_, Halt>(())
             };
-            tokio::try_join!(ended, read_printed(&mut *stdout))
+            let printed = async {
+                if has_file { Ok(tail_of(&mut *stdout).await) } else { read_printed(&mut *stdout).await }
+            };
+            tokio::try_join!(ended, printed)
         };
         let ended = tokio::select! {
             ended = ended => ended.map(|((), printed)| printed),
@@ -261,8 +263,16 @@ impl Runner<'_> {
                 return Err(self.halted(halt, child.stderr_since(0).await));
             }
         };
-        let (death, stderr) = (child.death().unwrap_or(Death::KeeperLost), child.stderr_since(0).await);
-        match (judge(death, &stderr), death) {
+        let (death, mut stderr) = (child.death().unwrap_or(Death::KeeperLost), child.stderr_since(0).await);
+        let mut verdict = judge(death, &stderr);
+        if has_file && !printed.is_empty() {
+            let printed = printable(&printed);
+            if matches!(verdict, MemoryVerdict::Other) {
+                verdict = judge(death, &printed);
+            }
+            stderr = format!("{stderr}\nstandard output:\n{printed}");
+        }
+        match (verdict, death) {
             (MemoryVerdict::Device(report), _) => {
                 Err(PassEnd::OutOfMemory { item: Some(self.index), report, stderr })
             }
@@ -367,6 +377,16 @@ const PRINTED_BYTES_MAX: u64 = 64 << 20;
 /// Waits until the program and all its descendants are dead.
 async fn until_ended(child: &mut Child) {
     while !matches!(child.fate().await, Fate::Ended | Fate::Gone) {}
+}
+
+/// The last that the program prints. Ends as [`read_printed`] does.
+async fn tail_of(mut from: impl AsyncRead + Unpin) -> Vec<u8> {
+    let (mut tail, mut buffer) = (Vec::new(), vec![0; TAIL_BYTES]);
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
+        tail.extend_from_slice(&buffer[..length]);
+        tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
+    }
+    tail
 }
 
 /// Reads all that the program prints, up to the limit. Ends when no process holds the other end any more.

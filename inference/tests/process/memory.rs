@@ -201,7 +201,7 @@ async fn on_the_cpu_no_more_instances_than_processors() {
     let folder = tempfile::tempdir().unwrap();
     let mut env = Env::on(Arc::new(FileDevice::new(folder.path(), 100_000, true).on_host()));
     env.budget = 100_000 * MIB;
-    let processors = std::thread::available_parallelism().unwrap().get();
+    let processors = std::thread::available_parallelism().unwrap().get().min(64);
     let small = "vram = { mib_per_unit = 1 }\nenv = { BASE_MIB = \"1\" }";
     for (instances, expected) in
         [("", processors), ("instances = \"auto\"\n", processors), ("instances = 64\n", 64)]

@@ -96,17 +96,21 @@ async fn an_output_of_another_name_is_named() {
     env.close(pool).await;
 }
 
-/// It may print anything anywhere.
+/// It may say anywhere why it failed. What it prints to standard output hides nothing that it said as an error.
 #[tokio::test]
 async fn what_a_program_with_a_file_prints_to_standard_output_is_judged_too() {
     let env = Env::new();
-    let code = "import sys; print('torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.'); sys.exit(1)";
-    let pool = program(&env, &[python().to_str().unwrap(), "-c", code, "{output}"], "item_s = 60").await;
-    let (_, end) = ended(&pool, &["a"]).await;
-    let PassEnd::OutOfMemory { report, stderr, .. } = end else { panic!("{end:?}") };
-    assert_eq!(report.asked, Some(2 << 30));
-    assert!(stderr.contains("Tried to allocate"), "{stderr}");
-    env.close(pool).await;
+    let oom = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.";
+    let code = "import sys; print(sys.argv[1]); sys.stderr.write(sys.argv[2]); print('x' * 20000 if sys.argv[2] else 'end'); sys.exit(1)";
+    for [stdout, stderr] in [[oom, ""], ["", oom]] {
+        let command = [python().to_str().unwrap(), "-c", code, stdout, stderr, "{output}"];
+        let pool = program(&env, &command, "item_s = 60").await;
+        let (_, end) = ended(&pool, &["a"]).await;
+        let PassEnd::OutOfMemory { report, stderr: text, .. } = end else { panic!("{end:?}") };
+        assert_eq!(report.asked, Some(2 << 30));
+        assert!(text.contains(oom) && (text.ends_with("end\n") || text.ends_with("xxx\n")), "{text}");
+        env.close(pool).await;
+    }
 }
 
 #[tokio::test]

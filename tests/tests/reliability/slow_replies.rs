@@ -82,10 +82,10 @@ async fn a_first_reply_waits_for_a_large_one_on_another_channel(env: &mut TestEn
         env.client.declare_queue(queue, env.setup.queue.arguments()).await?;
     }
     let proxy = env.proxy().await?;
-    // A tenth of the time that the large reply takes.
-    let (worker, holds) = holding_worker(env, &proxy, "broker.confirm_s=1").await?;
+    // A quarter of the time that the large reply takes.
+    let (worker, holds) = holding_worker(env, &proxy, "broker.confirm_s=5").await?;
     open_channels(env, &proxy).await?;
-    let text = "x".repeat(1 << 20);
+    let text = "x".repeat(2 << 20);
     let texts = [text.as_str(), "small"];
     let publish = async || {
         for (queue, text) in QUEUES.iter().zip(texts) {

@@ -155,9 +155,9 @@ impl ModelChannels {
         }
     }
 
-    /// The broker does not start consumers of a further queue on this channel. Notes that at once. The returned future closes the channel; it
-    /// forgets the silence if the broker answers, or if the connection ends for another reason. `None` if the queue has another channel by
-    /// now, or none.
+    /// Closes the channel on which the broker does not start a further queue's consumer, and notes the silence at once. The returned future
+    /// does the closing; it forgets the silence if the broker answers, or if the connection ends for another reason. `None` if the queue has
+    /// another channel by now, or none.
     pub fn give_up(
         &mut self,
         queue: QueueIndex,

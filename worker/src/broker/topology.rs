@@ -55,8 +55,11 @@ impl TopologyError {
 /// What to do about a queue or exchange, by AMQP's code of the broker's answer.
 fn advice(code: u16) -> &'static str {
     match code {
-        403 => "Give the worker's user the permissions in docs/security.md (least permissions)",
-        404 => "Declare it, or set declare = true in [broker] to let workers declare it",
+        403 => "Give the worker's user permission on it (docs/security.md, least permissions)",
+        404 => {
+            "Start the node that it is on, if that is down, or declare it. Workers declare only their own queues and exchanges, and \
+             only with declare = true in [broker]"
+        }
         405 => "It is exclusive to another connection: close that one, or choose another name",
         _ => {
             "Delete it if it is empty, set [broker] to what it is, or set declare = false to take the broker's queues as they are"
@@ -276,8 +279,8 @@ mod tests {
             TopologyError::new("queue", "q", error.into()).to_string()
         };
         let table = [
-            (AMQPSoftError::ACCESSREFUSED, "permissions"),
-            (AMQPSoftError::NOTFOUND, "Declare it"),
+            (AMQPSoftError::ACCESSREFUSED, "permission"),
+            (AMQPSoftError::NOTFOUND, "declare it"),
             (AMQPSoftError::RESOURCELOCKED, "exclusive"),
             (AMQPSoftError::PRECONDITIONFAILED, "Delete it if it is empty"),
         ];

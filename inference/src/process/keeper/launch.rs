@@ -53,16 +53,14 @@ pub fn launch(spec: &Spec, entrance: Option<File>) -> io::Result<Child> {
     let errors: OwnedFd = io::stderr().as_fd().try_clone_to_owned()?;
     let is_protocol = spec.output == OutputUse::Protocol;
     let socket = output.as_raw_fd();
-    let stdout = match spec.output {
-        OutputUse::Stdout => output.try_clone()?,
-        OutputUse::Protocol | OutputUse::Unused => errors.try_clone()?,
-    };
+    let stdout =
+        if is_protocol { Stdio::from(errors.try_clone()?) } else { Stdio::from(output.try_clone()?) };
     let mut command = Command::new(program);
     command
         .args(arguments)
         .current_dir(&spec.folder)
         .stdin(Stdio::null())
-        .stdout(Stdio::from(stdout))
+        .stdout(stdout)
         .stderr(Stdio::from(errors));
     let keeper = rustix::process::getpid();
     let limits = spec.limits;

@@ -35,8 +35,6 @@ pub enum OutputUse {
     Protocol,
     /// The program's standard output.
     Stdout,
-    /// Nothing: the program writes its output to a file, and what it prints goes where its errors go.
-    Unused,
 }
 
 /// What a worker may ask a keeper for.

@@ -67,7 +67,7 @@ fn keep() -> io::Result<()> {
     })?;
     keeper.watch();
     keeper.end_all();
-    if keeper.spec.output != OutputUse::Protocol {
+    if keeper.spec.output == OutputUse::Stdout {
         let _ = report(&keeper.worker, &Report::Ended);
         // Until the worker has read the files that it wants, or is gone.
         keeper.order();

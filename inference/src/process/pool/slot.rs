@@ -14,6 +14,7 @@ use super::passes::EndReason;
 use super::room::{Admitted, PATIENCE};
 use super::state::State;
 use super::status::{SlotState, Unavailable};
+use crate::process::child::START_LIMIT;
 use crate::process::config::Mode;
 use crate::process::difference::{Estimate, Evidence};
 use crate::process::memory::{Claim, Entry, Look};
@@ -184,7 +185,7 @@ impl SlotTask {
             entered.get().into_iter().for_each(Entry::is_stuck);
             self.update(SlotState::Ending { since: Instant::now() });
         };
-        let limit = config.load + config.kill * 2 + PATIENCE;
+        let limit = START_LIMIT + config.load + config.kill * 2 + PATIENCE;
         let mut warm = self.unless_long(limit, loading, does_not_end).await?;
         let entry = entered.into_inner().unwrap_or_else(|| account.enter(warm.keeper_pid()));
         let (Estimate { held, sure, needed }, is_estimated) = self.loaded(&warm, before).await;
