@@ -1,4 +1,4 @@
-//! Callers that look at the device at the same time share one look.
+//! One look at the device for all callers that ask for one at the same time. A look reads all processes of the machine.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

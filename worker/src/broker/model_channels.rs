@@ -155,9 +155,9 @@ impl ModelChannels {
         }
     }
 
-    /// Closes the channel on which the broker does not start a further queue's consumer, and notes the silence at once. The returned future
-    /// does the closing; it forgets the silence if the broker answers, or if the connection ends for another reason. `None` if the queue has
-    /// another channel by now, or none.
+    /// Gives up the channel on which the broker does not start a further queue's consumer, and notes the silence at once. The returned future
+    /// closes the channel. It forgets the silence if the broker answers, or if the connection ends for another reason. `None` if the queue
+    /// has another channel by now, or none.
     pub fn give_up(
         &mut self,
         queue: QueueIndex,
