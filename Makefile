@@ -58,10 +58,14 @@ else \
 fi
 endef
 
+# RabbitMQ waits for the disk at each message that it confirms, queue and virtual host, which a disk makes the longest part of many tests.
+# `make nightly` has the disk.
+IN_MEMORY := VRAMQ_RABBITMQ_FOLDERS="$$(scripts/memory-folder)"
+
 # Other versions of RabbitMQ need root and a Debian mirror, so where there is none this says so and is content.
 define TEST_ON
 if scripts/setup rabbitmq$(1); then \
-	$(BUILD) && VRAMQ_RABBITMQ=node$(1) scripts/with-rabbitmq scripts/test; \
+	$(BUILD) && $(IN_MEMORY) VRAMQ_RABBITMQ=node$(1) scripts/with-rabbitmq scripts/test; \
 else \
 	echo "$@: skipped, because this RabbitMQ cannot be installed here"; \
 fi
@@ -85,7 +89,7 @@ test: ## Check format, lints, scripts and the site; run all tests against the re
 	@scripts/lint quick
 	@if scripts/setup mdbook; then $(MAKE) --no-print-directory site; fi
 	@$(BUILD)
-	@scripts/with-rabbitmq scripts/test
+	@$(IN_MEMORY) scripts/with-rabbitmq scripts/test
 
 sim: ## Simulate fleets of workers: MINUTES=10 of random histories; SEED=7 or PLAN=FILE with its trace
 	@$(CARGO) run --quiet --locked -p vramq-testkit --bin vramq-sim -- $(SIM_ARGS)

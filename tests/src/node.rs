@@ -18,6 +18,9 @@ use crate::programs::{root, target};
 /// or is killed.
 const KEEPER: &str = r#""$0" start "$@" >/dev/null && echo ready; cat >/dev/null; "$0" stop "$1""#;
 
+/// Where nodes have their folders, if not where temporary files are: see `scripts/with-rabbitmq`.
+const FOLDERS: &str = "VRAMQ_RABBITMQ_FOLDERS";
+
 /// How many nodes run at once, over all test processes of one target folder. A node takes a core for some seconds to start, so more would
 /// not start sooner. `.config/nextest.toml` has the same number, so that tests which wait here do not take the places of others. Nodes that
 /// join another node are not counted.
@@ -59,7 +62,11 @@ impl Node {
     }
 
     fn start_now(permit: Option<File>, seed: Option<&Path>) -> Result<Self> {
-        let around = tempfile::tempdir().context("make a folder")?;
+        let around = match std::env::var_os(FOLDERS) {
+            Some(parent) => TempDir::new_in(parent),
+            None => TempDir::new(),
+        };
+        let around = around.context("make a folder")?;
         let folder = around.path().join("broker");
         let mut keeper = Command::new("sh")
             .args(["-c", KEEPER])
