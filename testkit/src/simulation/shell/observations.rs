@@ -227,7 +227,7 @@ impl Shell {
             && run.queued == self.waited(env, stored, first_pass_at);
         if !is_right {
             let (who, number) = (self.life.worker, stored.job.0);
-            env.ledger.fail("a reply says what is so", || format!("worker-{who}: job {number}: {run:?}"));
+            env.ledger.fail("reply headers match the job", || format!("worker-{who}: job {number}: {run:?}"));
         }
     }
 
