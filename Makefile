@@ -74,7 +74,7 @@ endef
 # The task of docs/celery.md with Celery and PyTorch themselves.
 CELERY_BEFORE := scripts/with-rabbitmq .cache/peers/bin/python tests/foreign/celery_before.py models
 
-.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-rabbitmq43 test-model nightly test-published test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-sample site site-pictures man dist test-deb
+.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-rabbitmq43 test-model nightly test-published test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-sample site site-pictures man dist images test-deb
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -197,6 +197,9 @@ dist: ## Build a release for this machine's architecture in target/dist: archive
 	@scripts/setup rust zig python node
 	@scripts/build-release
 	@scripts/dist target/$(HOST)/release target/dist
+
+images: ## Build the images of worker and gateway for REGISTRY; print their ids, and their digests once they are pushed (Docker)
+	@scripts/images $(REGISTRY)
 
 test-deb: dist ## The same, and install the Debian packages in a fresh Debian and use them there (root, a Debian mirror)
 	@scripts/check-deb target/dist

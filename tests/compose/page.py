@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 # What a command begins with. Fences without one show output.
-PROGRAMS = {"cargo", "curl", "docker", "for", "make", "models/fetch", "pip", "vramq", "vramq-gateway", "vramq-worker"}
+PROGRAMS = {"cargo", "curl", "docker", "for", "install", "make", "models/fetch", "pip", "sudo", "tar", "vramq", "vramq-gateway", "vramq-worker"}
 
 
 class Page:

@@ -236,7 +236,7 @@ impl Shell {
     /// Checks that the counted end of a job matches what the broker last confirmed about it.
     pub(super) fn check_settled(&self, env: &mut Env, settled: &Settled) {
         let Some(stored) = self.jobs.get(&settled.job) else {
-            return env.ledger.fail("every end is counted as what it was", || format!("{settled:?}"));
+            return env.ledger.fail("each end has the right metric label", || format!("{settled:?}"));
         };
         let caller = caller_as_known(env, &env.ledger.job(stored.job).spec);
         let is_true = match (settled.end, &stored.end) {
@@ -260,7 +260,7 @@ impl Shell {
         let is_his = settled.caller.as_deref() == caller.as_deref() && settled.model == stored.model;
         if !(is_true && is_timed && is_his) {
             let (who, end) = (self.life.worker, stored.end.clone());
-            env.ledger.fail("every end is counted as what it was", || {
+            env.ledger.fail("each end has the right metric label", || {
                 format!("worker-{who}: job {}: {settled:?}, and the broker confirmed {end:?}", stored.job.0)
             });
         }

@@ -47,7 +47,7 @@ impl Shell {
         let stale = stored.outputs.iter().skip(stored.next as usize).filter(|there| **there).count();
         if !given_up && stale != stored.recomputed {
             let told = stored.recomputed;
-            env.ledger.fail("what is counted is what happened", || {
+            env.ledger.fail("counters match events", || {
                 format!("job {number}: {told} outputs are to be computed again, and {stale} are lost")
             });
         }

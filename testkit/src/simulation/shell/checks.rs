@@ -292,7 +292,7 @@ impl Shell {
         self.bytes.handed_over += bytes_of(&env.ledger.job(stored.job).spec);
         let (who, Bytes { consumed, handed_over }) = (self.life.worker, self.bytes);
         if handed_over * 10 > consumed {
-            env.ledger.fail("a tenth of what is consumed is handed over", || {
+            env.ledger.fail("turns requeue a tenth of the bytes consumed at most", || {
                 format!("worker-{who}: {handed_over} bytes of {consumed}")
             });
         }

@@ -73,7 +73,7 @@ impl Shell {
         let told = self.core.memory_status(env.clock().at);
         let wrong = wrong.or_else(|| self.wrong_leak(env, reading, &status, &told));
         if let Some(what) = wrong {
-            env.ledger.fail("a heartbeat says what is so", || format!("worker-{who}: {what}: {status:?}"));
+            env.ledger.fail("heartbeats match worker state", || format!("worker-{who}: {what}: {status:?}"));
         }
     }
 

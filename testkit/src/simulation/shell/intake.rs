@@ -107,8 +107,9 @@ impl Shell {
             env.now - at < REMEMBERED && self.sessions > *session && stored.returns > 0
         });
         if is_answered && env.ledger.job(stored.job).copies == 1 {
-            env.ledger
-                .fail("what was settled here is only acknowledged", || format!("worker-{who}: job {number}"));
+            env.ledger.fail("a message that was settled here is only acknowledged", || {
+                format!("worker-{who}: job {number}")
+            });
         }
         let Kind::Job { headers: Some(headers), .. } = &env.ledger.letter(stored.letter).kind else { return };
         let returns = self.unexplained_returns(stored);

@@ -160,7 +160,7 @@ impl Shell {
             Observation::Unsettled { model, jobs } => {
                 let held = self.jobs.values().filter(|stored| stored.model == *model).count();
                 if held != *jobs {
-                    env.ledger.fail("what is counted is what happened", || {
+                    env.ledger.fail("counters match events", || {
                         format!("worker-{who}: {jobs} jobs of {model} are not settled, and {held} are held")
                     });
                 }
@@ -168,7 +168,7 @@ impl Shell {
             Observation::BlockedOnMemory { lasted } => {
                 let most = Duration::from_micros(env.now - self.observations.busy_at);
                 if *lasted > most {
-                    env.ledger.fail("what is counted is what happened", || {
+                    env.ledger.fail("counters match events", || {
                         format!("worker-{who}: no pass had room for {lasted:?}, and one started {most:?} ago")
                     });
                 }
@@ -209,7 +209,7 @@ impl Shell {
         };
         if seen != *expected || times != seen.count() + shares.len() || !is_split {
             let who = self.life.worker;
-            env.ledger.fail("what is counted is what happened", || {
+            env.ledger.fail("counters match events", || {
                 format!("worker-{who}: {counted:?}, and it should be {expected:?}")
             });
         }
@@ -227,7 +227,7 @@ impl Shell {
             && run.queued == self.waited(env, stored, first_pass_at);
         if !is_right {
             let (who, number) = (self.life.worker, stored.job.0);
-            env.ledger.fail("a reply says what is so", || format!("worker-{who}: job {number}: {run:?}"));
+            env.ledger.fail("reply headers match the job", || format!("worker-{who}: job {number}: {run:?}"));
         }
     }
 

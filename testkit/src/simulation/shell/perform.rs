@@ -66,7 +66,7 @@ impl Shell {
         let was_counted = self.jobs.remove(&job).is_some_and(|stored| stored.is_counted);
         if self.session.is_some() && !was_counted {
             let who = self.life.worker;
-            env.ledger.fail("every end is counted as what it was", || format!("worker-{who}: {job:?}"));
+            env.ledger.fail("each end has the right metric label", || format!("worker-{who}: {job:?}"));
         }
     }
 

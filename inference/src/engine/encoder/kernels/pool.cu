@@ -5,7 +5,7 @@
 constexpr unsigned POOL_THREADS = 256;
 constexpr unsigned POOL_WARPS = POOL_THREADS / LANES;
 
-// As engine/encoder/cuda/launch.rs numbers them.
+// As engine/encoder/cuda/ops.rs numbers them.
 constexpr unsigned POOL_MEAN = 0;
 constexpr unsigned POOL_CLS = 1;
 constexpr unsigned POOL_MAX = 2;
