@@ -85,10 +85,10 @@ namespace {
 constexpr size_t STACK = 64 * 1024;
 constexpr size_t STACKS = 1024;
 
-unsigned char *stacks;
-size_t stacks_given;
-
 } // namespace
+
+unsigned char *stacks;
+size_t bytes_of_stacks;
 
 void switch_to(Context &from, Context &to) {
     emulation_switch(&from.stack_pointer, to.stack_pointer);
@@ -105,11 +105,12 @@ void Fiber::start(void (*body)()) {
             }
             stacks = static_cast<unsigned char *>(mapped);
         }
-        if (stacks_given == STACKS) {
+        if (bytes_of_stacks == STACKS * STACK) {
             std::fputs("emulation: too many fibers\n", stderr);
             std::abort();
         }
-        stack = stacks + stacks_given++ * STACK;
+        stack = stacks + bytes_of_stacks;
+        bytes_of_stacks += STACK;
     }
     // As if `body` had been called: the stack's end is at a multiple of 16, less the address to return to.
     void **const end = reinterpret_cast<void **>(stack + STACK);
@@ -119,10 +120,6 @@ void Fiber::start(void (*body)()) {
     }
     top[RETURN_AT] = reinterpret_cast<void *>(body);
     context.stack_pointer = top;
-}
-
-bool on_a_stack(const void *address) {
-    return static_cast<size_t>(static_cast<const unsigned char *>(address) - stacks) < stacks_given * STACK;
 }
 
 } // namespace emulation

@@ -24,7 +24,13 @@ class Fiber {
     unsigned char *stack = nullptr;
 };
 
-// Whether an address is on the stack of a fiber.
-bool on_a_stack(const void *address);
+// The stacks of all fibers, one behind the other.
+extern unsigned char *stacks;
+extern size_t bytes_of_stacks;
+
+// Whether an address is on the stack of a fiber. Asked at each access.
+inline bool on_a_stack(const void *address) {
+    return static_cast<size_t>(static_cast<const unsigned char *>(address) - stacks) < bytes_of_stacks;
+}
 
 } // namespace emulation
