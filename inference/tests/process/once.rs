@@ -96,6 +96,11 @@ async fn an_output_of_another_name_is_named() {
     env.close(pool).await;
 }
 
+/// What of a program's text is in a dead letter.
+fn in_dead_letter(text: &str) -> &str {
+    &text[text.ceil_char_boundary(text.len().saturating_sub(2048))..]
+}
+
 /// It may say anywhere why it failed. What it prints to standard output hides nothing that it said as an error.
 #[tokio::test]
 async fn what_a_program_with_a_file_prints_to_standard_output_is_judged_too() {
@@ -108,7 +113,27 @@ async fn what_a_program_with_a_file_prints_to_standard_output_is_judged_too() {
         let (_, end) = ended(&pool, &["a"]).await;
         let PassEnd::OutOfMemory { report, stderr: text, .. } = end else { panic!("{end:?}") };
         assert_eq!(report.asked, Some(2 << 30));
-        assert!(text.contains(oom) && (text.ends_with("end\n") || text.ends_with("xxx\n")), "{text}");
+        let seen = in_dead_letter(&text);
+        assert!(seen.contains(oom) && (seen.contains("end\n") || seen.contains("xxx\n")), "{text}");
+        env.close(pool).await;
+    }
+}
+
+/// However it fails, both texts are told, and neither is pushed out by the other.
+#[tokio::test]
+async fn what_a_program_with_a_file_prints_is_told_however_it_fails() {
+    let env = Env::new();
+    let code = "import sys, time\nprint('x' * 20000 + 'at half', flush=True)\nprint('cannot go on', file=sys.stderr, flush=True)\n\
+                how = open(sys.argv[1]).read()\nif how == 'hangs': time.sleep(1000)\nsys.exit(int(how))";
+    let command = [python().to_str().unwrap(), "-c", code, "{input}", "{output}"];
+    for (how, item_s) in [("3", 60), ("0", 60), ("hangs", 2)] {
+        let pool = program(&env, &command, &format!("item_s = {item_s}")).await;
+        let (_, end) = ended(&pool, &[how]).await;
+        let (PassEnd::Failed { stderr: text, .. } | PassEnd::TimedOut { stderr: text, .. }) = end else {
+            panic!("{how}: {end:?}")
+        };
+        let seen = in_dead_letter(&text);
+        assert!(seen.contains("xxat half\n") && seen.contains("cannot go on"), "{how}: {text}");
         env.close(pool).await;
     }
 }
