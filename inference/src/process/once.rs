@@ -263,7 +263,7 @@ impl Runner<'_> {
         let stderr = printed.before(stderr);
         match (verdict, death) {
             (MemoryVerdict::Device(report), _) => {
-                Err(PassEnd::OutOfMemory { item: Some(self.index), report, stderr })
+                Err(PassEnd::OutOfMemory { item: Some(self.index), report, stderr, by_text: true })
             }
             (MemoryVerdict::Host, death) => {
                 Err(self.failed(FailureKind::HostMemory, format!("the program {death}"), stderr))

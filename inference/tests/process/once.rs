@@ -158,7 +158,9 @@ async fn how_it_ends_is_judged_by_status_and_text() {
         end
     };
     let torch = "sys.exit('torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …')";
-    let PassEnd::OutOfMemory { item: Some(1), report, stderr } = end(torch).await else { panic!("{torch}") };
+    let PassEnd::OutOfMemory { item: Some(1), report, stderr, by_text: true } = end(torch).await else {
+        panic!("{torch}")
+    };
     assert_eq!((report.asked, report.source.as_str()), (Some(2 << 30), "torch"));
     assert!(stderr.contains("Tried to allocate"));
     for (code, kind, what) in [
