@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Duration, Instant, sleep, sleep_until, timeout};
 use vramq_schemas::Output;
 
 use super::child::{Child, Fate, GONE_LIMIT};
@@ -30,6 +30,10 @@ const NAMES_MAX: usize = 8;
 
 /// The longest part of a printed line in an error.
 const LINE_BYTES_MAX: usize = 500;
+
+/// How long the end of an item waits until the arguments that its program wrote are left out of the revision. They are in any case before
+/// the next program starts.
+const NOTED_LIMIT: Duration = Duration::from_secs(5);
 
 /// How a pass of a one-shot program ended.
 pub(super) struct Ended {
@@ -172,6 +176,7 @@ impl Runner<'_> {
         let is_gone = timeout(GONE_LIMIT, &mut gone).await.is_ok();
         tokio::select! {
             _ = self.revision.ended(running) => {}
+            () = sleep(NOTED_LIMIT) => {}
             () = stopped(job, closing) => {}
         }
         let held = peak.unwrap_or_else(|| self.config.vram.declared_bytes(cost.unwrap_or(0.0)));
@@ -182,9 +187,12 @@ impl Runner<'_> {
 
     /// How the item ends if its program may not be started, because the files are of another revision or cannot be read.
     async fn exchanged(&self, job: &mut PassJob, closing: &mut watch::Receiver<bool>) -> Option<ItemRun> {
+        // Files may be large, and on a file system that hangs.
         let other = tokio::select! {
-            other = self.revision.other() => other,
-            // Files may be large, and on a file system that hangs.
+            other = timeout(self.config.item, self.revision.other()) => other.unwrap_or_else(|_| {
+                let limit = self.config.item.as_secs_f64();
+                Err(format!("reading the files of the model's revision took longer than {limit} s (item_s)"))
+            }),
             () = stopped(job, closing) => return Some(ItemRun::not(PassEnd::Cancelled { killed: false })),
         };
         match other {
