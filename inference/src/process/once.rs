@@ -66,8 +66,10 @@ pub(super) async fn run(
     };
     let mut left: Option<Left> = None;
     for index in 0..job.request.items.len() {
+        let cost = Costs::new(&job.request.items[index]).of(config.vram.per);
+        let declared = config.vram.declared_bytes(cost.unwrap_or(0.0));
         if let Some(left) = &left
-            && !left.is_back(&options.account).await
+            && !left.has_room(&options.account, declared).await
         {
             break;
         }
@@ -78,7 +80,6 @@ pub(super) async fn run(
             Ok(output) => job.events.output(index, output),
             Err(end) => return Ended { end, learnt, left, other_revision: ran.other_revision },
         }
-        let cost = Costs::new(&job.request.items[index]).of(config.vram.per);
         learnt.extend(cost.zip(ran.peak).filter(|_| config.vram.learn));
         if index + 1 == job.request.items.len() {
             let peak = learnt.iter().map(|(_, peak)| *peak).max();
@@ -181,7 +182,7 @@ impl Runner<'_> {
         }
         let held = peak.unwrap_or_else(|| self.config.vram.declared_bytes(cost.unwrap_or(0.0)));
         let held = if is_claimed { held } else { 0 };
-        let left = Left { ending: (!is_gone).then_some(gone), claim: looks.claim(held) };
+        let left = looks.left((!is_gone).then_some(gone), held);
         ItemRun { end, peak, left: Some(left), other_revision: None }
     }
 

@@ -63,8 +63,7 @@ impl<R: AsyncRead + Unpin> Printed<R> {
             return stderr;
         }
         let from = text.ceil_char_boundary(text.len().saturating_sub(BESIDE_FILE_MAX));
-        let stderr =
-            if stderr.is_empty() { stderr } else { format!("standard error:\n{stderr}") };
+        let stderr = if stderr.is_empty() { stderr } else { format!("standard error:\n{stderr}") };
         format!("standard output:\n{}\n{stderr}", &text[from..])
     }
 }

@@ -89,6 +89,22 @@ async fn a_pass_ends_where_the_memory_of_a_program_is_not_back() {
     env.close(pool).await;
 }
 
+/// The device does not report processes, so nobody can tell whose the memory is that is missing after the first item.
+#[tokio::test]
+async fn the_next_item_needs_what_is_declared_where_the_device_does_not_report_processes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut env = Env::on(Arc::new(FileDevice::new(folder.path(), 1000, false)));
+    env.budget = 1000 << 20;
+    let pool = script(&env, TAKES, "instances = 1\nvram = { mib_per_unit = 700 }").await;
+    let stranger = Stranger::start();
+    let (outputs, end) = ended(&pool, &[&format!("400 {}", stranger.pid()), "1"]).await;
+    assert!(matches!(end, PassEnd::NotRun { .. }) && outputs.len() == 1, "{end:?}");
+    // The worker gives a pass to the pool when it has room for it. The next item has as much room as the first.
+    let (outputs, end) = ended(&pool, &["1", "1"]).await;
+    assert!(matches!(end, PassEnd::Done { .. }) && outputs.len() == 2, "{end:?}");
+    env.close(pool).await;
+}
+
 /// The pages of a mapped file, such as a model's weights, are resident and count as available at once.
 #[tokio::test]
 async fn a_mapped_file_is_no_memory_that_is_missing_later() {
