@@ -160,12 +160,16 @@ impl Runner<'_> {
         let mut printed = Printed::new(stdout, prepared.file.is_some());
         let end = tokio::select! {
             end = self.watch(&mut child, &mut printed, job, closing) => end,
-            never = looks.go_on(account) => match never {},
+            never = looks.go_on(account, &entry, sampler.as_ref()) => match never {},
         };
         let peak = match sampler {
             Some(sampler) => sampler.stop().await.filter(|peak| *peak > 0),
             None => None,
         };
+        if let Some(peak) = peak {
+            // A look from before its end shows less free than there is.
+            entry.holds(peak, false);
+        }
         let end = end.and_then(|()| self.output(&child, &prepared, printed, outputs));
         child.finish().await;
         let name = self.config.name.clone();

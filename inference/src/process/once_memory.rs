@@ -7,7 +7,8 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio::time::{Duration, sleep, timeout};
 
-use super::memory::{Claim, DeviceAccount, Look};
+use super::memory::{Claim, DeviceAccount, Entry, Look};
+use super::peak::Sampler;
 
 /// How often to look at the device while a program runs. So what others take meanwhile does not count as the program's.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -34,10 +35,18 @@ impl Looks {
         Self { free_before: look.reading.free, last: VecDeque::from([look]) }
     }
 
-    /// Looks again and again, until this is dropped.
-    pub(super) async fn go_on(&mut self, account: &Arc<DeviceAccount>) -> Infallible {
+    /// Looks again and again, until this is dropped, and notes what the program holds: a look at the device may fail to tell.
+    pub(super) async fn go_on(
+        &mut self,
+        account: &Arc<DeviceAccount>,
+        entry: &Entry,
+        sampler: Option<&Sampler>,
+    ) -> Infallible {
         loop {
             sleep(LOOK_EVERY).await;
+            if let Some(sampler) = sampler {
+                entry.holds(sampler.most(), false);
+            }
             self.last.push_back(account.look().await);
             if self.last.len() > LOOKS_MAX {
                 self.last.pop_front();

@@ -1,11 +1,12 @@
 //! The device memory of one-shot programs: how many run at once, and what must be back before the next one starts.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use vramq_inference::process::{Need, PassEnd};
+use vramq_inference::process::{DeviceView, Need, PassEnd, Reading};
 
 use crate::device::{FileDevice, Stranger};
-use crate::env::{Env, ended, run, state, until};
+use crate::env::{DEADLINE, Env, ended, run, state, until};
 use crate::once::script;
 
 /// Takes as much of the device's memory as the item says, and then does what the item says.
@@ -102,6 +103,68 @@ async fn the_next_item_needs_what_is_declared_where_the_device_does_not_report_p
     // The worker gives a pass to the pool when it has room for it. The next item has as much room as the first.
     let (outputs, end) = ended(&pool, &["1", "1"]).await;
     assert!(matches!(end, PassEnd::Done { .. }) && outputs.len() == 2, "{end:?}");
+    env.close(pool).await;
+}
+
+/// A device that may fail to tell what processes hold.
+#[derive(Debug)]
+struct Forgetful {
+    device: FileDevice,
+    is_silent: AtomicBool,
+}
+
+impl DeviceView for Forgetful {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn memory(&self) -> Reading {
+        self.device.memory()
+    }
+
+    fn held_by(&self, pids: &[i32]) -> Option<u64> {
+        if self.is_silent.load(Ordering::SeqCst) { None } else { self.device.held_by(pids) }
+    }
+
+    fn env(&self) -> Vec<(String, String)> {
+        self.device.env()
+    }
+}
+
+/// No request to end frees the memory of a one-shot program. A look that fails must not take it for that of warm ones, nor may one from
+/// before its end seem to be a new one.
+#[tokio::test]
+async fn what_a_program_holds_is_noted_while_it_runs_and_when_it_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let device = FileDevice::new(folder.path(), 1000, true);
+    let view = Arc::new(Forgetful { device, is_silent: AtomicBool::new(false) });
+    let mut env = Env::on(Arc::<Forgetful>::clone(&view));
+    env.budget = 1000 << 20;
+    let gate = folder.path().join("gate");
+    std::fs::write(&gate, "").unwrap();
+    let waits = format!("{TAKES}\nwhile os.path.exists({gate:?}): time.sleep(0.01)");
+    let pool = script(&env, &waits, "instances = 1").await;
+    let removed = env.account.look().await.removed.programs;
+    let pass = run(&pool, &["300"]);
+    for is_silent in [false, true] {
+        let shown = async {
+            loop {
+                view.is_silent.store(is_silent, Ordering::SeqCst);
+                let staying = env.account.look().await.staying;
+                view.is_silent.store(false, Ordering::SeqCst);
+                if staying == 300 << 20 {
+                    return;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, shown).await.unwrap_or_else(|_| panic!("silent: {is_silent}"));
+    }
+    std::fs::remove_file(&gate).unwrap();
+    assert!(matches!(pass.finish().await.1, PassEnd::Done { .. }));
+    until("its slot is free", || state(&pool, 0) == "idle").await;
+    // The end of the program, and that of the wait for its memory.
+    assert_eq!(env.account.look().await.removed.programs, removed + 2);
     env.close(pool).await;
 }
 
