@@ -144,7 +144,7 @@ test-programs: ## Run process models on real ONNX Runtime, ImageMagick, PocketSp
 	@$(TESTS) --test process -- --ignored programs::
 	@scripts/with-rabbitmq $(TESTS) --test jobs -- --ignored frameworks::onnx speech:: whisper::
 
-test-stores: ## Read and write objects by Azure's protocol, with Azurite (some 400 MB)
+test-stores: ## Read and write objects by the protocols of Azure, with Azurite (some 400 MB), and of Google
 	@scripts/setup rust node stores
 	@$(CARGO) test --locked -p vramq-stores --test clouds -- --ignored
 

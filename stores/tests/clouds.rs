@@ -1,4 +1,5 @@
-//! The protocol of Azure, against Azurite: `make test-stores`. That of S3 is in the end-to-end tests, which `make test` runs.
+//! The protocols of Azure, against Azurite, and of Google, against a server of this repository: `make test-stores`. That of S3 is in the
+//! end-to-end tests, which `make test` runs.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,6 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::TryStreamExt as _;
+use object_store::{Error, ObjectStoreExt as _, PutMode, WriteMultipart};
 use vramq_stores::Fault;
 use vramq_stores::cloud::{CloudOptions, CloudStore};
 use vramq_stores::reference::Reference;
@@ -75,6 +78,34 @@ async fn write_and_read(url: &str, options: &CloudOptions) {
     assert!(matches!(get("none").await.unwrap(), Err(Fault::Missing(_))));
 }
 
+/// Writes an object once only, and one in parts; lists, reads and removes them.
+async fn write_as_a_gateway(url: &str, options: &CloudOptions) {
+    let objects = CloudStore::open(&url.parse().unwrap(), options).unwrap().objects();
+    let claim = async || objects.put_opts(&"claim".into(), "first".into(), PutMode::Create.into()).await;
+    claim().await.unwrap();
+    assert!(matches!(claim().await, Err(Error::AlreadyExists { .. })));
+    let large = vec![b'x'; 11 << 20];
+    let mut upload = WriteMultipart::new(objects.put_multipart(&"parts/large".into()).await.unwrap());
+    large.chunks(1 << 20).for_each(|piece| upload.write(piece));
+    upload.finish().await.unwrap();
+    // An upload that is given up leaves nothing.
+    let upload = WriteMultipart::new(objects.put_multipart(&"parts/none".into()).await.unwrap());
+    upload.abort().await.unwrap();
+    let names = async || {
+        let found = objects.list(None).map_ok(|found| found.location.to_string());
+        let mut found: Vec<_> = found.try_collect().await.unwrap();
+        found.sort();
+        found
+    };
+    assert_eq!(names().await, ["claim", "deep/a b", "parts/large"]);
+    let read = objects.get(&"parts/large".into()).await.unwrap().bytes().await.unwrap();
+    assert!(read == large, "{} bytes", read.len());
+    for name in names().await {
+        objects.delete(&name.into()).await.unwrap();
+    }
+    assert!(names().await.is_empty());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Azurite: make test-stores"]
 async fn azure() {
@@ -94,4 +125,31 @@ async fn azure() {
     let store = CloudStore::open(&"az://jobs/in".parse().unwrap(), &options).unwrap();
     let refused = store.put("a", "text".into(), "text/plain").await.unwrap_err();
     assert!(refused.contains("403"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Node.js: make test-stores"]
+async fn google() {
+    let folder = tempfile::tempdir().unwrap();
+    let account = folder.path().join("account");
+    let mut command = Command::new(setting("VRAMQ_TEST_NODE"));
+    let (_server, port) = Server::start(command.arg(script("gcs_server.mjs")).arg(CONTAINER).arg(&account));
+    let endpoint = format!("http://127.0.0.1:{port}");
+    let options = CloudOptions { secret_file: Some(account.clone()), ..options(endpoint) };
+    write_and_read("gs://jobs/in/deep", &options).await;
+    write_as_a_gateway("gs://jobs/in", &options).await;
+    // Another key with the same name.
+    let other = folder.path().join("other");
+    let mut command = Command::new(setting("VRAMQ_TEST_NODE"));
+    let _other = Server::start(command.arg(script("gcs_server.mjs")).arg(CONTAINER).arg(&other));
+    let options = CloudOptions { secret_file: Some(other), ..options };
+    let store = CloudStore::open(&"gs://jobs/in".parse().unwrap(), &options).unwrap();
+    let refused = store.put("a", "text".into(), "text/plain").await.unwrap_err();
+    assert!(refused.contains("401"), "{refused}");
+    // Without a key. Such a store is for reading.
+    let options = CloudOptions { secret_file: None, is_anonymous: true, ..options };
+    let store = CloudStore::open(&"gs://jobs/in".parse().unwrap(), &options).unwrap();
+    let get = move || store.get(&Reference::parse("gs://jobs/in/a").unwrap()).err();
+    let refused = tokio::task::spawn_blocking(get).await.unwrap();
+    assert!(matches!(&refused, Some(Fault::Unavailable(why)) if why.contains("401")), "{refused:?}");
 }

@@ -20,6 +20,7 @@ pub mod model;
 pub mod need;
 mod once;
 mod once_memory;
+mod once_printed;
 pub mod oom;
 mod orphans;
 pub mod outputs;

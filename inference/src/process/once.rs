@@ -3,10 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
-use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Duration, Instant, sleep, sleep_until, timeout};
 use vramq_schemas::Output;
 
 use super::child::{Child, Fate, GONE_LIMIT};
@@ -15,6 +14,7 @@ use super::cost::{Costs, Unit};
 use super::item::Item;
 use super::keeper::{Death, OutputUse};
 use super::once_memory::{Left, Looks};
+use super::once_printed::{OUTPUT_BYTES_MAX, Printed, TooMuch};
 use super::oom::{MemoryVerdict, judge};
 use super::outputs::PassOutputs;
 use super::pass::{PassEnd, PassJob};
@@ -22,7 +22,6 @@ use super::peak::Sampler;
 use super::pool::PoolOptions;
 use super::protocol::{FailureKind, OutputHeader, OutputKind};
 use super::revision_watch::{Exchange, RevisionWatch};
-use super::stderr::{TAIL_BYTES, printable};
 use super::template::Template;
 use super::warm::LoadError;
 
@@ -31,6 +30,10 @@ const NAMES_MAX: usize = 8;
 
 /// The longest part of a printed line in an error.
 const LINE_BYTES_MAX: usize = 500;
+
+/// How long the end of an item waits until the arguments that its program wrote are left out of the revision. They are in any case before
+/// the next program starts.
+const NOTED_LIMIT: Duration = Duration::from_secs(5);
 
 /// How a pass of a one-shot program ended.
 pub(super) struct Ended {
@@ -63,8 +66,10 @@ pub(super) async fn run(
     };
     let mut left: Option<Left> = None;
     for index in 0..job.request.items.len() {
+        let cost = Costs::new(&job.request.items[index]).of(config.vram.per);
+        let declared = config.vram.declared_bytes(cost.unwrap_or(0.0));
         if let Some(left) = &left
-            && !left.is_back(&options.account).await
+            && !left.has_room(&options.account, declared).await
         {
             break;
         }
@@ -75,7 +80,6 @@ pub(super) async fn run(
             Ok(output) => job.events.output(index, output),
             Err(end) => return Ended { end, learnt, left, other_revision: ran.other_revision },
         }
-        let cost = Costs::new(&job.request.items[index]).of(config.vram.per);
         learnt.extend(cost.zip(ran.peak).filter(|_| config.vram.learn));
         if index + 1 == job.request.items.len() {
             let peak = learnt.iter().map(|(_, peak)| *peak).max();
@@ -142,7 +146,7 @@ impl Runner<'_> {
         let account = &self.options.account;
         let mut looks = Looks::before(account).await;
         let started = Child::start(&self.options.launcher.keeper, &prepared.spec, &self.config.name).await;
-        let (mut child, mut stdout) = match started {
+        let (mut child, stdout) = match started {
             Ok(started) => started,
             Err(error) => {
                 return ItemRun::not(PassEnd::NotRun { reason: LoadError::from(error).to_string() });
@@ -153,15 +157,20 @@ impl Runner<'_> {
         let sampler = Sampler::start(account, child.keeper_pid(), 0).await;
         // Otherwise memory of the program and memory that others took meanwhile look the same.
         let is_claimed = sampler.is_some() && account.view().shows_what_is_left();
+        let mut printed = Printed::new(stdout, prepared.file.is_some());
         let end = tokio::select! {
-            end = self.watch(&mut child, &mut stdout, prepared.file.is_some(), job, closing) => end,
-            never = looks.go_on(account) => match never {},
+            end = self.watch(&mut child, &mut printed, job, closing) => end,
+            never = looks.go_on(account, &entry, sampler.as_ref()) => match never {},
         };
         let peak = match sampler {
             Some(sampler) => sampler.stop().await.filter(|peak| *peak > 0),
             None => None,
         };
-        let end = end.and_then(|printed| self.output(&child, &prepared, printed, outputs));
+        if let Some(peak) = peak {
+            // A look from before its end shows less free than there is.
+            entry.holds(peak, false);
+        }
+        let end = end.and_then(|()| self.output(&child, &prepared, printed, outputs));
         child.finish().await;
         let name = self.config.name.clone();
         // The pass does not wait for long for processes that were killed and do not end.
@@ -172,19 +181,23 @@ impl Runner<'_> {
         let is_gone = timeout(GONE_LIMIT, &mut gone).await.is_ok();
         tokio::select! {
             _ = self.revision.ended(running) => {}
+            () = sleep(NOTED_LIMIT) => {}
             () = stopped(job, closing) => {}
         }
         let held = peak.unwrap_or_else(|| self.config.vram.declared_bytes(cost.unwrap_or(0.0)));
         let held = if is_claimed { held } else { 0 };
-        let left = Left { ending: (!is_gone).then_some(gone), claim: looks.claim(held) };
+        let left = looks.left((!is_gone).then_some(gone), held);
         ItemRun { end, peak, left: Some(left), other_revision: None }
     }
 
     /// How the item ends if its program may not be started, because the files are of another revision or cannot be read.
     async fn exchanged(&self, job: &mut PassJob, closing: &mut watch::Receiver<bool>) -> Option<ItemRun> {
+        // Files may be large, and on a file system that hangs.
         let other = tokio::select! {
-            other = self.revision.other() => other,
-            // Files may be large, and on a file system that hangs.
+            other = timeout(self.config.item, self.revision.other()) => other.unwrap_or_else(|_| {
+                let limit = self.config.item.as_secs_f64();
+                Err(format!("reading the files of the model's revision took longer than {limit} s (item_s)"))
+            }),
             () = stopped(job, closing) => return Some(ItemRun::not(PassEnd::Cancelled { killed: false })),
         };
         match other {
@@ -230,56 +243,45 @@ impl Runner<'_> {
         prepared
     }
 
-    /// Waits for the program's end; what it printed to standard output, if it succeeded. `has_file`: its output is a file, so what it prints
-    /// can only say why it failed.
+    /// Waits for the program's end.
     async fn watch(
         &self,
         child: &mut Child,
-        stdout: &mut UnixStream,
-        has_file: bool,
+        printed: &mut Printed<UnixStream>,
         job: &mut PassJob,
         closing: &mut watch::Receiver<bool>,
-    ) -> Result<Vec<u8>, PassEnd> {
+    ) -> Result<(), PassEnd> {
         let deadline = Instant::now() + self.config.item;
         let ended = async {
             let ended = async {
                 until_ended(child).await;
-                Ok::<_, Halt>(())
+                Ok(())
             };
-            let printed = async {
-                if has_file { Ok(tail_of(&mut *stdout).await) } else { read_printed(&mut *stdout).await }
-            };
-            tokio::try_join!(ended, printed)
+            tokio::try_join!(ended, printed.read())
         };
-        let ended = tokio::select! {
-            ended = ended => ended.map(|((), printed)| printed),
-            () = sleep_until(deadline) => Err(Halt::TimedOut),
-            () = stopped(job, closing) => Err(Halt::Cancelled),
+        let halt = tokio::select! {
+            ended = ended => ended.err().map(|TooMuch| Halt::PrintedTooMuch),
+            () = sleep_until(deadline) => Some(Halt::TimedOut),
+            () = stopped(job, closing) => Some(Halt::Cancelled),
         };
-        let printed = match ended {
-            Ok(printed) => printed,
-            Err(halt) => {
-                child.end_program(self.config.kill).await;
-                return Err(self.halted(halt, child.stderr_since(0).await));
-            }
-        };
-        let (death, mut stderr) = (child.death().unwrap_or(Death::KeeperLost), child.stderr_since(0).await);
-        let mut verdict = judge(death, &stderr);
-        if has_file && !printed.is_empty() {
-            let printed = printable(&printed);
-            if matches!(verdict, MemoryVerdict::Other) {
-                verdict = judge(death, &printed);
-            }
-            stderr = format!("{stderr}\nstandard output:\n{printed}");
+        if let Some(halt) = halt {
+            child.end_program(self.config.kill).await;
+            return Err(self.halted(halt, printed.before(child.stderr_since(0).await)));
         }
+        let (death, stderr) = (child.death().unwrap_or(Death::KeeperLost), child.stderr_since(0).await);
+        let verdict = match judge(death, &stderr) {
+            MemoryVerdict::Other => judge(death, &printed.text()),
+            verdict => verdict,
+        };
+        let stderr = printed.before(stderr);
         match (verdict, death) {
             (MemoryVerdict::Device(report), _) => {
-                Err(PassEnd::OutOfMemory { item: Some(self.index), report, stderr })
+                Err(PassEnd::OutOfMemory { item: Some(self.index), report, stderr, by_text: true })
             }
             (MemoryVerdict::Host, death) => {
                 Err(self.failed(FailureKind::HostMemory, format!("the program {death}"), stderr))
             }
-            (MemoryVerdict::Other, Death::Exited(0)) => Ok(printed),
+            (MemoryVerdict::Other, Death::Exited(0)) => Ok(()),
             (MemoryVerdict::Other, Death::Exited(_)) => Err(match line_of_full_disk(&stderr) {
                 Some(line) => PassEnd::disk_full(&format!("the program {death}: {line}"), child.scratch()),
                 None => self.failed(FailureKind::Model, format!("the program {death}"), stderr),
@@ -295,7 +297,7 @@ impl Runner<'_> {
             Halt::Cancelled => PassEnd::Cancelled { killed: true },
             Halt::PrintedTooMuch => {
                 let detail = format!(
-                    "the program was ended, because it printed more than {PRINTED_BYTES_MAX} bytes to standard output; an \
+                    "the program was ended, because it printed more than {OUTPUT_BYTES_MAX} bytes to standard output; an \
                      argument {{output}} names a file for larger outputs"
                 );
                 self.failed(FailureKind::Output, detail, stderr)
@@ -308,7 +310,7 @@ impl Runner<'_> {
         &self,
         child: &Child,
         prepared: &Prepared,
-        printed: Vec<u8>,
+        printed: Printed<UnixStream>,
         outputs: &mut PassOutputs,
     ) -> Result<Output, PassEnd> {
         let is_json = self.once.media_type == "application/json";
@@ -318,13 +320,14 @@ impl Runner<'_> {
             .as_ref()
             .and_then(|file| file.file_name())
             .map(|name| name.to_string_lossy().into_owned());
-        let blobs = if name.is_some() { Vec::new() } else { vec![printed] };
+        let said = printed.before(child.stderr_tail());
+        let blobs = if name.is_some() { Vec::new() } else { vec![printed.into_output()] };
         let header =
             OutputHeader { kind, dtype: None, media_type: Some(self.once.media_type.clone()), file: name };
         outputs.read(&header, blobs, child.scratch()).map_err(|what| {
             let is_missing = prepared.file.as_ref().is_some_and(|file| !file.exists());
             let what = if is_missing { format!("{what}; {}", there(child.scratch())) } else { what };
-            self.failed(FailureKind::Output, what, child.stderr_tail())
+            self.failed(FailureKind::Output, what, said)
         })
     }
 
@@ -371,27 +374,7 @@ enum Halt {
     PrintedTooMuch,
 }
 
-/// The most that a program may print to standard output. Each running program's text is held in memory; larger output needs a file.
-const PRINTED_BYTES_MAX: u64 = 64 << 20;
-
 /// Waits until the program and all its descendants are dead.
 async fn until_ended(child: &mut Child) {
     while !matches!(child.fate().await, Fate::Ended | Fate::Gone) {}
-}
-
-/// The last that the program prints. Ends as [`read_printed`] does.
-async fn tail_of(mut from: impl AsyncRead + Unpin) -> Vec<u8> {
-    let (mut tail, mut buffer) = (Vec::new(), vec![0; TAIL_BYTES]);
-    while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        tail.extend_from_slice(&buffer[..length]);
-        tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
-    }
-    tail
-}
-
-/// Reads all that the program prints, up to the limit. Ends when no process holds the other end any more.
-async fn read_printed(from: impl AsyncRead + Unpin) -> Result<Vec<u8>, Halt> {
-    let mut bytes = Vec::new();
-    let _ = from.take(PRINTED_BYTES_MAX + 1).read_to_end(&mut bytes).await;
-    if bytes.len() as u64 > PRINTED_BYTES_MAX { Err(Halt::PrintedTooMuch) } else { Ok(bytes) }
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio::time::{Duration, sleep, timeout};
 
-use super::memory::{Claim, DeviceAccount, Look};
+use super::memory::{Claim, DeviceAccount, Entry, Look};
+use super::peak::Sampler;
 
 /// How often to look at the device while a program runs. So what others take meanwhile does not count as the program's.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -18,25 +19,44 @@ const LOOKS_MAX: usize = 4;
 /// How long the next item of a pass waits for the memory of the program before.
 const BACK_LIMIT: Duration = Duration::from_secs(5);
 
-/// The last looks at the device, the newest last; one at least, from before the program was started.
+/// Looks at the device.
 #[derive(Debug)]
-pub(super) struct Looks(VecDeque<Look>);
+pub(super) struct Looks {
+    /// Bytes that were free before the program was started.
+    free_before: u64,
+    /// The last looks, the newest last; one at least, from before the program was started.
+    last: VecDeque<Look>,
+}
 
 impl Looks {
     /// Looks before a program is started.
     pub(super) async fn before(account: &Arc<DeviceAccount>) -> Self {
-        Self(VecDeque::from([account.look().await]))
+        let look = account.look().await;
+        Self { free_before: look.reading.free, last: VecDeque::from([look]) }
     }
 
-    /// Looks again and again, until this is dropped.
-    pub(super) async fn go_on(&mut self, account: &Arc<DeviceAccount>) -> Infallible {
+    /// Looks again and again, until this is dropped, and notes what the program holds: a look at the device may fail to tell.
+    pub(super) async fn go_on(
+        &mut self,
+        account: &Arc<DeviceAccount>,
+        entry: &Entry,
+        sampler: Option<&Sampler>,
+    ) -> Infallible {
         loop {
             sleep(LOOK_EVERY).await;
-            self.0.push_back(account.look().await);
-            if self.0.len() > LOOKS_MAX {
-                self.0.pop_front();
+            if let Some(sampler) = sampler {
+                entry.holds(sampler.most(), false);
+            }
+            self.last.push_back(account.look().await);
+            if self.last.len() > LOOKS_MAX {
+                self.last.pop_front();
             }
         }
+    }
+
+    /// What is left of a program that held `held` bytes. `ending`: its processes, if they were killed and do not end.
+    pub(super) fn left(&self, ending: Option<JoinHandle<()>>, held: u64) -> Left {
+        Left { ending, claim: self.claim(held), free_before: self.free_before }
     }
 
     /// The memory that must return after a program that held `held` bytes.
@@ -44,9 +64,9 @@ impl Looks {
     /// The newest look may be from the moment of the program's death, so it does not count. Of the others, the one counts in which
     /// other processes hold the most. A driver that is read at intervals does not show yet what another program of ours has just
     /// taken, and that memory would later seem to be missing.
-    pub(super) fn claim(&self, held: u64) -> Claim {
-        let count = self.0.len().saturating_sub(1).max(1);
-        let alive = self.0.iter().take(count).copied().max_by_key(Look::others);
+    fn claim(&self, held: u64) -> Claim {
+        let count = self.last.len().saturating_sub(1).max(1);
+        let alive = self.last.iter().take(count).copied().max_by_key(Look::others);
         Claim { alive: alive.unwrap_or_default(), held, sure: held }
     }
 }
@@ -57,15 +77,28 @@ pub(super) struct Left {
     /// Its processes, if they were killed and do not end.
     pub(super) ending: Option<JoinHandle<()>>,
     pub(super) claim: Claim,
+    /// As in [`Looks`].
+    free_before: u64,
 }
 
 impl Left {
-    /// Waits a limited time. Returns whether its processes have ended and its memory is back.
-    pub(super) async fn is_back(&self, account: &Arc<DeviceAccount>) -> bool {
+    /// Waits a limited time. Returns whether its processes have ended and there is room for the next program, of which so much is declared.
+    pub(super) async fn has_room(&self, account: &Arc<DeviceAccount>, declared: u64) -> bool {
         if self.ending.is_some() {
             return false;
         }
-        timeout(BACK_LIMIT, account.returning(self.claim).until_back(|_| ())).await.is_ok()
+        let room = async {
+            account.returning(self.claim).until_back(|_| ()).await;
+            if !self.claim.alive.tells_apart {
+                // Nobody can tell whose the missing memory is. Where less than the declaration was free, the program before was started all
+                // the same.
+                let needed = declared.min(self.free_before);
+                while account.look().await.reading.free < needed {
+                    sleep(LOOK_EVERY).await;
+                }
+            }
+        };
+        timeout(BACK_LIMIT, room).await.is_ok()
     }
 }
 
@@ -84,7 +117,9 @@ mod tests {
             tells_apart: true,
             ..Look::default()
         };
-        let alive = |others: &[u64]| Looks(others.iter().copied().map(look).collect()).claim(7).alive;
+        let alive = |others: &[u64]| {
+            Looks { free_before: 0, last: others.iter().copied().map(look).collect() }.claim(7).alive
+        };
         assert_eq!(alive(&[50]), look(50));
         assert_eq!(alive(&[50, 400]), look(50));
         assert_eq!(alive(&[50, 300, 0, 400]), look(300));

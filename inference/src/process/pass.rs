@@ -51,8 +51,9 @@ pub enum PassEnd {
     /// Every item has its output. `peak`: the most device bytes that the pass held beyond what the loaded process had, as the program says
     /// or as was measured, whichever is more; `None` where neither is known.
     Done { peak: Option<u64> },
-    /// The device's memory ran out. The process goes on.
-    OutOfMemory { item: Option<usize>, report: Box<OomReport>, stderr: String },
+    /// The device's memory ran out. The process goes on, unless that is known only `by_text`: a program that failed had printed a known
+    /// message.
+    OutOfMemory { item: Option<usize>, report: Box<OomReport>, stderr: String, by_text: bool },
     /// The program says that it failed, or an item cannot be run.
     Failed { kind: FailureKind, item: Option<usize>, detail: String, stderr: String },
     /// The program broke the protocol, and was ended.

@@ -46,6 +46,11 @@ impl Sampler {
         Some(Self { account: Arc::clone(account), keeper, base, most, stop, task })
     }
 
+    /// The most bytes that the process has held until now.
+    pub fn most(&self) -> u64 {
+        self.most.load(Ordering::Acquire)
+    }
+
     /// Ends it with a last reading. Returns the most bytes beyond what the loaded process held.
     pub async fn stop(self) -> Option<u64> {
         self.stop.store(true, Ordering::Release);

@@ -6,7 +6,7 @@ use vramq_inference::engine::encoder::{
 };
 use vramq_schemas::{Output, Params};
 
-use crate::{Reference, cosine, cpu, minilm, numbers, tiny};
+use crate::{Reference, TEXTS_ON_TILES, cosine, cpu, minilm, numbers, tiny};
 
 /// The vectors of some of a reference's texts in one pass on three threads, after a check that each is the same to the bit alone.
 fn alone_and_packed(reference: &Reference, source: &Source, units: CpuUnits) -> Vec<Output> {
@@ -54,6 +54,38 @@ fn minilm_in_bf16_is_near_sentence_transformers() {
     }
 }
 
+/// Random weights of width 32, whose errors do not cancel out as those of trained ones do.
+#[test]
+fn every_family_in_bf16_is_near_sentence_transformers() {
+    for name in [
+        "tiny-mean",
+        "tiny-roberta",
+        "tiny-xlm-roberta",
+        "tiny-camembert",
+        "tiny-distilbert",
+        "tiny-mpnet",
+        "tiny-modernbert",
+        "tiny-modernbert-bias",
+        "tiny-qwen3",
+        "tiny-gemma",
+        "tiny-nomic",
+        "tiny-gte",
+        "tiny-gte-no-types",
+        "tiny-dense",
+    ] {
+        let mut reference = Reference::read(name);
+        reference.inputs.truncate(TEXTS_ON_TILES);
+        for units in of_bf16(Parts::Rounded) {
+            let outputs = alone_and_packed(&reference, &tiny(name), units);
+            assert_eq!(outputs.len(), reference.inputs.len());
+            for (output, expected) in outputs.iter().zip(&reference.vectors) {
+                let cosine = cosine(&numbers(output), expected);
+                assert!(cosine >= 0.999, "{name}, {units}: {cosine}");
+            }
+        }
+    }
+}
+
 #[test]
 fn types_that_the_cpu_lacks_are_refused_by_name() {
     let load = |dtype| Encoder::load_as(&tiny("tiny-mean"), cpu(1), dtype);
@@ -69,5 +101,6 @@ fn types_that_the_cpu_lacks_are_refused_by_name() {
     }
     let (auto, f32) = (load(ComputeType::Auto).unwrap(), load(ComputeType::F32).unwrap());
     assert_eq!(auto.revision(), f32.revision());
-    assert!(f32.computes().unwrap().starts_with("f32 on "));
+    let computes = f32.computes().unwrap();
+    assert!(computes.starts_with("f32 on ") && computes.contains("AMX"), "{computes}");
 }

@@ -111,7 +111,7 @@ async fn a_process_that_died_with_the_text_of_a_full_device_ran_out_of_memory() 
     let (_, end) = ended(&pool, &["abort Aborted"]).await;
     assert!(matches!(end, PassEnd::Crashed { death: Death::Killed(libc::SIGABRT), .. }), "{end:?}");
     let (outputs, end) = ended(&pool, &["echo a", &format!("abort {TEXT}")]).await;
-    let PassEnd::OutOfMemory { item: None, report, stderr } = end else { panic!("{end:?}") };
+    let PassEnd::OutOfMemory { item: None, report, stderr, by_text: true } = end else { panic!("{end:?}") };
     assert_eq!((report.source.as_str(), report.asked), ("torch", Some(2 << 30)));
     assert!(stderr.contains("c10::OutOfMemoryError"), "{stderr}");
     assert_eq!(outputs.len(), 1);

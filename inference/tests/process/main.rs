@@ -17,6 +17,7 @@ mod life;
 mod loading;
 mod memory;
 mod once;
+mod once_memory;
 mod programs;
 mod pytorch;
 mod restarts;

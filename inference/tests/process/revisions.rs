@@ -1,12 +1,14 @@
 //! The revision of a program's model: which changes of the model it shows.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
 use serde_json::json;
 use vramq_inference::process::{Covers, NotTaken, PassEnd, Pool};
 use vramq_schemas::Output;
 
-use crate::env::{Env, done, ended, json, pid, run, state, texts, until};
+use crate::env::{Env, done, ended, json, pid, python, run, state, texts, until};
 
 /// The revision with these weights, and what it covers; of a process that was just loaded.
 async fn revision(env: &Env, weights: &Path, content: &str, more: &str) -> (String, Covers) {
@@ -212,9 +214,9 @@ async fn a_one_shot_program_that_was_exchanged_does_not_run() {
 }
 
 /// A one-shot program with these weights as its `revision_files`.
-async fn with_weights(env: &Env, weights: &Path) -> Pool {
+async fn with_weights(env: &Env, weights: &Path, more: &str) -> Pool {
     std::fs::write(weights, "one").unwrap();
-    let more = format!("mode = \"once\"\nrevision_files = [{weights:?}]");
+    let more = format!("mode = \"once\"\nrevision_files = [{weights:?}]\n{more}");
     env.start(env.config_of(&["/bin/cat", "{input}"], &more)).await.unwrap()
 }
 
@@ -222,7 +224,7 @@ async fn with_weights(env: &Env, weights: &Path) -> Pool {
 async fn an_exchange_that_keeps_size_and_time_is_noticed() {
     let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
     let weights = folder.path().join("weights");
-    let pool = with_weights(&env, &weights).await;
+    let pool = with_weights(&env, &weights, "").await;
     assert_eq!(printed(&pool, "a").await, "a");
     let time = weights.metadata().unwrap().modified().unwrap();
     std::fs::write(&weights, "two").unwrap();
@@ -239,7 +241,7 @@ async fn an_exchange_that_keeps_size_and_time_is_noticed() {
 async fn a_file_that_is_removed_and_put_back_is_the_same_revision() {
     let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
     let weights = folder.path().join("weights");
-    let pool = with_weights(&env, &weights).await;
+    let pool = with_weights(&env, &weights, "").await;
     std::fs::remove_file(&weights).unwrap();
     let (_, end) = ended(&pool, &["a"]).await;
     assert!(
@@ -249,6 +251,80 @@ async fn a_file_that_is_removed_and_put_back_is_the_same_revision() {
     std::fs::write(&weights, "one").unwrap();
     until("it is tried again", || pool.status().unavailable.is_none()).await;
     assert_eq!((printed(&pool, "b").await.as_str(), pool.other_revision()), ("b", None));
+    env.close(pool).await;
+}
+
+/// Makes opening a file hang, as on a file system that does not answer: until this is dropped, or for 45 s, the kernel's default.
+struct Hang(Child);
+
+impl Hang {
+    fn of(file: &Path) -> Self {
+        let code = "import fcntl, signal, sys\nsignal.signal(signal.SIGIO, signal.SIG_IGN)\nfile = open(sys.argv[1], 'r+')\n\
+                    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)\nprint('held', flush=True)\nsys.stdin.read()";
+        let mut command = Command::new(python());
+        command.args(["-c", code]).arg(file).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut holder = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "held\n");
+        Self(holder)
+    }
+
+    /// Whether a program or thread waits for the file.
+    fn is_waited_for(&self) -> bool {
+        let holder = format!(" {} ", self.0.id());
+        let locks = std::fs::read_to_string("/proc/locks").unwrap();
+        locks.lines().any(|lock| lock.contains("BREAKING") && lock.contains(&holder))
+    }
+}
+
+impl Drop for Hang {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_read_holds_no_pass_for_longer_than_a_program_may() {
+    let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
+    let weights = folder.path().join("weights");
+    let pool = with_weights(&env, &weights, "item_s = 3").await;
+    // The same content, which has to be read again.
+    std::fs::write(&weights, "one").unwrap();
+    let hang = Hang::of(&weights);
+    let (_, end) = ended(&pool, &["a"]).await;
+    assert!(matches!(&end, PassEnd::NotRun { reason } if reason.contains("longer than 3 s")), "{end:?}");
+    drop(hang);
+    until("it is tried again", || pool.status().unavailable.is_none()).await;
+    assert_eq!((printed(&pool, "b").await.as_str(), pool.other_revision()), ("b", None));
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_pass_ends_while_such_a_file_is_read_for_another_one() {
+    let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
+    let [weights, script, gate] = ["weights", "script", "gate"].map(|name| folder.path().join(name));
+    std::fs::write(&weights, "one").unwrap();
+    let waits = format!("while test -e {0}; do : > {0}.seen; sleep 0.01; done", gate.display());
+    std::fs::write(&script, format!("{waits}; cat $1")).unwrap();
+    let command = ["/bin/sh", script.to_str().unwrap(), "{input}"];
+    let more = format!("mode = \"once\"\ninstances = 2\nrevision_files = [{weights:?}]");
+    let pool = env.start(env.config_of(&command, &more)).await.unwrap();
+    std::fs::write(&gate, "").unwrap();
+    let busy = run(&pool, &["a"]);
+    until("the program runs", || gate.with_extension("seen").exists()).await;
+    std::fs::write(&weights, "one").unwrap();
+    let hang = Hang::of(&weights);
+    let next = run(&pool, &["b"]);
+    until("the file is read", || hang.is_waited_for()).await;
+    std::fs::remove_file(&gate).unwrap();
+    let (_, end) = busy.finish().await;
+    assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
+    assert!(hang.is_waited_for(), "the pass waited for the file");
+    drop(hang);
+    let (_, end) = next.finish().await;
+    assert!(matches!(end, PassEnd::Done { .. }), "{end:?}");
     env.close(pool).await;
 }
 
@@ -272,7 +348,7 @@ async fn a_file_that_the_program_writes_does_not_stop_it() {
 async fn a_pass_can_be_cancelled_while_files_are_read() {
     let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
     let weights = folder.path().join("weights");
-    let pool = with_weights(&env, &weights).await;
+    let pool = with_weights(&env, &weights, "").await;
     let file = std::fs::File::options().write(true).open(&weights).unwrap();
     file.set_len(1 << 36).unwrap();
     let read = run(&pool, &["a"]);

@@ -159,7 +159,9 @@ async fn out_of_memory_is_typed_and_the_same_process_runs_the_next_pass() {
     for _ in 0..20 {
         let (outputs, end) = ended(&pool, &["echo a", "oom", "echo c"]).await;
         assert_eq!(outputs, [Output::Json(json!("a"))]);
-        let PassEnd::OutOfMemory { item: Some(1), report, .. } = end else { panic!("{end:?}") };
+        let PassEnd::OutOfMemory { item: Some(1), report, by_text: false, .. } = end else {
+            panic!("{end:?}")
+        };
         assert_eq!((report.asked, report.free, report.total), (Some(3), Some(2), Some(1)));
         assert_eq!((report.source.as_str(), report.detail.as_str()), ("model", "the tests say so"));
         assert_eq!(pid(&pool).await, before);

@@ -95,7 +95,7 @@ impl FromIterator<usize> for PassShape {
 
 impl From<OutOfMemory> for PassError {
     fn from(oom: OutOfMemory) -> Self {
-        Self::OutOfMemory { oom, said: String::new() }
+        Self::OutOfMemory { oom, said: String::new(), by_text: false }
     }
 }
 
@@ -107,6 +107,9 @@ pub enum PassError {
         oom: OutOfMemory,
         /// The program's own message, for people; empty for built-in engines.
         said: String,
+        /// All that is known of it is a message that the program printed. A program may also print what a caller gave it, so this teaches
+        /// nothing about the jobs of others.
+        by_text: bool,
     },
     /// The engine could not run these items; the device is well.
     #[error("{0}")]

@@ -153,14 +153,13 @@ impl fmt::Display for CpuUnits {
     }
 }
 
-/// The units for a type, and why AMX is not among them.
+/// The units for a type, and what else the CPU has.
 #[derive(Debug)]
 pub(super) struct Chosen {
     pub units: CpuUnits,
-    /// `None` if it is, or was not asked for.
+    /// Why there is no AMX; `None` if there is.
     pub amx_absent: Option<AmxAbsent>,
-    /// The CPU has AVX512-BF16, which is not among them, and no AMX.
-    pub has_avx512_bf16: bool,
+    has_avx512_bf16: bool,
 }
 
 impl Chosen {
@@ -175,39 +174,47 @@ impl Chosen {
     fn with(
         dtype: ComputeType,
         amx: impl FnOnce(Parts) -> Result<CpuUnits, AmxAbsent>,
-        avx512_bf16: impl Fn() -> Option<CpuUnits>,
+        avx512_bf16: impl FnOnce() -> Option<CpuUnits>,
     ) -> Result<Self, TypeUnavailable> {
+        if dtype == ComputeType::F16 {
+            return Err(TypeUnavailable::F16);
+        }
         let vectors = CpuUnits::vectors(Level::best());
-        let (units, amx_absent) = match dtype {
-            ComputeType::F32 => (vectors, None),
-            ComputeType::F16 => return Err(TypeUnavailable::F16),
-            ComputeType::Bf16 => match (amx(Parts::Rounded), avx512_bf16()) {
-                (Ok(units), _) => (units, None),
-                (Err(absent), Some(units)) => (units, Some(absent)),
-                (Err(absent), None) => return Err(TypeUnavailable::Bf16(absent)),
-            },
+        let parts = if dtype == ComputeType::Bf16 { Parts::Rounded } else { Parts::Split };
+        // Both are looked at in any case: people see what the machine has.
+        let (amx, avx512_bf16) = (amx(parts), avx512_bf16());
+        let has_avx512_bf16 = avx512_bf16.is_some();
+        let (units, amx_absent) = match (dtype, amx) {
+            (ComputeType::F32, amx) => (vectors, amx.err()),
+            (_, Ok(units)) => (units, None),
             // Three products in split bf16 take longer on AVX512-BF16 than one in f32.
-            ComputeType::Auto => match amx(Parts::Split) {
-                Ok(units) => (units, None),
-                Err(absent) => (vectors, Some(absent)),
+            (ComputeType::Auto, Err(absent)) => (vectors, Some(absent)),
+            (_, Err(absent)) => match avx512_bf16 {
+                Some(units) => (units, Some(absent)),
+                None => return Err(TypeUnavailable::Bf16(absent)),
             },
         };
-        // With AMX `bf16` would run there, so nothing is said unless AMX is known to be absent.
-        let has_avx512_bf16 = units == vectors && amx_absent.is_some() && avx512_bf16().is_some();
         Ok(Self { units, amx_absent, has_avx512_bf16 })
     }
 }
 
 impl fmt::Display for Chosen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.units)?;
-        if let Some(absent) = &self.amx_absent {
-            write!(f, "; no AMX: {absent}")?;
+        let Self { units, amx_absent, has_avx512_bf16 } = self;
+        write!(f, "{units}")?;
+        let has_tiles = units.tiles.is_some();
+        match amx_absent {
+            Some(absent) => write!(f, "; no AMX: {absent}")?,
+            None if has_tiles => {}
+            None => write!(f, "; AMX is there, for dtype = \"auto\" or \"bf16\"")?,
         }
-        if self.has_avx512_bf16 {
-            write!(f, "; AVX512-BF16 is there, for dtype = \"bf16\"")?;
+        match (amx_absent, has_avx512_bf16) {
+            // The tiles are multiplied on it.
+            (Some(_), true) if has_tiles => Ok(()),
+            (Some(_), true) => write!(f, "; AVX512-BF16 is there, for dtype = \"bf16\""),
+            (None, true) => write!(f, "; AVX512-BF16 is there"),
+            (_, false) => write!(f, "; no AVX512-BF16"),
         }
-        Ok(())
     }
 }
 
@@ -245,11 +252,26 @@ mod tests {
     fn without_tiles_auto_is_f32_and_bf16_is_refused() {
         let auto = chosen(ComputeType::Auto, absent()).unwrap();
         assert_eq!(auto.units, CpuUnits::vectors(Level::best()));
-        assert!(auto.to_string().ends_with("; no AMX: the CPU has no amx-tile"), "{auto}");
+        let absent_too = "; no AMX: the CPU has no amx-tile; no AVX512-BF16";
+        assert!(auto.to_string().ends_with(absent_too), "{auto}");
         let refused = chosen(ComputeType::Bf16, absent()).unwrap_err().to_string();
         assert!(refused.contains("the CPU has no amx-tile"), "{refused}");
         let f32 = chosen(ComputeType::F32, absent()).unwrap();
-        assert!(f32.amx_absent.is_none());
+        assert_eq!(f32.to_string(), auto.to_string());
+    }
+
+    #[test]
+    fn what_the_machine_has_is_told_whatever_is_chosen() {
+        let tiles = CpuUnits::tile_model(Level::best(), Parts::Rounded);
+        let told = |dtype, dot: Option<CpuUnits>| {
+            let chosen = Chosen::with(dtype, |_| Ok(tiles), || dot).unwrap();
+            chosen.to_string().strip_prefix(&chosen.units.to_string()).unwrap().to_owned()
+        };
+        let there = "; AMX is there, for dtype = \"auto\" or \"bf16\"";
+        assert_eq!(told(ComputeType::F32, Some(tiles)), format!("{there}; AVX512-BF16 is there"));
+        assert_eq!(told(ComputeType::F32, None), format!("{there}; no AVX512-BF16"));
+        assert_eq!(told(ComputeType::Auto, Some(tiles)), "; AVX512-BF16 is there");
+        assert_eq!(told(ComputeType::Bf16, None), "; no AVX512-BF16");
     }
 
     #[test]
@@ -258,12 +280,11 @@ mod tests {
         let with_dot = |dtype| Chosen::with(dtype, |_| Err(AmxAbsent::NotEnabled), || Some(dot)).unwrap();
         assert_eq!(with_dot(ComputeType::Bf16).units, dot);
         assert!(with_dot(ComputeType::Bf16).amx_absent.is_some());
-        // Only a search for AMX tells that there is none.
-        for (dtype, tells) in [(ComputeType::Auto, true), (ComputeType::F32, false)] {
+        for dtype in [ComputeType::Auto, ComputeType::F32] {
             let chosen = with_dot(dtype);
             assert_eq!(chosen.units, CpuUnits::vectors(Level::best()));
-            let told = chosen.to_string().ends_with("; AVX512-BF16 is there, for dtype = \"bf16\"");
-            assert_eq!(told, tells, "{chosen}");
+            let text = chosen.to_string();
+            assert!(text.ends_with("; AVX512-BF16 is there, for dtype = \"bf16\""), "{text}");
         }
         let bf16 = with_dot(ComputeType::Bf16).to_string();
         assert!(bf16.ends_with("; no AMX: the system does not enable its registers"), "{bf16}");

@@ -196,7 +196,8 @@ impl Warm {
         match (end, stop) {
             (End::Done { peak }, _) => PassEnd::Done { peak },
             (End::OutOfMemory { item, report }, _) => {
-                PassEnd::OutOfMemory { item, report: Box::new(report), stderr: self.printed().await }
+                let (report, stderr) = (Box::new(report), self.printed().await);
+                PassEnd::OutOfMemory { item, report, stderr, by_text: false }
             }
             (End::Failed { kind: FailureKind::Cancelled, .. }, Some(Stop::Cancelled)) => {
                 PassEnd::Cancelled { killed: false }
@@ -222,7 +223,9 @@ impl Warm {
         match no_frame {
             // A library may have ended the process before the program could report an out-of-memory.
             NoFrame::Died(death) => match judge(death, &stderr) {
-                MemoryVerdict::Device(report) => PassEnd::OutOfMemory { item: None, report, stderr },
+                MemoryVerdict::Device(report) => {
+                    PassEnd::OutOfMemory { item: None, report, stderr, by_text: true }
+                }
                 MemoryVerdict::Host | MemoryVerdict::Other => PassEnd::Crashed { death, stderr },
             },
             NoFrame::Fault(fault) => PassEnd::Protocol { fault, stderr },

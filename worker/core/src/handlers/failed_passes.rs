@@ -48,7 +48,12 @@ impl Core {
             said: "",
         };
         match error {
-            PassError::OutOfMemory { oom, said } => self.ran_out(&pass, &facts, oom, said),
+            PassError::OutOfMemory { oom, said, by_text } => {
+                self.ran_out(&pass, &facts, oom, said);
+                if !by_text {
+                    self.learn_from(&pass, &facts, oom);
+                }
+            }
             other => {
                 let (items, jobs) = (facts.items, jobs.len());
                 // As a text, which the log escapes: a caller's line end begins no line of the log.
@@ -114,7 +119,7 @@ impl Core {
         invalid: Option<(JobKey, ItemIndex)>,
     ) -> AfterFailure {
         match error {
-            PassError::OutOfMemory { oom, said } => {
+            PassError::OutOfMemory { oom, said, .. } => {
                 let items = pass.items.iter().filter(|(of, ..)| *of == job).map(|(_, item, _)| *item);
                 let item = items.min().unwrap_or(ItemIndex(0));
                 let delays = delays_before(headers, item).saturating_add(1);
@@ -164,8 +169,7 @@ impl Core {
         self.requeue_unfinished(job);
     }
 
-    /// A pass ran out of memory: logs one line with everything that is needed to find the cause, updates the learned limits, and asks for
-    /// the memory that is left.
+    /// A pass ran out of memory: logs one line with everything that is needed to find the cause, and asks for the memory that is left.
     fn ran_out(&mut self, pass: &InFlight, facts: &PassFacts<'_>, oom: &OutOfMemory, said: &str) {
         let (model, alone) = (&self.models[pass.model.0], facts.alone(oom));
         let longest_item = pass.items.first().map(|(job, item, _)| (*job, *item));
@@ -183,12 +187,17 @@ impl Core {
             model = name, device, items, jobs, longest, cost, job, item, trace_id, %asked, %free, %total, %foreign, alone, said,
             "out of memory"
         );
-        if self.memory.pass_ran_out(model, pass.shape, oom, alone, self.now.unix_ms) {
-            self.act(Action::SaveLimits);
-        }
         self.observe(Observation::OutOfMemory { model: pass.model, oom: *oom, alone });
         // The error's own figures do not tell what other passes held, and those of a program may be wrong.
         self.act(Action::ReadMemory);
+    }
+
+    /// Updates the learned limits after a pass ran out of memory.
+    fn learn_from(&mut self, pass: &InFlight, facts: &PassFacts<'_>, oom: &OutOfMemory) {
+        let (model, alone) = (&self.models[pass.model.0], facts.alone(oom));
+        if self.memory.pass_ran_out(model, pass.shape, oom, alone, self.now.unix_ms) {
+            self.act(Action::SaveLimits);
+        }
     }
 
     /// The device's memory after a pass ran out of it. The next passes stay within it; otherwise each of them could run out of memory until

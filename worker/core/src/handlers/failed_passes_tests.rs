@@ -65,6 +65,23 @@ fn an_out_of_memory_costs_the_jobs_that_lack_an_output() {
     assert_eq!(replied(&actions), [(JobKey(1), 2, true), (JobKey(2), 1, false)]);
 }
 
+/// A program may print what a caller gave it: that may only lower the hint of the caller's own job.
+#[test]
+fn an_out_of_memory_that_only_a_text_tells_of_lowers_no_limit() {
+    for (by_text, size_of_next) in [(false, 4), (true, 8)] {
+        let mut worker = Worker::new();
+        worker.job(1, 8, worker.source(), JobHeaders::default());
+        let (order, oom) = (worker.pass(), OutOfMemory { asked: 9, free: 1, total: 10, foreign: 0 });
+        let error = PassError::OutOfMemory { oom, said: "CUDA error: out of memory".to_owned(), by_text };
+        let actions = worker.ends(&order, PassResult::Failed(error), vec![None; 8]);
+        let requeued = requeued(&actions);
+        let [(JobKey(1), headers, Route::Now)] = &requeued[..] else { panic!("{actions:?}") };
+        assert_eq!((headers.batch_hint, headers.attempt), (Some(4), 1));
+        worker.job(2, 8, worker.source(), JobHeaders::default());
+        assert_eq!(sizes(&worker.passes()).first(), Some(&size_of_next));
+    }
+}
+
 /// What the worker holds beyond its models is not the job's fault.
 #[test]
 fn an_item_for_which_the_workers_own_leak_leaves_too_little_waits() {

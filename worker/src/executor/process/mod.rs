@@ -219,9 +219,9 @@ impl Runner {
                 return if is_unavailable { PassResult::Unavailable(reason) } else { PassResult::Skipped };
             }
             PassEnd::DiskFull { detail, .. } => PassError::DiskFull(detail),
-            PassEnd::OutOfMemory { report, stderr, .. } => {
+            PassEnd::OutOfMemory { report, stderr, by_text, .. } => {
                 let oom = self.out_of_memory(&report, budget);
-                PassError::OutOfMemory { oom, said: said_of(&report, &stderr, places.len()) }
+                PassError::OutOfMemory { oom, said: said_of(&report, &stderr, places.len()), by_text }
             }
             PassEnd::Failed { kind: FailureKind::Device, detail, stderr, .. } => PassError::Crashed(
                 with_stderr(format!("the process could not use the device any more: {detail}"), &stderr),
