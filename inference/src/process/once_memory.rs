@@ -18,21 +18,21 @@ const LOOKS_MAX: usize = 4;
 /// How long the next item of a pass waits for the memory of the program before.
 const BACK_LIMIT: Duration = Duration::from_secs(5);
 
-/// The last looks at the device, the newest last; one at least, from before the program was started.
+/// The last looks at the device that did not fail, the newest last.
 #[derive(Debug)]
 pub(super) struct Looks(VecDeque<Look>);
 
 impl Looks {
     /// Looks before a program is started.
     pub(super) async fn before(account: &Arc<DeviceAccount>) -> Self {
-        Self(VecDeque::from([account.look().await]))
+        Self(account.look().await.into_iter().collect())
     }
 
     /// Looks again and again, until this is dropped.
     pub(super) async fn go_on(&mut self, account: &Arc<DeviceAccount>) -> Infallible {
         loop {
             sleep(LOOK_EVERY).await;
-            self.0.push_back(account.look().await);
+            self.0.extend(account.look().await);
             if self.0.len() > LOOKS_MAX {
                 self.0.pop_front();
             }
@@ -47,6 +47,8 @@ impl Looks {
     pub(super) fn claim(&self, held: u64) -> Claim {
         let count = self.0.len().saturating_sub(1).max(1);
         let alive = self.0.iter().take(count).copied().max_by_key(Look::others);
+        // Where the device was never read, nobody knows what is missing.
+        let held = if alive.is_some() { held } else { 0 };
         Claim { alive: alive.unwrap_or_default(), held, sure: held }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use vramq_inference::process::child::KeeperProgram;
 use vramq_inference::process::launch::Launcher;
@@ -13,7 +14,7 @@ use vramq_inference::process::{
 use vramq_schemas::Output;
 
 use crate::device::{FileDevice, Stranger};
-use crate::env::{Env, ended, is_alive, python, run, state, texts, until};
+use crate::env::{Env, ended, is_alive, parent, processes_of, python, run, state, texts, until};
 
 async fn program(env: &Env, command: &[&str], more: &str) -> Pool {
     env.start(env.config_of(command, &format!("mode = \"once\"\n{more}"))).await.unwrap()
@@ -174,7 +175,7 @@ async fn what_it_forked_ends_with_it_and_cancelling_kills_it() {
     let forked: i32 = String::from_utf8_lossy(bytes).trim().parse().unwrap();
     assert!(!is_alive(forked));
     let pass = run(&pool, &["wait"]);
-    until("it runs", || crate::env::processes_of(env.scratch.path()).len() >= 2).await;
+    until("it runs", || processes_of(env.scratch.path()).len() >= 2).await;
     pass.cancel();
     assert!(matches!(pass.finish().await.1, PassEnd::Cancelled { killed: true }));
     env.close(pool).await;
@@ -326,6 +327,31 @@ async fn a_pass_ends_where_the_memory_of_a_program_is_not_back() {
     env.close(pool).await;
 }
 
+/// The worker restarts for it, and names what is missing.
+#[tokio::test]
+async fn what_a_program_that_does_not_end_holds_is_overdue() {
+    const STAYS: &str = "import os, signal, sys, time\nfrom device import Device\nsignal.signal(15, signal.SIG_IGN)\n\
+                         Device(os.environ['DEVICE']).take(400 << 20)\ntime.sleep(1000)";
+    let (_folder, env) = env_with(1000);
+    let pool = script(&env, STAYS, "item_s = 600\nkill_s = 0.5\nwithheld_s = 1").await;
+    let pass = run(&pool, &["x"]);
+    let free = async || env.account.look().await.unwrap().reading.free >> 20;
+    while free().await > 600 {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    // The keeper kills nothing now, as if a driver hung.
+    let keeper = Pid::from_raw(parent(processes_of(env.scratch.path())[0])).unwrap();
+    kill_process(keeper, Signal::STOP).unwrap();
+    pass.cancel();
+    assert!(matches!(pass.finish().await.1, PassEnd::Cancelled { killed: true }));
+    until("the slot is overdue", || pool.overdue().is_some()).await;
+    let overdue = pool.overdue().unwrap();
+    assert_eq!((overdue.bytes, overdue.has_ended), (400 << 20, false));
+    kill_process(keeper, Signal::CONT).unwrap();
+    until("it serves again", || pool.overdue().is_none() && pool.status().unavailable.is_none()).await;
+    env.close(pool).await;
+}
+
 /// The pages of a mapped file, such as a model's weights, are resident and count as available at once.
 #[tokio::test]
 async fn a_mapped_file_is_no_memory_that_is_missing_later() {
@@ -365,8 +391,8 @@ impl DeviceView for PanicsOnce {
         "cpu"
     }
 
-    fn memory(&self) -> Reading {
-        HostView.memory()
+    fn memory(&self, programs: &[i32]) -> Option<Reading> {
+        HostView.memory(programs)
     }
 
     fn held_by(&self, pids: &[i32]) -> Option<u64> {
