@@ -73,6 +73,10 @@ impl WorkerContext {
     /// The memory, and the part that passes hold. The two are read one after the other, and again if a pass began or ended in between.
     pub fn read_memory(&self) -> (Memory, PassBytes) {
         let (memory, own) = self.read_own_memory();
+        // What a program that is loading will take is as good as taken by it.
+        let promised = self.programs.promised().min(memory.free);
+        let (free, foreign) = (memory.free - promised, memory.foreign.saturating_add(promised));
+        let memory = Memory { free, foreign, ..memory };
         // The readings are from different moments. Programs cannot hold more than the device counts as others' memory.
         (memory, PassBytes { own, programs: self.programs.active_pass_bytes().min(memory.foreign) })
     }

@@ -164,6 +164,10 @@ impl Device for CpuDevice {
         self.ledger.memory()
     }
 
+    fn try_memory(&self) -> Option<Memory> {
+        self.ledger.try_memory()
+    }
+
     fn active_pass_bytes(&self) -> u64 {
         self.active_pass_bytes.load(Ordering::Acquire)
     }
@@ -186,11 +190,11 @@ impl Device for CpuDevice {
     }
 
     fn held_by(&self, pids: &[i32]) -> Option<u64> {
-        Some(self.ledger.held_by(pids))
+        self.ledger.held_by(pids)
     }
 
-    fn note_programs(&self, bytes: u64) {
-        self.ledger.note_programs(bytes);
+    fn note_programs(&self, pids: &[i32]) {
+        self.ledger.note_programs(pids);
     }
 
     /// Hides all GPUs from programs: the CPU is the device.

@@ -107,28 +107,38 @@ impl Ledger {
         }
     }
 
+    /// If the file cannot be read, the device counts as full.
     pub fn memory(&self) -> Memory {
+        let (Self::Own { total, .. } | Self::Shared(Shared { total, .. })) = self;
+        self.try_memory().unwrap_or(Memory { free: 0, total: *total, foreign: 0 })
+    }
+
+    /// `None` if the file cannot be read.
+    pub fn try_memory(&self) -> Option<Memory> {
         match self {
             Self::Own { total, used, programs } => {
                 let used = used.load(Ordering::Acquire);
                 let foreign = programs.load(Ordering::Acquire).min(total - used);
-                Memory { free: total - used - foreign, total: *total, foreign }
+                Some(Memory { free: total - used - foreign, total: *total, foreign })
             }
             Self::Shared(shared) => shared.memory(),
         }
     }
 
-    /// Bytes that these processes hold together: by their rows in the file, or else their resident memory.
-    pub fn held_by(&self, pids: &[i32]) -> u64 {
+    /// Bytes that these processes hold together: by their rows in the file, or else their resident memory. `None` if the file cannot be
+    /// read.
+    pub fn held_by(&self, pids: &[i32]) -> Option<u64> {
         match self {
-            Self::Own { .. } => pids.iter().map(|pid| process_tree::resident_bytes(*pid)).sum(),
+            Self::Own { .. } => Some(pids.iter().map(|pid| process_tree::resident_bytes(*pid)).sum()),
             Self::Shared(shared) => shared.held_by(pids),
         }
     }
 
-    /// Records what the worker's programs hold, as [`held_by`](Self::held_by) returns it. A shared file has that already.
-    pub fn note_programs(&self, bytes: u64) {
-        if let Self::Own { programs, .. } = self {
+    /// Records what the worker's programs, which are these processes, hold. A shared file has that already.
+    pub fn note_programs(&self, pids: &[i32]) {
+        if let Self::Own { programs, .. } = self
+            && let Some(bytes) = self.held_by(pids)
+        {
             programs.store(bytes, Ordering::Release);
         }
     }
@@ -176,22 +186,20 @@ impl Shared {
         });
     }
 
-    fn memory(&self) -> Memory {
+    fn memory(&self) -> Option<Memory> {
         self.locked(|table| {
             let foreign = table.held_by_living_others(self.row);
             let free = self.total.saturating_sub(foreign).saturating_sub(table.holder(self.row).bytes);
             Ok(Memory { free, total: self.total, foreign })
         })
-        .unwrap_or(Memory { free: 0, total: self.total, foreign: 0 })
     }
 
-    fn held_by(&self, pids: &[i32]) -> u64 {
+    fn held_by(&self, pids: &[i32]) -> Option<u64> {
         let ours = |holder: &Holder| i32::try_from(holder.process).is_ok_and(|pid| pids.contains(&pid));
         self.locked(|table| {
             let holders = table.others(self.row).filter(|holder| ours(holder) && holder.is_alive());
             Ok(holders.map(|holder| holder.bytes).fold(0, u64::saturating_add))
         })
-        .unwrap_or(0)
     }
 
     fn write_own(&self, file: &File, bytes: u64) -> io::Result<()> {

@@ -25,13 +25,17 @@ fn two_ledgers_on_a_file_share_its_memory() {
 #[test]
 fn what_programs_hold_is_not_free() {
     let ledger = Ledger::own(1000);
+    let programs_hold = |bytes: u64| {
+        let Ledger::Own { programs, .. } = &ledger else { panic!("it is shared") };
+        programs.store(bytes, Ordering::Release);
+    };
     ledger.take(300).unwrap();
-    ledger.note_programs(500);
+    programs_hold(500);
     assert_eq!(ledger.memory(), Memory { free: 200, total: 1000, foreign: 500 });
     let refused = ledger.take(201).unwrap_err();
     assert_eq!(refused, OutOfMemory { asked: 201, free: 200, total: 1000, foreign: 500 });
     // They may take more than there is.
-    ledger.note_programs(5000);
+    programs_hold(5000);
     assert_eq!(ledger.memory(), Memory { free: 0, total: 1000, foreign: 700 });
     assert_eq!(ledger.take(1).unwrap_err().free, 0);
 }
@@ -45,10 +49,22 @@ fn a_shared_device_tells_processes_apart() {
     let file = OpenOptions::new().write(true).open(folder.path().join("memory")).unwrap();
     Holder { process, started: started(process).unwrap(), bytes: 400 }.write(&file, 7).unwrap();
     let pid = i32::try_from(process).unwrap();
-    assert_eq!((ledger.held_by(&[pid]), ledger.held_by(&[pid + 1])), (400, 0));
+    assert_eq!((ledger.held_by(&[pid]), ledger.held_by(&[pid + 1])), (Some(400), Some(0)));
     sleeper.kill().unwrap();
     sleeper.wait().unwrap();
-    assert_eq!(ledger.held_by(&[pid]), 0);
+    assert_eq!(ledger.held_by(&[pid]), Some(0));
+}
+
+/// Nobody may take that for a device on which nobody holds anything.
+#[test]
+fn a_file_that_cannot_be_read_tells_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = shared(&folder, 1000).unwrap();
+    ledger.take(300).unwrap();
+    let file = OpenOptions::new().write(true).open(folder.path().join("memory")).unwrap();
+    file.set_len(0).unwrap();
+    assert_eq!((ledger.try_memory(), ledger.held_by(&[1])), (None, None));
+    assert_eq!(ledger.memory(), Memory { free: 0, total: 1000, foreign: 0 });
 }
 
 #[test]

@@ -23,9 +23,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// The memory now, or as it was a moment ago.
     fn memory(&self) -> Memory;
 
-    /// Asks the device for its memory, for a device that otherwise tells what it was a moment ago: what other processes took or gave
-    /// back until now is in the next [`memory`](Self::memory). May wait for the device: not for the event loop.
-    fn refresh(&self) {}
+    /// The memory now; `None` if it cannot be read. May wait for the device: not for the event loop.
+    fn try_memory(&self) -> Option<Memory>;
 
     /// Bytes that the passes which run now hold: they come back when these end.
     fn active_pass_bytes(&self) -> u64;
@@ -42,8 +41,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Bytes that these processes hold on the device together; `None` if it cannot tell processes apart. May take milliseconds.
     fn held_by(&self, pids: &[i32]) -> Option<u64>;
 
-    /// Records what the worker's own programs hold, for a device that cannot see it.
-    fn note_programs(&self, _bytes: u64) {}
+    /// Records what the worker's own programs, which are these processes, hold: for a device that cannot see it.
+    fn note_programs(&self, _pids: &[i32]) {}
 
     /// What programs need in their environment to find this device, and no other.
     fn program_env(&self) -> Vec<(String, String)> {

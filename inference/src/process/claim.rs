@@ -15,6 +15,8 @@ pub struct Look {
     /// The part of it that no request to end frees: that of one-shot programs, which end by themselves, and of processes that do not end
     /// although they were killed.
     pub staying: u64,
+    /// What the programs that run passes may still take for them, as far as is known.
+    pub owed: u64,
     /// Whether the device reports what each process holds. Otherwise `ours` is estimated from the loads (`difference.rs`).
     pub tells_apart: bool,
     /// What had been removed from the account before the look.
@@ -69,17 +71,13 @@ impl Claim {
 
     /// Bytes that have not returned: other processes seem to hold them. None if all that was surely the program's has returned.
     pub fn missing(&self, now: Look) -> u64 {
-        // A device that cannot be read shows nothing, and seems to be empty.
-        if now.reading.total == 0 {
-            return self.held;
-        }
         let missing = self.held.saturating_sub(self.returned(now));
         let doubtful = self.held.saturating_sub(self.sure);
         if missing > doubtful + tolerance(now.reading.total) { missing } else { 0 }
     }
 }
 
-fn tolerance(total: u64) -> u64 {
+pub(super) fn tolerance(total: u64) -> u64 {
     TOLERANCE_MAX.min(total / TOLERANCE_PART)
 }
 

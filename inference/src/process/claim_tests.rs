@@ -23,8 +23,6 @@ fn memory_that_others_hold_instead_is_missing() {
     // What the worker's own passes took meanwhile is not its memory.
     let own = Reading { own: 2000 * MIB, ..look(3000, 2000).reading };
     assert_eq!(claim.missing(Look { reading: own, ..look(3000, 2000) }), 0);
-    // The device could not be read.
-    assert_eq!(claim.missing(Look::default()), 2000 * MIB);
 }
 
 /// 2,000 MiB by the difference. Others may have taken 500 of them.

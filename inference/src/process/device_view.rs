@@ -14,8 +14,9 @@ pub trait DeviceView: fmt::Debug + Send + Sync {
         self.name() == "cpu"
     }
 
-    /// The memory now. `free` may leave out memory that the worker has promised to other uses.
-    fn memory(&self) -> Reading;
+    /// The memory now; `None` if it cannot be read. `programs`: the processes of the worker's programs, for a device that cannot see what
+    /// they hold.
+    fn memory(&self, programs: &[i32]) -> Option<Reading>;
 
     /// Bytes that these processes hold together; `None` if the device cannot tell processes apart.
     fn held_by(&self, pids: &[i32]) -> Option<u64>;
@@ -47,13 +48,14 @@ impl DeviceView for HostView {
         "cpu"
     }
 
-    fn memory(&self) -> Reading {
+    fn memory(&self, _: &[i32]) -> Option<Reading> {
         let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let kib = |name: &str| -> u64 {
             let line = text.lines().find(|line| line.starts_with(name));
             line.and_then(|line| line.split_ascii_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
         };
-        Reading { free: kib("MemAvailable:") << 10, total: kib("MemTotal:") << 10, own: 0 }
+        let (free, total) = (kib("MemAvailable:") << 10, kib("MemTotal:") << 10);
+        (total > 0).then_some(Reading { free, total, own: 0 })
     }
 
     fn held_by(&self, pids: &[i32]) -> Option<u64> {

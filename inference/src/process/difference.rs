@@ -8,8 +8,8 @@ const SURE_PART: u64 = 2;
 /// What is known of a process that was just loaded, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Evidence {
-    /// What the device lost meanwhile.
-    pub(super) taken: u64,
+    /// What the device lost meanwhile, if that is known.
+    pub(super) taken: Option<u64>,
     /// What the configuration says that a process takes (`base_mib`).
     pub(super) declared: Option<u64>,
     /// What the program says that its weights take; 0 if it says nothing.
@@ -26,8 +26,8 @@ pub(super) struct Estimate {
     /// What of this is the process's beyond doubt: so much must return when it ends. If this were too much, its slot would be withheld for
     /// as long as others keep what they took. If it is too little, the next process still starts only if the device has room for it.
     pub(super) sure: u64,
-    /// What the next load is expected to need. Too much only delays it.
-    pub(super) needed: u64,
+    /// What the next load is expected to need, if anything is known. Too much only delays it.
+    pub(super) needed: Option<u64>,
 }
 
 impl Evidence {
@@ -36,10 +36,11 @@ impl Evidence {
         let declared = declared.filter(|bytes| *bytes > 0);
         let said_any = Some(said).filter(|bytes| *bytes > 0);
         let least = [declared, said_any, earlier].into_iter().flatten().min();
+        let held = taken.or(least).unwrap_or(0);
         Estimate {
-            held: taken,
-            sure: least.unwrap_or(taken / SURE_PART).min(taken),
-            needed: taken.max(declared.unwrap_or(0)).max(said),
+            held,
+            sure: least.unwrap_or(held / SURE_PART).min(held),
+            needed: [taken.or(least), declared, said_any].into_iter().flatten().max(),
         }
     }
 }
@@ -51,8 +52,9 @@ mod tests {
     #[test]
     fn the_least_that_is_known_is_sure() {
         let estimate = |taken, declared, said, earlier| {
+            let taken = Some(taken);
             let Estimate { held, sure, needed } = Evidence { taken, declared, said, earlier }.estimate();
-            (held, sure, needed)
+            (held, sure, needed.unwrap())
         };
         // Nothing else is known.
         assert_eq!(estimate(800, None, 0, None), (800, 400, 800));
@@ -67,5 +69,17 @@ mod tests {
         assert_eq!(estimate(0, None, 500, None), (0, 0, 500));
         // A declaration of 0 says nothing.
         assert_eq!(estimate(800, Some(0), 0, None), (800, 400, 800));
+    }
+
+    #[test]
+    fn without_a_difference_what_is_declared_said_or_known_from_earlier_loads_counts() {
+        let estimate = |declared, said, earlier| {
+            let evidence = Evidence { taken: None, declared, said, earlier };
+            let Estimate { held, sure, needed } = evidence.estimate();
+            (held, sure, needed)
+        };
+        assert_eq!(estimate(Some(800), 500, Some(600)), (500, 500, Some(800)));
+        assert_eq!(estimate(None, 0, Some(600)), (600, 600, Some(600)));
+        assert_eq!(estimate(None, 0, None), (0, 0, None));
     }
 }

@@ -37,15 +37,22 @@ use super::claim::{Claim, Look, Removed};
 /// not seen that there is enough, and missing memory counts as coming back. Most passes are shorter, and drivers free memory faster.
 const EVICTION_LIMIT: Duration = Duration::from_secs(30);
 
+/// Where programs end all the time, each look may be from before the last end. After this long such a look counts, too.
+const STALE_MAX: Duration = Duration::from_secs(2);
+
 #[derive(Debug, Default)]
 pub(super) struct Entries {
     next: u64,
     pub(super) programs: BTreeMap<u64, Program>,
     /// Memory for programs that are loading.
     pub(super) reserved: BTreeMap<u64, u64>,
+    /// Passes of programs that run.
+    pub(super) passes: BTreeMap<u64, RunningPass>,
     /// What ended programs held, until it is back.
     returning: BTreeMap<u64, Returning>,
     pub(super) removed: Removed,
+    /// Since when no look has shown all that had ended by then.
+    stale_since: Option<Instant>,
     /// When a program was last asked to end; `None` once one that was asked has ended.
     evicted: Option<Instant>,
     /// The waiting program for which free memory is kept.
@@ -69,6 +76,17 @@ struct Returning {
     claim: Claim,
     /// When the program ended.
     since: Instant,
+}
+
+/// A pass that a program runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RunningPass {
+    /// That of its program; `None` for a pass of one-shot programs.
+    pub(super) keeper: Option<i32>,
+    /// What its program may hold meanwhile.
+    pub(super) most: u64,
+    /// It has the device for itself.
+    pub(super) exclusive: bool,
 }
 
 /// A program that was started.
@@ -143,6 +161,41 @@ impl Entries {
         self.programs.values().filter(|program| is_counted(program)).map(|program| program.held).sum()
     }
 
+    /// Whether a program runs a pass.
+    pub(super) fn runs_pass(&self, program: &Program) -> bool {
+        let is_its = |pass: &RunningPass| match pass.keeper {
+            Some(keeper) => keeper == program.keeper,
+            None => program.is_once,
+        };
+        self.passes.values().any(is_its)
+    }
+
+    /// What programs that run passes may hold.
+    pub(super) fn most(&self) -> u64 {
+        self.passes.values().map(|pass| pass.most).fold(0, u64::saturating_add)
+    }
+
+    /// Memory that programs which are loading have been promised, and have not taken yet.
+    pub(super) fn not_taken(&self) -> u64 {
+        let taken = self.noted(|program| program.loaded.is_none() && !program.is_once && !program.is_stuck);
+        self.reserved.values().sum::<u64>().saturating_sub(taken)
+    }
+
+    /// A number that grows with each entry, if one pass runs, and no program loads or gives memory back.
+    pub(super) fn changes_beside_one_pass(&self) -> Option<u64> {
+        let is_still = self.passes.len() == 1
+            && self.reserved.is_empty()
+            && self.returning.is_empty()
+            && self.programs.values().all(|program| program.loaded.is_some());
+        is_still.then_some(self.next)
+    }
+
+    pub(super) fn pass(&mut self, pass: RunningPass) -> u64 {
+        let id = self.number();
+        self.passes.insert(id, pass);
+        id
+    }
+
     pub(super) fn enter(&mut self, program: Program) -> u64 {
         let id = self.number();
         self.programs.insert(id, program);
@@ -164,6 +217,7 @@ impl Entries {
 
     /// Removes an entry of any kind.
     pub(super) fn remove(&mut self, id: u64) {
+        self.passes.remove(&id);
         let program = self.programs.remove(&id);
         if program.as_ref().is_some_and(|program| program.is_asked_to_end) {
             self.evicted = None;
@@ -182,33 +236,56 @@ impl Entries {
     }
 
     /// Reserves memory for a waiting program, if there is enough that is not kept for another one; else asks a program to end for it,
-    /// unless enough is coming back. Does nothing if the look failed, or does not show what has changed since.
-    pub(super) fn reserve(&mut self, waiter: u64, request: Request, look: Look, now: Instant) -> Option<u64> {
-        let is_unread = look.reading.total == 0 && request.bytes > 0;
-        if is_unread || look.removed.reservations != self.removed.reservations {
+    /// unless enough is coming back. `look`: `None` if it failed. Then only a program that needs nothing, as far as is known, is admitted.
+    /// Does nothing if the look does not show what has changed since.
+    pub(super) fn reserve(
+        &mut self,
+        waiter: u64,
+        request: Request,
+        look: Option<Look>,
+        now: Instant,
+    ) -> Option<u64> {
+        let Some(look) = look else { return (request.bytes == 0).then(|| self.reserved(0)) };
+        if look.removed.reservations != self.removed.reservations {
             return None;
         }
         // Programs that end show as free too late, which is safe here. But another program would be asked to end in vain.
-        let shows_the_ended = look.removed == self.removed;
+        let shows_the_ended = look.removed == self.removed || self.is_stale_for_long(now);
+        if look.removed == self.removed {
+            self.stale_since = None;
+        }
         if shows_the_ended {
             self.take_turn(waiter, request, look, now);
         }
         let reserved: u64 = self.reserved.values().sum();
         let promised = self.promised_to_others(waiter, now);
-        let free = look.reading.free.saturating_sub(reserved).saturating_sub(promised);
+        // Passes were admitted to what they owe.
+        let owed = if self.passes.values().any(|pass| pass.exclusive) { u64::MAX } else { look.owed };
+        let unpromised = look.reading.free.saturating_sub(reserved).saturating_sub(promised);
+        let free = unpromised.saturating_sub(owed);
         if free >= request.bytes {
-            let id = self.number();
-            self.reserved.insert(id, request.bytes);
-            return Some(id);
+            return Some(self.reserved(request.bytes));
         }
         // One program at a time, because the next one may not be needed; and for one waiting program at a time.
         let is_due =
             self.evicted.is_none_or(|evicted| now.saturating_duration_since(evicted) >= EVICTION_LIMIT);
         let is_coming = free.saturating_add(self.coming(look, now)) >= request.bytes;
-        if shows_the_ended && promised == 0 && is_due && !is_coming {
+        // Passes end, and most soon.
+        let only_passes = unpromised >= request.bytes && !request.busy_too;
+        if shows_the_ended && promised == 0 && is_due && !is_coming && !only_passes {
             self.evict(waiter, request, free, look, now);
         }
         None
+    }
+
+    fn is_stale_for_long(&mut self, now: Instant) -> bool {
+        now.saturating_duration_since(*self.stale_since.get_or_insert(now)) >= STALE_MAX
+    }
+
+    fn reserved(&mut self, bytes: u64) -> u64 {
+        let id = self.number();
+        self.reserved.insert(id, bytes);
+        id
     }
 
     /// Bytes that are kept for another waiting program: free, or about to be freed.

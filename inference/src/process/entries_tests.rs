@@ -14,7 +14,7 @@ fn look(free: u64, ours: u64) -> Look {
 
 /// As [`Entries::reserve`], with a look from this moment.
 fn ask(entries: &mut Entries, waiter: u64, request: Request, look: Look, now: Instant) -> Option<u64> {
-    entries.reserve(waiter, request, Look { removed: entries.removed, ..look }, now)
+    entries.reserve(waiter, request, Some(Look { removed: entries.removed, ..look }), now)
 }
 
 fn program(held: u64, loaded: Option<Instant>, idle: Option<Instant>) -> Program {
@@ -165,24 +165,44 @@ fn a_look_that_failed_or_is_from_before_a_change_decides_nothing() {
     let (now, at) = (Instant::now(), Some(Instant::now()));
     let request = Request { bytes: 500 * MIB, busy_too: true };
     let mut entries = entries([program(600, at, at), program(600, at, at)]);
-    assert_eq!(ask(&mut entries, WAITER, request, Look::default(), now), None);
+    assert_eq!(entries.reserve(WAITER, request, None, now), None);
     assert_eq!((asked(&entries), entries.promise.is_none()), (NOBODY.to_vec(), true));
     let before = look(0, 1200);
-    assert_eq!(entries.reserve(WAITER, request, before, now), None);
+    assert_eq!(entries.reserve(WAITER, request, Some(before), now), None);
     assert_eq!(asked(&entries), [10]);
     // It ends, and its memory is back at once.
     entries.remove(10);
-    assert_eq!(entries.reserve(WAITER, request, before, now), None);
+    assert_eq!(entries.reserve(WAITER, request, Some(before), now), None);
     assert_eq!(asked(&entries), NOBODY);
     let reserved = ask(&mut entries, WAITER, request, look(600, 600), now).expect("it is free");
     entries.gives_up(WAITER);
     // It has taken its memory. Now nobody else gets it, because an earlier look showed it as free.
     let before = Look { removed: entries.removed, ..look(600, 600) };
     entries.remove(reserved);
-    assert_eq!(entries.reserve(WAITER + 1, request, before, now), None);
+    assert_eq!(entries.reserve(WAITER + 1, request, Some(before), now), None);
     // A program that needs nothing, as far as is known, starts even if the device cannot be read.
     let nothing = Request { bytes: 0, ..request };
-    assert!(ask(&mut entries, WAITER, nothing, Look::default(), now).is_some());
+    assert!(entries.reserve(WAITER, nothing, None, now).is_some());
+}
+
+/// One-shot programs end many times a second.
+#[test]
+fn where_programs_end_all_the_time_others_are_asked_to_end_nevertheless() {
+    let now = Instant::now();
+    let at = Some(now);
+    let request = Request { bytes: 500 * MIB, busy_too: false };
+    let mut entries = entries([program(600, at, at)]);
+    let mut ask_late = |after: Duration| {
+        let before = look(0, 600);
+        let before = Look { removed: entries.removed, ..before };
+        let once = entries.enter(Program { held: 1, ..Program::new(9, true) });
+        entries.remove(once);
+        assert_eq!(entries.reserve(WAITER, request, Some(before), now + after), None);
+        asked(&entries)
+    };
+    assert_eq!(ask_late(Duration::ZERO), NOBODY);
+    assert_eq!(ask_late(STALE_MAX / 2), NOBODY);
+    assert_eq!(ask_late(STALE_MAX), [10]);
 }
 
 #[test]
@@ -271,4 +291,50 @@ fn nothing_is_kept_for_long_for_a_program_that_has_no_room() {
     assert_eq!(ask(&mut entries, 2, small, look(300, 600), now), None);
     entries.gives_up(1);
     assert!(ask(&mut entries, 2, small, look(300, 600), now).is_some());
+}
+
+#[test]
+fn no_program_is_loaded_into_what_passes_were_admitted_to() {
+    let now = Instant::now();
+    let request = Request { bytes: 500 * MIB, busy_too: false };
+    let mut entries = busy();
+    let pass = entries.pass(RunningPass { keeper: Some(1), most: 1000 * MIB, exclusive: false });
+    assert_eq!(entries.most(), 1000 * MIB);
+    assert!(entries.programs.values().all(|program| entries.runs_pass(program)));
+    // It has 600 of its 1,000.
+    let owing = Look { owed: 400 * MIB, ..look(800, 600) };
+    assert_eq!(ask(&mut entries, WAITER, request, owing, now), None);
+    let small = Request { bytes: 400 * MIB, ..request };
+    let loading = ask(&mut entries, WAITER, small, owing, now).expect("so much is free besides");
+    entries.remove(loading);
+    entries.remove(pass);
+    assert_eq!(entries.most(), 0);
+    // An exclusive pass may take all. No program is asked to end for one that only waits for a pass, unless passes go on and on.
+    let pass = entries.pass(RunningPass { keeper: None, most: 0, exclusive: true });
+    assert_eq!(ask(&mut entries, WAITER, small, look(800, 600), now), None);
+    assert_eq!(asked(&entries), NOBODY);
+    entries.remove(pass);
+    assert!(ask(&mut entries, WAITER, small, look(800, 600), now).is_some());
+    let mut entries = busy();
+    entries.pass(RunningPass { keeper: Some(1), most: 0, exclusive: true });
+    entries.programs.values_mut().for_each(|program| program.idle = Some(now));
+    let request = Request { bytes: 300 * MIB, busy_too: false };
+    assert_eq!(ask(&mut entries, WAITER, request, look(400, 600), now), None);
+    assert_eq!(asked(&entries), NOBODY);
+    let for_long = Request { busy_too: true, ..request };
+    assert_eq!(ask(&mut entries, WAITER, for_long, look(400, 600), now), None);
+    assert_eq!(asked(&entries), [0]);
+}
+
+#[test]
+fn a_promise_ends_where_the_program_has_taken_it() {
+    let mut entries = entries([program(0, None, None), program(600, Some(Instant::now()), None)]);
+    let reserved = entries.reserved(500 * MIB);
+    assert_eq!(entries.not_taken(), 500 * MIB);
+    for (held, left) in [(200, 300), (700, 0)] {
+        entries.programs.get_mut(&10).unwrap().held = held * MIB;
+        assert_eq!(entries.not_taken(), left * MIB);
+    }
+    entries.remove(reserved);
+    assert_eq!(entries.not_taken(), 0);
 }

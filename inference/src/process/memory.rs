@@ -1,23 +1,26 @@
 //! Accounts a device's memory to programs that start and end: what they hold, what a new one may take, and whether the memory of
 //! an ended one returned.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
-use tokio::time::{Duration, Instant, sleep, timeout};
+use tokio::time::{Duration, Instant, sleep};
 
 pub use super::claim::{Claim, Look};
+use super::device_calls::{CALL_MAX, DeviceCalls};
 use super::device_view::{DeviceView, Reading};
-use super::entries::{Entries, Program, Request};
+use super::entries::{Entries, Program, Request, RunningPass};
 use super::shared_look::Looks;
 use crate::process_tree::{self, ProcessTree};
 
 /// How often to read the device while a program waits for memory, or the pool waits for memory to return.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// After this long a look counts as failed.
-const LOOK_MAX: Duration = Duration::from_secs(10);
+/// If a device has not reported for so long what processes hold, it does not do so any more: its driver's library may have been replaced.
+const SILENT_MAX: Duration = Duration::from_secs(30);
+
+/// How long an exclusive pass waits for programs that are loading. Most load in less. One that takes longer may have all its memory by then.
+const LOADS_WAIT: Duration = Duration::from_secs(60);
 
 /// How long a program waits for idle ones before busy ones are asked to end after their passes, and what becomes free is kept for it.
 const BUSY_AFTER: Duration = Duration::from_secs(10);
@@ -26,10 +29,11 @@ const BUSY_AFTER: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct DeviceAccount {
     view: Arc<dyn DeviceView>,
+    calls: DeviceCalls,
     entries: Mutex<Entries>,
     looks: Looks,
-    /// Whether the device has ever reported what processes hold. If it does not do so later, that look has failed.
-    has_told: AtomicBool,
+    /// When the device last reported what processes hold. If it does not do so soon after, that look has failed.
+    told_at: Mutex<Option<Instant>>,
 }
 
 /// An entry in the account, removed when this is dropped.
@@ -43,9 +47,10 @@ impl DeviceAccount {
     pub fn new(view: Arc<dyn DeviceView>) -> Arc<Self> {
         Arc::new(Self {
             view,
+            calls: DeviceCalls::new(CALL_MAX),
             entries: Mutex::default(),
             looks: Looks::default(),
-            has_told: AtomicBool::new(false),
+            told_at: Mutex::default(),
         })
     }
 
@@ -53,57 +58,61 @@ impl DeviceAccount {
         &*self.view
     }
 
-    /// The processes of all programs.
-    pub fn pids(&self) -> Vec<i32> {
-        ProcessTree::read().under(&self.entries().keepers(|_| true))
-    }
-
-    /// Looks at the device: what it shows is from after the call. Programs that wait look often, and a look reads all processes of the
-    /// machine, so calls at the same time share one.
-    pub async fn look(self: &Arc<Self>) -> Look {
+    /// Looks at the device: what it shows is from after the call. `None` if the device cannot be read. Programs that wait look often, and a
+    /// look reads all processes of the machine, so calls at the same time share one.
+    pub async fn look(self: &Arc<Self>) -> Option<Look> {
         self.looks
             .shared(|| {
                 let account = Arc::clone(self);
-                async move {
-                    let looked = tokio::task::spawn_blocking(move || account.look_now());
-                    // Otherwise a driver that hangs would keep programs from being ended.
-                    timeout(LOOK_MAX, looked).await.ok().and_then(Result::ok).unwrap_or_default()
-                }
+                async { self.calls.call(move || account.look_now()).await? }
             })
             .await
     }
 
-    fn look_now(&self) -> Look {
+    fn look_now(&self) -> Option<Look> {
         let stays = |program: &Program| program.is_once || program.is_stuck;
-        let (all, staying, removed) = {
+        let (all, staying, running, most, removed) = {
             let entries = self.entries();
-            (Group::of(&entries, |_| true), Group::of(&entries, stays), entries.removed)
+            let group = |is_counted: &dyn Fn(&Program) -> bool| Group::of(&entries, is_counted);
+            let running = group(&|program| entries.runs_pass(program));
+            (group(&|_| true), group(&stays), running, entries.most(), entries.removed)
         };
         let tree = ProcessTree::read();
-        let reading = self.view.memory();
+        // Before what is ours.
+        let reading = self.view.memory(&tree.under(&all.keepers))?;
         let told = all.told(&*self.view, &tree);
         let ours = told.unwrap_or(all.noted);
         let staying = match told {
             Some(_) => staying.told(&*self.view, &tree).unwrap_or(staying.noted),
             None => staying.noted,
         };
-        let tells_apart = told.is_some() || self.has_told.load(Ordering::Relaxed);
-        self.has_told.store(tells_apart, Ordering::Relaxed);
-        Look { reading, ours, staying, tells_apart, removed }
+        // Nothing, where the device does not tell what they hold already: a program that waits must not wait for that twice.
+        let held = (most > 0).then(|| running.told(&*self.view, &tree)).flatten();
+        let owed = held.map_or(0, |held| most.saturating_sub(held));
+        let tells_apart = self.tells_apart(told.is_some(), Instant::now());
+        Some(Look { reading, ours, staying, owed, tells_apart, removed })
     }
 
-    /// What the processes under a keeper hold, if the device can tell.
+    /// Whether the device reports what processes hold, or has done so a moment ago. `told`: it does so now.
+    fn tells_apart(&self, told: bool, now: Instant) -> bool {
+        // A poisoned lock is usable: nothing panics while it is held.
+        let mut told_at = self.told_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if told {
+            *told_at = Some(now);
+        }
+        told_at.is_some_and(|at| now.saturating_duration_since(at) < SILENT_MAX)
+    }
+
+    /// What the processes under a keeper hold. `None` if the device cannot tell, or does not answer.
     pub async fn held_under(self: &Arc<Self>, keeper: i32) -> Option<u64> {
         let account = Arc::clone(self);
-        let held = move || account.view.held_by(&process_tree::descendants(keeper));
-        tokio::task::spawn_blocking(held).await.ok().flatten()
+        self.calls.call(move || account.view.held_by(&process_tree::descendants(keeper))).await?
     }
 
     /// The same, for readings many times a second: does not read all processes of the machine, and may miss some that end.
     pub async fn sample_under(self: &Arc<Self>, keeper: i32) -> Option<u64> {
         let account = Arc::clone(self);
-        let held = move || account.view.held_by(&process_tree::descendants_nearby(keeper));
-        tokio::task::spawn_blocking(held).await.ok().flatten()
+        self.calls.call(move || account.view.held_by(&process_tree::descendants_nearby(keeper))).await?
     }
 
     /// Records a warm program until the entry is dropped.
@@ -132,12 +141,15 @@ impl DeviceAccount {
     ) -> Result<Entry, Reading> {
         let since = Instant::now();
         let waiter = self.waiter();
+        // Until the device can be read.
+        let mut reading = Reading::default();
         loop {
             let look = self.look().await;
-            let reading = look.reading;
-            // The total is 0 if the device cannot be read.
-            if reading.total > 0 && bytes > reading.total {
-                return Err(reading);
+            if let Some(look) = look {
+                reading = look.reading;
+                if bytes > reading.total {
+                    return Err(reading);
+                }
             }
             let busy_too = since.elapsed() > BUSY_AFTER && is_only();
             if let Some(entry) = self.reserve(&waiter, Request { bytes, busy_too }, look, Instant::now()) {
@@ -159,7 +171,7 @@ impl DeviceAccount {
         self: &Arc<Self>,
         waiter: &Waiter,
         request: Request,
-        look: Look,
+        look: Option<Look>,
         now: Instant,
     ) -> Option<Entry> {
         let id = self.entries().reserve(waiter.number, request, look, now)?;
@@ -182,7 +194,8 @@ impl DeviceAccount {
         }
         loop {
             sleep(LOOK).await;
-            let later = claim.returned(self.look().await);
+            let Some(later) = self.look().await else { continue };
+            let later = claim.returned(later);
             if later <= returned {
                 return returned;
             }
@@ -194,6 +207,35 @@ impl DeviceAccount {
     pub fn is_loading(&self) -> bool {
         let entries = self.entries();
         !entries.reserved.is_empty() || entries.programs.values().any(|program| program.loaded.is_none())
+    }
+
+    /// Memory that programs which are loading have been promised, and have not taken yet: it is not free for passes.
+    pub fn promised(&self) -> u64 {
+        self.entries().not_taken()
+    }
+
+    /// Records a pass until the entry is dropped: so long no program is loaded into what the pass may take. `keeper`: that of the program,
+    /// or `None` for one-shot programs; `most`: what the program may hold. An exclusive pass waits for programs that are loading, but not
+    /// for ever, because all other passes of the worker wait for it.
+    pub async fn pass(self: &Arc<Self>, keeper: Option<i32>, most: u64, exclusive: bool) -> Entry {
+        let id = self.entries().pass(RunningPass { keeper, most, exclusive });
+        let entry = Entry { account: Arc::clone(self), id };
+        if exclusive {
+            self.until_loaded(LOADS_WAIT).await;
+        }
+        entry
+    }
+
+    async fn until_loaded(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        while !self.entries().reserved.is_empty() && Instant::now() < until {
+            sleep(LOOK).await;
+        }
+    }
+
+    /// A number that changes with the account, if one pass runs, and nothing else of the worker's programs moves.
+    pub(super) fn changes_beside_one_pass(&self) -> Option<u64> {
+        self.entries().changes_beside_one_pass()
     }
 
     /// Records memory that an ended program held, for a program whose entry is gone.
@@ -249,7 +291,8 @@ impl Entry {
 
     /// Notes that it is loaded, and may be asked to end from now on.
     pub fn is_loaded(&self) {
-        self.change(|program| program.loaded = Some(Instant::now()));
+        // Also where the load took so long that it seemed to be stuck.
+        self.change(|program| (program.loaded, program.is_stuck) = (Some(Instant::now()), false));
     }
 
     /// Notes that its jobs were sent away before it was loaded: it is not asked to end before they can be back.
@@ -310,11 +353,14 @@ impl Returning {
     /// Waits until the memory is back; what has returned. `missing` gets the missing bytes at each check.
     pub async fn until_back(self, mut missing: impl FnMut(u64)) -> u64 {
         let Self { entry, claim } = self;
+        if claim.held == 0 {
+            return 0;
+        }
         let account = Arc::clone(&entry.account);
         loop {
             let now = account.look().await;
-            let left = claim.missing(now);
-            if left == 0 {
+            let left = now.map_or(claim.held, |now| claim.missing(now));
+            if let Some(now) = now.filter(|_| left == 0) {
                 drop(entry);
                 return account.all_returned(claim, now).await;
             }

@@ -1,8 +1,9 @@
-//! Random histories of the account, without processes and without a clock: models whose programs load, run passes, are asked to end, and
+//! Random histories of the account, without processes, device and clock: models whose programs load, run passes, are asked to end, and
 //! leave memory behind that comes back later.
 
 use proptest::prelude::*;
 
+use super::tests::Unsteady;
 use super::*;
 
 const MIB: u64 = 1 << 20;
@@ -13,6 +14,13 @@ const LOOKS: u32 = 6_000;
 
 /// A program that waited for longer than this, in looks, may stay for `BUSY_AFTER` before it is asked to end: its jobs have to come back.
 const PATIENCE: u32 = 50;
+
+/// Each of these looks fails, or is as old as the one before.
+const FAILED_EVERY: u32 = 11;
+const OLD_EVERY: u32 = 7;
+
+/// How often one-shot programs come, and go.
+const ONCE_EVERY: u32 = 97;
 
 /// How a model behaves. Times are in looks; a program runs for at least one.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +64,9 @@ fn wait_max(models: &[Model]) -> u32 {
     let busy_after = (BUSY_AFTER.as_millis() / LOOK.as_millis()) as u32 + 1;
     let count = models.len() as u32;
     let turn = load + busy_after + (count - 1) * pass_and_end + pass_and_end + stays;
-    busy_after + count * turn
+    // A look that fails or is old decides nothing.
+    let looks = busy_after + count * turn;
+    looks + looks.div_ceil(FAILED_EVERY) + looks.div_ceil(OLD_EVERY) + 2 * count
 }
 
 /// The place for a model's program.
@@ -94,28 +104,6 @@ enum Place {
     },
 }
 
-/// A device without a driver: the history says what it holds.
-#[derive(Debug)]
-struct Nothing;
-
-impl DeviceView for Nothing {
-    fn name(&self) -> &str {
-        "cpu"
-    }
-
-    fn memory(&self) -> Reading {
-        Reading::default()
-    }
-
-    fn held_by(&self, _: &[i32]) -> Option<u64> {
-        None
-    }
-
-    fn env(&self) -> Vec<(String, String)> {
-        Vec::new()
-    }
-}
-
 /// A device, and the models on it.
 struct World {
     account: Arc<DeviceAccount>,
@@ -123,6 +111,11 @@ struct World {
     at: u32,
     /// What other processes hold.
     others: u64,
+    /// A one-shot program that runs, and what it holds then.
+    once: Option<Entry>,
+    once_bytes: u64,
+    /// What the look before showed.
+    before: Option<Look>,
     models: Vec<Model>,
     places: Vec<Place>,
     /// When each model has its next job.
@@ -133,11 +126,24 @@ struct World {
 }
 
 impl World {
-    fn new(models: Vec<Model>, others: u64) -> Self {
+    fn new(models: Vec<Model>, others: u64, once_bytes: u64) -> Self {
         let places = models.iter().map(|_| Place::Unloaded).collect();
         let (next_job, jobs) = (vec![0; models.len()], vec![0; models.len()]);
-        let account = DeviceAccount::new(Arc::new(Nothing));
-        Self { account, start: Instant::now(), at: 0, others, models, places, next_job, longest: 0, jobs }
+        let account = DeviceAccount::new(Arc::new(Unsteady::default()));
+        Self {
+            account,
+            start: Instant::now(),
+            at: 0,
+            others,
+            once: None,
+            once_bytes,
+            before: None,
+            models,
+            places,
+            next_job,
+            longest: 0,
+            jobs,
+        }
     }
 
     fn now(&self) -> Instant {
@@ -150,6 +156,29 @@ impl World {
 
     fn has_work(&self, model: usize) -> bool {
         self.next_job[model] <= self.at
+    }
+
+    /// Whether the model's program fits beside what nobody here can end.
+    fn has_room(&self, model: usize) -> bool {
+        self.need(model) + self.others + self.once_bytes <= TOTAL
+    }
+
+    fn reserved(&self) -> u64 {
+        self.account.entries().reserved.values().sum()
+    }
+
+    /// One-shot programs are admitted as passes: into what is not promised to others.
+    fn once_comes_or_goes(&mut self) {
+        // Not at an old look, which does not show it.
+        let is_due = self.at.is_multiple_of(ONCE_EVERY) && !self.at.is_multiple_of(OLD_EVERY);
+        if !is_due || self.once.take().is_some() {
+            return;
+        }
+        if self.look().reading.free - (self.reserved() - self.taken()) >= self.once_bytes {
+            let once = self.account.enter_once(0);
+            once.holds(self.once_bytes, false);
+            self.once = Some(once);
+        }
     }
 
     /// Bytes that are in use although their program has ended.
@@ -186,7 +215,8 @@ impl World {
         Look {
             reading: Reading { free: TOTAL - used, total: TOTAL, own: 0 },
             ours,
-            staying: 0,
+            staying: if self.once.is_some() { self.once_bytes } else { 0 },
+            owed: 0,
             tells_apart: true,
             removed: self.account.entries().removed,
         }
@@ -195,16 +225,18 @@ impl World {
     /// A tenth of a second. The models come in this order.
     fn step(&mut self, order: impl Iterator<Item = usize>) {
         self.at += 1;
+        self.once_comes_or_goes();
         for model in order {
             let place = std::mem::replace(&mut self.places[model], Place::Unloaded);
             self.places[model] = self.next(model, place);
-            let reserved: u64 = self.account.entries().reserved.values().sum();
+            let reserved = self.reserved();
             assert!(
                 reserved - self.taken() <= self.look().reading.free,
                 "more is reserved than there is: {:?}",
                 self.places
             );
         }
+        self.before = Some(self.look());
     }
 
     fn next(&mut self, model: usize, place: Place) -> Place {
@@ -284,13 +316,20 @@ impl World {
     /// Asks for the memory of a model's program.
     fn ask(&mut self, model: usize, waiter: &Waiter, since: u32) -> Option<Entry> {
         let waited = self.at - since;
-        self.longest = self.longest.max(waited);
+        if self.has_room(model) {
+            self.longest = self.longest.max(waited);
+        }
         let busy_too = LOOK * waited > BUSY_AFTER;
         let request = Request { bytes: self.need(model), busy_too };
         let look = self.look();
         let free = look.reading.free.saturating_sub(self.account.entries().reserved.values().sum());
         let before = self.not_asked();
-        let entry = self.account.reserve(waiter, request, look, self.now());
+        let seen = match self.at {
+            at if at.is_multiple_of(FAILED_EVERY) => None,
+            at if at.is_multiple_of(OLD_EVERY) => self.before,
+            _ => Some(look),
+        };
+        let entry = self.account.reserve(waiter, request, seen, self.now());
         let after = self.not_asked();
         let newly: Vec<_> =
             before.iter().filter(|(id, ..)| !after.iter().any(|(other, ..)| other == id)).collect();
@@ -330,11 +369,17 @@ fn numbers(mut seed: u64) -> impl FnMut() -> u64 {
 
 proptest! {
     /// What is reserved is there; a program is asked to end only for a waiting one that then fits, and a busy one only if there is no
-    /// other way; memory that is missing withholds its place, and no longer than it is missing; and no model waits for ever.
+    /// other way; memory that is missing withholds its place, and no longer than it is missing; and no model for which there is room waits for
+    /// ever, although looks fail or are old, and one-shot programs come and go.
     #[test]
-    fn models_take_turns_within_the_device(models in models(), others in 0..2_000_u64, seed in any::<u64>()) {
+    fn models_take_turns_within_the_device(
+        models in models(),
+        others in 0..9_000_u64,
+        once in prop_oneof![Just(0_u64), 1..2_000_u64],
+        seed in any::<u64>(),
+    ) {
         let count = models.len();
-        let mut world = World::new(models, others * MIB);
+        let mut world = World::new(models, others * MIB, once * MIB);
         let mut number = numbers(seed);
         for _ in 0..LOOKS {
             let mut order: Vec<usize> = (0..count).collect();
@@ -345,6 +390,7 @@ proptest! {
         }
         let (longest, most) = (world.longest, wait_max(&world.models));
         prop_assert!(longest <= most, "a program waited for {longest} looks instead of {most}");
-        prop_assert!(world.jobs.iter().all(|jobs| *jobs > 0), "{:?}", world.jobs);
+        let starved = |model: &usize| world.has_room(*model) && world.jobs[*model] == 0;
+        prop_assert!((0..count).all(|model| !starved(&model)), "{:?}", world.jobs);
     }
 }

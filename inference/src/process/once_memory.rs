@@ -22,9 +22,9 @@ const BACK_LIMIT: Duration = Duration::from_secs(5);
 /// Looks at the device.
 #[derive(Debug)]
 pub(super) struct Looks {
-    /// Bytes that were free before the program was started.
+    /// Bytes that were free before the program was started; 0 if that is not known.
     free_before: u64,
-    /// The last looks, the newest last; one at least, from before the program was started.
+    /// The last that did not fail, the newest last.
     last: VecDeque<Look>,
 }
 
@@ -32,7 +32,7 @@ impl Looks {
     /// Looks before a program is started.
     pub(super) async fn before(account: &Arc<DeviceAccount>) -> Self {
         let look = account.look().await;
-        Self { free_before: look.reading.free, last: VecDeque::from([look]) }
+        Self { free_before: look.map_or(0, |look| look.reading.free), last: look.into_iter().collect() }
     }
 
     /// Looks again and again, until this is dropped, and notes what the program holds: a look at the device may fail to tell.
@@ -47,7 +47,7 @@ impl Looks {
             if let Some(sampler) = sampler {
                 entry.holds(sampler.most(), false);
             }
-            self.last.push_back(account.look().await);
+            self.last.extend(account.look().await);
             if self.last.len() > LOOKS_MAX {
                 self.last.pop_front();
             }
@@ -67,6 +67,8 @@ impl Looks {
     fn claim(&self, held: u64) -> Claim {
         let count = self.last.len().saturating_sub(1).max(1);
         let alive = self.last.iter().take(count).copied().max_by_key(Look::others);
+        // Where the device was never read, nobody knows what is missing.
+        let held = if alive.is_some() { held } else { 0 };
         Claim { alive: alive.unwrap_or_default(), held, sure: held }
     }
 }
@@ -93,7 +95,7 @@ impl Left {
                 // Nobody can tell whose the missing memory is. Where less than the declaration was free, the program before was started all
                 // the same.
                 let needed = declared.min(self.free_before);
-                while account.look().await.reading.free < needed {
+                while needed > 0 && account.look().await.is_none_or(|look| look.reading.free < needed) {
                     sleep(LOOK_EVERY).await;
                 }
             }

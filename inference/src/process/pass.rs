@@ -25,6 +25,8 @@ pub struct PassRequest {
     pub params: Map<String, Value>,
     /// Device bytes that it may take beyond the weights.
     pub budget: Option<u64>,
+    /// It has the device for itself: no program is loaded meanwhile.
+    pub exclusive: bool,
     /// Whether to measure the peak. The pool sets this.
     pub measure: bool,
 }

@@ -1,5 +1,6 @@
 //! Measures the device memory of a pass: the most that its process holds meanwhile, beyond what it held when it was loaded.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -7,10 +8,40 @@ use tokio::task::JoinHandle;
 use tokio::time::{Duration, sleep};
 
 use super::memory::DeviceAccount;
+use super::peak_difference::PeakDifference;
 
 /// The interval of the readings. Memory that is held for a shorter time is missed, unless a caching allocator keeps it after the
 /// pass, as most do.
 const EVERY: Duration = Duration::from_millis(20);
+
+/// How a pass is measured.
+#[derive(Debug)]
+pub(super) enum Measuring {
+    /// The device reports what processes hold.
+    Told(Sampler),
+    /// It does not.
+    Lost(PeakDifference),
+    Nothing,
+}
+
+impl Measuring {
+    /// Before a pass of a process that held `base` bytes when it was loaded.
+    pub(super) async fn start(account: &Arc<DeviceAccount>, keeper: i32, base: u64) -> Self {
+        match Sampler::start(account, keeper, base).await {
+            Some(sampler) => Self::Told(sampler),
+            None => PeakDifference::start(account).await.map_or(Self::Nothing, Self::Lost),
+        }
+    }
+
+    /// Measures until this is dropped.
+    pub(super) async fn go_on(&mut self) -> Infallible {
+        match self {
+            Self::Lost(difference) => difference.go_on().await,
+            // The sampler has a task of its own.
+            Self::Told(_) | Self::Nothing => std::future::pending().await,
+        }
+    }
+}
 
 /// A measurement under way.
 #[derive(Debug)]

@@ -11,13 +11,16 @@ use super::claim::Look;
 pub(super) struct Looks {
     /// How many have begun.
     begun: AtomicU64,
-    /// The number of the last one that has ended, and what it showed.
-    last: Mutex<(u64, Look)>,
+    /// The number of the last one that has ended, and what it showed; `None` if it failed.
+    last: Mutex<(u64, Option<Look>)>,
 }
 
 impl Looks {
     /// What a look shows that begins after this call: an own one, or another caller's. Cancel-safe.
-    pub(super) async fn shared<F: Future<Output = Look>>(&self, look: impl FnOnce() -> F) -> Look {
+    pub(super) async fn shared<F: Future<Output = Option<Look>>>(
+        &self,
+        look: impl FnOnce() -> F,
+    ) -> Option<Look> {
         let begun_before = self.begun.load(Ordering::Acquire);
         let mut last = self.last.lock().await;
         if last.0 > begun_before {
@@ -47,9 +50,9 @@ mod tests {
             for _ in 0..3 {
                 yield_now().await;
             }
-            Look { ours, ..Look::default() }
+            Some(Look { ours, ..Look::default() })
         });
-        seen.await.ours
+        seen.await.unwrap().ours
     }
 
     #[tokio::test]

@@ -1,6 +1,6 @@
 //! The memory of a worker's device that its programs share.
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
 
 use super::device_view::{DeviceView, Reading};
 use super::memory::DeviceAccount;
@@ -11,44 +11,34 @@ const FIRST_GPU: &str = "cuda:0";
 
 /// A device of the worker's, for the account of its programs.
 #[derive(Debug)]
-pub struct WorkerDevice {
-    device: Arc<dyn Device>,
-    account: OnceLock<Weak<DeviceAccount>>,
-}
+pub struct WorkerDevice(Arc<dyn Device>);
 
 impl WorkerDevice {
     /// The account of a device's programs.
     pub fn account(device: Arc<dyn Device>) -> Arc<DeviceAccount> {
-        let view = Arc::new(Self { device, account: OnceLock::new() });
-        let account = DeviceAccount::new(Arc::<Self>::clone(&view));
-        // The first and only time.
-        let _ = view.account.set(Arc::downgrade(&account));
-        account
+        DeviceAccount::new(Arc::new(Self(device)))
     }
 }
 
 impl DeviceView for WorkerDevice {
     fn name(&self) -> &str {
-        let name = self.device.name();
+        let name = self.0.name();
         if name.starts_with("cuda") { FIRST_GPU } else { name }
     }
 
-    fn memory(&self) -> Reading {
-        // A reading from before a program took its memory would not show it.
-        self.device.refresh();
-        if let Some(account) = self.account.get().and_then(Weak::upgrade) {
-            self.device.note_programs(self.device.held_by(&account.pids()).unwrap_or(0));
-        }
-        let memory = self.device.memory();
+    fn memory(&self, programs: &[i32]) -> Option<Reading> {
+        self.0.note_programs(programs);
+        // Not the reading of a moment ago, which would not show what a program has just taken.
+        let memory = self.0.try_memory()?;
         let Memory { free, total, .. } = memory;
-        Reading { free, total, own: memory.own() }
+        Some(Reading { free, total, own: memory.own() })
     }
 
     fn held_by(&self, pids: &[i32]) -> Option<u64> {
-        self.device.held_by(pids)
+        self.0.held_by(pids)
     }
 
     fn env(&self) -> Vec<(String, String)> {
-        self.device.program_env()
+        self.0.program_env()
     }
 }

@@ -38,6 +38,13 @@ class Probe(vramq.Model):
         if "DEVICE" in os.environ:
             self.device = Device(os.environ["DEVICE"])
             self.device.take(int(os.environ.get("BASE_MIB", "0")) * MIB)
+        if how == "heir" and os.path.exists(os.environ["FILE"]):
+            with open(os.environ["FILE"]) as file:
+                heir = int(file.read())
+            while os.path.exists(os.environ["FILE"]):
+                time.sleep(0.01)
+            self.device.bequeath(int(os.environ["BASE_MIB"]) * MIB, heir)
+            os.kill(os.getpid(), signal.SIGKILL)
         while how == "holds-while-file" and os.path.exists(os.environ["FILE"]):
             time.sleep(0.01)
 

@@ -76,10 +76,10 @@ impl DeviceView for FileDevice {
         self.on_host
     }
 
-    fn memory(&self) -> Reading {
+    fn memory(&self, _: &[i32]) -> Option<Reading> {
         let (total, rows) = self.rows();
         let held: u64 = rows.iter().map(|(_, bytes)| bytes).sum();
-        Reading { free: total - held, total, own: 0 }
+        Some(Reading { free: total - held, total, own: 0 })
     }
 
     fn held_by(&self, pids: &[i32]) -> Option<u64> {

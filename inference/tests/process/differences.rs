@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use vramq_inference::process::{PassEnd, Pool};
+use vramq_inference::process::{Need, PassEnd, Pool};
 
 use crate::device::{FileDevice, Stranger};
-use crate::env::{DEADLINE, Env, done, ended, run, state, until};
+use crate::env::{DEADLINE, Env, done, ended, run, state, texts, until};
 
 const MIB: u64 = 1 << 20;
 const TOTAL_MIB: u64 = 3000;
@@ -57,7 +57,7 @@ impl Shared {
     }
 
     async fn free(&self) -> u64 {
-        self.env.account.look().await.reading.free
+        self.env.account.look().await.unwrap().reading.free
     }
 }
 
@@ -175,5 +175,34 @@ async fn memory_in_a_daemon_is_the_programs_as_long_as_it_is_loaded() {
     until("the slot is withheld", || state(&pool, 0) == "withheld").await;
     shared.neighbour = Stranger::start();
     assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
+    shared.env.close(pool).await;
+}
+
+/// What passes take is measured, too, as long as nobody else takes or frees memory.
+#[tokio::test]
+async fn what_a_pass_takes_is_what_the_device_loses_while_nothing_else_moves() {
+    let shared = Shared::new();
+    let pool = shared.env.probe(&format!("env = {{ BASE_MIB = \"{BASE_MIB}\" }}")).await;
+    let take = || {
+        let mut request = texts(&["take 200"]);
+        request.params.insert("hold".to_owned(), json!(0.5));
+        pool.run(request).unwrap()
+    };
+    // A neighbour takes memory during the first passes.
+    for mib in [500, 1000, 1500] {
+        let (free, pass) = (shared.free().await, take());
+        while shared.free().await == free {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        shared.device.holds(&shared.neighbour, mib);
+        assert!(matches!(pass.finish().await.1, PassEnd::Done { .. }));
+    }
+    assert_eq!(pool.need_of(1.0), Need::Unknown);
+    for _ in 0..3 {
+        let (_, end) = take().finish().await;
+        assert_eq!(end, PassEnd::Done { peak: Some(200 * MIB) });
+    }
+    let Need::Bytes(need) = pool.need_of(1.0) else { panic!("not learned") };
+    assert!((200 * MIB..220 * MIB).contains(&need), "{need}");
     shared.env.close(pool).await;
 }

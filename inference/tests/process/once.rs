@@ -12,7 +12,7 @@ use vramq_inference::process::{
 };
 use vramq_schemas::Output;
 
-use crate::env::{Env, ended, is_alive, python, run, texts, until};
+use crate::env::{Env, ended, is_alive, processes_of, python, run, texts, until};
 
 async fn program(env: &Env, command: &[&str], more: &str) -> Pool {
     env.start(env.config_of(command, &format!("mode = \"once\"\n{more}"))).await.unwrap()
@@ -200,7 +200,7 @@ async fn what_it_forked_ends_with_it_and_cancelling_kills_it() {
     let forked: i32 = String::from_utf8_lossy(bytes).trim().parse().unwrap();
     assert!(!is_alive(forked));
     let pass = run(&pool, &["wait"]);
-    until("it runs", || crate::env::processes_of(env.scratch.path()).len() >= 2).await;
+    until("it runs", || processes_of(env.scratch.path()).len() >= 2).await;
     pass.cancel();
     assert!(matches!(pass.finish().await.1, PassEnd::Cancelled { killed: true }));
     env.close(pool).await;
@@ -295,8 +295,8 @@ impl DeviceView for PanicsOnce {
         "cpu"
     }
 
-    fn memory(&self) -> Reading {
-        HostView.memory()
+    fn memory(&self, programs: &[i32]) -> Option<Reading> {
+        HostView.memory(programs)
     }
 
     fn held_by(&self, pids: &[i32]) -> Option<u64> {

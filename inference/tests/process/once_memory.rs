@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::process::{Pid, Signal, kill_process};
 use vramq_inference::process::{DeviceView, Need, PassEnd, Reading};
 
 use crate::device::{FileDevice, Stranger};
-use crate::env::{DEADLINE, Env, ended, run, state, until};
+use crate::env::{DEADLINE, Env, ended, parent, processes_of, run, state, until};
 use crate::once::script;
 
 /// Takes as much of the device's memory as the item says, and then does what the item says.
@@ -118,8 +119,8 @@ impl DeviceView for Forgetful {
         self.device.name()
     }
 
-    fn memory(&self) -> Reading {
-        self.device.memory()
+    fn memory(&self, programs: &[i32]) -> Option<Reading> {
+        self.device.memory(programs)
     }
 
     fn held_by(&self, pids: &[i32]) -> Option<u64> {
@@ -144,13 +145,13 @@ async fn what_a_program_holds_is_noted_while_it_runs_and_when_it_ends() {
     std::fs::write(&gate, "").unwrap();
     let waits = format!("{TAKES}\nwhile os.path.exists({gate:?}): time.sleep(0.01)");
     let pool = script(&env, &waits, "instances = 1").await;
-    let removed = env.account.look().await.removed.programs;
+    let removed = env.account.look().await.unwrap().removed.programs;
     let pass = run(&pool, &["300"]);
     for is_silent in [false, true] {
         let shown = async {
             loop {
                 view.is_silent.store(is_silent, Ordering::SeqCst);
-                let staying = env.account.look().await.staying;
+                let staying = env.account.look().await.unwrap().staying;
                 view.is_silent.store(false, Ordering::SeqCst);
                 if staying == 300 << 20 {
                     return;
@@ -164,7 +165,32 @@ async fn what_a_program_holds_is_noted_while_it_runs_and_when_it_ends() {
     assert!(matches!(pass.finish().await.1, PassEnd::Done { .. }));
     until("its slot is free", || state(&pool, 0) == "idle").await;
     // The end of the program, and that of the wait for its memory.
-    assert_eq!(env.account.look().await.removed.programs, removed + 2);
+    assert_eq!(env.account.look().await.unwrap().removed.programs, removed + 2);
+    env.close(pool).await;
+}
+
+/// The worker restarts for it, and names what is missing.
+#[tokio::test]
+async fn what_a_program_that_does_not_end_holds_is_overdue() {
+    const STAYS: &str = "import os, signal, sys, time\nfrom device import Device\nsignal.signal(15, signal.SIG_IGN)\n\
+                         Device(os.environ['DEVICE']).take(400 << 20)\ntime.sleep(1000)";
+    let (_folder, env) = env_with(1000);
+    let pool = script(&env, STAYS, "item_s = 600\nkill_s = 0.5\nwithheld_s = 1").await;
+    let pass = run(&pool, &["x"]);
+    let free = async || env.account.look().await.unwrap().reading.free >> 20;
+    while free().await > 600 {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    // The keeper kills nothing now, as if a driver hung.
+    let keeper = Pid::from_raw(parent(processes_of(env.scratch.path())[0])).unwrap();
+    kill_process(keeper, Signal::STOP).unwrap();
+    pass.cancel();
+    assert!(matches!(pass.finish().await.1, PassEnd::Cancelled { killed: true }));
+    until("the slot is overdue", || pool.overdue().is_some()).await;
+    let overdue = pool.overdue().unwrap();
+    assert_eq!((overdue.bytes, overdue.has_ended), (400 << 20, false));
+    kill_process(keeper, Signal::CONT).unwrap();
+    until("it serves again", || pool.overdue().is_none() && pool.status().unavailable.is_none()).await;
     env.close(pool).await;
 }
 

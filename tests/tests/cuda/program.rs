@@ -183,7 +183,8 @@ async fn a_program_that_takes_nothing_of_the_device_holds_nothing(env: &mut Test
 async fn by_difference(env: &mut TestEnv, variable: (&str, &str)) -> Result<()> {
     let (loaded, peaks) = booked(env, Some(variable)).await?;
     ensure!(loaded == LOADED_MIB + NEIGHBOUR_MIB, "{loaded}");
-    ensure!(peaks.is_empty(), "{peaks:?}");
+    // Nothing else moves while the passes run.
+    ensure!(peaks == BTreeSet::from([0, PASS_MIB]), "{peaks:?}");
     Ok(())
 }
 

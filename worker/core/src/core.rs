@@ -140,7 +140,9 @@ impl Core {
             Event::Withdrawn(withdrawn) => self.withdrawn(withdrawn),
             Event::StopRequested { signal } => self.stop_requested(signal),
             Event::ModelAvailable { model } => self.model_available(model),
-            Event::MemoryWithheld { model, bytes, lasted } => self.memory_withheld(model, bytes, lasted),
+            Event::MemoryWithheld { model, bytes, lasted, has_ended } => {
+                self.memory_withheld(model, bytes, lasted, has_ended);
+            }
             Event::MemoryRead { memory, passes } => self.memory_read(memory, passes),
             Event::OtherRevision { model, revision } => self.other_revision(model, &revision),
             Event::Tick(reading) => self.tick(&reading),

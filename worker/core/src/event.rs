@@ -131,12 +131,13 @@ pub enum Event {
     ModelAvailable {
         model: ModelIndex,
     },
-    /// A program's process has ended, but its device memory has been missing for longer than the model's configuration allows. Repeated
-    /// every second while that is so.
+    /// Device memory of a program's process has been missing for longer than the model's configuration allows, because the process left it
+    /// behind or, if not `has_ended`, does not end. Repeated every second while that is so.
     MemoryWithheld {
         model: ModelIndex,
         bytes: u64,
         lasted: Duration,
+        has_ended: bool,
     },
     /// The device's memory after a pass ran out of it; the answer to `ReadMemory`.
     MemoryRead {

@@ -7,6 +7,7 @@ use vramq_amqp::UnknownOutcome;
 use vramq_core::action::JobQueue;
 use vramq_core::event::{Event, Source};
 use vramq_core::ids::{ConsumerId, JobKey, ModelIndex};
+use vramq_inference::process::pool::Overdue;
 
 use super::EventLoop;
 use super::completion::{Completion, Sent};
@@ -218,8 +219,8 @@ impl EventLoop {
         }
         let programs = Arc::clone(&self.context.programs);
         for (model, pool) in programs.pools() {
-            if let Some((bytes, lasted)) = pool.overdue() {
-                self.apply(Event::MemoryWithheld { model, bytes, lasted });
+            if let Some(Overdue { bytes, lasted, has_ended }) = pool.overdue() {
+                self.apply(Event::MemoryWithheld { model, bytes, lasted, has_ended });
             }
             if let Some(revision) = pool.other_revision() {
                 self.apply(Event::OtherRevision { model, revision });

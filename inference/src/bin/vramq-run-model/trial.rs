@@ -24,7 +24,7 @@ pub(crate) async fn serve(config: ProcessConfig, trial: Trial) -> u8 {
     // As in a worker. On a developer's machine there are none, and the keeper watches the program's host memory.
     let cgroups = Cgroups::prepare().inspect(|cgroups| tell(cgroups)).ok();
     let launcher = Launcher { cgroups, ..Launcher::default() };
-    let budget = HostView.memory().total;
+    let budget = HostView.memory(&[]).map_or(0, |reading| reading.total);
     let options =
         PoolOptions { launcher, account, budget, learned: Learned::default(), shares_device: false };
     let pool = match Pool::start(config, options).await {

@@ -333,9 +333,10 @@ impl Device for CudaDevice {
         })
     }
 
-    fn refresh(&self) {
+    fn try_memory(&self) -> Option<Memory> {
         // An error is the device's loss, which it keeps.
-        let _ = self.read_by(|| self.in_pass());
+        self.read_by(|| self.in_pass()).ok()?;
+        Some(self.memory())
     }
 
     fn active_pass_bytes(&self) -> u64 {

@@ -67,6 +67,16 @@ pub enum NotTaken {
     Closed,
 }
 
+/// Device memory of a process that should have ended, and been free, long ago.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overdue {
+    /// What is missing, as far as is known.
+    pub bytes: u64,
+    pub lasted: Duration,
+    /// Whether the process has ended, and only its memory is missing.
+    pub has_ended: bool,
+}
+
 /// What the pool and the tasks of its slots share.
 #[derive(Debug)]
 struct Shared {
@@ -224,16 +234,19 @@ impl Pool {
         bytes
     }
 
-    /// Device bytes of an ended process that have been missing for longer than the configuration allows, and for how long; or those
-    /// of a process that does not end.
-    pub fn overdue(&self) -> Option<(u64, Duration)> {
+    /// Memory that has been withheld for longer than the configuration allows.
+    pub fn overdue(&self) -> Option<Overdue> {
         let limit = self.shared.config.withheld_max?;
-        let overdue = |slot: &Slot| match slot.status.state {
-            SlotState::Withheld { bytes, since } if since.elapsed() > limit => Some((bytes, since.elapsed())),
-            SlotState::Ending { since } if since.elapsed() > limit + self.shared.config.kill => {
-                Some((slot.status.held_bytes, since.elapsed()))
-            }
-            _ => None,
+        let overdue = |slot: &Slot| {
+            let (bytes, since, has_ended, limit) = match slot.status.state {
+                SlotState::Withheld { bytes, since } => (bytes, since, true, limit),
+                SlotState::Ending { since } => {
+                    (slot.status.held_bytes, since, false, limit + self.shared.config.kill)
+                }
+                _ => return None,
+            };
+            let lasted = since.elapsed();
+            (lasted > limit).then_some(Overdue { bytes, lasted, has_ended })
         };
         self.shared.state().slots.iter().find_map(overdue)
     }

@@ -35,8 +35,17 @@ impl SlotTask {
             let starts = job.request.items.len() as u64;
             let shared = Arc::clone(&self.shared);
             let watch = shared.watch.as_ref();
+            let entered = {
+                let (most, exclusive) = (job.request.budget.unwrap_or(0), job.request.exclusive);
+                tokio::select! {
+                    entry = shared.options.account.pass(None, most, exclusive) => Some(entry),
+                    _ = job.cancellation.wait() => None,
+                    () = closed(&mut self.closing) => None,
+                }
+            };
             let once::Ended { end, learnt, left, other_revision } =
                 once::run(&shared.config, &shared.options, watch, &mut job, &mut self.closing).await;
+            drop(entered);
             {
                 let mut state = shared.state();
                 state.slots[self.index].status.starts += starts;
@@ -74,6 +83,7 @@ impl SlotTask {
     /// Waits until the last program's processes have ended and its memory is back. The slot starts no other program meanwhile.
     async fn wait_for_what_is_left(&mut self, left: Left) {
         if let Some(ending) = left.ending {
+            self.shared.state().slots[self.index].status.holds(left.claim.held);
             self.wait_for_end(ending).await;
         }
         self.last = Some(left.claim);

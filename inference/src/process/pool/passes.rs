@@ -1,9 +1,10 @@
 //! Gives a slot's process one pass after the other until the process has to end, and ends it.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tokio::time::{Duration, Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::time::{Duration, Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 use super::leak::Leak;
 use super::room::PATIENCE;
@@ -11,14 +12,17 @@ use super::slot::{SlotTask, closed};
 use super::status::SlotState;
 use crate::process::accepts::Accepts;
 use crate::process::cost::{Costs, of_pass};
-use crate::process::memory::Entry;
+use crate::process::memory::{Claim, DeviceAccount, Entry, Look};
 use crate::process::pass::{PassEnd, PassJob};
-use crate::process::peak::Sampler;
+use crate::process::peak::Measuring;
 use crate::process::protocol::FailureKind;
 use crate::process::warm::{PassLimits, Warm};
 
 /// How often to ping an idle process, and to read what it holds on the device.
 const PING_EVERY: Duration = Duration::from_secs(10);
+
+/// How often to look at the device while a pass runs. So what others take meanwhile does not count as memory of a process that dies in it.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// How long an idle process keeps memory for its next pass, if others could use it. What it keeps counts as free for passes.
 const TRIM_AFTER: Duration = Duration::from_secs(1);
@@ -227,11 +231,11 @@ impl SlotTask {
         if job.request.measure && self.trim(warm).await.is_err() {
             job.request.measure = false;
         }
-        let sampler = if job.request.measure {
-            Sampler::start(&shared.options.account, warm.keeper_pid(), self.base).await
-        } else {
-            None
-        };
+        let _entry = self.enter_pass(warm, &mut job).await;
+        let mut measuring = Measuring::Nothing;
+        if job.request.measure {
+            measuring = Measuring::start(&shared.options.account, warm.keeper_pid(), self.base).await;
+        }
         let limits = PassLimits { model: config.name.clone(), item: config.item, kill: config.kill };
         let mut end = tokio::select! {
             end = warm.run(number, &job.request, &limits, &job.events, &mut job.cancellation) => end,
@@ -239,11 +243,10 @@ impl SlotTask {
                 warm.end_now(config.kill, &config.name).await;
                 PassEnd::Cancelled { killed: true }
             }
+            never = beside_pass(&shared.options.account, &mut self.last, self.estimated.is_none(), LOOK_EVERY) => match never {},
+            never = measuring.go_on() => match never {},
         };
-        let sampled = match sampler {
-            Some(sampler) => sampler.stop().await,
-            None => None,
-        };
+        let sampled = self.measured(measuring, warm).await;
         if let PassEnd::Done { peak } = &mut end {
             *peak = sampled.max(*peak);
             if let (Some(peak), Some(cost)) = (*peak, cost.filter(|_| job.request.measure)) {
@@ -267,6 +270,50 @@ impl SlotTask {
         job.end(end);
         ran
     }
+
+    /// Enters a pass in the account, so that no program is loaded into what it may take. `None`: it was cancelled before.
+    async fn enter_pass(&mut self, warm: &Warm, job: &mut PassJob) -> Option<Entry> {
+        let resident = { self.shared.state().slots[self.index].status.resident_bytes };
+        let most = resident.saturating_add(job.request.budget.unwrap_or(0));
+        let account = &self.shared.options.account;
+        tokio::select! {
+            entry = account.pass(Some(warm.keeper_pid()), most, job.request.exclusive) => Some(entry),
+            _ = job.cancellation.wait() => None,
+            () = closed(&mut self.closing) => None,
+        }
+    }
+
+    /// What the pass took, if that could be measured.
+    async fn measured(&mut self, measuring: Measuring, warm: &mut Warm) -> Option<u64> {
+        match measuring {
+            Measuring::Told(sampler) => sampler.stop().await,
+            Measuring::Lost(mut difference) if warm.is_alive() => {
+                difference.look().await;
+                self.trim(warm).await.ok()?;
+                let after = self.shared.options.account.look().await?;
+                difference.peak(&after)
+            }
+            Measuring::Lost(_) | Measuring::Nothing => None,
+        }
+    }
+}
+
+/// Looks at the device again and again while a pass runs, until this is dropped, for the claim on the memory of its process. The newest look
+/// may be from the moment of the process's death, so it does not count. Nor do looks that show what the pass takes as memory of others.
+async fn beside_pass(
+    account: &Arc<DeviceAccount>,
+    last: &mut Option<Claim>,
+    is_told: bool,
+    every: Duration,
+) -> Infallible {
+    let mut newest: Option<Look> = None;
+    loop {
+        sleep(every).await;
+        let Some(look) = account.look().await.filter(|look| look.tells_apart && is_told) else { continue };
+        if let (Some(claim), Some(before)) = (last.as_mut(), newest.replace(look)) {
+            claim.alive = before;
+        }
+    }
 }
 
 /// The first item that the model does not take, and why.
@@ -278,5 +325,57 @@ async fn at(when: Option<Instant>) {
     match when {
         Some(when) => sleep_until(when).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+    use crate::process::device_view::{DeviceView, Reading};
+
+    /// A device of which others take a byte before each look. It can be read four times.
+    #[derive(Debug, Default)]
+    struct Shrinking(AtomicU64);
+
+    impl DeviceView for Shrinking {
+        fn name(&self) -> &str {
+            "cuda:0"
+        }
+
+        fn memory(&self, _: &[i32]) -> Option<Reading> {
+            let taken = self.0.fetch_add(1, Ordering::Relaxed);
+            (taken < 4).then(|| Reading { free: 1000 - taken, total: 1000, own: 0 })
+        }
+
+        fn held_by(&self, _: &[i32]) -> Option<u64> {
+            Some(0)
+        }
+
+        fn env(&self) -> Vec<(String, String)> {
+            Vec::new()
+        }
+    }
+
+    #[tokio::test]
+    async fn what_others_take_in_a_long_pass_is_not_claimed_of_its_process() {
+        for (is_told, free) in [(true, 998), (false, 1000)] {
+            let device = Arc::new(Shrinking::default());
+            let account = DeviceAccount::new(Arc::<Shrinking>::clone(&device));
+            let alive = account.look().await.unwrap();
+            let mut last = Some(Claim { alive, held: 500, sure: 500 });
+            let looked = async {
+                while device.0.load(Ordering::Relaxed) < 6 {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::select! {
+                never = beside_pass(&account, &mut last, is_told, Duration::from_millis(1)) => match never {},
+                () = looked => {}
+            }
+            // The third look of the pass may be from after the process's death.
+            assert_eq!(last.unwrap().alive.reading.free, free, "{is_told}");
+        }
     }
 }

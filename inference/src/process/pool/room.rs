@@ -128,10 +128,10 @@ impl SlotTask {
         }
     }
 
-    /// Looks at what the process holds.
+    /// Looks at what the process holds. What was seen before stays if the device cannot be read.
     pub(super) async fn look(&mut self, warm: &Warm) {
         let account = &self.shared.options.account;
-        let alive = account.look().await;
+        let Some(alive) = account.look().await else { return };
         let before = self.last.map_or(0, |last| last.held);
         // Where the load was estimated, the device does not report all that the process holds: its memory may be in a daemon.
         let told = account.held_under(warm.keeper_pid()).await.filter(|_| self.estimated.is_none());

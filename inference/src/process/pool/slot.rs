@@ -17,6 +17,7 @@ use super::status::{SlotState, Unavailable};
 use crate::process::child::START_LIMIT;
 use crate::process::config::Mode;
 use crate::process::difference::{Estimate, Evidence};
+use crate::process::load_watch::LoadWatch;
 use crate::process::memory::{Claim, Entry, Look};
 use crate::process::warm::{LoadError, Warm};
 
@@ -111,11 +112,11 @@ impl SlotTask {
                     if !*self.closing.borrow() {
                         self.load_failed(&error);
                     }
-                    self.reclaim(None).await;
                     if let Some(first) = first.take() {
                         let _ = first.send(Err(error));
                         return;
                     }
+                    self.reclaim(None).await;
                     // One slot must find out when the model can be loaded again.
                     wanted = self.shared.state().unavailable.is_some();
                     continue;
@@ -168,7 +169,6 @@ impl SlotTask {
             () = closed(&mut closing) => return Err(LoadError::Start("the worker is ending".to_owned())),
         };
         let before = account.look().await;
-        self.last = Some(Claim { alive: before, held: 0, sure: 0 });
         let entered = OnceLock::new();
         let began = Instant::now();
         let index = self.index;
@@ -176,8 +176,13 @@ impl SlotTask {
             entered.get_or_init(|| account.enter(keeper));
             shared.state().slots[index].status.loading_under = Some(keeper);
         };
-        let stop = closed(&mut closing);
-        let loading = Warm::load(&shared.options.launcher, config, account, started, is_first, stop);
+        let holds = |keeper, bytes| {
+            account.note_held(keeper, bytes);
+            shared.state().slots[index].status.holds(bytes);
+        };
+        let mut watch = LoadWatch::new(account, before, holds);
+        let (launcher, view, stop) = (&shared.options.launcher, account.view(), closed(&mut closing));
+        let loading = Warm::load(launcher, config, view, started, &mut watch, is_first, stop);
         let mut reserved = Some(reserved);
         let does_not_end = || {
             // What it has taken of its room is in its entry.
@@ -186,7 +191,8 @@ impl SlotTask {
             self.update(SlotState::Ending { since: Instant::now() });
         };
         let limit = START_LIMIT + config.load + config.kill * 2 + PATIENCE;
-        let mut warm = self.unless_long(limit, loading, does_not_end).await?;
+        let loaded = self.unless_long(limit, loading, does_not_end).await;
+        let mut warm = loaded.inspect_err(|_| self.last = watch.claim())?;
         let entry = entered.into_inner().unwrap_or_else(|| account.enter(warm.keeper_pid()));
         let (Estimate { held, sure, needed }, is_estimated) = self.loaded(&warm, before).await;
         entry.holds(held, is_estimated);
@@ -194,10 +200,12 @@ impl SlotTask {
             entry.is_kept();
         }
         entry.is_loaded();
-        let look = account.look().await;
+        let look = account.look().await.or(before);
         drop(reserved);
-        self.last = Some(Claim { alive: look, held, sure });
-        self.estimated = is_estimated.then_some(Estimated { needed, loaded: look });
+        self.last = look.map(|alive| Claim { alive, held, sure });
+        self.estimated = look
+            .filter(|_| is_estimated)
+            .map(|loaded| Estimated { needed: needed.unwrap_or_default(), loaded });
         self.base = held;
         let revision = files.with(warm.ready().revision.as_deref());
         let accepted = shared.state().accept(revision, warm.ready());
@@ -206,7 +214,7 @@ impl SlotTask {
             return Err(error);
         }
         let mut state = shared.state();
-        state.learned.loaded(needed);
+        needed.into_iter().for_each(|bytes| state.learned.loaded(bytes));
         if state.unavailable.take().is_some() {
             tracing::info!(model = config.name, "the model has a process again");
         }
@@ -218,7 +226,7 @@ impl SlotTask {
     }
 
     /// What the process holds that was just loaded, and whether that is an estimate. `before` is from before it was started.
-    async fn loaded(&self, warm: &Warm, before: Look) -> (Estimate, bool) {
+    async fn loaded(&self, warm: &Warm, before: Option<Look>) -> (Estimate, bool) {
         let account = &self.shared.options.account;
         let told = account.held_under(warm.keeper_pid()).await;
         let now = account.look().await;
@@ -226,17 +234,18 @@ impl SlotTask {
         // Nothing, although it should hold something: it takes the memory in a process that is not its own, as a client of a daemon does.
         let is_elsewhere = told == Some(0) && (declared.is_some_and(|bytes| bytes > 0) || said > 0);
         if let Some(held) = told.filter(|_| !is_elsewhere) {
-            return (Estimate { held, sure: held, needed: held }, false);
+            return (Estimate { held, sure: held, needed: Some(held) }, false);
         }
         let evidence = Evidence {
             // Not the difference of free memory, so that what the worker itself or another of its programs took meanwhile does not count.
-            taken: now.taken_since(&before),
+            taken: now.zip(before).map(|(now, before)| now.taken_since(&before)),
             declared,
             said,
             earlier: self.shared.state().learned.least_load(),
         };
         let estimate = evidence.estimate();
-        (Estimate { needed: estimate.needed.min(now.reading.total), ..estimate }, true)
+        let total = now.map_or(u64::MAX, |now| now.reading.total);
+        (Estimate { needed: estimate.needed.map(|bytes| bytes.min(total)), ..estimate }, true)
     }
 
     fn load_failed(&mut self, error: &LoadError) {

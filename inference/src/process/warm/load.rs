@@ -5,11 +5,12 @@ use tokio::time::{Duration, Instant, timeout};
 use super::{Ready, Warm};
 use crate::process::child::{Child, StartError};
 use crate::process::config::{Mode, ProcessConfig};
+use crate::process::device_view::DeviceView;
 use crate::process::device_view::Reading;
 use crate::process::frames::{Frames, NoFrame, name};
 use crate::process::keeper::{Death, OutputUse};
 use crate::process::launch::Launcher;
-use crate::process::memory::DeviceAccount;
+use crate::process::load_watch::LoadWatch;
 use crate::process::protocol::{FromModel, OomReport, ToModel, VERSION};
 
 /// Why a process is not loaded. Nothing of it is left, unless the worker is starting, and the process was killed and does not end.
@@ -73,27 +74,28 @@ impl LoadError {
 const REVISION_BYTES_MAX: usize = vramq_schemas::fields::TEXT_BYTES_MAX;
 
 impl Warm {
-    /// Starts the program, and waits until the model is loaded or until `stop`. `started` gets the keeper's process id. `is_first`:
-    /// the worker is starting, so a process that does not end is not waited for without limit.
+    /// Starts the program, and waits until the model is loaded or until `stop`. `started` gets the keeper's process id, and `watch` sees
+    /// what the process holds. `is_first`: the worker is starting, so a process that does not end is not waited for without limit.
     ///
     /// # Errors
     /// See [`LoadError`].
     pub async fn load(
         launcher: &Launcher,
         config: &ProcessConfig,
-        account: &DeviceAccount,
+        view: &dyn DeviceView,
         started: impl FnOnce(i32),
+        watch: &mut LoadWatch<impl Fn(i32, u64)>,
         is_first: bool,
         stop: impl Future<Output = ()>,
     ) -> Result<Self, LoadError> {
         debug_assert_eq!(config.mode, Mode::Warm);
-        let view = account.view();
         let spec = launcher
             .spec(config, view, config.command.clone(), OutputUse::Protocol)
             .map_err(|error| LoadError::Start(format!("make the scratch folder: {error}")))?;
         let began = Instant::now();
         let (child, socket) = Child::start(&launcher.keeper, &spec, &config.name).await?;
-        started(child.keeper_pid());
+        let keeper = child.keeper_pid();
+        started(keeper);
         let (read, socket) = socket.into_split();
         let mut warm = Self {
             child,
@@ -118,6 +120,7 @@ impl Warm {
         let loaded = tokio::select! {
             loaded = timeout(limit, warm.hello(hello)) => loaded.map_err(|_| Refused::TimedOut).flatten(),
             () = stop => Err(Refused::Stopped),
+            never = watch.go_on(keeper) => match never {},
         };
         let error = match loaded {
             Ok(ready) => {
@@ -127,6 +130,9 @@ impl Warm {
             }
             Err(error) => error,
         };
+        if !matches!(error, Refused::NoFrame(NoFrame::Died(_))) {
+            watch.ends(keeper).await;
+        }
         if is_first {
             end_first(&mut warm.child, config).await;
         } else {

@@ -104,7 +104,7 @@ impl Shell {
             return;
         }
         let lasted = std::time::Duration::from_micros(lasted);
-        self.handle(env, Event::MemoryWithheld { model: ModelIndex(0), bytes: MIB, lasted });
+        self.handle(env, Event::MemoryWithheld { model: ModelIndex(0), bytes: MIB, lasted, has_ended: true });
         if self.exit.is_none() && !self.core.is_draining() {
             let who = self.life.worker;
             env.ledger.fail("memory that stays missing ends in a restart", || format!("worker-{who}"));

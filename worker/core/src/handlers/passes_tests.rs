@@ -242,7 +242,12 @@ fn a_job_that_arrives_while_a_pass_runs_joins_the_next_one() {
 #[test]
 fn memory_that_stays_missing_drains_the_worker_for_a_restart() {
     let mut worker = Worker::new();
-    let withheld = || Event::MemoryWithheld { model: MODEL, bytes: 7, lasted: Duration::from_secs(900) };
+    let withheld = || Event::MemoryWithheld {
+        model: MODEL,
+        bytes: 7,
+        lasted: Duration::from_secs(900),
+        has_ended: true,
+    };
     let actions = worker.apply(withheld());
     assert!(worker.wants_restart() && worker.is_draining());
     assert!(actions.iter().any(|action| matches!(action, Action::StopConsumer { .. })), "{actions:?}");

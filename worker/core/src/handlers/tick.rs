@@ -43,18 +43,34 @@ impl Core {
         }
     }
 
-    /// A program's process has ended, but its memory stays missing. This process cannot get it back, so the worker drains and restarts.
-    pub(crate) fn memory_withheld(&mut self, model: ModelIndex, bytes: u64, lasted: Duration) {
+    /// A program's process has ended, but its memory stays missing; or it does not end. This process cannot get the memory back, so the worker
+    /// drains and restarts.
+    pub(crate) fn memory_withheld(
+        &mut self,
+        model: ModelIndex,
+        bytes: u64,
+        lasted: Duration,
+        has_ended: bool,
+    ) {
         if self.lifecycle.is_draining() || self.lifecycle.restarts() {
             return;
         }
         let (model, missing, seconds) = (&self.models[model.0].name, Mib(bytes), lasted.as_secs());
-        tracing::error!(
-            model,
-            %missing,
-            seconds,
-            "device memory of an ended process is still not free after withheld_s: draining for a restart"
-        );
+        if has_ended {
+            tracing::error!(
+                model,
+                %missing,
+                seconds,
+                "device memory of an ended process is still not free after withheld_s: draining for a restart"
+            );
+        } else {
+            tracing::error!(
+                model,
+                held = %missing,
+                seconds,
+                "a process does not end after withheld_s although it was killed, and may hold device memory: draining for a restart"
+            );
+        }
         self.lifecycle.restart();
         self.drain();
     }

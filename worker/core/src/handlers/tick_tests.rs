@@ -171,7 +171,12 @@ fn a_new_session_holds_no_jobs_beside_those_of_the_last_one() {
 
 #[test]
 fn what_only_a_restart_mends_ends_in_one_unless_the_worker_ends_anyway() {
-    let missing = || Event::MemoryWithheld { model: MODEL, bytes: 1 << 20, lasted: Duration::from_secs(60) };
+    let missing = || Event::MemoryWithheld {
+        model: MODEL,
+        bytes: 1 << 20,
+        lasted: Duration::from_secs(60),
+        has_ended: true,
+    };
     let exchanged = || Event::OtherRevision { model: MODEL, revision: "f32-other".to_owned() };
     for event in [&missing as &dyn Fn() -> Event, &exchanged] {
         let mut worker = Worker::new();

@@ -182,7 +182,9 @@ impl Runner {
         let mut result = PassResult::Done;
         for (params, places) in groups(&pass.items) {
             let items = places.iter().map(|(_, item)| item.item.clone()).collect();
-            let request = PassRequest { items, params: params.0.clone(), budget, measure: false };
+            // A pass of unknown need has the permits of all.
+            let exclusive = pass.order.exclusive || budget.is_none();
+            let request = PassRequest { items, params: params.0.clone(), budget, exclusive, measure: false };
             let of_group = match self.pool.run(request) {
                 Ok(handle) => {
                     let on_progress = |item: usize, fraction, note| {

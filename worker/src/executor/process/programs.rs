@@ -154,6 +154,11 @@ impl Programs {
         self.held().saturating_sub(self.resident.load(Ordering::Relaxed))
     }
 
+    /// Bytes of the device that are promised to programs which are loading, and not taken yet.
+    pub fn promised(&self) -> u64 {
+        self.account.promised()
+    }
+
     /// The part of `held` that did not cause an out-of-memory of this model's pass. Memory that idle programs keep can be in
     /// the way of the worker's own engines, like memory of other processes. For a program's pass it is trimmed first.
     pub fn needed(&self, model: ModelIndex) -> u64 {
@@ -203,14 +208,15 @@ impl Programs {
     }
 
     async fn look(&self) {
-        let held = self.account.look().await.ours;
+        // What was seen last stays if the device cannot be read.
+        let Some(look) = self.account.look().await else { return };
         let mut resident = 0;
         for (_, pool) in self.pools() {
             // A process that has just been loaded counts twice for a moment. Counting it too low would make too much memory count as free.
             resident += pool.loading_bytes().await;
             resident += pool.status().resident_bytes();
         }
-        self.held.store(held, Ordering::Relaxed);
+        self.held.store(look.ours, Ordering::Relaxed);
         self.resident.store(resident, Ordering::Relaxed);
     }
 
