@@ -75,7 +75,7 @@ impl DeviceView for Hanging {
 
     fn held_by(&self, _: &[i32]) -> Option<u64> {
         while !self.is_over.load(Ordering::Relaxed) {
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
         Some(600)
     }
