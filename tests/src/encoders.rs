@@ -13,7 +13,7 @@ use vramq_inference::engine::{Engine as _, Item, SparseItem};
 use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
 use crate::bert::{fixture, logits, reference};
-use crate::lengths::Lengths;
+use crate::lengths::{Lengths, VOCABULARY_MAX};
 use crate::programs::root;
 
 /// Makes a test of each body in the module `bodies`, by its own name or another, in a process of its own with these libraries and
@@ -220,9 +220,6 @@ pub fn cache() -> Result<PathBuf> {
     let test = std::env::current_exe()?;
     Ok(test.ancestors().nth(2).context("tests run from a target folder")?.join("fake_cuda/kernels"))
 }
-
-/// The most tokens that a vocabulary of the tests' models of sparse vectors has.
-pub const VOCABULARY_MAX: usize = 1 << 15;
 
 /// The numbers of embeddings. Sparse vectors are as long as the largest vocabulary, with their zeros.
 ///

@@ -10,8 +10,10 @@ use vramq_inference::engine::{Item, SparseItem};
 use vramq_schemas::EmbeddingFormat;
 
 use crate::bert::{RandomBert, Written, fixture, rows};
-use crate::encoders::VOCABULARY_MAX;
 use crate::programs::root;
+
+/// The most tokens that a vocabulary of the tests' models of sparse vectors has.
+pub const VOCABULARY_MAX: usize = 1 << 15;
 
 /// A model, token ids of several lengths, and the vectors that transformers made of them.
 #[derive(Debug)]
