@@ -65,15 +65,21 @@ fn a_test_whose_word_is_lost_does_not_pass() {
     assert!(!passed, "{said}");
 }
 
-/// `scripts/test`, with a `cargo` that runs the tests above, each of them twice.
-fn scripts_test(runs: &str) -> String {
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// What `scripts/test` says, with a `cargo` that runs tests by one command and lists ignored tests by another, on a machine without
+/// NVIDIA's programs.
+fn scripts_test(runs: &str, lists: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let cargo = folder.path().join("cargo");
-    std::fs::write(&cargo, format!("#!/bin/sh\n[ \"$1 $2\" = 'test --workspace' ] || exit 9\n{runs}\n"))
-        .unwrap();
+    let script = format!(
+        "#!/bin/sh\n[ \"$1 $2\" = 'test --workspace' ] || exit 9\ncase \"$*\" in *--list*) {lists} ;; *) {runs} ;; esac\n"
+    );
+    std::fs::write(&cargo, script).unwrap();
     std::fs::set_permissions(&cargo, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let output = Command::new(root.join("scripts/test"))
+    let output = Command::new(root().join("scripts/test"))
         .env("PATH", format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap()))
         .env("VRAMQ_TEST_RUNNER", "cargo")
         .env("VRAMQ_TEST_CUDA_TOOLS", folder.path())
@@ -91,13 +97,38 @@ fn scripts_test(runs: &str) -> String {
 
 #[test]
 fn the_script_lists_and_counts_the_tests_that_did_not_run() {
-    let said = scripts_test("\"$THIS_BINARY\" --ignored says_it_ && \"$THIS_BINARY\" --ignored says_it_");
+    let twice = "\"$THIS_BINARY\" --ignored says_it_ && \"$THIS_BINARY\" --ignored says_it_";
+    let said = scripts_test(
+        twice,
+        "printf 'slow: test\nassembler::one: test\ntinygrad::two: test\nlate: test\nlong: test\n'",
+    );
     // After what the tests themselves say, each once.
     let summary: Vec<_> = said.lines().filter(|line| line.starts_with("scripts/test: ")).collect();
     let listed = |line: &str| summary.iter().filter(|found| **found == line).count();
     assert_eq!(listed("scripts/test: not run: not_run::says_it_twice: no unit is here"), 1, "{said}");
     assert_eq!(summary.iter().filter(|line| line.ends_with(": nothing is here")).count(), 1, "{said}");
-    assert_eq!(summary.last(), Some(&"scripts/test: 2 tests did not run, or only in part"), "{said}");
-    // Where all ran there is nothing to say.
-    assert!(!scripts_test("exit 0").contains("did not run"));
+    for test in ["ptx::assembler::one", "ptx::tinygrad::two"] {
+        assert_eq!(
+            listed(&format!("scripts/test: not run: {test}: scripts/setup cuda-tools got nothing")),
+            1,
+            "{said}"
+        );
+    }
+    let is_ignored = "scripts/test: tests that are marked as ignored, and did not run: 3";
+    assert_eq!(listed(is_ignored), 1, "{said}");
+    // The site is no test, and is counted where it was not built.
+    let site = "scripts/test: not run: the build of the site and its links: scripts/setup mdbook got nothing";
+    let sites = usize::from(!root().join(".cache/mdbook/bin/mdbook").exists());
+    assert_eq!(listed(site), sites, "{said}");
+    let count = format!("scripts/test: {} tests did not run, or only in part", 4 + sites);
+    assert_eq!(summary.last(), Some(&count.as_str()), "{said}");
+}
+
+#[test]
+fn the_script_says_nothing_of_tests_that_ran() {
+    let said = scripts_test("exit 0", "exit 0");
+    let mut listed = said.lines().filter(|line| line.starts_with("scripts/test: not run:"));
+    assert!(listed.all(|line| line.contains("the site and its links")), "{said}");
+    assert!(said.contains("marked as ignored, and did not run: 0\n"), "{said}");
+    assert!(scripts_test("exit 0", "exit 1").contains("how many, is not known"));
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 use vramq_inference::engine::encoder::Source;
@@ -45,9 +45,14 @@ pub fn logits(name: &str) -> Result<(Vec<Input>, Vec<Vec<f32>>)> {
 }
 
 /// The numbers of a file, in so many rows.
-fn rows(path: &Path, count: usize) -> Result<Vec<Vec<f32>>> {
+///
+/// # Errors
+/// It is missing, or does not have as many.
+pub fn rows(path: &Path, count: usize) -> Result<Vec<Vec<f32>>> {
     let bytes = fs::read(path).with_context(|| format!("read {}", path.display()))?;
     let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    let is_whole = bytes.len() % 4 == 0 && !numbers.is_empty() && numbers.len().is_multiple_of(count.max(1));
+    ensure!(is_whole, "{} has {} bytes, which are not {count} rows", path.display(), bytes.len());
     Ok(numbers.chunks(numbers.len() / count).map(<[f32]>::to_vec).collect())
 }
 
@@ -102,6 +107,17 @@ const VOCABULARY: usize = 273;
 const WORDS: &str = "embeddings.word_embeddings.weight";
 
 impl RandomBert {
+    /// `bert-LAYERSxWIDTHxHEADSxFEED_FORWARD`. models/lengths.py draws the same weights by itself.
+    ///
+    /// # Errors
+    /// The name is another one.
+    pub fn named(name: &str) -> Result<Self> {
+        let sizes = name.strip_prefix("bert-").context("no BERT")?.split('x').map(str::parse);
+        let sizes: Vec<usize> = sizes.collect::<Result<_, _>>().with_context(|| name.to_owned())?;
+        let [layers, hidden, heads, feed_forward] = sizes[..] else { anyhow::bail!("{name} has no shape") };
+        Ok(Self { layers, hidden, heads, feed_forward, ..Self::default() })
+    }
+
     /// Writes it, with a fixture's tokenizer.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The encoder on an emulated GPU: against the fixtures' references, and beside the encoder on the CPU.
+//! The encoder on an emulated GPU, and on the CPU, against the references of sentence-transformers and transformers.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use vramq_inference::engine::{Engine as _, Item, SparseItem};
 use vramq_schemas::{EmbeddingFormat, Input, Output, Params};
 
 use crate::bert::{fixture, logits, reference};
+use crate::lengths::{Lengths, VOCABULARY_MAX};
 use crate::programs::root;
 
 /// Makes a test of each body in the module `bodies`, by its own name or another, in a process of its own with these libraries and
@@ -112,23 +113,22 @@ pub fn tokens(encoder: &Encoder, lengths: &[usize]) -> Vec<Item> {
     lengths.iter().map(item).collect()
 }
 
-/// Vectors of items of these lengths, of any of the model's tokens, are the CPU's ([`close`]). No library has made vectors of them; the
-/// CPU's agree with the references of the fixtures (inference/tests/encoder).
+/// Vectors of items of these lengths, of any of the model's tokens, are those that transformers made of them ([`as_referred`]): on this
+/// CPU's best vector unit, and on CUDA. A model is a fixture or a BERT of a shape, as [`Lengths::read`] takes it.
 ///
 /// # Errors
 /// They are not.
-pub fn lengths_agree(source: &Source, elements: &[ElementType], lengths: &[usize]) -> Result<()> {
-    let cpu = Encoder::load(source, CpuDevice::new(1 << 30, 2)?)?;
-    let items = tokens(&cpu, lengths);
-    let expected = vectors(&cpu.run(&items)?)?;
+pub fn lengths_agree(model: &str, elements: &[ElementType], lengths: &[usize]) -> Result<()> {
+    let reference = Lengths::read(model)?;
+    let (items, expected) = reference.of(lengths)?;
+    let cpu = Encoder::load(&reference.source, CpuDevice::new(1 << 30, 2)?)?;
+    let on_cpu = vectors(&cpu.run(&items)?)?;
+    all_as_referred(ElementType::F32, &on_cpu, &expected).with_context(|| format!("{model} on the CPU"))?;
     for element in elements {
-        let encoder = cuda_encoder(source, *element, Some(cache()?))?;
-        let found =
-            packed_and_alone(&encoder, &items, vectors).with_context(|| format!("{source} in {element}"))?;
-        for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            let what = || format!("{source} in {element}, item {at} of {} tokens", items[at].cost());
-            close(*element, found, expected).with_context(what)?;
-        }
+        let what = || format!("{model} in {element}");
+        let encoder = cuda_encoder(&reference.source, *element, Some(cache()?))?;
+        let found = packed_and_alone(&encoder, &items, vectors).with_context(what)?;
+        all_as_referred(*element, &found, &expected).with_context(what)?;
     }
     Ok(())
 }
@@ -159,11 +159,7 @@ pub fn vectors_agree(
         let items = encoder.prepare(&inputs, &Params::default())?;
         let found =
             packed_and_alone(&encoder, &items, vectors).with_context(|| format!("{source} in {element}"))?;
-        ensure!(found.len() == expected.len(), "{source} in {element}: {} vectors", found.len());
-        for ((found, expected), text) in found.iter().zip(&expected).zip(&inputs) {
-            as_referred(*element, found, expected)
-                .with_context(|| format!("{source} in {element}, {text:?}"))?;
-        }
+        all_as_referred(*element, &found, &expected).with_context(|| format!("{source} in {element}"))?;
     }
     Ok(())
 }
@@ -224,9 +220,6 @@ pub fn cache() -> Result<PathBuf> {
     let test = std::env::current_exe()?;
     Ok(test.ancestors().nth(2).context("tests run from a target folder")?.join("fake_cuda/kernels"))
 }
-
-/// The most tokens that a vocabulary of the tests' models of sparse vectors has.
-const VOCABULARY_MAX: usize = 1 << 15;
 
 /// The numbers of embeddings. Sparse vectors are as long as the largest vocabulary, with their zeros.
 ///
@@ -304,13 +297,16 @@ fn close(element: ElementType, found: &[f32], expected: &[f32]) -> Result<()> {
     Ok(())
 }
 
-/// Each of these vectors is as expected, as far as `close` tells them apart, and none is missing.
+/// Each of these vectors is that of a reference ([`as_referred`]), and none is missing.
 ///
 /// # Errors
-/// They are farther apart, or one is missing.
-pub fn all_close(element: ElementType, found: &[Vec<f32>], expected: &[Vec<f32>]) -> Result<()> {
+/// One is another or missing.
+pub fn all_as_referred(element: ElementType, found: &[Vec<f32>], expected: &[Vec<f32>]) -> Result<()> {
     ensure!(found.len() == expected.len(), "{} vectors, not {}", found.len(), expected.len());
-    found.iter().zip(expected).try_for_each(|(found, expected)| close(element, found, expected))
+    for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+        as_referred(element, found, expected).with_context(|| format!("item {at}"))?;
+    }
+    Ok(())
 }
 
 /// Of the angle between two vectors.

@@ -25,6 +25,7 @@ pub mod frames;
 pub mod http;
 pub mod job;
 pub mod job_ledger;
+pub mod lengths;
 pub mod logs;
 pub mod losses;
 pub mod management;

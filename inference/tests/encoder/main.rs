@@ -5,6 +5,7 @@
 mod agreement;
 mod configurations;
 mod folders;
+mod lengths;
 mod outputs;
 mod resaved;
 mod shards;

@@ -1,6 +1,6 @@
-//! The encoder on CUDA against the references of the fixtures, which are sentence-transformers' and transformers' own, and, for lengths
-//! and shapes that no fixture has, against the encoder on the CPU. An emulation of a GPU runs the kernels' source, and fails what a GPU
-//! would not run correctly (tests/fake_cuda/emulation). These tests show nothing about a GPU's speed.
+//! The encoder on CUDA against references that sentence-transformers and transformers made: of texts, of pairs, and of token ids, for
+//! lengths and shapes that no text has. An emulation of a GPU runs the kernels' source, and fails what a GPU would not run correctly
+//! (tests/fake_cuda/emulation). These tests show nothing about a GPU's speed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,17 +8,17 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, ensure};
 use sha2::{Digest as _, Sha256};
 use vramq_inference::device::Device as _;
-use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::encoder::{Encoder, LoadError};
 use vramq_inference::engine::{Engine as _, Item, shape_of};
 use vramq_schemas::{Input, Params};
 use vramq_tests::bert::{RandomBert, fixture, reference};
 use vramq_tests::encoders::{
-    all_close, cache, cosine, cuda_encoder, lengths_agree, logits_agree, minilm, open, texts_agree, tokens,
-    vectors, vectors_agree,
+    all_as_referred, cache, cosine, cuda_encoder, lengths_agree, logits_agree, minilm, open, texts_agree,
+    tokens, vectors, vectors_agree,
 };
 use vramq_tests::fake_cuda::{cublaslt, gpu};
+use vramq_tests::lengths::Lengths;
 use vramq_tests::with_libraries;
 
 with_libraries! { [gpu()?];
@@ -72,7 +72,7 @@ mod bodies {
             texts_agree(name, &ALL)?;
         }
         // Distances beyond a tile of keys, and beyond those that have a bias of their own.
-        lengths_agree(&fixture("tiny-mpnet"), &ALL, &[1, 9, 64, 65, 130, 300])
+        lengths_agree("tiny-mpnet", &ALL, &[1, 9, 64, 65, 130, 300])
     }
 
     pub fn rotary_families_agree() -> Result<()> {
@@ -86,15 +86,14 @@ mod bodies {
         }
         // Windows that begin and end within a tile of keys; texts of several tiles.
         for name in ["tiny-modernbert", "tiny-qwen3", "tiny-nomic", "tiny-gte", "tiny-gemma"] {
-            lengths_agree(&fixture(name), &ALL, &[1, 8, 64, 65, 130, 300])?;
+            lengths_agree(name, &ALL, &[1, 8, 64, 65, 130, 300])?;
         }
         Ok(())
     }
 
     pub fn heads_of_128_and_256_agree() -> Result<()> {
-        for (heads, hidden) in [(2, 256), (1, 256), (1, 200)] {
-            let shape = RandomBert { hidden, heads, feed_forward: 96, ..RandomBert::default() };
-            lengths_agree(&shape.write()?.source(), &ALL, &[1, 31, 33, 100])?;
+        for name in ["bert-1x256x2x96", "bert-1x256x1x96", "bert-1x200x1x96"] {
+            lengths_agree(name, &ALL, &[1, 31, 33, 100])?;
         }
         Ok(())
     }
@@ -129,7 +128,7 @@ mod bodies {
     pub fn sparse_vectors_agree() -> Result<()> {
         for name in ["tiny-splade", "tiny-splade-distilbert"] {
             texts_agree(name, &ALL)?;
-            lengths_agree(&fixture(name), &ALL, &[0, 3, 24, 0, 1])?;
+            lengths_agree(name, &ALL, &[0, 3, 24, 0, 1])?;
         }
         Ok(())
     }
@@ -142,35 +141,26 @@ mod bodies {
     }
 
     pub fn heads_of_32_and_64_agree() -> Result<()> {
-        let shapes = [
-            RandomBert { hidden: 96, heads: 3, feed_forward: 200, layers: 2, ..RandomBert::default() },
-            RandomBert { hidden: 192, heads: 3, feed_forward: 320, layers: 2, ..RandomBert::default() },
-            RandomBert { hidden: 160, heads: 4, feed_forward: 136, layers: 1, ..RandomBert::default() },
-        ];
-        for shape in shapes {
-            let model = shape.write()?;
-            lengths_agree(&model.source(), &ALL, &[1, 7, 64, 65, 130, 200])?;
+        for name in ["bert-2x96x3x200", "bert-2x192x3x320", "bert-1x160x4x136"] {
+            lengths_agree(name, &ALL, &[1, 7, 64, 65, 130, 200])?;
         }
         Ok(())
     }
 
     pub fn a_wide_model_agrees() -> Result<()> {
-        let shape =
-            RandomBert { hidden: 1024, heads: 16, feed_forward: 4096, layers: 1, ..RandomBert::default() };
-        let model = shape.write()?;
-        lengths_agree(&model.source(), &[ElementType::F16], &[5, 70])
+        lengths_agree("bert-1x1024x16x4096", &[ElementType::F16], &[5, 70])
     }
 
     pub fn every_length_agrees() -> Result<()> {
         let near = |n: usize| [n - 1, n, n + 1];
         let lengths: Vec<usize> =
             [2, 16, 32, 64, 128, 256].into_iter().flat_map(near).chain([5, 100, 511, 512]).collect();
-        lengths_agree(&fixture("tiny-long"), &ALL, &lengths)
+        lengths_agree("tiny-long", &ALL, &lengths)
     }
 
     pub fn empty_items_agree() -> Result<()> {
-        lengths_agree(&fixture("tiny-mean"), &ALL, &[0, 3, 0, 0, 1])?;
-        lengths_agree(&fixture("tiny-cls-normalize"), &ALL, &[0])
+        lengths_agree("tiny-mean", &ALL, &[0, 3, 0, 0, 1])?;
+        lengths_agree("tiny-cls-normalize", &ALL, &[0])
     }
 
     /// Some texts of MiniLM's reference, and their vectors: an emulation takes long for all of them.
@@ -319,11 +309,10 @@ mod bodies {
     /// A driver that is older than NVRTC rejects its code. Then the worker uses the embedded kernels.
     pub fn embedded_kernels_replace_refused_ones() -> Result<()> {
         let folder = tempfile::tempdir()?;
-        let source = fixture("tiny-mean");
-        let cpu = Encoder::load(&source, CpuDevice::new(1 << 30, 2)?)?;
-        let items = tokens(&cpu, &[9, 3]);
-        let encoder = cuda_encoder(&source, ElementType::F32, Some(folder.path().to_owned()))?;
-        all_close(ElementType::F32, &vectors(&encoder.run(&items)?)?, &vectors(&cpu.run(&items)?)?)?;
+        let reference = Lengths::read("tiny-mean")?;
+        let (items, expected) = reference.of(&[9, 3])?;
+        let encoder = cuda_encoder(&reference.source, ElementType::F32, Some(folder.path().to_owned()))?;
+        all_as_referred(ElementType::F32, &vectors(&encoder.run(&items)?)?, &expected)?;
         for file in std::fs::read_dir(folder.path())? {
             let path = file?.path();
             ensure!(path.extension().is_some_and(|own| own == "lock"), "{} was kept", path.display());

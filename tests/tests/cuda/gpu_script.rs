@@ -34,7 +34,8 @@ fn in_emulation_all_of_it_runs_to_its_end() -> Result<(), Failed> {
             let row = value["stages"].as_array().into_iter().flatten().find(of);
             ensure!(row.is_some_and(|row| row["ended"] == "well"), "{stage}: {row:?}\n{markdown}");
         }
-        for figure in ["check", "agrees", "pressure", "ceiling", "rate", "texts", "jobs", "program"] {
+        for figure in ["check", "refers", "agrees", "pressure", "ceiling", "rate", "texts", "jobs", "program"]
+        {
             let has =
                 value["figures"].as_array().is_some_and(|all| all.iter().any(|one| one["figure"] == figure));
             ensure!(has, "no figure `{figure}` in {json}");
@@ -43,6 +44,8 @@ fn in_emulation_all_of_it_runs_to_its_end() -> Result<(), Failed> {
             "| tiny | bf16 | cuBLASLt | yes",
             "| tiny | f16 | cuBLASLt, timed | yes",
             "| tiny | f32 | own | yes",
+            "| tiny-mean | f32 | own | yes",
+            "| bert-1x60x3x100 | bf16 | cuBLASLt, timed | yes",
         ];
         for words in kinds.into_iter().chain(["halvings", "Short:", "in the same process"]) {
             ensure!(markdown.contains(words), "`{words}` is not in {markdown}");

@@ -11,8 +11,9 @@ use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::encoder::{Encoder, LoadError};
 use vramq_inference::engine::{Engine as _, PassError};
 use vramq_tests::bert::{RandomBert, fixture};
-use vramq_tests::encoders::{all_close, cache, cuda_encoder, lengths_agree, open, tokens, vectors};
+use vramq_tests::encoders::{all_as_referred, cache, cuda_encoder, lengths_agree, open, tokens, vectors};
 use vramq_tests::fake_cuda::{cublaslt, gpu};
+use vramq_tests::lengths::Lengths;
 use vramq_tests::with_libraries;
 
 with_libraries! { [gpu()?, cublaslt()?];
@@ -60,12 +61,8 @@ mod bodies {
 
     /// Of shapes whose rows cuBLASLt takes.
     fn aligned_shapes_agree() -> Result<()> {
-        let shapes = [
-            RandomBert { hidden: 64, heads: 2, feed_forward: 256, layers: 2, ..RandomBert::default() },
-            RandomBert { hidden: 96, heads: 3, feed_forward: 200, layers: 1, ..RandomBert::default() },
-        ];
-        for shape in shapes {
-            lengths_agree(&shape.write()?.source(), &ALL, &[1, 7, 64, 65, 130, 0])?;
+        for name in ["bert-2x64x2x256", "bert-1x96x3x200"] {
+            lengths_agree(name, &ALL, &[1, 7, 64, 65, 130, 0])?;
         }
         Ok(())
     }
@@ -76,17 +73,13 @@ mod bodies {
         Ok(())
     }
 
-    /// Two passes, the products of which are to be the CPU's: how many of them cuBLASLt made, and how often it was asked.
+    /// Two passes, whose vectors are to be transformers': how many products cuBLASLt made, and how often it was asked.
     fn two_passes() -> Result<(usize, usize)> {
-        let shape =
-            RandomBert { hidden: 64, heads: 2, feed_forward: 256, layers: 2, ..RandomBert::default() };
-        let source = shape.write()?;
-        let cpu = Encoder::load(&source.source(), CpuDevice::new(1 << 30, 2)?)?;
-        let items = tokens(&cpu, &[1, 7, 64, 65, 130]);
-        let expected = vectors(&cpu.run(&items)?)?;
-        let encoder = cuda_encoder(&source.source(), ElementType::F32, Some(cache()?))?;
+        let reference = Lengths::read("bert-2x64x2x256")?;
+        let (items, expected) = reference.of(&[1, 7, 64, 65, 130])?;
+        let encoder = cuda_encoder(&reference.source, ElementType::F32, Some(cache()?))?;
         for _ in 0..2 {
-            all_close(ElementType::F32, &vectors(&encoder.run(&items)?)?, &expected)?;
+            all_as_referred(ElementType::F32, &vectors(&encoder.run(&items)?)?, &expected)?;
         }
         Ok((counted("fake_cuda_products")?, counted("fake_cuda_heuristics")?))
     }
@@ -112,9 +105,7 @@ mod bodies {
     }
 
     pub fn rows_that_are_not_aligned_are_multiplied_here() -> Result<()> {
-        let shape =
-            RandomBert { hidden: 60, heads: 3, feed_forward: 100, layers: 1, ..RandomBert::default() };
-        lengths_agree(&shape.write()?.source(), &[ElementType::F16], &[3, 70])?;
+        lengths_agree("bert-1x60x3x100", &[ElementType::F16], &[3, 70])?;
         ensure!(counted("fake_cuda_products")? == 0 && counted("fake_cuda_heuristics")? == 0);
         Ok(())
     }
@@ -167,7 +158,7 @@ mod bodies {
         Ok(())
     }
 
-    /// Which algorithms make the products of a pass, whose vectors are to be the CPU's: how many are by each of the first three.
+    /// Which algorithms make the products of a pass, whose vectors are to be transformers': how many are by each of the first three.
     fn algorithms_of_a_pass(warm_up: bool) -> Result<[usize; 3]> {
         let options = CudaOptions {
             element: Some(ElementType::F32),
@@ -177,11 +168,10 @@ mod bodies {
             ..CudaOptions::default()
         };
         let encoder = Encoder::load_cuda(&fixture("tiny-long"), open()?, &options, 2)?;
-        let cpu = Encoder::load(&fixture("tiny-long"), CpuDevice::new(1 << 30, 2)?)?;
-        let items = tokens(&cpu, &[9, 31]);
+        let (items, expected) = Lengths::read("tiny-long")?.of(&[9, 31])?;
         let counts = || [counted_by(0), counted_by(1), counted_by(2)].into_iter().collect::<Result<Vec<_>>>();
         let before = counts()?;
-        all_close(ElementType::F32, &vectors(&encoder.run(&items)?)?, &vectors(&cpu.run(&items)?)?)?;
+        all_as_referred(ElementType::F32, &vectors(&encoder.run(&items)?)?, &expected)?;
         let after = counts()?;
         Ok([0, 1, 2].map(|at| after[at] - before[at]))
     }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use vramq_inference::device::Device as _;
-use vramq_inference::device::cpu::CpuDevice;
 use vramq_inference::device::cuda::{CudaDevice, Timer};
 use vramq_inference::engine::encoder::cuda::{CudaOptions, ElementType};
 use vramq_inference::engine::encoder::{Encoder, Source};
 use vramq_inference::engine::{Engine as _, Item, PassError};
 use vramq_tests::bert::{RandomBert, fixture};
-use vramq_tests::encoders::{all_close, cache, open, tokens, vectors};
+use vramq_tests::encoders::{all_as_referred, cache, open, tokens, vectors};
 use vramq_tests::fake_cuda::{cublaslt, gpu};
+use vramq_tests::lengths::Lengths;
 use vramq_tests::with_libraries;
 
 with_libraries! { [gpu()?];
@@ -88,15 +88,9 @@ mod bodies {
         Ok(Encoder::load_cuda(source, Arc::clone(device), &options, 2)?)
     }
 
-    fn items(encoder: &Encoder) -> Vec<Item> {
-        tokens(encoder, &[9, 3])
-    }
-
-    /// Vectors of the same model and items by the CPU.
-    fn is_the_cpus(found: &[Vec<f32>]) -> Result<()> {
-        let cpu = Encoder::load(&fixture("tiny-mean"), CpuDevice::new(1 << 30, 2)?)?;
-        let expected = vectors(&cpu.run(&items(&cpu))?)?;
-        all_close(ElementType::F32, found, &expected)
+    /// Items for that model, and the vectors that transformers made of them.
+    fn items_and_vectors() -> Result<(Vec<Item>, Vec<Vec<f32>>)> {
+        Lengths::read("tiny-mean")?.of(&[9, 3])
     }
 
     fn upload(left_out: LeftOut) -> Result<()> {
@@ -104,7 +98,8 @@ mod bodies {
         leave_out(left_out)?;
         let encoder = encoder(&device)?;
         leave_out(NONE)?;
-        is_the_cpus(&vectors(&encoder.run(&items(&encoder))?)?)
+        let (items, expected) = items_and_vectors()?;
+        all_as_referred(ElementType::F32, &vectors(&encoder.run(&items)?)?, &expected)
     }
 
     pub fn an_upload_with() -> Result<()> {
@@ -160,17 +155,19 @@ mod bodies {
     pub fn vectors_are_not_there_without_any_wait() -> Result<()> {
         let device = open()?;
         let encoder = encoder(&device)?;
+        let (items, expected) = items_and_vectors()?;
         leave_out((0, 2))?;
-        let found = vectors(&encoder.run(&items(&encoder))?)?;
+        let found = vectors(&encoder.run(&items)?)?;
         leave_out(NONE)?;
-        shows(is_the_cpus(&found), "relative error")
+        shows(all_as_referred(ElementType::F32, &found, &expected), "off by")
     }
 
     /// A launch is refused while an earlier kernel, which will fail, has not run: the device is lost, not the launch refused.
     fn refusal(left_out: LeftOut) -> Result<()> {
         let encoder = encoder(&open()?)?;
+        let (items, _) = items_and_vectors()?;
         leave_out(left_out)?;
-        let ended = encoder.run(&items(&encoder));
+        let ended = encoder.run(&items);
         let Err(PassError::DeviceLost(error)) = ended else { bail!("the pass ended with {ended:?}") };
         ensure!(error == "launch a kernel: CUDA_ERROR_ILLEGAL_ADDRESS (700)", "{error}");
         Ok(())
@@ -258,15 +255,13 @@ mod bodies {
 
     /// A pass runs out of memory in the middle, with its ids still to be copied. The next one stages its own.
     fn arenas_end(left_out: LeftOut) -> Result<()> {
-        let shape = RandomBert { layers: 2, ..RandomBert::default() }.write()?;
-        let encoder = encoder_of(&shape.source(), &open()?)?;
+        let reference = Lengths::read("bert-2x64x2x128")?;
+        let encoder = encoder_of(&reference.source, &open()?)?;
         leave_out(left_out)?;
         let ended = encoder.run(&tokens(&encoder, &[40, 3]));
         ensure!(matches!(ended, Err(PassError::OutOfMemory { .. })), "{ended:?}");
-        let items = tokens(&encoder, &[9, 50]);
-        let cpu = Encoder::load(&shape.source(), CpuDevice::new(1 << 30, 2)?)?;
-        all_close(ElementType::F32, &vectors(&encoder.run(&items)?)?, &vectors(&cpu.run(&items)?)?)?;
-        Ok(())
+        let (items, expected) = reference.of(&[9, 50])?;
+        all_as_referred(ElementType::F32, &vectors(&encoder.run(&items)?)?, &expected)
     }
 
     pub fn an_arenas_end_with() -> Result<()> {

@@ -2,7 +2,8 @@
 //!
 //!   vramq-gpu check               all checks of the device, as a table in Markdown; ends with 1 if one fails, with 4 if there
 //!                                 is no device
-//!   vramq-gpu encoder MODEL...    compares the encoder with the CPU's
+//!   vramq-gpu encoder MODEL...    compares the encoder with transformers' vectors of committed token ids, and for these models with
+//!                                 the CPU's
 //!   vramq-gpu pressure MODEL      runs passes beside a process that holds almost all memory
 //!   vramq-gpu measure MODEL...    measures the device's matrix products, and the share that the encoder reaches
 //!   vramq-gpu texts MODEL FILE    measures texts, one a line, tokenising included
@@ -22,6 +23,7 @@ mod kind;
 mod measure;
 mod model;
 mod pressure;
+mod references;
 mod texts;
 
 use std::io::Read as _;
@@ -64,7 +66,8 @@ fn main() -> ExitCode {
     };
     ended(match arguments[..] {
         ["check"] => checks::run(&device),
-        ["encoder", ref models @ ..] => encoder::run(&device, models, scale),
+        ["encoder", ref models @ ..] => references::run(&device, scale)
+            .and_then(|refers| Ok(encoder::run(&device, models, scale)? && refers)),
         ["pressure", model] => pressure::run(&device, model, scale),
         ["measure", ref models @ ..] => measure::run(&device, models, scale),
         ["texts", model, file] => texts::run(&device, model, file, scale),
