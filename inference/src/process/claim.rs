@@ -26,9 +26,9 @@ pub struct Look {
 /// How often bytes were removed from the account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// Those reserved for a program that has taken them since. A look from before shows them as free.
+    /// Those reserved for a program that has taken them since. An earlier look still shows them as free.
     pub reservations: u64,
-    /// Those of programs that have ended. A look from before shows less free than there is.
+    /// Those of programs that have ended. An earlier look shows less free than there is.
     pub programs: u64,
 }
 

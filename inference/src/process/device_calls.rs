@@ -28,8 +28,8 @@ impl DeviceCalls {
         Self { limit, under_way: Arc::default() }
     }
 
-    /// What a call returns; `None` if it panics or takes too long. Each call that hangs keeps a thread of the runtime, so as long as one
-    /// does, all others fail at once.
+    /// What a call returns; `None` if it panics or takes too long. Each call that hangs keeps a thread of the runtime. So while one hangs,
+    /// all others fail at once.
     pub(super) async fn call<T: Send + 'static>(
         &self,
         call: impl FnOnce() -> T + Send + 'static,

@@ -18,11 +18,12 @@
 //!
 //! `load + 10 s + n * min(pass + end, EVICTION_LIMIT) + pass + end + return`,
 //!
-//! each of these the longest of any program. Who is admitted and comes back is last in the order. So a program waits for at most one turn of
-//! each place that came before it, and its own, after the ten seconds. `memory_properties.rs` holds random histories to this bound.
+//! each of these the longest of any program. A program that is admitted and waits again goes to the end of the order. So a program waits
+//! for at most one turn of each place that came before it, and its own, after the ten seconds. `memory_properties.rs` holds random
+//! histories to this bound.
 //!
 //! Where strangers take so much that there is no room any more, the turn ends after [`EVICTION_LIMIT`], so that others can use what is left.
-//! Memory of a process that does not end although it was killed is no room. On a device that does not report what processes hold, all of
+//! Memory of a process that was killed and has not ended counts as taken. On a device that does not report what processes hold, all of
 //! this goes by estimates: if they are too low, there is no turn, and programs are asked to end in the hope that it is enough.
 
 use std::collections::BTreeMap;
@@ -33,8 +34,8 @@ use tokio::time::{Duration, Instant};
 
 use super::claim::{Claim, Look, Removed};
 
-/// How long to wait for a program that was asked to end before another one is asked. As long, memory is kept for a program although it is
-/// not seen that there is enough, and missing memory counts as coming back. Most passes are shorter, and drivers free memory faster.
+/// How long to wait for a program that was asked to end before another one is asked. Memory that is kept for a program, and missing memory
+/// that counts as coming back, expire after this time, too. Most passes are shorter, and drivers free memory faster.
 const EVICTION_LIMIT: Duration = Duration::from_secs(30);
 
 /// Where programs end all the time, each look may be from before the last end. After this long such a look counts, too.
@@ -51,8 +52,8 @@ pub(super) struct Entries {
     /// What ended programs held, until it is back.
     returning: BTreeMap<u64, Returning>,
     pub(super) removed: Removed,
-    /// Since when no look has shown all that had ended by then.
-    stale_since: Option<Instant>,
+    /// Since when no look has shown all that had ended by then, and when the last one was used.
+    stale: Option<(Instant, Instant)>,
     /// When a program was last asked to end; `None` once one that was asked has ended.
     evicted: Option<Instant>,
     /// The waiting program for which free memory is kept.
@@ -80,13 +81,15 @@ struct Returning {
 
 /// A pass that a program runs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RunningPass {
+pub struct RunningPass {
     /// That of its program; `None` for a pass of one-shot programs.
-    pub(super) keeper: Option<i32>,
-    /// What its program may hold meanwhile.
-    pub(super) most: u64,
+    pub keeper: Option<i32>,
+    /// What its program held before it; 0 for a pass of one-shot programs.
+    pub resident: u64,
+    /// What the pass may take besides; 0 if that is not known.
+    pub budget: u64,
     /// It has the device for itself.
-    pub(super) exclusive: bool,
+    pub exclusive: bool,
 }
 
 /// A program that was started.
@@ -98,7 +101,9 @@ pub(super) struct Program {
     pub(super) is_once: bool,
     /// What it was last seen to hold.
     pub(super) held: u64,
-    /// That is what the device lost while the program was loaded: the device does not report all that it holds.
+    /// While it loads: what it has taken of the memory that was reserved for it, as far as is known.
+    pub(super) taken: u64,
+    /// `held` is what the device lost while the program was loaded: the device does not report all that it holds.
     pub(super) is_estimated: bool,
     /// When a warm process was loaded. Only loaded ones may be asked to end.
     pub(super) loaded: Option<Instant>,
@@ -119,6 +124,7 @@ impl Program {
             keeper,
             is_once,
             held: 0,
+            taken: 0,
             is_estimated: false,
             loaded: None,
             idle: None,
@@ -172,12 +178,14 @@ impl Entries {
 
     /// What programs that run passes may hold.
     pub(super) fn most(&self) -> u64 {
-        self.passes.values().map(|pass| pass.most).fold(0, u64::saturating_add)
+        let most = |pass: &RunningPass| pass.resident.saturating_add(pass.budget);
+        self.passes.values().map(most).fold(0, u64::saturating_add)
     }
 
     /// Memory that programs which are loading have been promised, and have not taken yet.
     pub(super) fn not_taken(&self) -> u64 {
-        let taken = self.noted(|program| program.loaded.is_none() && !program.is_once && !program.is_stuck);
+        let loads = |program: &&Program| program.loaded.is_none() && !program.is_once && !program.is_stuck;
+        let taken: u64 = self.programs.values().filter(loads).map(|program| program.taken).sum();
         self.reserved.values().sum::<u64>().saturating_sub(taken)
     }
 
@@ -252,15 +260,19 @@ impl Entries {
         // Programs that end show as free too late, which is safe here. But another program would be asked to end in vain.
         let shows_the_ended = look.removed == self.removed || self.is_stale_for_long(now);
         if look.removed == self.removed {
-            self.stale_since = None;
+            self.stale = None;
         }
         if shows_the_ended {
             self.take_turn(waiter, request, look, now);
         }
         let reserved: u64 = self.reserved.values().sum();
         let promised = self.promised_to_others(waiter, now);
-        // Passes were admitted to what they owe.
-        let owed = if self.passes.values().any(|pass| pass.exclusive) { u64::MAX } else { look.owed };
+        // Passes were admitted to what they owe. But passes may follow one another without end.
+        let owed = match self.passes.values().any(|pass| pass.exclusive) {
+            _ if request.busy_too => 0,
+            true => u64::MAX,
+            false => look.owed,
+        };
         let unpromised = look.reading.free.saturating_sub(reserved).saturating_sub(promised);
         let free = unpromised.saturating_sub(owed);
         if free >= request.bytes {
@@ -271,7 +283,7 @@ impl Entries {
             self.evicted.is_none_or(|evicted| now.saturating_duration_since(evicted) >= EVICTION_LIMIT);
         let is_coming = free.saturating_add(self.coming(look, now)) >= request.bytes;
         // Passes end, and most soon.
-        let only_passes = unpromised >= request.bytes && !request.busy_too;
+        let only_passes = unpromised >= request.bytes;
         if shows_the_ended && promised == 0 && is_due && !is_coming && !only_passes {
             self.evict(waiter, request, free, look, now);
         }
@@ -279,7 +291,11 @@ impl Entries {
     }
 
     fn is_stale_for_long(&mut self, now: Instant) -> bool {
-        now.saturating_duration_since(*self.stale_since.get_or_insert(now)) >= STALE_MAX
+        // Where no program has waited for a while, nothing is known of the time in between.
+        let asks_on = |(_, used): &(Instant, Instant)| now.saturating_duration_since(*used) < STALE_MAX;
+        let since = self.stale.filter(asks_on).map_or(now, |(since, _)| since);
+        self.stale = Some((since, now));
+        now.saturating_duration_since(since) >= STALE_MAX
     }
 
     fn reserved(&mut self, bytes: u64) -> u64 {

@@ -15,6 +15,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct LoadWatch<F> {
     account: Arc<DeviceAccount>,
+    /// A look from before the process was started.
+    before: Option<Look>,
     /// The last look that is surely from before the process's death.
     alive: Option<Look>,
     newest: Option<Look>,
@@ -25,9 +27,8 @@ pub struct LoadWatch<F> {
 }
 
 impl<F: Fn(i32, u64)> LoadWatch<F> {
-    /// `before`: a look from before the process was started.
     pub(super) fn new(account: &Arc<DeviceAccount>, before: Option<Look>, holds: F) -> Self {
-        Self { account: Arc::clone(account), alive: before, newest: None, held: 0, holds }
+        Self { account: Arc::clone(account), before, alive: before, newest: None, held: 0, holds }
     }
 
     /// Looks again and again, until this is dropped.
@@ -45,11 +46,20 @@ impl<F: Fn(i32, u64)> LoadWatch<F> {
     }
 
     async fn look(&mut self, keeper: i32) {
-        let Some(held) = self.account.held_under(keeper).await else { return };
+        let Some(held) = self.account.held_under(keeper).await else { return self.estimate(keeper).await };
         self.held = self.held.max(held);
+        self.account.note_taken(keeper, held);
         (self.holds)(keeper, held);
         if let Some(look) = self.account.look().await {
             self.alive = self.newest.replace(look).or(self.alive);
+        }
+    }
+
+    /// Otherwise what it takes would be missing twice for passes: on the device, and as memory that it was promised.
+    async fn estimate(&self, keeper: i32) {
+        let look = self.account.look().await.filter(|look| !look.tells_apart);
+        if let (Some(look), Some(before)) = (look, self.before) {
+            self.account.note_taken(keeper, look.taken_since(&before));
         }
     }
 

@@ -9,7 +9,8 @@ use tokio::time::{Duration, Instant, sleep};
 pub use super::claim::{Claim, Look};
 use super::device_calls::{CALL_MAX, DeviceCalls};
 use super::device_view::{DeviceView, Reading};
-use super::entries::{Entries, Program, Request, RunningPass};
+pub use super::entries::RunningPass;
+use super::entries::{Entries, Program, Request};
 use super::shared_look::Looks;
 use crate::process_tree::{self, ProcessTree};
 
@@ -186,6 +187,14 @@ impl DeviceAccount {
         }
     }
 
+    /// Notes what the program of this keeper has taken since its load began. That it holds so much may be an estimate.
+    pub fn note_taken(&self, keeper: i32, bytes: u64) {
+        let mut entries = self.entries();
+        if let Some(program) = entries.programs.values_mut().find(|program| program.keeper == keeper) {
+            program.taken = bytes;
+        }
+    }
+
     /// How much of an estimated claim has returned in the end: a driver may free memory in steps.
     async fn all_returned(self: &Arc<Self>, claim: Claim, now: Look) -> u64 {
         let mut returned = claim.returned(now);
@@ -214,16 +223,26 @@ impl DeviceAccount {
         self.entries().not_taken()
     }
 
-    /// Records a pass until the entry is dropped: so long no program is loaded into what the pass may take. `keeper`: that of the program,
-    /// or `None` for one-shot programs; `most`: what the program may hold. An exclusive pass waits for programs that are loading, but not
-    /// for ever, because all other passes of the worker wait for it.
-    pub async fn pass(self: &Arc<Self>, keeper: Option<i32>, most: u64, exclusive: bool) -> Entry {
-        let id = self.entries().pass(RunningPass { keeper, most, exclusive });
+    /// Records a pass until the entry is dropped. No program is loaded into what the pass may take, unless it has waited for long. A pass
+    /// that would take what a program that loads was promised waits for it, and so does an exclusive one; but not for ever, because other
+    /// passes of the worker may wait for this one.
+    pub async fn pass(self: &Arc<Self>, pass: RunningPass) -> Entry {
+        let id = self.entries().pass(pass);
         let entry = Entry { account: Arc::clone(self), id };
-        if exclusive {
+        if pass.exclusive || !self.has_beside_loads(pass.budget).await {
             self.until_loaded(LOADS_WAIT).await;
         }
         entry
+    }
+
+    /// Whether so much is free besides what programs that load were promised.
+    async fn has_beside_loads(self: &Arc<Self>, bytes: u64) -> bool {
+        // A look reads all processes of the machine.
+        if self.promised() == 0 {
+            return true;
+        }
+        let Some(look) = self.look().await else { return true };
+        look.reading.free >= bytes.saturating_add(self.promised())
     }
 
     async fn until_loaded(&self, limit: Duration) {

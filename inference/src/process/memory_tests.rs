@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tokio::time::timeout;
+
 use super::*;
 
 const TOTAL: u64 = 1000;
@@ -104,17 +106,23 @@ async fn calls_to_a_device_that_hangs_fail_after_a_while() {
     assert_eq!(told.ok(), Some((None, None, None)));
 }
 
-/// Otherwise one of them runs out of memory. All passes of the worker wait for an exclusive one, so it does not wait for ever.
+/// Otherwise one of them runs out of memory. Other passes of the worker may wait for this one, so it does not wait for ever.
 #[tokio::test]
-async fn an_exclusive_pass_waits_for_programs_that_load() {
+async fn a_pass_without_room_beside_programs_that_load_waits_for_them() {
     let account = DeviceAccount::new(Arc::new(Unsteady::default()));
     let loading = account.admit(300, || true, |_, _| {}).await.unwrap();
     assert_eq!(account.promised(), 300);
-    drop(account.pass(None, 0, false).await);
-    let exclusive = account.pass(None, 0, true);
+    let pass = RunningPass { keeper: None, resident: 0, budget: 100, exclusive: false };
+    drop(account.pass(pass).await);
+    // It would take what the program was promised.
+    let large = RunningPass { budget: 101, ..pass };
+    let waits = timeout(Duration::from_millis(300), account.pass(large)).await;
+    assert!(waits.is_err());
+    let exclusive = account.pass(RunningPass { exclusive: true, ..pass });
     let mut exclusive = std::pin::pin!(exclusive);
     assert!(futures_util::poll!(&mut exclusive).is_pending());
     account.until_loaded(Duration::ZERO).await;
     drop(loading);
     exclusive.await;
+    account.pass(large).await;
 }

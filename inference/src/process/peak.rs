@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::task::JoinHandle;
 use tokio::time::{Duration, sleep};
 
-use super::memory::DeviceAccount;
+use super::memory::{DeviceAccount, Look};
 use super::peak_difference::PeakDifference;
 
 /// The interval of the readings. Memory that is held for a shorter time is missed, unless a caching allocator keeps it after the
@@ -25,12 +25,18 @@ pub(super) enum Measuring {
 }
 
 impl Measuring {
-    /// Before a pass of a process that held `base` bytes when it was loaded.
-    pub(super) async fn start(account: &Arc<DeviceAccount>, keeper: i32, base: u64) -> Self {
-        match Sampler::start(account, keeper, base).await {
-            Some(sampler) => Self::Told(sampler),
-            None => PeakDifference::start(account).await.map_or(Self::Nothing, Self::Lost),
+    /// Before a pass of a process that held `base` bytes when it was loaded. `loaded`: a look from then, if `base` is an estimate.
+    pub(super) async fn start(
+        account: &Arc<DeviceAccount>,
+        keeper: i32,
+        base: u64,
+        loaded: Option<&Look>,
+    ) -> Self {
+        if let Some(sampler) = Sampler::start(account, keeper, base).await {
+            return Self::Told(sampler);
         }
+        let Some(loaded) = loaded else { return Self::Nothing };
+        PeakDifference::start(account, loaded).await.map_or(Self::Nothing, Self::Lost)
     }
 
     /// Measures until this is dropped.
@@ -66,7 +72,7 @@ impl Sampler {
                 let mut is_first = true;
                 while !stop.load(Ordering::Acquire) {
                     sleep(EVERY).await;
-                    let held = account.sample_under(keeper).await.unwrap_or(0);
+                    let Some(held) = account.sample_under(keeper).await else { continue };
                     if std::mem::take(&mut is_first) {
                         most.store(held, Ordering::Release);
                     }

@@ -24,10 +24,11 @@ pub(super) struct PeakDifference {
 }
 
 impl PeakDifference {
-    /// Before a pass that has been entered in the account; nothing, if something else moves.
-    pub(super) async fn start(account: &Arc<DeviceAccount>) -> Option<Self> {
+    /// Before a pass that has been entered in the account. `loaded`: a look from when its process had been loaded. Nothing, if something
+    /// else moves. Nor if the device has less or more free than then: what the process keeps of earlier passes would not count for this one.
+    pub(super) async fn start(account: &Arc<DeviceAccount>, loaded: &Look) -> Option<Self> {
         let changes = account.changes_beside_one_pass()?;
-        let before = account.look().await?;
+        let before = account.look().await.filter(|before| !before.tells_apart && is_equal(before, loaded))?;
         Some(Self { account: Arc::clone(account), before, changes, most: 0 })
     }
 
@@ -48,8 +49,12 @@ impl PeakDifference {
     /// The most that the pass took. `after`: a look after the program has given back all that it keeps. The device must have as much free
     /// then as before the pass, because otherwise something else has taken or freed memory.
     pub(super) fn peak(&self, after: &Look) -> Option<u64> {
-        let moved = after.taken_since(&self.before).max(self.before.taken_since(after));
         let is_still = self.account.changes_beside_one_pass() == Some(self.changes);
-        (is_still && moved <= tolerance(after.reading.total)).then_some(self.most)
+        (is_still && is_equal(&self.before, after)).then_some(self.most)
     }
+}
+
+/// Whether the device has as much free as before, but for what the worker's other programs hold.
+fn is_equal(before: &Look, after: &Look) -> bool {
+    after.taken_since(before).max(before.taken_since(after)) <= tolerance(after.reading.total)
 }

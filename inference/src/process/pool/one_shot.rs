@@ -9,6 +9,7 @@ use tokio::time::{Duration, Instant, sleep};
 use super::room::PATIENCE;
 use super::slot::{SlotTask, closed};
 use super::status::SlotState;
+use crate::process::memory::RunningPass;
 use crate::process::once;
 use crate::process::once_memory::Left;
 use crate::process::pass::PassEnd;
@@ -36,9 +37,10 @@ impl SlotTask {
             let shared = Arc::clone(&self.shared);
             let watch = shared.watch.as_ref();
             let entered = {
-                let (most, exclusive) = (job.request.budget.unwrap_or(0), job.request.exclusive);
+                let (budget, exclusive) = (job.request.budget.unwrap_or(0), job.request.exclusive);
+                let pass = RunningPass { keeper: None, resident: 0, budget, exclusive };
                 tokio::select! {
-                    entry = shared.options.account.pass(None, most, exclusive) => Some(entry),
+                    entry = shared.options.account.pass(pass) => Some(entry),
                     _ = job.cancellation.wait() => None,
                     () = closed(&mut self.closing) => None,
                 }

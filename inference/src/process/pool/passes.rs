@@ -12,7 +12,7 @@ use super::slot::{SlotTask, closed};
 use super::status::SlotState;
 use crate::process::accepts::Accepts;
 use crate::process::cost::{Costs, of_pass};
-use crate::process::memory::{Claim, DeviceAccount, Entry, Look};
+use crate::process::memory::{Claim, DeviceAccount, Entry, Look, RunningPass};
 use crate::process::pass::{PassEnd, PassJob};
 use crate::process::peak::Measuring;
 use crate::process::protocol::FailureKind;
@@ -234,7 +234,9 @@ impl SlotTask {
         let _entry = self.enter_pass(warm, &mut job).await;
         let mut measuring = Measuring::Nothing;
         if job.request.measure {
-            measuring = Measuring::start(&shared.options.account, warm.keeper_pid(), self.base).await;
+            let loaded = self.estimated.as_ref().map(|estimated| estimated.loaded);
+            let (account, keeper) = (&shared.options.account, warm.keeper_pid());
+            measuring = Measuring::start(account, keeper, self.base, loaded.as_ref()).await;
         }
         let limits = PassLimits { model: config.name.clone(), item: config.item, kill: config.kill };
         let mut end = tokio::select! {
@@ -274,10 +276,15 @@ impl SlotTask {
     /// Enters a pass in the account, so that no program is loaded into what it may take. `None`: it was cancelled before.
     async fn enter_pass(&mut self, warm: &Warm, job: &mut PassJob) -> Option<Entry> {
         let resident = { self.shared.state().slots[self.index].status.resident_bytes };
-        let most = resident.saturating_add(job.request.budget.unwrap_or(0));
+        let pass = RunningPass {
+            keeper: Some(warm.keeper_pid()),
+            resident,
+            budget: job.request.budget.unwrap_or(0),
+            exclusive: job.request.exclusive,
+        };
         let account = &self.shared.options.account;
         tokio::select! {
-            entry = account.pass(Some(warm.keeper_pid()), most, job.request.exclusive) => Some(entry),
+            entry = account.pass(pass) => Some(entry),
             _ = job.cancellation.wait() => None,
             () = closed(&mut self.closing) => None,
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use futures_util::FutureExt as _;
 use tokio::sync::{Notify, oneshot, watch};
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant, timeout};
 
 use super::Shared;
 use super::backoff::Backoff;
@@ -164,8 +164,11 @@ impl SlotTask {
         let account = &shared.options.account;
         self.update(SlotState::Loading);
         let mut closing = self.closing.clone();
+        // The files may be on a file system that hangs, and the reserved room is lost to others meanwhile.
         let files = tokio::select! {
-            files = config.revision_of_files() => files.map_err(LoadError::Start)?,
+            files = timeout(config.load, config.revision_of_files()) => {
+                files.unwrap_or_else(|_| Err(slow_files(config.load))).map_err(LoadError::Start)?
+            }
             () = closed(&mut closing) => return Err(LoadError::Start("the worker is ending".to_owned())),
         };
         let before = account.look().await;
@@ -196,12 +199,12 @@ impl SlotTask {
         let entry = entered.into_inner().unwrap_or_else(|| account.enter(warm.keeper_pid()));
         let (Estimate { held, sure, needed }, is_estimated) = self.loaded(&warm, before).await;
         entry.holds(held, is_estimated);
+        drop(reserved);
         if shared.state().unavailable.is_some() {
             entry.is_kept();
         }
         entry.is_loaded();
         let look = account.look().await.or(before);
-        drop(reserved);
         self.last = look.map(|alive| Claim { alive, held, sure });
         self.estimated = look
             .filter(|_| is_estimated)
@@ -287,6 +290,10 @@ impl SlotTask {
     pub(super) fn set(&self, state: &mut State, to: SlotState) {
         state.slots[self.index].status.state = to;
     }
+}
+
+fn slow_files(limit: Duration) -> String {
+    format!("reading the files of the model's revision took longer than {} s (load_s)", limit.as_secs_f64())
 }
 
 pub(super) async fn closed(closing: &mut watch::Receiver<bool>) {
