@@ -98,7 +98,7 @@ async fn calls_to_a_device_that_hangs_fail_after_a_while() {
         looks: Looks::default(),
         told_at: Mutex::default(),
     });
-    let asked = tokio::time::timeout(Duration::from_secs(60), async {
+    let asked = timeout(Duration::from_secs(60), async {
         tokio::join!(account.held_under(1), account.sample_under(1), account.look())
     });
     let told = asked.await;
