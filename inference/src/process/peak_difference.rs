@@ -18,6 +18,8 @@ const EVERY: Duration = Duration::from_millis(100);
 pub(super) struct PeakDifference {
     account: Arc<DeviceAccount>,
     before: Look,
+    /// The device has less free than when the process had been loaded. A program that does not return what it keeps has it, or others do.
+    may_keep: bool,
     /// The account's changes by then.
     changes: u64,
     most: u64,
@@ -25,11 +27,12 @@ pub(super) struct PeakDifference {
 
 impl PeakDifference {
     /// Before a pass that has been entered in the account. `loaded`: a look from when its process had been loaded. Nothing, if something
-    /// else moves. Nor if the device has less or more free than then: what the process keeps of earlier passes would not count for this one.
+    /// else moves.
     pub(super) async fn start(account: &Arc<DeviceAccount>, loaded: &Look) -> Option<Self> {
         let changes = account.changes_beside_one_pass()?;
-        let before = account.look().await.filter(|before| !before.tells_apart && is_equal(before, loaded))?;
-        Some(Self { account: Arc::clone(account), before, changes, most: 0 })
+        let before = account.look().await.filter(|before| !before.tells_apart)?;
+        let may_keep = before.taken_since(loaded) > tolerance(before.reading.total);
+        Some(Self { account: Arc::clone(account), before, may_keep, changes, most: 0 })
     }
 
     /// Looks again and again, until this is dropped.
@@ -49,12 +52,11 @@ impl PeakDifference {
     /// The most that the pass took. `after`: a look after the program has given back all that it keeps. The device must have as much free
     /// then as before the pass, because otherwise something else has taken or freed memory.
     pub(super) fn peak(&self, after: &Look) -> Option<u64> {
+        let tolerance = tolerance(after.reading.total);
+        let moved = after.taken_since(&self.before).max(self.before.taken_since(after));
         let is_still = self.account.changes_beside_one_pass() == Some(self.changes);
-        (is_still && is_equal(&self.before, after)).then_some(self.most)
+        // A pass that runs in what its program keeps takes nothing more, and needs that all the same.
+        let is_seen = self.most > tolerance || !self.may_keep;
+        (is_still && is_seen && moved <= tolerance).then_some(self.most)
     }
-}
-
-/// Whether the device has as much free as before, but for what the worker's other programs hold.
-fn is_equal(before: &Look, after: &Look) -> bool {
-    after.taken_since(before).max(before.taken_since(after)) <= tolerance(after.reading.total)
 }

@@ -206,3 +206,16 @@ async fn what_a_pass_takes_is_what_the_device_loses_while_nothing_else_moves() {
     assert!((200 * MIB..220 * MIB).contains(&need), "{need}");
     shared.env.close(pool).await;
 }
+
+/// It may run its passes in the memory that it keeps.
+#[tokio::test]
+async fn a_pass_that_takes_nothing_is_not_measured_where_its_program_may_keep_memory() {
+    let shared = Shared::new();
+    let pool = shared.env.probe(&format!("env = {{ BASE_MIB = \"{BASE_MIB}\" }}")).await;
+    for item in ["leak 500", "echo x", "echo x", "echo x"] {
+        let (_, end) = ended(&pool, &[item]).await;
+        assert_eq!(end, PassEnd::Done { peak: None }, "{item}");
+    }
+    assert_eq!(pool.need_of(1.0), Need::Unknown);
+    shared.env.close(pool).await;
+}
