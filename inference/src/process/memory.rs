@@ -11,6 +11,7 @@ use super::device_calls::{CALL_MAX, DeviceCalls};
 use super::device_view::{DeviceView, Reading};
 pub use super::entries::RunningPass;
 use super::entries::{Entries, Program, Request};
+use super::program_group::ProgramGroup;
 use super::shared_look::Looks;
 use crate::process_tree::{self, ProcessTree};
 
@@ -74,7 +75,7 @@ impl DeviceAccount {
         let stays = |program: &Program| program.is_once || program.is_stuck;
         let (all, staying, running, most, removed) = {
             let entries = self.entries();
-            let group = |is_counted: &dyn Fn(&Program) -> bool| Group::of(&entries, is_counted);
+            let group = |is_counted: &dyn Fn(&Program) -> bool| ProgramGroup::of(&entries, is_counted);
             let running = group(&|program| entries.runs_pass(program));
             (group(&|_| true), group(&stays), running, entries.most(), entries.removed)
         };
@@ -271,28 +272,6 @@ impl DeviceAccount {
     /// A poisoned lock is usable: no panic leaves the account half changed.
     fn entries(&self) -> MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Some of the programs, when a look begins.
-struct Group {
-    keepers: Vec<i32>,
-    /// What they were last seen to hold, and the part of it that is an estimate.
-    noted: u64,
-    estimated: u64,
-}
-
-impl Group {
-    fn of(entries: &Entries, is_counted: impl Fn(&Program) -> bool) -> Self {
-        let estimated = entries.noted(|program| program.is_estimated && is_counted(program));
-        Self { keepers: entries.keepers(&is_counted), noted: entries.noted(&is_counted), estimated }
-    }
-
-    /// What they hold, as the device reports it; `None` if it does not. A program's memory is estimated where other processes hold it, so what
-    /// its own processes hold does not contain it.
-    fn told(&self, view: &dyn DeviceView, tree: &ProcessTree) -> Option<u64> {
-        let told = view.held_by(&tree.under(&self.keepers))?;
-        Some(told.saturating_add(self.estimated))
     }
 }
 

@@ -31,6 +31,7 @@ mod peak;
 mod peak_difference;
 pub mod pool;
 mod program;
+mod program_group;
 mod program_revision;
 pub mod protocol;
 mod reader;

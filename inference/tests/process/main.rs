@@ -14,6 +14,7 @@ mod frameworks;
 mod golden;
 mod kills;
 mod life;
+mod load_memory;
 mod loading;
 mod memory;
 mod once;

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use vramq_inference::process::{Costs, Item, Need, PassEnd, PassRequest, SlotState};
+use vramq_inference::process::{Costs, Item, Need, PassEnd, SlotState};
 
 use crate::device::{FileDevice, Stranger};
-use crate::env::{DEADLINE, Env, done, ended, is_alive, pid, run, state, texts, until};
+use crate::env::{DEADLINE, Env, done, ended, is_alive, pid, run, state, until};
 
-const MIB: u64 = 1 << 20;
+pub const MIB: u64 = 1 << 20;
 
-fn env_with(mib: u64, by_process: bool) -> (tempfile::TempDir, Env) {
+pub fn env_with(mib: u64, by_process: bool) -> (tempfile::TempDir, Env) {
     let folder = tempfile::tempdir().unwrap();
     let device = FileDevice::new(folder.path(), mib, by_process);
     (folder, Env::on(Arc::new(device)))
@@ -278,27 +278,57 @@ async fn a_slot_is_withheld_for_twenty_seconds() {
     a_stranger_withholds_the_slot_for(Duration::from_secs(20), true).await;
 }
 
-/// Also where the process had not loaded its model yet.
 #[tokio::test]
-async fn a_slot_is_withheld_until_the_memory_of_a_failed_load_is_back() {
-    let (folder, env) = env_with(1000, true);
-    let file = folder.path().join("heir");
-    let keys = format!("env = {{ BASE_MIB = \"400\", LOAD = \"heir\", FILE = {file:?} }}");
-    let pool = env.probe(&keys).await;
-    let stranger = Stranger::start();
-    std::fs::write(&file, stranger.pid().to_string()).unwrap();
-    ended(&pool, &["kill"]).await;
-    let waiting = run(&pool, &["echo a"]);
-    until("the next process has taken its memory", || {
-        state(&pool, 0) == "loading" && pool.status().held_bytes() == 400 * MIB
-    })
-    .await;
-    std::fs::remove_file(&file).unwrap();
-    until("the slot is withheld", || pool.status().withheld_bytes() == 400 * MIB).await;
-    assert!(matches!(waiting.finish().await.1, PassEnd::NotRun { .. }));
-    drop(stranger);
-    until("there is a process again", || pool.status().unavailable.is_none()).await;
-    assert_eq!(done(&pool, &["echo a"]).await, [json!("a")]);
+async fn running_out_on_the_device_is_typed_and_costs_nobody_else() {
+    let (_folder, env) = env_with(1000, true);
+    let pool = env.probe("instances = 2\nenv = { BASE_MIB = \"100\" }").await;
+    let before = pid(&pool).await;
+    let (outputs, end) = ended(&pool, &["take 100", "take 5000"]).await;
+    assert_eq!(outputs.len(), 1);
+    let PassEnd::OutOfMemory { report, .. } = end else { panic!("{end:?}") };
+    assert_eq!((report.asked, report.total), (Some(5000 * MIB), Some(1000 * MIB)));
+    assert_eq!(report.source, "test device");
+    assert_eq!(pid(&pool).await, before);
+    env.close(pool).await;
+}
+
+/// After its death its own memory is free too, so what it asked for would seem to have had room.
+#[tokio::test]
+async fn a_process_that_died_of_a_full_device_tells_what_was_free_while_it_lived() {
+    let (_folder, env) = env_with(1500, true);
+    let pool = env.probe("env = { BASE_MIB = \"600\" }").await;
+    for (text, asked, free) in [
+        (
+            "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 1024.00 MiB on device 0: cudaMalloc failed: out of memory",
+            1024,
+            900,
+        ),
+        // The program reports it itself.
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.77 GiB of which \
+             512.00 MiB is free.",
+            2048,
+            512,
+        ),
+    ] {
+        let (_, end) = ended(&pool, &[&format!("abort {text}\n")]).await;
+        let PassEnd::OutOfMemory { report, .. } = end else { panic!("{end:?}") };
+        assert_eq!((report.asked, report.free), (Some(asked * MIB), Some(free * MIB)), "{text}");
+    }
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_process_that_leaks_is_replaced() {
+    let (_folder, env) = env_with(1000, true);
+    let pool = env.probe("env = { BASE_MIB = \"100\" }").await;
+    let mut pids = Vec::new();
+    // 2 MiB per pass would fill the device after 450 passes. The pool checks every 50.
+    for _ in 0..600 {
+        pids.push(done(&pool, &["leak 2"]).await.remove(0));
+    }
+    pids.dedup();
+    assert_eq!(pids.len(), 6);
     env.close(pool).await;
 }
 
@@ -354,105 +384,4 @@ async fn work_of_another_model_ends_the_process_that_was_idle_for_longest() {
         pool.close().await;
     }
     env.assert_clean();
-}
-
-/// A pass that has not taken its memory yet.
-#[tokio::test]
-async fn a_program_is_not_loaded_into_what_a_running_pass_may_take() {
-    let (folder, env) = env_with(1000, true);
-    let large = env.probe("vram = { base_mib = 600 }\nenv = { BASE_MIB = \"600\" }").await;
-    ended(&large, &["kill"]).await;
-    let other = env.probe("env = { BASE_MIB = \"100\" }").await;
-    let (started, gate) = (folder.path().join("started"), folder.path().join("gate"));
-    let items = [format!("write {}", started.display()), format!("until {}", gate.display())];
-    let request = PassRequest { budget: Some(500 * MIB), ..texts(&[&items[0], &items[1]]) };
-    let pass = other.run(request).unwrap();
-    until("the pass runs", || started.exists()).await;
-    // 900 MiB are free.
-    let waiting = run(&large, &["echo a"]);
-    until("the program waits", || {
-        large.status().slots[0].state == SlotState::WaitingForMemory { bytes: 600 * MIB }
-    })
-    .await;
-    std::fs::write(&gate, "").unwrap();
-    assert!(matches!(pass.finish().await.1, PassEnd::Done { .. }));
-    until("it is loaded", || large.status().loaded() == 1).await;
-    drop(waiting);
-    large.close().await;
-    env.close(other).await;
-}
-
-/// Passes are not admitted to it.
-#[tokio::test]
-async fn what_a_program_will_take_is_promised_until_it_has_taken_it() {
-    for (load, promised) in [("while-file", 600), ("holds-while-file", 0)] {
-        let (folder, env) = env_with(1000, true);
-        let file = folder.path().join("loading");
-        let keys = format!(
-            "vram = {{ base_mib = 600 }}\nenv = {{ BASE_MIB = \"600\", LOAD = \"{load}\", FILE = {file:?} }}"
-        );
-        let pool = env.probe(&keys).await;
-        ended(&pool, &["kill"]).await;
-        std::fs::write(&file, "").unwrap();
-        let pass = run(&pool, &["echo a"]);
-        until("it loads", || state(&pool, 0) == "loading" && env.account.promised() == promised * MIB).await;
-        std::fs::remove_file(&file).unwrap();
-        assert!(matches!(pass.finish().await.1, PassEnd::Done { .. }));
-        assert_eq!(env.account.promised(), 0);
-        env.close(pool).await;
-    }
-}
-
-#[tokio::test]
-async fn running_out_on_the_device_is_typed_and_costs_nobody_else() {
-    let (_folder, env) = env_with(1000, true);
-    let pool = env.probe("instances = 2\nenv = { BASE_MIB = \"100\" }").await;
-    let before = pid(&pool).await;
-    let (outputs, end) = ended(&pool, &["take 100", "take 5000"]).await;
-    assert_eq!(outputs.len(), 1);
-    let PassEnd::OutOfMemory { report, .. } = end else { panic!("{end:?}") };
-    assert_eq!((report.asked, report.total), (Some(5000 * MIB), Some(1000 * MIB)));
-    assert_eq!(report.source, "test device");
-    assert_eq!(pid(&pool).await, before);
-    env.close(pool).await;
-}
-
-/// After its death its own memory is free too, so what it asked for would seem to have had room.
-#[tokio::test]
-async fn a_process_that_died_of_a_full_device_tells_what_was_free_while_it_lived() {
-    let (_folder, env) = env_with(1500, true);
-    let pool = env.probe("env = { BASE_MIB = \"600\" }").await;
-    for (text, asked, free) in [
-        (
-            "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 1024.00 MiB on device 0: cudaMalloc failed: out of memory",
-            1024,
-            900,
-        ),
-        // The program reports it itself.
-        (
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.77 GiB of which \
-             512.00 MiB is free.",
-            2048,
-            512,
-        ),
-    ] {
-        let (_, end) = ended(&pool, &[&format!("abort {text}\n")]).await;
-        let PassEnd::OutOfMemory { report, .. } = end else { panic!("{end:?}") };
-        assert_eq!((report.asked, report.free), (Some(asked * MIB), Some(free * MIB)), "{text}");
-    }
-    env.close(pool).await;
-}
-
-#[tokio::test]
-async fn a_process_that_leaks_is_replaced() {
-    let (_folder, env) = env_with(1000, true);
-    let pool = env.probe("env = { BASE_MIB = \"100\" }").await;
-    let mut pids = Vec::new();
-    // 2 MiB per pass would fill the device after 450 passes. The pool checks every 50.
-    for _ in 0..600 {
-        pids.push(done(&pool, &["leak 2"]).await.remove(0));
-    }
-    pids.dedup();
-    assert_eq!(pids.len(), 6);
-    env.close(pool).await;
 }
