@@ -3,6 +3,7 @@
 mod connect;
 
 use std::fmt;
+use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -142,6 +143,20 @@ impl Address {
     pub fn user(&self) -> Option<&str> {
         let user = self.hosts.first().map(|host| host.uri.authority.userinfo.username.as_str());
         user.filter(|user| !user.is_empty())
+    }
+
+    /// The user that connects by name, with its password: for another door of the same broker, such as its management API.
+    ///
+    /// # Errors
+    /// The file with the password cannot be read.
+    pub async fn user_and_password(&self) -> io::Result<(String, String)> {
+        let user = self.hosts.first().map(|host| host.uri.authority.userinfo.clone()).unwrap_or_default();
+        let password = self.credentials.read().await?.password.unwrap_or(user.password);
+        Ok((user.username, password))
+    }
+
+    pub fn virtual_host(&self) -> &str {
+        self.hosts.first().map_or("/", |host| &host.uri.vhost)
     }
 
     /// The user that messages may name as their `user_id`: the URL's, unless the certificate names the user.

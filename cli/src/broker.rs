@@ -18,7 +18,7 @@ const RECONNECT_FOR: Duration = Duration::from_secs(60);
 const CLOSE_MAX: Duration = Duration::from_secs(3);
 
 /// Keeps these flags together in every help text: clap would otherwise sort them among the command's own flags.
-const HEADING: &str = "Broker";
+pub(crate) const HEADING: &str = "Broker";
 
 /// Where the broker is.
 #[derive(Debug, clap::Args)]
@@ -70,7 +70,7 @@ fn certificates(file: &str) -> Result<Pem, String> {
 
 /// A text that `Debug` does not show.
 #[derive(Clone)]
-struct Secret(String);
+pub(crate) struct Secret(pub(crate) String);
 
 impl From<String> for Secret {
     fn from(text: String) -> Self {
@@ -136,6 +136,11 @@ impl Broker {
         let address = self.url.0.parse::<Address>()?;
         let address = self.ca_pem.iter().fold(address, |address, Pem(pem)| address.trusting(pem.clone()));
         address.with_credentials(self.credentials()).map_err(InvalidBroker::Credentials)
+    }
+
+    /// The certificates of a private authority, in PEM.
+    pub(crate) fn ca_pem(&self) -> Option<String> {
+        self.ca_pem.as_ref().map(|Pem(pem)| pem.clone())
     }
 
     /// Says once if others may read a secret, or if this program lacks a patch.

@@ -76,7 +76,7 @@ pub(super) enum What {
 #[group(required = true, multiple = false, args = ["worker", "all"])]
 pub(super) struct To {
     /// The name of a worker; may be repeated.
-    #[arg(long, short, value_name = "NAME")]
+    #[arg(long, value_name = "NAME")]
     worker: Vec<String>,
     /// All workers.
     #[arg(long, short)]
@@ -89,7 +89,7 @@ pub(super) struct To {
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Anyone {
     /// The name of a worker; may be repeated [default: all].
-    #[arg(long, short, value_name = "NAME")]
+    #[arg(long, value_name = "NAME")]
     worker: Vec<String>,
     /// All workers.
     #[arg(long, short, conflicts_with = "worker")]

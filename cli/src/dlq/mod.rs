@@ -7,6 +7,7 @@ mod export;
 mod filter;
 mod import;
 mod list;
+mod management;
 mod models;
 mod prompt;
 mod retry;
@@ -25,10 +26,11 @@ use vramq_dlq::select::Name;
 use vramq_dlq::{Access, scan};
 use vramq_schemas::topology::check_model_name;
 
-use crate::broker::{Broker, connection_name};
+use crate::broker::{Broker, Secret, connection_name};
 use crate::output::text as screen;
 use error::Error;
 use filter::FilterArgs;
+use management::ManagementApi;
 
 /// The longest wait for another operator to release the lock of a queue: longer than any scan takes.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(120);
@@ -56,7 +58,7 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Args)]
 struct Common {
     /// The model (or its key); a list, or repeated. Without it: the models that workers serve now, by their heartbeats, which
-    /// takes some seconds.
+    /// takes some seconds; with --broker-management-url, all models.
     #[arg(
         long = "model",
         short,
@@ -66,6 +68,18 @@ struct Common {
         global = true
     )]
     models: Vec<String>,
+    /// RabbitMQ's management API, http://USER:PASSWORD@HOST:15672: without --model it lists the models, also those that no worker serves
+    /// now. The user needs the tag `management`; without a user it is the broker's.
+    // Its value has credentials: `--help` must not show it.
+    #[arg(
+        long = "broker-management-url",
+        env = "VRAMQ_BROKER_MANAGEMENT_URL",
+        hide_env_values = true,
+        value_name = "URL",
+        global = true,
+        help_heading = crate::broker::HEADING
+    )]
+    management_url: Option<Secret>,
     /// Refuse everything that changes a queue.
     #[arg(long, env = "VRAMQ_READ_ONLY", action = ArgAction::SetTrue, value_parser = FalseyValueParser::new(), global = true)]
     read_only: bool,
@@ -129,7 +143,7 @@ impl Selection {
 }
 
 impl Common {
-    /// The models that are named, else the keys of those with dead letters that workers serve now.
+    /// The models that are named, else the keys of those with dead letters that the broker lists, or that workers serve now.
     ///
     /// # Errors
     /// One is no valid name; or none is named, and none can be learned.
@@ -138,9 +152,21 @@ impl Common {
             check_model_name(model).map_err(|error| Error::Usage(screen::safe(&error.to_string())))?;
         }
         if self.models.is_empty() {
-            return models::learn(&self.access()?, self.quiet).await;
+            return models::learn(&self.access()?, self.management().await?, self.quiet).await;
         }
         Ok(distinct(&self.models))
+    }
+
+    /// # Errors
+    /// The URL is none, or the password of the broker's user cannot be read.
+    async fn management(&self) -> Result<Option<ManagementApi>, Error> {
+        let Some(Secret(url)) = &self.management_url else { return Ok(None) };
+        let address = self.broker.address().map_err(|error| Error::Usage(error.to_string()))?;
+        let broker_user = address
+            .user_and_password()
+            .await
+            .map_err(|error| Error::Usage(screen::safe(&error.to_string())))?;
+        ManagementApi::new(url, broker_user, address.virtual_host(), self.broker.ca_pem()).map(Some)
     }
 
     /// Opens the action log for a command that changes a queue.

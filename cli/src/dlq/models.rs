@@ -1,5 +1,5 @@
-//! Finds out which models have dead letters. AMQP cannot list queues, so it takes the models from the workers' heartbeats and asks the
-//! broker about each.
+//! Finds out which models have dead letters. AMQP cannot list queues, so it takes the models from RabbitMQ's management API or, where none
+//! is named, from the workers' heartbeats, and asks the broker about each.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use vramq_schemas::status::Heartbeat;
 use vramq_schemas::topology::{check_model_name, dead_queue};
 
 use super::error::Error;
+use super::management::ManagementApi;
 use crate::output::text::safe;
 
 /// How long heartbeats are listened for: a little more than their interval (worker.heartbeat_s, 5 s), as in `vramq status`.
@@ -28,34 +29,40 @@ struct Heard {
     workers: BTreeSet<String>,
 }
 
-/// The keys of models that workers serve now and that have dead letters. Prints on standard error that it is looking, unless `quiet`.
+/// The keys of the models with dead letters: of those that the broker lists, or of those that workers serve now. Prints on standard error
+/// that it is listening, unless `quiet`.
 ///
 /// # Errors
-/// The broker is unreachable or refuses, or no worker sends a heartbeat.
-pub(super) async fn learn(access: &Access, quiet: bool) -> Result<Vec<String>, Error> {
-    if !quiet {
+/// The broker or its management API is unreachable or refuses, or no worker sends a heartbeat.
+pub(super) async fn learn(
+    access: &Access,
+    management: Option<ManagementApi>,
+    quiet: bool,
+) -> Result<Vec<String>, Error> {
+    let listed = match management {
+        Some(api) => Some(api.models().await?),
+        None => None,
+    };
+    if listed.is_none() && !quiet {
         eprintln!(
-            "listening for the workers' models for {} s; --model NAME reads one at once, also one that no worker serves now",
+            "listening for the workers' models for {} s; --model NAME reads one at once, and --broker-management-url those that no worker \
+             serves now",
             LISTEN.as_secs()
         );
     }
     let connection = access.connect().await?;
-    let models = models(&connection).await;
+    let models = with_letters(&connection, listed).await;
     access::close(&connection).await;
     models
 }
 
-async fn models(connection: &Connection) -> Result<Vec<String>, Error> {
-    let heard = listen(connection).await?;
-    if heard.workers.is_empty() {
-        return Err(Error::Failed(format!(
-            "no worker sent a heartbeat within {} s, so no model is known: give --model NAME (or VRAMQ_MODEL); `rabbitmqctl \
-             list_queues name messages` shows the queues, whose names start with vramq.dead.",
-            LISTEN.as_secs()
-        )));
-    }
+async fn with_letters(connection: &Connection, listed: Option<Vec<String>>) -> Result<Vec<String>, Error> {
+    let keys = match listed {
+        Some(keys) => keys,
+        None => served_now(connection).await?,
+    };
     let mut with_letters = Vec::new();
-    for key in heard.keys {
+    for key in keys {
         match queue_depth(connection, &dead_queue(&key)).await? {
             // Letters that another operator holds do not count as ready, but that operator's consumer does.
             Depth::Messages { ready: 0, consumers: 0 } | Depth::NoQueue => {}
@@ -66,6 +73,19 @@ async fn models(connection: &Connection) -> Result<Vec<String>, Error> {
         }
     }
     Ok(with_letters)
+}
+
+/// The keys of the models that workers serve now.
+async fn served_now(connection: &Connection) -> Result<Vec<String>, Error> {
+    let heard = listen(connection).await?;
+    if heard.workers.is_empty() {
+        return Err(Error::Failed(format!(
+            "no worker sent a heartbeat within {} s, so no model is known: give --model NAME (or VRAMQ_MODEL), or --broker-management-url, \
+             by which the broker lists the queues of dead letters",
+            LISTEN.as_secs()
+        )));
+    }
+    Ok(heard.keys.into_iter().collect())
 }
 
 async fn listen(connection: &Connection) -> Result<Heard, Error> {

@@ -30,7 +30,7 @@ use output::Results;
 
 /// Submit texts to a model, and write its outputs in the order of the input.
 ///
-/// Inputs are texts, or JSON values with --json, and are grouped into jobs. Outputs are written as JSON lines `{"index": 0,
+/// Inputs are texts, or JSON values with --json-inputs, and are grouped into jobs. Outputs are written as JSON lines `{"index": 0,
 /// "embedding": […]}` or, for an output ending in .npy, as a NumPy array of f32 with one row per text.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
@@ -38,7 +38,7 @@ Examples:
   vramq submit --model minilm 'a text' 'another'
   vramq submit --model minilm --file passages.txt -o vectors.npy
   head -n 100 passages.txt | vramq submit --model minilm --with-text - > vectors.jsonl
-  vramq submit --model echo --json '[1, 2]' null
+  vramq submit --model echo --json-inputs '[1, 2]' null
 
 Interrupted, it withdraws the jobs that have no answer: they start no further pass. A second interrupt ends it at once.
 
@@ -62,8 +62,9 @@ pub(crate) struct Args {
     #[arg(long, default_value = "text", value_name = "NAME")]
     field: String,
     /// The inputs are JSON values, one per argument or line, for models that take JSON.
-    #[arg(long, conflicts_with = "field")]
-    json: bool,
+    // In 0.2 its name was --json, which elsewhere is the format of the output.
+    #[arg(long, alias = "json", conflicts_with = "field")]
+    json_inputs: bool,
     /// Where outputs are written; `-` is standard output. A file gets its name when it is complete.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -153,7 +154,7 @@ pub(crate) async fn run(mut args: Args) -> u8 {
         Err(problem) => return usage(&problem),
     };
     let texts = std::mem::take(&mut args.texts);
-    let kind = match args.json {
+    let kind = match args.json_inputs {
         true => Kind::Json,
         false => Kind::Texts { field: std::mem::take(&mut args.field) },
     };

@@ -107,7 +107,7 @@ async fn the_command_submits_json_and_shows_progress(env: &mut TestEnv) -> Resul
     let submit = async |arguments: &[&str]| {
         vramq(&env.url, &[&["submit", "--model", MODEL], arguments].concat()).await
     };
-    let output = submit(&["--json", r#"{"a": 1}"#, "[2]"]).await?;
+    let output = submit(&["--json-inputs", r#"{"a": 1}"#, "[2]"]).await?;
     ensure!(output.code == Some(0), "{output:?}");
     let lines = output.stdout.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
     let expected =

@@ -79,9 +79,11 @@ async fn commands_reach_all_or_selected_workers(env: &mut TestEnv) -> Result<()>
         "{lines:?}"
     );
 
-    let set =
-        control(env, &["set", "log=debug", "-w", &first.name, "-w", &second.name, "--timeout", PATIENT])
-            .await?;
+    let set = control(
+        env,
+        &["set", "log=debug", "--worker", &first.name, "--worker", &second.name, "--timeout", PATIENT],
+    )
+    .await?;
     ensure!(set.code == Some(0) && set.stdout.lines().count() == 2, "{set:?}");
     let drained = control(env, &["drain", "--worker", &first.name, "--timeout", PATIENT]).await?;
     ensure!(drained.code == Some(0), "{drained:?}");
@@ -101,12 +103,15 @@ async fn a_worker_that_does_not_answer_is_named(env: &mut TestEnv) -> Result<()>
     let [first, second] = workers(env).await?;
     second.signal(Signal::STOP)?;
     let output =
-        control(env, &["pause", "-w", &first.name, "-w", &second.name, "--timeout", ANSWERED]).await?;
+        control(env, &["pause", "--worker", &first.name, "--worker", &second.name, "--timeout", ANSWERED])
+            .await?;
     second.signal(Signal::CONT)?;
     ensure!(output.code == Some(1), "{output:?}");
     ensure!(output.stdout.starts_with(&first.name) && output.stdout.lines().count() == 1, "{output:?}");
     ensure!(output.stderr.contains(&format!("{}\tno answer within {ANSWERED}", second.name)), "{output:?}");
-    let unknown = control(env, &["pause", "-w", "nobody", "-w", &first.name, "--timeout", ANSWERED]).await?;
+    let unknown =
+        control(env, &["pause", "--worker", "nobody", "--worker", &first.name, "--timeout", ANSWERED])
+            .await?;
     ensure!(unknown.code == Some(1) && unknown.stderr.contains("nobody\tno answer"), "{unknown:?}");
     Ok(())
 }
@@ -153,7 +158,7 @@ async fn nobody_is_there(env: &mut TestEnv) -> Result<()> {
     ]);
     let output = run_to_end(unreachable).await?;
     ensure!(output.code == Some(3) && !output.stderr.contains("hunter2"), "{output:?}");
-    for wrong in [&["pause"][..], &["pause", "-a", "-w", "x"], &["set", "level=3", "-a"], &["cancel"]] {
+    for wrong in [&["pause"][..], &["pause", "-a", "--worker", "x"], &["set", "level=3", "-a"], &["cancel"]] {
         let output = control(env, wrong).await?;
         ensure!(output.code == Some(2) && output.stderr.starts_with("error: "), "{wrong:?}: {output:?}");
     }

@@ -11,6 +11,7 @@ use serde_json::Value;
 use vramq_schemas::topology::dead_queue;
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::answers::answered_once;
+use vramq_tests::broker::Broker;
 use vramq_tests::dead_letters::{Operator, add_dead_letters, ids, letter, letters, scale};
 use vramq_tests::random::Random;
 use vramq_tests::shared_device::ECHO_ITEM_BYTES;
@@ -27,7 +28,7 @@ on_queue_types!(
     changes_are_refused_or_logged,
     an_operator_at_a_terminal_is_asked,
 );
-on_one_setup!(without_a_model_those_of_the_workers_are_read);
+on_one_setup!(without_a_model_those_of_the_workers_are_read, without_a_worker_the_broker_lists_the_models);
 
 /// The time that it takes if nobody interrupts it.
 async fn timed(operator: &Operator, args: &[&str]) -> Result<Duration> {
@@ -318,4 +319,39 @@ async fn without_a_model_those_of_the_workers_are_read(env: &mut TestEnv) -> Res
     ensure!(operator.ids().await? == ["job-0", "job-1"]);
     ensure!(env.client.ready(&dead_queue("other")).await? == 0, "it is still there");
     worker.drain().await
+}
+
+async fn without_a_worker_the_broker_lists_the_models(env: &mut TestEnv) -> Result<()> {
+    // Dead letters of two models; the third has none, and the fourth's queue has no name of a model.
+    add_dead_letters(env, letters(2)?).await?;
+    let worker = env.worker(&["model.other.engine=echo", "model.empty.engine=echo"]).await?;
+    worker.drain().await?;
+    let elsewhere = letter("elsewhere", Reason::EngineFailed, "a text")?;
+    env.client.publish_to_queue(&dead_queue("other"), &[elsewhere]).await?;
+    let operator = Operator::at(env)?;
+    let management = Broker::from_environment()?.management;
+    let (_, host) = management.rsplit_once('@').context("a user")?;
+    let listed =
+        async |url: &str| operator.run_without_model(&["list", "--broker-management-url", url]).await;
+
+    // The user is the URL's, or the one of the broker's URL.
+    for url in [&management, &format!("{management}/"), &format!("http://{host}")] {
+        let list = listed(url).await?;
+        ensure!(list.code == Some(0), "{url}: {list:?}");
+        ensure!(
+            ["job-0", "job-1", "elsewhere", "  MODEL"].iter().all(|part| list.stdout.contains(part)),
+            "{list:?}"
+        );
+    }
+    for (url, code, says) in [
+        (format!("http://nobody:secret@{host}"), 4, "refuses the user nobody (401)"),
+        ("http://127.0.0.1:1".to_owned(), 3, "ask the management API at http://127.0.0.1:1"),
+        (format!("http://{host}/elsewhere"), 1, "is it the management API of this broker?"),
+        (host.to_owned(), 2, "it should look like http://USER:PASSWORD@HOST:15672"),
+    ] {
+        let failed = listed(&url).await?;
+        ensure!(failed.code == Some(code) && failed.stderr.contains(says), "{url}: {failed:?}");
+        ensure!(!failed.stderr.contains("secret"), "{failed:?}");
+    }
+    Ok(())
 }
