@@ -187,7 +187,7 @@ impl VirtualHost {
     }
 
     /// Waits until no connection of a worker is left. The broker takes a connection off its list a moment after its socket
-    /// has closed, so a single look just after a worker's end may still see it.
+    /// has closed, so a single request just after a worker's end may still see it.
     ///
     /// # Errors
     /// The management API does not answer; one is left after [`DEADLINE`](crate::wait::DEADLINE).

@@ -1,4 +1,4 @@
-//! What must return to the device when a program ends, and how much of it has: from two looks at the device's memory.
+//! What must return to the device when a program ends, and how much of it has: from two snapshots of the device's memory.
 
 use super::device_view::Reading;
 
@@ -9,7 +9,7 @@ const TOLERANCE_PART: u64 = 64;
 
 /// The device's memory, and how much of it our programs hold: as the device tells, or as was last measured of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct Snapshot {
     pub reading: Reading,
     pub ours: u64,
     /// The part of it that no request to end frees: that of one-shot programs, which end by themselves, and of processes that do not end
@@ -19,26 +19,26 @@ pub struct Look {
     pub owed: u64,
     /// Whether the device reports what each process holds. Otherwise `ours` is estimated from the loads (`difference.rs`).
     pub tells_apart: bool,
-    /// What had been removed from the account before the look.
+    /// What had been removed from the account before the snapshot.
     pub removed: Removed,
 }
 
 /// How often bytes were removed from the account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// Those reserved for a program that has taken them since. An earlier look still shows them as free.
+    /// Those reserved for a program that has taken them since. An earlier snapshot still shows them as free.
     pub reservations: u64,
-    /// Those of programs that have ended. An earlier look shows less free than there is.
+    /// Those of programs that have ended. An earlier snapshot shows less free than there is.
     pub programs: u64,
 }
 
-impl Look {
+impl Snapshot {
     /// What other processes hold, as far as `ours` is right.
     pub(super) fn others(&self) -> u64 {
         self.used().saturating_sub(self.ours)
     }
 
-    /// What other processes have taken since an earlier look.
+    /// What other processes have taken since an earlier snapshot.
     pub(super) fn taken_since(&self, earlier: &Self) -> u64 {
         // Not a difference of `others`, which is 0 where `ours` is too much.
         (self.used() + earlier.ours).saturating_sub(earlier.used() + self.ours)
@@ -54,8 +54,8 @@ impl Look {
 /// The memory that must return when a program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// The last look at the device while the program lived.
-    pub alive: Look,
+    /// The last snapshot of the device while the program lived.
+    pub alive: Snapshot,
     /// What it held then.
     pub held: u64,
     /// What of `held` was the program's beyond doubt. The rest may be memory that others took while the program was loaded: only on a
@@ -65,12 +65,12 @@ pub struct Claim {
 
 impl Claim {
     /// Bytes by which the device's free memory has grown with the program's end.
-    pub fn returned(&self, now: Look) -> u64 {
+    pub fn returned(&self, now: Snapshot) -> u64 {
         (self.alive.others() + self.held).saturating_sub(now.others())
     }
 
     /// Bytes that have not returned: other processes seem to hold them. None if all that was surely the program's has returned.
-    pub fn missing(&self, now: Look) -> u64 {
+    pub fn missing(&self, now: Snapshot) -> u64 {
         let missing = self.held.saturating_sub(self.returned(now));
         let doubtful = self.held.saturating_sub(self.sure);
         if missing > doubtful + tolerance(now.reading.total) { missing } else { 0 }

@@ -32,13 +32,13 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant};
 
-use super::claim::{Claim, Look, Removed};
+use super::claim::{Claim, Removed, Snapshot};
 
 /// How long to wait for a program that was asked to end before another one is asked. Memory that is kept for a program, and missing memory
 /// that counts as coming back, expire after this time, too. Most passes are shorter, and drivers free memory faster.
 const EVICTION_LIMIT: Duration = Duration::from_secs(30);
 
-/// Where programs end all the time, each look may be from before the last end. After this long such a look counts, too.
+/// Where programs end all the time, each snapshot may be from before the last end. After this long such a snapshot counts, too.
 const STALE_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
@@ -52,7 +52,7 @@ pub(super) struct Entries {
     /// What ended programs held, until it is back.
     returning: BTreeMap<u64, Returning>,
     pub(super) removed: Removed,
-    /// Since when no look has shown all that had ended by then, and when the last one was used.
+    /// Since when no snapshot has shown all that had ended by then, and when the last one was used.
     stale: Option<(Instant, Instant)>,
     /// When a program was last asked to end; `None` once one that was asked has ended.
     evicted: Option<Instant>,
@@ -244,26 +244,26 @@ impl Entries {
     }
 
     /// Reserves memory for a waiting program, if there is enough that is not kept for another one; else asks a program to end for it,
-    /// unless enough is coming back. `look`: `None` if it failed. Then only a program that needs nothing, as far as is known, is admitted.
-    /// Does nothing if the look does not show what has changed since.
+    /// unless enough is coming back. `snapshot`: `None` if it failed. Then only a program that needs nothing, as far as is known, is admitted.
+    /// Does nothing if the snapshot does not show what has changed since.
     pub(super) fn reserve(
         &mut self,
         waiter: u64,
         request: Request,
-        look: Option<Look>,
+        snapshot: Option<Snapshot>,
         now: Instant,
     ) -> Option<u64> {
-        let Some(look) = look else { return (request.bytes == 0).then(|| self.reserved(0)) };
-        if look.removed.reservations != self.removed.reservations {
+        let Some(snapshot) = snapshot else { return (request.bytes == 0).then(|| self.reserved(0)) };
+        if snapshot.removed.reservations != self.removed.reservations {
             return None;
         }
         // Programs that end show as free too late, which is safe here. But another program would be asked to end in vain.
-        let shows_the_ended = look.removed == self.removed || self.is_stale_for_long(now);
-        if look.removed == self.removed {
+        let shows_the_ended = snapshot.removed == self.removed || self.is_stale_for_long(now);
+        if snapshot.removed == self.removed {
             self.stale = None;
         }
         if shows_the_ended {
-            self.take_turn(waiter, request, look, now);
+            self.take_turn(waiter, request, snapshot, now);
         }
         let reserved: u64 = self.reserved.values().sum();
         let promised = self.promised_to_others(waiter, now);
@@ -271,9 +271,9 @@ impl Entries {
         let owed = match self.passes.values().any(|pass| pass.exclusive) {
             _ if request.busy_too => 0,
             true => u64::MAX,
-            false => look.owed,
+            false => snapshot.owed,
         };
-        let unpromised = look.reading.free.saturating_sub(reserved).saturating_sub(promised);
+        let unpromised = snapshot.reading.free.saturating_sub(reserved).saturating_sub(promised);
         let free = unpromised.saturating_sub(owed);
         if free >= request.bytes {
             return Some(self.reserved(request.bytes));
@@ -281,11 +281,11 @@ impl Entries {
         // One program at a time, because the next one may not be needed; and for one waiting program at a time.
         let is_due =
             self.evicted.is_none_or(|evicted| now.saturating_duration_since(evicted) >= EVICTION_LIMIT);
-        let is_coming = free.saturating_add(self.coming(look, now)) >= request.bytes;
+        let is_coming = free.saturating_add(self.coming(snapshot, now)) >= request.bytes;
         // Passes end, and most soon.
         let only_passes = unpromised >= request.bytes;
         if shows_the_ended && promised == 0 && is_due && !is_coming && !only_passes {
-            self.evict(waiter, request, free, look, now);
+            self.evict(waiter, request, free, snapshot, now);
         }
         None
     }
@@ -311,8 +311,8 @@ impl Entries {
     }
 
     /// Gives a program that has waited for long the turn, unless one that came before it has the turn.
-    fn take_turn(&mut self, waiter: u64, request: Request, look: Look, now: Instant) {
-        if !request.busy_too || !self.can_make_room(request.bytes, look, now) {
+    fn take_turn(&mut self, waiter: u64, request: Request, snapshot: Snapshot, now: Instant) {
+        if !request.busy_too || !self.can_make_room(request.bytes, snapshot, now) {
             return;
         }
         let comes_first =
@@ -324,32 +324,32 @@ impl Entries {
     }
 
     /// Whether so much is free when all warm programs have ended.
-    fn can_make_room(&self, bytes: u64, look: Look, now: Instant) -> bool {
-        let held = look.ours.saturating_sub(look.staying);
-        look.reading.free.saturating_add(held).saturating_add(self.coming(look, now)) >= bytes
+    fn can_make_room(&self, bytes: u64, snapshot: Snapshot, now: Instant) -> bool {
+        let held = snapshot.ours.saturating_sub(snapshot.staying);
+        snapshot.reading.free.saturating_add(held).saturating_add(self.coming(snapshot, now)) >= bytes
     }
 
     /// What ended programs have not given back yet, and will soon.
-    fn coming(&self, look: Look, now: Instant) -> u64 {
+    fn coming(&self, snapshot: Snapshot, now: Instant) -> u64 {
         let is_soon =
             |returning: &&Returning| now.saturating_duration_since(returning.since) < EVICTION_LIMIT;
         let claims = || self.returning.values().filter(is_soon).map(|returning| returning.claim);
-        let missing = claims().map(|claim| claim.missing(look)).fold(0, u64::saturating_add);
+        let missing = claims().map(|claim| claim.missing(snapshot)).fold(0, u64::saturating_add);
         // Memory that is missing for one claim may be that of another. Together they miss what others seem to hold more than at first.
-        let grown = claims().map(|claim| look.taken_since(&claim.alive)).max();
+        let grown = claims().map(|claim| snapshot.taken_since(&claim.alive)).max();
         missing.min(grown.unwrap_or(0))
     }
 
     /// Asks one program to end, if there is enough room then or after others have ended too.
-    fn evict(&mut self, waiter: u64, request: Request, free: u64, look: Look, now: Instant) {
+    fn evict(&mut self, waiter: u64, request: Request, free: u64, snapshot: Snapshot, now: Instant) {
         let is_enough = if request.busy_too {
-            self.can_make_room(request.bytes, look, now)
+            self.can_make_room(request.bytes, snapshot, now)
         } else {
             let idle = self.noted(|program| program.may_end(request, now));
-            free.saturating_add(idle).saturating_add(self.coming(look, now)) >= request.bytes
+            free.saturating_add(idle).saturating_add(self.coming(snapshot, now)) >= request.bytes
         };
         // If the device does not report what they hold, nobody knows.
-        if look.tells_apart && !is_enough {
+        if snapshot.tells_apart && !is_enough {
             return;
         }
         let is_next = |program: &&mut Program| program.may_end(request, now) && !program.is_asked_to_end;

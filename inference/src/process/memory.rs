@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant, sleep};
 
-pub use super::claim::{Claim, Look};
+pub use super::claim::{Claim, Snapshot};
 use super::device_calls::{CALL_MAX, DeviceCalls};
 use super::device_view::{DeviceView, Reading};
 pub use super::entries::RunningPass;
 use super::entries::{Entries, Program, Request};
 use super::program_group::ProgramGroup;
-use super::shared_look::Looks;
+use super::shared_snapshot::Snapshots;
 use crate::process_tree::{self, ProcessTree};
 
 /// How often to read the device while a program waits for memory, or the pool waits for memory to return.
@@ -33,8 +33,8 @@ pub struct DeviceAccount {
     view: Arc<dyn DeviceView>,
     calls: DeviceCalls,
     entries: Mutex<Entries>,
-    looks: Looks,
-    /// When the device last reported what processes hold. If it does not do so soon after, that look has failed.
+    snapshots: Snapshots,
+    /// When the device last reported what processes hold. If it does not do so soon after, that snapshot has failed.
     told_at: Mutex<Option<Instant>>,
 }
 
@@ -51,7 +51,7 @@ impl DeviceAccount {
             view,
             calls: DeviceCalls::new(CALL_MAX),
             entries: Mutex::default(),
-            looks: Looks::default(),
+            snapshots: Snapshots::default(),
             told_at: Mutex::default(),
         })
     }
@@ -60,10 +60,10 @@ impl DeviceAccount {
         &*self.view
     }
 
-    /// Looks at the device: what it shows is from after the call. `None` if the device cannot be read. Programs that wait look often, and a
-    /// look reads all processes of the machine, so calls at the same time share one.
-    pub async fn look(self: &Arc<Self>) -> Option<Look> {
-        self.looks
+    /// Takes a snapshot of the device: what it shows is from after the call. `None` if the device cannot be read. Programs that wait ask often, and a
+    /// snapshot reads all processes of the machine, so calls at the same time share one.
+    pub async fn snapshot(self: &Arc<Self>) -> Option<Snapshot> {
+        self.snapshots
             .shared(|| {
                 let account = Arc::clone(self);
                 async { self.calls.call(move || account.look_now()).await? }
@@ -71,7 +71,7 @@ impl DeviceAccount {
             .await
     }
 
-    fn look_now(&self) -> Option<Look> {
+    fn look_now(&self) -> Option<Snapshot> {
         let stays = |program: &Program| program.is_once || program.is_stuck;
         let (all, staying, running, most, removed) = {
             let entries = self.entries();
@@ -92,7 +92,7 @@ impl DeviceAccount {
         let held = (most > 0).then(|| running.told(&*self.view, &tree)).flatten();
         let owed = held.map_or(0, |held| most.saturating_sub(held));
         let tells_apart = self.tells_apart(told.is_some(), Instant::now());
-        Some(Look { reading, ours, staying, owed, tells_apart, removed })
+        Some(Snapshot { reading, ours, staying, owed, tells_apart, removed })
     }
 
     /// Whether the device reports what processes hold, or has done so a moment ago. `told`: it does so now.
@@ -146,15 +146,16 @@ impl DeviceAccount {
         // Until the device can be read.
         let mut reading = Reading::default();
         loop {
-            let look = self.look().await;
-            if let Some(look) = look {
-                reading = look.reading;
+            let snapshot = self.snapshot().await;
+            if let Some(snapshot) = snapshot {
+                reading = snapshot.reading;
                 if bytes > reading.total {
                     return Err(reading);
                 }
             }
             let busy_too = since.elapsed() > BUSY_AFTER && is_only();
-            if let Some(entry) = self.reserve(&waiter, Request { bytes, busy_too }, look, Instant::now()) {
+            if let Some(entry) = self.reserve(&waiter, Request { bytes, busy_too }, snapshot, Instant::now())
+            {
                 return Ok(entry);
             }
             waiting(reading, since.elapsed());
@@ -173,10 +174,10 @@ impl DeviceAccount {
         self: &Arc<Self>,
         waiter: &Waiter,
         request: Request,
-        look: Option<Look>,
+        snapshot: Option<Snapshot>,
         now: Instant,
     ) -> Option<Entry> {
-        let id = self.entries().reserve(waiter.number, request, look, now)?;
+        let id = self.entries().reserve(waiter.number, request, snapshot, now)?;
         Some(Entry { account: Arc::clone(self), id })
     }
 
@@ -197,14 +198,14 @@ impl DeviceAccount {
     }
 
     /// How much of an estimated claim has returned in the end: a driver may free memory in steps.
-    async fn all_returned(self: &Arc<Self>, claim: Claim, now: Look) -> u64 {
+    async fn all_returned(self: &Arc<Self>, claim: Claim, now: Snapshot) -> u64 {
         let mut returned = claim.returned(now);
         if claim.sure == claim.held {
             return returned;
         }
         loop {
             sleep(LOOK).await;
-            let Some(later) = self.look().await else { continue };
+            let Some(later) = self.snapshot().await else { continue };
             let later = claim.returned(later);
             if later <= returned {
                 return returned;
@@ -238,12 +239,12 @@ impl DeviceAccount {
 
     /// Whether so much is free besides what programs that load were promised.
     async fn has_beside_loads(self: &Arc<Self>, bytes: u64) -> bool {
-        // A look reads all processes of the machine.
+        // A snapshot reads all processes of the machine.
         if self.promised() == 0 {
             return true;
         }
-        let Some(look) = self.look().await else { return true };
-        look.reading.free >= bytes.saturating_add(self.promised())
+        let Some(snapshot) = self.snapshot().await else { return true };
+        snapshot.reading.free >= bytes.saturating_add(self.promised())
     }
 
     async fn until_loaded(&self, limit: Duration) {
@@ -356,7 +357,7 @@ impl Returning {
         }
         let account = Arc::clone(&entry.account);
         loop {
-            let now = account.look().await;
+            let now = account.snapshot().await;
             let left = now.map_or(claim.held, |now| claim.missing(now));
             if let Some(now) = now.filter(|_| left == 0) {
                 drop(entry);

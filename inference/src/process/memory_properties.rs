@@ -9,20 +9,20 @@ use super::*;
 const MIB: u64 = 1 << 20;
 const TOTAL: u64 = 10_000 * MIB;
 
-/// Looks at the device in a history: ten minutes.
+/// Snapshots of the device in a history: ten minutes.
 const LOOKS: u32 = 6_000;
 
-/// A program that waited for longer than this, in looks, may stay for `BUSY_AFTER` before it is asked to end: its jobs have to come back.
+/// A program that waited for longer than this, in snapshots, may stay for `BUSY_AFTER` before it is asked to end: its jobs have to come back.
 const PATIENCE: u32 = 50;
 
-/// Each of these looks fails, or is as old as the one before.
+/// Each of these snapshots fails, or is as old as the one before.
 const FAILED_EVERY: u32 = 11;
 const OLD_EVERY: u32 = 7;
 
 /// How often one-shot programs come, and go.
 const ONCE_EVERY: u32 = 97;
 
-/// How a model behaves. Times are in looks; a program runs for at least one.
+/// How a model behaves. Times are in snapshots; a program runs for at least one.
 #[derive(Clone, Copy, Debug)]
 struct Model {
     /// What its program takes when it is loaded, in MiB.
@@ -55,8 +55,8 @@ fn models() -> impl Strategy<Value = Vec<Model>> {
     prop::collection::vec(model, 2..6)
 }
 
-/// The longest that a program may wait, in looks: see `entries.rs`. Here a pass and the end of a program are shorter than the time
-/// after which another program is asked to end. Each step of a program begins with the next look, and is seen at the one after it.
+/// The longest that a program may wait, in snapshots: see `entries.rs`. Here a pass and the end of a program are shorter than the time
+/// after which another program is asked to end. Each step of a program begins with the next snapshot, and is seen at the one after it.
 fn wait_max(models: &[Model]) -> u32 {
     let longest = |time: fn(&Model) -> u32| models.iter().map(time).max().unwrap_or(0) + 2;
     let (load, stays) = (longest(|model| model.load), longest(|model| model.stays));
@@ -64,9 +64,9 @@ fn wait_max(models: &[Model]) -> u32 {
     let busy_after = (BUSY_AFTER.as_millis() / LOOK.as_millis()) as u32 + 1;
     let count = models.len() as u32;
     let turn = load + busy_after + (count - 1) * pass_and_end + pass_and_end + stays;
-    // A look that fails or is old decides nothing.
-    let looks = busy_after + count * turn;
-    looks + looks.div_ceil(FAILED_EVERY) + looks.div_ceil(OLD_EVERY) + 2 * count
+    // A snapshot that fails or is old decides nothing.
+    let snapshots = busy_after + count * turn;
+    snapshots + snapshots.div_ceil(FAILED_EVERY) + snapshots.div_ceil(OLD_EVERY) + 2 * count
 }
 
 /// The place for a model's program.
@@ -114,8 +114,8 @@ struct World {
     /// A one-shot program that runs, and what it holds then.
     once: Option<Entry>,
     once_bytes: u64,
-    /// What the look before showed.
-    before: Option<Look>,
+    /// What the snapshot before showed.
+    before: Option<Snapshot>,
     models: Vec<Model>,
     places: Vec<Place>,
     /// When each model has its next job.
@@ -169,12 +169,12 @@ impl World {
 
     /// One-shot programs are admitted as passes: into what is not promised to others.
     fn once_comes_or_goes(&mut self) {
-        // Not at an old look, which does not show it.
+        // Not at an old snapshot, which does not show it.
         let is_due = self.at.is_multiple_of(ONCE_EVERY) && !self.at.is_multiple_of(OLD_EVERY);
         if !is_due || self.once.take().is_some() {
             return;
         }
-        if self.look().reading.free - (self.reserved() - self.taken()) >= self.once_bytes {
+        if self.snapshot().reading.free - (self.reserved() - self.taken()) >= self.once_bytes {
             let once = self.account.enter_once(0);
             once.holds(self.once_bytes, false);
             self.once = Some(once);
@@ -190,7 +190,7 @@ impl World {
         self.places.iter().enumerate().map(left).sum()
     }
 
-    /// Whether the looks at the device show how much that is: no memory was missing when a claim was made, so none seemed to be that of
+    /// Whether the snapshots of the device show how much that is: no memory was missing when a claim was made, so none seemed to be that of
     /// other processes.
     fn shows_what_is_missing(&self) -> bool {
         self.places.iter().all(|place| !matches!(place, Place::Withheld { left: 1.., alone: false, .. }))
@@ -208,11 +208,11 @@ impl World {
         self.places.iter().enumerate().map(taken).sum()
     }
 
-    fn look(&self) -> Look {
+    fn snapshot(&self) -> Snapshot {
         let held: u64 = self.account.entries().programs.values().map(|program| program.held).sum();
         let ours = held + self.taken();
         let used = self.others + ours + self.left_behind();
-        Look {
+        Snapshot {
             reading: Reading { free: TOTAL - used, total: TOTAL, own: 0 },
             ours,
             staying: if self.once.is_some() { self.once_bytes } else { 0 },
@@ -231,12 +231,12 @@ impl World {
             self.places[model] = self.next(model, place);
             let reserved = self.reserved();
             assert!(
-                reserved - self.taken() <= self.look().reading.free,
+                reserved - self.taken() <= self.snapshot().reading.free,
                 "more is reserved than there is: {:?}",
                 self.places
             );
         }
-        self.before = Some(self.look());
+        self.before = Some(self.snapshot());
     }
 
     fn next(&mut self, model: usize, place: Place) -> Place {
@@ -287,7 +287,7 @@ impl World {
     fn between_passes(&self, model: usize, entry: Entry) -> Place {
         if entry.is_asked_to_end() {
             let held = self.need(model);
-            let claim = Claim { alive: self.look(), held, sure: held };
+            let claim = Claim { alive: self.snapshot(), held, sure: held };
             let alone = self.left_behind() == 0;
             return Place::Ending { entry, left: self.models[model].end, claim, alone };
         }
@@ -299,13 +299,17 @@ impl World {
     /// An ended program's place is free when its memory is back, and not before.
     fn reclaim(&self, claim: Claim, returning: Returning, left: u32, alone: bool) -> Place {
         // The place itself is not in the list now.
-        let mut look = self.look();
+        let mut snapshot = self.snapshot();
         if left > 0 {
-            look.reading.free -= claim.held;
+            snapshot.reading.free -= claim.held;
         }
-        let (is_missing, others_left) = (claim.missing(look) > 0, self.left_behind() > 0);
+        let (is_missing, others_left) = (claim.missing(snapshot) > 0, self.left_behind() > 0);
         if !others_left && (alone || left == 0) {
-            assert_eq!(is_missing, left > 0, "{left} looks before its memory returns: {claim:?} {look:?}");
+            assert_eq!(
+                is_missing,
+                left > 0,
+                "{left} snapshots before its memory returns: {claim:?} {snapshot:?}"
+            );
         }
         if left == 0 && !is_missing {
             return Place::Unloaded;
@@ -321,13 +325,13 @@ impl World {
         }
         let busy_too = LOOK * waited > BUSY_AFTER;
         let request = Request { bytes: self.need(model), busy_too };
-        let look = self.look();
-        let free = look.reading.free.saturating_sub(self.account.entries().reserved.values().sum());
+        let snapshot = self.snapshot();
+        let free = snapshot.reading.free.saturating_sub(self.account.entries().reserved.values().sum());
         let before = self.not_asked();
         let seen = match self.at {
             at if at.is_multiple_of(FAILED_EVERY) => None,
             at if at.is_multiple_of(OLD_EVERY) => self.before,
-            _ => Some(look),
+            _ => Some(snapshot),
         };
         let entry = self.account.reserve(waiter, request, seen, self.now());
         let after = self.not_asked();
@@ -335,10 +339,10 @@ impl World {
             before.iter().filter(|(id, ..)| !after.iter().any(|(other, ..)| other == id)).collect();
         assert!(newly.len() <= 1 && (entry.is_none() || newly.is_empty()), "{newly:?}");
         for (_, is_idle) in newly {
-            assert!(*is_idle || busy_too, "a busy program is asked to end after {waited} looks");
+            assert!(*is_idle || busy_too, "a busy program is asked to end after {waited} snapshots");
             let idle = before.iter().any(|(_, is_idle)| *is_idle);
             assert!(*is_idle || !idle, "a busy program is asked to end beside an idle one");
-            let in_time = look.reading.free + look.ours + self.left_behind();
+            let in_time = snapshot.reading.free + snapshot.ours + self.left_behind();
             assert!(in_time >= request.bytes, "it is asked to end for too little");
             assert!(
                 !self.shows_what_is_missing() || free + self.left_behind() < request.bytes,
@@ -370,7 +374,7 @@ fn numbers(mut seed: u64) -> impl FnMut() -> u64 {
 proptest! {
     /// What is reserved is there; a program is asked to end only for a waiting one that then fits, and a busy one only if there is no
     /// other way; memory that is missing withholds its place, and no longer than it is missing; and no model for which there is room waits for
-    /// ever, although looks fail or are old, and one-shot programs come and go.
+    /// ever, although snapshots fail or are old, and one-shot programs come and go.
     #[test]
     fn models_take_turns_within_the_device(
         models in models(),
@@ -389,7 +393,7 @@ proptest! {
             world.step(order.into_iter());
         }
         let (longest, most) = (world.longest, wait_max(&world.models));
-        prop_assert!(longest <= most, "a program waited for {longest} looks instead of {most}");
+        prop_assert!(longest <= most, "a program waited for {longest} snapshots instead of {most}");
         let starved = |model: &usize| world.has_room(*model) && world.jobs[*model] == 0;
         prop_assert!((0..count).all(|model| !starved(&model)), "{:?}", world.jobs);
     }

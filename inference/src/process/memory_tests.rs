@@ -34,17 +34,17 @@ impl DeviceView for Unsteady {
 
 /// Otherwise a program would be asked to end although what it frees is not enough.
 #[test]
-fn a_device_that_has_told_processes_apart_does_so_although_a_look_failed() {
+fn a_device_that_has_told_processes_apart_does_so_although_a_snapshot_failed() {
     let device = Arc::new(Unsteady::default());
     let account = DeviceAccount::new(Arc::<Unsteady>::clone(&device));
     let entry = account.enter(0);
     entry.holds(500, false);
     for (tells, tells_apart, ours) in [(false, false, 500), (true, true, 600), (false, true, 500)] {
         device.tells.store(tells, Ordering::Relaxed);
-        let look = account.look_now().unwrap();
-        assert_eq!((look.tells_apart, look.ours), (tells_apart, ours));
+        let snapshot = account.look_now().unwrap();
+        assert_eq!((snapshot.tells_apart, snapshot.ours), (tells_apart, ours));
     }
-    // Looks have failed for long. Otherwise no program would be asked to end, where what was noted is not enough.
+    // Snapshots have failed for long. Otherwise no program would be asked to end, where what was noted is not enough.
     let later = Instant::now() + SILENT_MAX;
     assert_eq!([false, true, false].map(|told| account.tells_apart(told, later)), [false, true, true]);
 }
@@ -95,11 +95,11 @@ async fn calls_to_a_device_that_hangs_fail_after_a_while() {
         view: Arc::<Hanging>::clone(&device),
         calls: DeviceCalls::new(Duration::from_millis(100)),
         entries: Mutex::default(),
-        looks: Looks::default(),
+        snapshots: Snapshots::default(),
         told_at: Mutex::default(),
     });
     let asked = timeout(Duration::from_secs(60), async {
-        tokio::join!(account.held_under(1), account.sample_under(1), account.look())
+        tokio::join!(account.held_under(1), account.sample_under(1), account.snapshot())
     });
     let told = asked.await;
     device.is_over.store(true, Ordering::Relaxed);

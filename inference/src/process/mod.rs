@@ -38,7 +38,7 @@ mod reader;
 mod revision_watch;
 pub mod rule;
 pub mod scratch;
-mod shared_look;
+mod shared_snapshot;
 pub mod stderr;
 mod template;
 pub mod transcript;

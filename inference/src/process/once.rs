@@ -13,7 +13,7 @@ use super::config::{Mode, Once, ProcessConfig};
 use super::cost::{Costs, Unit};
 use super::item::Item;
 use super::keeper::{Death, OutputUse};
-use super::once_memory::{Left, Looks};
+use super::once_memory::{Left, Snapshots};
 use super::once_printed::{OUTPUT_BYTES_MAX, Printed, TooMuch};
 use super::oom::{MemoryVerdict, judge};
 use super::outputs::PassOutputs;
@@ -144,7 +144,7 @@ impl Runner<'_> {
         }
         let running = self.revision.running();
         let account = &self.options.account;
-        let mut looks = Looks::before(account).await;
+        let mut snapshots = Snapshots::before(account).await;
         let started = Child::start(&self.options.launcher.keeper, &prepared.spec, &self.config.name).await;
         let (mut child, stdout) = match started {
             Ok(started) => started,
@@ -160,14 +160,14 @@ impl Runner<'_> {
         let mut printed = Printed::new(stdout, prepared.file.is_some());
         let end = tokio::select! {
             end = self.watch(&mut child, &mut printed, job, closing) => end,
-            never = looks.go_on(account, &entry, sampler.as_ref()) => match never {},
+            never = snapshots.go_on(account, &entry, sampler.as_ref()) => match never {},
         };
         let peak = match sampler {
             Some(sampler) => sampler.stop().await.filter(|peak| *peak > 0),
             None => None,
         };
         if let Some(peak) = peak {
-            // A look from before its end shows less free than there is.
+            // A snapshot from before its end shows less free than there is.
             entry.holds(peak, false);
         }
         let end = end.and_then(|()| self.output(&child, &prepared, printed, outputs));
@@ -186,7 +186,7 @@ impl Runner<'_> {
         }
         let held = peak.unwrap_or_else(|| self.config.vram.declared_bytes(cost.unwrap_or(0.0)));
         let held = if is_claimed { held } else { 0 };
-        let left = looks.left((!is_gone).then_some(gone), held);
+        let left = snapshots.left((!is_gone).then_some(gone), held);
         ItemRun { end, peak, left: Some(left), other_revision: None }
     }
 

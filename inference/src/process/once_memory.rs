@@ -7,35 +7,38 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio::time::{Duration, sleep, timeout};
 
-use super::memory::{Claim, DeviceAccount, Entry, Look};
+use super::memory::{Claim, DeviceAccount, Entry, Snapshot};
 use super::peak::Sampler;
 
-/// How often to look at the device while a program runs. So what others take meanwhile does not count as the program's.
+/// How often to take a snapshot of the device while a program runs. So what others take meanwhile does not count as the program's.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Looks that are kept.
+/// Snapshots that are kept.
 const LOOKS_MAX: usize = 4;
 
 /// How long the next item of a pass waits for the memory of the program before.
 const BACK_LIMIT: Duration = Duration::from_secs(5);
 
-/// Looks at the device.
+/// Takes a snapshot of the device.
 #[derive(Debug)]
-pub(super) struct Looks {
+pub(super) struct Snapshots {
     /// Bytes that were free before the program was started; 0 if that is not known.
     free_before: u64,
     /// The last that did not fail, the newest last.
-    last: VecDeque<Look>,
+    last: VecDeque<Snapshot>,
 }
 
-impl Looks {
-    /// Looks before a program is started.
+impl Snapshots {
+    /// Snapshots before a program is started.
     pub(super) async fn before(account: &Arc<DeviceAccount>) -> Self {
-        let look = account.look().await;
-        Self { free_before: look.map_or(0, |look| look.reading.free), last: look.into_iter().collect() }
+        let snapshot = account.snapshot().await;
+        Self {
+            free_before: snapshot.map_or(0, |snapshot| snapshot.reading.free),
+            last: snapshot.into_iter().collect(),
+        }
     }
 
-    /// Looks again and again, until this is dropped, and notes what the program holds: a look at the device may fail to tell.
+    /// Takes snapshots again and again, until this is dropped, and notes what the program holds: a snapshot of the device may fail to tell.
     pub(super) async fn go_on(
         &mut self,
         account: &Arc<DeviceAccount>,
@@ -47,7 +50,7 @@ impl Looks {
             if let Some(sampler) = sampler {
                 entry.holds(sampler.most(), false);
             }
-            self.last.extend(account.look().await);
+            self.last.extend(account.snapshot().await);
             if self.last.len() > LOOKS_MAX {
                 self.last.pop_front();
             }
@@ -61,12 +64,12 @@ impl Looks {
 
     /// The memory that must return after a program that held `held` bytes.
     ///
-    /// The newest look may be from the moment of the program's death, so it does not count. Of the others, the one counts in which
+    /// The newest snapshot may be from the moment of the program's death, so it does not count. Of the others, the one counts in which
     /// other processes hold the most. A driver that is read at intervals does not show yet what another program of ours has just
     /// taken, and that memory would later seem to be missing.
     fn claim(&self, held: u64) -> Claim {
         let count = self.last.len().saturating_sub(1).max(1);
-        let alive = self.last.iter().take(count).copied().max_by_key(Look::others);
+        let alive = self.last.iter().take(count).copied().max_by_key(Snapshot::others);
         // Where the device was never read, nobody knows what is missing.
         let held = if alive.is_some() { held } else { 0 };
         Claim { alive: alive.unwrap_or_default(), held, sure: held }
@@ -79,7 +82,7 @@ pub(super) struct Left {
     /// Its processes, if they were killed and do not end.
     pub(super) ending: Option<JoinHandle<()>>,
     pub(super) claim: Claim,
-    /// As in [`Looks`].
+    /// As in [`Snapshots`].
     free_before: u64,
 }
 
@@ -95,7 +98,9 @@ impl Left {
                 // Nobody can tell whose the missing memory is. Where less than the declaration was free, the program before was started all
                 // the same.
                 let needed = declared.min(self.free_before);
-                while needed > 0 && account.look().await.is_none_or(|look| look.reading.free < needed) {
+                while needed > 0
+                    && account.snapshot().await.is_none_or(|snapshot| snapshot.reading.free < needed)
+                {
                     sleep(LOOK_EVERY).await;
                 }
             }
@@ -112,18 +117,18 @@ mod tests {
     #[test]
     fn what_others_held_while_the_program_ran_is_not_claimed() {
         let reading = |others: u64| Reading { free: 900 - others, total: 1000, own: 0 };
-        let look = |others: u64| Look {
+        let snapshot = |others: u64| Snapshot {
             reading: reading(others),
             ours: 100,
             staying: 100,
             tells_apart: true,
-            ..Look::default()
+            ..Snapshot::default()
         };
         let alive = |others: &[u64]| {
-            Looks { free_before: 0, last: others.iter().copied().map(look).collect() }.claim(7).alive
+            Snapshots { free_before: 0, last: others.iter().copied().map(snapshot).collect() }.claim(7).alive
         };
-        assert_eq!(alive(&[50]), look(50));
-        assert_eq!(alive(&[50, 400]), look(50));
-        assert_eq!(alive(&[50, 300, 0, 400]), look(300));
+        assert_eq!(alive(&[50]), snapshot(50));
+        assert_eq!(alive(&[50, 400]), snapshot(50));
+        assert_eq!(alive(&[50, 300, 0, 400]), snapshot(300));
     }
 }

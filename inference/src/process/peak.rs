@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::task::JoinHandle;
 use tokio::time::{Duration, sleep};
 
-use super::memory::{DeviceAccount, Look};
+use super::memory::{DeviceAccount, Snapshot};
 use super::peak_difference::PeakDifference;
 
 /// The interval of the readings. Memory that is held for a shorter time is missed, unless a caching allocator keeps it after the
@@ -25,12 +25,12 @@ pub(super) enum Measuring {
 }
 
 impl Measuring {
-    /// Before a pass of a process that held `base` bytes when it was loaded. `loaded`: a look from then, if `base` is an estimate.
+    /// Before a pass of a process that held `base` bytes when it was loaded. `loaded`: a snapshot from then, if `base` is an estimate.
     pub(super) async fn start(
         account: &Arc<DeviceAccount>,
         keeper: i32,
         base: u64,
-        loaded: Option<&Look>,
+        loaded: Option<&Snapshot>,
     ) -> Self {
         if let Some(sampler) = Sampler::start(account, keeper, base).await {
             return Self::Told(sampler);

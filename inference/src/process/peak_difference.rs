@@ -7,9 +7,9 @@ use std::sync::Arc;
 use tokio::time::{Duration, sleep};
 
 use super::claim::tolerance;
-use super::memory::{DeviceAccount, Look};
+use super::memory::{DeviceAccount, Snapshot};
 
-/// The interval of the looks, each of which reads all processes of the machine. Memory that is held for a shorter time is missed, unless a
+/// The interval of the snapshots, each of which reads all processes of the machine. Memory that is held for a shorter time is missed, unless a
 /// caching allocator keeps it after the pass, as most do.
 const EVERY: Duration = Duration::from_millis(100);
 
@@ -17,7 +17,7 @@ const EVERY: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct PeakDifference {
     account: Arc<DeviceAccount>,
-    before: Look,
+    before: Snapshot,
     /// The device has less free than when the process had been loaded. A program that does not return what it keeps has it, or others do.
     may_keep: bool,
     /// The account's changes by then.
@@ -26,32 +26,32 @@ pub(super) struct PeakDifference {
 }
 
 impl PeakDifference {
-    /// Before a pass that has been entered in the account. `loaded`: a look from when its process had been loaded. Nothing, if something
+    /// Before a pass that has been entered in the account. `loaded`: a snapshot from when its process had been loaded. Nothing, if something
     /// else moves.
-    pub(super) async fn start(account: &Arc<DeviceAccount>, loaded: &Look) -> Option<Self> {
+    pub(super) async fn start(account: &Arc<DeviceAccount>, loaded: &Snapshot) -> Option<Self> {
         let changes = account.changes_beside_one_pass()?;
-        let before = account.look().await.filter(|before| !before.tells_apart)?;
+        let before = account.snapshot().await.filter(|before| !before.tells_apart)?;
         let may_keep = before.taken_since(loaded) > tolerance(before.reading.total);
         Some(Self { account: Arc::clone(account), before, may_keep, changes, most: 0 })
     }
 
-    /// Looks again and again, until this is dropped.
+    /// Takes snapshots again and again, until this is dropped.
     pub(super) async fn go_on(&mut self) -> Infallible {
         loop {
             sleep(EVERY).await;
-            self.look().await;
+            self.snapshot().await;
         }
     }
 
-    pub(super) async fn look(&mut self) {
-        if let Some(look) = self.account.look().await {
-            self.most = self.most.max(look.taken_since(&self.before));
+    pub(super) async fn snapshot(&mut self) {
+        if let Some(snapshot) = self.account.snapshot().await {
+            self.most = self.most.max(snapshot.taken_since(&self.before));
         }
     }
 
-    /// The most that the pass took. `after`: a look after the program has given back all that it keeps. The device must have as much free
+    /// The most that the pass took. `after`: a snapshot after the program has given back all that it keeps. The device must have as much free
     /// then as before the pass, because otherwise something else has taken or freed memory.
-    pub(super) fn peak(&self, after: &Look) -> Option<u64> {
+    pub(super) fn peak(&self, after: &Snapshot) -> Option<u64> {
         let tolerance = tolerance(after.reading.total);
         let moved = after.taken_since(&self.before).max(self.before.taken_since(after));
         let is_still = self.account.changes_beside_one_pass() == Some(self.changes);

@@ -57,7 +57,7 @@ impl Shared {
     }
 
     async fn free(&self) -> u64 {
-        self.env.account.look().await.unwrap().reading.free
+        self.env.account.snapshot().await.unwrap().reading.free
     }
 }
 
@@ -153,7 +153,7 @@ async fn memory_in_a_daemon_is_the_programs_as_long_as_it_is_loaded() {
         "vram = {{ base_mib = {BASE_MIB}, mib_per_unit = 1, learn = false }}\nenv = {{ LOAD = \"holds-while-file\", FILE = {gate:?} }}"
     );
     let opened = async {
-        // The look at the device before the load is from before there is a scratch folder.
+        // The snapshot of the device before the load is from before there is a scratch folder.
         until("it loads", || shared.env.scratch_folders() == 1).await;
         shared.device.holds(&shared.neighbour, BASE_MIB);
         std::fs::remove_file(&gate).unwrap();

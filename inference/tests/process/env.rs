@@ -141,9 +141,9 @@ pub async fn forked(pool: &Pool) -> Vec<i32> {
 }
 
 /// Waits until the condition holds.
-pub async fn until(what: &str, mut look: impl FnMut() -> bool) {
+pub async fn until(what: &str, mut snapshot: impl FnMut() -> bool) {
     let end = tokio::time::Instant::now() + DEADLINE;
-    while !look() {
+    while !snapshot() {
         assert!(tokio::time::Instant::now() < end, "waited in vain for: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

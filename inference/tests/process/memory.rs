@@ -135,7 +135,7 @@ async fn what_a_pass_takes_is_learned_and_unknown_until_then() {
 
 /// What the device has free, in MiB.
 async fn free(env: &Env) -> u64 {
-    env.account.look().await.unwrap().reading.free / MIB
+    env.account.snapshot().await.unwrap().reading.free / MIB
 }
 
 /// Waits until the device has so many MiB free.

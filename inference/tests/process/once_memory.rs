@@ -132,7 +132,7 @@ impl DeviceView for Forgetful {
     }
 }
 
-/// No request to end frees the memory of a one-shot program. A look that fails must not take it for that of warm ones, nor may one from
+/// No request to end frees the memory of a one-shot program. A snapshot that fails must not take it for that of warm ones, nor may one from
 /// before its end seem to be a new one.
 #[tokio::test]
 async fn what_a_program_holds_is_noted_while_it_runs_and_when_it_ends() {
@@ -145,13 +145,13 @@ async fn what_a_program_holds_is_noted_while_it_runs_and_when_it_ends() {
     std::fs::write(&gate, "").unwrap();
     let waits = format!("{TAKES}\nwhile os.path.exists({gate:?}): time.sleep(0.01)");
     let pool = script(&env, &waits, "instances = 1").await;
-    let removed = env.account.look().await.unwrap().removed.programs;
+    let removed = env.account.snapshot().await.unwrap().removed.programs;
     let pass = run(&pool, &["300"]);
     for is_silent in [false, true] {
         let shown = async {
             loop {
                 view.is_silent.store(is_silent, Ordering::SeqCst);
-                let staying = env.account.look().await.unwrap().staying;
+                let staying = env.account.snapshot().await.unwrap().staying;
                 view.is_silent.store(false, Ordering::SeqCst);
                 if staying == 300 << 20 {
                     return;
@@ -165,7 +165,7 @@ async fn what_a_program_holds_is_noted_while_it_runs_and_when_it_ends() {
     assert!(matches!(pass.finish().await.1, PassEnd::Done { .. }));
     until("its slot is free", || state(&pool, 0) == "idle").await;
     // The end of the program, and that of the wait for its memory.
-    assert_eq!(env.account.look().await.unwrap().removed.programs, removed + 2);
+    assert_eq!(env.account.snapshot().await.unwrap().removed.programs, removed + 2);
     env.close(pool).await;
 }
 
@@ -177,7 +177,7 @@ async fn what_a_program_that_does_not_end_holds_is_overdue() {
     let (_folder, env) = env_with(1000);
     let pool = script(&env, STAYS, "item_s = 600\nkill_s = 0.5\nwithheld_s = 1").await;
     let pass = run(&pool, &["x"]);
-    let free = async || env.account.look().await.unwrap().reading.free >> 20;
+    let free = async || env.account.snapshot().await.unwrap().reading.free >> 20;
     while free().await > 600 {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }

@@ -12,7 +12,7 @@ use super::slot::{SlotTask, closed};
 use super::status::SlotState;
 use crate::process::accepts::Accepts;
 use crate::process::cost::{Costs, of_pass};
-use crate::process::memory::{Claim, DeviceAccount, Entry, Look, RunningPass};
+use crate::process::memory::{Claim, DeviceAccount, Entry, RunningPass, Snapshot};
 use crate::process::pass::{PassEnd, PassJob};
 use crate::process::peak::Measuring;
 use crate::process::protocol::FailureKind;
@@ -21,7 +21,7 @@ use crate::process::warm::{PassLimits, Warm};
 /// How often to ping an idle process, and to read what it holds on the device.
 const PING_EVERY: Duration = Duration::from_secs(10);
 
-/// How often to look at the device while a pass runs. So what others take meanwhile does not count as memory of a process that dies in it.
+/// How often to take a snapshot of the device while a pass runs. So what others take meanwhile does not count as memory of a process that dies in it.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// How long an idle process keeps memory for its next pass, if others could use it. What it keeps counts as free for passes.
@@ -73,7 +73,7 @@ impl SlotTask {
                     passes = warm.passes,
                     "ending a process"
                 );
-                self.look(&warm).await;
+                self.snapshot(&warm).await;
                 self.until_ended(entry, config.kill * 2 + PATIENCE, warm.end(config.kill, &config.name))
                     .await;
             }
@@ -144,7 +144,7 @@ impl SlotTask {
                 looked = Instant::now();
             }
             if looked.elapsed() > PING_EVERY {
-                self.look(warm).await;
+                self.snapshot(warm).await;
                 looked = Instant::now();
             }
         }
@@ -177,7 +177,7 @@ impl SlotTask {
                 }
                 _ = pings.tick() => {
                     self.ping(warm).await?;
-                    self.look(warm).await;
+                    self.snapshot(warm).await;
                 }
                 error = warm.misbehaved() => {
                     tracing::warn!(model = config.name, pid = warm.pid(), error, stderr = warm.stderr_tail(), "an idle process failed: replacing it");
@@ -295,9 +295,9 @@ impl SlotTask {
         match measuring {
             Measuring::Told(sampler) => sampler.stop().await,
             Measuring::Lost(mut difference) if warm.is_alive() => {
-                difference.look().await;
+                difference.snapshot().await;
                 self.trim(warm).await.ok()?;
-                let after = self.shared.options.account.look().await?;
+                let after = self.shared.options.account.snapshot().await?;
                 difference.peak(&after)
             }
             Measuring::Lost(_) | Measuring::Nothing => None,
@@ -305,19 +305,22 @@ impl SlotTask {
     }
 }
 
-/// Looks at the device again and again while a pass runs, until this is dropped, for the claim on the memory of its process. The newest look
-/// may be from the moment of the process's death, so it does not count. Nor do looks that show what the pass takes as memory of others.
+/// Takes snapshots of the device again and again while a pass runs, until this is dropped, for the claim on the memory of its process. The newest snapshot
+/// may be from the moment of the process's death, so it does not count. Nor do snapshots that show what the pass takes as memory of others.
 async fn beside_pass(
     account: &Arc<DeviceAccount>,
     last: &mut Option<Claim>,
     is_told: bool,
     every: Duration,
 ) -> Infallible {
-    let mut newest: Option<Look> = None;
+    let mut newest: Option<Snapshot> = None;
     loop {
         sleep(every).await;
-        let Some(look) = account.look().await.filter(|look| look.tells_apart && is_told) else { continue };
-        if let (Some(claim), Some(before)) = (last.as_mut(), newest.replace(look)) {
+        let Some(snapshot) = account.snapshot().await.filter(|snapshot| snapshot.tells_apart && is_told)
+        else {
+            continue;
+        };
+        if let (Some(claim), Some(before)) = (last.as_mut(), newest.replace(snapshot)) {
             claim.alive = before;
         }
     }
@@ -342,7 +345,7 @@ mod tests {
     use super::*;
     use crate::process::device_view::{DeviceView, Reading};
 
-    /// A device of which others take a byte before each look. It can be read four times.
+    /// A device of which others take a byte before each snapshot. It can be read four times.
     #[derive(Debug, Default)]
     struct Shrinking(AtomicU64);
 
@@ -370,7 +373,7 @@ mod tests {
         for (is_told, free) in [(true, 998), (false, 1000)] {
             let device = Arc::new(Shrinking::default());
             let account = DeviceAccount::new(Arc::<Shrinking>::clone(&device));
-            let alive = account.look().await.unwrap();
+            let alive = account.snapshot().await.unwrap();
             let mut last = Some(Claim { alive, held: 500, sure: 500 });
             let looked = async {
                 while device.0.load(Ordering::Relaxed) < 6 {
@@ -381,7 +384,7 @@ mod tests {
                 never = beside_pass(&account, &mut last, is_told, Duration::from_millis(1)) => match never {},
                 () = looked => {}
             }
-            // The third look of the pass may be from after the process's death.
+            // The third snapshot of the pass may be from after the process's death.
             assert_eq!(last.unwrap().alive.reading.free, free, "{is_told}");
         }
     }

@@ -128,10 +128,10 @@ impl SlotTask {
         }
     }
 
-    /// Looks at what the process holds. What was seen before stays if the device cannot be read.
-    pub(super) async fn look(&mut self, warm: &Warm) {
+    /// Reads what the process holds. What was seen before stays if the device cannot be read.
+    pub(super) async fn snapshot(&mut self, warm: &Warm) {
         let account = &self.shared.options.account;
-        let Some(alive) = account.look().await else { return };
+        let Some(alive) = account.snapshot().await else { return };
         let before = self.last.map_or(0, |last| last.held);
         // Where the load was estimated, the device does not report all that the process holds: its memory may be in a daemon.
         let told = account.held_under(warm.keeper_pid()).await.filter(|_| self.estimated.is_none());
@@ -153,7 +153,7 @@ impl SlotTask {
         warm.trim().await;
         // The answer comes after the trimming.
         self.ping(warm).await?;
-        self.look(warm).await;
+        self.snapshot(warm).await;
         let mut state = self.shared.state();
         let status = &mut state.slots[self.index].status;
         let before = status.resident_bytes;
@@ -180,7 +180,7 @@ impl SlotTask {
         }
         let model = &self.shared.config.name;
         let held_bytes = self.last.map_or(0, |last| last.held);
-        let bytes_per_pass = leak.look(warm.passes, held_bytes, self.base)?;
+        let bytes_per_pass = leak.snapshot(warm.passes, held_bytes, self.base)?;
         tracing::warn!(
             model,
             pid = warm.pid(),

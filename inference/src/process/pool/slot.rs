@@ -18,7 +18,7 @@ use crate::process::child::START_LIMIT;
 use crate::process::config::Mode;
 use crate::process::difference::{Estimate, Evidence};
 use crate::process::load_watch::LoadWatch;
-use crate::process::memory::{Claim, Entry, Look};
+use crate::process::memory::{Claim, Entry, Snapshot};
 use crate::process::warm::{LoadError, Warm};
 
 /// The task of a slot. `first` receives how the first process was loaded; with it the slot starts a process without waiting for work.
@@ -72,7 +72,7 @@ pub(super) struct SlotTask {
     pub(super) wake: Arc<Notify>,
     pub(super) closing: watch::Receiver<bool>,
     pub(super) backoff: Backoff,
-    /// What the current or last process held at the last look.
+    /// What the current or last process held at the last snapshot.
     pub(super) last: Option<Claim>,
     /// What the process held when it was loaded.
     pub(super) base: u64,
@@ -86,7 +86,7 @@ pub(super) struct Estimated {
     /// What its load was recorded to need.
     pub(super) needed: u64,
     /// The device when it was loaded.
-    pub(super) loaded: Look,
+    pub(super) loaded: Snapshot,
 }
 
 impl SlotTask {
@@ -171,7 +171,7 @@ impl SlotTask {
             }
             () = closed(&mut closing) => return Err(LoadError::Start("the worker is ending".to_owned())),
         };
-        let before = account.look().await;
+        let before = account.snapshot().await;
         let entered = OnceLock::new();
         let began = Instant::now();
         let index = self.index;
@@ -204,9 +204,9 @@ impl SlotTask {
             entry.is_kept();
         }
         entry.is_loaded();
-        let look = account.look().await.or(before);
-        self.last = look.map(|alive| Claim { alive, held, sure });
-        self.estimated = look
+        let snapshot = account.snapshot().await.or(before);
+        self.last = snapshot.map(|alive| Claim { alive, held, sure });
+        self.estimated = snapshot
             .filter(|_| is_estimated)
             .map(|loaded| Estimated { needed: needed.unwrap_or_default(), loaded });
         self.base = held;
@@ -229,10 +229,10 @@ impl SlotTask {
     }
 
     /// What the process holds that was just loaded, and whether that is an estimate. `before` is from before it was started.
-    async fn loaded(&self, warm: &Warm, before: Option<Look>) -> (Estimate, bool) {
+    async fn loaded(&self, warm: &Warm, before: Option<Snapshot>) -> (Estimate, bool) {
         let account = &self.shared.options.account;
         let told = account.held_under(warm.keeper_pid()).await;
-        let now = account.look().await;
+        let now = account.snapshot().await;
         let (declared, said) = (self.shared.config.vram.base_bytes, warm.ready().weights);
         // Nothing, although it should hold something: it takes the memory in a process that is not its own, as a client of a daemon does.
         let is_elsewhere = told == Some(0) && (declared.is_some_and(|bytes| bytes > 0) || said > 0);

@@ -16,7 +16,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// Device bytes that the processes hold, as of the last look at each.
+    /// Device bytes that the processes hold, as of the last snapshot of each.
     pub fn held_bytes(&self) -> u64 {
         self.slots.iter().map(|slot| slot.held_bytes).sum()
     }
@@ -75,7 +75,7 @@ pub struct SlotStatus {
     pub passes: u64,
     /// Processes that were started here.
     pub starts: u64,
-    /// Device bytes that it holds, as of the last look.
+    /// Device bytes that it holds, as of the last snapshot.
     pub held_bytes: u64,
     /// The keeper of a process that is still loading.
     pub(super) loading_under: Option<i32>,

@@ -89,7 +89,7 @@ impl Programs {
         let options = PoolOptions { launcher, account, budget, learned, shares_device };
         let pool = Arc::new(Pool::start(config, options).await?);
         self.served.push(Served { model, pool: Arc::clone(&pool), program });
-        self.look().await;
+        self.read_memory().await;
         Ok(pool)
     }
 
@@ -190,7 +190,7 @@ impl Programs {
         tokio::spawn(async move {
             let mut saved_at = Instant::now();
             loop {
-                programs.look().await;
+                programs.read_memory().await;
                 tokio::time::sleep(LOOK).await;
                 if saved_at.elapsed() >= SAVE_EVERY {
                     programs.save_off_the_runtime().await;
@@ -207,16 +207,16 @@ impl Programs {
         let _ = tokio::task::spawn_blocking(move || programs.save()).await;
     }
 
-    async fn look(&self) {
+    async fn read_memory(&self) {
         // What was seen last stays if the device cannot be read.
-        let Some(look) = self.account.look().await else { return };
+        let Some(snapshot) = self.account.snapshot().await else { return };
         let mut resident = 0;
         for (_, pool) in self.pools() {
             // A process that has just been loaded counts twice for a moment. Counting it too low would make too much memory count as free.
             resident += pool.loading_bytes().await;
             resident += pool.status().resident_bytes();
         }
-        self.held.store(look.ours, Ordering::Relaxed);
+        self.held.store(snapshot.ours, Ordering::Relaxed);
         self.resident.store(resident, Ordering::Relaxed);
     }
 
