@@ -40,6 +40,11 @@ fn in_emulation_all_of_it_runs_to_its_end() -> Result<(), Failed> {
                 value["figures"].as_array().is_some_and(|all| all.iter().any(|one| one["figure"] == figure));
             ensure!(has, "no figure `{figure}` in {json}");
         }
+        let jobs = value["figures"].as_array().into_iter().flatten().find(|one| one["figure"] == "jobs");
+        ensure!(jobs.is_some_and(|jobs| jobs["pass_tokens"].as_u64() > Some(0)), "{jobs:?}");
+        let rates = value["figures"].as_array().into_iter().flatten().filter(|one| one["figure"] == "rate");
+        let fixed: Vec<_> = rates.filter_map(|rate| rate["fixed_share"].as_f64()).collect();
+        ensure!(!fixed.is_empty() && fixed.iter().all(|share| *share > 0.0), "{json}");
         let kinds = [
             "| tiny | bf16 | cuBLASLt | yes",
             "| tiny | f16 | cuBLASLt, timed | yes",

@@ -57,13 +57,16 @@ pub fn run(device: &Arc<CudaDevice>, models: &[&str], scale: Scale) -> Result<bo
         }
     }
     println!(
-        "Tokens a second, in sequences of 1 to {LONGEST}, without tokenising; the share is that of the ceiling.\n"
+        "Tokens a second, in sequences of 1 to {LONGEST}, without tokenising; the share is that of the ceiling. `fixed` is a pass of one \
+         token, which only launches, waits and fetches, and its part of each pass: the most that CUDA graphs and a second arena together \
+         could save (docs/adr/0021-one-arena-and-no-graphs.md).\n"
     );
-    let heads: Vec<_> = passes.iter().map(|tokens| format!(" passes of {tokens} | share |")).collect();
+    let heads: Vec<_> =
+        passes.iter().map(|tokens| format!(" passes of {tokens} | share | fixed |")).collect();
     println!(
-        "| model | elements | products |{}\n|---|---|---|{}",
+        "| model | elements | products | fixed, us |{}\n|---|---|---|---|{}",
         heads.concat(),
-        "---|---|".repeat(passes.len())
+        "---|---|---|".repeat(passes.len())
     );
     for model in models {
         let named = Named::of(model, &mut random)?;
@@ -96,7 +99,9 @@ fn rates(
     random: &mut Random,
 ) -> Result<String> {
     let encoder = Encoder::load_cuda(&Source::Folder(named.path.clone()), Arc::clone(device), options, 1)?;
-    let mut row = String::new();
+    let one_token = [sequence(1, random)];
+    let fixed = seconds_each(|| Ok(encoder.run(&one_token).map(drop)?))?;
+    let mut row = format!(" {:.0} |", fixed * 1e6);
     for tokens in passes {
         let mut items = Vec::new();
         let mut left = *tokens;
@@ -109,12 +114,13 @@ fn rates(
         let rate = *tokens as f64 / seconds;
         let share = ceiling.map(|ceiling| flops(&encoder.dims(), &items) / seconds / ceiling);
         row += &format!(
-            " {rate:.0} | {} |",
-            share.map_or("-".to_owned(), |share| format!("{:.0} %", share * 100.0))
+            " {rate:.0} | {} | {:.1} % |",
+            share.map_or("-".to_owned(), |share| format!("{:.0} %", share * 100.0)),
+            fixed / seconds * 100.0
         );
         figures::put(&json!({
             "figure": "rate", "model": named.name, "element": options.element.map(ElementType::as_str), "products": products,
-            "pass_tokens": tokens, "tokens_per_second": rate, "share_of_ceiling": share,
+            "pass_tokens": tokens, "tokens_per_second": rate, "share_of_ceiling": share, "fixed_share": fixed / seconds,
         }))?;
     }
     Ok(row)
