@@ -148,6 +148,10 @@ pub fn decode<T: Body>(bytes: &[u8], encoding: Encoding) -> Result<T, DecodeErro
         return Err(DecodeError::TooLarge { bytes: bytes.len(), cap: BODY_BYTES_MAX });
     }
     match encoding {
+        // A list of a body's values in their order would be read, too.
+        Encoding::Json if bytes.trim_ascii_start().starts_with(b"[") => {
+            Err(DecodeError::Malformed("JSON: the body is a list; it must be an object".to_owned()))
+        }
         Encoding::Json => serde_json::from_slice(bytes).map_err(|e| malformed(format!("JSON: {e}"))),
         Encoding::MessagePack => msgpack::read(bytes).map_err(|e| malformed(format!("MessagePack: {e}"))),
         Encoding::Bincode => decode_bincode(bytes),

@@ -204,6 +204,19 @@ fn the_number_of_items_is_bounded() {
     }
 }
 
+/// serde would read a list of a body's values in their order.
+#[test]
+fn a_body_in_json_is_an_object() {
+    for list in [r#"["m", ["x"]]"#, " \n[\"m\", [\"x\"], {}]", "[]"] {
+        assert!(malformed::<Job>(list.as_bytes(), Encoding::Json).contains("it must be an object"), "{list}");
+        assert!(
+            malformed::<Outputs>(list.as_bytes(), Encoding::Json).contains("it must be an object"),
+            "{list}"
+        );
+    }
+    codec::decode::<Job>(b" \n{\"model\": \"m\", \"inputs\": [\"x\"]}", Encoding::Json).unwrap();
+}
+
 #[test]
 fn params_are_bounded_in_size_and_depth() {
     let with = |params: &str| format!(r#"{{"model": "m", "inputs": [], "params": {params}}}"#);

@@ -3,7 +3,7 @@
 mod args;
 mod failure;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::Duration;
 
@@ -66,7 +66,8 @@ pub(crate) async fn run(args: Args) -> u8 {
 
 /// Publishes commands, and consumes answers and heartbeats.
 struct Control {
-    publisher: PublishPipeline<()>,
+    /// Each command with the number of its key.
+    publisher: PublishPipeline<usize>,
     /// The connected user, which workers log. The broker refuses a message that names another user than its publisher's.
     user: Option<ShortString>,
     queue: ShortString,
@@ -78,6 +79,8 @@ struct Control {
 struct Responses {
     /// Each known worker, with its last answer.
     workers: BTreeMap<String, Option<Answer>>,
+    /// Named workers whose command the broker returned: no queue takes it.
+    not_listening: BTreeSet<String>,
     /// Workers that are cancelling the job.
     in_progress: BTreeMap<String, InProgress>,
 }
@@ -128,19 +131,20 @@ impl Control {
         };
         let mut responses = Responses::default();
         let publishing = self.publish(command, &keys, &correlation);
-        let received = within(BROKER_MAX, || connection.status().blocked(), publishing).await?;
+        let returned = within(BROKER_MAX, || connection.status().blocked(), publishing).await?;
         responses.workers = workers.iter().map(|worker| (worker.clone(), None)).collect();
-        if received > 0 {
+        responses.not_listening = returned.iter().filter_map(|key| workers.get(*key).cloned()).collect();
+        if returned.len() < keys.len() {
             self.listen(command, &correlation, &mut responses, &workers, how).await?;
         }
         responses.report(command, how).context(WRITING)
     }
 
-    /// Publishes the command under each key. Returns how many keys have a worker bound to them.
-    async fn publish(&mut self, command: &Command, keys: &[String], correlation: &str) -> Result<usize> {
+    /// Publishes the command under each key. Returns the numbers of the keys to which no worker is bound.
+    async fn publish(&mut self, command: &Command, keys: &[String], correlation: &str) -> Result<Vec<usize>> {
         let body = Bytes::from(serde_json::to_vec(command)?);
         let mut keys = keys.iter().enumerate().peekable();
-        let mut received = 0;
+        let mut returned = Vec::new();
         while keys.peek().is_some() || !self.publisher.is_empty() {
             while self.publisher.has_room()
                 && let Some((number, key)) = keys.next()
@@ -161,13 +165,13 @@ impl Control {
                     body: body.clone(),
                     mandatory: true,
                 };
-                self.publisher.publish((), message);
+                self.publisher.publish(number, message);
             }
             let settled = self.publisher.next().await;
-            for ((), outcome) in settled.outcomes {
+            for (number, outcome) in settled.outcomes {
                 match outcome {
-                    PublishOutcome::Confirmed => received += 1,
-                    PublishOutcome::Returned => {}
+                    PublishOutcome::Confirmed => {}
+                    PublishOutcome::Returned => returned.push(number),
                     PublishOutcome::Refused => bail!("the broker refuses the command"),
                     PublishOutcome::TooLarge => {
                         bail!("the command is longer than {} bytes", LIMITS.body_bytes)
@@ -178,7 +182,7 @@ impl Control {
                 return Err(error).with_context(|| format!("publish to `{CONTROL_EXCHANGE}`"));
             }
         }
-        Ok(received)
+        Ok(returned)
     }
 
     /// Collects answers until they are complete or the time is over. Waits longer for a worker that is cancelling.
@@ -270,7 +274,7 @@ impl Responses {
         }
         let count = ended.count();
         how.expect.is_some_and(|expected| count >= expected)
-            || (!named.is_empty() && count == self.workers.len())
+            || (!named.is_empty() && count + self.not_listening.len() >= self.workers.len())
     }
 
     /// Prints the workers that did not answer; the exit code.
@@ -278,6 +282,8 @@ impl Responses {
         for worker in self.workers.iter().filter(|(_, last)| last.is_none()).map(|(worker, _)| worker) {
             if how.json {
                 write_line(&safe_json(&json!({"worker": worker, "outcome": "no-answer"}).to_string()))?;
+            } else if self.not_listening.contains(worker) {
+                eprintln!("{}\tno connected worker has this name (vramq status lists them)", safe(worker));
             } else {
                 eprintln!("{}\tno answer within {:?}", safe(worker), how.timeout);
             }

@@ -137,7 +137,7 @@ impl ManagementApi {
         let mut roots = RootCertStore::empty();
         // A certificate that cannot be parsed is left out.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        for pem in &self.ca_pem {
+        if let Some(pem) = &self.ca_pem {
             roots.add_parsable_certificates(CertificateDer::pem_slice_iter(pem.as_bytes()).flatten());
         }
         let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))

@@ -64,6 +64,11 @@ pub fn text_bytes(inputs: &[Input]) -> usize {
 fn decoded(ids: &[Value], vocabulary: Option<&Vocabulary>, room: &mut usize) -> Result<String, Problem> {
     const INSTEAD: &str = "send texts (with LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)";
     let invalid = |message: String| Err(Problem::invalid(message).about("input"));
+    if !ids.iter().all(Value::is_number) {
+        return invalid(
+            "an item of `input` is a list, and not of token ids: each item must be a text".to_owned(),
+        );
+    }
     let Some(vocabulary) = vocabulary else {
         return invalid(format!(
             "`input` holds token ids, which mean something to OpenAI's own models only; {INSTEAD}"
@@ -108,6 +113,7 @@ mod tests {
         for tokens in [json!([1, 2, 3]), json!([[1, 2], [3]]), json!([[]])] {
             assert!(texts(tokens).unwrap_err().message.contains("check_embedding_ctx_length=False"));
         }
+        assert!(texts(json!([["a"]])).unwrap_err().message.contains("each item must be a text"));
         for wrong in [
             json!([]),
             json!(["a", "b", "c"]),

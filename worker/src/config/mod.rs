@@ -149,7 +149,7 @@ impl Config {
     /// dotted paths into the file.
     ///
     /// # Errors
-    /// Every fault, not only the first.
+    /// Every fault, not only the first; of a file that is not TOML, that alone.
     pub fn read(file: Option<&str>, overrides: &[(String, String)]) -> Result<Self, Invalid> {
         Self::read_in(Path::new("."), file, overrides)
     }
@@ -164,12 +164,12 @@ impl Config {
         overrides: &[(String, String)],
     ) -> Result<Self, Invalid> {
         let faults = Faults::default();
-        let mut table = match file.map(str::parse::<Table>) {
-            None => Table::new(),
-            Some(Ok(table)) => table,
-            Some(Err(e)) => {
-                faults.add("file", place_of(&e, file.unwrap_or_default()));
-                Table::new()
+        let mut table = match file.map(str::parse::<Table>).transpose() {
+            Ok(table) => table.unwrap_or_default(),
+            Err(error) => {
+                faults.add("file", place_of(&error, file.unwrap_or_default()));
+                // Without the file's keys, nearly everything would seem to be missing.
+                return Err(Invalid(faults.into_vec()));
             }
         };
         for (path, value) in overrides {
@@ -330,6 +330,7 @@ mod tests {
     fn a_broken_file_and_an_empty_one_are_explained() {
         let broken = Config::read(Some("[broker"), &[]).unwrap_err().to_string();
         assert!(broken.contains("file:") && broken.contains("line 1"), "{broken}");
+        assert!(!broken.contains("[model.NAME]"), "{broken}");
         for empty in [None, Some("[model]")] {
             let empty = Config::read(empty, &[]).unwrap_err().to_string();
             assert!(empty.contains("[model.NAME]"), "{empty}");
