@@ -213,12 +213,20 @@ impl VirtualHost {
         self.server.request("PUT", &path, Some(&rights)).await.map(drop)
     }
 
-    /// Gives a user of the broker another password.
+    /// Gives a user of the broker another password, and takes its tags.
     ///
     /// # Errors
     /// The management API does not answer.
     pub async fn set_password(&self, user: &str, password: &str) -> Result<()> {
-        let account = json!({"password": password, "tags": ""});
+        self.set_account(user, password, "").await
+    }
+
+    /// Gives a user of the broker a password and tags, by which it may use the management API.
+    ///
+    /// # Errors
+    /// The management API does not answer.
+    pub async fn set_account(&self, user: &str, password: &str, tags: &str) -> Result<()> {
+        let account = json!({"password": password, "tags": tags});
         self.server.request("PUT", &format!("/api/users/{}", segment(user)), Some(&account)).await.map(drop)
     }
 

@@ -27,7 +27,7 @@ pub const MODEL: &str = "echo";
 pub const REPLIES: &str = "replies";
 
 /// The password of users that tests add to the broker.
-const PASSWORD: &str = "test";
+pub const PASSWORD: &str = "test";
 
 /// What a test body gets.
 #[derive(Debug)]

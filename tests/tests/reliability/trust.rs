@@ -13,14 +13,16 @@ use vramq_schemas::topology::{
 };
 use vramq_schemas::{Reason, ReplyKind};
 use vramq_tests::answers::{answered_once, items};
+use vramq_tests::broker::Broker;
 use vramq_tests::caller::Caller;
 use vramq_tests::client::Client;
 use vramq_tests::dead_letters;
+use vramq_tests::http::Server;
 use vramq_tests::job::Message;
 use vramq_tests::metrics::Figures;
 use vramq_tests::operator::Operator;
 use vramq_tests::shared_device::ECHO_ITEM_BYTES;
-use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::test_env::{MODEL, PASSWORD, TestEnv};
 use vramq_tests::wait::until;
 use vramq_tests::worker::{Worker, vramq};
 use vramq_tests::{on_one_setup, on_queue_types};
@@ -35,6 +37,7 @@ on_one_setup!(
     replies_go_only_where_the_operator_allows,
     only_users_that_publish_for_others_name_tenants,
     commands_can_be_switched_off,
+    the_scaler_reads_the_lengths_of_queues_and_no_more,
 );
 
 /// A job that says of itself what only workers may say, each header with a value that would matter.
@@ -342,4 +345,24 @@ async fn commands_can_be_switched_off(env: &mut TestEnv) -> Result<()> {
     env.client.publish(MODEL, env.job("next", ["x"])?).await?;
     ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Done);
     worker.answers("/readyz", 200).await.map(drop)
+}
+
+/// As KEDA asks.
+async fn the_scaler_reads_the_lengths_of_queues_and_no_more(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?.drain().await?;
+    env.client.publish(MODEL, env.job("waits", ["x"])?).await?;
+    let (user, url) = env.add_user("scaler", "scaler").await?;
+    env.vhost.set_account(&user, PASSWORD, "monitoring").await?;
+    let management = Broker::from_environment()?.management;
+    let (_, host) = management.rsplit_once('@').context("a user")?;
+    let server = Server::new(&format!("http://{user}:{PASSWORD}@{host}"))?;
+    let queue = format!("/api/queues/{}/{}", env.vhost.name, jobs_queue(MODEL));
+    until("the job to be counted", async || {
+        Ok((server.request("GET", &queue, None).await?["messages"] == 1).then_some(()))
+    })
+    .await?;
+    let scaler = Client::connect(&url).await?;
+    let refused = scaler.publish(MODEL, env.job("forbidden", ["x"])?).await;
+    ensure!(format!("{refused:?}").contains("ACCESS_REFUSED"), "{refused:?}");
+    env.client.purge(&jobs_queue(MODEL)).await
 }
