@@ -1,6 +1,7 @@
 //! Compiles the fake NVIDIA driver once, and runs tests in separate processes that load it.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -34,6 +35,15 @@ const KERNEL_FLAGS: &[&str] = &[
     "--param=tsan-instrument-func-entry-exit=0",
 ];
 
+/// Flags for the units of this CPU, with which a fused multiply-add is an instruction and no call. The compiler fuses nothing by itself.
+fn units() -> &'static [&'static str] {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        return &["-mavx2", "-mfma", "-ffp-contract=off"];
+    }
+    &["-ffp-contract=off"]
+}
+
 /// A driver that runs the encoder's kernels on the CPU, and fails operations that would fail on a GPU.
 ///
 /// # Errors
@@ -61,14 +71,14 @@ fn emulation(kernels: &str) -> Result<Vec<String>> {
     let beside = [files(&folder, &["h"])?, files(&sources, &["cu", "cuh"])?].concat();
     let include = format!("-I{}", sources.display());
     let object = |name: &str, own: &[&str]| -> Result<String> {
-        let flags = [CXX_FLAGS, own, &[include.as_str(), "-c"]].concat();
+        let flags = [CXX_FLAGS, units(), own, &[include.as_str(), "-c"]].concat();
         let object = format!("{name}.o");
         let folder = compiled("c++", &object, &[folder.join(format!("{name}.cpp"))], &beside, &flags)?;
         Ok(folder.join(object).display().to_string())
     };
     let mut objects = vec![object(kernels, KERNEL_FLAGS)?];
     for name in ["emulation", "instructions", "access", "fiber", "numbers"] {
-        objects.push(object(name, &[])?);
+        objects.push(object(name, &["-O3"])?);
     }
     Ok(objects)
 }
@@ -166,7 +176,13 @@ fn compiled(
         return Ok(folder);
     }
     std::fs::create_dir_all(&folder)?;
-    // Tests in other processes may build it, too: the last one replaces equal bytes.
+    // Tests in other processes need it, too: one of them compiles, which takes ten seconds, and the others wait. The system unlocks the
+    // file if the test is killed.
+    let lock = File::create(folder.join("lock"))?;
+    lock.lock().context("lock a file")?;
+    if folder.join(name).exists() {
+        return Ok(folder);
+    }
     let fresh = tempfile::NamedTempFile::new_in(&folder)?.into_temp_path();
     // Libraries come after what needs them.
     let (libraries, options): (Vec<&str>, Vec<&str>) = flags.iter().partition(|flag| flag.starts_with("-l"));

@@ -54,52 +54,45 @@ void load_matrices(unsigned (&to)[4], const void *row, bool transposed) {
     std::memcpy(to, own.matrices[mine], sizeof to);
 }
 
-// PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type".
+// PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type". Each lane brings its elements to their places, and takes its sums
+// from theirs, which no other lane touches.
 void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, bool bfloat) {
     Warp &own = this_warp();
-    const unsigned mine = this_lane();
-    std::memcpy(own.sums[mine], sum, sizeof sum);
-    std::memcpy(own.a[mine], a, sizeof a);
-    own.b[mine][0] = b0;
-    own.b[mine][1] = b1;
-    if (last_to_meet(Together::MultiplyAdd)) {
-        float wide_a[16][16], wide_b[16][8], sums[16][8];
-        const auto wide = [bfloat](unsigned pair, unsigned which) {
-            const unsigned short bits = static_cast<unsigned short>(which == 0 ? pair : pair >> 16);
-            return bfloat ? __uint_as_float(static_cast<unsigned>(bits) << 16) : widen_f16(bits);
+    const unsigned g = this_lane() / 4, t = this_lane() % 4;
+    for (unsigned i = 0; i < 2; i++) {
+        const auto wide = [bfloat, i](unsigned pair) {
+            const auto bits = static_cast<unsigned short>(i == 0 ? pair : pair >> 16);
+            return bfloat ? __uint_as_float(static_cast<unsigned>(bits) << 16) : WIDENED[bits];
         };
-        for (unsigned l = 0; l < LANES; l++) {
-            const unsigned g = l / 4, t = l % 4;
-            for (unsigned i = 0; i < 2; i++) {
-                wide_a[g][2 * t + i] = wide(own.a[l][0], i);
-                wide_a[g + 8][2 * t + i] = wide(own.a[l][1], i);
-                wide_a[g][2 * t + 8 + i] = wide(own.a[l][2], i);
-                wide_a[g + 8][2 * t + 8 + i] = wide(own.a[l][3], i);
-                wide_b[2 * t + i][g] = wide(own.b[l][0], i);
-                wide_b[2 * t + 8 + i][g] = wide(own.b[l][1], i);
-                sums[g][2 * t + i] = own.sums[l][i];
-                sums[g + 8][2 * t + i] = own.sums[l][2 + i];
-            }
-        }
+        const unsigned k = 2 * t + i;
+        own.a[g][k] = wide(a[0]);
+        own.a[g + 8][k] = wide(a[1]);
+        own.a[g][k + 8] = wide(a[2]);
+        own.a[g + 8][k + 8] = wide(a[3]);
+        own.b[k][g] = wide(b0);
+        own.b[k + 8][g] = wide(b1);
+        own.sums[g][k] = sum[i];
+        own.sums[g + 8][k] = sum[2 + i];
+    }
+    if (last_to_meet(Together::MultiplyAdd)) {
         for (unsigned m = 0; m < 16; m++) {
+            float row[8];
+            std::memcpy(row, own.sums[m], sizeof row);
             for (unsigned k = 0; k < 16; k++) {
                 for (unsigned n = 0; n < 8; n++) {
-                    sums[m][n] += wide_a[m][k] * wide_b[k][n];
+                    row[n] += own.a[m][k] * own.b[k][n];
                 }
             }
-        }
-        for (unsigned l = 0; l < LANES; l++) {
-            const unsigned g = l / 4, t = l % 4;
-            for (unsigned i = 0; i < 2; i++) {
-                own.sums[l][i] = sums[g][2 * t + i];
-                own.sums[l][2 + i] = sums[g + 8][2 * t + i];
-            }
+            std::memcpy(own.sums[m], row, sizeof row);
         }
         leave_meeting();
     } else {
         wait_in_meeting();
     }
-    std::memcpy(sum, own.sums[mine], sizeof sum);
+    for (unsigned i = 0; i < 2; i++) {
+        sum[i] = own.sums[g][2 * t + i];
+        sum[2 + i] = own.sums[g + 8][2 * t + i];
+    }
 }
 
 } // namespace emulation

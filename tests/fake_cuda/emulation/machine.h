@@ -38,10 +38,12 @@ struct Warp {
     const void *rows[LANES];
     bool variant[LANES];
     unsigned matrices[LANES][4];
-    float sums[LANES][4];
-    unsigned a[LANES][4];
-    unsigned b[LANES][2];
+    // Factors and sums of a product, by row and column.
+    float a[16][16], b[16][8], sums[16][8];
 };
+
+// All floats of 16 bits.
+extern const float *const WIDENED;
 
 unsigned this_lane();
 Thread &this_thread();

@@ -1,7 +1,7 @@
 // 16-bit floats to and from f32, as the conversions cvt.f32.f16, cvt.rn.f16.f32 and cvt.rn.bf16.f32 of the PTX ISA:
 // to the nearest, ties to even.
 
-#include "emulation.h"
+#include "machine.h"
 
 #include <vector>
 
@@ -29,9 +29,11 @@ std::vector<float> all_widened() {
     return all;
 }
 
-const std::vector<float> WIDENED = all_widened();
+const std::vector<float> ALL_WIDENED = all_widened();
 
 } // namespace
+
+const float *const WIDENED = ALL_WIDENED.data();
 
 float widen_f16(unsigned short bits) {
     return WIDENED[bits];
