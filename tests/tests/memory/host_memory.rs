@@ -66,8 +66,8 @@ const ENCODER: &str = "tiny";
 /// Jobs of one text of 15 MiB each, as a caller may send them.
 const OF_ONE_TEXT: usize = 4;
 
-/// Jobs of [`MANY_TEXTS`] texts: eight times those that a worker has slots for.
-const ENCODED: usize = 16;
+/// Jobs of [`MANY_TEXTS`] texts: three times those that a worker has slots for.
+const ENCODED: usize = 6;
 
 /// A real encoder, which tokenises, and whose vectors are larger than its texts.
 async fn jobs_of_an_encoder_stay_within_host_memory(env: &mut TestEnv) -> Result<()> {
