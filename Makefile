@@ -5,6 +5,8 @@ FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 600
 # More options for cargo-mutants: --list, --shard 1/8, --in-diff FILE …
 MUTANTS ?=
+# Options of `make mutants-all`: --files PART …, --again, --histories N (scripts/mutants says what they do).
+MUTANTS_ALL ?=
 # How many mutants `make mutants-sample` draws, and which: another seed draws others.
 SAMPLE ?= 200
 SAMPLE_SEED ?= 14
@@ -74,7 +76,7 @@ endef
 # The task of docs/celery.md with Celery and PyTorch themselves.
 CELERY_BEFORE := scripts/with-rabbitmq .cache/peers/bin/python tests/foreign/celery_before.py models
 
-.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-rabbitmq43 test-model nightly test-published test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-sample site site-pictures man dist images test-deb
+.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-rabbitmq43 test-model nightly test-published test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-all mutants-sample site site-pictures man dist images test-deb
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -173,6 +175,10 @@ fuzz: ## Feed random bytes to the decoders for FUZZ_SECONDS (60)
 mutants: ## Change the decisions in worker/core one by one; list what no test notices in target/mutants.out
 	@scripts/setup mutants
 	@PATH="$(CURDIR)/.cache/mutants/bin:$$PATH" $(CARGO) mutants --package vramq-core --output target $(MUTANTS)
+
+mutants-all: ## All mutants of worker/core: which do its own tests notice, and of the others the simulation? Tables in target/mutants
+	@scripts/setup mutants
+	@.cache/mutants/bin/python scripts/mutants $(MUTANTS_ALL)
 
 mutants-sample: ## Which of SAMPLE (200) mutants of worker/core does the simulation notice, which its own tests? Tables in target/mutants
 	@scripts/setup mutants
