@@ -188,6 +188,16 @@ mod tests {
     }
 
     #[test]
+    fn one_frame_covers_several_deliveries_only_if_it_says_so() {
+        let mut acks = Acks::default();
+        add(&mut acks, [1, 2, 4]);
+        let frames = acks.take().into_iter().map(|frame| (frame.tag().0, frame.is_multiple()));
+        assert_eq!(frames.collect::<Vec<_>>(), [(2, true), (4, false)]);
+        add(&mut acks, [5]);
+        assert_eq!(acks.counts().0, 4, "acks count until they are sent");
+    }
+
+    #[test]
     fn deliveries_behind_an_unsettled_one_are_acked_one_by_one() {
         let mut acks = Acks::default();
         add(&mut acks, [1, 3, 4]);

@@ -137,7 +137,8 @@ mod tests {
         let budget = Budget::new(10);
         let part = budget.try_acquire(1).unwrap();
         assert!(budget.try_acquire_all().is_none());
-        assert_eq!(budget.view().available(), 9);
+        let view = budget.view();
+        assert_eq!((view.limit(), view.used(), view.available()), (10, 1, 9));
         drop(part);
         let all = budget.try_acquire_all().unwrap();
         assert!(budget.try_acquire(1).is_none());

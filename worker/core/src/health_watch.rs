@@ -95,3 +95,33 @@ impl HealthWatch {
         self.health.probe_ended(result, now)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODEL: ModelIndex = ModelIndex(0);
+
+    #[test]
+    fn passes_wait_from_a_suspicion_until_a_probe_has_passed() {
+        let (mut watch, now) = (HealthWatch::default(), Instant::now());
+        assert!(watch.is_well());
+        watch.suspect(JobKey(1), MODEL, JobOutcome::Reply);
+        assert_eq!((watch.is_well(), watch.wanted_probe()), (false, Some(MODEL)));
+        assert!(watch.is_pending(JobKey(1)) && !watch.is_pending(JobKey(2)));
+        watch.probe_started();
+        assert_eq!((watch.is_well(), watch.wanted_probe()), (false, None), "the probe runs");
+        watch.probe_ended(ProbeResult::Passed, now);
+        assert!(watch.is_well());
+        watch.put_probe_back(MODEL);
+        assert!(!watch.is_well(), "another probe is wanted");
+    }
+
+    #[test]
+    fn a_new_session_has_no_job_that_waits_for_a_probe() {
+        let mut watch = HealthWatch::default();
+        watch.suspect(JobKey(1), MODEL, JobOutcome::Reply);
+        watch.session_opened(Instant::now());
+        assert_eq!((watch.is_pending(JobKey(1)), watch.wanted_probe()), (false, None));
+    }
+}

@@ -206,8 +206,9 @@ mod tests {
             before = limit;
             limits.fitted("m", 100, limit, 0);
         }
-        let gap = 80 * MIB / GAP_MIN;
-        assert!((80 * MIB - gap..80 * MIB).contains(&before), "{before}");
+        let gap = 80 * MIB - before;
+        let most = 80 * MIB / GAP_MIN;
+        assert!((most - most / STEP..=most).contains(&gap), "{gap}");
         // Small passes that fit do not raise the limit of large ones.
         limits.ran_out("m", 100, 60 * MIB, 0);
         let held = limits.limit("m", 100);
@@ -215,6 +216,38 @@ mod tests {
             limits.fitted("m", 100, MIB, 0);
         }
         assert_eq!(limits.limit("m", 100), held);
+    }
+
+    #[test]
+    fn a_limit_grows_by_an_eighth_of_the_gap_after_32_passes_that_come_near_it() {
+        let mut limits = none_yet();
+        limits.ran_out("m", 100, 80 * MIB, 0);
+        // An eighth below the limit.
+        let near = 35 * MIB;
+        assert!((1..PASSES_PER_STEP).all(|_| !limits.fitted("m", 100, near, 0)));
+        assert!(!limits.fitted("m", 100, near - 1, 0), "a smaller pass does not count");
+        assert_eq!(limits.limit("m", 100), 40 * MIB);
+        assert!(limits.fitted("m", 100, near, 0));
+        assert_eq!(limits.limit("m", 100), 45 * MIB);
+    }
+
+    #[test]
+    fn a_full_list_takes_no_other_size_but_lowers_those_that_it_has() {
+        let mut limits = none_yet();
+        assert!((0..LIMITS_MAX).all(|model| limits.ran_out(&model.to_string(), 1, 80 * MIB, 0)));
+        assert!(!limits.ran_out("other", 1, 80 * MIB, 0));
+        assert!(limits.ran_out("0", 1, 20 * MIB, 0));
+        assert_eq!((limits.limit("other", 1), limits.limit("0", 1)), (u64::MAX, 10 * MIB));
+    }
+
+    #[test]
+    fn only_limits_of_this_device_with_this_much_memory_are_reported() {
+        let mut limits = none_yet();
+        limits.ran_out("m", 100, 80 * MIB, 0);
+        for (device, total, known) in [("cpu", 1000, 1), ("cpu", 2000, 0), ("cuda:0", 1000, 0)] {
+            let of_device = LearnedLimits::new(device, total * MIB, limits.all.clone());
+            assert_eq!(of_device.known().count(), known, "{device} with {total} MiB");
+        }
     }
 
     #[test]
@@ -240,6 +273,8 @@ mod tests {
         let failed =
             |limits: &LearnedLimits| limits.known().map(|(_, limit)| limit.failed).collect::<Vec<_>>();
         assert_eq!(failed(&limits), [80 * MIB]);
+        limits.fitted("m", 100, MIB, 1000 + RELAX_AFTER_MS);
+        assert_eq!(failed(&limits), [80 * MIB], "not before an hour is over");
         limits.fitted("m", 100, MIB, 1000 + RELAX_AFTER_MS + 1);
         assert_eq!(failed(&limits), [90 * MIB]);
         // A clock that is a year ahead relaxes the limit only once.

@@ -135,3 +135,34 @@ impl MemoryWatch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::UNKNOWN_BYTES;
+
+    /// Whether a pass of eight items that ran out of memory shows that such a pass is too large.
+    fn teaches(oom: OutOfMemory, was_alone: bool, pass_bytes: u64) -> bool {
+        let model =
+            ModelFacts { pass_bytes: std::sync::Arc::new(move |_| pass_bytes), ..ModelFacts::for_tests() };
+        let mut watch = MemoryWatch {
+            slots: ModelSlots::new(std::slice::from_ref(&model), Instant::now()),
+            limits: LearnedLimits::new("cpu", 100, Default::default()),
+            pressure: Pressure::new(90, std::time::Duration::ZERO, 0),
+            leak: Leak::default(),
+            idle_ticks: 0,
+            jobs_answered: 0,
+        };
+        watch.pass_ran_out(&model, PassShape::default().with(8), &oom, was_alone, 0)
+    }
+
+    #[test]
+    fn only_a_pass_that_had_the_device_alone_and_asked_for_more_than_it_has_teaches_a_limit() {
+        let oom = OutOfMemory { asked: 9, free: 8, total: 100, foreign: 0 };
+        assert!(teaches(oom, true, 50));
+        assert!(!teaches(oom, false, 50), "other passes held memory");
+        assert!(!teaches(OutOfMemory { foreign: 1, ..oom }, true, 50), "other processes held memory");
+        assert!(!teaches(OutOfMemory { free: 9, ..oom }, true, 50), "it should have fitted");
+        assert!(!teaches(oom, true, UNKNOWN_BYTES), "nobody knows what it needs");
+    }
+}

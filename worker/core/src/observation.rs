@@ -215,3 +215,36 @@ pub enum PassOutcome {
     Failed,
     Cancelled,
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn metrics_tell_the_causes_of_another_attempt_apart() {
+        let names: HashSet<_> = Cause::ALL.into_iter().map(Cause::as_str).collect();
+        assert_eq!(names.len(), Cause::ALL.len());
+        assert!(names.iter().all(|name| !name.is_empty()));
+    }
+
+    #[test]
+    fn a_job_that_is_still_at_the_broker_is_not_acked_and_one_without_results_does_not_count_for_its_caller()
+    {
+        let (crashed, requeued) = (Reason::Crashed, End::Requeued(Cause::Delayed));
+        // With whether it is acked, and whether it counts for its caller.
+        let ends = [
+            (End::Replied, true, true),
+            (End::DeadLettered(crashed), true, true),
+            (End::Rejected(crashed), false, true),
+            (End::Returned, false, false),
+            (requeued, true, false),
+            (End::AlreadySettled, true, false),
+            (End::Withdrawn, true, false),
+        ];
+        for (end, is_acked, counts) in ends {
+            assert_eq!((end.is_acked(), end.counts_for_caller()), (is_acked, counts), "{end:?}");
+        }
+    }
+}

@@ -139,6 +139,7 @@ mod tests {
         losses.note(start);
         losses.note(start + EXPLAINS_FOR / 2);
         assert_eq!(losses.recent(start + EXPLAINS_FOR / 2), 2);
+        assert_eq!(losses.recent(start + EXPLAINS_FOR), 2);
         assert_eq!(losses.recent(start + EXPLAINS_FOR * 5 / 4), 1);
         assert_eq!(losses.recent(start + EXPLAINS_FOR * 2), 0);
         // The excuse starts with the new session, however long the broker was away.
@@ -194,6 +195,7 @@ mod tests {
             // The lost session excuses the job now, but would not a day later.
             (quarantined(explained(Arrival { crashes: 2, returns: 3, ..COUNTED })), Count(4)),
             (quarantined(explained(Arrival { crashes: 2, returns: 1, ..COUNTED })), Count(2)),
+            (quarantined(explained(Arrival { crashes: 2, ..COUNTED })), Run(2)),
             (quarantined(Arrival { crashes: 2, ..CLASSIC }), Run(2)),
             (quarantined(Arrival { crashes: 2, returns: 1, ..CLASSIC }), Count(3)),
             (quarantined(Arrival { crashes: 4, returns: 1, ..CLASSIC }), DeadLetter(5)),

@@ -181,6 +181,31 @@ mod tests {
     }
 
     #[test]
+    fn the_ratio_is_the_part_of_the_device_that_is_used_without_passes() {
+        let mut pressure = Pressure::new(90, Duration::ZERO, 0);
+        let passes = PassBytes { own: TOTAL / 8, programs: TOTAL / 8 };
+        pressure.observe(memory(TOTAL), passes, false, Instant::now());
+        assert!((pressure.ratio() - 0.75).abs() < 1e-9, "{}", pressure.ratio());
+    }
+
+    #[test]
+    fn growth_of_less_than_a_256th_of_the_memory_is_no_pressure() {
+        let start = Instant::now();
+        let lasting = |grown: u64| {
+            let mut pressure = Pressure::new(90, Duration::from_secs(1), TOTAL - grown);
+            (0..3).any(|second| {
+                pressure.observe(
+                    memory(TOTAL),
+                    PassBytes::default(),
+                    false,
+                    start + Duration::from_secs(second),
+                )
+            })
+        };
+        assert!(!lasting(TOTAL / NOISE) && lasting(TOTAL / NOISE + 1));
+    }
+
+    #[test]
     fn pressure_may_be_ignored() {
         let mut pressure = Pressure::new(90, Duration::ZERO, 0);
         let start = Instant::now();
@@ -202,6 +227,16 @@ mod tests {
         assert_eq!((first.bytes_per_job, first.grown), (100, 4000));
         assert!(first.jobs_left > 8000 && first.jobs_left < 9300, "{first:?}");
         assert!((3..=6).contains(&reported.len()), "{reported:?}");
+    }
+
+    #[test]
+    fn growth_per_job_is_given_from_a_256th_of_the_memory_on() {
+        let (mut leak, noise) = (Leak::default(), TOTAL / NOISE);
+        assert!((0..WARM_UP_PASSES).all(|_| leak.observe(memory(100_000), 0).is_none()));
+        leak.observe(memory(100_000 + noise - 1), 10);
+        assert_eq!(leak.growth(), (noise - 1, 0));
+        leak.observe(memory(100_000 + noise), 10);
+        assert_eq!(leak.growth(), (noise, noise / 10));
     }
 
     #[test]

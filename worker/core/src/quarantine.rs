@@ -273,6 +273,60 @@ mod tests {
     }
 
     #[test]
+    fn queues_are_counted_again_when_all_answers_have_come() {
+        let (now, other) = (Instant::now(), ModelIndex(1));
+        let mut quarantine = Quarantine::new(false, now);
+        let count = |quarantine: &mut Quarantine| quarantine.start_counting([MODEL, other].into_iter());
+        assert_eq!(count(&mut quarantine), [MODEL, other]);
+        assert_eq!(count(&mut quarantine), []);
+        quarantine.counted(MODEL);
+        assert_eq!(count(&mut quarantine), []);
+        quarantine.counted(other);
+        assert_eq!(count(&mut quarantine), [MODEL, other]);
+        // While it waits for its other jobs: only whether the quarantined ones are still there.
+        [MODEL, other].into_iter().for_each(|model| quarantine.counted(model));
+        quarantine.isolate(MODEL, now);
+        assert_eq!(count(&mut quarantine), [MODEL]);
+        quarantine.counted(MODEL);
+        quarantine.fetch(now);
+        assert_eq!(count(&mut quarantine), []);
+    }
+
+    #[test]
+    fn an_isolation_takes_one_quarantined_job_after_the_other() {
+        let now = Instant::now();
+        let mut quarantine = Quarantine::new(false, now);
+        quarantine.isolate(MODEL, now);
+        for _ in 0..3 {
+            assert_eq!((quarantine.fetch(now), quarantine.is_fetching()), (Some(MODEL), true));
+            quarantine.fetched();
+        }
+        assert!(!quarantine.is_fetching());
+    }
+
+    #[test]
+    fn after_an_isolation_that_interrupted_fetches_they_have_a_minute() {
+        let (now, mut random) = (Instant::now(), Random::new(1));
+        let mut quarantine = Quarantine::new(false, now);
+        quarantine.isolate(MODEL, now);
+        quarantine.cuts_fetches();
+        quarantine.end_isolation(now);
+        let mut is_our_turn = |after| quarantine.is_our_turn(&counts(1, 1), 1, now + after, &mut random);
+        assert!(!is_our_turn(FETCHING_MIN - Duration::from_millis(1)));
+        assert!(is_our_turn(FETCHING_MIN));
+    }
+
+    #[test]
+    fn an_isolation_that_other_workers_made_needless_does_not_make_the_next_one_longer() {
+        let now = Instant::now();
+        let mut quarantine = Quarantine::new(false, now);
+        quarantine.isolate(MODEL, now);
+        quarantine.end_isolation(now + ISOLATING_MAX / 2);
+        quarantine.isolate(MODEL, now);
+        assert!(quarantine.is_time_over(now + ISOLATING_MAX));
+    }
+
+    #[test]
     fn a_consumer_without_deliveries_counts_as_dead_only_after_some_checks() {
         let mut quarantine = Quarantine::new(false, Instant::now());
         let (other, alone, beside_others) =

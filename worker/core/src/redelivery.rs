@@ -125,3 +125,121 @@ fn are_of_processes(headers: &JobHeaders) -> bool {
     let times = |what: &str| headers.history.iter().filter(|attempt| attempt.outcome == what).count();
     times(PROCESS_LOST) >= headers.crashes as usize && times(WORKER_LOST) + times(DEVICE_LOST) == 0
 }
+
+#[cfg(test)]
+mod tests {
+    use vramq_schemas::{Attempt, Reason};
+
+    use super::*;
+    use crate::ids::{ChannelId, ConsumerId, DeliveryTag, JobKey, ModelIndex, QueueIndex};
+
+    const MESSAGE: Fingerprint = Fingerprint(1);
+
+    fn redelivery() -> Redelivery {
+        Redelivery::new(PoisonPolicy { suspect_after: 2, crashes_max: 5 })
+    }
+
+    /// The message is delivered once more.
+    fn again(headers: JobHeaders) -> Delivery {
+        Delivery {
+            job: JobKey(1),
+            model: ModelIndex(0),
+            source: Source::Jobs(QueueIndex::OWN, ConsumerId(1)),
+            channel: ChannelId { model: ModelIndex(0), number: 0 },
+            tag: DeliveryTag(1),
+            fingerprint: MESSAGE,
+            redelivered: true,
+            delivery_count: Some(1),
+            id: None,
+            caller: None,
+            withdrawal: None,
+            reply_queue: None,
+            trace_id: None,
+            bytes: 0,
+            headers: Some(headers),
+            expires_at_ms: None,
+            published_ms: None,
+        }
+    }
+
+    /// Whether two redeliveries of the message are taken for settled.
+    fn settled(redelivery: &mut Redelivery, now: Instant) -> [bool; 2] {
+        let delivery = again(JobHeaders::default());
+        [redelivery.was_settled(&delivery, now), redelivery.was_settled(&delivery, now)]
+    }
+
+    #[test]
+    fn an_ack_that_may_not_have_arrived_excuses_one_redelivery() {
+        let now = Instant::now();
+        for (end, expected) in [
+            (End::Replied, [true, false]),
+            (End::Returned, [false, false]),
+            (End::Rejected(Reason::Crashed), [false, false]),
+        ] {
+            let mut redelivery = redelivery();
+            redelivery.ack_lost(MESSAGE, end, now);
+            assert_eq!(settled(&mut redelivery, now), expected, "{end:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_settled_counts_once_the_session_is_lost() {
+        let now = Instant::now();
+        for (end, unsettled, expected) in [
+            (End::Replied, None, [true, false]),
+            // An identical message was not settled: nothing shows which of the two comes back.
+            (End::Replied, Some(MESSAGE), [false, false]),
+            (End::Rejected(Reason::Crashed), None, [false, false]),
+        ] {
+            let mut redelivery = redelivery();
+            assert!(!redelivery.session_opened(now));
+            redelivery.ended(MESSAGE, end, now);
+            redelivery.session_lost(unsettled, now);
+            assert!(redelivery.session_opened(now), "it follows a lost one");
+            assert_eq!(settled(&mut redelivery, now), expected, "{end:?} {unsettled:?}");
+        }
+        let mut redelivery = redelivery();
+        redelivery.ended(MESSAGE, End::Replied, now);
+        redelivery.session_lost(None, now);
+        let published_again = Delivery { redelivered: false, ..again(JobHeaders::default()) };
+        assert!(!redelivery.was_settled(&published_again, now), "a new job");
+    }
+
+    #[test]
+    fn a_job_that_this_process_gave_back_or_lost_with_its_session_is_not_suspected() {
+        let (now, delivery) = (Instant::now(), again(JobHeaders::default()));
+        assert_eq!(redelivery().decide(&delivery, now), RedeliveryDecision::Run(1));
+        let mut returned = redelivery();
+        returned.ended(MESSAGE, End::Returned, now);
+        assert_eq!(returned.decide(&delivery, now), RedeliveryDecision::Run(0));
+        let mut lost = redelivery();
+        lost.session_lost([MESSAGE], now);
+        assert_eq!(lost.decide(&delivery, now), RedeliveryDecision::Run(0));
+    }
+
+    #[test]
+    fn processes_that_died_are_told_from_lost_workers_and_devices() {
+        let decision = |history: &[&str]| {
+            let attempt = |what: &&str| Attempt { outcome: (*what).to_owned(), ..Attempt::default() };
+            let history = history.iter().map(attempt).collect();
+            let headers = JobHeaders { crashes: 2, history, ..JobHeaders::default() };
+            let first = Delivery { redelivered: false, ..again(headers) };
+            redelivery().decide(&first, Instant::now())
+        };
+        assert_eq!(decision(&[PROCESS_LOST, PROCESS_LOST]), RedeliveryDecision::RunAlone(2));
+        let suspected = RedeliveryDecision::Quarantine(2);
+        assert_eq!(decision(&[PROCESS_LOST]), suspected, "nobody knows what the other one was");
+        assert_eq!(decision(&[PROCESS_LOST, PROCESS_LOST, WORKER_LOST]), suspected);
+        assert_eq!(decision(&[PROCESS_LOST, PROCESS_LOST, DEVICE_LOST]), suspected);
+        assert_eq!(decision(&[PROCESS_LOST, PROCESS_LOST, WORKER_LOST, DEVICE_LOST]), suspected);
+    }
+
+    #[test]
+    fn a_dead_letter_that_is_retried_runs_in_the_quarantine() {
+        let redelivery = redelivery();
+        let headers = JobHeaders { crashes: redelivery.crashes_of_dead_letter(), ..JobHeaders::default() };
+        let mut of_retried = self::redelivery();
+        let retried = Delivery { redelivered: false, ..again(headers) };
+        assert_eq!(of_retried.decide(&retried, Instant::now()), RedeliveryDecision::Quarantine(2));
+    }
+}

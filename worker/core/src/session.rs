@@ -111,3 +111,24 @@ impl SessionState {
         &mut self.commands
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_first_reason_to_end_a_session_counts() {
+        let mut session = SessionState::default();
+        assert!(!session.end(SessionEnd::Drained), "none is open");
+        session.opened(true);
+        assert!(session.is_open() && session.is_active() && session.declares());
+        assert!(session.end(SessionEnd::Drained) && !session.end(SessionEnd::Killed));
+        assert!(session.is_open() && !session.is_active(), "it ends");
+        let (end, _) = session.closed(3);
+        assert!(matches!(end, Some(SessionEnd::Drained)));
+        assert!(!session.is_open() && session.unsettled() == 3);
+        session.opened(false);
+        assert!(session.is_active() && !session.declares());
+        assert_eq!(session.unsettled(), 3, "of the session before");
+    }
+}

@@ -176,3 +176,19 @@ impl ModelFacts {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_has_one_slot_while_its_longest_item_fits_and_none_below() {
+        // A job of eight items of two bytes each.
+        let job_shape = PassShape { items: 8, cost: 16, longest: 2 };
+        let model = ModelFacts { job_shape, ..ModelFacts::for_tests() };
+        let slots = |bytes| model.slots_in(bytes);
+        assert_eq!([slots(1), slots(2), slots(15), slots(16), slots(32)], [0, 1, 1, 1, 2]);
+        assert_eq!(model.slots_now(40, 8, 1), 2, "after the reserve");
+        assert_eq!(model.slots_now(40, 8, 2), 1, "shared with another model");
+    }
+}

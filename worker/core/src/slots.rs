@@ -161,6 +161,10 @@ mod tests {
         ] {
             assert!(error.contains(figure), "{figure} not in: {error}");
         }
+        assert!(!error.contains("shared by"), "{error}");
+        let shared = SlotInputs { models: 2, ..inputs(1000, 100, 901) };
+        let error = shared.slots(NonZeroU16::MAX).unwrap_err().to_string();
+        assert!(error.contains("shared by 2 models, leaves 450.0 MiB"), "{error}");
     }
 
     #[test]
@@ -183,6 +187,8 @@ mod tests {
         assert_eq!(passes(4, pass).job_bytes(1_000), 19, "a pass has four items at most");
         assert_eq!(passes(64, pass).job_bytes(75), 19, "a pass of eight does not fit");
         assert_eq!(passes(64, pass).job_bytes(60), 71, "none fits");
+        let of_two_items = JobPasses { job: PassShape::default().with(2), ..passes(4, pass) };
+        assert_eq!(of_two_items.job_bytes(1_000), 37, "two of them fill a pass");
         // If bytes grow with the number of jobs, sharing changes nothing.
         assert_eq!(passes(64, |shape| 10 * shape.cost as u64).job_bytes(1_000), 10);
         assert_eq!(passes(64, |_| UNKNOWN_BYTES).job_bytes(1_000), UNKNOWN_BYTES);

@@ -119,7 +119,7 @@ impl QueueConsumers {
             return self.stop_newest();
         }
         // Up to twice as many as wanted is not worth a change: the load may come back.
-        if self.live() > 1 && self.prefetch_without_newest() >= most {
+        if self.prefetch_without_newest() >= most {
             return self.stop_newest();
         }
         if live >= wanted.saturating_add(beside).min(slots) {
@@ -131,7 +131,7 @@ impl QueueConsumers {
             return None;
         }
         let prefetch = NonZeroU16::new(step.min(room))?;
-        if prefetch.get() < step && !self.started.is_empty() {
+        if prefetch.get() < step {
             // Jobs of stopped consumers still take slots. Wait for these, rather than start many small consumers.
             return None;
         }
@@ -215,6 +215,17 @@ mod tests {
         }
         let (mut consumers, mut next) = (QueueConsumers::default(), 0);
         assert_eq!(settle_beside(&mut consumers, (8, 8), 11, &mut next), [1, 1, 2, 4, 3], "within the slots");
+    }
+
+    #[test]
+    fn while_jobs_of_a_stopped_consumer_take_slots_no_small_consumer_starts() {
+        let (mut consumers, mut next) = (QueueConsumers::default(), 0);
+        assert_eq!(settle(&mut consumers, 4, 8, &mut next), [1, 1, 2]);
+        let stopped = ConsumerId(99);
+        (0..3).for_each(|_| consumers.delivered(stopped));
+        assert_eq!(settle(&mut consumers, 8, 8, &mut next), [1, 1, 2], "one slot is free");
+        (0..3).for_each(|_| consumers.settled(stopped));
+        assert_eq!(settle(&mut consumers, 8, 8, &mut next), [1, 1, 2, 4]);
     }
 
     #[test]

@@ -185,6 +185,7 @@ mod tests {
         assert_eq!(shares.divide(64), [48, 16]);
         assert_eq!(shares.divide(3), [2, 1]);
         assert_eq!(shares.divide(0), [0, 0]);
+        assert_eq!(self::shares(&[10, 1]).divide(16), [15, 1], "14.5 and 1.45: the largest remainder first");
         assert_eq!(self::shares(&[1000, 1, 1]).divide(u16::MAX), [65404, 65, 66]);
         assert_eq!(self::shares(&[1000, 1, 1]).divide(4), [2, 1, 1], "one for each comes first");
     }
@@ -233,8 +234,25 @@ mod tests {
         (0..EMPTY_COUNTS_UNTIL_IDLE).for_each(|_| shares.queues_counted(&counts(&[0, 5]), now, |_| 0));
         assert_eq!(shares.divide(1), [0, 1]);
         (0..100).for_each(|_| shares.queues_counted(&counts(&[0, 5]), now, |at| at));
-        let (had, _) = single_slot(&mut shares, now, 80);
-        assert!((45..=70).contains(&had[0]), "it does not make up for what the other had meanwhile: {had:?}");
+        let (had, _) = single_slot(&mut shares, now, 400);
+        assert!(
+            (280..=310).contains(&had[0]),
+            "it does not make up for what the other had meanwhile: {had:?}"
+        );
+    }
+
+    #[test]
+    fn a_queue_that_gets_the_single_slot_of_an_idle_one_has_it_for_a_whole_turn() {
+        let (mut shares, start) = (shares(&[1, 1]), Instant::now());
+        let mut holder = |second: u64, waiting: [u32; 2]| {
+            // What the second queue has had counts for more.
+            shares.queues_counted(&counts(&waiting), start + Duration::from_secs(second), |at| 100 * at);
+            shares.divide(1)
+        };
+        assert_eq!(holder(0, [5, 5]), [1, 0]);
+        assert_eq!([holder(7, [0, 5]), holder(8, [0, 5]), holder(9, [0, 5])][2], [0, 1]);
+        assert_eq!([holder(11, [5, 5]), holder(18, [5, 5])], [[0, 1], [0, 1]]);
+        assert_eq!(holder(19, [5, 5]), [1, 0]);
     }
 
     #[test]

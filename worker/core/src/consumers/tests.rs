@@ -289,6 +289,72 @@ fn while_there_are_slots_for_all_queues_none_waits_for_its_turn() {
     assert!((10..=35).contains(&second_has), "{second_has} of 80 seconds");
 }
 
+#[test]
+fn a_full_queue_of_large_jobs_takes_more_only_once_a_fifth_of_it_is_gone() {
+    let mut consumers = consumers(&[1]);
+    let mut counted = |waiting| (consumers.bulk_counted(waiting, 10), consumers.has_room_in_bulk(10));
+    assert_eq!([counted(8), counted(9)], [(false, true); 2]);
+    assert_eq!(counted(10), (true, false), "it has just become full");
+    assert_eq!([counted(11), counted(10), counted(9)], [(false, false); 3]);
+    assert_eq!([counted(8), counted(9)], [(false, true); 2]);
+    assert_eq!(counted(10), (true, false), "full again");
+    assert_eq!(counted(8), (false, true));
+    consumers.moved_to_bulk();
+    assert!(consumers.has_room_in_bulk(10));
+    consumers.moved_to_bulk();
+    assert!(!consumers.has_room_in_bulk(10), "jobs that were moved since the count take room");
+}
+
+#[test]
+fn a_worker_consumes_until_the_last_consumer_of_any_queue_has_stopped() {
+    let (mut consumers, mut broker) = (consumers(&[1]), Broker::default());
+    assert!(!consumers.is_consuming() && consumers.is_over());
+    broker.change(&mut consumers, wanted(8), 8).unwrap();
+    assert!(consumers.is_consuming() && !consumers.is_over());
+    assert_eq!(consumers.live_bulk(), 2);
+    // Only consumers of large jobs are left.
+    consumers.channel_closed(QueueIndex(0));
+    assert!(consumers.is_consuming() && !consumers.is_over());
+    consumers.change(Wanted { jobs: 0, beside: 0, large: 0 }, 8, ConsumerId(100));
+    assert_eq!((consumers.live_bulk(), consumers.is_over()), (1, false));
+    consumers.change(Wanted { jobs: 0, beside: 0, large: 0 }, 8, ConsumerId(100));
+    assert!(!consumers.is_consuming() && !consumers.is_over(), "they are stopping");
+}
+
+#[test]
+fn as_many_consumers_as_this_worker_has_are_its_own() {
+    let (mut consumers, mut broker) = (consumers(&[1]), Broker::default());
+    broker.change(&mut consumers, wanted(8), 8).unwrap();
+    let starved_beside = |consumers_of_all: usize| {
+        let mut counts = counts(&[5], 0);
+        counts.jobs[0].consumers = u32::try_from(consumers_of_all).unwrap();
+        consumers.starved(QueueIndex(0), &counts)
+    };
+    let own = consumers.live();
+    assert!(own > 1);
+    assert_eq!(starved_beside(own), Some(Starved::Alone));
+    assert_eq!(starved_beside(own + 1), Some(Starved::BesideOthers));
+}
+
+#[test]
+fn a_quarantined_job_takes_a_slot_until_it_is_settled() {
+    let mut consumers = consumers(&[1]);
+    assert_eq!(consumers.delivered(Source::Quarantine), None);
+    assert_eq!((consumers.unacked(), consumers.committed()), (1, 1));
+    consumers.settled(Source::Quarantine);
+    assert_eq!((consumers.unacked(), consumers.committed()), (0, 0));
+}
+
+#[test]
+fn a_missing_queue_is_wanted_no_job_for() {
+    let (mut consumers, mut broker) = (consumers(&[1, 1]), Broker::default());
+    consumers.set_missing(QueueIndex(1), "gone");
+    let one = Wanted { jobs: 1, beside: 0, large: 0 };
+    broker.change(&mut consumers, one, 8).unwrap();
+    let prefetches: Vec<_> = broker.live.values().copied().collect();
+    assert_eq!(prefetches, [(OWN, 1)]);
+}
+
 proptest! {
     /// Slots, wishes and waiting jobs come and go. What a consumer that starts may be sent has its slots, whatever all queues hold.
     #[test]

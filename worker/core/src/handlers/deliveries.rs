@@ -312,3 +312,7 @@ fn crashed(crashes: u32) -> String {
          job is probably the cause. The times are in `history`; look at what the workers and the system logged then"
     )
 }
+
+#[cfg(test)]
+#[path = "deliveries_tests.rs"]
+mod tests;

@@ -398,3 +398,38 @@ fn a_job_that_was_lost_with_a_worker_too_is_quarantined() {
     let actions = worker.arrives(1, worker.source(), headers);
     assert!(matches!(&requeued(&actions)[..], [(JobKey(1), _, Route::Quarantine)]), "{actions:?}");
 }
+
+#[test]
+fn a_disk_that_is_full_for_several_jobs_makes_none_of_them_smaller() {
+    let mut worker = Worker::one_by_one();
+    worker.job(1, 6, worker.source(), JobHeaders::default());
+    worker.job(2, 2, worker.source(), JobHeaders::default());
+    let both = worker.pass();
+    assert_eq!(both.items.len(), 8);
+    worker.ends(&both, PassResult::Failed(PassError::DiskFull("no space left".to_owned())), vec![None; 8]);
+    let mut alone = Vec::new();
+    for _ in 0..2 {
+        let pass = worker.pass();
+        worker.ends(&pass, PassResult::Done, vec![Some(1); pass.items.len()]);
+        alone.push(pass.items.len());
+    }
+    alone.sort_unstable();
+    assert_eq!(alone, [2, 6]);
+}
+
+/// After an out-of-memory at eight items, passes of the retried job grow again from four, up to its publisher's own hint.
+#[test]
+fn passes_of_a_retried_job_grow_again_when_they_fit() {
+    let mut worker = Worker::one_by_one();
+    let failed = Attempt { items: 8, outcome: "out-of-memory".to_owned(), ..Attempt::default() };
+    let headers =
+        JobHeaders { attempt: 1, batch_hint: Some(1), history: vec![failed], ..JobHeaders::default() };
+    worker.job(1, 24, worker.source(), headers);
+    let mut sizes = Vec::new();
+    for _ in 0..4 {
+        let pass = worker.pass();
+        worker.ends(&pass, PassResult::Done, vec![Some(1); pass.items.len()]);
+        sizes.push(pass.items.len());
+    }
+    assert_eq!(sizes, [1, 2, 4, 4]);
+}

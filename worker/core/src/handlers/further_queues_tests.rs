@@ -232,3 +232,11 @@ fn a_session_that_opens_without_a_further_queue_serves_the_others() {
     assert!(is_looked_for(&wait(&mut worker)));
     assert!(consumes(&worker.apply(looked_for(Ok(()))), FURTHER));
 }
+
+#[test]
+fn a_worker_that_drains_looks_for_no_queue() {
+    let mut worker = worker();
+    worker.apply(lost());
+    worker.apply(Event::StopRequested { signal: "SIGTERM" });
+    assert!(!is_looked_for(&wait(&mut worker)));
+}

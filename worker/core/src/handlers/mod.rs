@@ -37,6 +37,8 @@ mod queues_tests;
 #[cfg(test)]
 mod session_tests;
 #[cfg(test)]
+mod status_tests;
+#[cfg(test)]
 mod test_worker;
 #[cfg(test)]
 mod tick_tests;

@@ -1,10 +1,12 @@
 //! Tests of parts that are not taken, and of jobs whose replies would be too large.
 
+use std::time::Duration;
+
 use vramq_schemas::{JobHeaders, Reason};
 
 use crate::action::{Action, Publication};
 use crate::device::{OutOfMemory, PassError};
-use crate::event::{Event, PassResult, PublicationOutcome};
+use crate::event::{Delivery, Event, PassResult, PublicationOutcome};
 use crate::handlers::test_worker::{REPLY_MAX, Worker, replied};
 use crate::ids::{ItemIndex, JobKey};
 use crate::observation::Observation;
@@ -130,26 +132,62 @@ fn a_job_whose_replies_are_full_gets_no_other_attempt_after_an_out_of_memory() {
 
 #[test]
 fn a_reply_that_is_refused_four_times_is_not_offered_again() {
+    // The last reply, and a part of a job that goes on.
+    for items in [1, 16] {
+        let mut worker = Worker::new();
+        worker.job(JOB.0, items, worker.source(), JobHeaders::default());
+        let order = worker.pass();
+        worker.ends(&order, PassResult::Done, vec![Some(LARGE); order.items.len()]);
+        let mut refusals = 0;
+        let given_up = loop {
+            refusals += 1;
+            let outcome = PublicationOutcome::Refused { destination: "replies".to_owned() };
+            let mut actions = worker.apply(Event::Published { job: JOB, outcome });
+            if actions.iter().any(|action| matches!(action, Action::Publish { .. })) || refusals == 8 {
+                break actions;
+            }
+            while !actions.iter().any(|action| matches!(action, Action::Publish { .. })) {
+                actions = worker.until_next_timer();
+            }
+        };
+        assert_eq!(refusals, 4);
+        let letters = |action: &Action| {
+            matches!(action, Action::Publish { publication: Publication::DeadReplies(_), .. })
+        };
+        assert!(given_up.iter().any(letters), "{given_up:?}");
+    }
+}
+
+#[test]
+fn what_is_finished_is_published_a_second_after_the_first_pass_while_more_follows() {
+    let mut worker = Worker::one_by_one();
+    worker.job(JOB.0, 32, worker.source(), JobHeaders::default());
+    let mut parts = [0, 999, 1].into_iter().map(|millis| {
+        worker.now += Duration::from_millis(millis);
+        let order = worker.pass();
+        replied(&worker.ends(&order, PassResult::Done, vec![Some(1); 8]))
+    });
+    assert_eq!(parts.next(), Some(vec![]));
+    assert_eq!(parts.next(), Some(vec![]));
+    assert_eq!(parts.next(), Some(vec![(JOB, 24, false)]));
+}
+
+#[test]
+fn the_wait_for_the_first_pass_counts_from_publishing() {
     let mut worker = Worker::new();
-    worker.job(JOB.0, 1, worker.source(), JobHeaders::default());
-    let order = worker.pass();
-    worker.ends(&order, PassResult::Done, vec![Some(1)]);
-    let mut refusals = 0;
-    let given_up = loop {
-        refusals += 1;
-        let outcome = PublicationOutcome::Refused { destination: "replies".to_owned() };
-        let mut actions = worker.apply(Event::Published { job: JOB, outcome });
-        if actions.iter().any(|action| matches!(action, Action::Publish { .. })) || refusals == 8 {
-            break actions;
-        }
-        while !actions.iter().any(|action| matches!(action, Action::Publish { .. })) {
-            actions = worker.until_next_timer();
-        }
+    worker.unix_ms = 10_000;
+    let delivery = Delivery {
+        published_ms: Some(7_000),
+        ..Worker::delivery(JOB.0, worker.source(), JobHeaders::default())
     };
-    assert_eq!(refusals, 4);
-    let letters =
-        |action: &Action| matches!(action, Action::Publish { publication: Publication::DeadReplies(_), .. });
-    assert!(given_up.iter().any(letters), "{given_up:?}");
+    worker.apply(Event::Delivered(Box::new(delivery)));
+    worker.decoded(JOB.0, 1);
+    worker.now += Duration::from_secs(2);
+    let waits = worker.apply(Event::Idle).into_iter().filter_map(|action| match action {
+        Action::Observe(Observation::FirstPass { waited, .. }) => Some(waited),
+        _ => None,
+    });
+    assert_eq!(waits.collect::<Vec<_>>(), [Duration::from_secs(5)]);
 }
 
 /// The answered items and the reason in the dead letter among these actions.

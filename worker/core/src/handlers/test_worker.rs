@@ -22,6 +22,7 @@ use crate::jobs::Running;
 use crate::learned_limits::LearnedLimits;
 use crate::poison_policy::PoisonPolicy;
 use crate::settings::{ExecutorFacts, ModelFacts, QueueFacts, Settings};
+use crate::status::Status;
 
 pub(super) const MODEL: ModelIndex = ModelIndex(0);
 pub(super) const CHANNEL: ChannelId = ChannelId { model: MODEL, number: 0 };
@@ -267,6 +268,11 @@ impl Worker {
         self.core.memory_status(self.now).leaked
     }
 
+    /// Bytes of them for each answered job.
+    pub(super) fn leaked_per_job(&self) -> u64 {
+        self.core.memory_status(self.now).leaked_per_job
+    }
+
     /// Lets time pass second by second while a pass is on the device. Returns whether the worker gave the device up.
     pub(super) fn seconds(&mut self, seconds: u64, on_device: OnDevice) -> bool {
         for _ in 0..seconds {
@@ -312,6 +318,19 @@ impl Worker {
 
     pub(super) fn unacked(&self) -> usize {
         self.core.unacked()
+    }
+
+    pub(super) fn status(&self) -> Status {
+        self.core.status()
+    }
+
+    pub(super) fn limits(&self) -> &LearnedLimits {
+        self.core.learned_limits()
+    }
+
+    /// Jobs that the last session left unacknowledged.
+    pub(super) fn unsettled(&self) -> usize {
+        self.core.unsettled()
     }
 
     pub(super) fn is_draining(&self) -> bool {

@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use vramq_schemas::JobHeaders;
+use vramq_schemas::control::Command;
 
 use super::test_worker::{MEMORY, MODEL, Worker};
-use crate::action::{Action, JobQueue, PassOrder, Publication};
+use crate::action::{Action, JobQueue, PassOrder, Publication, SessionEnd};
 use crate::device::Memory;
-use crate::event::{DecodedJob, Event, PassResult, PublicationOutcome, SessionFacts, Source};
-use crate::ids::{ConsumerId, JobKey, QueueIndex};
+use crate::event::{
+    DecodedJob, Event, PassResult, PublicationOutcome, QueueCount, QueueCounts, SessionFacts, Source,
+};
+use crate::ids::{ConsumerId, JobKey, QueueIndex, RequestId};
 
 /// The seconds, out of so many, at which the worker gives kept memory back to the system.
 fn trims(worker: &mut Worker, seconds: u64) -> Vec<u64> {
@@ -28,6 +31,16 @@ fn memory_kept_for_the_next_pass_goes_back_once_after_ten_quiet_seconds() {
     worker.job(1, 1, worker.source(), JobHeaders::default());
     let order = worker.pass();
     assert_eq!(trims(&mut worker, 25), [0; 0], "a pass runs");
+    worker.ends(&order, PassResult::Done, vec![Some(1)]);
+    assert_eq!(trims(&mut worker, 25), [10]);
+}
+
+#[test]
+fn memory_stays_for_a_worker_that_had_a_pass_between_two_seconds() {
+    let mut worker = Worker::new();
+    assert_eq!(trims(&mut worker, 9), [0; 0]);
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let order = worker.pass();
     worker.ends(&order, PassResult::Done, vec![Some(1)]);
     assert_eq!(trims(&mut worker, 25), [10]);
 }
@@ -191,6 +204,81 @@ fn what_only_a_restart_mends_ends_in_one_unless_the_worker_ends_anyway() {
         worker.apply(event());
         assert!(worker.is_draining() && !worker.wants_restart());
     }
+}
+
+#[test]
+fn memory_that_grows_with_each_answered_job_is_a_leak_of_so_much_a_job() {
+    const GROWTH: u64 = 4 << 20;
+    let mut worker = Worker::one_by_one();
+    for job in 1..=40 {
+        worker.job(job, 1, worker.source(), JobHeaders::default());
+        let pass = worker.pass();
+        let memory = Memory { free: MEMORY.free - GROWTH * job, ..MEMORY };
+        worker.ends_with(&pass, PassResult::Done, vec![Some(1)], memory);
+        let outcome = PublicationOutcome::Confirmed { messages: 1 };
+        worker.apply(Event::Published { job: JobKey(job), outcome });
+        for action in worker.apply(Event::Idle) {
+            if let Action::Ack { channel, frames } = action {
+                worker.apply(Event::AcksSent { channel, sent: vec![true; frames.len()] });
+            }
+        }
+    }
+    assert_eq!(worker.leaked_per_job(), GROWTH);
+}
+
+#[test]
+fn what_only_a_restart_mends_does_not_prolong_a_drain() {
+    for is_exchanged in [false, true] {
+        let mut worker = Worker::new();
+        worker.job(1, 1, worker.source(), JobHeaders::default());
+        let stopping = worker.apply(Event::StopRequested { signal: "SIGTERM" });
+        worker.consumers_end(&stopping);
+        worker.now += Duration::from_secs(9);
+        worker.apply(match is_exchanged {
+            true => Event::OtherRevision { model: MODEL, revision: "f32-other".to_owned() },
+            false => {
+                let lasted = Duration::from_secs(60);
+                Event::MemoryWithheld { model: MODEL, bytes: 1, lasted, has_ended: false }
+            }
+        });
+        worker.now += Duration::from_secs(1);
+        let actions = worker.apply(Event::Timer);
+        let is_killed = |action: &Action| matches!(action, Action::EndSession(SessionEnd::Killed));
+        assert!(actions.iter().any(is_killed), "ten seconds are over: {actions:?}");
+    }
+}
+
+/// Whether the broker is asked how many jobs wait.
+fn counts(worker: &mut Worker) -> bool {
+    worker.now += Duration::from_secs(1);
+    let is_asked = worker.quiet_tick().iter().any(|action| matches!(action, Action::CountQueues { .. }));
+    if is_asked {
+        let counts = QueueCounts { jobs: vec![QueueCount::default()], ..QueueCounts::default() };
+        worker.apply(Event::QueuesCounted { model: MODEL, counts });
+    }
+    is_asked
+}
+
+#[test]
+fn queues_are_counted_every_second_while_the_worker_may_run_their_jobs() {
+    let mut worker = Worker::new();
+    assert!(counts(&mut worker) && counts(&mut worker));
+    let command =
+        |worker: &mut Worker, command| worker.apply(Event::Command { request: RequestId(1), command });
+    command(&mut worker, Command::Pause);
+    assert!(!counts(&mut worker), "paused");
+    command(&mut worker, Command::Resume);
+    assert!(counts(&mut worker));
+    worker.apply(Event::StopRequested { signal: "SIGTERM" });
+    assert!(!counts(&mut worker), "draining");
+
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let pass = worker.pass();
+    worker.ends(&pass, PassResult::Unavailable("no such program".to_owned()), vec![None]);
+    assert!(!counts(&mut worker), "no process can run the model");
+    worker.apply(Event::ModelAvailable { model: MODEL });
+    assert!(counts(&mut worker));
 }
 
 #[test]

@@ -100,3 +100,7 @@ fn timed_out(limit: Duration) -> String {
         limit.as_secs_f64()
     )
 }
+
+#[cfg(test)]
+#[path = "time_limits_tests.rs"]
+mod tests;

@@ -102,6 +102,17 @@ fn word(step: &Step) -> String {
     }
 }
 
+#[test]
+fn only_replies_after_which_the_job_goes_on_count_as_a_part() {
+    let is_part = |outcome, run| {
+        let mut settling = settling(outcome, run);
+        settling.begin();
+        settling.is_part()
+    };
+    assert!(is_part(requeue(None), Some(run())) && is_part(dead_letter(), Some(run())));
+    assert!(!is_part(JobOutcome::Reply, Some(run())) && !is_part(requeue(None), None));
+}
+
 /// Refused publications are not offered again.
 fn policy(declares: bool) -> PublishPolicy {
     PublishPolicy { may_retry: false, declares }
@@ -179,6 +190,14 @@ fn every_row_of_replies() {
         ),
         row(
             replies(),
+            [unroutable(), unroutable()],
+            "reply, dead replies, session unusable",
+            End::DeadLettered(Reason::Unroutable),
+        ),
+        // Without the replies, the dead letter would say that they are beside it.
+        row(replies(), [unroutable(), refused()], "reply, dead replies, return", End::Returned),
+        row(
+            replies(),
             [not_encoded, CONFIRMED, unroutable()],
             "reply, dead letter too-large at 2, notice, ack",
             End::DeadLettered(Reason::TooLarge),
@@ -207,6 +226,7 @@ fn every_row_of_requeues() {
         ),
         row(job(), [unroutable()], "requeue Now, session unusable", requeued),
         undeclared(row(job(), [unroutable()], "requeue Now, return", End::Returned)),
+        row(job(), [refused(), unroutable()], "requeue Now, requeue Later(1000), session unusable", requeued),
         row(job(), [refused(), refused()], "requeue Now, requeue Later(1000), return", End::Returned),
         undeclared(row(
             job(),
@@ -259,6 +279,8 @@ fn every_row_of_dead_letters() {
     let job = || settling(dead_letter(), None);
     let with_replies = || settling(dead_letter(), Some(run()));
     let dead_lettered = End::DeadLettered(Reason::EngineFailed);
+    let rejection = Rejection::new(Reason::InvalidInput, "no headers");
+    let unread = JobOutcome::DeadLetter { headers: None, rejection };
     check([
         row(
             with_replies(),
@@ -271,6 +293,12 @@ fn every_row_of_dead_letters() {
             [unroutable(), CONFIRMED, CONFIRMED, CONFIRMED],
             "reply, dead replies, dead letter engine-failed at 2, notice, ack",
             dead_lettered,
+        ),
+        row(
+            settling(unread, Some(run())),
+            [unroutable(), CONFIRMED, CONFIRMED, CONFIRMED],
+            "reply, dead replies, dead letter invalid-input at 0, notice, ack",
+            End::DeadLettered(Reason::InvalidInput),
         ),
         row(
             job(),

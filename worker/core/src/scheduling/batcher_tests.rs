@@ -140,6 +140,37 @@ fn a_job_that_fitted_may_share_passes_again() {
 }
 
 #[test]
+fn a_job_that_may_share_passes_already_keeps_its_place_when_it_fits() {
+    let mut batcher = batcher(1);
+    batcher.push(job(1, &[1]));
+    batcher.push(job(2, &[1]));
+    batcher.relax(JobKey(2), None);
+    assert_eq!([pass(&mut batcher), pass(&mut batcher)], [[(1, 0)], [(2, 0)]]);
+}
+
+#[test]
+fn an_isolated_job_stays_before_an_exclusive_one_that_was_tried_earlier() {
+    let mut batcher = batcher(10);
+    batcher.push(Waiting { isolated: true, tried_at_ms: 9, ..job(1, &[1]) });
+    batcher.push(Waiting { exclusive: true, tried_at_ms: 5, ..job(2, &[1]) });
+    batcher.push(Waiting { exclusive: true, tried_at_ms: 5, ..job(3, &[1]) });
+    assert_eq!([(); 3].map(|()| pass(&mut batcher)), [[(1, 0)], [(2, 0)], [(3, 0)]]);
+}
+
+#[test]
+fn a_model_has_a_full_pass_only_while_its_jobs_cost_that_much() {
+    let mut batcher = batcher(10);
+    batcher.push(job(1, &[10]));
+    batcher.push(job(2, &[20]));
+    assert_eq!(batcher.large(), [JobKey(2)], "it is larger than a pass");
+    batcher.remove(JobKey(2));
+    assert!(batcher.has_full_pass());
+    batcher.push(job(3, &[9]));
+    batcher.remove(JobKey(1));
+    assert!(!batcher.has_full_pass());
+}
+
+#[test]
 fn a_removed_job_leaves_nothing_behind() {
     let mut batcher = batcher(10);
     batcher.push(job(1, &[6, 6]));

@@ -157,3 +157,92 @@ impl Turns {
         self.short_since.remove(&turn);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: Turn = Turn { model: ModelIndex(0), lead: Lead::Shared };
+    const OTHER: Turn = Turn { model: ModelIndex(1), lead: Lead::Alone };
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// Turns of which the first is reserved: it needs 80 bytes, and waits for pass 1.
+    fn reserved() -> Turns {
+        let mut turns = Turns::default();
+        turns.refused(FIRST, Holder::Passes(80), [PassId(1)].into_iter());
+        turns
+    }
+
+    /// The bytes that the other turn must leave free while pass 1 has run for so long and holds 30 bytes.
+    fn kept(turns: &Turns, runs_for: Duration) -> u64 {
+        let held = |pass| PassMemory { pass: PassId(pass), runs_for, bytes: 30 };
+        // Pass 2 came later: the reserved turn does not wait for it, and may not count on its memory.
+        turns.kept(OTHER, 100, [held(1), held(2)].into_iter())
+    }
+
+    #[test]
+    fn a_turn_waits_two_seconds_for_other_processes_and_then_no_longer() {
+        let (mut turns, start) = (Turns::default(), Instant::now());
+        assert!(turns.waits_for_processes(FIRST, start));
+        let last = start + SHORTAGE_MAX - Duration::from_millis(1);
+        assert!(turns.waits_for_processes(FIRST, last));
+        assert!(!turns.waits_for_processes(FIRST, start + SHORTAGE_MAX));
+        assert!(turns.waits_for_processes(OTHER, start + SHORTAGE_MAX), "each turn has its own wait");
+        turns.is_not_short(FIRST);
+        assert!(turns.waits_for_processes(FIRST, start + SHORTAGE_MAX), "a new wait");
+        turns.started(FIRST);
+        assert!(turns.waits_for_processes(FIRST, start + 2 * SHORTAGE_MAX), "a new wait after its pass");
+    }
+
+    #[test]
+    fn a_turn_whose_jobs_are_gone_keeps_nothing() {
+        let (mut turns, start) = (reserved(), Instant::now());
+        turns.waits_for_processes(FIRST, start);
+        turns.begin_round(|turn| turn == FIRST);
+        assert_eq!((turns.reserved(), turns.is_any_refused()), (Some(FIRST), false), "it may be tried again");
+        assert!(!turns.waits_for_processes(FIRST, start + SHORTAGE_MAX));
+        turns.begin_round(|_| false);
+        assert_eq!(turns.reserved(), None);
+        assert!(turns.waits_for_processes(FIRST, start + SHORTAGE_MAX));
+    }
+
+    #[test]
+    fn another_pass_beside_the_reserved_turn_may_last_a_quarter_of_what_was_waited() {
+        let mut turns = reserved();
+        // 80 bytes, of which pass 1 will free 30.
+        assert_eq!(kept(&turns, seconds(1000)), 50, "nothing is known of the other model's passes");
+        turns.pass_took(OTHER.model, seconds(10));
+        assert_eq!(kept(&turns, seconds(39)), 50);
+        assert_eq!(kept(&turns, seconds(40)), 0);
+        turns.started(OTHER);
+        assert_eq!(turns.reserved(), Some(FIRST), "only its own pass ends the reservation");
+        turns.started(FIRST);
+        assert_eq!(turns.reserved(), None);
+    }
+
+    #[test]
+    fn a_long_pass_is_remembered_over_shorter_ones_and_forgotten_in_time() {
+        let mut turns = reserved();
+        turns.pass_took(OTHER.model, seconds(100));
+        turns.pass_took(OTHER.model, seconds(1));
+        turns.session_closed();
+        turns.refused(FIRST, Holder::Passes(80), [PassId(1)].into_iter());
+        // 90 s: a tenth less.
+        assert_eq!((kept(&turns, seconds(359)), kept(&turns, seconds(361))), (50, 0));
+        (0..60).for_each(|_| turns.pass_took(OTHER.model, seconds(1)));
+        assert_eq!(kept(&turns, seconds(4)), 0);
+    }
+
+    #[test]
+    fn memory_that_processes_hold_reserves_nothing() {
+        let mut turns = Turns::default();
+        turns.refused(FIRST, Holder::Processes, [PassId(1)].into_iter());
+        assert_eq!((turns.reserved(), turns.is_open(FIRST), turns.is_open(OTHER)), (None, false, true));
+        turns.refused(OTHER, Holder::Passes(80), [PassId(1)].into_iter());
+        turns.refused(FIRST, Holder::Passes(80), [PassId(1)].into_iter());
+        assert_eq!(turns.reserved(), Some(OTHER), "the first one that passes keep waiting");
+    }
+}
