@@ -255,3 +255,21 @@ fn of_too_many_queues_the_full_ones_that_were_noticed_first_are_forgotten() {
     assert_eq!(worker.destinations.faulty.len(), FAULTY_MAX);
     assert!(worker.is_silent("silent") && worker.runs("full 0", "a") && !worker.runs("full 1", "a"));
 }
+
+#[test]
+fn an_eighth_of_the_slots_may_try_queues_that_are_faulty() {
+    let mut worker = Worker::new();
+    let queues: Vec<_> = (0..9).map(|queue| queue.to_string()).collect();
+    queues.iter().for_each(|queue| worker.published(queue, &silent()));
+    let mut running = 0;
+    for (queue, job) in queues.iter().zip(1..) {
+        let delivery = delivery(job, queue, queue);
+        worker.destinations.delivered(&delivery);
+        if worker.destinations.must_wait(&delivery, 40, worker.now) {
+            worker.destinations.released(&delivery);
+        } else {
+            running += 1;
+        }
+    }
+    assert_eq!(running, 5);
+}

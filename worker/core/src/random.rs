@@ -32,6 +32,17 @@ impl Random {
 mod tests {
     use super::*;
 
+    /// The values that implementations of SplitMix64 are compared with.
+    #[test]
+    fn the_numbers_are_those_of_splitmix64() {
+        let mut random = Random::new(1_234_567);
+        let numbers = [(); 3].map(|()| random.next());
+        assert_eq!(
+            numbers,
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]
+        );
+    }
+
     #[test]
     fn numbers_are_in_range_and_spread() {
         let mut random = Random::new(7);

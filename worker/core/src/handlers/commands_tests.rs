@@ -5,7 +5,7 @@ use vramq_schemas::{JobHeaders, Reason};
 
 use super::test_worker::{CHANNEL, Worker};
 use crate::action::{Action, Answer, Publication, SessionEnd};
-use crate::event::{Event, PublicationOutcome};
+use crate::event::{Delivery, Event, PassResult, PublicationOutcome};
 use crate::ids::{JobKey, RequestId};
 
 const CONFIRMED: PublicationOutcome = PublicationOutcome::Confirmed { messages: 1 };
@@ -140,7 +140,7 @@ fn cancelling_a_job_that_ends_first_is_answered_with_too_late() {
     let mut worker = Worker::new();
     worker.job(1, 1, worker.source(), JobHeaders::default());
     let order = worker.pass();
-    worker.ends(&order, crate::event::PassResult::Done, vec![Some(1)]);
+    worker.ends(&order, PassResult::Done, vec![Some(1)]);
     let late = worker.command(1, cancel("1"));
     let text = "the worker holds the job, and will stop it";
     assert_eq!(answers(&late), [(1, Answer::Requested, text, false)]);
@@ -148,4 +148,21 @@ fn cancelling_a_job_that_ends_first_is_answered_with_too_late() {
     worker.apply(Event::Idle);
     let ended = worker.apply(Event::AcksSent { channel: CHANNEL, sent: vec![true] });
     assert_eq!(answers(&ended), [(1, Answer::TooLate, "the job had already ended: it was answered", true)]);
+}
+
+#[test]
+fn a_cancellation_is_stopped_when_the_last_job_of_the_id_is() {
+    let mut worker = Worker::new();
+    worker.job(1, 1, worker.source(), JobHeaders::default());
+    let pass = worker.pass();
+    let same_id =
+        Delivery { id: Some("1".to_owned()), ..Worker::delivery(2, worker.source(), JobHeaders::default()) };
+    worker.apply(Event::Delivered(Box::new(same_id)));
+    worker.decoded(2, 1);
+    let cancelled = worker.command(1, cancel("1"));
+    let requested = "the worker holds the job, and will stop it";
+    assert_eq!(answers(&cancelled), [(1, Answer::Requested, requested, false)], "one is in a pass");
+    let ended = worker.ends(&pass, PassResult::Cancelled, vec![None]);
+    let stopped = "the job is stopped: no pass of it waits or runs";
+    assert_eq!(answers(&ended), [(1, Answer::Stopped, stopped, false)]);
 }

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use crate::action::Publication;
-use crate::event::{Event, PublicationOutcome};
-use crate::handlers::test_worker::{Worker, requeued};
+use crate::event::{Event, PassResult, PublicationOutcome};
+use crate::handlers::test_worker::{CHANNEL, Worker, requeued};
+use crate::ids::Fingerprint;
 
 use super::*;
 
@@ -32,7 +33,7 @@ fn a_job_whose_reply_queue_stays_full_waits_64_times_and_is_then_dead_lettered_u
     answers_to(&mut worker, 1, "full", JobHeaders::default());
     worker.decoded(1, 1);
     let pass = worker.pass();
-    worker.ends(&pass, crate::event::PassResult::Done, vec![Some(1)]);
+    worker.ends(&pass, PassResult::Done, vec![Some(1)]);
     let refused = PublicationOutcome::Refused { destination: "full".to_owned() };
     worker.apply(Event::Published { job: JobKey(1), outcome: refused });
     for (key, waits) in [(2, 0), (3, WAITS_MAX - 1)] {
@@ -92,4 +93,27 @@ fn the_cost_of_what_is_left_is_estimated_from_what_is_prepared() {
     assert_eq!(estimate(7, 2, 2), 7, "all of it is known");
     assert_eq!(estimate(100, 10, 50), 500);
     assert_eq!(estimate(0, 0, 50), 0);
+}
+
+#[test]
+fn a_job_that_is_done_and_whose_ack_was_not_sent_is_not_run_again() {
+    // Acks that were sent arrive while the session lasts: what is redelivered then is another job with the same content.
+    for (is_sent, is_run) in [(false, false), (true, true)] {
+        let mut worker = Worker::new();
+        worker.job(1, 1, worker.source(), JobHeaders::default());
+        let pass = worker.pass();
+        worker.ends(&pass, PassResult::Done, vec![Some(1)]);
+        let confirmed = PublicationOutcome::Confirmed { messages: 1 };
+        worker.apply(Event::Published { job: JobKey(1), outcome: confirmed });
+        worker.apply(Event::Idle);
+        worker.apply(Event::AcksSent { channel: CHANNEL, sent: vec![is_sent] });
+        let again = Delivery {
+            redelivered: true,
+            fingerprint: Fingerprint(1),
+            ..Worker::delivery(2, worker.source(), JobHeaders::default())
+        };
+        let actions = worker.apply(Event::Delivered(Box::new(again)));
+        let is_read = actions.iter().any(|action| matches!(action, Action::Decode { .. }));
+        assert_eq!(is_read, is_run, "{actions:?}");
+    }
 }

@@ -153,3 +153,12 @@ fn a_long_quarantined_job_does_not_keep_the_worker_from_others() {
     assert_eq!((headers.items_done as usize, headers.crashes, headers.attempt), (done, 2, 0));
     assert!(done > 0 && done < 100);
 }
+
+#[test]
+fn an_isolation_that_interrupted_no_fetches_may_soon_follow_another() {
+    let mut worker = Worker::new();
+    assert!(is_fetched(&worker.isolates()));
+    worker.apply(Event::QuarantineEmpty { model: MODEL });
+    worker.second();
+    assert!(is_fetched(&worker.isolates()));
+}

@@ -9,8 +9,8 @@ use vramq_schemas::status::WorkerState;
 use super::test_worker::{MEMORY, MODEL, Worker};
 use crate::action::Action;
 use crate::device::{Memory, OutOfMemory, PassError};
-use crate::event::{Event, PassBytes, PassResult, QueueCount, QueueCounts, Reading};
-use crate::ids::RequestId;
+use crate::event::{DecodedJob, Event, PassBytes, PassResult, QueueCount, QueueCounts, Reading};
+use crate::ids::{JobKey, RequestId};
 use crate::observation::Observation;
 
 impl Worker {
@@ -124,7 +124,9 @@ fn saves(actions: &[Action]) -> bool {
 fn how_long_items_waited_for_memory_is_counted() {
     let mut worker = Worker::new();
     worker.seconds_with_free(0, 1);
-    worker.job(1, 1, worker.source(), JobHeaders::default());
+    worker.arrives(1, worker.source(), JobHeaders::default());
+    let read = DecodedJob { items_total: 1, costs: vec![4] };
+    worker.apply(Event::Decoded { job: JobKey(1), result: Ok(read) });
     let mut waits = Vec::new();
     for _ in 0..5 {
         let blocked = worker.apply(Event::Idle).into_iter().filter_map(|action| match action {
@@ -136,4 +138,13 @@ fn how_long_items_waited_for_memory_is_counted() {
     }
     // Then the pass runs, and the device decides.
     assert_eq!(waits, [2]);
+}
+
+#[test]
+fn a_device_that_the_worker_keeps_nearly_full_for_five_minutes_needs_a_restart() {
+    let mut worker = Worker::new();
+    worker.seconds_with_free(MEMORY.free / 20, 300);
+    assert!(!worker.wants_restart());
+    worker.seconds_with_free(MEMORY.free / 20, 1);
+    assert!(worker.wants_restart() && worker.is_draining());
 }

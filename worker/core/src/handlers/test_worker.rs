@@ -105,7 +105,7 @@ impl Worker {
             resident: 0,
             total: MEMORY.total,
             pressure_percent: 90,
-            pressure_tolerated: Duration::ZERO,
+            pressure_tolerated: Duration::from_secs(300),
             bulk_jobs_max: BULK_JOBS_MAX,
             large_turn: LARGE_TURN,
             confirm_max: Duration::from_secs(30),

@@ -6,7 +6,7 @@ use vramq_schemas::JobHeaders;
 use vramq_schemas::control::Command;
 
 use super::test_worker::{MEMORY, MODEL, Worker};
-use crate::action::{Action, JobQueue, PassOrder, Publication, SessionEnd};
+use crate::action::{Action, JobQueue, PassOrder, Publication};
 use crate::device::Memory;
 use crate::event::{
     DecodedJob, Event, PassResult, PublicationOutcome, QueueCount, QueueCounts, SessionFacts, Source,
@@ -224,28 +224,6 @@ fn memory_that_grows_with_each_answered_job_is_a_leak_of_so_much_a_job() {
         }
     }
     assert_eq!(worker.leaked_per_job(), GROWTH);
-}
-
-#[test]
-fn what_only_a_restart_mends_does_not_prolong_a_drain() {
-    for is_exchanged in [false, true] {
-        let mut worker = Worker::new();
-        worker.job(1, 1, worker.source(), JobHeaders::default());
-        let stopping = worker.apply(Event::StopRequested { signal: "SIGTERM" });
-        worker.consumers_end(&stopping);
-        worker.now += Duration::from_secs(9);
-        worker.apply(match is_exchanged {
-            true => Event::OtherRevision { model: MODEL, revision: "f32-other".to_owned() },
-            false => {
-                let lasted = Duration::from_secs(60);
-                Event::MemoryWithheld { model: MODEL, bytes: 1, lasted, has_ended: false }
-            }
-        });
-        worker.now += Duration::from_secs(1);
-        let actions = worker.apply(Event::Timer);
-        let is_killed = |action: &Action| matches!(action, Action::EndSession(SessionEnd::Killed));
-        assert!(actions.iter().any(is_killed), "ten seconds are over: {actions:?}");
-    }
 }
 
 /// Whether the broker is asked how many jobs wait.

@@ -336,19 +336,3 @@ fn a_withdrawal_outweighs_an_operators_cancellation() {
     });
     assert_eq!(late.count(), 2, "{answers:?}");
 }
-
-#[test]
-fn what_is_finished_of_a_withdrawn_job_is_not_sent_to_its_caller() {
-    let mut worker = Worker::new();
-    worker.job(1, 16, worker.source(), JobHeaders::default());
-    let passes = worker.passes();
-    assert_eq!(passes.len(), 2);
-    assert!(replied(&worker.ends(&passes[0], PassResult::Done, vec![Some(1); 8])).is_empty(), "not yet");
-    worker.withdraw(1);
-    let actions = worker.ends(&passes[1], PassResult::Cancelled, vec![None; 8]);
-    assert!(replied(&actions).is_empty(), "{actions:?}");
-    let is_notice = |action: &Action| {
-        matches!(action, Action::Publish { publication: Publication::FailureNotice(_), .. })
-    };
-    assert!(actions.iter().any(is_notice), "{actions:?}");
-}

@@ -356,3 +356,7 @@ impl Flow {
         self.callers.get(caller).map_or(0, |of_caller| of_caller.small.len())
     }
 }
+
+#[cfg(test)]
+#[path = "flow_tests.rs"]
+mod tests;

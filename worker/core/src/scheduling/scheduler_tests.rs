@@ -211,6 +211,43 @@ fn a_job_that_fills_no_pass_is_not_queued_behind_another_for_more_to_join_it() {
     assert_eq!(shared.second(), [1]);
 }
 
+#[test]
+fn after_a_failure_nothing_starts_before_the_passes_that_were_made_have_ended() {
+    let mut shared = Shared::new(2);
+    shared.push(0, unit_job(1, 1000));
+    assert_eq!(shared.second(), [0, 0]);
+    assert_eq!(shared.scheduler.passes_on(ExecutorIndex(0)), 1, "one of them has failed");
+    shared.scheduler.failed(&shared.models[0]);
+    assert_eq!(shared.second(), [0; 0]);
+    assert_eq!(shared.second(), [0, 0]);
+}
+
+#[test]
+fn while_the_device_may_be_sick_no_pass_of_jobs_starts_on_it() {
+    let mut shared = Shared::new(2);
+    shared.push(0, unit_job(1, 1));
+    shared.scheduler.set_doubtful(true);
+    shared.scheduler.begin_round();
+    assert!(shared.scheduler.next_turn(&shared.models, Instant::now()).is_none());
+    shared.scheduler.set_doubtful(false);
+    assert_eq!(shared.second(), [0]);
+}
+
+#[test]
+fn a_pass_of_a_session_that_is_over_keeps_its_memory_and_gives_nothing_to_the_next_one() {
+    let mut device = Device::new(2, 100, 60);
+    device.push(1, unit_job(1, 60));
+    assert_eq!(device.round(&[SECOND; 2]), [[JobKey(1)]]);
+    device.push(1, unit_job(2, 60));
+    device.scheduler.session_closed(&device.models);
+    assert_eq!((device.scheduler.passes(), device.scheduler.budget.available()), (0, 40));
+    assert_eq!(device.round(&[SECOND; 2]), [[JobKey(0); 0]; 0], "its jobs are gone");
+    let (pass, ..) = device.running[0];
+    let (_, is_ours) = device.scheduler.ended(pass, &device.models, 0, SECOND, device.now).expect("it ran");
+    assert!(!is_ours);
+    assert_eq!(device.scheduler.budget.available(), 100);
+}
+
 /// A model that had the device alone for long does not have to wait for models that come later, even if it has nothing waiting at that
 /// moment.
 #[test]
