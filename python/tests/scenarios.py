@@ -514,7 +514,12 @@ def celery(url):
     assert "decorator" in str(raises(TypeError, app.task, celery))
     for name in ("s", "si", "signature", "map", "chunks", "retry", "apply"):
         assert "docs/celery.md" in str(raises(AttributeError, getattr, echo, name))
-    assert not hasattr(echo, "request") and result.info == ["a", "b"]
+    for name, instead in (("conf", "options of App"), ("control", "revoke"), ("tasks", "app.task"), ("add_periodic_task", "beat")):
+        said = str(raises(AttributeError, getattr, app, name))
+        assert instead in said and "docs/celery.md" in said, said
+    said = str(raises(TypeError, vramq.celery.AsyncResult, result.id, app=app))
+    assert f"app.AsyncResult({result.id!r})" in said, said
+    assert not hasattr(app, "unknown") and not hasattr(echo, "request") and result.info == ["a", "b"]
     app.close()
 
 

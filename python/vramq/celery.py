@@ -28,12 +28,21 @@ RESULTS_MAX = 1024
 _WAITING = {"interval", "no_ack", "follow_parents", "disable_sync_subtasks"}
 
 _NO_WORKFLOWS = "chains, groups and chords stay with Celery, whose tasks may call this one"
-# What a task or a result of Celery has and this one has not, with what to do instead.
+_NO_SETTINGS = "what concerns callers are options of App(…), and of app.task; workers have a configuration of their own"
+_NO_DISCOVERY = "a task is the name of a model: app.task(MODEL), or app.send_task(MODEL, …)"
+_NO_CONTROL = "take a task back with its result's `revoke`; operators have `vramq status`, `vramq control` and `vramq dlq`"
+# What an app, a task or a result of Celery has and this one has not, with what to do instead.
 _ABSENT = {
     **dict.fromkeys(("s", "si", "signature", "subtask", "map", "starmap", "chunks"), _NO_WORKFLOWS),
     **dict.fromkeys(("then", "children", "parent", "graph", "collect"), _NO_WORKFLOWS),
     **dict.fromkeys(("run", "apply"), "the model runs on a worker: call the task, or use `delay`"),
     "retry": "workers retry what can be tried again",
+    **dict.fromkeys(("conf", "config_from_object", "config_from_envvar", "config_from_cmdline", "add_defaults"), _NO_SETTINGS),
+    **dict.fromkeys(("tasks", "autodiscover_tasks", "register_task"), _NO_DISCOVERY),
+    **dict.fromkeys(("control", "events"), _NO_CONTROL),
+    **dict.fromkeys(("add_periodic_task", "on_after_configure", "on_after_finalize"), "beat stays with Celery, whose tasks may call this one"),
+    **dict.fromkeys(("worker_main", "Worker", "start"), "the worker is a program of its own, `vramq-worker run`"),
+    "backend": "replies come to the process that published the task; to read them elsewhere, publish with `client.publish(reply_to=…)`",
 }
 
 
@@ -47,7 +56,7 @@ class _Celery:
         raise AttributeError(f"{kind} has no {name}")
 
 
-class App:
+class App(_Celery):
     """Where tasks are published. Connects at the first call, once in each process, so that it survives a fork.
 
     Options are those of `vramq.Client`.
@@ -153,7 +162,7 @@ class Task(_Celery):
         inputs, single = self._pack(args or (), kwargs or {})
         renamed = {self._OPTIONS[name]: value for name, value in given.items()}
         job = self.app.client.submit(self.name, inputs, params=self._params, **{**self._options, **renamed})
-        result = AsyncResult(job, self._result or (_first if single else _plain), self.app._results.take)
+        result = AsyncResult._of(job, self._result or (_first if single else _plain), self.app._results.take)
         self.app._results.add(result)
         return result
 
@@ -180,9 +189,18 @@ class Task(_Celery):
 class AsyncResult(_Celery):
     """The result of a task, as Celery has it."""
 
-    def __init__(self, job, result, take):
-        self._job, self._convert, self._take = job, result, take
+    def __init__(self, id, *_, **__):
+        raise TypeError(
+            f"vramq.celery.AsyncResult({id!r}) does not know the app that published the task: use app.AsyncResult({id!r}), in the process "
+            "that published it (docs/celery.md)"
+        )
+
+    @classmethod
+    def _of(cls, job, convert, take):
+        self = cls.__new__(cls)
+        self._job, self._convert, self._take = job, convert, take
         self.id = self.task_id = job.id
+        return self
 
     def get(self, timeout=None, propagate=True, **options):
         """The return value. Raises TimeoutError after `timeout` seconds, and the task goes on.

@@ -46,7 +46,8 @@ class Task:
 class AsyncResult:
     id: str
     task_id: str
-    def __init__(self, job: Any, result: Any, take: Any) -> None: ...
+    # Raises TypeError: use `App.AsyncResult`.
+    def __init__(self, id: Any, *_: Any, **__: Any) -> None: ...
     def get(
         self, timeout: float | None = None, propagate: bool = True, *, interval: float = ..., no_ack: bool = ...,
         follow_parents: bool = ..., disable_sync_subtasks: bool = ...,
