@@ -25,7 +25,11 @@ on_one_setup!(
     pages_name_every_flag_and_variable_of_worker_and_gateway,
 );
 
+/// Their words and pages come from one description.
 const PROGRAMS: [&str; 3] = ["vramq", "vramq-worker", "vramq-gateway"];
+
+/// It reads its arguments itself, and its page is written by hand.
+const RUN_MODEL: &str = "vramq-run-model";
 
 /// Commands whose examples are run here. Those of `dlq` and `control` need jobs in a certain state: their own tests.
 const RUN: [&str; 13] = [
@@ -240,7 +244,12 @@ async fn shells_take_the_completions(_: &mut TestEnv) -> Result<()> {
 async fn the_manual_can_be_read(_: &mut TestEnv) -> Result<()> {
     let share = share().await?;
     let folder = share.path().join("man/man1");
-    for Said { words, .. } in commands().await? {
+    let run_model = Said {
+        words: vec![RUN_MODEL.to_owned()],
+        own: help(&[RUN_MODEL.to_owned()]).await?,
+        above: String::new(),
+    };
+    for Said { words, own, .. } in commands().await?.into_iter().chain([run_model]) {
         let page = folder.join(format!("{}.1", words.join("-")));
         let mut mandoc = Command::new("mandoc");
         mandoc.args(["-T", "utf8", "-W", "error,stop"]).arg(&page);
@@ -255,8 +264,18 @@ async fn the_manual_can_be_read(_: &mut TestEnv) -> Result<()> {
             .map(|(_, c)| *c)
             .collect();
         ensure!(plain.contains("SYNOPSIS") && plain.contains(&words.join(" ").replace(' ', "-")), "{plain}");
+        let named: Vec<&str> = flags(&plain).collect();
+        let missing: Vec<&str> = flags(&own).filter(|flag| !named.contains(flag)).collect();
+        ensure!(missing.is_empty(), "{} does not name {missing:?}:\n{plain}", page.display());
     }
     Ok(())
+}
+
+/// The flags that a text names.
+fn flags(text: &str) -> impl Iterator<Item = &str> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let words = text.split(move |c| !is_part(c));
+    words.filter(|word| word.strip_prefix("--").is_some_and(|name| name.starts_with(char::is_alphabetic)))
 }
 
 async fn pages_name_every_flag_and_variable_of_worker_and_gateway(_: &mut TestEnv) -> Result<()> {
