@@ -23,7 +23,7 @@ pub struct Job {
     /// The model to run; also the routing key.
     #[serde(deserialize_with = "text")]
     pub model: String,
-    /// The items, at most [`ITEMS_MAX`].
+    /// The items: at least one, and at most [`ITEMS_MAX`].
     #[serde(deserialize_with = "inputs")]
     pub inputs: Vec<Input>,
     /// Settings for the engine; which ones there are is the engine's own.

@@ -5,4 +5,5 @@ mod first_job;
 mod help;
 mod model_tests;
 mod readme;
+mod schemas;
 mod walkthrough;
