@@ -53,8 +53,10 @@ export interface PublishOptions {
   expirationMs?: number
   /** The most items that may share a pass with this job, at least 1. */
   batchHint?: number
-  /** W3C Trace Context. */
+  /** W3C Trace Context; `tracestate` is a header. */
   traceparent?: string
+  /** The application that publishes the job, as replies and dead letters repeat it; at most 255 bytes. */
+  appId?: string
   /** At most 64 KiB. A value is null, a boolean, a finite number, a string, a Buffer, an array or an object of these. */
   headers?: Record<string, unknown>
   /** Withdraws the job, as `withdraw` does, and rejects with the signal's reason. A job of `publish` is not withdrawn. */

@@ -28,11 +28,12 @@ export function checkTimeout(timeoutMs) {
   return timeoutMs === Infinity ? 0 : Math.min(timeoutMs, TIMER_MS_MAX)
 }
 
-export function messageProperties({ id, replyTo, userId, priority, expirationMs, batchHint, traceparent, headers, digest, contentType }) {
+export function messageProperties({ id, replyTo, userId, priority, expirationMs, batchHint, traceparent, appId, headers, digest, contentType }) {
   if (priority !== undefined) integer('priority', priority, 0, PRIORITY_MAX)
   if (expirationMs !== undefined) integer('expirationMs', expirationMs, 0, limits.expirationMs)
   if (batchHint !== undefined) integer('batchHint', batchHint, 1, BATCH_HINT_MAX)
   if (traceparent !== undefined) shortText('traceparent', traceparent)
+  if (appId !== undefined) shortText('appId', appId)
   if (replyTo !== undefined) shortText('replyTo', replyTo)
   if (headers !== undefined && !isPlain(headers)) throw new InvalidJob(`headers is ${shown(headers)}, and has to be an object`)
   const all = {
@@ -42,7 +43,7 @@ export function messageProperties({ id, replyTo, userId, priority, expirationMs,
   const bytes = valueBytes(all, 'headers', 0)
   if (bytes > limits.headerBytes) throw new InvalidJob(`the job's headers take ${bytes} bytes, at most ${limits.headerBytes} are allowed`)
   return {
-    messageId: id, userId, correlationId: id, replyTo, priority, contentType, persistent: true, mandatory: true,
+    messageId: id, userId, appId, correlationId: id, replyTo, priority, contentType, persistent: true, mandatory: true,
     timestamp: Math.floor(Date.now() / 1000), ...(expirationMs !== undefined && { expiration: String(expirationMs) }), headers: all,
   }
 }

@@ -1,6 +1,6 @@
 // Uses the installed package against a real worker, as the tests of the workspace start it.
 //
-//   node scenarios.mjs SCENARIO URL      (from a folder with the package in node_modules)
+//   node scenarios.mjs SCENARIO URL …      (from a folder with the package in node_modules)
 //
 // Exits with 0 if all is as the package's README says. tests/tests/client/node.rs has the workers.
 
@@ -57,6 +57,46 @@ const scenarios = {
     many.forEach(({ outputs }, n) => assert.deepEqual(outputs, [{ json: `${n}` }]))
     await client.close()
     await assert.rejects(client.run(MODEL, ['x']), vramq.ClientClosed)
+  },
+
+  // What the model of python/tests/reports.py says of its items. It goes on when the files exist that the items name.
+  async progress(url, folder) {
+    const files = [`${folder}/first`, `${folder}/second`]
+    const reports = []
+    const onProgress = (report) => {
+      reports.push(report)
+      if (report.note) writeFileSync(files[report.item], '')
+    }
+    const client = await vramq.Client.connect(url)
+    assert.deepEqual((await client.run(MODEL, files, { onProgress, timeoutMs: 120_000 })).outputs, [{ json: 'seen' }, { json: 'seen' }])
+    await client.close()
+    // The first says that the job has begun.
+    assert.deepEqual(reports[0], { item: 0, fraction: 0, note: '' })
+    const others = reports.slice(1)
+    for (const { item, fraction, note } of others) assert.ok(item < 2 && fraction === 0.25 && note === 'a quarter, ñ', JSON.stringify(reports))
+    assert.deepEqual([...new Set(others.map(({ item }) => item))], [0, 1])
+  },
+
+  // A job of an application, within a trace; the test reads its reply.
+  async published(url) {
+    const traceparent = '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01'
+    const client = await vramq.Client.connect(url)
+    const options = { id: 'node', replyTo: 'replies', appId: 'shop, ñ', traceparent, headers: { tracestate: 'vendor=value' } }
+    await client.publish(MODEL, ['a'], options)
+    assert.deepEqual((await client.run(MODEL, ['a'], { appId: 'shop' })).outputs, [{ json: 'a' }])
+    await client.close()
+  },
+
+  // A broker whose authority only `folder` has. After the line that is printed, the test looks for the client's certificate.
+  async tls(url, folder) {
+    const [ca, cert, key] = ['ca.pem', 'client.pem', 'client.key'].map((name) => readFileSync(`${folder}/${name}`))
+    const stranger = await vramq.Client.connect(url).catch((error) => error)
+    assert.ok(stranger instanceof vramq.ConnectError && /certificate/.test(stranger.message), `${stranger}`)
+    const client = await vramq.Client.connect(url, { tls: { ca, cert, key } })
+    assert.deepEqual((await client.run(MODEL, ['with a certificate'])).outputs, [{ json: 'with a certificate' }])
+    console.log('connected')
+    for await (const _ of process.stdin) continue
+    await client.close()
   },
 
   // The same results when jobs and replies are MessagePack, and the same refusals.
@@ -119,6 +159,7 @@ const scenarios = {
       expirationMs: [-1, 1.5, NaN, Infinity, 2 ** 32, 'soon'],
       timeoutMs: [-1, NaN, '1000'],
       traceparent: [7, '\ud800'],
+      appId: [7, '', 'x'.repeat(256), '\ud800', null],
       params: [7, 'ab', [], new Map([['dtype', 'f16']]), { x: 1n }, itself],
       headers: [
         7, 'ab', ['a'], { '': 'a' }, { ['x'.repeat(129)]: 'a' }, { x: NaN }, { x: Infinity }, { x: 1n }, { x: () => {} }, { x: Symbol('y') },
@@ -230,7 +271,7 @@ const scenarios = {
     const begins = new Promise((resolve) => (begun = resolve))
     const unanswered = await client.submit(MODEL, ['closed'], { onProgress: begun })
     // From here on its pass holds the device.
-    await begins
+    assert.deepEqual(await begins, { item: 0, fraction: 0, note: '' })
     const stop = new AbortController()
     const aborted = await client.submit(MODEL, ['aborted'], { signal: stop.signal })
     const takenBack = await client.submit(MODEL, ['taken back'])
@@ -254,7 +295,7 @@ const scenarios = {
     let begun
     const begins = new Promise((resolve) => (begun = resolve))
     const runs = await client.submit(MODEL, ['runs'], { onProgress: begun })
-    await begins
+    assert.deepEqual(await begins, { item: 0, fraction: 0, note: '' })
     const waits = await client.submit(MODEL, ['next'])
     ;(await client.submit(MODEL, ['withdrawn'])).withdraw()
     assert.deepEqual((await runs.result()).outputs, [{ json: 'runs' }])
@@ -471,5 +512,5 @@ const scenarios = {
   },
 }
 
-const [scenario, url] = process.argv.slice(2)
-await scenarios[scenario](url)
+const [scenario, ...args] = process.argv.slice(2)
+await scenarios[scenario](...args)

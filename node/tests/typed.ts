@@ -23,7 +23,7 @@ try {
   else if (error instanceof JobTimeout) console.log(error.itemsDone + error.items)
   else if (error instanceof ConnectError || error instanceof VramqError) console.log(error.message)
 }
-const id: string = await client.publish('m', ['a'], { replyTo: 'q', priority: 1 })
+const id: string = await client.publish('m', ['a'], { replyTo: 'q', priority: 1, appId: 'shop' })
 console.log(id, client.reconnects + client.strays, client.replyQueue.length)
 // @ts-expect-error an input is no number
 await client.run('m', [1])

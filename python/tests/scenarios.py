@@ -78,6 +78,44 @@ def results(url):
     ended.forget()
 
 
+def progress(url, folder):
+    """What the model of tests/reports.py says of its items. It goes on when the files exist that the items name."""
+    files, reports = [f"{folder}/first", f"{folder}/second"], []
+
+    def report(item, fraction, note):
+        reports.append((item, fraction, note))
+        if note:
+            open(files[item], "w").close()
+
+    with vramq.Client(url) as client:
+        assert client.run(MODEL, files, on_progress=report, timeout=120).outputs == ["seen", "seen"]
+    # The first says that the job has begun.
+    assert reports[0] == (0, 0.0, "") and set(reports[1:]) == {(0, 0.25, "a quarter, ñ"), (1, 0.25, "a quarter, ñ")}, reports
+
+
+def published(url):
+    """A job of an application, within a trace; the test reads its reply."""
+    trace = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "headers": {"tracestate": "vendor=value"}}
+    with vramq.Client(url) as client:
+        client.publish(MODEL, ["a"], id="python", reply_to="replies", app_id="shop, ñ", **trace)
+        assert client.run(MODEL, ["a"], app_id="shop").outputs == ["a"]
+
+
+def tls(url, folder):
+    """A broker whose authority only `folder` has. After the line that is printed, the test looks for the client's certificate."""
+    import ssl
+
+    assert "certificate" in str(raises(vramq.ConnectError, vramq.Client, url))
+    with vramq.Client(url, ca=f"{folder}/ca.pem") as client:
+        assert client.run(MODEL, ["by its authority"]).outputs == ["by its authority"]
+    context = ssl.create_default_context(cafile=f"{folder}/ca.pem")
+    context.load_cert_chain(f"{folder}/client.pem", f"{folder}/client.key")
+    with vramq.Client(url, ssl_context=context) as client:
+        assert client.run(MODEL, ["with a certificate"]).outputs == ["with a certificate"]
+        print("connected", flush=True)
+        sys.stdin.read()
+
+
 def in_child(function, *args):
     """The exit code of a forked process that only calls this."""
     child = multiprocessing.get_context("fork").Process(target=function, args=args)
@@ -159,6 +197,7 @@ def failures(url):
             "priority": [300, -1, "high", 2.5],
             "expiration": [-1, float("nan"), float("inf"), 1 << 32, "soon", [], datetime.datetime.now() - datetime.timedelta(seconds=9)],
             "traceparent": [7, "\ud800"],
+            "app_id": [7, "", "x" * 256, "\ud800"],
             "timeout": [-1, float("nan"), "60", True, datetime.timedelta(minutes=1)],
             "headers": [
                 7, "ab", ["a"], {7: "a"}, {"": "a"}, {"\ud800": 1}, {"x" * 129: "a"}, {"x": object()}, {"x": 1 << 64}, {"x": "\ud800"},
@@ -281,10 +320,10 @@ def withdrawn(url):
     async def run():
         async with vramq.AsyncClient(url) as client:
             assert (await client.run(MODEL, ["answered"])).outputs == ["answered"]
-            begun = asyncio.Event()
-            unanswered = await client.submit(MODEL, ["closed"], on_progress=lambda *_: begun.set())
+            begun = asyncio.get_running_loop().create_future()
+            unanswered = await client.submit(MODEL, ["closed"], on_progress=lambda *report: begun.set_result(report))
             # From here on its pass holds the device.
-            await asyncio.wait_for(begun.wait(), 60)
+            assert await asyncio.wait_for(begun, 60) == (0, 0, "")
             waiting = asyncio.ensure_future(client.run(MODEL, ["cancelled"]))
             taken_back = await client.submit(MODEL, ["taken back"])
             await raises_async(TimeoutError, unanswered.result(timeout=0.1))
@@ -316,9 +355,9 @@ def withdrawn_once_permitted(url):
     async def run():
         async with vramq.AsyncClient(url) as client:
             assert (await client.run(MODEL, ["answered"])).outputs == ["answered"]
-            begun = asyncio.Event()
-            runs = await client.submit(MODEL, ["runs"], on_progress=lambda *_: begun.set())
-            await asyncio.wait_for(begun.wait(), 60)
+            begun = asyncio.get_running_loop().create_future()
+            runs = await client.submit(MODEL, ["runs"], on_progress=lambda *report: begun.set_result(report))
+            assert await asyncio.wait_for(begun, 60) == (0, 0, "")
             waits = await client.submit(MODEL, ["next"])
             (await client.submit(MODEL, ["withdrawn"])).withdraw()
             assert (await runs.result()).outputs == ["runs"] and (await waits.result()).outputs == ["next"]

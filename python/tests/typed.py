@@ -28,6 +28,7 @@ def blocking(url: str) -> None:
             print(done + total)
         result: vramq.Result = job.result(timeout=3)
         print(result.queued_ms + 1, result.numpy().shape)
+        client.publish("m", ["a"], app_id="shop")
         client.run("m", [1])  # type: ignore[list-item]
         client.run("m", ["a"], tiemout=3)  # type: ignore[call-arg]
         client.run("m", ["a"], priority="high")  # type: ignore[arg-type]

@@ -85,26 +85,26 @@ class AsyncClient:
     async def submit(
         self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: str | None = None,
         timeout: float | None = ..., priority: int | None = None, expiration: _Expiration | None = None,
-        batch_hint: int | None = None, traceparent: str | None = None, headers: Mapping[str, Any] | None = None,
-        on_progress: _OnProgress | None = None, key: str | None = None,
+        batch_hint: int | None = None, traceparent: str | None = None, app_id: str | None = None,
+        headers: Mapping[str, Any] | None = None, on_progress: _OnProgress | None = None, key: str | None = None,
     ) -> AsyncJob: ...
     async def run(
         self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: str | None = None,
         timeout: float | None = ..., priority: int | None = None, expiration: _Expiration | None = None,
-        batch_hint: int | None = None, traceparent: str | None = None, headers: Mapping[str, Any] | None = None,
-        on_progress: _OnProgress | None = None, key: str | None = None,
+        batch_hint: int | None = None, traceparent: str | None = None, app_id: str | None = None,
+        headers: Mapping[str, Any] | None = None, on_progress: _OnProgress | None = None, key: str | None = None,
     ) -> Result: ...
     async def embed(
         self, model: str, texts: Iterable[str], *, dtype: Literal["f32", "f16"] = "f32", job_items: int = 32,
         params: Mapping[str, Any] | None = None, timeout: float | None = ..., priority: int | None = None,
         expiration: _Expiration | None = None, batch_hint: int | None = None, traceparent: str | None = None,
-        headers: Mapping[str, Any] | None = None, key: str | None = None,
+        app_id: str | None = None, headers: Mapping[str, Any] | None = None, key: str | None = None,
     ) -> _Vectors: ...
     async def publish(
         self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: str | None = None,
         reply_to: str | None = None, timeout: float | None = 60.0, priority: int | None = None,
         expiration: _Expiration | None = None, batch_hint: int | None = None, traceparent: str | None = None,
-        headers: Mapping[str, Any] | None = None, key: str | None = None,
+        app_id: str | None = None, headers: Mapping[str, Any] | None = None, key: str | None = None,
     ) -> str: ...
 
 class Job:
@@ -133,26 +133,26 @@ class Client:
     def submit(
         self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: str | None = None,
         timeout: float | None = ..., priority: int | None = None, expiration: _Expiration | None = None,
-        batch_hint: int | None = None, traceparent: str | None = None, headers: Mapping[str, Any] | None = None,
-        on_progress: _OnProgress | None = None, key: str | None = None,
+        batch_hint: int | None = None, traceparent: str | None = None, app_id: str | None = None,
+        headers: Mapping[str, Any] | None = None, on_progress: _OnProgress | None = None, key: str | None = None,
     ) -> Job: ...
     def run(
         self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: str | None = None,
         timeout: float | None = ..., priority: int | None = None, expiration: _Expiration | None = None,
-        batch_hint: int | None = None, traceparent: str | None = None, headers: Mapping[str, Any] | None = None,
-        on_progress: _OnProgress | None = None, key: str | None = None,
+        batch_hint: int | None = None, traceparent: str | None = None, app_id: str | None = None,
+        headers: Mapping[str, Any] | None = None, on_progress: _OnProgress | None = None, key: str | None = None,
     ) -> Result: ...
     def embed(
         self, model: str, texts: Iterable[str], *, dtype: Literal["f32", "f16"] = "f32", job_items: int = 32,
         params: Mapping[str, Any] | None = None, timeout: float | None = ..., priority: int | None = None,
         expiration: _Expiration | None = None, batch_hint: int | None = None, traceparent: str | None = None,
-        headers: Mapping[str, Any] | None = None, key: str | None = None,
+        app_id: str | None = None, headers: Mapping[str, Any] | None = None, key: str | None = None,
     ) -> _Vectors: ...
     def publish(
         self, model: str, inputs: Iterable[_Input], *, params: Mapping[str, Any] | None = None, id: str | None = None,
         reply_to: str | None = None, timeout: float | None = 60.0, priority: int | None = None,
         expiration: _Expiration | None = None, batch_hint: int | None = None, traceparent: str | None = None,
-        headers: Mapping[str, Any] | None = None, key: str | None = None,
+        app_id: str | None = None, headers: Mapping[str, Any] | None = None, key: str | None = None,
     ) -> str: ...
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...

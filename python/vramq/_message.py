@@ -32,7 +32,7 @@ def checked_id(job_id):
     return _short_text("the job id", job_id)
 
 
-def job_message(body, content_type, job_id, reply_to, user, *, priority, expiration, batch_hint, traceparent, headers, digest=None):
+def job_message(body, content_type, job_id, reply_to, user, *, priority, expiration, batch_hint, traceparent, app_id, headers, digest=None):
     """The message that publishes a job; `digest` is that of the secret that withdraws it. Raises InvalidJob
     if AMQP, RabbitMQ or workers would not take it."""
     headers = _headers(headers)
@@ -47,6 +47,7 @@ def job_message(body, content_type, job_id, reply_to, user, *, priority, expirat
         message_id=job_id, correlation_id=job_id, reply_to=None if reply_to is None else _short_text("reply_to", reply_to),
         priority=None if priority is None else _integer("priority", priority, 0, PRIORITY_MAX),
         expiration=_expiration(expiration), timestamp=int(time.time()), user_id=user,
+        app_id=None if app_id is None else _short_text("app_id", app_id),
     )
     try:
         encoded = ContentHeader(body_size=len(body), properties=message.properties).marshal()

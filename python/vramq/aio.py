@@ -125,11 +125,12 @@ class AsyncClient:
         await asyncio.gather(self._keeper, return_exceptions=True)
 
     async def submit(self, model, inputs, *, params=None, id=None, timeout=..., priority=None, expiration=None,
-                     batch_hint=None, traceparent=None, headers=None, on_progress=None, key=None):
+                     batch_hint=None, traceparent=None, app_id=None, headers=None, on_progress=None, key=None):
         """Publishes a job with its replies to this client; returns an AsyncJob once the broker has confirmed it.
 
         An input is a str, bytes, `vramq.Uri` or `vramq.Json`. `key` is the routing key of the job where the model's workers set
-        one; by default it is the model's name. `on_progress(item, fraction, note)` is called while a model reports
+        one; by default it is the model's name. `app_id` names the application that publishes the job, as replies and dead
+        letters repeat it. `on_progress(item, fraction, note)` is called while a model reports
         on an item; reports may be missing. A connection that is lost meanwhile is waited for, and the job is published
         again under the same id: then it may run twice, and its result is still returned once. Raises InvalidJob,
         DuplicateId, Unroutable, QueueFull, PublishRefused, PublishTimeout, Disconnected or ClientClosed.
@@ -145,7 +146,8 @@ class AsyncClient:
         # A caller that names a digest has a secret of its own, and withdraws the job by itself.
         secret = None if isinstance(headers, Mapping) and DIGEST in headers else new_secret()
         message = self._message(model, inputs, params, job_id, self.reply_queue, priority=priority, expiration=expiration,
-                                batch_hint=batch_hint, traceparent=traceparent, headers=headers, digest=secret and digest_of(secret))
+                                batch_hint=batch_hint, traceparent=traceparent, app_id=app_id, headers=headers,
+                                digest=secret and digest_of(secret))
         if job_id in self._jobs:
             raise DuplicateId(f"job id {job_id!r} is already in flight")
         pending = Pending(job_id, model, len(inputs), timeout, on_progress, key, self._withdrawals, secret)
@@ -194,7 +196,7 @@ class AsyncClient:
         return _wire.stack([output for result in results for output in result.outputs])
 
     async def publish(self, model, inputs, *, params=None, id=None, reply_to=None, timeout=60.0, priority=None,
-                      expiration=None, batch_hint=None, traceparent=None, headers=None, key=None):
+                      expiration=None, batch_hint=None, traceparent=None, app_id=None, headers=None, key=None):
         """Publishes a job whose replies go elsewhere: to `reply_to`, or to the model's own `vramq.replies.MODEL`.
 
         Returns the job's id once the broker has confirmed it. Raises as `submit`.
@@ -202,7 +204,7 @@ class AsyncClient:
         inputs = _wire.input_list(inputs)
         job_id = checked_id(id)
         message = self._message(model, inputs, _wire.checked_params(params), job_id, reply_to, priority=priority,
-                                expiration=expiration, batch_hint=batch_hint, traceparent=traceparent, headers=headers)
+                                expiration=expiration, batch_hint=batch_hint, traceparent=traceparent, app_id=app_id, headers=headers)
         pending = Pending(job_id, model, len(inputs), checked_timeout(timeout), key=key)
         try:
             await self._publish(message, pending)

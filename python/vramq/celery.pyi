@@ -21,7 +21,7 @@ class App:
         self, model: str, *, inputs: Callable[..., Iterable[_Input]] | None = None, result: Callable[[Result], Any] | None = None,
         params: Mapping[str, Any] | None = None, timeout: float | None = ..., priority: int | None = None,
         expiration: _Expiration | None = None, batch_hint: int | None = None, traceparent: str | None = None,
-        headers: Mapping[str, Any] | None = None, key: str | None = None,
+        app_id: str | None = None, headers: Mapping[str, Any] | None = None, key: str | None = None,
     ) -> Task: ...
     def send_task(
         self, name: str, args: list[Any] | tuple[Any, ...] | None = None, kwargs: Mapping[str, Any] | None = None, *,

@@ -70,6 +70,7 @@ impl JobTemplate {
                 batch_hint: args.batch_hint,
                 progress: args.progress,
                 model_revision: args.model_revision.clone(),
+                app_id: args.app_id.clone(),
                 ..SubmitOptions::default()
             },
             no_wait: args.no_wait,

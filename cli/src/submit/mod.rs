@@ -102,6 +102,9 @@ pub(crate) struct Args {
     /// them.
     #[arg(long, value_name = "REVISION")]
     model_revision: Option<String>,
+    /// The application that publishes the jobs, as replies and dead letters repeat it.
+    #[arg(long, value_name = "NAME")]
+    app_id: Option<String>,
     /// Ask the model to report progress of its items, and show it; for models that take long.
     #[arg(long, conflicts_with = "no_wait")]
     progress: bool,

@@ -7,6 +7,7 @@ mod common;
 mod connect;
 mod download;
 mod node;
+mod packages;
 mod permits;
 mod publish;
 mod python;

@@ -39,7 +39,7 @@ on_one_setup!(
 );
 
 /// The command to run in `folder`: modules are looked for beside the program.
-fn scenario(folder: &Path, name: &str, url: &str) -> Result<Command> {
+pub fn scenario(folder: &Path, name: &str, url: &str) -> Result<Command> {
     std::os::unix::fs::symlink(setting("VRAMQ_TEST_NODE_PACKAGE")?, folder.join("node_modules"))?;
     let program = folder.join("scenarios.mjs");
     std::fs::copy(root().join("node/tests/scenarios.mjs"), &program)?;

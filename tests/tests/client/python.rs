@@ -57,7 +57,7 @@ on_one_setup!(
     a_task_of_celery_moves_over,
 );
 
-fn scenario(name: &str, url: &str) -> Result<Command> {
+pub fn scenario(name: &str, url: &str) -> Result<Command> {
     scenario_with("VRAMQ_TEST_PACKAGE", name, url)
 }
 

@@ -1,0 +1,109 @@
+//! What the packages for Python and Node.js send and receive, seen from outside of them as well.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, ensure};
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::Command;
+use vramq_schemas::{ReplyKind, fields, headers};
+use vramq_tests::authority::{Authority, CLIENT};
+use vramq_tests::node::Node;
+use vramq_tests::programs::{root, setting};
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::worker::vramq;
+use vramq_tests::{on_one_setup, on_own_node};
+
+use crate::common::package::{DEADLINE, succeeds};
+use crate::{node, python};
+
+on_one_setup!(reports_of_a_model_arrive_as_it_made_them, a_job_names_its_application_and_its_trace);
+on_own_node!(a_private_authority_and_certificates_of_clients);
+
+/// The same scenario with each package, in a folder that Node.js needs.
+fn scenarios(folder: &TempDir, name: &str, url: &str) -> Result<[Command; 2]> {
+    Ok([python::scenario(name, url)?, node::scenario(folder.path(), name, url)?])
+}
+
+async fn reports_of_a_model_arrive_as_it_made_them(env: &mut TestEnv) -> Result<()> {
+    let script = root().canonicalize()?.join("python/tests/reports.py");
+    let command = format!("model.{MODEL}.command=[{:?}, {script:?}]", setting("VRAMQ_TEST_PACKAGE")?);
+    env.worker(&[&format!("model.{MODEL}.engine=process"), &command]).await?;
+    let folder = tempfile::tempdir()?;
+    for mut scenario in scenarios(&folder, "progress", &env.url)? {
+        let files = tempfile::tempdir()?;
+        scenario.arg(files.path());
+        succeeds(scenario).await?;
+    }
+    Ok(())
+}
+
+async fn a_job_names_its_application_and_its_trace(env: &mut TestEnv) -> Result<()> {
+    env.worker(&[]).await?;
+    let folder = tempfile::tempdir()?;
+    for scenario in scenarios(&folder, "published", &env.url)? {
+        succeeds(scenario).await?;
+    }
+    let mut replies = env.replies().await?;
+    for _ in 0..2 {
+        let reply = replies.next().await?;
+        ensure!(reply.kind()? == ReplyKind::Done, "{:?}", reply.properties);
+        let app = reply.properties.app_id().as_ref().map(|app| app.as_str());
+        ensure!(app == Some("shop, ñ"), "{}: {app:?}", reply.id());
+        let table = reply.headers();
+        let header = |name: &str| table.inner().get(name).and_then(fields::as_text);
+        let trace = header(headers::TRACEPARENT);
+        let expected = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        ensure!(trace.as_deref() == Some(expected), "{}: {trace:?}", reply.id());
+        let state = header(headers::TRACESTATE);
+        ensure!(state.as_deref() == Some("vendor=value"), "{}: {state:?}", reply.id());
+    }
+
+    let submitted =
+        vramq(&env.url, &["submit", "--model", MODEL, "--no-wait", "--app-id", "shell", "a"]).await?;
+    ensure!(submitted.code == Some(0), "{submitted:?}");
+    let mut replies = env.client.mailbox(&vramq_schemas::topology::default_reply_queue(MODEL)).await?;
+    let reply = replies.next().await?;
+    let app = reply.properties.app_id().as_ref().map(|app| app.as_str());
+    ensure!(app == Some("shell"), "{app:?}");
+    Ok(())
+}
+
+async fn a_private_authority_and_certificates_of_clients(env: &mut TestEnv, node: &Node) -> Result<()> {
+    let authority = Authority::new()?;
+    let port = authority.serve_tls(node, "ssl_options.verify = verify_peer\n").await?;
+    env.reconnect().await?;
+    let files = tempfile::tempdir()?;
+    for (name, text) in [
+        ("ca.pem", &authority.ca),
+        ("client.pem", &authority.client_certificate),
+        ("client.key", &authority.client_key),
+    ] {
+        std::fs::write(files.path().join(name), text)?;
+    }
+    env.worker(&[]).await?;
+    let url = format!("amqps://guest:guest@127.0.0.1:{port}/{}", env.vhost.name);
+    let folder = tempfile::tempdir()?;
+    for scenario in scenarios(&folder, "tls", &url)? {
+        shows_its_certificate(scenario, files.path(), node).await?;
+    }
+    Ok(())
+}
+
+/// Runs a program that prints a line once it is connected, and goes on until the end of its input.
+async fn shows_its_certificate(mut program: Command, files: &Path, node: &Node) -> Result<()> {
+    program.arg(files).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut client = program.spawn()?;
+    let mut lines = BufReader::new(client.stdout.take().context("no standard output")?).lines();
+    let line = tokio::time::timeout(DEADLINE, lines.next_line()).await??;
+    let subjects = match line {
+        Some(_) => node.ctl(&["list_connections", "--quiet", "peer_cert_subject"]).await?,
+        None => String::new(),
+    };
+    drop(client.stdin.take());
+    let ended = tokio::time::timeout(DEADLINE, client.wait_with_output()).await??;
+    ensure!(ended.status.success(), "{}: {}", ended.status, String::from_utf8_lossy(&ended.stderr));
+    ensure!(subjects.contains(CLIENT), "{subjects}");
+    Ok(())
+}
