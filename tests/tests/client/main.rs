@@ -13,6 +13,7 @@ mod publish;
 mod python;
 mod reconnect;
 mod replies;
+mod samples;
 mod submit;
 mod submit_errors;
 mod withdraw;

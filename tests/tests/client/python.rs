@@ -1,13 +1,12 @@
 //! The Python package, installed from its wheel, against real workers. `python/tests/scenarios.py` has the scenarios.
 
 use std::os::unix::fs::symlink;
-use std::path::Path;
 use std::process::Stdio;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
-use vramq_schemas::topology::{dead_queue, jobs_queue};
+use vramq_schemas::topology::jobs_queue;
 use vramq_tests::authority::Authority;
 use vramq_tests::bert::reference;
 use vramq_tests::encoders::cosine;
@@ -52,7 +51,6 @@ on_one_setup!(
     types_say_what_there_is,
     errors_come_out_of_a_pool_of_processes,
     the_golden_bytes_are_read,
-    the_readmes_program_says_how_it_went,
     a_task_of_celery_runs_before_it_moves,
     a_task_of_celery_moves_over,
 );
@@ -240,45 +238,6 @@ async fn types_say_what_there_is(_: &mut TestEnv) -> Result<()> {
 
 async fn errors_come_out_of_a_pool_of_processes(_: &mut TestEnv) -> Result<()> {
     succeeds(scenario("processes", "")?).await
-}
-
-/// Runs a Python program with the package; what it printed.
-async fn output_of(program: &Path, arguments: &[&str]) -> Result<String> {
-    let mut command = Command::new(setting("VRAMQ_TEST_PACKAGE")?);
-    command.arg(program).args(arguments).stdin(Stdio::null()).kill_on_drop(true);
-    let ended = run_to_end_within(command, DEADLINE).await?;
-    ensure!(ended.code == Some(0), "{ended:?}");
-    Ok(ended.stdout)
-}
-
-async fn the_readmes_program_says_how_it_went(env: &mut TestEnv) -> Result<()> {
-    let readme = std::fs::read_to_string(root().join("README.md"))?;
-    let (_, block) = readme.split_once("```python\n").context("no program in the README")?;
-    let (program, _) = block.split_once("```").context("no end of the program")?;
-    let folder = tempfile::tempdir()?;
-    let file = folder.path().join("readme.py");
-    std::fs::write(&file, program.replace("amqp://guest:guest@localhost:5672/%2f", &env.url))?;
-    let printed = output_of(&file, &[]).await?;
-    ensure!(printed.starts_with("try again later: no exchange vramq.jobs"), "{printed}");
-    // Nobody listens there.
-    let cut_off = folder.path().join("cut_off.py");
-    std::fs::write(&cut_off, program.replace("localhost:5672", "127.0.0.1:1"))?;
-    let printed = output_of(&cut_off, &[]).await?;
-    ensure!(printed.starts_with("try again later: cannot reach the broker at 127.0.0.1:1"), "{printed}");
-
-    let model = setting("VRAMQ_TEST_MODEL")?;
-    let worker = env.worker(&[&format!("model.minilm.path={}", model.display())]).await?;
-    let printed = output_of(&file, &[]).await?;
-    ensure!(printed == "(2, 384)\n", "{printed}");
-    worker.drain().await?;
-
-    // A model that takes no such job.
-    env.announce("job dead-lettered");
-    env.leave(&dead_queue("minilm"));
-    env.worker(&["model.minilm.engine=echo"]).await?;
-    let printed = output_of(&file, &[]).await?;
-    ensure!(printed.starts_with("failed: invalid-input "), "{printed}");
-    Ok(())
 }
 
 /// The page's task and call site with Celery itself. What computes the vectors, and PyTorch's error, are stand-ins: PyTorch is several
