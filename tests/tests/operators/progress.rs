@@ -1,6 +1,7 @@
 //! The progress of `vramq submit` on a terminal: a bar while jobs wait and run, and a line at the end.
 
 use anyhow::{Result, ensure};
+use tempfile::NamedTempFile;
 use vramq_tests::on_one_setup;
 use vramq_tests::terminal::Terminal;
 use vramq_tests::test_env::{MODEL, TestEnv};
@@ -19,7 +20,13 @@ async fn a_bar_is_drawn_and_removed(env: &mut TestEnv) -> Result<()> {
     let bar = terminal.shows("the bar", |screen| screen.contains("0/3 items, ")).await?;
     ensure!(bar.contains("left"), "{bar}");
 
-    let worker = env.worker(&[]).await?;
+    // Each item fills a pass, and the second pass waits while the file exists.
+    let held = NamedTempFile::new()?;
+    env.announce("a failpoint is set");
+    let drill = format!("worker.drill=pass=hang,skip=1,while={}", held.path().display());
+    let worker = env.worker(&[&drill, &format!("model.{MODEL}.pass_tokens=1")]).await?;
+    terminal.shows("the bar after the first item", |screen| screen.contains("1/3 items, ")).await?;
+    held.close()?;
     let through = terminal.shows("the summary", |screen| screen.contains("3 items answered in ")).await?;
     ensure!(!through.contains("/3 items"), "the bar is still there:\n{through}");
     ensure!(terminal.is_restored().await?, "{through}");
