@@ -28,7 +28,7 @@ on_one_setup!(
 /// Their words and pages come from one description.
 const PROGRAMS: [&str; 3] = ["vramq", "vramq-worker", "vramq-gateway"];
 
-/// It reads its arguments itself, and its page is written by hand.
+/// It reads its arguments itself. Its page is written by hand, and is that of `vramq run-model`, too.
 const RUN_MODEL: &str = "vramq-run-model";
 
 /// Commands whose examples are run here. Those of `dlq` and `control` need jobs in a certain state: their own tests.
