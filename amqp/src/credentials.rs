@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_belong_together_is_reported_at_once() {
+    fn all_faulty_combinations_of_credentials_are_reported_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let certificate = file(&folder, "client.pem", CERTIFICATE);
         let key = file(&folder, "client.key", KEY);

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_sent_is_sent_later_unless_its_job_has_ended() {
+    fn unsent_withdrawals_are_sent_later_unless_their_job_has_ended() {
         let withdrawals = Withdrawals::default();
         for job in 1..=2 {
             assert!(withdrawals.withdraw(withdrawal(job)));

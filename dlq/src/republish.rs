@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_broker_dead_lettered_comes_back_without_words_of_workers() {
+    fn a_message_that_the_broker_dead_lettered_loses_the_headers_of_workers() {
         let deaths = crate::dead_letter::tests::dead_lettered_by_broker("expired").headers;
         for forges_reason in [false, true] {
             let mut letter = out_of_memory(Some(20));

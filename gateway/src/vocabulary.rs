@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_id_is_named() {
+    fn an_invalid_id_is_named() {
         for (ids, shown) in [
             (json!([0, 2]), "2"),
             (json!([1918]), "1918"),

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_anywhere_has_another_revision() {
+    fn any_difference_gives_another_revision() {
         let one = of(&[("a", "x"), ("b", "y")]);
         assert_eq!(one, of(&[("a", "x"), ("b", "y")]));
         assert_eq!((one.len(), &one[..4]), (4 + DIGITS, "f32-"));

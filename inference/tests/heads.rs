@@ -197,7 +197,7 @@ fn camembert_classifies_with_several_labels_at_once() {
 }
 
 #[test]
-fn what_a_classifier_does_not_take_is_named() {
+fn inputs_that_a_classifier_does_not_take_are_named() {
     let encoder = load(&folder("tiny-bert-reranker"), Level::best());
     let refused = |values: &[Value], params: &Params| {
         let inputs: Vec<_> = values.iter().map(|value| Input::Json(value.into())).collect();
@@ -276,7 +276,7 @@ fn gte_under_the_names_of_its_publishers_means_the_same() {
 }
 
 #[test]
-fn what_a_head_has_and_this_engine_does_not_is_refused_by_name() {
+fn unsupported_settings_of_a_head_are_refused_by_name() {
     let cases = [
         (
             "classifier_activation",
@@ -301,7 +301,7 @@ fn what_a_head_has_and_this_engine_does_not_is_refused_by_name() {
 
 /// Missing keys mean transformers' defaults.
 #[test]
-fn what_a_head_does_not_say_is_the_default_of_transformers() {
+fn missing_settings_of_a_head_have_the_defaults_of_transformers() {
     let none = Params::default();
     let copy = copy_of("tiny-modernbert-reranker");
     configure(

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_for_too_long_comes_again() {
+    fn a_delivery_that_is_held_for_too_long_comes_again() {
         let (held, now) = (HeldReplies::default(), Instant::now());
         held.hold(1, 10, now);
         held.hold_stray("a", 1, now);

@@ -221,7 +221,7 @@ mod tests {
 
         /// Replies about as large as a client reads: what is within the bounds is read.
         #[test]
-        fn what_is_within_the_bounds_is_read(values in prop::collection::vec(value(), 1..6), more in 0usize..3) {
+        fn values_within_the_bounds_are_read(values in prop::collection::vec(value(), 1..6), more in 0usize..3) {
             for value in &values {
                 prop_assert_eq!(JsonSize::of(value), JsonSize::of_text(&value.to_string()));
             }

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reference_or_leads_inside_is_refused() {
+    fn invalid_and_unusable_references_are_refused() {
         for text in ["", "a.png", "ftp://h/a", "s3:///key"] {
             assert!(matches!(downloaded(text, 4), Err(DownloadError::Invalid(_))), "{text}");
         }

@@ -204,7 +204,7 @@ fn hold_hundreds(plan: &mut Plan) {
 }
 
 #[test]
-fn whoever_is_flooded_has_its_share() {
+fn a_flooded_caller_has_its_share() {
     side_by_side(1..OF_FLOODS + 1, |seed| {
         for flooded in [Flooded::Queues, Flooded::Models, Flooded::Callers] {
             let plan = of_floods(seed, flooded);

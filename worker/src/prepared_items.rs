@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_have_taken_takes_no_memory() {
+    fn items_taken_by_passes_take_no_memory() {
         let mut items = PreparedItems::new(5, (5..105).map(item).collect());
         assert!((5..105).all(|index| items.take(index) == Some(item(index))));
         assert!(items.items.is_empty() && items.take(5).is_none());

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_programs_take_stands_beside_the_limits() {
+    fn needs_of_programs_are_saved_beside_the_limits() {
         let folder = tempfile::tempdir().unwrap();
         // As 0.2.0 wrote it.
         std::fs::write(folder.path().join(FILE_NAME), LIMITS).unwrap();

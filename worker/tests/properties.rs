@@ -97,7 +97,7 @@ proptest! {
 }
 
 #[test]
-fn what_cannot_be_read_is_named_and_kept() {
+fn unreadable_headers_are_named_and_kept() {
     let good = b"\x04goodI\0\0\0\x01";
     let bad: [&[u8]; 5] = [
         b"\x03badZ\0",

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_workers_send_is_escaped() {
+    fn texts_of_workers_are_escaped() {
         for json in [false, true] {
             let shown = shown(&hostile(Outcome::Refused), json);
             assert!(!shown.chars().any(|c| (c.is_control() && c != '\t') || c == '\u{202e}'), "{shown:?}");

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_url_of_the_api_is_refused_without_its_password() {
+    fn an_invalid_url_is_refused_and_its_password_not_shown() {
         for url in [
             "",
             "host:15672",

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_published_since_the_count_waits_too() {
+    fn jobs_published_since_the_count_add_to_the_wait() {
         let (mut queues, now) = (Queues::default(), Instant::now());
         queues.note("m", None, Depth::Messages { ready: 3, consumers: 1 }, now);
         queues.published("m");

@@ -138,7 +138,7 @@ fn nothing_stays_of_an_upload_whose_caller_hangs_up_at_its_end() {
 }
 
 #[test]
-fn what_is_old_is_removed_with_few_requests() {
+fn old_objects_are_removed_with_few_requests() {
     let (mut setup, server) = (Setup::new(), ObjectServer::start().expect("an S3 server"));
     let gate = RequestGate::to(&server.endpoint(), "?delete", true);
     let put = |key: &str| {

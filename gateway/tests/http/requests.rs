@@ -137,7 +137,7 @@ fn unknown_methods_paths_and_ids_are_refused_in_the_shape_of_their_api() {
 /// Before the first worker there is neither the exchange of heartbeats nor a queue of jobs. Callers may name models that nobody serves. An
 /// operator can do nothing about either, so nothing is logged.
 #[test]
-fn what_the_broker_does_not_have_is_no_error_in_the_log() {
+fn a_model_without_a_queue_logs_no_error() {
     let mut setup = Setup::new();
     for _ in 0..2 {
         setup.gateway(&[]);

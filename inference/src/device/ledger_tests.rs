@@ -23,7 +23,7 @@ fn two_ledgers_on_a_file_share_its_memory() {
 }
 
 #[test]
-fn what_programs_hold_is_not_free() {
+fn memory_of_programs_is_not_free() {
     let ledger = Ledger::own(1000);
     let programs_hold = |bytes: u64| {
         let Ledger::Own { programs, .. } = &ledger else { panic!("it is shared") };

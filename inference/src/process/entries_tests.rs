@@ -56,7 +56,7 @@ fn evicted_at(programs: Vec<Program>, request: Request, snapshot: Snapshot) -> V
 }
 
 #[test]
-fn who_makes_room_was_idle_for_longest_or_else_loaded_for_longest() {
+fn the_program_that_was_idle_or_else_loaded_for_longest_makes_room() {
     let at = |s| Some(Instant::now() + Duration::from_secs(s));
     let request = Request { bytes: 500 * MIB, busy_too: false };
     let idle = || vec![program(300, at(0), at(9)), program(300, at(1), at(8)), program(300, at(2), None)];
@@ -243,7 +243,7 @@ fn busy() -> Entries {
 }
 
 #[test]
-fn what_becomes_free_is_kept_for_the_program_that_has_waited_for_longest() {
+fn freed_memory_is_kept_for_the_program_that_has_waited_for_longest() {
     let now = Instant::now();
     let large = Request { bytes: 900 * MIB, busy_too: true };
     let small = Request { bytes: 200 * MIB, busy_too: false };
@@ -333,7 +333,7 @@ fn no_program_is_loaded_into_what_passes_were_admitted_to() {
 
 /// Passes may follow one another without end: those of a model whose need is never known, or of one that always has work.
 #[test]
-fn what_passes_may_take_is_no_reason_to_wait_for_long() {
+fn bytes_that_passes_may_take_delay_a_load_only_briefly() {
     let now = Instant::now();
     let exclusive = RunningPass { keeper: Some(1), resident: 0, budget: 0, exclusive: true };
     for pass in [exclusive, RunningPass { budget: 400 * MIB, exclusive: false, ..exclusive }] {

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_seen_is_unknown_unless_declared() {
+    fn an_unmeasured_need_is_unknown_unless_declared() {
         assert_eq!(Learned::default().need(8.0, None), Need::Unknown);
         let declared = Some(Declared { bytes_per_unit: 100.0 });
         assert_eq!(Learned::default().need(8.0, declared), Need::Bytes(800));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_is_known_by_its_cost() {
+    fn a_measured_need_is_known_by_its_cost() {
         let mut seen = learned(&[(8.0, 40 * MIB), (1.0, 20 * MIB)]);
         // Not enough peaks yet.
         seen.took(1e6, 900 * MIB);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_learned_outlives_the_process() {
+    fn learned_needs_outlive_the_process() {
         let mut seen = learned(&[(8.0, 40 * MIB), (1e7, 900 * MIB)]);
         seen.loaded(500 * MIB);
         let text = serde_json::to_string(&seen).unwrap();

@@ -115,7 +115,7 @@ mod tests {
     use crate::process::device_view::Reading;
 
     #[test]
-    fn what_others_held_while_the_program_ran_is_not_claimed() {
+    fn memory_of_other_processes_during_the_program_is_not_claimed() {
         let reading = |others: u64| Reading { free: 900 - others, total: 1000, own: 0 };
         let snapshot = |others: u64| Snapshot {
             reading: reading(others),

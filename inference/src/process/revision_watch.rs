@@ -303,7 +303,7 @@ mod tests {
 
     /// As of a job that is cancelled when its program has ended.
     #[tokio::test]
-    async fn what_a_program_wrote_is_found_although_nobody_waits_for_it() {
+    async fn files_written_by_a_program_are_found_although_no_caller_waits() {
         let folder = tempfile::tempdir().unwrap();
         let seen = seen(folder.path());
         let watch = RevisionWatch {

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_printed_after_a_mark_is_told_apart() {
+    async fn output_after_a_mark_is_distinguished() {
         let (reader, mut writer) = io::pipe().unwrap();
         let receiver = pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).unwrap();
         let mut stderr = Stderr::read(receiver, "m".to_owned());

@@ -147,7 +147,7 @@ fn rotary_positions_that_this_engine_does_not_compute_are_refused_by_name() {
 }
 
 #[test]
-fn what_a_family_has_and_this_engine_does_not_is_refused_by_name() {
+fn unsupported_settings_of_a_family_are_refused_by_name() {
     let cases: [(&str, &Change, &str); 10] = [
         (
             "tiny-nomic",
@@ -205,7 +205,7 @@ fn what_a_family_has_and_this_engine_does_not_is_refused_by_name() {
 }
 
 #[test]
-fn what_gemma_has_and_this_engine_does_not_is_refused_by_name() {
+fn unsupported_settings_of_gemma_are_refused_by_name() {
     let cases: [(&str, &Change, &str); 7] = [
         (
             // The model of texts and pictures, whose layers for texts are in an object of their own.
@@ -255,7 +255,7 @@ fn what_gemma_has_and_this_engine_does_not_is_refused_by_name() {
 
 /// What changes the model, its configuration or the calls of its tokenizer.
 #[test]
-fn what_sentence_transformers_would_do_and_this_engine_does_not_is_refused_by_name() {
+fn unsupported_modules_of_sentence_transformers_are_refused_by_name() {
     let message = json!({"method": "forward", "method_output_name": "last_hidden_state", "format": "flat"});
     let cases = [
         // With these, texts become messages, and the chat template turns messages into texts.

@@ -372,7 +372,7 @@ fn older_names_of_norms_mean_the_same() {
 }
 
 #[test]
-fn what_a_configuration_does_not_say_is_the_default_of_transformers() {
+fn missing_settings_have_the_defaults_of_transformers() {
     let cases: [(&str, &[&str]); 4] = [
         ("tiny-mean", &["layer_norm_eps", "hidden_act", "type_vocab_size"]),
         ("tiny-distilbert", &["activation"]),

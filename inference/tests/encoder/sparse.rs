@@ -127,7 +127,7 @@ fn items_of_other_models_are_refused() {
 }
 
 #[test]
-fn what_makes_no_sparse_vectors_here_is_told_by_name() {
+fn models_without_sparse_vectors_are_refused_by_name() {
     let cases: [(&str, &str, &Change, &str); 9] = [
         (
             SPLADE,

@@ -145,7 +145,7 @@ async fn a_program_that_may_not_enter_its_group_runs_without_one() {
 }
 
 #[tokio::test]
-async fn what_exceeds_the_limit_is_killed_by_the_kernel_as_a_whole() {
+async fn the_kernel_kills_a_whole_group_over_its_limit() {
     let Some(root) = Root::new("memory") else { return };
     let env = root.env();
     let cgroups = env.cgroups.clone().unwrap();

@@ -67,7 +67,7 @@ fn environment(gate: &Path) -> String {
 
 /// The neighbour keeps what it took, so the slot and the next process would wait for it.
 #[tokio::test]
-async fn what_a_neighbour_takes_during_a_load_is_not_waited_for() {
+async fn memory_that_a_neighbour_takes_during_a_load_is_not_waited_for() {
     for (mib, keys, variables) in [
         // Nothing but the difference is known.
         (300, "", ""),
@@ -180,7 +180,7 @@ async fn memory_in_a_daemon_is_the_programs_as_long_as_it_is_loaded() {
 
 /// What passes take is measured, too, as long as nobody else takes or frees memory.
 #[tokio::test]
-async fn what_a_pass_takes_is_what_the_device_loses_while_nothing_else_moves() {
+async fn a_pass_needs_what_the_device_loses_while_nothing_else_changes() {
     let shared = Shared::new();
     let pool = shared.env.probe(&format!("env = {{ BASE_MIB = \"{BASE_MIB}\" }}")).await;
     let take = || {

@@ -215,7 +215,7 @@ async fn a_pass_does_not_wait_for_a_process_that_does_not_end() {
 }
 
 #[tokio::test]
-async fn what_is_no_output_costs_the_pass_and_not_the_process() {
+async fn an_invalid_output_fails_the_pass_and_not_the_process() {
     let env = Env::new();
     let pool = env.probe("").await;
     let before = pid(&pool).await;

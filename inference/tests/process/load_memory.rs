@@ -59,7 +59,7 @@ async fn a_program_is_not_loaded_into_what_a_running_pass_may_take() {
 
 /// Passes are not admitted to it.
 #[tokio::test]
-async fn what_a_program_will_take_is_promised_until_it_has_taken_it() {
+async fn memory_is_reserved_for_a_program_until_it_has_taken_it() {
     for (load, promised) in [("while-file", 600), ("holds-while-file", 0)] {
         let (folder, env) = env_with(1000, true);
         let file = folder.path().join("loading");

@@ -55,7 +55,7 @@ async fn a_model_that_does_not_load_says_why() {
 
 /// Such a model would fail each pass, or end the connection without an explanation.
 #[tokio::test]
-async fn what_the_sdk_cannot_serve_is_said_when_the_model_is_loaded() {
+async fn models_that_the_sdk_cannot_serve_are_refused_when_loaded() {
     let env = Env::new();
     let folder = tempfile::tempdir().unwrap();
     for (body, what) in [

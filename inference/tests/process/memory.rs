@@ -30,7 +30,7 @@ async fn a_process_holds_what_the_device_lost() {
 
 /// What a process takes while it loads does not come back at the end of a pass.
 #[tokio::test]
-async fn what_a_process_holds_while_it_loads_is_told() {
+async fn the_memory_of_a_loading_process_is_reported() {
     let (folder, env) = env_with(1000, true);
     let file = folder.path().join("loading");
     let keys = format!(
@@ -113,7 +113,7 @@ async fn a_busy_process_makes_room_after_its_pass_for_a_model_that_has_none() {
 }
 
 #[tokio::test]
-async fn what_a_pass_takes_is_learned_and_unknown_until_then() {
+async fn the_need_of_a_pass_is_unknown_until_it_is_learned() {
     let (_folder, env) = env_with(1000, true);
     let pool = env.probe("vram = { per = \"characters\" }\nenv = { BASE_MIB = \"100\" }").await;
     let costs = |text: &str| [Costs::new(&Item::Text(text.to_owned()))];
@@ -149,7 +149,7 @@ async fn free_reaches(env: &Env, mib: u64) {
 }
 
 #[tokio::test]
-async fn what_a_process_keeps_for_its_next_pass_is_not_resident_and_comes_back_when_asked_for() {
+async fn caches_of_a_process_are_not_resident_and_are_given_back_on_request() {
     let (_folder, env) = env_with(1000, true);
     let pool = env.probe("env = { BASE_MIB = \"100\" }").await;
     for _ in 0..3 {
@@ -167,7 +167,7 @@ async fn what_a_process_keeps_for_its_next_pass_is_not_resident_and_comes_back_w
 }
 
 #[tokio::test]
-async fn what_a_process_takes_for_good_is_resident_and_its_passes_need_less() {
+async fn memory_that_a_process_keeps_for_good_is_resident_and_its_passes_need_less() {
     let (_folder, env) = env_with(1000, true);
     let pool = env.probe("env = { BASE_MIB = \"100\" }").await;
     // As weights that the first pass loads.

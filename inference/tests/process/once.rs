@@ -102,7 +102,7 @@ fn in_dead_letter(text: &str) -> &str {
 
 /// It may say anywhere why it failed. What it prints to standard output hides nothing that it said as an error.
 #[tokio::test]
-async fn what_a_program_with_a_file_prints_to_standard_output_is_judged_too() {
+async fn standard_output_of_a_program_with_an_output_file_counts() {
     let env = Env::new();
     let oom = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.";
     let code = "import sys; print(sys.argv[1]); sys.stderr.write(sys.argv[2]); print('x' * 20000 if sys.argv[2] else 'end'); sys.exit(1)";
@@ -120,7 +120,7 @@ async fn what_a_program_with_a_file_prints_to_standard_output_is_judged_too() {
 
 /// However it fails, both texts are told, and neither is pushed out by the other.
 #[tokio::test]
-async fn what_a_program_with_a_file_prints_is_told_however_it_fails() {
+async fn the_output_of_a_failed_program_with_a_file_is_in_the_error() {
     let env = Env::new();
     let code = "import sys, time\nprint('x' * 20000 + 'at half', flush=True)\nprint('cannot go on', file=sys.stderr, flush=True)\n\
                 how = open(sys.argv[1]).read()\nif how == 'hangs': time.sleep(1000)\nsys.exit(int(how))";
@@ -190,7 +190,7 @@ async fn how_it_ends_is_judged_by_status_and_text() {
 }
 
 #[tokio::test]
-async fn what_it_forked_ends_with_it_and_cancelling_kills_it() {
+async fn its_forked_processes_end_with_it_and_cancelling_kills_it() {
     let env = Env::new();
     let code = "import os, sys, time\npid = os.fork()\nif pid == 0:\n  os.setsid()\n  time.sleep(1000)\nprint(pid, flush=True)\nif open(sys.argv[1]).read() == 'wait': time.sleep(1000)";
     let pool = script(&env, code, "").await;
@@ -272,7 +272,7 @@ async fn a_program_that_is_gone_takes_no_passes_until_it_is_back() {
 }
 
 #[tokio::test]
-async fn what_kept_a_program_from_starting_is_said() {
+async fn the_reason_why_a_program_did_not_start_is_in_the_error() {
     let env = Env::new();
     let config = env.config_of(&["/bin/cat", "{input}"], "mode = \"once\"");
     let launcher =

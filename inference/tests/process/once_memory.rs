@@ -135,7 +135,7 @@ impl DeviceView for Forgetful {
 /// No request to end frees the memory of a one-shot program. A snapshot that fails must not take it for that of warm ones, nor may one from
 /// before its end seem to be a new one.
 #[tokio::test]
-async fn what_a_program_holds_is_noted_while_it_runs_and_when_it_ends() {
+async fn the_memory_of_a_program_is_noted_while_it_runs_and_when_it_ends() {
     let folder = tempfile::tempdir().unwrap();
     let device = FileDevice::new(folder.path(), 1000, true);
     let view = Arc::new(Forgetful { device, is_silent: AtomicBool::new(false) });
@@ -171,7 +171,7 @@ async fn what_a_program_holds_is_noted_while_it_runs_and_when_it_ends() {
 
 /// The worker restarts for it, and names what is missing.
 #[tokio::test]
-async fn what_a_program_that_does_not_end_holds_is_overdue() {
+async fn memory_of_a_program_that_does_not_end_is_overdue() {
     const STAYS: &str = "import os, signal, sys, time\nfrom device import Device\nsignal.signal(15, signal.SIG_IGN)\n\
                          Device(os.environ['DEVICE']).take(400 << 20)\ntime.sleep(1000)";
     let (_folder, env) = env_with(1000);

@@ -42,7 +42,7 @@ async fn files_that_are_named_count_by_their_content() {
 }
 
 #[tokio::test]
-async fn what_the_program_says_counts_beside_files() {
+async fn the_revision_that_a_program_reports_counts_beside_its_files() {
     let (env, folder) = (Env::new(), tempfile::tempdir().unwrap());
     let weights = folder.path().join("weights");
     // In a file: variables count for the revision, too.

@@ -18,7 +18,7 @@ async fn rough(env: &Env, load: &str) -> Result<Pool, LoadError> {
 }
 
 #[tokio::test]
-async fn what_is_no_exception_fails_the_pass_and_not_the_process() {
+async fn raising_something_else_than_an_exception_fails_the_pass_and_not_the_process() {
     let env = Env::new();
     let pool = rough(&env, "").await.unwrap();
     let before = pid(&pool).await;
@@ -106,7 +106,7 @@ async fn an_output_that_the_disk_has_no_room_for_leaves_nothing_there() {
 ///
 /// The scratch folder is in memory, which has room. The machine's own disk may be nearly full, and would then be blamed.
 #[tokio::test]
-async fn what_has_no_room_beside_the_disk_is_a_failure_of_the_program() {
+async fn no_room_on_another_file_system_is_a_failure_of_the_program() {
     let mut env = Env::new();
     env.scratch = tempfile::tempdir_in("/dev/shm").unwrap();
     let pool = env.probe("").await;
@@ -200,7 +200,7 @@ async fn items_that_cannot_be_written_cost_a_process_only_if_its_files_are_in_th
 }
 
 #[tokio::test]
-async fn what_load_does_is_said_or_does_no_harm() {
+async fn mistakes_in_load_are_reported_or_harmless() {
     let env = Env::new();
     for (load, said) in [
         ("exit", "SystemExit: no such option: --models"),

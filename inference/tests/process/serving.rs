@@ -108,7 +108,7 @@ async fn a_failed_item_keeps_the_results_before_it_and_the_process() {
 
 /// Earlier text may be about items of another caller, and the text goes into replies.
 #[tokio::test]
-async fn what_earlier_passes_printed_is_not_in_the_end_of_a_pass() {
+async fn output_of_earlier_passes_is_not_in_the_error_of_a_pass() {
     let env = Env::new();
     let pool = env.probe("").await;
     // In a traceback, and in a line that is still in Python's buffer when the pass has its output.
@@ -193,7 +193,7 @@ async fn three_instances_run_at_the_same_time() {
 }
 
 #[tokio::test]
-async fn what_is_no_pass_is_not_taken() {
+async fn messages_that_are_no_pass_are_not_taken() {
     let env = Env::new();
     let pool = env.probe("").await;
     assert!(matches!(pool.run(PassRequest::default()), Err(NotTaken::Items(0))));

@@ -66,7 +66,7 @@ async fn until_done(pending: &Pending, items: usize) {
 }
 
 #[tokio::test]
-async fn whoever_adopts_a_reply_queue_gets_all_replies_of_unfinished_jobs() {
+async fn the_adopter_of_a_reply_queue_gets_all_replies_of_unfinished_jobs() {
     let broker = Broker::new();
     let worker = Hesitant::new(&broker).await;
     let (client, queue) = holding(&broker).await;

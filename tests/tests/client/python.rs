@@ -37,7 +37,7 @@ on_queue_types!(
 );
 on_one_setup!(
     a_refused_job_ends_no_other,
-    who_stops_waiting_gives_the_slot_back,
+    a_caller_that_stops_waiting_gives_its_slot_back,
     jobs_of_callers_that_give_up_are_withdrawn,
     a_refused_withdrawal_is_tried_again,
     closing_ends_what_other_threads_wait_for,
@@ -116,7 +116,7 @@ async fn a_refused_job_ends_no_other(env: &mut TestEnv) -> Result<()> {
     succeeds(scenario("refused", &env.url)?).await
 }
 
-async fn who_stops_waiting_gives_the_slot_back(env: &mut TestEnv) -> Result<()> {
+async fn a_caller_that_stops_waiting_gives_its_slot_back(env: &mut TestEnv) -> Result<()> {
     env.worker(&[]).await?;
     unserved_model(env).await?;
     succeeds(scenario("slots", &env.url)?).await

@@ -44,8 +44,8 @@ in_its_own_process! {
     a_cap_that_is_no_multiple_of_a_piece_can_be_used_whole: [driver()?, nvml()?], [];
     an_old_driver_knows_no_cap: [driver()?, nvml()?], ["FAKE_CUDA_VERSION" = "12010"];
     a_driver_without_pools: [driver()?, nvml()?], ["FAKE_CUDA_POOLS" = "0"];
-    what_is_kept_goes_back_when_asked_for: [driver()?, nvml()?], [];
-    what_is_kept_in_pieces_is_given_back_before_giving_up: [driver()?, nvml()?],
+    kept_memory_is_given_back_on_request: [driver()?, nvml()?], [];
+    kept_pieces_are_given_back_before_an_allocation_fails: [driver()?, nvml()?],
         ["FAKE_CUDA_FAIL" = "cuMemAllocFromPoolAsync:2:2"];
     without_nvml_the_context_is_not_known: [driver()?], [];
     nvml_tells_what_it_can: [driver()?, nvml()?],
@@ -250,7 +250,7 @@ mod bodies {
         Ok(())
     }
 
-    pub fn what_is_kept_goes_back_when_asked_for() -> Result<()> {
+    pub fn kept_memory_is_given_back_on_request() -> Result<()> {
         let device = open(None)?;
         drop(device.alloc_arena(384 * MIB as usize)?);
         let free = || Ok::<_, anyhow::Error>(device.context().free_and_total()?.0 as u64);
@@ -265,7 +265,7 @@ mod bodies {
         Ok(())
     }
 
-    pub fn what_is_kept_in_pieces_is_given_back_before_giving_up() -> Result<()> {
+    pub fn kept_pieces_are_given_back_before_an_allocation_fails() -> Result<()> {
         let device = open(None)?;
         drop(device.alloc_arena(384 * MIB as usize)?);
         // The driver refuses this once.

@@ -40,7 +40,7 @@ with_libraries! { [gpu()?];
     turing_has_f16_and_f32: ["FAKE_CUDA_SM" = "75"];
     the_type_is_by_the_model = types_are_chosen: [];
     the_type_is_by_the_device = types_are_chosen_on_turing: ["FAKE_CUDA_SM" = "75"];
-    what_has_no_kernel_is_refused: [];
+    models_without_a_kernel_are_refused: [];
     numbers_too_large_for_f16_are_refused: [];
     a_pass_takes_its_plan_and_gives_it_back: [];
     kernels_are_compiled_once: [];
@@ -235,7 +235,7 @@ mod bodies {
         Ok(())
     }
 
-    pub fn what_has_no_kernel_is_refused() -> Result<()> {
+    pub fn models_without_a_kernel_are_refused() -> Result<()> {
         let shapes = [
             (RandomBert { hidden: 528, heads: 2, ..RandomBert::default() }, "heads of 264 elements"),
             (

@@ -18,7 +18,7 @@ use vramq_tests::wait::{SILENCE, until};
 use vramq_tests::worker::Worker;
 
 on_one_setup!(
-    what_a_program_holds_is_told_apart_from_its_neighbours_by_process_id,
+    the_memory_of_a_program_is_distinguished_by_process_id,
     a_program_that_takes_nothing_of_the_device_holds_nothing,
     process_ids_of_another_namespace_leave_the_difference,
     a_driver_that_does_not_tell_what_processes_hold_leaves_the_difference,
@@ -160,9 +160,7 @@ fn peaks(learned: &Value) -> Vec<u64> {
     }
 }
 
-async fn what_a_program_holds_is_told_apart_from_its_neighbours_by_process_id(
-    env: &mut TestEnv,
-) -> Result<()> {
+async fn the_memory_of_a_program_is_distinguished_by_process_id(env: &mut TestEnv) -> Result<()> {
     let (loaded, peaks) = booked(env, None).await?;
     ensure!(loaded == LOADED_MIB, "{loaded}");
     // The pass that took nothing, and the one that did.

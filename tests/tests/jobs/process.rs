@@ -22,7 +22,7 @@ use vramq_tests::{on_all_setups, on_one_setup};
 on_all_setups!(a_program_answers_beside_another_model);
 on_one_setup!(
     three_processes_overlap,
-    what_runs_out_of_memory_is_halved_in_the_same_process,
+    a_pass_that_runs_out_of_memory_is_halved_in_the_same_process,
     a_killed_process_costs_the_job_in_it_only,
     a_job_that_kills_processes_is_dead_lettered_with_what_they_printed,
     memory_that_another_program_took_withholds_the_slot,
@@ -152,7 +152,7 @@ async fn three_processes_overlap(env: &mut TestEnv) -> Result<()> {
 }
 
 /// A pass of eight runs out of memory after three items, which are kept; so does one of four; two fit.
-async fn what_runs_out_of_memory_is_halved_in_the_same_process(env: &mut TestEnv) -> Result<()> {
+async fn a_pass_that_runs_out_of_memory_is_halved_in_the_same_process(env: &mut TestEnv) -> Result<()> {
     env.announce("out of memory");
     let settings = "instances = 1\nvram = { base_mib = 10, mib_per_unit = 1, learn = false }";
     let _served = Served::new(env, settings, &[])?;

@@ -20,10 +20,10 @@ on_one_setup!(
     an_invalid_item_ends_its_job_and_the_neighbours_run,
     an_invalid_item_that_is_not_named_is_found,
     bytes_of_a_media_type_that_the_model_does_not_take_are_rejected,
-    what_a_program_does_wrong_is_in_the_dead_letter,
+    mistakes_of_a_program_are_in_the_dead_letter,
     a_program_that_answers_too_much_costs_its_job_only,
     an_output_that_no_reply_holds_does_not_cost_those_before_it,
-    what_a_program_says_about_its_out_of_memory_is_in_the_dead_letter,
+    the_words_of_a_program_about_its_out_of_memory_are_in_the_dead_letter,
     a_job_whose_program_finds_the_disk_full_waits_until_there_is_room,
     faults_of_the_configuration_come_all_at_once,
     every_model_that_cannot_be_loaded_is_named,
@@ -159,7 +159,7 @@ const WRONG: [(&str, Reason, &str, bool); 5] = [
     ("refuse no picture", Reason::InvalidInput, "inputs[0]: no picture", true),
 ];
 
-async fn what_a_program_does_wrong_is_in_the_dead_letter(env: &mut TestEnv) -> Result<()> {
+async fn mistakes_of_a_program_are_in_the_dead_letter(env: &mut TestEnv) -> Result<()> {
     for text in ["pass failed", "job dead-lettered"] {
         env.announce(text);
     }
@@ -192,7 +192,9 @@ async fn what_a_program_does_wrong_is_in_the_dead_letter(env: &mut TestEnv) -> R
 }
 
 /// Without a size: then no wait helps, although the model is taken to need less than is free.
-async fn what_a_program_says_about_its_out_of_memory_is_in_the_dead_letter(env: &mut TestEnv) -> Result<()> {
+async fn the_words_of_a_program_about_its_out_of_memory_are_in_the_dead_letter(
+    env: &mut TestEnv,
+) -> Result<()> {
     const SAID: &str = "vae: no room for the attention";
     env.announce("out of memory");
     env.announce("job dead-lettered");

@@ -11,7 +11,7 @@ use vramq_tests::worker::{Ended, command, run_to_end};
 use crate::process::{Served, consuming, outputs};
 
 on_one_setup!(
-    what_was_learned_of_a_program_outlives_the_worker,
+    learned_needs_of_a_program_outlive_the_worker,
     nothing_is_known_of_a_program_that_takes_the_place_of_another,
 );
 
@@ -52,7 +52,7 @@ impl Learning {
     }
 }
 
-async fn what_was_learned_of_a_program_outlives_the_worker(env: &mut TestEnv) -> Result<()> {
+async fn learned_needs_of_a_program_outlive_the_worker(env: &mut TestEnv) -> Result<()> {
     let learning = Learning::new(env)?;
     let unknown = learning.known().await?;
     ensure!(

@@ -7,11 +7,11 @@ use vramq_tests::test_env::{MODEL, TestEnv};
 
 use crate::process::{Served, consuming, outputs};
 
-on_one_setup!(what_a_program_keeps_for_its_next_pass_does_not_stop_it);
+on_one_setup!(caches_of_a_program_do_not_stop_it);
 
 /// The worker looks every 10 s at what a busy program holds, and has it trimmed after 50 passes. This test's passes take 14 s and are
 /// fewer, so one look finds that the program keeps more than half of the device.
-async fn what_a_program_keeps_for_its_next_pass_does_not_stop_it(env: &mut TestEnv) -> Result<()> {
+async fn caches_of_a_program_do_not_stop_it(env: &mut TestEnv) -> Result<()> {
     const JOBS: usize = 48;
     let device = SharedDevice::new(1000)?;
     let [file, memory, reserve] = device.settings();

@@ -13,12 +13,12 @@ use vramq_tests::wait::until;
 use vramq_tests::worker::Worker;
 use vramq_tests::{on_all_setups, on_queue_types};
 
-on_all_setups!(a_job_is_halved_until_it_fits, what_is_finished_is_not_computed_again);
+on_all_setups!(a_job_is_halved_until_it_fits, finished_items_are_not_computed_again);
 on_queue_types!(
     a_requeued_job_overtakes_the_backlog,
     a_full_queue_takes_a_job_back_later,
     an_item_that_never_fits_is_dead_lettered_with_its_history,
-    what_does_not_fit_goes_to_a_larger_device,
+    a_job_that_does_not_fit_goes_to_a_larger_device,
 );
 
 /// The dead letter's headers as a job's.
@@ -53,7 +53,7 @@ async fn a_job_is_halved_until_it_fits(env: &mut TestEnv) -> Result<()> {
 }
 
 /// A job of 10,000 items runs out of memory in the middle on one worker, and another one finishes it.
-async fn what_is_finished_is_not_computed_again(env: &mut TestEnv) -> Result<()> {
+async fn finished_items_are_not_computed_again(env: &mut TestEnv) -> Result<()> {
     env.announce("out of memory");
     env.announce("made to fail");
     let proxy = env.proxy().await?;
@@ -181,7 +181,7 @@ async fn a_full_queue_takes_a_job_back_later(env: &mut TestEnv) -> Result<()> {
     Ok(())
 }
 
-async fn what_does_not_fit_goes_to_a_larger_device(env: &mut TestEnv) -> Result<()> {
+async fn a_job_that_does_not_fit_goes_to_a_larger_device(env: &mut TestEnv) -> Result<()> {
     for text in
         ["out of memory", "made to fail", "job dead-lettered", "cannot pass the job on to other workers"]
     {

@@ -23,7 +23,7 @@ on_one_setup!(
     answers_go_only_where_replies_may,
     jobs_go_on_without_the_exchanges,
     exchanges_that_are_deleted_cost_no_session,
-    what_is_logged_changes,
+    the_log_level_changes,
 );
 
 const JOBS: usize = 30;
@@ -216,7 +216,7 @@ async fn exchanges_that_are_deleted_cost_no_session(env: &mut TestEnv) -> Result
     Ok(())
 }
 
-async fn what_is_logged_changes(env: &mut TestEnv) -> Result<()> {
+async fn the_log_level_changes(env: &mut TestEnv) -> Result<()> {
     let worker = env.worker(&[]).await?;
     let mut operator = Operator::new(env).await?;
     let set = |log: &str| Command::Set { log: log.to_owned() };

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fitted_stays_the_limit_until_it_runs_out_itself() {
+    fn a_size_that_fitted_stays_the_limit_until_it_runs_out_of_memory() {
         let mut limits = none_yet();
         limits.ran_out("m", 100, 80 * MIB, 0);
         limits.fitted("m", 100, 60 * MIB, 0);

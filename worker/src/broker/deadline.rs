@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_never_ends_is_given_up() {
+    async fn a_wait_without_end_is_given_up() {
         assert_eq!(within(Duration::from_millis(50), std::future::pending::<()>()).await, None);
         assert_eq!(within(Duration::from_secs(3600), ask()).await, Some(()));
     }

@@ -93,7 +93,7 @@ fn only_replies_to_a_channel_are_not_mandatory() {
 }
 
 #[test]
-fn who_published_a_job_is_known_after_it_was_published_again() {
+fn the_publisher_of_a_job_is_known_after_a_republish() {
     let forged = [(headers::USER, "eve"), (headers::CALLER, "eve"), (headers::TENANT, "acme")];
     let of_gateway = BasicProperties::default().with_message_id("j".into()).with_user_id("gateway".into());
     let first = delivered("vramq.jobs", of_gateway, texts(&forged));

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_what_to_do() {
+    fn faults_are_reported_with_what_to_do() {
         let rows = [
             ("[device.cuda]\nindex = 'first'", "device.cuda.index", "a list of numbers"),
             ("[device.cuda]\nuuid = 'the first'", "device.cuda.uuid", "nvidia-smi -L"),

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_several_gpus_cannot_share_is_refused() {
+    fn settings_that_several_gpus_cannot_share_are_refused() {
         let rows = [
             ("index = [0, 0]", "device.cuda.index", "twice"),
             ("index = []", "device.cuda.index", "\"all\""),

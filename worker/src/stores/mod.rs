@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_store_covers_is_denied() {
+    fn references_outside_all_stores_are_denied() {
         let stores = stores(&["file:///srv/in", "https://files.example.com/a"]);
         for text in [
             "file:///srv/in",
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_of_a_reference_has_no_secrets() {
+    fn a_shown_reference_has_no_secrets() {
         let stores = stores(&["file:///srv/in"]);
         let rejection = stores.find(0, "https://evil.org/x?X-Amz-Signature=hunter2").unwrap_err();
         assert_eq!(rejection.error, "inputs[0]: no store of this worker covers https://evil.org/x");

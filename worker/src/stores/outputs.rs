@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_large_is_written_and_what_is_small_is_not() {
+    async fn only_large_outputs_are_written_to_the_store() {
         let folder = tempfile::tempdir().unwrap();
         let store = store(folder.path(), "https://files.example.com/out/");
         let owner = OutputOwner::new("m", Some("a"), "job");

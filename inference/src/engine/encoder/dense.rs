@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_a_number_stays_so() {
+    fn nan_stays_nan() {
         let mut vector = [-1.5, 0.0, 2.5, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
         Activation::Relu.apply(&mut vector);
         assert_eq!(vector[..3], [0.0, 0.0, 2.5]);

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pair_is_named() {
+    fn an_invalid_pair_is_named() {
         let pair = |text: &str| serde_json::from_str::<Pair>(text).map_err(|e| e.to_string());
         assert!(pair(r#"{"query": "a", "document": "b"}"#).is_ok());
         assert!(pair(r#"{"query": "a"}"#).unwrap_err().contains("document"));

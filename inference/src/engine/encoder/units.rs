@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_machine_has_is_told_whatever_is_chosen() {
+    fn the_units_of_the_machine_are_named_for_every_dtype() {
         let tiles = CpuUnits::tile_model(Level::best(), Parts::Rounded);
         let told = |dtype, dot: Option<CpuUnits>| {
             let chosen = Chosen::with(dtype, |_| Ok(tiles), || dot).unwrap();

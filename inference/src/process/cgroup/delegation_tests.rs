@@ -126,7 +126,7 @@ fn memory_is_handed_on_where_it_is_there() {
 }
 
 #[test]
-fn what_dead_workers_left_is_ended() {
+fn processes_of_dead_workers_are_ended() {
     let root = imitated(&[]);
     let mut dead = std::process::Command::new("/bin/true").spawn().unwrap();
     dead.wait().unwrap();

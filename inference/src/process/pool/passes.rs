@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_others_take_in_a_long_pass_is_not_claimed_of_its_process() {
+    async fn memory_that_other_processes_take_in_a_long_pass_is_not_claimed() {
         for (is_told, free) in [(true, 998), (false, 1000)] {
             let device = Arc::new(Shrinking::default());
             let account = DeviceAccount::new(Arc::<Shrinking>::clone(&device));

@@ -36,7 +36,7 @@ fn a_process_that_dies_costs_the_jobs_in_it_a_crash_and_asks_for_no_probe() {
 }
 
 #[test]
-fn what_was_finished_before_a_process_died_is_answered() {
+fn items_finished_before_a_process_died_are_answered() {
     let mut worker = Worker::new();
     worker.job(1, 2, worker.source(), JobHeaders::default());
     worker.job(2, 2, worker.source(), JobHeaders::default());

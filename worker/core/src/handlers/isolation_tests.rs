@@ -89,7 +89,7 @@ fn a_quarantined_job_waits_for_no_large_job() {
 }
 
 #[test]
-fn what_is_left_at_half_time_is_requeued_and_the_quarantined_job_runs() {
+fn jobs_left_at_half_time_are_requeued_and_the_quarantined_job_runs() {
     let mut worker = Worker::new();
     // The jobs cannot share passes, and the program has three processes.
     let alone = JobHeaders { batch_hint: Some(1), ..JobHeaders::default() };

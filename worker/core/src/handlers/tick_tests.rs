@@ -183,7 +183,7 @@ fn a_new_session_holds_no_jobs_beside_those_of_the_last_one() {
 }
 
 #[test]
-fn what_only_a_restart_mends_ends_in_one_unless_the_worker_ends_anyway() {
+fn memory_that_only_a_restart_frees_leads_to_one_unless_the_worker_ends_anyway() {
     let missing = || Event::MemoryWithheld {
         model: MODEL,
         bytes: 1 << 20,
@@ -260,7 +260,7 @@ fn queues_are_counted_every_second_while_the_worker_may_run_their_jobs() {
 }
 
 #[test]
-fn what_the_device_thread_holds_while_a_pass_of_a_program_ends_is_no_leak() {
+fn memory_of_the_device_thread_at_the_end_of_a_pass_is_no_leak() {
     const RESIDENT: u64 = 80 << 20;
     const PASS: u64 = 20 << 20;
     let holding = |bytes| Memory { free: MEMORY.free - bytes, ..MEMORY };

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_channel_held_comes_back_in_the_order_of_the_brokers_keys() {
+    fn unacknowledged_messages_of_a_lost_channel_come_back_in_the_order_of_the_brokers_keys() {
         assert_eq!(order_after_loss(Generation::V3_10), ["get 10", "get 9", "a", "b"]);
         assert_eq!(order_after_loss(Generation::V4_0), ["b", "a", "get 10", "get 9"]);
     }
