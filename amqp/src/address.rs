@@ -145,14 +145,18 @@ impl Address {
         user.filter(|user| !user.is_empty())
     }
 
-    /// The user that connects by name, with its password: for another door of the same broker, such as its management API.
+    /// The user that connects by name, with its password: for another door of the same broker, such as its management API. `None` if the
+    /// certificate says who the client is.
     ///
     /// # Errors
     /// The file with the password cannot be read.
-    pub async fn user_and_password(&self) -> io::Result<(String, String)> {
+    pub async fn user_and_password(&self) -> io::Result<Option<(String, String)>> {
+        if self.is_external() {
+            return Ok(None);
+        }
         let user = self.hosts.first().map(|host| host.uri.authority.userinfo.clone()).unwrap_or_default();
         let password = self.credentials.read().await?.password.unwrap_or(user.password);
-        Ok((user.username, password))
+        Ok(Some((user.username, password)))
     }
 
     pub fn virtual_host(&self) -> &str {

@@ -321,7 +321,7 @@ def withdrawn(url):
         async with vramq.AsyncClient(url) as client:
             assert (await client.run(MODEL, ["answered"])).outputs == ["answered"]
             begun = asyncio.get_running_loop().create_future()
-            unanswered = await client.submit(MODEL, ["closed"], on_progress=lambda *report: begun.set_result(report))
+            unanswered = await client.submit(MODEL, ["closed"], on_progress=lambda *report: begun.done() or begun.set_result(report))
             # From here on its pass holds the device.
             assert await asyncio.wait_for(begun, 60) == (0, 0, "")
             waiting = asyncio.ensure_future(client.run(MODEL, ["cancelled"]))
@@ -356,7 +356,7 @@ def withdrawn_once_permitted(url):
         async with vramq.AsyncClient(url) as client:
             assert (await client.run(MODEL, ["answered"])).outputs == ["answered"]
             begun = asyncio.get_running_loop().create_future()
-            runs = await client.submit(MODEL, ["runs"], on_progress=lambda *report: begun.set_result(report))
+            runs = await client.submit(MODEL, ["runs"], on_progress=lambda *report: begun.done() or begun.set_result(report))
             assert await asyncio.wait_for(begun, 60) == (0, 0, "")
             waits = await client.submit(MODEL, ["next"])
             (await client.submit(MODEL, ["withdrawn"])).withdraw()

@@ -43,6 +43,10 @@ pub(crate) fn write<T: MessagePack>(body: &T) -> Result<Vec<u8>, String> {
 /// Reads a body. Texts and bytes are borrowed from it at first, so that a length is compared with what is there before anything
 /// is allocated.
 pub(crate) fn read<T: MessagePack>(bytes: &[u8]) -> Result<T, String> {
+    // A list of a body's values in their order would be read, too.
+    if matches!(bytes, [0x90..=0x9f | 0xdc | 0xdd, ..]) {
+        return Err("the body is a list; it must be a map".to_owned());
+    }
     let mut deserializer = rmp_serde::Deserializer::from_read_ref(bytes);
     deserializer.set_max_depth(DEPTH_MAX);
     let body = T::deserialize_msgpack(&mut deserializer).map_err(|e| e.to_string())?;

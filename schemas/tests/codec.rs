@@ -206,7 +206,15 @@ fn the_number_of_items_is_bounded() {
 
 /// serde would read a list of a body's values in their order.
 #[test]
-fn a_body_in_json_is_an_object() {
+fn a_body_is_an_object_or_a_map() {
+    for list in [
+        &b"\x92\xa1m\x91\xa1x"[..],
+        b"\x90",
+        b"\xdc\x00\x02\xa1m\x91\xa1x",
+        b"\xdd\x00\x00\x00\x02\xa1m\x91\xa1x",
+    ] {
+        assert!(malformed::<Job>(list, Encoding::MessagePack).contains("it must be a map"), "{list:x?}");
+    }
     for list in [r#"["m", ["x"]]"#, " \n[\"m\", [\"x\"], {}]", "[]"] {
         assert!(malformed::<Job>(list.as_bytes(), Encoding::Json).contains("it must be an object"), "{list}");
         assert!(

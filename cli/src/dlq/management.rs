@@ -13,6 +13,7 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use url::Url;
+use vramq_amqp::Address;
 use vramq_schemas::topology::{check_model_name, dead_queue};
 
 use super::error::Error;
@@ -60,17 +61,12 @@ struct Queue {
 }
 
 impl ManagementApi {
-    /// The API at `http://HOST:15672`, or https. Its user is the URL's, else `broker_user` with its password. Lists queues of `virtual_host`.
-    /// Over TLS it trusts the system's authorities, and those of `ca_pem`.
+    /// The API at `http://HOST:15672`, or https. Its user is the URL's, else the broker's. Over TLS it trusts the system's authorities, and
+    /// those of `ca_pem`.
     ///
     /// # Errors
-    /// It is no such URL. The error does not contain the URL, which may hold a password.
-    pub(super) fn new(
-        url: &str,
-        broker_user: (String, String),
-        virtual_host: &str,
-        ca_pem: Option<String>,
-    ) -> Result<Self, Error> {
+    /// It is no such URL, or there is no user for it. The error does not contain the URL, which may hold a password.
+    pub(super) async fn new(url: &str, broker: &Address, ca_pem: Option<String>) -> Result<Self, Error> {
         let invalid = |what: &str| {
             Error::Usage(format!(
                 "--broker-management-url {what}; it should look like http://USER:PASSWORD@HOST:15672"
@@ -91,13 +87,13 @@ impl ManagementApi {
                 .map_err(|_| invalid("has a user or password that is not UTF-8"))
         };
         let (user, password) = match base.username() {
-            "" => broker_user,
+            "" => user_of(broker, base.scheme() == "https").await?,
             user => (decoded(user)?, decoded(base.password().unwrap_or_default())?),
         };
         // Of an http URL with a host, both can be set.
         let _ = (base.set_username(""), base.set_password(None));
         let authorization = format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:{password}")));
-        Ok(Self { base, authorization, user, virtual_host: virtual_host.to_owned(), ca_pem })
+        Ok(Self { base, authorization, user, virtual_host: broker.virtual_host().to_owned(), ca_pem })
     }
 
     /// The keys of the models that have a queue of dead letters, whether a worker serves them or not.
@@ -199,6 +195,21 @@ impl ManagementApi {
     }
 }
 
+/// The broker's user and password, which the management API has, too.
+///
+/// # Errors
+/// There is none, the file with the password cannot be read, or the password would travel unencrypted although the broker's URL demands TLS.
+async fn user_of(broker: &Address, by_tls: bool) -> Result<(String, String), Error> {
+    const NAME_ONE: &str = "name a user in --broker-management-url";
+    if broker.is_tls() && !by_tls {
+        return Err(Error::Usage(format!(
+            "the password of amqps:// is not sent over http://: {NAME_ONE}, or give an https:// URL"
+        )));
+    }
+    let user = broker.user_and_password().await.map_err(|error| Error::Usage(safe(&error.to_string())))?;
+    user.ok_or_else(|| Error::Usage(format!("the broker knows this user by its certificate: {NAME_ONE}")))
+}
+
 /// The key of the model whose dead letters this queue has; none if the queue is of another program.
 fn key_of(queue: &str) -> Option<String> {
     let key = queue.strip_prefix(&dead_queue(""))?;
@@ -209,24 +220,39 @@ fn key_of(queue: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn api(url: &str) -> Result<ManagementApi, Error> {
-        ManagementApi::new(url, ("broker".to_owned(), "of-broker".to_owned()), "/", None)
+    async fn api(url: &str, broker: &str) -> Result<ManagementApi, Error> {
+        ManagementApi::new(url, &broker.parse().unwrap(), None).await
     }
 
-    #[test]
-    fn the_user_is_the_urls_or_the_brokers() {
-        let of = |url: &str| {
-            let api = api(url).unwrap();
-            let encoded = api.authorization.strip_prefix("Basic ").unwrap().to_owned();
+    #[tokio::test]
+    async fn the_user_is_the_urls_or_the_brokers() {
+        for (url, broker, expected) in [
+            ("http://me:hunter%40@host:15672", "amqp://broker:of-broker@host", "me:hunter@"),
+            ("https://host/prefix/", "amqp://broker:of-broker@host", "broker:of-broker"),
+            ("https://host", "amqps://broker:of-broker@host", "broker:of-broker"),
+            ("http://me:hunter@host", "amqps://broker:of-broker@host", "me:hunter"),
+            ("http://me:hunter@host", "amqps://host?auth_mechanism=external", "me:hunter"),
+        ] {
+            let api = api(url, broker).await.unwrap();
+            let encoded = api.authorization.strip_prefix("Basic ").unwrap();
+            assert_eq!(BASE64_STANDARD.decode(encoded).unwrap(), expected.as_bytes());
             assert!(!format!("{api:?} {}", api.shown()).contains("hunter"), "{api:?}");
-            String::from_utf8(BASE64_STANDARD.decode(encoded).unwrap()).unwrap()
-        };
-        assert_eq!(of("http://me:hunter%40@host:15672"), "me:hunter@");
-        assert_eq!(of("https://host/prefix/"), "broker:of-broker");
+        }
     }
 
-    #[test]
-    fn an_invalid_url_is_refused_and_its_password_not_shown() {
+    #[tokio::test]
+    async fn a_password_that_needs_tls_or_does_not_exist_is_not_sent() {
+        for (url, broker, says) in [
+            ("http://host", "amqps://broker:of-broker@host", "is not sent over http://"),
+            ("https://host", "amqps://host?auth_mechanism=external", "by its certificate"),
+        ] {
+            let error = api(url, broker).await.unwrap_err().to_string();
+            assert!(error.contains(says) && !error.contains("of-broker"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_invalid_url_is_refused_and_its_password_not_shown() {
         for url in [
             "",
             "host:15672",
@@ -234,7 +260,7 @@ mod tests {
             "http://u:hunter2@host/?x",
             "http://u:hunter2@host/#x",
         ] {
-            let error = api(url).unwrap_err().to_string();
+            let error = api(url, "amqp://host").await.unwrap_err().to_string();
             assert!(
                 error.starts_with("--broker-management-url ") && !error.contains("hunter2"),
                 "{url}: {error}"

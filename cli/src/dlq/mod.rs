@@ -158,15 +158,11 @@ impl Common {
     }
 
     /// # Errors
-    /// The URL is none, or the password of the broker's user cannot be read.
+    /// The URL is none, or there is no user for it.
     async fn management(&self) -> Result<Option<ManagementApi>, Error> {
         let Some(Secret(url)) = &self.management_url else { return Ok(None) };
         let address = self.broker.address().map_err(|error| Error::Usage(error.to_string()))?;
-        let broker_user = address
-            .user_and_password()
-            .await
-            .map_err(|error| Error::Usage(screen::safe(&error.to_string())))?;
-        ManagementApi::new(url, broker_user, address.virtual_host(), self.broker.ca_pem()).map(Some)
+        ManagementApi::new(url, &address, self.broker.ca_pem()).await.map(Some)
     }
 
     /// Opens the action log for a command that changes a queue.

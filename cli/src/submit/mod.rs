@@ -62,8 +62,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "text", value_name = "NAME")]
     field: String,
     /// The inputs are JSON values, one per argument or line, for models that take JSON.
-    // In 0.2 its name was --json, which elsewhere is the format of the output.
-    #[arg(long, alias = "json", conflicts_with = "field")]
+    #[arg(long, conflicts_with = "field")]
     json_inputs: bool,
     /// Where outputs are written; `-` is standard output. A file gets its name when it is complete.
     #[arg(long, short, value_name = "FILE")]

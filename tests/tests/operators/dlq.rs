@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use lapin::types::AMQPValue;
+use lapin::types::{AMQPValue, FieldTable};
 use rustix::process::Signal;
 use serde_json::Value;
 use vramq_schemas::topology::dead_queue;
@@ -322,12 +322,15 @@ async fn without_a_model_those_of_the_workers_are_read(env: &mut TestEnv) -> Res
 }
 
 async fn without_a_worker_the_broker_lists_the_models(env: &mut TestEnv) -> Result<()> {
-    // Dead letters of two models; the third has none, and the fourth's queue has no name of a model.
+    // Dead letters of two models. The third has none, and the fourth queue has no name of a model.
     add_dead_letters(env, letters(2)?).await?;
     let worker = env.worker(&["model.other.engine=echo", "model.empty.engine=echo"]).await?;
     worker.drain().await?;
     let elsewhere = letter("elsewhere", Reason::EngineFailed, "a text")?;
     env.client.publish_to_queue(&dead_queue("other"), &[elsewhere]).await?;
+    let foreign = dead_queue("no model");
+    env.client.declare_queue(&foreign, FieldTable::default()).await?;
+    env.client.publish_to_queue(&foreign, &[letter("foreign", Reason::EngineFailed, "a text")?]).await?;
     let operator = Operator::at(env)?;
     let management = Broker::from_environment()?.management;
     let (_, host) = management.rsplit_once('@').context("a user")?;
@@ -342,6 +345,7 @@ async fn without_a_worker_the_broker_lists_the_models(env: &mut TestEnv) -> Resu
             ["job-0", "job-1", "elsewhere", "  MODEL"].iter().all(|part| list.stdout.contains(part)),
             "{list:?}"
         );
+        ensure!(!list.stdout.contains("foreign") && !list.stdout.contains("dead.empty"), "{list:?}");
     }
     for (url, code, says) in [
         (format!("http://nobody:secret@{host}"), 4, "refuses the user nobody (401)"),
@@ -353,5 +357,5 @@ async fn without_a_worker_the_broker_lists_the_models(env: &mut TestEnv) -> Resu
         ensure!(failed.code == Some(code) && failed.stderr.contains(says), "{url}: {failed:?}");
         ensure!(!failed.stderr.contains("secret"), "{failed:?}");
     }
-    Ok(())
+    env.client.purge(&foreign).await
 }

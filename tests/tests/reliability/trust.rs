@@ -352,7 +352,7 @@ async fn the_scaler_reads_the_lengths_of_queues_and_no_more(env: &mut TestEnv) -
     env.worker(&[]).await?.drain().await?;
     env.client.publish(MODEL, env.job("waits", ["x"])?).await?;
     let (user, url) = env.add_user("scaler", "scaler").await?;
-    env.vhost.set_account(&user, PASSWORD, "monitoring").await?;
+    env.vhost.set_account(&user, PASSWORD, "management").await?;
     let management = Broker::from_environment()?.management;
     let (_, host) = management.rsplit_once('@').context("a user")?;
     let server = Server::new(&format!("http://{user}:{PASSWORD}@{host}"))?;
@@ -361,6 +361,8 @@ async fn the_scaler_reads_the_lengths_of_queues_and_no_more(env: &mut TestEnv) -
         Ok((server.request("GET", &queue, None).await?["messages"] == 1).then_some(()))
     })
     .await?;
+    let nodes = server.request("GET", "/api/nodes", None).await;
+    ensure!(format!("{nodes:?}").contains("401"), "{nodes:?}");
     let scaler = Client::connect(&url).await?;
     let refused = scaler.publish(MODEL, env.job("forbidden", ["x"])?).await;
     ensure!(format!("{refused:?}").contains("ACCESS_REFUSED"), "{refused:?}");

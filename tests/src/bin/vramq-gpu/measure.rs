@@ -58,7 +58,7 @@ pub fn run(device: &Arc<CudaDevice>, models: &[&str], scale: Scale) -> Result<bo
     }
     println!(
         "Tokens a second, in sequences of 1 to {LONGEST}, without tokenising; the share is that of the ceiling. `fixed` is a pass of one \
-         token, which only launches, waits and fetches, and its part of each pass: the most that CUDA graphs and a second arena together \
+         token, which only launches, waits and fetches, and its part of each pass: about what CUDA graphs and a second arena together \
          could save (docs/adr/0021-one-arena-and-no-graphs.md).\n"
     );
     let heads: Vec<_> =

@@ -19,7 +19,7 @@ impl Worker {
         (status.state, status.reason.unwrap_or(""))
     }
 
-    fn told(&mut self, command: Command) {
+    fn on_command(&mut self, command: Command) {
         self.apply(Event::Command { request: RequestId(1), command });
     }
 
@@ -45,7 +45,7 @@ fn a_worker_says_why_it_takes_no_jobs() {
     let counts = QueueCounts { jobs, quarantined: 1, ..QueueCounts::default() };
     worker.apply(Event::QueuesCounted { model: MODEL, counts });
     assert_eq!(worker.state(), (WorkerState::Isolating, "quarantined jobs run alone"));
-    worker.told(Command::Pause);
+    worker.on_command(Command::Pause);
     assert_eq!(worker.state(), (WorkerState::Paused, "an operator paused the worker"));
     worker.apply(Event::BrokerBlocked { reason: "low on disk".to_owned() });
     let blocked = (WorkerState::Blocked, "the broker blocks publishers: a memory or disk alarm");
