@@ -283,7 +283,10 @@ impl Responses {
             if how.json {
                 write_line(&safe_json(&json!({"worker": worker, "outcome": "no-answer"}).to_string()))?;
             } else if self.not_listening.contains(worker) {
-                eprintln!("{}\tno connected worker has this name (vramq status lists them)", safe(worker));
+                eprintln!(
+                    "{}\tno worker of this name takes commands: it is not connected, or worker.control is off",
+                    safe(worker)
+                );
             } else {
                 eprintln!("{}\tno answer within {:?}", safe(worker), how.timeout);
             }

@@ -113,7 +113,7 @@ async fn the_command_submits_json_and_shows_progress(env: &mut TestEnv) -> Resul
     let expected =
         [json!({"index": 0, "json": {"json": {"a": 1}}}), json!({"index": 1, "json": {"json": [2]}})];
     ensure!(lines == expected, "{lines:?}");
-    let refused = submit(&["--json", "{"]).await?;
+    let refused = submit(&["--json-inputs", "{"]).await?;
     ensure!(refused.code == Some(2) && refused.stderr.contains("argument 1: not JSON"), "{refused:?}");
     // Lines of progress come every five seconds.
     let output = submit(&["--progress", "steps 400"]).await?;

@@ -113,7 +113,7 @@ async fn a_worker_that_does_not_answer_is_named(env: &mut TestEnv) -> Result<()>
         control(env, &["pause", "--worker", "nobody", "--worker", &first.name, "--timeout", ANSWERED])
             .await?;
     ensure!(
-        unknown.code == Some(1) && unknown.stderr.contains("nobody\tno connected worker has this name"),
+        unknown.code == Some(1) && unknown.stderr.contains("nobody\tno worker of this name takes commands"),
         "{unknown:?}"
     );
     Ok(())

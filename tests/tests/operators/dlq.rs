@@ -357,5 +357,6 @@ async fn without_a_worker_the_broker_lists_the_models(env: &mut TestEnv) -> Resu
         ensure!(failed.code == Some(code) && failed.stderr.contains(says), "{url}: {failed:?}");
         ensure!(!failed.stderr.contains("secret"), "{failed:?}");
     }
+    env.client.purge(&dead_queue("other")).await?;
     env.client.purge(&foreign).await
 }

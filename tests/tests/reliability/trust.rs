@@ -341,7 +341,7 @@ async fn commands_can_be_switched_off(env: &mut TestEnv) -> Result<()> {
         ensure!(matches!(confirm, Confirmation::Ack(Some(_))), "somebody listens for commands under `{key}`");
     }
     let output = vramq(&env.url, &["control", "drain", "--worker", &worker.name, "--timeout", "1s"]).await?;
-    ensure!(output.code == Some(1) && output.stderr.contains("no answer"), "{output:?}");
+    ensure!(output.code == Some(1) && output.stderr.contains("worker.control is off"), "{output:?}");
     env.client.publish(MODEL, env.job("next", ["x"])?).await?;
     ensure!(env.replies().await?.next().await?.kind()? == ReplyKind::Done);
     worker.answers("/readyz", 200).await.map(drop)
