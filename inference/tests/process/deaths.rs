@@ -47,6 +47,16 @@ impl Mortal {
         self.env.start(self.env.config("raw.py", &more)).await
     }
 
+    /// Waits until the pool has noticed the death of a process after which it had started so many. It would give a dying process the next
+    /// pass.
+    async fn is_dead(&self, pool: &Pool, starts: u64) {
+        let noticed = || {
+            let slot = &pool.status().slots[0];
+            slot.pid.is_none() || slot.starts > starts
+        };
+        until("its end is noticed", noticed).await;
+    }
+
     /// The process that died is replaced by one that serves.
     async fn serves(&self, pool: &Pool) {
         until("there is a process again", || pool.status().unavailable.is_none()).await;
@@ -90,6 +100,7 @@ async fn in_hello_and_ready_the_model_is_not_loaded() {
     // It was loaded, and is dead: the next pass has another process.
     mortal.wish(json!({"die_in": "ready", "cut": WHOLE}));
     let pool = mortal.start("").await.unwrap();
+    mortal.is_dead(&pool, 1).await;
     mortal.serves(&pool).await;
     mortal.env.close(pool).await;
 }
@@ -123,6 +134,7 @@ async fn in_oom_and_failed_the_outputs_before_it_stay() {
         // Instead of the second output of three.
         for cut in CUTS.into_iter().chain([WHOLE]) {
             let wish = json!({"instead": 2, "header": header, "die": 2, "cut": cut});
+            let starts = pool.status().slots[0].starts;
             let (outputs, end) = ended(&pool, &[&wish.to_string(), "1", "2"]).await;
             assert_eq!(outputs.len(), 1, "{wish}: {end:?}");
             match &end {
@@ -131,6 +143,7 @@ async fn in_oom_and_failed_the_outputs_before_it_stay() {
                 PassEnd::Failed { detail, .. } if cut == WHOLE => assert_eq!(detail, "a bad day"),
                 end => assert!(cut != WHOLE && is_killed(end), "{wish}: {end:?}"),
             }
+            mortal.is_dead(&pool, starts).await;
             mortal.serves(&pool).await;
         }
     }
