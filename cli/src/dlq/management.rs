@@ -198,7 +198,8 @@ impl ManagementApi {
 /// The broker's user and password, which the management API has, too.
 ///
 /// # Errors
-/// There is none, the file with the password cannot be read, or the password would travel unencrypted although the broker's URL demands TLS.
+/// There is none, the file with the password cannot be read, or the password would travel unencrypted although the broker's URL demands
+/// TLS.
 async fn user_of(broker: &Address, by_tls: bool) -> Result<(String, String), Error> {
     const NAME_ONE: &str = "name a user in --broker-management-url";
     if broker.is_tls() && !by_tls {

@@ -2,13 +2,13 @@
 //!
 //! # How long a program waits
 //!
-//! Programs wait for memory in the order in which they came. One that has waited for ten seconds, and has no other process of its model, may
-//! have busy programs end for it. The first of those for which room can be made has the *turn*: all that becomes free is kept for it.
+//! Programs wait for memory in the order in which they came. One that has waited for ten seconds, and has no other process of its model,
+//! may have busy programs end for it. The first of those for which room can be made has the *turn*: all that becomes free is kept for it.
 //!
-//! *Room can be made* if the bytes that are free, those that warm programs hold (loading and ending ones too), and those that ended programs
-//! have not given back for up to [`EVICTION_LIMIT`], are enough together. Memory of other processes on the device, of the worker's own
-//! passes and of one-shot programs does not count, because nobody here can end these. While they hold the same, a program that loads, runs
-//! or ends does not change whether room can be made.
+//! *Room can be made* if the bytes that are free, those that warm programs hold (loading and ending ones too), and those that ended
+//! programs have not given back for up to [`EVICTION_LIMIT`], are enough together. Memory of other processes on the device, of the worker's
+//! own passes and of one-shot programs does not count, because nobody here can end these. While they hold the same, a program that loads,
+//! runs or ends does not change whether room can be made.
 //!
 //! While a program has the turn, another program is admitted only if its bytes are free in addition to those that are kept. So the programs
 //! on the device become fewer: each that is loading is loaded (or has failed) after its load time at most, may stay for ten seconds
@@ -22,9 +22,9 @@
 //! for at most one turn of each place that came before it, and its own, after the ten seconds. `memory_properties.rs` holds random
 //! histories to this bound.
 //!
-//! Where strangers take so much that there is no room any more, the turn ends after [`EVICTION_LIMIT`], so that others can use what is left.
-//! Memory of a process that was killed and has not ended counts as taken. On a device that does not report what processes hold, all of
-//! this goes by estimates: if they are too low, there is no turn, and programs are asked to end in the hope that it is enough.
+//! Where strangers take so much that there is no room any more, the turn ends after [`EVICTION_LIMIT`], so that others can use what is
+//! left. Memory of a process that was killed and has not ended counts as taken. On a device that does not report what processes hold, all
+//! of this goes by estimates: if they are too low, there is no turn, and programs are asked to end in the hope that it is enough.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -244,8 +244,8 @@ impl Entries {
     }
 
     /// Reserves memory for a waiting program, if there is enough that is not kept for another one; else asks a program to end for it,
-    /// unless enough is coming back. `snapshot`: `None` if it failed. Then only a program that needs nothing, as far as is known, is admitted.
-    /// Does nothing if the snapshot does not show what has changed since.
+    /// unless enough is coming back. `snapshot`: `None` if it failed. Then only a program that needs nothing, as far as is known, is
+    /// admitted. Does nothing if the snapshot does not show what has changed since.
     pub(super) fn reserve(
         &mut self,
         waiter: u64,

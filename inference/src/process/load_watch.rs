@@ -10,8 +10,8 @@ use super::memory::{Claim, DeviceAccount, Snapshot};
 /// How often to take a snapshot. So what others take meanwhile does not count as the program's.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Takes snapshots of a device while a process loads. Sees nothing where the device does not report what processes hold: there what a neighbour takes
-/// meanwhile would be missing when the load fails.
+/// Takes snapshots of a device while a process loads. Sees nothing where the device does not report what processes hold: there what a
+/// neighbour takes meanwhile would be missing when the load fails.
 #[derive(Debug)]
 pub struct LoadWatch<F> {
     account: Arc<DeviceAccount>,

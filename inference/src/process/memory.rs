@@ -21,7 +21,8 @@ const LOOK: Duration = Duration::from_millis(100);
 /// If a device has not reported for so long what processes hold, it does not do so any more: its driver's library may have been replaced.
 const SILENT_MAX: Duration = Duration::from_secs(30);
 
-/// How long an exclusive pass waits for programs that are loading. Most load in less. One that takes longer may have all its memory by then.
+/// How long an exclusive pass waits for programs that are loading. Most load in less. One that takes longer may have all its memory by
+/// then.
 const LOADS_WAIT: Duration = Duration::from_secs(60);
 
 /// How long a program waits for idle ones before busy ones are asked to end after their passes, and what becomes free is kept for it.
@@ -60,8 +61,8 @@ impl DeviceAccount {
         &*self.view
     }
 
-    /// Takes a snapshot of the device: what it shows is from after the call. `None` if the device cannot be read. Programs that wait ask often, and a
-    /// snapshot reads all processes of the machine, so calls at the same time share one.
+    /// Takes a snapshot of the device: what it shows is from after the call. `None` if the device cannot be read. Programs that wait ask
+    /// often, and a snapshot reads all processes of the machine, so calls at the same time share one.
     pub async fn snapshot(self: &Arc<Self>) -> Option<Snapshot> {
         self.snapshots
             .shared(|| {

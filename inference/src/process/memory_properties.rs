@@ -12,7 +12,7 @@ const TOTAL: u64 = 10_000 * MIB;
 /// Snapshots of the device in a history: ten minutes.
 const LOOKS: u32 = 6_000;
 
-/// A program that waited for longer than this, in snapshots, may stay for `BUSY_AFTER` before it is asked to end: its jobs have to come back.
+/// A program that waited longer than this, in snapshots, may stay for `BUSY_AFTER` before it is asked to end: its jobs must come back.
 const PATIENCE: u32 = 50;
 
 /// Each of these snapshots fails, or is as old as the one before.
@@ -372,9 +372,8 @@ fn numbers(mut seed: u64) -> impl FnMut() -> u64 {
 }
 
 proptest! {
-    /// What is reserved is there; a program is asked to end only for a waiting one that then fits, and a busy one only if there is no
-    /// other way; memory that is missing withholds its place, and no longer than it is missing; and no model for which there is room waits for
-    /// ever, although snapshots fail or are old, and one-shot programs come and go.
+    /// What is reserved is there. Programs end only for one that then fits, busy ones last. Missing memory withholds its place until it is
+    /// back. No model with room waits for ever, although snapshots fail or are old, and one-shot programs come and go.
     #[test]
     fn models_take_turns_within_the_device(
         models in models(),

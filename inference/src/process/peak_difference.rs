@@ -9,8 +9,8 @@ use tokio::time::{Duration, sleep};
 use super::claim::tolerance;
 use super::memory::{DeviceAccount, Snapshot};
 
-/// The interval of the snapshots, each of which reads all processes of the machine. Memory that is held for a shorter time is missed, unless a
-/// caching allocator keeps it after the pass, as most do.
+/// The interval of the snapshots, each of which reads all processes of the machine. Memory that is held for a shorter time is missed,
+/// unless a caching allocator keeps it after the pass, as most do.
 const EVERY: Duration = Duration::from_millis(100);
 
 /// A measurement under way.
@@ -26,8 +26,8 @@ pub(super) struct PeakDifference {
 }
 
 impl PeakDifference {
-    /// Before a pass that has been entered in the account. `loaded`: a snapshot from when its process had been loaded. Nothing, if something
-    /// else moves.
+    /// Before a pass that has been entered in the account. `loaded`: a snapshot from when its process had been loaded. Nothing, if
+    /// something else moves.
     pub(super) async fn start(account: &Arc<DeviceAccount>, loaded: &Snapshot) -> Option<Self> {
         let changes = account.changes_beside_one_pass()?;
         let before = account.snapshot().await.filter(|before| !before.tells_apart)?;
@@ -49,8 +49,8 @@ impl PeakDifference {
         }
     }
 
-    /// The most that the pass took. `after`: a snapshot after the program has given back all that it keeps. The device must have as much free
-    /// then as before the pass, because otherwise something else has taken or freed memory.
+    /// The most that the pass took. `after`: a snapshot after the program has given back all that it keeps. The device must have as much
+    /// free then as before the pass, because otherwise something else has taken or freed memory.
     pub(super) fn peak(&self, after: &Snapshot) -> Option<u64> {
         let tolerance = tolerance(after.reading.total);
         let moved = after.taken_since(&self.before).max(self.before.taken_since(after));

@@ -21,7 +21,8 @@ use crate::process::warm::{PassLimits, Warm};
 /// How often to ping an idle process, and to read what it holds on the device.
 const PING_EVERY: Duration = Duration::from_secs(10);
 
-/// How often to take a snapshot of the device while a pass runs. So what others take meanwhile does not count as memory of a process that dies in it.
+/// How often to take a snapshot of the device while a pass runs. So what others take meanwhile does not count as memory of a process that
+/// dies in it.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// How long an idle process keeps memory for its next pass, if others could use it. What it keeps counts as free for passes.
@@ -305,8 +306,9 @@ impl SlotTask {
     }
 }
 
-/// Takes snapshots of the device again and again while a pass runs, until this is dropped, for the claim on the memory of its process. The newest snapshot
-/// may be from the moment of the process's death, so it does not count. Nor do snapshots that show what the pass takes as memory of others.
+/// Takes snapshots of the device again and again while a pass runs, until this is dropped, for the claim on the memory of its process. The
+/// newest snapshot may be from the moment of the process's death, so it does not count. Nor do snapshots that show what the pass takes as
+/// memory of others.
 async fn beside_pass(
     account: &Arc<DeviceAccount>,
     last: &mut Option<Claim>,

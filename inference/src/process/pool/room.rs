@@ -240,8 +240,8 @@ impl SlotTask {
         }
     }
 
-    /// Corrects what the load of the ended process was recorded to need. If less has returned, others took the rest while it was loaded, and
-    /// the next process must not wait for it. Not while a program is loading, which may have taken what has returned.
+    /// Corrects what the load of the ended process was recorded to need. If less has returned, others took the rest while it was loaded,
+    /// and the next process must not wait for it. Not while a program is loading, which may have taken what has returned.
     fn correct(&self, estimated: u64, returned: u64) {
         if self.shared.options.account.is_loading() {
             return;
