@@ -137,6 +137,15 @@ API CUresult cuDriverGetVersion(int *version) {
     ENTRY({ *version = (int)setting("FAKE_CUDA_VERSION", 13000); });
 }
 
+/* There is no profiler. */
+API CUresult cuProfilerStart(void) {
+    ENTRY();
+}
+
+API CUresult cuProfilerStop(void) {
+    ENTRY();
+}
+
 API CUresult cuDeviceGetCount(int *count) {
     ENTRY({
         if (visible < 0)

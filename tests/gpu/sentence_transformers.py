@@ -29,7 +29,7 @@ if not torch.cuda.is_available():
 
 with open(path, encoding="utf-8") as file:
     texts = file.read().splitlines()
-model = SentenceTransformer(folder, device="cuda", model_kwargs={"torch_dtype": torch.float16})
+model = SentenceTransformer(folder, device="cuda", model_kwargs={"dtype": torch.float16})
 best = {"texts_per_second": 0.0}
 for batch in BATCHES:
     for _ in range(2):

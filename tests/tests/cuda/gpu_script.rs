@@ -60,6 +60,21 @@ fn in_emulation_all_of_it_runs_to_its_end() -> Result<(), Failed> {
 }
 
 #[test]
+fn a_pass_for_a_profiler_runs_with_each_kind_of_products() -> Result<(), Failed> {
+    let path = library_path(&[gpu()?, cublaslt()?])?;
+    for products in ["library", "timed", "own"] {
+        let mut command = Command::new(program("vramq-gpu")?);
+        command.current_dir(root()).args(["pass", "tiny", "f16", products, "70"]);
+        command.env("LD_LIBRARY_PATH", &path).env_remove("CUDA_VISIBLE_DEVICES").kill_on_drop(true);
+        let ended = to_its_end(command)?;
+        if ended.code != Some(0) || !ended.stdout.contains("70 tokens in") {
+            return Err(anyhow::anyhow!("{products}: {ended:?}").into());
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn on_a_device_all_checks_hold() -> Result<(), Failed> {
     Ok(run(&[("FAKE_CUDA_FAIL", "cuLaunchKernel:1:700")], |ended, reports| {
         ensure!(ended.code == Some(0), "{ended:?}");
@@ -129,8 +144,12 @@ fn run_with(
         .env_remove("VRAMQ_BROKER_URL")
         .envs(variables.iter().copied())
         .kill_on_drop(true);
+    look(to_its_end(command)?, written(&reports)?)
+}
+
+fn to_its_end(command: Command) -> Result<Ended> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    look(runtime.block_on(run_to_end_within(command, DEADLINE))?, written(&reports)?)
+    runtime.block_on(run_to_end_within(command, DEADLINE))
 }
 
 fn written(folder: &Path) -> Result<Vec<String>> {

@@ -32,6 +32,15 @@ impl Kind {
         }
     }
 
+    /// In a command line.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Library => "library",
+            Self::Timed => "timed",
+            Self::Own => "own",
+        }
+    }
+
     /// For passes of up to so many tokens.
     pub fn options(self, element: ElementType, pass_tokens: usize, scale: Scale) -> CudaOptions {
         CudaOptions {

@@ -7,6 +7,8 @@
 //!   vramq-gpu pressure MODEL      runs passes beside a process that holds almost all memory
 //!   vramq-gpu measure MODEL...    measures the device's matrix products, and the share that the encoder reaches
 //!   vramq-gpu texts MODEL FILE    measures texts, one a line, tokenising included
+//!   vramq-gpu pass MODEL ELEMENT PRODUCTS TOKENS
+//!                                 runs a pass for a profiler; PRODUCTS are `library`, `timed` or `own`
 //!   vramq-gpu draw SHAPE FOLDER   writes a model with random weights
 //!   vramq-gpu hold MIB  holds memory of the device until its standard input ends
 //!   vramq-gpu crash     runs a kernel that writes nowhere, and tells what became of the device
@@ -22,6 +24,7 @@ mod kernel;
 mod kind;
 mod measure;
 mod model;
+mod pass;
 mod pressure;
 mod references;
 mod texts;
@@ -70,12 +73,15 @@ fn main() -> ExitCode {
             .and_then(|refers| Ok(encoder::run(&device, models, scale)? && refers)),
         ["pressure", model] => pressure::run(&device, model, scale),
         ["measure", ref models @ ..] => measure::run(&device, models, scale),
+        ["pass", model, element, products, tokens] => {
+            pass::run(&device, model, [element, products, tokens], scale)
+        }
         ["texts", model, file] => texts::run(&device, model, file, scale),
         ["hold", mib] => hold(&device, mib).map(|()| true),
         ["crash"] => kernel::crash(&device).map(|()| true),
         _ => Err(anyhow::anyhow!(
             "usage: vramq-gpu [--short] check | encoder MODEL... | pressure MODEL | measure MODEL... | texts MODEL FILE | \
-             draw SHAPE FOLDER | hold MIB | crash"
+             pass MODEL ELEMENT PRODUCTS TOKENS | draw SHAPE FOLDER | hold MIB | crash"
         )),
     })
 }

@@ -1,0 +1,75 @@
+//! Runs one pass for a profiler to look at.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use libloading::Library;
+use vramq_inference::device::cuda::CudaDevice;
+use vramq_inference::engine::encoder::cuda::ElementType;
+use vramq_inference::engine::encoder::{Encoder, Source};
+use vramq_inference::engine::{Engine as _, Item};
+use vramq_tests::random::Random;
+
+use crate::Scale;
+use crate::encoder::sequence;
+use crate::kind::Kind;
+use crate::model::Named;
+
+/// Tokens of texts as people have them: passages, not the longest.
+const LONGEST_TEXT: usize = 256;
+
+/// Loads a model, runs a pass of `tokens` tokens, and runs it again between `cuProfilerStart` and `cuProfilerStop`: a profiler that waits
+/// for these sees this pass only.
+pub fn run(
+    device: &Arc<CudaDevice>,
+    model: &str,
+    [element, products, tokens]: [&str; 3],
+    scale: Scale,
+) -> Result<bool> {
+    let mut random = Random::new(5);
+    let named = Named::of(model, &mut random)?;
+    let tokens: usize = tokens.parse().context("TOKENS is not a number")?;
+    let elements = [ElementType::F32, ElementType::F16, ElementType::Bf16];
+    let Some(element) = elements.into_iter().find(|known| known.as_str() == element) else {
+        bail!("ELEMENT is f32, f16 or bf16, not {element}")
+    };
+    let Some(kind) = Kind::all(device).iter().find(|kind| kind.word() == products) else {
+        bail!("there are no products `{products}` here")
+    };
+    let options = kind.options(element, tokens, scale);
+    let encoder =
+        Encoder::load_cuda(&Source::Folder(named.path.clone()), Arc::clone(device), &options, 1)?;
+    let items = texts(tokens, &mut random);
+    encoder.run(&items)?;
+    // SAFETY: the driver's library, which is open already.
+    let driver = unsafe { Library::new("libcuda.so.1") }.context("open the driver's library again")?;
+    call(&driver, "cuProfilerStart")?;
+    let ran = encoder.run(&items);
+    call(&driver, "cuProfilerStop")?;
+    ran?;
+    println!(
+        "{}, {element}, {}: {tokens} tokens in {} texts of at most {} tokens.",
+        named.name,
+        kind.name(),
+        items.len(),
+        LONGEST_TEXT
+    );
+    Ok(true)
+}
+
+fn texts(tokens: usize, random: &mut Random) -> Vec<Item> {
+    let (mut items, mut left) = (Vec::new(), tokens);
+    while left > 0 {
+        let length = (1 + random.below(LONGEST_TEXT)).min(left);
+        items.push(sequence(length, random));
+        left -= length;
+    }
+    items
+}
+
+fn call(driver: &Library, name: &str) -> Result<()> {
+    // SAFETY: both functions take nothing and return a code.
+    let code = unsafe { driver.get::<unsafe extern "C" fn() -> u32>(name.as_bytes())?() };
+    ensure!(code == 0, "{name} returned {code}");
+    Ok(())
+}
