@@ -21,7 +21,11 @@ pub const SLACK: u64 = 64 * MIB;
 /// A neighbour may take so long to come and go.
 const DEADLINE: Duration = Duration::from_secs(60);
 
+/// So many out-of-memory errors show a leak, and as many as fit into the time: a driver may take milliseconds for each, because it maps
+/// all the memory that there is before it finds that there is no more.
 const FAILURES: u32 = 10_000;
+const FAILURES_WITHIN: Duration = Duration::from_secs(20);
+const FAILURES_MIN: u32 = 100;
 
 type Check = fn(&Arc<CudaDevice>) -> Result<String>;
 
@@ -33,7 +37,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("the device measures how long work takes", time_is_measured),
     ("an out-of-memory error has the bytes", out_of_memory_has_the_bytes),
     ("a cap is kept", a_cap_is_kept),
-    ("10,000 out-of-memory errors leak nothing", failures_leak_nothing),
+    ("out-of-memory errors leak nothing", failures_leak_nothing),
     ("a neighbour is foreign, and its memory comes back", a_neighbour_is_foreign),
     ("an illegal address ends the device and nothing else", an_illegal_address),
 ];
@@ -175,15 +179,17 @@ fn a_cap_is_kept(device: &Arc<CudaDevice>) -> Result<String> {
 fn failures_leak_nothing(device: &Arc<CudaDevice>) -> Result<String> {
     let before = device.read()?;
     let start = Instant::now();
-    for _ in 0..FAILURES {
+    let mut count = 0;
+    while count < FAILURES && (start.elapsed() < FAILURES_WITHIN || count < FAILURES_MIN) {
         too_much(device)?;
+        count += 1;
     }
-    let each = start.elapsed().as_secs_f64() * 1e6 / f64::from(FAILURES);
+    let each = start.elapsed().as_secs_f64() * 1e6 / f64::from(count);
     let after = device.read()?;
     ensure!(before.room.abs_diff(after.room) <= SLACK, "the room went from {before:?} to {after:?}");
     ensure!(device.lost().is_none(), "{:?}", device.lost());
     drop(device.alloc_arena(usize::try_from(device.memory().free / 2)?)?);
-    Ok(format!("{each:.0} us each; the room moved by {} bytes", before.room.abs_diff(after.room)))
+    Ok(format!("{count} of them, {each:.0} us each; the room moved by {} bytes", before.room.abs_diff(after.room)))
 }
 
 /// This program, as another process on the device.

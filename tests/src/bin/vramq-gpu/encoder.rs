@@ -30,6 +30,7 @@ const COSINE_MIN_BF16: f64 = 0.999;
 /// Of the random model's tokeniser, which all models here have at least.
 const VOCABULARY: usize = 273;
 
+/// Tokens of the longest sequence, for models that take so many.
 pub const LONGEST: usize = 512;
 
 /// Of random lengths, besides the shortest and the longest ones.
@@ -52,8 +53,8 @@ pub fn run(device: &Arc<CudaDevice>, models: &[&str], scale: Scale) -> Result<bo
     for model in models {
         let named = Named::of(model, &mut random)?;
         let source = Source::Folder(named.path.clone());
-        let items = sequences(&mut random, scale);
         let cpu = Encoder::load(&source, CpuDevice::new(CPU_BYTES, cores())?)?;
+        let items = sequences(longest(&cpu), &mut random, scale);
         let expected = vectors(&cpu, &items)?;
         drop(cpu);
         for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
@@ -90,10 +91,15 @@ pub fn sequence(length: usize, random: &mut Random) -> Item {
     Item::Tokens { ids, format: EmbeddingFormat::default() }
 }
 
-fn sequences(random: &mut Random, scale: Scale) -> Vec<Item> {
+/// The most tokens of a sequence for this model.
+pub fn longest(encoder: &Encoder) -> usize {
+    encoder.item_cost_max().min(LONGEST)
+}
+
+fn sequences(longest: usize, random: &mut Random, scale: Scale) -> Vec<Item> {
     let (edges, more) = if scale.is_short { (EDGES_SHORT, 0) } else { (EDGES, SEQUENCES) };
-    let drawn: Vec<_> = (0..more).map(|_| 1 + random.below(LONGEST)).collect();
-    edges.iter().chain(&drawn).map(|length| sequence(*length, random)).collect()
+    let drawn: Vec<_> = (0..more).map(|_| 1 + random.below(longest)).collect();
+    edges.iter().chain(&drawn).map(|length| sequence((*length).min(longest), random)).collect()
 }
 
 pub fn vectors(encoder: &Encoder, items: &[Item]) -> Result<Vec<Vec<f32>>> {

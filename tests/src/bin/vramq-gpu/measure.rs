@@ -14,7 +14,7 @@ use vramq_inference::engine::encoder::{Dims, Encoder, Source};
 use vramq_tests::random::Random;
 
 use crate::Scale;
-use crate::encoder::{LONGEST, sequence};
+use crate::encoder::{LONGEST, longest, sequence};
 use crate::figures;
 use crate::kind::Kind;
 use crate::model::Named;
@@ -57,7 +57,7 @@ pub fn run(device: &Arc<CudaDevice>, models: &[&str], scale: Scale) -> Result<bo
         }
     }
     println!(
-        "Tokens a second, in sequences of 1 to {LONGEST}, without tokenising; the share is that of the ceiling. `fixed` is a pass of one \
+        "Tokens a second, in sequences of 1 to {LONGEST}, or to the model's own limit, without tokenising; the share is that of the ceiling. `fixed` is a pass of one \
          token, which only launches, waits and fetches, and its part of each pass: about what CUDA graphs and a second arena together \
          could save (docs/adr/0021-one-arena-and-no-graphs.md).\n"
     );
@@ -106,7 +106,7 @@ fn rates(
         let mut items = Vec::new();
         let mut left = *tokens;
         while left > 0 {
-            let length = (1 + random.below(LONGEST)).min(left);
+            let length = (1 + random.below(longest(&encoder))).min(left);
             items.push(sequence(length, random));
             left -= length;
         }
