@@ -40,6 +40,10 @@ in_its_own_process! {
     memory_is_taken_and_given_back: [driver()?, nvml()?], [];
     a_neighbour_is_foreign: [driver()?, nvml()?], ["FAKE_CUDA_FOREIGN" = foreign_file()?.to_str().context("a name")?];
     ten_thousand_failures_leak_nothing: [driver()?, nvml()?], [];
+    refusals_of_the_driver_leak_nothing: [driver()?, nvml()?],
+        ["FAKE_CUDA_FAIL" = "cuMemAllocFromPoolAsync:2:2:0"];
+    a_driver_is_not_asked_for_more_than_it_has: [driver()?, nvml()?],
+        ["FAKE_CUDA_FAIL" = "cuMemAllocFromPoolAsync:1:700"];
     a_cap_is_kept: [driver()?, nvml()?], [];
     a_cap_that_is_no_multiple_of_a_piece_can_be_used_whole: [driver()?, nvml()?], [];
     an_old_driver_knows_no_cap: [driver()?, nvml()?], ["FAKE_CUDA_VERSION" = "12010"];
@@ -231,6 +235,31 @@ mod bodies {
 
     pub fn a_cap_is_kept() -> Result<()> {
         keeps_a_cap()
+    }
+
+    /// There seems to be room, and the driver finds none.
+    pub fn refusals_of_the_driver_leak_nothing() -> Result<()> {
+        let device = open(None)?;
+        let _weights = device.alloc(100 * MIB as usize)?;
+        let before = device.memory();
+        for round in 0..10_000u64 {
+            let refused = out_of_memory(device.alloc_arena((before.free - round) as usize))?;
+            ensure!(refused.free == before.free, "{round}: {refused:?}");
+        }
+        ensure!(device.memory() == before && outstanding()? == 100 * MIB as usize, "{device:?}");
+        ensure!(device.active_pass_bytes() == 0 && device.lost().is_none());
+        Ok(())
+    }
+
+    /// It would map all of its memory before it refuses. Here it would lose the device.
+    pub fn a_driver_is_not_asked_for_more_than_it_has() -> Result<()> {
+        let device = open(None)?;
+        let free = device.memory().free;
+        let refused = out_of_memory(device.alloc_arena(free as usize + 1))?;
+        ensure!(refused.free == free && device.lost().is_none(), "{refused:?}");
+        let asked = device.alloc_arena(free as usize);
+        ensure!(matches!(asked, Err(CudaError::Lost { .. })), "{asked:?}");
+        Ok(())
     }
 
     pub fn an_old_driver_knows_no_cap() -> Result<()> {

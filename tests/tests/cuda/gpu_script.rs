@@ -80,7 +80,13 @@ fn on_a_device_all_checks_hold() -> Result<(), Failed> {
         ensure!(ended.code == Some(0), "{ended:?}");
         let [_, report] = &reports[..] else { anyhow::bail!("{reports:?}") };
         ensure!(report.contains("All checks hold."), "{report}");
-        for expected in ["Fake GPU 0", "CUDA_ERROR_ILLEGAL_ADDRESS (700)", "out-of-memory errors leak nothing", "cuda:0", "The doctor"] {
+        for expected in [
+            "Fake GPU 0",
+            "CUDA_ERROR_ILLEGAL_ADDRESS (700)",
+            "out-of-memory errors leak nothing",
+            "cuda:0",
+            "The doctor",
+        ] {
             ensure!(report.contains(expected), "{expected} is not in {report}");
         }
         ensure!(!report.contains("**no**"), "{report}");

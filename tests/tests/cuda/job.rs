@@ -14,7 +14,6 @@ const MODEL: &str = "tiny";
 const FIXTURE: &str = "tiny-mean";
 
 async fn texts_become_the_references_vectors(env: &mut TestEnv) -> Result<()> {
-    env.announce("proven in emulation only");
     env.set_environment("LD_LIBRARY_PATH", library_path(&[gpu()?, nvml()?])?);
     env.set_environment("FAKE_CUDA_POISON", "1");
     let path = format!("model.{MODEL}.path={}", fixture(FIXTURE));
@@ -23,7 +22,6 @@ async fn texts_become_the_references_vectors(env: &mut TestEnv) -> Result<()> {
     let settings = [&path, "device.kind=cuda", "device.cuda.reserve_mib=0", &kernels];
     let worker = env.spawn_bare_worker(&settings)?;
     worker.consuming().await?;
-    worker.log.wait_for("proven in emulation only").await?;
     let (texts, expected) = reference(FIXTURE)?;
     let job = Message::texts(env.setup.encoding, MODEL, "all", REPLIES, texts)?;
     env.client.publish(MODEL, job).await?;

@@ -108,14 +108,6 @@ impl Opened {
         );
         let mut models = load_all(config, &slots_max, &device, &mut programs, runtime, tell)?;
         models.sort_by_key(|model| model.index);
-        let encodes = config.models.iter().any(|model| matches!(model.engine, EngineConfig::Encoder { .. }));
-        if encodes && matches!(device, AnyDevice::Cuda(_)) {
-            // Remove this once docs/bench has a report of a run on a GPU.
-            tracing::warn!(
-                "the encoder on CUDA has been proven in emulation only, not yet on a GPU: compare its vectors with the cpu \
-                 device's before you rely on them (docs/gpu.md)"
-            );
-        }
         if let Some(fault) = config.device.fault {
             tracing::warn!(
                 ?fault,

@@ -159,48 +159,6 @@ impl CudaDevice {
         self.context_cost
     }
 
-    /// Memory that stays for as long as a model is loaded, uninitialised. Its drop gives it back.
-    ///
-    /// # Errors
-    /// See [`CudaError`]. The memory is as before then.
-    pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<CudaMemory, CudaError> {
-        self.bind()?;
-        let asked = bytes as u64;
-        if !self.count(asked) {
-            return Err(self.out_of_memory(asked));
-        }
-        let allocated = if bytes == 0 { Ok(0) } else { self.pool.alloc(bytes) };
-        match allocated {
-            Ok(start) => {
-                Ok(CudaMemory { device: Arc::clone(self), start, bytes: asked, kept: 0, is_arena: false })
-            }
-            Err(error) => {
-                self.used.fetch_sub(asked, Ordering::AcqRel);
-                Err(self.failed("allocate memory", asked, error))
-            }
-        }
-    }
-
-    /// [`alloc`](Self::alloc) for the arena of a pass: the allocation that faults are injected into.
-    ///
-    /// # Errors
-    /// As for [`alloc`](Self::alloc).
-    pub fn alloc_arena(self: &Arc<Self>, bytes: usize) -> Result<CudaMemory, CudaError> {
-        let asked = bytes as u64;
-        let mut kept = 0;
-        if let Some(injection) = self.injection.get() {
-            let Memory { free, total, foreign } = self.memory();
-            if let Some((free, foreign)) = injection.refuses(asked, free, foreign) {
-                return Err(OutOfMemory { asked, free, total, foreign }.into());
-            }
-            kept = injection.leaks().min(asked);
-        }
-        let mut arena = self.alloc(bytes)?;
-        (arena.kept, arena.is_arena) = (kept, true);
-        self.active_pass_bytes.fetch_add(asked, Ordering::AcqRel);
-        Ok(arena)
-    }
-
     /// Whether the device can still be used. Reports errors that could not be returned before, such as those in a `Drop`. They
     /// belong to no pass, so the device is lost, whatever their code.
     ///
@@ -260,13 +218,6 @@ impl CudaDevice {
         }
     }
 
-    /// Counts bytes as used if the cap has room for them.
-    fn count(&self, bytes: u64) -> bool {
-        let cap = self.cap.unwrap_or(u64::MAX);
-        let take = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= cap);
-        self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok()
-    }
-
     fn out_of_memory(&self, asked: u64) -> CudaError {
         // Use the newest figures, or the last ones if there are none.
         match self.read() {
@@ -299,23 +250,6 @@ impl CudaDevice {
         {
             self.lose("give back what is kept", code, self.in_pass());
         }
-    }
-
-    /// Frees memory, in its drop.
-    fn take_back(&self, memory: &CudaMemory) {
-        // On a lost device every call fails, and the memory is gone with the context.
-        if memory.start != 0 && self.lost.get().is_none() {
-            let bound = self.set_current();
-            // SAFETY: the memory came from this pool and is freed here only, because it is being dropped; all of the device's
-            // work is on its one stream.
-            if let Err(code) = bound.and_then(|()| unsafe { self.pool.free(memory.start) }) {
-                self.lose("give memory back", code, Noticed::Late);
-            }
-        }
-        if memory.is_arena {
-            self.active_pass_bytes.fetch_sub(memory.bytes, Ordering::AcqRel);
-        }
-        self.used.fetch_sub(memory.bytes - memory.kept, Ordering::AcqRel);
     }
 }
 

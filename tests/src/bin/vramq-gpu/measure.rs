@@ -58,8 +58,7 @@ pub fn run(device: &Arc<CudaDevice>, models: &[&str], scale: Scale) -> Result<bo
     }
     println!(
         "Tokens a second, in sequences of 1 to {LONGEST}, or to the model's own limit, without tokenising; the share is that of the ceiling. `fixed` is a pass of one \
-         token, which only launches, waits and fetches, and its part of each pass: about what CUDA graphs and a second arena together \
-         could save (docs/adr/0021-one-arena-and-no-graphs.md).\n"
+         token, which only launches, waits and fetches, and its part of each pass (docs/adr/0021-one-pass-at-a-time-and-no-graphs.md).\n"
     );
     let heads: Vec<_> =
         passes.iter().map(|tokens| format!(" passes of {tokens} | share | fixed |")).collect();
@@ -135,7 +134,7 @@ fn flops(dims: &Dims, items: &[Item]) -> f64 {
 }
 
 /// The time that something takes, after it was done once to warm up.
-fn seconds_each(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+pub fn seconds_each(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     work()?;
     let (start, mut rounds) = (Instant::now(), 0);
     while start.elapsed() < MEASURED {

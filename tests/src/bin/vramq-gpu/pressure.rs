@@ -113,7 +113,7 @@ fn in_halves(device: &CudaDevice, encoder: &Encoder, items: &[Item]) -> Result<H
                 done = end;
             }
             Err(PassError::OutOfMemory { oom, .. }) if halved.size > 1 => {
-                ensure!(oom.asked > oom.free, "{oom}, and that fits");
+                ensure!(oom.asked + SLACK > oom.free, "{oom}, and that fits");
                 halved.foreign = oom.foreign;
                 halved.halvings += 1;
                 halved.size /= 2;

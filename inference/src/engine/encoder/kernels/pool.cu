@@ -5,6 +5,9 @@
 constexpr unsigned POOL_THREADS = 256;
 constexpr unsigned POOL_WARPS = POOL_THREADS / LANES;
 
+// Rows that a warp reads at a time.
+constexpr unsigned POOL_READS = 8;
+
 // As engine/encoder/cuda/ops.rs numbers them.
 constexpr unsigned POOL_MEAN = 0;
 constexpr unsigned POOL_CLS = 1;
@@ -39,15 +42,28 @@ KERNEL(POOL_THREADS, pool)
         for (unsigned j = 0; j < CHUNK; j++) {
             part[j] = 0.0f;
         }
-        for (unsigned row = warp; row < rows && valid > 0; row += POOL_WARPS) {
-            const Chunk chunk = read_chunk(x + static_cast<size_t>(first + row) * hidden + at, valid, aligned);
+        // Several rows are read before the first is added: one read at a time would wait for memory each time.
+        for (unsigned row = warp; row < rows && valid > 0; row += POOL_WARPS * POOL_READS) {
+            Chunk chunks[POOL_READS];
 #pragma unroll
-            for (unsigned j = 0; j < CHUNK; j++) {
-                const float value = widen(chunk.elements[j]);
-                if (row == warp) {
-                    part[j] = value;
-                } else {
-                    part[j] = pooling == POOL_MAX ? larger(part[j], value) : part[j] + value;
+            for (unsigned i = 0; i < POOL_READS; i++) {
+                const unsigned own = row + i * POOL_WARPS;
+                if (own < rows) {
+                    chunks[i] = read_chunk(x + static_cast<size_t>(first + own) * hidden + at, valid, aligned);
+                }
+            }
+#pragma unroll
+            for (unsigned i = 0; i < POOL_READS; i++) {
+                const unsigned own = row + i * POOL_WARPS;
+                if (own >= rows) break;
+#pragma unroll
+                for (unsigned j = 0; j < CHUNK; j++) {
+                    const float value = widen(chunks[i].elements[j]);
+                    if (own == warp) {
+                        part[j] = value;
+                    } else {
+                        part[j] = pooling == POOL_MAX ? larger(part[j], value) : part[j] + value;
+                    }
                 }
             }
         }
