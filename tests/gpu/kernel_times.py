@@ -11,10 +11,11 @@ import json
 import sys
 
 TIME = "gpu__time_duration.sum"
-# Beside the time: the title of a column, and its metric, a share of the most that the GPU can do or a plain number.
+# Beside the time: the title of a column, and its metric, a share of the most that the GPU can do or a plain number. The instructions of
+# tensor cores are no measure of their load: one wgmma does the work of many mma.
 COLUMNS = {
     "memory, %": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-    "tensor cores, %": "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
+    "tensor instructions, %": "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
     "issue, %": "smsp__issue_active.avg.pct_of_peak_sustained_active",
     "warps, %": "sm__warps_active.avg.pct_of_peak_sustained_active",
     "registers": "launch__registers_per_thread",
@@ -45,7 +46,7 @@ def measured(lines):
 
 
 def main(figures, model, element, products, tokens):
-    launches = measured(sys.stdin)
+    launches = [launch for launch in measured(sys.stdin) if launch.get(TIME) is not None]
     if not launches:
         sys.exit("the profiler measured no kernels")
     kinds = {}

@@ -44,9 +44,9 @@ impl CudaDevice {
         }
     }
 
-    /// Whether the driver may have so much. A driver that is asked for more than it has may map all of its memory before it finds that
-    /// out, which took an H100 with 80 GB free 0.1 s. Its figures take microseconds, and are only read again if there was no room by the
-    /// newest ones.
+    /// Whether the driver may have so much by its own figures, which are read again only if there is no room by the newest ones. An H100 with
+    /// 80 GB free took 0.1 s to refuse more. Memory that another thread asks for at the same time may count, and what an injected leak
+    /// keeps does.
     fn may_have(&self, asked: u64) -> bool {
         let fits = |reading: Reading| self.used.load(Ordering::Acquire).saturating_add(asked) <= reading.room;
         let newest = self.reading.lock().unwrap_or_else(PoisonError::into_inner).0;

@@ -58,7 +58,7 @@ pub fn run(device: &Arc<CudaDevice>, models: &[&str], scale: Scale) -> Result<bo
     }
     println!(
         "Tokens a second, in sequences of 1 to {LONGEST}, or to the model's own limit, without tokenising; the share is that of the ceiling. `fixed` is a pass of one \
-         token, which only launches, waits and fetches, and its part of each pass (docs/adr/0021-one-pass-at-a-time-and-no-graphs.md).\n"
+         token, with its launches, wait and fetch, and its part of each pass (docs/adr/0021-one-pass-at-a-time-and-no-graphs.md).\n"
     );
     let heads: Vec<_> =
         passes.iter().map(|tokens| format!(" passes of {tokens} | share | fixed |")).collect();

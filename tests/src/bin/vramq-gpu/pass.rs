@@ -11,7 +11,7 @@ use vramq_inference::engine::{Engine as _, Item};
 use vramq_tests::random::Random;
 
 use crate::Scale;
-use crate::encoder::sequence;
+use crate::encoder::{longest, sequence};
 use crate::kind::Kind;
 use crate::measure::seconds_each;
 use crate::model::Named;
@@ -39,7 +39,8 @@ pub fn run(
     };
     let options = kind.options(element, tokens, scale);
     let encoder = Encoder::load_cuda(&Source::Folder(named.path.clone()), Arc::clone(device), &options, 1)?;
-    let items = texts(tokens, &mut random);
+    let longest = longest(&encoder).min(LONGEST_TEXT);
+    let items = texts(tokens, longest, &mut random);
     let alone = seconds_each(|| Ok(encoder.run(&items).map(drop)?))?;
     // SAFETY: the driver's library, which is open already.
     let driver = unsafe { Library::new("libcuda.so.1") }.context("open the driver's library again")?;
@@ -48,7 +49,7 @@ pub fn run(
     call(&driver, "cuProfilerStop")?;
     ran?;
     println!(
-        "{}, {element}, {}: {tokens} tokens in {} texts of at most {LONGEST_TEXT} tokens. Without the profiler such a pass takes \
+        "{}, {element}, {}: {tokens} tokens in {} texts of at most {longest} tokens. Without the profiler such a pass takes \
          {:.0} us, from the call to the vectors.",
         named.name,
         kind.name(),
@@ -58,10 +59,10 @@ pub fn run(
     Ok(true)
 }
 
-fn texts(tokens: usize, random: &mut Random) -> Vec<Item> {
+fn texts(tokens: usize, longest: usize, random: &mut Random) -> Vec<Item> {
     let (mut items, mut left) = (Vec::new(), tokens);
     while left > 0 {
-        let length = (1 + random.below(LONGEST_TEXT)).min(left);
+        let length = (1 + random.below(longest)).min(left);
         items.push(sequence(length, random));
         left -= length;
     }
