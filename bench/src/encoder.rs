@@ -80,7 +80,7 @@ pub async fn measure(setup: &Setup) -> anyhow::Result<Vec<Row>> {
         engines.push(OURS_BF16);
     }
     match &setup.python {
-        Some(_) => engines.extend([REFERENCE].into_iter().chain(PEERS).chain([CEILING])),
+        Some(_) => engines.extend(others(&setup.without)?),
         None => println!("  (no VRAMQ_BENCH_PYTHON: the other libraries are left out)"),
     }
     let mut runs = vec![Vec::new(); engines.len()];
@@ -103,6 +103,16 @@ pub async fn measure(setup: &Setup) -> anyhow::Result<Vec<Row>> {
         figures,
     });
     Ok(rows.collect())
+}
+
+/// The engines of other libraries, but those that are left out.
+fn others(without: &[String]) -> anyhow::Result<Vec<&'static str>> {
+    let mut others: Vec<_> = [REFERENCE].into_iter().chain(PEERS).chain([CEILING]).collect();
+    for name in without {
+        anyhow::ensure!(others.contains(&name.as_str()), "--without {name}: there are {}", others.join(", "));
+    }
+    others.retain(|other| !without.iter().any(|name| name == other));
+    Ok(others)
 }
 
 /// The engines' order in a round. Every round begins with another one, so that a machine that slows down slows all of them.
@@ -237,7 +247,18 @@ fn peak_mib() -> anyhow::Result<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::order;
+    use super::{CEILING, REFERENCE, order, others};
+
+    #[test]
+    fn what_is_left_out_is_named_as_it_is() {
+        let left = others(&["openvino".to_owned(), "openvino-bf16".to_owned()]).unwrap();
+        assert_eq!(
+            left,
+            [REFERENCE, "sentence-transformers-bf16", "onnxruntime", "onnxruntime-int8", CEILING]
+        );
+        let refused = others(&["openvino-f16".to_owned()]).unwrap_err().to_string();
+        assert!(refused.starts_with("--without openvino-f16: there are "), "{refused}");
+    }
 
     #[test]
     fn every_round_has_all_engines_and_begins_with_another() {

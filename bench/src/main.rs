@@ -71,6 +71,9 @@ struct Setup {
     /// A Python with bench/peers/requirements.txt; without it the libraries are left out.
     #[arg(long, env = "VRAMQ_BENCH_PYTHON", global = true)]
     python: Option<PathBuf>,
+    /// Libraries that are left out, such as `openvino,openvino-bf16`: one that does not run would end the part `encoder`.
+    #[arg(long, value_name = "ENGINE,...", value_delimiter = ',', global = true)]
+    without: Vec<String>,
     /// Where the figures go as JSON.
     #[arg(long, default_value = "target/bench/bench.json", global = true)]
     out: PathBuf,
