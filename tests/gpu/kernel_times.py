@@ -1,6 +1,7 @@
 """Add up the kernels of a pass that Nsight Compute measured (CSV on standard input), as a table in Markdown on standard output.
 
     kernel_times.py FIGURES MODEL ELEMENT PRODUCTS TOKENS
+    kernel_times.py metrics    names the metrics that it wants, as ncu takes them
 
 One JSON line for the whole pass goes to the end of the file FIGURES. Times are those of each kernel alone, without the gaps between
 them; the caches are flushed before each, and clocks are the GPU's own. Ends with 1 if there are no kernels.
@@ -69,4 +70,7 @@ def main(figures, model, element, products, tokens):
         print(json.dumps(line | {"launches": len(launches), "us": total / 1e3}), file=file)
 
 
-main(*sys.argv[1:])
+if sys.argv[1:] == ["metrics"]:
+    print(",".join([TIME, *COLUMNS.values()]))
+else:
+    main(*sys.argv[1:])

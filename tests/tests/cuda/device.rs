@@ -201,20 +201,40 @@ mod bodies {
         Ok(())
     }
 
-    pub fn ten_thousand_failures_leak_nothing() -> Result<()> {
+    /// Each asks for so many bytes, by what is free and the round.
+    fn refusals_leak_nothing(asked: impl Fn(u64, u64) -> u64) -> Result<Arc<CudaDevice>> {
         let device = open(None)?;
         let _weights = device.alloc(100 * MIB as usize)?;
         let before = device.memory();
         for round in 0..10_000u64 {
-            let asked = before.free + 1 + round;
+            let asked = asked(before.free, round);
             let refused = out_of_memory(device.alloc_arena(asked as usize))?;
             ensure!(refused.asked == asked && refused.free == before.free, "{round}: {refused:?}");
         }
         device.read()?;
         ensure!(device.memory() == before && outstanding()? == 100 * MIB as usize, "{device:?}");
         ensure!(device.active_pass_bytes() == 0 && device.lost().is_none());
+        Ok(device)
+    }
+
+    pub fn ten_thousand_failures_leak_nothing() -> Result<()> {
+        let device = refusals_leak_nothing(|free, round| free + 1 + round)?;
         // All of it can still be had, but for the pieces that pools take.
-        drop(device.alloc_arena((before.free - 64 * MIB) as usize)?);
+        Ok(device.alloc_arena((device.memory().free - 64 * MIB) as usize).map(drop)?)
+    }
+
+    /// By the driver's figures there is room, and the driver finds none.
+    pub fn refusals_of_the_driver_leak_nothing() -> Result<()> {
+        refusals_leak_nothing(|free, round| free - round).map(drop)
+    }
+
+    /// The first allocation that reaches this driver loses the device.
+    pub fn a_driver_is_not_asked_for_more_than_it_has() -> Result<()> {
+        let device = open(None)?;
+        let free = device.memory().free;
+        let refused = out_of_memory(device.alloc_arena(free as usize + 1))?;
+        ensure!(refused.free == free && device.lost().is_none(), "{refused:?}");
+        ensure!(matches!(device.alloc_arena(free as usize), Err(CudaError::Lost { .. })), "{device:?}");
         Ok(())
     }
 
@@ -235,31 +255,6 @@ mod bodies {
 
     pub fn a_cap_is_kept() -> Result<()> {
         keeps_a_cap()
-    }
-
-    /// There seems to be room, and the driver finds none.
-    pub fn refusals_of_the_driver_leak_nothing() -> Result<()> {
-        let device = open(None)?;
-        let _weights = device.alloc(100 * MIB as usize)?;
-        let before = device.memory();
-        for round in 0..10_000u64 {
-            let refused = out_of_memory(device.alloc_arena((before.free - round) as usize))?;
-            ensure!(refused.free == before.free, "{round}: {refused:?}");
-        }
-        ensure!(device.memory() == before && outstanding()? == 100 * MIB as usize, "{device:?}");
-        ensure!(device.active_pass_bytes() == 0 && device.lost().is_none());
-        Ok(())
-    }
-
-    /// It would map all of its memory before it refuses. Here it would lose the device.
-    pub fn a_driver_is_not_asked_for_more_than_it_has() -> Result<()> {
-        let device = open(None)?;
-        let free = device.memory().free;
-        let refused = out_of_memory(device.alloc_arena(free as usize + 1))?;
-        ensure!(refused.free == free && device.lost().is_none(), "{refused:?}");
-        let asked = device.alloc_arena(free as usize);
-        ensure!(matches!(asked, Err(CudaError::Lost { .. })), "{asked:?}");
-        Ok(())
     }
 
     pub fn an_old_driver_knows_no_cap() -> Result<()> {

@@ -95,6 +95,69 @@ fn on_a_device_all_checks_hold() -> Result<(), Failed> {
 }
 
 #[test]
+fn stages_that_no_time_is_left_for_are_named() -> Result<(), Failed> {
+    let path = library_path(&[driver()?, nvml()?])?;
+    let arguments = ["--only", "check doctor", "--models", "tiny", "--within", "0"];
+    Ok(run_with(path, &[], &arguments, |ended, reports| {
+        ensure!(ended.code == Some(0), "{ended:?}");
+        let [_, report] = &reports[..] else { anyhow::bail!("{reports:?}") };
+        ensure!(report.contains("All checks that ran hold; stages that did not: 2."), "{report}");
+        ensure!(report.contains("| check | not run: no time left | 0 |"), "{report}");
+        Ok(())
+    })?)
+}
+
+#[test]
+fn what_the_script_does_not_know_is_refused() -> Result<(), Failed> {
+    for (arguments, problem) in [
+        (["--only", "check kernel"], "there is no stage kernel; there are: check doctor"),
+        (["--within", "5m"], "--within takes seconds, not 5m"),
+    ] {
+        let path = library_path(&[driver()?, nvml()?])?;
+        run_with(path, &[], &arguments, |ended, reports| {
+            ensure!(ended.code == Some(2) && reports.is_empty(), "{ended:?} {reports:?}");
+            ensure!(ended.stderr.contains(problem), "{ended:?}");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// As Nsight Compute writes it with `--csv --page raw`: a row of units, and a metric that it could not measure.
+const NCU: &str = r#"==PROF== Connected to process 7
+"ID","Process ID","Kernel Name","Block Size","Grid Size","dram__throughput.avg.pct_of_peak_sustained_elapsed","gpu__time_duration.sum"
+"","","","","","%","ns"
+"0","7","attention_32_f16","(128, 1, 1)","(52, 12, 1)","14.5","10,000"
+"1","7","attention_32_f16","(128, 1, 1)","(52, 12, 1)","n/a","20,000"
+"2","7","pool_f16","(256, 1, 1)","(13, 1, 1)","2","10,000"
+"#;
+
+#[tokio::test]
+async fn the_kernels_of_a_pass_are_added_up() -> Result<(), Failed> {
+    let folder = TempDir::new().context("a folder")?;
+    let [figures, input] = ["figures", "ncu"].map(|name| folder.path().join(name));
+    std::fs::write(&input, NCU).context("write")?;
+    let mut command = Command::new(python()?);
+    command.arg(root().join("tests/gpu/kernel_times.py")).arg(&figures).args(["m", "f16", "own", "2048"]);
+    command.stdin(std::fs::File::open(&input).context("open")?);
+    let ended = run_to_end_within(command, DEADLINE).await?;
+    for expected in [
+        "3 launches, 40 us without the gaps between them.",
+        "| attention_32_f16 | (52,12,1) (128,1,1) | 2 | 15.0 | 75.0 % | 14 | - | - | - | - |",
+        "| pool_f16 | (13,1,1) (256,1,1) | 1 | 10.0 | 25.0 % | 2 | - | - | - | - |",
+    ] {
+        if !ended.stdout.contains(expected) {
+            return Err(anyhow::anyhow!("`{expected}` is not in {ended:?}").into());
+        }
+    }
+    let figure: Value = serde_json::from_slice(&std::fs::read(&figures).context("read")?).context("JSON")?;
+    if figure["us"] != 40.0 || figure["launches"] != 3 {
+        return Err(anyhow::anyhow!("{figure}").into());
+    }
+    Ok(())
+}
+
+#[test]
 fn a_check_that_fails_is_reported() -> Result<(), Failed> {
     // Launches succeed and do nothing: no address is illegal.
     Ok(run(&[("FAKE_CUDA_FAIL", "cuLaunchKernel:1:1")], |ended, reports| {

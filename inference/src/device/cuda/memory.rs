@@ -1,4 +1,4 @@
-//! Allocates memory of a CUDA device, which is returned when it is dropped.
+//! Allocates memory of a CUDA device. A [`CudaMemory`] returns its bytes when it is dropped.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -29,7 +29,7 @@ impl CudaDevice {
     pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<CudaMemory, CudaError> {
         self.bind()?;
         let asked = bytes as u64;
-        if !self.may_have(asked) || !self.count(asked) {
+        if !self.has_room(asked) || !self.count(asked) {
             return Err(self.out_of_memory(asked));
         }
         let allocated = if bytes == 0 { Ok(0) } else { self.pool.alloc(bytes) };
@@ -44,13 +44,13 @@ impl CudaDevice {
         }
     }
 
-    /// Whether the driver may have so much by its own figures, which are read again only if there is no room by the newest ones. An H100 with
-    /// 80 GB free took 0.1 s to refuse more. Memory that another thread asks for at the same time may count, and what an injected leak
-    /// keeps does.
-    fn may_have(&self, asked: u64) -> bool {
+    /// Whether the driver's own figures have room for so many bytes. A real driver takes long to refuse more than it has: an H100 with 80 GB
+    /// free took 0.1 s. The figures are read again only if the newest ones have no room. Bytes that another thread is asking for count as
+    /// used, and so do those that an injected leak keeps.
+    fn has_room(&self, asked: u64) -> bool {
         let fits = |reading: Reading| self.used.load(Ordering::Acquire).saturating_add(asked) <= reading.room;
         let newest = self.reading.lock().unwrap_or_else(PoisonError::into_inner).0;
-        // A driver that cannot be read says why when it is asked for the memory.
+        // If the figures cannot be read, the allocation returns the driver's error.
         asked == 0 || fits(newest) || self.read().map_or(true, fits)
     }
 

@@ -96,6 +96,17 @@ pub fn longest(encoder: &Encoder) -> usize {
     encoder.item_cost_max().min(LONGEST)
 }
 
+/// Sequences of random lengths that have so many tokens together.
+pub fn of_tokens(tokens: usize, longest: usize, random: &mut Random) -> Vec<Item> {
+    let (mut items, mut left) = (Vec::new(), tokens);
+    while left > 0 {
+        let length = (1 + random.below(longest)).min(left);
+        items.push(sequence(length, random));
+        left -= length;
+    }
+    items
+}
+
 fn sequences(longest: usize, random: &mut Random, scale: Scale) -> Vec<Item> {
     let (edges, more) = if scale.is_short { (EDGES_SHORT, 0) } else { (EDGES, SEQUENCES) };
     let drawn: Vec<_> = (0..more).map(|_| 1 + random.below(longest)).collect();

@@ -9,6 +9,7 @@
 //!   vramq-gpu texts MODEL FILE    measures texts, one a line, tokenising included
 //!   vramq-gpu pass MODEL ELEMENT PRODUCTS TOKENS
 //!                                 runs a pass for a profiler; PRODUCTS are `library`, `timed` or `own`
+//!   vramq-gpu products            names the PRODUCTS that there are here, one a line
 //!   vramq-gpu draw SHAPE FOLDER   writes a model with random weights
 //!   vramq-gpu hold MIB  holds memory of the device until its standard input ends
 //!   vramq-gpu crash     runs a kernel that writes nowhere, and tells what became of the device
@@ -37,6 +38,8 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, bail};
 use vramq_inference::device::cuda::{CudaDevice, Lock, OpenError, Options, Which};
 use vramq_tests::random::Random;
+
+use kind::Kind;
 
 /// How much of everything.
 #[derive(Clone, Copy, Debug)]
@@ -76,12 +79,16 @@ fn main() -> ExitCode {
         ["pass", model, element, products, tokens] => {
             pass::run(&device, model, [element, products, tokens], scale)
         }
+        ["products"] => {
+            Kind::all(&device).iter().for_each(|kind| println!("{}", kind.word()));
+            Ok(true)
+        }
         ["texts", model, file] => texts::run(&device, model, file, scale),
         ["hold", mib] => hold(&device, mib).map(|()| true),
         ["crash"] => kernel::crash(&device).map(|()| true),
         _ => Err(anyhow::anyhow!(
             "usage: vramq-gpu [--short] check | encoder MODEL... | pressure MODEL | measure MODEL... | texts MODEL FILE | \
-             pass MODEL ELEMENT PRODUCTS TOKENS | draw SHAPE FOLDER | hold MIB | crash"
+             pass MODEL ELEMENT PRODUCTS TOKENS | products | draw SHAPE FOLDER | hold MIB | crash"
         )),
     })
 }

@@ -14,7 +14,7 @@ use vramq_inference::engine::encoder::{Dims, Encoder, Source};
 use vramq_tests::random::Random;
 
 use crate::Scale;
-use crate::encoder::{LONGEST, longest, sequence};
+use crate::encoder::{LONGEST, longest, of_tokens, sequence};
 use crate::figures;
 use crate::kind::Kind;
 use crate::model::Named;
@@ -57,8 +57,9 @@ pub fn run(device: &Arc<CudaDevice>, models: &[&str], scale: Scale) -> Result<bo
         }
     }
     println!(
-        "Tokens a second, in sequences of 1 to {LONGEST}, or to the model's own limit, without tokenising; the share is that of the ceiling. `fixed` is a pass of one \
-         token, with its launches, wait and fetch, and its part of each pass (docs/adr/0021-one-pass-at-a-time-and-no-graphs.md).\n"
+        "Tokens a second, in sequences of 1 to {LONGEST} tokens or to the model's own limit, without tokenising; the share is \
+         that of the ceiling. `fixed` is a pass of one token, with its launches, wait and fetch, and its part of each pass \
+         (docs/adr/0021-one-pass-at-a-time-and-no-graphs.md).\n"
     );
     let heads: Vec<_> =
         passes.iter().map(|tokens| format!(" passes of {tokens} | share | fixed |")).collect();
@@ -102,13 +103,7 @@ fn rates(
     let fixed = seconds_each(|| Ok(encoder.run(&one_token).map(drop)?))?;
     let mut row = format!(" {:.0} |", fixed * 1e6);
     for tokens in passes {
-        let mut items = Vec::new();
-        let mut left = *tokens;
-        while left > 0 {
-            let length = (1 + random.below(longest(&encoder))).min(left);
-            items.push(sequence(length, random));
-            left -= length;
-        }
+        let items = of_tokens(*tokens, longest(&encoder), random);
         let seconds = seconds_each(|| Ok(encoder.run(&items).map(drop)?))?;
         let rate = *tokens as f64 / seconds;
         let share = ceiling.map(|ceiling| flops(&encoder.dims(), &items) / seconds / ceiling);

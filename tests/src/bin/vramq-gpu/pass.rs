@@ -5,13 +5,13 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, bail, ensure};
 use libloading::Library;
 use vramq_inference::device::cuda::CudaDevice;
+use vramq_inference::engine::Engine as _;
 use vramq_inference::engine::encoder::cuda::ElementType;
 use vramq_inference::engine::encoder::{Encoder, Source};
-use vramq_inference::engine::{Engine as _, Item};
 use vramq_tests::random::Random;
 
 use crate::Scale;
-use crate::encoder::{longest, sequence};
+use crate::encoder::{longest, of_tokens};
 use crate::kind::Kind;
 use crate::measure::seconds_each;
 use crate::model::Named;
@@ -40,7 +40,7 @@ pub fn run(
     let options = kind.options(element, tokens, scale);
     let encoder = Encoder::load_cuda(&Source::Folder(named.path.clone()), Arc::clone(device), &options, 1)?;
     let longest = longest(&encoder).min(LONGEST_TEXT);
-    let items = texts(tokens, longest, &mut random);
+    let items = of_tokens(tokens, longest, &mut random);
     let alone = seconds_each(|| Ok(encoder.run(&items).map(drop)?))?;
     // SAFETY: the driver's library, which is open already.
     let driver = unsafe { Library::new("libcuda.so.1") }.context("open the driver's library again")?;
@@ -57,16 +57,6 @@ pub fn run(
         alone * 1e6,
     );
     Ok(true)
-}
-
-fn texts(tokens: usize, longest: usize, random: &mut Random) -> Vec<Item> {
-    let (mut items, mut left) = (Vec::new(), tokens);
-    while left > 0 {
-        let length = (1 + random.below(longest)).min(left);
-        items.push(sequence(length, random));
-        left -= length;
-    }
-    items
 }
 
 fn call(driver: &Library, name: &str) -> Result<()> {
