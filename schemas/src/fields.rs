@@ -30,7 +30,8 @@ pub fn as_text(value: &AMQPValue) -> Option<String> {
     }
 }
 
-/// A header's value of any integer type: client libraries choose the type by the value's size.
+/// A header's value of any integer type: client libraries choose the type by the value's size. No other type is a number, timestamps
+/// (seconds since 1970) included.
 pub fn integer(value: Option<&AMQPValue>) -> Option<i64> {
     match value? {
         AMQPValue::ShortShortInt(n) => Some((*n).into()),
@@ -40,7 +41,6 @@ pub fn integer(value: Option<&AMQPValue>) -> Option<i64> {
         AMQPValue::LongInt(n) => Some((*n).into()),
         AMQPValue::LongUInt(n) => Some((*n).into()),
         AMQPValue::LongLongInt(n) => Some(*n),
-        AMQPValue::Timestamp(n) => i64::try_from(*n).ok(),
         _ => None,
     }
 }

@@ -189,7 +189,7 @@ impl JobHeaders {
             exclusive: boolean(table, EXCLUSIVE)?,
             history: history(table),
             delays: unsigned(table, DELAYS)?.unwrap_or(0),
-            expires_at_ms: expires_at_ms(table),
+            expires_at_ms: moment_ms(table, EXPIRES_AT_MS)?,
             crashes: unsigned(table, CRASHES)?.unwrap_or(0),
             waits: unsigned(table, WAITS)?.unwrap_or(0),
             revision_waits: unsigned(table, REVISION_WAITS)?.unwrap_or(0),
@@ -299,7 +299,7 @@ pub fn demanded_revision(table: &FieldTable) -> Result<Option<String>, InvalidHe
 
 /// When a job expires, in Unix milliseconds, if an earlier attempt wrote it down.
 pub fn expires_at_ms(table: &FieldTable) -> Option<u64> {
-    integer(table.inner().get(EXPIRES_AT_MS)).and_then(|n| n.try_into().ok())
+    moment_ms(table, EXPIRES_AT_MS).ok().flatten()
 }
 
 /// The headers of a `part` or `done` reply.
@@ -367,15 +367,25 @@ fn batch_hint(table: &FieldTable, name: &'static str) -> Result<Option<u32>, Inv
 }
 
 fn unsigned(table: &FieldTable, name: &'static str) -> Result<Option<u32>, InvalidHeader> {
+    number(table, name, "a whole number from 0 to 4294967295")
+}
+
+/// A time in Unix milliseconds.
+fn moment_ms(table: &FieldTable, name: &'static str) -> Result<Option<u64>, InvalidHeader> {
+    number(table, name, "a whole number of at least 0")
+}
+
+fn number<N: TryFrom<i64>>(
+    table: &FieldTable,
+    name: &'static str,
+    expected: &'static str,
+) -> Result<Option<N>, InvalidHeader> {
     let value = match table.inner().get(name) {
         None | Some(AMQPValue::Void) => return Ok(None),
         value => value,
     };
-    integer(value).and_then(|n| u32::try_from(n).ok()).map(Some).ok_or_else(|| InvalidHeader {
-        name,
-        found: shown(value),
-        expected: "a whole number from 0 to 4294967295",
-    })
+    let read = integer(value).and_then(|n| N::try_from(n).ok());
+    read.map(Some).ok_or_else(|| InvalidHeader { name, found: shown(value), expected })
 }
 
 fn boolean(table: &FieldTable, name: &'static str) -> Result<bool, InvalidHeader> {

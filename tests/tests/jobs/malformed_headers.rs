@@ -46,7 +46,9 @@ async fn headers_that_claim_earlier_attempts(env: &mut TestEnv) -> Result<()> {
     let refused = [
         ("batch-hint", AMQPValue::Float(f32::MAX)),
         ("batch-hint", AMQPValue::DecimalValue(lapin::types::DecimalValue { scale: 255, value: 1 })),
+        ("batch-hint", AMQPValue::Timestamp(8)),
         ("batch-hint", AMQPValue::Timestamp(u64::MAX)),
+        ("vramq-batch-hint", AMQPValue::Timestamp(8)),
         ("batch-hint-max", AMQPValue::LongLongInt(i64::MIN)),
         ("batch-hint-max", AMQPValue::Double(1e300)),
         ("attempt", AMQPValue::LongLongInt(i64::MAX)),
@@ -55,6 +57,9 @@ async fn headers_that_claim_earlier_attempts(env: &mut TestEnv) -> Result<()> {
         ("delays", AMQPValue::LongInt(-1)),
         ("delays", AMQPValue::LongString("9".repeat(60_000).into())),
         ("exclusive", AMQPValue::ByteArray(vec![1].into())),
+        ("expires-at-ms", AMQPValue::LongLongInt(i64::MIN)),
+        ("expires-at-ms", AMQPValue::Double(1.0)),
+        ("expires-at-ms", deep.clone()),
     ];
     let mut cases = Vec::new();
     for (at, (name, value)) in refused.into_iter().enumerate() {
@@ -72,9 +77,6 @@ async fn headers_that_claim_earlier_attempts(env: &mut TestEnv) -> Result<()> {
         ("attempt", AMQPValue::LongLongInt(u32::MAX.into())),
         ("delays", AMQPValue::LongLongInt(u32::MAX.into())),
         ("expires-at-ms", AMQPValue::LongLongInt(i64::MAX)),
-        ("expires-at-ms", AMQPValue::LongLongInt(i64::MIN)),
-        ("expires-at-ms", AMQPValue::Double(1.0)),
-        ("expires-at-ms", deep.clone()),
         ("history", deep),
         ("history", AMQPValue::FieldArray(vec![AMQPValue::FieldTable(FieldTable::default()); 5000].into())),
         ("publish-seq", AMQPValue::LongInt(1)),
