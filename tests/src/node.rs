@@ -15,8 +15,9 @@ use crate::programs::{root, target};
 
 /// A shell script. Starts the node in the folder `$1`, in the cluster of the node in the folder `$2` if given, waits for the end of its
 /// input, and stops the node. Only the test's process holds the other end of its input, which therefore ends when the test drops the node
-/// or is killed.
-const KEEPER: &str = r#""$0" start "$@" >/dev/null && echo ready; cat >/dev/null; "$0" stop "$1""#;
+/// or is killed. If it is killed while the node starts, `echo` ends by SIGPIPE, so that has a shell of its own; and nothing else removes the
+/// folder around the node's.
+const KEEPER: &str = r#""$0" start "$@" >/dev/null && (echo ready); cat >/dev/null; "$0" stop "$1"; rmdir -- "${1%/*}" 2>/dev/null"#;
 
 /// Where nodes have their folders, if not where temporary files are: see `scripts/with-rabbitmq`.
 const FOLDERS: &str = "VRAMQ_RABBITMQ_FOLDERS";
