@@ -84,7 +84,8 @@ fn read_message(received: &ReceivedJob, model: &Model) -> Result<(JobHeaders, En
     let headers = received.job_headers().map_err(|e| malformed(e.to_string()))?;
     let content_type = received.delivery.properties.content_type().as_ref();
     let encoding = Encoding::of(content_type.map(|t| t.as_str())).map_err(Rejection::from)?;
-    let job: Job = codec::decode(&received.delivery.data, encoding).map_err(Rejection::from)?;
+    let job: Job = codec::decode(&received.delivery.data, encoding)
+        .map_err(|error| with_content_encoding(error.into(), received))?;
     if job.model != model.name {
         let error = format!("the job is for model `{}`, this queue is for `{}`", job.model, model.name);
         return Err(Rejection::new(Reason::WrongModel, error));
@@ -102,6 +103,24 @@ fn read_message(received: &ReceivedJob, model: &Model) -> Result<(JobHeaders, En
     }
     check_revision(received, model)?;
     Ok((headers, encoding, job))
+}
+
+/// Adds why a body cannot be read that was compressed.
+fn with_content_encoding(rejection: Rejection, received: &ReceivedJob) -> Rejection {
+    match received.delivery.properties.content_encoding() {
+        // Kombu names a character set there.
+        Some(encoding)
+            if !encoding.as_str().is_empty() && !encoding.as_str().eq_ignore_ascii_case("utf-8") =>
+        {
+            let error = format!(
+                "{}; workers do not read the content encoding {:?}: publish the body without compression",
+                rejection.error,
+                encoding.as_str()
+            );
+            Rejection { error, ..rejection }
+        }
+        _ => rejection,
+    }
 }
 
 fn parse(

@@ -1,8 +1,11 @@
 //! Rejected input: each job ends once, is kept whole, is reported to its caller, and costs no other caller anything.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, ensure};
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
+use tempfile::NamedTempFile;
 use vramq_schemas::{Reason, ReplyKind, topology};
 use vramq_tests::on_queue_types;
 use vramq_tests::rejections::{Rejected, keeps_serving, rejected_and_reported};
@@ -12,6 +15,7 @@ on_queue_types!(
     jobs_for_nobody,
     headers_that_make_no_sense,
     expired_jobs,
+    a_job_that_expires_while_a_worker_holds_it,
     replies_to_queues_of_jobs,
     replies_to_nowhere,
     properties_that_would_stop_a_republish,
@@ -127,6 +131,34 @@ async fn expired_jobs(env: &mut TestEnv) -> Result<()> {
     ensure!(letter.body == job.body && letter.id() == "waited");
     ensure!(letter.headers().inner().contains_key("x-death"), "{:?}", letter.headers());
     Ok(())
+}
+
+/// Without a time of publishing, it counts from the delivery.
+async fn a_job_that_expires_while_a_worker_holds_it(env: &mut TestEnv) -> Result<()> {
+    const TTL: Duration = Duration::from_secs(4);
+    env.announce("a failpoint is set");
+    env.announce("job dead-lettered");
+    let hang = NamedTempFile::new()?;
+    let drill = format!("worker.drill=pass=hang,job=first,while={}", hang.path().display());
+    let worker = env.worker(&[&drill]).await?;
+    env.client.publish(MODEL, env.job("first", ["x"])?).await?;
+    env.vhost.until_unacked(&topology::jobs_queue(MODEL), 1).await?;
+    let ttl = TTL.as_millis().to_string();
+    let job = env.job("second", ["x"])?.with(|p| p.with_expiration(ttl.into()));
+    env.client.publish(MODEL, job.clone()).await?;
+    env.vhost.until_unacked(&topology::jobs_queue(MODEL), 2).await?;
+    // It was delivered before now.
+    tokio::time::sleep(TTL).await;
+    hang.close()?;
+
+    let mut replies = env.replies().await?;
+    let answers = replies.take(2).await?;
+    let kind = |id: &str| answers.iter().find(|reply| reply.id() == id).context("no reply")?.kind();
+    ensure!((kind("first")?, kind("second")?) == (ReplyKind::Done, ReplyKind::Failed), "{answers:?}");
+    let letter = env.dead_letters().await?.next().await?;
+    ensure!(letter.body == job.body && letter.dead_letter()?.reason == Reason::Expired);
+    drop(replies);
+    keeps_serving(env, &worker).await
 }
 
 async fn replies_to_queues_of_jobs(env: &mut TestEnv) -> Result<()> {

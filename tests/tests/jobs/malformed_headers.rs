@@ -199,6 +199,8 @@ async fn odd_properties(env: &mut TestEnv) -> Result<()> {
         Rejected::new("an empty id", empty_id, Reason::Malformed),
     ];
     rejected_and_reported(env, &bad).await?;
+    let advised = worker.log.find("content encoding").is_some_and(|line| line.text().contains("compression"));
+    ensure!(advised, "{}", worker.log.text());
     keeps_serving(env, &worker).await?;
     has_published(&worker, &proxy, jobs.len() + 1 + 2 * bad.len() + 1).await
 }
