@@ -24,6 +24,8 @@ pub fn announce_lost_sessions(env: &mut TestEnv) {
         "session ended: the broker will redeliver the unacknowledged jobs",
         "no session yet",
         "it will run in isolation",
+        // If the worker looks between the deletion of a queue and the next session.
+        "an exchange or a queue is missing",
     ] {
         env.announce(text);
     }

@@ -5,6 +5,7 @@ use rustix::process::Signal;
 use vramq_schemas::topology::jobs_queue;
 use vramq_tests::at_rest::comes_to_rest;
 use vramq_tests::blocked_device::BlockedDevice;
+use vramq_tests::flow::announce_lost_sessions;
 use vramq_tests::metrics::{Figures, figures};
 use vramq_tests::reply_counter::{ReplyCounter, publish_many};
 use vramq_tests::test_env::{MODEL, TestEnv};
@@ -125,8 +126,7 @@ async fn a_drained_worker_loses_nothing_and_repeats_nothing(env: &mut TestEnv) -
 }
 
 async fn a_deleted_queue_comes_back(env: &mut TestEnv) -> Result<()> {
-    env.announce("session lost, connecting again");
-    env.announce("no session yet");
+    announce_lost_sessions(env);
     let worker = env.worker(&[]).await?;
     env.vhost.delete_queue(&jobs_queue(MODEL)).await?;
     worker.sessions(2).await?;

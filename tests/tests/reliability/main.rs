@@ -5,6 +5,7 @@ mod broker_faults;
 mod connections;
 mod crashes;
 mod credentials;
+mod deleted_topology;
 mod full_reply_queues;
 mod further_queues;
 mod large_jobs;

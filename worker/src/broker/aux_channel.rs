@@ -114,14 +114,22 @@ impl AuxChannel {
         }
     }
 
+    /// Takes the channel that is there, or opens one.
+    ///
+    /// # Errors
+    /// The connection is closed, or allows no more channels.
+    pub async fn open(&mut self) -> lapin::Result<Channel> {
+        match self.channel.take().filter(|channel| channel.status().connected()) {
+            Some(channel) => Ok(channel),
+            None => self.connection.create_channel().await,
+        }
+    }
+
     async fn on_a_channel(
         &mut self,
         work: &mut impl AsyncFnMut(&Channel) -> lapin::Result<()>,
     ) -> lapin::Result<()> {
-        let channel = match self.channel.take() {
-            Some(first) => first,
-            None => self.connection.create_channel().await?,
-        };
+        let channel = self.open().await?;
         let done = work(&channel).await;
         if done.is_err() && channel.status().connected() {
             // Best effort: the channel ends with its connection.

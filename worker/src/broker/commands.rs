@@ -134,13 +134,13 @@ pub fn answers() -> (mpsc::Sender<Outgoing>, mpsc::Receiver<Outgoing>) {
     mpsc::channel(ANSWERS_MAX)
 }
 
-/// Receives commands until the session is over.
+/// Receives commands until the session is over. `declared`: exchanges were deleted and declared again.
 pub async fn receive(
     aux: AuxChannel,
     rules: Arc<PublisherRules>,
     reporter: Arc<StatusReporter>,
-    commands: mpsc::Sender<CommandRequest>,
-    answers: mpsc::Sender<Outgoing>,
+    (commands, answers): (mpsc::Sender<CommandRequest>, mpsc::Sender<Outgoing>),
+    declared: watch::Receiver<()>,
     over: watch::Receiver<bool>,
 ) {
     let declaring = aux.clone();
@@ -152,7 +152,7 @@ pub async fn receive(
             commands: &commands,
             answers: &answers,
         };
-        server.serve(&declaring, over.clone()).await
+        server.serve(&declaring, declared.clone(), over.clone()).await
     })
     .await;
 }
@@ -195,31 +195,49 @@ struct CommandServer<'a> {
 }
 
 impl CommandServer<'_> {
-    async fn serve(&self, declaring: &AuxChannel, mut over: watch::Receiver<bool>) -> lapin::Result<()> {
+    async fn serve(
+        &self,
+        declaring: &AuxChannel,
+        mut declared: watch::Receiver<()>,
+        mut over: watch::Receiver<bool>,
+    ) -> lapin::Result<()> {
         let channel = self.channel;
-        declaring.exchange(channel, CONTROL_EXCHANGE, ExchangeKind::Direct).await?;
         let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..Default::default() };
         let mut arguments = FieldTable::default();
         arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(QUEUE_LENGTH_MAX));
         let queue = channel.queue_declare("".into(), options, arguments).await?.name().clone();
-        for key in [CONTROL_ALL.to_owned(), control_key(&self.reporter.identity.worker)] {
-            let (queue, options) = (queue.clone(), QueueBindOptions::default());
-            channel
-                .queue_bind(queue, CONTROL_EXCHANGE.into(), key.into(), options, FieldTable::default())
-                .await?;
-        }
+        self.bind(declaring, &queue).await?;
         channel.basic_qos(PREFETCH, BasicQosOptions { global: false }).await?;
         let options = BasicConsumeOptions { exclusive: true, ..Default::default() };
-        let mut consumer = channel.basic_consume(queue, "".into(), options, FieldTable::default()).await?;
+        let mut consumer =
+            channel.basic_consume(queue.clone(), "".into(), options, FieldTable::default()).await?;
         loop {
             tokio::select! {
                 delivery = consumer.next() => match delivery {
                     Some(delivery) => self.received(delivery?).await?,
                     None => return Err(queue_deleted()),
                 },
+                Ok(()) = declared.changed() => self.bind(declaring, &queue).await?,
                 () = is_over(&mut over) => return Ok(()),
             }
         }
+    }
+
+    /// Binds the worker's queue to the exchange, which it declares.
+    async fn bind(&self, declaring: &AuxChannel, queue: &ShortString) -> lapin::Result<()> {
+        declaring.exchange(self.channel, CONTROL_EXCHANGE, ExchangeKind::Direct).await?;
+        for key in [CONTROL_ALL.to_owned(), control_key(&self.reporter.identity.worker)] {
+            let (queue, options) = (queue.clone(), QueueBindOptions::default());
+            let bound = self.channel.queue_bind(
+                queue,
+                CONTROL_EXCHANGE.into(),
+                key.into(),
+                options,
+                FieldTable::default(),
+            );
+            bound.await?;
+        }
+        Ok(())
     }
 
     async fn received(&self, delivery: Delivery) -> lapin::Result<()> {

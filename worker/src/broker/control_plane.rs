@@ -1,5 +1,5 @@
-//! The control plane: heartbeats with progress, withdrawals, commands and their answers, each handled by a task of its own for one
-//! session.
+//! The control plane: heartbeats with progress, withdrawals, commands and their answers, and the look for deleted exchanges and queues,
+//! each handled by a task of its own for one session.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,10 @@ use super::aux_channel::AuxChannel;
 use super::commands::{self, CommandRequest};
 use super::message::Message;
 use super::session::AuxParts;
+use super::topology_watch::TopologyWatch;
 use super::{heartbeats, withdrawals};
+use crate::config::BrokerConfig;
+use crate::model::Model;
 use crate::observability::status_reporter::StatusReporter;
 use crate::publishers::PublisherRules;
 
@@ -44,6 +47,7 @@ impl ControlPlane {
     /// Without `channels` there are no heartbeats, withdrawals or commands. Answers to commands go only to queues that `rules` permit.
     pub fn open(
         channels: Option<AuxParts<AuxChannel>>,
+        (broker, models): (BrokerConfig, Vec<Arc<Model>>),
         rules: Arc<PublisherRules>,
         reporter: Arc<StatusReporter>,
     ) -> Self {
@@ -55,11 +59,23 @@ impl ControlPlane {
         if let Some(channels) = channels {
             let heartbeats = channels.heartbeats;
             tasks.spawn(heartbeats::send(heartbeats, Arc::clone(&reporter), to_publish, is_over.clone()));
-            tasks.spawn(withdrawals::receive(channels.withdrawals, withdrawn, is_over.clone()));
+            let (declared, declared_again) = watch::channel(());
+            let topology = TopologyWatch::new(channels.topology, broker, models);
+            tasks.spawn(topology.run(declared, is_over.clone()));
+            let bindings = declared_again.clone();
+            tasks.spawn(withdrawals::receive(channels.withdrawals, withdrawn, bindings, is_over.clone()));
             if let Some(control) = channels.control {
                 let (answers, outgoing) = commands::answers();
                 tasks.spawn(commands::publish_answers(control.answers, outgoing, is_over.clone()));
-                tasks.spawn(commands::receive(control.commands, rules, reporter, sender, answers, is_over));
+                let to_loop = (sender, answers);
+                tasks.spawn(commands::receive(
+                    control.commands,
+                    rules,
+                    reporter,
+                    to_loop,
+                    declared_again,
+                    is_over,
+                ));
             }
         }
         Self { commands: received, withdrawals, progress, over, tasks }

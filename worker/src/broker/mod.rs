@@ -28,4 +28,5 @@ mod republished;
 pub mod session;
 pub mod silent_queues;
 pub mod topology;
+pub mod topology_watch;
 pub mod withdrawals;

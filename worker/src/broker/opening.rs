@@ -174,6 +174,7 @@ async fn open_aux(
         Ok::<_, SessionError>(AuxParts {
             heartbeats: channel(publishing).await?,
             withdrawals: channel(consuming).await?,
+            topology: channel(consuming).await?,
             control: match has_control {
                 true => Some(ControlParts {
                     commands: channel(consuming).await?,

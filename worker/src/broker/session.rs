@@ -20,6 +20,8 @@ use super::model_channels::ModelChannels;
 use super::opening::{MissingQueue, OpenChannels, SessionError, SessionPlan, open_further, why_missing};
 use super::publisher::Publisher;
 use super::silent_queues::{self, SilentQueues};
+use crate::config::BrokerConfig;
+use crate::model::Model;
 
 /// How long an orderly close may take. After that the connections are dropped, with the same effect for the jobs.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
@@ -56,8 +58,8 @@ pub struct Session {
     /// Whom that connection leads to.
     host: BrokerHost,
     publishing: Arc<Connection>,
-    /// Whether exchanges are declared, or only checked.
-    declare: bool,
+    broker: BrokerConfig,
+    models: Vec<Arc<Model>>,
     /// In confirm mode. All messages about jobs are published with it.
     pub publisher: Publisher,
     direct_replies: DirectReplies,
@@ -75,6 +77,7 @@ pub struct Session {
 pub struct AuxParts<T> {
     pub heartbeats: T,
     pub withdrawals: T,
+    pub topology: T,
     /// None if operators' commands are switched off.
     pub control: Option<ControlParts<T>>,
 }
@@ -146,7 +149,8 @@ impl Session {
             consuming: Arc::new(consuming),
             host,
             publishing,
-            declare: broker.declare,
+            broker: broker.clone(),
+            models: plan.models.to_vec(),
             publisher: Publisher::new(publisher, first_replies, direct_replies.clone(), body_max),
             direct_replies: direct_replies.clone(),
             channels: models,
@@ -202,12 +206,17 @@ impl Session {
             && self.channels.iter().all(ModelChannels::is_open)
     }
 
+    /// The configuration and the models that the session was opened with.
+    pub fn plan(&self) -> (BrokerConfig, Vec<Arc<Model>>) {
+        (self.broker.clone(), self.models.clone())
+    }
+
     /// The channels of the control plane; given once.
     pub fn take_aux(&mut self, state: &Arc<AuxChannelState>) -> Option<AuxParts<AuxChannel>> {
-        let AuxParts { heartbeats, withdrawals, control } = self.aux.take()?;
+        let AuxParts { heartbeats, withdrawals, topology, control } = self.aux.take()?;
         let aux = |connection: &Arc<Connection>, channel| AuxChannel {
             connection: Arc::clone(connection),
-            declare: self.declare,
+            declare: self.broker.declare,
             state: Arc::clone(state),
             direct_replies: self.direct_replies.clone(),
             channel: Some(channel),
@@ -215,6 +224,7 @@ impl Session {
         Some(AuxParts {
             heartbeats: aux(&self.publishing, heartbeats),
             withdrawals: aux(&self.consuming, withdrawals),
+            topology: aux(&self.consuming, topology),
             control: control.map(|control| ControlParts {
                 commands: aux(&self.consuming, control.commands),
                 answers: aux(&self.publishing, control.answers),

@@ -5,8 +5,9 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, Connection, ExchangeKind};
 use vramq_core::settings::QueueFacts;
 use vramq_schemas::topology::{
-    DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, RETRY_EXCHANGE, bulk_key, bulk_queue, dead_queue,
-    default_reply_queue, delay_key, delay_queue, jobs_queue, quarantine_key, suspects_queue,
+    CONTROL_EXCHANGE, DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, RETRY_EXCHANGE, WITHDRAWALS_EXCHANGE,
+    bulk_key, bulk_queue, dead_queue, default_reply_queue, delay_key, delay_queue, jobs_queue,
+    quarantine_key, suspects_queue,
 };
 
 use crate::config::{BrokerConfig, QueueType};
@@ -33,8 +34,8 @@ const REJECT_PUBLISH: &str = "reject-publish";
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
     /// The queue or exchange exists with other arguments, or may not be declared. Nothing was changed.
-    #[error("{what} `{name}` cannot be used: {broker}. {advice}")]
-    Refused { what: &'static str, name: String, broker: String, advice: &'static str },
+    #[error("{what} `{name}` cannot be used: {broker}. {}", advice(*.code))]
+    Refused { what: &'static str, name: String, broker: String, code: u16 },
     #[error("declare {what} `{name}`: {error}")]
     Lost { what: &'static str, name: String, error: lapin::Error },
 }
@@ -44,19 +45,35 @@ impl TopologyError {
         let name = name.to_owned();
         match error.kind() {
             lapin::ErrorKind::ProtocolError(answer) if error.is_amqp_soft_error() => {
-                let advice = advice(answer.get_id());
-                Self::Refused { what, name, broker: answer.get_message().to_string(), advice }
+                Self::Refused { what, name, broker: answer.get_message().to_string(), code: answer.get_id() }
             }
             _ => Self::Lost { what, name, error },
         }
     }
+
+    pub fn no_channel(error: lapin::Error) -> Self {
+        Self::Lost { what: "channel", name: "topology".to_owned(), error }
+    }
+
+    /// What does not exist, or is on a node that is down, with the broker's text.
+    pub fn missing(&self) -> Option<String> {
+        match self {
+            Self::Refused { what, name, broker, code: NOT_FOUND } => {
+                Some(format!("{what} `{name}`: {broker}"))
+            }
+            _ => None,
+        }
+    }
 }
+
+/// AMQP's code for a queue or exchange that is not there.
+const NOT_FOUND: u16 = 404;
 
 /// What to do about a queue or exchange, by AMQP's code of the broker's answer.
 fn advice(code: u16) -> &'static str {
     match code {
         403 => "Give the worker's user permission on it (docs/security.md, least permissions)",
-        404 => {
+        NOT_FOUND => {
             "Start the node that it is on, if that is down, or declare it. Workers declare only their own queues and exchanges, and \
              only with declare = true in [broker]"
         }
@@ -93,6 +110,78 @@ impl FurtherQueue {
     }
 }
 
+/// An exchange or a queue that workers need.
+#[derive(Clone, Debug)]
+pub struct Entity {
+    kind: Kind,
+    name: ShortString,
+    /// Only checked, not declared.
+    passive: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Exchange,
+    Queue(FieldTable),
+}
+
+impl Entity {
+    /// The exchanges and queues of a model without its further queues, in the order in which they are declared.
+    pub fn of(broker: &BrokerConfig, model: &Model) -> Vec<Self> {
+        let Model { key, name, reply_queue, .. } = model;
+        let passive = !broker.declare;
+        let exchanges = [JOBS_EXCHANGE, RETRY_EXCHANGE, DEAD_EXCHANGE];
+        let mut entities: Vec<_> =
+            exchanges.map(|name| Self { kind: Kind::Exchange, name: name.into(), passive }).into();
+        let mut queue = |name: &str, passive, arguments| {
+            entities.push(Self { kind: Kind::Queue(arguments), name: name.into(), passive });
+        };
+        // Dead letters first: the target of a job queue's dead letters must exist.
+        queue(&dead_queue(key), passive, dead_arguments(broker));
+        queue(&jobs_queue(key), passive, job_arguments(broker, key));
+        queue(&bulk_queue(key), passive, bulk_arguments(broker, key));
+        queue(&suspects_queue(key), passive, quarantine_arguments(broker, key));
+        for ms in DELAYS_MS {
+            queue(&delay_queue(key, ms), passive, delay_arguments(key, ms));
+        }
+        // A reply queue that the configuration names belongs to the user: it is only checked.
+        let theirs = *reply_queue != default_reply_queue(name);
+        queue(reply_queue, passive || theirs, reply_arguments(broker));
+        entities
+    }
+
+    /// The exchanges of withdrawals and, with `broker.control`, of commands.
+    pub fn of_control_plane(broker: &BrokerConfig) -> Vec<Self> {
+        let exchange = |name: &str| Self { kind: Kind::Exchange, name: name.into(), passive: true };
+        let control = broker.control.then(|| exchange(CONTROL_EXCHANGE));
+        control.into_iter().chain([exchange(WITHDRAWALS_EXCHANGE)]).collect()
+    }
+
+    pub fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    /// Declares it.
+    ///
+    /// # Errors
+    /// [`TopologyError`]. The broker has closed the channel then.
+    async fn declare(&self, channel: &Channel) -> Result<(), TopologyError> {
+        let Self { kind, name, passive } = self;
+        match kind {
+            Kind::Exchange => exchange(channel, *passive, name.as_str()).await,
+            Kind::Queue(arguments) => queue(channel, *passive, name.as_str(), arguments.clone()).await,
+        }
+    }
+
+    /// Checks that it exists. Says nothing about its arguments.
+    ///
+    /// # Errors
+    /// [`TopologyError`]. The broker has closed the channel then.
+    pub async fn check(&self, channel: &Channel) -> Result<(), TopologyError> {
+        Self { passive: true, ..self.clone() }.declare(channel).await
+    }
+}
+
 /// Declares the exchanges and the queues of a model, without its further queues; or checks that they exist, with `declare = false`.
 ///
 /// # Errors
@@ -102,23 +191,11 @@ pub async fn declare(
     broker: &BrokerConfig,
     model: &Model,
 ) -> Result<(), TopologyError> {
-    let Model { key, name, reply_queue, .. } = model;
-    let lost = |error| TopologyError::Lost { what: "channel", name: "topology".to_owned(), error };
-    let channel = connection.create_channel().await.map_err(lost)?;
-    for name in [JOBS_EXCHANGE, RETRY_EXCHANGE, DEAD_EXCHANGE] {
-        exchange(&channel, broker, name, ExchangeKind::Direct).await?;
+    let key = &model.key;
+    let channel = connection.create_channel().await.map_err(TopologyError::no_channel)?;
+    for entity in Entity::of(broker, model) {
+        entity.declare(&channel).await?;
     }
-    // Dead letters first: the target of a job queue's dead letters must exist.
-    queue(&channel, !broker.declare, &dead_queue(key), dead_arguments(broker)).await?;
-    queue(&channel, !broker.declare, &jobs_queue(key), job_arguments(broker, key)).await?;
-    queue(&channel, !broker.declare, &bulk_queue(key), bulk_arguments(broker, key)).await?;
-    queue(&channel, !broker.declare, &suspects_queue(key), quarantine_arguments(broker, key)).await?;
-    for ms in DELAYS_MS {
-        queue(&channel, !broker.declare, &delay_queue(key, ms), delay_arguments(key, ms)).await?;
-    }
-    // A reply queue that the configuration names belongs to the user: it is only checked.
-    let theirs = *reply_queue != default_reply_queue(name);
-    queue(&channel, !broker.declare || theirs, reply_queue, reply_arguments(broker)).await?;
     if broker.declare {
         bind(&channel, &jobs_queue(key), JOBS_EXCHANGE, key).await?;
         bind(&channel, &jobs_queue(key), RETRY_EXCHANGE, key).await?;
@@ -134,15 +211,10 @@ pub async fn declare(
     Ok(())
 }
 
-async fn exchange(
-    channel: &Channel,
-    broker: &BrokerConfig,
-    name: &str,
-    kind: ExchangeKind,
-) -> Result<(), TopologyError> {
-    let options = ExchangeDeclareOptions { durable: true, passive: !broker.declare, ..Default::default() };
+async fn exchange(channel: &Channel, passive: bool, name: &str) -> Result<(), TopologyError> {
+    let options = ExchangeDeclareOptions { durable: true, passive, ..Default::default() };
     channel
-        .exchange_declare(name.into(), kind, options, FieldTable::default())
+        .exchange_declare(name.into(), ExchangeKind::Direct, options, FieldTable::default())
         .await
         .map_err(|e| TopologyError::new("exchange", name, e))
 }

@@ -5,7 +5,7 @@ use lapin::message::Delivery;
 use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions,
 };
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, ExchangeKind};
 use tokio::sync::{mpsc, watch};
 use vramq_core::event::Withdrawn;
@@ -35,13 +35,18 @@ pub fn channel() -> (mpsc::Sender<Withdrawn>, mpsc::Receiver<Withdrawn>) {
     mpsc::channel(WITHDRAWALS_MAX)
 }
 
-/// Receives withdrawals until the session is over.
-pub async fn receive(aux: AuxChannel, withdrawals: mpsc::Sender<Withdrawn>, over: watch::Receiver<bool>) {
+/// Receives withdrawals until the session is over. `declared`: exchanges were deleted and declared again.
+pub async fn receive(
+    aux: AuxChannel,
+    withdrawals: mpsc::Sender<Withdrawn>,
+    declared: watch::Receiver<()>,
+    over: watch::Receiver<bool>,
+) {
     let declaring = aux.clone();
     aux.run("withdrawals", async move |channel| {
         let mut over = over.clone();
         tokio::select! {
-            ended = serve(channel, &declaring, &withdrawals) => ended,
+            ended = serve(channel, &declaring, &withdrawals, declared.clone()) => ended,
             () = is_over(&mut over) => Ok(()),
         }
     })
@@ -52,21 +57,27 @@ async fn serve(
     channel: &Channel,
     declaring: &AuxChannel,
     withdrawals: &mpsc::Sender<Withdrawn>,
+    mut declared: watch::Receiver<()>,
 ) -> lapin::Result<()> {
-    declaring.exchange(channel, WITHDRAWALS_EXCHANGE, ExchangeKind::Fanout).await?;
     let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..Default::default() };
     let mut arguments = FieldTable::default();
     arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(QUEUE_LENGTH_MAX));
     arguments.insert("x-max-length-bytes".into(), AMQPValue::LongLongInt(QUEUE_BYTES_MAX));
     let queue = channel.queue_declare("".into(), options, arguments).await?.name().clone();
-    let options = QueueBindOptions::default();
-    let exchange = WITHDRAWALS_EXCHANGE.into();
-    channel.queue_bind(queue.clone(), exchange, "".into(), options, FieldTable::default()).await?;
+    bind(channel, declaring, queue.clone()).await?;
     channel.basic_qos(PREFETCH, BasicQosOptions { global: false }).await?;
     let options = BasicConsumeOptions { exclusive: true, ..Default::default() };
-    let mut consumer = channel.basic_consume(queue, "".into(), options, FieldTable::default()).await?;
-    while let Some(delivery) = consumer.next().await {
-        let delivery = delivery?;
+    let mut consumer =
+        channel.basic_consume(queue.clone(), "".into(), options, FieldTable::default()).await?;
+    loop {
+        let delivery = tokio::select! {
+            delivery = consumer.next() => delivery,
+            Ok(()) = declared.changed() => {
+                bind(channel, declaring, queue.clone()).await?;
+                continue;
+            }
+        };
+        let Some(delivery) = delivery.transpose()? else { return Err(queue_deleted()) };
         match read(&delivery) {
             // An `Err` means that the session is over, which also ends this task.
             Some(withdrawn) => drop(withdrawals.send(withdrawn).await),
@@ -75,8 +86,18 @@ async fn serve(
         }
         delivery.acker.ack(BasicAckOptions::default()).await?;
     }
+}
+
+/// Binds the worker's queue to the exchange, which it declares.
+async fn bind(channel: &Channel, declaring: &AuxChannel, queue: ShortString) -> lapin::Result<()> {
+    declaring.exchange(channel, WITHDRAWALS_EXCHANGE, ExchangeKind::Fanout).await?;
+    let (exchange, options) = (WITHDRAWALS_EXCHANGE.into(), QueueBindOptions::default());
+    channel.queue_bind(queue, exchange, "".into(), options, FieldTable::default()).await
+}
+
+fn queue_deleted() -> lapin::Error {
     let ended = "the broker deleted the worker's queue of withdrawals";
-    Err(std::io::Error::new(std::io::ErrorKind::ConnectionAborted, ended).into())
+    std::io::Error::new(std::io::ErrorKind::ConnectionAborted, ended).into()
 }
 
 fn read(delivery: &Delivery) -> Option<Withdrawn> {

@@ -88,7 +88,8 @@ impl LiveSession {
     ) -> Self {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let control_plane = ControlPlane::open(session.take_aux(aux_state), rules, reporter);
+        let (plan, channels) = (session.plan(), session.take_aux(aux_state));
+        let control_plane = ControlPlane::open(channels, plan, rules, reporter);
         Self {
             session,
             control_plane,

@@ -1,0 +1,90 @@
+//! Exchanges and queues that an operator deletes while a worker runs, and that the worker would miss only when it publishes: it looks for
+//! them. What costs a session is in `session.rs`.
+
+use anyhow::{Context as _, Result, ensure};
+use lapin::{BasicProperties, Confirmation};
+use vramq_schemas::Reason;
+use vramq_schemas::control::{Command, Outcome};
+use vramq_schemas::topology::{
+    CONTROL_EXCHANGE, DEAD_EXCHANGE, DELAYS_MS, JOBS_EXCHANGE, RETRY_EXCHANGE, WITHDRAWALS_EXCHANGE,
+    dead_queue, default_reply_queue, delay_key, delay_queue,
+};
+use vramq_tests::job::Message;
+use vramq_tests::on_one_setup;
+use vramq_tests::operator::Operator;
+use vramq_tests::reply_counter::{ReplyCounter, publish_many};
+use vramq_tests::test_env::{MODEL, TestEnv};
+use vramq_tests::wait::until;
+
+on_one_setup!(
+    what_is_deleted_is_declared_again_in_the_same_session,
+    what_is_deleted_is_named_where_workers_declare_nothing,
+);
+
+const JOBS: usize = 20;
+
+const AGAIN: &str = "an exchange or a queue is missing: declaring it again";
+
+async fn what_is_deleted_is_declared_again_in_the_same_session(env: &mut TestEnv) -> Result<()> {
+    env.announce(AGAIN);
+    env.announce("job dead-lettered");
+    let worker = env.worker(&[]).await?;
+    let exchanges = [JOBS_EXCHANGE, RETRY_EXCHANGE, DEAD_EXCHANGE, CONTROL_EXCHANGE, WITHDRAWALS_EXCHANGE];
+    for exchange in exchanges {
+        env.vhost.delete_exchange(exchange).await?;
+    }
+    let default = default_reply_queue(MODEL);
+    let queues = [dead_queue(MODEL), delay_queue(MODEL, DELAYS_MS[0]), default.clone()];
+    for queue in &queues {
+        env.vhost.delete_queue(queue).await?;
+    }
+    for name in exchanges.into_iter().chain(queues.iter().map(String::as_str)) {
+        let is_named =
+            || worker.log.find_all(AGAIN).iter().any(|line| line.text().contains(&format!("`{name}`")));
+        let warned = until("a warning", async || Ok(is_named().then_some(()))).await;
+        warned.with_context(|| format!("`{name}` is not in {}", worker.log.text()))?;
+    }
+
+    // The worker's own queues are bound again.
+    let mut operator = Operator::new(env).await?;
+    let answer = operator.ask(&worker, &Command::Set { log: "info".to_owned() }).await?;
+    ensure!(answer.outcome == Outcome::Done, "{answer:?}");
+    until("a queue of withdrawals", async || {
+        let withdrawal =
+            Message { properties: BasicProperties::default(), body: Vec::new(), as_worker: false };
+        let confirmation = env.client.publish_to(WITHDRAWALS_EXCHANGE, "", withdrawal).await?;
+        Ok(matches!(confirmation, Confirmation::Ack(None)).then_some(()))
+    })
+    .await?;
+
+    let (mut replies, mut defaults) = (env.replies().await?, env.client.mailbox(&default).await?);
+    publish_many(env, 1, JOBS, |job| job).await?;
+    ReplyCounter::default().collect(&mut replies, JOBS).await?;
+    let later = env.job("later", ["x"])?.with(|properties| properties.with_reply_to("".into()));
+    env.client.publish_to(RETRY_EXCHANGE, &delay_key(MODEL, DELAYS_MS[0]), later).await?;
+    ensure!(defaults.next().await?.id() == "later");
+    env.client.publish(MODEL, env.job("bad", ["x"])?.with_body("no job")).await?;
+    ensure!(env.dead_letters().await?.next().await?.id() == "bad");
+    ensure!(replies.next().await?.failure()?.reason == Reason::Malformed);
+    ensure!(worker.log.count("\"consuming\"") == 1, "{}", worker.log.text());
+    Ok(())
+}
+
+/// It is named once, for as long as it is missing.
+async fn what_is_deleted_is_named_where_workers_declare_nothing(env: &mut TestEnv) -> Result<()> {
+    const DECLARE_IT: &str = "[broker] has declare = false: declare it";
+    env.announce(DECLARE_IT);
+    env.worker(&[]).await?.drain().await?;
+    let worker = env.worker(&["broker.declare=false"]).await?;
+    let queue = dead_queue(MODEL);
+    env.vhost.delete_queue(&queue).await?;
+    let line = worker.log.wait_for(DECLARE_IT).await?;
+    ensure!(line.text().contains(&queue), "{}", line.text());
+    ensure!(!env.vhost.queues().await?.contains(&queue));
+    publish_many(env, 1, JOBS, |job| job).await?;
+    ReplyCounter::default().collect(&mut env.replies().await?, JOBS).await?;
+    worker.drain().await?;
+    let log = worker.log.text();
+    ensure!(worker.log.count(DECLARE_IT) == 1 && worker.log.count("\"consuming\"") == 1, "{log}");
+    Ok(())
+}
