@@ -72,6 +72,37 @@ pub enum Action {
     EndSession(SessionEnd),
 }
 
+impl Action {
+    /// Whether it is worth nothing once the session is about to be closed: the broker will redeliver the job, or the queue is no longer
+    /// consumed. Acks are sent until the session is closed, and passes still end.
+    pub fn needs_open_session(&self) -> bool {
+        match self {
+            Self::Consume { .. }
+            | Self::StopConsumer { .. }
+            | Self::CountQueues { .. }
+            | Self::LookForQueue { .. }
+            | Self::FetchQuarantined { .. }
+            | Self::Decode { .. }
+            | Self::Fetch { .. }
+            | Self::Prepare { .. }
+            | Self::Publish { .. }
+            | Self::Return { .. }
+            | Self::Reject { .. } => true,
+            Self::Run(_)
+            | Self::CancelPass { .. }
+            | Self::Ack { .. }
+            | Self::Release { .. }
+            | Self::Answer { .. }
+            | Self::SetLog { .. }
+            | Self::SaveLimits
+            | Self::ReadMemory
+            | Self::TrimDevice
+            | Self::Observe(_)
+            | Self::EndSession(_) => false,
+        }
+    }
+}
+
 /// A pass to run, with its memory admitted.
 #[derive(Clone, Debug)]
 pub struct PassOrder {

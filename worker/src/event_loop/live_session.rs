@@ -23,6 +23,7 @@ use crate::broker::control_plane::{ControlPlane, ControlRequest};
 use crate::broker::job_channel::{JobChannel, QueueError};
 use crate::broker::model_channels::{ConsumeError, Counted, Delivered, Deliveries};
 use crate::broker::session::{Session, Side};
+use crate::broker::silent_queues::SilentQueues;
 use crate::observability::status_reporter::StatusReporter;
 use crate::publishers::PublisherRules;
 
@@ -69,9 +70,9 @@ pub(crate) struct LiveSession {
     pub(crate) starting: Pending<(ModelIndex, JobQueue, ConsumerId, Result<Deliveries, ConsumeError>)>,
     starting_consumers: StartingConsumers,
     pub(crate) stopping: Pending<(ModelIndex, JobQueue, lapin::Result<()>)>,
-    pub(crate) counting: Pending<(ModelIndex, Result<Counted, QueueError>)>,
-    pub(crate) looking: Pending<(ModelIndex, QueueIndex, Result<Channel, String>)>,
-    pub(crate) fetching: Pending<(ModelIndex, Fetched)>,
+    counting: Pending<(ModelIndex, Result<Counted, QueueError>)>,
+    looking: Pending<(ModelIndex, QueueIndex, Result<Channel, String>)>,
+    fetching: Pending<(ModelIndex, Fetched)>,
     /// Must contain every publish about a job: `ConfirmedPublisher` explains why.
     pub(crate) publishing: Pending<(JobKey, Result<Sent, UnknownOutcome>)>,
     pub(crate) acking: Pending<(ChannelId, Vec<bool>)>,
@@ -151,6 +152,24 @@ impl LiveSession {
     /// Takes deliveries of a consumer from now on.
     fn add_consumer(&mut self, model: ModelIndex, deliveries: Deliveries) {
         self.deliveries.push(deliveries.map(move |delivered| (model, delivered)).boxed());
+    }
+
+    /// Asks the broker how many messages wait for a model. The answer comes as [`Input::Counted`].
+    pub(crate) fn count_queues(&mut self, model: ModelIndex) {
+        let count = self.session.channels(model).count();
+        self.counting.push(Box::pin(async move { (model, count.await) }));
+    }
+
+    /// Looks for a further queue, on a new channel. The answer comes as [`Input::LookedFor`].
+    pub(crate) fn look_for_queue(&mut self, model: ModelIndex, queue: QueueIndex, silent: &SilentQueues) {
+        let look = self.session.look_for(model, queue, silent);
+        self.looking.push(Box::pin(async move { (model, queue, look.await) }));
+    }
+
+    /// Takes one job from a model's quarantine. The answer comes as [`Input::Fetched`].
+    pub(crate) fn fetch_quarantined(&mut self, model: ModelIndex) {
+        let fetch = self.session.channels(model).fetch_quarantined();
+        self.fetching.push(Box::pin(async move { (model, fetch.await) }));
     }
 
     /// Keeps a command until it is answered.

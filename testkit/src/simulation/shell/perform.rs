@@ -22,28 +22,10 @@ const JOBS_PER_HISTORY: u32 = 10_000;
 
 impl Shell {
     pub(super) fn perform(&mut self, env: &mut Env, action: Action) {
+        if action.needs_open_session() && self.is_closing {
+            return;
+        }
         match action {
-            Action::Decode { job, cost } if !self.is_closing => self.decode(env, job, cost),
-            Action::Fetch { job } if !self.is_closing => self.fetch_inputs(env, job),
-            Action::Prepare { job, cost } if !self.is_closing => self.prepare(env, job, cost),
-            Action::Run(order) => self.run(env, order),
-            Action::CancelPass { pass, .. } => self.cancel_pass(env, pass),
-            Action::Publish { job, publication } if !self.is_closing => self.publish(env, job, publication),
-            Action::Release { job } => self.release(env, job),
-            Action::Observe(observation) => self.observe(env, observation),
-            Action::EndSession(end) => drop(self.ending.get_or_insert(end)),
-            Action::Ack { channel, frames } => self.ack(env, channel, &frames),
-            Action::SaveLimits => self.save_limits(env),
-            Action::Answer { request, answer, text, last } => {
-                self.answered(env, request, answer, &text, last);
-            }
-            Action::SetLog { request, directives } => self.log_set(env, request, &directives),
-            Action::ReadMemory => {
-                let (memory, passes) = self.read_memory(env);
-                self.ready.push_back(Event::MemoryRead { memory, passes });
-            }
-            Action::TrimDevice => self.check_trim(env),
-            _ if self.is_closing => {}
             Action::Consume { model, queue, consumer, prefetch, hold_max } => {
                 self.check_hold(env, hold_max);
                 self.consume(env, model, queue, consumer, prefetch.get());
@@ -52,12 +34,31 @@ impl Shell {
             Action::CountQueues { model } => self.count(env, model),
             Action::LookForQueue { model, queue } => self.look_for(env, model, queue),
             Action::FetchQuarantined { model } => self.fetch(env, model),
+            Action::Decode { job, cost } => self.decode(env, job, cost),
+            Action::Fetch { job } => self.fetch_inputs(env, job),
+            Action::Prepare { job, cost } => self.prepare(env, job, cost),
+            Action::Run(order) => self.run(env, order),
+            Action::CancelPass { pass, .. } => self.cancel_pass(env, pass),
+            Action::Publish { job, publication } => self.publish(env, job, publication),
+            Action::Ack { channel, frames } => self.ack(env, channel, &frames),
             Action::Return { job } => {
                 self.check_return(env, job);
                 self.return_or_reject(env, job, true);
             }
             Action::Reject { job } => self.return_or_reject(env, job, false),
-            _ => {}
+            Action::Release { job } => self.release(env, job),
+            Action::Answer { request, answer, text, last } => {
+                self.answered(env, request, answer, &text, last);
+            }
+            Action::SetLog { request, directives } => self.log_set(env, request, &directives),
+            Action::SaveLimits => self.save_limits(env),
+            Action::ReadMemory => {
+                let (memory, passes) = self.read_memory(env);
+                self.ready.push_back(Event::MemoryRead { memory, passes });
+            }
+            Action::TrimDevice => self.check_trim(env),
+            Action::Observe(observation) => self.observe(env, observation),
+            Action::EndSession(end) => drop(self.ending.get_or_insert(end)),
         }
     }
 

@@ -16,10 +16,12 @@ use vramq_core::rejection::Rejection;
 use vramq_schemas::Reason;
 use vramq_schemas::control::Outcome;
 
+use crate::context::WorkerContext;
 use crate::decode::{Decoded, References, decode};
 use crate::engine::Item;
 use crate::event_loop::EventLoop;
 use crate::event_loop::completion::Completion;
+use crate::event_loop::live_session::LiveSession;
 use crate::failpoint::{self, Site};
 use crate::job_store::Fetch;
 use crate::preparation::Unprepared;
@@ -31,15 +33,36 @@ const INLINE_BYTES_MAX: usize = 16 * 1024;
 impl EventLoop {
     /// Starts an action. Events that it causes at once are added to `ready`.
     pub(crate) fn perform(&mut self, action: Action) {
+        if action.needs_open_session() && !self.has_open_session() {
+            tracing::debug!(
+                ?action,
+                "dropped an action: it needs a session, and there is none, or it is about to be closed"
+            );
+            return;
+        }
         match action {
-            Action::Decode { job, cost } if !self.is_closing => self.decode(job, cost),
-            Action::Fetch { job } if !self.is_closing => self.fetch(job),
-            Action::Prepare { job, cost } if !self.is_closing => self.prepare(job, cost),
+            Action::Consume { model, queue, consumer, prefetch, hold_max } => {
+                self.on_session(|live, _| live.start_consumer(model, queue, consumer, prefetch, hold_max));
+            }
+            Action::StopConsumer { model, queue, consumer } => {
+                self.on_session(|live, _| live.stop_consumer(model, queue, consumer));
+            }
+            Action::CountQueues { model } => self.on_session(|live, _| live.count_queues(model)),
+            Action::LookForQueue { model, queue } => {
+                self.on_session(|live, context| live.look_for_queue(model, queue, &context.silent_queues));
+            }
+            Action::FetchQuarantined { model } => self.on_session(|live, _| live.fetch_quarantined(model)),
+            Action::Decode { job, cost } => self.decode(job, cost),
+            Action::Fetch { job } => self.fetch(job),
+            Action::Prepare { job, cost } => self.prepare(job, cost),
             Action::Run(order) => self.run(order),
             Action::CancelPass { pass, model } => {
                 self.context.executors[self.context.executor_of[model.0].0].cancel(pass);
             }
-            Action::Publish { job, publication } if !self.is_closing => self.publish(job, publication),
+            Action::Publish { job, publication } => self.publish(job, publication),
+            Action::Ack { channel, frames } => self.ack(channel, &frames),
+            Action::Return { job } => self.return_or_reject(job, true),
+            Action::Reject { job } => self.return_or_reject(job, false),
             Action::Release { job } => self.jobs.release(job),
             Action::Answer { request, answer, text, last } => self.answer(request, answer, text, last),
             Action::SetLog { request, directives } => self.set_log(request, &directives),
@@ -56,35 +79,18 @@ impl EventLoop {
             Action::EndSession(end) => {
                 self.ending.get_or_insert(end);
             }
-            other => self.perform_on_session(other),
         }
     }
 
-    fn perform_on_session(&mut self, action: Action) {
-        let Some(live) = &mut self.session else { return without_session(&action) };
-        match action {
-            Action::Ack { channel, frames } => self.ack(channel, &frames),
-            _ if self.is_closing => without_session(&action),
-            Action::Consume { model, queue, consumer, prefetch, hold_max } => {
-                live.start_consumer(model, queue, consumer, prefetch, hold_max);
-            }
-            Action::StopConsumer { model, queue, consumer } => live.stop_consumer(model, queue, consumer),
-            Action::CountQueues { model } => {
-                let count = live.session.channels(model).count();
-                live.counting.push(Box::pin(async move { (model, count.await) }));
-            }
-            Action::LookForQueue { model, queue } => {
-                let look = live.session.look_for(model, queue, &self.context.silent_queues);
-                live.looking.push(Box::pin(async move { (model, queue, look.await) }));
-            }
-            Action::FetchQuarantined { model } => {
-                let fetch = live.session.channels(model).fetch_quarantined();
-                live.fetching.push(Box::pin(async move { (model, fetch.await) }));
-            }
-            Action::Return { job } => self.return_or_reject(job, true),
-            Action::Reject { job } => self.return_or_reject(job, false),
-            // All others are handled above.
-            _ => without_session(&action),
+    /// Whether a session stands that is not about to be closed.
+    fn has_open_session(&self) -> bool {
+        self.session.is_some() && !self.is_closing
+    }
+
+    /// Does something on the session, if there is one.
+    fn on_session(&mut self, act: impl FnOnce(&mut LiveSession, &WorkerContext)) {
+        if let Some(live) = &mut self.session {
+            act(live, &self.context);
         }
     }
 
@@ -267,9 +273,4 @@ impl EventLoop {
 /// Whether a frame was sent. Errors are ignored here: a lost session is noticed elsewhere.
 fn is_sent(sent: lapin::Result<bool>) -> bool {
     sent.unwrap_or(false)
-}
-
-/// An action that needs a session came while there is none.
-fn without_session(action: &Action) {
-    tracing::debug!(?action, "dropped an action: it needs a session, and there is none");
 }

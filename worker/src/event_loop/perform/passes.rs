@@ -36,7 +36,7 @@ impl EventLoop {
         };
         let progress = self.progress_sink(&order);
         let mut pass = Pass { order, model, items, failpoint: None, progress };
-        if self.is_closing || self.session.is_none() {
+        if !self.has_open_session() {
             return self.did_not_run(pass, PassResult::Skipped);
         }
         let jobs = pass.order.items.iter().filter_map(|(job, _)| self.jobs.get(*job));
