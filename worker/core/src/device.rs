@@ -126,7 +126,7 @@ pub enum PassError {
     /// The process that ran these items died; the device and other processes are not affected. Which job caused it is not known.
     #[error("{0}")]
     Crashed(String),
-    /// The device is unusable until the process restarts.
+    /// The device is unusable until the process restarts, and these items may be the cause.
     #[error("device lost: {0}")]
     DeviceLost(String),
 }

@@ -318,8 +318,8 @@ pub enum PassResult {
     Cancelled,
     /// The pass did not run: no process can run its model, for this reason. The executor keeps trying, and `ModelAvailable` follows.
     Unavailable(String),
-    /// The device is lost, and this pass did not cause it: the pass did not run, or its result is lost.
-    Lost(String),
+    /// The device was lost before this pass, or for a cause that is older than it: the pass did not run, or its result is lost.
+    DeviceLostBefore(String),
 }
 
 /// How the broker took a publication: all of its messages together.

@@ -96,7 +96,7 @@ impl Executor for DeviceThread {
             // The thread catches panics of engines; if it has ended anyway, the device is unusable.
             Err(TrySendError::Disconnected(command)) => (command, "its thread has ended"),
         };
-        let result = PassResult::Lost(why.to_owned());
+        let result = PassResult::DeviceLostBefore(why.to_owned());
         Err(Box::new(CompletedPass::without_running(command.pass, result, self.device.memory())))
     }
 
@@ -132,14 +132,15 @@ fn serve(commands: &Receiver<Command>, device: &dyn Device, active: &ActivePass,
             (PassResult::Skipped, Vec::new())
         } else if let Some(loss) = device.lost() {
             // The device was lost before this pass, which therefore did not cause it.
-            (PassResult::Lost(loss.error), Vec::new())
+            (PassResult::DeviceLostBefore(loss.error), Vec::new())
         } else {
             span.in_scope(|| match run(&pass, device, active) {
                 Ok(outputs) => (PassResult::Done, outputs.into_iter().map(Some).collect()),
                 Err(error) => {
                     failures += 1;
                     let late = device.lost().filter(|loss| loss.is_late);
-                    let result = late.map_or(PassResult::Failed(error), |loss| PassResult::Lost(loss.error));
+                    let result = late
+                        .map_or(PassResult::Failed(error), |loss| PassResult::DeviceLostBefore(loss.error));
                     (result, Vec::new())
                 }
             })

@@ -79,7 +79,7 @@ impl Ended {
         let pass = |outcome, items| Some((*model, outcome, end.took, items, shape.cost));
         match &end.result {
             _ if !self.is_ours => {}
-            PassResult::Lost(_) | PassResult::Skipped => {}
+            PassResult::DeviceLostBefore(_) | PassResult::Skipped => {}
             PassResult::Cancelled => expected.pass = pass(PassOutcome::Cancelled, 0),
             PassResult::Done if is_probe => expected.probe = Some(ProbeResult::Passed),
             PassResult::Failed(PassError::OutOfMemory { .. }) if is_probe => {

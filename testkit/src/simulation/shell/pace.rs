@@ -141,8 +141,10 @@ impl Shell {
                 reading.lost.is_some() || reading.on_device.is_some() || self.is_full(now)
             }
             Event::PassEnded(end) => {
-                let is_lost =
-                    matches!(end.result, PassResult::Lost(_) | PassResult::Failed(PassError::DeviceLost(_)));
+                let is_lost = matches!(
+                    end.result,
+                    PassResult::DeviceLostBefore(_) | PassResult::Failed(PassError::DeviceLost(_))
+                );
                 is_lost || self.health.failed + 1 >= PROBES_MAX
             }
             _ => false,
@@ -159,7 +161,7 @@ impl Shell {
             PassResult::Failed(PassError::OutOfMemory { .. })
             | PassResult::Skipped
             | PassResult::Cancelled
-            | PassResult::Lost(_) => {}
+            | PassResult::DeviceLostBefore(_) => {}
             PassResult::Failed(_) | PassResult::Unavailable(_) => {
                 self.health.findings += u32::from(self.health.failed == 0);
                 (self.health.failed, self.health.failed_at) = (self.health.failed + 1, env.now);

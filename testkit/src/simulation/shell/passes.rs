@@ -187,7 +187,7 @@ impl Shell {
     pub fn pass_returns(&mut self, env: &mut Env, pass: PassId) {
         let Some(flight) = self.passes.get(&pass) else { return };
         let result = match &self.lost {
-            Some(loss) => PassResult::Lost(loss.error.clone()),
+            Some(loss) => PassResult::DeviceLostBefore(loss.error.clone()),
             None if self.executors[flight.executor.0].facts.is_serial => PassResult::Skipped,
             None if self.cannot_load => PassResult::Unavailable("its libraries are missing".to_owned()),
             None => PassResult::Failed(PassError::DiskFull("write the items: no space".to_owned())),
@@ -232,7 +232,12 @@ impl Shell {
                     if is_serial || env.random.chance(60) { 0 } else { env.random.below(items.max(1)) };
                 let outputs = first_outputs(finished, items);
                 let late = self.lost.as_ref().filter(|loss| loss.is_late);
-                (late.map_or(PassResult::Failed(error), |loss| PassResult::Lost(loss.error.clone())), outputs)
+                (
+                    late.map_or(PassResult::Failed(error), |loss| {
+                        PassResult::DeviceLostBefore(loss.error.clone())
+                    }),
+                    outputs,
+                )
             }
         };
         self.pass_over(env, pass, result, outputs, took);

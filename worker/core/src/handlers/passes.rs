@@ -105,6 +105,7 @@ impl Core {
         unprepared.into_iter().for_each(|job| self.prepare_more(job));
     }
 
+    /// A pass has ended: frees its memory, and does what its result means for its jobs.
     pub(crate) fn pass_ended(&mut self, end: PassEnd) {
         let PassEnd { pass, result, outputs, failures, took, memory } = end;
         let ended = self.scheduler.ended(pass, &self.models, failures, took, self.now.at);
@@ -114,53 +115,41 @@ impl Core {
             // Its jobs are gone with their session, and are redelivered.
             return;
         }
-        if let PassResult::Lost(error) = result {
-            return self.device_lost(&error, Blame::Nobody);
-        }
         if pass.is_probe() {
             return self.probe_result(pass.model, &result);
         }
-        let jobs = pass.jobs();
-        for job in &jobs {
-            if let Some(running) = self.jobs.running_mut(*job) {
-                running.pass_ended();
-            }
-        }
         self.take_outputs(&pass, &outputs);
-        jobs.iter().for_each(|job| self.check_reply_bytes(*job));
-        let model = pass.model;
+        if let Some(outcome) = outcome_of(&result) {
+            self.count(&pass, outcome, took, &outputs);
+        }
+        self.apply_result(pass, result, &outputs, took, memory);
+    }
+
+    /// Does what the result of a pass means for its jobs and for later passes.
+    fn apply_result(
+        &mut self,
+        pass: InFlight,
+        result: PassResult,
+        outputs: &[Option<OutputSize>],
+        took: Duration,
+        memory: Memory,
+    ) {
+        let (jobs, model) = (pass.jobs(), pass.model);
         match result {
+            PassResult::Done => self.pass_fitted(&pass, took, memory),
             PassResult::Skipped => {
                 self.scheduler.failed(&self.models[model.0]);
-                self.put_back(pass, &outputs, false);
+                self.put_back(pass, outputs, false);
             }
-            PassResult::Cancelled => {
-                self.count(&pass, PassOutcome::Cancelled, took, &outputs);
-                self.put_back(pass, &outputs, false);
-            }
-            PassResult::Done => {
-                self.count(&pass, PassOutcome::Done, took, &outputs);
-                let cost_max = self.models[model.0].pass_cost_max;
-                self.credit[model.0].pass_ended(work(pass.shape.cost, cost_max), took);
-                self.scheduler.pass_fitted(model, pass.shape.cost, cost_max, took);
-                self.look_for_leak(model, memory);
-                if self.memory.pass_fitted(&self.models[model.0], pass.shape, self.now.unix_ms) {
-                    self.act(Action::SaveLimits);
-                }
-                self.pass_fitted(&pass, took);
-            }
+            PassResult::Cancelled => self.put_back(pass, outputs, false),
             PassResult::Failed(PassError::DeviceLost(error)) => {
                 return self.device_lost(&error, Blame::Jobs(jobs));
             }
-            PassResult::Unavailable(why) => return self.model_unavailable(pass, &outputs, &why),
-            // Handled above.
-            PassResult::Lost(_) => {}
+            PassResult::DeviceLostBefore(error) => return self.device_lost(&error, Blame::Nobody),
+            PassResult::Unavailable(why) => return self.model_unavailable(pass, outputs, &why),
             PassResult::Failed(error) => {
                 self.scheduler.failed(&self.models[model.0]);
-                let ran_out = matches!(error, PassError::OutOfMemory { .. });
-                let outcome = if ran_out { PassOutcome::OutOfMemory } else { PassOutcome::Failed };
-                self.count(&pass, outcome, took, &outputs);
-                self.pass_failed(pass, &outputs, &error, self.leaked(memory));
+                self.pass_failed(pass, outputs, &error, self.leaked(memory));
             }
         }
         // Advances jobs that were only waiting for this pass, and jobs that this pass completed although others failed.
@@ -192,14 +181,21 @@ impl Core {
         }
     }
 
-    /// Records the outputs of a pass.
+    /// Records that a pass of the jobs has ended, and its outputs.
     fn take_outputs(&mut self, pass: &InFlight, outputs: &[Option<OutputSize>]) {
+        let jobs = pass.jobs();
+        for job in &jobs {
+            if let Some(running) = self.jobs.running_mut(*job) {
+                running.pass_ended();
+            }
+        }
         for ((job, index, _), size) in pass.items.iter().zip(outputs) {
             // Jobs that ended meanwhile are no longer here.
             if let (Some(size), Some(running)) = (size, self.jobs.running_mut(*job)) {
                 running.set_output(*index, *size);
             }
         }
+        jobs.into_iter().for_each(|job| self.check_reply_bytes(job));
     }
 
     /// Ends a job whose replies would exceed its model's limit; the outputs that fit are still published. Only now is it known how large a
@@ -218,7 +214,16 @@ impl Core {
         self.decide(job, outcome);
     }
 
-    fn pass_fitted(&mut self, pass: &InFlight, took: Duration) {
+    /// All items of a pass have outputs: learns from its time and memory.
+    fn pass_fitted(&mut self, pass: &InFlight, took: Duration, memory: Memory) {
+        let (index, shape) = (pass.model, pass.shape);
+        let model = &self.models[index.0];
+        self.credit[index.0].pass_ended(work(shape.cost, model.pass_cost_max), took);
+        self.scheduler.pass_fitted(index, shape.cost, model.pass_cost_max, took);
+        self.look_for_leak(index, memory);
+        if self.memory.pass_fitted(&self.models[index.0], shape, self.now.unix_ms) {
+            self.act(Action::SaveLimits);
+        }
         let items = u32::try_from(pass.items.len()).unwrap_or(u32::MAX);
         for job in pass.jobs() {
             if let Some(running) = self.jobs.running_mut(job).filter(|running| running.is_of_bulk()) {
@@ -288,9 +293,24 @@ impl Core {
             PassResult::Skipped | PassResult::Cancelled => return self.health.put_probe_back(model),
             PassResult::Done => ProbeResult::Passed,
             PassResult::Failed(PassError::OutOfMemory { .. }) => ProbeResult::OutOfMemory,
-            PassResult::Failed(_) | PassResult::Unavailable(_) | PassResult::Lost(_) => ProbeResult::Failed,
+            PassResult::DeviceLostBefore(error) => return self.device_lost(error, Blame::Nobody),
+            PassResult::Failed(_) | PassResult::Unavailable(_) => ProbeResult::Failed,
         };
         self.probe_ended(model, result);
+    }
+}
+
+/// What a pass of jobs counts as. `None`: it did not run, or the device is lost.
+fn outcome_of(result: &PassResult) -> Option<PassOutcome> {
+    match result {
+        PassResult::Done => Some(PassOutcome::Done),
+        PassResult::Cancelled => Some(PassOutcome::Cancelled),
+        PassResult::Failed(PassError::OutOfMemory { .. }) => Some(PassOutcome::OutOfMemory),
+        PassResult::Failed(PassError::DeviceLost(_))
+        | PassResult::DeviceLostBefore(_)
+        | PassResult::Skipped
+        | PassResult::Unavailable(_) => None,
+        PassResult::Failed(_) => Some(PassOutcome::Failed),
     }
 }
 
