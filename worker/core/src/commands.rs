@@ -70,7 +70,7 @@ impl Commands {
 
     /// A job with this id is settled; `others`: jobs with the same id are still held. Returns the requests that are finished, and for each
     /// whether a job ended as cancelled.
-    pub(crate) fn settled(&mut self, id: &str, end: End, others: bool) -> Vec<(RequestId, bool)> {
+    pub(crate) fn end_cancellations(&mut self, id: &str, end: End, others: bool) -> Vec<(RequestId, bool)> {
         let as_asked = matches!(end, End::DeadLettered(Reason::Cancelled) | End::Rejected(Reason::Cancelled));
         for cancel in self.cancels.iter_mut().filter(|cancel| cancel.job == id) {
             cancel.is_cancelled |= as_asked;
@@ -113,9 +113,9 @@ mod tests {
         );
         assert_eq!(commands.stopped(Some("a")), [RequestId(1)]);
         assert_eq!(commands.stopped(Some("a")), []);
-        assert_eq!(commands.settled("a", End::DeadLettered(Reason::Cancelled), true), []);
-        assert_eq!(commands.settled("a", End::Replied, false), [(RequestId(1), true)]);
-        assert_eq!(commands.settled("b", End::Replied, false), [(RequestId(2), false)]);
+        assert_eq!(commands.end_cancellations("a", End::DeadLettered(Reason::Cancelled), true), []);
+        assert_eq!(commands.end_cancellations("a", End::Replied, false), [(RequestId(1), true)]);
+        assert_eq!(commands.end_cancellations("b", End::Replied, false), [(RequestId(2), false)]);
         assert!(!commands.is_cancelled(Some("a")));
     }
 

@@ -71,8 +71,8 @@ impl Credit {
         self.compare_large();
     }
 
-    /// Records that a pass of this cost took so long.
-    pub(crate) fn pass_ended(&mut self, cost: usize, took: Duration) {
+    /// Learns from a pass of this cost that took so long.
+    pub(crate) fn learn_speed(&mut self, cost: usize, took: Duration) {
         if !took.is_zero() {
             blend(&mut self.cost_per_second, cost as f64 / took.as_secs_f64());
             self.compare_large();
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(credit.jobs(2048), 1);
         // A device that runs a million a second holds half a second of them.
         (0..200).for_each(|_| credit.job_decoded(100));
-        (0..200).for_each(|_| credit.pass_ended(2000, Duration::from_millis(2)));
+        (0..200).for_each(|_| credit.learn_speed(2000, Duration::from_millis(2)));
         let jobs = f64::from(credit.jobs(2048));
         assert!((4500.0..6000.0).contains(&jobs), "{jobs}");
     }
@@ -137,7 +137,7 @@ mod tests {
             let mut credit = Credit::default();
             for _ in 0..50 {
                 credit.job_decoded(pass_cost_max);
-                credit.pass_ended(pass_cost_max, Duration::from_millis(millis));
+                credit.learn_speed(pass_cost_max, Duration::from_millis(millis));
             }
             let jobs = credit.jobs(pass_cost_max);
             assert!(jobs >= 64, "{jobs} jobs of {millis} ms");
@@ -161,7 +161,7 @@ mod tests {
         credit.large_job_decoded(10_000);
         assert_eq!(large(&credit), 1, "nobody knows how long it takes");
         // 10,000 a second.
-        credit.pass_ended(1000, Duration::from_millis(100));
+        credit.learn_speed(1000, Duration::from_millis(100));
         assert_eq!(large(&credit), 2);
         (0..50).for_each(|_| credit.large_job_decoded(30_000));
         assert_eq!(large(&credit), 2, "three seconds are not worth a change");
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(large(&credit), 1);
         (0..50).for_each(|_| credit.large_job_decoded(30_000));
         assert_eq!(large(&credit), 1, "nor are they now");
-        (0..50).for_each(|_| credit.pass_ended(10_000, Duration::from_millis(100)));
+        (0..50).for_each(|_| credit.learn_speed(10_000, Duration::from_millis(100)));
         assert_eq!(large(&credit), 2, "the device is faster than before");
     }
 }

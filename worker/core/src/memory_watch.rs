@@ -103,8 +103,8 @@ impl MemoryWatch {
         }
     }
 
-    /// A pass fitted. True if a limit moved.
-    pub(crate) fn pass_fitted(&mut self, model: &ModelFacts, shape: PassShape, unix_ms: u64) -> bool {
+    /// Learns from a pass that fitted. True if a limit moved.
+    pub(crate) fn learn_fit(&mut self, model: &ModelFacts, shape: PassShape, unix_ms: u64) -> bool {
         self.limits.fitted(&model.name, shape.longest, (model.pass_bytes)(shape), unix_ms)
     }
 

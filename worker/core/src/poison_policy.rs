@@ -71,7 +71,7 @@ impl RedeliveryDecision {
 }
 
 impl PoisonPolicy {
-    pub(crate) fn decide(&self, arrival: Arrival) -> RedeliveryDecision {
+    pub(crate) fn judge(&self, arrival: Arrival) -> RedeliveryDecision {
         let Arrival { crashes, of_processes, returns, counted, explained, quarantined } = arrival;
         let unexplained = returns.saturating_sub(explained);
         let charged = crashes.saturating_add(unexplained);
@@ -216,10 +216,10 @@ mod tests {
             (quarantined(Arrival { crashes: u32::MAX, ..CLASSIC }), DeadLetter(u32::MAX)),
         ];
         for (arrival, expected) in rows {
-            assert_eq!(POLICY.decide(arrival), expected, "{arrival:?}");
+            assert_eq!(POLICY.judge(arrival), expected, "{arrival:?}");
         }
         let patient = PoisonPolicy { suspect_after: 100, crashes_max: 200 };
-        let decision = patient.decide(Arrival { returns: RETURNS_MAX, ..COUNTED });
+        let decision = patient.judge(Arrival { returns: RETURNS_MAX, ..COUNTED });
         assert_eq!(decision, Count(RETURNS_MAX));
     }
 
@@ -227,7 +227,7 @@ mod tests {
     fn crashes_until_dead_letter(counted: bool) -> (u32, u32) {
         let (mut arrival, mut crashed, mut alone) = (Arrival { counted, ..CLASSIC }, 0, 0);
         loop {
-            match POLICY.decide(arrival) {
+            match POLICY.judge(arrival) {
                 RedeliveryDecision::DeadLetter(_) => return (crashed, alone),
                 RedeliveryDecision::Count(crashes) => arrival = Arrival { crashes, returns: 0, ..arrival },
                 RedeliveryDecision::Quarantine(crashes) => {

@@ -80,12 +80,12 @@ impl Redelivery {
     }
 
     /// What to do with a delivery that may have crashed workers.
-    pub(crate) fn decide(&mut self, delivery: &Delivery, now: Instant) -> RedeliveryDecision {
+    pub(crate) fn judge(&mut self, delivery: &Delivery, now: Instant) -> RedeliveryDecision {
         // A job that cannot be read is dead-lettered before it can do any harm.
         let Some(headers) = &delivery.headers else { return RedeliveryDecision::Run(0) };
         let returns = if delivery.redelivered { delivery.delivery_count.unwrap_or(1).max(1) } else { 0 };
         let given_back = self.given_back.times(delivery.fingerprint, now);
-        self.policy.decide(Arrival {
+        self.policy.judge(Arrival {
             crashes: headers.crashes,
             of_processes: are_of_processes(headers),
             returns,
@@ -108,7 +108,7 @@ impl Redelivery {
     }
 
     /// Records the end of a job: everything about it is confirmed, or it was given back.
-    pub(crate) fn ended(&mut self, message: Fingerprint, end: End, now: Instant) {
+    pub(crate) fn remember_end(&mut self, message: Fingerprint, end: End, now: Instant) {
         match end {
             End::Returned => self.given_back.remember(message, now),
             // Not remembered: if the rejection was not sent, the job is still at the broker without a dead letter, and an ack would lose
@@ -193,13 +193,13 @@ mod tests {
         ] {
             let mut redelivery = redelivery();
             assert!(!redelivery.session_opened(now));
-            redelivery.ended(MESSAGE, end, now);
+            redelivery.remember_end(MESSAGE, end, now);
             redelivery.session_lost(unsettled, now);
             assert!(redelivery.session_opened(now), "it follows a lost one");
             assert_eq!(settled(&mut redelivery, now), expected, "{end:?} {unsettled:?}");
         }
         let mut redelivery = redelivery();
-        redelivery.ended(MESSAGE, End::Replied, now);
+        redelivery.remember_end(MESSAGE, End::Replied, now);
         redelivery.session_lost(None, now);
         let published_again = Delivery { redelivered: false, ..again(JobHeaders::default()) };
         assert!(!redelivery.was_settled(&published_again, now), "a new job");
@@ -208,13 +208,13 @@ mod tests {
     #[test]
     fn a_job_that_this_process_gave_back_or_lost_with_its_session_is_not_suspected() {
         let (now, delivery) = (Instant::now(), again(JobHeaders::default()));
-        assert_eq!(redelivery().decide(&delivery, now), RedeliveryDecision::Run(1));
+        assert_eq!(redelivery().judge(&delivery, now), RedeliveryDecision::Run(1));
         let mut returned = redelivery();
-        returned.ended(MESSAGE, End::Returned, now);
-        assert_eq!(returned.decide(&delivery, now), RedeliveryDecision::Run(0));
+        returned.remember_end(MESSAGE, End::Returned, now);
+        assert_eq!(returned.judge(&delivery, now), RedeliveryDecision::Run(0));
         let mut lost = redelivery();
         lost.session_lost([MESSAGE], now);
-        assert_eq!(lost.decide(&delivery, now), RedeliveryDecision::Run(0));
+        assert_eq!(lost.judge(&delivery, now), RedeliveryDecision::Run(0));
     }
 
     #[test]
@@ -224,7 +224,7 @@ mod tests {
             let history = history.iter().map(attempt).collect();
             let headers = JobHeaders { crashes: 2, history, ..JobHeaders::default() };
             let first = Delivery { redelivered: false, ..again(headers) };
-            redelivery().decide(&first, Instant::now())
+            redelivery().judge(&first, Instant::now())
         };
         assert_eq!(decision(&[PROCESS_LOST, PROCESS_LOST]), RedeliveryDecision::RunAlone(2));
         let suspected = RedeliveryDecision::Quarantine(2);
@@ -240,6 +240,6 @@ mod tests {
         let headers = JobHeaders { crashes: redelivery.crashes_of_dead_letter(), ..JobHeaders::default() };
         let mut of_retried = self::redelivery();
         let retried = Delivery { redelivered: false, ..again(headers) };
-        assert_eq!(of_retried.decide(&retried, Instant::now()), RedeliveryDecision::Quarantine(2));
+        assert_eq!(of_retried.judge(&retried, Instant::now()), RedeliveryDecision::Quarantine(2));
     }
 }

@@ -96,7 +96,7 @@ impl Successors {
     }
 
     /// The message of a job is settled. Returns the next attempts that waited only for it.
-    pub(crate) fn settled(&mut self, job: JobKey) -> Vec<JobKey> {
+    pub(crate) fn take_freed_by(&mut self, job: JobKey) -> Vec<JobKey> {
         self.predecessors.retain(|known| known.job != job);
         if self.held.is_empty() {
             return Vec::new();

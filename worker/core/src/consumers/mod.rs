@@ -166,37 +166,38 @@ impl ModelConsumers {
     }
 
     /// Counts a delivery. Returns its queue, unless that is the queue of large jobs or the quarantine.
-    pub(crate) fn delivered(&mut self, source: Source) -> Option<QueueIndex> {
+    pub(crate) fn count_delivered(&mut self, source: Source) -> Option<QueueIndex> {
         match source {
             Source::Jobs(queue, consumer) => {
-                self.queues[queue.0].delivered(consumer);
+                self.queues[queue.0].count_delivered(consumer);
                 return Some(queue);
             }
-            Source::Bulk(consumer) => self.bulk.delivered(consumer),
+            Source::Bulk(consumer) => self.bulk.count_delivered(consumer),
             Source::Quarantine => self.quarantined += 1,
         }
         None
     }
 
-    pub(crate) fn settled(&mut self, source: Source) {
+    /// A delivery was acknowledged or given back.
+    pub(crate) fn count_settled(&mut self, source: Source) {
         match source {
-            Source::Jobs(queue, consumer) => self.queues[queue.0].settled(consumer),
-            Source::Bulk(consumer) => self.bulk.settled(consumer),
+            Source::Jobs(queue, consumer) => self.queues[queue.0].count_settled(consumer),
+            Source::Bulk(consumer) => self.bulk.count_settled(consumer),
             Source::Quarantine => self.quarantined = self.quarantined.saturating_sub(1),
         }
     }
 
     /// A consumer's stream has ended. Returns the consumer's queue if the core did not stop the consumer.
-    pub(crate) fn ended(&mut self, consumer: ConsumerId) -> Option<JobQueue> {
-        if let Some(at) = self.queues.iter_mut().position(|queue| !queue.ended(consumer)) {
+    pub(crate) fn end_consumer(&mut self, consumer: ConsumerId) -> Option<JobQueue> {
+        if let Some(at) = self.queues.iter_mut().position(|queue| !queue.end_consumer(consumer)) {
             return Some(JobQueue::Jobs(QueueIndex(at)));
         }
-        (!self.bulk.ended(consumer)).then_some(JobQueue::Bulk)
+        (!self.bulk.end_consumer(consumer)).then_some(JobQueue::Bulk)
     }
 
     /// The channel of a further queue is closed, and its consumers have ended with it. Jobs already delivered still run to their end.
     pub(crate) fn channel_closed(&mut self, queue: QueueIndex) {
-        self.queues[queue.0].all_ended();
+        self.queues[queue.0].end_all();
     }
 
     /// A further queue cannot be consumed because of `why`; the other queues get its slots. True if that was not known, or for another

@@ -67,14 +67,14 @@ impl QueueConsumers {
         self.unacked.iter().map(|(_, count)| count).sum()
     }
 
-    pub(super) fn delivered(&mut self, to: ConsumerId) {
+    pub(super) fn count_delivered(&mut self, to: ConsumerId) {
         match self.unacked.iter_mut().find(|(consumer, _)| *consumer == to) {
             Some((_, count)) => *count += 1,
             None => self.unacked.push((to, 1)),
         }
     }
 
-    pub(super) fn settled(&mut self, from: ConsumerId) {
+    pub(super) fn count_settled(&mut self, from: ConsumerId) {
         if let Some(at) = self.unacked.iter().position(|(consumer, _)| *consumer == from) {
             let (_, count) = &mut self.unacked[at];
             *count -= 1;
@@ -85,13 +85,13 @@ impl QueueConsumers {
     }
 
     /// A consumer's stream has ended. False if the core did not stop the consumer.
-    pub(super) fn ended(&mut self, consumer: ConsumerId) -> bool {
+    pub(super) fn end_consumer(&mut self, consumer: ConsumerId) -> bool {
         let Some(at) = self.started.iter().position(|one| one.consumer == consumer) else { return true };
         self.started.remove(at).is_stopping
     }
 
     /// All consumers have ended, with their channel.
-    pub(super) fn all_ended(&mut self) {
+    pub(super) fn end_all(&mut self) {
         self.started.clear();
     }
 
@@ -192,7 +192,7 @@ mod tests {
         // What the stopped ones may still be sent takes slots.
         assert_eq!(settle(&mut consumers, 64, 64, &mut next), [1, 1]);
         for one in consumers.started.clone() {
-            assert!(!one.is_stopping || consumers.ended(one.consumer));
+            assert!(!one.is_stopping || consumers.end_consumer(one.consumer));
         }
         assert_eq!(settle(&mut consumers, 64, 64, &mut next).iter().sum::<u16>(), 64);
     }
@@ -222,9 +222,9 @@ mod tests {
         let (mut consumers, mut next) = (QueueConsumers::default(), 0);
         assert_eq!(settle(&mut consumers, 4, 8, &mut next), [1, 1, 2]);
         let stopped = ConsumerId(99);
-        (0..3).for_each(|_| consumers.delivered(stopped));
+        (0..3).for_each(|_| consumers.count_delivered(stopped));
         assert_eq!(settle(&mut consumers, 8, 8, &mut next), [1, 1, 2], "one slot is free");
-        (0..3).for_each(|_| consumers.settled(stopped));
+        (0..3).for_each(|_| consumers.count_settled(stopped));
         assert_eq!(settle(&mut consumers, 8, 8, &mut next), [1, 1, 2, 4]);
     }
 
@@ -232,7 +232,7 @@ mod tests {
     fn a_consumer_that_ends_by_itself_is_noticed() {
         let mut consumers = QueueConsumers::default();
         settle(&mut consumers, 1, 1, &mut 7);
-        assert!(!consumers.ended(ConsumerId(7)));
+        assert!(!consumers.end_consumer(ConsumerId(7)));
     }
 
     proptest! {
@@ -244,7 +244,7 @@ mod tests {
                 while let Some(change) = consumers.change(wanted, beside, slots, slots, ConsumerId(next)) {
                     next += 1;
                     if let Change::Stop { consumer } = change {
-                        prop_assert!(consumers.ended(consumer));
+                        prop_assert!(consumers.end_consumer(consumer));
                     }
                 }
                 let started = consumers.started.clone();
@@ -254,13 +254,13 @@ mod tests {
                         unacked.map_or(0, |(_, count)| *count)
                     };
                     while held(&consumers) < usize::from(one.prefetch) {
-                        consumers.delivered(one.consumer);
+                        consumers.count_delivered(one.consumer);
                     }
                 }
                 prop_assert!(consumers.unacked() <= usize::from(slots));
                 for _ in 0..acks {
                     if let Some((consumer, _)) = consumers.unacked.first().copied() {
-                        consumers.settled(consumer);
+                        consumers.count_settled(consumer);
                     }
                 }
             }

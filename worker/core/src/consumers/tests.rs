@@ -54,7 +54,7 @@ impl Broker {
                 }
                 Change::Stop { consumer } => {
                     self.live.remove(&consumer);
-                    prop_assert_eq!(consumers.ended(consumer), None);
+                    prop_assert_eq!(consumers.end_consumer(consumer), None);
                 }
             }
         }
@@ -66,7 +66,7 @@ impl Broker {
         for (consumer, (queue, prefetch)) in self.live.iter().filter(|(_, (queue, _))| has_jobs(*queue)) {
             let held = held_by(consumers, *queue, *consumer);
             (held..usize::from(*prefetch)).for_each(|_| {
-                consumers.delivered(source(*queue, *consumer));
+                consumers.count_delivered(source(*queue, *consumer));
             });
         }
     }
@@ -92,7 +92,7 @@ fn settle_one(consumers: &mut ModelConsumers, queue: JobQueue) -> bool {
     let mut held = unacked.iter().map(|(consumer, _)| *consumer);
     let oldest = held.clone().find(is_stopped).or_else(|| held.next());
     oldest.is_some_and(|consumer| {
-        consumers.settled(source(queue, consumer));
+        consumers.count_settled(source(queue, consumer));
         true
     })
 }
@@ -160,14 +160,14 @@ fn a_single_slot_takes_turns_while_both_queues_have_jobs() {
 fn consumers_of_large_jobs_wait_while_jobs_of_more_slots_take_theirs() {
     let (mut consumers, stopped) = (consumers(&[1]), ConsumerId(99));
     for _ in 0..15 {
-        consumers.delivered(source(OWN, stopped));
+        consumers.count_delivered(source(OWN, stopped));
     }
     assert_eq!(
         consumers.change(wanted(64), 13, ConsumerId(1)),
         None,
         "the slots were more when the jobs came"
     );
-    (0..3).for_each(|_| consumers.settled(source(OWN, stopped)));
+    (0..3).for_each(|_| consumers.count_settled(source(OWN, stopped)));
     let started = Change::Start { consumer: ConsumerId(1), prefetch: std::num::NonZeroU16::MIN };
     assert_eq!(consumers.change(wanted(64), 13, ConsumerId(1)), Some((JobQueue::Bulk, started)));
     assert_eq!(consumers.change(wanted(64), 13, ConsumerId(2)), None);
@@ -205,10 +205,10 @@ fn a_delivery_is_of_the_queue_of_its_consumer_also_after_that_has_stopped() {
     broker.change(&mut consumers, wanted(8), 8).unwrap();
     let consumer = *broker.live.iter().find(|(_, (queue, _))| *queue == SECOND).unwrap().0;
     let source = source(SECOND, consumer);
-    assert_eq!(consumers.delivered(source), Some(QueueIndex(1)));
+    assert_eq!(consumers.count_delivered(source), Some(QueueIndex(1)));
     broker.change(&mut consumers, wanted(0), 8).unwrap();
     assert_eq!((consumers.unacked(), consumers.queues[1].unacked(), consumers.is_over()), (1, 1, true));
-    consumers.settled(source);
+    consumers.count_settled(source);
     assert_eq!((consumers.unacked(), consumers.committed()), (0, 0));
 }
 
@@ -225,13 +225,13 @@ fn a_consumed_queue_that_delivers_nothing_is_noticed_even_if_it_is_not_the_first
     // Another queue brings jobs.
     let consumer_of =
         |wanted| broker.live.iter().find(|(_, (queue, _))| *queue == wanted).map(|(consumer, _)| *consumer);
-    consumers.delivered(source(OWN, consumer_of(OWN).unwrap()));
+    consumers.count_delivered(source(OWN, consumer_of(OWN).unwrap()));
     let both = counts(&[5, 5], 0);
     assert_eq!(
         (consumers.starved(QueueIndex(0), &both), consumers.starved(second, &both)),
         (None, Some(Starved::Alone))
     );
-    consumers.delivered(source(SECOND, consumer_of(SECOND).unwrap()));
+    consumers.count_delivered(source(SECOND, consumer_of(SECOND).unwrap()));
     assert_eq!(consumers.starved(second, &both), None, "it holds something");
 }
 
@@ -272,7 +272,7 @@ fn consumers_end_with_the_channel_of_their_queue() {
     for (consumer, (queue, _)) in broker.live {
         // What lapin says of the same consumer comes later.
         let expected = (queue != SECOND).then_some(queue);
-        assert_eq!(consumers.ended(consumer), expected);
+        assert_eq!(consumers.end_consumer(consumer), expected);
     }
 }
 
@@ -339,9 +339,9 @@ fn as_many_consumers_as_this_worker_has_are_its_own() {
 #[test]
 fn a_quarantined_job_takes_a_slot_until_it_is_settled() {
     let mut consumers = consumers(&[1]);
-    assert_eq!(consumers.delivered(Source::Quarantine), None);
+    assert_eq!(consumers.count_delivered(Source::Quarantine), None);
     assert_eq!((consumers.unacked(), consumers.committed()), (1, 1));
-    consumers.settled(Source::Quarantine);
+    consumers.count_settled(Source::Quarantine);
     assert_eq!((consumers.unacked(), consumers.committed()), (0, 0));
 }
 

@@ -119,7 +119,7 @@ impl Core {
         let Some(running) = self.jobs.running_mut(job) else { return };
         running.stop(why);
         // An earlier decision would wait for the part in flight. The stop waits for it too, and takes the decision's place.
-        running.decide(None);
+        running.set_decision(None);
         let model = running.received.delivery.model;
         self.scheduler.remove(model, job);
         self.advance(job);

@@ -53,7 +53,7 @@ impl Core {
 
     pub(crate) fn consumer_ended(&mut self, consumer: ConsumerId) {
         for model in (0..self.consumers.len()).map(ModelIndex) {
-            match self.consumers[model.0].ended(consumer) {
+            match self.consumers[model.0].end_consumer(consumer) {
                 None => {}
                 Some(JobQueue::Jobs(queue)) if queue.is_further() => {
                     self.queue_missing(model, queue, "the broker cancelled its consumer".to_owned());

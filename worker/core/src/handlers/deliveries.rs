@@ -51,7 +51,7 @@ impl Core {
     /// Counts a delivery in all sub-states that count deliveries. Returns its queue, if that is a queue of jobs.
     fn note_delivery(&mut self, delivery: &Delivery) -> Option<QueueIndex> {
         let (model, source) = (delivery.model, delivery.source);
-        let queue = self.consumers[model.0].delivered(source);
+        let queue = self.consumers[model.0].count_delivered(source);
         self.destinations.delivered(delivery);
         self.republish_allowance.consumed(delivery.bytes);
         if let Some(queue) = queue {
@@ -77,7 +77,7 @@ impl Core {
         if self.withdrawals.has(delivery, now) {
             return Some(JobOutcome::Withdrawn);
         }
-        match self.redelivery.decide(delivery, now) {
+        match self.redelivery.judge(delivery, now) {
             RedeliveryDecision::Run(crashes) => {
                 received.set_crashes(crashes);
                 self.must_wait(received)

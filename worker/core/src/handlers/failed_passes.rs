@@ -101,7 +101,7 @@ impl Core {
         self.scheduler.remove(pass.model, job);
         let is_probed = self.scheduler.is_probed(&self.models[pass.model.0]);
         if !is_probed || matches!(error, PassError::OutOfMemory { .. } | PassError::InvalidInput { .. }) {
-            self.decide(job, outcome);
+            self.conclude_when_idle(job, outcome);
         } else {
             self.health.suspect(job, pass.model, outcome);
         }
@@ -163,8 +163,10 @@ impl Core {
             self.scheduler.remove(running.received.delivery.model, job);
             let mut headers = headers;
             headers.crashes = self.redelivery.crashes_of_dead_letter();
-            return self
-                .decide(job, JobOutcome::dead_letter(headers, Rejection::new(Reason::Crashed, error)));
+            return self.conclude_when_idle(
+                job,
+                JobOutcome::dead_letter(headers, Rejection::new(Reason::Crashed, error)),
+            );
         }
         self.requeue_unfinished(job);
     }

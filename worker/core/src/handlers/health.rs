@@ -27,7 +27,7 @@ impl Core {
             Finding::Well => {
                 self.jobs.for_each_running(Running::device_is_well);
                 for (job, outcome) in self.health.take_pending() {
-                    self.decide(job, outcome);
+                    self.conclude_when_idle(job, outcome);
                 }
             }
             Finding::Recovered => {

@@ -93,7 +93,7 @@ impl Core {
             if running.wants_items() {
                 unprepared.push(job);
             }
-            if let Some(waited) = running.pass_made(now) {
+            if let Some(waited) = running.enter_pass(now) {
                 self.observe(Observation::FirstPass { model, caller, waited });
             }
         }
@@ -108,7 +108,7 @@ impl Core {
     /// A pass has ended: frees its memory, and does what its result means for its jobs.
     pub(crate) fn pass_ended(&mut self, end: PassEnd) {
         let PassEnd { pass, result, outputs, failures, took, memory } = end;
-        let ended = self.scheduler.ended(pass, &self.models, failures, took, self.now.at);
+        let ended = self.scheduler.end_pass(pass, &self.models, failures, took, self.now.at);
         let Some((pass, is_ours)) = ended else { return };
         self.observe(Observation::DeviceBusy { took });
         if !is_ours {
@@ -186,7 +186,7 @@ impl Core {
         let jobs = pass.jobs();
         for job in &jobs {
             if let Some(running) = self.jobs.running_mut(*job) {
-                running.pass_ended();
+                running.leave_pass();
             }
         }
         for ((job, index, _), size) in pass.items.iter().zip(outputs) {
@@ -211,17 +211,17 @@ impl Core {
         let rejection = replies_too_large(excess, self.models[model.0].reply_max);
         let outcome = JobOutcome::dead_letter(running.headers_of_end(), rejection);
         self.scheduler.remove(model, job);
-        self.decide(job, outcome);
+        self.conclude_when_idle(job, outcome);
     }
 
     /// All items of a pass have outputs: learns from its time and memory.
     fn pass_fitted(&mut self, pass: &InFlight, took: Duration, memory: Memory) {
         let (index, shape) = (pass.model, pass.shape);
         let model = &self.models[index.0];
-        self.credit[index.0].pass_ended(work(shape.cost, model.pass_cost_max), took);
-        self.scheduler.pass_fitted(index, shape.cost, model.pass_cost_max, took);
+        self.credit[index.0].learn_speed(work(shape.cost, model.pass_cost_max), took);
+        self.scheduler.learn_pace(index, shape.cost, model.pass_cost_max, took);
         self.look_for_leak(index, memory);
-        if self.memory.pass_fitted(&self.models[index.0], shape, self.now.unix_ms) {
+        if self.memory.learn_fit(&self.models[index.0], shape, self.now.unix_ms) {
             self.act(Action::SaveLimits);
         }
         let items = u32::try_from(pass.items.len()).unwrap_or(u32::MAX);
@@ -230,7 +230,7 @@ impl Core {
                 running.add_device_time(pass.time_of(job, took));
             }
             if let Some(running) = self.jobs.running_mut(job).filter(|running| running.headers.attempt > 0) {
-                running.pass_fitted(items);
+                running.grow_hint(items);
                 let hint = running.hint();
                 self.scheduler.relax(pass.model, job, hint);
             }

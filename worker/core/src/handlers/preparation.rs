@@ -58,7 +58,7 @@ impl Core {
             Err(rejection) => {
                 let headers = running.headers.clone();
                 self.scheduler.remove(model, job);
-                self.decide(job, JobOutcome::dead_letter(headers, rejection));
+                self.conclude_when_idle(job, JobOutcome::dead_letter(headers, rejection));
             }
         }
     }

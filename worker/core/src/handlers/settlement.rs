@@ -72,13 +72,13 @@ impl Core {
         }
     }
 
-    /// Decides how a running job ends. The decision takes effect after the part in flight is confirmed and the job's other passes have
+    /// Sets how a running job ends. This takes effect after the part in flight is confirmed and the job's other passes have
     /// ended; otherwise their outputs would be lost and computed again.
-    pub(crate) fn decide(&mut self, job: JobKey, outcome: JobOutcome) {
+    pub(crate) fn conclude_when_idle(&mut self, job: JobKey, outcome: JobOutcome) {
         if let Some(running) = self.jobs.running_mut(job) {
             // A withdrawn job ends as withdrawn, whatever else happens.
             if !running.is_withdrawn() {
-                running.decide(Some(outcome));
+                running.set_decision(Some(outcome));
             }
             self.advance(job);
         }
@@ -153,7 +153,7 @@ impl Core {
                 let confirmed = settling.confirmed(proof);
                 let ended = confirmed.ended();
                 let Delivery { channel, tag, fingerprint, .. } = ended.received.delivery;
-                self.redelivery.ended(fingerprint, ended.end, self.now.at);
+                self.redelivery.remember_end(fingerprint, ended.end, self.now.at);
                 self.session.acks_mut(channel).add(tag, confirmed);
             }
         }
@@ -315,9 +315,9 @@ impl Core {
         let Some(settling) = self.jobs.take_settling(job) else { return };
         let ended = settling.given_back();
         let delivery = &ended.received.delivery;
-        self.redelivery.ended(delivery.fingerprint, ended.end, self.now.at);
+        self.redelivery.remember_end(delivery.fingerprint, ended.end, self.now.at);
         self.session.acks_mut(delivery.channel).given_back(delivery.tag, sent);
-        self.ended(&ended, sent);
+        self.end_job(&ended, sent);
         self.adjust_consumers();
     }
 
@@ -330,23 +330,23 @@ impl Core {
 
     pub(crate) fn acks_sent(&mut self, channel: ChannelId, sent: &[bool]) {
         for (confirmed, acked) in self.session.acks_mut(channel).sent(sent) {
-            self.ended(&confirmed.into_ended(), acked);
+            self.end_job(&confirmed.into_ended(), acked);
         }
         self.adjust_consumers();
     }
 
     /// A job has ended here.
-    fn ended(&mut self, ended: &Ended, acked: bool) {
+    fn end_job(&mut self, ended: &Ended, acked: bool) {
         let delivery = &ended.received.delivery;
         if !acked {
             self.redelivery.ack_lost(delivery.fingerprint, ended.end, self.now.at);
         }
-        self.consumers[delivery.model.0].settled(delivery.source);
+        self.consumers[delivery.model.0].count_settled(delivery.source);
         self.destinations.released(delivery);
         if ended.end == End::Replied {
             self.memory.job_answered();
         }
-        self.observe(Observation::Settled(ended.settled(acked)));
+        self.observe(Observation::Settled(ended.to_settled(acked)));
         self.act(Action::Release { job: delivery.job });
         self.answer_cancellations(ended);
         self.read_successors_of(delivery.job);
@@ -357,7 +357,7 @@ impl Core {
         let id = ended.received.delivery.id.as_deref();
         let Some(id) = id.filter(|id| self.session.commands().is_cancelled(Some(*id))) else { return };
         let others = self.jobs.has_id(id);
-        for (request, is_cancelled) in self.session.commands_mut().settled(id, ended.end, others) {
+        for (request, is_cancelled) in self.session.commands_mut().end_cancellations(id, ended.end, others) {
             let (answer, text) = if is_cancelled {
                 (Answer::MemoryBack, "the job is a dead letter, its slot and its memory are free".to_owned())
             } else {

@@ -32,7 +32,7 @@ impl Core {
 
     /// A job's message was acknowledged or given back, so its next attempt may run.
     pub(crate) fn read_successors_of(&mut self, job: JobKey) {
-        self.successors.settled(job).into_iter().for_each(|next| self.read_held(next));
+        self.successors.take_freed_by(job).into_iter().for_each(|next| self.read_held(next));
     }
 
     /// Every second: reads next attempts that have waited longer than a confirm normally takes. While the broker blocks publishers, a

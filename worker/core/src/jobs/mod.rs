@@ -151,7 +151,7 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    pub(crate) fn settled(&self, acked: bool) -> Settled {
+    pub(crate) fn to_settled(&self, acked: bool) -> Settled {
         let Delivery { job, model, caller, .. } = &self.received.delivery;
         let (job, model, caller) = (*job, *model, caller.clone());
         let (end, first_pass_at, ready_at) = (self.end, self.first_pass_at, self.ready_at);

@@ -166,7 +166,7 @@ impl Running {
     }
 
     /// Records that a pass with items of the job was made. For the first such pass, returns how long the job had waited.
-    pub(crate) fn pass_made(&mut self, now: Instant) -> Option<Duration> {
+    pub(crate) fn enter_pass(&mut self, now: Instant) -> Option<Duration> {
         self.passes += 1;
         if self.has_started() {
             return None;
@@ -175,7 +175,8 @@ impl Running {
         Some(self.received.waited(now))
     }
 
-    pub(crate) fn pass_ended(&mut self) {
+    /// Records that a pass with items of the job has ended.
+    pub(crate) fn leave_pass(&mut self) {
         self.passes = self.passes.saturating_sub(1);
     }
 
@@ -201,7 +202,7 @@ impl Running {
     }
 
     /// A pass with so many items of the job fitted. A lowered batch hint may grow back.
-    pub(crate) fn pass_fitted(&mut self, items: u32) {
+    pub(crate) fn grow_hint(&mut self, items: u32) {
         self.fitted += 1;
         self.headers.fitted(items, self.fitted);
     }
@@ -328,8 +329,8 @@ impl Running {
         }
     }
 
-    /// Sets the outcome that takes effect once the part and the passes in flight have ended.
-    pub(crate) fn decide(&mut self, outcome: Option<JobOutcome>) {
+    /// Sets or clears the outcome that takes effect once the part and the passes in flight have ended.
+    pub(crate) fn set_decision(&mut self, outcome: Option<JobOutcome>) {
         self.decision = outcome;
     }
 

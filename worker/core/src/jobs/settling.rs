@@ -295,15 +295,15 @@ impl Settling {
 
     /// The stage of a job of which the broker has confirmed everything.
     pub(crate) fn confirmed(self, _proof: AllPublished) -> Confirmed {
-        Confirmed(self.ended())
+        Confirmed(self.into_ended())
     }
 
     /// The end of a job that was given back, or that the broker was asked to dead-letter. It is never acknowledged.
     pub(crate) fn given_back(self) -> Ended {
-        self.ended()
+        self.into_ended()
     }
 
-    fn ended(self) -> Ended {
+    fn into_ended(self) -> Ended {
         let Self { received, end, first_pass_at, ready_at, .. } = self;
         Ended { received, end, first_pass_at, ready_at }
     }

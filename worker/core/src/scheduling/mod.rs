@@ -265,8 +265,8 @@ impl Scheduler {
         self.executors[executor.0].next_due = due;
     }
 
-    /// A pass of a model ended well. Its time is used to estimate the time of others.
-    pub(crate) fn pass_fitted(&mut self, model: ModelIndex, cost: usize, cost_max: usize, took: Duration) {
+    /// A pass of a model ended well. Learns from its time how long others take.
+    pub(crate) fn learn_pace(&mut self, model: ModelIndex, cost: usize, cost_max: usize, took: Duration) {
         self.paces[model.0].pass_took(cost, cost_max, took);
     }
 
@@ -281,7 +281,7 @@ impl Scheduler {
     }
 
     /// A pass has ended and its memory is free. Returns it, and whether this session made it.
-    pub(crate) fn ended(
+    pub(crate) fn end_pass(
         &mut self,
         pass: PassId,
         models: &[ModelFacts],

@@ -78,7 +78,7 @@ impl Device {
         let Some(at) = ends else { return false };
         self.now = at;
         for (pass, _, _, _, lasted) in self.running.extract_if(.., |(.., ends, _)| *ends == at) {
-            self.scheduler.ended(pass, &self.models, 0, lasted, at);
+            self.scheduler.end_pass(pass, &self.models, 0, lasted, at);
         }
         true
     }
@@ -99,7 +99,7 @@ fn passes_of(models: &[ModelFacts], seconds: &[u64], passes: usize) -> Vec<u64> 
         let model = &models[turn.model.0];
         let pass = scheduler.admit(turn, model, &limits, 1, now).expect("memory");
         let (order, ..) = scheduler.start(*pass, model, Vec::new(), now);
-        scheduler.ended(order.pass, models, 0, Duration::from_secs(seconds[turn.model.0]), now);
+        scheduler.end_pass(order.pass, models, 0, Duration::from_secs(seconds[turn.model.0]), now);
         counts[turn.model.0] += 1;
     }
     counts
@@ -187,7 +187,7 @@ impl Shared {
         }
         self.scheduler.end_round(now);
         let pass = self.in_flight.pop_front().expect("a pass runs");
-        self.scheduler.ended(pass, &self.models, 0, SECOND, now);
+        self.scheduler.end_pass(pass, &self.models, 0, SECOND, now);
         started
     }
 }
@@ -243,7 +243,8 @@ fn a_pass_of_a_session_that_is_over_keeps_its_memory_and_gives_nothing_to_the_ne
     assert_eq!((device.scheduler.passes(), device.scheduler.budget.available()), (0, 40));
     assert_eq!(device.round(&[SECOND; 2]), [[JobKey(0); 0]; 0], "its jobs are gone");
     let (pass, ..) = device.running[0];
-    let (_, is_ours) = device.scheduler.ended(pass, &device.models, 0, SECOND, device.now).expect("it ran");
+    let (_, is_ours) =
+        device.scheduler.end_pass(pass, &device.models, 0, SECOND, device.now).expect("it ran");
     assert!(!is_ours);
     assert_eq!(device.scheduler.budget.available(), 100);
 }
