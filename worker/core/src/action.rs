@@ -32,7 +32,7 @@ pub enum Action {
     /// there, its consumers start on that channel.
     LookForQueue { model: ModelIndex, queue: QueueIndex },
     /// Take one job from the quarantine. Answer: `Delivered` or `QuarantineEmpty`.
-    FetchQuarantined { model: ModelIndex },
+    TakeQuarantined { model: ModelIndex },
     /// Read a job's body and prepare its first inputs until their costs reach `cost`, or all of them. Answer: `Decoded`; `Moved` if a rule
     /// sends the job to other workers; `Referring` if inputs must be fetched first.
     Decode { job: JobKey, cost: usize },
@@ -81,7 +81,7 @@ impl Action {
             | Self::StopConsumer { .. }
             | Self::CountQueues { .. }
             | Self::LookForQueue { .. }
-            | Self::FetchQuarantined { .. }
+            | Self::TakeQuarantined { .. }
             | Self::Decode { .. }
             | Self::Fetch { .. }
             | Self::Prepare { .. }

@@ -56,7 +56,7 @@ pub enum Event {
         model: ModelIndex,
         counts: QueueCounts,
     },
-    /// There was nothing to fetch; the answer to `FetchQuarantined` if no delivery came.
+    /// The quarantine was empty; the answer to `TakeQuarantined` if no delivery came.
     QuarantineEmpty {
         model: ModelIndex,
     },

@@ -42,7 +42,7 @@ pub(crate) struct Quarantine {
     /// Models whose queues the broker was asked to count, without an answer yet.
     counting: Vec<ModelIndex>,
     /// A quarantined job was requested, and the answer is due.
-    is_fetching: bool,
+    is_taking: bool,
     /// For each queue of jobs: consecutive checks at which jobs waited and none had been delivered.
     starved: HashMap<(ModelIndex, QueueIndex), u32>,
 }
@@ -66,7 +66,7 @@ impl Quarantine {
             time: ISOLATING_MAX,
             check_at: now + delay,
             counting: Vec::new(),
-            is_fetching: false,
+            is_taking: false,
             starved: HashMap::new(),
         }
     }
@@ -90,8 +90,8 @@ impl Quarantine {
         self.isolation.is_some_and(|isolation| isolation.has_begun)
     }
 
-    pub(crate) fn is_fetching(&self) -> bool {
-        self.is_fetching
+    pub(crate) fn is_taking(&self) -> bool {
+        self.is_taking
     }
 
     /// The models whose queues must be counted now; none while an answer is due. A consumer of the quarantine would be simpler, but would
@@ -136,18 +136,18 @@ impl Quarantine {
         }
     }
 
-    /// The model of which to fetch a quarantined job now. The caller has checked that no other job is unacknowledged.
-    pub(crate) fn fetch(&mut self, now: Instant) -> Option<ModelIndex> {
-        if self.is_fetching || self.is_time_over(now) {
+    /// The model of which to take a quarantined job now. The caller has checked that no other job is unacknowledged.
+    pub(crate) fn take(&mut self, now: Instant) -> Option<ModelIndex> {
+        if self.is_taking || self.is_time_over(now) {
             return None;
         }
         let isolation = self.isolation.as_mut()?;
-        (isolation.has_begun, self.is_fetching) = (true, true);
+        (isolation.has_begun, self.is_taking) = (true, true);
         Some(isolation.model)
     }
 
-    pub(crate) fn fetched(&mut self) {
-        self.is_fetching = false;
+    pub(crate) fn taken(&mut self) {
+        self.is_taking = false;
     }
 
     /// Ends the isolation: no quarantined jobs are left, or its time is over. Other jobs get as much time now.
@@ -237,12 +237,12 @@ mod tests {
         assert!(quarantine.is_our_turn(&counts(1, 1), 1, start, &mut random));
         quarantine.isolate(MODEL, start);
         assert!(quarantine.is_waiting_for(MODEL));
-        assert_eq!(quarantine.fetch(start), Some(MODEL));
+        assert_eq!(quarantine.take(start), Some(MODEL));
         assert!(quarantine.has_begun() && !quarantine.is_waiting_for(MODEL));
-        assert_eq!(quarantine.fetch(start), None, "one at a time");
-        quarantine.fetched();
+        assert_eq!(quarantine.take(start), None, "one at a time");
+        quarantine.taken();
         let late = start + ISOLATING_MAX;
-        assert!(quarantine.fetch(late).is_none() && quarantine.is_time_over(late));
+        assert!(quarantine.take(late).is_none() && quarantine.is_time_over(late));
         quarantine.end_isolation(late);
         assert!(!quarantine.is_isolating());
         assert!(!quarantine.is_our_turn(&counts(1, 1), 1, late + ISOLATING_MAX / 2, &mut random));
@@ -258,15 +258,15 @@ mod tests {
             quarantine.isolate(MODEL, now);
             assert!(!quarantine.is_time_over(now + time - Duration::from_millis(1)));
             now += time;
-            assert!(quarantine.is_time_over(now) && quarantine.fetch(now).is_none());
+            assert!(quarantine.is_time_over(now) && quarantine.take(now).is_none());
             quarantine.end_isolation(now);
             assert!(!quarantine.is_our_turn(&counts(1, 1), 1, now + time / 2, &mut random), "others' time");
             now += time;
             assert!(quarantine.is_our_turn(&counts(1, 1), 1, now, &mut random));
         }
         quarantine.isolate(MODEL, now);
-        assert_eq!(quarantine.fetch(now + ISOLATING_MAX * 7), Some(MODEL));
-        quarantine.fetched();
+        assert_eq!(quarantine.take(now + ISOLATING_MAX * 7), Some(MODEL));
+        quarantine.taken();
         quarantine.end_isolation(now + ISOLATING_MAX * 7);
         quarantine.isolate(MODEL, now);
         assert!(quarantine.is_time_over(now + ISOLATING_MAX));
@@ -288,7 +288,7 @@ mod tests {
         quarantine.isolate(MODEL, now);
         assert_eq!(count(&mut quarantine), [MODEL]);
         quarantine.counted(MODEL);
-        quarantine.fetch(now);
+        quarantine.take(now);
         assert_eq!(count(&mut quarantine), []);
     }
 
@@ -298,10 +298,10 @@ mod tests {
         let mut quarantine = Quarantine::new(false, now);
         quarantine.isolate(MODEL, now);
         for _ in 0..3 {
-            assert_eq!((quarantine.fetch(now), quarantine.is_fetching()), (Some(MODEL), true));
-            quarantine.fetched();
+            assert_eq!((quarantine.take(now), quarantine.is_taking()), (Some(MODEL), true));
+            quarantine.taken();
         }
-        assert!(!quarantine.is_fetching());
+        assert!(!quarantine.is_taking());
     }
 
     #[test]

@@ -305,7 +305,7 @@ impl ModelChannels {
 
     /// Takes one job from the model's quarantine. The answer also shows that the broker has read all acks that were sent before. If the
     /// future is dropped, the session may hold a job that nothing handles, until it ends.
-    pub fn fetch_quarantined(
+    pub fn take_quarantined(
         &self,
     ) -> impl Future<Output = Result<Option<(Arc<JobChannel>, Delivery)>, QueueError>> + Send + use<> {
         let (own, quarantine) = (Arc::clone(&self.own), self.quarantine.clone());

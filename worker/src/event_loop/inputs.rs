@@ -56,11 +56,13 @@ impl EventLoop {
                 let result = found.map(|channel| live.session.channels_mut(model).found(queue, channel));
                 self.apply(Event::QueueLookedFor { model, queue, result });
             }
-            Input::Fetched(model, Ok(Some((channel, delivery)))) => {
+            Input::QuarantineTaken(model, Ok(Some((channel, delivery)))) => {
                 self.delivered(model, Source::Quarantine, &channel, delivery);
             }
-            Input::Fetched(model, Ok(None)) => self.apply(Event::QuarantineEmpty { model }),
-            Input::Counted(_, Err(error)) | Input::Fetched(_, Err(error)) => self.not_looked_at(&error),
+            Input::QuarantineTaken(model, Ok(None)) => self.apply(Event::QuarantineEmpty { model }),
+            Input::Counted(_, Err(error)) | Input::QuarantineTaken(_, Err(error)) => {
+                self.not_looked_at(&error)
+            }
             Input::Published(job, Ok(sent)) => self.published(job, sent),
             Input::Published(_, Err(UnknownOutcome::Closed(error))) => self.failed("publish", &error),
             Input::Published(_, Err(error)) => self.apply(Event::SessionFailed(format!("publish: {error}"))),

@@ -34,7 +34,7 @@ const TICK: Duration = Duration::from_secs(1);
 pub(crate) type Pending<T> = FuturesUnordered<Pin<Box<dyn Future<Output = T> + Send>>>;
 
 /// A job from the quarantine, if there was one.
-type Fetched = Result<Option<(Arc<JobChannel>, Delivery)>, QueueError>;
+type Quarantined = Result<Option<(Arc<JobChannel>, Delivery)>, QueueError>;
 
 /// Something that happened.
 pub(crate) enum Input {
@@ -47,7 +47,7 @@ pub(crate) enum Input {
     Counted(ModelIndex, Result<Counted, QueueError>),
     /// The answer to looking for a further queue: a channel to consume it, or why it cannot be consumed.
     LookedFor(ModelIndex, QueueIndex, Result<Channel, String>),
-    Fetched(ModelIndex, Fetched),
+    QuarantineTaken(ModelIndex, Quarantined),
     Published(JobKey, Result<Sent, UnknownOutcome>),
     Acked(ChannelId, Vec<bool>),
     GivenBack(JobKey, bool),
@@ -72,7 +72,7 @@ pub(crate) struct LiveSession {
     pub(crate) stopping: Pending<(ModelIndex, JobQueue, lapin::Result<()>)>,
     counting: Pending<(ModelIndex, Result<Counted, QueueError>)>,
     looking: Pending<(ModelIndex, QueueIndex, Result<Channel, String>)>,
-    fetching: Pending<(ModelIndex, Fetched)>,
+    taking: Pending<(ModelIndex, Quarantined)>,
     /// Must contain every publish about a job: `ConfirmedPublisher` explains why.
     pub(crate) publishing: Pending<(JobKey, Result<Sent, UnknownOutcome>)>,
     pub(crate) acking: Pending<(ChannelId, Vec<bool>)>,
@@ -102,7 +102,7 @@ impl LiveSession {
             stopping: FuturesUnordered::new(),
             counting: FuturesUnordered::new(),
             looking: FuturesUnordered::new(),
-            fetching: FuturesUnordered::new(),
+            taking: FuturesUnordered::new(),
             publishing: FuturesUnordered::new(),
             acking: FuturesUnordered::new(),
             giving_back: FuturesUnordered::new(),
@@ -166,10 +166,10 @@ impl LiveSession {
         self.looking.push(Box::pin(async move { (model, queue, look.await) }));
     }
 
-    /// Takes one job from a model's quarantine. The answer comes as [`Input::Fetched`].
-    pub(crate) fn fetch_quarantined(&mut self, model: ModelIndex) {
-        let fetch = self.session.channels(model).fetch_quarantined();
-        self.fetching.push(Box::pin(async move { (model, fetch.await) }));
+    /// Takes one job from a model's quarantine. The answer comes as [`Input::QuarantineTaken`].
+    pub(crate) fn take_quarantined(&mut self, model: ModelIndex) {
+        let take = self.session.channels(model).take_quarantined();
+        self.taking.push(Box::pin(async move { (model, take.await) }));
     }
 
     /// Keeps a command until it is answered.
@@ -205,7 +205,7 @@ impl LiveSession {
             Some((model, queue, stopped)) = self.stopping.next() => Input::Stopped(model, queue, stopped),
             Some((model, counts)) = self.counting.next() => Input::Counted(model, counts),
             Some((model, queue, found)) = self.looking.next() => Input::LookedFor(model, queue, found),
-            Some((model, fetched)) = self.fetching.next() => Input::Fetched(model, fetched),
+            Some((model, taken)) = self.taking.next() => Input::QuarantineTaken(model, taken),
             Some((job, sent)) = self.giving_back.next() => Input::GivenBack(job, sent),
             _ = self.tick.tick() => Input::Tick,
         }

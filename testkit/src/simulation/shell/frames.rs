@@ -54,11 +54,11 @@ impl Shell {
                 self.delivered(env, channel, source, &delivery);
             }
             Frame::GetOk { delivery, .. } => {
-                session.fetching = None;
+                session.taking = None;
                 self.delivered(env, channel, Source::Quarantine, &delivery);
             }
             Frame::GetEmpty => {
-                session.fetching = None;
+                session.taking = None;
                 self.handle(env, Event::QuarantineEmpty { model });
             }
             Frame::CancelOk { tag } | Frame::Cancelled { tag } => {

@@ -38,7 +38,7 @@ impl Shell {
     }
 
     /// Quarantined jobs are taken one at a time, with nothing beside them.
-    pub(super) fn check_fetch(&self, env: &mut Env) {
+    pub(super) fn check_taking(&self, env: &mut Env) {
         let held = self.held();
         if held > 0 || self.session.as_ref().is_some_and(|session| !session.leases.is_empty()) {
             let who = self.life.worker;

@@ -191,9 +191,9 @@ impl Shell {
         }
     }
 
-    /// Whether there is no consumer and nothing is being fetched.
+    /// Whether there is no consumer and nothing is being taken from the quarantine.
     pub(super) fn takes_nothing(&self) -> bool {
-        self.session.as_ref().is_none_or(|session| session.leases.is_empty() && session.fetching.is_none())
+        self.session.as_ref().is_none_or(|session| session.leases.is_empty() && session.taking.is_none())
     }
 
     /// Whether a job with this id is held that the broker does not fully have.

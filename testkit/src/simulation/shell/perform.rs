@@ -33,7 +33,7 @@ impl Shell {
             Action::StopConsumer { model, consumer, .. } => self.stop_consumer(env, model, consumer),
             Action::CountQueues { model } => self.count(env, model),
             Action::LookForQueue { model, queue } => self.look_for(env, model, queue),
-            Action::FetchQuarantined { model } => self.fetch(env, model),
+            Action::TakeQuarantined { model } => self.take_quarantined(env, model),
             Action::Decode { job, cost } => self.decode(env, job, cost),
             Action::Fetch { job } => self.fetch_inputs(env, job),
             Action::Prepare { job, cost } => self.prepare(env, job, cost),
@@ -111,11 +111,11 @@ impl Shell {
         }
     }
 
-    fn fetch(&mut self, env: &mut Env, model: ModelIndex) {
-        self.check_fetch(env);
+    fn take_quarantined(&mut self, env: &mut Env, model: ModelIndex) {
+        self.check_taking(env);
         self.check_takes(env);
         let Some(session) = &mut self.session else { return };
-        session.fetching = Some(model);
+        session.taking = Some(model);
         let queue = env.names.models[model.0].suspects.clone();
         if let Some(channel) = session.channels.own(model) {
             env.send(channel, Command::Get { queue, no_ack: false });

@@ -42,7 +42,7 @@ pub(super) struct Session {
     pub(super) publisher: ChannelId,
     pub(super) opened_at: Micros,
     pub(super) leases: Vec<Lease>,
-    pub(super) fetching: Option<ModelIndex>,
+    pub(super) taking: Option<ModelIndex>,
     /// Deliveries that were given back, by channel and tag.
     pub(super) given_back: BTreeSet<(ids::ChannelId, u64)>,
     pub(super) published: u64,
@@ -78,7 +78,7 @@ impl Shell {
             publisher,
             opened_at: env.now,
             leases: Vec::new(),
-            fetching: None,
+            taking: None,
             given_back: BTreeSet::new(),
             published: 0,
             confirms: BTreeMap::new(),

@@ -25,7 +25,7 @@ impl Core {
             let wanted = if is_closed { Wanted::NONE } else { self.credit[model.0].wanted(cost_max) };
             self.adjust_consumers_of(model, wanted);
         }
-        self.fetch_quarantined();
+        self.take_quarantined();
     }
 
     /// Starts and stops consumers of a model until it can hold the `wanted` jobs, as far as its slots allow.
@@ -48,7 +48,7 @@ impl Core {
 
     /// Whether the broker has confirmed that it sends no more jobs.
     pub(crate) fn has_stopped_consuming(&self) -> bool {
-        self.consumers.iter().all(ModelConsumers::is_over) && !self.quarantine.is_fetching()
+        self.consumers.iter().all(ModelConsumers::is_over) && !self.quarantine.is_taking()
     }
 
     pub(crate) fn consumer_ended(&mut self, consumer: ConsumerId) {

@@ -59,7 +59,7 @@ impl Core {
         }
         let quarantined = source == Source::Quarantine;
         if quarantined {
-            self.quarantine.fetched();
+            self.quarantine.taken();
         }
         self.observe(Observation::Received { model, queue, quarantined });
         queue

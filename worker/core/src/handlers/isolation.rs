@@ -26,20 +26,20 @@ impl Core {
     }
 
     /// Takes the next quarantined job, if no other job is unacknowledged.
-    pub(crate) fn fetch_quarantined(&mut self) {
+    pub(crate) fn take_quarantined(&mut self) {
         let is_alone = self.unacked() == 0 && self.has_stopped_consuming();
         let may_run =
             !self.lifecycle.requeues_all() && !self.lifecycle.is_draining() && !self.lifecycle.is_paused();
         if is_alone
             && may_run
-            && let Some(model) = self.quarantine.fetch(self.now.at)
+            && let Some(model) = self.quarantine.take(self.now.at)
         {
-            self.act(Action::FetchQuarantined { model });
+            self.act(Action::TakeQuarantined { model });
         }
     }
 
     pub(crate) fn quarantine_empty(&mut self) {
-        self.quarantine.fetched();
+        self.quarantine.taken();
         self.end_isolation();
     }
 
@@ -55,7 +55,7 @@ impl Core {
     pub(crate) fn watch_isolation(&mut self) {
         let now = self.now.at;
         if self.quarantine.is_time_over(now) {
-            let is_alone = self.unacked() == 0 && !self.quarantine.is_fetching();
+            let is_alone = self.unacked() == 0 && !self.quarantine.is_taking();
             // Other jobs need not wait for passes that outlast the isolation.
             if is_alone || !self.quarantine.has_begun() {
                 return self.end_isolation();

@@ -67,8 +67,8 @@ fn requeued_jobs(actions: &[Action]) -> Vec<JobKey> {
     requeued(actions).into_iter().map(|(job, ..)| job).collect()
 }
 
-fn is_fetched(actions: &[Action]) -> bool {
-    actions.iter().any(|action| matches!(action, Action::FetchQuarantined { .. }))
+fn takes_quarantined(actions: &[Action]) -> bool {
+    actions.iter().any(|action| matches!(action, Action::TakeQuarantined { .. }))
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn a_worker_whose_quarantined_job_others_took_goes_on_at_once() {
 #[test]
 fn other_jobs_are_not_taken_while_a_quarantined_job_may_still_come() {
     let mut worker = Worker::new();
-    assert!(is_fetched(&worker.isolates()));
+    assert!(takes_quarantined(&worker.isolates()));
     let started: usize = (0..30).map(|_| consumers(&worker.second()).len()).sum();
     assert_eq!(started, 0);
     assert!(!consumers(&worker.apply(Event::QuarantineEmpty { model: MODEL })).is_empty());
@@ -142,7 +142,7 @@ fn other_jobs_are_not_taken_while_a_quarantined_job_may_still_come() {
 #[test]
 fn a_long_quarantined_job_does_not_keep_the_worker_from_others() {
     let mut worker = Worker::new();
-    assert!(is_fetched(&worker.isolates()));
+    assert!(takes_quarantined(&worker.isolates()));
     worker.job(1, 100, Source::Quarantine, JobHeaders { crashes: 2, ..JobHeaders::default() });
     let passes = worker.passes();
     for _ in 0..10 {
@@ -157,8 +157,8 @@ fn a_long_quarantined_job_does_not_keep_the_worker_from_others() {
 #[test]
 fn an_isolation_that_interrupted_no_fetches_may_soon_follow_another() {
     let mut worker = Worker::new();
-    assert!(is_fetched(&worker.isolates()));
+    assert!(takes_quarantined(&worker.isolates()));
     worker.apply(Event::QuarantineEmpty { model: MODEL });
     worker.second();
-    assert!(is_fetched(&worker.isolates()));
+    assert!(takes_quarantined(&worker.isolates()));
 }

@@ -51,7 +51,7 @@ impl EventLoop {
             Action::LookForQueue { model, queue } => {
                 self.on_session(|live, context| live.look_for_queue(model, queue, &context.silent_queues));
             }
-            Action::FetchQuarantined { model } => self.on_session(|live, _| live.fetch_quarantined(model)),
+            Action::TakeQuarantined { model } => self.on_session(|live, _| live.take_quarantined(model)),
             Action::Decode { job, cost } => self.decode(job, cost),
             Action::Fetch { job } => self.fetch(job),
             Action::Prepare { job, cost } => self.prepare(job, cost),
