@@ -181,7 +181,7 @@ pub enum Route {
     /// To the quarantine.
     Quarantine,
     /// To the workers that take jobs with this routing key: those with larger devices, or those that a rule names.
-    LargerDevice(String),
+    OtherWorkers(String),
 }
 
 /// How far an operator's command has come.

@@ -234,7 +234,7 @@ fn after_all_attempts(
     // A size that did not fit here says nothing about a larger device.
     (next.batch_hint, next.exclusive, next.delays) = (next.batch_hint_max, false, 0);
     JobOutcome::Requeue(Requeue {
-        route: Route::LargerDevice(key.to_owned()),
+        route: Route::OtherWorkers(key.to_owned()),
         headers: Box::new(next),
         cause: Cause::Larger,
         otherwise: Some(otherwise),

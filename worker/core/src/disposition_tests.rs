@@ -37,7 +37,7 @@ fn next_of(outcome: JobOutcome) -> (&'static str, JobHeaders, Option<Rejection>)
             let kind = match route {
                 Route::Now => "requeue",
                 Route::Later(_) => "delay",
-                Route::LargerDevice(_) => "enlarge",
+                Route::OtherWorkers(_) => "enlarge",
                 Route::Quarantine | Route::Bulk => "elsewhere",
             };
             (kind, *headers, otherwise.map(|otherwise| otherwise.no_queue))

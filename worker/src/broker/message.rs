@@ -343,7 +343,7 @@ pub fn requeue(received: &ReceivedJob, model: &Model, next: &JobHeaders, route: 
         Route::Bulk => bulk_key(&model.key).into(),
         Route::Quarantine => quarantine_key(&model.key).into(),
         Route::Later(ms) => delay_key(&model.key, *ms).into(),
-        Route::LargerDevice(key) => key.as_str().into(),
+        Route::OtherWorkers(key) => key.as_str().into(),
     };
     Message {
         exchange: RETRY_EXCHANGE.into(),

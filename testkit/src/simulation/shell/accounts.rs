@@ -152,7 +152,7 @@ impl Shell {
                 (headers.crashes < SUSPECT_AFTER).then_some("quarantined without a reason")
             }
             (Route::Now | Route::Bulk, _) => Some("back by another queue"),
-            (Route::LargerDevice(key), _) => {
+            (Route::OtherWorkers(key), _) => {
                 let has_key = self.models[stored.model.0].larger.as_ref() == Some(key);
                 let is_moved = spec.moves && key == LARGER_KEY;
                 (!is_moved && (!has_key || stored.ran_out.is_empty()))
@@ -307,7 +307,7 @@ fn is_cause(cause: Cause, before: &JobHeaders, headers: &JobHeaders, route: &Rou
         Cause::Delayed => {
             ran_out && last_items == 1 && matches!(route, Route::Later(_)) && headers.delays > 0
         }
-        Cause::Larger => ran_out && matches!(route, Route::LargerDevice(_)),
+        Cause::Larger => ran_out && matches!(route, Route::OtherWorkers(_)),
         // Or a rule moves the job.
         Cause::TargetQueueFull => waited,
         Cause::ReplyQueueFull => waited && !ran_out,
@@ -316,6 +316,6 @@ fn is_cause(cause: Cause, before: &JobHeaders, headers: &JobHeaders, route: &Rou
         Cause::Bulk | Cause::Turn => !ran_out,
         Cause::Counted | Cause::HandedOver => !ran_out && !waited,
         Cause::WrongRevision => headers.revision_waits > before.revision_waits && !ran_out,
-        Cause::Moved => headers.moved && matches!(route, Route::LargerDevice(_)) && !ran_out,
+        Cause::Moved => headers.moved && matches!(route, Route::OtherWorkers(_)) && !ran_out,
     }
 }

@@ -92,7 +92,7 @@ impl Shell {
         let is_alone = last.items == 1 && headers.exclusive && !before.exclusive;
         let is_later =
             last.items == 1 && matches!(route, Route::Later(_)) && headers.delays > 0 && headers.delays <= 8;
-        let is_larger = last.items == 1 && matches!(route, Route::LargerDevice(_));
+        let is_larger = last.items == 1 && matches!(route, Route::OtherWorkers(_));
         // An exclusive hint may have been relaxed by passes that have fitted since.
         let again = last.items == 1 && headers.exclusive && headers.items_done > before.items_done;
         if !(is_smaller || is_alone || is_later || is_larger || again) {

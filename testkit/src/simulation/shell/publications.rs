@@ -47,7 +47,7 @@ impl What {
 
     /// Whether it goes to a caller or to workers with larger devices.
     fn is_for_others(&self) -> bool {
-        matches!(self, Self::Reply | Self::Notice | Self::Requeue(Route::LargerDevice(_)))
+        matches!(self, Self::Reply | Self::Notice | Self::Requeue(Route::OtherWorkers(_)))
     }
 }
 
@@ -184,7 +184,7 @@ impl Shell {
             Route::Bulk => of_model.bulk_key.clone(),
             Route::Quarantine => of_model.suspects_key.clone(),
             Route::Later(ms) => names.delay_key(stored.model.0, *ms),
-            Route::LargerDevice(key) => key.as_str().into(),
+            Route::OtherWorkers(key) => key.as_str().into(),
         };
         let exchange = names.retry_exchange.clone();
         let priority = matches!(route, Route::Now | Route::Later(_)).then_some(5);

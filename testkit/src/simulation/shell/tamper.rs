@@ -237,7 +237,7 @@ fn tamper_requeue(sabotage: Sabotage, headers: &mut JobHeaders, route: &mut Rout
             headers.history.retain(|past| past.outcome != Reason::OutOfMemory.as_str());
         }
         (Sabotage::WaitsDoNotGrow, Route::Later(ms)) => *ms = DELAYS_MS[0],
-        (Sabotage::MovedJobKept, route @ Route::LargerDevice(_)) => *route = Route::Now,
+        (Sabotage::MovedJobKept, route @ Route::OtherWorkers(_)) => *route = Route::Now,
         (Sabotage::RevisionWaitsNotCounted, _) => headers.revision_waits = 0,
         (Sabotage::QueueOfShareForgotten, _) => headers.queue = None,
         _ => {}

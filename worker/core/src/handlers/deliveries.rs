@@ -213,7 +213,7 @@ impl Core {
         let full = Rejection::new(Reason::Unroutable, "a rule of the model moves the job to other workers");
         let otherwise = Some(Otherwise::new(&key, no_queue, &headers, full));
         let headers = Box::new(JobHeaders { moved: true, ..headers });
-        let requeue = Requeue { route: Route::LargerDevice(key), headers, cause: Cause::Moved, otherwise };
+        let requeue = Requeue { route: Route::OtherWorkers(key), headers, cause: Cause::Moved, otherwise };
         self.settle(received.settle(JobOutcome::Requeue(requeue), self.now.at));
     }
 

@@ -176,7 +176,7 @@ fn a_rule_moves_a_job_unrun_and_says_so_in_its_headers() {
     worker.arrives(1, source, JobHeaders { items_done: 3, ..JobHeaders::default() });
     let actions = worker.apply(Event::Moved { job: JobKey(1), key: "large".to_owned() });
     let moved = requeued(&actions).pop().expect("it is published again");
-    assert_eq!(moved.2, Route::LargerDevice("large".to_owned()));
+    assert_eq!(moved.2, Route::OtherWorkers("large".to_owned()));
     assert_eq!((moved.1.moved, moved.1.items_done, moved.1.attempt), (true, 3, 0));
 }
 
@@ -196,7 +196,7 @@ fn a_job_that_a_rule_moves_to_a_full_queue_comes_back_and_moves_later() {
         }
         worker.now += Duration::from_secs(2);
         let again = worker.apply(Event::Timer);
-        let Some((_, _, Route::LargerDevice(_))) = requeued(&again).pop() else { panic!("{again:?}") };
+        let Some((_, _, Route::OtherWorkers(_))) = requeued(&again).pop() else { panic!("{again:?}") };
         tries += 1;
     };
     assert_eq!(tries, 4, "a slot is not held for long for a queue that stays full");
