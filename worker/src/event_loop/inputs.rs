@@ -61,7 +61,7 @@ impl EventLoop {
             }
             Input::QuarantineTaken(model, Ok(None)) => self.apply(Event::QuarantineEmpty { model }),
             Input::Counted(_, Err(error)) | Input::QuarantineTaken(_, Err(error)) => {
-                self.not_looked_at(&error)
+                self.not_looked_at(&error);
             }
             Input::Published(job, Ok(sent)) => self.published(job, sent),
             Input::Published(_, Err(UnknownOutcome::Closed(error))) => self.failed("publish", &error),
