@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use lapin::Acker;
 use vramq_core::action::Run;
+use vramq_core::event::PublicationOutcome;
 use vramq_core::ids::{ChannelId, DeliveryTag, ItemIndex, JobKey, ModelIndex};
-use vramq_core::rejection::Rejection;
 use vramq_schemas::{Encoding, Output};
 
 use crate::broker::job_channel::JobChannel;
@@ -65,12 +65,22 @@ pub struct Payload {
     tokens: Option<Vec<u32>>,
     /// Limits the progress replies; `None` if the caller did not ask for any.
     pub progress: Option<Arc<RateLimit>>,
-    /// Messages of the last reply that the broker has not confirmed.
-    pub unconfirmed: Vec<Message>,
-    /// How many messages the last reply consists of.
-    pub reply_messages: u32,
-    /// Why the output after the last reply fits no message.
-    pub reply_rejection: Option<Rejection>,
+    /// What the broker has not confirmed of the last reply.
+    pub unconfirmed: Unconfirmed,
+}
+
+/// Messages of a publication that the broker has not confirmed.
+#[derive(Debug)]
+pub struct Unconfirmed {
+    pub messages: Vec<Message>,
+    /// The outcome of the whole publication once the broker has these messages too.
+    pub once_confirmed: PublicationOutcome,
+}
+
+impl Default for Unconfirmed {
+    fn default() -> Self {
+        Self { messages: Vec::new(), once_confirmed: PublicationOutcome::Confirmed { messages: 0 } }
+    }
 }
 
 /// The task of a fetch. Dropping this cancels it, because nothing waits for the result then.
@@ -123,9 +133,7 @@ impl JobStore {
             outputs: Vec::new(),
             tokens: None,
             progress: None,
-            unconfirmed: Vec::new(),
-            reply_messages: 0,
-            reply_rejection: None,
+            unconfirmed: Unconfirmed::default(),
         };
         self.jobs.insert(key, StoredJob { model, channel, tag, summary, payload: Some(payload) });
         (key, received)

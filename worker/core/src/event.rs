@@ -335,8 +335,8 @@ pub enum PublicationOutcome {
     Unreachable { destination: String, why: &'static str },
     /// It is larger than the broker accepts, and was not sent.
     TooLarge,
-    /// It could not be encoded, and was not sent. Replies before it are confirmed.
-    NotEncoded(Rejection),
+    /// Replies to items before one whose output fits no reply: the broker has all of these, this many. The rest was not sent.
+    Cut { confirmed: u32, rejection: Rejection },
 }
 
 /// A reading of the device.

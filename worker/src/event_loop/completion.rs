@@ -7,11 +7,12 @@ use vramq_core::ids::JobKey;
 use vramq_core::rejection::Rejection;
 use vramq_schemas::ItemProgress;
 
-use crate::broker::message::{Encoded, Message};
+use crate::broker::message::Encoded;
 use crate::broker::received::ReceivedJob;
 use crate::decode::Decoded;
 use crate::engine::Item;
 use crate::executor::CompletedPass;
+use crate::job_store::Unconfirmed;
 use crate::preparation::Unprepared;
 use crate::stores::fetch::Fetched;
 
@@ -44,5 +45,5 @@ pub(crate) struct Sent {
     /// For replies: the items before this one are confirmed.
     pub taken_up_to: Option<u32>,
     /// The messages from the first unconfirmed one on.
-    pub unconfirmed: Vec<Message>,
+    pub unconfirmed: Unconfirmed,
 }

@@ -86,7 +86,7 @@ impl Shell {
         let messages: Vec<Out> = match publication {
             Publication::Reply(run) if spec.is_unencodable && run.is_last => {
                 self.check_reply(env, job, &run);
-                return self.not_encoded(job, &run);
+                return self.cut(job, &run);
             }
             Publication::Reply(run) => return self.reply(env, job, run),
             Publication::ReplyAgain => std::mem::take(&mut stored.unconfirmed).into(),
@@ -193,12 +193,12 @@ impl Shell {
     }
 
     /// An output fits no reply, so nothing is sent.
-    fn not_encoded(&mut self, job: JobKey, run: &Run) {
+    fn cut(&mut self, job: JobKey, run: &Run) {
         if let Some(stored) = self.jobs.get_mut(&job) {
             stored.refused_from.get_or_insert(run.offset);
         }
         let rejection = Rejection::new(Reason::TooLarge, "an output is larger than a reply");
-        let outcome = PublicationOutcome::NotEncoded(rejection);
+        let outcome = PublicationOutcome::Cut { confirmed: 0, rejection };
         self.ready.push_back(Event::Published { job, outcome });
     }
 

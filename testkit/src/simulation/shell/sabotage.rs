@@ -127,7 +127,7 @@ sabotages! {
     /// What a silent queue may have counts as confirmed.
     SilenceTakenForConfirm,
     /// A reply that cannot be encoded counts as confirmed.
-    UnencodedTakenForConfirm,
+    CutTakenForConfirm,
     /// A job that a rule moves goes back to its own queue.
     MovedJobKept,
     /// Nobody counts how often a job waited for its revision.

@@ -36,8 +36,8 @@ impl Shell {
                 Event::Published { outcome: outcome @ PublicationOutcome::Unreachable { .. }, .. },
             )
             | (
-                Sabotage::UnencodedTakenForConfirm,
-                Event::Published { outcome: outcome @ PublicationOutcome::NotEncoded(_), .. },
+                Sabotage::CutTakenForConfirm,
+                Event::Published { outcome: outcome @ PublicationOutcome::Cut { .. }, .. },
             ) => *outcome = PublicationOutcome::Confirmed { messages: 1 },
             (Sabotage::RevisionNotWaitedFor, Event::Decoded { result: Err(rejection), .. })
                 if rejection.reason == Reason::WrongRevision =>

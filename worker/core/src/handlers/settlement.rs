@@ -11,7 +11,7 @@ use crate::backoff;
 use crate::commands::describe;
 use crate::disposition::JobOutcome;
 use crate::event::{Delivery, PublicationOutcome};
-use crate::ids::{ChannelId, JobKey};
+use crate::ids::{ChannelId, JobKey, ModelIndex};
 use crate::jobs::{
     Ended, Job, NextStep, PublishPolicy, Reader, Received, Running, Settling, Step, StopReason, undeliverable,
 };
@@ -205,10 +205,11 @@ impl Core {
             let queue = received.delivery.reply_queue.as_deref();
             self.destinations.published(queue, &outcome, self.now.at);
         }
-        if let PublicationOutcome::Confirmed { messages } = outcome
-            && is_part
-        {
-            self.observe(Observation::Parts { model, count: messages });
+        match outcome {
+            PublicationOutcome::Confirmed { messages } if is_part => self.observe_parts(model, messages),
+            // Nothing of them says that the job is done.
+            PublicationOutcome::Cut { confirmed, .. } => self.observe_parts(model, confirmed),
+            _ => {}
         }
         let may_retry = self
             .jobs
@@ -262,9 +263,12 @@ impl Core {
             return self.publish_after_wait(job, tries);
         }
         let Some(part) = self.jobs.running_mut(job).and_then(Running::part_ended) else { return };
+        if let PublicationOutcome::Cut { confirmed, .. } = outcome {
+            self.observe_parts(model, confirmed);
+        }
         match outcome {
             PublicationOutcome::Confirmed { messages } => {
-                self.observe(Observation::Parts { model, count: messages });
+                self.observe_parts(model, messages);
                 self.advance(job);
             }
             // A withdrawn job's caller does not wait for the part.
@@ -273,12 +277,18 @@ impl Core {
         }
     }
 
+    fn observe_parts(&mut self, model: ModelIndex, count: u32) {
+        if count > 0 {
+            self.observe(Observation::Parts { model, count });
+        }
+    }
+
     /// The broker did not take a part. The job ends as a dead letter; its state counts only the items that were answered before.
     fn part_not_taken(&mut self, job: JobKey, run: Run, outcome: &PublicationOutcome) {
         let Some(running) = self.jobs.running(job) else { return };
         let headers = JobHeaders { items_done: run.offset, ..running.headers.clone() };
         let rejection = undeliverable(outcome);
-        if let PublicationOutcome::NotEncoded(_) = outcome {
+        if let PublicationOutcome::Cut { .. } = outcome {
             return self.dead_letter(job, Some(headers), rejection);
         }
         let Some(running) = self.jobs.take_running(job) else { return };

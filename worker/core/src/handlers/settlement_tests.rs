@@ -45,8 +45,12 @@ fn a_dead_letter_counts_the_items_before_an_output_that_cannot_be_encoded() {
     let actions = worker.ends(&order, PassResult::Done, vec![Some(1); 3]);
     assert_eq!(replied(&actions), [(JOB, 3, true)]);
     assert!(worker.apply(Event::RepliesTaken { job: JOB, up_to: 2 }).is_empty());
-    let outcome = PublicationOutcome::NotEncoded(Rejection::new(Reason::TooLarge, "17 MiB"));
+    let rejection = Rejection::new(Reason::TooLarge, "17 MiB");
+    let outcome = PublicationOutcome::Cut { confirmed: 1, rejection };
     let actions = worker.apply(Event::Published { job: JOB, outcome });
+    let counts_part =
+        |action: &Action| matches!(action, Action::Observe(Observation::Parts { count: 1, .. }));
+    assert!(actions.iter().any(counts_part), "{actions:?}");
     assert_eq!(dead_letter(&actions), Some((2, Reason::TooLarge)), "{actions:?}");
 }
 

@@ -225,7 +225,7 @@ impl Settling {
     fn replied(&mut self, outcome: PublicationOutcome) -> Step {
         match outcome {
             PublicationOutcome::Confirmed { .. } => self.after_replies(),
-            PublicationOutcome::NotEncoded(rejection) => {
+            PublicationOutcome::Cut { rejection, .. } => {
                 self.becomes_dead_letter(rejection);
                 self.dead_letters()
             }

@@ -172,7 +172,8 @@ fn every_row_of_jobs_that_are_not_run() {
 
 #[test]
 fn every_row_of_replies() {
-    let not_encoded = PublicationOutcome::NotEncoded(Rejection::new(Reason::TooLarge, "output"));
+    let rejection = Rejection::new(Reason::TooLarge, "output");
+    let cut = PublicationOutcome::Cut { confirmed: 1, rejection };
     let replies = || settling(JobOutcome::Reply, Some(run()));
     check([
         row(replies(), [CONFIRMED], "reply, ack", End::Replied),
@@ -198,7 +199,7 @@ fn every_row_of_replies() {
         row(replies(), [unroutable(), refused()], "reply, dead replies, return", End::Returned),
         row(
             replies(),
-            [not_encoded, CONFIRMED, unroutable()],
+            [cut, CONFIRMED, unroutable()],
             "reply, dead letter too-large at 2, notice, ack",
             End::DeadLettered(Reason::TooLarge),
         ),
@@ -359,7 +360,7 @@ fn outcome() -> impl Strategy<Value = PublicationOutcome> {
         Just(unroutable()),
         Just(refused()),
         Just(PublicationOutcome::TooLarge),
-        Just(PublicationOutcome::NotEncoded(Rejection::new(Reason::EngineFailed, "x"))),
+        Just(PublicationOutcome::Cut { confirmed: 1, rejection: Rejection::new(Reason::EngineFailed, "x") }),
     ]
 }
 

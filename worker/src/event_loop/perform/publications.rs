@@ -9,7 +9,6 @@ use vramq_amqp::UnknownOutcome;
 use vramq_core::action::{Publication, Run};
 use vramq_core::event::{Event, PublicationOutcome};
 use vramq_core::ids::JobKey;
-use vramq_core::observation::Observation;
 use vramq_core::rejection::Rejection;
 use vramq_schemas::output_name::OutputOwner;
 use vramq_schemas::{ItemProgress, Reason, ReplyHeaders};
@@ -21,6 +20,7 @@ use crate::event_loop::EventLoop;
 use crate::event_loop::completion::{Completion, PublicationKind, Sent};
 use crate::failpoint::{self, Site};
 use crate::identity::Identity;
+use crate::job_store::Unconfirmed;
 use crate::model::Model;
 
 impl EventLoop {
@@ -41,13 +41,15 @@ impl EventLoop {
         match publication {
             Publication::Reply(run) => self.reply(job, run, model),
             Publication::ReplyAgain => {
-                let messages = std::mem::take(&mut payload.unconfirmed);
-                self.send(job, PublicationKind::Reply, messages);
+                let unconfirmed = std::mem::take(&mut payload.unconfirmed);
+                self.send(job, PublicationKind::Reply, unconfirmed);
             }
             Publication::DeadReplies(rejection) => {
-                let mut messages = std::mem::take(&mut payload.unconfirmed);
+                let mut messages = std::mem::take(&mut payload.unconfirmed).messages;
                 messages.retain(|reply| reply.body.len() <= self.body_max);
-                self.send(job, PublicationKind::DeadReplies { received, rejection }, messages);
+                let once_confirmed = PublicationOutcome::Confirmed { messages: count(messages.len()) };
+                let kind = PublicationKind::DeadReplies { received, rejection };
+                self.send(job, kind, Unconfirmed { messages, once_confirmed });
             }
             Publication::Requeue { headers, route } => self.build(job, bytes, kind, move || {
                 Encoded::all(vec![message::requeue(&received, &model, &headers, &route)])
@@ -149,24 +151,20 @@ impl EventLoop {
     /// Publishes messages after they were built. Events that the core needs at once are added to `ready`.
     pub(crate) fn encoded(&mut self, job: JobKey, kind: PublicationKind, encoded: Encoded) {
         let Encoded { messages, rejection } = encoded;
-        if let (PublicationKind::Reply, Some(payload)) = (&kind, self.jobs.payload_mut(job)) {
-            (payload.reply_messages, payload.reply_rejection) = (count(messages.len()), rejection);
-        }
-        self.send(job, kind, messages);
+        let number = count(messages.len());
+        let once_confirmed = match rejection {
+            Some(rejection) => PublicationOutcome::Cut { confirmed: number, rejection },
+            None => PublicationOutcome::Confirmed { messages: number },
+        };
+        self.send(job, kind, Unconfirmed { messages, once_confirmed });
     }
 
     /// Publishes messages one after the other, so that `done` never overtakes a `part`.
-    fn send(&mut self, job: JobKey, kind: PublicationKind, messages: Vec<Message>) {
+    fn send(&mut self, job: JobKey, kind: PublicationKind, unconfirmed: Unconfirmed) {
         let Some(stored) = self.jobs.get(job) else { return };
-        let of_reply = stored.payload.as_ref().filter(|_| matches!(kind, PublicationKind::Reply));
-        // The outcome if all messages are confirmed.
-        let outcome = match of_reply.map(|payload| (payload.reply_messages, &payload.reply_rejection)) {
-            Some((_, Some(rejection))) => PublicationOutcome::NotEncoded(rejection.clone()),
-            Some((messages, None)) => PublicationOutcome::Confirmed { messages },
-            None => PublicationOutcome::Confirmed { messages: count(messages.len()) },
-        };
+        let Unconfirmed { messages, once_confirmed } = unconfirmed;
         if messages.is_empty() {
-            return self.ready.push_back(Event::Published { job, outcome });
+            return self.ready.push_back(Event::Published { job, outcome: once_confirmed });
         }
         let received = stored.payload.as_ref().map(|payload| Arc::clone(&payload.received));
         let model = Arc::clone(&self.context.models[stored.model.0]);
@@ -175,16 +173,16 @@ impl EventLoop {
         let publisher = live.session.publisher.clone();
         live.publishing.push(Box::pin(async move {
             // Replies that are all confirmed need no end.
-            let is_cut = matches!(outcome, PublicationOutcome::NotEncoded(_));
+            let is_cut = matches!(once_confirmed, PublicationOutcome::Cut { .. });
             let end = messages.last().filter(|_| is_cut).and_then(items_of).map(|items| items.end);
             let mut left = VecDeque::from(messages);
             let caller = || received.as_ref().and_then(|received| received.caller());
             let sent = publish_all(&publisher, &kind, &mut left, caller, &model, &identity).await;
             let sent = sent.map(|refused| Sent {
                 kind,
-                outcome: refused.unwrap_or(outcome),
+                outcome: refused.unwrap_or_else(|| once_confirmed.clone()),
                 taken_up_to: left.front().map_or(end, |next| items_of(next).map(|items| items.start)),
-                unconfirmed: left.into(),
+                unconfirmed: Unconfirmed { messages: left.into(), once_confirmed },
             });
             (job, sent)
         }));
@@ -198,12 +196,6 @@ impl EventLoop {
             && let Some(up_to) = taken_up_to
         {
             self.ready.push_back(Event::RepliesTaken { job, up_to });
-        }
-        if let (PublicationOutcome::NotEncoded(_), Some(stored)) = (&outcome, self.jobs.get(job)) {
-            // The core counts the messages of a publication that is confirmed as a whole.
-            let count = stored.payload.as_ref().map_or(0, |payload| payload.reply_messages);
-            let model = stored.model;
-            self.observe(Observation::Parts { model, count });
         }
         if let (PublicationKind::Reply | PublicationKind::DeadReplies { .. }, Some(payload)) =
             (kind, self.jobs.payload_mut(job))

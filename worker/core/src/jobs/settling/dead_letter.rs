@@ -126,7 +126,7 @@ pub(crate) fn undeliverable(outcome: &PublicationOutcome) -> Rejection {
             let error = "the reply is larger than the broker accepts: raise its max_message_size, or ask for less at a time";
             return Rejection::new(Reason::TooLarge, error);
         }
-        PublicationOutcome::NotEncoded(rejection) => return rejection.clone(),
+        PublicationOutcome::Cut { rejection, .. } => return rejection.clone(),
         PublicationOutcome::Unroutable { destination } => (destination.as_str(), "does not exist"),
         PublicationOutcome::Refused { destination } => (destination.as_str(), "stayed full"),
         PublicationOutcome::Unreachable { destination, why } => (destination.as_str(), *why),

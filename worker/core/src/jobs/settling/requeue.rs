@@ -43,7 +43,7 @@ impl Settling {
                 let error = "the job has to be requeued, and is larger than the broker accepts now";
                 self.requeue_impossible(Rejection::new(Reason::TooLarge, error))
             }
-            PublicationOutcome::NotEncoded(rejection) => self.requeue_impossible(rejection),
+            PublicationOutcome::Cut { rejection, .. } => self.requeue_impossible(rejection),
         }
     }
 
