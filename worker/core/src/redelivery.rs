@@ -70,9 +70,9 @@ impl Redelivery {
         self.given_back.remember(message, now);
     }
 
-    /// Whether a delivery was settled before, in a session that was lost. An identical message that was published again is a
-    /// new job; one settlement excuses one redelivery.
-    pub(crate) fn was_settled(&mut self, delivery: &Delivery, now: Instant) -> bool {
+    /// Forgets that a message was settled. True if its delivery was settled before, in a session that was lost. An identical message that
+    /// was published again is a new job; one settlement excuses one redelivery.
+    pub(crate) fn take_settlement(&mut self, delivery: &Delivery, now: Instant) -> bool {
         let settled = self.settled_before.contains(delivery.fingerprint, now);
         self.settled_before.forget(delivery.fingerprint);
         self.settled_now.forget(delivery.fingerprint);
@@ -165,7 +165,7 @@ mod tests {
     /// Whether two redeliveries of the message are taken for settled.
     fn settled(redelivery: &mut Redelivery, now: Instant) -> [bool; 2] {
         let delivery = again(JobHeaders::default());
-        [redelivery.was_settled(&delivery, now), redelivery.was_settled(&delivery, now)]
+        [redelivery.take_settlement(&delivery, now), redelivery.take_settlement(&delivery, now)]
     }
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
         redelivery.remember_end(MESSAGE, End::Replied, now);
         redelivery.session_lost(None, now);
         let published_again = Delivery { redelivered: false, ..again(JobHeaders::default()) };
-        assert!(!redelivery.was_settled(&published_again, now), "a new job");
+        assert!(!redelivery.take_settlement(&published_again, now), "a new job");
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl Core {
     /// reply queue is full.
     fn outcome_unrun(&mut self, received: &mut Received) -> Option<JobOutcome> {
         let (delivery, now) = (&received.delivery, self.now.at);
-        if self.redelivery.was_settled(delivery, now) {
+        if self.redelivery.take_settlement(delivery, now) {
             let (job, trace_id) = (&delivery.id, &delivery.trace_id);
             tracing::info!(job, trace_id, "the redelivered job was settled before: acknowledging it");
             return Some(JobOutcome::AckOnly);
@@ -80,7 +80,7 @@ impl Core {
         match self.redelivery.judge(delivery, now) {
             RedeliveryDecision::Run(crashes) => {
                 received.set_crashes(crashes);
-                self.must_wait(received)
+                self.wait_for_reply_queue(received)
             }
             RedeliveryDecision::RunAlone(crashes) => {
                 let (job, trace_id) = (&delivery.id, &delivery.trace_id);
@@ -95,7 +95,7 @@ impl Core {
                 let is_last_try = crashes.saturating_add(1) >= self.settings.poison.crashes_max;
                 received.set_crashes(crashes);
                 received.run_alone(is_last_try);
-                self.must_wait(received)
+                self.wait_for_reply_queue(received)
             }
             decision => Some(self.after_crashes(received, decision)),
         }
@@ -113,8 +113,8 @@ impl Core {
         headers.queue.as_deref().map_or(QueueIndex(0), |name| model.queue_named(name))
     }
 
-    /// Decides about a job whose reply queue is full or silent: it waits unrun, so that it takes no slot from others.
-    fn must_wait(&mut self, received: &Received) -> Option<JobOutcome> {
+    /// The outcome of a job whose reply queue is full or silent: it waits unrun, so that it takes no slot from others. Counts the wait.
+    fn wait_for_reply_queue(&mut self, received: &Received) -> Option<JobOutcome> {
         let delivery = &received.delivery;
         let Delivery { id: job, trace_id, model, reply_queue, headers, .. } = delivery;
         if !self.destinations.must_wait(delivery, self.memory.slots(model.0), self.now.at) {
