@@ -179,8 +179,8 @@ impl JobStore {
         std::mem::replace(unacked, later).into_values().collect()
     }
 
-    /// Removes and returns a delivery that is given back.
-    pub fn take_given_back(&mut self, key: JobKey) -> Option<Unacked> {
+    /// Removes and returns a delivery that is given back or rejected.
+    pub fn take_nacked(&mut self, key: JobKey) -> Option<Unacked> {
         let StoredJob { channel, tag, .. } = self.jobs.get(&key)?;
         self.unacked.get_mut(channel)?.remove(tag)
     }

@@ -65,7 +65,7 @@ pub enum Happening {
     /// Acks were written to the session's socket, or could not be.
     AcksSent { life: Life, session: u32, channel: ChannelId, sent: Vec<bool> },
     /// A delivery was given back.
-    GivenBack { life: Life, session: u32, job: JobKey, sent: bool },
+    NackSent { life: Life, session: u32, job: JobKey, sent: bool },
     /// A pass on a device comes to its end.
     PassEnds { device: usize, ticket: u64 },
     /// A pass that did not reach the device comes back from its executor.

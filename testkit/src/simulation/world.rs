@@ -132,8 +132,8 @@ impl World {
             }),
             Happening::AcksSent { life, session, channel, sent } => self
                 .with(life, |shell, env| shell.in_session(env, session, Event::AcksSent { channel, sent })),
-            Happening::GivenBack { life, session, job, sent } => {
-                self.with(life, |shell, env| shell.in_session(env, session, Event::GivenBack { job, sent }));
+            Happening::NackSent { life, session, job, sent } => {
+                self.with(life, |shell, env| shell.in_session(env, session, Event::NackSent { job, sent }));
             }
             Happening::PassEnds { device, ticket } => {
                 let Some((pass, fate, took, started)) = env.devices[device].end(ticket, env.now) else {

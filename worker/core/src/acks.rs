@@ -67,7 +67,7 @@ impl<T> Acks<T> {
     }
 
     /// The worker gave a delivery back to the broker. That settles it without an ack; if it was not `sent`, the channel is closed.
-    pub(crate) fn given_back(&mut self, tag: DeliveryTag, sent: bool) {
+    pub(crate) fn nacked(&mut self, tag: DeliveryTag, sent: bool) {
         if sent {
             self.note_settled(tag.0);
         } else {
@@ -202,7 +202,7 @@ mod tests {
         let mut acks = Acks::default();
         add(&mut acks, [1, 3, 4]);
         assert_eq!(send(&mut acks), [frame(1, false), frame(3, false), frame(4, false)]);
-        acks.given_back(DeliveryTag(2), true);
+        acks.nacked(DeliveryTag(2), true);
         add(&mut acks, [6, 5]);
         assert_eq!(send(&mut acks), [frame(6, true)]);
     }
@@ -236,20 +236,20 @@ mod tests {
             assert!(send(&mut acks).iter().all(|frame| !frame.multiple));
         }
         assert_eq!(acks.settled_beyond.len(), 1);
-        acks.given_back(DeliveryTag(1), true);
+        acks.nacked(DeliveryTag(1), true);
         assert!(acks.settled_beyond.is_empty());
     }
 
     /// Settled jobs, then one whose ack or return could not be sent.
     #[test]
     fn a_closed_channel_keeps_nothing_of_what_was_settled() {
-        for is_returned in [false, true] {
+        for is_nacked in [false, true] {
             let mut acks = Acks::default();
             add(&mut acks, [2, 4, 6]);
             send(&mut acks);
             assert_eq!(acks.counts(), (0, 3));
-            if is_returned {
-                acks.given_back(DeliveryTag(1), false);
+            if is_nacked {
+                acks.nacked(DeliveryTag(1), false);
             } else {
                 add(&mut acks, [1]);
                 acks.take();
@@ -268,7 +268,7 @@ mod tests {
         #[test]
         fn nothing_is_acknowledged_before_it_is_settled(
             order in Just((1..=40_u64).collect::<Vec<_>>()).prop_shuffle(),
-            given_back in prop::collection::vec(prop::bool::weighted(0.1), 40),
+            nacked in prop::collection::vec(prop::bool::weighted(0.1), 40),
             takes in prop::collection::vec(prop::bool::weighted(0.3), 40),
             sends in prop::collection::vec(prop::bool::weighted(0.3), 40),
         ) {
@@ -276,12 +276,12 @@ mod tests {
             let mut at_broker: BTreeSet<u64> = (1..=40).collect();
             let mut due = BTreeSet::new();
             let mut frames: Vec<AckFrame> = Vec::new();
-            let steps = order.into_iter().zip(given_back).zip(takes.into_iter().zip(sends)).map(|(tag, both)| (Some(tag), both));
+            let steps = order.into_iter().zip(nacked).zip(takes.into_iter().zip(sends)).map(|(tag, both)| (Some(tag), both));
             // In the end all is sent, taken once more, and sent.
             for (settled, (take, send)) in steps.chain([(None, (true, true)), (None, (true, true))]) {
                 match settled {
                     Some((tag, true)) => {
-                        acks.given_back(DeliveryTag(tag), true);
+                        acks.nacked(DeliveryTag(tag), true);
                         prop_assert!(at_broker.remove(&tag));
                     }
                     Some((tag, false)) => {

@@ -50,9 +50,9 @@ pub enum Action {
     Publish { job: JobKey, publication: Publication },
     /// Acknowledge deliveries of a channel, in this order. Answer: `AcksSent`.
     Ack { channel: ChannelId, frames: Vec<AckFrame> },
-    /// Give a delivery back to its queue. Answer: `GivenBack`.
-    Return { job: JobKey },
-    /// Have the broker dead-letter a delivery. Answer: `GivenBack`.
+    /// Give a delivery back to its queue. Answer: `NackSent`.
+    GiveBack { job: JobKey },
+    /// Have the broker dead-letter a delivery. Answer: `NackSent`.
     Reject { job: JobKey },
     /// Forget a job's body, items and outputs: the broker has all of it. No answer.
     Release { job: JobKey },
@@ -86,7 +86,7 @@ impl Action {
             | Self::Fetch { .. }
             | Self::Prepare { .. }
             | Self::Publish { .. }
-            | Self::Return { .. }
+            | Self::GiveBack { .. }
             | Self::Reject { .. } => true,
             Self::Run(_)
             | Self::CancelPass { .. }

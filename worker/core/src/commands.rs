@@ -92,7 +92,7 @@ pub(crate) fn describe(end: End) -> String {
         End::Requeued(_) => "it was requeued; cancel it where it is delivered next".to_owned(),
         End::DeadLettered(reason) | End::Rejected(reason) => format!("it is a dead letter, as {reason}"),
         End::Withdrawn => "its caller withdrew it".to_owned(),
-        End::Returned => "it was given back to its queue; cancel it where it is delivered next".to_owned(),
+        End::GivenBack => "it was given back to its queue; cancel it where it is delivered next".to_owned(),
     }
 }
 

@@ -126,7 +126,7 @@ impl Core {
             Event::RepliesTaken { job, up_to } => self.replies_taken(job, up_to),
             Event::Published { job, outcome } => self.published(job, outcome),
             Event::AcksSent { channel, sent } => self.acks_sent(channel, &sent),
-            Event::GivenBack { job, sent } => self.given_back(job, sent),
+            Event::NackSent { job, sent } => self.nack_sent(job, sent),
             Event::BrokerBlocked { reason } => {
                 self.session.set_blocked(true);
                 tracing::warn!(reason, "the broker blocks publishers: replies wait");

@@ -102,8 +102,8 @@ pub enum Event {
         channel: ChannelId,
         sent: Vec<bool>,
     },
-    /// The answer to `Return` and `Reject`: whether the frame was sent.
-    GivenBack {
+    /// The answer to `GiveBack` and `Reject`: whether the frame was sent.
+    NackSent {
         job: JobKey,
         sent: bool,
     },

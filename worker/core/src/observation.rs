@@ -116,7 +116,7 @@ pub enum End {
     /// Its caller withdrew it: there is no dead letter.
     Withdrawn,
     /// The broker takes neither replies nor dead letters: the job was given back as it was.
-    Returned,
+    GivenBack,
 }
 
 impl End {
@@ -127,7 +127,7 @@ impl End {
 
     /// Whether the job ends with an ack.
     pub fn is_acked(self) -> bool {
-        !matches!(self, Self::Returned | Self::Rejected(_))
+        !matches!(self, Self::GivenBack | Self::Rejected(_))
     }
 }
 
@@ -238,7 +238,7 @@ mod tests {
             (End::Replied, true, true),
             (End::DeadLettered(crashed), true, true),
             (End::Rejected(crashed), false, true),
-            (End::Returned, false, false),
+            (End::GivenBack, false, false),
             (requeued, true, false),
             (End::AlreadySettled, true, false),
             (End::Withdrawn, true, false),

@@ -102,7 +102,7 @@ impl Redelivery {
 
     /// The ack of a job with this end may not have reached the broker, so its message may be redelivered.
     pub(crate) fn ack_lost(&mut self, message: Fingerprint, end: End, now: Instant) {
-        if !matches!(end, End::Returned | End::Rejected(_)) {
+        if !matches!(end, End::GivenBack | End::Rejected(_)) {
             self.settled_before.remember(message, now);
         }
     }
@@ -110,7 +110,7 @@ impl Redelivery {
     /// Records the end of a job: everything about it is confirmed, or it was given back.
     pub(crate) fn remember_end(&mut self, message: Fingerprint, end: End, now: Instant) {
         match end {
-            End::Returned => self.given_back.remember(message, now),
+            End::GivenBack => self.given_back.remember(message, now),
             // Not remembered: if the rejection was not sent, the job is still at the broker without a dead letter, and an ack would lose
             // it.
             End::Rejected(_) => {}
@@ -173,7 +173,7 @@ mod tests {
         let now = Instant::now();
         for (end, expected) in [
             (End::Replied, [true, false]),
-            (End::Returned, [false, false]),
+            (End::GivenBack, [false, false]),
             (End::Rejected(Reason::Crashed), [false, false]),
         ] {
             let mut redelivery = redelivery();
@@ -209,9 +209,9 @@ mod tests {
     fn a_job_that_this_process_gave_back_or_lost_with_its_session_is_not_suspected() {
         let (now, delivery) = (Instant::now(), again(JobHeaders::default()));
         assert_eq!(redelivery().judge(&delivery, now), RedeliveryDecision::Run(1));
-        let mut returned = redelivery();
-        returned.remember_end(MESSAGE, End::Returned, now);
-        assert_eq!(returned.judge(&delivery, now), RedeliveryDecision::Run(0));
+        let mut given_back = redelivery();
+        given_back.remember_end(MESSAGE, End::GivenBack, now);
+        assert_eq!(given_back.judge(&delivery, now), RedeliveryDecision::Run(0));
         let mut lost = redelivery();
         lost.session_lost([MESSAGE], now);
         assert_eq!(lost.judge(&delivery, now), RedeliveryDecision::Run(0));

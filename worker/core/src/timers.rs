@@ -12,7 +12,7 @@ pub(crate) enum Timer {
     /// A publication about a job that the broker refused is offered again.
     PublishAgain(JobKey),
     /// A job that can be neither answered nor dead-lettered goes back to its queue.
-    Return(JobKey),
+    GiveBack(JobKey),
     /// Checks whether a further queue that was lost can be consumed.
     LookForQueue(ModelIndex, QueueIndex),
     /// Half of a drain's time is over: unfinished jobs are requeued.
@@ -66,11 +66,11 @@ mod tests {
         let (start, mut timers) = (Instant::now(), Timers::default());
         let second = Duration::from_secs(1);
         timers.set(start + 2 * second, Timer::HalfTime);
-        timers.set(start + second, Timer::Return(JobKey(1)));
+        timers.set(start + second, Timer::GiveBack(JobKey(1)));
         timers.set(start + second, Timer::PublishAgain(JobKey(2)));
         assert_eq!(timers.next(), Some(start + second));
         assert_eq!(timers.take_due(start), None);
-        assert_eq!(timers.take_due(start + second), Some(Timer::Return(JobKey(1))));
+        assert_eq!(timers.take_due(start + second), Some(Timer::GiveBack(JobKey(1))));
         timers.session_closed();
         assert_eq!(timers.take_due(start + second), None);
         assert_eq!(timers.take_due(start + 3 * second), Some(Timer::HalfTime));

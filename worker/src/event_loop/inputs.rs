@@ -67,7 +67,7 @@ impl EventLoop {
             Input::Published(_, Err(UnknownOutcome::Closed(error))) => self.failed("publish", &error),
             Input::Published(_, Err(error)) => self.apply(Event::SessionFailed(format!("publish: {error}"))),
             Input::Acked(channel, sent) => self.apply(Event::AcksSent { channel, sent }),
-            Input::GivenBack(job, sent) => self.apply(Event::GivenBack { job, sent }),
+            Input::Nacked(job, sent) => self.apply(Event::NackSent { job, sent }),
             Input::Broker(side, event) => self.broker_event(side, event),
             Input::Request(ControlRequest::Withdrawal(withdrawn)) => self.apply(Event::Withdrawn(withdrawn)),
             Input::Request(ControlRequest::Command(request)) => {

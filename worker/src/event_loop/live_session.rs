@@ -50,7 +50,7 @@ pub(crate) enum Input {
     QuarantineTaken(ModelIndex, Quarantined),
     Published(JobKey, Result<Sent, UnknownOutcome>),
     Acked(ChannelId, Vec<bool>),
-    GivenBack(JobKey, bool),
+    Nacked(JobKey, bool),
     /// What happened to a connection; `None` if it ended.
     Broker(Side, Option<lapin::Event>),
     Request(ControlRequest),
@@ -76,7 +76,7 @@ pub(crate) struct LiveSession {
     /// Must contain every publish about a job: `ConfirmedPublisher` explains why.
     pub(crate) publishing: Pending<(JobKey, Result<Sent, UnknownOutcome>)>,
     pub(crate) acking: Pending<(ChannelId, Vec<bool>)>,
-    pub(crate) giving_back: Pending<(JobKey, bool)>,
+    pub(crate) nacking: Pending<(JobKey, bool)>,
     tick: Interval,
 }
 
@@ -105,7 +105,7 @@ impl LiveSession {
             taking: FuturesUnordered::new(),
             publishing: FuturesUnordered::new(),
             acking: FuturesUnordered::new(),
-            giving_back: FuturesUnordered::new(),
+            nacking: FuturesUnordered::new(),
             tick,
         }
     }
@@ -206,7 +206,7 @@ impl LiveSession {
             Some((model, counts)) = self.counting.next() => Input::Counted(model, counts),
             Some((model, queue, found)) = self.looking.next() => Input::LookedFor(model, queue, found),
             Some((model, taken)) = self.taking.next() => Input::QuarantineTaken(model, taken),
-            Some((job, sent)) = self.giving_back.next() => Input::GivenBack(job, sent),
+            Some((job, sent)) = self.nacking.next() => Input::Nacked(job, sent),
             _ = self.tick.tick() => Input::Tick,
         }
     }

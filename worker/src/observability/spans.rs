@@ -171,7 +171,7 @@ fn outcome(end: End) -> &'static str {
         End::DeadLettered(reason) | End::Rejected(reason) => reason.as_str(),
         End::AlreadySettled => "already-settled",
         End::Withdrawn => "withdrawn",
-        End::Returned => "handed-back",
+        End::GivenBack => "handed-back",
     }
 }
 

@@ -241,7 +241,7 @@ impl Shell {
         let caller = caller_as_known(env, &env.ledger.job(stored.job).spec);
         let is_true = match (settled.end, &stored.end) {
             (End::Replied, Some(SeenEnd::Replied))
-            | (End::Returned, Some(SeenEnd::Returned))
+            | (End::GivenBack, Some(SeenEnd::GivenBack))
             | (End::Withdrawn, Some(SeenEnd::Withdrawn))
             | (End::AlreadySettled, None) => true,
             // A silent reply queue gets no notice.

@@ -225,7 +225,7 @@ fn is_told(end: End, text: &str) -> bool {
         End::Requeued(_) => text.contains("requeued"),
         End::DeadLettered(reason) | End::Rejected(reason) => text.contains(reason.as_str()),
         End::Withdrawn => text.contains("withdrew"),
-        End::Returned => text.contains("given back"),
+        End::GivenBack => text.contains("given back"),
     }
 }
 

@@ -115,7 +115,7 @@ impl Shell {
     }
 
     /// Checks that a job is given back only because the broker takes neither replies nor dead letters about it.
-    pub(super) fn check_return(&self, env: &mut Env, job: JobKey) {
+    pub(super) fn check_give_back(&self, env: &mut Env, job: JobKey) {
         let Some(stored) = self.jobs.get(&job) else { return };
         let waited = env.now - stored.tries.answered_at.max(stored.delivered_at);
         if !(RETURN_WAIT..=RETURN_WAIT + MOMENT).contains(&waited) {

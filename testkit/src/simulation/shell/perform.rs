@@ -41,11 +41,11 @@ impl Shell {
             Action::CancelPass { pass, .. } => self.cancel_pass(env, pass),
             Action::Publish { job, publication } => self.publish(env, job, publication),
             Action::Ack { channel, frames } => self.ack(env, channel, &frames),
-            Action::Return { job } => {
-                self.check_return(env, job);
-                self.return_or_reject(env, job, true);
+            Action::GiveBack { job } => {
+                self.check_give_back(env, job);
+                self.nack(env, job, true);
             }
-            Action::Reject { job } => self.return_or_reject(env, job, false),
+            Action::Reject { job } => self.nack(env, job, false),
             Action::Release { job } => self.release(env, job),
             Action::Answer { request, answer, text, last } => {
                 self.answered(env, request, answer, &text, last);
@@ -161,18 +161,17 @@ impl Shell {
             true => self.jobs.values().filter(|job| job.channel == of).map(|job| job.tag).collect(),
             false => env.broker.unacked_tags(channel.wire),
         };
-        let is_covered =
-            |tag: &u64| (first..=last).contains(tag) && !session.given_back.contains(&(of, *tag));
+        let is_covered = |tag: &u64| (first..=last).contains(tag) && !session.nacked.contains(&(of, *tag));
         open.into_iter().filter(is_covered).collect()
     }
 
-    fn return_or_reject(&mut self, env: &mut Env, job: JobKey, requeue: bool) {
+    fn nack(&mut self, env: &mut Env, job: JobKey, requeue: bool) {
         let (Some(session), Some(stored)) = (&mut self.session, self.jobs.get_mut(&job)) else { return };
-        session.given_back.insert((stored.channel, stored.tag));
+        session.nacked.insert((stored.channel, stored.tag));
         self.gave_back = true;
         if requeue {
             env.ledger.lost(stored.letter);
-            stored.end = Some(SeenEnd::Returned);
+            stored.end = Some(SeenEnd::GivenBack);
         }
         env.ledger.gone_with_its_queue(stored.letter);
         let Some(channel) = session.channels.by_id(stored.channel).map(|channel| channel.wire) else {
@@ -180,7 +179,7 @@ impl Shell {
         };
         let sent = env.send(channel, Command::Nack { tag: stored.tag, multiple: false, requeue });
         let at = env.soon(MILLI);
-        env.agenda.at(at, Happening::GivenBack { life: self.life, session: session.number, job, sent });
+        env.agenda.at(at, Happening::NackSent { life: self.life, session: session.number, job, sent });
     }
 
     fn decode(&mut self, env: &mut Env, job: JobKey, cost: usize) {

@@ -44,7 +44,7 @@ pub(super) struct Session {
     pub(super) leases: Vec<Lease>,
     pub(super) taking: Option<ModelIndex>,
     /// Deliveries that were given back, by channel and tag.
-    pub(super) given_back: BTreeSet<(ids::ChannelId, u64)>,
+    pub(super) nacked: BTreeSet<(ids::ChannelId, u64)>,
     pub(super) published: u64,
     pub(super) confirms: BTreeMap<u64, Sent>,
     pub(super) judge: Confirms,
@@ -79,7 +79,7 @@ impl Shell {
             opened_at: env.now,
             leases: Vec::new(),
             taking: None,
-            given_back: BTreeSet::new(),
+            nacked: BTreeSet::new(),
             published: 0,
             confirms: BTreeMap::new(),
             judge: Confirms::default(),

@@ -44,7 +44,7 @@ pub(super) enum SeenEnd {
     DeadLettered(Reason),
     Rejected(Reason),
     Withdrawn,
-    Returned,
+    GivenBack,
 }
 
 /// A job that this process holds.

@@ -39,7 +39,9 @@ impl Shell {
             Event::RepliesTaken { job, up_to } => {
                 format!("<- {}: replies taken up to item {up_to}", self.named(*job))
             }
-            Event::GivenBack { job, sent } => format!("<- {} given back, sent {sent}", self.named(*job)),
+            Event::NackSent { job, sent } => {
+                format!("<- {} given back or rejected, sent {sent}", self.named(*job))
+            }
             Event::Published { job, outcome } => format!("<- {} published: {outcome:?}", self.named(*job)),
             Event::Withdrawn(withdrawn) => format!("<- {} is withdrawn", withdrawn.id),
             Event::Tick(_) | Event::Idle | Event::QueuesCounted { .. } => String::new(),
@@ -75,7 +77,7 @@ impl Shell {
                 format!("-> {} {}", self.named(*job), text_of(publication))
             }
             Action::Fetch { job } => format!("-> {} fetch inputs", self.named(*job)),
-            Action::Return { job } => format!("-> {} back to its queue", self.named(*job)),
+            Action::GiveBack { job } => format!("-> {} back to its queue", self.named(*job)),
             Action::Reject { job } => format!("-> {} rejected", self.named(*job)),
             Action::Observe(_)
             | Action::Release { .. }

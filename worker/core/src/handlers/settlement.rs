@@ -32,7 +32,7 @@ const REFUSED_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How long a job that can neither be answered nor dead-lettered is kept before the worker gives it back. The broker redelivers it at once,
 /// and the repair by a person takes longer than that.
-const RETURN_WAIT: Duration = Duration::from_secs(1);
+const GIVE_BACK_WAIT: Duration = Duration::from_secs(1);
 
 /// Until when a job's publications are offered again, as a multiple of how long the job may be held. That limit is four fifths of the
 /// broker's timeout, so this is 95 % of the timeout; the rest is for the job's end.
@@ -140,7 +140,7 @@ impl Core {
                 self.note_next_attempt(job, &publication);
                 self.act(Action::Publish { job, publication });
             }
-            Step::Return => self.after(RETURN_WAIT, Timer::Return(job)),
+            Step::GiveBack => self.after(GIVE_BACK_WAIT, Timer::GiveBack(job)),
             Step::Reject => self.act(Action::Reject { job }),
             Step::SessionUnusable(error) => self.end_session(SessionEnd::Lost(error)),
             Step::Retry => {
@@ -314,19 +314,19 @@ impl Core {
     }
 
     /// A job that can neither be answered nor dead-lettered has waited. Gives it back to its queue.
-    pub(crate) fn return_job(&mut self, job: JobKey) {
+    pub(crate) fn give_back(&mut self, job: JobKey) {
         if self.jobs.get(job).is_some() {
-            self.act(Action::Return { job });
+            self.act(Action::GiveBack { job });
         }
     }
 
-    /// The return or rejection of a job was sent, or could not be. The job ends here.
-    pub(crate) fn given_back(&mut self, job: JobKey, sent: bool) {
+    /// The frame that gives a job back or rejects it was sent, or could not be. The job ends here.
+    pub(crate) fn nack_sent(&mut self, job: JobKey, sent: bool) {
         let Some(settling) = self.jobs.take_settling(job) else { return };
-        let ended = settling.given_back();
+        let ended = settling.nacked();
         let delivery = &ended.received.delivery;
         self.redelivery.remember_end(delivery.fingerprint, ended.end, self.now.at);
-        self.session.acks_mut(delivery.channel).given_back(delivery.tag, sent);
+        self.session.acks_mut(delivery.channel).nacked(delivery.tag, sent);
         self.end_job(&ended, sent);
         self.adjust_consumers();
     }

@@ -94,12 +94,12 @@ fn a_next_attempt_runs_when_the_message_before_it_was_given_back() {
             actions = worker.until_next_timer();
         }
         assert!(!is_read(&actions), "{actions:?}");
-        if actions.iter().any(|action| matches!(action, Action::Return { .. })) {
+        if actions.iter().any(|action| matches!(action, Action::GiveBack { .. })) {
             break;
         }
     }
-    assert!(matches!(actions[..], [Action::Return { job: JobKey(FIRST) }]), "{actions:?}");
-    assert!(is_read(&worker.apply(Event::GivenBack { job: JobKey(FIRST), sent: true })));
+    assert!(matches!(actions[..], [Action::GiveBack { job: JobKey(FIRST) }]), "{actions:?}");
+    assert!(is_read(&worker.apply(Event::NackSent { job: JobKey(FIRST), sent: true })));
 }
 
 /// The broker blocks publishers, so confirms do not come.

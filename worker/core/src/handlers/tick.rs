@@ -28,7 +28,7 @@ impl Core {
         while let Some(timer) = self.timers.take_due(self.now.at) {
             match timer {
                 Timer::PublishAgain(job) => self.publish_again(job),
-                Timer::Return(job) => self.return_job(job),
+                Timer::GiveBack(job) => self.give_back(job),
                 Timer::LookForQueue(model, queue) => self.look_for_queue(model, queue),
                 Timer::HalfTime if self.lifecycle.has_deadline() => self.requeue_all_unfinished(),
                 Timer::DrainDeadline if self.lifecycle.has_deadline() => {

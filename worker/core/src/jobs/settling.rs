@@ -5,7 +5,7 @@
 //!
 //! [`JobOutcome`] is the decision. A [`Step`] is what to do next, and a job takes several. [`End`] is how the job ended here, which may
 //! differ from the decision: a reply that no queue takes ends as a dead letter. `Step` and `End` are two types because an end must not be
-//! acted on before the last step: only [`Settling::confirmed`] and [`Settling::given_back`] return it.
+//! acted on before the last step: only [`Settling::confirmed`] and [`Settling::nacked`] return it.
 
 mod dead_letter;
 mod requeue;
@@ -28,7 +28,7 @@ pub(crate) enum Step {
     /// The broker refused the publication: wait, then publish it again.
     Retry,
     /// The broker takes neither a reply nor a dead letter: wait, then give the job back to its queue.
-    Return,
+    GiveBack,
     /// Have the broker dead-letter the job.
     Reject,
     /// All is published: acknowledge the job.
@@ -199,7 +199,7 @@ impl Settling {
             Stage::DeadReplies => self.dead_letters(),
             Stage::DeadLetter => self.dead_letter(),
             Stage::Notice => self.notice(),
-            Stage::Start | Stage::Over => Step::Return,
+            Stage::Start | Stage::Over => Step::GiveBack,
         };
         self.tries = tries;
         step
@@ -218,7 +218,7 @@ impl Settling {
             Stage::DeadReplies => self.replies_dead_lettered(outcome, declares),
             Stage::DeadLetter => self.dead_lettered(outcome, declares),
             Stage::Notice => self.notified(&outcome),
-            Stage::Start | Stage::Over => Step::Return,
+            Stage::Start | Stage::Over => Step::GiveBack,
         }
     }
 
@@ -271,12 +271,12 @@ impl Settling {
             error,
             "cannot requeue or dead-letter the job: giving it back to its queue. Declare the missing queue or binding again"
         );
-        self.return_delivery()
+        self.give_back()
     }
 
-    fn return_delivery(&mut self) -> Step {
-        self.end = End::Returned;
-        self.over(Step::Return)
+    fn give_back(&mut self) -> Step {
+        self.end = End::GivenBack;
+        self.over(Step::GiveBack)
     }
 
     fn publish(&mut self, stage: Stage, publication: Publication) -> Step {
@@ -299,7 +299,7 @@ impl Settling {
     }
 
     /// The end of a job that was given back, or that the broker was asked to dead-letter. It is never acknowledged.
-    pub(crate) fn given_back(self) -> Ended {
+    pub(crate) fn nacked(self) -> Ended {
         self.into_ended()
     }
 

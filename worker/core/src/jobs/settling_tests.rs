@@ -95,7 +95,7 @@ fn word(step: &Step) -> String {
         }
         Step::Publish(Publication::FailureNotice(_)) => "notice".to_owned(),
         Step::Retry => "retry".to_owned(),
-        Step::Return => "return".to_owned(),
+        Step::GiveBack => "give back".to_owned(),
         Step::Reject => "reject".to_owned(),
         Step::Ack(_) => "ack".to_owned(),
         Step::SessionUnusable(_) => "session unusable".to_owned(),
@@ -196,7 +196,7 @@ fn every_row_of_replies() {
             End::DeadLettered(Reason::Unroutable),
         ),
         // Without the replies, the dead letter would say that they are beside it.
-        row(replies(), [unroutable(), refused()], "reply, dead replies, return", End::Returned),
+        row(replies(), [unroutable(), refused()], "reply, dead replies, give back", End::GivenBack),
         row(
             replies(),
             [cut, CONFIRMED, unroutable()],
@@ -226,14 +226,14 @@ fn every_row_of_requeues() {
             End::DeadLettered(Reason::Unroutable),
         ),
         row(job(), [unroutable()], "requeue Now, session unusable", requeued),
-        undeclared(row(job(), [unroutable()], "requeue Now, return", End::Returned)),
+        undeclared(row(job(), [unroutable()], "requeue Now, give back", End::GivenBack)),
         row(job(), [refused(), unroutable()], "requeue Now, requeue Later(1000), session unusable", requeued),
-        row(job(), [refused(), refused()], "requeue Now, requeue Later(1000), return", End::Returned),
+        row(job(), [refused(), refused()], "requeue Now, requeue Later(1000), give back", End::GivenBack),
         undeclared(row(
             job(),
             [refused(), unroutable()],
-            "requeue Now, requeue Later(1000), return",
-            End::Returned,
+            "requeue Now, requeue Later(1000), give back",
+            End::GivenBack,
         )),
         row(
             job(),
@@ -310,10 +310,10 @@ fn every_row_of_dead_letters() {
         undeclared(row(
             job(),
             [PublicationOutcome::TooLarge],
-            "dead letter engine-failed at 5, return",
-            End::Returned,
+            "dead letter engine-failed at 5, give back",
+            End::GivenBack,
         )),
-        row(job(), [refused()], "dead letter engine-failed at 5, return", End::Returned),
+        row(job(), [refused()], "dead letter engine-failed at 5, give back", End::GivenBack),
         row(job(), [unroutable()], "dead letter engine-failed at 5, session unusable", dead_lettered),
     ]);
 }
@@ -401,7 +401,7 @@ proptest! {
                     _ => false,
                 }, "{:?} after {confirmed:?}", settling.end);
             }
-            Step::Return => prop_assert_eq!(settling.end, End::Returned),
+            Step::GiveBack => prop_assert_eq!(settling.end, End::GivenBack),
             Step::Reject => prop_assert!(declares && matches!(settling.end, End::Rejected(_))),
             Step::SessionUnusable(_) => prop_assert!(declares),
             Step::Publish(_) | Step::Retry => prop_assert!(false, "no end: {step:?}"),

@@ -61,8 +61,8 @@ impl EventLoop {
             }
             Action::Publish { job, publication } => self.publish(job, publication),
             Action::Ack { channel, frames } => self.ack(channel, &frames),
-            Action::Return { job } => self.return_or_reject(job, true),
-            Action::Reject { job } => self.return_or_reject(job, false),
+            Action::GiveBack { job } => self.nack(job, true),
+            Action::Reject { job } => self.nack(job, false),
             Action::Release { job } => self.jobs.release(job),
             Action::Answer { request, answer, text, last } => self.answer(request, answer, text, last),
             Action::SetLog { request, directives } => self.set_log(request, &directives),
@@ -119,14 +119,14 @@ impl EventLoop {
         }));
     }
 
-    /// Returns a delivery to its queue, or rejects it to the dead letters.
-    fn return_or_reject(&mut self, job: JobKey, requeue: bool) {
+    /// Gives a delivery back to its queue, or rejects it to the dead letters.
+    fn nack(&mut self, job: JobKey, requeue: bool) {
         let Some(live) = &mut self.session else { return };
-        let Some(unacked) = self.jobs.take_given_back(job) else {
-            self.ready.push_back(Event::GivenBack { job, sent: false });
+        let Some(unacked) = self.jobs.take_nacked(job) else {
+            self.ready.push_back(Event::NackSent { job, sent: false });
             return;
         };
-        live.giving_back.push(Box::pin(async move {
+        live.nacking.push(Box::pin(async move {
             let sent = match requeue {
                 true => unacked.acker.nack(BasicNackOptions { requeue, multiple: false }).await,
                 false => unacked.acker.reject(BasicRejectOptions { requeue }).await,

@@ -57,7 +57,7 @@ impl EventLoop {
                     gauge.set(is_missing.into());
                 }
             }
-            Observation::Unsettled { model, jobs } => drop(of(model).returned.inc_by(jobs as u64)),
+            Observation::Unsettled { model, jobs } => drop(of(model).given_back.inc_by(jobs as u64)),
             Observation::Settled(settled) => self.settled(&settled),
         }
     }
@@ -82,7 +82,7 @@ impl EventLoop {
             }
             End::AlreadySettled => drop(meters.already_settled.inc()),
             End::Withdrawn => drop(meters.withdrawn.inc()),
-            End::Returned => drop(meters.returned.inc()),
+            End::GivenBack => drop(meters.given_back.inc()),
         }
         if let Some(since) = settled.first_pass_at {
             meters.run_seconds.observe(since.elapsed().as_secs_f64());

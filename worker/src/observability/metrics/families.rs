@@ -36,7 +36,7 @@ pub(super) struct JobFamilies {
     pub(super) answered: Family<Labels, Counter>,
     pub(super) dead_lettered: Family<Labels, Counter>,
     pub(super) requeued: Family<Labels, Counter>,
-    pub(super) returned: Family<Labels, Counter>,
+    pub(super) given_back: Family<Labels, Counter>,
     pub(super) already_settled: Family<Labels, Counter>,
     pub(super) withdrawn: Family<Labels, Counter>,
     pub(super) acks_lost: Family<Labels, Counter>,
@@ -107,7 +107,7 @@ impl JobFamilies {
             dead_lettered: all.family("jobs_dead_lettered", "Jobs that ended as dead letters"),
             requeued: all
                 .family("jobs_requeued", "Jobs that were published again for another attempt, by cause"),
-            returned: all.family("jobs_handed_back", "Jobs that went back to the broker unsettled"),
+            given_back: all.family("jobs_handed_back", "Jobs that went back to the broker unsettled"),
             already_settled: all
                 .family("jobs_already_settled", "Jobs that were redelivered after they were settled"),
             withdrawn: all.family("jobs_withdrawn", "Jobs that their callers withdrew"),

@@ -23,13 +23,13 @@ impl Settling {
         if !self.has_dead_replies {
             return self.dead_letter();
         }
-        let Some(rejection) = self.rejection() else { return self.return_delivery() };
+        let Some(rejection) = self.rejection() else { return self.give_back() };
         self.publish(Stage::DeadReplies, Publication::DeadReplies(rejection))
     }
 
     pub(super) fn dead_letter(&mut self) -> Step {
         let JobOutcome::DeadLetter { headers, rejection } = &self.outcome else {
-            return self.return_delivery();
+            return self.give_back();
         };
         let (headers, rejection) = (headers.clone(), Arc::new(rejection.clone()));
         self.publish(Stage::DeadLetter, Publication::DeadLetter { headers, rejection })
@@ -37,7 +37,7 @@ impl Settling {
 
     /// A `failed` reply to the caller.
     pub(super) fn notice(&mut self) -> Step {
-        let Some(rejection) = self.rejection() else { return self.return_delivery() };
+        let Some(rejection) = self.rejection() else { return self.give_back() };
         self.publish(Stage::Notice, Publication::FailureNotice(rejection))
     }
 
@@ -45,7 +45,7 @@ impl Settling {
     pub(super) fn replies_dead_lettered(&mut self, outcome: PublicationOutcome, declares: bool) -> Step {
         match outcome {
             PublicationOutcome::Unroutable { destination } => self.no_queue(&destination, declares),
-            PublicationOutcome::Refused { .. } => self.return_delivery(),
+            PublicationOutcome::Refused { .. } => self.give_back(),
             _ => self.dead_letter(),
         }
     }
@@ -54,7 +54,7 @@ impl Settling {
     pub(super) fn dead_lettered(&mut self, outcome: PublicationOutcome, declares: bool) -> Step {
         let delivery = &self.received.delivery;
         let (job, trace_id) = (&delivery.id, &delivery.trace_id);
-        let Some(rejection) = self.rejection() else { return self.return_delivery() };
+        let Some(rejection) = self.rejection() else { return self.give_back() };
         match outcome {
             PublicationOutcome::Confirmed { .. } => {}
             PublicationOutcome::TooLarge if declares => {
@@ -73,7 +73,7 @@ impl Settling {
                     ?outcome,
                     "cannot publish the dead letter: returning the job to its queue"
                 );
-                return self.return_delivery();
+                return self.give_back();
             }
         }
         // A caller whose reply queue is gone cannot be sent anything.

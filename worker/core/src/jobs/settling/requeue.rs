@@ -13,7 +13,7 @@ impl Settling {
     /// Another attempt, by the route that was decided on.
     pub(super) fn requeue(&mut self) -> Step {
         let JobOutcome::Requeue(Requeue { route, headers, .. }) = &self.outcome else {
-            return self.return_delivery();
+            return self.give_back();
         };
         let publication = Publication::Requeue { headers: headers.clone(), route: route.clone() };
         self.publish(Stage::Requeue, publication)
@@ -24,7 +24,7 @@ impl Settling {
     /// length limit.
     pub(super) fn requeue_later(&mut self) -> Step {
         let JobOutcome::Requeue(Requeue { headers, .. }) = &self.outcome else {
-            return self.return_delivery();
+            return self.give_back();
         };
         let publication =
             Publication::Requeue { headers: headers.clone(), route: Route::Later(DELAYS_MS[0]) };
@@ -52,12 +52,12 @@ impl Settling {
         match outcome {
             PublicationOutcome::Confirmed { .. } => self.may_be_acked(),
             PublicationOutcome::Unroutable { destination } => self.no_queue(&destination, declares),
-            _ => self.return_delivery(),
+            _ => self.give_back(),
         }
     }
 
     fn requeue_queue_full(&mut self, outcome: &PublicationOutcome) -> Step {
-        let JobOutcome::Requeue(requeue) = &mut self.outcome else { return self.return_delivery() };
+        let JobOutcome::Requeue(requeue) = &mut self.outcome else { return self.give_back() };
         let delivery = &self.received.delivery;
         let (job, trace_id) = (&delivery.id, &delivery.trace_id);
         if let Some(otherwise) = requeue.otherwise.take() {
@@ -74,7 +74,7 @@ impl Settling {
     }
 
     fn requeue_unroutable(&mut self, destination: &str, declares: bool) -> Step {
-        let JobOutcome::Requeue(requeue) = &mut self.outcome else { return self.return_delivery() };
+        let JobOutcome::Requeue(requeue) = &mut self.outcome else { return self.give_back() };
         let Some(otherwise) = requeue.otherwise.take() else {
             return self.no_queue(destination, declares);
         };
@@ -91,7 +91,7 @@ impl Settling {
 
     /// No other attempt is possible. The job ends as a dead letter, with the headers that the attempt would have had.
     fn requeue_impossible(&mut self, rejection: Rejection) -> Step {
-        let JobOutcome::Requeue(requeue) = &self.outcome else { return self.return_delivery() };
+        let JobOutcome::Requeue(requeue) = &self.outcome else { return self.give_back() };
         self.headers_before = Some(requeue.headers.clone());
         self.becomes_dead_letter(rejection);
         self.dead_letters()
