@@ -188,7 +188,7 @@ const WIDTH: usize = 384;
 pub fn run(setup: &Setup, texts: &[String], dtype: ComputeType, vectors: &Path) -> anyhow::Result<Figures> {
     let Setup { model, threads, pass_tokens, .. } = setup;
     let device = CpuDevice::new(DEVICE_BYTES, *threads)?;
-    let engine = Encoder::load_as(&Source::Folder(model.to_owned()), Arc::clone(&device), dtype)?;
+    let engine = Encoder::load_dtype(&Source::Folder(model.to_owned()), Arc::clone(&device), dtype)?;
     let inputs: Vec<_> = texts.iter().cloned().map(Input::Text).collect();
     embed(&engine, &inputs[..inputs.len().min(10 * CHUNK)], *pass_tokens)?;
     let started = Instant::now();

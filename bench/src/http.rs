@@ -241,7 +241,7 @@ struct Request {
 /// Serves the encoder until the process is ended.
 pub async fn bare(model: &Path, threads: usize, listen: &str) -> anyhow::Result<()> {
     let device = CpuDevice::new(DEVICE_BYTES, threads)?;
-    let engine = Encoder::load_as(&Source::Folder(model.to_owned()), device, ComputeType::Auto)?;
+    let engine = Encoder::load_dtype(&Source::Folder(model.to_owned()), device, ComputeType::Auto)?;
     let bare = Arc::new(Bare { engine, pass: Mutex::new(()) });
     let known = format!("/v1/models/{MODEL}");
     let router = Router::new()

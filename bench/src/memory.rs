@@ -65,7 +65,10 @@ impl Fitting {
 
 fn load(model: &Path, threads: usize) -> anyhow::Result<(Encoder, Arc<CpuDevice>)> {
     let device = CpuDevice::new(DEVICE_BYTES, threads)?;
-    Ok((Encoder::load_as(&Source::Folder(model.to_owned()), Arc::clone(&device), ComputeType::Auto)?, device))
+    Ok((
+        Encoder::load_dtype(&Source::Folder(model.to_owned()), Arc::clone(&device), ComputeType::Auto)?,
+        device,
+    ))
 }
 
 /// Measures all policies, each `rounds` times in turn; the median counts.

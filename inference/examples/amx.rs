@@ -49,7 +49,7 @@ pub fn compare(model: &Path) -> Result<()> {
 
 /// Each text alone, then all in one pass.
 fn vectors(source: &Source, units: CpuUnits) -> Result<Vec<Output>> {
-    let encoder = Encoder::load_on(source, CpuDevice::new(1 << 30, 2)?, units)?;
+    let encoder = Encoder::load_on_units(source, CpuDevice::new(1 << 30, 2)?, units)?;
     let texts: Vec<Input> = WORDS.iter().map(|words| Input::Text("a cat was ".repeat(*words))).collect();
     let items = encoder.prepare(&texts, &Params::default())?;
     let mut vectors = Vec::new();

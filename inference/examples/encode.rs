@@ -27,7 +27,7 @@ fn main() -> Result<()> {
 
     let started = Instant::now();
     let device = CpuDevice::new(4 << 30, threads)?;
-    let encoder = Encoder::load_as(&Source::Folder(model.into()), device, dtype)?;
+    let encoder = Encoder::load_dtype(&Source::Folder(model.into()), device, dtype)?;
     println!("{encoder:?}");
     println!("loaded in {:.2?}, peak {} MiB", started.elapsed(), peak_mib());
 

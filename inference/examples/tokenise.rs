@@ -29,7 +29,7 @@ fn main() -> Result<()> {
         options.first().map_or(Ok(3), |text| text.parse::<u32>()).context("ROUNDS is not a number")?;
     let texts = std::fs::read_to_string(texts).with_context(|| format!("read {texts}"))?;
     let texts: Vec<String> = texts.lines().map(str::to_owned).collect();
-    let encoder = Encoder::load(&Source::Folder(model.into()), CpuDevice::new(4 << 30, 1)?)?;
+    let encoder = Encoder::load_f32(&Source::Folder(model.into()), CpuDevice::new(4 << 30, 1)?)?;
     let mut tokenizer =
         Tokenizer::from_file(Path::new(model).join("tokenizer.json")).map_err(|e| anyhow::anyhow!(e))?;
     tokenizer.with_truncation(None).map_err(|e| anyhow::anyhow!(e))?.with_padding(None);

@@ -90,7 +90,7 @@ fn a_pass_allocates_its_plan_and_its_results_and_nothing_else() {
 fn takes_its_plan(folder: &Path, numbers: usize) {
     for threads in [1, 2, 3] {
         let device = CpuDevice::new(1 << 28, threads).unwrap();
-        let encoder = Encoder::load(&Source::Folder(folder.to_owned()), Arc::clone(&device)).unwrap();
+        let encoder = Encoder::load_f32(&Source::Folder(folder.to_owned()), Arc::clone(&device)).unwrap();
         let inputs: Vec<Input> = (0..500).map(|n| Input::Text("some words ".repeat(1 + n % 9))).collect();
         let items = encoder.prepare(&inputs, &Params::default()).unwrap();
         for count in [1, 2, 7, 100, 500] {

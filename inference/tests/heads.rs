@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use vramq_inference::device::cpu::CpuDevice;
-use vramq_inference::engine::encoder::{Encoder, Level, Source};
+use vramq_inference::engine::encoder::{CpuUnits, Encoder, Level, Source};
 use vramq_inference::engine::{Engine, Item};
 use vramq_schemas::{Input, Output, Params};
 
@@ -19,7 +19,12 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn load(folder: &Path, level: Level) -> Encoder {
-    Encoder::load_at(&Source::Folder(folder.into()), CpuDevice::new(1 << 30, 2).unwrap(), level).unwrap()
+    Encoder::load_on_units(
+        &Source::Folder(folder.into()),
+        CpuDevice::new(1 << 30, 2).unwrap(),
+        CpuUnits::vectors(level),
+    )
+    .unwrap()
 }
 
 fn params(raw: bool) -> Params {
@@ -294,7 +299,7 @@ fn unsupported_settings_of_a_head_are_refused_by_name() {
         let copy = copy_of("tiny-modernbert-classifier");
         configure(copy.path(), json!({key: value}));
         let device = CpuDevice::new(1 << 30, 1).unwrap();
-        let error = Encoder::load(&Source::Folder(copy.path().into()), device).unwrap_err().to_string();
+        let error = Encoder::load_f32(&Source::Folder(copy.path().into()), device).unwrap_err().to_string();
         assert!(error.contains(expected), "{key}: {error}, not {expected}");
     }
 }
@@ -392,6 +397,6 @@ fn the_function_of_the_scores_is_the_folders_own() {
     assert!((1.0 / (1.0 + (-score()).exp()) - sigmoid).abs() < 1e-6);
     own("activation.GELU");
     let device = CpuDevice::new(1 << 30, 1).unwrap();
-    let refused = Encoder::load(&Source::Folder(copy.path().into()), device).unwrap_err().to_string();
+    let refused = Encoder::load_f32(&Source::Folder(copy.path().into()), device).unwrap_err().to_string();
     assert!(refused.contains("GELU") && refused.contains("Sigmoid, Softmax, Identity"), "{refused}");
 }

@@ -51,7 +51,7 @@ const TEXT: usize = 15 * MIB;
 
 fn encoder(fixture: &str) -> Encoder {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture);
-    Encoder::load(&Source::Folder(folder), CpuDevice::new(1 << 28, 1).unwrap()).unwrap()
+    Encoder::load_f32(&Source::Folder(folder), CpuDevice::new(1 << 28, 1).unwrap()).unwrap()
 }
 
 /// What the items of a text are, and how many bytes more than before were allocated at most.

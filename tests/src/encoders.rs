@@ -125,7 +125,7 @@ pub fn tokens(encoder: &Encoder, lengths: &[usize]) -> Vec<Item> {
 pub fn lengths_agree(model: &str, elements: &[ElementType], lengths: &[usize]) -> Result<()> {
     let reference = Lengths::read(model)?;
     let (items, expected) = reference.of(lengths)?;
-    let cpu = Encoder::load(&reference.source, CpuDevice::new(1 << 30, 2)?)?;
+    let cpu = Encoder::load_f32(&reference.source, CpuDevice::new(1 << 30, 2)?)?;
     let on_cpu = vectors(&cpu.run(&items)?)?;
     all_as_referred(ElementType::F32, &on_cpu, &expected).with_context(|| format!("{model} on the CPU"))?;
     for element in elements {

@@ -57,7 +57,7 @@ fn configurations_of_published_models_mean_the_same() {
     for (name, config) in cases {
         let folder = copy_of(name);
         fs::write(folder.path().join("config.json"), config).unwrap();
-        let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(2)).unwrap();
+        let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(2)).unwrap();
         let reference = Reference::read(name);
         let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
         reference.check(0, &encoder.run(&items).unwrap(), CLOSE, &format!("{name} as published"));
@@ -102,7 +102,7 @@ fn keys_that_are_null_mean_the_same_as_keys_that_are_not_there() {
         set(&folder.path().join("config.json"), &[own(&all), keys].concat());
         set(&folder.path().join("sentence_bert_config.json"), &own(&texts));
         set(&folder.path().join("tokenizer_config.json"), &own(&tokenizer));
-        let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(2)).unwrap();
+        let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(2)).unwrap();
         let reference = Reference::read(name);
         let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
         for (item, expected) in items.iter().zip(&reference.tokens) {
@@ -298,7 +298,7 @@ fn unsupported_modules_of_sentence_transformers_are_refused_by_name() {
         "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     });
     fs::write(folder.path().join("sentence_bert_config.json"), harmless.to_string()).unwrap();
-    Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).expect("nothing of it changes a vector");
+    Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).expect("nothing of it changes a vector");
 }
 
 /// transformers' classes put their own special tokens around texts then.
@@ -319,7 +319,7 @@ fn a_tokenizer_without_its_special_tokens_is_refused() {
     let folder = copy_of("tiny-mean");
     set(&folder.path().join("tokenizer_config.json"), &[("tokenizer_class", json!("ElectraTokenizer"))]);
     set(&folder.path().join("tokenizer.json"), &[("post_processor", Value::Null)]);
-    let error = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
+    let error = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
     assert!(error.contains("its class ElectraTokenizer"), "{error}");
 }
 
@@ -338,7 +338,7 @@ fn texts_with_tokens_that_the_tokenizer_does_not_have_are_rejected() {
     for (key, value) in keys {
         let folder = copy_of("tiny-mean");
         set(&folder.path().join("tokenizer_config.json"), &[(key, value.clone())]);
-        let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+        let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
         let reference = Reference::read("tiny-mean");
         let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
         for (item, expected) in items.iter().zip(&reference.tokens) {
@@ -383,7 +383,7 @@ fn a_local_theta_that_is_null_is_the_global_one() {
                 "hidden_activation": "gelu", "local_attention": 18, "global_rope_theta": 160000.0{local}}}"#
         );
         fs::write(folder.path().join("config.json"), config).unwrap();
-        let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+        let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
         let items = encoder.prepare(&Reference::read("tiny-modernbert").inputs, &Params::default()).unwrap();
         encoder.run(&items).unwrap()
     };

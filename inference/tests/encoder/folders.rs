@@ -73,7 +73,7 @@ fn a_plain_bert_folder_is_mean_pooled_and_not_normalised() {
     fs::write(folder.path().join("tokenizer_config.json"), r#"{"model_max_length": 24}"#).unwrap();
     agrees_with("tiny-mean", &Source::Folder(folder.path().into()));
     // sentence-transformers reads none of these files then (6.2, `SentenceTransformer._load_default_modules`).
-    let revision = || Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap().revision();
+    let revision = || Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap().revision();
     let plain = revision();
     for (file, content) in [
         (
@@ -98,7 +98,7 @@ fn a_plain_bert_folder_is_mean_pooled_and_not_normalised() {
 fn an_adapter_is_refused_before_all_else() {
     let folder = copy_of("tiny-mean");
     fs::write(folder.path().join("adapter_config.json"), r#"{"peft_type": "LORA"}"#).unwrap();
-    let load = || Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
+    let load = || Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
     let expected =
         "adapter_config.json has an adapter (LoRA); this engine takes weights in which the adapter is merged";
     assert!(load().contains(expected), "{}", load());
@@ -166,7 +166,7 @@ fn models_with_code_of_their_own_and_quantised_ones_are_refused_by_name() {
         assert!(text.contains(&key), "{key} is not in the file");
         let keys = format!(r#"{key}, "auto_map": {map}, "quantization_config": null"#);
         fs::write(&path, text.replace(&key, &keys)).unwrap();
-        Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).expect(name);
+        Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).expect(name);
     }
 }
 
@@ -219,7 +219,7 @@ fn pooling_has_one_mode() {
 fn a_revision_is_that_of_the_files() {
     let moved = copy_of("tiny-mean");
     let revision =
-        |folder: PathBuf| Encoder::load(&Source::Folder(folder), cpu(1)).unwrap().revision().unwrap();
+        |folder: PathBuf| Encoder::load_f32(&Source::Folder(folder), cpu(1)).unwrap().revision().unwrap();
     let original = fixtures().join("tiny-mean");
     assert_eq!(revision(moved.path().into()), revision(original.clone()));
     let pooling = moved.path().join("1_Pooling/config.json");
@@ -281,9 +281,10 @@ fn a_language_model_without_modules_is_refused_by_name() {
     let config = folder.path().join("config.json");
     let text = fs::read_to_string(&config).unwrap();
     fs::write(&config, text.replace("Qwen3Model", "Qwen3ForCausalLM")).unwrap();
-    Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).expect("its modules.json says what it is");
+    Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1))
+        .expect("its modules.json says what it is");
     fs::remove_file(folder.path().join("modules.json")).unwrap();
-    let error = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
+    let error = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
     let found = "the architecture `Qwen3ForCausalLM`, which generates text, and no modules.json";
     assert!(error.contains(found) && error.contains("Qwen3-Reranker"), "{error}");
 }
@@ -308,7 +309,7 @@ fn a_chat_template_without_modules_is_refused() {
     for fixture in ["tiny-qwen3", "tiny-mean"] {
         for (file, content, expected) in cases {
             let folder = copy_of(fixture);
-            let load = || Encoder::load(&Source::Folder(folder.path().into()), cpu(1));
+            let load = || Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1));
             fs::write(folder.path().join(file), content).unwrap();
             load().expect("its modules.json says how it takes texts");
             fs::remove_file(folder.path().join("modules.json")).unwrap();
@@ -326,7 +327,7 @@ fn a_chat_template_without_modules_is_refused() {
 fn a_classifier_with_a_chat_template_takes_pairs_as_they_are() {
     let folder = copy_of("tiny-qwen3-reranker");
     fs::write(folder.path().join("chat_template.jinja"), "{{ messages[0].content }}").unwrap();
-    Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).expect("docs/models.md says so");
+    Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).expect("docs/models.md says so");
 }
 
 #[test]
@@ -334,14 +335,14 @@ fn weights_as_a_pickle_are_refused_before_all_else() {
     let folder = copy_of("tiny-mean");
     fs::rename(folder.path().join("model.safetensors"), folder.path().join("pytorch_model.bin")).unwrap();
     fs::write(folder.path().join("config.json"), r#"{"model_type": "none of ours"}"#).unwrap();
-    let error = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
+    let error = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
     assert!(error.contains("pytorch_model.bin has weights as a pickle"), "{error}");
     assert!(error.contains("takes model.safetensors. Convert it once in Python"), "{error}");
     // Older models store the weights of a layer in this way.
     let folder = copy_of("tiny-gemma");
     let layer = folder.path().join("2_Dense");
     fs::rename(layer.join("model.safetensors"), layer.join("pytorch_model.bin")).unwrap();
-    let error = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
+    let error = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
     assert!(error.contains("2_Dense/pytorch_model.bin has weights as a pickle"), "{error}");
 }
 

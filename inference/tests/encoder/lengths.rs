@@ -27,7 +27,7 @@ fn agree(name: &str) {
     let items: Vec<Item> = reference.tokens.iter().map(item).collect();
     assert!(!items.is_empty());
     for level in Level::available() {
-        let encoder = Encoder::load_on(&tiny(name), cpu(2), CpuUnits::vectors(level)).unwrap();
+        let encoder = Encoder::load_on_units(&tiny(name), cpu(2), CpuUnits::vectors(level)).unwrap();
         let what = format!("{name}, {level}");
         reference.check(0, &encoder.run(&items).unwrap(), CLOSE, &format!("{what}, in one pass"));
         for at in 0..items.len() {

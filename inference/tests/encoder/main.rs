@@ -208,7 +208,7 @@ struct Run {
 fn agrees_on(reference: &Reference, source: &Source, run: &Run) {
     let Run { units, threads, alone, close } = *run;
     let what = format!("{source} on {threads} threads, {units}");
-    let encoder = Encoder::load_on(source, cpu(threads), units).unwrap();
+    let encoder = Encoder::load_on_units(source, cpu(threads), units).unwrap();
     let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
     for (item, expected) in items.iter().zip(&reference.tokens) {
         assert_eq!(ids(item), expected, "{what}: tokens");
@@ -261,7 +261,7 @@ fn spoiled(
         None => fs::remove_file(path).unwrap(),
     }
     let device = cpu(1);
-    let error = Encoder::load(&Source::Folder(folder.path().into()), Arc::clone(&device)).unwrap_err();
+    let error = Encoder::load_f32(&Source::Folder(folder.path().into()), Arc::clone(&device)).unwrap_err();
     assert_eq!(device.memory().free, PLENTY, "a failed load keeps memory");
     (folder, error)
 }

@@ -14,7 +14,7 @@ use crate::{Reference, copy_of, cpu, ids, numbers, params, tiny};
 
 #[test]
 fn outputs_come_in_the_formats_asked_for() {
-    let encoder = Encoder::load(&tiny("tiny-mean"), cpu(2)).unwrap();
+    let encoder = Encoder::load_f32(&tiny("tiny-mean"), cpu(2)).unwrap();
     let inputs = [Input::Text("a cat".into())];
     let exact = numbers(&encoder.run(&encoder.prepare(&inputs, &Params::default()).unwrap()).unwrap()[0]);
     let mut params = Params::default();
@@ -31,7 +31,7 @@ fn outputs_come_in_the_formats_asked_for() {
 
 #[test]
 fn vectors_are_cut_and_have_length_one_again() {
-    let encoder = Encoder::load(&tiny("tiny-mean"), cpu(2)).unwrap();
+    let encoder = Encoder::load_f32(&tiny("tiny-mean"), cpu(2)).unwrap();
     let inputs = [Input::Text("a cat".into())];
     let with = |dimensions: serde_json::Value| encoder.prepare(&inputs, &params("dimensions", dimensions));
     let whole = numbers(&encoder.run(&encoder.prepare(&inputs, &Params::default()).unwrap()).unwrap()[0]);
@@ -48,7 +48,7 @@ fn vectors_are_cut_and_have_length_one_again() {
 /// Dimensions are those of the layers behind pooling, not those of the tokens.
 #[test]
 fn dimensions_are_counted_behind_dense_layers() {
-    let encoder = Encoder::load(&tiny("tiny-gemma"), cpu(2)).unwrap();
+    let encoder = Encoder::load_f32(&tiny("tiny-gemma"), cpu(2)).unwrap();
     let inputs = [Input::Text("a cat".into())];
     let dimensions = |dimensions: u32| {
         let items = encoder.prepare(&inputs, &params("dimensions", dimensions));
@@ -64,7 +64,7 @@ fn dimensions_are_counted_behind_dense_layers() {
 /// EmbeddingGemma's tokenizer has a token for images, whose id is beyond the model's embeddings.
 #[test]
 fn a_token_without_an_embedding_refuses_its_text_alone() {
-    let encoder = Encoder::load(&tiny("tiny-gemma"), cpu(2)).unwrap();
+    let encoder = Encoder::load_f32(&tiny("tiny-gemma"), cpu(2)).unwrap();
     let inputs = [Input::Text("a cat".into()), Input::Text("a <image_soft_token> cat".into())];
     assert_eq!(encoder.prepare(&inputs[..1], &Params::default()).unwrap().len(), 1);
     assert_eq!(
@@ -78,7 +78,7 @@ fn prompts_go_before_texts_by_name_or_by_default() {
     let folder = copy_of("tiny-mean");
     let prompts = r#"{"prompts": {"query": "the city ", "document": ""}, "default_prompt_name": "query"}"#;
     fs::write(folder.path().join("config_sentence_transformers.json"), prompts).unwrap();
-    let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+    let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
     let tokens = |prompt: Option<&str>, text: &str| {
         let mut params = Params::default();
         params.0.extend(prompt.map(|name| ("prompt_name".to_owned(), name.into())));
@@ -97,7 +97,7 @@ fn prompts_go_before_texts_by_name_or_by_default() {
 #[test]
 fn every_model_of_vectors_has_a_prompt_for_queries_and_for_documents() {
     let folder = copy_of("tiny-mean");
-    let load = || Encoder::load(&Source::Folder(folder.path().into()), cpu(1));
+    let load = || Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1));
     let reference = Reference::read("tiny-mean");
     let check = || {
         let encoder = load().unwrap();
@@ -123,7 +123,7 @@ fn a_prompt_that_is_null_is_empty() {
     let folder = copy_of("tiny-mean");
     let prompts = r#"{"prompts": {"query": null, "document": "the "}, "default_prompt_name": "query"}"#;
     fs::write(folder.path().join("config_sentence_transformers.json"), prompts).unwrap();
-    let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+    let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
     let reference = Reference::read("tiny-mean");
     for params in [Params::default(), params("prompt_name", "query")] {
         let items = encoder.prepare(&reference.inputs, &params).unwrap();
@@ -143,7 +143,7 @@ fn a_folder_may_say_how_many_elements_of_a_vector_are_kept() {
         let own = json!({"truncate_dim": kept}).to_string();
         fs::write(folder.path().join("config_sentence_transformers.json"), own).unwrap();
         let [encoder, whole] = [Source::Folder(folder.path().into()), tiny(fixture)]
-            .map(|source| Encoder::load(&source, cpu(1)).unwrap());
+            .map(|source| Encoder::load_f32(&source, cpu(1)).unwrap());
         assert_ne!(encoder.revision(), whole.revision(), "{fixture}");
         let reference = Reference::read(fixture);
         let inputs = &reference.inputs[..4];
@@ -172,7 +172,7 @@ fn a_folder_may_say_how_many_elements_of_a_vector_are_kept() {
 
 #[test]
 fn a_pass_that_does_not_fit_is_a_typed_out_of_memory_and_costs_nothing() {
-    let probe = Encoder::load(&tiny("tiny-mean"), cpu(2)).unwrap();
+    let probe = Encoder::load_f32(&tiny("tiny-mean"), cpu(2)).unwrap();
     let inputs: Vec<Input> = (0..64).map(|n| Input::Text(format!("text {n} of a batch"))).collect();
     let items = probe.prepare(&inputs, &Params::default()).unwrap();
     let bytes = |items: &[Item]| probe.pass_bytes(shape_of(items));
@@ -180,7 +180,7 @@ fn a_pass_that_does_not_fit_is_a_typed_out_of_memory_and_costs_nothing() {
 
     let total = probe.resident_bytes() + bytes(&items) - 1;
     let device = CpuDevice::new(total, 2).unwrap();
-    let encoder = Encoder::load(&tiny("tiny-mean"), Arc::clone(&device)).unwrap();
+    let encoder = Encoder::load_f32(&tiny("tiny-mean"), Arc::clone(&device)).unwrap();
     let baseline = device.memory();
     assert_eq!(baseline.free, total - encoder.resident_bytes());
     let refused = encoder.run(&items).unwrap_err();
@@ -199,9 +199,9 @@ fn a_pass_that_does_not_fit_is_a_typed_out_of_memory_and_costs_nothing() {
 
 #[test]
 fn weights_that_do_not_fit_are_a_typed_out_of_memory() {
-    let needs = Encoder::load(&tiny("tiny-mean"), cpu(1)).unwrap().resident_bytes();
+    let needs = Encoder::load_f32(&tiny("tiny-mean"), cpu(1)).unwrap().resident_bytes();
     let device = CpuDevice::new(needs - 1, 1).unwrap();
-    match Encoder::load(&tiny("tiny-mean"), Arc::clone(&device)) {
+    match Encoder::load_f32(&tiny("tiny-mean"), Arc::clone(&device)) {
         Err(LoadError::OutOfMemory(oom)) => assert_eq!((oom.asked, oom.free), (needs, needs - 1)),
         other => panic!("{other:?}"),
     }
@@ -210,7 +210,7 @@ fn weights_that_do_not_fit_are_a_typed_out_of_memory() {
 
 #[test]
 fn items_of_another_model_are_refused() {
-    let encoder = Encoder::load(&tiny("tiny-mean"), cpu(1)).unwrap();
+    let encoder = Encoder::load_f32(&tiny("tiny-mean"), cpu(1)).unwrap();
     let item = |ids: &[u32]| Item::Tokens { ids: ids.into(), format: Default::default() };
     assert!(matches!(encoder.run(&[item(&[273])]), Err(PassError::Failed(_))));
     assert!(matches!(encoder.run(&[item(&[1; 41])]), Err(PassError::Failed(_))));
@@ -232,7 +232,7 @@ fn not_a_number_in_the_weights_fails_the_pass_and_hangs_nothing() {
     let first = 8 + header + query.data_offsets.0;
     bytes[first..first + 4].copy_from_slice(&f32::NAN.to_le_bytes());
     fs::write(&path, bytes).unwrap();
-    let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(2)).unwrap();
+    let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(2)).unwrap();
     let items = encoder.prepare(&[Input::Text("a cat sat".into())], &Params::default()).unwrap();
     let refused = encoder.run(&items).unwrap_err().to_string();
     assert!(refused.contains("of the vector of item 0 is not a finite number"), "{refused}");

@@ -34,7 +34,7 @@ fn split(folder: &Path) {
 }
 
 fn load(folder: &Path) -> Encoder {
-    Encoder::load(&Source::Folder(folder.into()), cpu(2)).unwrap()
+    Encoder::load_f32(&Source::Folder(folder.into()), cpu(2)).unwrap()
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn weights_in_two_files_are_those_in_one() {
         let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
         encoder.run(&items).unwrap()
     };
-    let one = Encoder::load(&tiny("tiny-mean"), cpu(2)).unwrap();
+    let one = Encoder::load_f32(&tiny("tiny-mean"), cpu(2)).unwrap();
     let folder = copy_of("tiny-mean");
     split(folder.path());
     let two = load(folder.path());
@@ -112,7 +112,7 @@ fn faults_of_an_index_are_named() {
         split(folder.path());
         load(folder.path());
         spoil(folder.path());
-        let error = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
+        let error = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
         for words in expected {
             assert!(error.contains(words), "{error}, not {words}");
         }
@@ -127,6 +127,6 @@ fn a_tensor_that_no_file_has_is_named() {
     let config = folder.path().join("config.json");
     let text = fs::read_to_string(&config).unwrap();
     fs::write(config, text.replace(r#""num_hidden_layers": 2"#, r#""num_hidden_layers": 3"#)).unwrap();
-    let error = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
+    let error = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
     assert!(error.contains("index.json has no tensor `encoder.layer.2."), "{error}");
 }

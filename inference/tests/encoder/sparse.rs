@@ -69,7 +69,7 @@ fn sparse(encoder: &Encoder, params: &Params) -> Vec<Sparse> {
 
 #[test]
 fn a_job_may_ask_for_the_largest_elements_only() {
-    let encoder = Encoder::load(&tiny(SPLADE), cpu(2)).unwrap();
+    let encoder = Encoder::load_f32(&tiny(SPLADE), cpu(2)).unwrap();
     let whole = sparse(&encoder, &Params::default());
     let most = params("max_active_dims", 5);
     for (cut, whole) in sparse(&encoder, &most).iter().zip(&whole) {
@@ -90,14 +90,14 @@ fn a_job_may_ask_for_the_largest_elements_only() {
 fn a_model_may_say_how_many_elements_its_vectors_have() {
     let folder = copy_of(SPLADE);
     fs::write(folder.path().join("config_sentence_transformers.json"), r#"{"max_active_dims": 3}"#).unwrap();
-    let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+    let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
     assert!(sparse(&encoder, &Params::default()).iter().all(|sparse| sparse.len() == 3));
     assert!(sparse(&encoder, &params("max_active_dims", 4)).iter().all(|sparse| sparse.len() == 4));
 }
 
 #[test]
 fn parameters_of_other_outputs_and_inputs_that_are_no_text_are_refused() {
-    let encoder = Encoder::load(&tiny(SPLADE), cpu(1)).unwrap();
+    let encoder = Encoder::load_f32(&tiny(SPLADE), cpu(1)).unwrap();
     for (params, expected) in [
         (params("dimensions", 8), "params.dimensions is unknown; there are `max_active_dims`"),
         (params("max_active_dims", 0), "params.max_active_dims is 0; use a number from 1"),
@@ -121,7 +121,7 @@ fn items_of_other_models_are_refused() {
     let embedding = Item::Tokens { ids: ids.clone(), format: Default::default() };
     let sparse = Item::Sparse(SparseItem { ids, elements_max: None });
     for (model, item) in [(SPLADE, embedding), ("tiny-mean", sparse)] {
-        let refused = Encoder::load(&tiny(model), cpu(1)).unwrap().run(&[item]);
+        let refused = Encoder::load_f32(&tiny(model), cpu(1)).unwrap().run(&[item]);
         assert!(matches!(refused, Err(PassError::Failed(_))), "{model}: {refused:?}");
     }
 }
@@ -185,7 +185,7 @@ fn other_families_make_no_sparse_vectors() {
         fs::create_dir_all(to.parent().unwrap()).unwrap();
         fs::copy(fixtures().join(SPLADE).join(file), to).unwrap();
     }
-    let refused = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
+    let refused = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap_err().to_string();
     let expected =
         "the architecture `xlm-roberta` for sparse vectors; this engine takes `bert`, `distilbert`";
     assert!(refused.contains(expected), "{refused}");
@@ -201,8 +201,8 @@ fn the_bias_may_have_the_name_of_its_map() {
     let text = String::from_utf8_lossy(&bytes).into_owned();
     let (from, to) = if text.contains(one) { (one, other) } else { (other, one) };
     fs::write(&path, replace_name(from, to)(bytes).unwrap()).unwrap();
-    let renamed = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
-    let encoder = Encoder::load(&tiny(SPLADE), cpu(1)).unwrap();
+    let renamed = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+    let encoder = Encoder::load_f32(&tiny(SPLADE), cpu(1)).unwrap();
     assert_eq!(sparse(&renamed, &Params::default()), sparse(&encoder, &Params::default()));
 }
 

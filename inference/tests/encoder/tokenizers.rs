@@ -52,7 +52,7 @@ fn ids_are_those_of_transformers_whatever_file_decides() {
             change(folder.path(), name, keys.as_ref());
         }
         let what = format!("{} with {:?}", case.fixture, case.files);
-        let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1));
+        let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1));
         let encoder = encoder.unwrap_or_else(|error| panic!("{what}: {error}"));
         let items = encoder.prepare(&inputs, &Params::default()).unwrap();
         for (at, item) in items.iter().enumerate() {
@@ -74,7 +74,7 @@ fn the_class_may_be_in_the_configuration_of_the_model() {
         if !keys.is_empty() {
             change(folder.path(), "config.json", Some(&keys));
         }
-        let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+        let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
         let items = encoder.prepare(&inputs, &Params::default()).unwrap();
         items.iter().map(|item| ids(item).to_vec()).collect()
     };
@@ -120,7 +120,7 @@ fn lengths_of_some_texts_only_are_refused_by_name() {
     let same =
         r#"{"max_seq_length": 24, "query_length": 24, "processing_kwargs": {"text": {"max_length": 24}}}"#;
     fs::write(folder.path().join("sentence_bert_config.json"), same).unwrap();
-    Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+    Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
 }
 
 /// Texts with such a token have other ids in transformers: seen with 5.23.
@@ -134,7 +134,7 @@ fn texts_with_tokens_of_older_files_and_of_the_class_are_rejected() {
     fs::write(folder.path().join("tokenizer_config.json"), "{}").unwrap();
     fs::write(folder.path().join("special_tokens_map.json"), r#"{"mask_token": "<q>"}"#).unwrap();
     fs::write(folder.path().join("added_tokens.json"), r#"{"<Doc>": 40}"#).unwrap();
-    let encoder = Encoder::load(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
+    let encoder = Encoder::load_f32(&Source::Folder(folder.path().into()), cpu(1)).unwrap();
     let cases = [
         ("<q> a cat", "in special_tokens_map.json"),
         ("a <doc>", "in added_tokens.json"),

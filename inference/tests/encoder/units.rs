@@ -10,7 +10,7 @@ use crate::{Reference, TEXTS_ON_TILES, cosine, cpu, minilm, numbers, tiny};
 
 /// The vectors of some of a reference's texts in one pass on three threads, after a check that each is the same to the bit alone.
 fn alone_and_packed(reference: &Reference, source: &Source, units: CpuUnits) -> Vec<Output> {
-    let encoder = Encoder::load_on(source, cpu(3), units).unwrap();
+    let encoder = Encoder::load_on_units(source, cpu(3), units).unwrap();
     let items = encoder.prepare(&reference.inputs, &Params::default()).unwrap();
     let packed = encoder.run(&items).unwrap();
     for (at, output) in packed.iter().enumerate() {
@@ -88,7 +88,7 @@ fn every_family_in_bf16_is_near_sentence_transformers() {
 
 #[test]
 fn types_that_the_cpu_lacks_are_refused_by_name() {
-    let load = |dtype| Encoder::load_as(&tiny("tiny-mean"), cpu(1), dtype);
+    let load = |dtype| Encoder::load_dtype(&tiny("tiny-mean"), cpu(1), dtype);
     assert!(matches!(load(ComputeType::F16), Err(LoadError::Type(TypeUnavailable::F16))));
     match load(ComputeType::Bf16) {
         Ok(encoder) => {

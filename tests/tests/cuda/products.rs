@@ -178,7 +178,7 @@ mod bodies {
 
     /// Four maps in each layer.
     fn products_of_a_pass() -> Result<usize> {
-        Ok(4 * Encoder::load(&fixture("tiny-long"), CpuDevice::new(1 << 30, 2)?)?.dims().layers)
+        Ok(4 * Encoder::load_f32(&fixture("tiny-long"), CpuDevice::new(1 << 30, 2)?)?.dims().layers)
     }
 
     pub fn the_second_algorithm_is_used() -> Result<()> {

@@ -253,7 +253,7 @@ fn load(
     config: &Config,
 ) -> Result<Arc<dyn Engine>, ModelError> {
     let loaded = match device {
-        AnyDevice::Cpu(device) => Encoder::load_as(source, Arc::clone(device), dtype),
+        AnyDevice::Cpu(device) => Encoder::load_dtype(source, Arc::clone(device), dtype),
         AnyDevice::Cuda(device) => {
             // The default pass size, which keeps the device busy, suits a model that is alone on it. With several models, such passes would
             // take memory that models loaded later need.

@@ -112,15 +112,19 @@ impl Encoder {
     ///
     /// # Errors
     /// See [`LoadError`].
-    pub fn load(source: &Source, device: Arc<CpuDevice>) -> Result<Self, LoadError> {
-        Self::load_as(source, device, ComputeType::F32)
+    pub fn load_f32(source: &Source, device: Arc<CpuDevice>) -> Result<Self, LoadError> {
+        Self::load_dtype(source, device, ComputeType::F32)
     }
 
-    /// As [`load`](Self::load), but computes in `dtype` on the fastest units of this CPU. Workers use this.
+    /// As [`load_f32`](Self::load_f32), but computes in `dtype` on the fastest units of this CPU. Workers use this.
     ///
     /// # Errors
     /// See [`LoadError`].
-    pub fn load_as(source: &Source, device: Arc<CpuDevice>, dtype: ComputeType) -> Result<Self, LoadError> {
+    pub fn load_dtype(
+        source: &Source,
+        device: Arc<CpuDevice>,
+        dtype: ComputeType,
+    ) -> Result<Self, LoadError> {
         let chosen = Chosen::for_type(dtype)?;
         match &chosen.amx_absent {
             Some(absent) if absent.is_fault() => {
@@ -128,24 +132,20 @@ impl Encoder {
             }
             _ => tracing::info!(%source, units = %chosen, "chose the CPU units of the encoder"),
         }
-        let mut encoder = Self::load_on(source, device, chosen.units)?;
+        let mut encoder = Self::load_on_units(source, device, chosen.units)?;
         encoder.computes = chosen.to_string();
         Ok(encoder)
     }
 
-    /// As [`load`](Self::load), for one vector unit in particular.
+    /// As [`load_f32`](Self::load_f32), on units in particular.
     ///
     /// # Errors
     /// See [`LoadError`].
-    pub fn load_at(source: &Source, device: Arc<CpuDevice>, level: Level) -> Result<Self, LoadError> {
-        Self::load_on(source, device, CpuUnits::vectors(level))
-    }
-
-    /// As [`load`](Self::load), for units in particular.
-    ///
-    /// # Errors
-    /// See [`LoadError`].
-    pub fn load_on(source: &Source, device: Arc<CpuDevice>, units: CpuUnits) -> Result<Self, LoadError> {
+    pub fn load_on_units(
+        source: &Source,
+        device: Arc<CpuDevice>,
+        units: CpuUnits,
+    ) -> Result<Self, LoadError> {
         let config = ModelConfig::read(&source.folder()?)?;
         let threads = device.threads();
         let element = match units.tiles {
@@ -154,7 +154,7 @@ impl Encoder {
             Some(Tiles { parts: Parts::Split, .. }) | None => ElementType::F32,
         };
         let backend = Box::new(CpuEncoder::load(&config, units, device)?);
-        Self::with(&config, threads, element, units.to_string(), backend)
+        Self::from_backend(&config, threads, element, units.to_string(), backend)
     }
 
     /// Loads a model onto a CUDA device. `threads` are for tokenising, which is done here.
@@ -170,10 +170,10 @@ impl Encoder {
         let config = ModelConfig::read(&source.folder()?)?;
         let backend = CudaEncoder::load(&config, device, options)?;
         let (element, computes) = (backend.element(), backend.computes().to_owned());
-        Self::with(&config, threads, element, computes, Box::new(backend))
+        Self::from_backend(&config, threads, element, computes, Box::new(backend))
     }
 
-    fn with(
+    fn from_backend(
         config: &ModelConfig,
         threads: usize,
         element: ElementType,

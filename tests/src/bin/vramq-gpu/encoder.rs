@@ -53,7 +53,7 @@ pub fn run(device: &Arc<CudaDevice>, models: &[&str], scale: Scale) -> Result<bo
     for model in models {
         let named = Named::of(model, &mut random)?;
         let source = Source::Folder(named.path.clone());
-        let cpu = Encoder::load(&source, CpuDevice::new(CPU_BYTES, cores())?)?;
+        let cpu = Encoder::load_f32(&source, CpuDevice::new(CPU_BYTES, cores())?)?;
         let items = sequences(longest(&cpu), &mut random, scale);
         let expected = vectors(&cpu, &items)?;
         drop(cpu);
