@@ -18,8 +18,26 @@ pub(super) struct Shard {
 pub(super) struct Packing {
     /// Which item is the k-th sequence.
     pub order: Vec<u32>,
-    /// One per thread; or a single one, which all threads work on together.
-    pub shards: Vec<Shard>,
+    pub shards: Shards,
+}
+
+/// How the threads of a pass divide its sequences.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Shards {
+    /// All threads work on these together, in step.
+    Shared(Shard),
+    /// Each thread works on its own, without the others. None if the pass has no sequences.
+    PerThread(Vec<Shard>),
+}
+
+impl Shards {
+    /// All of them, in packed order.
+    pub fn as_slice(&self) -> &[Shard] {
+        match self {
+            Self::Shared(shard) => std::slice::from_ref(shard),
+            Self::PerThread(shards) => shards,
+        }
+    }
 }
 
 /// How much more than its fair share of work a thread may get. Beyond this the threads share each step instead, which was measured
@@ -68,6 +86,10 @@ impl Packing {
             }
             first_token += lengths[at];
         }
+        let shards = match shards[..] {
+            [shard] => Shards::Shared(shard),
+            _ => Shards::PerThread(shards),
+        };
         Self { order, shards }
     }
 }
@@ -94,15 +116,15 @@ mod tests {
     #[test]
     fn a_lone_text_is_shared_by_all_threads() {
         let packing = Packing::new(&[300], &DIMS, 2);
-        assert_eq!(packing.shards.len(), 1);
-        assert_eq!(packing.shards[0].tokens, 300);
+        assert!(matches!(packing.shards, Shards::Shared(Shard { tokens: 300, .. })), "{packing:?}");
     }
 
     #[test]
     fn equal_texts_go_to_threads_of_their_own() {
         let packing = Packing::new(&[10; 8], &DIMS, 4);
-        assert_eq!(packing.shards.len(), 4);
-        assert!(packing.shards.iter().all(|shard| shard.sequences == 2 && shard.tokens == 20));
+        let Shards::PerThread(shards) = packing.shards else { panic!("{packing:?}") };
+        assert_eq!(shards.len(), 4);
+        assert!(shards.iter().all(|shard| shard.sequences == 2 && shard.tokens == 20));
     }
 
     proptest! {
@@ -115,9 +137,10 @@ mod tests {
             let mut seen = packing.order.clone();
             seen.sort_unstable();
             prop_assert_eq!(seen, (0..lengths.len() as u32).collect::<Vec<_>>());
-            prop_assert!(packing.shards.len() == 1 || packing.shards.len() == threads);
+            let shards = packing.shards.as_slice();
+            prop_assert!(shards.len() == 1 || shards.len() == threads);
             let (mut first, mut first_token) = (0, 0);
-            for shard in &packing.shards {
+            for shard in shards {
                 prop_assert_eq!((shard.first, shard.first_token), (first, first_token));
                 let own = &packing.order[first..first + shard.sequences];
                 prop_assert_eq!(shard.tokens, own.iter().map(|at| lengths[*at as usize]).sum::<usize>());

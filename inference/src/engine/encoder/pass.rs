@@ -9,7 +9,7 @@ use crate::engine::{PassError, PassShape};
 use super::config::{Dims, ModelConfig};
 use super::cpu::{Barrier, BreaksBarrier, CpuModel, CpuOps, Participant};
 use super::families::Sequence;
-use super::pack::Packing;
+use super::pack::{Packing, Shards};
 use super::plan::{CpuPlan, Layout, activations_per_token};
 use super::units::CpuUnits;
 use super::weights::Weights;
@@ -59,7 +59,10 @@ impl Backend for CpuEncoder {
         let packing = Packing::new(&lengths, &self.model.spec.dims, self.device.threads());
         let pass = Pass { model: &self.model, packing: &packing, plan: &plan, arena: arena.as_ptr() };
         pass.fill(items);
-        let barrier = Barrier::new(if packing.shards.len() == 1 { self.device.threads() } else { 1 });
+        let barrier = Barrier::new(match packing.shards {
+            Shards::Shared(_) => self.device.threads(),
+            Shards::PerThread(_) => 1,
+        });
         self.device.on_all_threads(|rank| pass.run(rank, &barrier));
         pass.vectors(take);
         Ok(())
@@ -115,15 +118,18 @@ impl Pass<'_> {
         unsafe { cu_seqlens.add(items.len()).write(end as u32) };
     }
 
-    /// One thread's work: the shard of its rank, or its share of the only one.
+    /// One thread's work: its own shard, or its share of the one for all.
     fn run(&self, rank: usize, barrier: &Barrier) {
-        let alone = self.packing.shards.len() > 1;
-        let Some(shard) = self.packing.shards.get(if alone { rank } else { 0 }) else {
-            return;
+        let (shard, rank_in_barrier) = match &self.packing.shards {
+            Shards::Shared(shard) => (shard, rank),
+            Shards::PerThread(shards) => {
+                let Some(shard) = shards.get(rank) else { return };
+                (shard, 0)
+            }
         };
         let dims = &self.model.spec.dims;
         let items = self.packing.order.len();
-        let tokens = self.packing.shards.iter().map(|shard| shard.tokens).sum();
+        let tokens = self.packing.shards.as_slice().iter().map(|shard| shard.tokens).sum();
         let _breaks = BreaksBarrier(barrier);
         let activations = self.at::<f32>(self.plan.activations);
         let mut ops = CpuOps {
@@ -138,7 +144,7 @@ impl Pass<'_> {
             activations: activations.wrapping_add(shard.first_token * activations_per_token(dims)),
             scratch: self.at(self.plan.scratch + rank * self.plan.scratch_stride),
             vectors: self.at(self.plan.vectors),
-            thread: Participant { barrier, rank: if alone { 0 } else { rank } },
+            thread: Participant { barrier, rank: rank_in_barrier },
         };
         // `Broken` means that another thread has panicked. The caller gets that panic.
         let (spec, at) = (&self.model.spec, Layout::new(dims, shard.tokens));
