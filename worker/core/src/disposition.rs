@@ -144,10 +144,6 @@ pub(crate) struct PassFacts<'a> {
     pub(crate) leaked: u64,
     /// Routing key of jobs for larger devices, if the model has one.
     pub(crate) larger: Option<&'a str>,
-    /// How long the job would wait for memory, in milliseconds.
-    pub(crate) delay_ms: u64,
-    /// What a program said about it.
-    pub(crate) said: &'a str,
 }
 
 impl PassFacts<'_> {
@@ -160,12 +156,14 @@ impl PassFacts<'_> {
 
 /// A pass ran out of device memory. The job is halved down to one item, then runs that alone on the device, then waits for memory of other
 /// processes, then is dead-lettered or sent to a larger device. The same size is never tried twice under the same conditions. `item`: the
-/// index of the job's first item in the pass.
+/// index of the job's first item in the pass; `said`: a program's own message; `delay_ms`: how long the job would wait for memory.
 pub(crate) fn after_out_of_memory(
     headers: &JobHeaders,
     item: ItemIndex,
     pass: &PassFacts<'_>,
     oom: &OutOfMemory,
+    said: &str,
+    delay_ms: u64,
 ) -> JobOutcome {
     let mut next = with_attempt(headers, item, pass, oom);
     if pass.items > 1 {
@@ -182,9 +180,9 @@ pub(crate) fn after_out_of_memory(
     let in_time = oom.free.saturating_add(oom.foreign).saturating_add(pass.leaked);
     if oom.asked <= in_time && next.delays < DELAYS_MAX {
         next.delays += 1;
-        return JobOutcome::requeue(next, Route::Later(pass.delay_ms), Cause::Delayed);
+        return JobOutcome::requeue(next, Route::Later(delay_ms), Cause::Delayed);
     }
-    after_all_attempts(next, item, pass, oom)
+    after_all_attempts(next, item, pass, oom, said)
 }
 
 /// The headers with one attempt more: a pass that ran out of memory.
@@ -223,11 +221,12 @@ fn after_all_attempts(
     item: ItemIndex,
     pass: &PassFacts<'_>,
     oom: &OutOfMemory,
+    said: &str,
 ) -> JobOutcome {
     let requirement = MinimumRequirement { item: item.0, cost: pass.longest, needs_bytes: oom.asked };
     let rejection = Rejection {
         requirement: Some(requirement),
-        ..Rejection::new(Reason::OutOfMemory, explanation(item, pass, oom))
+        ..Rejection::new(Reason::OutOfMemory, explanation(item, pass, oom, said))
     };
     let Some(key) = pass.larger else { return JobOutcome::dead_letter(next, rejection) };
     let otherwise = Otherwise::new(key, rejection.clone(), &next, rejection);
@@ -283,7 +282,7 @@ pub(crate) fn after_invalid_input(
 }
 
 /// Why an item does not fit even alone, for a person.
-fn explanation(item: ItemIndex, pass: &PassFacts<'_>, oom: &OutOfMemory) -> String {
+fn explanation(item: ItemIndex, pass: &PassFacts<'_>, oom: &OutOfMemory, said: &str) -> String {
     let OutOfMemory { asked, free, total, foreign } = *oom;
     let (longest, device) = (pass.longest, pass.device);
     let mut text = format!(
@@ -309,8 +308,8 @@ fn explanation(item: ItemIndex, pass: &PassFacts<'_>, oom: &OutOfMemory) -> Stri
             Mib(asked)
         );
     }
-    if !pass.said.is_empty() {
-        text += &format!(". The program said: {}", pass.said);
+    if !said.is_empty() {
+        text += &format!(". The program said: {said}");
     }
     text
 }

@@ -25,9 +25,12 @@ fn pass(items: u32, exclusive: bool) -> PassFacts<'static> {
         leaked: 0,
         overlapped: false,
         larger: None,
-        delay_ms: 1_000,
-        said: "",
     }
+}
+
+/// The outcome for a job after an out-of-memory about which no program said anything.
+fn ran_out(headers: &JobHeaders, item: ItemIndex, pass: &PassFacts<'_>, oom: &OutOfMemory) -> JobOutcome {
+    after_out_of_memory(headers, item, pass, oom, "", 1_000)
 }
 
 /// The outcome as a word (route or dead letter), the headers of the next attempt, and the rejection if there is none.
@@ -93,7 +96,7 @@ fn every_row_of_the_table() {
     for (facts, delays, oom, expected) in rows {
         let headers =
             JobHeaders { exclusive: facts.exclusive && facts.items == 1, delays, ..Default::default() };
-        let decided = after_out_of_memory(&headers, ItemIndex(3), &facts, &oom);
+        let decided = ran_out(&headers, ItemIndex(3), &facts, &oom);
         assert_eq!(outline(&decided), expected, "{facts:?}, {delays} delays, {oom:?}");
     }
 }
@@ -102,7 +105,7 @@ fn every_row_of_the_table() {
 fn a_pass_that_overlapped_another_of_this_worker_was_not_alone() {
     let facts = PassFacts { overlapped: true, ..pass(1, false) };
     assert_eq!(
-        outline(&after_out_of_memory(&JobHeaders::default(), ItemIndex(0), &facts, &OOM)),
+        outline(&ran_out(&JobHeaders::default(), ItemIndex(0), &facts, &OOM)),
         ("requeue", Some(1), true, 0)
     );
     assert!(PassFacts { exclusive: true, ..facts }.alone(&CROWDED));
@@ -111,7 +114,7 @@ fn a_pass_that_overlapped_another_of_this_worker_was_not_alone() {
 #[test]
 fn the_history_has_what_was_tried() {
     let headers = JobHeaders { items_done: 3, attempt: 1, ..JobHeaders::default() };
-    let next = requeued(after_out_of_memory(&headers, ItemIndex(3), &pass(9, false), &CROWDED));
+    let next = requeued(ran_out(&headers, ItemIndex(3), &pass(9, false), &CROWDED));
     assert_eq!((next.attempt, next.items_done), (2, 3));
     let attempt = &next.history[0];
     assert_eq!((attempt.items, attempt.longest, attempt.asked), (9, 512, OOM.asked));
@@ -122,11 +125,11 @@ fn the_history_has_what_was_tried() {
 #[test]
 fn the_next_item_may_wait_again() {
     let headers = JobHeaders { delays: DELAYS_MAX, ..JobHeaders::default() };
-    let (kind, next, _) = next_of(after_out_of_memory(&headers, ItemIndex(3), &pass(1, true), &CROWDED));
+    let (kind, next, _) = next_of(ran_out(&headers, ItemIndex(3), &pass(1, true), &CROWDED));
     assert_eq!(kind, "dead letter");
-    let again = after_out_of_memory(&next, ItemIndex(3), &pass(1, true), &CROWDED);
+    let again = ran_out(&next, ItemIndex(3), &pass(1, true), &CROWDED);
     assert_eq!(outline(&again), ("dead letter", Some(1), false, DELAYS_MAX));
-    let further = after_out_of_memory(&next, ItemIndex(4), &pass(1, true), &CROWDED);
+    let further = ran_out(&next, ItemIndex(4), &pass(1, true), &CROWDED);
     assert_eq!(outline(&further), ("delay", Some(1), false, 1));
     // The next item starts its waits from zero.
     assert_eq!((delays_before(&next, ItemIndex(3)), delays_before(&next, ItemIndex(4))), (DELAYS_MAX, 0));
@@ -139,9 +142,9 @@ fn the_next_item_may_wait_again() {
 #[test]
 fn the_publishers_hint_is_kept() {
     let headers = JobHeaders { batch_hint: Some(20), ..JobHeaders::default() };
-    let next = requeued(after_out_of_memory(&headers, ItemIndex(0), &pass(16, false), &OOM));
+    let next = requeued(ran_out(&headers, ItemIndex(0), &pass(16, false), &OOM));
     assert_eq!((next.batch_hint, next.batch_hint_max), (Some(8), Some(20)));
-    let next = requeued(after_out_of_memory(&next, ItemIndex(0), &pass(8, false), &OOM));
+    let next = requeued(ran_out(&next, ItemIndex(0), &pass(8, false), &OOM));
     assert_eq!((next.batch_hint, next.batch_hint_max), (Some(4), Some(20)));
 }
 
@@ -149,7 +152,7 @@ fn the_publishers_hint_is_kept() {
 fn the_dead_letter_says_what_would_fit() {
     let rejection_of = |oom: OutOfMemory, delays| {
         let headers = JobHeaders { delays, ..JobHeaders::default() };
-        let (kind, _, rejection) = next_of(after_out_of_memory(&headers, ItemIndex(5), &pass(1, true), &oom));
+        let (kind, _, rejection) = next_of(ran_out(&headers, ItemIndex(5), &pass(1, true), &oom));
         assert_eq!(kind, "dead letter");
         rejection.unwrap()
     };
@@ -166,6 +169,10 @@ fn the_dead_letter_says_what_would_fit() {
     let rejection = rejection_of(PIECES, DELAYS_MAX);
     assert!(rejection.error.contains("fragmented"), "{}", rejection.error);
     assert!(!rejection.error.contains("said"), "{}", rejection.error);
+    let (headers, said) = (JobHeaders::default(), "CUDA error");
+    let outcome = after_out_of_memory(&headers, ItemIndex(5), &pass(1, true), &OOM, said, 1_000);
+    let (_, _, rejection) = next_of(outcome);
+    assert!(rejection.unwrap().error.ends_with("The program said: CUDA error"));
 }
 
 #[test]
@@ -186,7 +193,7 @@ fn a_job_for_a_full_queue_of_larger_devices_comes_back_later_and_not_for_ever() 
         JobHeaders { attempt: 1, batch_hint: Some(1), batch_hint_max: Some(9), ..JobHeaders::default() };
     for waits in 1..=WAITS_MAX + 1 {
         let facts = PassFacts { larger: Some("xl"), ..pass(1, true) };
-        let outcome = after_out_of_memory(&headers, ItemIndex(0), &facts, &OOM);
+        let outcome = ran_out(&headers, ItemIndex(0), &facts, &OOM);
         let JobOutcome::Requeue(Requeue { headers: there, otherwise: Some(otherwise), .. }) = outcome else {
             panic!("{outcome:?}")
         };
@@ -226,7 +233,7 @@ proptest! {
             prop_assert!(!tried.contains(&attempt), "again {attempt:?}");
             tried.push(attempt);
             let facts = PassFacts { larger: has_larger.then_some("xl"), ..pass(size, headers.exclusive) };
-            let (kind, next, _) = next_of(after_out_of_memory(&headers, ItemIndex(0), &facts, &oom));
+            let (kind, next, _) = next_of(ran_out(&headers, ItemIndex(0), &facts, &oom));
             match kind {
                 "requeue" => {
                     let hint = next.batch_hint.unwrap();

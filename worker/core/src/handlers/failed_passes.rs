@@ -44,8 +44,6 @@ impl Core {
             overlapped: pass.overlapped,
             leaked,
             larger: larger.as_deref(),
-            delay_ms: 0,
-            said: "",
         };
         match error {
             PassError::OutOfMemory { oom, said, by_text } => {
@@ -124,8 +122,7 @@ impl Core {
                 let item = items.min().unwrap_or(ItemIndex(0));
                 let delays = delays_before(headers, item).saturating_add(1);
                 let delay_ms = backoff::for_memory(delays, &mut self.random);
-                let facts = PassFacts { delay_ms, said, ..facts.clone() };
-                AfterFailure::Decided(after_out_of_memory(headers, item, &facts, oom))
+                AfterFailure::Decided(after_out_of_memory(headers, item, facts, oom, said, delay_ms))
             }
             PassError::InvalidInput { text, .. } => after_invalid_input(headers, facts, job, invalid, text),
             // A disk that was too full for several jobs may have room for each alone, and for fewer items of one job.
