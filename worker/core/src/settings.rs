@@ -138,13 +138,8 @@ impl ModelFacts {
             .with(|room| self.job_passes().job_bytes(room))
     }
 
-    /// The slots while the worker runs. One if less than a job fits but its longest item does, because passes are limited to what fits;
-    /// zero if not even that item fits.
-    pub fn slots_now(&self, free: u64, reserve: u64, models: u64) -> u16 {
-        self.slots_in(self.slot_inputs(free, reserve, models).share())
-    }
-
-    /// The same for a model that has so many bytes for itself.
+    /// The slots of a model that has so many bytes for itself. One if less than a job fits but its longest item does, because passes are
+    /// limited to what fits; zero if not even that item fits.
     pub fn slots_in(&self, bytes: u64) -> u16 {
         let item = PassShape::default().with(self.job_shape.longest);
         match self.slot_inputs(bytes, 0, 1).slots(self.slots_max) {
@@ -188,7 +183,5 @@ mod tests {
         let model = ModelFacts { job_shape, ..ModelFacts::for_tests() };
         let slots = |bytes| model.slots_in(bytes);
         assert_eq!([slots(1), slots(2), slots(15), slots(16), slots(32)], [0, 1, 1, 1, 2]);
-        assert_eq!(model.slots_now(40, 8, 1), 2, "after the reserve");
-        assert_eq!(model.slots_now(40, 8, 2), 1, "shared with another model");
     }
 }

@@ -113,7 +113,7 @@ fn executors(plan: &Plan) -> Vec<ExecutorFacts> {
 fn with_slots(models: &[ModelFacts], memory: Memory) -> Option<Vec<ModelFacts>> {
     let count = models.len() as u64;
     let with_slots = |model: &ModelFacts| {
-        let slots = NonZeroU16::new(model.slots_now(memory.free, RESERVE, count))?;
+        let slots = NonZeroU16::new(model.slots_in(model.slot_inputs(memory.free, RESERVE, count).share()))?;
         Some(ModelFacts { slots, ..model.clone() })
     };
     models.iter().map(with_slots).collect()

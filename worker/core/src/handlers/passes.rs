@@ -16,7 +16,7 @@ use crate::ids::{JobKey, ModelIndex};
 use crate::jobs::ReplyExcess;
 use crate::observation::{Observation, PassOutcome};
 use crate::rejection::Rejection;
-use crate::scheduling::{InFlight, PassJob};
+use crate::scheduling::{InFlight, PassJob, StartedPass};
 use crate::units::Mib;
 
 impl Core {
@@ -98,7 +98,8 @@ impl Core {
             }
         }
         self.memory.pass_made();
-        let (order, bytes, blocked) = self.scheduler.start(pass, &self.models[model.0], jobs, now);
+        let started = self.scheduler.start(pass, &self.models[model.0], jobs, now);
+        let StartedPass { order, bytes, blocked } = started;
         self.was_blocked(blocked);
         self.observe(Observation::Admitted { bytes });
         self.act(Action::Run(order));

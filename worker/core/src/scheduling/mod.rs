@@ -70,6 +70,17 @@ pub(crate) struct Scheduler {
     next_round: Option<Instant>,
 }
 
+/// A pass that starts.
+#[derive(Debug)]
+pub(crate) struct StartedPass {
+    /// For its executor.
+    pub(crate) order: PassOrder,
+    /// Bytes of the budget that it holds.
+    pub(crate) bytes: u64,
+    /// For how long items had waited for memory, if this pass has ended their wait.
+    pub(crate) blocked: Option<Duration>,
+}
+
 impl Scheduler {
     pub(crate) fn new(models: &[ModelFacts], executors: &[ExecutorFacts], budget: Budget) -> Self {
         let executor = |facts: &ExecutorFacts| Executor {
@@ -218,14 +229,14 @@ impl Scheduler {
         Some(InFlight::new(index, model.executor, draft, permit, now))
     }
 
-    /// Records that a pass starts. Returns the order for its executor, and the pass's bytes.
+    /// Records that a pass starts.
     pub(crate) fn start(
         &mut self,
         mut pass: InFlight,
         model: &ModelFacts,
         jobs: Vec<PassJob>,
         now: Instant,
-    ) -> (PassOrder, u64, Option<Duration>) {
+    ) -> StartedPass {
         self.next_pass += 1;
         let id = PassId(self.next_pass);
         if !pass.is_probe() {
@@ -253,7 +264,7 @@ impl Scheduler {
         if is_first {
             self.next_begins(model.executor, now);
         }
-        (order, bytes, self.unblocked(now))
+        StartedPass { order, bytes, blocked: self.unblocked(now) }
     }
 
     /// The executor begins its next pass, if it has one.

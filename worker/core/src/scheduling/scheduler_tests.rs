@@ -64,7 +64,7 @@ impl Device {
             let limit = self.scheduler.budget.limit();
             let Some(pass) = self.scheduler.admit(turn, model, &self.limits, limit, now) else { continue };
             let (jobs, lasts) = (pass.jobs(), takes[turn.model.0]);
-            let (order, ..) = self.scheduler.start(*pass, model, Vec::new(), now);
+            let StartedPass { order, .. } = self.scheduler.start(*pass, model, Vec::new(), now);
             self.running.push((order.pass, turn.model, jobs.clone(), now + lasts, lasts));
             started.push(jobs);
         }
@@ -98,7 +98,7 @@ fn passes_of(models: &[ModelFacts], seconds: &[u64], passes: usize) -> Vec<u64> 
         let (turn, _) = scheduler.next_turn(models, now).unwrap();
         let model = &models[turn.model.0];
         let pass = scheduler.admit(turn, model, &limits, 1, now).expect("memory");
-        let (order, ..) = scheduler.start(*pass, model, Vec::new(), now);
+        let StartedPass { order, .. } = scheduler.start(*pass, model, Vec::new(), now);
         scheduler.end_pass(order.pass, models, 0, Duration::from_secs(seconds[turn.model.0]), now);
         counts[turn.model.0] += 1;
     }
@@ -181,7 +181,7 @@ impl Shared {
         while let Some((turn, _)) = self.scheduler.next_turn(&self.models, now) {
             let model = &self.models[turn.model.0];
             let pass = self.scheduler.admit(turn, model, &limits, 100, now).expect("memory");
-            let (order, ..) = self.scheduler.start(*pass, model, Vec::new(), now);
+            let StartedPass { order, .. } = self.scheduler.start(*pass, model, Vec::new(), now);
             self.in_flight.push_back(order.pass);
             started.push(turn.model.0);
         }
