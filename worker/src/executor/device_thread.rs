@@ -26,6 +26,7 @@ const SESSIONS_MAX: usize = 16;
 /// A handle to the thread. On drop, the thread runs its remaining passes and ends.
 #[derive(Debug)]
 pub struct DeviceThread {
+    /// `None` while the handle is dropped, so that the thread ends.
     commands: Option<SyncSender<Command>>,
     thread: Option<JoinHandle<()>>,
     device: Arc<dyn Device>,
@@ -89,8 +90,11 @@ impl Executor for DeviceThread {
 
     fn submit(&self, pass: Pass, on_end: OnEnd) -> Result<(), Box<CompletedPass>> {
         let command = Command { pass, span: tracing::Span::current(), on_end };
-        let Some(commands) = &self.commands else { return Ok(()) };
-        let (command, why) = match commands.try_send(command) {
+        let sent = match &self.commands {
+            Some(commands) => commands.try_send(command),
+            None => Err(TrySendError::Disconnected(command)),
+        };
+        let (command, why) = match sent {
             Ok(()) => return Ok(()),
             Err(TrySendError::Full(command)) => (command, "its thread takes no more passes"),
             // The thread catches panics of engines; if it has ended anyway, the device is unusable.
