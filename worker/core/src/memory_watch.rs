@@ -117,10 +117,16 @@ impl MemoryWatch {
         was_alone: bool,
         unix_ms: u64,
     ) -> bool {
-        // By the device's own count the pass should have fitted, so it teaches nothing about sizes.
         let (bytes, longest) = ((model.pass_bytes)(shape), shape.longest);
-        let teaches =
-            was_alone && oom.foreign == 0 && oom.asked > oom.free && bytes != crate::settings::UNKNOWN_BYTES;
+        // No pass is smaller than one item of cost 1. Where all items have that cost, another one may fit: this one was too large by its
+        // content, which no size tells.
+        let is_smallest = shape.cost <= 1;
+        // If by the device's own count the pass should have fitted, it teaches nothing about sizes.
+        let teaches = !is_smallest
+            && was_alone
+            && oom.foreign == 0
+            && oom.asked > oom.free
+            && bytes != crate::settings::UNKNOWN_BYTES;
         teaches && self.limits.ran_out(&model.name, longest, bytes, unix_ms)
     }
 
@@ -141,8 +147,12 @@ mod tests {
     use super::*;
     use crate::settings::UNKNOWN_BYTES;
 
-    /// Whether a pass of eight items that ran out of memory shows that such a pass is too large.
+    /// Whether a pass of one item of cost 8 that ran out of memory shows that such a pass is too large.
     fn teaches(oom: OutOfMemory, was_alone: bool, pass_bytes: u64) -> bool {
+        teaches_of(PassShape::default().with(8), oom, was_alone, pass_bytes)
+    }
+
+    fn teaches_of(shape: PassShape, oom: OutOfMemory, was_alone: bool, pass_bytes: u64) -> bool {
         let model =
             ModelFacts { pass_bytes: std::sync::Arc::new(move |_| pass_bytes), ..ModelFacts::for_tests() };
         let mut watch = MemoryWatch {
@@ -153,7 +163,7 @@ mod tests {
             idle_ticks: 0,
             jobs_answered: 0,
         };
-        watch.pass_ran_out(&model, PassShape::default().with(8), &oom, was_alone, 0)
+        watch.pass_ran_out(&model, shape, &oom, was_alone, 0)
     }
 
     #[test]
@@ -164,5 +174,8 @@ mod tests {
         assert!(!teaches(OutOfMemory { foreign: 1, ..oom }, true, 50), "other processes held memory");
         assert!(!teaches(OutOfMemory { free: 9, ..oom }, true, 50), "it should have fitted");
         assert!(!teaches(oom, true, UNKNOWN_BYTES), "nobody knows what it needs");
+        let one = PassShape::default().with(1);
+        assert!(!teaches_of(one, oom, true, 50), "the size of no other pass follows from it");
+        assert!(teaches_of(one.with(1), oom, true, 50));
     }
 }

@@ -15,7 +15,7 @@ pub(crate) enum Timer {
     GiveBack(JobKey),
     /// Checks whether a further queue that was lost can be consumed.
     LookForQueue(ModelIndex, QueueIndex),
-    /// Half of a drain's time is over: unfinished jobs are requeued.
+    /// Half of a drain's time is over: passes are cancelled, and unfinished jobs requeued.
     HalfTime,
     /// The time of a drain is over.
     DrainDeadline,

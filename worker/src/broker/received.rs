@@ -22,6 +22,12 @@ use crate::unix_ms;
 /// Larger timestamps must be in milliseconds: as seconds they would be after the year 5000.
 const SECONDS_MAX: u64 = 100_000_000_000;
 
+/// The latest moment that a job's timestamp allows, in Unix milliseconds. Most publishers write whole seconds, so a job may be almost a
+/// second younger than its timestamp says.
+fn published_ms(timestamp: u64) -> u64 {
+    if timestamp > SECONDS_MAX { timestamp } else { timestamp.saturating_mul(1000).saturating_add(999) }
+}
+
 /// A delivery with its time of arrival.
 #[derive(Debug)]
 pub struct ReceivedJob {
@@ -35,6 +41,7 @@ impl ReceivedJob {
     pub fn now(delivery: Delivery, source: Source, rules: &Arc<PublisherRules>) -> Self {
         let properties = &delivery.properties;
         let id = properties.message_id().as_ref().or(properties.correlation_id().as_ref());
+        let at_ms = unix_ms();
         let summary = Summary {
             id: id.map(|id| id.to_string()).filter(|id| !id.is_empty()),
             trace: properties.headers().as_ref().and_then(TraceContext::of),
@@ -44,10 +51,9 @@ impl ReceivedJob {
             source,
             delivery_tag: delivery.delivery_tag,
             body_bytes: delivery.data.len(),
-            published_ms: (*properties.timestamp())
-                .map(|at| if at > SECONDS_MAX { at } else { at.saturating_mul(1000) }),
+            published_ms: (*properties.timestamp()).map(|at| published_ms(at).min(at_ms)),
             at: Instant::now(),
-            at_ms: unix_ms(),
+            at_ms,
         };
         Self { delivery, summary: Arc::new(summary), rules: Arc::clone(rules) }
     }
@@ -67,9 +73,7 @@ impl ReceivedJob {
         written.or_else(|| {
             let ttl_ms = self.delivery.properties.expiration().as_ref()?.as_str().parse::<u64>().ok()?;
             let Summary { published_ms, at_ms, .. } = *self.summary;
-            // A timestamp in whole seconds may be almost a second too early.
-            let since = published_ms.map_or(at_ms, |ms| ms.saturating_add(999)).min(at_ms);
-            Some(since.saturating_add(ttl_ms))
+            Some(published_ms.unwrap_or(at_ms).saturating_add(ttl_ms))
         })
     }
 

@@ -2,7 +2,7 @@
 //! items are published first, and no attempt is counted.
 
 use crate::Core;
-use crate::action::SessionEnd;
+use crate::action::{Action, SessionEnd};
 use crate::ids::JobKey;
 use crate::jobs::{Running, StopReason};
 use crate::observation::Cause;
@@ -54,6 +54,15 @@ impl Core {
             self.requeue_unfinished(job);
         }
         self.requeue_fetching();
+    }
+
+    /// Half of a drain's time is over. Cancels the passes that still run, so that their jobs can be requeued with what is finished. An
+    /// encoder's pass ends by itself within that time; a program's may take minutes, and the drain would end before it.
+    pub(crate) fn half_time(&mut self) {
+        self.requeue_all_unfinished();
+        for (pass, model) in self.scheduler.job_passes() {
+            self.act(Action::CancelPass { pass, model });
+        }
     }
 
     /// Starts no more passes, and requeues all jobs.

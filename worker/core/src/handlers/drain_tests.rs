@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use vramq_schemas::JobHeaders;
 
-use super::test_worker::{Worker, requeued};
+use super::test_worker::{Worker, replied, requeued};
 use crate::action::{Action, Route, SessionEnd};
-use crate::event::{Event, PublicationOutcome};
-use crate::ids::JobKey;
+use crate::event::{Event, PassResult, PublicationOutcome};
+use crate::ids::{JobKey, PassId};
 
 impl Worker {
     fn stop(&mut self) -> Vec<Action> {
@@ -26,6 +26,14 @@ fn end(actions: &[Action]) -> Option<&SessionEnd> {
         Action::EndSession(end) => Some(end),
         _ => None,
     })
+}
+
+fn cancelled(actions: &[Action]) -> Vec<PassId> {
+    let passes = actions.iter().filter_map(|action| match action {
+        Action::CancelPass { pass, .. } => Some(*pass),
+        _ => None,
+    });
+    passes.collect()
 }
 
 fn requeued_jobs(actions: &[Action]) -> Vec<JobKey> {
@@ -65,6 +73,26 @@ fn small_jobs_are_requeued_at_half_time_and_large_ones_at_once() {
 
     assert!(requeued(&worker.wait(Duration::from_millis(4_999))).is_empty());
     assert_eq!(requeued_jobs(&worker.wait(Duration::from_millis(1))), [JobKey(1)]);
+}
+
+#[test]
+fn passes_that_run_at_half_time_are_cancelled_and_their_jobs_requeued_with_what_is_finished() {
+    let mut worker = Worker::new();
+    worker.job(1, 2, worker.source(), JobHeaders::default());
+    let pass = worker.pass();
+    let stopping = worker.stop();
+    worker.consumers_end(&stopping);
+    assert!(cancelled(&worker.wait(Duration::from_millis(4_999))).is_empty());
+    let at_half_time = worker.wait(Duration::from_millis(1));
+    assert_eq!(cancelled(&at_half_time), [pass.pass]);
+    assert!(requeued(&at_half_time).is_empty(), "{at_half_time:?}");
+    // The program has finished one of the two items, and ends.
+    let ended = worker.ends(&pass, PassResult::Cancelled, vec![Some(10), None]);
+    assert_eq!(replied(&ended), [(JobKey(1), 1, false)]);
+    let outcome = PublicationOutcome::Confirmed { messages: 1 };
+    let published = worker.apply(Event::Published { job: JobKey(1), outcome });
+    let (job, headers, _) = requeued(&published).remove(0);
+    assert_eq!((job, headers.items_done, headers.crashes, headers.attempt), (JobKey(1), 1, 0, 0));
 }
 
 #[test]

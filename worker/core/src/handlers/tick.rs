@@ -30,7 +30,7 @@ impl Core {
                 Timer::PublishAgain(job) => self.publish_again(job),
                 Timer::GiveBack(job) => self.give_back(job),
                 Timer::LookForQueue(model, queue) => self.look_for_queue(model, queue),
-                Timer::HalfTime if self.lifecycle.has_deadline() => self.requeue_all_unfinished(),
+                Timer::HalfTime if self.lifecycle.has_deadline() => self.half_time(),
                 Timer::DrainDeadline if self.lifecycle.has_deadline() => {
                     tracing::error!(
                         jobs = self.unacked(),

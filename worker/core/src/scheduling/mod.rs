@@ -150,6 +150,14 @@ impl Scheduler {
         passes
     }
 
+    /// The passes in flight that are no probes, oldest first.
+    pub(crate) fn job_passes(&self) -> Vec<(PassId, ModelIndex)> {
+        let passes = self.in_flight.iter().filter(|(_, pass)| !pass.is_probe());
+        let mut passes: Vec<_> = passes.map(|(id, pass)| (*id, pass.model)).collect();
+        passes.sort_unstable_by_key(|(id, _)| *id);
+        passes
+    }
+
     pub(crate) fn set_budget(&self, bytes: u64) {
         self.budget.set_limit(bytes);
     }
