@@ -70,11 +70,12 @@ class Served(vramq.Model):
             time.sleep(0.01)
 
     def do_heed(self, rest, item):
-        """Until its pass is cancelled. Makes a file of this name when it begins, and another one when it hears of that."""
+        """Until its pass is cancelled, or there is a file `.go`. Makes a file of this name when it begins, and `.cancelled` when it hears of
+        that."""
         with open(os.path.join(self.folder, rest), "w"):
             pass
         try:
-            while True:
+            while not os.path.exists(os.path.join(self.folder, rest + ".go")):
                 time.sleep(0.01)
                 self.check()
         except vramq.Cancelled:

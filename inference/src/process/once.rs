@@ -22,6 +22,7 @@ use super::peak::Sampler;
 use super::pool::PoolOptions;
 use super::protocol::{FailureKind, OutputHeader, OutputKind};
 use super::revision_watch::{Exchange, RevisionWatch};
+use super::scratch;
 use super::template::Template;
 use super::warm::LoadError;
 
@@ -282,10 +283,14 @@ impl Runner<'_> {
                 Err(self.failed(FailureKind::HostMemory, format!("the program {death}"), stderr))
             }
             (MemoryVerdict::Other, Death::Exited(0)) => Ok(()),
-            (MemoryVerdict::Other, Death::Exited(_)) => Err(match line_of_full_disk(&stderr) {
-                Some(line) => PassEnd::disk_full(&format!("the program {death}: {line}"), child.scratch()),
-                None => self.failed(FailureKind::Model, format!("the program {death}"), stderr),
-            }),
+            (MemoryVerdict::Other, Death::Exited(_)) => {
+                Err(match line_of_full_disk(&stderr, child.scratch()) {
+                    Some(line) => {
+                        PassEnd::disk_full(&format!("the program {death}: {line}"), child.scratch())
+                    }
+                    None => self.failed(FailureKind::Model, format!("the program {death}"), stderr),
+                })
+            }
             (MemoryVerdict::Other, death) => Err(PassEnd::Crashed { death, stderr }),
         }
     }
@@ -344,10 +349,12 @@ async fn stopped(job: &mut PassJob, closing: &mut watch::Receiver<bool>) {
     }
 }
 
-/// The last line in which a program says that it could not write for want of room, as the C library words it.
-fn line_of_full_disk(stderr: &str) -> Option<&str> {
+/// The last line in which a program says that it could not write for want of room, as the C library words it. A full disk is believed only
+/// if the scratch folder's is full: others do not become free by waiting, and the words may be a caller's.
+fn line_of_full_disk<'a>(stderr: &'a str, scratch: &Path) -> Option<&'a str> {
+    let is_full = scratch::may_be_full(scratch);
     let says = |line: &&str| {
-        ["No space left on device", "Disk quota exceeded"].iter().any(|text| line.contains(text))
+        line.contains("Disk quota exceeded") || (is_full && line.contains("No space left on device"))
     };
     let line = stderr.lines().rev().find(says)?.trim();
     Some(&line[..line.floor_char_boundary(LINE_BYTES_MAX)])

@@ -28,6 +28,10 @@ pub fn create(root: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
+/// A file system is full if less than this part of it is free, and less than these bytes.
+const FREE_PART: u64 = 20;
+const FREE_MAX: u64 = 8 << 30;
+
 /// Whether a folder's file system could hold this many bytes if it were empty. True if it cannot be asked, or is in memory without
 /// a limit (ramfs, or tmpfs with `size=0`), which reports no blocks.
 pub(super) fn could_hold(folder: &Path, bytes: u64) -> bool {
@@ -40,6 +44,17 @@ pub(super) fn could_hold(folder: &Path, bytes: u64) -> bool {
 pub(super) fn free(folder: &Path) -> Option<u64> {
     let system = rustix::fs::statvfs(folder).ok().filter(|system| system.f_blocks > 0)?;
     Some(system.f_bavail.saturating_mul(system.f_frsize))
+}
+
+/// Whether a program that had no room can have meant a folder's file system: no inode is free there, or little of it. What it had written
+/// when there was no more room, it may have removed. The SDK has the same rule.
+pub(super) fn may_be_full(folder: &Path) -> bool {
+    rustix::fs::statvfs(folder).is_ok_and(|system| {
+        let total = system.f_blocks.saturating_mul(system.f_frsize);
+        let free = system.f_bavail.saturating_mul(system.f_frsize);
+        let has_no_inode = system.f_files > 0 && system.f_favail == 0;
+        has_no_inode || free < (total / FREE_PART).min(FREE_MAX)
+    })
 }
 
 /// Whether a new folder in the place of this one gives room for so many bytes: the files in this one take as much, or it is gone.

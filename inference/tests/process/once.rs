@@ -228,13 +228,25 @@ async fn several_run_at_the_same_time() {
 #[tokio::test]
 async fn a_disk_that_is_full_for_the_program_is_no_failure_of_it() {
     let env = Env::new();
-    let pool = program(&env, &["/bin/sh", "-c", "cat {input} > /dev/full"], "").await;
+    // Of a quota nobody but the program can know.
+    let pool =
+        program(&env, &["/bin/sh", "-c", "echo 'cat: write: Disk quota exceeded' >&2; exit 1"], "").await;
     let (_, end) = ended(&pool, &["a"]).await;
     let PassEnd::DiskFull { asked: None, detail } = end else { panic!("{end:?}") };
     assert!(
-        detail.contains("the program exited with status 1: ") && detail.contains("No space left on device"),
+        detail.contains("the program exited with status 1: ") && detail.contains("Disk quota exceeded"),
         "{detail}"
     );
+    env.close(pool).await;
+}
+
+#[tokio::test]
+async fn a_program_that_finds_another_disk_full_than_that_of_its_folder_has_failed() {
+    let env = Env::new();
+    let pool = program(&env, &["/bin/sh", "-c", "cat {input} > /dev/full"], "").await;
+    let (_, end) = ended(&pool, &["a"]).await;
+    let PassEnd::Failed { kind: FailureKind::Model, stderr, .. } = end else { panic!("{end:?}") };
+    assert!(stderr.contains("No space left on device"), "{stderr}");
     env.close(pool).await;
 }
 

@@ -23,6 +23,7 @@ on_one_setup!(
     a_program_stops_the_pass_of_a_withdrawn_job,
     a_program_that_ignores_the_cancel_is_ended_and_its_memory_comes_back,
     a_pass_that_another_job_needs_goes_on,
+    a_drain_cancels_a_programs_pass_and_keeps_what_is_finished,
 );
 
 const ONE_PROCESS: &str = "instances = 1\nvram = { base_mib = 10, mib_per_unit = 1, learn = false }";
@@ -71,12 +72,17 @@ async fn cancelled_passes(worker: &Worker) -> Result<f64> {
     Ok(Scrape::of(worker).await?.sum("vramq_passes_total", &[("outcome", "cancelled")]))
 }
 
-async fn a_program_stops_the_pass_of_a_withdrawn_job(env: &mut TestEnv) -> Result<()> {
+/// One process. It is not ended before it has heard a cancel, however busy the machine is.
+fn patient(env: &mut TestEnv) -> Result<Served> {
     let served = Served::new(env, ONE_PROCESS, &[])?;
-    // So long that no load of the machine has the process ended before it has heard the cancel.
     let config = std::fs::read_to_string(served.config())?;
     ensure!(config.contains("kill_s = 1\n"), "{config}");
     std::fs::write(served.config(), config.replace("kill_s = 1\n", "kill_s = 600\n"))?;
+    Ok(served)
+}
+
+async fn a_program_stops_the_pass_of_a_withdrawn_job(env: &mut TestEnv) -> Result<()> {
+    let served = patient(env)?;
     let worker = consuming(env, &[]).await?;
     let mut replies = env.replies().await?;
     env.client.publish(MODEL, env.job("before", ["echo it"])?).await?;
@@ -159,4 +165,20 @@ async fn a_pass_that_another_job_needs_goes_on(env: &mut TestEnv) -> Result<()> 
     worker.drain().await?;
     ensure!(worker.total("recomputed").await? == 0);
     Ok(())
+}
+
+/// The pass would never end. At half time of the drain it is cancelled, and the job goes to another worker with its first item.
+async fn a_drain_cancels_a_programs_pass_and_keeps_what_is_finished(env: &mut TestEnv) -> Result<()> {
+    let served = patient(env)?;
+    let worker = consuming(env, &["worker.drain_s=20"]).await?;
+    env.client.publish(MODEL, env.job("long", ["echo it", "heed began"])?).await?;
+    until_file(&served.path("began")).await?;
+    worker.drain().await?;
+    ensure!(served.path("began.cancelled").exists(), "the program did not hear of it");
+    std::fs::write(served.path("began.go"), "")?;
+    let next = consuming(env, &[]).await?;
+    let (found, reply) = outputs(&mut env.replies().await?, "long").await?;
+    ensure!(found.len() == 2 && pid_of(&found[0])? != pid_of(&found[1])?, "{found:?}");
+    ensure!(reply.reply()?.attempt == 0, "{:?}", reply.reply());
+    next.drain().await
 }

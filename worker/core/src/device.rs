@@ -114,6 +114,9 @@ pub enum PassError {
     /// The engine could not run these items; the device is well.
     #[error("{0}")]
     Failed(String),
+    /// The same, where the engine names the item, by its index in the pass.
+    #[error("{text}")]
+    FailedItem { item: usize, text: String },
     /// The engine says that an item can never be run; the device is well. `item`: the index in the pass, if the engine names one.
     #[error("{text}")]
     InvalidInput { item: Option<usize>, text: String },

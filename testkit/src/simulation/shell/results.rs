@@ -83,7 +83,7 @@ impl Shell {
         let excuses = env.ledger.excuses_mut(job);
         match error {
             PassError::OutOfMemory { .. } => excuses.out_of_memory_alone |= items == 1,
-            PassError::Failed(_) => excuses.failed_alone = true,
+            PassError::Failed(_) | PassError::FailedItem { .. } => excuses.failed_alone = true,
             PassError::TimedOut(_) => excuses.hung_alone = true,
             PassError::Crashed(_) | PassError::DeviceLost(_) => excuses.died_alone += 1,
             // The job's nature explains this error, or no job causes it.

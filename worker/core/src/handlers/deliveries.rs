@@ -308,8 +308,9 @@ fn estimate(cost: usize, prepared: usize, items: usize) -> usize {
 
 fn crashed(crashes: u32) -> String {
     format!(
-        "{crashes} workers crashed, or lost their device, while they held this job, the last ones while it ran alone: the \
-         job is probably the cause. The times are in `history`; look at what the workers and the system logged then"
+        "{crashes} workers crashed, lost their device or were killed while they held this job, the last ones while it ran \
+         alone: the job is probably the cause. The times that are known are in `history`; look at what the workers and the \
+         system logged then"
     )
 }
 

@@ -59,7 +59,7 @@ impl Core {
                 tracing::warn!(model = name, items, jobs, error, "pass failed");
             }
         }
-        let invalid = invalid_item(&pass, outputs, error);
+        let named = named_item(&pass, outputs, error);
         let mut is_undecided = false;
         for job in jobs {
             if !lacks_output(&pass, outputs, job) {
@@ -68,12 +68,13 @@ impl Core {
             } else if let PassError::Crashed(text) = error {
                 self.process_lost(job, text);
             } else {
-                is_undecided |= !self.decide_after_failure(job, &pass, &facts, error, invalid);
+                is_undecided |= !self.decide_after_failure(job, &pass, &facts, error, named);
             }
         }
         if is_undecided {
-            // Where nobody is named, each job runs again alone.
-            self.put_back(pass, outputs, invalid.is_none());
+            // Unless one item is invalid, each job runs again alone.
+            let is_isolated = named.is_none() || !matches!(error, PassError::InvalidInput { .. });
+            self.put_back(pass, outputs, is_isolated);
         }
     }
 
@@ -85,14 +86,14 @@ impl Core {
         pass: &InFlight,
         facts: &PassFacts<'_>,
         error: &PassError,
-        invalid: Option<(JobKey, ItemIndex)>,
+        named: Option<(JobKey, ItemIndex)>,
     ) -> bool {
         let undecided = |job: &&Running| {
             !job.is_decided() && matches!(job.stop_reason(), None | Some(StopReason::Requeued(_)))
         };
         let Some(running) = self.jobs.running(job).filter(undecided) else { return true };
         let headers = running.headers.clone();
-        let outcome = match self.outcome_of_failure(job, &headers, pass, facts, error, invalid) {
+        let outcome = match self.outcome_of_failure(job, &headers, pass, facts, error, named) {
             AfterFailure::Decided(outcome) => outcome,
             AfterFailure::RunAgainHere => return false,
         };
@@ -114,7 +115,7 @@ impl Core {
         pass: &InFlight,
         facts: &PassFacts<'_>,
         error: &PassError,
-        invalid: Option<(JobKey, ItemIndex)>,
+        named: Option<(JobKey, ItemIndex)>,
     ) -> AfterFailure {
         match error {
             PassError::OutOfMemory { oom, said, .. } => {
@@ -124,7 +125,7 @@ impl Core {
                 let delay_ms = backoff::for_memory(delays, &mut self.random);
                 AfterFailure::Decided(after_out_of_memory(headers, item, facts, oom, said, delay_ms))
             }
-            PassError::InvalidInput { text, .. } => after_invalid_input(headers, facts, job, invalid, text),
+            PassError::InvalidInput { text, .. } => after_invalid_input(headers, facts, job, named, text),
             // A disk that was too full for several jobs may have room for each alone, and for fewer items of one job.
             PassError::DiskFull(_) if facts.jobs > 1 => AfterFailure::RunAgainHere,
             PassError::DiskFull(_) if facts.items > 1 => {
@@ -141,7 +142,13 @@ impl Core {
                 AfterFailure::Decided(outcome)
             }
             PassError::TimedOut(text) => after_failure(headers, facts, Reason::TimedOut, text),
-            other => after_failure(headers, facts, Reason::EngineFailed, &other.to_string()),
+            other => {
+                let text = match named.filter(|(of, _)| *of == job) {
+                    Some((_, item)) => format!("inputs[{item}]: {other}"),
+                    None => other.to_string(),
+                };
+                after_failure(headers, facts, Reason::EngineFailed, &text)
+            }
         }
     }
 
@@ -213,13 +220,16 @@ fn lacks_output(pass: &InFlight, outputs: &[Option<OutputSize>], job: JobKey) ->
     items.any(|(at, _)| outputs.get(at).is_none_or(Option::is_none))
 }
 
-/// The job and item index that an engine names as invalid; `None` if that item has an output and so was valid.
-fn invalid_item(
+/// The job and item index that an engine names; `None` if that item has an output and so was right.
+fn named_item(
     pass: &InFlight,
     outputs: &[Option<OutputSize>],
     error: &PassError,
 ) -> Option<(JobKey, ItemIndex)> {
-    let PassError::InvalidInput { item: Some(at), .. } = error else { return None };
+    let (PassError::InvalidInput { item: Some(at), .. } | PassError::FailedItem { item: at, .. }) = error
+    else {
+        return None;
+    };
     let has_output = outputs.get(*at).is_some_and(Option::is_some);
     pass.items.get(*at).filter(|_| !has_output).map(|(job, item, _)| (*job, *item))
 }

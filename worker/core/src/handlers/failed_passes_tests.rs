@@ -185,6 +185,19 @@ fn a_job_in_a_pass_that_hangs_is_dead_lettered_only_if_nothing_of_it_was_finishe
 }
 
 #[test]
+fn a_failure_of_one_item_names_it_by_its_place_in_the_job() {
+    let mut worker = Worker::new();
+    worker.job(1, 8, worker.source(), JobHeaders::default());
+    let order = worker.pass();
+    let at = order.items.iter().position(|item| *item == (JobKey(1), ItemIndex(5))).unwrap();
+    let outputs = (0..order.items.len()).map(|place| (place < at).then_some(10)).collect();
+    let failed = PassError::FailedItem { item: at, text: "the model failed: NaN".to_owned() };
+    let actions = worker.ends(&order, PassResult::Failed(failed), outputs);
+    let error = "inputs[5]: the model failed: NaN";
+    assert_eq!(dead_letters(&actions), [(JobKey(1), Reason::EngineFailed, error)]);
+}
+
+#[test]
 fn an_invalid_item_ends_its_job_and_the_others_run_again_together() {
     let mut worker = Worker::new();
     for job in 1..=3 {

@@ -231,13 +231,14 @@ impl Runner {
             // Without the program's printed output: it may be about other callers' items, and the program itself has named this item's
             // fault.
             PassEnd::Failed { kind: FailureKind::Input, item, detail, .. } => {
-                let item = if places.len() == 1 { Some(0) } else { item };
-                let item = item.and_then(|item| places.get(item)).map(|(at, _)| *at);
-                PassError::InvalidInput { item, text: detail }
+                PassError::InvalidInput { item: place_of(item, places), text: detail }
             }
             PassEnd::Failed { detail, stderr, item, .. } => {
-                let of_item = item.map(|item| format!(" on item {item} of the pass")).unwrap_or_default();
-                PassError::Failed(with_stderr(format!("the model failed{of_item}: {detail}"), &stderr))
+                let text = with_stderr(format!("the model failed: {detail}"), &stderr);
+                match place_of(item, places) {
+                    Some(item) => PassError::FailedItem { item, text },
+                    None => PassError::Failed(text),
+                }
             }
             PassEnd::Protocol { fault, stderr } => PassError::Failed(with_stderr(fault, &stderr)),
             PassEnd::Crashed { death, stderr } => {
@@ -265,6 +266,12 @@ impl Runner {
             foreign: memory.foreign,
         }
     }
+}
+
+/// Where in the pass an item of a program's run is: the one that the program names, or the only one.
+fn place_of(item: Option<usize>, places: &[(usize, &ProgramItem)]) -> Option<usize> {
+    let item = if places.len() == 1 { Some(0) } else { item };
+    item.and_then(|item| places.get(item)).map(|(at, _)| *at)
 }
 
 /// A program's text about an out-of-memory. With several items its printed output is left out, because it may be about other callers'
