@@ -76,7 +76,7 @@ endef
 # The task of docs/celery.md with Celery and PyTorch themselves.
 CELERY_BEFORE := scripts/with-rabbitmq .cache/peers/bin/python tests/foreign/celery_before.py models
 
-.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-rabbitmq43 test-model nightly test-published test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-all mutants-sample site site-pictures man dist images test-deb
+.PHONY: help demo test test-compose test-page pictures sim test-rabbitmq4 test-rabbitmq43 test-model nightly test-published test-pytorch test-programs test-stores soak lint portable bench fuzz mutants mutants-all mutants-sample site site-pictures man dist images test-deb test-systemd
 
 help: ## Show this help
 	@echo "usage: make TARGET"
@@ -209,3 +209,7 @@ images: ## Build the images of worker and gateway for REGISTRY; print their ids,
 
 test-deb: dist ## The same, and install the Debian packages in a fresh Debian and use them there (root, a Debian mirror)
 	@scripts/check-deb target/dist
+
+test-systemd: dist ## The same, and have systemd run the packages' services in a fresh Debian in a container (root, a Debian mirror)
+	@scripts/setup rabbitmq
+	@scripts/with-rabbitmq scripts/check-systemd target/dist
